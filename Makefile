@@ -1,0 +1,42 @@
+# RLGuard. A machine needs python3 (>= 3.11) with pip, and make; everything else is fetched by name.
+# `make help` lists the targets.
+
+SHELL := /bin/bash
+CACHE ?= $(HOME)/.cache/rlguard
+UV_VERSION := 0.13.8
+UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
+VENV := .venv
+PY := $(VENV)/bin/python
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+
+help: ## This list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 18
+
+$(UV):
+	python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target $(CACHE)/uv-$(UV_VERSION) uv==$(UV_VERSION)
+
+# The lock file names versions and hashes but no index, so that a private mirror works as it is.
+$(VENV)/.installed: requirements.lock pyproject.toml | $(UV)
+	test -x $(PY) || $(UV) venv --quiet --python "$$(command -v python3)" $(VENV)
+	$(UV) pip sync --quiet --python $(PY) --require-hashes requirements.lock
+	$(UV) pip install --quiet --python $(PY) --no-deps --editable .
+	touch $@
+
+install: $(VENV)/.installed ## A virtual environment in .venv with everything pinned by requirements.lock.
+
+lock: | $(UV) ## Resolve pyproject.toml into requirements.lock again.
+	$(UV) pip compile --quiet --upgrade --universal --all-extras --group dev --generate-hashes --no-annotate --no-header pyproject.toml -o requirements.lock
+
+lint: install ## ruff, mypy --strict, and the arrows between the rooms.
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: install ## Format and fix what ruff can.
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+.PHONY: help install lock lint format

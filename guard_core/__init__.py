@@ -1,0 +1,19 @@
+"""The decisions of RLGuard: the tripwire, the per-step monitor, the judge, and what travels on the wire.
+
+Pure: no clock, no I/O, no threads; nothing here imports another room of the project.
+"""
+
+from guard_core._version import __version__
+from guard_core.heldout_guard import CollapseStopError, HeldOutGuard, TripwireStatus
+from guard_core.step_monitor import StepMonitor, StepStatus
+from guard_core.trust import kl_token_trust_filter
+
+__all__ = [
+    "CollapseStopError",
+    "HeldOutGuard",
+    "StepMonitor",
+    "StepStatus",
+    "TripwireStatus",
+    "__version__",
+    "kl_token_trust_filter",
+]
