@@ -40,3 +40,24 @@ format: install ## Format and fix what ruff can.
 	$(VENV)/bin/ruff check --fix .
 
 .PHONY: help install lock lint format
+
+test: lint browser ## Every check: lint, the rules with their coverage, then all other tests.
+	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
+	$(VENV)/bin/pytest -q -n 2 --dist loadfile tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench
+
+# The page is tested in a real browser; Playwright's own download is not needed.
+browser:
+	@command -v chromium >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	  else \
+	    echo "make test needs Chromium for the dashboard's tests: install the package 'chromium'" >&2; exit 1; \
+	  fi; }
+
+bench: install ## Every benchmark, each as a ratio in one run (see docs/benchmarks.md).
+	@for bench in ack startup trainer evaluation; do $(PY) tests/bench/bench_$$bench.py || exit 1; done
+
+clean: ## Remove what the build made (not the cache).
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+
+.PHONY: test browser bench clean

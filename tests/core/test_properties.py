@@ -1,0 +1,162 @@
+"""Properties of the core under arbitrary histories (hypothesis).
+
+Latched means latched; replaying a history gives the live verdicts; the state at every prefix round-trips
+exactly through JSON text, so a restarted guard goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guard_core import HeldOutGuard, StepMonitor
+from guard_core.judge import Evaluation, Judge
+from guard_core.policy import HeldOutGuardPolicy, Policy, SilentPolicy, StalePolicy
+from guard_core.wire import KlKind, StepReport
+
+values = st.floats(-1e6, 1e6, allow_nan=False)
+kls = st.none() | st.floats(0.0, 1e5, allow_nan=False)
+configs = st.builds(
+    HeldOutGuard,
+    kl_hard_stop=st.floats(1e-6, 10.0),
+    max_proxy_real_gap=st.floats(-1.0, 1.0),
+    min_steps=st.integers(0, 5),
+    decline_patience=st.integers(1, 4),
+    ema_alpha=st.floats(0.0, 0.99),
+    rise_eps=st.floats(0.0, 0.1),
+)
+rounds = st.lists(st.tuples(values, values, kls, st.none() | values, st.none() | values), max_size=30)
+
+
+@given(configs, rounds)
+def test_a_fired_guard_never_un_fires(guard: HeldOutGuard, history: list[tuple[Any, ...]]) -> None:
+    fired = False
+    for i, update in enumerate(history):
+        status = guard.update(i, *update)
+        assert status.fire or not fired
+        assert status.fire == status.halt == guard.should_halt() == bool(status.reason)
+        fired = status.fire
+
+
+@given(configs, rounds, st.data())
+def test_a_guard_restarted_anywhere_goes_on_where_it_was(
+    guard: HeldOutGuard, history: list[tuple[Any, ...]], data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(0, len(history)))
+    for i, update in enumerate(history[:cut]):
+        guard.update(i, *update)
+    restarted = HeldOutGuard.from_state(json.loads(json.dumps(guard.to_state())))
+    assert restarted == guard
+    for i, update in enumerate(history[cut:]):
+        assert restarted.update(i, *update) == guard.update(i, *update)
+
+
+@given(configs, rounds)
+def test_a_replay_gives_the_live_verdicts(guard: HeldOutGuard, history: list[tuple[Any, ...]]) -> None:
+    replayed = HeldOutGuard.from_state(guard.to_state())
+    live = [guard.update(i, *update) for i, update in enumerate(history)]
+    assert [replayed.update(i, *update) for i, update in enumerate(history)] == live
+
+
+@given(
+    st.lists(st.floats(0.0, 1e5, allow_nan=False), max_size=40), st.floats(1e-3, 10.0), st.floats(0.0, 0.99)
+)
+def test_a_step_monitor_latches_and_round_trips(history: list[float], stop: float, alpha: float) -> None:
+    monitor = StepMonitor(kl_hard_stop=stop, ema_alpha=alpha)
+    fired = False
+    for step, kl in enumerate(history):
+        twin = StepMonitor.from_state(json.loads(json.dumps(monitor.to_state())))
+        status = monitor.update(step, kl)
+        assert twin.update(step, kl) == status
+        assert status.fire or not fired
+        fired = status.fire
+
+
+# -- the judge ---------------------------------------------------------------------------------------------
+
+Event = Callable[[Judge], object]
+
+
+def step_event(attempt: int, step: int, reward: float, kl: float | None, kind: KlKind) -> Event:
+    report = StepReport(
+        attempt=attempt, step=step, reward=reward, kl=None if kind is KlKind.ABSENT else kl, kl_kind=kind
+    )
+    return lambda judge: judge.fold_step(report)
+
+
+def evaluation_event(attempt: int, step: int, items: list[float]) -> Event:
+    evaluation = Evaluation(attempt, step, f"/checkpoints/{step}", tuple(items))
+    return lambda judge: judge.fold_evaluation(evaluation)
+
+
+attempts, steps = st.integers(0, 2), st.integers(0, 12)
+events = st.lists(
+    st.one_of(
+        st.builds(
+            step_event,
+            attempts,
+            steps,
+            st.floats(-2, 2),
+            st.none() | st.floats(0, 2),
+            st.sampled_from(KlKind),
+        ),
+        st.builds(
+            evaluation_event,
+            attempts,
+            steps,
+            st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=4, max_size=4),
+        ),
+        st.just(lambda judge: judge.fold_checkpoint()),
+        st.just(lambda judge: judge.fold_failure("boom")),
+        st.builds(lambda s: lambda judge: judge.fold_silence(s), st.floats(0, 100)),
+    ),
+    max_size=40,
+)
+policies = st.builds(
+    Policy,
+    heldout_guard=st.builds(
+        HeldOutGuardPolicy,
+        min_steps=st.integers(0, 3),
+        ema_alpha=st.sampled_from([0.0, 0.5]),
+        rise_eps=st.just(0.01),
+    ),
+    silent=st.builds(SilentPolicy, after_seconds=st.just(50.0), policy=st.sampled_from(["warn", "stop"])),
+    stale=st.builds(
+        StalePolicy, after_rounds=st.just(3), after_steps=st.just(8), policy=st.sampled_from(["warn", "stop"])
+    ),
+)
+
+
+@given(policies, events)
+def test_the_judge_latches_and_its_state_round_trips_at_every_prefix(
+    policy: Policy, history: list[Event]
+) -> None:
+    judge = Judge(policy)
+    halted = fired = False
+    for event in history:
+        twin = Judge.from_state(json.loads(json.dumps(judge.to_state())))
+        assert twin.verdict() == judge.verdict()
+        event(judge)
+        event(twin)
+        verdict = judge.verdict()
+        assert twin.verdict() == verdict
+        assert verdict.fire or not fired
+        assert verdict.halt or not halted
+        assert verdict.halt or not verdict.fire
+        halted, fired = verdict.halt, verdict.fire
+
+
+@given(policies, events)
+def test_a_replay_of_the_judge_gives_the_live_verdicts(policy: Policy, history: list[Event]) -> None:
+    live, replayed = Judge(policy), Judge(policy)
+    verdicts = []
+    for event in history:
+        event(live)
+        verdicts.append(live.verdict())
+    for event, verdict in zip(history, verdicts, strict=True):
+        event(replayed)
+        assert replayed.verdict() == verdict
