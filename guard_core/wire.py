@@ -146,6 +146,8 @@ class Verdict(Wire):
         description="Training must stop: a fire, or a condition whose policy is `stop`; latched."
     )
     conditions: tuple[Condition, ...] = Field((), strict=False)
+    latch_attempt: Attempt | None = Field(None, description="Attempt in which the fire or stop latched.")
+    latch_step: Step | None = Field(None, description="Step of that attempt at which it latched.")
     attempt: Attempt | None = Field(None, description="Newest attempt seen.")
     step: Step | None = Field(None, description="Newest step of that attempt.")
     steps: int = Field(0, description="Steps acknowledged over all attempts.")
@@ -153,6 +155,7 @@ class Verdict(Wire):
     in_loop_ema: Finite | None = None
     heldout_ema: Finite | None = None
     proxy_real_gap: Finite | None = Field(None, description="The Hacking Gap, reward units.")
+    max_proxy_real_gap: Finite | None = Field(None, description="Its ceiling, reward units.")
     kl_ema: Finite | None = Field(None, description="EMA of the median-of-5 KL to the reference, nats/token.")
     kl_hard_stop: Finite | None = Field(None, description="Its threshold, nats/token.")
     last_evaluation: EvaluationSummary | None = None

@@ -36,6 +36,8 @@ class TestMissingDataIsUnknown:
         verdict = judge().verdict()
         assert (verdict.level, verdict.code) == (Level.UNKNOWN, Code.NO_STEPS)
         assert verdict.step is verdict.in_loop_ema is verdict.heldout_ema is verdict.proxy_real_gap is None
+        assert verdict.latch_attempt is verdict.latch_step is None
+        assert (verdict.kl_hard_stop, verdict.max_proxy_real_gap) == (0.5, 0.2)
 
     def test_steps_without_an_evaluation(self) -> None:
         j = judge()
@@ -102,6 +104,7 @@ class TestFires:
         verdict = j.verdict()
         assert verdict.fire and verdict.halt
         assert (verdict.level, verdict.code) == (Level.FIRED, Code.HACKING_GAP)
+        assert (verdict.latch_attempt, verdict.latch_step) == (0, 1)
         assert j.latch is not None and j.latch.fire and j.latch.step == 1
 
     def test_kl_does_not_wait_for_an_evaluation(self) -> None:
