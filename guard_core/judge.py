@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
@@ -21,7 +21,6 @@ from guard_core.wire import (
     EvaluationSummary,
     KlKind,
     Level,
-    StepReport,
     Verdict,
 )
 
@@ -30,6 +29,24 @@ STATE_VERSION = 1
 #: Steps kept for the next evaluation round. A round's window is rarely 100 steps; the bound is for runs that
 #: never announce a checkpoint.
 MAX_PENDING = 10_000
+
+
+class Step(Protocol):
+    """What the judge reads of a step: a `StepReport`, or a row of a log that was checked as a whole.
+
+    The values keep the promises of `StepReport`: `reward` is finite, `kl` is None or finite and >= 0.
+    """
+
+    @property
+    def attempt(self) -> int: ...  # noqa: D102
+    @property
+    def step(self) -> int: ...  # noqa: D102
+    @property
+    def reward(self) -> float: ...  # noqa: D102
+    @property
+    def kl(self) -> float | None: ...  # noqa: D102
+    @property
+    def kl_kind(self) -> KlKind: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +115,7 @@ class Judge:
 
     # -- folding -----------------------------------------------------------------------------------------
 
-    def fold_step(self, report: StepReport) -> None:
+    def fold_step(self, report: Step) -> None:
         """Fold one new step (the store has already dropped repeats)."""
         self._steps += 1
         self._steps_since_evaluation += 1
@@ -164,7 +181,7 @@ class Judge:
         self._latch_stop(silent_for)
         return self._stop is not None and not closed
 
-    def _armed_kl(self, report: StepReport) -> float | None:
+    def _armed_kl(self, report: Step) -> float | None:
         """The KL the rule may use. An exact 0 counts only once the KL has been seen to move (beta = 0)."""
         self._last_kl = (report.kl_kind.value, report.kl)
         if report.kl is None or report.kl_kind is not KlKind.REF_TOKEN_MEAN:
