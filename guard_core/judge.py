@@ -210,6 +210,11 @@ class Judge:
         """The fire if there is one, else the stop, else None."""
         return self._fire or self._stop
 
+    @property
+    def latches(self) -> tuple[Latch, ...]:
+        """Every latch that has closed: at most one fire and one stop."""
+        return tuple(latch for latch in (self._fire, self._stop) if latch is not None)
+
     def verdict(self, silent_for: float = 0.0) -> Verdict:
         """The verdict now.
 

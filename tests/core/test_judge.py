@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy, SilentPolicy, StalePolicy
 from guard_core.wire import Code, KlKind, Level, StepReport, Verdict
 
@@ -280,3 +280,16 @@ def test_no_answer_can_carry_items() -> None:
 def test_another_version_of_the_state_is_refused() -> None:
     with pytest.raises(ValueError, match="version"):
         Judge.from_state({**judge().to_state(), "version": 0})
+
+
+def test_a_stored_latch_closes_again_and_an_earlier_one_stays() -> None:
+    judge = Judge(Policy())
+    stop = Latch(False, "silent", "no step for 1801 s", 0, 7)
+    judge.fold_latch(stop)
+    judge.fold_latch(Latch(False, "stale", "later", 0, 9))
+    assert judge.latches == (stop,)
+    assert judge.verdict().halt and not judge.verdict().fire
+    fire = Latch(True, "kl_hard_stop", "KL", 0, 8)
+    judge.fold_latch(fire)
+    assert judge.latches == (fire, stop)
+    assert judge.verdict().fire and judge.latch == fire
