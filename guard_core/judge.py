@@ -181,6 +181,13 @@ class Judge:
         self._latch_stop(silent_for)
         return self._stop is not None and not closed
 
+    def fold_latch(self, latch: Latch) -> None:
+        """Close a latch that was stored: one that silence closed cannot be had by folding reports again."""
+        if latch.fire:
+            self._fire = self._fire or latch
+        else:
+            self._stop = self._stop or latch
+
     def _armed_kl(self, report: Step) -> float | None:
         """The KL the rule may use. An exact 0 counts only once the KL has been seen to move (beta = 0)."""
         self._last_kl = (report.kl_kind.value, report.kl)
