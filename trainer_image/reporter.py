@@ -1,0 +1,321 @@
+"""Reports to the guard from a thread of its own, so that no training step waits for the network.
+
+The queue is bounded: when the guard cannot be reached for long, the oldest steps are dropped, counted and
+reported, because the newest say most about the run. Whatever is not dropped is sent in order, again and
+again until the guard acknowledges or refuses it; it acknowledges a repeated report without folding it twice.
+What to do about a verdict or an unreachable guard is decided in `trainer_image.callback`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from guard_core.wire import CheckpointReport, StepReport, Verdict
+from trainer_image.client import MAX_STEPS_PER_POST, GuardClient
+from trainer_image.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
+from trainer_image.metrics import StepSample
+
+log = logging.getLogger(__name__)
+
+#: Steps and checkpoints that may wait. A step is about 0.3 KiB, so this is about a MiB.
+QUEUE_LIMIT = 4096
+#: Seconds after which an idle reporter asks for the verdict: a fire found between two steps is known at the
+#: next one, however long a step takes.
+POLL_SECONDS = 5.0
+_FIRST_RETRY_SECONDS = 0.1
+_LAST_RETRY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSample:
+    """A checkpoint directory that is complete on disk."""
+
+    step: int
+    path: str
+
+
+@dataclass
+class Delivery:
+    """What became of the reports, for the log at the end."""
+
+    steps: int = 0
+    duplicates: int = 0
+    checkpoints: int = 0
+    refused: int = 0
+    dropped: int = 0
+    undelivered: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether the guard has acknowledged everything."""
+        return self.refused == self.dropped == self.undelivered == 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.steps} steps and {self.checkpoints} checkpoints acknowledged ({self.duplicates} already "
+            f"known), {self.refused} refused, {self.dropped} dropped from a full queue, "
+            f"{self.undelivered} not delivered"
+        )
+
+
+class Reporter:
+    """The trainer's line to one guard.
+
+    Args:
+        client: used by one thread at a time: the caller's in `connect`, the reporter's own after `start`.
+        attempt: number of this start of the trainer; None asks the guard (its newest attempt plus one).
+        unreachable_seconds: how long exchanges may fail before `unreachable` says so.
+        queue_limit: reports that may wait; see `QUEUE_LIMIT`.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        client: GuardClient,
+        *,
+        attempt: int | None,
+        unreachable_seconds: float,
+        queue_limit: int = QUEUE_LIMIT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.attempt = attempt
+        self.delivery = Delivery()
+        self._client = client
+        self._limit = unreachable_seconds
+        self._queue_limit = queue_limit
+        self._clock = clock
+        self._lock = threading.Condition()
+        # Guarded by the lock:
+        self._queue: deque[StepSample | CheckpointSample] = deque()
+        self._verdict: Verdict | None = None
+        self._halt: Verdict | None = None
+        self._last_failure: str | None = None
+        self._unreachable: str | None = None
+        self._deadline: float | None = None  # set by `close`
+        # The reporter's own:
+        self._in_flight: deque[StepSample | CheckpointSample] = deque()
+        self._failing_since: float | None = None
+        self._thread: threading.Thread | None = None
+
+    # -- the training loop's side: nothing here waits for the network, but `connect` and `close` ----------
+
+    def connect(self, patience: float) -> None:
+        """Ask for the verdict before training begins, trying for at most `patience` seconds.
+
+        Afterwards `halt` holds a fire of an earlier attempt, and `attempt` is known if the guard answered.
+
+        Raises:
+            GuardConfigError: the guard does not accept the token.
+        """
+        give_up = self._clock() + patience
+        delay = _FIRST_RETRY_SECONDS
+        while True:
+            try:
+                self._succeeded(self._ask())
+                return
+            except GuardUnavailableError as error:
+                if error.unauthorised:
+                    raise GuardConfigError(str(error)) from error
+                self._failed(error)
+                if self._clock() + delay > give_up:
+                    return
+            time.sleep(delay)
+            delay = min(2 * delay, _LAST_RETRY_SECONDS)
+
+    def start(self) -> None:
+        """Start the thread that sends."""
+        self._thread = threading.Thread(target=self._run, name="rlguard-reporter", daemon=True)
+        self._thread.start()
+
+    def submit(self, sample: StepSample | CheckpointSample) -> None:
+        """Queue a report. A full queue drops its oldest."""
+        with self._lock:
+            if len(self._queue) >= self._queue_limit:
+                self._queue.popleft()
+                self.delivery.dropped += 1
+                first_or_rare = self.delivery.dropped & (self.delivery.dropped - 1) == 0
+                if first_or_rare:
+                    log.warning("the queue to the guard is full: %d reports dropped", self.delivery.dropped)
+            self._queue.append(sample)
+            self._lock.notify()
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The newest verdict, or None before the first answer."""
+        with self._lock:
+            return self._verdict
+
+    @property
+    def halt(self) -> Verdict | None:
+        """The first verdict that says training must stop; latched here too."""
+        with self._lock:
+            return self._halt
+
+    @property
+    def last_failure(self) -> str | None:
+        """What went wrong in the newest exchange, or None if it went well."""
+        with self._lock:
+            return self._last_failure
+
+    @property
+    def unreachable(self) -> str | None:
+        """What says that exchanges have failed for `unreachable_seconds`; None again after a success."""
+        with self._lock:
+            return self._unreachable
+
+    def close(self, flush_seconds: float) -> Delivery:
+        """Send what is queued for at most `flush_seconds`, end the thread, and say what became of it all."""
+        with self._lock:
+            self._deadline = self._clock() + flush_seconds
+            self._lock.notify()
+        if self._thread is not None:
+            self._thread.join(flush_seconds + 1.0)
+        with self._lock:
+            self.delivery.undelivered = len(self._queue) + len(self._in_flight)
+        return self.delivery
+
+    # -- the thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        delay = _FIRST_RETRY_SECONDS
+        try:
+            while self._wait_for_work():
+                try:
+                    self._exchange()
+                    delay = _FIRST_RETRY_SECONDS
+                except GuardUnavailableError as error:
+                    self._failed(error)
+                    if not self._pause(delay):
+                        break
+                    delay = min(2 * delay, _LAST_RETRY_SECONDS)
+        except Exception as error:  # a dead thread would leave the run unguarded without a word
+            log.exception("the reporter to the guard failed")
+            with self._lock:
+                self._unreachable = f"the reporter to the guard failed: {error!r}"
+        finally:
+            self._client.close()
+
+    def _wait_for_work(self) -> bool:
+        """Wait for a report or the next poll; False when everything is sent and the reporter is closing."""
+        with self._lock:
+            if not (self._in_flight or self._queue or self._deadline is not None):
+                self._lock.wait(POLL_SECONDS)
+            if self._deadline is None:
+                return True
+            return bool(self._in_flight or self._queue) and self._clock() < self._deadline
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait before the next try; False when the time for the last tries is over."""
+        with self._lock:
+            end = self._clock() + seconds
+            while (rest := end - self._clock()) > 0.0:
+                if self._deadline is not None and self._deadline <= end:
+                    return False
+                self._lock.wait(rest)
+            return True
+
+    def _exchange(self) -> None:
+        """Send what waits, or ask for the verdict if nothing does."""
+        if self.attempt is None:
+            self._succeeded(self._ask())
+        if not self._in_flight:
+            self._load()
+        if not self._in_flight:
+            self._succeeded(self._ask())
+        elif isinstance(self._in_flight[0], CheckpointSample):
+            self._send_one()
+        else:
+            self._send_steps()
+
+    def _ask(self) -> Verdict:
+        verdict = self._client.verdict()
+        if self.attempt is None:
+            self.attempt = 0 if verdict.attempt is None else verdict.attempt + 1
+        return verdict
+
+    def _load(self) -> None:
+        """Take the reports of one request from the queue: a run of steps, or one checkpoint."""
+        with self._lock:
+            while self._queue and len(self._in_flight) < MAX_STEPS_PER_POST:
+                if isinstance(self._queue[0], CheckpointSample) and self._in_flight:
+                    break
+                self._in_flight.append(self._queue.popleft())
+                if isinstance(self._in_flight[0], CheckpointSample):
+                    break
+
+    def _send_steps(self) -> None:
+        """Send the steps in flight together, and one by one if the guard refuses the list."""
+        try:
+            self._post_steps(list(self._in_flight))
+        except (ReportRefusedError, ValidationError):
+            while self._in_flight:
+                self._send_one()
+        self._in_flight.clear()
+
+    def _send_one(self) -> None:
+        sample = self._in_flight[0]
+        try:
+            if isinstance(sample, CheckpointSample):
+                report = CheckpointReport(attempt=self._known_attempt, step=sample.step, path=sample.path)
+                self._succeeded(self._client.post_checkpoint(report).verdict)
+                self.delivery.checkpoints += 1
+            else:
+                self._post_steps([sample])
+        except (ReportRefusedError, ValidationError) as refusal:
+            self.delivery.refused += 1
+            log.error("the guard refuses the report of step %d: %s", sample.step, refusal)
+        self._in_flight.popleft()
+
+    def _post_steps(self, samples: Sequence[StepSample | CheckpointSample]) -> None:
+        reports = [
+            StepReport(
+                attempt=self._known_attempt,
+                step=sample.step,
+                reward=sample.reward,
+                kl=sample.kl,
+                kl_kind=sample.kl_kind,
+                entropy=sample.entropy,
+                reward_std=sample.reward_std,
+            )
+            for sample in samples
+            if isinstance(sample, StepSample)
+        ]
+        answer = self._client.post_steps(reports)
+        self.delivery.steps += answer.accepted
+        self.delivery.duplicates += answer.duplicates
+        self._succeeded(answer.verdict)
+
+    @property
+    def _known_attempt(self) -> int:
+        assert self.attempt is not None  # `_exchange` asks first
+        return self.attempt
+
+    def _succeeded(self, verdict: Verdict) -> None:
+        if self._failing_since is not None:
+            log.info("the guard answers again after %.1f s", self._clock() - self._failing_since)
+            self._failing_since = None
+        with self._lock:
+            self._verdict = verdict
+            self._last_failure = self._unreachable = None
+            if verdict.halt and self._halt is None:
+                self._halt = verdict
+
+    def _failed(self, error: GuardUnavailableError) -> None:
+        now = self._clock()
+        with self._lock:
+            self._last_failure = str(error)
+        if self._failing_since is None:
+            self._failing_since = now
+            log.warning("no answer from the guard, trying again: %s", error)
+        elif now - self._failing_since >= self._limit:
+            with self._lock:
+                if self._unreachable is None:
+                    log.error("no answer from the guard for %.0f s: %s", now - self._failing_since, error)
+                self._unreachable = f"no answer from the guard for {now - self._failing_since:.0f} s: {error}"
