@@ -1,0 +1,312 @@
+/* The page: asks the guard, and draws what it answers. It decides nothing.
+   Missing values stay missing: "—" or "not reported", never 0. What is not known now is never shown as healthy. */
+
+import { Chart, short } from "./charts.js";
+
+const POLL_MS = 2000;
+const TIMEOUT_MS = 10_000;
+const MAX_POINTS = 2000;
+const TABLE_ROWS = 100;
+const TOKEN_KEY = "rlguard-read-token";
+const MEANINGS = JSON.parse(document.getElementById("meanings").textContent);
+const HEADLINES = {
+  no_steps: "Waiting for the first step",
+  warming_up: "Too early to judge",
+  healthy: "No sign of reward hacking",
+  unknown: "The guard cannot judge this run now",
+  warning: "Something needs attention",
+  fired: "Training must stop: evidence of reward hacking",
+};
+
+const $ = (id) => document.getElementById(id);
+let verdict = null; // the newest answer; null before the first
+let answeredAt = null; // when it came
+let drawn = null; // which history is on the page
+
+// -- asking ---------------------------------------------------------------------------------------------------
+
+class Refused extends Error {
+  constructor(status, detail) {
+    super(`${detail} (HTTP ${status})`);
+    this.needsToken = status === 401 || status === 403;
+  }
+}
+
+async function get(path) {
+  const token = sessionStorage.getItem(TOKEN_KEY);
+  const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
+  const answer = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+  if (answer.ok) return answer.json();
+  const problem = await answer.json().catch(() => ({}));
+  throw new Refused(answer.status, problem.detail ?? problem.title ?? "the guard refused the request");
+}
+
+/** The verdict, then the history if something in it changed. */
+async function ask() {
+  verdict = await get("v1/verdict");
+  answeredAt = new Date();
+  showVerdict();
+  const { attempt, steps, rounds, last_evaluation, latch_step } = verdict;
+  const version = JSON.stringify([attempt, steps, rounds, last_evaluation, latch_step]);
+  if (version === drawn) return;
+  const history = await get(`v1/history?max_points=${MAX_POINTS}`).catch((error) => {
+    if (error.needsToken) throw error;
+    showHistoryError(error);
+  });
+  if (history === undefined) return;
+  showHistoryError(null);
+  showCharts(history);
+  showTables(history);
+  drawn = version;
+}
+
+/** Ask again and again. A guard that needs long for an answer is asked less often. */
+async function poll() {
+  const begun = performance.now();
+  try {
+    await ask();
+  } catch (error) {
+    if (error.needsToken) return askForToken();
+    showLost(error);
+  }
+  setTimeout(poll, Math.max(POLL_MS, 4 * (performance.now() - begun)));
+}
+
+function askForToken() {
+  const refused = sessionStorage.getItem(TOKEN_KEY) !== null;
+  sessionStorage.removeItem(TOKEN_KEY);
+  document.body.classList.add("lost");
+  setState("unknown", "Unknown", "The guard asks for its read token");
+  setText($("reason"), "It was given to the guard when it was started.");
+  setText($("since"), "");
+  setText($("token-error"), refused ? "The guard did not accept this token." : "");
+  delete $("live").dataset.live;
+  setText($("live"), "waiting for the token");
+  $("token-form").hidden = false;
+  $("token").value = "";
+  $("token").focus();
+}
+
+$("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(TOKEN_KEY, $("token").value.trim());
+  $("token-form").hidden = true;
+  poll();
+});
+
+// -- the verdict ----------------------------------------------------------------------------------------------
+
+function showVerdict() {
+  document.body.classList.remove("lost");
+  $("run").hidden = false;
+  const stopped = verdict.halt && !verdict.fire;
+  const headline = stopped ? "Training must stop: the policy of a condition says so" : (HEADLINES[verdict.code] ?? HEADLINES[verdict.level]);
+  setState(verdict.level, verdict.level, headline);
+  setText($("reason"), sentence(verdict.reason));
+  const latched = verdict.latch_step === null ? [] : [`${verdict.fire ? "Fired" : "Stopped"} at ${place(verdict.latch_attempt, verdict.latch_step)}; this stays so.`];
+  const newest = verdict.step === null ? [] : [`Newest step: ${place(verdict.attempt, verdict.step)}.`];
+  setText($("since"), [...latched, ...newest].join(" "));
+  $("live").dataset.live = "yes";
+  setText($("live"), `live · answered ${clock(answeredAt)}`);
+  showFigures();
+  showConditions();
+  showCheckpoints();
+}
+
+function showLost(error) {
+  document.body.classList.add("lost");
+  const since = answeredAt ? ` since ${clock(answeredAt)}` : "";
+  setState("lost", "Unknown", `No answer from the guard${since}`);
+  const why = error instanceof Refused ? sentence(error.message) : "It cannot be reached, or does not answer in time.";
+  setText($("reason"), why);
+  setText($("since"), answeredAt ? "What is below is what it last said. It may no longer be true." : "");
+  $("live").dataset.live = "no";
+  setText($("live"), "no answer · trying again");
+}
+
+function setState(state, word, headline) {
+  $("verdict").dataset.state = state;
+  setText($("level"), word);
+  setText($("headline"), headline);
+  document.title = `${headline} · RLGuard`;
+}
+
+function showFigures() {
+  const { kl_ema, proxy_real_gap: gap, max_proxy_real_gap: ceiling, kl_hard_stop: stop, rounds } = verdict;
+  const inert = verdict.conditions.some((c) => c.code === "kl_inert");
+  const last = verdict.last_evaluation;
+  $("figures").replaceChildren(
+    figure("Step", verdict.step?.toLocaleString("en") ?? null, verdict.step === null ? "none reported yet" : `attempt ${verdict.attempt} · ${verdict.steps.toLocaleString("en")} reported`),
+    figure("In-loop reward", verdict.in_loop_ema, "EMA over evaluation rounds"),
+    figure("Held-out score", verdict.heldout_ema, last ? `EMA · last ${short(last.score)} on ${last.items} items` : "no evaluation yet"),
+    figure("Hacking Gap", gap === null ? null : signed(gap), ceiling === null ? "" : `ceiling ${limit(ceiling)}`, gap !== null && ceiling !== null && gap > ceiling),
+    figure("KL to the reference", kl_ema ?? (inert ? "not reported" : null), stop === null ? "" : `EMA · hard stop ${limit(stop)} nats/token`, kl_ema !== null && stop !== null && kl_ema > stop),
+    figure("Evaluation rounds", rounds.toLocaleString("en"), verdict.best_evaluation ? `best score ${short(verdict.best_evaluation.score)} at step ${verdict.best_evaluation.step.toLocaleString("en")}` : "no evaluation yet"),
+  );
+}
+
+function figure(name, value, note, over = false) {
+  const dd = make("dd", typeof value === "number" ? short(value) : (value ?? "—"));
+  dd.className = value === null || value === "not reported" ? "missing" : over ? "over" : "";
+  return make("div", make("dt", name), dd, make("dd", over ? `▲ above ${note}` : note));
+}
+
+function showConditions() {
+  const shown = verdict.conditions.length ? verdict.conditions : [verdictAsCondition()];
+  $("conditions").replaceChildren(...shown.map(({ code, level, message, policy }) => {
+    const plain = level === "healthy" && code !== "ok" ? "for information" : level;
+    const words = policy ? `${plain} · policy: ${policy}` : plain;
+    const head = make("div", make("code", code), make("span", words));
+    head.className = "head";
+    const meaning = MEANINGS[code] ?? "";
+    const item = make("li", head, make("p", meaning));
+    if (sentence(message) !== meaning) {
+      const numbers = make("p", sentence(message));
+      numbers.className = "muted";
+      item.append(numbers);
+    }
+    item.dataset.level = level;
+    return item;
+  }));
+}
+
+function verdictAsCondition() {
+  return { code: verdict.code, level: verdict.level, message: verdict.reason, policy: null };
+}
+
+function showCheckpoints() {
+  const entry = (name, summary) => {
+    if (!summary) return [make("dt", name), make("dd", "—")];
+    const score = `${short(summary.score)} on ${summary.items.toLocaleString("en")} items, ${place(summary.attempt, summary.step)}`;
+    const path = make("span", summary.path);
+    path.className = "path";
+    const digest = make("span", summary.sha256 ? `sha256 ${summary.sha256.slice(0, 16)}…` : "weights: no digest");
+    digest.className = "path";
+    return [make("dt", name), make("dd", score, path, digest)];
+  };
+  $("checkpoints").replaceChildren(...entry("Newest", verdict.last_evaluation), ...entry("Best", verdict.best_evaluation));
+}
+
+// -- the history ----------------------------------------------------------------------------------------------
+
+const charts = {
+  reward: new Chart({
+    title: "In-loop reward against held-out score",
+    unit: "reward units",
+    height: 300,
+    lines: [
+      { key: "reward", name: "in-loop, each step", style: "in-loop-raw" },
+      { key: "inLoop", name: "in-loop EMA", style: "in-loop" },
+      { key: "score", name: "held-out, each evaluation", style: "heldout-raw", dots: true },
+      { key: "heldout", name: "held-out EMA", style: "heldout" },
+    ],
+    onCursor,
+  }),
+  gap: new Chart({
+    title: "Hacking Gap: in-loop gain minus held-out gain",
+    unit: "reward units",
+    height: 210,
+    lines: [{ key: "gap", name: "gap", style: "gap" }],
+    onCursor,
+  }),
+  kl: new Chart({
+    title: "KL to the reference",
+    unit: "nats/token",
+    height: 210,
+    lines: [
+      { key: "kl", name: "each step", style: "kl-raw" },
+      { key: "ema", name: "EMA over evaluation rounds", style: "kl" },
+    ],
+    onCursor,
+  }),
+};
+for (const chart of Object.values(charts)) $("thinned").before(chart.figure);
+new ResizeObserver(() => Object.values(charts).forEach((chart) => chart.draw())).observe($("charts"));
+
+function onCursor(x) {
+  for (const chart of Object.values(charts)) chart.moveTo(x);
+}
+
+function showCharts({ steps, evaluations, total_steps: total }) {
+  const take = (rows, field) => rows.map((row) => ({ attempt: row.attempt, x: row.step, y: row[field] ?? null }));
+  const inert = verdict.kl_ema === null && verdict.conditions.find((c) => c.code === "kl_inert");
+  const rows = steps.length ? steps : evaluations;
+  const xs = [...new Set(rows.map((row) => row.step))].sort((a, b) => a - b);
+  const all = [...steps, ...evaluations].map((row) => row.step);
+  const mark = verdict.latch_step === null ? undefined : { x: verdict.latch_step, text: `${verdict.fire ? "fired" : "stopped"} · step ${verdict.latch_step.toLocaleString("en")}` };
+  if (mark) all.push(mark.x);
+  const lo = all.reduce((a, b) => Math.min(a, b), Infinity);
+  const hi = all.reduce((a, b) => Math.max(a, b), -Infinity);
+  const shared = { xs, range: [lo, hi > lo ? hi : lo + 1], newest: verdict.attempt, mark };
+  charts.reward.update({
+    ...shared,
+    points: { reward: take(steps, "reward"), inLoop: take(evaluations, "in_loop_ema"), score: take(evaluations, "score"), heldout: take(evaluations, "heldout_ema") },
+    empty: "No step has been reported yet.",
+  });
+  charts.gap.update({
+    ...shared,
+    points: { gap: take(evaluations, "proxy_real_gap") },
+    zero: true,
+    limit: threshold(verdict.max_proxy_real_gap, "ceiling", ""),
+    empty: "No evaluation round yet: the gap is not known.",
+  });
+  // Another kind of KL is not comparable with the threshold, and a KL that never moved counts as absent.
+  const kl = take(inert ? [] : steps, "kl").map((point, i) => (steps[i].kl_kind === "ref_token_mean" ? point : { ...point, y: null }));
+  const sorted = kl.map((p) => p.y).filter((y) => y !== null).sort((a, b) => a - b);
+  charts.kl.update({
+    ...shared,
+    points: { kl, ema: take(evaluations, "kl_ema") },
+    limit: threshold(verdict.kl_hard_stop, "hard stop", " nats/token"),
+    cap: Math.max(1.5 * (verdict.kl_hard_stop ?? 0), 1.5 * (sorted[Math.floor(0.95 * sorted.length)] ?? 0)),
+    empty: inert ? `Not reported: ${inert.message}.` : "No step has been reported yet.",
+  });
+  setText($("thinned"), total > steps.length ? `${steps.length.toLocaleString("en")} of ${total.toLocaleString("en")} steps are drawn, evenly chosen; every evaluation is drawn.` : "");
+}
+
+function threshold(value, name, unit) {
+  return value === null ? undefined : { y: value, text: `${name} ${limit(value)}${unit}` };
+}
+
+function showHistoryError(error) {
+  $("history-error").hidden = error === null;
+  setText($("history-error"), error ? `The history is not available, so the charts may be old: ${error.message}` : "");
+}
+
+function showTables({ steps, evaluations }) {
+  fill($("evaluations"), evaluations, {
+    attempt: "Attempt", step: "Step", score: "Held-out score", in_loop_ema: "In-loop EMA", heldout_ema: "Held-out EMA", proxy_real_gap: "Hacking Gap",
+  });
+  fill($("steps"), steps, {
+    attempt: "Attempt", step: "Step", reward: "Reward", reward_std: "Reward std", kl: "KL (nats/token)", entropy: "Entropy (nats/token)",
+  });
+}
+
+function fill(table, rows, columns) {
+  const head = make("tr", ...Object.values(columns).map((name) => Object.assign(make("th", name), { scope: "col" })));
+  const cell = (row, key) => make("td", key === "attempt" || key === "step" ? row[key].toLocaleString("en") : short(row[key]));
+  const body = rows.slice(-TABLE_ROWS).reverse().map((row) => make("tr", ...Object.keys(columns).map((key) => cell(row, key))));
+  table.tHead?.remove();
+  for (const old of [...table.tBodies]) old.remove();
+  table.append(make("thead", head), make("tbody", ...body));
+}
+
+// -- small things ---------------------------------------------------------------------------------------------
+
+function make(name, ...children) {
+  const node = document.createElement(name);
+  node.append(...children);
+  return node;
+}
+
+/** Set a text only if it differs, so that a screen reader is not told the same again. */
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+const place = (attempt, step) => `step ${step.toLocaleString("en")} of attempt ${attempt}`;
+const limit = (value) => String(Number(value.toPrecision(4)));
+const signed = (value) => (value < 0 ? "−" : "+") + short(Math.abs(value));
+const clock = (date) => date.toLocaleTimeString("en-GB");
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+
+poll();
