@@ -1,0 +1,31 @@
+"""Every name that the operator shares with the cluster: groups, labels, field managers, object names."""
+
+from __future__ import annotations
+
+GROUP = "rlguard.dev"
+VERSION = "v1alpha1"
+KIND = "GuardedTrainingJob"
+PLURAL = "guardedtrainingjobs"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+#: Field manager of everything the operator applies. The guard writes `status.guard` as `GUARD_MANAGER`.
+OPERATOR_MANAGER = "rlguard-operator"
+GUARD_MANAGER = "rlguard-guard"
+
+#: On every pod of a guarded workload, so that one watch and one list find them all.
+JOB_LABEL = "rlguard.dev/job"
+UID_LABEL = "rlguard.dev/job-uid"
+
+#: Containers and volumes that start with this belong to the operator.
+RESERVED_PREFIX = "rlguard-"
+GUARD_CONTAINER = "rlguard-guard"
+
+#: A PyTorchJob's pods are called `<name>-master-0` and must stay DNS labels (63 characters).
+MAX_JOB_NAME = 50
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+def support_name(job_name: str, job_uid: str) -> str:
+    """Name of the objects made for one job. The UID keeps a job from meeting its predecessor's leftovers."""
+    return f"{job_name}-{job_uid[:8]}"

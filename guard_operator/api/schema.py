@@ -1,0 +1,156 @@
+"""From the pydantic types to a structural OpenAPI v3 schema and the CRD around it. Pure.
+
+A structural schema knows no references, no null type and no closed objects, spells an exclusive bound as a
+flag, and defaults an absent object only where the object itself has a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+from guard_operator.api.names import GROUP, KIND, PLURAL, VERSION
+from guard_operator.api.types import UNDECLARED, GuardedTrainingJob
+
+#: (name, JSON path, type, description) in the order of `kubectl get gtj`.
+PRINTER_COLUMNS = (
+    ("Phase", ".status.phase", "string", "A summary of the conditions."),
+    ("Step", ".status.guard.step", "integer", "Newest training step that the guard saw."),
+    ("Reward", ".status.guard.inLoopEma", "number", "EMA of the in-loop reward."),
+    ("Held-out", ".status.guard.heldoutEma", "number", "EMA of the held-out score."),
+    ("KL", ".status.guard.klEma", "number", "EMA of the KL to the reference, nats/token."),
+    ("Gap", ".status.guard.proxyRealGap", "number", "The Hacking Gap, reward units."),
+    ("Fired", '.status.conditions[?(@.type=="Fired")].status', "string", "Whether the guard fired."),
+    ("Age", ".metadata.creationTimestamp", "date", "Age of the object."),
+)
+
+_KEPT = (
+    "description",
+    "type",
+    "format",
+    "pattern",
+    "minLength",
+    "maxLength",
+    "minimum",
+    "maximum",
+    "minItems",
+    "maxItems",
+    "enum",
+)
+
+
+def structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """One node of pydantic's JSON schema as a structural schema.
+
+    Raises:
+        ValueError: the node has a union that no structural schema can express.
+    """
+    node = _resolved(node, definitions)
+    if node.get("x-kubernetes-int-or-string"):
+        return {"x-kubernetes-int-or-string": True}
+    out: dict[str, Any] = {key: node[key] for key in _KEPT if key in node}
+    out |= {key: value for key, value in node.items() if key.startswith("x-kubernetes-")}
+    if "const" in node:
+        out["enum"] = [node["const"]]
+    for bound, flag in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if flag in node:
+            out |= {bound: node[flag], flag: True}
+    if "properties" in node:
+        out["properties"] = {
+            to_camel(name): _property(name, inner, definitions)
+            for name, inner in node["properties"].items()
+            if UNDECLARED not in inner
+        }
+        if node.get("required"):
+            out["required"] = [to_camel(name) for name in node["required"]]
+    elif isinstance(node.get("additionalProperties"), Mapping):
+        out["additionalProperties"] = structural(node["additionalProperties"], definitions)
+    if "items" in node:
+        out["items"] = structural(node["items"], definitions)
+    if (default := _default(node, out)) is not None:
+        out["default"] = default
+    return out
+
+
+def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """The node without its `$ref` and without `| None`; what stands at the node itself wins."""
+    merged = dict(node)
+    if options := merged.pop("anyOf", None):
+        if merged.get("x-kubernetes-int-or-string"):
+            return merged
+        real = [option for option in options if option.get("type") != "null"]
+        if len(real) != 1:
+            raise ValueError(f"a union of {len(real)} types has no structural schema: {options}")
+        merged = _resolved(real[0], definitions) | merged
+    if reference := merged.pop("$ref", None):
+        merged = _resolved(definitions[reference.rsplit("/", 1)[1]], definitions) | merged
+    return merged
+
+
+def _property(name: str, node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """A property; the warn/stop choices of `guard_core.policy` become CamelCase, as in Kubernetes."""
+    out = structural(node, definitions)
+    if name == "policy" and "enum" in out:
+        out["enum"] = [choice.capitalize() for choice in out["enum"]]
+        out["default"] = out["default"].capitalize()
+    return out
+
+
+def _default(node: Mapping[str, Any], out: Mapping[str, Any]) -> Any:
+    """The default to write; {} for an object all of whose fields have defaults of their own."""
+    if "default" in node:
+        return node["default"]
+    is_plain_object = out.get("type") == "object" and "properties" in out and "required" not in out
+    has_defaults = is_plain_object and any("default" in inner for inner in out["properties"].values())
+    return {} if has_defaults else None
+
+
+def root_schema() -> dict[str, Any]:
+    """The structural schema of the whole object."""
+    schema = GuardedTrainingJob.model_json_schema(by_alias=True, mode="validation")
+    root = structural(schema, schema["$defs"])
+    plain = {"type": "string"}
+    root["properties"] = {
+        "apiVersion": plain,
+        "kind": plain,
+        "metadata": {"type": "object"},
+        **root["properties"],
+    }
+    return root
+
+
+def crd() -> dict[str, Any]:
+    """The CustomResourceDefinition."""
+    columns = [
+        {"name": name, "jsonPath": path, "type": type_, "description": description}
+        for name, path, type_, description in PRINTER_COLUMNS
+    ]
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["gtj"],
+                "categories": ["rlguard"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": columns,
+                    "schema": {"openAPIV3Schema": root_schema()},
+                }
+            ],
+        },
+    }

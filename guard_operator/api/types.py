@@ -1,0 +1,478 @@
+"""`GuardedTrainingJob`, typed once. The CRD, its copy in the chart and the reference page come from here.
+
+Python names are snake_case, the API is camelCase. Nothing here talks to a cluster. CEL rules sit in
+`json_schema_extra` of the model they belong to, next to the fields they are about.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic.alias_generators import to_camel, to_snake
+
+from guard_core.policy import Policy
+from guard_operator.api.names import MAX_JOB_NAME
+
+
+def cel(*rules: tuple[str, str]) -> dict[str, Any]:
+    """`x-kubernetes-validations` from (rule, message) pairs."""
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
+
+
+#: Marks a field that is required but has no schema of its own.
+UNDECLARED = "rlguard-undeclared"
+
+
+class ApiModel(BaseModel):
+    """Base of everything below: camelCase outside, frozen, closed to unknown fields."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=True, validate_by_alias=True
+    )
+
+
+class StatusModel(ApiModel):
+    """Base of what is read from a status: fields of a newer version are ignored, not refused."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+#: A path inside a volume: relative, and it does not climb out.
+InVolume = Annotated[
+    str,
+    Field(min_length=1, max_length=512),
+    Field(
+        json_schema_extra=cel(
+            (
+                "!self.startsWith('/') && !self.matches('(^|/)[.][.](/|$)')",
+                "must be a path inside the volume: relative and without '..'",
+            )
+        )
+    ),
+]
+Quantity = Annotated[
+    int | str,
+    Field(json_schema_extra={"x-kubernetes-int-or-string": True}),
+]
+Timestamp = Annotated[
+    datetime,
+    PlainSerializer(lambda t: t.isoformat(timespec="microseconds").replace("+00:00", "Z"), return_type=str),
+]
+
+
+def _policy_from_api(value: Any) -> Any:
+    """CamelCase keys and `Warn`/`Stop` to what `guard_core.policy.Policy` reads; other values pass."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        to_snake(key): (
+            inner.lower() if key == "policy" and isinstance(inner, str) else _policy_from_api(inner)
+        )
+        for key, inner in value.items()
+    }
+
+
+# -- spec ------------------------------------------------------------------------------------------------
+
+
+class TemplateMeta(ApiModel):
+    """Labels and annotations that the workload gets."""
+
+    labels: dict[str, str] = Field(default_factory=dict, description="Labels of the workload object.")
+    annotations: dict[str, str] = Field(
+        default_factory=dict, description="Annotations of the workload object."
+    )
+
+
+class WorkloadTemplate(ApiModel):
+    """The workload, verbatim: apiVersion, kind, metadata and the spec exactly as its own API takes it.
+
+    Its own schema is checked by a server-side dry run before it is created.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
+
+    api_version: str = Field(
+        min_length=1, max_length=253, description="API version of the workload, such as kubeflow.org/v1."
+    )
+    kind: str = Field(min_length=1, max_length=63, description="Kind of the workload: PyTorchJob.")
+    metadata: TemplateMeta = Field(
+        default_factory=TemplateMeta, description="Labels and annotations of the workload object."
+    )
+    # Required but not declared: CEL takes two objects for equal whose unknown fields are as many but have
+    # other names, so renaming a key directly under a declared `spec` would pass as "unchanged". Undeclared,
+    # it is compared as a whole. tests/operator/integration/test_crd.py proves it.
+    spec: dict[str, Any] = Field(
+        description="Spec of the workload, exactly as its own API takes it.",
+        json_schema_extra={UNDECLARED: True},
+    )
+
+
+class HeldoutVolume(ApiModel):
+    """Where the held-out split lies. Mounted read-only, in the guard alone."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "[has(self.claimName), has(self.secretName), has(self.configMapName)].exists_one(x, x)",
+                "exactly one of claimName, secretName and configMapName must be set",
+            )
+        )
+    )
+
+    claim_name: Name | None = Field(None, description="A PersistentVolumeClaim in the job's namespace.")
+    secret_name: Name | None = Field(None, description="A Secret in the job's namespace.")
+    config_map_name: Name | None = Field(None, description="A ConfigMap in the job's namespace.")
+
+
+class Sampling(ApiModel):
+    """How answers are sampled from the policy under evaluation."""
+
+    max_new_tokens: int = Field(256, ge=1, le=131072, description="Longest answer, tokens.")
+    temperature: float = Field(0.0, ge=0, le=10, description="Sampling temperature; 0 is greedy.")
+    samples: int = Field(1, ge=1, le=1024, description="Answers sampled per held-out item.")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="Seed of the sampler.")
+
+
+class CheckpointEvaluator(Sampling):
+    """Loads each checkpoint in the guard and generates there. Needs the `guard-hf` image."""
+
+    batch_size: int = Field(16, ge=1, le=65536, description="Prompts per generation batch.")
+
+
+class OpenAIEvaluator(Sampling):
+    """Asks an OpenAI-compatible server that serves the policy."""
+
+    base_url: str = Field(
+        min_length=1,
+        max_length=2048,
+        pattern=r"^https?://",
+        description="Base URL of the server, such as http://vllm:8000/v1.",
+    )
+    model: str = Field(min_length=1, max_length=253, description="Model name to ask for.")
+    api_key_secret_name: Name | None = Field(
+        None, description="Secret with the API key under the key `api-key`; read by the guard alone."
+    )
+
+
+class Evaluator(ApiModel):
+    """What turns a checkpoint into answers. Exactly one."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "has(self.checkpoint) != has(self.openai)",
+                "exactly one evaluator must be set: checkpoint or openai",
+            )
+        )
+    )
+
+    checkpoint: CheckpointEvaluator | None = Field(
+        None, description="Load the checkpoint in the guard and generate there."
+    )
+    openai: OpenAIEvaluator | None = Field(None, description="Ask an OpenAI-compatible server.")
+
+
+class Heldout(ApiModel):
+    """The held-out split and how it is scored."""
+
+    volume: HeldoutVolume = Field(description="Where the split lies; the trainer must not mount it.")
+    split: InVolume = Field(
+        "heldout.jsonl", description="The split in that volume: JSONL with id, prompt, answer."
+    )
+    train_prompts: InVolume | None = Field(
+        None,
+        description="Training prompts in that volume; the guard refuses to start if the split overlaps them.",
+    )
+    scorer: str = Field(
+        "exact",
+        min_length=1,
+        max_length=253,
+        description="exact, numeric, regex, or the `module:function` of a scorer in the guard image.",
+    )
+    evaluator: Evaluator = Field(description="What turns a checkpoint into answers. Exactly one.")
+
+
+class Checkpoints(ApiModel):
+    """Which volume of the template holds the checkpoints."""
+
+    volume: str = Field(
+        min_length=1,
+        max_length=63,
+        description="Name of a volume in the rank-0 pod of the template. The guard mounts it read-only, "
+        "at the path at which the trainer container mounts it.",
+    )
+
+
+class Resources(ApiModel):
+    """Compute resources of the guard container."""
+
+    requests: dict[str, Quantity] = Field(default_factory=dict, description="What is reserved.")
+    limits: dict[str, Quantity] = Field(default_factory=dict, description="What may be used at most.")
+
+
+class Isolation(StrEnum):
+    """How much of the host the template may use."""
+
+    STRICT = "Strict"
+    RELAXED = "Relaxed"
+
+
+class GuardSpec(ApiModel):
+    """The guard: image, held-out split, thresholds. Immutable: a changed guard is a new run."""
+
+    image: str | None = Field(
+        None, min_length=1, max_length=512, description="Guard image; the operator's default if absent."
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        None, description="Pull policy of the guard image."
+    )
+    resources: Resources = Field(
+        default_factory=Resources,
+        description="Resources of the guard container; the operator's default if absent.",
+    )
+    placement: Literal["Sidecar"] = Field(
+        "Sidecar", description="Where the guard runs: a native sidecar of the rank-0 pod."
+    )
+    isolation: Isolation = Field(
+        Isolation.STRICT,
+        description="Relaxed admits hostNetwork and the host paths that the operator's configuration lists; "
+        "the condition Isolated then says what that costs.",
+    )
+    port: int = Field(
+        8470,
+        ge=1024,
+        le=65535,
+        description="Loopback port of the guard. Change it where hostNetwork jobs share a node.",
+    )
+    heldout: Heldout = Field(description="The held-out split and how it is scored.")
+    checkpoints: Checkpoints | None = Field(
+        None, description="The checkpoint volume; required by the checkpoint evaluator."
+    )
+    policy: Annotated[Policy, BeforeValidator(_policy_from_api)] = Field(
+        default_factory=Policy, description="All thresholds of the guard."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "!has(self.heldout.evaluator.checkpoint) || has(self.checkpoints)",
+                "the checkpoint evaluator needs guard.checkpoints.volume",
+            )
+        )
+    )
+
+
+class OnFire(StrEnum):
+    """How a run is torn down."""
+
+    STOP = "Stop"
+    SUSPEND = "Suspend"
+    DELETE = "Delete"
+
+
+class OnSilence(ApiModel):
+    """What to do when the guard itself stops reporting."""
+
+    after_seconds: int = Field(
+        300, ge=30, le=86400, description="Seconds without a heartbeat before GuardSilent is True."
+    )
+    policy: Literal["Warn", "Stop"] = Field("Warn", description="Whether that only warns or stops the run.")
+
+
+class Spec(ApiModel):
+    """What is wanted: a workload, and a guard over it."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "self.template == oldSelf.template",
+                "spec.template is immutable: a changed workload is a new GuardedTrainingJob",
+            ),
+            (
+                "self.guard == oldSelf.guard",
+                "spec.guard is immutable: a changed guard is a new GuardedTrainingJob",
+            ),
+        )
+    )
+
+    template: WorkloadTemplate = Field(
+        description="The workload to run, verbatim: apiVersion, kind, metadata and, unchecked here, the spec "
+        "that its own API takes. Immutable."
+    )
+    guard: GuardSpec = Field(description="The guard over it. Immutable.")
+    on_fire: OnFire = Field(
+        OnFire.STOP,
+        description="Stop ends the workload for good and keeps the object; Suspend sets its suspend field "
+        "(a queue may resume it); Delete deletes it.",
+    )
+    on_silence: OnSilence = Field(
+        default_factory=OnSilence, description="What to do when the guard itself stops reporting."
+    )
+
+
+# -- status ----------------------------------------------------------------------------------------------
+
+Text = Annotated[str, Field(max_length=4096)]
+
+
+class Latched(StatusModel):
+    """Why the guard says that the run must stop. Written once."""
+
+    code: str = Field(max_length=63, description="The rule or condition, as in the guard's verdict.")
+    reason: Text = Field(description="A sentence with the numbers.")
+    attempt: int = Field(description="Attempt in which it happened.")
+    step: int = Field(description="Training step at which it happened.")
+    at: Timestamp = Field(description="When the guard latched it.")
+
+
+class EvaluationStatus(StatusModel):
+    """One held-out evaluation: means only, never per-item scores."""
+
+    attempt: int = Field(description="Attempt of the checkpoint.")
+    step: int = Field(description="Step of the checkpoint.")
+    score: float = Field(description="Mean score over the held-out split, in [0, 1].")
+    items: int = Field(description="How many held-out items were scored.")
+    path: str = Field(max_length=4096, description="Directory of the checkpoint.")
+    sha256: str | None = Field(None, max_length=64, description="Digest of the scored weights.")
+
+
+class Round(StatusModel):
+    """One evaluation round of the history's tail."""
+
+    attempt: int = Field(description="Attempt of the trainer.")
+    step: int = Field(description="Step of the checkpoint.")
+    reward: float = Field(description="Mean in-loop reward since the round before, reward units.")
+    heldout: float = Field(description="Held-out score, in [0, 1].")
+    kl: float | None = Field(None, description="Median KL to the reference in that window, nats/token.")
+
+
+class GuardStatus(StatusModel):
+    """What the guard reports. Owned by the guard's field manager; the operator only reads it."""
+
+    heartbeat: Timestamp | None = Field(None, description="When the guard last wrote this.")
+    level: str | None = Field(None, max_length=63, description="healthy, unknown, warning or fired.")
+    code: str | None = Field(None, max_length=63, description="The most severe condition's code.")
+    reason: Text | None = Field(None, description="The most severe condition in words.")
+    fire: Latched | None = Field(
+        None, description="The latch. Once set, the API server refuses to change or remove it."
+    )
+    halt: Latched | None = Field(None, description="Set when a condition whose policy is Stop holds.")
+    attempt: int | None = Field(None, description="Newest attempt seen.")
+    step: int | None = Field(None, description="Newest training step seen.")
+    steps: int | None = Field(None, description="Steps acknowledged over all attempts.")
+    rounds: int | None = Field(None, description="Evaluation rounds folded.")
+    in_loop_ema: float | None = Field(None, description="EMA of the in-loop reward, reward units.")
+    heldout_ema: float | None = Field(None, description="EMA of the held-out score.")
+    kl_ema: float | None = Field(None, description="EMA of the KL to the reference, nats/token.")
+    proxy_real_gap: float | None = Field(None, description="The Hacking Gap, reward units.")
+    last_evaluation: EvaluationStatus | None = Field(None, description="The newest evaluation.")
+    last_evaluation_time: Timestamp | None = Field(None, description="When it finished.")
+    best_checkpoint: EvaluationStatus | None = Field(
+        None, description="Highest held-out score so far: the last good checkpoint."
+    )
+    history_tail: list[Round] = Field(
+        default_factory=list, max_length=50, description="The last rounds, written with a fire."
+    )
+    detector_state: str | None = Field(
+        None,
+        max_length=262144,
+        description="Opaque state from which a guard that comes back resumes.",
+    )
+
+
+class WorkloadRef(StatusModel):
+    """The workload that was created for this job."""
+
+    api_version: str = Field(max_length=253, description="Its API version.")
+    kind: str = Field(max_length=63, description="Its kind.")
+    name: str = Field(max_length=253, description="Its name.")
+    uid: str = Field(max_length=63, description="Its UID; a namesake with another UID is not ours.")
+
+
+class StopMethod(StrEnum):
+    """How a stop was asked for, from the mildest to the hardest."""
+
+    STOP = "Stop"
+    SUSPEND = "Suspend"
+    DELETE = "Delete"
+    DELETE_PODS = "DeletePods"
+
+
+class StopStatus(StatusModel):
+    """The teardown."""
+
+    requested_at: Timestamp = Field(description="When the present method was first asked for.")
+    method: StopMethod = Field(description="How the stop is asked for now.")
+    evidence: str | None = Field(None, max_length=253, description="ConfigMap with the evidence.")
+
+
+class ConditionStatus(StatusModel):
+    """A standard Kubernetes condition."""
+
+    type: str = Field(max_length=63, description="See the table of condition types.")
+    status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
+    reason: str = Field(max_length=63, description="See the table of reasons.")
+    message: str = Field("", max_length=32768, description="A sentence for people.")
+    observed_generation: int | None = Field(None, description="The generation it was computed from.")
+    last_transition_time: Timestamp = Field(description="When `status` last changed.")
+
+
+class Phase(StrEnum):
+    """A summary of the conditions for people and printer columns; programs read the conditions."""
+
+    PENDING = "Pending"
+    REFUSED = "Refused"
+    SUSPENDED = "Suspended"
+    RUNNING = "Running"
+    STOPPING = "Stopping"
+    STOPPED = "Stopped"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    DISRUPTED = "Disrupted"
+
+
+class Status(StatusModel):
+    """What was observed."""
+
+    observed_generation: int | None = Field(None, description="Generation that the operator last acted on.")
+    phase: Phase | None = Field(None, description="A summary of the conditions.")
+    conditions: list[ConditionStatus] = Field(
+        default_factory=list,
+        max_length=32,
+        description="One meaning each.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    guard: GuardStatus | None = Field(None, description="What the guard reports; it alone writes here.")
+    workload_ref: WorkloadRef | None = Field(None, description="The workload that was created.")
+    stop: StopStatus | None = Field(None, description="The teardown, once there is one.")
+
+
+#: At the root of the schema, so that dropping `status.guard` or all of `status` does not get round it.
+LATCH_RULE = (
+    "!(has(oldSelf.status) && has(oldSelf.status.guard) && has(oldSelf.status.guard.fire)) || "
+    "(has(self.status) && has(self.status.guard) && has(self.status.guard.fire) && "
+    "self.status.guard.fire == oldSelf.status.guard.fire)"
+)
+
+
+class GuardedTrainingJob(ApiModel):
+    """A training job under guard: it is stopped when its policy hacks the reward."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (LATCH_RULE, "status.guard.fire is latched: it can be neither changed nor removed"),
+            (
+                f"self.metadata.name.size() <= {MAX_JOB_NAME} && "
+                "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+                f"metadata.name must be a DNS-1035 label of at most {MAX_JOB_NAME} characters",
+            ),
+        )
+    )
+
+    spec: Spec = Field(description="What is wanted.")
+    status: Status | None = Field(None, description="What was observed.")

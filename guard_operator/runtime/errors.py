@@ -1,0 +1,36 @@
+"""What can go wrong between the operator and the API server.
+
+ClusterError
+├── ApiError          the API server answered, but not with success
+└── TransportError    no usable answer: refused, cut, hung past its deadline, not JSON
+"""
+
+from __future__ import annotations
+
+
+class ClusterError(Exception):
+    """Base of everything that a request to the API server can raise."""
+
+
+class TransportError(ClusterError):
+    """The request got no usable answer; whether it took effect is unknown."""
+
+
+class ApiError(ClusterError):
+    """The API server answered with an error.
+
+    `status` is the HTTP status, `reason` the machine-readable reason of the Status object ("" if there was
+    none), `retry_after` the seconds after which the server wants to be asked again, None if it did not say.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(f"{status} {reason}: {message}".replace(" : ", ": "))
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+
+    @property
+    def permanent(self) -> bool:
+        """Whether the same request would be refused again: the object is wrong, not the moment."""
+        return 400 <= self.status < 500 and self.status not in {401, 403, 408, 409, 410, 429}

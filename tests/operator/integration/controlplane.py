@@ -1,0 +1,147 @@
+"""A real kube-apiserver on a real etcd, as two child processes. No controller, scheduler or kubelet runs.
+
+So nothing garbage-collects, no pod starts, and a pod with a node name stays Terminating until a test ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+BUILD = Path(__file__).parents[1] / "controlplane" / "build.sh"
+BUILD_SECONDS = 1800  # once per machine
+START_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """Where the API server is and how to be its administrator."""
+
+    url: str
+    ca_file: Path
+    token: str
+    crds: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    def kubeconfig(self, path: Path, server: str | None = None, token: str | None = None) -> Path:
+        """A kubeconfig file; `server` points it somewhere else, such as at a proxy."""
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "clusters": [
+                {
+                    "name": "test",
+                    "cluster": {"server": server or self.url, "certificate-authority": str(self.ca_file)},
+                }
+            ],
+            "users": [{"name": "test", "user": {"token": token or self.token}}],
+        }
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+
+@contextmanager
+def control_plane(directory: Path) -> Iterator[ControlPlane]:
+    """Start both; end both on exit."""
+    built = subprocess.run([BUILD], stdout=subprocess.PIPE, text=True, timeout=BUILD_SECONDS, check=False)
+    if built.returncode != 0:
+        raise RuntimeError(f"{BUILD} failed; what it said is above. Run `make control-plane` to try alone.")
+    assets, crds = (Path(line) for line in built.stdout.split())
+    token = secrets.token_hex(16)
+    etcd_port, etcd_peer, api_port = _free_ports(3)
+    key, tokens = directory / "sa.key", directory / "tokens.csv"
+    subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+    tokens.write_text(f"{token},admin,admin,system:masters\n")
+    with ExitStack() as stack:
+        etcd_url = f"http://127.0.0.1:{etcd_port}"
+        _process(
+            stack,
+            directory / "etcd.log",
+            [
+                assets / "etcd",
+                f"--data-dir={directory / 'etcd'}",
+                f"--listen-client-urls={etcd_url}",
+                f"--advertise-client-urls={etcd_url}",
+                f"--listen-peer-urls=http://127.0.0.1:{etcd_peer}",
+                "--unsafe-no-fsync",
+                "--log-level=error",
+            ],
+        )
+        url = f"https://127.0.0.1:{api_port}"
+        log = directory / "kube-apiserver.log"
+        server = _process(
+            stack,
+            log,
+            [
+                assets / "kube-apiserver",
+                f"--etcd-servers={etcd_url}",
+                "--bind-address=127.0.0.1",
+                f"--secure-port={api_port}",
+                f"--cert-dir={directory / 'certs'}",
+                f"--token-auth-file={tokens}",
+                "--authorization-mode=RBAC",
+                "--service-cluster-ip-range=10.0.0.0/24",
+                "--service-account-issuer=https://kubernetes.default.svc",
+                f"--service-account-key-file={key}",
+                f"--service-account-signing-key-file={key}",
+                # No controller makes the default ServiceAccount that this plug-in waits for.
+                "--disable-admission-plugins=ServiceAccount",
+            ],
+        )
+        plane = ControlPlane(url, directory / "certs" / "apiserver.crt", token, crds)
+        _wait_ready(plane, server, log)
+        yield plane
+
+
+def _process(stack: ExitStack, log: Path, command: list[str | Path]) -> subprocess.Popen[bytes]:
+    out = stack.enter_context(log.open("wb"))
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "GOGC": "50"},
+    )
+    stack.callback(process.wait, 30)
+    stack.callback(process.terminate)
+    return process
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _wait_ready(plane: ControlPlane, server: subprocess.Popen[bytes], log: Path) -> None:
+    import ssl
+
+    deadline = time.monotonic() + START_SECONDS
+    request = urllib.request.Request(
+        f"{plane.url}/readyz", headers={"Authorization": f"Bearer {plane.token}"}
+    )
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            context = ssl.create_default_context(cafile=str(plane.ca_file))
+            with urllib.request.urlopen(request, timeout=2, context=context):
+                return
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.1)
+    raise RuntimeError(f"kube-apiserver did not become ready: {log.read_text()[-2000:]}")

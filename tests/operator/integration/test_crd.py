@@ -1,0 +1,201 @@
+"""The CRD on a real API server.
+
+- It is served, explains itself, and fills in the defaults of `guard_core.policy.Policy`.
+- What is out of range or contradictory is refused with a message that names the field.
+- spec.template and spec.guard cannot be changed, whatever the kind of patch; onFire and onSilence can.
+- A fire cannot be un-latched through the status, by any patch, by anyone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from guard_core.policy import Policy
+from guard_operator.api.names import GROUP, GUARD_MANAGER, KIND, OPERATOR_MANAGER, PLURAL, VERSION
+from guard_operator.api.types import GuardedTrainingJob
+from guard_operator.runtime.client import APPLY, MERGE, Client, Resource
+from guard_operator.runtime.errors import ApiError
+
+JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
+MakeJob = Callable[..., dict[str, Any]]
+JSON_PATCH = "application/json-patch+json"
+
+FIRE = {
+    "code": "kl_hard_stop",
+    "reason": "KL 0.2 > 0.08",
+    "attempt": 0,
+    "step": 7,
+    "at": "2026-01-01T00:00:00Z",
+}
+
+
+def test_defaults_are_those_of_the_policy(client: Client, namespace: str, make_job: MakeJob) -> None:
+    created = client.create(JOBS, namespace, make_job(), "test")
+    assert created["spec"]["onFire"] == "Stop"
+    spec = GuardedTrainingJob.model_validate({"spec": created["spec"]}).spec
+    assert spec.guard.policy == Policy()
+
+
+def test_it_explains_itself(client: Client) -> None:
+    schemas = client.request("GET", f"/openapi/v3/apis/{GROUP}/{VERSION}")["components"]["schemas"]
+    properties = schemas[f"dev.rlguard.{VERSION}.{KIND}"]["properties"]["spec"]["properties"]
+    assert "Immutable" in properties["template"]["description"]
+    assert all(inner.get("description") for inner in properties["guard"]["properties"].values())
+
+
+REFUSED = {
+    "kl_hard_stop 0": (
+        {"policy": {"heldoutGuard": {"klHardStop": 0}}},
+        "klHardStop in body should be greater than 0",
+    ),
+    "ema_alpha 1": ({"policy": {"heldoutGuard": {"emaAlpha": 1}}}, "emaAlpha in body should be less than 1"),
+    "ema_alpha -0.1": ({"policy": {"heldoutGuard": {"emaAlpha": -0.1}}}, "greater than or equal to 0"),
+    "decline_patience 0": ({"policy": {"heldoutGuard": {"declinePatience": 0}}}, "declinePatience"),
+    "min_steps -1": ({"policy": {"heldoutGuard": {"minSteps": -1}}}, "minSteps"),
+    "rise_eps -1": ({"policy": {"heldoutGuard": {"riseEps": -1}}}, "riseEps"),
+    "silent 0 s": ({"policy": {"silent": {"afterSeconds": 0}}}, "silent.afterSeconds"),
+    "stale 0 rounds": ({"policy": {"stale": {"afterRounds": 0}}}, "stale.afterRounds"),
+    "0 failures": ({"policy": {"evaluationFailing": {"afterFailures": 0}}}, "afterFailures"),
+    "unknown policy": ({"policy": {"silent": {"policy": "Shrug"}}}, 'supported values: "Warn", "Stop"'),
+    "low port": ({"port": 80}, "guard.port"),
+    "no evaluator": (
+        {"heldout": {"volume": {"claimName": "h"}, "evaluator": {}}},
+        "exactly one evaluator must be set",
+    ),
+    "two evaluators": (
+        {
+            "heldout": {
+                "volume": {"claimName": "h"},
+                "evaluator": {"checkpoint": {}, "openai": {"baseUrl": "http://x", "model": "m"}},
+            }
+        },
+        "exactly one evaluator must be set",
+    ),
+    "two held-out volumes": (
+        {"heldout": {"volume": {"claimName": "h", "secretName": "s"}, "evaluator": {"checkpoint": {}}}},
+        "exactly one of claimName, secretName and configMapName",
+    ),
+    "split climbs out": (
+        {"heldout": {"volume": {"claimName": "h"}, "split": "a/../../b", "evaluator": {"checkpoint": {}}}},
+        "relative and without '..'",
+    ),
+    "checkpoint evaluator without checkpoints": ({"checkpoints": None}, "needs guard.checkpoints.volume"),
+    "unknown isolation": ({"isolation": "None"}, "isolation"),
+}
+
+
+@pytest.mark.parametrize(("guard", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_bad_specs_are_refused(
+    client: Client, namespace: str, make_job: MakeJob, guard: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        client.create(JOBS, namespace, make_job(**guard), "test")
+    assert refused.value.status == 422
+    assert message in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["1run", "Run", "r" * 51, "a.b"])
+def test_names_that_pods_cannot_carry_are_refused(
+    client: Client, namespace: str, make_job: MakeJob, name: str
+) -> None:
+    with pytest.raises(ApiError, match=r"metadata\.name"):
+        client.create(JOBS, namespace, make_job(name), "test")
+
+
+IMMUTABLE = {
+    "a value deep in the workload": {
+        "template": {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 2}}}}
+    },
+    "a new key in the workload": {"template": {"spec": {"runPolicy": {}}}},
+    "a removed key in the workload": {"template": {"spec": {"pytorchReplicaSpecs": None}}},
+    "a renamed key in the workload": {"template": {"spec": {"pytorchReplicaSpecs": None, "other": {"a": 1}}}},
+    "a label of the workload": {"template": {"metadata": {"labels": {"a": "b"}}}},
+    "its kind": {"template": {"kind": "Job"}},
+    "a threshold": {"guard": {"policy": {"heldoutGuard": {"klHardStop": 0.5}}}},
+    "the image": {"guard": {"image": "other"}},
+    "the isolation": {"guard": {"isolation": "Relaxed"}},
+}
+
+
+@pytest.mark.parametrize("spec", IMMUTABLE.values(), ids=IMMUTABLE.keys())
+def test_template_and_guard_are_immutable(
+    client: Client, namespace: str, make_job: MakeJob, spec: dict[str, Any]
+) -> None:
+    client.create(JOBS, namespace, make_job(), "test")
+    with pytest.raises(ApiError, match="immutable"):
+        client.merge(JOBS, namespace, "run", {"spec": spec}, "test")
+
+
+def test_on_fire_and_on_silence_can_be_changed(client: Client, namespace: str, make_job: MakeJob) -> None:
+    client.create(JOBS, namespace, make_job(), "test")
+    patch = {"spec": {"onFire": "Delete", "onSilence": {"afterSeconds": 60, "policy": "Stop"}}}
+    changed = client.merge(JOBS, namespace, "run", patch, "test")
+    assert changed["metadata"]["generation"] == 2
+
+
+@pytest.fixture
+def fired(client: Client, namespace: str, make_job: MakeJob) -> str:
+    """The path of the status of a job whose guard has fired."""
+    client.create(JOBS, namespace, make_job(), "test")
+    apply_status(client, namespace, GUARD_MANAGER, {"guard": {"fire": FIRE, "step": 7}})
+    return JOBS.path(namespace, "run", "status")
+
+
+def apply_status(client: Client, namespace: str, manager: str, status: dict[str, Any]) -> dict[str, Any]:
+    meta = {"name": "run", "namespace": namespace}
+    body = {"apiVersion": JOBS.api_version, "kind": KIND, "metadata": meta, "status": status}
+    return client.apply(JOBS, body, manager, sub="status")
+
+
+UNLATCH = {
+    "remove fire": (MERGE, {"status": {"guard": {"fire": None}}}),
+    "remove guard": (MERGE, {"status": {"guard": None}}),
+    "remove status": (MERGE, {"status": None}),
+    "change the step": (MERGE, {"status": {"guard": {"fire": {"step": 8}}}}),
+    "change the reason": (MERGE, {"status": {"guard": {"fire": {"reason": "never mind"}}}}),
+    "JSON patch of fire": (JSON_PATCH, [{"op": "remove", "path": "/status/guard/fire"}]),
+    "JSON patch of guard": (JSON_PATCH, [{"op": "remove", "path": "/status/guard"}]),
+    "JSON patch of status": (JSON_PATCH, [{"op": "remove", "path": "/status"}]),
+}
+
+
+@pytest.mark.parametrize(("kind", "patch"), UNLATCH.values(), ids=UNLATCH.keys())
+def test_a_fire_cannot_be_unlatched(client: Client, fired: str, kind: str, patch: Any) -> None:
+    with pytest.raises(ApiError, match="latched"):
+        client.request("PATCH", fired, body=patch, content_type=kind)
+    assert client.request("GET", fired)["status"]["guard"]["fire"] == FIRE
+
+
+def test_replacing_the_status_does_not_unlatch(client: Client, fired: str) -> None:
+    stored = client.request("GET", fired)
+    for status in ({}, {"guard": {}}, None):
+        replaced = copy.deepcopy(stored) | {"status": status}
+        with pytest.raises(ApiError, match="latched"):
+            client.request("PUT", fired, body=replaced)
+
+
+def test_applying_without_the_fire_keeps_it(client: Client, namespace: str, fired: str) -> None:
+    apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {"step": 9}})
+    status = client.request("GET", fired)["status"]
+    assert status["guard"]["fire"] == FIRE
+    assert status["guard"]["step"] == 9
+
+
+def test_its_owner_must_repeat_the_fire(client: Client, namespace: str, fired: str) -> None:
+    """For server-side apply, the owner of a field who leaves it out removes it: the latch refuses that."""
+    with pytest.raises(ApiError, match="latched"):
+        apply_status(client, namespace, GUARD_MANAGER, {"guard": {"step": 9}})
+    apply_status(client, namespace, GUARD_MANAGER, {"guard": {"step": 9, "fire": FIRE}})
+    assert client.request("GET", fired)["status"]["guard"]["step"] == 9
+
+
+def test_the_main_resource_does_not_write_status(client: Client, namespace: str, fired: str) -> None:
+    path = JOBS.path(namespace, "run")
+    client.request("PATCH", path, body={"status": {"guard": None}}, content_type=MERGE)
+    body = {"apiVersion": JOBS.api_version, "kind": KIND, "metadata": {"name": "run", "namespace": namespace}}
+    client.request("PATCH", path, query={"fieldManager": "x", "force": "true"}, body=body, content_type=APPLY)
+    assert client.request("GET", fired)["status"]["guard"]["fire"] == FIRE
