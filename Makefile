@@ -39,7 +39,16 @@ format: install ## Format and fix what ruff can.
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-.PHONY: help install lock lint format
+generate: install ## Write the CRD and its reference page from guard_operator/api.
+	$(PY) -m guard_operator.api.generate
+
+verify: install ## Fail if a generated file is stale.
+	$(PY) -m guard_operator.api.generate --check
+
+control-plane: ## Build kube-apiserver and etcd for the integration tests, once; KUBEBUILDER_ASSETS is honoured.
+	@CACHE=$(CACHE) tests/operator/controlplane/build.sh
+
+.PHONY: help install lock lint format generate verify control-plane
 
 test: lint browser ## Every check: lint, the rules with their coverage, then all other tests.
 	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
