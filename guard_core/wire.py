@@ -116,10 +116,12 @@ _MEANINGS = {
 class Condition(Wire):
     """One thing that holds now. `policy` is set where the condition has one."""
 
-    code: Annotated[Code, Field(strict=False)]
-    level: Annotated[Level, Field(strict=False)]
+    code: Annotated[Code, Field(strict=False)] = Field(description="Which condition.")
+    level: Annotated[Level, Field(strict=False)] = Field(description="How severe it is.")
     message: str = Field(description="A sentence with the numbers.")
-    policy: Literal["warn", "stop"] | None = None
+    policy: Literal["warn", "stop"] | None = Field(
+        None, description="What it does, where that is configured."
+    )
 
 
 class EvaluationSummary(Wire):
@@ -138,27 +140,29 @@ class EvaluationSummary(Wire):
 class Verdict(Wire):
     """What the guard thinks of the run now. Missing numbers are null, never 0."""
 
-    level: Annotated[Level, Field(strict=False)]
+    level: Annotated[Level, Field(strict=False)] = Field(description="The most severe condition's level.")
     code: Annotated[Code, Field(strict=False)] = Field(description="The most severe condition's code.")
     reason: str = Field(description="The most severe condition's message.")
     fire: bool = Field(description="Evidence of reward hacking; latched.")
     halt: bool = Field(
         description="Training must stop: a fire, or a condition whose policy is `stop`; latched."
     )
-    conditions: tuple[Condition, ...] = Field((), strict=False)
+    conditions: tuple[Condition, ...] = Field(
+        (), strict=False, description="Everything that holds now, the most severe first."
+    )
     latch_attempt: Attempt | None = Field(None, description="Attempt in which the fire or stop latched.")
     latch_step: Step | None = Field(None, description="Step of that attempt at which it latched.")
     attempt: Attempt | None = Field(None, description="Newest attempt seen.")
     step: Step | None = Field(None, description="Newest step of that attempt.")
     steps: int = Field(0, description="Steps acknowledged over all attempts.")
     rounds: int = Field(0, description="Evaluation rounds folded.")
-    in_loop_ema: Finite | None = None
-    heldout_ema: Finite | None = None
+    in_loop_ema: Finite | None = Field(None, description="EMA of the in-loop reward over the rounds.")
+    heldout_ema: Finite | None = Field(None, description="EMA of the held-out score over the rounds.")
     proxy_real_gap: Finite | None = Field(None, description="The Hacking Gap, reward units.")
     max_proxy_real_gap: Finite | None = Field(None, description="Its ceiling, reward units.")
     kl_ema: Finite | None = Field(None, description="EMA of the median-of-5 KL to the reference, nats/token.")
     kl_hard_stop: Finite | None = Field(None, description="Its threshold, nats/token.")
-    last_evaluation: EvaluationSummary | None = None
+    last_evaluation: EvaluationSummary | None = Field(None, description="The newest evaluation.")
     best_evaluation: EvaluationSummary | None = Field(
         None, description="Highest held-out score so far (the later one of equals): the last good checkpoint."
     )
