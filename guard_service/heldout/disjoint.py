@@ -140,7 +140,7 @@ class _Index:
     """The held-out side, ready to be asked about one training prompt after the other."""
 
     def __init__(self, heldout: HeldoutSplit) -> None:
-        held = [tokens(prompt_text(item.messages or str(item.prompt))) for item in heldout.items]
+        held = [tokens(prompt_text(item.conversation)) for item in heldout.items]
         self._exact = {item.key: i for i, item in enumerate(heldout.items)}
         self._long = _Grams.of([_ngrams(t, CONTAINMENT_GRAM) for t in held])
         short = [t if SHORTEST_QUOTATION <= len(t) < CONTAINMENT_GRAM else [] for t in held]

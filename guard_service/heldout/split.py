@@ -51,14 +51,16 @@ class HeldoutItem(BaseModel):
     meta: dict[str, Any] = Field(default_factory=dict, description="Passed to the scorer.", repr=False)
 
     @property
-    def messages(self) -> list[dict[str, str]] | None:
-        """The prompt as chat messages, None if it is text."""
-        return None if isinstance(self.prompt, str) else [m.model_dump() for m in self.prompt]
+    def conversation(self) -> list[dict[str, str]]:
+        """The prompt as chat messages; a text is one user message."""
+        if isinstance(self.prompt, str):
+            return [{"role": "user", "content": self.prompt}]
+        return [m.model_dump() for m in self.prompt]
 
     @property
     def key(self) -> str:
         """The normalised prompt, by which items are the same."""
-        return normalised(self.messages or str(self.prompt))
+        return normalised(self.conversation)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ __all__ = [
 MAX_ANSWER_BYTES = 1 << 28  # one line: about 20 bytes per held-out item
 MAX_LOG_BYTES = 1 << 20
 STAGE_PREFIX = "stage-"
+_OWN_SETTINGS = ("RLGUARD_GUARD_", "RLGUARD_TOKEN")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,7 @@ class EvaluationWorker:
 
 def _child_environment() -> dict[str, str]:
     """The guard's environment without its own settings, which hold its tokens; no hub, no telemetry."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RLGUARD_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_SETTINGS)}
     return kept | {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

@@ -1,0 +1,164 @@
+"""Evaluator of any OpenAI-compatible endpoint, such as the server a trainer already rolls out with.
+
+The prompts leave the guard for that endpoint; answers and scores do not. A request that fails for good fails
+the evaluation: an item without a completion has no score, and never 0. Error texts quote no body, because a
+server may send the prompt back in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import os
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from guard_service.heldout.config import OpenAIEvaluatorSettings
+from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.evaluators import Completions, sample_seed
+from guard_service.heldout.split import HeldoutItem
+from guard_service.heldout.worker import EvaluationRequest
+
+FIRST_BACKOFF_SECONDS = 0.5
+LONGEST_BACKOFF_SECONDS = 60.0
+_PASSING = frozenset({408, 409, 425, 429})  # and 5xx: worth another try
+_HINTS = {
+    401: "check api_key_file or api_key_env",
+    403: "check api_key_file or api_key_env",
+    404: "check base_url and model",
+    400: "check model, max_new_tokens and the prompt's length",
+    422: "check model, max_new_tokens and the prompt's length",
+}
+
+
+class OpenAIEvaluator:
+    """Asks an endpoint for every completion, a bounded number at once."""
+
+    def __init__(self, settings: OpenAIEvaluatorSettings) -> None:
+        self._settings = settings
+
+    def check(self, items: Sequence[HeldoutItem]) -> None:
+        """See `Evaluator.check`: the key is readable, and no chat goes to /completions."""
+        self._headers()
+        talk = next((item for item in items if not isinstance(item.prompt, str)), None)
+        if talk is not None and not self._settings.chat:
+            raise SplitError(
+                f"item {talk.id!r} is a list of messages, which /completions does not take: set chat to true"
+            )
+
+    def warm_up(self) -> None:
+        """See `Evaluator.warm_up`: nothing to do."""
+
+    def complete(self, items: Sequence[HeldoutItem], request: EvaluationRequest) -> Completions:
+        """See `Evaluator.complete`."""
+        try:
+            return Completions(asyncio.run(self._complete(items, request)))
+        except ExceptionGroup as group:
+            failed = group.subgroup(EvaluationError)
+            raise (failed.exceptions[0] if failed else group) from group
+
+    async def _complete(self, items: Sequence[HeldoutItem], request: EvaluationRequest) -> list[list[str]]:
+        settings = self._settings
+        model = settings.model_name(attempt=request.attempt, step=request.step, checkpoint=request.path.name)
+        at_once = asyncio.Semaphore(settings.concurrency)
+        limits = httpx.Limits(max_connections=settings.concurrency)
+        async with httpx.AsyncClient(
+            base_url=settings.base_url.rstrip("/") + "/",
+            headers=self._headers(),
+            timeout=settings.request_timeout_seconds,
+            limits=limits,
+        ) as client:
+
+            async def ask(item: HeldoutItem, sample: int) -> str:
+                seed = sample_seed(settings.seed, request.pass_index, item.id, sample)
+                async with at_once:
+                    return await self._ask(client, item, self._body(item, model, seed))
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [[group.create_task(ask(item, k)) for k in range(settings.samples)] for item in items]
+        return [[task.result() for task in row] for row in tasks]
+
+    def _body(self, item: HeldoutItem, model: str, seed: int) -> dict[str, Any]:
+        settings = self._settings
+        body = {
+            "model": model,
+            "max_tokens": settings.max_new_tokens,
+            "temperature": settings.temperature,
+            "seed": seed,
+            "stream": False,
+        }
+        if settings.chat:
+            return body | {"messages": item.conversation}
+        return body | {"prompt": item.prompt}
+
+    async def _ask(self, client: httpx.AsyncClient, item: HeldoutItem, body: dict[str, Any]) -> str:
+        path = "chat/completions" if self._settings.chat else "completions"
+        tries = self._settings.retries + 1
+        for attempt in range(tries):
+            wait = min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2**attempt) * random.uniform(0.5, 1)  # noqa: S311
+            try:
+                response = await client.post(path, json=body)
+            except httpx.TransportError as error:
+                problem = type(error).__name__
+            else:
+                if response.status_code == httpx.codes.OK:
+                    return self._text(item, response)
+                problem = f"status {response.status_code}"
+                if response.status_code not in _PASSING and response.status_code < 500:
+                    hint = _HINTS.get(response.status_code, "see the server's log")
+                    raise EvaluationError(
+                        f"{client.base_url}{path} answered {problem} for item {item.id!r}: {hint}"
+                    )
+                wait = max(wait, _retry_after(response))
+            if attempt + 1 < tries:
+                await asyncio.sleep(wait)
+        raise EvaluationError(
+            f"{client.base_url}{path} gave no completion for item {item.id!r} in {tries} tries, "
+            f"at last {problem}"
+        )
+
+    def _text(self, item: HeldoutItem, response: httpx.Response) -> str:
+        """The completion in an answer."""
+        try:
+            choice = response.json()["choices"][0]
+            text = choice["message"]["content"] if self._settings.chat else choice["text"]
+        except (ValueError, LookupError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise EvaluationError(
+                f"{response.url} answered item {item.id!r} without a text: it is not OpenAI-compatible, or "
+                "the model answered with something else than text"
+            )
+        return text
+
+    def _headers(self) -> dict[str, str]:
+        settings = self._settings
+        key = None
+        if settings.api_key_env is not None:
+            key = os.environ.get(settings.api_key_env)
+            if not key:
+                raise SplitError(f"api_key_env: the environment variable {settings.api_key_env} is not set")
+        elif settings.api_key_file is not None:
+            try:
+                key = settings.api_key_file.read_text().strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise SplitError(f"api_key_file {settings.api_key_file} cannot be read: {error}") from error
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Seconds the server asks to wait (RFC 9110 10.2.3: a number or a date), at most a minute; 0 if none."""
+    value = response.headers.get("retry-after", "")
+    try:
+        seconds = float(value) if not value.endswith("GMT") else _until(value)
+    except ValueError:
+        return 0.0
+    return min(max(seconds, 0.0), LONGEST_BACKOFF_SECONDS)
+
+
+def _until(date: str) -> float:
+    return email.utils.parsedate_to_datetime(date).timestamp() - time.time()

@@ -1,0 +1,174 @@
+"""Scorers: how right a completion is, in [0, 1], given the item's answer.
+
+A scorer is a function `score(completion: str, answer: str, meta: Mapping[str, Any]) -> float`. It is named by
+one of the built-in names below, by an entry point of the group `rlguard.scorers`, or as `module:function`.
+They are imported and called in the worker process only.
+
+A scorer that fails gives no score: 0 would be evidence against the policy. Its error names scorer and item;
+what it said may quote a completion and goes to the worker's own log.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from numbers import Real
+from typing import Any
+
+from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.split import HeldoutItem, HeldoutSplit
+
+Scorer = Callable[[str, str, Mapping[str, Any]], float]
+
+ENTRY_POINTS = "rlguard.scorers"
+NUMERIC_TOLERANCE = Fraction(1, 10**6)  # relative; absolute below 1
+
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?:[eE][-+]?\d{1,3})?(?:/\d+)?%?"
+)
+_MARKED = re.compile(r"####\s*([^\n]+)|\\boxed\s*\{([^{}]*)\}")
+
+
+def exact(completion: str, answer: str, meta: Mapping[str, Any]) -> float:  # noqa: ARG001  # the scorers' shape
+    """1 if the completion is the answer up to white space around and between words."""
+    return float(completion.split() == answer.split())
+
+
+def numeric(completion: str, answer: str, meta: Mapping[str, Any]) -> float:  # noqa: ARG001  # the scorers' shape
+    r"""1 if the final number of the completion is the answer's.
+
+    The final number is the last one after `####` or in `\boxed{}` if there is such a mark, else the last one.
+    Thousands separators, fractions and percent signs are read; equal means within 1e-6 (relative above 1).
+
+    Raises:
+        ValueError: the answer holds no number.
+    """
+    expected = final_number(answer)
+    if expected is None:
+        raise ValueError("the answer holds no number")
+    found = final_number(completion)
+    if found is None:
+        return 0.0
+    return float(abs(found - expected) <= NUMERIC_TOLERANCE * max(Fraction(1), abs(expected)))
+
+
+def regex(completion: str, answer: str, meta: Mapping[str, Any]) -> float:  # noqa: ARG001  # the scorers' shape
+    """1 if the answer, a Python regular expression, is found in the stripped completion (`re.search`).
+
+    Raises:
+        ValueError: the answer is no regular expression.
+    """
+    try:
+        return float(re.search(answer, completion.strip()) is not None)
+    except re.error as error:
+        raise ValueError("the answer is no regular expression") from error
+
+
+def math_verify(completion: str, answer: str, meta: Mapping[str, Any]) -> float:  # noqa: ARG001
+    """1 if math-verify finds completion and answer equal (LaTeX or expressions); needs the extra `math`.
+
+    Its time-outs use SIGALRM, which works in the main thread only: that of the worker process.
+    """
+    from math_verify import parse, verify
+
+    return float(verify(parse(answer), parse(completion)))
+
+
+BUILT_IN: Mapping[str, Scorer] = {"exact": exact, "numeric": numeric, "regex": regex, "math": math_verify}
+
+
+def final_number(text: str) -> Fraction | None:
+    """The last number in the text, or in its last `####` or boxed part; None if there is none."""
+    marked = _MARKED.findall(text)
+    if marked:
+        text = "".join(marked[-1])
+    numbers = _NUMBER.findall(text)
+    if not numbers:
+        return None
+    number = numbers[-1].replace(",", "").replace("\u2212", "-")
+    try:
+        value = Fraction(number.removesuffix("%")) if "/" not in number else _ratio(number.removesuffix("%"))
+    except (ValueError, ZeroDivisionError):
+        return None
+    return value / 100 if number.endswith("%") else value
+
+
+def _ratio(text: str) -> Fraction:
+    over, under = text.split("/")
+    return Fraction(over) / Fraction(under)
+
+
+def load_scorer(name: str) -> Scorer:
+    """Find a scorer by name.
+
+    Raises:
+        SplitError: there is none of that name, it does not import, or it is no function.
+    """
+    if name in BUILT_IN:
+        if name == "math" and find_spec("math_verify") is None:
+            raise SplitError("scorer 'math' needs the package math-verify: pip install 'rlguard[math]'")
+        return BUILT_IN[name]
+    named = [e for e in entry_points(group=ENTRY_POINTS) if e.name == name]
+    module, colon, function = (named[0].value if named else name).partition(":")
+    if not colon:
+        known = sorted({*BUILT_IN, *(e.name for e in entry_points(group=ENTRY_POINTS))})
+        raise SplitError(f"scorer {name!r} is unknown: use one of {', '.join(known)}, or module:function")
+    try:
+        scorer = importlib.import_module(module)
+        for part in function.split("."):
+            scorer = getattr(scorer, part)
+    except Exception as error:
+        traceback.print_exc()
+        raise SplitError(f"scorer {name!r} does not import ({type(error).__name__}: {error})") from error
+    if not callable(scorer):
+        raise SplitError(f"scorer {name!r} is a {type(scorer).__name__}, not a function")
+    return scorer
+
+
+class Scoring:
+    """The scorers of one split, each loaded once."""
+
+    def __init__(self, split: HeldoutSplit, default: str) -> None:
+        """Load every scorer that the split names.
+
+        Raises:
+            SplitError: one of them cannot be loaded; names the first item that wants it.
+        """
+        self._default = default
+        self._scorers: dict[str, Scorer] = {}
+        for item in split.items:
+            name = item.scorer or default
+            if name not in self._scorers:
+                try:
+                    self._scorers[name] = load_scorer(name)
+                except SplitError as error:
+                    raise SplitError(f"item {item.id!r}: {error}") from error
+
+    def score(self, item: HeldoutItem, completion: str) -> float:
+        """How right the completion is, in [0, 1].
+
+        Raises:
+            EvaluationError: the scorer raised, or returned something else.
+        """
+        name = item.scorer or self._default
+        try:
+            value = self._scorers[name](completion, item.answer, item.meta)
+        except Exception as error:
+            traceback.print_exc()
+            raise EvaluationError(
+                f"scorer {name!r} raised {type(error).__name__} on item {item.id!r}: mend it, or the item"
+            ) from error
+        if not isinstance(value, Real):
+            got = f"a {type(value).__name__}"
+        elif not 0 <= (number := float(value)) <= 1:  # NaN too
+            got = "NaN" if math.isnan(number) else "a number outside [0, 1]"
+        else:
+            return number
+        raise EvaluationError(f"scorer {name!r} returned {got} for item {item.id!r}: it must be in [0, 1]")
