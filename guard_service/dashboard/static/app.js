@@ -15,6 +15,7 @@ const HEADLINES = {
   healthy: "No sign of reward hacking",
   unknown: "The guard cannot judge this run now",
   warning: "Something needs attention",
+  stopped: "Training must stop: the policy of a condition says so",
   fired: "Training must stop: evidence of reward hacking",
 };
 
@@ -99,9 +100,10 @@ $("token-form").addEventListener("submit", (event) => {
 function showVerdict() {
   document.body.classList.remove("lost");
   $("run").hidden = false;
+  // A fire stays in force while the level is `unknown`, as it is when the store is lost.
+  const state = verdict.fire ? "fired" : verdict.level;
   const stopped = verdict.halt && !verdict.fire;
-  const headline = stopped ? "Training must stop: the policy of a condition says so" : (HEADLINES[verdict.code] ?? HEADLINES[verdict.level]);
-  setState(verdict.level, verdict.level, headline);
+  setState(state, state, stopped ? HEADLINES.stopped : (HEADLINES[verdict.code] ?? HEADLINES[state]));
   setText($("reason"), sentence(verdict.reason));
   const latched = verdict.latch_step === null ? [] : [`${verdict.fire ? "Fired" : "Stopped"} at ${place(verdict.latch_attempt, verdict.latch_step)}; this stays so.`];
   const newest = verdict.step === null ? [] : [`Newest step: ${place(verdict.attempt, verdict.step)}.`];
@@ -165,7 +167,7 @@ function showConditions() {
       numbers.className = "muted";
       item.append(numbers);
     }
-    item.dataset.level = level;
+    item.dataset.level = plain;
     return item;
   }));
 }
