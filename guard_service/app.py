@@ -1,0 +1,376 @@
+"""The HTTP side of the guard: routes, tokens, the one shape of errors, OpenAPI. It decides nothing.
+
+`create_app` neither starts nor closes the engine; `guard_service.__main__` does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, Field
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from guard_core._version import __version__
+from guard_core.wire import CheckpointAnswer, CheckpointReport, StepReport, StepsAnswer, Verdict
+from guard_service import dashboard
+from guard_service.auth import Role, Tokens
+from guard_service.engine import Engine
+from guard_service.errors import MEDIA_TYPE, FieldError, Problem, ProblemDetails, invalid
+from guard_service.metrics import CONTENT_TYPE
+from guard_service.requests import MAX_STEPS, parse_checkpoint, parse_steps, read_body
+
+log = logging.getLogger("rlguard.guard")
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+MAX_POINTS = 10_000
+HISTORY_CHUNK = 65_536  # bytes that are gathered before they are sent
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class HistoryStep(BaseModel):
+    """One step of a thinned history."""
+
+    attempt: int
+    step: int
+    reward: float
+    kl: float | None = None
+    kl_kind: str
+    entropy: float | None = None
+    reward_std: float | None = None
+
+
+class HistoryEvaluation(BaseModel):
+    """One evaluation of a thinned history, with what the held-out rule made of it."""
+
+    attempt: int
+    step: int
+    score: float = Field(description="Mean score over the held-out split, in [0, 1].")
+    items: int = Field(description="How many held-out items were scored.")
+    path: str
+    sha256: str | None = None
+    rounds: int = Field(description="Evaluation rounds folded so far.")
+    in_loop_ema: float | None = None
+    heldout_ema: float | None = None
+    proxy_real_gap: float | None = None
+    kl_ema: float | None = None
+
+
+class History(BaseModel):
+    """The history, thinned for a plot."""
+
+    steps: list[HistoryStep] = Field(description="At most `max_points`, evenly spread, first and last kept.")
+    evaluations: list[HistoryEvaluation] = Field(description="All of them, in the order they finished.")
+    total_steps: int = Field(description="How many steps there are before thinning.")
+
+
+class Health(BaseModel):
+    """The process answers."""
+
+    status: str
+
+
+class _DirectRoute(APIRoute):
+    """A route whose endpoint takes the request alone and answers with a `Response`.
+
+    FastAPI would read a body with `json.loads` and go through its dependencies; ingest does not.
+    """
+
+    def get_route_handler(self) -> Handler:
+        endpoint: Handler = self.endpoint
+        return endpoint
+
+
+class _Bearer(HTTPBearer):
+    """A token scheme of the OpenAPI document that also checks the token."""
+
+    def __init__(self, name: str, tokens: Tokens, *roles: Role) -> None:
+        super().__init__(scheme_name=name, auto_error=False)
+        self._tokens, self._roles = tokens, roles
+
+    async def __call__(self, request: Request) -> None:  # type: ignore[override]
+        check(request, self._tokens, *self._roles)
+
+
+def check(request: Request, tokens: Tokens, *roles: Role) -> None:
+    """Admit the request if it carries the token of one of the roles; raises `Problem` 401 or 403."""
+    authorization = next((v for name, v in request.scope["headers"] if name == b"authorization"), None)
+    tokens.check(authorization, *roles)
+
+
+def create_app(engine: Engine, tokens: Tokens) -> FastAPI:
+    """The app that serves one engine."""
+    app = FastAPI(
+        title="RLGuard guard",
+        version=__version__,
+        description="Takes steps and checkpoints of one training run, and says whether it may go on.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses={500: _problem("The guard failed; the log says why.")},
+    )
+    _add_ingest(app, engine, tokens)
+    _add_reading(app, engine, tokens)
+    _add_probes(app, engine, tokens)
+    app.include_router(dashboard.router())
+    _add_problem_handlers(app)
+    _add_openapi(app)
+    return app
+
+
+# -- routes ------------------------------------------------------------------------------------------------
+
+
+def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
+    async def post_steps(request: Request) -> Response:
+        """Report one step, or a list of at most 1,000.
+
+        What is acknowledged is on disk and in the verdict. A step that was reported before with the same
+        values is counted as a duplicate and not folded again. A list is kept whole or not at all: an item
+        that contradicts what is on disk (409) or does not validate (422) refuses all of it.
+        """
+        check(request, tokens, Role.INGEST)
+        added = await engine.add_steps(parse_steps(await read_body(request)))
+        return Response(
+            b'{"accepted":%d,"duplicates":%d,"verdict":%b}'
+            % (len(added.new), added.duplicates, engine.verdict_json),
+            media_type=JSON,
+        )
+
+    async def post_checkpoint(request: Request) -> Response:
+        """Announce a checkpoint that is complete on disk; it is queued for held-out evaluation."""
+        check(request, tokens, Role.INGEST)
+        queued = await engine.add_checkpoint(parse_checkpoint(await read_body(request)))
+        return Response(
+            b'{"queued":%b,"verdict":%b}' % (b"true" if queued else b"false", engine.verdict_json),
+            media_type=JSON,
+        )
+
+    problems = {
+        **_auth_problems(),
+        400: _problem("The body is not JSON."),
+        409: _problem("It contradicts what is on disk; nothing was kept."),
+        413: _problem("The body is larger than a request may be."),
+        415: _problem("The body is not `application/json`."),
+        422: _problem("A field is missing, unknown or out of range; nothing was kept."),
+        503: _problem("The store is unavailable; nothing was kept. Send it again.", retry=True),
+    }
+    step = _ref(StepReport)
+    for path, endpoint, answer, schema in (
+        (
+            "/v1/steps",
+            post_steps,
+            StepsAnswer,
+            {"anyOf": [step, {"type": "array", "items": step, "maxItems": MAX_STEPS}]},
+        ),
+        ("/v1/checkpoints", post_checkpoint, CheckpointAnswer, _ref(CheckpointReport)),
+    ):
+        app.router.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            response_model=answer,
+            responses=problems,
+            tags=["ingest"],
+            route_class_override=_DirectRoute,
+            openapi_extra={
+                "security": [{"ingestToken": []}],
+                "requestBody": {"required": True, "content": {JSON: {"schema": schema}}},
+            },
+        )
+
+
+def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
+    either = [
+        Security(_Bearer("ingestToken", tokens, Role.INGEST, Role.READ)),
+        Security(_Bearer("readToken", tokens, Role.INGEST, Role.READ)),
+    ]
+    read = [Security(_Bearer("readToken", tokens, Role.READ))]
+
+    @app.get(
+        "/v1/verdict",
+        dependencies=either,
+        response_model=Verdict,
+        responses=_auth_problems(),
+        tags=["reading"],
+    )
+    async def get_verdict() -> Response:
+        """The verdict now. Takes the ingest token or the read token."""
+        return Response(engine.verdict_json, media_type=JSON)
+
+    @app.get(
+        "/v1/history",
+        dependencies=read,
+        response_model=History,
+        responses={
+            **_auth_problems(),
+            200: {
+                "content": {NDJSON: {"schema": {"type": "string"}}},
+                "description": "With `max_points`: thinned, as JSON. Without: every step, one JSON object a "
+                "line in the order of (attempt, step); a step whose checkpoint was evaluated has `heldout`.",
+            },
+            422: _problem("`max_points` is out of range."),
+            503: _problem("The store is unavailable.", retry=True),
+        },
+        tags=["reading"],
+    )
+    async def get_history(
+        max_points: Annotated[
+            int | None, Query(ge=2, le=MAX_POINTS, description="Thin the steps to at most this many.")
+        ] = None,
+    ) -> Response:
+        """What was reported and evaluated, without per-item outcomes."""
+        if max_points is not None:
+            history = await engine.thinned_history(max_points)
+            return Response(json.dumps(history).encode(), media_type=JSON)
+        lines = engine.history()
+        first = await anext(lines, None)  # a store that fails does so before the answer begins
+        return StreamingResponse(_ndjson(first, lines), media_type=NDJSON)
+
+
+def _add_probes(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
+    @app.get("/healthz", tags=["probes"])
+    async def get_healthz() -> Health:
+        """The process answers. It says nothing about the run."""
+        return Health(status="ok")
+
+    @app.get(
+        "/readyz",
+        responses={503: _problem("The store does not work, or the held-out split is not checked yet.")},
+        tags=["probes"],
+    )
+    async def get_readyz() -> Health:
+        """The store works and held-out evaluation is ready."""
+        if reason := engine.not_ready:
+            raise Problem(503, reason, slug="not-ready", headers={"Retry-After": "1"})
+        return Health(status="ready")
+
+    @app.get(
+        "/metrics",
+        dependencies=[Security(_Bearer("readToken", tokens, Role.READ))],
+        response_class=Response,
+        responses={
+            **_auth_problems(),
+            200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}, "description": "Metrics."},
+        },
+        tags=["reading"],
+    )
+    async def get_metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(engine.metrics.render(), media_type=CONTENT_TYPE)
+
+
+async def _ndjson(first: dict[str, Any] | None, rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    if first is None:
+        return
+    chunk = bytearray(json.dumps(first).encode() + b"\n")
+    async for line in rest:
+        chunk += json.dumps(line).encode() + b"\n"
+        if len(chunk) >= HISTORY_CHUNK:
+            yield bytes(chunk)
+            chunk.clear()
+    yield bytes(chunk)
+
+
+# -- errors ------------------------------------------------------------------------------------------------
+
+
+def _add_problem_handlers(app: FastAPI) -> None:
+    async def on_problem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        return _answer(request, error)
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        details = {
+            404: f"there is nothing at {request.url.path}",
+            405: f"{request.method} is not allowed at {request.url.path}",
+        }
+        detail = details.get(error.status_code, str(error.detail))
+        return _answer(request, Problem(error.status_code, detail, headers=error.headers))
+
+    async def on_query(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        fields = [
+            FieldError(
+                field=".".join(str(p) for p in e["loc"][1:]), message=f"{e['msg']}, got {e['input']!r}"
+            )
+            for e in error.errors()
+        ]
+        return _answer(request, invalid(f"refused: {', '.join(f.field for f in fields)}", fields))
+
+    async def on_failure(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return _answer(request, Problem(500, "the guard failed on this request; its log says why"))
+
+    handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+        Problem: on_problem,
+        HTTPException: on_http,
+        RequestValidationError: on_query,
+        Exception: on_failure,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+
+
+def _answer(request: Request, problem: Problem) -> Response:
+    return Response(problem.body(request.url.path), problem.status, problem.headers, MEDIA_TYPE)
+
+
+def _problem(description: str, retry: bool = False) -> dict[str, Any]:
+    """One answer of the OpenAPI document that is not a success."""
+    entry: dict[str, Any] = {
+        "description": description,
+        "content": {MEDIA_TYPE: {"schema": _ref(ProblemDetails)}},
+    }
+    if retry:
+        entry["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
+    return entry
+
+
+def _auth_problems() -> dict[int | str, dict[str, Any]]:
+    return {
+        401: _problem("No token, or not one of this guard's."),
+        403: _problem("A token of this guard's that is not for this route."),
+    }
+
+
+# -- OpenAPI -----------------------------------------------------------------------------------------------
+
+
+def _ref(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+def _add_openapi(app: FastAPI) -> None:
+    """Add the models that only `_ref` names, and write security and problems as they are."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(
+                title=app.title, version=app.version, description=app.description, routes=app.routes
+            )
+            _, models = models_json_schema(
+                [(model, "validation") for model in (StepReport, CheckpointReport, ProblemDetails)],
+                ref_template="#/components/schemas/{model}",
+            )
+            schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+            schemas.update(models["$defs"])
+            for unused in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(unused, None)
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

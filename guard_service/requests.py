@@ -1,0 +1,142 @@
+"""Reading a request: its size, its JSON, its fields. Every mistake becomes a `Problem` that names the field.
+
+Bodies are validated straight from bytes, which also settles what `json.loads` would let pass: repeated keys,
+and NaN or Infinity in place of a number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from guard_core.wire import CheckpointReport, StepReport
+from guard_service.errors import (
+    FieldError,
+    Problem,
+    bad_request,
+    invalid,
+    too_large,
+    unsupported_media_type,
+)
+
+MAX_STEPS = 1_000
+MAX_BODY_BYTES = 1024 * 1024
+MAX_ERRORS = 20  # fields named in one answer
+MAX_SHOWN = 80  # characters of a refused value
+
+_STEP = TypeAdapter(StepReport)
+_STEPS = TypeAdapter(Annotated[list[StepReport], Field(max_length=MAX_STEPS)])
+_CHECKPOINT = TypeAdapter(CheckpointReport)
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body.
+
+    Raises:
+        Problem: 413 above `MAX_BODY_BYTES`, told or found while reading; 415 if it is not JSON; 400 if the
+            client went away.
+    """
+    kind = length = encoding = b""
+    for name, value in request.scope["headers"]:
+        if name == b"content-type":
+            kind = value
+        elif name == b"content-length":
+            length = value
+        elif name == b"content-encoding":
+            encoding = value
+    media_type = kind.partition(b";")[0].strip().lower()
+    if media_type != b"application/json":
+        raise unsupported_media_type(
+            f"the body must be application/json, not {media_type.decode('latin-1')!r}: set Content-Type"
+        )
+    if encoding.lower() not in (b"", b"identity"):
+        raise unsupported_media_type("the body must not be compressed: leave Content-Encoding out")
+    if length.isdigit() and int(length) > MAX_BODY_BYTES:
+        raise _too_large()
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > MAX_BODY_BYTES:
+                raise _too_large()
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise bad_request("the connection ended before the body did") from None
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def parse_steps(body: bytes) -> list[StepReport]:
+    """One step or a list of at most `MAX_STEPS`.
+
+    Raises:
+        Problem: 400 if it is not JSON, 422 naming every field that is wrong.
+    """
+    is_list = body.lstrip()[:1] == b"["
+    reports = _validate(_STEPS, body) if is_list else [_validate(_STEP, body)]
+    # Once a body is valid, its only colons follow keys: more colons than fields are repeated keys.
+    if body.count(b":") != sum(len(report.model_fields_set) for report in reports):
+        _refuse_repeated_keys(body)
+    return reports
+
+
+def parse_checkpoint(body: bytes) -> CheckpointReport:
+    """One checkpoint.
+
+    Raises:
+        Problem: 400 if it is not JSON, 422 naming every field that is wrong.
+    """
+    report = _validate(_CHECKPOINT, body)
+    _refuse_repeated_keys(body)
+    return report
+
+
+def _validate(adapter: TypeAdapter[T], body: bytes) -> T:
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False)
+    if errors[0]["type"] == "json_invalid":
+        raise bad_request(f"the body is not JSON: {errors[0]['msg'].removeprefix('Invalid JSON: ')}")
+    fields = [_field_error(e) for e in errors[:MAX_ERRORS]]
+    more = "" if len(errors) <= MAX_ERRORS else f" and {len(errors) - MAX_ERRORS} more"
+    raise invalid(f"refused: {', '.join(f.field for f in fields)}{more}; nothing was kept", fields)
+
+
+def _field_error(error: Any) -> FieldError:
+    field = ".".join(str(part) for part in error["loc"]) or "body"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] in ("missing", "extra_forbidden", "value_error", "too_long") or field == "body":
+        return FieldError(field=field, message=message)
+    shown = repr(error["input"])
+    if len(shown) > MAX_SHOWN:
+        shown = shown[:MAX_SHOWN] + "…"
+    return FieldError(field=field, message=f"{message}, got {shown}")
+
+
+def _refuse_repeated_keys(body: bytes) -> None:
+    def members(pairs: Sequence[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _repeated(key)
+            seen.add(key)
+
+    json.loads(body, object_pairs_hook=members)
+
+
+def _repeated(key: str) -> Problem:
+    return invalid(
+        f"refused: {key}; nothing was kept",
+        [FieldError(field=key, message="the key is given more than once in one object")],
+    )
+
+
+def _too_large() -> Problem:
+    return too_large(f"a request may carry {MAX_BODY_BYTES} bytes: send fewer steps at once")
