@@ -95,6 +95,8 @@ class Judge:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        liveness = (policy.silent, policy.stale, policy.evaluation_failing)
+        self._may_stop = any(section.policy == "stop" for section in liveness)
         self._guard = policy.heldout_guard.build()
         self._monitor = policy.build_step_monitor()
         # (attempt, step, reward, armed KL) of the steps after the last evaluated checkpoint.
@@ -190,7 +192,7 @@ class Judge:
 
     def _armed_kl(self, report: Step) -> float | None:
         """The KL the rule may use. An exact 0 counts only once the KL has been seen to move (beta = 0)."""
-        self._last_kl = (report.kl_kind.value, report.kl)
+        self._last_kl = (report.kl_kind, report.kl)
         if report.kl is None or report.kl_kind is not KlKind.REF_TOKEN_MEAN:
             return None
         self._kl_armed = self._kl_armed or report.kl != 0.0
@@ -201,7 +203,7 @@ class Judge:
             self._fire = Latch(True, code.value, message, attempt, step)
 
     def _latch_stop(self, silent_for: float) -> None:
-        if self._stop is not None:
+        if self._stop is not None or not self._may_stop:
             return
         for condition in self._liveness(silent_for):
             if condition.policy == "stop":

@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any, Self
 
 from guard_core.heldout_guard import HeldOutGuard
@@ -73,7 +72,7 @@ class StepMonitor:
             raise ValueError(f"kl must be finite and >= 0 nats/token, got {kl!r}")
         self._window.append(kl)
         if len(self._window) == MEDIAN_WINDOW:
-            middle = median(self._window)
+            middle = sorted(self._window)[MEDIAN_WINDOW // 2]
             prior = middle if self._kl_ema is None else self._kl_ema
             self._kl_ema = self.ema_alpha * prior + (1.0 - self.ema_alpha) * middle
         reason = self._judge(step)

@@ -36,7 +36,7 @@ MUTANTS: list[tuple[tuple[str, str], str, str]] = [
     (GUARD, "min(factor * mean, self.kl_hard_stop)", "factor * mean"),
     (GUARD, "self._in_loop_baseline) - (self._heldout_ema", "self._in_loop_baseline) + (self._heldout_ema"),
     (GUARD, "if status is not None and status.fire:", "if status is not None and not status.fire:"),
-    (MONITOR, "middle = median(self._window)", "middle = max(self._window)"),
+    (MONITOR, "sorted(self._window)[MEDIAN_WINDOW // 2]", "max(self._window)"),
     (MONITOR, "self._kl_ema <= self.kl_hard_stop", "self._kl_ema < self.kl_hard_stop"),
     (MONITOR, 'return f"latched: {self._fired_reason}"', 'return ""'),
     (MONITOR, "len(self._window) == MEDIAN_WINDOW", "len(self._window) >= 1"),
