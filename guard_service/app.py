@@ -43,29 +43,29 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 class HistoryStep(BaseModel):
     """One step of a thinned history."""
 
-    attempt: int
-    step: int
-    reward: float
-    kl: float | None = None
-    kl_kind: str
-    entropy: float | None = None
-    reward_std: float | None = None
+    attempt: int = Field(description="Start of the trainer, 0 for the first.")
+    step: int = Field(description="Optimizer step.")
+    reward: float = Field(description="Mean in-loop reward of the step, reward units.")
+    kl: float | None = Field(None, description="KL, nats; what it is says `kl_kind`.")
+    kl_kind: str = Field(description="What `kl` is; see `KlKind`.")
+    entropy: float | None = Field(None, description="Mean policy entropy, nats/token.")
+    reward_std: float | None = Field(None, description="Std of the reward, reward units.")
 
 
 class HistoryEvaluation(BaseModel):
     """One evaluation of a thinned history, with what the held-out rule made of it."""
 
-    attempt: int
-    step: int
+    attempt: int = Field(description="Start of the trainer that wrote the checkpoint.")
+    step: int = Field(description="Optimizer step of the checkpoint.")
     score: float = Field(description="Mean score over the held-out split, in [0, 1].")
     items: int = Field(description="How many held-out items were scored.")
-    path: str
-    sha256: str | None = None
+    path: str = Field(description="The checkpoint directory that was scored.")
+    sha256: str | None = Field(None, description="Digest of the scored weights.")
     rounds: int = Field(description="Evaluation rounds folded so far.")
-    in_loop_ema: float | None = None
-    heldout_ema: float | None = None
-    proxy_real_gap: float | None = None
-    kl_ema: float | None = None
+    in_loop_ema: float | None = Field(None, description="EMA of the in-loop reward after this round.")
+    heldout_ema: float | None = Field(None, description="EMA of the held-out score after this round.")
+    proxy_real_gap: float | None = Field(None, description="The Hacking Gap after this round, reward units.")
+    kl_ema: float | None = Field(None, description="EMA of the KL to the reference, nats/token.")
 
 
 class History(BaseModel):
@@ -79,7 +79,7 @@ class History(BaseModel):
 class Health(BaseModel):
     """The process answers."""
 
-    status: str
+    status: str = Field(description="`ok` or `ready`.")
 
 
 class _DirectRoute(APIRoute):
