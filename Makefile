@@ -42,13 +42,16 @@ format: install ## Format and fix what ruff can.
 generate: install ## Write the CRD and its reference page from guard_operator/api.
 	$(PY) -m guard_operator.api.generate
 
+docs: install ## Write docs/reference again from the code.
+	$(PY) docs/generate.py
+
 verify: install ## Fail if a generated file is stale.
 	$(PY) -m guard_operator.api.generate --check
 
 control-plane: ## Build kube-apiserver and etcd for the integration tests, once; KUBEBUILDER_ASSETS is honoured.
 	@CACHE=$(CACHE) tests/operator/controlplane/build.sh
 
-.PHONY: help install lock lint format generate verify control-plane
+.PHONY: help install lock lint format generate docs verify control-plane
 
 test: lint browser ## Every check: lint, the rules with their coverage, then all other tests.
 	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90

@@ -1,0 +1,137 @@
+"""The docs say what the code does: generated pages are fresh, nothing is undocumented, no link is dead."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from guard_core.wire import Code, Level
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def reference(name: str) -> str:
+    return (ROOT / "docs" / "reference" / name).read_text("utf-8")
+
+
+def empty_cells(page: str) -> list[str]:
+    """Rows of a page's tables whose last cell, the meaning, is empty."""
+    return [line for line in page.splitlines() if line.startswith("|") and re.search(r"\|\s*\|$", line)]
+
+
+class TestGeneratedPages:
+    def test_are_what_the_code_gives_now(self, generate: ModuleType) -> None:
+        stale = [path.name for path, text in generate.pages().items() if path.read_text("utf-8") != text]
+        assert not stale, f"run `make docs`: {stale} are stale"
+
+    def test_the_check_names_a_stale_page_and_fails(
+        self,
+        generate: ModuleType,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        stale = tmp_path / "verdict.md"
+        stale.write_text("old", "utf-8")
+        monkeypatch.setattr(generate, "ROOT", tmp_path)
+        monkeypatch.setattr(generate, "pages", lambda: {stale: "new"})
+        assert generate.main(["--check"]) == 1
+        assert "verdict.md is stale" in capsys.readouterr().err
+        assert generate.main([]) == 0
+        assert stale.read_text("utf-8") == "new"
+        assert generate.main(["--check"]) == 0
+
+    def test_the_command_of_make_docs_works(self) -> None:
+        check = subprocess.run([sys.executable, "docs/generate.py", "--check"], cwd=ROOT, check=False)
+        assert check.returncode == 0
+
+
+class TestNothingIsUndocumented:
+    @pytest.mark.parametrize("name", ["guard-api.md", "metrics.md", "settings.md", "verdict.md"])
+    def test_every_row_has_a_meaning(self, name: str) -> None:
+        assert empty_cells(reference(name)) == []
+
+    def test_an_empty_meaning_would_be_seen(self) -> None:
+        assert empty_cells("| a | b |\n|---|---|\n| `x` |  |") == ["| `x` |  |"]
+
+    def test_every_level_and_code(self) -> None:
+        page = reference("verdict.md")
+        assert [value for value in [*Level, *Code] if f"| `{value.value}` |" not in page] == []
+
+    def test_every_metric(self, generate: ModuleType) -> None:
+        page = reference("metrics.md")
+        for family in generate.metric_families(known=True):
+            assert f"`{family.name}" in page
+            assert family.documentation
+
+    def test_every_variable_of_the_trainer(self, generate: ModuleType) -> None:
+        assert generate.trainer_environment() == generate.TRAINER_ENVIRONMENT.keys()
+
+    def test_every_route_has_a_description(self, generate: ModuleType) -> None:
+        page = reference("guard-api.md")
+        for method, path, operation in generate.operations(generate.openapi()):
+            assert f"## {method.upper()} {path}" in page
+            assert operation.get("description"), f"{method} {path} has no description"
+
+    def test_every_route_that_the_app_serves_is_in_its_openapi_document_or_is_the_page(
+        self, generate: ModuleType
+    ) -> None:
+        documented = {(method.upper(), path) for method, path, _ in generate.operations(generate.openapi())}
+        served = {
+            (method, route.path)
+            for route in generate.app().routes
+            for method in (getattr(route, "methods", None) or ())
+            if method != "HEAD"
+        }
+        page = {("GET", path) for _, path in served if path == "/" or path.startswith("/dashboard/")}
+        assert served - page - {("GET", "/openapi.json")} == documented
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_files_lead_somewhere(page: Path) -> None:
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors(path)):
+            dead.append(target)
+    assert not dead
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, by the rule that the usual renderers follow."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+class TestTestsNamedInTheArchitecture:
+    def test_exist(self) -> None:
+        page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+        named = set(re.findall(r"`(tests/[\w/.]+?)(?:::[\w:]+)?`", page))
+        assert named
+        assert [path for path in named if not (ROOT / path).exists()] == []
+
+    def test_and_their_parts_exist(self) -> None:
+        page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+        for path, parts in re.findall(r"`(tests/[\w/.]+?)::([\w:]+)`", page):
+            source = (ROOT / path).read_text("utf-8")
+            for part in parts.split("::"):
+                assert re.search(rf"(?:class|def) {part}\b", source), f"{path} has no {part}"
