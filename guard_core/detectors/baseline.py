@@ -1,0 +1,238 @@
+"""The baseline: what the starting policy scores on each held-out item, and the risk groups made from it.
+
+R passes of the starting policy over the n items give R·n outcomes in [0, 1]. Items with the same baseline
+score are exchangeable for every detector here, so they are pooled into *risk groups* (the strata of a
+risk-adjusted chart); a detector sees an evaluation only as a table "how many items of group g had outcome v".
+That makes every statistic exactly independent of the order of the items, and cheap.
+
+Pure: numpy only, no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.intp]
+
+#: More groups than this are merged: the gain of finer strata is far below the noise of a group's own score.
+MAX_GROUPS = 32
+
+#: Bounds of the prior's concentration a + b: items as different as can be, and items that are all alike.
+CONCENTRATION = (0.2, 200.0)
+
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
+
+
+def check_items(items: Sequence[float] | Array, n: int | None = None) -> Array:
+    """The outcomes of one evaluation as a float array.
+
+    Args:
+        items: outcomes in [0, 1], shape (n,), in the split's order.
+        n: how many there must be; None accepts any number from 1.
+
+    Raises:
+        ValueError: not one-dimensional, empty, of another length, not finite or outside [0, 1].
+    """
+    outcomes = np.asarray(items, dtype=np.float64)
+    if outcomes.ndim != 1 or outcomes.size == 0:
+        raise ValueError(f"items must be a non-empty list of outcomes, got shape {outcomes.shape}")
+    if n is not None and outcomes.size != n:
+        raise ValueError(f"{outcomes.size} items, but the baseline has {n}: the split must not change")
+    bad = ~((outcomes >= 0.0) & (outcomes <= 1.0))
+    if bad.any():
+        index = int(np.argmax(bad))
+        raise ValueError(f"item {index} is {outcomes[index]!r}; outcomes must be in [0, 1]")
+    return outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """One evaluation, compressed: the distinct outcomes and which of them each item had.
+
+    `levels`: shape (v,), ascending; `codes`: shape (n,), so that `levels[codes]` are the items.
+    """
+
+    levels: Array
+    codes: Codes
+
+    @classmethod
+    def of(cls, items: Array) -> Self:
+        """Compress checked items of shape (n,)."""
+        levels, codes = np.unique(items, return_inverse=True)
+        return cls(levels, codes)
+
+    @property
+    def items(self) -> Array:
+        """The outcomes again, shape (n,)."""
+        return self.levels[self.codes]
+
+    @property
+    def mean(self) -> float:
+        """Mean outcome; the same whatever the order of the items."""
+        return float(np.bincount(self.codes, minlength=len(self.levels)) @ self.levels) / len(self.codes)
+
+    def table(self, groups: Codes, count: int) -> Array:
+        """How many items of each group had each level: shape (count, v)."""
+        v = len(self.levels)
+        flat = np.bincount(groups * v + self.codes, minlength=count * v)
+        return flat.reshape(count, v).astype(np.float64)
+
+    def to_state(self) -> dict[str, Any]:
+        """Compact JSON: the levels once, and two characters or one for each item."""
+        return {"levels": self.levels.tolist(), "codes": _pack(self.codes, len(self.levels))}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_state`."""
+        levels = np.asarray(state["levels"], dtype=np.float64)
+        return cls(levels, _unpack(state["codes"], len(levels)))
+
+
+def _pack(codes: Codes, count: int) -> str:
+    if count <= len(_ALPHABET):
+        return "".join(_ALPHABET[c] for c in codes.tolist())
+    return "".join(_ALPHABET[c // 64] + _ALPHABET[c % 64] for c in codes.tolist())
+
+
+def _unpack(text: str, count: int) -> Codes:
+    digits = np.asarray([_ALPHABET.index(c) for c in text], dtype=np.intp)
+    return digits if count <= len(_ALPHABET) else digits[0::2] * 64 + digits[1::2]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """R passes of the starting policy over n items.
+
+    `passes`: shape (R, n), outcomes in [0, 1]; `samples`: independent samples behind each outcome (k).
+
+    Passes that are all identical (greedy decoding) carry the information of one; they count as one in
+    `precision`.
+    """
+
+    passes: Array
+    samples: int = 1
+
+    @classmethod
+    def from_passes(cls, passes: Sequence[Sequence[float]] | Array, samples: int = 1) -> Self:
+        """Check and keep the passes.
+
+        Args:
+            passes: shape (R, n), R >= 1; all passes over the same items in the same order.
+            samples: independent samples that each outcome is the mean of, >= 1.
+
+        Raises:
+            ValueError: no pass, passes of different length, or an outcome outside [0, 1].
+        """
+        if len(passes) == 0:
+            raise ValueError("a baseline needs at least one pass of the starting policy, got none")
+        if samples < 1:
+            raise ValueError(f"samples must be >= 1, got {samples!r}")
+        first = check_items(passes[0])
+        rows = [check_items(row, first.size) for row in passes]
+        return cls(np.stack(rows), samples)
+
+    @property
+    def items(self) -> int:
+        """n."""
+        return int(self.passes.shape[1])
+
+    @cached_property
+    def precision(self) -> int:
+        """Independent samples behind an item's baseline mean: R·k, or k if all passes are identical."""
+        repeated = bool((self.passes == self.passes[0]).all())
+        return self.samples * (1 if repeated else int(self.passes.shape[0]))
+
+    @cached_property
+    def strata(self) -> Strata:
+        """The risk groups with their shrunken means."""
+        return Strata.of(self.passes.sum(axis=0) / self.passes.shape[0], self.precision)
+
+
+@dataclass(frozen=True)
+class Strata:
+    """Risk groups: items with (nearly) the same reference mean.
+
+    `groups`: shape (n,), the group of each item; `sizes`, `scores`, `centres`: shape (G,): items in the
+    group, their mean outcome in the reference, and that mean shrunken by an empirical-Bayes Beta prior.
+    `prior`: its (a, b); `precision`: independent samples behind each item's mean.
+    """
+
+    groups: Codes
+    sizes: Array
+    scores: Array
+    centres: Array
+    prior: tuple[float, float]
+    precision: int
+
+    @classmethod
+    def of(cls, means: Array, precision: int) -> Self:
+        """Group items by their reference means.
+
+        Args:
+            means: mean outcome of each item over the reference passes, shape (n,), in [0, 1].
+            precision: independent samples behind each mean.
+        """
+        levels, groups = np.unique(means, return_inverse=True)
+        if len(levels) > MAX_GROUPS:
+            _, groups = np.unique(np.floor(means * (MAX_GROUPS - 1) + 0.5), return_inverse=True)
+        order = np.argsort(means, kind="stable")  # equal means are interchangeable: the sums have one order
+        sizes = np.bincount(groups)
+        return cls.from_scores(groups, np.bincount(groups[order], weights=means[order]) / sizes, precision)
+
+    @classmethod
+    def from_scores(cls, groups: Codes, scores: Array, precision: int) -> Self:
+        """From the grouping and the groups' mean outcomes, shape (G,)."""
+        sizes = np.bincount(groups, minlength=len(scores)).astype(np.float64)
+        prior = _fit_prior(float(sizes @ scores) / len(groups), sizes, scores, precision)
+        centres = (prior[0] + precision * scores) / (sum(prior) + precision)
+        return cls(groups, sizes, scores, centres, prior, precision)
+
+    @property
+    def score(self) -> float:
+        """Mean outcome of the reference over all items."""
+        return float(self.sizes @ self.scores) / len(self.groups)
+
+    @property
+    def variance(self) -> float:
+        """Mean variance of one sample of an item: the mean of q(1 - q) over the shrunken means."""
+        return float(self.sizes @ (self.centres * (1 - self.centres))) / len(self.groups)
+
+    def to_state(self) -> dict[str, Any]:
+        """Plain JSON, exact: one character an item and one number a group."""
+        groups = _pack(self.groups, self.count)
+        return {"groups": groups, "scores": self.scores.tolist(), "precision": self.precision}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_state`."""
+        scores = np.asarray(state["scores"], dtype=np.float64)
+        return cls.from_scores(_unpack(state["groups"], len(scores)), scores, state["precision"])
+
+    @property
+    def count(self) -> int:
+        """G."""
+        return len(self.scores)
+
+
+def _fit_prior(mean: float, sizes: Array, scores: Array, precision: int) -> tuple[float, float]:
+    """Beta(a, b) of the items' true means by the method of moments.
+
+    Var(item mean) = t² + (m(1-m) - t²)/precision, with t² the variance of the true means and
+    a + b = m(1-m)/t² - 1. One sample per item says nothing about t²; then a + b = 1 (Jeffreys' weight).
+    """
+    mean = min(max(mean, 1.0 / (sizes.sum() * precision + 2)), 1 - 1.0 / (sizes.sum() * precision + 2))
+    spread = mean * (1 - mean)
+    concentration = 1.0
+    if precision > 1:
+        observed = float(sizes @ (scores - mean) ** 2) / float(sizes.sum())
+        between = (observed - spread / precision) / (1 - 1 / precision)
+        concentration = spread / between - 1 if between > 0 else CONCENTRATION[1]
+        concentration = min(max(concentration, CONCENTRATION[0]), CONCENTRATION[1])
+    return mean * concentration, (1 - mean) * concentration

@@ -1,0 +1,183 @@
+"""The e-process: evidence, valid at every time, that the held-out mean fell below a reference.
+
+Notation: n items, reference means q_i with mean q, evaluation t has outcomes X_ti in [0, 1] with means p_ti
+(mean p_t), all given the weights of the policy. Null hypothesis H0: p_t >= q - d0 for every t.
+
+1. *One evaluation, one bet* (Waudby-Smith & Ramdas, "Estimating means of bounded random variables by
+   betting", 2024). For fixed centres m_i in [0, 1] and a bet 0 <= b < 1, with the items independent given
+   the weights,
+       E prod_i (1 + b (m_i - X_ti)) = prod_i (1 + b (m_i - p_ti)) <= exp(b sum_i (m_i - p_ti)) <= 1
+   whenever sum p_ti >= sum m_i. So the m_i may be any guess of the item means whose *mean* is q - d0: items
+   may trade places, be easy or hard, and the factor stays an e-value. Good guesses only make it grow faster:
+   its log is b·sum(m-X) - b²/2·sum(m-X)², so it pays for the variance that is really there.
+2. *Unknown time of change*: e-processes started before every evaluation j with weights w_j, sum w_j <= 1
+   (Shiryaev-Roberts with weights; Shin, Ramdas & Rinaldo, "E-detectors", 2024), and a mixture over bets:
+       M_t = sum_l sum_{j<=t} w_j / L · prod_{j<=s<=t} (factor of bet l at s),  S_t = (S_{t-1} + w_t)·factor.
+   It lies below a non-negative supermartingale that starts at 1, so P(ever M_t >= 1/alpha) <= alpha (Ville).
+3. *Unknown q*: for a candidate c of q the reference passes give an e-value N(c) against "q <= c is false", a
+   mixture over bets of prod (1 + u (X_ri - c_i)), the centres c_i predictable from the passes before r and
+   scaled to mean c; E N(q) <= 1 by the same bound. N(q)·M_t(q) is then below a supermartingale, and so is
+   inf over c in [0, 1] of N(c)·M_t(c), which needs no knowledge of q. N falls and M_t grows in c; on a grid
+   the infimum over a cell is at least N(upper end)·M_t(lower end), so the grid costs a little power and
+   no validity.
+
+So log E_t >= log(1/alpha) has probability at most alpha over an unlimited number of evaluations, for every n,
+R, k, and difficulty, *provided* that given the weights (i) items are independent, (ii) evaluations use fresh
+randomness, and (iii) the choice of the weights does not look at held-out outcomes. Samples *within* an item
+need not be independent. Under greedy decoding the outcomes are functions of the weights: then q = the
+baseline score, every factor is at most 1 under H0, and the statement is that the detector never fires while
+the score on these very items stays above the baseline score minus d0. d0 then has to cover the wobble of the
+weights, for there is no sampling noise.
+
+Everything here takes leading batch axes, so that the simulations run the very formulas of the live detector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from guard_core.detectors.baseline import Array, Baseline, Outcomes, Strata
+
+#: Bets on a fall. A fall of d at item variance v is best met by d/(v + d²): 0.02 points to a total collapse.
+BETS = np.array([0.03, 0.06, 0.12, 0.24, 0.45, 0.8])
+
+#: Candidates of the reference mean.
+GRID = 32
+
+#: Share of M_t that never bets: it bounds the search for c from below.
+IDLE = 0.05
+
+#: Share of N(c) that never bets: it bounds the search for c from above.
+IDLE_REFERENCE = 0.5
+
+#: Centres stay this far from 0 and 1.
+EDGE = 1e-6
+
+#: Share of the restart weights kept for evaluations after the horizon, so that a long run is not unguarded.
+AFTER_HORIZON = 0.1
+
+
+def log_restart_weight(t: int, horizon: int) -> float:
+    """log w_t of the process that starts before evaluation t = 1, 2, …; the weights sum to 1.
+
+    Uniform over the horizon with 1 - AFTER_HORIZON; the rest falls as horizon/(t(t-1)) after it.
+    """
+    if t <= horizon:
+        return math.log((1 - AFTER_HORIZON) / horizon)
+    return math.log(AFTER_HORIZON * horizon / (t * (t - 1)))
+
+
+def scaled_centres(centres: Array, mean: Array, target: Array) -> Array:
+    """Move centres to another mean, monotonically and without leaving [0, 1].
+
+    Args:
+        centres: shape (..., G), in (0, 1); mean: their weighted mean, shape (...,).
+        target: wanted means, shape (..., J), clipped to [0, 1].
+
+    Returns:
+        shape (..., J, G): centres·t/m below the mean, 1 - (1 - centres)·(1-t)/(1-m) above it.
+    """
+    target = np.clip(target, 0.0, 1.0)[..., None]
+    mean = mean[..., None, None]
+    centres = centres[..., None, :]
+    return np.where(
+        target <= mean, centres * (target / mean), 1 - (1 - centres) * ((1 - target) / (1 - mean))
+    )
+
+
+def log_factors(centres: Array, levels: Array, bets: Array) -> Array:
+    """log(1 + b (m - x)): centres (..., J, G), levels (V,), bets (L,) -> (..., L·J, G·V)."""
+    table = np.log1p(bets[:, None, None, None] * (centres[..., None, :, :, None] - levels))
+    lead = table.shape[:-4]
+    return table.reshape(*lead, table.shape[-4] * table.shape[-3], table.shape[-2] * table.shape[-1])
+
+
+def growth(factors: Array, table: Array) -> Array:
+    """Sum of log factors over items: factors (..., L·J, G·V), table of counts (..., G, V) -> (..., L, J)."""
+    counts = table.reshape(*table.shape[:-2], -1, 1)
+    summed = (factors @ counts)[..., 0]
+    return summed.reshape(*summed.shape[:-1], -1, GRID)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What evaluations are compared with: risk groups, candidates of the true mean, evidence for each.
+
+    `grid`: (J,), candidates c of the reference mean, descending from the observed one; `log_n`: (J,), log
+    N(c).
+    """
+
+    strata: Strata
+    grid: Array
+    log_n: Array
+
+    @classmethod
+    def of(cls, baseline: Baseline, alpha: float) -> Self:
+        """From reference passes; `alpha` only places the grid and the bets, validity never depends on it."""
+        strata = baseline.strata
+        nats = math.log(1 / (alpha * IDLE)) + 4
+        reach = math.sqrt(2 * nats * max(strata.variance, 1e-6) / baseline.passes.size)
+        grid = strata.score - np.linspace(0.0, reach, GRID)
+        return cls(strata, grid, _log_reference_evidence(baseline.passes, grid, alpha))
+
+    def targets(self, tolerance: float) -> Array:
+        """Centres for H0 "mean >= c - tolerance" at every candidate c: shape (J, G).
+
+        A negative tolerance asks for a gain; it asks for at most half of what is left to gain.
+        """
+        gain = np.minimum(-tolerance, (1 - self.grid) / 2) if tolerance < 0 else -tolerance
+        centres = np.clip(self.strata.centres, EDGE, 1 - EDGE)
+        mean = np.asarray(self.strata.sizes @ centres / self.strata.sizes.sum())
+        return scaled_centres(centres, mean, self.grid + gain)
+
+    def to_state(self) -> dict[str, Any]:
+        """Plain JSON, exact."""
+        return {"strata": self.strata.to_state(), "grid": self.grid.tolist(), "log_n": self.log_n.tolist()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_state`."""
+        grid, log_n = (np.asarray(state[name], dtype=np.float64) for name in ("grid", "log_n"))
+        return cls(Strata.from_state(state["strata"]), grid, log_n)
+
+
+def _log_reference_evidence(passes: Array, grid: Array, alpha: float) -> Array:
+    """log N(c) for each candidate, shape (J,): large where the passes lie above c."""
+    runs, n = passes.shape
+    scale = math.sqrt(8 * math.log(1 / alpha) / passes.size)
+    bets = np.minimum(scale * np.array([0.5, 1.0, 2.0, 4.0]), 0.9)
+    total = np.zeros((len(bets), len(grid)))
+    sums = np.zeros(n)
+    for done in range(runs):
+        outcomes = Outcomes.of(passes[done])
+        levels, groups = np.unique(sums, return_inverse=True)
+        centres = (0.5 + levels) / (1.0 + done)  # the mean so far, shrunken to 1/2
+        sizes = np.bincount(groups, minlength=len(levels))
+        mean = float(sizes @ centres) / n
+        candidates = scaled_centres(centres, np.asarray(mean), grid)
+        factors = np.log1p(-bets[:, None, None, None] * (candidates[:, :, None] - outcomes.levels))
+        total += np.einsum("ljgv,gv->lj", factors, outcomes.table(groups, len(levels)))
+        sums = sums + passes[done]
+    betting = np.log((1 - IDLE_REFERENCE) / len(bets)) + np.logaddexp.reduce(total, axis=0)
+    return np.asarray(np.logaddexp(math.log(IDLE_REFERENCE), betting))
+
+
+def step(log_s: Array, log_weight: float, grown: Array) -> Array:
+    """One evaluation: S <- (S + w)·factor, in logs; log_s and grown have shape (..., L, J)."""
+    return np.asarray(np.logaddexp(log_s, log_weight) + grown)
+
+
+def log_evidence(log_s: Array, log_n: Array) -> Array:
+    """log of inf over c of N(c)·M_t(c): log_s (..., L, J), log_n (..., J) -> (...,)."""
+    bets = log_s.shape[-2]
+    mixed = np.logaddexp.reduce(log_s, axis=-2) + math.log((1 - IDLE) / bets)
+    log_m = np.logaddexp(math.log(IDLE), mixed)
+    inner = np.min(log_n[..., :-1] + log_m[..., 1:], axis=-1)
+    above = math.log(IDLE_REFERENCE) + log_m[..., 0]
+    below = log_n[..., -1] + math.log(IDLE)
+    return np.asarray(np.minimum(np.minimum(inner, above), below))
