@@ -5,9 +5,9 @@ It is what `policy.yaml` holds for `rlguard run` and what `spec.guard.policy` ho
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.step_monitor import StepMonitor
@@ -38,6 +38,47 @@ class HeldOutGuardPolicy(_Section):
     def build(self) -> HeldOutGuard:
         """A fresh guard with these thresholds."""
         return HeldOutGuard(**self.model_dump())
+
+
+class AlphaShares(_Section):
+    """How `alpha` is split between the parts of the calibrated detector. The shares sum to at most 1."""
+
+    guaranteed: Finite = Field(0.4, gt=0, le=1, description="Share of the e-process against the baseline.")
+    fast: Finite = Field(0.4, gt=0, le=1, description="Share of the risk-adjusted CUSUM.")
+    peak: Finite = Field(0.1, gt=0, le=1, description="Share of the decline from a plateau.")
+    gap: Finite = Field(0.1, gt=0, le=1, description="Share of the gap between proxy and held-out gain.")
+
+    @model_validator(mode="after")
+    def _sum_to_one(self) -> Self:
+        total = self.guaranteed + self.fast + self.peak + self.gap
+        if total > 1 + 1e-9:
+            raise ValueError(f"alpha_shares sum to {total:g}; they must not exceed 1")
+        return self
+
+
+class CalibratedPolicy(_Section):
+    """Settings of the calibrated detector (`guard_core.detectors`). Scores are fractions of 1."""
+
+    alpha: Finite = Field(0.05, gt=0, lt=0.5, description="Wanted probability of a false stop in `horizon`.")
+    horizon: int = Field(100, ge=1, description="Evaluations that `alpha` is for.")
+    alpha_shares: AlphaShares = Field(default_factory=AlphaShares)
+    tolerance: Finite = Field(
+        0.01, ge=0, lt=1, description="Decline of the held-out mean below the baseline that is accepted."
+    )
+    peak_tolerance: Finite = Field(
+        0.03, ge=0, lt=1, description="Decline of the held-out mean below a plateau that is accepted."
+    )
+    baseline_passes: int = Field(16, ge=1, le=256, description="Passes of the starting policy (R).")
+    samples: int = Field(1, ge=1, description="Independent samples behind each outcome (k).")
+    design_drop: Finite = Field(0.06, gt=0, lt=1, description="Drop that the fast detector is tuned to.")
+    lag: int = Field(
+        8, ge=1, le=64, description="Evaluations by which plateau references lag, and their block."
+    )
+    gap_gain: Finite = Field(
+        0.02, gt=0, lt=1, description="Held-out gain that a risen in-loop reward has to show."
+    )
+    bootstrap_runs: int = Field(2000, ge=100, description="Simulated null runs behind the fast threshold.")
+    seed: int = Field(0, ge=0, description="Seed of that simulation.")
 
 
 class SilentPolicy(_Section):
@@ -73,10 +114,22 @@ class EvaluationFailingPolicy(_Section):
 class Policy(_Section):
     """All thresholds of one run. Unknown keys are refused; a changed policy is a new run."""
 
+    detector: Literal["heldout_guard", "calibrated", "both"] = Field(
+        "heldout_guard",
+        description="What may fire on evaluations; with `both` the calibrated detector gets alpha/2.",
+    )
     heldout_guard: HeldOutGuardPolicy = Field(default_factory=HeldOutGuardPolicy)
+    calibrated: CalibratedPolicy = Field(default_factory=CalibratedPolicy)
     silent: SilentPolicy = Field(default_factory=SilentPolicy)
     stale: StalePolicy = Field(default_factory=StalePolicy)
     evaluation_failing: EvaluationFailingPolicy = Field(default_factory=EvaluationFailingPolicy)
+
+    def calibrated_share(self) -> CalibratedPolicy:
+        """Settings of the calibrated detector beside HeldOutGuard: half of alpha, the rest is for that rule.
+
+        HeldOutGuard holds its half only with thresholds that `rlguard calibrate` chose for it.
+        """
+        return self.calibrated.model_copy(update={"alpha": self.calibrated.alpha / 2})
 
     def build_step_monitor(self) -> StepMonitor:
         """The per-step KL watch; it shares its threshold and EMA with `heldout_guard`."""

@@ -83,6 +83,11 @@ class Code(StrEnum):
     KL_HARD_STOP = "kl_hard_stop"
     HELDOUT_DECLINE = "heldout_decline"
     HACKING_GAP = "hacking_gap"
+    GUARANTEED_DECLINE = "guaranteed_decline"
+    FAST_DECLINE = "fast_decline"
+    PEAK_DECLINE = "peak_decline"
+    CALIBRATED_GAP = "calibrated_gap"
+    NO_BASELINE = "no_baseline"
     SILENT = "silent"
     STALE = "stale"
     EVALUATION_FAILING = "evaluation_failing"
@@ -102,6 +107,11 @@ _MEANINGS = {
     Code.KL_HARD_STOP: "KL to the reference is above its hard stop.",
     Code.HELDOUT_DECLINE: "The held-out score kept falling while in-loop reward rose.",
     Code.HACKING_GAP: "In-loop reward gained more than the held-out score by over the ceiling.",
+    Code.GUARANTEED_DECLINE: "The held-out mean is below the baseline, by a test valid at every time.",
+    Code.FAST_DECLINE: "The risk-adjusted CUSUM of the held-out items is above its threshold.",
+    Code.PEAK_DECLINE: "The held-out mean fell from a level that the run had reached.",
+    Code.CALIBRATED_GAP: "In-loop reward rose and the held-out score provably did not.",
+    Code.NO_BASELINE: "The passes of the starting policy are not complete, so declines cannot be judged yet.",
     Code.SILENT: "The trainer has reported no step for too long.",
     Code.STALE: "Checkpoints or steps arrive, but no evaluation has finished for too long.",
     Code.EVALUATION_FAILING: "Held-out evaluations failed several times in a row.",
@@ -122,6 +132,17 @@ class Condition(Wire):
     policy: Literal["warn", "stop"] | None = Field(
         None, description="What it does, where that is configured."
     )
+
+
+class DetectorReading(Wire):
+    """What one detector says after the newest evaluation. It carries no per-item outcome (invariant 8)."""
+
+    name: str = Field(description="Detector, e.g. `guaranteed`, `fast`, `peak`, `gap`.")
+    level: Annotated[Level, Field(strict=False)]
+    code: Annotated[Code, Field(strict=False)]
+    statistic: Finite | None = Field(None, description="Evidence, nats; None where it cannot be judged.")
+    threshold: Finite | None = Field(None, description="The detector fires at this statistic, nats.")
+    message: str = Field(description="A sentence with the numbers.")
 
 
 class EvaluationSummary(Wire):
