@@ -7,8 +7,9 @@ policy hacks. Three rules, the usual ones of decontamination, on the tokens of `
 - containment: at least half of the held-out prompt's 8-grams occur in one training prompt. A prompt of fewer
   than 8 tokens has no 8-gram and counts as one n-gram of its own length, so it is contained if a training
   prompt quotes it in full; below 4 tokens ("2 + 3") a quotation shows nothing, and the other rules decide;
-- minhash: the Jaccard similarity of the two sets of 3-grams, estimated by MinHash (Broder 1997; datasketch,
-  128 permutations, standard error about 0.035 there), is at least 0.8.
+- minhash: the Jaccard similarity of the two sets of 2-grams, estimated by MinHash (Broder 1997; datasketch,
+  128 permutations, standard error about 0.035 there), is at least 0.8. Pairs survive what breaks 8-grams:
+  sentences in another order, a word put in here and there.
 
 An n-gram that more than 5 held-out prompts share is their template ("answer the following question ...") and
 identifies none of them, so the two approximate rules leave it out. Otherwise every templated data set would
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 CONTAINMENT_GRAM = 8
 CONTAINMENT_THRESHOLD = 0.5
 SHORTEST_QUOTATION = 4  # tokens
-MINHASH_GRAM = 3
+MINHASH_GRAM = 2
 MINHASH_THRESHOLD = 0.8
 MINHASH_PERMUTATIONS = 128
 MINHASH_SEED = 1

@@ -1,4 +1,4 @@
-"""Tiny real models, made on the spot: a Llama of random weights with a character tokenizer and a chat template."""
+"""Tiny real models made on the spot: a Llama of random weights, a character tokenizer, a chat template."""
 
 from __future__ import annotations
 

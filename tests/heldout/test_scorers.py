@@ -1,0 +1,174 @@
+"""Scorers: the built-in ones on cases, loading by name, and that a failed scorer is never a score of 0."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from guard_service.heldout import scorers
+from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.scorers import Scoring, exact, load_scorer, numeric, regex
+from guard_service.heldout.split import HeldoutSplit
+
+SECRET = "xyzzy"
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "score"),
+    [
+        ("12", "12", 1),
+        (" 12\n", "12", 1),
+        ("12 13", "12", 0),
+        ("a  b", "a b", 1),
+        ("A", "a", 0),
+        ("", "1", 0),
+    ],
+)
+def test_exact(completion: str, answer: str, score: float) -> None:
+    assert exact(completion, answer, {}) == score
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "score"),
+    [
+        ("so 5 + 7 is 12.", "12", 1),
+        ("12, 13", "12", 0),
+        ("1,234.50", "1234.5", 1),
+        ("#### 7\nnot 8", "7", 1),
+        (r"thus \boxed{\,7 } and 8", "7", 1),
+        ("50%", "0.5", 1),
+        ("1/3", "0.3333333", 1),
+        ("0.3334", "1/3", 0),
+        ("x=-3", "-3", 1),
+        ("10-3", "-3", 0),
+        ("\u22123", "-3", 1),
+        ("$18", "#### 18", 1),
+        ("1e3", "1000", 1),
+        ("1000000.5", "1000000", 1),
+        ("1/0", "0", 0),
+        ("none", "1", 0),
+        ("9" * 6000, "1", 0),
+    ],
+)
+def test_numeric(completion: str, answer: str, score: float) -> None:
+    assert numeric(completion, answer, {}) == score
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "score"), [("the 12", r"\b12$", 1), (" 12 ", "^12$", 1), ("112", r"\b12$", 0)]
+)
+def test_regex(completion: str, answer: str, score: float) -> None:
+    assert regex(completion, answer, {}) == score
+
+
+def test_math_runs_in_a_process_of_its_own() -> None:
+    code = (
+        "from guard_service.heldout.scorers import load_scorer as l; m = l('math');"
+        r"assert m('so \$\\frac{1}{2}\$', '0.5', {}) == 1.0 and m('\$2x\$', '3x', {}) == 0.0"
+    ).replace(r"\$", "$")
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def split_of(tmp_path: Path, **item: Any) -> HeldoutSplit:
+    path = tmp_path / "split.jsonl"
+    path.write_text(json.dumps({"id": "item-1", "prompt": SECRET, "answer": SECRET, **item}))
+    return HeldoutSplit.load(path)
+
+
+def constant(value: Any) -> Any:
+    def score(completion: str, answer: str, meta: Mapping[str, Any]) -> Any:
+        return value
+
+    return score
+
+
+@pytest.fixture
+def scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Score one item by a scorer that returns the given value."""
+
+    def run(value: Any) -> float:
+        monkeypatch.setitem(scorers.BUILT_IN, "here", constant(value))  # type: ignore[arg-type]
+        split = split_of(tmp_path)
+        return Scoring(split, "here").score(split.items[0], "completion")
+
+    return run
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.25, True, numpy.float32(0.5)])
+def test_takes_numbers_from_0_to_1(scored: Any, value: Any) -> None:
+    assert scored(value) == float(value) and isinstance(scored(value), float)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (1.5, "a number outside"),
+        (-0.1, "a number outside"),
+        (float("nan"), "NaN"),
+        (None, "a NoneType"),
+        ("1", "a str"),
+        ([1.0], "a list"),
+    ],
+)
+def test_refuses_any_other_score_naming_scorer_and_item(scored: Any, value: Any, told: str) -> None:
+    with pytest.raises(EvaluationError, match=f"scorer 'here' returned {told}.* for item 'item-1'"):
+        scored(value)
+
+
+def test_a_scorer_that_raises_is_an_error_and_quotes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    split = split_of(tmp_path, answer=f"no number, {SECRET}")
+    with pytest.raises(EvaluationError) as caught:
+        Scoring(split, "numeric").score(split.items[0], "1")
+    assert "scorer 'numeric' raised ValueError on item 'item-1'" in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert "the answer holds no number" in capsys.readouterr().err  # the worker's own log has the rest
+
+
+def test_an_items_own_scorer_wins(tmp_path: Path) -> None:
+    split = split_of(tmp_path, answer="^1", scorer="regex")
+    assert Scoring(split, "exact").score(split.items[0], "12") == 1.0
+
+
+def test_loads_module_and_function() -> None:
+    assert load_scorer("guard_service.heldout.scorers:exact") is exact
+
+
+def test_loads_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = EntryPoints([EntryPoint("mine", "guard_service.heldout.scorers:numeric", "rlguard.scorers")])
+    monkeypatch.setattr(scorers, "entry_points", lambda group: found.select(group=group))
+    assert load_scorer("mine") is numeric
+    with pytest.raises(SplitError, match="use one of exact, math, mine, numeric, regex"):
+        load_scorer("other")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("exakt", "scorer 'exakt' is unknown: use one of exact"),
+        ("no_such_module:f", "does not import .ModuleNotFoundError"),
+        ("json:nothing", "does not import .AttributeError"),
+        ("json:__name__", "is a str, not a function"),
+        (":f", "does not import"),
+    ],
+)
+def test_a_scorer_that_cannot_be_loaded_names_the_first_item_that_wants_it(
+    tmp_path: Path, name: str, told: str
+) -> None:
+    with pytest.raises(SplitError, match=f"item 'item-1': .*{told}"):
+        Scoring(split_of(tmp_path, scorer=name), "exact")
+
+
+def test_math_without_math_verify_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scorers, "find_spec", lambda name: None)
+    with pytest.raises(SplitError, match=r"rlguard\[math\]"):
+        load_scorer("math")

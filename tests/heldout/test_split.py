@@ -1,0 +1,259 @@
+"""The held-out split: what is read, what is refused and how it is told, and splits made by hash.
+
+Invariant 8 here: no error quotes anything of a line but its id, and no repr shows a prompt or an answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guard_service.heldout.errors import SplitError
+from guard_service.heldout.split import HeldoutSplit, is_heldout, make_split, read_train_prompts
+from guard_service.heldout.text import normalised, tokens
+
+GOOD = {"id": "a", "prompt": "1+2=", "answer": "3"}
+
+
+def write(path: Path, *rows: Any) -> Path:
+    """Rows as JSON lines; text and bytes are written as they are."""
+    lines = [
+        r if isinstance(r, bytes) else (r if isinstance(r, str) else json.dumps(r)).encode() for r in rows
+    ]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return path
+
+
+def test_reads_items_in_order_and_digests_the_file(tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2="}]
+    path = write(
+        tmp_path / "split.jsonl",
+        GOOD,
+        "  ",
+        {"id": "b", "prompt": chat, "answer": "4", "scorer": "numeric", "meta": {"level": 2}},
+    )
+    split = HeldoutSplit.load(path)
+    assert [item.id for item in split.items] == ["a", "b"] and len(split) == 2
+    assert split.digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert split.items[0].conversation == [{"role": "user", "content": "1+2="}]
+    assert split.items[1].conversation == chat
+    assert (split.items[1].scorer, split.items[1].meta) == ("numeric", {"level": 2})
+
+
+def test_a_line_ends_at_a_newline_and_nowhere_else(tmp_path: Path) -> None:
+    row = json.dumps({**GOOD, "prompt": "one\u2028two\x85three"}, ensure_ascii=False)
+    assert HeldoutSplit.load(write(tmp_path / "s", "\ufeff" + row)).items[0].prompt == "one\u2028two\x85three"
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ("{", "line 2: not JSON at column 2"),
+        ('"text"', "line 2: not a JSON object"),
+        (b"\xff\xfe{}", "line 2: not UTF-8 at byte 0"),
+        ('{"id":"x","id":"y","prompt":"p","answer":"1"}', "line 2: a key stands twice"),
+        ("[" * 100_000, "line 2: nested too deeply"),
+        ({"prompt": "p", "answer": "1"}, "line 2: id is missing"),
+        ({"id": "x", "answer": "1"}, "line 2: prompt is missing"),
+        ({"id": "x", "prompt": "p"}, "line 2: answer is missing"),
+        ({"id": "x", "prompt": "p", "answer": 1}, "line 2: answer: Input should be a valid string"),
+        ({"id": "x y", "prompt": "p", "answer": "1"}, "line 2: id must be 1 to 128 visible"),
+        ({"id": "", "prompt": "p", "answer": "1"}, "line 2: id must be"),
+        ({"id": "x", "prompt": "", "answer": "1"}, "line 2: prompt must be a text, or a list of messages"),
+        ({"id": "x", "prompt": [], "answer": "1"}, "line 2: prompt must be"),
+        ({"id": "x", "prompt": [{"role": "tool", "content": "c"}], "answer": "1"}, "line 2: prompt must be"),
+        ({**GOOD, "id": "x", "promt": "q"}, "line 2: unknown key promt: an item has id, prompt, answer"),
+        ({**GOOD, "id": "x", "meta": [1]}, "line 2: meta: Input should be"),
+        ({**GOOD, "prompt": "other"}, "line 2: id 'a' is already on line 1: rename one"),
+        ({**GOOD, "id": "b", "prompt": " 1 + 2 = "}, "line 2: id 'b' has the same prompt as 'a' on line 1"),
+        ({**GOOD, "id": "b", "prompt": [{"role": "user", "content": "1+2="}]}, "same prompt as 'a'"),
+    ],
+)
+def test_refuses_bad_lines_with_their_number(tmp_path: Path, bad: Any, told: str) -> None:
+    with pytest.raises(SplitError) as caught:
+        HeldoutSplit.load(write(tmp_path / "split.jsonl", GOOD, bad))
+    assert told in str(caught.value) and "split.jsonl: 1 bad lines" in str(caught.value)
+
+
+def test_tells_all_bad_lines_at_once_up_to_a_bound(tmp_path: Path) -> None:
+    with pytest.raises(SplitError) as caught:
+        HeldoutSplit.load(write(tmp_path / "s", *["{"] * 30))
+    assert "line 20:" in str(caught.value) and "line 21:" not in str(caught.value)
+    assert "30 bad lines" in str(caught.value) and "and 10 more" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_refuses_an_empty_split(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "s").write_bytes(content)
+    with pytest.raises(SplitError, match="no items"):
+        HeldoutSplit.load(tmp_path / "s")
+
+
+def test_a_missing_file_is_told_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(SplitError, match=r"nowhere\.jsonl: No such file"):
+        HeldoutSplit.load(tmp_path / "nowhere.jsonl")
+
+
+SECRET = "xyzzy plugh"
+_JSON = st.recursive(
+    st.sampled_from([SECRET, None, 1, True]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([SECRET, "id", "role", "content", "prompt"]), inner, max_size=4)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    row=st.dictionaries(st.sampled_from(["prompt", "answer", "meta", "scorer", "id", SECRET]), _JSON),
+    cut=st.integers(0, 40),
+)
+def test_no_error_quotes_a_line(
+    tmp_path_factory: pytest.TempPathFactory, row: dict[str, Any], cut: int
+) -> None:
+    text = json.dumps(row)
+    path = write(tmp_path_factory.mktemp("s") / "s", text[: len(text) - cut])
+    for read in (HeldoutSplit.load, lambda p: list(read_train_prompts(p))):
+        told = ""
+        try:
+            read(path)
+        except SplitError as error:
+            told = str(error)
+        assert "xyzzy" not in told and "plugh" not in told
+
+
+def test_a_repr_shows_the_id_only(tmp_path: Path) -> None:
+    row = {
+        "id": "a",
+        "prompt": [{"role": "user", "content": SECRET}],
+        "answer": SECRET,
+        "meta": {"k": SECRET},
+    }
+    shown = repr(HeldoutSplit.load(write(tmp_path / "s", row)))
+    assert "id='a'" in shown and SECRET not in shown
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("1+2=", "1 + 2 = ", True),
+        ("What is 3.5?", "what is 3.5", True),
+        ("It\u2019s", "it's", True),
+        ("\uff11\uff0b\uff12", "1+2", True),
+        ("3-4", "3+4", False),
+        ("3.5", "35", False),
+        ("5!", "5", False),
+        ("???", "", False),
+    ],
+)
+def test_when_two_prompts_are_the_same(one: str, other: str, same: bool) -> None:
+    assert (normalised(one) == normalised(other)) is same
+
+
+def test_scripts_without_spaces_give_a_token_a_character() -> None:
+    assert tokens("東京はabc12") == ["東", "京", "は", "abc", "12"]
+
+
+def test_the_system_message_is_no_part_of_what_a_prompt_asks() -> None:
+    talk = [{"role": "system", "content": "Think."}, {"role": "user", "content": "2+2="}]
+    assert normalised(talk) == normalised("2+2=")
+
+
+# -- training prompts ---------------------------------------------------------------------------------------
+
+
+def test_reads_training_prompts_with_and_without_ids(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "hi", "name": "n"}, {"role": "tool", "content": None}]
+    path = write(tmp_path / "t", {"prompt": "p", "answer": 1}, "", {"id": 7, "prompt": chat})
+    assert list(read_train_prompts(path)) == [
+        ("line 1", "p"),
+        ("7", [{"role": "user", "content": "hi"}, {"role": "tool", "content": ""}]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([{"prompt": "p"}, {"question": "q"}], "line 2: prompt is missing"),
+        ([{"prompt": 3}], "line 1: prompt must be"),
+        ([], "no training prompts"),
+    ],
+)
+def test_refuses_bad_training_prompts(tmp_path: Path, rows: list[Any], told: str) -> None:
+    with pytest.raises(SplitError, match=told):
+        list(read_train_prompts(write(tmp_path / "t", *rows)))
+
+
+# -- making a split -----------------------------------------------------------------------------------------
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_makes_a_split_that_loads_and_keeps_training_rows_as_they_are(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": i} for i in range(400)]
+    source = write(tmp_path / "all.jsonl", *rows, rows[0], rows[1], rows[2], rows[3])
+    made = make_split(source, tmp_path / "train", tmp_path / "held", fraction=0.25, salt="s")
+    held = HeldoutSplit.load(tmp_path / "held")
+    train = rows_of(tmp_path / "train")
+    assert made.train == len(train) and made.heldout == len(held)
+    assert made.train + made.heldout + made.repeated == 404 and 70 <= made.heldout <= 130
+    assert all(row in rows for row in train)
+    assert {item.prompt for item in held.items}.isdisjoint(row["prompt"] for row in train)
+    assert held.items[0].meta == {"level": int(str(held.items[0].answer)) // 2}
+    assert all(item.id.startswith("h-") for item in held.items)
+
+
+def test_no_prompt_changes_sides_when_rows_come_and_go(tmp_path: Path) -> None:
+    rows = [{"id": f"r{i}", "prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(200)]
+    make_split(write(tmp_path / "a", *rows), tmp_path / "t1", tmp_path / "h1", fraction=0.2)
+    make_split(write(tmp_path / "b", *rows[:100:-1]), tmp_path / "t2", tmp_path / "h2", fraction=0.2)
+    make_split(write(tmp_path / "c", *rows), tmp_path / "t3", tmp_path / "h3", fraction=0.4)
+    first, second, larger = ({row["id"] for row in rows_of(tmp_path / h)} for h in ("h1", "h2", "h3"))
+    assert second <= first < larger
+    make_split(write(tmp_path / "d", *rows), tmp_path / "t4", tmp_path / "h4", fraction=0.2, salt="other")
+    assert {row["id"] for row in rows_of(tmp_path / "h4")} != first
+
+
+@given(st.text(), st.floats(0, 1), st.floats(0, 1))
+def test_a_larger_fraction_only_adds(prompt: str, one: float, other: float) -> None:
+    small, large = sorted((one, other))
+    assert not is_heldout(prompt, small, "s") or is_heldout(prompt, large, "s")
+
+
+def test_refuses_to_make_what_cannot_be(tmp_path: Path) -> None:
+    source = write(tmp_path / "all", *({"prompt": f"p{i}", "answer": "1"} for i in range(20)))
+    train, held = tmp_path / "train", tmp_path / "held"
+    for fraction in (0.0, 1.0, -1.0, float("nan")):
+        with pytest.raises(SplitError, match="fraction"):
+            make_split(source, train, held, fraction=fraction)
+    with pytest.raises(SplitError, match="no row fell on the held-out side"):
+        make_split(source, train, held, fraction=1e-12)
+    with pytest.raises(SplitError, match="line 1: answer is missing"):
+        make_split(write(tmp_path / "bad", {"prompt": "p"}), train, held, fraction=1 - 1e-12)
+    same = write(tmp_path / "same", *({"id": "x", "prompt": f"p{i}", "answer": "1"} for i in range(40)))
+    with pytest.raises(SplitError, match="already on line"):
+        make_split(same, train, held, fraction=0.5)
+    assert not train.exists() and not held.exists()
+    held.write_text("precious")
+    with pytest.raises(SplitError, match="held exists"):
+        make_split(source, train, held, fraction=0.5)
+    assert held.read_text() == "precious"
+
+
+def test_split_and_disjointness_are_imported_without_torch() -> None:
+    code = (
+        "import sys; from guard_service.heldout import disjoint, split, worker;"
+        "assert not {'torch', 'transformers', 'numpy', 'httpx'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
