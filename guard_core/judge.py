@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
@@ -24,7 +24,10 @@ from guard_core.wire import (
     Verdict,
 )
 
-STATE_VERSION = 1
+if TYPE_CHECKING:
+    from guard_core.detectors.run import CalibratedRun, Pass
+
+STATE_VERSION = 2
 
 #: Steps kept for the next evaluation round. A round's window is rarely 100 steps; the bound is for runs that
 #: never announce a checkpoint.
@@ -53,6 +56,9 @@ class Step(Protocol):
 class Evaluation:
     """A finished held-out evaluation with its per-item outcomes. It never leaves the guard (invariant 8).
 
+    `pass_index`: 0 for a checkpoint's first evaluation; later ones, which `Judge.wanted_pass` asks for, are
+    passes of the baseline or the confirmation of an alarm, with fresh randomness.
+
     `items`: outcome of each held-out item in the split's order, each in [0, 1]; shape (n_items,).
     """
 
@@ -61,6 +67,7 @@ class Evaluation:
     path: str
     items: tuple[float, ...]
     sha256: str | None = None
+    pass_index: int = 0
 
     @property
     def score(self) -> float:
@@ -99,6 +106,7 @@ class Judge:
         self._may_stop = any(section.policy == "stop" for section in liveness)
         self._guard = policy.heldout_guard.build()
         self._monitor = policy.build_step_monitor()
+        self._calibrated = _calibrated_run(policy)
         # (attempt, step, reward, armed KL) of the steps after the last evaluated checkpoint.
         self._pending: deque[tuple[int, int, float, float | None]] = deque(maxlen=MAX_PENDING)
         self._attempt: int | None = None
@@ -127,7 +135,7 @@ class Judge:
         self._pending.append((report.attempt, report.step, report.reward, kl))
         if kl is not None:
             status = self._monitor.update(report.step, kl)
-            if status.fire:
+            if status.fire and self._rules_fire:
                 self._latch_fire(Code.KL_HARD_STOP, status.reason, report.attempt, report.step)
         self._latch_stop(silent_for=0.0)
 
@@ -141,9 +149,14 @@ class Judge:
 
         The in-loop reward is the mean over the steps after the last evaluated checkpoint up to this one, of
         the same attempt; the KL is their median, because one k3 spike would own a mean. Without any step
-        in that window there is no reward to compare with, so nothing is folded (invariant 2).
+        in that window there is no reward to compare with, so nothing is folded (invariant 2). The calibrated
+        detector, where the policy has it, folds every evaluation, and it alone the later passes.
         """
         self._failures = 0
+        if evaluation.pass_index > 0:
+            self._fold_items(evaluation, None)
+            self._latch_stop(silent_for=0.0)
+            return
         self._waiting = max(0, self._waiting - 1)
         self._last = evaluation.summary()
         if self._best is None or self._last.score >= self._best.score:
@@ -152,24 +165,40 @@ class Judge:
         later = [p for p in self._pending if (p[0], p[1]) > (evaluation.attempt, evaluation.step)]
         self._pending = deque(later, maxlen=MAX_PENDING)
         self._steps_since_evaluation = len(self._pending)
-        if window:
+        reward = fmean(reward for _, _, reward, _ in window) if window else None
+        if reward is not None:
             kls = [kl for _, _, _, kl in window if kl is not None]
             status = self._guard.update(
                 evaluation.step,
-                fmean(reward for _, _, reward, _ in window),
+                reward,
                 self._last.score,
                 median(kls) if kls else None,
             )
-            if status.fire and self._guard.fired_rule is not None:
+            if status.fire and self._guard.fired_rule is not None and self._rules_fire:
                 self._latch_fire(
                     Code(self._guard.fired_rule), status.reason, evaluation.attempt, evaluation.step
                 )
+        self._fold_items(evaluation, reward)
         self._latch_stop(silent_for=0.0)
 
-    def fold_failure(self, error: str) -> None:
-        """Fold an evaluation that failed; the checkpoint is given up."""
+    def _fold_items(self, evaluation: Evaluation, in_loop_reward: float | None) -> None:
+        """Fold the per-item outcomes into the calibrated detector, if the policy has it."""
+        if self._calibrated is None:
+            return
+        from guard_core.detectors.run import Pass
+
+        evaluated = Pass(evaluation.attempt, evaluation.step, evaluation.path, evaluation.pass_index)
+        status = self._calibrated.fold(evaluated, evaluation.items, in_loop_reward)
+        if status is not None and status.rule is not None:
+            self._latch_fire(Code(status.rule), status.reason, evaluation.attempt, evaluation.step)
+
+    def fold_failure(self, error: str, pass_index: int = 0) -> None:
+        """Fold an evaluation that failed: the checkpoint, or the wanted pass of it, is given up."""
         self._failures += 1
-        self._waiting = max(0, self._waiting - 1)
+        if pass_index == 0:
+            self._waiting = max(0, self._waiting - 1)
+        elif self._calibrated is not None:
+            self._calibrated.give_up()
         self._last_failure = error
         self._latch_stop(silent_for=0.0)
 
@@ -214,6 +243,19 @@ class Judge:
 
     # -- queries: none of them changes anything ---------------------------------------------------------
 
+    def wanted_pass(self) -> Pass | None:
+        """A further evaluation, with fresh randomness, that should come before any other checkpoint's.
+
+        Passes of the baseline until `calibrated.baseline_passes` are done, and one to confirm an alarm.
+        Answer with an `Evaluation` of that `pass_index`, or `fold_failure` with it.
+        """
+        return self._calibrated.wanted() if self._calibrated is not None and self._fire is None else None
+
+    @property
+    def _rules_fire(self) -> bool:
+        """Whether HeldOutGuard and the KL stop may fire; under `calibrated` the KL stop only warns."""
+        return self.policy.detector != "calibrated"
+
     @property
     def latch(self) -> Latch | None:
         """The fire if there is one, else the stop, else None."""
@@ -256,6 +298,7 @@ class Judge:
             kl_hard_stop=self._monitor.kl_hard_stop,
             last_evaluation=self._last,
             best_evaluation=self._best,
+            detectors=self._calibrated.readings if self._calibrated is not None else (),
         )
 
     def _conditions(self, silent_for: float) -> Iterator[Condition]:
@@ -268,13 +311,17 @@ class Judge:
                 yield condition
         if self._steps == 0:
             yield _condition(Code.NO_STEPS, Level.UNKNOWN, "no step has been reported yet")
-        elif self._guard.count < max(1, self._guard.min_steps):
+        elif self._rules_fire and self._guard.count < max(1, self._guard.min_steps):
             yield _condition(
                 Code.WARMING_UP,
                 Level.UNKNOWN,
                 f"{self._guard.count} of {max(1, self._guard.min_steps)} evaluation rounds "
                 "before the held-out rule may judge",
             )
+        if self._calibrated is not None:
+            yield from self._calibrated.conditions()
+        if not self._rules_fire and (reason := self._monitor.fired_reason):
+            yield _condition(Code.KL_HARD_STOP, Level.WARNING, reason)
         if self._steps and (inert := self._why_kl_is_inert()):
             yield _condition(Code.KL_INERT, Level.HEALTHY, inert)
 
@@ -337,6 +384,7 @@ class Judge:
             "policy": self.policy.model_dump(mode="json"),
             "guard": self._guard.to_state(),
             "monitor": self._monitor.to_state(),
+            "calibrated": None if self._calibrated is None else self._calibrated.to_state(),
             "pending": [list(p) for p in self._pending],
             "attempt": self._attempt,
             "step": self._step,
@@ -366,6 +414,10 @@ class Judge:
         judge = cls(Policy.model_validate(state["policy"]))
         judge._guard = HeldOutGuard.from_state(state["guard"])
         judge._monitor = StepMonitor.from_state(state["monitor"])
+        if state["calibrated"] is not None:
+            from guard_core.detectors.run import CalibratedRun
+
+            judge._calibrated = CalibratedRun.from_state(state["calibrated"])
         judge._pending.extend((a, s, reward, kl) for a, s, reward, kl in state["pending"])
         for name in ("attempt", "step", "steps", "kl_armed", "waiting", "steps_since_evaluation"):
             setattr(judge, f"_{name}", state[name])
@@ -376,6 +428,15 @@ class Judge:
         judge._fire = None if state["fire"] is None else Latch(**state["fire"])
         judge._stop = None if state["stop"] is None else Latch(**state["stop"])
         return judge
+
+
+def _calibrated_run(policy: Policy) -> CalibratedRun | None:
+    """The calibrated detector's run if the policy has one; only then is numpy imported."""
+    if policy.detector == "heldout_guard":
+        return None
+    from guard_core.detectors.run import CalibratedRun
+
+    return CalibratedRun(policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share())
 
 
 def _condition(code: Code, level: Level, message: str, policy: Any = None) -> Condition:

@@ -58,6 +58,11 @@ class StepMonitor:
         """EMA of the median KL, nats/token; None until five steps carried a KL."""
         return self._kl_ema
 
+    @property
+    def fired_reason(self) -> str | None:
+        """Why the monitor latched, or None."""
+        return self._fired_reason
+
     def update(self, step: int, kl: float) -> StepStatus:
         """Fold the KL to the reference of one step.
 

@@ -171,6 +171,9 @@ class Verdict(Wire):
     conditions: tuple[Condition, ...] = Field(
         (), strict=False, description="Everything that holds now, the most severe first."
     )
+    detectors: tuple[DetectorReading, ...] = Field(
+        (), strict=False, description="What each part of the calibrated detector says; empty without it."
+    )
     latch_attempt: Attempt | None = Field(None, description="Attempt in which the fire or stop latched.")
     latch_step: Step | None = Field(None, description="Step of that attempt at which it latched.")
     attempt: Attempt | None = Field(None, description="Newest attempt seen.")
