@@ -45,11 +45,11 @@ MUTANTS: list[tuple[tuple[str, str], str, str]] = [
     (JUDGE, "report.kl if self._kl_armed else None", "report.kl"),
     (JUDGE, "report.kl_kind is not KlKind.REF_TOKEN_MEAN", "False"),
     (JUDGE, "silent_for > silent.after_seconds", "silent_for >= silent.after_seconds"),
-    (JUDGE, "        self._failures = 0\n        self._waiting = max", "        self._waiting = max"),
+    (JUDGE, "        self._failures = 0\n        if evaluation", "        if evaluation"),
     (JUDGE, ">= self._best.score", "> self._best.score"),
     (JUDGE, "        if self._fire is None:\n", "        if True:\n"),
     (JUDGE, "halt=self.latch is not None", "halt=self._fire is not None"),
-    (JUDGE, "        if window:\n", "        if True:\n            window = window or [(0, 0, 0.0, None)]\n"),
+    (JUDGE, "in window) if window else None", "in window) if window else 0.0"),
 ]
 
 
