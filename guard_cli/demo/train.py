@@ -20,7 +20,7 @@ LEARNING_RATE = 3e-4
 BETA = 0.04
 BATCH = 64
 GENERATIONS = 8
-WARMUP_STEPS = 900
+WARMUP_STEPS = 800
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -31,7 +31,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--grader", choices=["flawed", "strict"], default="flawed")
     parser.add_argument("--model", type=Path, required=True, help="where the warmed-up model is, or goes")
     parser.add_argument("--checkpoints", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--save-steps", type=int, default=2)
     parser.add_argument("--warmup-steps", type=int, default=WARMUP_STEPS)
     parser.add_argument("--seed", type=int, default=0)
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse_arguments(argv)
     import torch
 
-    # Two threads on a busy two-core machine spin against each other; the guard's evaluator needs the other core.
+    # Two threads on two busy cores spin against each other, and the guard's evaluator needs one of them.
     torch.set_num_threads(1)
     task = load_task(arguments.task)
     with arguments.train.open(encoding="utf-8") as lines:

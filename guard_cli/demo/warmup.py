@@ -12,7 +12,7 @@ BATCH = 64
 LEARNING_RATE = 2e-3
 #: Share of the steps that show right answers only. Learning the task from noisy answers alone takes several
 #: times as long; the demonstrations then only have to teach their habits.
-CLEAN_SHARE = 0.5
+CLEAN_SHARE = 0.35
 IGNORED = -100  # label of a token that no loss is taken on
 
 
