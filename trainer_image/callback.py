@@ -97,7 +97,8 @@ class GuardCallback(TrainerCallback):
         self._trainer: Any = None
         self._metrics = StepMetrics()
         self._last_step: int | None = None
-        self._stopped = False
+        #: Why this run was stopped, or None; on every rank.
+        self.halt: Halt | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
@@ -149,12 +150,10 @@ class GuardCallback(TrainerCallback):
         self._trainer = _calling_trainer(self, state)
         self._metrics = StepMetrics()
         self._last_step = None
-        self._stopped = False
-        halt = None
-        if state.is_world_process_zero:
-            halt = self._connect()
-        self._stop_if(ranks.agree(halt, args.device), control)
-        if self._stopped:
+        self.halt = None
+        found = self._connect() if state.is_world_process_zero else None
+        self._stop_if(ranks.agree(found, args.device), control)
+        if self.halt is not None:
             self._take_no_step()
         elif self._reporter is not None:
             self._reporter.start()
@@ -168,8 +167,8 @@ class GuardCallback(TrainerCallback):
         sample = self._metrics.take(state.global_step, kl_kind_of(args))
         if sample is not None:
             self._report(sample)
-        if not self._stopped:
-            self._stop_if(ranks.agree(self._halt(), args.device), control)
+        if self.halt is None:
+            self._stop_if(ranks.agree(self._opinion(), args.device), control)
         return control
 
     def on_log(
@@ -206,8 +205,8 @@ class GuardCallback(TrainerCallback):
         """Deliver the last reports, say what became of them, and act on what the guard answered."""
         self._restore_trainer()
         self._close()
-        if not self._stopped:
-            self._stop_if(ranks.agree(self._halt(), args.device), control)
+        if self.halt is None:
+            self._stop_if(ranks.agree(self._opinion(), args.device), control)
         self._reporter = None
         return control
 
@@ -227,7 +226,7 @@ class GuardCallback(TrainerCallback):
         self._reporter.connect(patience)
         if self._reporter.verdict is None and self._on_unreachable == "stop":
             return Halt(f"no guard answers at {self._url}: {self._reporter.last_failure}")
-        return self._halt()
+        return self._opinion()
 
     def _trainer_lists(self) -> Mapping[str, Any]:
         metrics = getattr(self._trainer, "_metrics", None)
@@ -240,7 +239,7 @@ class GuardCallback(TrainerCallback):
 
     def _report(self, sample: StepSample) -> None:
         """Queue it once a step: the guard would refuse a second report of the same step."""
-        if self._reporter is not None and not self._stopped and sample.step != self._last_step:
+        if self._reporter is not None and self.halt is None and sample.step != self._last_step:
             self._last_step = sample.step
             self._reporter.submit(sample)
 
@@ -253,7 +252,7 @@ class GuardCallback(TrainerCallback):
 
     # -- stopping ------------------------------------------------------------------------------------------
 
-    def _halt(self) -> Halt | None:
+    def _opinion(self) -> Halt | None:
         """This rank's opinion; only rank 0 has one."""
         if self._reporter is None:
             return None
@@ -267,7 +266,7 @@ class GuardCallback(TrainerCallback):
     def _stop_if(self, halt: Halt | None, control: TrainerControl) -> None:
         if halt is None:
             return
-        self._stopped = True
+        self.halt = halt
         control.should_training_stop = True
         log.error("the guard stops training: %s", halt.reason)
         if self._strict:

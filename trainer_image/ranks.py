@@ -41,3 +41,9 @@ def barrier() -> None:
     """Wait until every rank is here."""
     if is_distributed():
         dist.barrier()
+
+
+def shut_down() -> None:
+    """Leave the process group, if there is one; not a collective."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

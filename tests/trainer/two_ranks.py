@@ -1,0 +1,94 @@
+"""One rank of a real two-process training; `test_two_ranks.py` starts it under torchrun.
+
+Arguments: model directory, output directory, URL of the guard of the strict run, and of the soft run. One
+process does three runs, because loading torch takes longer than all of them. Each rank writes what it saw to
+`<output>/rank<i>.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from trl import GRPOTrainer
+
+from guard_core import CollapseStopError, HeldOutGuard
+from tests.trainer.real_guard import INGEST
+from tests.trainer.tiny import grpo_trainer, prompts
+from trainer_image import ranks
+from trainer_image.callback import GuardCallback
+from trainer_image.guarded_trainer import GuardedGRPOTrainer
+
+RANK = int(os.environ["RANK"])
+
+
+def result(trainer: GRPOTrainer, callback: GuardCallback | None = None) -> dict[str, Any]:
+    """Train; say how it ended."""
+    raised = None
+    try:
+        trainer.train()
+    except CollapseStopError as stop:
+        raised = stop.status.reason
+    halt = None if callback is None or callback.halt is None else callback.halt.reason
+    return {"step": trainer.state.global_step, "raised": raised, "halt": halt}
+
+
+def guarded(model: Path, output: Path, url: str, strict: str, **overrides: Any) -> dict[str, Any]:
+    """A run with the callback. As in a cluster, only the master knows the guard's address."""
+    environ = {"RANK": str(RANK), "RLGUARD_STRICT": strict}
+    if RANK == 0:
+        environ |= {"RLGUARD_URL": url, "RLGUARD_TOKEN": INGEST}
+    callback = GuardCallback.from_env(environ)
+    trainer = grpo_trainer(model, output, **overrides)
+    trainer.add_callback(callback)
+    return result(trainer, callback)
+
+
+def killswitch(model: Path, output: Path) -> dict[str, Any]:
+    """The kill switch with a held-out score that differs between the ranks, and both auxiliary losses.
+
+    Only some rows have the losses' columns, so that a rank may get a batch without any.
+    """
+    calls: list[int] = []
+
+    def score() -> float:
+        calls.append(1)
+        return 0.9 if RANK == 1 or len(calls) < 3 else 0.0
+
+    rows = prompts(64).to_list()
+    for index, row in enumerate(rows):
+        row["privileged_prompt"] = row["answer"] + row["prompt"] if index % 2 else None
+        row["replay_prompt"] = row["prompt"] if index % 3 == 0 else None
+        row["replay_completion"] = row["answer"] if index % 3 == 0 else None
+    keywords = {
+        "heldout_guard": HeldOutGuard(min_steps=1, ema_alpha=0.0, max_proxy_real_gap=0.5),
+        "heldout_eval_fn": score,
+        "alpha_sdpo": 0.1,
+        "beta_replay": 0.1,
+    }
+    data = Dataset.from_list(rows)
+    return result(
+        grpo_trainer(model, output, GuardedGRPOTrainer, data, trainer_kwargs=keywords, max_steps=500)
+    )
+
+
+def main() -> None:
+    """All runs, one after the other."""
+    model, output, strict_url, soft_url = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
+    saving = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
+    results = {
+        "strict": guarded(model, output, strict_url, "1", max_steps=500, **saving),
+        "soft": guarded(model, output, soft_url, "0", max_steps=500),
+        "restarted": guarded(model, output, soft_url, "1", max_steps=500),
+        "killswitch": killswitch(model, output),
+    }
+    (output / f"rank{RANK}.json").write_text(json.dumps(results))
+    ranks.shut_down()
+
+
+if __name__ == "__main__":
+    main()

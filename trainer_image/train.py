@@ -1,0 +1,206 @@
+"""The entrypoint of the trainer image: GRPO from a configuration file, alone or under torchrun.
+
+    python -m trainer_image.train --config grpo.yaml
+    torchrun --nproc-per-node 8 -m trainer_image.train --config grpo.yaml
+
+With `RLGUARD_URL` set (on rank 0) the run is guarded; see `trainer_image.callback`.
+
+Exit codes, all below 128, so that no restart policy takes them for an infrastructure failure:
+    0  training finished
+    1  anything unexpected, with a traceback
+    2  the configuration or the environment is wrong
+    3  the guard fired
+    4  the guard stopped the run without a fire: a `stop` policy, or no guard answered
+torchrun turns the failure of a rank into 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guard_core import CollapseStopError, __version__
+from trainer_image.config import TrainConfig, load, unknown_key
+from trainer_image.errors import GuardConfigError, GuardStopError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from trl import GRPOConfig
+
+EXIT_CONFIG = 2
+EXIT_FIRED = 3
+EXIT_STOPPED = 4
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train as the command line says; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer_image.train",
+        description="GRPO with TRL from a configuration file, guarded if RLGUARD_URL is set.",
+        epilog="Exit codes: 0 finished, 2 wrong configuration, 3 the guard fired, 4 the guard stopped the "
+        "run without a fire. Example: python -m trainer_image.train --config grpo.yaml",
+    )
+    parser.add_argument(
+        "--config", type=Path, required=True, help="YAML file; trainer_image/config.py lists its keys"
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        train(load(arguments.config))
+    except GuardConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except CollapseStopError as fire:
+        print(f"stopped: the guard fired: {fire}", file=sys.stderr)
+        return EXIT_FIRED
+    except GuardStopError as stop:
+        print(f"stopped by the guard: {stop}", file=sys.stderr)
+        return EXIT_STOPPED
+    return 0
+
+
+def train(config: TrainConfig) -> None:
+    """One training run; the last model is saved to `<output_dir>/final` unless the guard stopped it.
+
+    Raises:
+        GuardConfigError: the configuration does not fit the model, the data or TRL.
+        CollapseStopError, GuardStopError: the guard stopped the run, strictly or softly.
+    """
+    if config.model.startswith((".", "/", "~")) and not Path(config.model).is_dir():
+        raise GuardConfigError(f"model: there is no directory {config.model}")
+    rewards = [reward_function(name) for name in config.reward_functions]
+    arguments = grpo_arguments(config)
+    dataset = training_data(config)
+
+    from trainer_image import ranks
+    from trainer_image.callback import GuardCallback
+    from trainer_image.checkpoints import latest_complete
+    from trainer_image.guarded_trainer import GuardedGRPOTrainer
+
+    try:
+        trainer = GuardedGRPOTrainer(
+            model=config.model,
+            reward_funcs=rewards,
+            args=arguments,
+            train_dataset=dataset,
+            alpha_sdpo=config.alpha_sdpo,
+            beta_replay=config.beta_replay,
+        )
+        # Only rank 0 needs the guard's address, but the callback works on all ranks or on none.
+        callback = None
+        if ranks.agree(os.environ.get("RLGUARD_URL") or None, arguments.device):
+            callback = GuardCallback.from_env()
+            trainer.add_callback(callback)
+        else:
+            log.warning("RLGUARD_URL is not set: no guard watches this run")
+        checkpoint = latest_complete(Path(config.output_dir)) if config.resume else None
+        checkpoint = ranks.agree(checkpoint, arguments.device)
+        if checkpoint is not None:
+            log.info("resuming from %s", checkpoint)
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        if callback is not None and callback.halt is not None:
+            raise callback.halt.error()
+        trainer.save_model(str(Path(config.output_dir) / "final"))
+    finally:
+        ranks.shut_down()
+
+
+def reward_function(name: str) -> Callable[..., list[float]]:
+    """Import `module:function`.
+
+    Raises:
+        GuardConfigError: there is no such module or function.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise GuardConfigError(f"reward_functions: {name!r} must look like module:function")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except ImportError as error:
+        raise GuardConfigError(
+            f"reward_functions: cannot import {module_name!r} of {name!r}: {error}"
+        ) from error
+    except AttributeError as error:
+        raise GuardConfigError(f"reward_functions: {name!r}: {error}") from error
+    if not callable(function):
+        raise GuardConfigError(f"reward_functions: {name!r} is not a function")
+    return function
+
+
+def grpo_arguments(config: TrainConfig) -> GRPOConfig:
+    """TRL's configuration from the section `grpo`.
+
+    Raises:
+        GuardConfigError: a key that GRPOConfig lacks, or a value that it refuses.
+    """
+    from trl import GRPOConfig
+
+    valid = {field.name for field in dataclasses.fields(GRPOConfig) if field.init} - {"output_dir"}
+    for key in config.grpo:
+        if key == "output_dir":
+            raise GuardConfigError("grpo.output_dir: set output_dir at the top level instead")
+        if key not in valid:
+            raise GuardConfigError(unknown_key(str(key), valid, "grpo."))
+    try:
+        return GRPOConfig(output_dir=config.output_dir, **config.grpo)
+    except (ValueError, TypeError, ImportError) as error:
+        raise GuardConfigError(f"grpo: {error}") from error
+
+
+def training_data(config: TrainConfig) -> Dataset:
+    """The data set, from a JSONL file or the hub.
+
+    Raises:
+        GuardConfigError: it cannot be read (with the line), or has no column `prompt`.
+    """
+    from datasets import Dataset, load_dataset
+
+    path = Path(config.dataset)
+    if path.is_file():
+        return Dataset.from_list(read_jsonl(path))
+    if path.suffix in (".json", ".jsonl"):
+        raise GuardConfigError(f"dataset: there is no file {path}")
+    try:
+        dataset = load_dataset(config.dataset, split=config.dataset_split)
+    except (ValueError, OSError) as error:
+        raise GuardConfigError(f"dataset: cannot load {config.dataset!r}: {error}") from error
+    if "prompt" not in dataset.column_names:
+        raise GuardConfigError(f"dataset: {config.dataset!r} has no column 'prompt'")
+    return dataset
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file, each an object with a `prompt`; blank lines are passed over.
+
+    Raises:
+        GuardConfigError: naming the line that is wrong.
+    """
+    rows = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise GuardConfigError(f"dataset: {path} line {number} is not JSON: {error}") from error
+        if not isinstance(row, dict) or "prompt" not in row:
+            raise GuardConfigError(f"dataset: {path} line {number} must be an object with a 'prompt'")
+        rows.append(row)
+    if not rows:
+        raise GuardConfigError(f"dataset: {path} has no rows")
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
