@@ -1,0 +1,130 @@
+"""`rlguard replay`: the command line of a replay. It parses, calls, prints; it decides nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from guard_cli.replay import report
+from guard_cli.replay.errors import InputError
+from guard_cli.replay.outcomes import DETECTORS, Outcome, outcome
+from guard_cli.replay.readers import read
+from guard_cli.replay.run import Run, load, read_map
+from guard_core.policy import Policy
+
+#: What bad input exits with; 0 is for every run that could be replayed, whether it fired or not.
+EXIT_BAD_INPUT = 2
+
+EPILOG = (
+    "Examples:  rlguard replay out/trainer_state.json --map heldout=eval_reward --plot replay.png   |   "
+    "rlguard replay history.jsonl --detector heldout_guard --json   |   "
+    "rlguard replay history.jsonl --what-if heldout_guard.ema_alpha=0.7"
+)
+
+
+def replay(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="trainer_state.json, *.jsonl, *.csv, a TensorBoard event file, or a folder that holds one "
+            "of them (a report of `rlguard run`, an output folder of TRL).",
+        ),
+    ],
+    detector: Annotated[
+        str | None, typer.Option(help=f"Only this detector: {', '.join(DETECTORS)}.", metavar="NAME")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture (.png, .svg, .pdf).")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="policy.yaml; without it the run's own, or the defaults.")
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also judge with these policy keys changed, such as heldout_guard.ema_alpha=0.7; several "
+            "with commas. Repeat it to compare more policies.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            help="Which column is what, such as reward=my/col. Names: step, attempt, reward, kl, entropy, "
+            "reward_std, heldout, items.",
+            metavar="NAME=COLUMN",
+        ),
+    ] = None,
+) -> None:
+    """Say when each detector would have stopped a past run.
+
+    Reads what trainers and trackers leave behind (TRL, verl, OpenRLHF, NeMo-RL, torchtune, prime-rl; W&B and
+    TensorBoard exports) and the guard's own history. A quantity that is not in the log is not judged, and
+    the answer says so.
+    """
+    try:
+        _replay(run, detector, as_json, plot, policy, what_if or [], column or [])
+    except InputError as error:
+        print(f"rlguard replay: {error}", file=sys.stderr)
+        raise typer.Exit(EXIT_BAD_INPUT) from None
+
+
+def _replay(
+    path: Path,
+    detector: str | None,
+    as_json: bool,
+    plot: Path | None,
+    policy_file: Path | None,
+    what_if: Sequence[str],
+    mapping: Sequence[str],
+) -> None:
+    overrides = read_map(mapping)
+    names = _detectors(detector)
+    policies = _policies(policy_file, what_if)
+    run = load(read(path, set(overrides.values())), str(path), overrides)
+    named = [(name, [outcome(run, policy, d) for d in names]) for name, policy in policies]
+    if plot is not None:
+        from guard_cli.replay.plot import save
+
+        save(plot, run, policies[0][1], named[0][1])
+    if as_json:
+        _print_json(run, named, single=detector is not None and not what_if)
+    else:
+        report.show(Console(), run, named)
+
+
+def _print_json(run: Run, named: Sequence[tuple[str, Sequence[Outcome]]], single: bool) -> None:
+    answer: dict[str, Any] = report.one(named[0][1][0]) if single else report.full(run, named)
+    print(json.dumps(answer))
+    if single:  # the one object has no room for them
+        for note in run.notes:
+            print(f"note: {note}", file=sys.stderr)
+
+
+def _detectors(name: str | None) -> Sequence[str]:
+    if name is None:
+        return tuple(DETECTORS)
+    if name not in DETECTORS:
+        raise InputError(f"--detector {name}: there is no such detector; known: {', '.join(DETECTORS)}.")
+    return (name,)
+
+
+def _policies(file: Path | None, what_if: Sequence[str]) -> list[tuple[str, Policy]]:
+    from guard_cli.replay.policies import changed, load_policy
+
+    base = load_policy(file) if file is not None else Policy()
+    return [("as it is", base), *((option, changed(base, option)) for option in what_if)]
+
+
+app = typer.Typer(add_completion=False)
+app.command(epilog=EPILOG)(replay)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,161 @@
+"""What each detector says of a past run: whether it fired, where, by which rule, and what it cannot judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from guard_cli.replay.fold import fold, rounds
+from guard_cli.replay.run import KINDS, Run
+from guard_core.policy import Policy
+from guard_core.wire import Code, Level
+
+#: Every name that `--detector` takes, in the order of the table. `guard` is the whole guard under the
+#: policy; the others are its parts, each alone.
+DETECTORS = (
+    "guard",
+    "heldout_guard",
+    "step_monitor",
+    "calibrated",
+    "both",
+    "guaranteed",
+    "fast",
+    "peak",
+    "gap",
+)
+
+#: What works on per-item outcomes and a baseline.
+CALIBRATED = DETECTORS[3:]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one detector says of a whole run.
+
+    `step`, `attempt` and `rule` are None unless `fired`; `reason` is a sentence with the numbers.
+    `inert`: what this detector could not judge, and why.
+    """
+
+    detector: str
+    fired: bool
+    step: int | None
+    attempt: int | None
+    rule: str | None
+    level: Level
+    reason: str
+    inert: tuple[str, ...] = ()
+
+
+def outcome(run: Run, policy: Policy, name: str) -> Outcome:
+    """What the detector `name`, one of `DETECTORS`, says of the run under `policy`."""
+    if name == "guard":
+        return _whole_guard(run, policy)
+    if name == "step_monitor":
+        return _step_monitor(run, policy)
+    if name == "both" and not _can_calibrate(run):  # the rules of HeldOutGuard need no items
+        inert = tuple(_inert(run, policy, "both"))
+        return replace(_heldout_guard(run, policy), detector="both", inert=inert)
+    if name == "heldout_guard":
+        return _heldout_guard(run, policy)
+    return _calibrated(run, policy, name)
+
+
+def _whole_guard(run: Run, policy: Policy) -> Outcome:
+    judge = fold(run, policy)
+    fire = next((latch for latch in judge.latches if latch.fire), None)
+    inert = tuple(_inert(run, policy, policy.detector))
+    if fire is not None:
+        return Outcome("guard", True, fire.step, fire.attempt, fire.code, Level.FIRED, fire.message, inert)
+    verdict = judge.verdict()
+    return _quiet("guard", verdict.level, verdict.reason, inert)
+
+
+def _step_monitor(run: Run, policy: Policy) -> Outcome:
+    name = "step_monitor"
+    monitor = policy.build_step_monitor()
+    moved = False
+    where = np.flatnonzero(run.armed_kl())
+    for i, step, kl in zip(where.tolist(), run.step[where].tolist(), run.kl[where].tolist(), strict=True):
+        moved = moved or kl != 0.0
+        if moved and (status := monitor.update(step, kl)).fire:
+            rule = Code.KL_HARD_STOP.value
+            return Outcome(name, True, step, int(run.attempt[i]), rule, Level.FIRED, status.reason)
+    if inert := tuple(_inert_kl(run)):
+        return _quiet(name, Level.UNKNOWN, inert[0], inert)
+    return _quiet(name, Level.HEALTHY, f"the KL EMA was never above {monitor.kl_hard_stop:g} nats/token")
+
+
+def _heldout_guard(run: Run, policy: Policy) -> Outcome:
+    name = "heldout_guard"
+    inert = tuple(_inert(run, policy, name))
+    guard = policy.heldout_guard.build()
+    for evaluation, in_loop, kl in rounds(run):
+        if in_loop is None:
+            continue
+        status = guard.update(evaluation.step, in_loop, evaluation.score, kl)
+        if status.fire:
+            at = evaluation.attempt
+            return Outcome(name, True, status.step, at, guard.fired_rule, Level.FIRED, status.reason, inert)
+    if guard.count < max(1, guard.min_steps):
+        return _quiet(name, Level.UNKNOWN, "; ".join(inert), inert)
+    gap = guard.proxy_real_gap()
+    return _quiet(name, Level.HEALTHY, f"quiet for {guard.count} rounds (Hacking Gap {gap:+.4f})", inert)
+
+
+def _calibrated(run: Run, policy: Policy, name: str) -> Outcome:
+    from guard_core.detectors import Baseline, build_detector
+
+    inert = tuple(_inert(run, policy, name))
+    if not run.evaluations or not _can_calibrate(run):
+        return _quiet(name, Level.UNKNOWN, "; ".join(inert), inert)
+    baseline = Baseline.from_passes(run.baseline, policy.calibrated.samples)
+    detector = build_detector(name, policy, baseline)
+    for evaluation, in_loop, kl in rounds(run):
+        status = detector.update(evaluation.step, evaluation.items, in_loop, kl)
+        if status.fire:
+            at = evaluation.attempt
+            return Outcome(name, True, status.step, at, status.rule, Level.FIRED, status.reason, inert)
+    return _quiet(name, status.level, status.reason, inert)
+
+
+def _quiet(name: str, level: Level, reason: str, inert: tuple[str, ...] = ()) -> Outcome:
+    return Outcome(name, False, None, None, None, level, reason, inert)
+
+
+def _can_calibrate(run: Run) -> bool:
+    return run.has_items and len(run.baseline) > 0
+
+
+def _inert(run: Run, policy: Policy, name: str) -> Iterator[str]:
+    """What a detector cannot judge in this run, and why."""
+    evaluations = len(run.evaluations)
+    needed = max(1, policy.heldout_guard.min_steps)
+    if evaluations == 0:
+        yield "held-out rules and tests: there is no held-out series"
+    elif name in ("heldout_guard", "both") and (folded := _folded(run)) < needed:
+        yield f"HeldOutGuard: min_steps is {needed}, and {folded} evaluations have steps before them"
+    if name in CALIBRATED and evaluations and not run.has_items:
+        yield "calibrated tests: the held-out series has no per-item outcomes (`items`)"
+    elif name in CALIBRATED and not run.baseline:
+        yield (
+            "calibrated tests: there is no baseline (lines with step 0 and only `items`, one for each pass "
+            "of the starting policy)"
+        )
+    if name in ("heldout_guard", "both"):
+        yield from _inert_kl(run)
+
+
+def _folded(run: Run) -> int:
+    return sum(in_loop is not None for _, in_loop, _ in rounds(run))
+
+
+def _inert_kl(run: Run) -> Iterator[str]:
+    armed = run.armed_kl()
+    if not armed.any():
+        kinds = {KINDS[k].value for k in np.unique(run.kl_kind[~np.isnan(run.kl)])}
+        what = f"the KL is {', '.join(sorted(kinds))}" if kinds else "there is no KL to the reference"
+        yield f"KL hard stop: {what}"
+    elif not run.kl[armed].any():
+        yield "KL hard stop: the KL is exactly 0 at every step (beta = 0?)"

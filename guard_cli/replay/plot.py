@@ -1,0 +1,152 @@
+"""The picture of a replay: reward against held-out score, the KL, and where each detector fired."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from guard_cli.replay.errors import InputError
+from guard_cli.replay.outcomes import Outcome
+from guard_cli.replay.run import Run
+from guard_core.policy import Policy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = (".png", ".svg", ".pdf")
+
+#: More points than a picture has columns only make it slow.
+MOST_POINTS = 4000
+
+REWARD, HELDOUT, KL, FIRE = "#4477aa", "#228833", "#aa7733", "#cc3311"
+
+
+def save(path: Path, run: Run, policy: Policy, outcomes: Sequence[Outcome]) -> None:
+    """Draw the run and write it to `path`; its suffix says the format.
+
+    Raises:
+        InputError: matplotlib is missing, the suffix is unknown, or the file cannot be written.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"--plot {path}: the name must end in {', '.join(FORMATS)}.")
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise InputError("--plot needs matplotlib: pip install 'rlguard[cli]'.") from None
+    has_kl = bool(run.armed_kl().any())
+    figure, axes = plt.subplots(
+        2 if has_kl else 1,
+        1,
+        figsize=(9, 6 if has_kl else 4),
+        sharex=True,
+        squeeze=False,
+        height_ratios=[2, 1] if has_kl else [1],
+        layout="constrained",
+    )
+    x_of = _Positions(run)
+    _draw_reward(axes[0, 0], run, x_of)
+    if has_kl:
+        _draw_kl(axes[1, 0], run, x_of, policy)
+    for axis in axes[:, 0]:
+        for at in x_of.starts:
+            axis.axvline(at, color="grey", linewidth=0.8, linestyle=":")
+        _mark_fires(axis, outcomes, x_of)
+    axes[0, 0].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9)
+    axes[-1, 0].set_xlabel("step" if not x_of.starts else "step (all attempts in a row)")
+    axes[0, 0].set_title(f"{Path(run.source).name}: {_headline(outcomes)}", fontsize=10)
+    try:
+        figure.savefig(path, dpi=130)
+    except OSError as error:
+        raise InputError(f"--plot {path}: cannot be written: {error.strerror}.") from None
+    finally:
+        plt.close(figure)
+
+
+class _Positions:
+    """Where a step stands on the x axis: attempts follow one another without overlap."""
+
+    def __init__(self, run: Run) -> None:
+        attempts = sorted({*np.unique(run.attempt).tolist(), *(e.attempt for e in run.evaluations)})
+        self.offset: dict[int, int] = {}
+        self.starts: list[int] = []
+        end = 0
+        for i, attempt in enumerate(attempts):
+            steps = [*run.step[run.attempt == attempt][[0, -1]].tolist()] if attempt in run.attempt else []
+            steps += [e.step for e in run.evaluations if e.attempt == attempt]
+            self.offset[attempt] = 0 if i == 0 else end + 1 - min(steps)
+            end = self.offset[attempt] + max(steps)
+            if i:
+                self.starts.append(self.offset[attempt] + min(steps))
+
+    def __call__(self, attempt: int, step: int) -> int:
+        return self.offset[attempt] + step
+
+
+def _step_x(run: Run) -> tuple[Any, Any]:
+    """Which steps are drawn (evenly thinned), and where."""
+    kept = np.unique(np.linspace(0, len(run.step) - 1, min(len(run.step), MOST_POINTS)).astype(np.int64))
+    return kept, run.step[kept]
+
+
+def _draw_reward(axis: Axes, run: Run, x_of: _Positions) -> None:
+    if len(run.step):
+        kept, steps = _step_x(run)
+        offsets = np.array([x_of.offset[a] for a in run.attempt[kept].tolist()])
+        faint = 0.35 if run.evaluations else 0.9
+        axis.plot(
+            steps + offsets, run.reward[kept], color=REWARD, alpha=faint, linewidth=1, label="in-loop reward"
+        )
+    if run.evaluations:
+        x = [x_of(e.attempt, e.step) for e in run.evaluations]
+        axis.plot(x, [e.score for e in run.evaluations], color=HELDOUT, marker=".", label="held-out score")
+    else:
+        axis.text(
+            0.02, 0.05, "no held-out series: hacking cannot be judged", transform=axis.transAxes, color=FIRE
+        )
+    axis.set_ylabel("reward, score")
+    axis.grid(alpha=0.25)
+
+
+def _draw_kl(axis: Axes, run: Run, x_of: _Positions, policy: Policy) -> None:
+    kept, steps = _step_x(run)
+    offsets = np.array([x_of.offset[a] for a in run.attempt[kept].tolist()])
+    kl = np.where(run.armed_kl()[kept], run.kl[kept], np.nan)
+    limit = policy.heldout_guard.kl_hard_stop
+    axis.plot(steps + offsets, kl, color=KL, linewidth=1)
+    axis.axhline(limit, color=FIRE, linestyle="--", linewidth=1)
+    top = max(limit * 1.5, float(np.nanquantile(kl, 0.99)) * 1.2)  # a single k3 spike must not own the axis
+    axis.set_ylim(0, top)
+    axis.text(
+        0.995,
+        limit,
+        "hard stop ",
+        color=FIRE,
+        fontsize=8,
+        va="bottom",
+        ha="right",
+        transform=axis.get_yaxis_transform(),
+    )
+    axis.set_ylabel("KL to reference\n(nats/token)")
+    axis.grid(alpha=0.25)
+
+
+def _mark_fires(axis: Axes, outcomes: Sequence[Outcome], x_of: _Positions) -> None:
+    styles = ("-", "--", "-.", ":")
+    for i, outcome in enumerate(o for o in outcomes if o.fired):
+        assert outcome.attempt is not None and outcome.step is not None
+        x = x_of(outcome.attempt, outcome.step)
+        label = f"{outcome.detector} fired at {outcome.step:,} ({outcome.rule})"
+        axis.axvline(x, color=FIRE, linestyle=styles[i % len(styles)], linewidth=1.2, label=label)
+
+
+def _headline(outcomes: Sequence[Outcome]) -> str:
+    fired = [o for o in outcomes if o.fired]
+    if not fired:
+        return "no detector fired"
+    return f"{len(fired)} of {len(outcomes)} detectors fired"

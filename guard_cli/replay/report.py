@@ -1,0 +1,130 @@
+"""What a replay prints: a table for people, JSON for programs. No judgement here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from guard_cli.replay.outcomes import Outcome
+from guard_cli.replay.run import Run
+
+STYLES = {"fired": "bold red", "warning": "yellow", "unknown": "cyan", "healthy": "green"}
+
+
+def one(outcome: Outcome) -> dict[str, Any]:
+    """The object of `--detector NAME --json`."""
+    return {
+        "fired": outcome.fired,
+        "step": outcome.step,
+        "rule": outcome.rule,
+        "level": outcome.level.value,
+    }
+
+
+def full(run: Run, named: Sequence[tuple[str, Sequence[Outcome]]]) -> dict[str, Any]:
+    """The object of `--json`.
+
+    Args:
+        run: the replayed run.
+        named: for each policy its name and what each detector said; the first is the policy as it is.
+    """
+    return {
+        "source": run.source,
+        "format": run.format,
+        "framework": run.columns.framework,
+        "columns": dict(run.columns.source),
+        "steps": len(run.step),
+        "attempts": run.attempts,
+        "evaluations": len(run.evaluations),
+        "items": len(run.evaluations[0].items) if run.evaluations and run.has_items else None,
+        "baseline_passes": len(run.baseline),
+        "notes": list(run.notes),
+        "policies": [
+            {"policy": name, "detectors": [_outcome(outcome) for outcome in outcomes]}
+            for name, outcomes in named
+        ],
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "detector": outcome.detector,
+        **one(outcome),
+        "attempt": outcome.attempt,
+        "reason": outcome.reason,
+        "cannot_judge": list(outcome.inert),
+    }
+
+
+def show(console: Console, run: Run, named: Sequence[tuple[str, Sequence[Outcome]]]) -> None:
+    """Print the run, what each detector said, what could not be judged, and the notes."""
+    console.print(escape(_headline(run)))
+    console.print(escape(_mapping(run)), style="dim")
+    console.print(_table(run, named[0][1]) if len(named) == 1 else _side_by_side(named))
+    for number, (name, _) in enumerate(named[1:], start=1):
+        console.print(f"({number}) {escape(name)}", soft_wrap=True)
+    inert = dict.fromkeys(sentence for _, outcomes in named for o in outcomes for sentence in o.inert)
+    if inert:
+        console.print("Not judged:", style="bold")
+        for sentence in inert:
+            console.print(f"  {escape(sentence)}", soft_wrap=True)
+    for note in run.notes:
+        console.print(f"Note: {escape(note)}", soft_wrap=True)
+
+
+def _table(run: Run, outcomes: Sequence[Outcome]) -> Table:
+    table = Table(pad_edge=False)
+    table.add_column("detector", no_wrap=True)
+    table.add_column("level", no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("rule", no_wrap=True)
+    table.add_column("why")
+    for outcome in outcomes:
+        step = "-" if outcome.step is None else f"{outcome.step:,}"
+        if run.attempts > 1 and outcome.attempt is not None:
+            step += f" (attempt {outcome.attempt})"
+        table.add_row(outcome.detector, _level(outcome), step, outcome.rule or "-", escape(outcome.reason))
+    return table
+
+
+def _side_by_side(named: Sequence[tuple[str, Sequence[Outcome]]]) -> Table:
+    """Detectors down, policies across."""
+    table = Table(pad_edge=False)
+    table.add_column("detector", no_wrap=True)
+    for number in range(len(named)):
+        table.add_column(f"({number})" if number else "as it is")
+    for row in zip(*(outcomes for _, outcomes in named), strict=True):
+        table.add_row(row[0].detector, *(_verdict(outcome) for outcome in row))
+    return table
+
+
+def _verdict(outcome: Outcome) -> str:
+    if outcome.step is None:
+        return _level(outcome)
+    return f"{_level(outcome)} at {outcome.step:,}\n{outcome.rule}"
+
+
+def _level(outcome: Outcome) -> str:
+    return f"[{STYLES[outcome.level.value]}]{outcome.level.value}[/]"
+
+
+def _headline(run: Run) -> str:
+    evaluations = f"{_count(len(run.evaluations), 'held-out evaluation')}"
+    if run.has_items:
+        evaluations += f" of {_count(len(run.evaluations[0].items), 'item')}" if run.evaluations else ""
+    passes = f", {_count(len(run.baseline), 'baseline pass', 'baseline passes')}" if run.baseline else ""
+    attempts = f" in {run.attempts} attempts" if run.attempts > 1 else ""
+    steps = _count(len(run.step), "step")
+    return f"{run.source} ({run.format}, {run.columns.framework}): {steps}{attempts}, {evaluations}{passes}"
+
+
+def _count(number: int, one_thing: str, many: str | None = None) -> str:
+    return f"{number:,} {one_thing if number == 1 else many or one_thing + 's'}"
+
+
+def _mapping(run: Run) -> str:
+    return "read as " + ", ".join(f"{ours} = {theirs}" for ours, theirs in run.columns.source.items())

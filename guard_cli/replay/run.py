@@ -1,0 +1,340 @@
+"""A past run as the guard would have seen it: steps, held-out evaluations, baseline passes. Pure.
+
+What the guard would have refused (a step without reward, NaN, a negative KL, a step that contradicts an
+earlier one) is left out here too, and each time a note says how much and where the first one was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from guard_cli.replay.errors import InputError
+from guard_cli.replay.names import Columns, resolve
+from guard_cli.replay.table import Floats, Table
+from guard_core.judge import Evaluation
+from guard_core.wire import KlKind
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+KINDS = tuple(KlKind)
+
+#: A log whose step falls back more often than once in this many rows is unordered, not restarted.
+ROWS_PER_RESTART = 5
+
+MAX_STEP = 2**53
+MAX_ATTEMPT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One past run.
+
+    Arrays have shape (steps,), ordered by attempt and step: `attempt`, `step`, `reward` (finite), `kl`
+    (nats/token; NaN where unknown), `kl_kind` (index into `KINDS`). `entropy` and `reward_std` are judged by
+    no rule. `evaluations` in the same order, `baseline` passes of the starting policy over the items, shape
+    (passes, items). `has_items`: whether evaluations carry per-item outcomes or only their mean.
+    """
+
+    source: str
+    format: str
+    columns: Columns
+    attempt: Ints
+    step: Ints
+    reward: Floats
+    kl: Floats
+    kl_kind: npt.NDArray[np.uint8]
+    entropy: Floats
+    reward_std: Floats
+    evaluations: tuple[Evaluation, ...]
+    baseline: tuple[tuple[float, ...], ...]
+    has_items: bool
+    notes: tuple[str, ...]
+
+    @property
+    def attempts(self) -> int:
+        """How many starts of the trainer reported a step."""
+        return len(np.unique(self.attempt))
+
+    def armed_kl(self) -> Bools:
+        """Where there is a token-mean KL to the reference."""
+        arms: Bools = ~np.isnan(self.kl) & (self.kl_kind == KINDS.index(KlKind.REF_TOKEN_MEAN))
+        return arms
+
+
+def load(table: Table, source: str, overrides: Mapping[str, str]) -> Run:
+    """Make a run of a table.
+
+    Args:
+        table: the log.
+        source: its name, for messages.
+        overrides: canonical name to column, from `--map`.
+
+    Raises:
+        InputError: columns are missing or ambiguous, or a value cannot be right.
+    """
+    if len(table) == 0:
+        raise InputError(f"{source}: there is not a single row in it.")
+    columns = resolve(table.names, overrides)
+    rows = _Rows(table, source, columns)
+    notes = [*columns.notes, *([table.cut] if table.cut else [])]
+    baseline_rows = rows.baseline()
+    baseline = tuple(rows.items[row] for row in baseline_rows)
+    usable = rows.usable(baseline_rows, notes)
+    merged = _merge(rows, usable, notes)
+    steps = merged.steps(notes)
+    return Run(
+        source=source,
+        format=table.format,
+        columns=columns,
+        evaluations=merged.evaluations(),
+        baseline=baseline,
+        has_items=bool(merged.items),
+        notes=tuple(notes),
+        **steps,
+    )
+
+
+class _Rows:
+    """The columns of a table under their canonical names, still one row a line."""
+
+    def __init__(self, table: Table, source: str, columns: Columns) -> None:
+        self.table, self.source, self.columns = table, source, columns
+        self.values: dict[str, Floats] = {
+            name: self._number(name) for name in ("reward", "kl", "entropy", "reward_std", "heldout")
+        }
+        self.step = self._integer("step", MAX_STEP)
+        self.attempt = self._integer("attempt", MAX_ATTEMPT) if "attempt" in columns.source else None
+        self.kl_kind = self._kl_kind()
+        self.items = self._items()
+
+    def at(self, row: int) -> str:
+        """Where a row stands, for messages."""
+        return f"{self.source}: line {self.table.line[row]}"
+
+    def baseline(self) -> list[int]:
+        """Rows with step 0 and items and nothing else: passes of the starting policy."""
+        bare = np.all(
+            [np.isnan(self.values[name]) for name in ("reward", "kl", "entropy", "reward_std")], axis=0
+        )
+        return [row for row in self.items if self.step[row] == 0 and bare[row]]
+
+    def usable(self, baseline: list[int], notes: list[str]) -> Ints:
+        """Rows that are no baseline and have a step."""
+        usable = ~np.isnan(self.step)
+        if lost := int(np.sum(~usable)):
+            notes.append(f"{lost} rows without a step were left out (the first: {self._first(~usable)}).")
+        usable[baseline] = False
+        for name in ("reward", "kl", "entropy", "reward_std", "heldout"):
+            odd = np.isinf(self.values[name])
+            if odd.any():
+                notes.append(f"{int(odd.sum())} values of {name} are infinite: unknown ({self._first(odd)}).")
+                self.values[name][odd] = np.nan
+        negative = self.values["kl"] < 0
+        if negative.any():
+            notes.append(
+                f"{int(negative.sum())} values of kl are below 0 and count as unknown, as in the guard (the "
+                f"first: {self._first(negative)}): an estimator of the KL that can be negative (k1)?"
+            )
+            self.values["kl"][negative] = np.nan
+        return np.flatnonzero(usable)
+
+    def _first(self, where: Bools) -> str:
+        return f"line {self.table.line[int(np.argmax(where))]}"
+
+    def _number(self, name: str) -> Floats:
+        column = self.columns.source.get(name)
+        found = self.table.numbers.get(column) if column else None
+        return np.full(len(self.table), np.nan) if found is None else found.copy()
+
+    def _integer(self, name: str, limit: int) -> Floats:
+        """A whole number >= 0 in each row; NaN where there is none."""
+        values = self._number(name)
+        bad = ~np.isnan(values) & ~((values >= 0) & (values < limit) & (values == np.floor(values)))
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise InputError(f"{self.at(row)}: {name} is {values[row]:g}, not a whole number from 0 on.")
+        return values
+
+    def _kl_kind(self) -> npt.NDArray[np.uint8]:
+        """The kind the log states; a column that `names` took for the KL is a token mean."""
+        given = self.table.objects.get(self.columns.source.get("kl_kind", ""), {})
+        kinds = np.full(len(self.table), KINDS.index(KlKind.REF_TOKEN_MEAN), dtype=np.uint8)
+        known = {kind.value: i for i, kind in enumerate(KINDS)}
+        for row, word in given.items():
+            if word not in known:
+                raise InputError(f"{self.at(row)}: kl_kind is {word!r}; known: {', '.join(known)}.")
+            kinds[row] = known[word]
+        return kinds
+
+    def _items(self) -> dict[int, tuple[float, ...]]:
+        """Per-item outcomes by row, in one order and of one number."""
+        found = self.table.objects.get(self.columns.source.get("items", ""), {})
+        items = {row: self._outcomes(row, value) for row, value in found.items()}
+        lengths = {len(outcomes): row for row, outcomes in reversed(items.items())}
+        if len(lengths) > 1:
+            (a, row_a), (b, row_b) = list(lengths.items())[:2]
+            raise InputError(
+                f"{self.at(row_a)} has {a} items and {self.at(row_b)} has {b}: every evaluation and baseline "
+                "pass must score the same items in the same order."
+            )
+        return items
+
+    def _outcomes(self, row: int, value: Any) -> tuple[float, ...]:
+        good = isinstance(value, list) and value and all(_is_outcome(x) for x in value)
+        if not good:
+            raise InputError(f"{self.at(row)}: items must be a list of outcomes from 0 to 1: {value!r:.60}.")
+        return tuple(float(x) for x in value)
+
+
+def _is_outcome(x: Any) -> bool:
+    return isinstance(x, int | float) and 0.0 <= x <= 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """One row for each (attempt, step), in order."""
+
+    attempt: Ints
+    step: Ints
+    values: Mapping[str, Floats]
+    kl_kind: npt.NDArray[np.uint8]
+    items: Mapping[int, tuple[float, ...]]
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """The held-out evaluations; one with only a mean counts as one item."""
+        heldout = self.values["heldout"]
+        rows = sorted({*self.items, *np.flatnonzero(~np.isnan(heldout)).tolist()})
+        if self.items:  # once there are items, a mean without them cannot be compared with the others
+            rows = [row for row in rows if row in self.items]
+        return tuple(
+            Evaluation(int(self.attempt[r]), int(self.step[r]), "", self.items.get(r) or (float(heldout[r]),))
+            for r in rows
+        )
+
+    def steps(self, notes: list[str]) -> dict[str, Any]:
+        """The arrays of `Run`: only rows with a reward are steps, as for the guard."""
+        is_step = ~np.isnan(self.values["reward"])
+        evaluated = ~np.isnan(self.values["heldout"])
+        evaluated[list(self.items)] = True
+        lost = int(np.sum(~is_step & ~evaluated))
+        if lost:
+            notes.append(f"{lost} of {len(self.step)} steps have no reward: the guard is not told of them.")
+        return {
+            "attempt": self.attempt[is_step],
+            "step": self.step[is_step],
+            "kl_kind": self.kl_kind[is_step],
+            **{name: self.values[name][is_step] for name in ("reward", "kl", "entropy", "reward_std")},
+        }
+
+
+def _merge(rows: _Rows, usable: Ints, notes: list[str]) -> _Merged:
+    """Order rows by attempt and step and merge those of one step: trackers log one step in several rows.
+
+    Of two rows that contradict each other the first counts, as the guard refuses the second (409); unless
+    the steps start again from an earlier one, which is a restart of the trainer.
+    """
+    step = rows.step[usable].astype(np.int64)
+    if rows.attempt is not None:
+        attempt = np.nan_to_num(rows.attempt[usable]).astype(np.int64)
+    else:
+        attempt = np.zeros(len(step), dtype=np.int64)
+        restarts = np.cumsum(np.diff(step, prepend=step[:1]) < 0)
+        if (
+            len(step)
+            and 0 < restarts[-1] <= len(step) / ROWS_PER_RESTART
+            and _contradictions(rows, usable, attempt, step)[0]
+        ):
+            attempt = restarts.astype(np.int64)
+            notes.append(
+                f"the steps start again {restarts[-1]} times with other values: read as {restarts[-1] + 1} "
+                "attempts of the trainer."
+            )
+    count, first_row, second_row = _contradictions(rows, usable, attempt, step)
+    if count:
+        notes.append(
+            f"{count} steps stand there several times with different values; the first counts, as in the "
+            f"guard (e.g. step {int(rows.step[first_row])}: lines {rows.table.line[first_row]} and "
+            f"{rows.table.line[second_row]})."
+        )
+    order, starts = _groups(attempt, step)
+    repeats = len(step) - len(starts)
+    if repeats and not count:
+        notes.append(f"{repeats} rows repeat a step and were merged with it.")
+    return _take_first(rows, usable, attempt, step, order, starts)
+
+
+def _groups(attempt: Ints, step: Ints) -> tuple[Ints, Ints]:
+    """The order by (attempt, step, place in the file), and where in it each (attempt, step) begins."""
+    order = np.lexsort((step, attempt))  # stable
+    a, s = attempt[order], step[order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (a[1:] != a[:-1]) | (s[1:] != s[:-1])
+    return order, np.flatnonzero(new)
+
+
+def _contradictions(rows: _Rows, usable: Ints, attempt: Ints, step: Ints) -> tuple[int, int, int]:
+    """How many (attempt, step) have two values for one quantity, and two rows of the first of them."""
+    order, starts = _groups(attempt, step)
+    if len(starts) == len(order):
+        return 0, -1, -1
+    clash = np.zeros(len(starts), dtype=bool)
+    for values in rows.values.values():
+        v = values[usable][order]
+        low, high = np.fmin.reduceat(v, starts), np.fmax.reduceat(v, starts)
+        clash |= high > low
+    if not clash.any():
+        return 0, -1, -1
+    group = int(np.argmax(clash))
+    members = usable[order[starts[group] : starts[group + 1] if group + 1 < len(starts) else None]]
+    return int(clash.sum()), int(members[0]), int(members[1])
+
+
+def _take_first(rows: _Rows, usable: Ints, attempt: Ints, step: Ints, order: Ints, starts: Ints) -> _Merged:
+    """For each (attempt, step) and quantity the first value that is there."""
+    place = np.arange(len(order))
+    values = {}
+    for name, column in rows.values.items():
+        v = column[usable][order]
+        first = np.minimum.reduceat(np.where(np.isnan(v), len(order), place), starts) if len(v) else place
+        values[name] = np.append(v, np.nan)[first]
+        if name == "kl":
+            kl_from = np.where(first < len(order), first, starts)
+    group_of_row = np.empty(len(rows.table), dtype=np.int64)
+    group_of_row.fill(-1)
+    group_of_row[usable[order]] = np.cumsum(np.isin(place, starts)) - 1
+    items: dict[int, tuple[float, ...]] = {}
+    for row in sorted(rows.items):
+        if group_of_row[row] >= 0:
+            items.setdefault(int(group_of_row[row]), rows.items[row])
+    return _Merged(
+        attempt[order][starts], step[order][starts], values, rows.kl_kind[usable][order][kl_from], items
+    )
+
+
+def read_map(pairs: Iterable[str]) -> dict[str, str]:
+    """`--map reward=my/col` options as a dictionary.
+
+    Raises:
+        InputError: an option has no `=`, or names one quantity twice.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, column = pair.partition("=")
+        if not (equals and name and column):
+            raise InputError(f"--map {pair}: expected NAME=COLUMN, such as --map reward=my/col.")
+        if name in found:
+            raise InputError(f"--map {name} is given twice: {found[name]!r} and {column!r}.")
+        found[name] = column
+    return found
+
+
+def finite_or_none(value: float) -> float | None:
+    """NaN, which JSON has not, as None."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,234 @@
+"""`rlguard replay` as a user meets it: what is printed where, exit codes, pictures, what-if."""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from guard_cli.replay.command import app
+from guard_cli.replay.outcomes import DETECTORS
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def rlguard(monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def invoke(*arguments: object) -> Result:
+        return CliRunner().invoke(app, [str(a) for a in arguments])
+
+    return invoke
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def history(hack: bool, passes: int = 16, items: int = 128, steps: int = 200, seed: int = 1) -> list[dict]:
+    """A run in the guard's export format whose held-out falls from step 60 on, or not at all."""
+    rng = random.Random(seed)
+
+    def outcomes(p: float) -> list[float]:
+        return [float(rng.random() < p) for _ in range(items)]
+
+    rows: list[dict] = [{"step": 0, "items": outcomes(0.5)} for _ in range(passes)]
+    for step in range(1, steps + 1):
+        p = 0.5 - max(0, step - 60) * 0.005 if hack else 0.5 + step * 0.001
+        gain = step * (0.002 if hack else 0.001)
+        row = {"step": step, "reward": 0.5 + gain + rng.gauss(0, 0.02), "kl": step * 1e-4, "reward_std": 0.3}
+        rows.append(row | ({"items": outcomes(max(p, 0.1))} if step % 2 == 0 else {}))
+    return rows
+
+
+@pytest.fixture
+def hack(tmp_path: Path) -> Path:
+    return write(tmp_path / "hack.jsonl", history(hack=True))
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    return write(tmp_path / "good.jsonl", history(hack=False))
+
+
+class TestOneDetector:
+    @pytest.mark.parametrize("name", [d for d in DETECTORS if d != "step_monitor"])
+    def test_a_hack_is_one_object_and_exit_code_0(self, rlguard: Invoke, hack: Path, name: str) -> None:
+        result = rlguard(hack, "--detector", name, "--json")
+        assert result.exit_code == 0
+        answer = json.loads(result.stdout)
+        assert answer.keys() == {"fired", "step", "rule", "level"}
+        assert answer["fired"] is True and answer["level"] == "fired"
+        assert 0 < answer["step"] <= 150 and isinstance(answer["rule"], str)
+
+    @pytest.mark.parametrize("name", [d for d in DETECTORS if d not in ("guard", "heldout_guard", "both")])
+    def test_a_good_run_is_one_object_and_exit_code_0(self, rlguard: Invoke, good: Path, name: str) -> None:
+        result = rlguard(good, "--detector", name, "--json")
+        assert result.exit_code == 0
+        answer = json.loads(result.stdout)
+        assert answer["fired"] is False and answer["step"] is None and answer["rule"] is None
+        assert answer["level"] in ("healthy", "warning", "unknown")
+
+    def test_one_baseline_pass_is_enough(self, rlguard: Invoke, tmp_path: Path) -> None:
+        path = write(tmp_path / "one.jsonl", history(hack=True, passes=1))
+        assert json.loads(rlguard(path, "--detector", "calibrated", "--json").stdout)["fired"] is True
+
+    def test_without_a_baseline_the_calibrated_tests_cannot_judge(
+        self, rlguard: Invoke, tmp_path: Path
+    ) -> None:
+        path = write(tmp_path / "none.jsonl", history(hack=True, passes=0))
+        for name in ("calibrated", "guaranteed", "fast", "gap", "peak"):
+            answer = json.loads(rlguard(path, "--detector", name, "--json").stdout)
+            assert answer == {"fired": False, "step": None, "rule": None, "level": "unknown"}
+        assert json.loads(rlguard(path, "--detector", "both", "--json").stdout)["fired"] is True
+        assert "there is no baseline" in rlguard(path).stdout
+
+    def test_notes_go_to_stderr(self, rlguard: Invoke, tmp_path: Path) -> None:
+        path = write(tmp_path / "log.jsonl", [{"step": 1, "reward": 0.5, "ppo_kl": 0.1}])
+        result = rlguard(path, "--detector", "guard", "--json")
+        assert json.loads(result.stdout)["level"] == "unknown"
+        assert "`ppo_kl` is not taken" in result.stderr
+
+    def test_an_unknown_detector(self, rlguard: Invoke, hack: Path) -> None:
+        result = rlguard(hack, "--detector", "nope")
+        assert result.exit_code == 2
+        assert "known: guard, heldout_guard" in result.stderr and result.stdout == ""
+
+
+class TestReport:
+    def test_table(self, rlguard: Invoke, hack: Path) -> None:
+        text = rlguard(hack).stdout
+        assert "200 steps, 100 held-out evaluations of 128 items, 16 baseline passes" in text
+        for name in DETECTORS:
+            assert name in text
+
+    @pytest.mark.parametrize("name", DETECTORS)
+    def test_without_a_held_out_series_no_held_out_rule_is_healthy(
+        self, rlguard: Invoke, tmp_path: Path, name: str
+    ) -> None:
+        rows = [{"step": i, "reward": 0.5, "actor/ppo_kl": 0.1} for i in range(1, 50)]
+        path = write(tmp_path / "bare.jsonl", rows)
+        assert json.loads(rlguard(path, "--detector", name, "--json").stdout)["level"] == "unknown"
+        text = rlguard(path).stdout
+        assert "Not judged" in text and "there is no held-out series" in text
+        assert "there is no KL to the reference" in text
+
+    def test_a_mean_without_items_is_judged_by_heldout_guard_only(
+        self, rlguard: Invoke, tmp_path: Path
+    ) -> None:
+        rows = history(hack=True, passes=0)
+        for row in rows:
+            if "items" in row:
+                row["heldout"] = sum(row.pop("items")) / 128
+        path = write(tmp_path / "mean.jsonl", rows)
+        assert json.loads(rlguard(path, "--detector", "heldout_guard", "--json").stdout)["fired"] is True
+        assert json.loads(rlguard(path, "--detector", "fast", "--json").stdout)["level"] == "unknown"
+
+    def test_a_held_out_series_on_a_scale_of_its_own(self, rlguard: Invoke, tmp_path: Path) -> None:
+        rows = [{"step": i, "reward": i / 10, "heldout": 3.0 - i / 10} for i in range(1, 50)]
+        path = write(tmp_path / "scale.jsonl", rows)
+        assert json.loads(rlguard(path, "--detector", "heldout_guard", "--json").stdout)["fired"] is True
+
+    def test_full_json(self, rlguard: Invoke, hack: Path) -> None:
+        answer = json.loads(rlguard(hack, "--json", "--what-if", "heldout_guard.min_steps=5").stdout)
+        assert (answer["steps"], answer["evaluations"], answer["items"], answer["baseline_passes"]) == (
+            200,
+            100,
+            128,
+            16,
+        )
+        assert [p["policy"] for p in answer["policies"]] == ["as it is", "heldout_guard.min_steps=5"]
+        for policy in answer["policies"]:
+            assert [d["detector"] for d in policy["detectors"]] == list(DETECTORS)
+
+    @pytest.mark.parametrize("suffix", [".png", ".svg"])
+    @pytest.mark.parametrize("shape", ["hack", "attempts", "bare", "one step", "evaluations only"])
+    def test_plot(self, rlguard: Invoke, tmp_path: Path, suffix: str, shape: str) -> None:
+        rows = history(hack=True)
+        if shape == "attempts":
+            rows = [row | {"attempt": 0} for row in rows] + [row | {"attempt": 1} for row in rows[16:]]
+        elif shape == "bare":
+            rows = [{"step": i, "reward": 0.5} for i in range(9)]
+        elif shape == "one step":
+            rows = [{"step": 1, "reward": 0.5}]
+        elif shape == "evaluations only":
+            rows = [{"step": i, "reward": None, "items": [1, 0]} for i in range(1, 9)]
+        picture = tmp_path / f"picture{suffix}"
+        result = rlguard(write(tmp_path / "run.jsonl", rows), "--plot", picture)
+        assert result.exit_code == 0, result.stderr
+        assert picture.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
+        assert picture.stat().st_size > 5000
+
+
+class TestWhatIf:
+    def test_side_by_side(self, rlguard: Invoke, hack: Path) -> None:
+        text = rlguard(
+            hack,
+            "--detector",
+            "heldout_guard",
+            "--what-if",
+            "heldout_guard.ema_alpha=0.7,heldout_guard.max_proxy_real_gap=0.3",
+            "--what-if",
+            "heldout_guard.max_proxy_real_gap=9,heldout_guard.rise_eps=1",
+        ).stdout
+        assert "(1) heldout_guard.ema_alpha=0.7" in text and "(2)" in text
+        row = next(line for line in text.splitlines() if "heldout_guard " in line)
+        assert row.count("fired") == 2
+
+    @pytest.mark.parametrize(
+        ("option", "message"),
+        [
+            ("heldout_guard.alpha=1", "no such policy key. Known: detector"),
+            ("heldout_guard=1", "heldout_guard"),
+            ("heldout_guard.ema_alpha", "expected KEY=VALUE"),
+            ("heldout_guard.ema_alpha=2", "less than 1"),
+            ("heldout_guard.ema_alpha=high", "valid number"),
+            ("heldout_guard.ema_alpha=[", "not a YAML value"),
+        ],
+    )
+    def test_errors(self, rlguard: Invoke, hack: Path, option: str, message: str) -> None:
+        result = rlguard(hack, "--what-if", option)
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert "Traceback" not in result.output
+
+    def test_a_policy_file(self, rlguard: Invoke, hack: Path, tmp_path: Path) -> None:
+        policy = tmp_path / "policy.yaml"
+        policy.write_text("heldout_guard: {max_proxy_real_gap: 9, rise_eps: 1}\n")
+        answer = json.loads(rlguard(hack, "--policy", policy, "--detector", "heldout_guard", "--json").stdout)
+        assert answer["fired"] is False
+        policy.write_text("heldout_guard: {gap: 9}\n")
+        result = rlguard(hack, "--policy", policy)
+        assert result.exit_code == 2 and "heldout_guard.gap" in result.stderr
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        "arguments",
+        [["missing.jsonl"], ["{hack}", "--plot", "x.gif"], ["{hack}", "--plot", "/no/such/folder/x.png"]],
+    )
+    def test_no_traceback_and_exit_code_2(self, rlguard: Invoke, hack: Path, arguments: list[str]) -> None:
+        result = rlguard(*(a.format(hack=hack) for a in arguments))
+        assert result.exit_code == 2
+        assert result.stderr.startswith("rlguard replay: ")
+        assert "Traceback" not in result.output
+
+
+def test_a_hundred_thousand_steps_in_a_second_of_processor_time(rlguard: Invoke, tmp_path: Path) -> None:
+    """A tenth of what is promised (1,000,000 steps in 10 s), with half of the time; see docs/replay.md."""
+    path = tmp_path / "long.jsonl"
+    rng = random.Random(1)
+    with path.open("w") as file:
+        for i in range(1, 100_001):
+            file.write(
+                f'{{"step":{i},"reward":{rng.random():.6f},"kl":{rng.random() / 20:.6f},"loss":0.1}}\n'
+            )
+    before = time.process_time()
+    result = rlguard(path, "--detector", "guard", "--json")
+    assert result.exit_code == 0
+    assert time.process_time() - before < 2.0

@@ -1,0 +1,150 @@
+"""What becomes of NaN, missing values, repeated steps, restarts, unordered lines and per-item outcomes."""
+
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from guard_cli.replay.errors import InputError
+from guard_cli.replay.readers import read
+from guard_cli.replay.run import KINDS, Run, load, read_map
+
+NAN = float("nan")
+
+
+def run_of(tmp_path: Path, rows: Iterable[dict], **overrides: str) -> Run:
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load(read(path, set(overrides.values())), "log.jsonl", overrides)
+
+
+def row(step: int, reward: float | None = 0.5, **more: object) -> dict:
+    return {"step": step, "reward": reward, **more}
+
+
+class TestValues:
+    def test_a_step_without_reward_is_no_step_of_the_guard(self, tmp_path: Path) -> None:
+        run = run_of(tmp_path, [row(1), row(2, None, kl=0.1), row(3, NAN), row(4, float("inf")), {"step": 5}])
+        assert run.step.tolist() == [1]
+        assert any("4 of 5 steps have no reward" in note for note in run.notes)
+        assert any("1 values of reward are infinite: unknown (line 4)" in note for note in run.notes)
+
+    def test_a_negative_kl_is_unknown(self, tmp_path: Path) -> None:
+        run = run_of(tmp_path, [row(1, kl=0.1), row(2, kl=-0.1), row(3, kl=NAN)])
+        assert run.armed_kl().tolist() == [True, False, False]
+        assert any("below 0" in note and "line 2" in note and "k1" in note for note in run.notes)
+
+    def test_the_kind_of_the_kl_is_kept(self, tmp_path: Path) -> None:
+        kinds = ["ref_token_mean", "ref_seq_sum", "behaviour", "absent"]
+        rows = [row(i, kl=None if k == "absent" else 0.1, kl_kind=k) for i, k in enumerate(kinds, start=1)]
+        run = run_of(tmp_path, rows)
+        assert [KINDS[k].value for k in run.kl_kind] == kinds
+        assert run.armed_kl().tolist() == [True, False, False, False]
+
+    def test_an_unknown_kind_of_kl(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="line 1: kl_kind is 'k1'; known: ref_token_mean"):
+            run_of(tmp_path, [row(1, kl=0.1, kl_kind="k1")])
+
+    @pytest.mark.parametrize("step", [-1, 1.5, 2**53, float("inf")])
+    def test_a_step_that_is_no_whole_number(self, tmp_path: Path, step: float) -> None:
+        with pytest.raises(InputError, match=r"line 2: step is .* not a whole number from 0 on"):
+            run_of(tmp_path, [row(1), {"step": step, "reward": 0.1}])
+
+    def test_rows_without_a_step(self, tmp_path: Path) -> None:
+        run = run_of(tmp_path, [row(1), {"reward": 0.2}])
+        assert run.step.tolist() == [1]
+        assert any("1 rows without a step" in note and "line 2" in note for note in run.notes)
+
+
+class TestOrder:
+    def test_unordered_lines(self, tmp_path: Path) -> None:
+        rows = [row(i, i / 100, **({"items": [1, 0]} if i % 10 == 0 else {})) for i in range(1, 101)]
+        shuffled = random.Random(1).sample(rows, len(rows))
+        straight, mixed = run_of(tmp_path, rows), run_of(tmp_path, shuffled)
+        assert mixed.step.tolist() == straight.step.tolist()
+        assert mixed.reward.tolist() == straight.reward.tolist()
+        assert mixed.evaluations == straight.evaluations
+        assert mixed.attempts == 1
+
+    def test_a_repeated_step_counts_once(self, tmp_path: Path) -> None:
+        run = run_of(tmp_path, [row(1), row(2), row(2), row(3)])
+        assert run.step.tolist() == [1, 2, 3]
+        assert any("1 rows repeat a step" in note for note in run.notes)
+
+    def test_a_tracker_logs_one_step_in_several_rows(self, tmp_path: Path) -> None:
+        run = run_of(tmp_path, [row(1, kl=0.1), {"step": 2, "reward": 0.7}, {"step": 2, "kl": 0.2}])
+        assert run.reward.tolist() == [0.5, 0.7]
+        assert run.kl.tolist() == [0.1, 0.2]
+
+    def test_of_two_values_for_a_step_the_first_counts_as_in_the_guard(self, tmp_path: Path) -> None:
+        run = run_of(tmp_path, [row(1), row(2, 0.6), row(2, 0.9), row(3)])
+        assert run.reward.tolist() == [0.5, 0.6, 0.5]
+        assert any("e.g. step 2: lines 2 and 3" in note for note in run.notes)
+
+    def test_steps_that_start_again_with_other_values_are_a_restart(self, tmp_path: Path) -> None:
+        rows = [row(i, 0.1) for i in range(1, 21)] + [row(i, 0.2) for i in range(11, 31)]
+        run = run_of(tmp_path, rows)
+        assert run.attempts == 2
+        assert len(run.step) == 40
+        assert run.attempt.tolist() == [0] * 20 + [1] * 20
+        assert any("read as 2 attempts" in note for note in run.notes)
+
+    def test_attempts_that_the_log_states(self, tmp_path: Path) -> None:
+        rows = [row(2, 0.2, attempt=1), row(1, 0.1, attempt=0), row(2, 0.3, attempt=0)]
+        run = run_of(tmp_path, rows)
+        assert list(zip(run.attempt.tolist(), run.step.tolist(), strict=True)) == [(0, 1), (0, 2), (1, 2)]
+
+
+class TestHeldOut:
+    def test_baseline_lines_have_step_0_and_only_items(self, tmp_path: Path) -> None:
+        rows = [
+            {"step": 0, "items": [1, 0]},
+            {"step": 0, "items": [0, 0], "reward": None, "kl": None},
+            {"step": 0, "items": [1, 1], "reward": 0.5},
+            row(1, items=[0, 1]),
+        ]
+        run = run_of(tmp_path, rows)
+        assert run.baseline == ((1.0, 0.0), (0.0, 0.0))
+        assert [(e.step, e.items) for e in run.evaluations] == [(0, (1.0, 1.0)), (1, (0.0, 1.0))]
+        assert run.has_items
+
+    def test_an_evaluation_whose_step_had_no_reward(self, tmp_path: Path) -> None:
+        run = run_of(tmp_path, [row(1), {"step": 2, "items": [1, 0]}, row(3)])
+        assert run.step.tolist() == [1, 3]
+        assert [e.step for e in run.evaluations] == [2]
+
+    def test_a_mean_without_items(self, tmp_path: Path) -> None:
+        run = run_of(tmp_path, [row(1, heldout=0.25), row(2)])
+        assert [e.score for e in run.evaluations] == [0.25]
+        assert not run.has_items
+
+    def test_another_number_of_items(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"line 2 has 1 items and log\.jsonl: line 1 has 2"):
+            run_of(tmp_path, [row(1, items=[1, 0]), row(2, items=[1])])
+
+    @pytest.mark.parametrize("items", [[], [2], [-0.1], ["a"], "x", 3, [None], [NAN], [True, [1]]])
+    def test_items_that_are_no_outcomes(self, tmp_path: Path, items: object) -> None:
+        with pytest.raises(InputError, match="line 1: items must be a list of outcomes from 0 to 1"):
+            run_of(tmp_path, [row(1, items=items)])
+
+
+class TestMap:
+    def test_pairs(self) -> None:
+        assert read_map(["reward=a/b=c", "kl=x"]) == {"reward": "a/b=c", "kl": "x"}
+
+    @pytest.mark.parametrize("pair", ["reward", "=x", "reward=", "reward:x"])
+    def test_no_pair(self, pair: str) -> None:
+        with pytest.raises(InputError, match="expected NAME=COLUMN"):
+            read_map([pair])
+
+    def test_twice(self) -> None:
+        with pytest.raises(InputError, match="given twice"):
+            read_map(["reward=a", "reward=b"])
+
+    def test_mapped_columns_are_read(self, tmp_path: Path) -> None:
+        rows = [{"i": 1, "my/r": 0.1, "my/test": 0.2}]
+        run = run_of(tmp_path, rows, step="i", reward="my/r", heldout="my/test")
+        assert run.reward.tolist() == [0.1]
+        assert [e.score for e in run.evaluations] == [0.2]
