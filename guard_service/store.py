@@ -1,8 +1,9 @@
 """The guard's store: an append-only SQLite log of everything that was reported, evaluated and decided.
 
-What `append_*` returned is on disk: a transaction is flushed (`synchronous=EXTRA`) before it counts. The
-rollback journal is used and not WAL, because WAL does not work on network file systems, where a run's
-state often lives. The file is locked while a guard has it open, so two guards never share one.
+What `append_*` returned is on disk: a transaction is flushed (`synchronous=EXTRA`) before it counts. A
+file system that is known to be local gets a write-ahead log, which takes one flush a transaction; any other
+gets the rollback journal, which takes three, because WAL does not work on network file systems, where a
+run's state often lives. The file is locked while it is open, so two guards never share one.
 
 Schema 1, `application_id` "RLGD", version in `user_version`:
 
@@ -20,7 +21,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ FILE_NAME = "guard.db"
 APPLICATION_ID = int.from_bytes(b"RLGD", "big")
 SCHEMA_VERSION = 1
 BUSY_SECONDS = 2.0
+LOCAL_FILE_SYSTEMS = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "tmpfs", "overlay"}
+)
 PAGE = 2_000  # rows of one read; ingest waits no longer than one page takes
 
 _SCHEMA = f"""
@@ -137,7 +141,7 @@ class Store:
         """Open the store of a run, making it if there is none, and lock it.
 
         Raises:
-            StoreError: the file cannot be opened or is locked by another process.
+            StoreError: the file cannot be opened or written, or is locked by another process.
             StoreCorruptError: it is not a store of this program, or SQLite finds it damaged.
             ChangedRunError: it was written under another policy.
         """
@@ -146,14 +150,18 @@ class Store:
             state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not self.path.exists():
                 _create(self.path)
-            self._db = _connect(self.path, exclusive=True)
+            self._db = _connect(self.path)
             try:
+                opened = self.path.stat()
+                self._file = (opened.st_dev, opened.st_ino)
                 _check_identity(self._db, self.path)
                 if (found := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                     raise StoreCorruptError(
                         f"{self.path} is damaged ({found}): restore it, or start a new run"
                     )
                 self._check_policy(policy)
+                # A store that can only be read must not count as one that works.
+                self._db.execute("INSERT OR REPLACE INTO meta VALUES ('opened', 'for writing')")
                 # Highest step on disk of each attempt: a step beyond it is new without looking it up.
                 self._newest: dict[int, int] = dict(
                     self._db.execute(
@@ -375,6 +383,9 @@ class Store:
     def _transaction(self) -> Iterator[None]:
         """All or nothing; on disk when it ends."""
         with _errors(self.path, "written"):
+            now = self.path.stat()
+            if (now.st_dev, now.st_ino) != self._file:  # SQLite would go on writing to a file without a name
+                raise StoreCorruptError(f"{self.path} was replaced while it was open: restore it")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -422,7 +433,7 @@ def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         raise StoreError(f"{path} does not exist: no guard has run with this state_dir")
     with _errors(path, "read"):
-        db = _connect(path, exclusive=False)
+        db = _connect(path)
     try:
         after: Key = (-1, -1)
         while True:
@@ -449,7 +460,7 @@ def _create(path: Path) -> None:
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    db = _connect(draft, exclusive=False)
+    db = _connect(draft)
     try:
         db.executescript(_SCHEMA)
     finally:
@@ -462,7 +473,7 @@ def _create(path: Path) -> None:
         os.close(directory)
 
 
-def _connect(path: Path, exclusive: bool) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
     """Open an existing database file, with the settings that durability rests on."""
     if path.stat().st_size == 0 and path.suffix == ".db":
         raise StoreCorruptError(f"{path} is empty: its content was lost; restore it, or start a new run")
@@ -470,16 +481,30 @@ def _connect(path: Path, exclusive: bool) -> sqlite3.Connection:
     try:
         db.execute("PRAGMA trusted_schema = OFF")
         db.execute("PRAGMA cell_size_check = ON")
+        # Exclusive before the first access: then a write-ahead log needs no memory shared between processes.
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute(f"PRAGMA journal_mode = {journal_mode(path.parent)}")
         db.execute("PRAGMA synchronous = EXTRA")
-        if exclusive:  # taken by the first transaction, and kept
-            db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            db.execute("BEGIN EXCLUSIVE")
-            db.execute("COMMIT")
-        db.execute("PRAGMA journal_mode = DELETE")
+        db.execute("BEGIN EXCLUSIVE")  # takes the lock, which is kept from here on
+        db.execute("COMMIT")
     except BaseException:
         db.close()
         raise
     return db
+
+
+def journal_mode(directory: Path) -> str:
+    """WAL on a file system that is known to be local, else DELETE (the rollback journal)."""
+    best, kind = -1, ""
+    with suppress(OSError, ValueError):
+        directory = directory.resolve()
+        for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+            fields, _, tail = line.partition(" - ")
+            mount = Path(fields.split()[4].encode("latin-1", "replace").decode("unicode_escape"))
+            # The last of equals: a later mount hides an earlier one.
+            if directory.is_relative_to(mount) and len(mount.parts) >= best:
+                best, kind = len(mount.parts), tail.split()[0]
+    return "WAL" if kind in LOCAL_FILE_SYSTEMS else "DELETE"
 
 
 def _check_identity(db: sqlite3.Connection, path: Path) -> None:
