@@ -29,6 +29,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainer_image.errors import GuardConfigError
 
+#: The data columns that each auxiliary loss of `GuardedGRPOTrainer` needs, by the name of its weight.
+LOSS_COLUMNS = {
+    "alpha_sdpo": ("privileged_prompt",),
+    "beta_replay": ("replay_prompt", "replay_completion"),
+}
+
 Name = Annotated[str, Field(min_length=1)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

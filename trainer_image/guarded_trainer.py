@@ -16,6 +16,7 @@ from trl.trainer.utils import pad
 
 from guard_core import CollapseStopError, HeldOutGuard, TripwireStatus
 from trainer_image import ranks
+from trainer_image.config import LOSS_COLUMNS
 from trainer_image.losses import distillation_loss, replay_loss
 
 _LOG_PREFIX = "killswitch/"
@@ -147,14 +148,13 @@ class GuardedGRPOTrainer(GRPOTrainer):
 
     def _privileged_inputs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """The teacher's prompts. A row without one gets its own prompt: teacher = student, and no loss."""
-        _require_column(rows, "privileged_prompt", "alpha_sdpo")
+        _require_columns(rows, "alpha_sdpo")
         prompts = [row["privileged_prompt"] or row["prompt"] for row in rows]
         return self._padded("privileged_prompt", self._tokenize_prompts(prompts)[0], "left")
 
     def _replay_inputs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Traces, padded. A row without one gets an empty completion: every rank does the same forwards."""
-        _require_column(rows, "replay_prompt", "beta_replay")
-        _require_column(rows, "replay_completion", "beta_replay")
+        _require_columns(rows, "beta_replay")
         prompts = [row["replay_prompt"] or row["prompt"] for row in rows]
         traces = []
         for row in rows:
@@ -270,6 +270,7 @@ def _newest(metrics: Mapping[str, Sequence[float]], key: str) -> float | None:
     return float(values[-1]) if values and math.isfinite(values[-1]) else None
 
 
-def _require_column(rows: Sequence[Mapping[str, Any]], column: str, because: str) -> None:
-    if any(column not in row for row in rows):
-        raise ValueError(f"{because} > 0 needs the data column {column!r} (None for rows without one)")
+def _require_columns(rows: Sequence[Mapping[str, Any]], weight: str) -> None:
+    for column in LOSS_COLUMNS[weight]:
+        if any(column not in row for row in rows):
+            raise ValueError(f"{weight} > 0 needs the data column {column!r} (None for rows without one)")

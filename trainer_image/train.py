@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guard_core import CollapseStopError, __version__
-from trainer_image.config import TrainConfig, load, unknown_key
+from trainer_image.config import LOSS_COLUMNS, TrainConfig, load, unknown_key
 from trainer_image.errors import GuardConfigError, GuardStopError
 
 if TYPE_CHECKING:
@@ -82,6 +82,10 @@ def train(config: TrainConfig) -> None:
     rewards = [reward_function(name) for name in config.reward_functions]
     arguments = grpo_arguments(config)
     dataset = training_data(config)
+    for weight, columns in LOSS_COLUMNS.items():
+        for column in columns:
+            if getattr(config, weight) > 0.0 and column not in dataset.column_names:
+                raise GuardConfigError(f"{weight} > 0 needs the data column {column!r}")
 
     from trainer_image import ranks
     from trainer_image.callback import GuardCallback

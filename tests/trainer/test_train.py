@@ -1,0 +1,306 @@
+"""`python -m trainer_image.train`: real runs, resuming, exit codes, and errors that name the key."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard
+from trainer_image import train as entrypoint
+from trainer_image.checkpoints import incomplete_because, latest_complete
+from trainer_image.config import load
+from trainer_image.errors import GuardConfigError
+from trainer_image.rewards import exact_match, last_number
+from trainer_image.train import main, read_jsonl, reward_function
+
+GRPO = {
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": [],
+    "per_device_train_batch_size": 4,
+    "num_generations": 4,
+    "max_completion_length": 4,
+    "max_steps": 2,
+    "save_steps": 1,
+    "beta": 0.04,
+    "disable_tqdm": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RLGUARD_URL", "RLGUARD_TOKEN", "RLGUARD_STRICT", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def config(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    """Write a configuration that works, changed by the keywords; `None` removes a key."""
+    data = tmp_path / "train.jsonl"
+    data.write_text(
+        "".join(json.dumps({"prompt": f"{a}+1=", "answer": str(a + 1)}) + "\n" for a in range(10))
+    )
+
+    def write(grpo: dict[str, Any] | None = None, **changes: Any) -> Path:
+        content: dict[str, Any] = {
+            "model": "no-model",
+            "dataset": str(data),
+            "reward_functions": ["trainer_image.rewards:exact_match"],
+            "output_dir": str(tmp_path / "out"),
+            "grpo": GRPO | (grpo or {}),
+        }
+        content = {k: v for k, v in (content | changes).items() if v is not None}
+        (tmp_path / "grpo.yaml").write_text(yaml.safe_dump(content))
+        return tmp_path / "grpo.yaml"
+
+    return write
+
+
+def run(path: Path) -> int:
+    return main(["--config", str(path)])
+
+
+# -- real runs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.torch
+def test_a_run_trains_saves_and_resumes(config: Any, tiny_model: Path, tmp_path: Path, capfd: Any) -> None:
+    out = tmp_path / "out"
+    assert run(config(model=str(tiny_model))) == 0
+    assert (out / "final" / "model.safetensors").exists() and (out / "checkpoint-2").is_dir()
+
+    shutil.copytree(out / "checkpoint-2", out / "checkpoint-9")
+    (out / "checkpoint-9" / "trainer_state.json").write_text('{"global_st')  # killed while it saved
+    assert run(config(model=str(tiny_model), grpo={"max_steps": 3})) == 0
+    state = json.loads((out / "checkpoint-3" / "trainer_state.json").read_text())
+    assert state["global_step"] == 3
+
+    shutil.rmtree(out / "checkpoint-9")
+    assert run(config(model=str(tiny_model), resume=False, grpo={"max_steps": 1})) == 0
+    state = json.loads((out / "checkpoint-1" / "trainer_state.json").read_text())
+    assert state["global_step"] == 1
+
+
+@pytest.mark.torch
+def test_a_resumed_run_goes_on_where_it_was(
+    config: Any, tiny_model: Path, guard: FaultyGuard, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("RLGUARD_URL", guard.url)
+    assert run(config(model=str(tiny_model))) == 0
+    assert run(config(model=str(tiny_model), grpo={"max_steps": 4})) == 0
+    assert [report.step for report in guard.steps] == [1, 2, 3, 4]
+    assert [report.step for report in guard.checkpoints] == [1, 2, 3, 4]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("strict", ["1", "0"])
+@pytest.mark.parametrize(("verdict", "code"), [(FIRED, 3), (STOPPED, 4)])
+def test_a_stop_by_the_guard_has_its_own_exit_code(
+    config: Any,
+    tiny_model: Path,
+    guard: FaultyGuard,
+    monkeypatch: Any,
+    capfd: Any,
+    tmp_path: Path,
+    strict: str,
+    verdict: Any,
+    code: int,
+) -> None:
+    guard.verdict_after = lambda acknowledged: verdict if acknowledged else HEALTHY
+    monkeypatch.setenv("RLGUARD_URL", guard.url)
+    monkeypatch.setenv("RLGUARD_STRICT", strict)
+    assert run(config(model=str(tiny_model), grpo={"max_steps": 2000, "save_strategy": "no"})) == code
+    assert verdict.reason in capfd.readouterr().err
+    assert not (tmp_path / "out" / "final").exists(), "a stopped run has no final model"
+
+
+@pytest.mark.torch
+def test_no_guard_is_exit_code_4(config: Any, tiny_model: Path, guard: FaultyGuard, monkeypatch: Any) -> None:
+    guard.close()
+    monkeypatch.setenv("RLGUARD_URL", guard.url)
+    monkeypatch.setenv("RLGUARD_UNREACHABLE_SECONDS", "0.2")
+    assert run(config(model=str(tiny_model))) == 4
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("weight", "column"), [("alpha_sdpo", "privileged_prompt"), ("beta_replay", "replay_prompt")]
+)
+def test_an_auxiliary_loss_without_its_column_is_named(
+    config: Any, capsys: Any, weight: str, column: str
+) -> None:
+    assert run(config(**{weight: 0.1})) == 2
+    assert f"{weight} > 0 needs the data column '{column}'" in capsys.readouterr().err
+
+
+# -- mistakes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modle": "x"}, "unknown key 'modle'; did you mean 'model'?"),
+        ({"zzz": "x"}, "unknown key 'zzz'; valid keys: alpha_sdpo, beta_replay, dataset"),
+        ({"model": None}, "key 'model' is missing"),
+        ({"model": "./nowhere"}, "model: there is no directory ./nowhere"),
+        ({"resume": "later"}, "resume: Input should be a valid boolean, got 'later'"),
+        ({"alpha_sdpo": -1.0}, "alpha_sdpo: Input should be greater than or equal to 0"),
+        ({"reward_functions": []}, "reward_functions: List should have at least 1 item"),
+        ({"reward_functions": ["exact_match"]}, "'exact_match' must look like module:function"),
+        ({"reward_functions": ["no.such:thing"]}, "cannot import 'no.such'"),
+        ({"reward_functions": ["trainer_image.rewards:nothing"]}, "has no attribute 'nothing'"),
+        ({"dataset": "nowhere.jsonl"}, "dataset: there is no file nowhere.jsonl"),
+    ],
+)
+def test_a_mistake_is_named_without_a_traceback(config: Any, capsys: Any, changes: Any, message: str) -> None:
+    assert run(config(**changes)) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("grpo", "message"),
+    [
+        ({"learning_rat": 1.0}, "unknown key 'grpo.learning_rat'; did you mean 'learning_rate'?"),
+        ({"output_dir": "x"}, "grpo.output_dir: set output_dir at the top level"),
+        ({"num_generations": 3}, "grpo: "),
+        ({"save_strategy": "sometimes"}, "grpo: sometimes is not a valid SaveStrategy"),
+    ],
+)
+def test_a_mistake_in_the_grpo_section_is_named(config: Any, capsys: Any, grpo: Any, message: str) -> None:
+    assert run(config(grpo=grpo)) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("a: [", "is not YAML"), ("- a", "must be a YAML mapping"), ("", "must be a YAML mapping")],
+)
+def test_a_file_that_is_no_configuration_is_an_error(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "c.yaml").write_text(content)
+    with pytest.raises(GuardConfigError, match=message):
+        load(tmp_path / "c.yaml")
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(GuardConfigError, match="cannot read the configuration"):
+        load(tmp_path / "c.yaml")
+
+
+def test_a_learning_rate_without_a_point_is_a_number(config: Any) -> None:
+    path = config()
+    path.write_text(path.read_text().replace("beta: 0.04", "beta: 0.04\n  learning_rate: 1e-6"))
+    assert load(path).grpo["learning_rate"] == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
+        ('\n{"question": "a"}', "line 2 must be an object with a 'prompt'"),
+        ("[1]", "line 1 must be an object"),
+        ("\n", "has no rows"),
+    ],
+)
+def test_a_bad_line_of_the_data_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "d.jsonl").write_text(text)
+    with pytest.raises(GuardConfigError, match=message):
+        read_jsonl(tmp_path / "d.jsonl")
+
+
+def test_a_reward_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(GuardConfigError, match="is not a function"):
+        reward_function("trainer_image.train:EXIT_FIRED")
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_module_runs_and_a_mistake_costs_no_import_of_torch(config: Any) -> None:
+    code = (
+        "import sys; from trainer_image.train import main; code = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    arguments = ["--config", str(config(modle="x"))]
+    for start in (["-c", code], ["-m", "trainer_image.train"]):
+        process = subprocess.run(
+            [sys.executable, *start, *arguments], capture_output=True, text=True, check=False, env=os.environ
+        )
+        assert process.returncode == entrypoint.EXIT_CONFIG, process.stderr
+        assert process.stderr.startswith("error: ")
+
+
+# -- checkpoints and rewards -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    directory = tmp_path / "checkpoint-5"
+    directory.mkdir()
+    save_file({"w": np.zeros(100, dtype=np.float32)}, directory / "model.safetensors")
+    (directory / "trainer_state.json").write_text("{}")
+    return directory
+
+
+def test_a_complete_checkpoint_is_found_by_its_step_and_not_by_its_name(checkpoint: Path) -> None:
+    shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-10"))
+    shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-best"))
+    assert latest_complete(checkpoint.parent) == checkpoint.with_name("checkpoint-10")
+
+
+def test_without_checkpoints_there_is_none(tmp_path: Path) -> None:
+    assert latest_complete(tmp_path) is None and latest_complete(tmp_path / "nowhere") is None
+
+
+def cut(checkpoint: Path) -> None:
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-50])
+
+
+def index(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors.index.json").write_text('{"weight_map": {"w": "model-2.safetensors"}}')
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda c: (c / "trainer_state.json").unlink(),
+        lambda c: (c / "trainer_state.json").write_text("{"),
+        lambda c: (c / "model.safetensors").unlink(),
+        lambda c: (c / "model.safetensors").write_bytes(b""),
+        cut,
+        index,
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over(checkpoint: Path, damage: Any) -> None:
+    assert incomplete_because(checkpoint) is None
+    older = shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-4"))
+    damage(checkpoint)
+    assert incomplete_because(checkpoint)
+    assert latest_complete(checkpoint.parent) == older
+
+
+def test_exact_match_ignores_space_around_the_answer() -> None:
+    assert exact_match([" 12\n", "12 or 13", [{"role": "assistant", "content": "12"}]], ["12"] * 3) == [
+        1,
+        0,
+        1,
+    ]
+
+
+def test_last_number_pays_for_no_list_of_guesses() -> None:
+    completions = ["it is 12", "12 or 13", "1,200.50", "none", "-3"]
+    assert last_number(completions, ["12", "12", "1200.5", "1", -3]) == [1, 0, 1, 0, 1]
