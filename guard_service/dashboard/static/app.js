@@ -217,7 +217,7 @@ const charts = {
     height: 210,
     lines: [
       { key: "kl", name: "each step", style: "kl-raw" },
-      { key: "ema", name: "EMA over evaluation rounds", style: "kl" },
+      { key: "ema", name: "EMA, at evaluations", style: "kl" },
     ],
     onCursor,
   }),
