@@ -89,7 +89,7 @@ def serve(lines: queue.SimpleQueue[bytes], answers: BinaryIO) -> None:
         settings = HeldoutSettings.model_validate(first["settings"])
         evaluation = Evaluation(settings, Path(first["scratch"]), disjoint=first["check_disjoint"])
     except Exception as error:
-        _send(answers, _told(error))
+        _send(answers, _told(error, over=True))
         raise SystemExit(1) from error
     _send(answers, evaluation.ready())
     evaluation.warm_up()
@@ -98,21 +98,24 @@ def serve(lines: queue.SimpleQueue[bytes], answers: BinaryIO) -> None:
         try:
             answer = evaluation.run(EvaluationRequest(**{**message, "path": Path(message["path"])}))
         except HeldoutError as error:
-            answer = _told(error)
+            answer = _told(error, over=False)
         except Exception as error:
-            _send(answers, _told(error))
+            _send(answers, _told(error, over=True))
             raise SystemExit(1) from error
         _send(answers, answer)
 
 
-def _told(error: Exception) -> dict[str, Any]:
-    """The answer to a request that failed. An unforeseen error may quote a prompt: only its type is told."""
+def _told(error: Exception, *, over: bool) -> dict[str, Any]:
+    """The answer to a request that failed. An unforeseen error may quote a prompt: only its type is told.
+
+    `over`: this process ends, and takes no further request.
+    """
     traceback.print_exception(error)
     if isinstance(error, HeldoutError):
         kind, message = "split" if isinstance(error, SplitError) else "evaluation", str(error)
     else:
         kind, message = "evaluation", f"the evaluation process failed with {type(error).__name__}"
-    return {"error": {"kind": kind, "message": message}}
+    return {"error": {"kind": kind, "message": message, "over": over}}
 
 
 def _send(answers: BinaryIO, answer: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ CONTAINMENT_THRESHOLD = 0.5
 SHORTEST_QUOTATION = 4  # tokens
 MINHASH_GRAM = 2
 MINHASH_THRESHOLD = 0.8
+MINHASH_BOUND = 0.7
 MINHASH_PERMUTATIONS = 128
 MINHASH_SEED = 1
 TEMPLATE_PROMPTS = 5
@@ -167,15 +168,15 @@ class _Index:
         return [(item, rule, value) for item, (rule, value) in found.items()]
 
     def _alike(self, grams: set[Gram]) -> Iterable[tuple[int, float]]:
-        shared = self._minhash.shared_with(grams)
-        if not shared:
-            return
+        # The Jaccard similarity is at most common / larger side. An estimate is drawn only where that bound
+        # leaves room for it, three standard errors below the threshold: for few pairs of many.
         own = grams - self._minhash.template
+        known = [gram for gram in own if gram in self._minhash.items]
+        if not known or len(known) < MINHASH_BOUND * len(own):
+            return
         signature = None
-        for item, common in shared.items():
-            # The Jaccard similarity is at most common / larger side; an estimate is drawn only where that
-            # bound leaves room for it, three standard errors below the threshold.
-            if common < 0.7 * max(len(own), len(self._minhash.of_item[item])):
+        for item, common in self._minhash.shared_with(known).items():
+            if common < MINHASH_BOUND * max(len(own), len(self._minhash.of_item[item])):
                 continue
             signature = signature or _signature(own)
             if (value := signature.jaccard(self._held_signature(item))) >= MINHASH_THRESHOLD:

@@ -38,6 +38,7 @@ __all__ = [
 
 MAX_ANSWER_BYTES = 1 << 28  # one line: about 20 bytes per held-out item
 MAX_LOG_BYTES = 1 << 20
+ENDING_SECONDS = 5.0
 STAGE_PREFIX = "stage-"
 _OWN_SETTINGS = ("RLGUARD_GUARD_", "RLGUARD_TOKEN")
 
@@ -180,6 +181,8 @@ class EvaluationWorker:
                 await child.stdin.drain()
             async with asyncio.timeout(limit):
                 line = await child.stdout.readline()
+            if not line:  # it is ending: let it, so that the reason is its own and not our SIGKILL
+                await _ended_within(child, ENDING_SECONDS)
         except TimeoutError:
             raise EvaluationError(
                 f"no answer from the evaluation process within timeout_seconds={limit:g}: raise it, or "
@@ -195,6 +198,8 @@ class EvaluationWorker:
         self._trim_log()
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
+            if answer["error"]["over"]:
+                await self._kill()
             kind = SplitError if answer["error"]["kind"] == "split" else EvaluationError
             raise kind(answer["error"]["message"])
         return answer
@@ -205,6 +210,8 @@ class EvaluationWorker:
             return
         with contextlib.suppress(ProcessLookupError):
             child.kill()
+        if child.stdin is not None:
+            child.stdin.close()
         await child.wait()
 
     def _trim_log(self) -> None:
@@ -215,6 +222,12 @@ class EvaluationWorker:
     def _clear_stages(self) -> None:
         for stage in self._scratch.glob(f"{STAGE_PREFIX}*"):
             shutil.rmtree(stage, ignore_errors=True)
+
+
+async def _ended_within(child: Process, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await child.wait()
 
 
 def _child_environment() -> dict[str, str]:

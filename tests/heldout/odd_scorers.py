@@ -1,0 +1,66 @@
+"""Scorers that misbehave inside the worker process. What each does once is remembered by a file in `meta`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def _first_time(meta: Mapping[str, Any]) -> bool:
+    try:
+        Path(meta["once"]).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def killed_once(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    if _first_time(meta):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+
+def exits_once(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    if _first_time(meta):
+        os._exit(7)
+    return 1.0
+
+
+def stuck_once(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    """Hold the interpreter's lock for ages, as a careless regular expression does."""
+    if _first_time(meta):
+        Path(meta["once"]).write_text(str(os.getpid()))
+        re.match(r"(a+)+$", "a" * 60 + "b")
+    return 1.0
+
+
+def raises_what_it_should_not(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    """Fail in a way that `except Exception` around a scorer does not see."""
+    if _first_time(meta):
+        raise GeneratorExit(completion)
+    return 1.0
+
+
+def chatty(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    print(f'{{"items": [0.0]}} {completion}', flush=True)
+    os.write(1, b'{"items": [0.0]}\n')
+    return 0.5
+
+
+def reports_its_process(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    """1 if this process is nicer than the guard, knows no token of it, and took no torch with it."""
+    import sys
+
+    told = {name for name in os.environ if name.startswith("RLGUARD_")}
+    nicer = os.nice(0) > int(meta["nice"]) or int(meta["nice"]) == 19
+    return float(nicer and told == {"RLGUARD_MY_KEY"} and "torch" not in sys.modules)
+
+
+def slow(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    time.sleep(60)
+    return 1.0

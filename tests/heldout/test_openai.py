@@ -1,0 +1,160 @@
+"""The OpenAI evaluator against faults: every item gets its completion, or the evaluation fails; never a 0.
+
+The happy path against a real server is in test_openai_real.py.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard_service.heldout.config import OpenAIEvaluatorSettings
+from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.evaluators import openai
+from guard_service.heldout.evaluators.openai import OpenAIEvaluator
+from guard_service.heldout.split import HeldoutItem
+from guard_service.heldout.worker import EvaluationRequest
+from tests.heldout.faulty_endpoint import Endpoint, Reply, endpoint, says
+
+SECRET = "xyzzy"
+ITEMS = [HeldoutItem(id=f"i{n}", prompt=f"{SECRET} {n}", answer=str(n)) for n in range(6)]
+REQUEST = EvaluationRequest(attempt=1, step=30, path=Path("/checkpoints/checkpoint-30"))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "FIRST_BACKOFF_SECONDS", 0.01)
+
+
+def ask(to: Endpoint, items: list[HeldoutItem] = ITEMS, request=REQUEST, **settings: Any):
+    config = {"base_url": to.url, "model": "policy", "request_timeout_seconds": 5, **settings}
+    return OpenAIEvaluator(OpenAIEvaluatorSettings.model_validate(config)).complete(items, request)
+
+
+def echo(body: dict[str, Any], number: int) -> Reply:
+    return says(body["messages"][-1]["content"] if "messages" in body else body["prompt"])
+
+
+def test_texts_come_in_the_order_of_the_items_and_weights_are_remote() -> None:
+    with endpoint(lambda body, n: Reply(**{**vars(echo(body, n)), "delay": 0.02 * (6 - n)})) as server:
+        done = ask(server)
+    assert done.texts == [[item.prompt] for item in ITEMS] and done.sha256 is done.staged is None
+
+
+def test_what_is_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KEY", "k1")
+    (tmp_path / "key").write_text("k2\n")
+    with endpoint(echo) as server:
+        ask(server, ITEMS[:1], model="p-{step}", api_key_env="KEY", max_new_tokens=9)
+        ask(server, ITEMS[:1], chat=False, api_key_file=tmp_path / "key", temperature=0.5)
+    (path, headers, body), (path2, headers2, body2) = server.asked
+    assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer k1"
+    assert body["model"] == "p-30" and body["max_tokens"] == 9 and body["temperature"] == 0
+    assert body["messages"] == [{"role": "user", "content": ITEMS[0].prompt}]
+    assert path2 == "/v1/completions" and headers2["Authorization"] == "Bearer k2"
+    assert body2["prompt"] == ITEMS[0].prompt and body2["temperature"] == 0.5
+
+
+def test_seeds_differ_by_item_sample_and_pass_and_repeat() -> None:
+    def seeds(pass_index: int) -> list[int]:
+        with endpoint(echo) as server:
+            again = EvaluationRequest(1, 30, REQUEST.path, pass_index)
+            ask(server, request=again, samples=2, temperature=1.0)
+        return sorted(body["seed"] for _, _, body in server.asked)
+
+    first = seeds(0)
+    assert len(set(first)) == 12 and seeds(0) == first and set(seeds(1)).isdisjoint(first)
+
+
+def test_no_more_requests_at_once_than_allowed() -> None:
+    with endpoint(lambda body, n: Reply(**{**vars(echo(body, n)), "delay": 0.05})) as server:
+        ask(server, concurrency=2)
+    assert server.busiest == 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Reply(429, "slow down"), Reply(503, "later"), Reply(500, "oops"), Reply(408, "late"), Reply(200, None)],
+)
+def test_a_passing_fault_is_tried_again(fault: Reply) -> None:
+    with endpoint(lambda body, n: fault if n < 4 else echo(body, n)) as server:
+        assert ask(server).texts == [[item.prompt] for item in ITEMS]
+    assert len(server.asked) == len(ITEMS) + 4
+
+
+def test_a_time_out_is_tried_again() -> None:
+    with endpoint(lambda body, n: Reply(delay=30) if n == 0 else echo(body, n)) as server:
+        assert len(ask(server, request_timeout_seconds=0.2).texts) == 6
+    assert len(server.asked) == 7
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_waits_as_long_as_the_server_asks(form: str) -> None:
+    wait = "1" if form == "seconds" else email.utils.formatdate(time.time() + 2, usegmt=True)
+    start = time.monotonic()
+    with endpoint(lambda b, n: Reply(429, "", {"Retry-After": wait}) if n == 0 else echo(b, n)) as server:
+        ask(server, ITEMS[:1])
+    assert 0.9 < time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("value", ["soon", "-5", "Mon, 99 Foo 2026 00:00:00 GMT", ""])
+def test_a_retry_after_that_makes_no_sense_does_not_stall(value: str) -> None:
+    start = time.monotonic()
+    with endpoint(lambda b, n: Reply(429, "", {"Retry-After": value}) if n == 0 else echo(b, n)) as server:
+        ask(server, ITEMS[:1])
+    assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (Reply(503, SECRET), "gave no completion for item 'i3' in 2 tries, at last status 503"),
+        (Reply(200, None), "gave no completion for item 'i3' in 2 tries, at last RemoteProtocolError"),
+        (Reply(404, SECRET), "answered status 404 for item 'i3': check base_url and model"),
+        (Reply(401, SECRET), "answered status 401 for item 'i3': check api_key_file or api_key_env"),
+        (Reply(302, SECRET, {"Location": "http://127.0.0.1:1/"}), "answered status 302 for item 'i3'"),
+        (Reply(200, b"<html>" + SECRET.encode()), "answered item 'i3' without a text"),
+        (Reply(200, {"choices": []}), "answered item 'i3' without a text"),
+        (Reply(200, {"choices": [{"message": {"content": None}}]}), "answered item 'i3' without a text"),
+        (Reply(200, [SECRET]), "answered item 'i3' without a text"),
+    ],
+)
+def test_one_item_that_fails_for_good_fails_the_evaluation_and_quotes_nothing(
+    fault: Reply, told: str
+) -> None:
+    def reply(body: dict[str, Any], number: int) -> Reply:
+        return fault if body["messages"][0]["content"] == ITEMS[3].prompt else echo(body, number)
+
+    with endpoint(reply) as server, pytest.raises(EvaluationError) as caught:
+        ask(server, retries=1)
+    assert told in str(caught.value) and SECRET not in str(caught.value)
+
+
+def test_an_endpoint_that_is_not_there_is_told() -> None:
+    with endpoint(echo) as gone:
+        pass
+    with pytest.raises(EvaluationError, match="in 2 tries, at last ConnectError"):
+        ask(gone, ITEMS[:1], retries=1)
+
+
+def check(items: list[HeldoutItem], **settings: Any) -> None:
+    config = {"base_url": "http://127.0.0.1:1/v1", "model": "m", **settings}
+    OpenAIEvaluator(OpenAIEvaluatorSettings.model_validate(config)).check(items)
+
+
+def test_refuses_at_start_what_can_never_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    with pytest.raises(SplitError, match="NO_SUCH_KEY is not set"):
+        check(ITEMS, api_key_env="NO_SUCH_KEY")
+    with pytest.raises(SplitError, match=r"api_key_file .* cannot be read"):
+        check(ITEMS, api_key_file=tmp_path / "nothing")
+    talk = HeldoutItem.model_validate(
+        {"id": "talk", "prompt": [{"role": "user", "content": "x"}], "answer": "1"}
+    )
+    with pytest.raises(SplitError, match="item 'talk' is a list of messages"):
+        check([*ITEMS, talk], chat=False)
+    check([*ITEMS, talk])

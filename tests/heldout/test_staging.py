@@ -1,0 +1,171 @@
+"""Staging a checkpoint: what is taken, what is refused, and that the digest is of what was copied."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from guard_service.heldout.errors import EvaluationError
+from guard_service.heldout.evaluators import staging
+from guard_service.heldout.evaluators.staging import stage
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A directory as the Hugging Face trainer leaves it. Staging reads no tensor: any bytes are weights."""
+    path = tmp_path / "checkpoint-10"
+    path.mkdir()
+    for name, content in {
+        "config.json": '{"model_type": "llama"}',
+        "generation_config.json": "{}",
+        "tokenizer.json": '{"model": {"vocab": {"auto_map": 3}}}',
+        "tokenizer_config.json": "{}",
+        "chat_template.jinja": "{{ x }}",
+        "model.safetensors": "weights" * 1000,
+        "trainer_state.json": "{}",
+        "optimizer.pt": "pickle",
+        "training_args.bin": "pickle",
+        "rng_state.pth": "pickle",
+        "modeling_evil.py": "raise SystemExit",
+    }.items():
+        (path / name).write_text(content)
+    return path
+
+
+def shard(checkpoint: Path, *names: str) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    for name in names:
+        (checkpoint / name).write_text(name)
+    index = {"weight_map": {f"layer.{i}": name for i, name in enumerate(names)}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_takes_what_loading_needs_and_nothing_else(checkpoint: Path, tmp_path: Path) -> None:
+    staged = stage(checkpoint, tmp_path / "stage")
+    assert sorted(p.name for p in staged.path.iterdir()) == [
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert staged.sha256 == hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()
+    assert (tmp_path / "stage").stat().st_mode & 0o077 == 0
+
+
+def test_the_digest_of_shards_is_that_of_sha256sums_lines(checkpoint: Path, tmp_path: Path) -> None:
+    names = ["model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"]
+    shard(checkpoint, *names)
+    staged = stage(checkpoint, tmp_path / "stage")
+    lines = "".join(f"{hashlib.sha256(n.encode()).hexdigest()}  {n}\n" for n in sorted(names))
+    assert staged.sha256 == hashlib.sha256(lines.encode()).hexdigest()
+    assert all((staged.path / name).read_text() == name for name in names)
+
+
+def test_what_is_hashed_is_what_is_staged_while_the_trainer_writes(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "CHUNK_BYTES", 4096)
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(bytes(1 << 20))
+    done = threading.Event()
+
+    def overwrite() -> None:
+        with weights.open("r+b") as file:
+            while not done.is_set():
+                file.seek(0)
+                file.write(os.urandom(1 << 20))
+
+    writer = threading.Thread(target=overwrite)
+    writer.start()
+    try:
+        time.sleep(0.02)
+        staged = stage(checkpoint, tmp_path / "stage")
+    finally:
+        done.set()
+        writer.join()
+    copied = hashlib.sha256((staged.path / "model.safetensors").read_bytes()).hexdigest()
+    assert staged.sha256 == copied != hashlib.sha256(weights.read_bytes()).hexdigest()
+
+
+def pickles_only(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+
+
+def adapter_only(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "adapter_model.safetensors")
+    (path / "config.json").rename(path / "adapter_config.json")
+
+
+def half_written_shards(path: Path) -> None:
+    shard(path, "a.safetensors", "b.safetensors")
+    (path / "b.safetensors").unlink()
+
+
+def linked(path: Path) -> None:
+    (path / "model.safetensors").rename(path.parent / "elsewhere")
+    (path / "model.safetensors").symlink_to(path.parent / "elsewhere")
+
+
+def piped(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    os.mkfifo(path / "model.safetensors")
+
+
+def escaping_shard(path: Path) -> None:
+    shard(path, "a.safetensors")
+    index = {"weight_map": {"w": "../elsewhere.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (pickles_only, "pytorch_model.bin is a pickle, and loading it can run code: save as safetensors"),
+        (adapter_only, "PEFT adapter: save the merged model"),
+        (half_written_shards, "1 of 2 shards are missing, the first: b.safetensors"),
+        (linked, "model.safetensors"),
+        (piped, "model.safetensors is no plain file"),
+        (escaping_shard, "1 of 1 shards are missing"),
+        (lambda p: shard(p, "a.bin"), "save the model with save_pretrained"),
+        (lambda p: (p / "config.json").unlink(), "no config.json; save the model with save_pretrained"),
+        (lambda p: (p / "model.safetensors").unlink(), "no model.safetensors; save the model"),
+        (lambda p: (p / "config.json").write_text('{"auto_map": {}}'), "config.json has an auto_map"),
+        (
+            lambda p: (p / "tokenizer_config.json").write_text('{"x": [{"auto_map": 1}]}'),
+            "tokenizer_config.json has an auto_map, which names code to load",
+        ),
+        (lambda p: (p / "config.json").write_text("{"), "config.json is not JSON"),
+    ],
+)
+def test_refuses_naming_the_checkpoint_and_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, spoil, told: str
+) -> None:
+    spoil(checkpoint)
+    with pytest.raises(EvaluationError) as caught:
+        stage(checkpoint, tmp_path / "stage")
+    assert told in str(caught.value) and str(checkpoint) in str(caught.value)
+    assert not (tmp_path / "stage").exists()
+
+
+def test_a_checkpoint_that_was_rotated_away_says_so(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(EvaluationError, match="rotated away before it was scored"):
+        stage(checkpoint.parent / "checkpoint-5", tmp_path / "stage")
+
+
+def test_a_full_disk_is_told_before_the_copy(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 10
+
+    monkeypatch.setattr(staging.shutil, "disk_usage", lambda path: Usage)
+    with pytest.raises(EvaluationError, match=r"its weights need 7000 bytes in .*, which has 10"):
+        stage(checkpoint, tmp_path / "stage")

@@ -1,0 +1,257 @@
+"""The worker process: its answers, and that neither its death nor its slowness costs the guard more than one
+evaluation. Real child processes; the policy is an endpoint of the test, so that no child needs torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard_service.heldout import worker as worker_module
+from guard_service.heldout.config import HeldoutSettings
+from guard_service.heldout.worker import (
+    EvaluationError,
+    EvaluationRequest,
+    EvaluationResult,
+    EvaluationWorker,
+    SplitError,
+)
+from tests.heldout.faulty_endpoint import Endpoint, endpoint, says
+
+SECRET = "xyzzy"
+REQUEST = EvaluationRequest(attempt=0, step=10, path=Path("/checkpoints/checkpoint-10"))
+
+
+@pytest.fixture(scope="module")
+def policy() -> Iterator[Endpoint]:
+    """A policy that answers "3" to everything."""
+    with endpoint(lambda body, n: says("3")) as server:
+        yield server
+
+
+@pytest.fixture
+def settings(policy: Endpoint, tmp_path: Path) -> Callable[..., HeldoutSettings]:
+    def make(scorer: str = "exact", **more: Any) -> HeldoutSettings:
+        split = tmp_path / "split.jsonl"
+        meta = {"once": str(tmp_path / "once"), "nice": os.nice(0)}
+        rows = [
+            {"id": f"i{n}", "prompt": f"{SECRET} {n}+1=", "answer": str(n + 1), "meta": meta}
+            for n in range(4)
+        ]
+        if not split.exists():
+            split.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        name = scorer if scorer in {"exact", "nowhere"} else f"tests.heldout.odd_scorers:{scorer}"
+        evaluator = {"kind": "openai", "base_url": policy.url, "model": "m"}
+        return HeldoutSettings.model_validate(
+            {"split": split, "scorer": name, "evaluator": evaluator, **more}
+        )
+
+    return make
+
+
+def run(settings: HeldoutSettings, scratch: Path, act: Callable[[EvaluationWorker], Awaitable[Any]]) -> Any:
+    """Start a worker, do something with it, and close it."""
+
+    async def all_of_it() -> Any:
+        worker = EvaluationWorker(settings, scratch)
+        try:
+            await worker.start()
+            return await act(worker)
+        finally:
+            await worker.close()
+
+    return asyncio.run(all_of_it())
+
+
+async def fails(worker: EvaluationWorker) -> str:
+    with pytest.raises(EvaluationError) as caught:
+        await worker.evaluate(REQUEST)
+    assert SECRET not in str(caught.value)
+    return str(caught.value)
+
+
+def test_outcomes_in_the_splits_order(settings, tmp_path: Path) -> None:
+    async def act(worker: EvaluationWorker) -> EvaluationResult:
+        assert worker.split_items == 4 and len(worker.split_digest or "") == 64
+        return await worker.evaluate(REQUEST)
+
+    result = run(settings(), tmp_path / "scratch", act)
+    assert result.items == (0.0, 0.0, 1.0, 0.0)
+    assert result.sha256 is result.staged is None and result.seconds > 0
+
+
+def test_the_child_is_nice_knows_no_token_and_is_light(
+    settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RLGUARD_GUARD_INGEST_TOKEN", "RLGUARD_TOKEN", "RLGUARD_MY_KEY"):
+        monkeypatch.setenv(name, "t")
+    for name in set(os.environ) - {"RLGUARD_GUARD_INGEST_TOKEN", "RLGUARD_TOKEN", "RLGUARD_MY_KEY"}:
+        if name.startswith("RLGUARD_"):
+            monkeypatch.delenv(name)
+    result = run(settings("reports_its_process"), tmp_path / "scratch", lambda w: w.evaluate(REQUEST))
+    assert result.items == (1.0,) * 4
+
+
+@pytest.mark.parametrize(
+    ("scorer", "told"),
+    [
+        ("killed_once", "was ended by SIGKILL (out of memory?); its last words are in"),
+        ("exits_once", "ended with status 7 before it answered"),
+        ("raises_what_it_should_not", "ended with status 1 before it answered"),
+    ],
+)
+def test_a_child_that_dies_costs_one_evaluation(settings, tmp_path: Path, scorer: str, told: str) -> None:
+    async def act(worker: EvaluationWorker) -> tuple[str, EvaluationResult]:
+        return await fails(worker), await worker.evaluate(REQUEST)
+
+    message, result = run(settings(scorer), tmp_path / "scratch", act)
+    assert told in message and result.items == (1.0,) * 4
+
+
+def test_a_time_out_kills_the_child_and_the_event_loop_never_waits(settings, tmp_path: Path) -> None:
+    lags: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            start = time.monotonic()
+            await asyncio.sleep(0.01)
+            lags.append(time.monotonic() - start)
+
+    async def act(worker: EvaluationWorker) -> tuple[str, EvaluationResult]:
+        patient, ticking = worker._settings, asyncio.create_task(tick())
+        hasty = patient.evaluator.model_copy(update={"timeout_seconds": 3.0})
+        worker._settings = patient.model_copy(update={"evaluator": hasty})
+        message = await fails(worker)
+        ticking.cancel()
+        worker._settings = patient
+        return message, await worker.evaluate(REQUEST)
+
+    message, result = run(settings("stuck_once"), tmp_path / "scratch", act)
+    assert "within timeout_seconds=3: raise it" in message and result.items == (1.0,) * 4
+    assert len(lags) > 50 and sorted(lags)[len(lags) // 2] < 0.1
+    assert not alive(int((tmp_path / "once").read_text()))
+
+
+def test_a_cancelled_evaluation_leaves_no_answer_for_the_next(settings, tmp_path: Path) -> None:
+    async def act(worker: EvaluationWorker) -> EvaluationResult:
+        task = asyncio.create_task(worker.evaluate(REQUEST))
+        await asyncio.to_thread(eventually, (tmp_path / "once").exists)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return await worker.evaluate(REQUEST)
+
+    assert run(settings("stuck_once"), tmp_path / "scratch", act).items == (1.0,) * 4
+
+
+def test_closing_ends_an_evaluation_under_way(settings, tmp_path: Path) -> None:
+    async def act(worker: EvaluationWorker) -> str:
+        task = asyncio.create_task(fails(worker))
+        await asyncio.to_thread(eventually, (tmp_path / "once").exists)
+        await worker.close()
+        return await task
+
+    assert "ended by SIGKILL" in run(settings("stuck_once"), tmp_path / "scratch", act)
+
+
+def test_what_a_scorer_prints_is_no_answer_and_reaches_no_log(
+    settings, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    scratch = tmp_path / "scratch"
+    result = run(settings("chatty"), scratch, lambda w: w.evaluate(REQUEST))
+    assert result.items == (0.5,) * 4
+    assert "items" not in caplog.text and "items" not in "".join(capfd.readouterr())
+    assert (scratch / "worker.log").stat().st_mode & 0o077 == 0
+    assert '{"items": [0.0]} 3' in (scratch / "worker.log").read_text()
+
+
+def test_the_workers_log_is_bounded(settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "MAX_LOG_BYTES", 10)
+    run(settings("chatty"), tmp_path / "scratch", lambda w: w.evaluate(REQUEST))
+    assert (tmp_path / "scratch" / "worker.log").stat().st_size == 0
+
+
+def test_a_split_that_changed_is_never_scored(settings, tmp_path: Path) -> None:
+    async def act(worker: EvaluationWorker) -> str:
+        await fails(worker)
+        with (tmp_path / "split.jsonl").open("a") as file:
+            file.write(json.dumps({"id": "new", "prompt": "9+9=", "answer": "18"}) + "\n")
+        return await fails(worker)
+
+    assert "changed while the guard ran" in run(settings("killed_once"), tmp_path / "scratch", act)
+
+
+def refused(settings: HeldoutSettings, scratch: Path) -> str:
+    with pytest.raises(SplitError) as caught:
+        run(settings, scratch, lambda worker: worker.evaluate(REQUEST))
+    assert SECRET not in str(caught.value)
+    return str(caught.value)
+
+
+def test_start_refuses_what_must_be_mended_first(settings, tmp_path: Path) -> None:
+    good = settings()
+    assert "scorer 'nowhere' is unknown" in refused(settings("nowhere"), tmp_path / "scratch")
+    train = tmp_path / "train.jsonl"
+    train.write_text(json.dumps({"id": "t", "prompt": f"{SECRET} 2 + 1 ="}) + "\n")
+    told = refused(good.model_copy(update={"train_prompts": train}), tmp_path / "scratch")
+    assert "not disjoint: 1 of 4 held-out items" in told
+    assert "held-out 'i2' ~ training 't': exact 1.00" in told
+    told = refused(good.model_copy(update={"train_prompts": tmp_path / "no"}), tmp_path / "scratch")
+    assert "no: No such file" in told
+    with (tmp_path / "split.jsonl").open("a") as file:
+        file.write("{\n")
+    assert "line 5: not JSON" in refused(good, tmp_path / "scratch")
+
+
+def test_leftovers_of_a_guard_that_was_killed_are_removed_at_start(settings, tmp_path: Path) -> None:
+    old = tmp_path / "scratch" / "stage-old"
+    old.mkdir(parents=True)
+    (old / "model.safetensors").write_text("weights")
+    run(settings(), tmp_path / "scratch", lambda worker: worker.evaluate(REQUEST))
+    assert not old.exists()
+
+
+def test_the_child_ends_with_the_guard_even_while_it_holds_the_interpreter(settings, tmp_path: Path) -> None:
+    code = (
+        "import asyncio, sys; from pathlib import Path\n"
+        "from guard_service.heldout.config import HeldoutSettings\n"
+        "from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker\n"
+        "async def main():\n"
+        "    worker = EvaluationWorker(HeldoutSettings.model_validate_json(sys.argv[1]), Path(sys.argv[2]))\n"
+        "    await worker.start()\n"
+        "    await worker.evaluate(EvaluationRequest(0, 1, Path('/none')))\n"
+        "asyncio.run(main())"
+    )
+    arguments = [settings("stuck_once").model_dump_json(), str(tmp_path / "scratch")]
+    with subprocess.Popen([sys.executable, "-c", code, *arguments]) as guard:
+        eventually(lambda: (tmp_path / "once").exists() and (tmp_path / "once").read_text())
+        child = int((tmp_path / "once").read_text())
+        assert alive(child)
+        guard.send_signal(signal.SIGKILL)
+    eventually(lambda: not alive(child))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def eventually(condition: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
