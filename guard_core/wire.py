@@ -138,8 +138,8 @@ class DetectorReading(Wire):
     """What one detector says after the newest evaluation. It carries no per-item outcome (invariant 8)."""
 
     name: str = Field(description="Detector, e.g. `guaranteed`, `fast`, `peak`, `gap`.")
-    level: Annotated[Level, Field(strict=False)]
-    code: Annotated[Code, Field(strict=False)]
+    level: Annotated[Level, Field(strict=False)] = Field(description="How severe it is.")
+    code: Annotated[Code, Field(strict=False)] = Field(description="What it finds.")
     statistic: Finite | None = Field(None, description="Evidence, nats; None where it cannot be judged.")
     threshold: Finite | None = Field(None, description="The detector fires at this statistic, nats.")
     message: str = Field(description="A sentence with the numbers.")
