@@ -1,0 +1,21 @@
+"""The kinds of workload that can be guarded."""
+
+from guard_operator.adapters.base import (
+    Adapter,
+    PodTemplate,
+    TemplateError,
+    WorkloadState,
+)
+from guard_operator.adapters.pytorchjob import PyTorchJobAdapter
+
+ADAPTERS: tuple[Adapter, ...] = (PyTorchJobAdapter(),)
+
+__all__ = ["ADAPTERS", "Adapter", "PodTemplate", "TemplateError", "WorkloadState", "find"]
+
+
+def find(api_version: str, kind: str) -> Adapter | None:
+    """The adapter for this kind of workload, None if it cannot be guarded."""
+    for adapter in ADAPTERS:
+        if (adapter.resource.api_version, adapter.resource.kind) == (api_version, kind):
+            return adapter
+    return None

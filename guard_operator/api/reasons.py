@@ -65,6 +65,7 @@ class Reason(StrEnum):
     KL_HARD_STOP = "KlHardStop"
     HELDOUT_DECLINE = "HeldoutDecline"
     HACKING_GAP = "HackingGap"
+    OTHER_RULE = "OtherRule"
     # Halted and GuardSilent
     GUARD_HALT = "GuardHalt"
     GUARD_SILENT = "GuardSilent"
@@ -81,6 +82,9 @@ class Reason(StrEnum):
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     WORKLOAD_DELETED = "WorkloadDeleted"
+    # Events only
+    EVIDENCE_CAPTURED = "EvidenceCaptured"
+    STOP_ESCALATED = "StopEscalated"
 
     @property
     def meaning(self) -> str:
@@ -104,6 +108,7 @@ _REASONS = {
     Reason.KL_HARD_STOP: "KL to the reference went above its hard stop.",
     Reason.HELDOUT_DECLINE: "The held-out score kept falling while in-loop reward rose.",
     Reason.HACKING_GAP: "In-loop reward gained more than the held-out score by over the ceiling.",
+    Reason.OTHER_RULE: "A rule fired that this version of the operator does not know by name.",
     Reason.GUARD_HALT: "A condition in the guard whose policy is `Stop` holds.",
     Reason.GUARD_SILENT: "No heartbeat of the guard for longer than the limit.",
     Reason.GUARD_REPORTS: "The guard's heartbeat is recent.",
@@ -117,6 +122,8 @@ _REASONS = {
     Reason.PREEMPTED: "A pod was preempted by the scheduler.",
     Reason.NODE_LOST: "A pod was lost with its node.",
     Reason.WORKLOAD_DELETED: "Someone deleted the workload.",
+    Reason.EVIDENCE_CAPTURED: "The evidence ConfigMap was written.",
+    Reason.STOP_ESCALATED: "The stop did not take effect or was refused, so a harder one was asked for.",
 }
 
 #: What the guard's verdict code is called in a condition.

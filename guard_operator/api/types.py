@@ -130,18 +130,35 @@ class HeldoutVolume(ApiModel):
 
 
 class Sampling(ApiModel):
-    """How answers are sampled from the policy under evaluation."""
+    """How answers are sampled from the policy under evaluation. As in the guard's own settings."""
 
-    max_new_tokens: int = Field(256, ge=1, le=131072, description="Longest answer, tokens.")
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "self.samples == 1 || self.temperature > 0.0",
+                "samples above 1 need a temperature above 0: greedy answers are all the same",
+            )
+        )
+    )
+
+    max_new_tokens: int = Field(256, ge=1, le=1_000_000, description="Longest answer, tokens.")
     temperature: float = Field(0.0, ge=0, le=10, description="Sampling temperature; 0 is greedy.")
-    samples: int = Field(1, ge=1, le=1024, description="Answers sampled per held-out item.")
+    samples: int = Field(1, ge=1, le=1_000, description="Answers sampled per held-out item.")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Seed of the sampler.")
+    timeout_seconds: float = Field(1800.0, gt=0, description="Limit of one evaluation, seconds.")
 
 
 class CheckpointEvaluator(Sampling):
     """Loads each checkpoint in the guard and generates there. Needs the `guard-hf` image."""
 
-    batch_size: int = Field(16, ge=1, le=65536, description="Prompts per generation batch.")
+    batch_size: int = Field(32, ge=1, le=65_536, description="Answers generated at once.")
+    chat: bool = Field(False, description="Apply the model's chat template to string prompts.")
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$", description="auto: cuda if there is one, else cpu."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto: bfloat16 on a cuda device that has it, else float32."
+    )
 
 
 class OpenAIEvaluator(Sampling):
@@ -150,13 +167,21 @@ class OpenAIEvaluator(Sampling):
     base_url: str = Field(
         min_length=1,
         max_length=2048,
-        pattern=r"^https?://",
+        pattern=r"^https?://\S+$",
         description="Base URL of the server, such as http://vllm:8000/v1.",
     )
-    model: str = Field(min_length=1, max_length=253, description="Model name to ask for.")
+    model: str = Field(
+        min_length=1,
+        max_length=253,
+        description="Model name; may contain {step}, {attempt} and {checkpoint}.",
+    )
     api_key_secret_name: Name | None = Field(
         None, description="Secret with the API key under the key `api-key`; read by the guard alone."
     )
+    concurrency: int = Field(8, ge=1, le=1_000, description="Requests under way at once.")
+    request_timeout_seconds: float = Field(120.0, gt=0, description="Limit of one request, seconds.")
+    retries: int = Field(5, ge=0, le=100, description="Further tries of a request that failed for now.")
+    chat: bool = Field(True, description="Send string prompts as one user message; false: as plain text.")
 
 
 class Evaluator(ApiModel):
@@ -250,20 +275,9 @@ class GuardSpec(ApiModel):
         description="Loopback port of the guard. Change it where hostNetwork jobs share a node.",
     )
     heldout: Heldout = Field(description="The held-out split and how it is scored.")
-    checkpoints: Checkpoints | None = Field(
-        None, description="The checkpoint volume; required by the checkpoint evaluator."
-    )
+    checkpoints: Checkpoints = Field(description="Which volume of the template holds the checkpoints.")
     policy: Annotated[Policy, BeforeValidator(_policy_from_api)] = Field(
         default_factory=Policy, description="All thresholds of the guard."
-    )
-
-    model_config = ConfigDict(
-        json_schema_extra=cel(
-            (
-                "!has(self.heldout.evaluator.checkpoint) || has(self.checkpoints)",
-                "the checkpoint evaluator needs guard.checkpoints.volume",
-            )
-        )
     )
 
 

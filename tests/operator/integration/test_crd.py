@@ -83,7 +83,11 @@ REFUSED = {
         {"heldout": {"volume": {"claimName": "h"}, "split": "a/../../b", "evaluator": {"checkpoint": {}}}},
         "relative and without '..'",
     ),
-    "checkpoint evaluator without checkpoints": ({"checkpoints": None}, "needs guard.checkpoints.volume"),
+    "no checkpoints": ({"checkpoints": None}, "guard.checkpoints: Required value"),
+    "greedy samples": (
+        {"heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {"samples": 2}}}},
+        "samples above 1 need a temperature above 0",
+    ),
     "unknown isolation": ({"isolation": "None"}, "isolation"),
 }
 

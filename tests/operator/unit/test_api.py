@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from guard_core.policy import Policy
 from guard_core.wire import Code
 from guard_operator.api import generate
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
 from guard_operator.api.schema import crd, root_schema, structural
-from guard_operator.api.types import GuardSpec
+from guard_operator.api.types import CheckpointEvaluator, GuardSpec, OpenAIEvaluator
+from guard_service.heldout.config import CheckpointEvaluatorSettings, OpenAIEvaluatorSettings
 
 ROOT = Path(__file__).parents[3]
 
@@ -107,7 +108,8 @@ def test_every_rule_of_the_guard_has_a_reason() -> None:
 
 
 GUARD = {
-    "heldout": {"volume": {"claimName": "h"}, "evaluator": {"openai": {"baseUrl": "http://x", "model": "m"}}}
+    "checkpoints": {"volume": "c"},
+    "heldout": {"volume": {"claimName": "h"}, "evaluator": {"openai": {"baseUrl": "http://x", "model": "m"}}},
 }
 
 
@@ -129,3 +131,17 @@ def test_the_policy_is_read_from_camel_case() -> None:
 def test_a_bad_policy_names_the_field(policy: Any) -> None:
     with pytest.raises(ValidationError, match="policy"):
         GuardSpec.model_validate({**GUARD, "policy": policy})
+
+
+@pytest.mark.parametrize(
+    ("api", "guard"),
+    [(CheckpointEvaluator, CheckpointEvaluatorSettings), (OpenAIEvaluator, OpenAIEvaluatorSettings)],
+)
+def test_evaluators_have_the_settings_of_the_guard(api: type[BaseModel], guard: type[BaseModel]) -> None:
+    """Contract with guard_service: same names, same defaults; the API key comes from a Secret instead."""
+    elsewhere = {"kind", "api_key_file", "api_key_env", "api_key_secret_name"}
+    ours, theirs = (
+        {name: field.default for name, field in model.model_fields.items() if name not in elsewhere}
+        for model in (api, guard)
+    )
+    assert ours == theirs

@@ -1,0 +1,74 @@
+"""The port between the operator and a kind of workload: a few pure functions; none talks to a cluster.
+
+A new kind needs one module with an `Adapter` and one line in `guard_operator.adapters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from guard_operator.api.types import StopMethod
+from guard_operator.runtime.client import Json, Resource
+
+
+class TemplateError(ValueError):
+    """`spec.template.spec` has not the shape that its kind needs. `field` is the path of what is wrong."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class WorkloadState(StrEnum):
+    """What a workload says about itself."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class PodTemplate:
+    """One pod template of a workload.
+
+    `path` leads to it from the workload's spec. `container` is the one that trains. `guarded` says whether
+    its pods get a guard. Where one template makes several pods of which only the first holds rank 0,
+    `index_field` is the downward-API field with a pod's index, so that the other guards know to keep quiet.
+    """
+
+    path: tuple[str, ...]
+    container: str
+    guarded: bool
+    index_field: str | None = None
+
+
+class Adapter(Protocol):
+    """What the operator must know about a kind of workload."""
+
+    resource: Resource
+    #: Fields of the workload's spec that `state` reads.
+    state_fields: tuple[str, ...]
+
+    def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
+        """Every pod template; at least one is guarded.
+
+        Raises:
+            TemplateError: the spec has no place for a guard; it names the field.
+        """
+
+    def holds_rank0(self, pod: Mapping[str, Any]) -> bool:
+        """Whether this pod (its labels) is the one in which rank 0 runs, if its template is guarded."""
+
+    def prepared(self, spec: Json) -> Json:
+        """The spec with defaults made explicit that would otherwise hurt. The argument is left as it is."""
+
+    def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
+        """The state and the workload's own message, from its `spec` and `status`."""
+
+    def stop_patch(self, method: StopMethod) -> Json | None:
+        """The merge patch of the workload that stops it this way; None: this way is a delete."""

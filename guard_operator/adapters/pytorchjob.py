@@ -1,0 +1,88 @@
+"""PyTorchJob of the Kubeflow training-operator v1 (kubeflow.org/v1, seen with v1.8.1).
+
+- Rank 0 is the Master; without a Master it is Worker 0.
+- The deadline patch is its only terminal stop: the controller fails the job (DeadlineExceeded) and deletes
+  its pods, and lifting the deadline later revives nothing. `suspend` is no terminal state.
+- Its webhook refuses every patch while the training-operator is down; a delete still passes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from guard_operator.adapters.base import PodTemplate, TemplateError, WorkloadState
+from guard_operator.api.types import StopMethod
+from guard_operator.runtime.client import Json, Resource
+
+#: The controller reads the exit code of this container only.
+CONTAINER = "pytorch"
+INDEX_LABEL = "training.kubeflow.org/replica-index"
+INDEX_FIELD = f"metadata.labels['{INDEX_LABEL}']"
+
+_STATES = {
+    "Failed": WorkloadState.FAILED,
+    "Succeeded": WorkloadState.SUCCEEDED,
+    "Suspended": WorkloadState.SUSPENDED,
+    "Running": WorkloadState.RUNNING,
+}
+
+
+class PyTorchJobAdapter:
+    """See `guard_operator.adapters.base.Adapter` for the contract of each method."""
+
+    resource = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
+    state_fields: tuple[str, ...] = ("runPolicy",)
+
+    def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
+        """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""
+        if spec.get("elasticPolicy") is not None:
+            raise TemplateError(
+                "elasticPolicy", "elastic jobs have no fixed rank 0 for the guard to sit beside"
+            )
+        replicas = spec.get("pytorchReplicaSpecs")
+        if not isinstance(replicas, dict) or not replicas:
+            raise TemplateError("pytorchReplicaSpecs", "must have a Master or a Worker")
+        if unknown := replicas.keys() - {"Master", "Worker"}:
+            raise TemplateError(f"pytorchReplicaSpecs.{min(unknown)}", "must be Master or Worker")
+        rank0 = "Master" if "Master" in replicas else "Worker"
+        return tuple(
+            PodTemplate(
+                path=("pytorchReplicaSpecs", role, "template"),
+                container=CONTAINER,
+                guarded=role == rank0,
+                index_field=INDEX_FIELD if role == rank0 == "Worker" else None,
+            )
+            for role in ("Master", "Worker")
+            if role in replicas
+        )
+
+    def holds_rank0(self, pod: Mapping[str, Any]) -> bool:
+        """Index 0 of the guarded replica type."""
+        return ((pod.get("metadata") or {}).get("labels") or {}).get(INDEX_LABEL) == "0"
+
+    def prepared(self, spec: Json) -> Json:
+        """cleanPodPolicy explicit: by default, workers go on running behind a finished Master."""
+        prepared = copy.deepcopy(spec)
+        if isinstance(policy := prepared.setdefault("runPolicy", {}), dict):
+            policy.setdefault("cleanPodPolicy", "Running")
+        return prepared
+
+    def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
+        """From the conditions; Failed and Succeeded are final, so they win over what else is True."""
+        conditions = (workload.get("status") or {}).get("conditions") or []
+        true = {c.get("type"): str(c.get("message", "")) for c in conditions if c.get("status") == "True"}
+        for name, state in _STATES.items():
+            if name in true:
+                return state, true[name]
+        suspended = ((workload.get("spec") or {}).get("runPolicy") or {}).get("suspend") is True
+        return (WorkloadState.SUSPENDED if suspended else WorkloadState.PENDING), ""
+
+    def stop_patch(self, method: StopMethod) -> Json | None:
+        """All pods go, finished ones too: only then is it certain that none is left."""
+        if method is StopMethod.STOP:
+            return {"spec": {"runPolicy": {"activeDeadlineSeconds": 1, "cleanPodPolicy": "All"}}}
+        if method is StopMethod.SUSPEND:
+            return {"spec": {"runPolicy": {"suspend": True, "cleanPodPolicy": "All"}}}
+        return None

@@ -1,0 +1,287 @@
+"""Carries a decision out: actions first, then one status write, then the Events of what changed.
+
+Every request is fenced by a UID and may be repeated. The status write carries the resourceVersion of the
+snapshot: a decision from a stale cache is refused and made again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Protocol, assert_never
+
+from guard_operator.adapters import Adapter, find
+from guard_operator.api import names
+from guard_operator.api.reasons import ConditionType, Reason
+from guard_operator.api.types import ApiModel, ConditionStatus, StopMethod
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.events import Transition, transitions
+from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence, evidence_name
+from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
+from guard_operator.reconcile.snapshot import (
+    Action,
+    CaptureEvidence,
+    CreateWorkload,
+    Decision,
+    DeletePods,
+    Job,
+    Report,
+    Snapshot,
+    StopWorkload,
+    guard_of,
+)
+from guard_operator.runtime.client import CONFIG_MAPS, EVENTS, PODS, Client, Json, Resource
+from guard_operator.runtime.errors import ApiError, ClusterError
+
+log = logging.getLogger(__name__)
+
+JOBS = Resource(names.GROUP, names.VERSION, names.PLURAL, names.KIND)
+
+
+class Observer(Protocol):
+    """Told about what is worth a metric."""
+
+    def fired(self, reason: str) -> None:
+        """A fire was recorded."""
+
+    def stopped(self, seconds: float) -> None:
+        """The last pod of a fired run is gone, `seconds` after the guard latched."""
+
+
+class Actuator:
+    """See the module. `clock` gives the time in UTC."""
+
+    def __init__(
+        self,
+        client: Client,
+        config: OperatorConfig,
+        observer: Observer,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._observer = observer
+        self._clock = clock
+
+    def actuate(self, snapshot: Snapshot, decision: Decision) -> None:
+        """Carry it out.
+
+        Raises:
+            ClusterError: something did not work for now; the whole reconcile is to be repeated.
+        """
+        report, extra = decision.report, list[Transition]()
+        for action in decision.actions:
+            report, happened = self._act(snapshot, action, report)
+            extra += happened
+        self._write(snapshot.job, report, extra)
+
+    def refuse(self, raw: Json, report: Report) -> None:
+        """Write the status of a job whose spec does not validate."""
+        metadata = raw["metadata"]
+        self._client.apply(JOBS, status_patch(metadata, report), names.OPERATOR_MANAGER, sub="status")
+
+    def _act(self, snapshot: Snapshot, action: Action, report: Report) -> tuple[Report, list[Transition]]:
+        """Do one thing; the report with what came of it, and Events of its own."""
+        job = snapshot.job
+        match action:
+            case CreateWorkload():
+                self._create(job)
+            case CaptureEvidence():
+                return self._capture(snapshot, action, report)
+            case StopWorkload():
+                return self._stop(job, action, report)
+            case DeletePods():
+                for name, uid in action.pods:
+                    self._client.delete(PODS, job.namespace, name, uid)
+            case _:
+                assert_never(action)
+        return report, []
+
+    # -- create ------------------------------------------------------------------------------------------
+
+    def _create(self, job: Job) -> None:
+        adapter = _adapter(job)
+        tokens = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        for resource, body in support_objects(job, guard_service_account(job, adapter), tokens):
+            self._create_once(resource, job.namespace, body)
+        # The cache may be behind: a job that was deleted or has fired meanwhile gets no workload.
+        current = self._client.get(JOBS, job.namespace, job.name)
+        if current is None or current["metadata"]["uid"] != job.uid:
+            return
+        guard = (current.get("status") or {}).get("guard") or {}
+        if "fire" in guard or "deletionTimestamp" in current["metadata"]:
+            return
+        workload = build_workload(job, adapter, self._config)
+        self._client.apply(adapter.resource, workload, names.OPERATOR_MANAGER)
+
+    def _create_once(self, resource: Resource, namespace: str, body: Json) -> None:
+        """Create it unless it exists; the names carry the job's UID, so what exists is this job's."""
+        try:
+            self._client.create(resource, namespace, body, names.OPERATOR_MANAGER)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+
+    # -- stop --------------------------------------------------------------------------------------------
+
+    def _stop(self, job: Job, action: StopWorkload, report: Report) -> tuple[Report, list[Transition]]:
+        adapter = _adapter(job)
+        patch = adapter.stop_patch(action.method)
+        if patch is not None:
+            fenced = patch | {"metadata": {"uid": action.uid}}
+            try:
+                self._client.merge(adapter.resource, job.namespace, job.name, fenced, names.OPERATOR_MANAGER)
+            except ApiError as error:
+                if error.status in {404, 409}:
+                    return report, []  # it is gone, or another one has its name: the next look will tell
+                if error.status == 429:
+                    raise
+                refusal = error.message
+            else:
+                return report, []
+        self._client.delete(adapter.resource, job.namespace, job.name, action.uid)
+        if patch is None or report.stop is None:
+            return report, []
+        # A webhook that is down refuses every patch, but it does not stand in the way of a delete.
+        stop = report.stop.model_copy(update={"method": StopMethod.DELETE})
+        message = f"{action.method} was refused, so the workload was deleted: {refusal}"
+        return replace(report, stop=stop), [Transition("Warning", Reason.STOP_ESCALATED, message)]
+
+    # -- evidence ----------------------------------------------------------------------------------------
+
+    def _capture(
+        self, snapshot: Snapshot, action: CaptureEvidence, report: Report
+    ) -> tuple[Report, list[Transition]]:
+        """Best effort: nothing that goes wrong here may hold up the stop."""
+        job = snapshot.job
+        if report.stop is None:
+            return report, []
+        logs = self._logs(snapshot, action.seconds)
+        if logs is None and not action.final:
+            return report, []
+        body = build_evidence(job, logs or {"trainer.log": "not available"}, self._clock())
+        try:
+            self._create_once(CONFIG_MAPS, job.namespace, body)
+        except ClusterError as error:
+            log.warning("%s/%s: evidence not written: %s", job.namespace, job.name, error)
+            return report, []
+        stop = report.stop.model_copy(update={"evidence": evidence_name(job)})
+        message = f"verdict, history, log tails and last good checkpoint are in ConfigMap {stop.evidence}"
+        return replace(report, stop=stop), [Transition("Normal", Reason.EVIDENCE_CAPTURED, message)]
+
+    def _logs(self, snapshot: Snapshot, seconds: float) -> dict[str, str] | None:
+        """Ends of the logs of trainer and guard; None if the rank-0 pod's log cannot be read now."""
+        job = snapshot.job
+        guarded = next((pod for pod in snapshot.pods if pod.guarded), None)
+        if guarded is None:
+            return None
+        container = next(
+            t for t in _adapter(job).pod_templates(job.spec.template.spec) if t.guarded
+        ).container
+        logs = {}
+        for file, name in (("trainer.log", container), ("guard.log", names.GUARD_CONTAINER)):
+            try:
+                logs[file] = self._client.log_tail(job.namespace, guarded.name, name, LOG_BYTES, seconds)
+            except ClusterError as error:
+                if file == "trainer.log":
+                    return None
+                logs[file] = f"not available: {error}"
+        return logs
+
+    # -- status and Events -------------------------------------------------------------------------------
+
+    def _write(self, job: Job, report: Report, extra: list[Transition]) -> None:
+        if _says(job) == _sayable(report):
+            return
+        metadata = {
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+            "resourceVersion": job.resource_version,
+            "generation": job.generation,
+        }
+        self._client.apply(JOBS, status_patch(metadata, report), names.OPERATOR_MANAGER, sub="status")
+        for transition in (*transitions(job.status.conditions, report.conditions), *extra):
+            self._event(job, transition)
+        self._measure(job, report)
+
+    def _measure(self, job: Job, report: Report) -> None:
+        old = {c.type: c.status for c in job.status.conditions}
+        new = {c.type: c for c in report.conditions}
+        fired, stopped = new.get(ConditionType.FIRED), new.get(ConditionType.STOPPED)
+        if fired and fired.status == "True" and old.get(ConditionType.FIRED) != "True":
+            self._observer.fired(fired.reason)
+        fire = guard_of(job).fire
+        if fire and stopped and stopped.status == "True" and old.get(ConditionType.STOPPED) != "True":
+            self._observer.stopped(max(0.0, (self._clock() - fire.at).total_seconds()))
+
+    def _event(self, job: Job, transition: Transition) -> None:
+        """Write an Event; it is a message to people, so a failure is logged and forgotten."""
+        stamp = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
+        body = {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.kind,
+            "metadata": {"name": f"{job.name}.{secrets.token_hex(8)}", "namespace": job.namespace},
+            "involvedObject": {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "name": job.name,
+                "namespace": job.namespace,
+                "uid": job.uid,
+            },
+            "type": transition.type,
+            "reason": transition.reason,
+            "message": transition.message[:1024],
+            "source": {"component": names.OPERATOR_MANAGER},
+            "reportingComponent": names.OPERATOR_MANAGER,
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }
+        try:
+            self._client.create(EVENTS, job.namespace, body, names.OPERATOR_MANAGER)
+        except ClusterError as error:
+            log.warning("%s/%s: Event %s not written: %s", job.namespace, job.name, transition.reason, error)
+
+
+def _says(job: Job) -> object:
+    """The operator's part of the status as it is; comparable with `_sayable`."""
+    status = job.status
+    return status.phase, _sorted(status.conditions), status.workload_ref, status.stop
+
+
+def _sayable(report: Report) -> object:
+    return report.phase, _sorted(report.conditions), report.workload_ref, report.stop
+
+
+def _sorted(conditions: Iterable[ConditionStatus]) -> list[ConditionStatus]:
+    return sorted(conditions, key=lambda condition: condition.type)
+
+
+def status_patch(metadata: Json, report: Report) -> Json:
+    """The operator's part of the status, for server-side apply, fenced by UID and resourceVersion."""
+    status: Json = {
+        "observedGeneration": metadata.get("generation", 0),
+        "phase": report.phase,
+        "conditions": [_dump(condition) for condition in report.conditions],
+    }
+    if report.workload_ref is not None:
+        status["workloadRef"] = _dump(report.workload_ref)
+    if report.stop is not None:
+        status["stop"] = _dump(report.stop)
+    fence = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
+    return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": fence, "status": status}
+
+
+def _dump(model: ApiModel) -> Json:
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _adapter(job: Job) -> Adapter:
+    template = job.spec.template
+    adapter = find(template.api_version, template.kind)
+    assert adapter is not None, "gather refuses kinds without an adapter"
+    return adapter

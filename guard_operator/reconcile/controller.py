@@ -1,0 +1,80 @@
+"""One reconcile of one job: gather, decide, actuate. The queue calls it, and again after every error."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from guard_operator.api.reasons import ConditionType, Reason
+from guard_operator.api.types import ConditionStatus, Phase, Status
+from guard_operator.reconcile.actuate import Actuator
+from guard_operator.reconcile.decide import decide
+from guard_operator.reconcile.gather import Gatherer, parse_job
+from guard_operator.reconcile.snapshot import Report
+from guard_operator.runtime.client import Json
+
+log = logging.getLogger(__name__)
+
+
+class Controller:
+    """See the module. `clock` gives the time in UTC."""
+
+    def __init__(
+        self,
+        gatherer: Gatherer,
+        actuator: Actuator,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._gatherer = gatherer
+        self._actuator = actuator
+        self._clock = clock
+
+    def reconcile(self, raw: Json | None) -> float | None:
+        """Act on the job as it is cached; None: it is gone, and everything made for it goes by ownership.
+
+        Returns:
+            In how many seconds to look again at the latest; None: on the next event.
+
+        Raises:
+            ClusterError: something did not work for now.
+        """
+        if raw is None or "deletionTimestamp" in raw["metadata"]:
+            return None
+        try:
+            job = parse_job(raw)
+        except ValidationError as error:
+            self._refuse(raw, error)
+            return None
+        snapshot = self._gatherer.gather(job)
+        decision = decide(snapshot, self._clock())
+        if decision.actions:
+            log.info("%s/%s: %s: %s", job.namespace, job.name, decision.report.phase, decision.actions)
+        self._actuator.actuate(snapshot, decision)
+        return decision.look_again
+
+    def _refuse(self, raw: Json, error: ValidationError) -> None:
+        """Say that the spec does not validate. The CRD admits no such spec, but CRDs have versions.
+
+        Raises:
+            ValidationError: the job already has a workload, whose conditions must not be lost.
+        """
+        if (raw.get("status") or {}).get("workloadRef"):
+            raise error
+        first = error.errors()[0]
+        message = f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        status = Status.model_validate(raw.get("status") or {})
+        old = next((c for c in status.conditions if c.type == ConditionType.GUARDED), None)
+        if old is not None and (old.reason, old.message) == (Reason.INVALID_SPEC, message):
+            return
+        condition = ConditionStatus(
+            type=ConditionType.GUARDED,
+            status="False",
+            reason=Reason.INVALID_SPEC,
+            message=message,
+            observed_generation=raw["metadata"].get("generation"),
+            last_transition_time=self._clock(),
+        )
+        self._actuator.refuse(raw, Report(Phase.REFUSED, (condition,)))

@@ -1,0 +1,69 @@
+"""What is kept of a run that was stopped: a ConfigMap of bounded size, owned by the job. Pure.
+
+It holds the verdict, the tail of the evaluation rounds, the last good checkpoint, and the ends of the logs of
+the trainer and of the guard. The object is written once; a later attempt finds it and leaves it.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from guard_operator.api import names
+from guard_operator.api.types import ApiModel, StatusModel
+from guard_operator.reconcile.inject import owner_reference
+from guard_operator.reconcile.snapshot import Job, guard_of
+from guard_operator.runtime.client import CONFIG_MAPS, Json
+
+#: Bytes kept of each log. With everything else bounded by the schema, the object stays below 256 KiB.
+LOG_BYTES = 64 * 1024
+HISTORY_BYTES = 32 * 1024
+
+
+def evidence_name(job: Job) -> str:
+    """Name of the ConfigMap."""
+    return f"{names.support_name(job.name, job.uid)}-evidence"
+
+
+def build_evidence(job: Job, logs: dict[str, str], now: datetime) -> Json:
+    """The ConfigMap.
+
+    Args:
+        job: the job that is being stopped.
+        logs: log tails by file name.
+        now: when it was collected, UTC.
+    """
+    guard = guard_of(job)
+    verdict = _json(guard, exclude={"detector_state", "history_tail", "best_checkpoint"})
+    rounds = "\n".join(json.dumps(_json(one)) for one in guard.history_tail)
+    data = {
+        "collected-at": now.isoformat(timespec="milliseconds"),
+        "verdict.json": json.dumps(verdict, indent=2),
+        "history.jsonl": _tail(rounds, HISTORY_BYTES),
+        "last-good-checkpoint.json": json.dumps(_json(guard.best_checkpoint), indent=2),
+        **{name: _tail(text, LOG_BYTES) for name, text in logs.items()},
+    }
+    metadata = {
+        "name": evidence_name(job),
+        "namespace": job.namespace,
+        "labels": {names.JOB_LABEL: job.name},
+        "ownerReferences": [owner_reference(job)],
+    }
+    return {
+        "apiVersion": CONFIG_MAPS.api_version,
+        "kind": CONFIG_MAPS.kind,
+        "metadata": metadata,
+        "data": data,
+    }
+
+
+def _json(model: ApiModel | StatusModel | None, exclude: set[str] | None = None) -> Any:
+    if model is None:
+        return None
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=exclude)
+
+
+def _tail(text: str, limit: int) -> str:
+    """The last `limit` bytes as text."""
+    return text.encode("utf-8", "replace")[-limit:].decode("utf-8", "ignore")

@@ -1,0 +1,262 @@
+"""Builds the snapshot of one job: from the caches where being late is harmless, live where it is not.
+
+Live are: whether the workload exists before one is created, and workload and pods while a run is torn down,
+because "no pod is left" must not come from a cache.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from guard_operator.adapters import Adapter, find
+from guard_operator.api import names
+from guard_operator.api.reasons import ConditionType, Reason
+from guard_operator.api.types import Spec, Status
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.decide import condition_of
+from guard_operator.reconcile.inject import build_workload
+from guard_operator.reconcile.refusals import inspect, pod_spec
+from guard_operator.reconcile.snapshot import Disruption, Job, Pod, Preparation, Snapshot, Workload, guard_of
+from guard_operator.runtime.client import CLAIMS, PODS, Client, Json, Resource
+from guard_operator.runtime.errors import ApiError
+
+CLAIM_SECONDS = 15.0
+FORBIDDEN_SECONDS = 30.0
+REFUSED_SECONDS = 300.0
+
+_TARGET_REASONS = {
+    "PreemptionByScheduler": Disruption.PREEMPTED,
+    "EvictionByEvictionAPI": Disruption.EVICTED,
+    "TerminationByKubelet": Disruption.EVICTED,
+    "DeletionByTaintManager": Disruption.NODE_LOST,
+    "DeletionByPodGC": Disruption.NODE_LOST,
+}
+_POD_REASONS = {
+    "Evicted": Disruption.EVICTED,
+    "Preempting": Disruption.PREEMPTED,
+    "NodeLost": Disruption.NODE_LOST,
+    "NodeShutdown": Disruption.NODE_LOST,
+    "Terminated": Disruption.NODE_LOST,
+}
+
+
+class Caches(Protocol):
+    """What the reflectors hold."""
+
+    def workload(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        """The cached workload."""
+
+    def pods(self, namespace: str, job_uid: str) -> Iterable[Json]:
+        """The cached pods that carry the job's UID."""
+
+
+class HeartbeatClock:
+    """How long ago a heartbeat was seen to change. It compares no clocks of two machines."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[str, tuple[object, float]] = {}
+
+    def age(self, job_uid: str, beat: object) -> float:
+        """Seconds since `beat` was first seen for this job."""
+        now = self._clock()
+        known, since = self._seen.get(job_uid, (None, now))
+        if known != beat:
+            since = now
+        self._seen[job_uid] = (beat, since)
+        return now - since
+
+    def forget(self, job_uid: str) -> None:
+        """Drop a job that is gone."""
+        self._seen.pop(job_uid, None)
+
+
+class Gatherer:
+    """See the module."""
+
+    def __init__(self, client: Client, config: OperatorConfig, caches: Caches, beats: HeartbeatClock) -> None:
+        self._client = client
+        self._config = config
+        self._caches = caches
+        self._beats = beats
+
+    def gather(self, job: Job) -> Snapshot:
+        """The snapshot of this job.
+
+        Raises:
+            ClusterError: a live read failed for now.
+        """
+        template = job.spec.template
+        adapter = find(template.api_version, template.kind)
+        if adapter is None:
+            message = f"spec.template: {template.api_version} {template.kind} cannot be guarded"
+            return Snapshot(job, preparation=Preparation(Reason.UNSUPPORTED_KIND, message))
+        live = _is_stopping(job)
+        raw_workload = self._workload(adapter, job, live)
+        workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
+        pods = tuple(sorted((_pod(adapter, raw) for raw in self._pods(job, live)), key=lambda p: p.name))
+        findings = inspect(adapter, template.spec, job.spec.guard, self._config)
+        return Snapshot(
+            job=job,
+            workload=workload,
+            pods=pods,
+            preparation=None if workload or live or _was_created(job) else self._prepare(adapter, job),
+            costs=tuple(finding.cost for finding in findings if finding.cost is not None),
+            heartbeat_age=self._heartbeat_age(job, pods),
+        )
+
+    def _workload(self, adapter: Adapter, job: Job, live: bool) -> Json | None:
+        cached = None if live else self._caches.workload(adapter.resource, job.namespace, job.name)
+        return cached or self._client.get(adapter.resource, job.namespace, job.name)
+
+    def _pods(self, job: Job, live: bool) -> Iterable[Json]:
+        if not live:
+            return self._caches.pods(job.namespace, job.uid)
+        query = {"labelSelector": f"{names.UID_LABEL}={job.uid}"}
+        items: list[Json] = self._client.list(PODS, job.namespace, query).get("items") or []
+        return items
+
+    def _heartbeat_age(self, job: Job, pods: tuple[Pod, ...]) -> float | None:
+        guarded = [pod for pod in pods if pod.guarded and pod.phase == "Running" and not pod.terminating]
+        if not guarded:
+            self._beats.forget(job.uid)
+            return None
+        return self._beats.age(job.uid, (guard_of(job).heartbeat, guarded[0].uid))
+
+    def _prepare(self, adapter: Adapter, job: Job) -> Preparation:
+        """Everything that can be found out before the workload exists; the first obstacle wins."""
+        guard, spec = job.spec.guard, job.spec.template.spec
+        refused = [f for f in inspect(adapter, spec, guard, self._config) if f.cost is None]
+        if refused:
+            message = "; ".join(f"{finding.field} {finding.message}" for finding in refused)
+            return Preparation(Reason.TEMPLATE_REFUSED, message)
+        for field, claim in _claims(adapter, job):
+            if self._client.get(CLAIMS, job.namespace, claim) is None:
+                message = (
+                    f"{field}: PersistentVolumeClaim {claim} does not exist in {job.namespace}: create it"
+                )
+                return Preparation(Reason.CLAIM_MISSING, message, CLAIM_SECONDS)
+        return self._dry_run(adapter, job)
+
+    def _dry_run(self, adapter: Adapter, job: Job) -> Preparation:
+        """What the API server, with the workload's schema and webhooks, says to the workload."""
+        workload = build_workload(job, adapter, self._config)
+        try:
+            self._client.apply(adapter.resource, workload, names.OPERATOR_MANAGER, dry_run=True)
+        except ApiError as error:
+            if error.status == 404:
+                kind = f"{workload['kind']} ({workload['apiVersion']})"
+                message = f"spec.template: the cluster has no {kind}: install it; {error.message}"
+            elif error.permanent or error.status == 403:
+                message = f"spec.template: {error.message}"
+            else:
+                raise
+            again = REFUSED_SECONDS if error.permanent and error.status != 404 else FORBIDDEN_SECONDS
+            return Preparation(Reason.WORKLOAD_REFUSED, message, again)
+        return Preparation()
+
+
+def parse_job(raw: Mapping[str, Any]) -> Job:
+    """The job of an object of the API server.
+
+    Raises:
+        pydantic.ValidationError: the spec or the status does not validate.
+    """
+    metadata = raw["metadata"]
+    return Job(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 0),
+        resource_version=metadata["resourceVersion"],
+        labels=metadata.get("labels") or {},
+        spec=Spec.model_validate(raw["spec"]),
+        status=Status.model_validate(raw.get("status") or {}),
+    )
+
+
+def slim_pod(raw: Json) -> Json:
+    """The part of a pod that is cached."""
+    metadata, status = raw["metadata"], raw.get("status") or {}
+    kept = ("name", "namespace", "uid", "labels", "deletionTimestamp", "resourceVersion")
+    inits = (raw.get("spec") or {}).get("initContainers") or []
+    return {
+        "metadata": {key: metadata[key] for key in kept if key in metadata},
+        "spec": {"initContainers": [{"name": container["name"]} for container in inits]},
+        "status": {key: status[key] for key in ("phase", "reason", "conditions") if key in status},
+    }
+
+
+def slim_workload(adapter: Adapter, raw: Json) -> Json:
+    """The part of a workload that is cached: not its pod templates."""
+    metadata, spec = raw["metadata"], raw.get("spec") or {}
+    kept = ("name", "namespace", "uid", "ownerReferences", "deletionTimestamp", "resourceVersion")
+    return {
+        "metadata": {key: metadata[key] for key in kept if key in metadata},
+        "spec": {key: spec[key] for key in adapter.state_fields if key in spec},
+        "status": raw.get("status") or {},
+    }
+
+
+def _is_stopping(job: Job) -> bool:
+    """Whether this job is being, or will now be, torn down; errs on the side of reading live."""
+    fired, halted = (condition_of(job.status, kind) for kind in (ConditionType.FIRED, ConditionType.HALTED))
+    guard = guard_of(job)
+    return (
+        guard.fire is not None
+        or guard.halt is not None
+        or job.status.stop is not None
+        or any(condition is not None and condition.status == "True" for condition in (fired, halted))
+    )
+
+
+def _was_created(job: Job) -> bool:
+    return job.status.workload_ref is not None
+
+
+def _workload(adapter: Adapter, job: Job, raw: Json) -> Workload:
+    metadata = raw["metadata"]
+    owners = metadata.get("ownerReferences") or []
+    state, message = adapter.state(raw)
+    return Workload(
+        uid=metadata["uid"],
+        ours=any(owner.get("uid") == job.uid and owner.get("controller") for owner in owners),
+        state=state,
+        message=message,
+        terminating="deletionTimestamp" in metadata,
+    )
+
+
+def _pod(adapter: Adapter, raw: Json) -> Pod:
+    metadata, status = raw["metadata"], raw.get("status") or {}
+    inits = (raw.get("spec") or {}).get("initContainers") or []
+    has_guard = any(container.get("name") == names.GUARD_CONTAINER for container in inits)
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        guarded=has_guard and adapter.holds_rank0(raw),
+        phase=status.get("phase", "Unknown"),
+        terminating="deletionTimestamp" in metadata,
+        disruption=_disruption(status),
+    )
+
+
+def _disruption(status: Mapping[str, Any]) -> Disruption | None:
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return _TARGET_REASONS.get(condition.get("reason", ""), Disruption.EVICTED)
+    return _POD_REASONS.get(status.get("reason", ""))
+
+
+def _claims(adapter: Adapter, job: Job) -> Iterable[tuple[str, str]]:
+    """The claims without which the guarded pod would never start, each with the field that names it."""
+    guard, spec = job.spec.guard, job.spec.template.spec
+    if guard.heldout.volume.claim_name is not None:
+        yield "spec.guard.heldout.volume.claimName", guard.heldout.volume.claim_name
+    for template in adapter.pod_templates(spec):
+        for volume in pod_spec(spec, template).get("volumes", []):
+            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+            if claim and template.guarded and volume.get("name") == guard.checkpoints.volume:
+                yield "spec.guard.checkpoints.volume", claim

@@ -1,0 +1,287 @@
+"""From a job to the workload that is created for it: the template with the guard in its rank-0 pod. Pure.
+
+The guard is a native sidecar (an init container that keeps running), the last of the init containers: it
+starts before the trainer, ends after it, and does not keep a finished job alive. What the trainer must not
+reach (held-out data, state, service-account token) is mounted in the guard alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from guard_core.policy import Policy
+from guard_operator.adapters import Adapter, PodTemplate
+from guard_operator.api import names
+from guard_operator.api.types import CheckpointEvaluator, GuardSpec, Heldout, OpenAIEvaluator
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile import layout
+from guard_operator.reconcile.refusals import checkpoint_mount, pod_spec
+from guard_operator.reconcile.snapshot import Job
+from guard_operator.runtime.client import (
+    CONFIG_MAPS,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Json,
+    Resource,
+)
+
+TOKEN_SECONDS = 3600  # the kubelet renews the token after 80 % of this
+PROBE = (
+    "import sys, urllib.request; "
+    "urllib.request.urlopen(f'http://127.0.0.1:{sys.argv[1]}/{sys.argv[2]}', timeout=3)"
+)
+
+
+# -- the workload ----------------------------------------------------------------------------------------
+
+
+def build_workload(job: Job, adapter: Adapter, config: OperatorConfig) -> Json:
+    """The workload object, ready for server-side apply. The template must have passed `refusals.inspect`."""
+    template = job.spec.template
+    labels = dict(template.metadata.labels) | _job_labels(job)
+    if names.QUEUE_LABEL in job.labels:
+        labels[names.QUEUE_LABEL] = job.labels[names.QUEUE_LABEL]
+    spec = adapter.prepared(template.spec)
+    for pod_template in adapter.pod_templates(spec):
+        _prepare_pod(job, pod_template, spec, config)
+    return {
+        "apiVersion": template.api_version,
+        "kind": template.kind,
+        "metadata": {
+            "name": job.name,
+            "namespace": job.namespace,
+            "labels": labels,
+            "annotations": dict(template.metadata.annotations),
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": spec,
+    }
+
+
+def owner_reference(job: Job) -> Json:
+    """The job as the controlling owner. It blocks no deletion."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def _job_labels(job: Job) -> dict[str, str]:
+    return {names.JOB_LABEL: job.name, names.UID_LABEL: job.uid}
+
+
+def _prepare_pod(job: Job, template: PodTemplate, spec: Json, config: OperatorConfig) -> None:
+    pod = pod_spec(spec, template)
+    parent: Any = spec
+    for key in template.path:
+        parent = parent[key]
+    metadata = parent.setdefault("metadata", {})
+    metadata["labels"] = dict(metadata.get("labels") or {}) | _job_labels(job)
+    pod["automountServiceAccountToken"] = False
+    if template.guarded:
+        _inject(job, template, pod, config)
+
+
+def _inject(job: Job, template: PodTemplate, pod: Json, config: OperatorConfig) -> None:
+    guard = job.spec.guard
+    support = names.support_name(job.name, job.uid)
+    mount = checkpoint_mount(pod, template, guard.checkpoints.volume)
+    assert mount is not None
+    if not pod.get("serviceAccountName") and not pod.get("serviceAccount"):
+        pod["serviceAccountName"] = support
+    pod["volumes"] = pod.get("volumes", []) + _volumes(guard, support)
+    container = _guard_container(job, template, mount, config)
+    pod["initContainers"] = [*pod.get("initContainers", []), container]
+    for trainer in pod["containers"]:
+        if trainer["name"] == template.container:
+            url = {"name": layout.URL_ENV, "value": f"http://127.0.0.1:{guard.port}"}
+            token = _from_secret(layout.TOKEN_ENV, support, layout.INGEST_TOKEN_KEY)
+            trainer["env"] = [*trainer.get("env", []), url, token]
+
+
+def _guard_container(job: Job, template: PodTemplate, checkpoints: Json, config: OperatorConfig) -> Json:
+    guard = job.spec.guard
+    resources = guard.resources.model_dump(mode="json", exclude_defaults=True)
+    container: Json = {
+        "name": names.GUARD_CONTAINER,
+        "image": guard.image or config.guard_image,
+        "restartPolicy": "Always",  # what makes an init container a sidecar
+        "resources": resources or copy.deepcopy(config.guard_resources),
+        "env": list(_environment(job, template, checkpoints)),
+        "volumeMounts": list(_mounts(checkpoints)),
+        "securityContext": {
+            "runAsUser": layout.GUARD_UID,
+            "runAsGroup": layout.GUARD_UID,
+            "runAsNonRoot": True,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        # The guard listens on loopback, which the kubelet cannot reach, and needs no network for its health:
+        # the probes run inside. The trainer starts only when the guard is up.
+        "startupProbe": _probe(guard.port, "healthz", periodSeconds=2, failureThreshold=150),
+        "livenessProbe": _probe(guard.port, "healthz", periodSeconds=20, failureThreshold=6),
+        "readinessProbe": _probe(guard.port, "readyz", periodSeconds=15, failureThreshold=2),
+    }
+    if guard.image_pull_policy is not None:
+        container["imagePullPolicy"] = guard.image_pull_policy
+    return container
+
+
+def _probe(port: int, page: str, **timing: int) -> Json:
+    return {"exec": {"command": ["python", "-c", PROBE, str(port), page]}, "timeoutSeconds": 5, **timing}
+
+
+def _environment(job: Job, template: PodTemplate, checkpoints: Json) -> Iterator[Json]:
+    guard = job.spec.guard
+    values = {
+        "RLGUARD_GUARD_HOST": "127.0.0.1",
+        "RLGUARD_GUARD_PORT": str(guard.port),
+        "RLGUARD_GUARD_STATE_DIR": layout.STATE_DIR,
+        "RLGUARD_GUARD_CHECKPOINT_ROOT": checkpoints["mountPath"],
+        "RLGUARD_GUARD_POLICY_FILE": f"{layout.POLICY_DIR}/{layout.POLICY_KEY}",
+        "RLGUARD_GUARD_INGEST_TOKEN_FILE": f"{layout.SECRET_DIR}/{layout.INGEST_TOKEN_KEY}",
+        "RLGUARD_GUARD_READ_TOKEN_FILE": f"{layout.SECRET_DIR}/{layout.READ_TOKEN_KEY}",
+        "RLGUARD_GUARD_HELDOUT": json.dumps(heldout_settings(guard.heldout)),
+        "RLGUARD_GUARD_CLUSTER__NAMESPACE": job.namespace,
+        "RLGUARD_GUARD_CLUSTER__NAME": job.name,
+        "RLGUARD_GUARD_CLUSTER__UID": job.uid,
+        "HOME": layout.TMP_DIR,
+    }
+    yield from ({"name": name, "value": value} for name, value in values.items())
+    if template.index_field is not None:
+        source = {"fieldRef": {"fieldPath": template.index_field}}
+        yield {"name": "RLGUARD_GUARD_CLUSTER__REPLICA_INDEX", "valueFrom": source}
+    evaluator = guard.heldout.evaluator.openai
+    if evaluator is not None and evaluator.api_key_secret_name is not None:
+        yield _from_secret("RLGUARD_EVALUATOR_API_KEY", evaluator.api_key_secret_name, layout.API_KEY_KEY)
+
+
+def heldout_settings(heldout: Heldout) -> Json:
+    """`guard_service.heldout.config.HeldoutSettings` as JSON, with the paths of the guard container."""
+    chosen: CheckpointEvaluator | OpenAIEvaluator | None = heldout.evaluator.checkpoint
+    evaluator: Json = {"kind": "checkpoint"}
+    if heldout.evaluator.openai is not None:
+        chosen, evaluator = heldout.evaluator.openai, {"kind": "openai"}
+        if heldout.evaluator.openai.api_key_secret_name is not None:
+            evaluator["api_key_env"] = "RLGUARD_EVALUATOR_API_KEY"
+    assert chosen is not None
+    evaluator |= chosen.model_dump(mode="json", exclude={"api_key_secret_name"})
+    settings: Json = {
+        "split": f"{layout.HELDOUT_DIR}/{heldout.split}",
+        "scorer": heldout.scorer,
+        "evaluator": evaluator,
+    }
+    if heldout.train_prompts is not None:
+        settings["train_prompts"] = f"{layout.HELDOUT_DIR}/{heldout.train_prompts}"
+    return settings
+
+
+def _mounts(checkpoints: Json) -> Iterator[Json]:
+    kept = {key: checkpoints[key] for key in ("name", "mountPath", "subPath") if key in checkpoints}
+    yield kept | {"readOnly": True}
+    yield {"name": "rlguard-state", "mountPath": layout.STATE_DIR}
+    yield {"name": "rlguard-tmp", "mountPath": layout.TMP_DIR}
+    for name, path in (
+        ("rlguard-heldout", layout.HELDOUT_DIR),
+        ("rlguard-policy", layout.POLICY_DIR),
+        ("rlguard-secrets", layout.SECRET_DIR),
+        ("rlguard-token", layout.TOKEN_DIR),
+    ):
+        yield {"name": name, "mountPath": path, "readOnly": True}
+
+
+def _volumes(guard: GuardSpec, support: str) -> list[Json]:
+    token = {"path": "token", "expirationSeconds": TOKEN_SECONDS}
+    authority = {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    namespace = {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}
+    sources = [{"serviceAccountToken": token}, {"configMap": authority}, {"downwardAPI": namespace}]
+    return [
+        {"name": "rlguard-heldout", **_heldout_source(guard)},
+        {"name": "rlguard-state", "emptyDir": {}},
+        {"name": "rlguard-tmp", "emptyDir": {}},
+        {"name": "rlguard-policy", "configMap": {"name": support}},
+        {"name": "rlguard-secrets", "secret": {"secretName": support}},
+        {"name": "rlguard-token", "projected": {"sources": sources}},
+    ]
+
+
+def _heldout_source(guard: GuardSpec) -> Json:
+    volume = guard.heldout.volume
+    if volume.claim_name is not None:
+        return {"persistentVolumeClaim": {"claimName": volume.claim_name, "readOnly": True}}
+    if volume.secret_name is not None:
+        return {"secret": {"secretName": volume.secret_name}}
+    return {"configMap": {"name": volume.config_map_name}}
+
+
+def _from_secret(variable: str, secret: str, key: str) -> Json:
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+
+
+# -- what the guard needs beside the workload ------------------------------------------------------------
+
+
+def support_objects(
+    job: Job, service_account: str, tokens: tuple[str, str]
+) -> Iterator[tuple[Resource, Json]]:
+    """Policy, tokens, and the right to write exactly this job's status; all owned by the job.
+
+    Args:
+        job: the job.
+        service_account: of the guarded pods; the job's own one is made, another one only gets the Role.
+        tokens: fresh (ingest, read) tokens. They count only if the Secret does not exist yet.
+    """
+    name = names.support_name(job.name, job.uid)
+    if service_account == name:
+        yield SERVICE_ACCOUNTS, _object(job, SERVICE_ACCOUNTS, automountServiceAccountToken=False)
+    mine = {"apiGroups": [names.GROUP], "resourceNames": [job.name]}
+    rules = [
+        {**mine, "resources": [names.PLURAL], "verbs": ["get"]},
+        {**mine, "resources": [f"{names.PLURAL}/status"], "verbs": ["get", "patch"]},
+    ]
+    yield ROLES, _object(job, ROLES, rules=rules)
+    subject = {"kind": "ServiceAccount", "name": service_account, "namespace": job.namespace}
+    role = {"apiGroup": ROLES.group, "kind": "Role", "name": name}
+    yield ROLE_BINDINGS, _object(job, ROLE_BINDINGS, roleRef=role, subjects=[subject])
+    data = dict(zip((layout.INGEST_TOKEN_KEY, layout.READ_TOKEN_KEY), tokens, strict=True))
+    yield SECRETS, _object(job, SECRETS, immutable=True, type="Opaque", stringData=data)
+    policy = {layout.POLICY_KEY: policy_file(job.spec.guard.policy)}
+    yield CONFIG_MAPS, _object(job, CONFIG_MAPS, immutable=True, data=policy)
+
+
+def guard_service_account(job: Job, adapter: Adapter) -> str:
+    """The service account of the guarded pods: the template's own, else the one made for the job."""
+    spec = job.spec.template.spec
+    for template in adapter.pod_templates(spec):
+        pod = pod_spec(spec, template)
+        if template.guarded and (own := pod.get("serviceAccountName") or pod.get("serviceAccount")):
+            return str(own)
+    return names.support_name(job.name, job.uid)
+
+
+def policy_file(policy: Policy) -> str:
+    """The policy as the guard reads it: YAML with the names of `guard_core.policy`."""
+    return yaml.safe_dump(policy.model_dump(mode="json"), sort_keys=False)
+
+
+def _object(job: Job, resource: Resource, **content: Any) -> Json:
+    metadata = {
+        "name": names.support_name(job.name, job.uid),
+        "namespace": job.namespace,
+        "labels": _job_labels(job),
+        "ownerReferences": [owner_reference(job)],
+    }
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, **content}

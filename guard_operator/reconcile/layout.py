@@ -1,0 +1,27 @@
+"""Where things lie in a guarded pod, and what the trainer is told. Shared by injection and refusals."""
+
+from __future__ import annotations
+
+#: User and group of the guard container; no container of a template may be the same user.
+GUARD_UID = 64532
+
+STATE_DIR = "/var/lib/rlguard"
+HELDOUT_DIR = "/var/run/rlguard/heldout"
+POLICY_DIR = "/var/run/rlguard/policy"
+SECRET_DIR = "/var/run/rlguard/secrets"
+#: Where every Kubernetes client looks for its service account.
+TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
+TMP_DIR = "/tmp"  # noqa: S108 - the guard's own emptyDir, on a read-only root
+
+GUARD_DIRECTORIES = (STATE_DIR, "/var/run/rlguard", TOKEN_DIR, TMP_DIR)
+
+#: Environment that the trainer containers of the rank-0 pod get.
+URL_ENV = "RLGUARD_URL"
+TOKEN_ENV = "RLGUARD_TOKEN"
+TRAINER_ENV = (URL_ENV, TOKEN_ENV)
+
+#: Keys of the Secret with the guard's tokens, and of the ConfigMap with its policy.
+INGEST_TOKEN_KEY = "ingest-token"
+READ_TOKEN_KEY = "read-token"
+POLICY_KEY = "policy.yaml"
+API_KEY_KEY = "api-key"

@@ -1,0 +1,89 @@
+"""Evidence is bounded and leaves nothing out that fits; Events come with transitions only."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from guard_operator.api.types import ConditionStatus, Spec, Status
+from guard_operator.reconcile.events import transitions
+from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence
+from guard_operator.reconcile.snapshot import Job
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+SPEC = {
+    "template": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}},
+    "guard": {
+        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+        "checkpoints": {"volume": "c"},
+    },
+}
+CHECKPOINT = {"attempt": 0, "step": 5, "score": 0.5, "items": 10, "path": "/ckpt/5"}
+
+
+def job(**guard: Any) -> Job:
+    return Job(
+        "run",
+        "ns",
+        "0123456789",
+        1,
+        "1",
+        {},
+        Spec.model_validate(SPEC),
+        Status.model_validate({"guard": guard}),
+    )
+
+
+def test_evidence_holds_verdict_history_checkpoint_and_logs() -> None:
+    rounds = [{"attempt": 0, "step": n, "reward": 0.1, "heldout": 0.2} for n in range(50)]
+    one = job(reason="gap 0.2 > 0.1", historyTail=rounds, bestCheckpoint=CHECKPOINT, detectorState="x" * 1000)
+    data = build_evidence(one, {"trainer.log": "bye"}, NOW)["data"]
+    assert json.loads(data["verdict.json"]) == {"reason": "gap 0.2 > 0.1"}
+    assert [json.loads(line)["step"] for line in data["history.jsonl"].splitlines()] == list(range(50))
+    assert json.loads(data["last-good-checkpoint.json"])["path"] == "/ckpt/5"
+    assert data["trainer.log"] == "bye"
+
+
+def test_evidence_is_bounded_and_keeps_the_end() -> None:
+    text = "é" * LOG_BYTES + "end"
+    body = build_evidence(job(), {"trainer.log": text, "guard.log": text}, NOW)
+    assert body["data"]["trainer.log"].endswith("end")
+    assert len(json.dumps(body, ensure_ascii=False).encode()) < 256 * 1024
+
+
+def condition(kind: str, status: str, reason: str = "R") -> ConditionStatus:
+    return ConditionStatus(type=kind, status=status, reason=reason, message="m", last_transition_time=NOW)
+
+
+CASES: dict[str, tuple[Any, Any, list[tuple[str, str]]]] = {
+    "first fire": (None, ("Fired", "True"), [("Warning", "R")]),
+    "still fired": (("Fired", "True"), ("Fired", "True"), []),
+    "unknown to not fired": (("Fired", "Unknown"), ("Fired", "False"), []),
+    "guarded": (("Guarded", "False"), ("Guarded", "True"), [("Normal", "R")]),
+    "refused": (None, ("Guarded", "False", "ClaimMissing"), [("Warning", "ClaimMissing")]),
+    "refused again": (("Guarded", "False", "ClaimMissing"), ("Guarded", "False", "ClaimMissing"), []),
+    "refused for another reason": (
+        ("Guarded", "False", "ClaimMissing"),
+        ("Guarded", "False", "WorkloadRefused"),
+        [("Warning", "WorkloadRefused")],
+    ),
+    "pending": (None, ("Guarded", "False", "WorkloadPending"), []),
+    "relaxed": (None, ("Isolated", "False"), [("Warning", "R")]),
+    "strict": (None, ("Isolated", "True"), []),
+    "stop asked for": (None, ("Stopped", "False"), [("Normal", "R")]),
+    "still stopping": (("Stopped", "False"), ("Stopped", "False"), []),
+    "stopped": (("Stopped", "False"), ("Stopped", "True"), [("Normal", "R")]),
+    "silent": (("GuardSilent", "False"), ("GuardSilent", "True"), [("Warning", "R")]),
+    "back": (("GuardSilent", "True"), ("GuardSilent", "False"), [("Normal", "R")]),
+    "evicted": (("Disrupted", "False"), ("Disrupted", "True"), [("Warning", "R")]),
+    "succeeded": (None, ("Succeeded", "True"), [("Normal", "R")]),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "expected"), CASES.values(), ids=CASES.keys())
+def test_events_come_with_transitions(before: Any, after: Any, expected: list[tuple[str, str]]) -> None:
+    old = [condition(*before)] if before else []
+    assert [(e.type, e.reason) for e in transitions(old, [condition(*after)])] == expected

@@ -1,0 +1,483 @@
+"""Injection and refusals: pure functions from a template to a workload, or to what is wrong with it.
+
+Injection: what the guard gets, what the trainer gets and does not get, multi-node, no Master, Kueue's label,
+the user's own service account and init containers; the template itself is never changed.
+Refusals: every way to reach the guard from the trainer, each with the field; Relaxed; wrong shapes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from guard_core.policy import Policy
+from guard_operator.adapters import TemplateError, WorkloadState, find
+from guard_operator.api.types import GuardSpec, Spec, Status, StopMethod
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile import layout
+from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
+from guard_operator.reconcile.refusals import inspect
+from guard_operator.reconcile.snapshot import Job
+from guard_service.heldout.config import HeldoutSettings
+
+ADAPTER = find("kubeflow.org/v1", "PyTorchJob")
+assert ADAPTER is not None
+CONFIG = OperatorConfig(guard_image="guard:1", relaxed_host_paths=("/dev/infiniband", "/mnt/nvme"))
+Json = dict[str, Any]
+
+
+def template() -> Json:
+    pod = {
+        "initContainers": [{"name": "download", "image": "dl:1"}],
+        "containers": [
+            {
+                "name": "pytorch",
+                "image": "trainer:1",
+                "env": [{"name": "A", "value": "b"}],
+                "volumeMounts": [{"name": "ckpt", "mountPath": "/ckpt", "subPath": "run"}],
+            },
+            {"name": "logger", "image": "log:1"},
+        ],
+        "volumes": [{"name": "ckpt", "persistentVolumeClaim": {"claimName": "ckpt"}}],
+    }
+    worker = copy.deepcopy(pod)
+    return {
+        "pytorchReplicaSpecs": {
+            "Master": {"replicas": 1, "template": {"metadata": {"labels": {"team": "x"}}, "spec": pod}},
+            "Worker": {"replicas": 3, "template": {"spec": worker}},
+        }
+    }
+
+
+def guard(**values: Any) -> Json:
+    heldout = {"volume": {"claimName": "heldout"}, "split": "a/split.jsonl", "evaluator": {"checkpoint": {}}}
+    return {"heldout": heldout, "checkpoints": {"volume": "ckpt"}, **values}
+
+
+def job(spec: Json | None = None, labels: dict[str, str] | None = None, **guard_values: Any) -> Job:
+    body = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": spec or template()}
+    parsed = Spec.model_validate({"template": body, "guard": guard(**guard_values)})
+    return Job("run", "ns", "0123456789ab", 1, "1", labels or {}, parsed, Status())
+
+
+def pod_of(workload: Json, role: str = "Master") -> Json:
+    pod: Json = workload["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"]
+    return pod
+
+
+def built(job: Job) -> Json:
+    assert ADAPTER is not None
+    return build_workload(job, ADAPTER, CONFIG)
+
+
+def container(pod: Json, name: str) -> Json:
+    found: Json = next(c for c in pod["containers"] + pod["initContainers"] if c["name"] == name)
+    return found
+
+
+def mounts(pod: Json, name: str) -> dict[str, Json]:
+    return {mount["name"]: mount for mount in container(pod, name).get("volumeMounts", [])}
+
+
+# -- injection -------------------------------------------------------------------------------------------
+
+
+def test_the_guard_is_a_native_sidecar_after_the_other_init_containers() -> None:
+    pod = pod_of(built(job()))
+    assert [c["name"] for c in pod["initContainers"]] == ["download", "rlguard-guard"]
+    assert container(pod, "rlguard-guard")["restartPolicy"] == "Always"
+    assert container(pod, "rlguard-guard")["image"] == "guard:1"
+
+
+def test_secrets_of_the_guard_are_mounted_in_the_guard_alone() -> None:
+    pod = pod_of(built(job()))
+    alone = {"rlguard-heldout", "rlguard-state", "rlguard-token", "rlguard-secrets"}
+    assert alone <= mounts(pod, "rlguard-guard").keys()
+    for other in ("pytorch", "logger", "download"):
+        assert not alone & mounts(pod, other).keys()
+    assert pod["automountServiceAccountToken"] is False
+
+
+def test_what_the_guard_may_only_read_is_read_only() -> None:
+    found = mounts(pod_of(built(job())), "rlguard-guard")
+    writable = {name for name, mount in found.items() if not mount.get("readOnly")}
+    assert writable == {"rlguard-state", "rlguard-tmp"}
+    assert found["ckpt"] == {"name": "ckpt", "mountPath": "/ckpt", "subPath": "run", "readOnly": True}
+    heldout = next(v for v in pod_of(built(job()))["volumes"] if v["name"] == "rlguard-heldout")
+    assert heldout["persistentVolumeClaim"] == {"claimName": "heldout", "readOnly": True}
+
+
+def test_the_token_is_projected_and_short_lived() -> None:
+    volume = next(v for v in pod_of(built(job()))["volumes"] if v["name"] == "rlguard-token")
+    token = volume["projected"]["sources"][0]["serviceAccountToken"]
+    assert token == {"path": "token", "expirationSeconds": 3600}
+
+
+def test_the_guard_is_restricted() -> None:
+    security = container(pod_of(built(job())), "rlguard-guard")["securityContext"]
+    assert security == {
+        "runAsUser": layout.GUARD_UID,
+        "runAsGroup": layout.GUARD_UID,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def test_probes_run_inside_the_container() -> None:
+    guard_container = container(pod_of(built(job(port=9000))), "rlguard-guard")
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        command = guard_container[probe]["exec"]["command"]
+        assert command[-2] == "9000"
+        compile(command[2], probe, "exec")
+
+
+def test_the_trainer_gets_url_and_ingest_token() -> None:
+    pod = pod_of(built(job()))
+    env = {variable["name"]: variable for variable in container(pod, "pytorch")["env"]}
+    assert env["A"]["value"] == "b"
+    assert env["RLGUARD_URL"]["value"] == "http://127.0.0.1:8470"
+    reference = env["RLGUARD_TOKEN"]["valueFrom"]["secretKeyRef"]
+    assert reference == {"name": "run-01234567", "key": "ingest-token"}
+    assert "env" not in container(pod, "logger")
+
+
+@pytest.mark.parametrize(
+    "evaluator",
+    [
+        {"checkpoint": {"batchSize": 4, "maxNewTokens": 8}},
+        {"openai": {"baseUrl": "http://x/v1", "model": "m", "apiKeySecretName": "key"}},
+    ],
+)
+def test_the_guard_reads_its_heldout_settings(evaluator: Json) -> None:
+    """Contract with guard_service: what is injected validates there."""
+    heldout = {"volume": {"secretName": "s"}, "trainPrompts": "train.jsonl", "evaluator": evaluator}
+    guard_container = container(pod_of(built(job(heldout=heldout))), "rlguard-guard")
+    env = {variable["name"]: variable for variable in guard_container["env"]}
+    settings = HeldoutSettings.model_validate(json.loads(env["RLGUARD_GUARD_HELDOUT"]["value"]))
+    assert str(settings.split) == f"{layout.HELDOUT_DIR}/heldout.jsonl"
+    assert str(settings.train_prompts) == f"{layout.HELDOUT_DIR}/train.jsonl"
+    assert settings.evaluator.kind in evaluator
+    if settings.evaluator.kind == "openai":
+        assert settings.evaluator.api_key_env is not None
+        key = env[settings.evaluator.api_key_env]["valueFrom"]["secretKeyRef"]
+        assert key == {"name": "key", "key": "api-key"}
+
+
+def test_workers_get_no_guard_but_labels_and_no_token() -> None:
+    workload = built(job())
+    pod = pod_of(workload, "Worker")
+    assert [c["name"] for c in pod["initContainers"]] == ["download"]
+    assert pod["automountServiceAccountToken"] is False
+    for role in ("Master", "Worker"):
+        labels = workload["spec"]["pytorchReplicaSpecs"][role]["template"]["metadata"]["labels"]
+        assert labels["rlguard.dev/job-uid"] == "0123456789ab"
+
+
+def test_without_a_master_the_workers_have_guards_that_know_their_index() -> None:
+    spec = template()
+    del spec["pytorchReplicaSpecs"]["Master"]
+    guard_container = container(pod_of(built(job(spec)), "Worker"), "rlguard-guard")
+    index = next(e for e in guard_container["env"] if e["name"].endswith("REPLICA_INDEX"))
+    path = index["valueFrom"]["fieldRef"]["fieldPath"]
+    assert path == "metadata.labels['training.kubeflow.org/replica-index']"
+    master = container(pod_of(built(job())), "rlguard-guard")
+    assert not any(e["name"].endswith("REPLICA_INDEX") for e in master["env"])
+
+
+def test_ownership_labels_and_queue() -> None:
+    workload = built(job(labels={"kueue.x-k8s.io/queue-name": "q", "other": "x"}))
+    assert workload["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
+    assert "other" not in workload["metadata"]["labels"]
+    (owner,) = workload["metadata"]["ownerReferences"]
+    assert owner["uid"] == "0123456789ab" and owner["controller"] and not owner["blockOwnerDeletion"]
+
+
+def test_the_template_is_left_as_it_is() -> None:
+    one = job()
+    before = copy.deepcopy(one.spec.template.spec)
+    built(one)
+    assert one.spec.template.spec == before == template()
+
+
+def test_clean_pod_policy_is_explicit_and_the_users_own_wins() -> None:
+    assert built(job())["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
+    own = built(job({**template(), "runPolicy": {"cleanPodPolicy": "None"}}))
+    assert own["spec"]["runPolicy"]["cleanPodPolicy"] == "None"
+
+
+def test_resources_and_image_of_the_job_win() -> None:
+    own = {"requests": {"cpu": 1}, "limits": {"nvidia.com/gpu": "1"}}
+    one = container(
+        pod_of(built(job(image="mine:2", imagePullPolicy="Never", resources=own))), "rlguard-guard"
+    )
+    assert (one["image"], one["imagePullPolicy"], one["resources"]) == ("mine:2", "Never", own)
+    assert container(pod_of(built(job())), "rlguard-guard")["resources"] == CONFIG.guard_resources
+
+
+# -- support objects -------------------------------------------------------------------------------------
+
+
+def support(one: Job) -> dict[str, Json]:
+    assert ADAPTER is not None
+    account = guard_service_account(one, ADAPTER)
+    return {resource.kind: body for resource, body in support_objects(one, account, ("in", "out"))}
+
+
+def test_the_role_is_for_exactly_this_jobs_status() -> None:
+    rules = support(job())["Role"]["rules"]
+    assert all(rule["resourceNames"] == ["run"] for rule in rules)
+    writing = [rule for rule in rules if "patch" in rule["verbs"]]
+    assert [rule["resources"] for rule in writing] == [["guardedtrainingjobs/status"]]
+
+
+def test_a_service_account_is_made_unless_the_template_has_one() -> None:
+    made = support(job())
+    assert made["ServiceAccount"]["automountServiceAccountToken"] is False
+    assert pod_of(built(job()))["serviceAccountName"] == made["ServiceAccount"]["metadata"]["name"]
+    spec = template()
+    spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["serviceAccountName"] = "irsa"
+    own = support(job(spec))
+    assert "ServiceAccount" not in own
+    assert own["RoleBinding"]["subjects"] == [{"kind": "ServiceAccount", "name": "irsa", "namespace": "ns"}]
+    assert pod_of(built(job(spec)))["serviceAccountName"] == "irsa"
+
+
+def test_the_policy_reaches_the_guard_as_it_reads_it() -> None:
+    objects = support(job(policy={"heldoutGuard": {"klHardStop": 0.3}, "silent": {"policy": "Stop"}}))
+    policy = Policy.model_validate(yaml.safe_load(objects["ConfigMap"]["data"]["policy.yaml"]))
+    assert policy.heldout_guard.kl_hard_stop == 0.3
+    assert policy.silent.policy == "stop"
+
+
+def test_support_objects_are_owned_and_named_by_uid() -> None:
+    for body in support(job()).values():
+        assert body["metadata"]["name"] == "run-01234567"
+        assert body["metadata"]["ownerReferences"][0]["uid"] == "0123456789ab"
+
+
+# -- refusals --------------------------------------------------------------------------------------------
+
+POD = "spec.template.spec.pytorchReplicaSpecs.Master.template.spec"
+Change = Callable[[Json], Any]
+
+
+def findings(change: Change, role: str = "Master", **guard_values: Any) -> list[tuple[str, str | None]]:
+    assert ADAPTER is not None
+    spec = template()
+    change(spec["pytorchReplicaSpecs"][role]["template"]["spec"])
+    parsed = GuardSpec.model_validate(guard(**guard_values))
+    return [(f.field, f.cost) for f in inspect(ADAPTER, spec, parsed, CONFIG)]
+
+
+def add_volume(source: Json, name: str = "v") -> Change:
+    return lambda pod: pod["volumes"].append({"name": name, **source})
+
+
+def trainer(**values: Any) -> Change:
+    return lambda pod: pod["containers"][0].update(values)
+
+
+HELDOUT_SECRET = {"heldout": {"volume": {"secretName": "hs"}, "evaluator": {"checkpoint": {}}}}
+HELDOUT_MAP = {"heldout": {"volume": {"configMapName": "hm"}, "evaluator": {"checkpoint": {}}}}
+
+REFUSED: dict[str, tuple[Change, Json, str]] = {
+    "held-out claim": (add_volume({"persistentVolumeClaim": {"claimName": "heldout"}}), {}, "volumes[1]"),
+    "held-out secret": (add_volume({"secret": {"secretName": "hs"}}), HELDOUT_SECRET, "volumes[1]"),
+    "held-out config map": (add_volume({"configMap": {"name": "hm"}}), HELDOUT_MAP, "volumes[1]"),
+    "held-out secret, projected": (
+        add_volume({"projected": {"sources": [{"secret": {"name": "hs"}}]}}),
+        HELDOUT_SECRET,
+        "volumes[1].projected.sources[0]",
+    ),
+    "held-out secret by env": (
+        trainer(env=[{"name": "X", "valueFrom": {"secretKeyRef": {"name": "hs", "key": "k"}}}]),
+        HELDOUT_SECRET,
+        "containers[0].env[0].valueFrom",
+    ),
+    "held-out config map by envFrom": (
+        trainer(envFrom=[{"configMapRef": {"name": "hm"}}]),
+        HELDOUT_MAP,
+        "containers[0].envFrom[0]",
+    ),
+    "service-account token": (
+        add_volume({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}),
+        {},
+        "volumes[1].projected.sources[0].serviceAccountToken",
+    ),
+    "shareProcessNamespace": (
+        lambda pod: pod.update(shareProcessNamespace=True),
+        {},
+        "shareProcessNamespace",
+    ),
+    "hostPID": (lambda pod: pod.update(hostPID=True), {}, "hostPID"),
+    "hostIPC": (lambda pod: pod.update(hostIPC=True), {}, "hostIPC"),
+    "hostPID, Relaxed": (lambda pod: pod.update(hostPID=True), {"isolation": "Relaxed"}, "hostPID"),
+    "hostNetwork": (lambda pod: pod.update(hostNetwork=True), {}, "hostNetwork"),
+    "hostPath": (add_volume({"hostPath": {"path": "/mnt/nvme/0"}}), {}, "volumes[1].hostPath"),
+    "hostPath not listed, Relaxed": (
+        add_volume({"hostPath": {"path": "/var/lib/kubelet"}}),
+        {"isolation": "Relaxed"},
+        "volumes[1].hostPath",
+    ),
+    "hostPath climbs out, Relaxed": (
+        add_volume({"hostPath": {"path": "/mnt/nvme/../../var"}}),
+        {"isolation": "Relaxed"},
+        "volumes[1].hostPath",
+    ),
+    "privileged": (
+        trainer(securityContext={"privileged": True}),
+        {},
+        "containers[0].securityContext.privileged",
+    ),
+    "privileged, Relaxed": (
+        trainer(securityContext={"privileged": True}),
+        {"isolation": "Relaxed"},
+        "containers[0].securityContext.privileged",
+    ),
+    "privileged init container": (
+        lambda pod: pod["initContainers"][0].update(securityContext={"privileged": True}),
+        {},
+        "initContainers[0].securityContext.privileged",
+    ),
+    "host capability": (
+        trainer(securityContext={"capabilities": {"add": ["CAP_SYS_ADMIN", "IPC_LOCK"]}}),
+        {},
+        "containers[0].securityContext.capabilities.add",
+    ),
+    "the guard's user": (
+        trainer(securityContext={"runAsUser": layout.GUARD_UID}),
+        {},
+        "containers[0].securityContext.runAsUser",
+    ),
+    "the guard's volume name": (add_volume({"emptyDir": {}}, "rlguard-state"), {}, "volumes[1].name"),
+    "the guard's container name": (
+        lambda pod: pod["containers"][1].update(name="rlguard-guard"),
+        {},
+        "containers[1].name",
+    ),
+    "the guard's port": (
+        trainer(ports=[{"containerPort": 8470}]),
+        {},
+        "containers[0].ports[0].containerPort",
+    ),
+    "the trainer's URL": (trainer(env=[{"name": "RLGUARD_URL"}]), {}, "containers[0].env[0].name"),
+    "no checkpoint volume": (lambda pod: pod["volumes"].clear(), {}, "volumes"),
+    "checkpoint volume not mounted": (trainer(volumeMounts=[]), {}, "containers"),
+    "checkpoints over the guard's state": (
+        trainer(volumeMounts=[{"name": "ckpt", "mountPath": "/var/lib"}]),
+        {},
+        "containers",
+    ),
+    "checkpoints inside the held-out directory": (
+        trainer(volumeMounts=[{"name": "ckpt", "mountPath": f"{layout.HELDOUT_DIR}/x"}]),
+        {},
+        "containers",
+    ),
+    "no trainer container": (trainer(name="main"), {}, "containers"),
+    "containers of the wrong shape": (lambda pod: pod.update(containers="x"), {}, "containers"),
+    "env of the wrong shape": (trainer(env={}), {}, "containers[0].env"),
+}
+
+
+@pytest.mark.parametrize(("change", "values", "field"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused(change: Change, values: Json, field: str) -> None:
+    assert findings(change, **values) == [(f"{POD}.{field}", None)]
+
+
+def test_workers_are_inspected_too() -> None:
+    found = findings(lambda pod: pod.update(hostPID=True), "Worker")
+    assert found == [(POD.replace("Master", "Worker") + ".hostPID", None)]
+
+
+def test_a_clean_template_has_no_findings() -> None:
+    assert findings(lambda pod: None) == []
+
+
+def test_checkpoints_under_tmp_are_fine() -> None:
+    assert findings(trainer(volumeMounts=[{"name": "ckpt", "mountPath": "/tmp/ckpt"}])) == []
+
+
+def test_relaxed_admits_with_a_cost() -> None:
+    change = lambda pod: (  # noqa: E731 - one expression in two steps
+        pod.update(hostNetwork=True),
+        pod["volumes"].append({"name": "efa", "hostPath": {"path": "/dev/infiniband"}}),
+    )
+    found = findings(change, isolation="Relaxed")
+    assert [field for field, _ in found] == [f"{POD}.hostNetwork", f"{POD}.volumes[1].hostPath"]
+    assert all(cost for _, cost in found)
+
+
+BAD_SPECS: dict[str, tuple[Json, str]] = {
+    "no replicas": ({}, "pytorchReplicaSpecs"),
+    "unknown replica type": ({"pytorchReplicaSpecs": {"PS": {}}}, "pytorchReplicaSpecs.PS"),
+    "no template": ({"pytorchReplicaSpecs": {"Master": {}}}, "pytorchReplicaSpecs.Master.template"),
+    "elastic": ({**template(), "elasticPolicy": {"minReplicas": 1}}, "elasticPolicy"),
+}
+
+
+@pytest.mark.parametrize(("spec", "field"), BAD_SPECS.values(), ids=BAD_SPECS.keys())
+def test_specs_without_a_place_for_the_guard(spec: Json, field: str) -> None:
+    assert ADAPTER is not None
+    (finding,) = inspect(ADAPTER, spec, GuardSpec.model_validate(guard()), CONFIG)
+    assert finding.field == f"spec.template.spec.{field}"
+    assert finding.cost is None
+
+
+# -- the PyTorchJob adapter ------------------------------------------------------------------------------
+
+
+def condition(kind: str, status: str = "True") -> Json:
+    return {"type": kind, "status": status, "message": f"{kind} it is"}
+
+
+STATES: dict[str, tuple[Json, WorkloadState]] = {
+    "fresh": ({}, WorkloadState.PENDING),
+    "created": ({"status": {"conditions": [condition("Created")]}}, WorkloadState.PENDING),
+    "running": (
+        {"status": {"conditions": [condition("Created"), condition("Running")]}},
+        WorkloadState.RUNNING,
+    ),
+    "failed wins": (
+        {"status": {"conditions": [condition("Running"), condition("Failed")]}},
+        WorkloadState.FAILED,
+    ),
+    "succeeded": (
+        {"status": {"conditions": [condition("Running", "False"), condition("Succeeded")]}},
+        WorkloadState.SUCCEEDED,
+    ),
+    "suspended before any status": ({"spec": {"runPolicy": {"suspend": True}}}, WorkloadState.SUSPENDED),
+}
+
+
+@pytest.mark.parametrize(("workload", "state"), STATES.values(), ids=STATES.keys())
+def test_pytorchjob_state(workload: Json, state: WorkloadState) -> None:
+    assert ADAPTER is not None
+    assert ADAPTER.state(workload)[0] is state
+
+
+def test_pytorchjob_stop_patches() -> None:
+    assert ADAPTER is not None
+    stop = ADAPTER.stop_patch(StopMethod.STOP)
+    assert stop == {"spec": {"runPolicy": {"activeDeadlineSeconds": 1, "cleanPodPolicy": "All"}}}
+    suspend = ADAPTER.stop_patch(StopMethod.SUSPEND)
+    assert suspend is not None and suspend["spec"]["runPolicy"]["suspend"] is True
+    assert ADAPTER.stop_patch(StopMethod.DELETE) is None
+
+
+def test_kinds_without_an_adapter() -> None:
+    assert find("batch/v1", "CronJob") is None
+
+
+def test_template_error_names_the_field() -> None:
+    assert ADAPTER is not None
+    with pytest.raises(TemplateError) as error:
+        ADAPTER.pod_templates({})
+    assert error.value.field == "pytorchReplicaSpecs"
