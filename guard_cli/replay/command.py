@@ -11,15 +11,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from guard_cli.errors import CliError
 from guard_cli.replay import report
-from guard_cli.replay.errors import InputError
 from guard_cli.replay.outcomes import DETECTORS, Outcome, outcome
 from guard_cli.replay.readers import read
 from guard_cli.replay.run import Run, load, read_map
 from guard_core.policy import Policy
 
-#: What bad input exits with; 0 is for every run that could be replayed, whether it fired or not.
-EXIT_BAD_INPUT = 2
+#: Suffixes of `--plot`.
+PICTURES = (".png", ".svg", ".pdf")
 
 EPILOG = (
     "Examples:  rlguard replay out/trainer_state.json --map heldout=eval_reward --plot replay.png   |   "
@@ -67,13 +67,9 @@ def replay(
 
     Reads what trainers and trackers leave behind (TRL, verl, OpenRLHF, NeMo-RL, torchtune, prime-rl; W&B and
     TensorBoard exports) and the guard's own history. A quantity that is not in the log is not judged, and
-    the answer says so.
+    the answer says so. Exit code: 0 whether a detector fired or not, 2 for input that cannot be used.
     """
-    try:
-        _replay(run, detector, as_json, plot, policy, what_if or [], column or [])
-    except InputError as error:
-        print(f"rlguard replay: {error}", file=sys.stderr)
-        raise typer.Exit(EXIT_BAD_INPUT) from None
+    _replay(run, detector, as_json, plot, policy, what_if or [], column or [])
 
 
 def _replay(
@@ -87,6 +83,8 @@ def _replay(
 ) -> None:
     overrides = read_map(mapping)
     names = _detectors(detector)
+    if plot is not None and plot.suffix.lower() not in PICTURES:
+        raise CliError(f"--plot {plot}: the name must end in {', '.join(PICTURES)}.")
     policies = _policies(policy_file, what_if)
     run = load(read(path, set(overrides.values())), str(path), overrides)
     named = [(name, [outcome(run, policy, d) for d in names]) for name, policy in policies]
@@ -112,7 +110,7 @@ def _detectors(name: str | None) -> Sequence[str]:
     if name is None:
         return tuple(DETECTORS)
     if name not in DETECTORS:
-        raise InputError(f"--detector {name}: there is no such detector; known: {', '.join(DETECTORS)}.")
+        raise CliError(f"--detector {name}: there is no such detector; known: {', '.join(DETECTORS)}.")
     return (name,)
 
 
@@ -125,6 +123,3 @@ def _policies(file: Path | None, what_if: Sequence[str]) -> list[tuple[str, Poli
 
 app = typer.Typer(add_completion=False)
 app.command(epilog=EPILOG)(replay)
-
-if __name__ == "__main__":
-    app()

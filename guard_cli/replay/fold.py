@@ -46,13 +46,16 @@ def fold(
         policy: the thresholds.
         after_evaluation: called after each folded evaluation.
     """
-    judge = Judge(policy)
+    judge = Judge(_for_baseline(policy, len(run.baseline)))
+    for i, items in enumerate(run.baseline):
+        judge.fold_evaluation(Evaluation(0, 0, "", items, None, i))
     seen = 0
     steps = _steps(run)
     for evaluation, end in zip(run.evaluations, _ends(run), strict=True):
         _fold_steps(judge, steps, end - seen)
         seen = end
-        judge.fold_checkpoint()
+        if evaluation.pass_index == 0:
+            judge.fold_checkpoint()
         judge.fold_evaluation(evaluation)
         if after_evaluation is not None:
             after_evaluation(evaluation, judge)
@@ -72,6 +75,14 @@ def rounds(run: Run) -> list[Round]:
         found.append(Round(evaluation, fmean(rewards) if rewards else None, median(kls) if kls else None))
         seen = end
     return found
+
+
+def _for_baseline(policy: Policy, passes: int) -> Policy:
+    """The policy with room for every baseline pass that the log has."""
+    if passes <= policy.calibrated.baseline_passes:
+        return policy
+    calibrated = policy.calibrated.model_copy(update={"baseline_passes": passes})
+    return policy.model_copy(update={"calibrated": calibrated})
 
 
 def _fold_steps(judge: Judge, steps: Iterator[Step], count: int) -> None:

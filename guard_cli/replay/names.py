@@ -11,10 +11,21 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from guard_cli.replay.errors import InputError
+from guard_cli.errors import CliError
 
 #: What `--map NAME=column` may name.
-CANONICAL = ("step", "attempt", "reward", "kl", "entropy", "reward_std", "heldout", "items", "kl_kind")
+CANONICAL = (
+    "step",
+    "attempt",
+    "reward",
+    "kl",
+    "entropy",
+    "reward_std",
+    "heldout",
+    "items",
+    "kl_kind",
+    "pass_index",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +155,14 @@ def resolve(columns: Collection[str], overrides: Mapping[str, str]) -> Columns:
         overrides: canonical name to column, from `--map`.
 
     Raises:
-        InputError: an override names no column or a look-alike; the step or the reward is missing or
+        CliError: an override names no column or a look-alike; the step or the reward is missing or
             could be several columns.
     """
     _check_overrides(columns, overrides)
     by_bare = _by_bare_name(columns)
     framework = _framework(by_bare, overrides)
     source: dict[str, str] = {
-        name: by_bare[name] for name in ("attempt", "items", "kl_kind") if name in by_bare
+        name: by_bare[name] for name in ("attempt", "items", "kl_kind", "pass_index") if name in by_bare
     }
     step = next((name for name in STEP_NAMES if name in by_bare), None)
     if step is not None:
@@ -177,14 +188,12 @@ def resolve(columns: Collection[str], overrides: Mapping[str, str]) -> Columns:
 def _check_overrides(columns: Collection[str], overrides: Mapping[str, str]) -> None:
     for canonical, column in overrides.items():
         if canonical not in CANONICAL:
-            raise InputError(f"--map {canonical}={column}: {canonical!r} is none of {', '.join(CANONICAL)}.")
+            raise CliError(f"--map {canonical}={column}: {canonical!r} is none of {', '.join(CANONICAL)}.")
         if column not in columns:
-            raise InputError(
-                f"--map {canonical}={column}: there is no such column. Found: {listing(columns)}."
-            )
+            raise CliError(f"--map {canonical}={column}: there is no such column. Found: {listing(columns)}.")
     kl = overrides.get("kl")
     if kl is not None and (why := why_not_kl(bare(kl), {bare(c) for c in columns})):
-        raise InputError(
+        raise CliError(
             f"--map kl={kl} is refused: `{kl}` {why}. "
             "Leave the KL out; the KL rule is then inert and the replay says so."
         )
@@ -198,7 +207,7 @@ def _by_bare_name(columns: Collection[str]) -> dict[str, str]:
             found.setdefault(bare(column), []).append(column)
     for name, several in found.items():
         if len(several) > 1 and (name in _KNOWN or name in CANONICAL):
-            raise InputError(
+            raise CliError(
                 f"{listing(several)} could each be `{name}`: several runs in one file? "
                 f"Choose one with --map {_quantity(name)}={several[0]!r}, or export one run."
             )
@@ -212,7 +221,7 @@ def _framework(by_bare: Mapping[str, str], overrides: Mapping[str, str]) -> Fram
     rewards = {f.pick("reward", by_bare): f.name for f in reversed(with_reward)}
     if len(rewards) > 1 and "reward" not in overrides:
         several = ", ".join(f"`{name}` ({who})" for name, who in rewards.items())
-        raise InputError(f"the reward could be {several}. Choose one with --map reward=NAME.")
+        raise CliError(f"the reward could be {several}. Choose one with --map reward=NAME.")
     if with_reward:
         return with_reward[0]
     return ranked[0] if _matches(ranked[0], by_bare) else None
@@ -228,14 +237,14 @@ def _matches(framework: Framework, by_bare: Mapping[str, str]) -> int:
 
 def _require(source: Mapping[str, str], columns: Collection[str]) -> None:
     if "step" not in source:
-        raise InputError(
+        raise CliError(
             f"no column says the step (looked for {', '.join(STEP_NAMES)}). Found: {listing(columns)}. "
             "Name it with --map step=NAME."
         )
     if "reward" not in source:
         near = [c for c in columns if bare(c) in _PENALISED_REWARDS]
         why = f" {listing(near)} has the KL penalty taken off, so it is not the reward." if near else ""
-        raise InputError(
+        raise CliError(
             f"no column is known to be the reward. Found: {listing(columns)}.{why} "
             "Name it with --map reward=NAME."
         )

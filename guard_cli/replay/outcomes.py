@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from guard_cli.replay.fold import fold, rounds
 from guard_cli.replay.run import KINDS, Run
+from guard_core.judge import Evaluation
 from guard_core.policy import Policy
 from guard_core.wire import Code, Level
 
@@ -110,14 +111,31 @@ def _calibrated(run: Run, policy: Policy, name: str) -> Outcome:
     inert = tuple(_inert(run, policy, name))
     if not run.evaluations or not _can_calibrate(run):
         return _quiet(name, Level.UNKNOWN, "; ".join(inert), inert)
-    baseline = Baseline.from_passes(run.baseline, policy.calibrated.samples)
+    baseline = Baseline.from_passes(baseline_of(run), policy.calibrated.samples)
     detector = build_detector(name, policy, baseline)
+    status = None
     for evaluation, in_loop, kl in rounds(run):
+        if not run.baseline and _same_checkpoint(evaluation, run.evaluations[0]):
+            continue  # it is the baseline
         status = detector.update(evaluation.step, evaluation.items, in_loop, kl)
         if status.fire:
             at = evaluation.attempt
             return Outcome(name, True, status.step, at, status.rule, Level.FIRED, status.reason, inert)
+    if status is None:
+        return _quiet(name, Level.UNKNOWN, "no checkpoint after the baseline has been evaluated", inert)
     return _quiet(name, status.level, status.reason, inert)
+
+
+def baseline_of(run: Run) -> Sequence[tuple[float, ...]]:
+    """Passes of the starting policy; else those of the first checkpoint, if it was evaluated repeatedly."""
+    if run.baseline or not run.has_items or not run.evaluations:
+        return run.baseline
+    first = [e.items for e in run.evaluations if _same_checkpoint(e, run.evaluations[0])]
+    return first if len(first) > 1 else ()
+
+
+def _same_checkpoint(a: Evaluation, b: Evaluation) -> bool:
+    return (a.attempt, a.step) == (b.attempt, b.step)
 
 
 def _quiet(name: str, level: Level, reason: str, inert: tuple[str, ...] = ()) -> Outcome:
@@ -125,7 +143,7 @@ def _quiet(name: str, level: Level, reason: str, inert: tuple[str, ...] = ()) ->
 
 
 def _can_calibrate(run: Run) -> bool:
-    return run.has_items and len(run.baseline) > 0
+    return run.has_items and len(baseline_of(run)) > 0
 
 
 def _inert(run: Run, policy: Policy, name: str) -> Iterator[str]:
@@ -138,7 +156,7 @@ def _inert(run: Run, policy: Policy, name: str) -> Iterator[str]:
         yield f"HeldOutGuard: min_steps is {needed}, and {folded} evaluations have steps before them"
     if name in CALIBRATED and evaluations and not run.has_items:
         yield "calibrated tests: the held-out series has no per-item outcomes (`items`)"
-    elif name in CALIBRATED and not run.baseline:
+    elif name in CALIBRATED and not baseline_of(run):
         yield (
             "calibrated tests: there is no baseline (lines with step 0 and only `items`, one for each pass "
             "of the starting policy)"

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from guard_cli.replay.errors import InputError
+from guard_cli.errors import CliError
 from guard_cli.replay.outcomes import Outcome
 from guard_cli.replay.run import Run
 from guard_core.policy import Policy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-FORMATS = (".png", ".svg", ".pdf")
 
 #: More points than a picture has columns only make it slow.
 MOST_POINTS = 4000
@@ -28,17 +26,15 @@ def save(path: Path, run: Run, policy: Policy, outcomes: Sequence[Outcome]) -> N
     """Draw the run and write it to `path`; its suffix says the format.
 
     Raises:
-        InputError: matplotlib is missing, the suffix is unknown, or the file cannot be written.
+        CliError: matplotlib is missing, or the file cannot be written.
     """
-    if path.suffix.lower() not in FORMATS:
-        raise InputError(f"--plot {path}: the name must end in {', '.join(FORMATS)}.")
     try:
         import matplotlib
 
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
     except ImportError:
-        raise InputError("--plot needs matplotlib: pip install 'rlguard[cli]'.") from None
+        raise CliError("--plot needs matplotlib: pip install 'rlguard[cli]'.") from None
     has_kl = bool(run.armed_kl().any())
     figure, axes = plt.subplots(
         2 if has_kl else 1,
@@ -63,7 +59,7 @@ def save(path: Path, run: Run, policy: Policy, outcomes: Sequence[Outcome]) -> N
     try:
         figure.savefig(path, dpi=130)
     except OSError as error:
-        raise InputError(f"--plot {path}: cannot be written: {error.strerror}.") from None
+        raise CliError(f"--plot {path}: cannot be written: {error.strerror}.") from None
     finally:
         plt.close(figure)
 

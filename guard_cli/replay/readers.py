@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from guard_cli.errors import CliError
 from guard_cli.replay import names
-from guard_cli.replay.errors import InputError
 from guard_cli.replay.table import OBJECTS, Chunk, Table, build
 
 CHUNK_BYTES = 1 << 24
@@ -33,15 +33,16 @@ def read(path: Path, overrides: Collection[str] = ()) -> Table:
     """Read a file or a folder.
 
     Args:
-        path: a log; or a folder that holds exactly one: a report of `rlguard run` (history.jsonl), an output
-            folder of TRL (trainer_state.json, also in its newest checkpoint), TensorBoard event files.
+        path: a log; or a folder that holds exactly one: a report of `rlguard run` (history.jsonl), a guard's
+            state directory, an output folder of TRL (trainer_state.json, also in its newest checkpoint),
+            TensorBoard event files.
         overrides: columns to keep besides those that `names` knows.
 
     Raises:
-        InputError: there is nothing to read, or it cannot be read; with the line.
+        CliError: there is nothing to read, or it cannot be read; with the line.
     """
     if not path.exists():
-        raise InputError(f"{path}: there is no such file or folder.")
+        raise CliError(f"{path}: there is no such file or folder.")
     if path.is_dir():
         return _read_folder(path, overrides)
 
@@ -51,14 +52,14 @@ def read(path: Path, overrides: Collection[str] = ()) -> Table:
     try:
         return _reader(path)(path, keep)
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start})."
-        ) from None
+        raise CliError(f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start}).") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}.") from None
+        raise CliError(f"{path}: cannot be read: {error.strerror}.") from None
 
 
 def _read_folder(path: Path, overrides: Collection[str]) -> Table:
+    if (store := _read_state_dir(path)) is not None:
+        return store
     histories = sorted(path.glob("history.jsonl")) or sorted(path.glob("*/history.jsonl"))
     states = (
         sorted(path.glob("trainer_state.json"))
@@ -77,11 +78,27 @@ def _read_folder(path: Path, overrides: Collection[str]) -> Table:
         return read_tensorboard(events, lambda column: column in overrides or names.wanted(column))
     found = [str(p.relative_to(path)) for p in [*histories, *wandb, *sorted(folders)]]
     if found:
-        raise InputError(f"{path} holds several runs: {names.listing(found)}. Name one of them.")
-    raise InputError(
-        f"{path} holds no run: looked for history.jsonl (a report of rlguard run), trainer_state.json, "
-        "wandb-history.jsonl and TensorBoard event files."
+        raise CliError(f"{path} holds several runs: {names.listing(found)}. Name one of them.")
+    raise CliError(
+        f"{path} holds no run: looked for history.jsonl (a report of rlguard run), a guard's store, "
+        "trainer_state.json, wandb-history.jsonl and TensorBoard event files."
     )
+
+
+def _read_state_dir(path: Path) -> Table | None:
+    """The history of a guard's state directory, or None if it is none."""
+    from guard_service.errors import StoreError
+    from guard_service.store import FILE_NAME, export_history
+
+    if not (path / FILE_NAME).is_file():
+        return None
+    found: dict[str, None] = {}
+    try:
+        rows = list(export_history(path))
+    except StoreError as error:
+        raise CliError(f"{error}.") from None
+    chunks = [_chunk_of_rows(rows, range(1, len(rows) + 1), names.wanted, found)] if rows else []
+    return build("guard state", chunks, OBJECTS.__contains__, f"{path}: row", found)
 
 
 def _checkpoint_number(state: Path) -> int:
@@ -95,12 +112,12 @@ def _reader(path: Path) -> Callable[[Path, Keep], Table]:
     suffix = path.suffix.lower()
     readers = {".jsonl": read_jsonl, ".ndjson": read_jsonl, ".csv": read_csv, ".json": read_json}
     if suffix == ".wandb":
-        raise InputError(
+        raise CliError(
             f"{path}: W&B's own binary log is not read. Export the run's history as CSV (the table's or "
             "chart's download) or JSONL (`run.scan_history()`, one JSON object a line)."
         )
     if suffix not in readers:
-        raise InputError(
+        raise CliError(
             f"{path}: cannot tell what this is by its name. Known: trainer_state.json, *.jsonl, *.ndjson, "
             "*.csv, events.out.tfevents.*, and folders that hold one of them."
         )
@@ -114,7 +131,7 @@ def read_jsonl(path: Path, keep: Keep) -> Table:
     """One JSON object a line; blank lines are passed over.
 
     Raises:
-        InputError: naming the lines that are no JSON object.
+        CliError: naming the lines that are no JSON object.
     """
     found: dict[str, None] = {}
     return build("JSONL", _json_chunks(path, keep, found), OBJECTS.__contains__, f"{path}: line", found)
@@ -136,7 +153,7 @@ def _json_chunks(path: Path, keep: Keep, found: dict[str, None]) -> Iterator[Chu
             except ValueError:
                 rows = []
             if len(rows) != len(lines) or not all(type(row) is dict for row in rows):
-                raise InputError(_bad_lines(path, numbers, lines))
+                raise CliError(_bad_lines(path, numbers, lines))
             yield _chunk_of_rows(rows, numbers, keep, found)
 
 
@@ -176,16 +193,16 @@ def read_csv(path: Path, keep: Keep) -> Table:
     """A header line and one row a line; an empty cell is a missing value.
 
     Raises:
-        InputError: there is no header, a name stands in it twice, or a row has too few or too many cells.
+        CliError: there is no header, a name stands in it twice, or a row has too few or too many cells.
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         header = [name.strip() for name in next(reader, [])]
         if not any(header):
-            raise InputError(f"{path}: empty; expected a header line with the names of the columns.")
+            raise CliError(f"{path}: empty; expected a header line with the names of the columns.")
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
-            raise InputError(f"{path}: line 1: {names.listing(twice)} stands twice in the header.")
+            raise CliError(f"{path}: line 1: {names.listing(twice)} stands twice in the header.")
         chunks = _csv_chunks(path, reader, header, keep)
         return build("CSV", chunks, OBJECTS.__contains__, f"{path}: line", header)
 
@@ -207,19 +224,19 @@ def _csv_rows(path: Path, reader: Any, width: int) -> Iterator[tuple[int, list[s
             if len(row) == width:
                 yield reader.line_num, row
             elif row:
-                raise InputError(
+                raise CliError(
                     f"{path}: line {reader.line_num}: {len(row)} cells, but the header names {width}. "
                     "Nothing was judged: repair or remove this line."
                 )
     except csv.Error as error:
-        raise InputError(f"{path}: line {reader.line_num}: not CSV: {error}.") from None
+        raise CliError(f"{path}: line {reader.line_num}: not CSV: {error}.") from None
 
 
 def _json_cell(path: Path, line: int, cell: str | None) -> Any:
     try:
         return None if cell is None else json.loads(cell)
     except ValueError:
-        raise InputError(f"{path}: line {line}: `items` is not a JSON list: {cell!r:.60}.") from None
+        raise CliError(f"{path}: line {line}: `items` is not a JSON list: {cell!r:.60}.") from None
 
 
 # -- TRL -----------------------------------------------------------------------------------------------
@@ -229,19 +246,19 @@ def read_json(path: Path, keep: Keep) -> Table:
     """TRL's trainer_state.json: its `log_history` is a list of rows.
 
     Raises:
-        InputError: it is no JSON, or has no `log_history`.
+        CliError: it is no JSON, or has no `log_history`.
     """
     from pydantic_core import from_json
 
     try:
         state = from_json(path.read_bytes())
     except ValueError as error:
-        raise InputError(
+        raise CliError(
             f"{path}: not JSON ({error}). A log of one object a line must be named *.jsonl."
         ) from None
     rows = state.get("log_history") if isinstance(state, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise InputError(f"{path}: a JSON file must be TRL's trainer_state.json with a list `log_history`.")
+        raise CliError(f"{path}: a JSON file must be TRL's trainer_state.json with a list `log_history`.")
     found: dict[str, None] = {}
     chunks = [_chunk_of_rows(rows, range(1, len(rows) + 1), keep, found)] if rows else []
     return build("trainer_state.json", chunks, OBJECTS.__contains__, f"{path}: log_history entry", found)
@@ -254,7 +271,7 @@ def read_tensorboard(paths: list[Path], keep: Keep) -> Table:
     """Event files of one run, in the order in which they were begun; one row a step and file.
 
     Raises:
-        InputError: the `tensorboard` package is missing, or a record is broken.
+        CliError: the `tensorboard` package is missing, or a record is broken.
     """
     found: dict[str, None] = {}
     cut: list[str] = []
@@ -270,7 +287,7 @@ def _event_chunk(path: Path, keep: Keep, found: dict[str, None], cut: list[str])
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
         from tensorboard.compat.proto.event_pb2 import Event
     except ImportError:
-        raise InputError(
+        raise CliError(
             "reading TensorBoard event files needs the package `tensorboard`: pip install tensorboard."
         ) from None
     series: dict[str, dict[int, float]] = {}
@@ -279,7 +296,7 @@ def _event_chunk(path: Path, keep: Keep, found: dict[str, None], cut: list[str])
         try:
             event = Event.FromString(record)
         except DecodeError:
-            raise InputError(f"{path}: not a TensorBoard event file, or one that is damaged.") from None
+            raise CliError(f"{path}: not a TensorBoard event file, or one that is damaged.") from None
         for value in event.summary.value:
             tag = value.tag
             if tag in dropped:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from guard_cli.replay.errors import InputError
+from guard_cli.errors import CliError
 from guard_cli.replay.names import Columns, resolve
 from guard_cli.replay.table import Floats, Table
 from guard_core.judge import Evaluation
@@ -38,8 +38,9 @@ class Run:
 
     Arrays have shape (steps,), ordered by attempt and step: `attempt`, `step`, `reward` (finite), `kl`
     (nats/token; NaN where unknown), `kl_kind` (index into `KINDS`). `entropy` and `reward_std` are judged by
-    no rule. `evaluations` in the same order, `baseline` passes of the starting policy over the items, shape
-    (passes, items). `has_items`: whether evaluations carry per-item outcomes or only their mean.
+    no rule. `evaluations` in the same order, by pass where a checkpoint was evaluated again; `baseline`
+    passes of the starting policy over the items, shape (passes, items). `has_items`: whether evaluations
+    carry per-item outcomes or only their mean.
     """
 
     source: str
@@ -77,10 +78,10 @@ def load(table: Table, source: str, overrides: Mapping[str, str]) -> Run:
         overrides: canonical name to column, from `--map`.
 
     Raises:
-        InputError: columns are missing or ambiguous, or a value cannot be right.
+        CliError: columns are missing or ambiguous, or a value cannot be right.
     """
     if len(table) == 0:
-        raise InputError(f"{source}: there is not a single row in it.")
+        raise CliError(f"{source}: there is not a single row in it.")
     columns = resolve(table.names, overrides)
     rows = _Rows(table, source, columns)
     notes = [*columns.notes, *([table.cut] if table.cut else [])]
@@ -93,12 +94,18 @@ def load(table: Table, source: str, overrides: Mapping[str, str]) -> Run:
         source=source,
         format=table.format,
         columns=columns,
-        evaluations=merged.evaluations(),
+        evaluations=tuple(
+            sorted([*merged.evaluations(), *rows.further_passes(baseline_rows)], key=_in_order)
+        ),
         baseline=baseline,
         has_items=bool(merged.items),
         notes=tuple(notes),
         **steps,
     )
+
+
+def _in_order(evaluation: Evaluation) -> tuple[int, int, int]:
+    return evaluation.attempt, evaluation.step, evaluation.pass_index
 
 
 class _Rows:
@@ -111,6 +118,7 @@ class _Rows:
         }
         self.step = self._integer("step", MAX_STEP)
         self.attempt = self._integer("attempt", MAX_ATTEMPT) if "attempt" in columns.source else None
+        self.pass_index = np.nan_to_num(self._integer("pass_index", MAX_ATTEMPT))
         self.kl_kind = self._kl_kind()
         self.items = self._items()
 
@@ -125,11 +133,23 @@ class _Rows:
         )
         return [row for row in self.items if self.step[row] == 0 and bare[row]]
 
+    def further_passes(self, baseline: list[int]) -> list[Evaluation]:
+        """Later evaluations of a checkpoint: rows with `pass_index` > 0 that are no baseline."""
+        return [
+            Evaluation(self._attempt_of(row), int(self.step[row]), "", items, None, int(self.pass_index[row]))
+            for row, items in self.items.items()
+            if self.pass_index[row] > 0 and row not in baseline
+        ]
+
+    def _attempt_of(self, row: int) -> int:
+        return 0 if self.attempt is None or np.isnan(self.attempt[row]) else int(self.attempt[row])
+
     def usable(self, baseline: list[int], notes: list[str]) -> Ints:
-        """Rows that are no baseline and have a step."""
+        """Rows that have a step, and are no baseline and no further pass."""
         usable = ~np.isnan(self.step)
         if lost := int(np.sum(~usable)):
             notes.append(f"{lost} rows without a step were left out (the first: {self._first(~usable)}).")
+        usable &= self.pass_index == 0
         usable[baseline] = False
         for name in ("reward", "kl", "entropy", "reward_std", "heldout"):
             odd = np.isinf(self.values[name])
@@ -159,7 +179,7 @@ class _Rows:
         bad = ~np.isnan(values) & ~((values >= 0) & (values < limit) & (values == np.floor(values)))
         if bad.any():
             row = int(np.argmax(bad))
-            raise InputError(f"{self.at(row)}: {name} is {values[row]:g}, not a whole number from 0 on.")
+            raise CliError(f"{self.at(row)}: {name} is {values[row]:g}, not a whole number from 0 on.")
         return values
 
     def _kl_kind(self) -> npt.NDArray[np.uint8]:
@@ -169,7 +189,7 @@ class _Rows:
         known = {kind.value: i for i, kind in enumerate(KINDS)}
         for row, word in given.items():
             if word not in known:
-                raise InputError(f"{self.at(row)}: kl_kind is {word!r}; known: {', '.join(known)}.")
+                raise CliError(f"{self.at(row)}: kl_kind is {word!r}; known: {', '.join(known)}.")
             kinds[row] = known[word]
         return kinds
 
@@ -180,7 +200,7 @@ class _Rows:
         lengths = {len(outcomes): row for row, outcomes in reversed(items.items())}
         if len(lengths) > 1:
             (a, row_a), (b, row_b) = list(lengths.items())[:2]
-            raise InputError(
+            raise CliError(
                 f"{self.at(row_a)} has {a} items and {self.at(row_b)} has {b}: every evaluation and baseline "
                 "pass must score the same items in the same order."
             )
@@ -189,7 +209,7 @@ class _Rows:
     def _outcomes(self, row: int, value: Any) -> tuple[float, ...]:
         good = isinstance(value, list) and value and all(_is_outcome(x) for x in value)
         if not good:
-            raise InputError(f"{self.at(row)}: items must be a list of outcomes from 0 to 1: {value!r:.60}.")
+            raise CliError(f"{self.at(row)}: items must be a list of outcomes from 0 to 1: {value!r:.60}.")
         return tuple(float(x) for x in value)
 
 
@@ -322,15 +342,15 @@ def read_map(pairs: Iterable[str]) -> dict[str, str]:
     """`--map reward=my/col` options as a dictionary.
 
     Raises:
-        InputError: an option has no `=`, or names one quantity twice.
+        CliError: an option has no `=`, or names one quantity twice.
     """
     found: dict[str, str] = {}
     for pair in pairs:
         name, equals, column = pair.partition("=")
         if not (equals and name and column):
-            raise InputError(f"--map {pair}: expected NAME=COLUMN, such as --map reward=my/col.")
+            raise CliError(f"--map {pair}: expected NAME=COLUMN, such as --map reward=my/col.")
         if name in found:
-            raise InputError(f"--map {name} is given twice: {found[name]!r} and {column!r}.")
+            raise CliError(f"--map {name} is given twice: {found[name]!r} and {column!r}.")
         found[name] = column
     return found
 

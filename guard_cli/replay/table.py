@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from guard_cli.replay.errors import InputError
+from guard_cli.errors import CliError
 
 Floats = npt.NDArray[np.float64]
 
@@ -66,7 +66,7 @@ def build(
         names: columns of the file that no chunk keeps; read after the last chunk.
 
     Raises:
-        InputError: a cell is not a number.
+        CliError: a cell is not a number.
     """
     lines: list[npt.NDArray[np.int64]] = []
     parts: dict[str, list[tuple[int, Floats]]] = {}
@@ -103,7 +103,7 @@ def _float(name: str, value: Any, line: int, where: str) -> float:
     try:
         return float(value)
     except (ValueError, TypeError):
-        raise InputError(f"{where} {line}: `{name}` is {_short(value)}, which is not a number.") from None
+        raise CliError(f"{where} {line}: `{name}` is {_short(value)}, which is not a number.") from None
 
 
 def _short(value: Any) -> str:

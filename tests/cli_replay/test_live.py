@@ -155,3 +155,42 @@ def test_the_step_monitor_alone_fires_where_the_judge_fires() -> None:
     whole, part = outcome(run, policy, "guard"), outcome(run, policy, "step_monitor")
     assert whole.fired
     assert (whole.step, whole.rule, whole.reason) == (part.step, part.rule, part.reason)
+
+
+def test_baseline_and_confirmation_passes_are_replayed_as_the_judge_saw_them() -> None:
+    """The guard evaluates the first checkpoint R times and an alarm's checkpoint once more."""
+    policy = Policy.model_validate(
+        {"detector": "calibrated", "calibrated": {"baseline_passes": 4, "bootstrap_runs": 200}}
+    )
+    rng = random.Random(7)
+    judge = Judge(policy)
+    lines = []
+    confirmed = 0
+    for step in range(61):
+        line: dict = {"attempt": 0, "step": step}
+        if step:
+            report = StepReport(attempt=0, step=step, reward=0.5 + step / 100)
+            judge.fold_step(report)
+            line = report.model_dump(mode="json")
+        p = 0.7 if step < 20 else 0.58
+        evaluation = Evaluation(0, step, "c", tuple(float(rng.random() < p) for _ in range(64)))
+        judge.fold_checkpoint()
+        judge.fold_evaluation(evaluation)
+        lines.append(line | {"items": list(evaluation.items)})
+        while (wanted := judge.wanted_pass()) is not None:
+            confirmed += step > 0
+            items = tuple(float(rng.random() < p) for _ in range(64))
+            judge.fold_evaluation(Evaluation(0, step, "c", items, None, wanted.index))
+            lines.append({"attempt": 0, "step": step, "pass_index": wanted.index, "items": list(items)})
+    assert judge.verdict().fire and confirmed
+
+    random.Random(1).shuffle(lines)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "history.jsonl"
+        path.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+        run = load(read(path), "history.jsonl", {})
+    assert len(run.baseline) == 4
+    replayed = fold(run, policy)
+    assert comparable(replayed.verdict()) == comparable(judge.verdict())
+    part = outcome(run, policy, "calibrated")
+    assert (part.step, part.rule) == (judge.latches[0].step, judge.latches[0].code)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from guard_cli.replay.errors import InputError
+from guard_cli.errors import CliError
 from guard_cli.replay.names import resolve
 
 LOGS = {
@@ -90,13 +90,13 @@ class TestLookalikes:
         columns = resolve(["step", "reward", column], {})
         assert "kl" not in columns.source
         assert len(columns.notes) == 1 and column in columns.notes[0] and why in columns.notes[0]
-        with pytest.raises(InputError, match="is refused") as refused:
+        with pytest.raises(CliError, match="is refused") as refused:
             resolve(["step", "reward", column], {"kl": column})
         assert why in str(refused.value)
 
     def test_a_coefficient_is_refused_but_not_worth_a_note(self) -> None:
         assert resolve(["step", "reward", "actor/reward_kl_penalty_coeff"], {}).notes == ()
-        with pytest.raises(InputError, match="coefficient"):
+        with pytest.raises(CliError, match="coefficient"):
             resolve(["step", "reward", "kl_coef"], {"kl": "kl_coef"})
 
     @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ class TestLookalikes:
         columns = resolve(["step", reward, "kl", mark], {})
         assert "kl" not in columns.source
         assert any(why in note for note in columns.notes)
-        with pytest.raises(InputError, match=why):
+        with pytest.raises(CliError, match=why):
             resolve(["step", reward, "kl", mark], {"kl": "kl"})
 
     def test_an_unknown_kl_is_offered_not_taken(self) -> None:
@@ -127,13 +127,13 @@ class TestLookalikes:
         assert resolve(["step", "reward", "eval_reward"], {"heldout": "eval_reward"}).notes == ()
 
     def test_a_reward_after_the_kl_penalty_is_no_reward(self) -> None:
-        with pytest.raises(InputError, match="has the KL penalty taken off"):
+        with pytest.raises(CliError, match="has the KL penalty taken off"):
             resolve(["step", "critic/rewards/mean"], {})
 
 
 class TestErrors:
     def test_two_frameworks_disagree_about_the_reward(self) -> None:
-        with pytest.raises(InputError, match=r"`reward` \(TRL\), `critic/score/mean` \(verl\).*--map reward"):
+        with pytest.raises(CliError, match=r"`reward` \(TRL\), `critic/score/mean` \(verl\).*--map reward"):
             resolve(["step", "reward", "critic/score/mean"], {})
         assert (
             resolve(["step", "reward", "critic/score/mean"], {"reward": "reward"}).source["reward"]
@@ -141,21 +141,21 @@ class TestErrors:
         )
 
     def test_no_step(self) -> None:
-        with pytest.raises(InputError, match=r"no column says the step.*Found: `loss`, `reward`"):
+        with pytest.raises(CliError, match=r"no column says the step.*Found: `loss`, `reward`"):
             resolve(["loss", "reward"], {})
 
     def test_no_reward_says_what_was_found(self) -> None:
-        with pytest.raises(InputError, match=r"Found: `step`, `score`.*--map reward=NAME"):
+        with pytest.raises(CliError, match=r"Found: `step`, `score`.*--map reward=NAME"):
             resolve(["step", "score"], {})
 
     def test_several_runs_in_one_export(self) -> None:
-        with pytest.raises(InputError, match="several runs"):
+        with pytest.raises(CliError, match="several runs"):
             resolve(["Step", "a - train/reward", "b - train/reward"], {})
 
     def test_map_to_a_column_that_is_not_there(self) -> None:
-        with pytest.raises(InputError, match=r"there is no such column. Found: `step`"):
+        with pytest.raises(CliError, match=r"there is no such column. Found: `step`"):
             resolve(["step"], {"reward": "x"})
 
     def test_map_of_a_name_that_is_not_canonical(self) -> None:
-        with pytest.raises(InputError, match="'loss' is none of step"):
+        with pytest.raises(CliError, match="'loss' is none of step"):
             resolve(["step", "reward", "loss"], {"loss": "loss"})

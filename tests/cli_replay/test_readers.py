@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from guard_cli.replay.errors import InputError
+from guard_cli.errors import CliError
 from guard_cli.replay.readers import read
 from guard_cli.replay.run import Run, load
 
@@ -35,7 +35,7 @@ class TestJsonLines:
     def test_blank_lines_are_passed_over_and_lines_still_counted(self, tmp_path: Path) -> None:
         path = tmp_path / "log.jsonl"
         path.write_text('\n{"step":1,"reward":0.1}\n   \n{"step":2,"reward":"x"}\n')
-        with pytest.raises(InputError, match=r"line 4: `reward` is 'x', which is not a number"):
+        with pytest.raises(CliError, match=r"line 4: `reward` is 'x', which is not a number"):
             replayed(path)
 
     @pytest.mark.parametrize("word", ["NaN", '"NaN"', "null", "Infinity", '"Infinity"'])
@@ -47,7 +47,7 @@ class TestJsonLines:
     def test_every_bad_line_is_named_and_nothing_is_judged(self, tmp_path: Path) -> None:
         path = tmp_path / "log.jsonl"
         path.write_text('{"step":1,"reward":1}\n{"step":2,\n[3]\n{"step":4,"reward":1}\n{"step":5,"rew')
-        with pytest.raises(InputError) as error:
+        with pytest.raises(CliError) as error:
             replayed(path)
         message = str(error.value)
         assert "line 2: not JSON" in message and "line 3: a JSON list, not an object" in message
@@ -57,19 +57,19 @@ class TestJsonLines:
     def test_many_bad_lines_are_counted(self, tmp_path: Path) -> None:
         path = tmp_path / "log.jsonl"
         path.write_text("x\n" * 12)
-        with pytest.raises(InputError, match="and 7 more"):
+        with pytest.raises(CliError, match="and 7 more"):
             replayed(path)
 
     def test_bytes_that_are_no_text(self, tmp_path: Path) -> None:
         path = tmp_path / "log.jsonl"
         path.write_bytes(b'{"step":1,"reward":1}\n\xff\xfe\n')
-        with pytest.raises(InputError, match="line 2: not UTF-8"):
+        with pytest.raises(CliError, match="line 2: not UTF-8"):
             replayed(path)
 
     def test_empty(self, tmp_path: Path) -> None:
         path = tmp_path / "log.jsonl"
         path.write_text("")
-        with pytest.raises(InputError, match="not a single row"):
+        with pytest.raises(CliError, match="not a single row"):
             replayed(path)
 
     def test_many_chunks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ class TestCsv:
     def test_errors(self, tmp_path: Path, text: str, message: str) -> None:
         path = tmp_path / "log.csv"
         path.write_text(text)
-        with pytest.raises(InputError, match=message.replace("[", r"\[")):
+        with pytest.raises(CliError, match=message.replace("[", r"\[")):
             replayed(path)
 
 
@@ -144,7 +144,7 @@ class TestTrainerState:
     def test_another_json_file(self, tmp_path: Path) -> None:
         path = tmp_path / "config.json"
         path.write_text('{"a": 1}')
-        with pytest.raises(InputError, match="log_history"):
+        with pytest.raises(CliError, match="log_history"):
             replayed(path)
 
 
@@ -183,8 +183,8 @@ class TestTensorBoard:
         writer.close()
         is_rows(replayed(tmp_path))
 
+    @pytest.mark.torch
     def test_written_by_torch(self, tmp_path: Path) -> None:
-        pytest.importorskip("torch")
         from torch.utils.tensorboard import SummaryWriter
 
         with SummaryWriter(str(tmp_path)) as writer:
@@ -205,7 +205,7 @@ class TestTensorBoard:
     def test_no_event_file(self, tmp_path: Path) -> None:
         path = tmp_path / "events.out.tfevents.1"
         path.write_bytes((8).to_bytes(8, "little") + b"\0" * 4 + b"\xff" * 8 + b"\0" * 4)
-        with pytest.raises(InputError, match="not a TensorBoard event file"):
+        with pytest.raises(CliError, match="not a TensorBoard event file"):
             replayed(path)
 
 
@@ -226,15 +226,15 @@ class TestFolders:
         for name in ("a", "b"):
             (tmp_path / name).mkdir()
             write_lines(tmp_path / name / "history.jsonl", ROWS)
-        with pytest.raises(InputError, match=r"several runs: `a/history.jsonl`, `b/history.jsonl`"):
+        with pytest.raises(CliError, match=r"several runs: `a/history.jsonl`, `b/history.jsonl`"):
             replayed(tmp_path)
 
     def test_nothing(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="holds no run"):
+        with pytest.raises(CliError, match="holds no run"):
             replayed(tmp_path)
 
     def test_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="no such file"):
+        with pytest.raises(CliError, match="no such file"):
             replayed(tmp_path / "x.jsonl")
 
     @pytest.mark.parametrize(
@@ -242,5 +242,5 @@ class TestFolders:
     )
     def test_unknown_kind(self, tmp_path: Path, name: str, message: str) -> None:
         (tmp_path / name).write_bytes(b"x")
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(CliError, match=message):
             replayed(tmp_path / name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.replay.errors import InputError
+from guard_cli.errors import CliError
 from guard_cli.replay.readers import read
 from guard_cli.replay.run import KINDS, Run, load, read_map
 
@@ -44,12 +44,12 @@ class TestValues:
         assert run.armed_kl().tolist() == [True, False, False, False]
 
     def test_an_unknown_kind_of_kl(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="line 1: kl_kind is 'k1'; known: ref_token_mean"):
+        with pytest.raises(CliError, match="line 1: kl_kind is 'k1'; known: ref_token_mean"):
             run_of(tmp_path, [row(1, kl=0.1, kl_kind="k1")])
 
     @pytest.mark.parametrize("step", [-1, 1.5, 2**53, float("inf")])
     def test_a_step_that_is_no_whole_number(self, tmp_path: Path, step: float) -> None:
-        with pytest.raises(InputError, match=r"line 2: step is .* not a whole number from 0 on"):
+        with pytest.raises(CliError, match=r"line 2: step is .* not a whole number from 0 on"):
             run_of(tmp_path, [row(1), {"step": step, "reward": 0.1}])
 
     def test_rows_without_a_step(self, tmp_path: Path) -> None:
@@ -121,12 +121,12 @@ class TestHeldOut:
         assert not run.has_items
 
     def test_another_number_of_items(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match=r"line 2 has 1 items and log\.jsonl: line 1 has 2"):
+        with pytest.raises(CliError, match=r"line 2 has 1 items and log\.jsonl: line 1 has 2"):
             run_of(tmp_path, [row(1, items=[1, 0]), row(2, items=[1])])
 
     @pytest.mark.parametrize("items", [[], [2], [-0.1], ["a"], "x", 3, [None], [NAN], [True, [1]]])
     def test_items_that_are_no_outcomes(self, tmp_path: Path, items: object) -> None:
-        with pytest.raises(InputError, match="line 1: items must be a list of outcomes from 0 to 1"):
+        with pytest.raises(CliError, match="line 1: items must be a list of outcomes from 0 to 1"):
             run_of(tmp_path, [row(1, items=items)])
 
 
@@ -136,11 +136,11 @@ class TestMap:
 
     @pytest.mark.parametrize("pair", ["reward", "=x", "reward=", "reward:x"])
     def test_no_pair(self, pair: str) -> None:
-        with pytest.raises(InputError, match="expected NAME=COLUMN"):
+        with pytest.raises(CliError, match="expected NAME=COLUMN"):
             read_map([pair])
 
     def test_twice(self) -> None:
-        with pytest.raises(InputError, match="given twice"):
+        with pytest.raises(CliError, match="given twice"):
             read_map(["reward=a", "reward=b"])
 
     def test_mapped_columns_are_read(self, tmp_path: Path) -> None:
