@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
 from guard_core.policy import Policy
-from guard_core.wire import Code, Condition, EvaluationSummary, KlKind, Level, Verdict
+from guard_core.wire import Code, Condition, DetectorReading, EvaluationSummary, KlKind, Level, Verdict
 from guard_service.app import create_app
 from guard_service.auth import Tokens
 from guard_service.engine import Engine
@@ -227,7 +227,7 @@ def verdict() -> Iterator[str]:
     yield "## Codes"
     yield ""
     yield from _table(("Code", "Meaning"), [(f"`{code.value}`", code.meaning) for code in Code])
-    for model in (Verdict, Condition, EvaluationSummary):
+    for model in (Verdict, Condition, DetectorReading, EvaluationSummary):
         schema = model.model_json_schema(mode="serialization")
         yield from _schema(model.__name__, schema, schema.get("$defs", {}))
     yield "## Kinds of KL"

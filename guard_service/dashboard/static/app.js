@@ -112,6 +112,7 @@ function showVerdict() {
   setText($("live"), `live · answered ${clock(answeredAt)}`);
   showFigures();
   showConditions();
+  showDetectors();
   showCheckpoints();
 }
 
@@ -157,19 +158,35 @@ function showConditions() {
   const shown = verdict.conditions.length ? verdict.conditions : [verdictAsCondition()];
   $("conditions").replaceChildren(...shown.map(({ code, level, message, policy }) => {
     const plain = level === "healthy" && code !== "ok" ? "for information" : level;
-    const words = policy ? `${plain} · policy: ${policy}` : plain;
-    const head = make("div", make("code", code), make("span", words));
-    head.className = "head";
     const meaning = MEANINGS[code] ?? "";
-    const item = make("li", head, make("p", meaning));
-    if (sentence(message) !== meaning) {
-      const numbers = make("p", sentence(message));
-      numbers.className = "muted";
-      item.append(numbers);
-    }
-    item.dataset.level = plain;
+    return entry(code, plain, policy ? `${plain} · policy: ${policy}` : plain, meaning, sentence(message) === meaning ? "" : sentence(message));
+  }));
+}
+
+function showDetectors() {
+  $("detectors-card").hidden = verdict.detectors.length === 0;
+  $("detectors").replaceChildren(...verdict.detectors.map(({ name, level, statistic, threshold, message }) => {
+    const item = entry(name, level, level, sentence(message), "");
+    if (statistic !== null && threshold !== null) item.append(meter(name, statistic, threshold));
     return item;
   }));
+}
+
+function meter(name, statistic, threshold) {
+  const node = Object.assign(document.createElement("meter"), { max: threshold, value: Math.max(0, statistic) });
+  node.setAttribute("aria-label", `${name}: evidence ${short(statistic)} nats, fires at ${short(threshold)}`);
+  return node;
+}
+
+/** One item of a list of findings: a name with its level in words, a sentence, and the numbers. */
+function entry(name, level, words, text, numbers) {
+  const head = make("div", make("code", name), make("span", words));
+  head.className = "head";
+  const small = make("p", numbers);
+  small.className = "muted";
+  const item = make("li", head, make("p", text), ...(numbers ? [small] : []));
+  item.dataset.level = level;
+  return item;
 }
 
 function verdictAsCondition() {
@@ -177,7 +194,7 @@ function verdictAsCondition() {
 }
 
 function showCheckpoints() {
-  const entry = (name, summary) => {
+  const scored = (name, summary) => {
     if (!summary) return [make("dt", name), make("dd", "—")];
     const score = `${short(summary.score)} on ${summary.items.toLocaleString("en")} items, ${place(summary.attempt, summary.step)}`;
     const path = make("span", summary.path);
@@ -186,7 +203,7 @@ function showCheckpoints() {
     digest.className = "path";
     return [make("dt", name), make("dd", score, path, digest)];
   };
-  $("checkpoints").replaceChildren(...entry("Newest", verdict.last_evaluation), ...entry("Best", verdict.best_evaluation));
+  $("checkpoints").replaceChildren(...scored("Newest", verdict.last_evaluation), ...scored("Best", verdict.best_evaluation));
 }
 
 // -- the history ----------------------------------------------------------------------------------------------
