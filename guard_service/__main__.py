@@ -8,6 +8,7 @@ changed run, a held-out split that is not fit), 1 anything else.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -104,6 +105,7 @@ def serve(settings: GuardSettings) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
@@ -112,6 +114,7 @@ def serve(settings: GuardSettings) -> None:
 
     async def run() -> None:
         await engine.start()
+        gc.freeze()  # what is loaded now stays: the collector need not walk it again and again
         try:
             await server.serve(sockets=[listener])
         finally:

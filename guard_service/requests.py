@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope
 
 from guard_core.wire import CheckpointReport, StepReport
 from guard_service.errors import (
@@ -35,15 +35,32 @@ _CHECKPOINT = TypeAdapter(CheckpointReport)
 T = TypeVar("T")
 
 
-async def read_body(request: Request) -> bytes:
-    """The whole body.
+async def read_body(scope: Scope, receive: Receive) -> bytes:
+    """The whole body of a request.
 
     Raises:
         Problem: 413 above `MAX_BODY_BYTES`, told or found while reading; 415 if it is not JSON; 400 if the
             client went away.
     """
+    _check_headers(scope["headers"])
+    chunks: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise bad_request("the connection ended before the body did")
+        chunk = message.get("body", b"")
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > MAX_BODY_BYTES:
+            raise _too_large()
+        more = message.get("more_body", False)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
     kind = length = encoding = b""
-    for name, value in request.scope["headers"]:
+    for name, value in headers:
         if name == b"content-type":
             kind = value
         elif name == b"content-length":
@@ -59,17 +76,6 @@ async def read_body(request: Request) -> bytes:
         raise unsupported_media_type("the body must not be compressed: leave Content-Encoding out")
     if length.isdigit() and int(length) > MAX_BODY_BYTES:
         raise _too_large()
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > MAX_BODY_BYTES:
-                raise _too_large()
-            chunks.append(chunk)
-    except ClientDisconnect:
-        raise bad_request("the connection ended before the body did") from None
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def parse_steps(body: bytes) -> list[StepReport]:
