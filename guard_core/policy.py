@@ -70,7 +70,12 @@ class CalibratedPolicy(_Section):
     )
     baseline_passes: int = Field(16, ge=1, le=256, description="Passes of the starting policy (R).")
     samples: int = Field(1, ge=1, description="Independent samples behind each outcome (k).")
-    design_drop: Finite = Field(0.06, gt=0, lt=1, description="Drop that the fast detector is tuned to.")
+    design_drop: Finite = Field(
+        0.055, gt=0, lt=1, description="Drop below the baseline that the fast detector is tuned to."
+    )
+    plateau_drop: Finite = Field(
+        0.07, gt=0, lt=1, description="Drop below a plateau that the fast detector is tuned to."
+    )
     lag: int = Field(
         8, ge=1, le=64, description="Evaluations by which plateau references lag, and their block."
     )

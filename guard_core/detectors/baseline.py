@@ -78,6 +78,10 @@ class Outcomes:
         """Mean outcome; the same whatever the order of the items."""
         return float(np.bincount(self.codes, minlength=len(self.levels)) @ self.levels) / len(self.codes)
 
+    def same_as(self, other: Outcomes) -> bool:
+        """Whether every item had the same outcome."""
+        return bool(np.array_equal(self.levels, other.levels) and np.array_equal(self.codes, other.codes))
+
     def table(self, groups: Codes, count: int) -> Array:
         """How many items of each group had each level: shape (count, v)."""
         v = len(self.levels)
@@ -106,17 +110,40 @@ def _unpack(text: str, count: int) -> Codes:
     return digits if count <= len(_ALPHABET) else digits[0::2] * 64 + digits[1::2]
 
 
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Items pooled by the sum of their outcomes over some passes: `groups` (n,), `sums` ascending (G,)."""
+
+    groups: Codes
+    sums: Array
+
+    @classmethod
+    def empty(cls, n: int) -> Self:
+        """Before the first pass: one group."""
+        return cls(np.zeros(n, dtype=np.intp), np.zeros(1))
+
+    def add(self, outcomes: Outcomes) -> Pool:
+        """After one more pass. Only the few distinct (sum, outcome) pairs are sorted, never the items."""
+        v = len(outcomes.levels)
+        pairs = self.groups * v + outcomes.codes
+        seen = np.flatnonzero(np.bincount(pairs, minlength=len(self.sums) * v))
+        sums, merged = np.unique(self.sums[seen // v] + outcomes.levels[seen % v], return_inverse=True)
+        label = np.zeros(len(self.sums) * v, dtype=np.intp)
+        label[seen] = merged
+        return Pool(label[pairs], sums)
+
+
 @dataclass(frozen=True)
 class Baseline:
     """R passes of the starting policy over n items.
 
-    `passes`: shape (R, n), outcomes in [0, 1]; `samples`: independent samples behind each outcome (k).
+    `passes`: R evaluations of n items; `samples`: independent samples behind each outcome (k).
 
     Passes that are all identical (greedy decoding) carry the information of one; they count as one in
     `precision`.
     """
 
-    passes: Array
+    passes: tuple[Outcomes, ...]
     samples: int = 1
 
     @classmethod
@@ -135,24 +162,27 @@ class Baseline:
         if samples < 1:
             raise ValueError(f"samples must be >= 1, got {samples!r}")
         first = check_items(passes[0])
-        rows = [check_items(row, first.size) for row in passes]
-        return cls(np.stack(rows), samples)
+        return cls(tuple(Outcomes.of(check_items(row, first.size)) for row in passes), samples)
 
     @property
     def items(self) -> int:
         """n."""
-        return int(self.passes.shape[1])
+        return len(self.passes[0].codes)
 
     @cached_property
     def precision(self) -> int:
         """Independent samples behind an item's baseline mean: R·k, or k if all passes are identical."""
-        repeated = bool((self.passes == self.passes[0]).all())
-        return self.samples * (1 if repeated else int(self.passes.shape[0]))
+        first, *others = self.passes
+        repeated = all(first.same_as(other) for other in others)
+        return self.samples * (1 if repeated else len(self.passes))
 
     @cached_property
     def strata(self) -> Strata:
         """The risk groups with their shrunken means."""
-        return Strata.of(self.passes.sum(axis=0) / self.passes.shape[0], self.precision)
+        pool = Pool.empty(self.items)
+        for outcomes in self.passes:
+            pool = pool.add(outcomes)
+        return Strata.of(pool, len(self.passes), self.precision)
 
 
 @dataclass(frozen=True)
@@ -172,19 +202,15 @@ class Strata:
     precision: int
 
     @classmethod
-    def of(cls, means: Array, precision: int) -> Self:
-        """Group items by their reference means.
-
-        Args:
-            means: mean outcome of each item over the reference passes, shape (n,), in [0, 1].
-            precision: independent samples behind each mean.
-        """
-        levels, groups = np.unique(means, return_inverse=True)
-        if len(levels) > MAX_GROUPS:
-            _, groups = np.unique(np.floor(means * (MAX_GROUPS - 1) + 0.5), return_inverse=True)
-        order = np.argsort(means, kind="stable")  # equal means are interchangeable: the sums have one order
-        sizes = np.bincount(groups)
-        return cls.from_scores(groups, np.bincount(groups[order], weights=means[order]) / sizes, precision)
+    def of(cls, pool: Pool, passes: int, precision: int) -> Self:
+        """From items pooled over `passes` passes; neighbours are merged if there are more than MAX_GROUPS."""
+        groups, scores = pool.groups, pool.sums / passes
+        if len(scores) > MAX_GROUPS:
+            sizes = np.bincount(groups)
+            _, merged = np.unique(np.floor(scores * (MAX_GROUPS - 1) + 0.5), return_inverse=True)
+            scores = np.bincount(merged, weights=sizes * scores) / np.bincount(merged, weights=sizes)
+            groups = merged[groups]
+        return cls.from_scores(groups, scores, precision)
 
     @classmethod
     def from_scores(cls, groups: Codes, scores: Array, precision: int) -> Self:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from guard_core.detectors import fast
-from guard_core.detectors.baseline import Array, Baseline, Outcomes, Strata, check_items
+from guard_core.detectors.baseline import Array, Baseline, Outcomes, check_items
 from guard_core.detectors.eprocess import Reference
 from guard_core.detectors.parts import Fast, Gap, Guaranteed, Observed, Part, Peak
 from guard_core.policy import CalibratedPolicy
@@ -59,7 +59,7 @@ class CalibratedDetector:
     def __init__(self, config: CalibratedPolicy, baseline: Baseline, parts: Sequence[str] = PARTS) -> None:
         alphas = split_alpha(config, parts)
         reference = Reference.of(baseline, min(alphas.values()))
-        threshold = fast_threshold(config, reference.strata, alphas["fast"]) if "fast" in alphas else None
+        threshold = fast.threshold(reference.strata, config, alphas["fast"]) if "fast" in alphas else None
         self._assemble(config, tuple(parts), reference, threshold)
 
     def _assemble(
@@ -183,18 +183,6 @@ def split_alpha(config: CalibratedPolicy, parts: Sequence[str]) -> dict[str, flo
     shares = {name: float(getattr(config.alpha_shares, name)) for name in parts}
     total = sum(shares.values())
     return {name: config.alpha * share / total for name, share in shares.items()}
-
-
-def fast_threshold(config: CalibratedPolicy, strata: Strata, alpha: float) -> float:
-    """The threshold of the fast part for this baseline, nats (seconds of work: see `fast.threshold`)."""
-    return fast.threshold(
-        strata,
-        fast.Design.of(strata, config.samples, config.design_drop, config.lag),
-        alpha=alpha,
-        horizon=config.horizon,
-        runs=config.bootstrap_runs,
-        seed=config.seed,
-    )
 
 
 def _build(

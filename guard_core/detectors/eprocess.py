@@ -41,7 +41,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from guard_core.detectors.baseline import Array, Baseline, Outcomes, Strata
+from guard_core.detectors.baseline import Array, Baseline, Pool, Strata
 
 #: Bets on a fall. A fall of d at item variance v is best met by d/(v + d²): 0.02 points to a total collapse.
 BETS = np.array([0.03, 0.06, 0.12, 0.24, 0.45, 0.8])
@@ -58,6 +58,9 @@ IDLE_REFERENCE = 0.5
 #: Centres stay this far from 0 and 1.
 EDGE = 1e-6
 
+#: Share of the restart weights on the very first evaluation: a run may hack from its first step.
+AT_START = 0.2
+
 #: Share of the restart weights kept for evaluations after the horizon, so that a long run is not unguarded.
 AFTER_HORIZON = 0.1
 
@@ -65,10 +68,12 @@ AFTER_HORIZON = 0.1
 def log_restart_weight(t: int, horizon: int) -> float:
     """log w_t of the process that starts before evaluation t = 1, 2, …; the weights sum to 1.
 
-    Uniform over the horizon with 1 - AFTER_HORIZON; the rest falls as horizon/(t(t-1)) after it.
+    AT_START on the first, AFTER_HORIZON falling as horizon/(t(t-1)) after the horizon, the rest uniform
+    within.
     """
     if t <= horizon:
-        return math.log((1 - AFTER_HORIZON) / horizon)
+        uniform = (1 - AT_START - AFTER_HORIZON) / horizon
+        return math.log(uniform + AT_START if t == 1 else uniform)
     return math.log(AFTER_HORIZON * horizon / (t * (t - 1)))
 
 
@@ -121,9 +126,9 @@ class Reference:
         """From reference passes; `alpha` only places the grid and the bets, validity never depends on it."""
         strata = baseline.strata
         nats = math.log(1 / (alpha * IDLE)) + 4
-        reach = math.sqrt(2 * nats * max(strata.variance, 1e-6) / baseline.passes.size)
+        reach = math.sqrt(2 * nats * max(strata.variance, 1e-6) / (baseline.items * len(baseline.passes)))
         grid = strata.score - np.linspace(0.0, reach, GRID)
-        return cls(strata, grid, _log_reference_evidence(baseline.passes, grid, alpha))
+        return cls(strata, grid, _log_reference_evidence(baseline, grid, alpha))
 
     def targets(self, tolerance: float) -> Array:
         """Centres for H0 "mean >= c - tolerance" at every candidate c: shape (J, G).
@@ -146,23 +151,21 @@ class Reference:
         return cls(Strata.from_state(state["strata"]), grid, log_n)
 
 
-def _log_reference_evidence(passes: Array, grid: Array, alpha: float) -> Array:
+def _log_reference_evidence(baseline: Baseline, grid: Array, alpha: float) -> Array:
     """log N(c) for each candidate, shape (J,): large where the passes lie above c."""
-    runs, n = passes.shape
-    scale = math.sqrt(8 * math.log(1 / alpha) / passes.size)
+    n = baseline.items
+    scale = math.sqrt(8 * math.log(1 / alpha) / (n * len(baseline.passes)))
     bets = np.minimum(scale * np.array([0.5, 1.0, 2.0, 4.0]), 0.9)
     total = np.zeros((len(bets), len(grid)))
-    sums = np.zeros(n)
-    for done in range(runs):
-        outcomes = Outcomes.of(passes[done])
-        levels, groups = np.unique(sums, return_inverse=True)
-        centres = (0.5 + levels) / (1.0 + done)  # the mean so far, shrunken to 1/2
-        sizes = np.bincount(groups, minlength=len(levels))
-        mean = float(sizes @ centres) / n
+    pool = Pool.empty(n)
+    for done, outcomes in enumerate(baseline.passes):
+        centres = (0.5 + pool.sums) / (1.0 + done)  # the mean so far, shrunken to 1/2
+        table = outcomes.table(pool.groups, len(pool.sums))
+        mean = float(table.sum(axis=1) @ centres) / n
         candidates = scaled_centres(centres, np.asarray(mean), grid)
         factors = np.log1p(-bets[:, None, None, None] * (candidates[:, :, None] - outcomes.levels))
-        total += np.einsum("ljgv,gv->lj", factors, outcomes.table(groups, len(levels)))
-        sums = sums + passes[done]
+        total += np.einsum("ljgv,gv->lj", factors, table)
+        pool = pool.add(outcomes)
     betting = np.log((1 - IDLE_REFERENCE) / len(bets)) + np.logaddexp.reduce(total, axis=0)
     return np.asarray(np.logaddexp(math.log(IDLE_REFERENCE), betting))
 

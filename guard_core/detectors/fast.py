@@ -6,11 +6,13 @@ evaluation adds the log-likelihood ratio (nats)
 with S_tg the summed outcomes of the group and k samples an item (a quasi-likelihood for outcomes that are not
 binary), and each chart is W_t = max(0, W_{t-1}) + l_t (Page 1954; risk adjustment: Steiner, Cook, Farewell &
 Treasure 2000; optimal for known means: Lorden 1971, Moustakides 1986). Two charts share one threshold h:
-- *start*: r_g are the shrunken baseline means. Its first value is h·HEAD_START (fast initial response, Lucas
-  & Crosier 1982): a run may hack from its first step, and the baseline is least certain there.
-- *lagged*: r_g follow the run with a lag of `lag` evaluations and a memory of about the baseline's precision,
-  so a decline from a plateau is seen, and the error of the baseline averages out while nothing changes.
-The alternative is a common odds ratio (Steiner's) that lowers the mean by `design_drop`.
+- *start*: the reference is the baseline, joined by every evaluation once it is START_LAGS·lag old. While
+  nothing changes, the error of the baseline so averages out. Its first value is h·HEAD_START (fast initial
+  response, Lucas & Crosier 1982): a run may hack from its first step, when the reference is least certain.
+- *plateau*: the reference follows the run with a lag of `lag` and a memory of PLATEAU_MEMORY evaluations, so
+  that a decline from a level reached mid-run is seen. It starts at the baseline.
+The alternative of each is a common odds ratio (Steiner's) that lowers the mean by `design_drop` and by
+`plateau_drop`.
 
 h: the null run is simulated `runs` times over the horizon with group means drawn from their posterior given
 the baseline (Beta, so the error of R passes is in it), the same update and the same confirmation; h is the
@@ -33,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from guard_core.detectors.baseline import Array, Strata
+from guard_core.policy import CalibratedPolicy
 
 Flags = npt.NDArray[np.bool_]
 
@@ -42,39 +45,62 @@ HEAD_START = 0.5
 #: Reference means stay this far from 0 and 1: one odd outcome must not be infinite evidence.
 EDGE = 0.005
 
-#: The lagged chart remembers at least this many evaluations.
-MIN_MEMORY = 8.0
+#: An evaluation joins the reference of the start chart when it is this many times `lag` evaluations old.
+START_LAGS = 3
+
+#: Evaluations that the reference of the plateau chart remembers.
+PLATEAU_MEMORY = 10.0
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart: `log_odds` of its alternative, nats; `lag`; how many evaluations its reference is worth at
+    first (`memory`) and at most (`limit`).
+    """
+
+    log_odds: float
+    lag: int
+    memory: float
+    limit: float
 
 
 @dataclass(frozen=True)
 class Design:
     """What the charts need besides their state.
 
-    `sizes`, `centres`: (G,), items in each risk group and their reference means; `samples`: k;
-    `log_odds`: the alternative's common log odds ratio, nats; `memory`, `lag`: of the lagged chart,
-    evaluations.
+    `sizes`, `centres`: (G,), items in each risk group and their reference means; `samples`: k; `charts`:
+    start and plateau.
     """
 
     sizes: Array
     centres: Array
     samples: int
-    log_odds: float
-    memory: float
-    lag: int
+    charts: tuple[Chart, Chart]
 
     @classmethod
-    def of(cls, strata: Strata, samples: int, drop: float, lag: int) -> Self:
-        """Solve for the log odds ratio that lowers the mean by `drop` (at most by half of the mean)."""
+    def of(cls, strata: Strata, config: CalibratedPolicy) -> Self:
+        """The charts for this baseline."""
         centres = np.clip(strata.centres, EDGE, 1 - EDGE)
         share = strata.sizes / strata.sizes.sum()
-        mean = float(share @ centres)
-        wanted = mean - min(drop, mean / 2)
-        low, high = 0.0, 20.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if float(share @ lowered(centres, middle)) > wanted else (low, middle)
-        memory = max(strata.precision / samples, MIN_MEMORY)
-        return cls(strata.sizes, centres, samples, high, memory, lag)
+        passes = max(strata.precision / config.samples, 1.0)
+        start = log_odds_of(centres, share, config.design_drop)
+        plateau = log_odds_of(centres, share, config.plateau_drop)
+        charts = (
+            Chart(start, START_LAGS * config.lag, passes, math.inf),
+            Chart(plateau, config.lag, PLATEAU_MEMORY, PLATEAU_MEMORY),
+        )
+        return cls(strata.sizes, centres, config.samples, charts)
+
+
+def log_odds_of(means: Array, share: Array, drop: float) -> float:
+    """The common log odds ratio, nats, that lowers the mean by `drop`, or by half of it if that is less."""
+    mean = float(share @ means)
+    wanted = mean - min(drop, mean / 2)
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if float(share @ lowered(means, middle)) > wanted else (low, middle)
+    return high
 
 
 def lowered(means: Array, log_odds: float) -> Array:
@@ -83,27 +109,32 @@ def lowered(means: Array, log_odds: float) -> Array:
     return fallen / (1 - means + fallen)
 
 
-def log_ratio(design: Design, means: Array, sums: Array) -> Array:
+def log_ratio(design: Design, chart: Chart, means: Array, sums: Array) -> Array:
     """l_t of one evaluation, nats: reference means (..., G), summed outcomes (..., G) -> (...,)."""
-    worse = lowered(means, design.log_odds)
+    worse = lowered(means, chart.log_odds)
     hit, miss = np.log(worse / means), np.log((1 - worse) / (1 - means))
     return np.asarray(design.samples * (hit * sums + miss * (design.sizes - sums)).sum(axis=-1))
 
 
 @dataclass(frozen=True)
 class Follower:
-    """The lagged reference: `means` (..., G) and the last `lag` evaluations' group means, oldest first."""
+    """The reference of one chart: `means` (..., G), how many evaluations have `joined`, and those still too
+    young, oldest first, as summed outcomes of
+    the groups.
+    """
 
     means: Array
     recent: tuple[Array, ...] = ()
+    joined: int = 0
 
-    def advance(self, design: Design, sums: Array) -> Follower:
-        """Fold one evaluation: the one that is now `lag` evaluations old enters the reference."""
-        recent = (*self.recent, sums / design.sizes)
-        if len(recent) <= design.lag:
+    def advance(self, design: Design, chart: Chart, sums: Array) -> Follower:
+        """Fold one evaluation: the one that is now `lag` evaluations old joins the reference."""
+        recent = (*self.recent, sums)
+        if len(recent) <= chart.lag:
             return replace(self, recent=recent)
-        means = self.means + (np.clip(recent[0], EDGE, 1 - EDGE) - self.means) / design.memory
-        return Follower(means, recent[1:])
+        memory = min(chart.memory + self.joined + 1, chart.limit)
+        means = self.means + (np.clip(recent[0] / design.sizes, EDGE, 1 - EDGE) - self.means) / memory
+        return Follower(means, recent[1:], self.joined + 1)
 
 
 def fold(value: Array, ratio: Array) -> Array:
@@ -111,11 +142,19 @@ def fold(value: Array, ratio: Array) -> Array:
     return np.asarray(np.maximum(value, 0.0) + ratio)
 
 
-def threshold(strata: Strata, design: Design, *, alpha: float, horizon: int, runs: int, seed: int) -> float:
-    """h, nats: the level that a fraction `alpha` of simulated null runs of `horizon` evaluations confirms."""
-    ratios, below = null_runs(strata, design, horizon=horizon, runs=runs, seed=seed)
-    low, high = 0.0, 400.0
-    for _ in range(24):
+def threshold(strata: Strata, config: CalibratedPolicy, alpha: float) -> float:
+    """h, nats: the level that a fraction `alpha` of the simulated null runs confirms (a second of work)."""
+    ratios, below = null_runs(
+        strata,
+        Design.of(strata, config),
+        horizon=config.horizon,
+        runs=config.bootstrap_runs,
+        seed=config.seed,
+    )
+    low, high = 0.0, 4.0
+    while float(confirmed(ratios, below, high).mean()) > alpha:
+        low, high = high, 2 * high
+    for _ in range(12):
         middle = (low + high) / 2
         often = float(confirmed(ratios, below, middle).mean()) > alpha
         low, high = (middle, high) if often else (low, middle)
@@ -123,23 +162,31 @@ def threshold(strata: Strata, design: Design, *, alpha: float, horizon: int, run
 
 
 def null_runs(strata: Strata, design: Design, *, horizon: int, runs: int, seed: int) -> tuple[Array, Flags]:
-    """Simulated null runs: l_t of (start, lagged), and whether the mean is below their references; (T, 2, B).
+    """Simulated null runs: l_t of (start, plateau), and whether the mean is below their references; (T, 2,
+    B).
 
     The mean of a group of m items that share a Beta(a, b) posterior has the posterior's mean and 1/m of its
     variance: a Beta with a + b = m(a + b + 1) - 1. Its sum is drawn as binomial, which is a little too wide.
+    The prior's mean is an estimate too: it shifts all groups together by their shrinkage, with the variance
+    that makes the variance of the overall mean that of R·k samples of each of n items.
     """
     rng = np.random.default_rng(seed)
-    sharp = strata.sizes * (sum(strata.prior) + strata.precision + 1) - 1
-    means = rng.beta(strata.centres * sharp, (1 - strata.centres) * sharp, size=(runs, strata.count))
+    weight = sum(strata.prior)
+    shrinkage = weight / (weight + strata.precision)
+    error = math.sqrt(shrinkage * strata.variance / (len(strata.groups) * strata.precision))
+    centres = np.clip(strata.centres + rng.normal(0.0, error, size=(runs, 1)), EDGE, 1 - EDGE)
+    sharp = strata.sizes * (weight + strata.precision + 1) - 1
+    means = rng.beta(centres * sharp, (1 - centres) * sharp)
     trials = (strata.sizes * design.samples).astype(np.int64)
-    follower = Follower(np.broadcast_to(design.centres, means.shape))
+    followers = [Follower(np.broadcast_to(design.centres, means.shape)) for _ in design.charts]
     ratios, below = np.empty((horizon, 2, runs)), np.empty((horizon, 2, runs), dtype=np.bool_)
     for t in range(horizon):
         sums = rng.binomial(trials, means) / design.samples
-        for chart, reference in enumerate((design.centres, follower.means)):
-            ratios[t, chart] = log_ratio(design, reference, sums)
-            below[t, chart] = sums.sum(axis=-1) < reference @ design.sizes
-        follower = follower.advance(design, sums)
+        for c, chart in enumerate(design.charts):
+            reference = followers[c].means
+            ratios[t, c] = log_ratio(design, chart, reference, sums)
+            below[t, c] = sums.sum(axis=-1) < reference @ design.sizes
+            followers[c] = followers[c].advance(design, chart, sums)
     return ratios, below
 
 

@@ -112,11 +112,11 @@ class Fast:
     name: ClassVar[str] = "fast"
 
     def __init__(self, config: CalibratedPolicy, strata: Strata, threshold: float) -> None:
-        design = fast.Design.of(strata, config.samples, config.design_drop, config.lag)
+        design = fast.Design.of(strata, config)
         self._design, self._groups, self._threshold = design, strata.groups, threshold
-        self._follower = fast.Follower(design.centres)
-        self._charts = np.array([threshold * fast.HEAD_START, 0.0])
-        self._alarm = np.zeros(2, dtype=bool)
+        self._followers = tuple(fast.Follower(design.centres) for _ in design.charts)
+        self._values = np.array([threshold * fast.HEAD_START, 0.0])
+        self._alarm = np.zeros(2, dtype=np.bool_)
 
     @property
     def awaits_confirmation(self) -> bool:
@@ -127,15 +127,18 @@ class Fast:
         """Fold one evaluation and judge it."""
         outcomes, design = seen.outcomes, self._design
         sums = outcomes.table(self._groups, len(design.sizes)) @ outcomes.levels
-        means = np.stack([design.centres, self._follower.means])
-        self._charts = fast.fold(self._charts, fast.log_ratio(design, means, sums))
-        over = self._charts >= self._threshold
-        fired = bool((self._alarm & over & (sums.sum() < means @ design.sizes)).any())
-        self._follower, self._alarm = self._follower.advance(design, sums), over
-        highest = float(self._charts.max())
+        pairs = tuple(zip(design.charts, self._followers, strict=True))
+        ratios = np.array([fast.log_ratio(design, chart, follower.means, sums) for chart, follower in pairs])
+        below = np.array([sums.sum() < follower.means @ design.sizes for follower in self._followers])
+        self._values = fast.fold(self._values, ratios)
+        over = self._values >= self._threshold
+        fired = bool((self._alarm & over & below).any())
+        self._followers = tuple(follower.advance(design, chart, sums) for chart, follower in pairs)
+        self._alarm = over
+        highest = float(self._values.max())
         sentence = (
             f"CUSUM {max(highest, 0.0):.2f} of {self._threshold:.2f} nats, against the "
-            f"{'start' if self._charts[0] >= self._charts[1] else 'lagged reference'} "
+            f"{'baseline' if self._values[0] >= self._values[1] else 'level reached since'} "
             f"(this evaluation {outcomes.mean:.4f})"
         )
         level = Level.FIRED if fired else Level.WARNING if over.any() else Level.HEALTHY
@@ -146,18 +149,26 @@ class Fast:
     def to_state(self) -> dict[str, Any]:
         """What `restore` needs, as plain JSON."""
         return {
-            "charts": self._charts.tolist(),
+            "values": self._values.tolist(),
             "alarm": self._alarm.tolist(),
-            "means": self._follower.means.tolist(),
-            "recent": [row.tolist() for row in self._follower.recent],
+            "followers": [
+                {"means": f.means.tolist(), "recent": [r.tolist() for r in f.recent], "joined": f.joined}
+                for f in self._followers
+            ],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state made by `to_state`."""
-        self._charts = np.asarray(state["charts"], dtype=np.float64)
-        self._alarm = np.asarray(state["alarm"], dtype=bool)
-        recent = tuple(np.asarray(row, dtype=np.float64) for row in state["recent"])
-        self._follower = fast.Follower(np.asarray(state["means"], dtype=np.float64), recent)
+        self._values = np.asarray(state["values"], dtype=np.float64)
+        self._alarm = np.asarray(state["alarm"], dtype=np.bool_)
+        self._followers = tuple(
+            fast.Follower(
+                np.asarray(f["means"], dtype=np.float64),
+                tuple(np.asarray(row, dtype=np.float64) for row in f["recent"]),
+                f["joined"],
+            )
+            for f in state["followers"]
+        )
 
 
 class Peak:
@@ -210,9 +221,8 @@ class Peak:
         return eprocess.log_restart_weight(block, self._blocks)
 
     def _close_block(self) -> None:
-        passes = np.stack([outcomes.items for outcomes in self._pending])
+        baseline = Baseline(tuple(self._pending), self._samples)
         self._pending, self._done = [], self._done + 1
-        baseline = Baseline.from_passes(passes, self._samples)
         alpha = self._alpha * math.exp(self._log_weight(self._done))
         reference = eprocess.Reference.of(baseline, alpha)
         process = EProcess.against(reference, self._tolerance)

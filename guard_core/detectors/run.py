@@ -10,9 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-import numpy as np
-
-from guard_core.detectors.baseline import Array, Baseline, Outcomes, check_items
+from guard_core.detectors.baseline import Baseline, Outcomes, check_items
 from guard_core.detectors.calibrated import CalibratedDetector, DetectorStatus
 from guard_core.policy import CalibratedPolicy
 from guard_core.wire import Code, Condition, DetectorReading, Level
@@ -110,8 +108,8 @@ class CalibratedRun:
         return len(self._passes[0].codes) if self._passes else None
 
     def _close_baseline(self) -> CalibratedDetector:
-        passes: Array = np.stack([outcomes.items for outcomes in self._passes])
-        self._detector = CalibratedDetector(self._config, Baseline.from_passes(passes, self._config.samples))
+        baseline = Baseline(tuple(self._passes), self._config.samples)
+        self._detector = CalibratedDetector(self._config, baseline)
         self._passes = []
         return self._detector
 
