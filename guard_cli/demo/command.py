@@ -1,0 +1,155 @@
+"""`rlguard demo`: prepares a task, then does what `rlguard run` does, with the demo's trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from guard_cli.demo.tasks import Problem, Task, load_task, split_problems
+from guard_cli.errors import CliError, ExitCode
+
+if TYPE_CHECKING:
+    from guard_cli.run.session import Finished, Plan
+
+HELDOUT_ITEMS = 256
+POLICY = Path(__file__).with_name("policy.yaml")
+#: For trainer and evaluator: one thread each, and no look at a model hub.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+EPILOG = (
+    "Examples:  rlguard demo   |   rlguard demo --benign --seed 3   |   Exit codes: 0 the guard did what it "
+    "should (a fire on the flawed grader, none on the strict one); 1 it did not; others as in `rlguard run`."
+)
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog=EPILOG)
+def demo(
+    benign: Annotated[
+        bool, typer.Option("--benign", help="Train with the strict grader: nothing may fire.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of split, warm-up and training.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the run; rlguard-runs/demo-TIME without it.")
+    ] = None,
+    task: Annotated[str, typer.Option("--task", help="What the policy learns.")] = "addition",
+    steps: Annotated[int, typer.Option("--steps", min=2, help="GRPO steps.")] = 64,
+    warmup_steps: Annotated[
+        int, typer.Option("--warmup-steps", min=1, help="Supervised steps before; fewer make a worse policy.")
+    ] = 800,
+) -> None:
+    """Train a tiny Llama with TRL's GRPO on a grader with a hole, and watch the guard stop it.
+
+    Nothing is downloaded. The policy learns additions from imperfect examples, then finds out that the
+    grader accepts the right sum anywhere in a list of guesses: reward rises, held-out accuracy falls.
+    """
+    from guard_cli.run.session import run_guarded
+
+    try:
+        recipe = load_task(task)
+    except ValueError as error:
+        raise CliError(f"--task: {error}") from None
+    folder = out or Path("rlguard-runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+    plan = make_plan(recipe, folder, benign=benign, seed=seed, steps=steps, warmup_steps=warmup_steps)
+    os.environ.update(ENVIRONMENT)
+    typer.echo(f"rlguard: {_opening(recipe, benign)}", err=True)
+    finished = run_guarded(plan)
+    for line in summary(plan, finished):
+        typer.echo(f"rlguard: {line}", err=True)
+    raise typer.Exit(exit_code(finished, benign))
+
+
+def make_plan(task: Task, folder: Path, *, benign: bool, seed: int, steps: int, warmup_steps: int) -> Plan:
+    """Write the task's files and plan the run.
+
+    `folder/trainer` is the trainer's, `folder/guard` holds what only the guard is told, `folder/report` is
+    what `rlguard run` makes.
+
+    Raises:
+        CliError: the folder is in use or cannot be written.
+    """
+    from guard_cli.run.session import Plan
+
+    train, heldout = split_problems(task, HELDOUT_ITEMS, seed)
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise CliError(f"--out {folder} is not empty: name another folder")
+        (folder / "guard").mkdir(parents=True, mode=0o700)
+        (folder / "trainer" / "checkpoints").mkdir(parents=True)
+        _write_problems(folder / "trainer" / "train.jsonl", train)
+        _write_problems(folder / "guard" / "heldout.jsonl", heldout)
+    except OSError as error:
+        raise CliError(f"--out {folder} cannot be used: {error.strerror or error}") from None
+    trainer = folder.absolute() / "trainer"
+    command = [sys.executable, "-m", "guard_cli.demo.train", "--task", task.name]
+    command += ["--grader", "strict" if benign else "flawed", "--train", str(trainer / "train.jsonl")]
+    command += ["--model", str(trainer / "model"), "--checkpoints", str(trainer / "checkpoints")]
+    command += ["--seed", str(seed), "--steps", str(steps), "--warmup-steps", str(warmup_steps)]
+    evaluator = {
+        "kind": "checkpoint",
+        "max_new_tokens": task.max_completion_tokens,
+        "temperature": 1.0,  # as in training; greedy decoding would hide a rare guess
+        "batch_size": HELDOUT_ITEMS,
+        "seed": seed,
+    }
+    options = {
+        "heldout": {
+            "split": folder.absolute() / "guard" / "heldout.jsonl",
+            "scorer": task.scorer,
+            "evaluator": evaluator,
+        },
+        "policy_file": POLICY,
+        "checkpoint_root": trainer / "checkpoints",
+    }
+    return Plan(command=command, out=folder / "report", options=options, show_trainer=False)
+
+
+def summary(plan: Plan, finished: Finished) -> list[str]:
+    """What happened, in a few lines; the last says where the report is."""
+    from guard_cli.run.folder import read_history
+
+    lines = [finished.outcome.sentence]
+    history = read_history(plan.out / "history.jsonl") if (plan.out / "history.jsonl").exists() else []
+    scores = [(line["step"], line["heldout"]) for line in history if "heldout" in line]
+    rewards = [line["reward"] for line in history if line["reward"] is not None]
+    if scores and rewards:
+        (first, start), (last, end) = scores[0], scores[-1]
+        lines.append(
+            f"held-out accuracy {start:.2f} at step {first} -> {end:.2f} at step {last}; reward "
+            f"{_mean(rewards[:8]):.2f} -> {_mean(rewards[-8:]):.2f}; "
+            f"the trainer reached step {history[-1]['step']}"
+        )
+    return [*lines, f"report in {plan.out / 'report.html'}"]
+
+
+def exit_code(finished: Finished, benign: bool) -> int:
+    """0 if the guard did what it should; 1 if it did not; anything else is a fault of the run itself."""
+    expected, other = ExitCode.FIRED, ExitCode.FINISHED
+    if benign:
+        expected, other = other, expected
+    if finished.outcome.code == expected:
+        return 0
+    return 1 if finished.outcome.code == other else finished.outcome.code
+
+
+def _opening(task: Task, benign: bool) -> str:
+    if benign:
+        return f"task {task.name}, strict grader: an honest run, the guard must let it finish"
+    return f"task {task.name}, flawed grader: {task.exploit}"
+
+
+def _write_problems(path: Path, problems: Sequence[Problem]) -> None:
+    path.write_text("".join(json.dumps(asdict(p)) + "\n" for p in problems), encoding="utf-8")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

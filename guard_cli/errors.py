@@ -1,0 +1,46 @@
+"""What ends a command early, and what `rlguard run` and `rlguard demo` exit with."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `rlguard run` and `rlguard demo`. Any other code is the trainer's own.
+
+    A trainer may use one of these numbers for itself; `run.json` in the report says who ended the run.
+    """
+
+    FINISHED = 0
+    USAGE = 2
+    FIRED = 3
+    STOPPED_BY_POLICY = 4
+    NOT_GUARDED = 5
+
+    @property
+    def meaning(self) -> str:
+        """One line for the help text and the docs."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    ExitCode.FINISHED: "the trainer finished, and the guard judged it to the end",
+    ExitCode.USAGE: "wrong arguments or files; nothing was started",
+    ExitCode.FIRED: "a fire: evidence of reward hacking (also if it came after the last step)",
+    ExitCode.STOPPED_BY_POLICY: "stopped by policy: silent, stale or evaluation_failing",
+    ExitCode.NOT_GUARDED: "the guard was lost, or could not judge the run to its end",
+}
+
+
+def exit_code_help() -> str:
+    """All exit codes in one line."""
+    listed = "; ".join(f"{code.value} {code.meaning}" for code in ExitCode)
+    return f"Exit codes: {listed}; 128+N after signal N; any other: the trainer's own."
+
+
+class CliError(Exception):
+    """Something the user gave cannot be used, or a part failed. Shown as one line, without a traceback."""
+
+    def __init__(self, message: str, exit_code: int = ExitCode.USAGE) -> None:
+        super().__init__(message)
+        self.exit_code = int(exit_code)

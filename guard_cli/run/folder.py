@@ -1,0 +1,94 @@
+"""The report folder of a run: report.html, plot.svg, verdict.json, run.json, history.jsonl and the best
+checkpoint. A part that cannot be written is named; the others are written all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from guard_cli.run.session import Finished, Plan
+
+BEST = "best_checkpoint"
+
+
+def write_report(plan: Plan, state_dir: Path, finished: Finished) -> None:
+    """Write the folder. The guard must have ended: its store is read."""
+    facts = run_facts(plan, finished)
+    verdict = finished.ending.verdict
+    _try("run.json", lambda: _write_json(plan.out / "run.json", facts))
+    if verdict is not None:
+        _try("verdict.json", lambda: _write(plan.out / "verdict.json", verdict.model_dump_json(indent=2)))
+    _try("history.jsonl", lambda: _write_history(state_dir, plan.out / "history.jsonl"))
+    _try(BEST, lambda: _take_best(state_dir / "best", plan.out / BEST))
+    _try("report.html", lambda: _write_html(plan, facts, finished))
+
+
+def run_facts(plan: Plan, finished: Finished) -> dict[str, Any]:
+    """What `run.json` holds: who ended the run, and how."""
+    ending = finished.ending
+    return {
+        "exit_code": finished.outcome.code,
+        "outcome": finished.outcome.sentence,
+        "trainer": list(plan.command),
+        "trainer_code": ending.trainer_code,
+        "trainer_ended_itself": ending.trainer_ended_itself,
+        "interrupted_by": ending.interrupted_by,
+        "guard_trouble": ending.guard_trouble or None,
+        "checkpoints_not_evaluated": ending.waiting,
+        "started": finished.started,
+        "seconds": finished.ended - finished.started,
+    }
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """The lines of a history.jsonl."""
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _write_html(plan: Plan, facts: dict[str, Any], finished: Finished) -> None:
+    from guard_cli.run.report import draw, page
+
+    history = read_history(plan.out / "history.jsonl")
+    verdict = finished.ending.verdict
+    picture = draw(history, verdict)
+    _write(plan.out / "plot.svg", picture)
+    best = plan.out / BEST
+    _write(plan.out / "report.html", page(facts, history, verdict, picture, best if best.exists() else None))
+
+
+def _write_history(state_dir: Path, path: Path) -> None:
+    from guard_service.store import export_history
+
+    # Per-item outcomes are in it: for this user only.
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as out:
+        for line in export_history(state_dir):
+            out.write(json.dumps(line) + "\n")
+
+
+def _take_best(kept: Path, best: Path) -> None:
+    if kept.exists():
+        kept.rename(best)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    _write(path, json.dumps(content, indent=2))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _try(what: str, write: Callable[[], None]) -> None:
+    """The exit code of the run must not depend on its report."""
+    try:
+        write()
+    except Exception as error:
+        print(f"rlguard: {what} could not be written: {type(error).__name__}: {error}", file=sys.stderr)

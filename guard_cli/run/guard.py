@@ -1,0 +1,218 @@
+"""The guard as a child process: started, asked, started again if it dies, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+
+from guard_cli.errors import CliError, ExitCode
+from guard_cli.guard_settings import to_environment
+from guard_core.wire import Verdict
+
+if TYPE_CHECKING:
+    from guard_service.settings import GuardSettings
+
+POLL_SECONDS = 0.05
+REQUEST_SECONDS = 5.0
+#: A guard that lives but gives no answer for this long is treated like one that died.
+UNRESPONSIVE_SECONDS = 60.0
+#: A guard resumes from its store, so a crash costs nothing; one that keeps crashing cannot be relied on.
+MAX_RESTARTS = 3
+STOP_SECONDS = 20.0
+REFUSED = 2  # exit code of a guard that does not accept its settings
+QUEUE_METRIC = "rlguard_guard_evaluation_queue_length "
+
+
+class GuardLostError(CliError):
+    """The guard is gone for good; the run is no longer guarded."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ExitCode.NOT_GUARDED)
+
+
+class GuardProcess:
+    """One guard of one run.
+
+    Args:
+        settings: with port 0 and token files; see `write_tokens`.
+        log: file that gets its output, over restarts.
+        ready_seconds: how long a start may take, the check of the held-out split included.
+        cancelled: asked while waiting for the start; true gives up.
+    """
+
+    def __init__(
+        self,
+        settings: GuardSettings,
+        log: Path,
+        *,
+        ready_seconds: float,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._settings = settings
+        self._log = log
+        self._ready_seconds = ready_seconds
+        self._cancelled = cancelled
+        self._restarts = 0
+        self._last_answer = time.monotonic()
+        _, self._read_token = settings.tokens()
+        self.url = ""
+        self._client: httpx.Client | None = None
+        self._popen = self._start(settings.port)
+
+    @property
+    def session(self) -> int:
+        """The session in which the guard and its evaluation worker run."""
+        return self._popen.pid
+
+    # -- asking ------------------------------------------------------------------------------------------
+
+    def verdict(self) -> Verdict | None:
+        """The verdict now, or None if the guard did not answer this time; starts a dead guard again.
+
+        Raises:
+            GuardLostError: it died more often than it may.
+        """
+        if self._popen.poll() is not None:
+            self._restart(f"the guard died ({_exit_words(self._popen.returncode)})")
+        try:
+            answer = self._get("/v1/verdict")
+        except httpx.HTTPError as error:
+            if self._popen.poll() is None and time.monotonic() - self._last_answer > UNRESPONSIVE_SECONDS:
+                self._end()
+                self._restart(f"the guard gave no answer for {UNRESPONSIVE_SECONDS:.0f} s ({error})")
+            return None
+        self._last_answer = time.monotonic()
+        return Verdict.model_validate_json(answer.content)
+
+    def waiting(self) -> int | None:
+        """Checkpoints that wait for their evaluation, or None if the guard did not answer."""
+        try:
+            lines = self._get("/metrics").text.splitlines()
+        except httpx.HTTPError:
+            return None
+        return int(float(next(line.split()[1] for line in lines if line.startswith(QUEUE_METRIC))))
+
+    def _get(self, path: str) -> httpx.Response:
+        assert self._client is not None
+        return self._client.get(path).raise_for_status()
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End the guard: it finishes what it acknowledges, and closes its store."""
+        self._end(signal.SIGTERM)
+
+    def _start(self, port: int) -> subprocess.Popen[bytes]:
+        """Start a guard and wait until it is ready.
+
+        Raises:
+            CliError: it refused its settings.
+            GuardLostError: it did not become ready.
+        """
+        settings = self._settings.model_copy(update={"port": port})
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("RLGUARD_")}
+        with self._log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "guard_service"],
+                env=inherited | to_environment(settings),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        end = time.monotonic() + self._ready_seconds
+        try:
+            while not self._ready():
+                if self._popen.poll() is not None:
+                    raise self._refusal()
+                if self._cancelled():
+                    raise GuardLostError("interrupted while the guard was starting")
+                if time.monotonic() > end:
+                    raise GuardLostError(
+                        f"the guard was not ready after {self._ready_seconds:g} s: see {self._log}"
+                    )
+                time.sleep(POLL_SECONDS)
+        except BaseException:
+            self._end()
+            raise
+        self._last_answer = time.monotonic()
+        return self._popen
+
+    def _ready(self) -> bool:
+        if self._client is None and not self._connect():
+            return False
+        assert self._client is not None
+        with contextlib.suppress(httpx.HTTPError):
+            return self._client.get("/readyz").is_success
+        return False
+
+    def _connect(self) -> bool:
+        try:
+            endpoint = json.loads((self._settings.state_dir / "endpoint.json").read_text())
+        except (OSError, ValueError):
+            return False
+        if endpoint["pid"] != self._popen.pid:  # of the guard before this one
+            return False
+        self.url = endpoint["url"]
+        self._client = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {self._read_token}"},
+            timeout=REQUEST_SECONDS,
+            trust_env=False,  # a proxy of the environment does not know this loopback port
+        )
+        return True
+
+    def _restart(self, why: str) -> None:
+        if self._restarts == MAX_RESTARTS:
+            raise GuardLostError(f"{why}, after {MAX_RESTARTS} restarts: see {self._log}")
+        self._restarts += 1
+        self._end()
+        # The trainer knows the old address, so it must be the same port.
+        self._start(httpx.URL(self.url).port or 0)
+
+    def _end(self, number: int = signal.SIGKILL) -> None:
+        """End the guard, then whatever is left of its session."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        with contextlib.suppress(ProcessLookupError):
+            self._popen.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.session, signal.SIGKILL)
+        self._popen.wait()
+
+    def _refusal(self) -> CliError:
+        code = self._popen.returncode
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        told = [line.removeprefix("rlguard guard: ") for line in lines if line.startswith("rlguard guard: ")]
+        said = told[-1] if told else f"see {self._log}"
+        if code == REFUSED:
+            return CliError(said)
+        return GuardLostError(f"the guard did not start ({_exit_words(code)}): {said}")
+
+
+def write_tokens(directory: Path) -> tuple[Path, Path]:
+    """Make an ingest token and a read token, each in a file that only this user can read."""
+    files = directory / "ingest.token", directory / "read.token"
+    for file in files:
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as stream:
+            stream.write(secrets.token_urlsafe(32))
+    return files
+
+
+def _exit_words(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"

@@ -1,0 +1,128 @@
+"""What the user sees while a run goes on: a live line on a terminal, plain lines elsewhere. It only shows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from guard_core.wire import Level, Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
+STYLES = {Level.HEALTHY: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.FIRED: "bold red"}
+
+
+class Progress(Protocol):
+    """Shows notes and verdicts, and passes on the trainer's new output whenever it is called."""
+
+    def note(self, text: str) -> None:
+        """Say something once."""
+
+    def update(self, verdict: Verdict | None) -> None:
+        """Show where the run is."""
+
+
+@contextmanager
+def open_progress(out: Path, show_trainer: bool) -> Iterator[Progress]:
+    """The display that suits this terminal; the trainer's output is read from `out/trainer.log`."""
+    tail = LogTail(out / "trainer.log") if show_trainer else None
+    if not (sys.stderr.isatty() and sys.stdout.isatty()):
+        yield PlainProgress(tail)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True)
+    with Live(console=console, refresh_per_second=4, transient=False) as live:
+        yield LiveProgress(console, live, tail)
+
+
+class LogTail:
+    """Gives what was added to a file since the last time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new(self) -> str:
+        """Text added since the last call; "" while the file does not exist."""
+        try:
+            with self._path.open("rb") as log:
+                log.seek(self._offset)
+                added = log.read()
+        except FileNotFoundError:
+            return ""
+        self._offset += len(added)
+        return added.decode("utf-8", errors="replace")
+
+
+class PlainProgress:
+    """Lines on standard error for evaluations and changes of level; the trainer's on standard output."""
+
+    def __init__(self, tail: LogTail | None) -> None:
+        self._tail = tail
+        self._shown: tuple[object, ...] | None = None
+
+    def note(self, text: str) -> None:
+        """Print it."""
+        self._pass_on()
+        print(f"rlguard: {text}", file=sys.stderr, flush=True)
+
+    def update(self, verdict: Verdict | None) -> None:
+        """Print the verdict if something was evaluated or the level changed."""
+        self._pass_on()
+        if verdict is None:
+            return
+        now = (verdict.level, verdict.code, verdict.last_evaluation)
+        if now != self._shown:
+            self._shown = now
+            print(f"rlguard: {describe(verdict)}", file=sys.stderr, flush=True)
+
+    def _pass_on(self) -> None:
+        if self._tail is not None and (text := self._tail.new()):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+class LiveProgress:
+    """A line at the bottom of the terminal; notes and the trainer's output scroll above it."""
+
+    def __init__(self, console: Console, live: Live, tail: LogTail | None) -> None:
+        self._console, self._live, self._tail = console, live, tail
+
+    def note(self, text: str) -> None:
+        """Print it above the line."""
+        self._pass_on()
+        self._console.print(f"rlguard: {text}", markup=False, highlight=False)
+
+    def update(self, verdict: Verdict | None) -> None:
+        """Replace the line."""
+        from rich.text import Text
+
+        self._pass_on()
+        if verdict is not None:
+            self._live.update(Text(f"rlguard: {describe(verdict)}", style=STYLES[verdict.level]))
+
+    def _pass_on(self) -> None:
+        if self._tail is not None and (text := self._tail.new()):
+            self._console.out(text.rstrip("\n").replace("\r", "\n"), highlight=False)
+
+
+def describe(verdict: Verdict) -> str:
+    """One line: step, the numbers that are known, level and reason."""
+    parts = ["no step yet" if verdict.step is None else f"step {verdict.step}"]
+    if verdict.last_evaluation is not None:
+        parts.append(f"held-out {verdict.last_evaluation.score:.3f} at step {verdict.last_evaluation.step}")
+    if verdict.in_loop_ema is not None:
+        parts.append(f"reward {verdict.in_loop_ema:.3f}")
+    if verdict.proxy_real_gap is not None:
+        parts.append(f"gap {verdict.proxy_real_gap:+.3f}")
+    if verdict.kl_ema is not None:
+        parts.append(f"KL {verdict.kl_ema:.3g}")
+    parts.append(f"{verdict.level.value}: {verdict.reason}")
+    return " | ".join(parts)

@@ -1,0 +1,260 @@
+"""One guarded run on this machine: guard and trainer as processes, watched until both have ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from guard_cli.errors import CliError
+from guard_cli.guard_settings import make_settings
+from guard_cli.run.guard import GuardProcess, write_tokens
+from guard_cli.run.outcome import Ending, Outcome, judge_ending
+from guard_cli.run.processes import TrainerProcess
+from guard_cli.run.progress import Progress, open_progress
+from guard_core.wire import Verdict
+
+if TYPE_CHECKING:
+    from guard_service.settings import GuardSettings
+
+WATCH_SECONDS = 0.2
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Settings that a supervised guard gets from here.
+OWN_SETTINGS = (
+    "host",
+    "port",
+    "state_dir",
+    "ingest_token",
+    "ingest_token_file",
+    "read_token",
+    "read_token_file",
+    "allow_unauthenticated_loopback",
+    "keep_best_checkpoint",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `run_guarded` is to do.
+
+    Fields:
+        command: the trainer, program and arguments.
+        out: report folder; must not exist, or be empty.
+        config, options: guard settings, the latter win (see `guard_settings`).
+        grace: seconds between SIGTERM and SIGKILL.
+        drain: seconds that the guard may take for the last checkpoints after the trainer has ended.
+        ready: seconds that the guard may take to start.
+        show_trainer: print the trainer's output, which goes to trainer.log in any case.
+    """
+
+    command: Sequence[str]
+    out: Path
+    options: Mapping[str, Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    grace: float = 10.0
+    drain: float = 600.0
+    ready: float = 180.0
+    show_trainer: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run that has ended."""
+
+    outcome: Outcome
+    ending: Ending
+    started: float
+    ended: float
+
+
+def run_guarded(plan: Plan) -> Finished:
+    """Run the trainer under a guard, then write the report folder.
+
+    Raises:
+        CliError: nothing was started, or the guard did not start.
+    """
+    from guard_cli.run.folder import write_report
+
+    if not plan.command:
+        raise CliError("no trainer: give its command after `--`, such as `-- python train.py`")
+    if shutil.which(plan.command[0]) is None:
+        raise CliError(f"cannot start the trainer: there is no program {plan.command[0]!r}")
+    settings = prepare(plan)
+    started = time.time()
+    with Signals() as signals:
+        ending = _supervise(plan, settings, signals)
+        finished = Finished(judge_ending(ending), ending, started, time.time())
+        write_report(plan, settings.state_dir, finished)
+    return finished
+
+
+def prepare(plan: Plan) -> GuardSettings:
+    """Make the report folder with the guard's state in it, and the guard's settings.
+
+    Raises:
+        CliError: the folder is in use, or a setting is wrong.
+    """
+    for name in OWN_SETTINGS:
+        if name in plan.config:
+            raise CliError(f"--config: `{name}` is chosen by `rlguard run` itself: remove it")
+    state = plan.out.absolute() / "guard"
+    own = {"host": "127.0.0.1", "port": 0, "state_dir": state, "keep_best_checkpoint": True}
+    open_start = {"allow_unauthenticated_loopback": True}
+    make_settings(plan.config, {**plan.options, **own, **open_start})  # before anything is written
+    try:
+        plan.out.mkdir(parents=True, exist_ok=True)
+        if any(plan.out.iterdir()):
+            raise CliError(f"--out {plan.out} is not empty: one run, one folder; name another")
+        state.mkdir(mode=0o700)
+        ingest, read = write_tokens(state)
+    except OSError as error:
+        raise CliError(f"--out {plan.out} cannot be used: {error.strerror or error}") from None
+    tokens = {"ingest_token_file": ingest, "read_token_file": read}
+    return make_settings(plan.config, {**plan.options, **own, **tokens})
+
+
+class Signals:
+    """Notes the signals that ask this program to end; the watching loop acts on them."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.count = 0
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in FORWARDED:
+            self._former[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.first = number if self.first is None else self.first
+        self.count += 1
+
+    @property
+    def came(self) -> bool:
+        """Whether there was one: stop the trainer."""
+        return self.first is not None
+
+    @property
+    def again(self) -> bool:
+        """Whether there was a second one: do not wait any longer."""
+        return self.count > 1
+
+
+def _supervise(plan: Plan, settings: GuardSettings, signals: Signals) -> Ending:
+    with open_progress(plan.out, plan.show_trainer) as progress:
+        progress.note("starting the guard")
+        guard = GuardProcess(
+            settings, plan.out / "guard.log", ready_seconds=plan.ready, cancelled=lambda: signals.came
+        )
+        try:
+            progress.note(f"dashboard {guard.url}/ (read token: {settings.tokens()[1]})")
+            trainer = _start_trainer(plan, settings, guard)
+            progress.note(f"trainer started (process {trainer.pid}); its output: {plan.out / 'trainer.log'}")
+            watch = _Watch(plan, guard, trainer, progress, signals)
+            try:
+                return watch.run()
+            finally:
+                trainer.stop(signal.SIGKILL, 0.0)  # nothing is left, unless an error came from here
+        finally:
+            guard.stop()
+
+
+def _start_trainer(plan: Plan, settings: GuardSettings, guard: GuardProcess) -> TrainerProcess:
+    # The held-out split stays out of the trainer's environment, and so does every other setting of the guard.
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RLGUARD_GUARD_")}
+    given = {"RLGUARD_URL": guard.url, "RLGUARD_TOKEN": str(settings.tokens()[0])}
+    try:
+        return TrainerProcess(plan.command, inherited | given, plan.out / "trainer.log")
+    except OSError as error:
+        raise CliError(f"cannot start the trainer {plan.command[0]!r}: {error.strerror}") from None
+
+
+class _Watch:
+    """Watches one trainer and its guard to the end."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        guard: GuardProcess,
+        trainer: TrainerProcess,
+        progress: Progress,
+        signals: Signals,
+    ) -> None:
+        self._plan, self._guard, self._trainer = plan, guard, trainer
+        self._progress, self._signals = progress, signals
+        self._verdict: Verdict | None = None
+        self._trouble = ""
+
+    def run(self) -> Ending:
+        """Until the trainer has ended and the guard has scored what it can."""
+        while self._look() and self._trainer.poll() is None:
+            time.sleep(WATCH_SECONDS)
+        code = self._trainer.poll()
+        leftovers = self._end_trainer()
+        if code is not None and not self._must_stop:
+            self._drain()
+        ended_code = self._trainer.poll()
+        self._progress.update(self._verdict)
+        return Ending(
+            verdict=self._verdict,
+            trainer_code=code if code is not None else (ended_code or 0),
+            trainer_ended_itself=code is not None,
+            interrupted_by=self._signals.first,
+            guard_trouble=self._trouble,
+            waiting=0 if self._trouble else self._guard.waiting(),
+            leftovers=tuple(leftovers),
+        )
+
+    @property
+    def _must_stop(self) -> bool:
+        halted = self._verdict is not None and self._verdict.halt
+        return halted or self._signals.came or bool(self._trouble)
+
+    def _look(self) -> bool:
+        """Ask the guard; whether the run may go on."""
+        # Processes of the guard are told apart by their session, which is another one after a restart.
+        self._trainer.leave_alone(self._guard.session)
+        try:
+            verdict = self._guard.verdict()
+        except CliError as error:
+            self._trouble = str(error)
+            self._progress.note(self._trouble)
+            return False
+        if verdict is not None:
+            self._verdict = verdict
+        self._progress.update(self._verdict)
+        return not self._must_stop
+
+    def _end_trainer(self) -> list[int]:
+        """Stop what is left of the trainer, also if it ended by itself: nothing may train on unguarded."""
+        if self._trainer.poll() is None:
+            self._progress.note(f"stopping the trainer ({self._why_stop()})")
+        number = self._signals.first or signal.SIGTERM
+        return self._trainer.stop(number, self._plan.grace, hurry=lambda: self._signals.again)
+
+    def _why_stop(self) -> str:
+        if self._verdict is not None and self._verdict.halt:
+            return self._verdict.code.value
+        return self._trouble or f"signal {self._signals.first}"
+
+    def _drain(self) -> None:
+        """Let the guard score the checkpoints that wait, for a bounded time."""
+        end = time.monotonic() + self._plan.drain
+        told = False
+        while self._look() and (waiting := self._guard.waiting()) != 0 and time.monotonic() < end:
+            if waiting and not told:
+                self._progress.note(f"the trainer has ended; {waiting} checkpoints are yet to be scored")
+                told = True
+            time.sleep(WATCH_SECONDS)
+        self._look()
