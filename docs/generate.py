@@ -62,7 +62,7 @@ TRAINER_ENVIRONMENT = {
 LEVELS = {
     Level.HEALTHY: "The rules judge the run, and nothing speaks against it.",
     Level.UNKNOWN: "The guard does not know: too little data, silence, failed evaluations, or a lost store.",
-    Level.WARNING: "Training must stop because the policy of a condition says so. No evidence of hacking.",
+    Level.WARNING: "Training must stop by the policy of a condition, or an alarm waits for its confirmation.",
     Level.FIRED: "Evidence of reward hacking. Training must stop.",
 }
 
