@@ -12,6 +12,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+#: What a trainer measured. The bound keeps every sum and difference of folded values finite.
+Measured = Annotated[float, Field(allow_inf_nan=False, ge=-1e100, le=1e100)]
 Attempt = Annotated[int, Field(ge=0, lt=2**31, description="Start of the trainer, 0 for the first.")]
 Step = Annotated[int, Field(ge=0, lt=2**53, description="Optimizer step (`global_step` of the trainer).")]
 
@@ -36,13 +38,13 @@ class StepReport(Wire):
 
     attempt: Attempt
     step: Step
-    reward: Finite = Field(description="Mean in-loop reward of the step, reward units.")
-    kl: Annotated[Finite, Field(ge=0)] | None = Field(
+    reward: Measured = Field(description="Mean in-loop reward of the step, reward units.")
+    kl: Annotated[Measured, Field(ge=0)] | None = Field(
         None, description="KL, nats; what it is says `kl_kind`."
     )
     kl_kind: Annotated[KlKind, Field(strict=False)] = KlKind.ABSENT
-    entropy: Finite | None = Field(None, description="Mean policy entropy, nats/token.")
-    reward_std: Annotated[Finite, Field(ge=0)] | None = Field(
+    entropy: Measured | None = Field(None, description="Mean policy entropy, nats/token.")
+    reward_std: Annotated[Measured, Field(ge=0)] | None = Field(
         None, description="Std of the reward, reward units."
     )
 
