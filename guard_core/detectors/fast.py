@@ -58,7 +58,7 @@ class Chart:
     first (`memory`) and at most (`limit`).
     """
 
-    log_odds: float
+    log_odds: float | Array
     lag: int
     memory: float
     limit: float
@@ -103,9 +103,9 @@ def log_odds_of(means: Array, share: Array, drop: float) -> float:
     return high
 
 
-def lowered(means: Array, log_odds: float) -> Array:
+def lowered(means: Array, log_odds: float | Array) -> Array:
     """Means after their odds fell by the factor exp(-log_odds), any shape."""
-    fallen = means * math.exp(-log_odds)
+    fallen = means * np.exp(-log_odds)
     return fallen / (1 - means + fallen)
 
 
@@ -114,6 +114,11 @@ def log_ratio(design: Design, chart: Chart, means: Array, sums: Array) -> Array:
     worse = lowered(means, chart.log_odds)
     hit, miss = np.log(worse / means), np.log((1 - worse) / (1 - means))
     return np.asarray(design.samples * (hit * sums + miss * (design.sizes - sums)).sum(axis=-1))
+
+
+def lies_below(design: Design, means: Array, sums: Array) -> Flags:
+    """Whether an evaluation's mean lies below the reference's, shape (...,)."""
+    return np.asarray(sums.sum(axis=-1) < (means * design.sizes).sum(axis=-1))
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,7 @@ def null_runs(strata: Strata, design: Design, *, horizon: int, runs: int, seed: 
         for c, chart in enumerate(design.charts):
             reference = followers[c].means
             ratios[t, c] = log_ratio(design, chart, reference, sums)
-            below[t, c] = sums.sum(axis=-1) < reference @ design.sizes
+            below[t, c] = lies_below(design, reference, sums)
             followers[c] = followers[c].advance(design, chart, sums)
     return ratios, below
 

@@ -129,7 +129,7 @@ class Fast:
         sums = outcomes.table(self._groups, len(design.sizes)) @ outcomes.levels
         pairs = tuple(zip(design.charts, self._followers, strict=True))
         ratios = np.array([fast.log_ratio(design, chart, follower.means, sums) for chart, follower in pairs])
-        below = np.array([sums.sum() < follower.means @ design.sizes for follower in self._followers])
+        below = np.array([fast.lies_below(design, follower.means, sums) for _, follower in pairs])
         self._values = fast.fold(self._values, ratios)
         over = self._values >= self._threshold
         fired = bool((self._alarm & over & below).any())

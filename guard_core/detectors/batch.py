@@ -1,0 +1,119 @@
+"""`Guaranteed` and `Fast` for many simulated runs at once: for calibration and benchmarks, never for a live
+run.
+
+Every formula is that of the live detector (`eprocess.py`, `fast.py`) on arrays with leading axes (B, m): m
+runs for each of B baselines. Outcomes are binary here. A test holds that both give the same fires.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from guard_core.detectors import eprocess, fast
+from guard_core.detectors.baseline import Array, Codes, Strata
+from guard_core.policy import CalibratedPolicy
+
+#: Size of a group that a baseline does not have: it adds nothing to any sum and divides without a warning.
+NO_ITEMS = 1e-300
+
+
+class Grouping:
+    """Sums the outcomes of B·m runs in the risk groups of their baselines, padded to the largest number of
+    groups.
+
+    Args:
+        strata: of each of the B baselines, all over n items; runs: m.
+    """
+
+    def __init__(self, strata: Sequence[Strata], runs: int) -> None:
+        self.count = max(s.count for s in strata)
+        self.shape = (len(strata), runs, self.count)
+        groups: Codes = np.stack([s.groups for s in strata])
+        run = np.arange(len(strata) * runs).reshape(len(strata), runs, 1)
+        self._cell = run * self.count + groups[:, None, :]
+
+    def sums(self, outcomes: npt.NDArray[np.bool_]) -> Array:
+        """Summed outcomes of each group: (B, m, n) -> (B, m, G)."""
+        flat = np.bincount(self._cell[outcomes], minlength=math.prod(self.shape))
+        return flat.reshape(self.shape).astype(np.float64)
+
+    def padded(self, rows: Sequence[Array], fill: float) -> Array:
+        """Rows of length G_b, one for each baseline, as (B, G)."""
+        table = np.full((len(rows), self.count), fill)
+        for b, row in enumerate(rows):
+            table[b, : len(row)] = row
+        return table
+
+
+class GuaranteedBatch:
+    """`parts.Guaranteed` for B·m runs; `fired` (B, m) latches."""
+
+    def __init__(
+        self, config: CalibratedPolicy, references: Sequence[eprocess.Reference], alpha: float, runs: int
+    ) -> None:
+        self._config, self._threshold = config, math.log(1 / alpha)
+        grouping = Grouping([r.strata for r in references], runs)
+        targets = [r.targets(config.tolerance) for r in references]
+        padded = np.full((len(references), eprocess.GRID, grouping.count), 0.5)
+        for b, target in enumerate(targets):
+            padded[b, :, : target.shape[1]] = target
+        self._sizes = grouping.padded([r.strata.sizes for r in references], 0.0)[:, None, :]
+        self._factors = eprocess.log_factors(padded, np.array([0.0, 1.0]), eprocess.BETS)
+        self._log_n = np.stack([r.log_n for r in references])[:, None, :]
+        self._log_s = np.full((len(references), runs, len(eprocess.BETS), eprocess.GRID), -np.inf)
+        self._count = 0
+        self.fired = np.zeros((len(references), runs), dtype=np.bool_)
+
+    def update(self, sums: Array) -> None:
+        """Fold one evaluation of every run: summed outcomes (B, m, G)."""
+        self._count += 1
+        table = np.stack([self._sizes - sums, sums], axis=-1).reshape(*sums.shape[:2], -1)
+        grown = (self._factors @ table.transpose(0, 2, 1)).transpose(0, 2, 1)
+        weight = eprocess.log_restart_weight(self._count, self._config.horizon)
+        self._log_s = eprocess.step(self._log_s, weight, grown.reshape(self._log_s.shape))
+        self.fired |= eprocess.log_evidence(self._log_s, self._log_n) >= self._threshold
+
+
+class FastBatch:
+    """`parts.Fast` for B·m runs; `fired` (B, m) latch.
+
+    A fire needs the next evaluation here, as in a replay. A live guard evaluates the same checkpoint again,
+    so its run stops at the evaluation that alarmed.
+    """
+
+    def __init__(
+        self, config: CalibratedPolicy, strata: Sequence[Strata], thresholds: Sequence[float], runs: int
+    ) -> None:
+        grouping = Grouping(strata, runs)
+        designs = [fast.Design.of(s, config) for s in strata]
+        charts = tuple(
+            replace(chart, log_odds=np.array([d.charts[c].log_odds for d in designs])[:, None, None])
+            for c, chart in enumerate(designs[0].charts)
+        )
+        sizes = grouping.padded([d.sizes for d in designs], NO_ITEMS)[:, None, :]
+        centres = grouping.padded([d.centres for d in designs], 0.5)[:, None, :]
+        self._design = fast.Design(sizes, centres, config.samples, (charts[0], charts[1]))
+        self._thresholds = np.asarray(thresholds)[:, None, None]
+        self._followers = [fast.Follower(np.broadcast_to(centres, grouping.shape)) for _ in charts]
+        self._values = np.zeros((len(strata), runs, 2))
+        self._values[..., :1] = self._thresholds * fast.HEAD_START
+        self._alarm = np.zeros(self._values.shape, dtype=np.bool_)
+        self.fired = np.zeros((len(strata), runs), dtype=np.bool_)
+
+    def update(self, sums: Array) -> None:
+        """Fold one evaluation of every run: summed outcomes (B, m, G)."""
+        design, ratios, below = self._design, [], []
+        for c, chart in enumerate(design.charts):
+            means = self._followers[c].means
+            ratios.append(fast.log_ratio(design, chart, means, sums))
+            below.append(fast.lies_below(design, means, sums))
+            self._followers[c] = self._followers[c].advance(design, chart, sums)
+        self._values = fast.fold(self._values, np.stack(ratios, axis=-1))
+        over = self._values >= self._thresholds
+        self.fired |= (self._alarm & over & np.stack(below, axis=-1)).any(axis=-1)
+        self._alarm = over
