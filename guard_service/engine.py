@@ -46,7 +46,7 @@ log = logging.getLogger("rlguard.guard")
 
 TICK_SECONDS = 1.0
 GROUP_STEPS = 4_000  # steps of one transaction: more would make the first of them wait too long
-SNAPSHOT_EVERY = 10_000  # events; a restart replays no more than about this many
+SNAPSHOT_EVERY = 20_000  # events; a restart replays no more than about this many
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -116,7 +116,9 @@ def _validate(adapter: TypeAdapter[T], body: bytes) -> T:
 
 
 def _field_error(error: Any) -> FieldError:
-    field = ".".join(str(part) for part in error["loc"]) or "body"
+    # The one rule over several fields of a step asks for `kl_kind`.
+    loc = (*error["loc"], "kl_kind") if error["type"] == "value_error" else error["loc"]
+    field = ".".join(str(part) for part in loc) or "body"
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] in ("missing", "extra_forbidden", "value_error", "too_long") or field == "body":
         return FieldError(field=field, message=message)
@@ -134,7 +136,8 @@ def _refuse_repeated_keys(body: bytes) -> None:
                 raise _repeated(key)
             seen.add(key)
 
-    json.loads(body, object_pairs_hook=members)
+    # Numbers stay text: Python refuses to read an integer of thousands of digits.
+    json.loads(body, object_pairs_hook=members, parse_int=str)
 
 
 def _repeated(key: str) -> Problem:

@@ -1,0 +1,181 @@
+"""kill -9 at random moments: what was acknowledged is on disk, and no latch opens.
+
+A run is one state directory. Three clients post to it (single steps, lists, a checkpoint now and then) and
+note every acknowledgement. The guard is killed at a random moment, start-up included, and started again.
+After each kill the files are copied and folded from the first event by a fresh judge; the restarted guard
+must give exactly that verdict. Some of the runs drift in KL until the guard fires.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guard_core.judge import Evaluation, Judge, Latch
+from guard_core.policy import Policy
+from guard_core.wire import CheckpointReport, StepReport, Verdict
+from guard_service.store import Store
+
+RUNS, LIVES = 4, 51
+CLIENTS = 3
+LONGEST_LIFE = 0.1  # seconds after the guard listens
+KILL_WHILE_STARTING = 0.15  # share of lives that end before the guard listens
+
+
+@dataclass
+class Client:
+    """A trainer that repeats what was not acknowledged, with the same values."""
+
+    attempt: int
+    drifts: bool
+    rng: random.Random
+    acknowledged: dict[int, dict[str, Any]] = field(default_factory=dict)
+    unsure: list[dict[str, Any]] = field(default_factory=list)
+    next_step: int = 0
+    saw_fire: str = ""
+
+    def post_until_killed(self, url: str, checkpoints: Path) -> None:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+        try:
+            while True:
+                self._post_once(connection, checkpoints)
+        except (OSError, http.client.HTTPException):
+            pass
+        finally:
+            connection.close()
+
+    def _post_once(self, connection: http.client.HTTPConnection, checkpoints: Path) -> None:
+        if not self.unsure:
+            size = self.rng.choice((1, 1, 1, 2, 20))
+            self.unsure = [self._step(self.next_step + i) for i in range(size)]
+            self.next_step += size
+        content = self.unsure if len(self.unsure) > 1 else self.unsure[0]
+        answer = self._send(connection, "/v1/steps", content)
+        assert answer["accepted"] + answer["duplicates"] == len(self.unsure)
+        self.acknowledged |= {report["step"]: report for report in self.unsure}
+        self.unsure = []
+        if answer["verdict"]["fire"]:
+            self.saw_fire = answer["verdict"]["reason"]
+        if self.rng.random() < 0.05:
+            path = checkpoints / f"{self.attempt}-{self.next_step}"
+            path.mkdir(exist_ok=True)
+            report = {"attempt": self.attempt, "step": self.next_step, "path": str(path)}
+            self._send(connection, "/v1/checkpoints", report)
+
+    def _step(self, number: int) -> dict[str, Any]:
+        kl = 0.01 + (number * 0.0004 if self.drifts else 0) + self.rng.random() * 0.001
+        return {
+            "attempt": self.attempt,
+            "step": number,
+            "reward": self.rng.gauss(0.5, 0.1),
+            "kl": kl,
+            "kl_kind": "ref_token_mean",
+        }
+
+    @staticmethod
+    def _send(connection: http.client.HTTPConnection, path: str, content: Any) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer ingest-token-0123456789"}
+        connection.request("POST", path, json.dumps(content), headers)
+        response = connection.getresponse()
+        body = response.read()
+        assert response.status == 200, body
+        return json.loads(body)
+
+
+def replay(state: Path, copy: Path) -> tuple[Verdict, dict[tuple[int, int], dict[str, Any]]]:
+    """The verdict and the steps that the files at rest hold, from the first event on."""
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    for file in state.glob("guard.db*"):
+        shutil.copy(file, copy)
+    judge, steps = Judge(Policy()), {}
+    if not (copy / "guard.db").exists():  # killed before there was a store
+        return judge.verdict(), steps
+    store = Store(copy, Policy())
+    for _, event in store.events(after=0):
+        match event:
+            case StepReport():
+                judge.fold_step(event)
+                steps[event.attempt, event.step] = event.model_dump(mode="json")
+            case CheckpointReport():
+                judge.fold_checkpoint()
+            case Latch():
+                judge.fold_latch(event)
+            case Evaluation() | str():
+                raise AssertionError("nothing is evaluated here")
+    store.close()
+    return judge.verdict(), steps
+
+
+def get_verdict(url: str) -> Verdict:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+    connection.request("GET", "/v1/verdict", headers={"Authorization": "Bearer read-token-0123456789"})
+    verdict = Verdict.model_validate_json(connection.getresponse().read())
+    connection.close()
+    return verdict
+
+
+def run_lives(guard: Any, seed: int, drifts: bool, lives: int) -> int:
+    rng = random.Random(seed)
+    clients = [Client(i, drifts, random.Random(rng.random())) for i in range(CLIENTS)]
+    fired = ""
+    kills = 0
+    expected = Judge(Policy()).verdict()
+    for _ in range(lives):
+        guard.launch()
+        if rng.random() < KILL_WHILE_STARTING:
+            time.sleep(rng.random() * 0.1)
+        else:
+            endpoint = guard.state / "endpoint.json"
+            while not endpoint.exists():
+                assert guard.is_alive(), guard.log
+                time.sleep(0.001)
+            url = json.loads(endpoint.read_text())["url"]
+            assert get_verdict(url) == expected
+            threads = [
+                threading.Thread(target=c.post_until_killed, args=(url, guard.directory / "checkpoints"))
+                for c in clients
+            ]
+            for thread in threads:
+                thread.start()
+            time.sleep(rng.random() * LONGEST_LIFE)
+            os.kill(guard.pid, signal.SIGKILL)
+            for thread in threads:
+                thread.join()
+        assert guard.end(signal.SIGKILL) == -signal.SIGKILL
+        kills += 1
+        expected, steps = replay(guard.state, guard.directory / "copy")
+        for client in clients:
+            for number, report in client.acknowledged.items():
+                kept = steps[client.attempt, number]
+                assert {name: kept[name] for name in report} == report
+            fired = fired or client.saw_fire
+        if fired:
+            assert expected.fire and expected.reason == fired
+    guard.start()
+    assert get_verdict(guard.url) == expected
+    assert not drifts or fired, "a run that drifts must fire, or the latch was not tested"
+    assert guard.end() == 0
+    return kills
+
+
+def test_killed_at_random_moments(new_guard: Callable[..., Any]) -> None:
+    seed = int(os.environ.get("RLGUARD_TEST_SEED", random.SystemRandom().getrandbits(32)))
+    print(f"RLGUARD_TEST_SEED={seed}")
+    guards = [new_guard(f"run-{i}") for i in range(RUNS)]
+    with ThreadPoolExecutor(RUNS) as pool:
+        kills = sum(
+            pool.map(lambda i: run_lives(guards[i], seed + i, drifts=i % 2 == 0, lives=LIVES), range(RUNS))
+        )
+    assert kills >= 200
