@@ -206,6 +206,7 @@ class TestWhatIsNotKnownIsNotShownAsHealthy:
         expect(page.locator("#level")).to_have_text("Unknown")
         expect(page.locator("#since")).to_contain_text("may no longer be true")
         expect(page).to_have_title(re.compile("No answer"))
+        assert "healthy" not in page.locator("body").inner_text().lower()
         assert float(page.locator("#run").evaluate("node => getComputedStyle(node).opacity")) < 1
 
         guard.start()

@@ -122,7 +122,8 @@ function showLost(error) {
   setState("lost", "Unknown", `No answer from the guard${since}`);
   const why = error instanceof Refused ? sentence(error.message) : "It cannot be reached, or does not answer in time.";
   setText($("reason"), why);
-  setText($("since"), answeredAt ? "What is below is what it last said. It may no longer be true." : "");
+  const fired = verdict?.fire ? "It had fired, and a fire stays. " : "";
+  setText($("since"), answeredAt ? `${fired}The numbers below are the last it sent. They may no longer be true.` : "");
   $("live").dataset.live = "no";
   setText($("live"), "no answer · trying again");
 }
