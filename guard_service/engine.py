@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import shutil
 import time
 from collections import deque
@@ -231,7 +232,7 @@ class Engine:
                 if known:
                     return False
                 # A repeated announcement is fine after the checkpoint was rotated away; a new one is not.
-                if not await asyncio.to_thread(path.is_dir):
+                if not await asyncio.to_thread(os.path.isdir, path):
                     raise _bad_path(
                         f"{report.path} is not a directory: announce a checkpoint once it is complete"
                     )

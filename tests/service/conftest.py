@@ -198,3 +198,9 @@ def step() -> Callable[..., dict[str, Any]]:
         return {"attempt": 0, "step": number, "reward": 0.5} | values
 
     return make
+
+
+@pytest.fixture(scope="session")
+def guard_type() -> type[Guard]:
+    """For fixtures that make a guard of their own."""
+    return Guard
