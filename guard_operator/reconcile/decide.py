@@ -278,7 +278,9 @@ def _create(snapshot: Snapshot, says: _Conditions, _now: datetime) -> Decision |
         preparation = Preparation(Reason.NAME_TAKEN, message, NAME_TAKEN_SECONDS)
     if preparation.reason is not None:
         guarded = says.make(ConditionType.GUARDED, "False", preparation.reason, preparation.message)
-        report = Report(Phase.REFUSED, says(guarded))
+        # Nothing runs, so there is nothing to say about isolation.
+        conditions = tuple(c for c in says(guarded) if c.type != ConditionType.ISOLATED)
+        report = Report(Phase.REFUSED, conditions)
         return Decision(report, look_again=preparation.ask_again)
     guarded = says.make(
         ConditionType.GUARDED, "False", Reason.WORKLOAD_PENDING, Reason.WORKLOAD_PENDING.meaning

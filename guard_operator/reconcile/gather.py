@@ -192,12 +192,21 @@ def slim_pod(raw: Json) -> Json:
 def slim_workload(adapter: Adapter, raw: Json) -> Json:
     """The part of a workload that is cached: not its pod templates."""
     metadata, spec = raw["metadata"], raw.get("spec") or {}
-    kept = ("name", "namespace", "uid", "ownerReferences", "deletionTimestamp", "resourceVersion")
+    kept = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp", "resourceVersion")
     return {
         "metadata": {key: metadata[key] for key in kept if key in metadata},
         "spec": {key: spec[key] for key in adapter.state_fields if key in spec},
         "status": raw.get("status") or {},
     }
+
+
+def slim_job(raw: Json) -> Json:
+    """The part of a job that is cached: not the guard's detector state, which may be large."""
+    metadata = {k: v for k, v in raw["metadata"].items() if k not in {"managedFields", "annotations"}}
+    status = dict(raw.get("status") or {})
+    if "guard" in status:
+        status["guard"] = {k: v for k, v in status["guard"].items() if k != "detectorState"}
+    return {"metadata": metadata, "spec": raw["spec"], "status": status}
 
 
 def _is_stopping(job: Job) -> bool:

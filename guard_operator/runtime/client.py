@@ -256,7 +256,7 @@ class Client:
                 url,
                 body=None if body is None else json.dumps(body).encode(),
                 headers=headers,
-                timeout=urllib3.Timeout(connect=min(CONNECT_SECONDS, timeout), read=timeout),
+                timeout=urllib3.Timeout(total=timeout, connect=min(CONNECT_SECONDS, timeout), read=timeout),
                 retries=False,
                 redirect=False,
                 preload_content=False,

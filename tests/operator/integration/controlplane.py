@@ -118,7 +118,7 @@ def _process(stack: ExitStack, log: Path, command: list[str | Path]) -> subproce
         env={**os.environ, "GOGC": "50"},
     )
     stack.callback(process.wait, 30)
-    stack.callback(process.terminate)
+    stack.callback(process.kill)  # nothing of it is kept, so it need not end gracefully
     return process
 
 

@@ -112,7 +112,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     ),
     "template refused": (
         Snapshot(job(), preparation=Preparation(Reason.TEMPLATE_REFUSED, "field x")),
-        Expected(Phase.REFUSED, (), {("Guarded", "False", "TemplateRefused")}),
+        Expected(Phase.REFUSED, (), {("Guarded", "False", "TemplateRefused")}, {"Isolated"}),
     ),
     "claim missing": (
         Snapshot(job(), preparation=Preparation(Reason.CLAIM_MISSING, "claim", 15.0)),

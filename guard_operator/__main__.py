@@ -1,0 +1,96 @@
+"""`python -m guard_operator`: the operator process. Settings are flags; `--help` lists them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+
+from kubernetes.config import ConfigException
+
+from guard_operator.app import LeaseName, Operator
+from guard_operator.config import OperatorConfig
+from guard_operator.runtime.client import load_configuration
+from guard_operator.runtime.lease import LeaseTiming
+from guard_operator.runtime.manager import ManagerConfig
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of the operator."""
+    flags = argparse.ArgumentParser(
+        prog="python -m guard_operator",
+        description="Runs GuardedTrainingJobs and tears them down when their guard fires.",
+    )
+    add = flags.add_argument
+    add("--guard-image", required=True, help="guard image of jobs that name none")
+    add(
+        "--namespace", action="append", default=[], help="watch this namespace; may be repeated; default: all"
+    )
+    add(
+        "--relaxed-host-path",
+        action="append",
+        default=[],
+        help="directory that a template may mount under isolation Relaxed; may be repeated",
+    )
+    add("--kubeconfig", help="default: the pod's service account, else ~/.kube/config")
+    add(
+        "--lease-namespace",
+        default=os.environ.get("POD_NAMESPACE", "rlguard-system"),
+        help="namespace of the Lease (default: $POD_NAMESPACE, else rlguard-system)",
+    )
+    add("--lease-seconds", type=float, default=15.0, help="how long a lost leader blocks its successor")
+    add("--workers", type=_positive, default=4, help="jobs reconciled at once (default 4)")
+    add("--bind", default="0.0.0.0", help="address of /healthz, /readyz and /metrics")  # noqa: S104
+    add("--port", type=int, default=8080, help="their port; 0 takes a free one (default 8080)")
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    return flags
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the operator; the exit code."""
+    options = parser().parse_args(arguments)
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(threadName)s %(message)s"
+    )
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries are ours
+    try:
+        configuration = load_configuration(options.kubeconfig)
+        timing = _lease_timing(options.lease_seconds)
+    except (ConfigException, OSError, ValueError) as error:
+        print(f"rlguard-operator: {error}", file=sys.stderr)
+        return 2
+    config = OperatorConfig(
+        guard_image=options.guard_image,
+        namespaces=tuple(options.namespace),
+        relaxed_host_paths=tuple(options.relaxed_host_path),
+    )
+    lease = LeaseName(options.lease_namespace, f"{socket.gethostname()}_{uuid.uuid4()}", timing=timing)
+    operator = Operator(
+        configuration, config, lease, (options.bind, options.port), ManagerConfig(workers=options.workers)
+    )
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: operator.stop())
+    logging.info("probes and metrics on port %d", operator.port)
+    return operator.run()
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _lease_timing(seconds: float) -> LeaseTiming:
+    """The proportions of client-go's defaults: 15 s, renewed within 10 s, tried every 2 s."""
+    if seconds < 1:
+        raise ValueError(f"--lease-seconds must be at least 1, got {seconds:g}")
+    return LeaseTiming(seconds, seconds * 2 / 3, seconds * 2 / 15, seconds * 4 / 15)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""`/healthz`, `/readyz` and `/metrics` on one port."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+
+class HealthServer:
+    """Answers until closed.
+
+    Args:
+        address: host and port; port 0 takes a free one.
+        healthy, ready: what the probes report.
+        registry: of the metrics.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        healthy: Callable[[], bool],
+        ready: Callable[[], bool],
+        registry: CollectorRegistry,
+    ) -> None:
+        probes = {"/healthz": healthy, "/readyz": ready}
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path == "/metrics":
+                    self._answer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+                elif (probe := probes.get(self.path)) is not None:
+                    good = probe()
+                    self._answer(200 if good else 503, b"ok\n" if good else b"not ok\n", "text/plain")
+                else:
+                    self._answer(404, b"there are /healthz, /readyz and /metrics\n", "text/plain")
+
+            def _answer(self, status: int, body: bytes, kind: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Probes are not worth a line of log."""
+
+        self._server = ThreadingHTTPServer(address, Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()

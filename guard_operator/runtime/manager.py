@@ -1,0 +1,161 @@
+"""Runs the parts of a controller together: reflectors always, workers only while this process leads.
+
+Start: reflectors run and sync, the Lease is acquired, workers start. Stop (SIGTERM): no new work, the work
+under way is finished within a grace period, then the Lease is released. A lost Lease or a thread that died
+ends the process with an error, at once: the next process starts from a clean state.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from guard_operator.runtime.errors import ApiError, ClusterError
+from guard_operator.runtime.lease import LeaderElector
+from guard_operator.runtime.metrics import CONTROLLER, Metrics
+from guard_operator.runtime.queue import WorkQueue
+from guard_operator.runtime.reflector import Key, Reflector
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+
+#: Reconciles one key; returns in how many seconds to look again.
+Reconcile = Callable[[Key], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerConfig:
+    """`workers` threads reconcile; a stop waits `grace_seconds` for the work under way."""
+
+    workers: int = 4
+    grace_seconds: float = 20.0
+
+
+class Manager:
+    """See the module. `run` blocks; `stop` may be called from a signal handler."""
+
+    def __init__(
+        self,
+        reflectors: Sequence[Reflector],
+        queue: WorkQueue[Key],
+        reconcile: Reconcile,
+        elector: LeaderElector,
+        metrics: Metrics,
+        config: ManagerConfig | None = None,
+    ) -> None:
+        self._reflectors = reflectors
+        self._queue = queue
+        self._reconcile = reconcile
+        self._elector = elector
+        self._metrics = metrics
+        self._config = config or ManagerConfig()
+        self._stop = threading.Event()
+        self._failed = threading.Event()
+        self._workers: list[threading.Thread] = []
+
+    def stop(self) -> None:
+        """Ask for a graceful end."""
+        self._stop.set()
+        self._elector.stop()
+
+    def healthy(self) -> bool:
+        """Whether no thread has died."""
+        return not self._failed.is_set()
+
+    def ready(self) -> bool:
+        """Whether every cache has its first list."""
+        return all(reflector.synced for reflector in self._reflectors)
+
+    def run(self) -> int:
+        """Run until stopped; the exit code: 0 after `stop`, 1 if the Lease was lost or a thread died."""
+        for reflector in self._reflectors:
+            self._thread(reflector.run, "reflector")
+        lease = self._thread(self._lead, "lease")
+        while lease.is_alive() and not self._failed.is_set() and not self._stop.is_set():
+            self._stop.wait(POLL_SECONDS * 4)
+        if not self._stop.is_set():
+            return 1
+        self._end()
+        return 1 if self._failed.is_set() else 0
+
+    def _lead(self) -> None:
+        """Wait for the Lease and the caches, work while leading."""
+        if not self._elector.acquire():
+            return
+        status = self._metrics.leading.labels(CONTROLLER)
+        status.set(1)
+        self._thread(self._start_workers, "start")
+        kept = self._elector.hold()
+        status.set(0)
+        if not kept:
+            self._failed.set()
+
+    def _start_workers(self) -> None:
+        while not self.ready():
+            if self._stop.wait(POLL_SECONDS):
+                return
+        self._metrics.max_workers.set(self._config.workers)
+        self._workers = [self._thread(self._work, "worker") for _ in range(self._config.workers)]
+
+    def _work(self) -> None:
+        while (key := self._queue.take()) is not None:
+            started = time.monotonic()
+            try:
+                result = self._one(key)
+            finally:
+                self._queue.done(key)
+            self._metrics.reconciles.labels(CONTROLLER, result).inc()
+            self._metrics.reconcile_seconds.observe(time.monotonic() - started)
+
+    def _one(self, key: Key) -> str:
+        """Reconcile a key and say when it comes again; the result as controller-runtime calls it."""
+        try:
+            again = self._reconcile(key)
+        except ClusterError as error:
+            if isinstance(error, ApiError) and error.status == 409:
+                self._queue.retry(key)  # the cache was behind
+                return "requeue"
+            delay = self._queue.retry(key, getattr(error, "retry_after", None))
+            log.warning("%s/%s: again in %.2f s: %s", *key, delay, error)
+        except Exception:
+            # A bug with one job must not take the others' kill switch away.
+            log.exception("%s/%s: again in %.2f s", *key, self._queue.retry(key))
+        else:
+            self._queue.forget(key)
+            if again is None:
+                return "success"
+            self._queue.add_after(key, again)
+            return "requeue_after"
+        self._metrics.errors.inc()
+        return "error"
+
+    def _end(self) -> None:
+        """Finish what is under way, then let another process lead."""
+        self._queue.close()
+        for reflector in self._reflectors:
+            reflector.stop()
+        deadline = time.monotonic() + self._config.grace_seconds
+        for worker in self._workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+        if any(worker.is_alive() for worker in self._workers):
+            log.warning("work is still under way: the Lease is left to expire")
+            return
+        self._elector.release()
+
+    def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        """Start a thread whose unexpected end is the end of the process."""
+
+        def guarded() -> None:
+            try:
+                target()
+            except BaseException:
+                log.critical("thread %s died", name, exc_info=True)
+                self._failed.set()
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        return thread

@@ -1,0 +1,146 @@
+"""A deduplicating queue of keys, after controller-runtime's work queue.
+
+A key that waits is there once, however often it is added. A key that is being worked on is given to nobody
+else; if it is added meanwhile, it comes again when it is done. Failed keys come back with exponential backoff
+of their own, so one broken job does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+from guard_operator.runtime.backoff import Backoff
+
+K = TypeVar("K", bound=Hashable)
+
+BASE_SECONDS = 0.05
+CAP_SECONDS = 60.0
+
+
+class QueueObserver(Protocol):
+    """Told about what is worth a metric; called with the queue's lock held, so it must be quick."""
+
+    def added(self) -> None:
+        """A key began to wait."""
+
+    def taken(self, waited: float) -> None:
+        """A worker took a key that had waited this many seconds."""
+
+    def finished(self, worked: float) -> None:
+        """A worker is done with a key after this many seconds."""
+
+    def retried(self) -> None:
+        """A key will come back after a failure."""
+
+
+class WorkQueue(Generic[K]):
+    """See the module. Safe for any number of threads."""
+
+    def __init__(self, observer: QueueObserver, clock: Callable[[], float] = time.monotonic) -> None:
+        self._observer = observer
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._waiting: OrderedDict[K, float] = OrderedDict()  # key -> since when
+        self._working: dict[K, float] = {}  # key -> since when
+        self._again: set[K] = set()  # added while being worked on
+        self._later: list[tuple[float, int, K]] = []
+        self._due: dict[K, float] = {}  # earliest time of each key in _later; other entries are void
+        self._order = 0
+        self._backoff: dict[K, Backoff] = {}
+        self._closed = False
+
+    def add(self, key: K) -> None:
+        """Have the key worked on as soon as possible."""
+        with self._changed:
+            self._add(key)
+            self._changed.notify()
+
+    def add_after(self, key: K, seconds: float) -> None:
+        """Have the key worked on in `seconds`; an earlier appointment stays."""
+        with self._changed:
+            self._at(key, self._clock() + seconds)
+            self._changed.notify()
+
+    def retry(self, key: K, at_least: float | None = None) -> float:
+        """Have the key worked on again after its backoff; the delay in seconds."""
+        with self._changed:
+            delay = self._backoff.setdefault(key, Backoff(BASE_SECONDS, CAP_SECONDS)).next(at_least)
+            self._observer.retried()
+            self._at(key, self._clock() + delay)
+            self._changed.notify()
+            return delay
+
+    def forget(self, key: K) -> None:
+        """The key was worked on with success: its backoff starts again."""
+        with self._changed:
+            self._backoff.pop(key, None)
+
+    def take(self) -> K | None:
+        """The next key, as soon as there is one; None once the queue is closed. Call `done` with it."""
+        with self._changed:
+            while not self._closed:
+                self._collect_due()
+                if self._waiting:
+                    key, since = self._waiting.popitem(last=False)
+                    now = self._clock()
+                    self._working[key] = now
+                    self._observer.taken(now - since)
+                    return key
+                self._changed.wait(self._until_next())
+            return None
+
+    def done(self, key: K) -> None:
+        """The worker is finished with this key."""
+        with self._changed:
+            self._observer.finished(self._clock() - self._working.pop(key))
+            if key in self._again:
+                self._again.discard(key)
+                self._add(key)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give out nothing more; every `take` returns None."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def depth(self) -> int:
+        """How many keys wait to be worked on now."""
+        with self._changed:
+            return len(self._waiting)
+
+    def working_for(self) -> list[float]:
+        """How long each key under work has been, seconds."""
+        with self._changed:
+            now = self._clock()
+            return [now - since for since in self._working.values()]
+
+    def _add(self, key: K) -> None:
+        self._due.pop(key, None)
+        if key in self._working:
+            self._again.add(key)
+        elif key not in self._waiting:
+            self._waiting[key] = self._clock()
+            self._observer.added()
+
+    def _at(self, key: K, due: float) -> None:
+        if self._due.get(key, due) < due:
+            return
+        self._due[key] = due
+        self._order += 1
+        heapq.heappush(self._later, (due, self._order, key))
+
+    def _collect_due(self) -> None:
+        now = self._clock()
+        while self._later and self._later[0][0] <= now:
+            due, _, key = heapq.heappop(self._later)
+            if self._due.get(key) == due:
+                self._add(key)
+
+    def _until_next(self) -> float | None:
+        return max(0.0, self._later[0][0] - self._clock()) if self._later else None

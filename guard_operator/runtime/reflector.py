@@ -1,0 +1,233 @@
+"""A reflector: keeps a local copy of one collection, by a paged list and then a watch, while it runs.
+
+- A watch resumes from the last resourceVersion, which bookmarks keep fresh; a 410 means a new list.
+- Nothing waits for ever: the server ends each watch after `watch_seconds`, and if it does not, no data for
+  `read_seconds` ends it here. A hung or cut connection is opened again.
+- Failures are followed by a jittered backoff, also a 403, and a server's `Retry-After` is kept.
+- A kind that the cluster does not have is an empty collection that is asked for again, slowly.
+
+The copy can be late. Whoever must not act on old news reads live (see `reconcile/gather.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from guard_operator.runtime.backoff import Backoff
+from guard_operator.runtime.client import Client, Json, Resource
+from guard_operator.runtime.errors import ApiError, TransportError
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+Handler = Callable[[Json | None, Json | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Deadlines and delays of a reflector, seconds."""
+
+    watch_seconds: int = 60
+    read_seconds: float = 75.0
+    backoff_base: float = 0.2
+    backoff_cap: float = 30.0
+    missing_kind: float = 30.0
+
+
+class _Expired(Exception):
+    """The resourceVersion is too old: list again."""
+
+
+class Reflector:
+    """See the module. Call `run` in a thread of its own; `stop` ends it.
+
+    Args:
+        client: the transport.
+        resource: the collection.
+        namespace: of the collection; None: of all namespaces.
+        handler: called with (old, new) for every change, from the reflector's thread; old is None for what
+            is new, new is None for what is gone.
+        slim: what to keep of each object.
+        selector: label selector, "" for all.
+        timing: deadlines and delays.
+        page: objects per page of the list.
+        index: a second key of each object, for `indexed`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        namespace: str | None,
+        handler: Handler,
+        slim: Callable[[Json], Json] = lambda raw: raw,
+        selector: str = "",
+        timing: Timing | None = None,
+        page: int = 500,
+        index: Callable[[Json], str] = lambda _raw: "",
+    ) -> None:
+        self._client = client
+        self._resource = resource
+        self._path = resource.path(namespace)
+        self._namespace = namespace
+        self._handler = handler
+        self._slim = slim
+        self._selector = {"labelSelector": selector} if selector else {}
+        self._timing = timing or Timing()
+        self._page = page
+        self._lock = threading.Lock()
+        self._objects: dict[Key, Json] = {}
+        self._index = index
+        self._indexed: dict[str, dict[Key, Json]] = {}
+        self._stop = threading.Event()
+        self._synced = threading.Event()
+        self._version: str | None = None
+        self.relists = 0
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    @property
+    def synced(self) -> bool:
+        """Whether the first list is complete."""
+        return self._synced.is_set()
+
+    def get(self, namespace: str, name: str) -> Json | None:
+        """The object as last seen."""
+        with self._lock:
+            return self._objects.get((namespace, name))
+
+    def items(self) -> list[Json]:
+        """Every object as last seen."""
+        with self._lock:
+            return list(self._objects.values())
+
+    def indexed(self, value: str) -> list[Json]:
+        """Every object with this index value, as last seen."""
+        with self._lock:
+            return list(self._indexed.get(value, {}).values())
+
+    # -- running -----------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End `run` at the next event or deadline."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """List and watch until stopped."""
+        backoff = Backoff(self._timing.backoff_base, self._timing.backoff_cap)
+        while not self._stop.is_set():
+            try:
+                if self._version is None:
+                    self._list()
+                self._watch(backoff)
+            except _Expired:
+                self._version = None  # not an error of ours; a list answers it
+                self._stop.wait(backoff.next())
+            except ApiError as error:
+                self._stop.wait(self._after(error, backoff))
+            except TransportError as error:
+                log.info("%s: %s", self._path, error)
+                self._stop.wait(backoff.next())
+
+    def _after(self, error: ApiError, backoff: Backoff) -> float:
+        """Seconds to wait after an answer that is an error."""
+        if error.status == 404:
+            self._replace({})
+            self._synced.set()
+            return self._timing.missing_kind * random.uniform(0.5, 1.0)  # noqa: S311
+        if error.status == 410:
+            self._version = None
+        log.warning("%s: %s", self._path, error)
+        return backoff.next(error.retry_after)
+
+    def _list(self) -> None:
+        """Every page; what is no longer there is reported as gone."""
+        found: dict[Key, Json] = {}
+        query = {"limit": str(self._page), **self._selector}
+        while True:
+            answer = self._client.list(self._resource, self._namespace, query)
+            for raw in answer.get("items") or []:
+                # Items of a list do not carry their kind.
+                found[_key(raw)] = self._slim(raw)
+            token = answer["metadata"].get("continue")
+            if not token:
+                break
+            query["continue"] = token
+        self.relists += 1
+        self._replace(found)
+        self._version = answer["metadata"]["resourceVersion"]
+        self._synced.set()
+
+    def _replace(self, found: dict[Key, Json]) -> None:
+        with self._lock:
+            before, self._objects, self._indexed = self._objects, {}, {}
+            for key, new in found.items():
+                self._put(key, new)
+        for key in before.keys() - found.keys():
+            self._handler(before[key], None)
+        for key, new in found.items():
+            old = before.get(key)
+            if old is None or _version(old) != _version(new):
+                self._handler(old, new)
+
+    def _watch(self, backoff: Backoff) -> None:
+        seconds = self._timing.watch_seconds * random.uniform(0.75, 1.0)  # noqa: S311
+        query = {
+            "watch": "true",
+            "resourceVersion": self._version or "",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(max(1, int(seconds))),
+            **self._selector,
+        }
+        opened, quiet = time.monotonic(), True
+        with self._client.stream(self._path, query, self._timing.read_seconds) as events:
+            for event in events:
+                if self._stop.is_set():
+                    return
+                self._fold(event)
+                backoff.reset()  # only data shows that the connection works
+                quiet = False
+        if quiet and time.monotonic() - opened < 1.0:
+            raise TransportError(f"watch {self._path}: ended at once")
+
+    def _fold(self, event: Json) -> None:
+        kind, raw = event.get("type"), event.get("object") or {}
+        if kind == "ERROR":
+            if raw.get("code") == 410:
+                raise _Expired
+            raise ApiError(int(raw.get("code") or 500), str(raw.get("reason")), str(raw.get("message")))
+        if kind in {"ADDED", "MODIFIED", "DELETED"}:
+            key, new = _key(raw), self._slim(raw)
+            with self._lock:
+                old = self._drop(key)
+                if kind != "DELETED":
+                    self._put(key, new)
+            self._handler(old or new, None) if kind == "DELETED" else self._handler(old, new)
+        self._version = raw["metadata"]["resourceVersion"]
+
+    def _put(self, key: Key, new: Json) -> None:
+        self._objects[key] = new
+        self._indexed.setdefault(self._index(new), {})[key] = new
+
+    def _drop(self, key: Key) -> Json | None:
+        old = self._objects.pop(key, None)
+        if old is not None:
+            same = self._indexed[self._index(old)]
+            del same[key]
+            if not same:
+                del self._indexed[self._index(old)]
+        return old
+
+
+def _key(raw: Json) -> Key:
+    metadata = raw["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]
+
+
+def _version(raw: Json) -> str:
+    return str(raw["metadata"].get("resourceVersion"))

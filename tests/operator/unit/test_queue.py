@@ -1,0 +1,153 @@
+"""The work queue: duplicates, keys under work, delays, backoff of each key, closing; on its own clock."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from guard_operator.runtime.backoff import Backoff
+from guard_operator.runtime.metrics import Metrics
+from guard_operator.runtime.queue import BASE_SECONDS, CAP_SECONDS, WorkQueue
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def queue(clock: Clock) -> WorkQueue[str]:
+    return WorkQueue(Metrics(), clock)
+
+
+def taken_now(queue: WorkQueue[str]) -> list[str]:
+    """Take and finish everything that is due."""
+    queue.add("collects what is due")
+    keys = []
+    while queue.depth():
+        key = queue.take()
+        assert key is not None
+        queue.done(key)
+        keys.append(key)
+    keys.remove("collects what is due")
+    return keys
+
+
+def test_a_waiting_key_is_there_once_and_in_order(queue: WorkQueue[str]) -> None:
+    for key in "abab":
+        queue.add(key)
+    assert queue.depth() == 2
+    assert taken_now(queue) == ["a", "b"]
+
+
+def test_a_key_under_work_comes_again_when_it_is_done(queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    assert queue.take() == "a"
+    queue.add("a")
+    queue.add("a")
+    assert queue.depth() == 0, "nobody else gets it"
+    queue.done("a")
+    assert taken_now(queue) == ["a"]
+
+
+def test_later_is_later(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add_after("a", 10)
+    queue.add_after("b", 5)
+    assert taken_now(queue) == []
+    clock.now += 5
+    assert taken_now(queue) == ["b"]
+    clock.now += 5
+    assert taken_now(queue) == ["a"]
+
+
+def test_the_earlier_appointment_counts(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add_after("a", 10)
+    queue.add_after("a", 3)
+    queue.add_after("a", 20)
+    clock.now += 3
+    assert taken_now(queue) == ["a"]
+    clock.now += 60
+    assert taken_now(queue) == []
+
+
+def test_working_at_once_voids_the_appointment(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add_after("a", 10)
+    queue.add("a")
+    assert taken_now(queue) == ["a"]
+    clock.now += 60
+    assert taken_now(queue) == []
+
+
+def test_each_key_backs_off_by_itself(queue: WorkQueue[str]) -> None:
+    slow = [queue.retry("a") for _ in range(20)]
+    assert all(CAP_SECONDS / 2 <= delay <= CAP_SECONDS for delay in slow[12:])
+    assert queue.retry("b") <= BASE_SECONDS
+    queue.forget("a")
+    assert queue.retry("a") <= BASE_SECONDS
+    assert queue.retry("b", at_least=7.0) >= 7.0
+
+
+def test_an_event_overtakes_a_backoff(queue: WorkQueue[str]) -> None:
+    for _ in range(20):
+        queue.retry("a")
+    queue.add("a")
+    assert taken_now(queue) == ["a"]
+
+
+def test_closing_wakes_every_worker() -> None:
+    queue: WorkQueue[str] = WorkQueue(Metrics())
+    results: list[str | None] = []
+    workers = [threading.Thread(target=lambda: results.append(queue.take())) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    queue.close()
+    for worker in workers:
+        worker.join(5)
+    assert results == [None, None, None]
+
+
+def test_no_two_workers_have_the_same_key() -> None:
+    queue: WorkQueue[int] = WorkQueue(Metrics())
+    at_work, clashes, total = set[int](), list[int](), list[int]()
+
+    def work() -> None:
+        while (key := queue.take()) is not None:
+            if key in at_work:
+                clashes.append(key)
+            at_work.add(key)
+            at_work.discard(key)
+            total.append(key)
+            queue.done(key)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for number in range(2000):
+        queue.add(number % 7)
+    while queue.depth():
+        pass
+    queue.close()
+    for worker in workers:
+        worker.join(5)
+    assert not clashes
+    assert set(total) == set(range(7))
+
+
+def test_backoff_doubles_jitters_and_starts_again() -> None:
+    backoff = Backoff(1.0, 8.0)
+    for full in (1.0, 2.0, 4.0, 8.0, 8.0):
+        assert full / 2 <= backoff.next() <= full
+    assert backoff.next(at_least=30.0) == 30.0
+    backoff.reset()
+    assert backoff.next() <= 1.0
