@@ -20,6 +20,8 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
+from guard_cli.errors import ExitCode
+from guard_cli.main import COMMANDS
 from guard_core.policy import Policy
 from guard_core.wire import Code, Condition, DetectorReading, EvaluationSummary, KlKind, Level, Verdict
 from guard_service.app import create_app
@@ -87,6 +89,7 @@ def main(arguments: list[str]) -> int:
 def pages() -> dict[Path, str]:
     """Every generated page: where it belongs, and its text."""
     made = {
+        "command-line.md": command_line(),
         "guard-api.md": guard_api(),
         "metrics.md": metrics(),
         "settings.md": settings(),
@@ -122,6 +125,22 @@ def guard_api() -> Iterator[str]:
     schemas = document["components"]["schemas"]
     for name, schema in sorted(schemas.items()):
         yield from _schema(name, schema, schemas)
+
+
+def command_line() -> Iterator[str]:
+    """The commands and the exit codes."""
+    yield "# Command line"
+    yield ""
+    yield "`rlguard COMMAND --help` shows the options of a command, with an example."
+    yield ""
+    yield from _table(
+        ("Command", "What it does"), [(f"`rlguard {c}`", text) for c, (_, text) in COMMANDS.items()]
+    )
+    yield "## Exit codes of `rlguard run` and `rlguard demo`"
+    yield ""
+    codes = [(str(code.value), f"`{code.name.lower()}`", code.meaning) for code in ExitCode]
+    others = [("128 + N", "", "ended by signal N"), ("any other", "", "the trainer's own exit code")]
+    yield from _table(("Code", "Name", "Meaning"), [*codes, *others])
 
 
 def metrics() -> Iterator[str]:

@@ -158,6 +158,16 @@ class TestARunningRun:
         ticks = [float(t) for t in kl.locator("text.tick").all_text_contents() if re.fullmatch(r"[\d.]+", t)]
         assert max(t for t in ticks if t % 1) < 1
 
+    def test_the_largest_values_that_the_guard_admits_fit_the_axis(
+        self, start_guard: Start, look: Look
+    ) -> None:
+        guard = start_guard()
+        guard.post([step(n, 1e100 * (-1) ** n, 1e100) for n in range(4)])
+        page = look(guard)
+        expect(chart(page, "In-loop reward").locator(".plot path.in-loop-raw")).to_have_count(1)
+        assert max(len(text) for text in page.locator("text.tick").all_text_contents()) < 15
+        assert "NaN" not in page.locator("#charts").inner_html()
+
     def test_a_second_attempt_is_a_line_of_its_own(self, start_guard: Start, look: Look) -> None:
         guard = start_guard()
         guard.post([step(n, 0.4) for n in range(10)])

@@ -10,7 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
+from guard_cli.errors import ExitCode
+from guard_cli.main import COMMANDS
 from guard_core.wire import Code, Level
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +66,9 @@ class TestGeneratedPages:
 
 
 class TestNothingIsUndocumented:
-    @pytest.mark.parametrize("name", ["guard-api.md", "metrics.md", "settings.md", "verdict.md"])
+    @pytest.mark.parametrize(
+        "name", ["command-line.md", "guard-api.md", "metrics.md", "settings.md", "verdict.md"]
+    )
     def test_every_row_has_a_meaning(self, name: str) -> None:
         assert empty_cells(reference(name)) == []
 
@@ -73,6 +78,11 @@ class TestNothingIsUndocumented:
     def test_every_level_and_code(self) -> None:
         page = reference("verdict.md")
         assert [value for value in [*Level, *Code] if f"| `{value.value}` |" not in page] == []
+
+    def test_every_command_and_exit_code(self) -> None:
+        page = reference("command-line.md")
+        assert [name for name in COMMANDS if f"| `rlguard {name}` |" not in page] == []
+        assert [code for code in ExitCode if f"| {code.value} | `{code.name.lower()}` |" not in page] == []
 
     def test_every_metric(self, generate: ModuleType) -> None:
         page = reference("metrics.md")
@@ -135,3 +145,13 @@ class TestTestsNamedInTheArchitecture:
             source = (ROOT / path).read_text("utf-8")
             for part in parts.split("::"):
                 assert re.search(rf"(?:class|def) {part}\b", source), f"{path} has no {part}"
+
+
+def test_pre_commit_needs_no_git_host_and_its_tools_are_in_the_lock_file() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
+    assert {repository["repo"] for repository in config["repos"]} == {"local"}
+    pinned = (ROOT / "requirements.lock").read_text("utf-8")
+    for hook in config["repos"][0]["hooks"]:
+        program = hook["entry"].split()[0].removeprefix(".venv/bin/")
+        package = {"lint-imports": "import-linter"}.get(program, program)
+        assert program == "python" or f"\n{package}==" in pinned, f"{package} is not locked"

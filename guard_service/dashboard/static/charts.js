@@ -193,9 +193,10 @@ export class Chart {
     const { x, y, left, right, top, bottom } = this.view;
     const yTicks = ticks(y0, y1, Math.max(2, Math.round((bottom - top) / 42)));
     const decimals = Math.max(...yTicks.map((t) => (String(t).split(".")[1] ?? "").length));
+    const long = decimals > 5 || Math.max(...yTicks.map(Math.abs)) >= 1e6;
     for (const value of yTicks) {
       this.svg.append(element("path", { d: `M${left} ${y(value)}H${right}`, class: "grid" }));
-      const text = decimals > 5 ? value.toExponential(1) : value.toFixed(decimals);
+      const text = long && value !== 0 ? value.toExponential(1) : value.toFixed(long ? 0 : decimals);
       this.#label(left - 8, y(value) + 4, text, "end", "tick");
     }
     const count = Math.min(10, Math.max(2, Math.floor((right - left) / 70)));
