@@ -27,7 +27,7 @@ from guard_core import CollapseStopError, TripwireStatus
 from guard_core.wire import Verdict
 from trainer_image import ranks
 from trainer_image.client import GuardClient
-from trainer_image.errors import GuardConfigError, GuardStopError
+from trainer_image.errors import GuardConfigError, GuardLostError, GuardStopError
 from trainer_image.metrics import StepMetrics, StepSample, kl_kind_of, sample_of
 from trainer_image.reporter import CheckpointSample, Reporter
 
@@ -41,14 +41,17 @@ CONTINUE_PATIENCE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Why training stops: with `status` the guard fired; without, a policy says stop or no guard answers."""
+    """Why training stops: the guard fired (`status`), no guard answers (`lost`), or its policy says stop."""
 
     reason: str
     status: TripwireStatus | None = None
+    lost: bool = False
 
     def error(self) -> RuntimeError:
         """The exception of a strict stop."""
-        return GuardStopError(self.reason) if self.status is None else CollapseStopError(self.status)
+        if self.status is not None:
+            return CollapseStopError(self.status)
+        return GuardLostError(self.reason) if self.lost else GuardStopError(self.reason)
 
 
 class GuardCallback(TrainerCallback):
@@ -60,8 +63,8 @@ class GuardCallback(TrainerCallback):
         url: base URL of the guard; None only on ranks other than 0.
         token: the guard's ingest token.
         attempt: number of this start of the trainer; None asks the guard.
-        strict: on a stop raise `CollapseStopError` (a fire) or `GuardStopError` (anything else); otherwise
-            end training softly, so that `train()` returns.
+        strict: on a stop raise `CollapseStopError` (a fire), `GuardLostError` (no guard answers) or
+            `GuardStopError` (a policy); otherwise end training softly, so that `train()` returns.
         on_unreachable: `stop` or `continue` when no guard answers for `unreachable_seconds`.
         unreachable_seconds: see there.
 
@@ -191,7 +194,7 @@ class GuardCallback(TrainerCallback):
     ) -> None:
         """Report the checkpoint once every rank has written its part of it."""
         ranks.barrier()
-        if self._reporter is None:
+        if self._reporter is None or self.halt is not None:
             return
         path = os.path.abspath(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
         if os.path.isdir(path):
@@ -225,7 +228,7 @@ class GuardCallback(TrainerCallback):
             patience = min(patience, CONTINUE_PATIENCE_SECONDS)
         self._reporter.connect(patience)
         if self._reporter.verdict is None and self._on_unreachable == "stop":
-            return Halt(f"no guard answers at {self._url}: {self._reporter.last_failure}")
+            return Halt(f"no guard answers at {self._url}: {self._reporter.last_failure}", lost=True)
         return self._opinion()
 
     def _trainer_lists(self) -> Mapping[str, Any]:
@@ -260,7 +263,7 @@ class GuardCallback(TrainerCallback):
         if verdict is not None:
             return Halt(f"{verdict.code}: {verdict.reason}", _status_of(verdict) if verdict.fire else None)
         if self._on_unreachable == "stop" and self._reporter.unreachable is not None:
-            return Halt(self._reporter.unreachable)
+            return Halt(self._reporter.unreachable, lost=True)
         return None
 
     def _stop_if(self, halt: Halt | None, control: TrainerControl) -> None:

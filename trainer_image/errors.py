@@ -1,6 +1,7 @@
 """Every error that a user of the trainer can meet, but for `guard_core.CollapseStopError` (a fire).
 
-GuardStopError          training must stop although nothing says "hacking"
+GuardStopError          training must stop although nothing says "hacking": a policy says `stop`
+  GuardLostError        ... or no guard answers
 GuardConfigError        a setting is missing or wrong
 GuardUnavailableError   one exchange with the guard failed; the reporter retries it
 ReportRefusedError      the guard read the report and refuses it; a retry would not help
@@ -10,7 +11,11 @@ from __future__ import annotations
 
 
 class GuardStopError(RuntimeError):
-    """Raised where training stops without evidence of hacking: a `stop` policy held, or no guard answers."""
+    """Raised where training stops without evidence of hacking, because a policy of the guard says `stop`."""
+
+
+class GuardLostError(GuardStopError):
+    """Raised where training stops because no guard has answered for too long: the run is not guarded."""
 
 
 class GuardConfigError(ValueError):

@@ -10,7 +10,8 @@ Exit codes, all below 128, so that no restart policy takes them for an infrastru
     1  anything unexpected, with a traceback
     2  the configuration or the environment is wrong
     3  the guard fired
-    4  the guard stopped the run without a fire: a `stop` policy, or no guard answered
+    4  a policy of the guard stopped the run without a fire
+    5  the run was stopped because no guard answered
 torchrun turns the failure of a rank into 1.
 """
 
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from guard_core import CollapseStopError, __version__
 from trainer_image.config import LOSS_COLUMNS, TrainConfig, load, unknown_key
-from trainer_image.errors import GuardConfigError, GuardStopError
+from trainer_image.errors import GuardConfigError, GuardLostError, GuardStopError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 EXIT_CONFIG = 2
 EXIT_FIRED = 3
 EXIT_STOPPED = 4
+EXIT_NOT_GUARDED = 5
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer_image.train",
         description="GRPO with TRL from a configuration file, guarded if RLGUARD_URL is set.",
-        epilog="Exit codes: 0 finished, 2 wrong configuration, 3 the guard fired, 4 the guard stopped the "
-        "run without a fire. Example: python -m trainer_image.train --config grpo.yaml",
+        epilog="Exit codes: 0 finished, 2 wrong configuration, 3 the guard fired, 4 stopped by a policy of "
+        "the guard, 5 no guard answered. Example: python -m trainer_image.train --config grpo.yaml",
     )
     parser.add_argument(
         "--config", type=Path, required=True, help="YAML file; trainer_image/config.py lists its keys"
@@ -64,8 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CollapseStopError as fire:
         print(f"stopped: the guard fired: {fire}", file=sys.stderr)
         return EXIT_FIRED
+    except GuardLostError as lost:
+        print(f"stopped: {lost}", file=sys.stderr)
+        return EXIT_NOT_GUARDED
     except GuardStopError as stop:
-        print(f"stopped by the guard: {stop}", file=sys.stderr)
+        print(f"stopped: a policy of the guard: {stop}", file=sys.stderr)
         return EXIT_STOPPED
     return 0
 
@@ -75,7 +80,7 @@ def train(config: TrainConfig) -> None:
 
     Raises:
         GuardConfigError: the configuration does not fit the model, the data or TRL.
-        CollapseStopError, GuardStopError: the guard stopped the run, strictly or softly.
+        CollapseStopError, GuardStopError, GuardLostError: the guard stopped the run, strictly or softly.
     """
     if config.model.startswith((".", "/", "~")) and not Path(config.model).is_dir():
         raise GuardConfigError(f"model: there is no directory {config.model}")

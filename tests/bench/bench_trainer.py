@@ -1,12 +1,14 @@
-"""A training step with `GuardCallback` against without, and against TensorBoard's callback, in the same run.
+"""A training step with `GuardCallback` against without, and against TensorBoard's callback, in one training.
 
-    python tests/bench/bench_trainer.py [--rounds 5] [--steps 20] [--batch 64]
+    python tests/bench/bench_trainer.py [--blocks 60] [--batch 64]
 
-Real TRL GRPO on a tiny Llama, one thread, `logging_steps=1`, against a real guard process, which shares the
-machine. The variants alternate in short blocks, in an order that turns round by round, so that other load
-hits all of them. Figures are medians over blocks; `without` is measured twice, and the difference between
-its two halves says how much of a ratio is noise. The callback's own time on the training thread is measured
-too: it is the overhead that a longer step would dilute.
+Real TRL GRPO at the size of `rlguard demo` (3 layers, width 96, 64 completions of 16 tokens), one thread,
+`logging_steps=1`, against a real guard process on the same machine. The callbacks take turns in blocks of
+five steps of one training, so that other load hits all of them; the first step of a block is left out,
+because the guard's reporter thread may still be busy with the block before. `without` takes two turns: the
+ratio of its halves shows the noise. CPU seconds are those of the whole process, so they hold the reporter's
+and TensorBoard's threads too; wall seconds also hold whatever else ran on the machine. Last come the seconds
+that the callback itself spends on the training thread.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,116 +36,125 @@ from tests.trainer.tiny import digit_share, grpo_config, make_model, prompts
 from trainer_image.callback import GuardCallback
 
 VARIANTS = ("without", "GuardCallback", "without again", "TensorBoard")
+BLOCK = 5
 
 
-class Stopwatch(TrainerCallback):
-    """Seconds of every step but the first of a run, from the end of a step to the end of the next."""
+@dataclass
+class Turns(TrainerCallback):
+    """Whose turn it is, and what its steps cost: wall and CPU seconds from one step's begin to the next's."""
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._last: float | None = None
+    active: str = VARIANTS[0]
+    wall: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    cpu: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    _began: tuple[float, float] | None = None
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._last = None
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        now = time.perf_counter(), time.process_time()
+        done = state.global_step - 1  # index of the step that just ended
+        if self._began is not None and done % BLOCK:
+            self.wall[self.active].append(now[0] - self._began[0])
+            self.cpu[self.active].append(now[1] - self._began[1])
+        self._began = now
+        self.active = VARIANTS[state.global_step // BLOCK % len(VARIANTS)]
+
+
+class TakesTurns:
+    """Mixin: lets the events of a step through only when it is the callback's turn, and times them."""
+
+    def __init__(self, name: str, turns: Turns, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.name, self.turns = name, turns
+        self.own: list[float] = []
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        now = time.perf_counter()
-        if self._last is not None:
-            self.seconds.append(now - self._last)
-        self._last = now
+        self.own.append(0.0)
 
+    def on_step_end(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._take(super().on_step_end, *arguments, **keywords)
 
-class TimedGuardCallback(GuardCallback):
-    """GuardCallback that measures itself: seconds on the training thread, per step."""
+    def on_log(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._take(super().on_log, *arguments, **keywords)
 
-    own: list[float]
-
-    def _timed(self, event: str, *arguments: Any, **keywords: Any) -> Any:
+    def _take(self, event: Any, *arguments: Any, **keywords: Any) -> Any:
+        if self.turns.active != self.name:
+            return None
         began = time.perf_counter()
-        result = getattr(GuardCallback, event)(self, *arguments, **keywords)
+        result = event(*arguments, **keywords)
         self.own[-1] += time.perf_counter() - began
         return result
 
-    def on_step_end(self, *arguments: Any, **keywords: Any) -> Any:
-        self.own.append(0.0)
-        return self._timed("on_step_end", *arguments, **keywords)
-
-    def on_log(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._timed("on_log", *arguments, **keywords) if self.own else None
+    def own_seconds(self) -> list[float]:
+        """Seconds on the training thread of every step that was this callback's."""
+        return sorted(seconds for seconds in self.own if seconds > 0.0)
 
 
-def block(
-    variant: str, model: Path, directory: Path, guard: RealGuard, steps: int, batch: int, own: list[float]
-) -> float:
-    """Train `steps` + 1 steps; the median seconds of a step."""
-    arguments = grpo_config(
-        directory / "out",
-        max_steps=steps + 1,
-        per_device_train_batch_size=batch,
-        num_generations=8,
-        max_completion_length=16,
-        learning_rate=1e-5,
-    )
-    trainer = GRPOTrainer(str(model), reward_funcs=digit_share, args=arguments, train_dataset=prompts(100))
-    trainer.remove_callback(PrinterCallback)
-    stopwatch = Stopwatch()
-    trainer.add_callback(stopwatch)
-    if variant == "GuardCallback":
-        callback = TimedGuardCallback(guard.url, INGEST)
-        callback.own = own
-        trainer.add_callback(callback)
-    elif variant == "TensorBoard":
-        os.environ["TENSORBOARD_LOGGING_DIR"] = str(directory / "tensorboard")
-        trainer.add_callback(TensorBoardCallback())
-    trainer.train()
-    return statistics.median(stopwatch.seconds)
+class Guarded(TakesTurns, GuardCallback):
+    """GuardCallback, when it is its turn."""
+
+
+class TensorBoard(TakesTurns, TensorBoardCallback):
+    """TensorBoard's callback, when it is its turn."""
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--blocks", type=int, default=60, help=f"of {BLOCK} steps, over all variants")
+    parser.add_argument("--batch", type=int, default=64, help="completions per step")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    seconds: dict[str, list[float]] = defaultdict(list)
-    own: list[float] = []
+    turns = Turns()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        model = make_model(directory / "model")
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(directory / "tensorboard")
+        arguments = grpo_config(
+            directory / "out",
+            max_steps=options.blocks * BLOCK,
+            per_device_train_batch_size=options.batch,
+            num_generations=8,
+            max_completion_length=16,
+            learning_rate=1e-5,
+        )
+        trainer = GRPOTrainer(
+            str(make_model(directory / "model", layers=3, width=96)),
+            reward_funcs=digit_share,
+            args=arguments,
+            train_dataset=prompts(100),
+        )
+        trainer.remove_callback(PrinterCallback)
         guard = RealGuard(directory / "guard", directory / "out", LOOSE_KL)
         try:
-            block("without", model, directory, guard, 3, options.batch, [])  # warm-up
-            for turn in range(options.rounds):
-                for offset in range(len(VARIANTS)):
-                    variant = VARIANTS[(turn + offset) % len(VARIANTS)]
-                    seconds[variant].append(
-                        block(variant, model, directory, guard, options.steps, options.batch, own)
-                    )
+            guarded = Guarded("GuardCallback", turns, guard.url, INGEST)
+            board = TensorBoard("TensorBoard", turns)
+            for callback in (turns, guarded, board):
+                trainer.add_callback(callback)
+            trainer.train()
             reported = len(guard.history())
         finally:
             guard.close()
-    assert reported == options.rounds * (options.steps + 1), "the guard lacks steps: nothing was measured"
-    report(seconds, own)
+    assert reported == len(guarded.own_seconds()) > 0, "the guard lacks steps: nothing was measured"
+    report(turns, guarded, board)
 
 
-def report(seconds: dict[str, list[float]], own: list[float]) -> None:
-    """Ratios within a round, then their median: load that lasts a round cancels."""
-    base = [min(pair) for pair in zip(seconds["without"], seconds["without again"], strict=True)]
-    print(f"step without a callback: {1e3 * statistics.median(seconds['without']):.1f} ms (median of blocks)")
-    for variant in VARIANTS[1:]:
-        ratios = [a / b for a, b in zip(seconds[variant], seconds["without"], strict=True)]
+def report(turns: Turns, guarded: TakesTurns, board: TakesTurns) -> None:
+    """Medians over the steps of each variant, as ratios to `without`."""
+    cpu = {name: statistics.median(seconds) for name, seconds in turns.cpu.items()}
+    wall = {name: statistics.median(seconds) for name, seconds in turns.wall.items()}
+    steps = len(turns.cpu["without"])
+    step = f"{1e3 * cpu['without']:.1f} ms CPU, {1e3 * wall['without']:.1f} ms wall"
+    print(f"{steps} steps each; a step without a callback: {step}")
+    print(f"{'ratio to without':24s} {'CPU':>8s} {'wall':>8s}")
+    for name in VARIANTS[1:]:
+        print(f"{name:24s} {cpu[name] / cpu['without']:8.4f} {wall[name] / wall['without']:8.4f}")
+    for callback in (guarded, board):
+        own = callback.own_seconds()
+        median, tail = statistics.median(own), own[int(0.99 * (len(own) - 1))]
+        share = 100 * median / wall["without"]
         print(
-            f"{variant + ' / without':28s} {statistics.median(ratios):.4f}   "
-            f"(per round {min(ratios):.4f} to {max(ratios):.4f})"
+            f"{callback.name} on the training thread: median {1e6 * median:.0f} us, p99 {1e6 * tail:.0f} us; "
+            f"median / step = {share:.3f} %"
         )
-    share = statistics.median(own) / statistics.median(base)
-    print(
-        f"GuardCallback on the training thread: {1e6 * statistics.median(own):.0f} us a step (p99 "
-        f"{1e6 * sorted(own)[int(0.99 * (len(own) - 1))]:.0f} us), {100 * share:.3f} % of this step"
-    )
 
 
 if __name__ == "__main__":

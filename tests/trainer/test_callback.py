@@ -18,7 +18,7 @@ import pytest
 from guard_core import CollapseStopError
 from guard_core.wire import KlKind
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard, problem, reply
-from trainer_image.errors import GuardConfigError, GuardStopError
+from trainer_image.errors import GuardConfigError, GuardLostError, GuardStopError
 
 pytestmark = pytest.mark.torch
 
@@ -234,7 +234,7 @@ def test_a_given_attempt_is_kept(train, guard: FaultyGuard) -> None:
 def test_no_guard_at_the_start_stops(train, guard: FaultyGuard) -> None:
     guard.close()
     trainer = train(guard.url, callback_kwargs={"unreachable_seconds": 0.2})
-    with pytest.raises(GuardStopError, match="no guard answers"):
+    with pytest.raises(GuardLostError, match="no guard answers"):
         trainer.train()
     assert trainer.state.global_step == 0
 
@@ -256,7 +256,7 @@ def test_a_guard_lost_in_the_middle_stops(train, guard: FaultyGuard, monkeypatch
     guard.fault = lost
     trainer = train(guard.url, max_steps=100_000, callback_kwargs={"unreachable_seconds": 0.3})
     monkeypatch.setattr("trainer_image.callback.FLUSH_SECONDS", 0.1)
-    with pytest.raises(GuardStopError, match="no answer from the guard"):
+    with pytest.raises(GuardLostError, match="no answer from the guard"):
         trainer.train()
     assert trainer.state.global_step < 100_000
 

@@ -123,11 +123,11 @@ def test_a_stop_by_the_guard_has_its_own_exit_code(
 
 
 @pytest.mark.torch
-def test_no_guard_is_exit_code_4(config: Any, tiny_model: Path, guard: FaultyGuard, monkeypatch: Any) -> None:
+def test_no_guard_is_exit_code_5(config: Any, tiny_model: Path, guard: FaultyGuard, monkeypatch: Any) -> None:
     guard.close()
     monkeypatch.setenv("RLGUARD_URL", guard.url)
     monkeypatch.setenv("RLGUARD_UNREACHABLE_SECONDS", "0.2")
-    assert run(config(model=str(tiny_model))) == 4
+    assert run(config(model=str(tiny_model))) == 5
 
 
 @pytest.mark.torch

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.real_guard import TIGHT_KL, RealGuard
+from tests.trainer.real_guard import LOOSE_KL, TIGHT_KL, RealGuard
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -23,7 +23,8 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """What both ranks saw in each run, and what the guards have on disk."""
     directory = tmp_path_factory.mktemp("ranks")
     output = directory / "out"
-    guards = {name: RealGuard(directory / name, output, TIGHT_KL) for name in ("strict", "soft")}
+    policies = {"strict": TIGHT_KL, "soft": TIGHT_KL, "entrypoint": LOOSE_KL}
+    guards = {name: RealGuard(directory / name, output, policy) for name, policy in policies.items()}
     command = [
         sys.executable,
         "-m",
@@ -73,3 +74,8 @@ def test_both_ranks_of_a_restarted_run_stop_before_the_first_step(runs: dict[str
 def test_both_ranks_fold_the_same_scores_into_the_kill_switch(runs: dict[str, Any]) -> None:
     first, second = runs["killswitch"]["ranks"]
     assert first == second and first["step"] == 2 and "Hacking Gap" in first["raised"]
+
+
+def test_the_entrypoint_works_under_torchrun(runs: dict[str, Any]) -> None:
+    assert runs["entrypoint"]["ranks"] == [0, 0], "exit codes"
+    assert [line["step"] for line in runs["entrypoint"]["history"]] == [1, 2]

@@ -14,8 +14,8 @@ from trl import GRPOConfig, GRPOTrainer
 CHARACTERS = "0123456789+=? abcdefghijklmnopqrstuvwxyz"
 
 
-def make_model(directory: Path) -> Path:
-    """Save a Llama of two layers, width 32, with a character tokenizer; return its directory."""
+def make_model(directory: Path, layers: int = 2, width: int = 32) -> Path:
+    """Save a Llama with a character tokenizer; return its directory."""
     vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2}
     vocabulary |= {c: i + 3 for i, c in enumerate(CHARACTERS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -31,9 +31,9 @@ def make_model(directory: Path) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=64,

@@ -1,8 +1,8 @@
 """One rank of a real two-process training; `test_two_ranks.py` starts it under torchrun.
 
-Arguments: model directory, output directory, URL of the guard of the strict run, and of the soft run. One
-process does three runs, because loading torch takes longer than all of them. Each rank writes what it saw to
-`<output>/rank<i>.json`.
+Arguments: model directory, output directory, and the URLs of three guards: of the strict run, of the soft run
+and of the entrypoint's. One process does all runs, because loading torch takes longer than all of them. Each
+rank writes what it saw to `<output>/rank<i>.json`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trl import GRPOTrainer
 from guard_core import CollapseStopError, HeldOutGuard
 from tests.trainer.real_guard import INGEST
 from tests.trainer.tiny import grpo_trainer, prompts
-from trainer_image import ranks
+from trainer_image import ranks, train
 from trainer_image.callback import GuardCallback
 from trainer_image.guarded_trainer import GuardedGRPOTrainer
 
@@ -76,18 +76,46 @@ def killswitch(model: Path, output: Path) -> dict[str, Any]:
     )
 
 
+def entrypoint(model: Path, output: Path, url: str) -> int:
+    """`python -m trainer_image.train` in this process; its exit code."""
+    if RANK == 0:
+        os.environ |= {"RLGUARD_URL": url, "RLGUARD_TOKEN": INGEST}
+        (output / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts(16)))
+        content = {
+            "model": str(model),
+            "dataset": str(output / "train.jsonl"),
+            "reward_functions": ["tests.trainer.tiny:digit_share"],
+            "output_dir": str(output / "entrypoint"),
+            "grpo": {
+                "use_cpu": True,
+                "bf16": False,
+                "report_to": [],
+                "per_device_train_batch_size": 4,
+                "num_generations": 4,
+                "max_completion_length": 4,
+                "max_steps": 2,
+                "save_steps": 1,
+                "beta": 0.04,
+            },
+        }
+        (output / "grpo.yaml").write_text(json.dumps(content))
+    ranks.barrier()
+    return train.main(["--config", str(output / "grpo.yaml")])
+
+
 def main() -> None:
-    """All runs, one after the other."""
-    model, output, strict_url, soft_url = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
+    """All runs, one after the other; the entrypoint's leaves the process group."""
+    model, output = Path(sys.argv[1]), Path(sys.argv[2])
+    strict_url, soft_url, entrypoint_url = sys.argv[3:]
     saving = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
     results = {
         "strict": guarded(model, output, strict_url, "1", max_steps=500, **saving),
         "soft": guarded(model, output, soft_url, "0", max_steps=500),
         "restarted": guarded(model, output, soft_url, "1", max_steps=500),
         "killswitch": killswitch(model, output),
+        "entrypoint": entrypoint(model, output, entrypoint_url),
     }
     (output / f"rank{RANK}.json").write_text(json.dumps(results))
-    ranks.shut_down()
 
 
 if __name__ == "__main__":
