@@ -28,7 +28,7 @@ def make_tokenizer() -> Any:
 
 
 def save_tiny_model(
-    path: Path, *, seed: int = 0, width: int = 32, layers: int = 2, vocabulary: int | None = None, **save: Any
+    path: Path, *, seed: int = 0, width: int = 32, layers: int = 2, context: int = 256, **save: Any
 ) -> Path:
     """Save a Llama checkpoint to `path` and give it back."""
     import torch
@@ -37,12 +37,12 @@ def save_tiny_model(
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
     config = LlamaConfig(
-        vocab_size=vocabulary or len(tokenizer),
+        vocab_size=len(tokenizer),
         hidden_size=width,
         intermediate_size=2 * width,
         num_hidden_layers=layers,
         num_attention_heads=4,
-        max_position_embeddings=256,
+        max_position_embeddings=context,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,

@@ -88,6 +88,7 @@ class OpenAIEvaluator:
             "model": model,
             "max_tokens": settings.max_new_tokens,
             "temperature": settings.temperature,
+            "top_p": 1,  # a server may have another default
             "seed": seed,
             "stream": False,
         }
