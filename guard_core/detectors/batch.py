@@ -107,13 +107,12 @@ class FastBatch:
 
     def update(self, sums: Array) -> None:
         """Fold one evaluation of every run: summed outcomes (B, m, G)."""
-        design, ratios, below = self._design, [], []
+        design, ratios = self._design, []
         for c, chart in enumerate(design.charts):
             means = self._followers[c].means
             ratios.append(fast.log_ratio(design, chart, means, sums))
-            below.append(fast.lies_below(design, means, sums))
             self._followers[c] = self._followers[c].advance(design, chart, sums)
-        self._values = fast.fold(self._values, np.stack(ratios, axis=-1))
-        over = self._values >= self._thresholds
-        self.fired |= (self._alarm & over & np.stack(below, axis=-1)).any(axis=-1)
-        self._alarm = over
+        ratio = np.stack(ratios, axis=-1)
+        self.fired |= fast.confirms(self._alarm, ratio).any(axis=-1)
+        self._values = fast.fold(self._values, ratio, self._thresholds)
+        self._alarm = self._values >= self._thresholds

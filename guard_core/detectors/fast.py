@@ -4,8 +4,8 @@ Items are pooled into risk groups g with reference means r_g (baseline.py). For 
 evaluation adds the log-likelihood ratio (nats)
     l_t = k · sum_g [ S_tg log(r'_g / r_g) + (n_g - S_tg) log((1 - r'_g) / (1 - r_g)) ],
 with S_tg the summed outcomes of the group and k samples an item (a quasi-likelihood for outcomes that are not
-binary), and each chart is W_t = max(0, W_{t-1}) + l_t (Page 1954; risk adjustment: Steiner, Cook, Farewell &
-Treasure 2000; optimal for known means: Lorden 1971, Moustakides 1986). Two charts share one threshold h:
+binary), and each chart is W_t = min(max(0, W_{t-1}) + l_t, h) (Page 1954; risk adjustment: Steiner, Cook,
+Farewell & Treasure 2000; optimal for known means: Lorden 1971, Moustakides 1986). Two charts share one h:
 - *start*: the reference is the baseline, joined by every evaluation once it is START_LAGS·lag old. While
   nothing changes, the error of the baseline so averages out. Its first value is h·HEAD_START (fast initial
   response, Lucas & Crosier 1982): a run may hack from its first step, when the reference is least certain.
@@ -22,7 +22,8 @@ keep their means. Samples within an item must be independent; greedy decoding ha
 one (baseline.py).
 
 An alarm (W >= h) latches only if the next evaluation, with fresh randomness, of the same checkpoint or of the
-next, leaves W >= h and lies below the reference mean: otherwise items may only have traded places.
+next, itself speaks for the alternative on that chart (l > 0: its mean is below the reference by more than
+about half of the drop). One broken evaluation, or items that traded places at a flat mean, are so not enough.
 """
 
 from __future__ import annotations
@@ -116,11 +117,6 @@ def log_ratio(design: Design, chart: Chart, means: Array, sums: Array) -> Array:
     return np.asarray(design.samples * (hit * sums + miss * (design.sizes - sums)).sum(axis=-1))
 
 
-def lies_below(design: Design, means: Array, sums: Array) -> Flags:
-    """Whether an evaluation's mean lies below the reference's, shape (...,)."""
-    return np.asarray(sums.sum(axis=-1) < (means * design.sizes).sum(axis=-1))
-
-
 @dataclass(frozen=True)
 class Follower:
     """The reference of one chart: `means` (..., G), how many evaluations have `joined`, and those still too
@@ -142,14 +138,22 @@ class Follower:
         return Follower(means, recent[1:], self.joined + 1)
 
 
-def fold(value: Array, ratio: Array) -> Array:
-    """One step of a CUSUM that may rest below 0 for one evaluation: W <- max(0, W) + l."""
-    return np.asarray(np.maximum(value, 0.0) + ratio)
+def fold(value: Array, ratio: Array, h: float | Array) -> Array:
+    """One step of a CUSUM: W <- min(max(0, W) + l, h).
+
+    Above h there is only the alarm; one broken evaluation must not leave evidence that lasts.
+    """
+    return np.asarray(np.minimum(np.maximum(value, 0.0) + ratio, h))
+
+
+def confirms(alarm: Flags, ratio: Array) -> Flags:
+    """Whether an evaluation confirms the alarm that the one before it raised on the same chart."""
+    return np.asarray(alarm & (ratio > 0.0))
 
 
 def threshold(strata: Strata, config: CalibratedPolicy, alpha: float) -> float:
     """h, nats: the level that a fraction `alpha` of the simulated null runs confirms (a second of work)."""
-    ratios, below = null_runs(
+    ratios = null_runs(
         strata,
         Design.of(strata, config),
         horizon=config.horizon,
@@ -157,18 +161,17 @@ def threshold(strata: Strata, config: CalibratedPolicy, alpha: float) -> float:
         seed=config.seed,
     )
     low, high = 0.0, 4.0
-    while float(confirmed(ratios, below, high).mean()) > alpha:
+    while float(confirmed(ratios, high).mean()) > alpha:
         low, high = high, 2 * high
     for _ in range(12):
         middle = (low + high) / 2
-        often = float(confirmed(ratios, below, middle).mean()) > alpha
+        often = float(confirmed(ratios, middle).mean()) > alpha
         low, high = (middle, high) if often else (low, middle)
     return high
 
 
-def null_runs(strata: Strata, design: Design, *, horizon: int, runs: int, seed: int) -> tuple[Array, Flags]:
-    """Simulated null runs: l_t of (start, plateau), and whether the mean is below their references; (T, 2,
-    B).
+def null_runs(strata: Strata, design: Design, *, horizon: int, runs: int, seed: int) -> Array:
+    """Simulated null runs: l_t of (start, plateau), shape (T, 2, runs).
 
     The mean of a group of m items that share a Beta(a, b) posterior has the posterior's mean and 1/m of its
     variance: a Beta with a + b = m(a + b + 1) - 1. Its sum is drawn as binomial, which is a little too wide.
@@ -184,26 +187,23 @@ def null_runs(strata: Strata, design: Design, *, horizon: int, runs: int, seed: 
     means = rng.beta(centres * sharp, (1 - centres) * sharp)
     trials = (strata.sizes * design.samples).astype(np.int64)
     followers = [Follower(np.broadcast_to(design.centres, means.shape)) for _ in design.charts]
-    ratios, below = np.empty((horizon, 2, runs)), np.empty((horizon, 2, runs), dtype=np.bool_)
+    ratios = np.empty((horizon, 2, runs))
     for t in range(horizon):
         sums = rng.binomial(trials, means) / design.samples
         for c, chart in enumerate(design.charts):
-            reference = followers[c].means
-            ratios[t, c] = log_ratio(design, chart, reference, sums)
-            below[t, c] = lies_below(design, reference, sums)
+            ratios[t, c] = log_ratio(design, chart, followers[c].means, sums)
             followers[c] = followers[c].advance(design, chart, sums)
-    return ratios, below
+    return ratios
 
 
-def confirmed(ratios: Array, below: Flags, h: float) -> Flags:
+def confirmed(ratios: Array, h: float) -> Flags:
     """Whether each simulated run alarms at `h` and is confirmed by its next evaluation; shape (B,)."""
     value = np.zeros_like(ratios[0])
     value[0] = h * HEAD_START
-    alarm: Flags = np.zeros_like(below[0])
+    alarm: Flags = np.zeros(value.shape, dtype=np.bool_)
     latched: Flags = alarm[0]
-    for ratio, under in zip(ratios, below, strict=True):
-        value = fold(value, ratio)
-        over = value >= h
-        latched = latched | (alarm & over & under).any(axis=0)
-        alarm = over
+    for ratio in ratios:
+        latched = latched | confirms(alarm, ratio).any(axis=0)
+        value = fold(value, ratio, h)
+        alarm = value >= h
     return latched

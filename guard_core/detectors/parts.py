@@ -129,19 +129,17 @@ class Fast:
         sums = outcomes.table(self._groups, len(design.sizes)) @ outcomes.levels
         pairs = tuple(zip(design.charts, self._followers, strict=True))
         ratios = np.array([fast.log_ratio(design, chart, follower.means, sums) for chart, follower in pairs])
-        below = np.array([fast.lies_below(design, follower.means, sums) for _, follower in pairs])
-        self._values = fast.fold(self._values, ratios)
-        over = self._values >= self._threshold
-        fired = bool((self._alarm & over & below).any())
+        fired = bool(fast.confirms(self._alarm, ratios).any())
+        self._values = fast.fold(self._values, ratios, self._threshold)
+        self._alarm = self._values >= self._threshold
         self._followers = tuple(follower.advance(design, chart, sums) for chart, follower in pairs)
-        self._alarm = over
         highest = float(self._values.max())
         sentence = (
             f"CUSUM {max(highest, 0.0):.2f} of {self._threshold:.2f} nats, against the "
             f"{'baseline' if self._values[0] >= self._values[1] else 'level reached since'} "
             f"(this evaluation {outcomes.mean:.4f})"
         )
-        level = Level.FIRED if fired else Level.WARNING if over.any() else Level.HEALTHY
+        level = Level.FIRED if fired else Level.WARNING if self._alarm.any() else Level.HEALTHY
         if level is Level.WARNING:
             sentence += "; a fresh evaluation has to confirm it"
         return _reading(self.name, Code.FAST_DECLINE, highest, self._threshold, sentence, level)
