@@ -65,6 +65,10 @@ class Reason(StrEnum):
     KL_HARD_STOP = "KlHardStop"
     HELDOUT_DECLINE = "HeldoutDecline"
     HACKING_GAP = "HackingGap"
+    GUARANTEED_DECLINE = "GuaranteedDecline"
+    FAST_DECLINE = "FastDecline"
+    PEAK_DECLINE = "PeakDecline"
+    CALIBRATED_GAP = "CalibratedGap"
     OTHER_RULE = "OtherRule"
     # Halted and GuardSilent
     GUARD_HALT = "GuardHalt"
@@ -105,9 +109,6 @@ _REASONS = {
     Reason.RELAXED_ISOLATION: "`isolation: Relaxed` admitted exceptions; the message says what they cost.",
     Reason.NO_VERDICT_YET: "The guard has not reported yet.",
     Reason.NOT_FIRED: "The guard reports and has not fired.",
-    Reason.KL_HARD_STOP: "KL to the reference went above its hard stop.",
-    Reason.HELDOUT_DECLINE: "The held-out score kept falling while in-loop reward rose.",
-    Reason.HACKING_GAP: "In-loop reward gained more than the held-out score by over the ceiling.",
     Reason.OTHER_RULE: "A rule fired that this version of the operator does not know by name.",
     Reason.GUARD_HALT: "A condition in the guard whose policy is `Stop` holds.",
     Reason.GUARD_SILENT: "No heartbeat of the guard for longer than the limit.",
@@ -126,9 +127,14 @@ _REASONS = {
     Reason.STOP_ESCALATED: "The stop did not take effect or was refused, so a harder one was asked for.",
 }
 
-#: What the guard's verdict code is called in a condition.
+#: What the codes of the guard's verdict that can fire are called in a condition.
 FIRE_REASONS = {
     Code.KL_HARD_STOP.value: Reason.KL_HARD_STOP,
     Code.HELDOUT_DECLINE.value: Reason.HELDOUT_DECLINE,
     Code.HACKING_GAP.value: Reason.HACKING_GAP,
+    Code.GUARANTEED_DECLINE.value: Reason.GUARANTEED_DECLINE,
+    Code.FAST_DECLINE.value: Reason.FAST_DECLINE,
+    Code.PEAK_DECLINE.value: Reason.PEAK_DECLINE,
+    Code.CALIBRATED_GAP.value: Reason.CALIBRATED_GAP,
 }
+_REASONS |= {reason: Code(code).meaning for code, reason in FIRE_REASONS.items()}

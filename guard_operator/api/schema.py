@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_pascal
 
 from guard_operator.api.names import GROUP, KIND, PLURAL, VERSION
-from guard_operator.api.types import UNDECLARED, GuardedTrainingJob
+from guard_operator.api.types import CAMEL_CHOICES, UNDECLARED, GuardedTrainingJob, cel
 
 #: (name, JSON path, type, description) in the order of `kubectl get gtj`.
 PRINTER_COLUMNS = (
@@ -41,17 +41,34 @@ _KEPT = (
 )
 
 
-def structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+#: Rules of models that know nothing of CEL, by the name of the model.
+_RULES = {
+    "AlphaShares": cel(
+        ("self.guaranteed + self.fast + self.peak + self.gap <= 1.000000001", "the shares must not exceed 1"),
+    )
+}
+
+
+def structural(
+    node: Mapping[str, Any], definitions: Mapping[str, Any], camel_choices: bool = False
+) -> dict[str, Any]:
     """One node of pydantic's JSON schema as a structural schema.
+
+    Args:
+        node: the node.
+        definitions: what its references refer to.
+        camel_choices: whether choices below are written in CamelCase.
 
     Raises:
         ValueError: the node has a union that no structural schema can express.
     """
     node = _resolved(node, definitions)
+    camel_choices = camel_choices or CAMEL_CHOICES in node
     if node.get("x-kubernetes-int-or-string"):
         return {"x-kubernetes-int-or-string": True}
     out: dict[str, Any] = {key: node[key] for key in _KEPT if key in node}
     out |= {key: value for key, value in node.items() if key.startswith("x-kubernetes-")}
+    out |= _RULES.get(node.get("title", ""), {})
     if "const" in node:
         out["enum"] = [node["const"]]
     for bound, flag in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
@@ -59,7 +76,7 @@ def structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[
             out |= {bound: node[flag], flag: True}
     if "properties" in node:
         out["properties"] = {
-            to_camel(name): _property(name, inner, definitions)
+            to_camel(name): structural(inner, definitions, camel_choices)
             for name, inner in node["properties"].items()
             if UNDECLARED not in inner
         }
@@ -71,6 +88,8 @@ def structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[
         out["items"] = structural(node["items"], definitions)
     if (default := _default(node, out)) is not None:
         out["default"] = default
+    if camel_choices and "enum" in out:
+        out |= {"enum": [to_pascal(choice) for choice in out["enum"]], "default": to_pascal(out["default"])}
     return out
 
 
@@ -87,15 +106,6 @@ def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[s
     if reference := merged.pop("$ref", None):
         merged = _resolved(definitions[reference.rsplit("/", 1)[1]], definitions) | merged
     return merged
-
-
-def _property(name: str, node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """A property; the warn/stop choices of `guard_core.policy` become CamelCase, as in Kubernetes."""
-    out = structural(node, definitions)
-    if name == "policy" and "enum" in out:
-        out["enum"] = [choice.capitalize() for choice in out["enum"]]
-        out["default"] = out["default"].capitalize()
-    return out
 
 
 def _default(node: Mapping[str, Any], out: Mapping[str, Any]) -> Any:

@@ -24,6 +24,8 @@ def cel(*rules: tuple[str, str]) -> dict[str, Any]:
 
 #: Marks a field that is required but has no schema of its own.
 UNDECLARED = "rlguard-undeclared"
+#: Marks a field under which choices are CamelCase here and snake_case in Python.
+CAMEL_CHOICES = "rlguard-camel-choices"
 
 
 class ApiModel(BaseModel):
@@ -65,15 +67,10 @@ Timestamp = Annotated[
 
 
 def _policy_from_api(value: Any) -> Any:
-    """CamelCase keys and `Warn`/`Stop` to what `guard_core.policy.Policy` reads; other values pass."""
-    if not isinstance(value, dict):
-        return value
-    return {
-        to_snake(key): (
-            inner.lower() if key == "policy" and isinstance(inner, str) else _policy_from_api(inner)
-        )
-        for key, inner in value.items()
-    }
+    """Camel case to what `guard_core.policy.Policy` reads: keys, and strings, which are all choices."""
+    if isinstance(value, dict):
+        return {to_snake(key): _policy_from_api(inner) for key, inner in value.items()}
+    return to_snake(value) if isinstance(value, str) else value
 
 
 # -- spec ------------------------------------------------------------------------------------------------
@@ -277,7 +274,9 @@ class GuardSpec(ApiModel):
     heldout: Heldout = Field(description="The held-out split and how it is scored.")
     checkpoints: Checkpoints = Field(description="Which volume of the template holds the checkpoints.")
     policy: Annotated[Policy, BeforeValidator(_policy_from_api)] = Field(
-        default_factory=Policy, description="All thresholds of the guard."
+        default_factory=Policy,
+        description="All thresholds of the guard.",
+        json_schema_extra={CAMEL_CHOICES: True},
     )
 
 

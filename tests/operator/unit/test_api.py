@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
+from pydantic.alias_generators import to_pascal
 
 from guard_core.policy import Policy
 from guard_core.wire import Code
@@ -104,7 +105,13 @@ def test_reasons_are_camel_case_and_unique() -> None:
 
 
 def test_every_rule_of_the_guard_has_a_reason() -> None:
-    assert set(FIRE_REASONS) == {Code.KL_HARD_STOP, Code.HELDOUT_DECLINE, Code.HACKING_GAP}
+    """Every code of a verdict either can fire or is a state; a new code must be put on one of the sides."""
+    states = {
+        Code.SILENT, Code.STALE, Code.EVALUATION_FAILING, Code.NO_STEPS, Code.WARMING_UP, Code.KL_INERT,
+        Code.NO_BASELINE, Code.STORE_UNAVAILABLE, Code.OK,
+    }  # fmt: skip
+    assert set(FIRE_REASONS) == set(Code) - states
+    assert all(reason == to_pascal(code) for code, reason in FIRE_REASONS.items())
 
 
 GUARD = {
@@ -115,6 +122,7 @@ GUARD = {
 
 def test_the_policy_is_read_from_camel_case() -> None:
     policy = {
+        "detector": "HeldoutGuard",
         "heldoutGuard": {"klHardStop": 0.2, "minSteps": 3},
         "silent": {"policy": "Stop", "afterSeconds": 5},
     }

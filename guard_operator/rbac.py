@@ -1,0 +1,63 @@
+"""What the operator may do: the least that its requests need. Generated into k8s/rbac and the chart.
+
+Support objects are only ever created, never read: the operator cannot read a Secret of a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from guard_operator.adapters import ADAPTERS, Adapter
+from guard_operator.api import names
+
+
+def rules(adapters: Iterable[Adapter] = ADAPTERS) -> list[dict[str, Any]]:
+    """PolicyRules for the namespaces that the operator watches."""
+    return [
+        _rule(names.GROUP, [names.PLURAL], ["get", "list", "watch"]),
+        # It can grant a guard no more than it may do itself.
+        _rule(names.GROUP, [f"{names.PLURAL}/status"], ["get", "patch"]),
+        *(
+            _rule(
+                adapter.resource.group,
+                [adapter.resource.plural],
+                ["create", "delete", "get", "list", "patch", "watch"],
+            )
+            for adapter in adapters
+        ),
+        _rule("", ["pods"], ["delete", "get", "list", "watch"]),
+        _rule("", ["pods/log"], ["get"]),
+        _rule("", ["persistentvolumeclaims"], ["get"]),
+        _rule("", ["configmaps", "events", "secrets", "serviceaccounts"], ["create"]),
+        _rule("rbac.authorization.k8s.io", ["rolebindings", "roles"], ["create"]),
+    ]
+
+
+def lease_rules() -> list[dict[str, Any]]:
+    """PolicyRules for the namespace in which the operator runs."""
+    return [_rule("coordination.k8s.io", ["leases"], ["create", "get", "update"])]
+
+
+def cluster_role() -> dict[str, Any]:
+    """The ClusterRole; bind it cluster-wide, or with a RoleBinding in each watched namespace."""
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": names.OPERATOR_MANAGER},
+        "rules": rules(),
+    }
+
+
+def lease_role() -> dict[str, Any]:
+    """The Role for leader election; it belongs into the operator's namespace."""
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": f"{names.OPERATOR_MANAGER}-lease"},
+        "rules": lease_rules(),
+    }
+
+
+def _rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
+    return {"apiGroups": [group], "resources": resources, "verbs": verbs}
