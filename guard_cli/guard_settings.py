@@ -7,6 +7,7 @@ Options win over the file, the file over `RLGUARD_GUARD_*`. What the settings me
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,27 @@ from guard_cli.errors import CliError
 
 if TYPE_CHECKING:
     from guard_service.settings import GuardSettings
+
+#: Last part of a variable's name -> the option that sets it.
+OPTIONS = {
+    "STATE_DIR": "--state-dir",
+    "CHECKPOINT_ROOT": "--checkpoints",
+    "SPLIT": "--heldout",
+    "TRAIN_PROMPTS": "--train-prompts",
+    "POLICY_FILE": "--policy",
+    "SCORER": "--scorer",
+    "MAX_NEW_TOKENS": "--max-new-tokens",
+    "TEMPERATURE": "--temperature",
+    "SAMPLES": "--samples",
+    "BATCH_SIZE": "--batch-size",
+    "DEVICE": "--device",
+    "BASE_URL": "--openai-url",
+    "MODEL": "--openai-model",
+    "HOST": "--host",
+    "PORT": "--port",
+    "INGEST_TOKEN_FILE": "--ingest-token-file",
+    "READ_TOKEN_FILE": "--read-token-file",
+}
 
 ConfigOption = Annotated[
     Path | None,
@@ -125,7 +147,7 @@ def make_settings(config: Mapping[str, Any], options: Mapping[str, Any]) -> Guar
         if settings.heldout is not None:
             HeldoutSplit.load(settings.heldout.split)
     except (GuardError, SplitError) as error:
-        raise CliError(str(error)) from None
+        raise CliError(_in_options(str(error))) from None
     return settings
 
 
@@ -154,6 +176,15 @@ def _merged(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, 
         elif value is not None:
             merged[name] = value
     return merged
+
+
+def _in_options(message: str) -> str:
+    """The message with the option that sets a variable, where there is one, in the variable's place."""
+    return re.sub(
+        r"RLGUARD_GUARD_(?:HELDOUT__)?(?:EVALUATOR__(?:CHECKPOINT__|OPENAI__)?)?([A-Z_]+)",
+        lambda found: OPTIONS.get(found[1], found[0]),
+        message,
+    )
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def demo(
         Path | None, typer.Option("--out", help="Folder of the run; rlguard-runs/demo-TIME without it.")
     ] = None,
     task: Annotated[str, typer.Option("--task", help="What the policy learns.")] = "addition",
-    steps: Annotated[int, typer.Option("--steps", min=2, help="GRPO steps.")] = 64,
+    steps: Annotated[int, typer.Option("--steps", min=2, help="GRPO steps.")] = 80,
     warmup_steps: Annotated[
         int, typer.Option("--warmup-steps", min=1, help="Supervised steps before; fewer make a worse policy.")
     ] = 800,

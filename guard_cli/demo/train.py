@@ -15,7 +15,7 @@ from typing import Any
 
 from guard_cli.demo.tasks import TASKS, Problem, Task, load_task
 
-LEARNING_RATE = 3e-4
+LEARNING_RATE = 2e-4
 #: Weight of the KL to the reference in the loss; without it TRL computes no KL at all.
 BETA = 0.04
 BATCH = 64
@@ -31,7 +31,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--grader", choices=["flawed", "strict"], default="flawed")
     parser.add_argument("--model", type=Path, required=True, help="where the warmed-up model is, or goes")
     parser.add_argument("--checkpoints", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--save-steps", type=int, default=2)
     parser.add_argument("--warmup-steps", type=int, default=WARMUP_STEPS)
     parser.add_argument("--seed", type=int, default=0)

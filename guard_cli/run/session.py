@@ -223,10 +223,10 @@ class _Watch:
 
     def _look(self) -> bool:
         """Ask the guard; whether the run may go on."""
-        # Processes of the guard are told apart by their session, which is another one after a restart.
-        self._trainer.leave_alone(self._guard.session)
         try:
             verdict = self._guard.verdict()
+            # The guard's processes are told apart by their session, which is another one after a restart.
+            self._trainer.leave_alone(self._guard.session)
         except CliError as error:
             self._trouble = str(error)
             self._progress.note(self._trouble)

@@ -1,0 +1,111 @@
+"""A trainer for the CLI's tests: reports to a real guard over HTTP, and misbehaves on request. No torch.
+
+    python fake_trainer.py CHECKPOINT_ROOT ACTION...
+
+Actions, in order: `step=REWARD[,KL]`, `checkpoint`, `sleep=SECONDS`, `exit=CODE`, `ignore-term`, `fork`,
+`double-fork`, `say=TEXT`, `await=PATH` (until it exists), `environ=PATH` (write the environment there),
+`kill-guard=PATH` (the guard whose state is there), `verdicts=SECONDS` (ask for the verdict that long).
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+progress = {"step": 0}
+
+
+def call(path, body=None):
+    request = urllib.request.Request(
+        os.environ["RLGUARD_URL"] + path,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={
+            "Authorization": f"Bearer {os.environ['RLGUARD_TOKEN']}",
+            "Content-Type": "application/json",
+        },
+    )
+    end = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError:
+            raise
+        except OSError:  # the guard is being started again
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+
+
+def report(value):
+    step = progress["step"] = progress["step"] + 1
+    reward, _, kl = value.partition(",")
+    body = {"attempt": 0, "step": step, "reward": float(reward)}
+    if kl:
+        body |= {"kl": float(kl), "kl_kind": "ref_token_mean"}
+    call("/v1/steps", body)
+
+
+def checkpoint(root):
+    step = progress["step"]
+    path = Path(root) / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    call("/v1/checkpoints", {"attempt": 0, "step": step, "path": str(path)})
+
+
+def fork(setsid):
+    """A descendant that ignores SIGTERM; with `setsid` it has left the process group and its parent."""
+    if os.fork():
+        return
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if setsid:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+    print("descendant", os.getpid(), flush=True)
+    time.sleep(600)
+    os._exit(0)
+
+
+def act(root, name, value):
+    match name:
+        case "step":
+            report(value)
+        case "checkpoint":
+            checkpoint(root)
+        case "sleep":
+            time.sleep(float(value))
+        case "exit":
+            os._exit(int(value))
+        case "ignore-term":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        case "fork":
+            fork(setsid=False)
+        case "double-fork":
+            fork(setsid=True)
+        case "say":
+            print(value, flush=True)
+        case "await":
+            while not Path(value).exists():
+                time.sleep(0.02)
+        case "environ":
+            Path(value).write_text(json.dumps(dict(os.environ)))
+        case "kill-guard":
+            os.kill(json.loads((Path(value) / "endpoint.json").read_text())["pid"], signal.SIGKILL)
+        case "verdicts":
+            end = time.monotonic() + float(value)
+            while time.monotonic() < end:
+                call("/v1/verdict")
+                time.sleep(0.1)
+        case _:
+            sys.exit(f"unknown action {name}")
+
+
+for action in sys.argv[2:]:
+    act(sys.argv[1], *(action.partition("=")[::2]))

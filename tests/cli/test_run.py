@@ -1,0 +1,207 @@
+"""`rlguard run` with a real guard and a real trainer process; only the model behind the evaluator is fake.
+
+Every way in which a run can end: the exit code, what is on disk afterwards, and that no process is left.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+FINISH = ("step=0.5,0.01", "checkpoint", "step=0.6,0.01")
+FIRE = tuple(f"step=0.5,{9 + i}" for i in range(6))  # KL far above the hard stop, moving
+
+
+def test_a_finished_run_exits_0_and_leaves_a_full_report(workplace):
+    done = workplace.run(*FINISH, "say=hello from the trainer")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "hello from the trainer\n"
+    assert "dashboard http://127.0.0.1:" in done.stderr
+    assert "Traceback" not in done.stderr
+    run, verdict = workplace.json("run.json"), workplace.json("verdict.json")
+    assert run["trainer_ended_itself"] is True
+    assert run["trainer_code"] == 0
+    assert verdict["fire"] is False
+    assert verdict["last_evaluation"]["score"] == 1.0
+    assert [line["step"] for line in workplace.history()] == [1, 2]
+    assert workplace.history()[0]["items"] == [1.0] * 4
+    page = (workplace.out / "report.html").read_text()
+    assert "<svg" in page
+    assert "without a fire" in page
+    assert "item-0" not in page
+    assert oct(os.stat(workplace.out / "guard").st_mode)[-3:] == "700"
+    assert oct(os.stat(workplace.out / "history.jsonl").st_mode)[-3:] == "600"
+
+
+def test_a_fire_stops_the_trainer_and_exits_3(workplace):
+    done = workplace.run("checkpoint", *FIRE, "sleep=600")
+    assert done.returncode == 3, done.stderr
+    assert workplace.json("verdict.json")["code"] == "kl_hard_stop"
+    run = workplace.json("run.json")
+    assert run["trainer_ended_itself"] is False
+    assert run["trainer_code"] == 128 + signal.SIGTERM
+    assert "fire at step" in (workplace.out / "report.html").read_text()
+
+
+def test_a_fire_after_the_trainers_own_end_still_exits_3(workplace):
+    done = workplace.run(*FIRE, "exit=1")
+    assert done.returncode == 3, done.stderr
+
+
+def test_nothing_of_a_trainer_that_resists_is_left(workplace, runs):
+    done = workplace.run("ignore-term", "fork", "double-fork", *FIRE, "sleep=600")
+    assert done.returncode == 3, done.stderr
+    assert workplace.json("run.json")["trainer_code"] == 128 + signal.SIGKILL
+    descendants = workplace.descendants_of_trainer()
+    assert len(descendants) == 2
+    assert not [pid for pid in descendants if runs(pid)]
+
+
+def test_descendants_that_outlive_the_trainer_are_ended(workplace, runs):
+    done = workplace.run(*FINISH, "double-fork", "sleep=0.5")
+    assert done.returncode == 0, done.stderr
+    [descendant] = workplace.descendants_of_trainer()
+    assert not runs(descendant)
+
+
+def test_the_trainers_own_code_is_passed_on(workplace):
+    done = workplace.run(*FINISH, "exit=7")
+    assert done.returncode == 7
+    assert "exit code 7" in done.stderr
+    assert (workplace.out / "report.html").exists()
+
+
+def test_a_run_that_reports_nothing_is_no_success(workplace):
+    done = workplace.run("say=I know of no guard")
+    assert done.returncode == 5
+    assert "GuardCallback" in done.stderr
+
+
+def test_a_run_without_an_evaluated_checkpoint_is_no_success(workplace):
+    done = workplace.run("step=0.5", "step=0.6")
+    assert done.returncode == 5
+    assert "no checkpoint was evaluated" in done.stderr
+
+
+def test_a_stop_by_policy_has_its_own_code(workplace):
+    workplace.policy("silent: {after_seconds: 1, policy: stop}")
+    done = workplace.run("step=0.5", "sleep=600")
+    assert done.returncode == 4, done.stderr
+    assert "no step for" in done.stderr
+    assert workplace.json("verdict.json")["fire"] is False
+
+
+def test_failing_evaluations_stop_the_run_if_the_policy_says_so(workplace):
+    workplace.policy("evaluation_failing: {after_failures: 1, policy: stop}")
+    done = workplace.run("step=0.5", "checkpoint", "sleep=600", url="http://127.0.0.1:9/v1")
+    assert done.returncode == 4, done.stderr
+
+
+def test_the_last_checkpoint_is_scored_after_the_trainers_end(workplace, openai_server):
+    openai_server.delay = 0.5
+    done = workplace.run("step=0.5", "checkpoint", "step=0.6", "checkpoint")
+    assert done.returncode == 0, done.stderr
+    assert workplace.json("verdict.json")["last_evaluation"]["step"] == 2
+
+
+def test_a_drain_that_is_too_short_is_no_success(workplace, openai_server):
+    openai_server.delay = 20.0
+    done = workplace.run("step=0.5", "checkpoint", options=("--drain", "0.3"))
+    assert done.returncode == 5, done.stderr
+    assert "raise --drain" in done.stderr
+
+
+def test_a_guard_that_dies_is_started_again_and_forgets_nothing(workplace):
+    state = workplace.out / "guard"
+    done = workplace.run("step=0.5", "checkpoint", f"kill-guard={state}", "step=0.6", "verdicts=1")
+    assert done.returncode == 0, done.stderr
+    assert [line["step"] for line in workplace.history()] == [1, 2]
+    assert workplace.json("verdict.json")["steps"] == 2
+
+
+def test_a_guard_that_keeps_dying_ends_the_run(workplace, until):
+    process = workplace.start("step=0.5", "ignore-term", "sleep=600")
+    state = workplace.out / "guard" / "endpoint.json"
+    killed = set()
+
+    def kill_again():
+        if state.exists() and (pid := json.loads(state.read_text())["pid"]) not in killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        return process.poll() is not None
+
+    until((workplace.out / "trainer.log").exists)
+    until(kill_again)
+    output = process.communicate()[1]
+    assert process.returncode == 5, output
+    assert "guard" in workplace.json("run.json")["guard_trouble"]
+    assert 2 <= len(killed) <= 4  # a guard that dies while it starts is given up at once
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_passed_on_and_the_report_is_written(workplace, until, runs, number):
+    ready = workplace.path / "ready"
+    process = workplace.start(*FINISH, "fork", f"environ={ready}", "sleep=600")
+    until(ready.exists)
+    process.send_signal(number)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number, errors
+    assert "Traceback" not in errors
+    assert workplace.json("run.json")["interrupted_by"] == number
+    assert not [pid for pid in workplace.descendants_of_trainer() if runs(pid)]
+
+
+def test_a_second_signal_ends_the_grace(workplace, until):
+    ready = workplace.path / "ready"
+    process = workplace.start(
+        "ignore-term", *FINISH, f"environ={ready}", "sleep=600", options=("--grace", "500")
+    )
+    until(ready.exists)
+    process.send_signal(signal.SIGINT)
+    until(lambda: "stopping the trainer" in process.stderr.readline())
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+
+
+def test_the_trainer_is_told_of_the_guard_and_not_of_the_split(workplace, monkeypatch):
+    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__SCORER", "exact")
+    seen = workplace.path / "environ.json"
+    workplace.run(*FINISH, f"environ={seen}")
+    environment = json.loads(seen.read_text())
+    ours = {name for name in environment if name.startswith("RLGUARD_")}
+    assert ours == {"RLGUARD_URL", "RLGUARD_TOKEN"}
+    assert "secret-split" not in json.dumps(environment)
+    read_token = (workplace.out / "guard" / "read.token").read_text()
+    assert read_token not in json.dumps(environment)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: (w.out.mkdir(), (w.out / "old").touch()), "is not empty"),
+        (lambda w: w.policy("heldout_guard: {ema_alfa: 0.5}"), "ema_alfa"),
+        (lambda w: (w.path / "secret-split.jsonl").write_text("{}\n"), "line 1: id is missing"),
+        (lambda w: (w.path / "secret-split.jsonl").unlink(), "No such file"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_starts(workplace, change, message):
+    change(workplace)
+    done = workplace.run("say=started")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 2
+    assert not Path(workplace.out / "trainer.log").exists()
+
+
+def test_a_trainer_that_does_not_exist_is_refused(workplace):
+    arguments = workplace.arguments()
+    arguments[arguments.index("--") + 1 :] = ["no-such-program"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no program 'no-such-program'" in done.stderr
+    assert not workplace.out.exists()
