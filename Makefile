@@ -26,6 +26,9 @@ $(VENV)/.installed: requirements.lock pyproject.toml | $(UV)
 
 install: $(VENV)/.installed ## A virtual environment in .venv with everything pinned by requirements.lock.
 
+demo: install ## A real GRPO run that hacks its reward, and the guard that stops it; no download, no GPU.
+	$(VENV)/bin/rlguard demo
+
 lock: | $(UV) ## Resolve pyproject.toml into requirements.lock again.
 	$(UV) pip compile --quiet --upgrade --universal --all-extras --group dev --generate-hashes --no-annotate --no-header pyproject.toml -o requirements.lock
 
@@ -51,7 +54,7 @@ verify: install ## Fail if a generated file is stale.
 control-plane: ## Build kube-apiserver and etcd for the integration tests, once; KUBEBUILDER_ASSETS is honoured.
 	@CACHE=$(CACHE) tests/operator/controlplane/build.sh
 
-.PHONY: help install lock lint format generate docs verify control-plane
+.PHONY: demo help install lock lint format generate docs verify control-plane
 
 test: lint browser ## Every check: lint, the rules with their coverage, then all other tests.
 	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
