@@ -31,7 +31,7 @@ NUMERIC_TOLERANCE = Fraction(1, 10**6)  # relative; absolute below 1
 
 _NUMBER = re.compile(
     r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
-    r"(?:[eE][-+]?\d{1,3})?(?:/\d+)?%?"
+    r"(?:[eE][-+]?\d{1,3})?(?:/\d+)?"
 )
 _MARKED = re.compile(r"####\s*([^\n]+)|\\boxed\s*\{([^{}]*)\}")
 
@@ -45,7 +45,8 @@ def numeric(completion: str, answer: str, meta: Mapping[str, Any]) -> float:  # 
     r"""1 if the final number of the completion is the answer's.
 
     The final number is the last one after `####` or in `\boxed{}` if there is such a mark, else the last one.
-    Thousands separators, fractions and percent signs are read; equal means within 1e-6 (relative above 1).
+    Thousands separators and fractions are read, units such as % and $ are not; equal means within 1e-6
+    (relative above 1).
 
     Raises:
         ValueError: the answer holds no number.
@@ -94,15 +95,10 @@ def final_number(text: str) -> Fraction | None:
         return None
     number = numbers[-1].replace(",", "").replace("\u2212", "-")
     try:
-        value = Fraction(number.removesuffix("%")) if "/" not in number else _ratio(number.removesuffix("%"))
+        over, _, under = number.partition("/")
+        return Fraction(over) / Fraction(under or 1)
     except (ValueError, ZeroDivisionError):
         return None
-    return value / 100 if number.endswith("%") else value
-
-
-def _ratio(text: str) -> Fraction:
-    over, under = text.split("/")
-    return Fraction(over) / Fraction(under)
 
 
 def load_scorer(name: str) -> Scorer:
@@ -139,7 +135,8 @@ class Scoring:
         """Load every scorer that the split names.
 
         Raises:
-            SplitError: one of them cannot be loaded; names the first item that wants it.
+            SplitError: one of them cannot be loaded, or an answer is none that `numeric` or `regex` can
+                compare with; names the first such item.
         """
         self._default = default
         self._scorers: dict[str, Scorer] = {}
@@ -150,6 +147,14 @@ class Scoring:
                     self._scorers[name] = load_scorer(name)
                 except SplitError as error:
                     raise SplitError(f"item {item.id!r}: {error}") from error
+            if self._scorers[name] in (numeric, regex):
+                self._check_answer(item, name)
+
+    def _check_answer(self, item: HeldoutItem, name: str) -> None:
+        try:
+            self._scorers[name]("", item.answer, item.meta)
+        except ValueError as error:
+            raise SplitError(f"item {item.id!r} cannot be scored by {name!r}: {error}") from error
 
     def score(self, item: HeldoutItem, completion: str) -> float:
         """How right the completion is, in [0, 1].

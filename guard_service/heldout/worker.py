@@ -98,7 +98,7 @@ class EvaluationWorker:
         async with self._lock:
             self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._clear_stages()
-            await self._start_child(check_disjoint=self._settings.train_prompts is not None)
+            await self._start_child()
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         """Score one checkpoint.
@@ -111,7 +111,7 @@ class EvaluationWorker:
             started = time.monotonic()
             if self._child is None or self._child.returncode is not None:
                 try:
-                    await self._start_child(check_disjoint=False)
+                    await self._start_child()
                 except SplitError as error:
                     raise EvaluationError(str(error)) from error
             assert self._child is not None
@@ -137,7 +137,9 @@ class EvaluationWorker:
         await self._kill()
         self._clear_stages()
 
-    async def _start_child(self, check_disjoint: bool) -> None:
+    async def _start_child(self) -> None:
+        """Start a child. Until one has been ready, it checks the disjointness too: no score comes without."""
+        await self._kill()
         log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
         try:
             self._child = await asyncio.create_subprocess_exec(
@@ -159,7 +161,7 @@ class EvaluationWorker:
             {
                 "settings": self._settings.model_dump(mode="json"),
                 "scratch": str(self._scratch.absolute()),
-                "check_disjoint": check_disjoint,
+                "check_disjoint": self.split_digest is None,
             },
         )
         if self.split_digest not in (None, ready["digest"]):

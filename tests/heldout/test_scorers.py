@@ -44,7 +44,8 @@ def test_exact(completion: str, answer: str, score: float) -> None:
         ("1,234.50", "1234.5", 1),
         ("#### 7\nnot 8", "7", 1),
         (r"thus \boxed{\,7 } and 8", "7", 1),
-        ("50%", "0.5", 1),
+        ("50%", "50", 1),
+        ("1/4", "0.25", 1),
         ("1/3", "0.3333333", 1),
         ("0.3334", "1/3", 0),
         ("x=-3", "-3", 1),
@@ -126,12 +127,24 @@ def test_refuses_any_other_score_naming_scorer_and_item(scored: Any, value: Any,
 def test_a_scorer_that_raises_is_an_error_and_quotes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    split = split_of(tmp_path, answer=f"no number, {SECRET}")
+    split = split_of(tmp_path, scorer="operator:truediv")  # takes two arguments, and gets three
     with pytest.raises(EvaluationError) as caught:
-        Scoring(split, "numeric").score(split.items[0], "1")
-    assert "scorer 'numeric' raised ValueError on item 'item-1'" in str(caught.value)
+        Scoring(split, "exact").score(split.items[0], SECRET)
+    assert "scorer 'operator:truediv' raised TypeError on item 'item-1'" in str(caught.value)
     assert SECRET not in str(caught.value)
-    assert "the answer holds no number" in capsys.readouterr().err  # the worker's own log has the rest
+    assert "expected 2 arguments, got 3" in capsys.readouterr().err  # the worker's own log has the rest
+
+
+@pytest.mark.parametrize(
+    ("scorer", "told"),
+    [("numeric", "the answer holds no number"), ("regex", "the answer is no regular expression")],
+)
+def test_an_answer_that_cannot_be_compared_with_is_told_at_start(
+    tmp_path: Path, scorer: str, told: str
+) -> None:
+    with pytest.raises(SplitError) as caught:
+        Scoring(split_of(tmp_path, answer=f"({SECRET}"), scorer)
+    assert str(caught.value) == f"item 'item-1' cannot be scored by {scorer!r}: {told}"
 
 
 def test_an_items_own_scorer_wins(tmp_path: Path) -> None:

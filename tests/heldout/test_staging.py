@@ -131,7 +131,7 @@ def escaping_shard(path: Path) -> None:
         (pickles_only, "pytorch_model.bin is a pickle, and loading it can run code: save as safetensors"),
         (adapter_only, "PEFT adapter: save the merged model"),
         (half_written_shards, "1 of 2 shards are missing, the first: b.safetensors"),
-        (linked, "model.safetensors"),
+        (linked, "model.safetensors is a symbolic link: save real files"),
         (piped, "model.safetensors is no plain file"),
         (escaping_shard, "1 of 1 shards are missing"),
         (lambda p: shard(p, "a.bin"), "save the model with save_pretrained"),

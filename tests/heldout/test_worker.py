@@ -91,6 +91,34 @@ def test_outcomes_in_the_splits_order(settings, tmp_path: Path) -> None:
     assert result.sha256 is result.staged is None and result.seconds > 0
 
 
+def test_an_items_outcome_is_the_mean_over_its_samples(settings, tmp_path: Path) -> None:
+    with endpoint(lambda body, n: says("3" if body["seed"] % 3 else "4")) as server:
+        sampled = settings().evaluator.model_copy(
+            update={"base_url": server.url, "samples": 5, "temperature": 1.0}
+        )
+        chosen = settings().model_copy(update={"evaluator": sampled})
+        items = run(chosen, tmp_path / "scratch", lambda w: w.evaluate(REQUEST)).items
+    third = [body["seed"] % 3 > 0 for _, _, body in server.asked if "2+1=" in str(body["messages"])]
+    assert len(third) == 5 and items[2] == pytest.approx(sum(third) / 5)
+    assert items[0] == items[1] == 0.0
+
+
+def test_no_score_comes_before_the_split_is_known_to_be_disjoint(settings, tmp_path: Path) -> None:
+    train = tmp_path / "train.jsonl"
+    train.write_text(json.dumps({"id": "t", "prompt": f"{SECRET} 2 + 1 ="}) + "\n")
+
+    async def act() -> str:
+        worker = EvaluationWorker(settings(train_prompts=train), tmp_path / "scratch")
+        try:
+            with pytest.raises(SplitError):
+                await worker.start()
+            return await fails(worker)
+        finally:
+            await worker.close()
+
+    assert "not disjoint" in asyncio.run(act())
+
+
 def test_the_child_is_nice_knows_no_token_and_is_light(
     settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

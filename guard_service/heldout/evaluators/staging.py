@@ -7,6 +7,7 @@ safetensors only, no `auto_map`. No torch here.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -58,8 +59,10 @@ def stage(source: Path, target: Path) -> Staged:
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
         if isinstance(error, OSError):
+            what = "a symbolic link" if error.errno == errno.ELOOP else f"not copied ({error.strerror})"
             raise EvaluationError(
-                f"checkpoint {source}: {error.strerror} while copying it ({error.filename})"
+                f"checkpoint {source}: {error.filename} is {what}: save real files, complete, before the "
+                "checkpoint is announced, and keep it until it is scored"
             ) from error
         raise
     finally:
