@@ -1,5 +1,7 @@
 """What a run exits with: each way to end, and which one wins when several hold."""
 
+from pathlib import Path
+
 import pytest
 
 from guard_cli.errors import ExitCode, exit_code_help
@@ -63,3 +65,9 @@ def test_a_process_that_survives_sigkill_is_named():
 def test_every_exit_code_is_explained():
     text = exit_code_help()
     assert all(f"{code.value} {code.meaning}" in text for code in ExitCode)
+
+
+def test_the_documentation_has_the_same_exit_codes():
+    rows = (Path(__file__).parents[2] / "docs" / "run.md").read_text().splitlines()
+    documented = {tuple(c.strip() for c in r.strip("|").split("|")) for r in rows if r.startswith("| ")}
+    assert {(str(code.value), code.meaning) for code in ExitCode} <= documented
