@@ -62,6 +62,7 @@ def demo(
     plan = make_plan(recipe, folder, benign=benign, seed=seed, steps=steps, warmup_steps=warmup_steps)
     os.environ.update(ENVIRONMENT)
     typer.echo(f"rlguard: {_opening(recipe, benign)}", err=True)
+    typer.echo("rlguard: a supervised warm-up comes first; it takes about half a minute", err=True)
     finished = run_guarded(plan)
     for line in summary(plan, finished):
         typer.echo(f"rlguard: {line}", err=True)

@@ -2,7 +2,7 @@
 
     nice python tests/cli/demo_seeds.py FOLDER [SEED...]
 
-Not a test: it takes about two minutes a seed on a free core. Runs that are in FOLDER already are not repeated.
+Not a test: it takes about two minutes a seed on a free core. Runs that FOLDER has already are not repeated.
 Both runs of a seed start from the same warmed-up model, as `--seed` gives it, so it is made once.
 """
 
