@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Literal, Self
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -196,7 +197,7 @@ class GuardCallback(TrainerCallback):
         ranks.barrier()
         if self._reporter is None or self.halt is not None:
             return
-        path = os.path.abspath(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
+        path = os.path.abspath(f"{args.output_dir}/checkpoint-{state.global_step}")
         if os.path.isdir(path):
             self._reporter.submit(CheckpointSample(state.global_step, path))
         else:
@@ -315,7 +316,7 @@ def _calling_trainer(callback: TrainerCallback, state: TrainerState) -> Any:
     Events do not say which trainer they come from, and `add_callback` does not tell the callback, so the
     trainer is found once, among the callers of `on_train_begin`. Without it, logged values are reported.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         caller = frame.f_locals.get("self")
         handler = getattr(caller, "callback_handler", None)

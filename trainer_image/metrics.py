@@ -7,12 +7,15 @@ a value that is missing, None, NaN or infinite is absent.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from guard_core.wire import KlKind
+
+log = logging.getLogger(__name__)
 
 _KEYS = ("reward", "kl", "entropy", "reward_std")
 
@@ -63,6 +66,8 @@ def sample_of(step: int, values: Mapping[str, Any], kl_kind: KlKind) -> StepSamp
     reward, kl, spread = found["reward"], found["kl"], found["reward_std"]
     if reward is None:
         return None
+    if _number(values.get("kl")) == math.inf:
+        log.warning("KL of step %d is infinite, which the guard cannot be told: it counts as absent", step)
     if kl_kind is KlKind.ABSENT or kl is None or kl < 0.0:
         kl, kl_kind = None, KlKind.ABSENT
     return StepSample(

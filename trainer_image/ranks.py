@@ -6,12 +6,10 @@ each is the identity.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-T = TypeVar("T")
 
 
 def is_distributed() -> bool:
@@ -19,7 +17,7 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def agree(decision: T | None, device: torch.device | str) -> T | None:
+def agree(decision: Any, device: torch.device | str) -> Any:
     """Rank 0's decision, on every rank; None is the usual case and costs the broadcast of one byte.
 
     Args:

@@ -67,6 +67,11 @@ def test_a_kl_that_says_nothing_is_absent_and_not_zero(kl: Any) -> None:
     assert sample_of(1, {"reward": 0.5, "kl": kl}, REF) == StepSample(1, 0.5)
 
 
+def test_an_infinite_kl_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    sample_of(7, {"reward": 0.5, "kl": math.inf}, REF)
+    assert "KL of step 7 is infinite" in caplog.text
+
+
 def test_a_kl_of_an_unknown_kind_is_absent() -> None:
     assert sample_of(1, {"reward": 0.5, "kl": 0.1}, KlKind.ABSENT) == StepSample(1, 0.5)
 
