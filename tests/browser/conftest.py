@@ -21,7 +21,9 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+expect.set_options(timeout=20_000)  # a busy machine is slow; what is expected comes within seconds
 
 ITEMS = 40
 READ_TOKEN = "read-token-of-the-test"
@@ -222,7 +224,7 @@ def look(browser: Browser) -> Iterator[Callable[..., Page]]:
 
     def open_page(guard: Guard, width: int = 1600, height: int = 1000, scheme: Any = "light") -> Page:
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(20_000)
         opened.append((guard.url, Watched(context), context))
         page = context.new_page()
         page.goto(guard.url + "/")

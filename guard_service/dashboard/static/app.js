@@ -23,6 +23,8 @@ const $ = (id) => document.getElementById(id);
 let verdict = null; // the newest answer; null before the first
 let answeredAt = null; // when it came
 let drawn = null; // which history is on the page
+let historyNotBefore = 0;
+let timer = null;
 
 // -- asking ---------------------------------------------------------------------------------------------------
 
@@ -42,38 +44,45 @@ async function get(path) {
   throw new Refused(answer.status, problem.detail ?? problem.title ?? "the guard refused the request");
 }
 
-/** The verdict, then the history if something in it changed. */
-async function ask() {
-  verdict = await get("v1/verdict");
-  answeredAt = new Date();
-  showVerdict();
-  const { attempt, steps, rounds, last_evaluation, latch_step } = verdict;
-  const version = JSON.stringify([attempt, steps, rounds, last_evaluation, latch_step]);
-  if (version === drawn) return;
-  const history = await get(`v1/history?max_points=${MAX_POINTS}`).catch((error) => {
-    if (error.needsToken) throw error;
-    showHistoryError(error);
-  });
-  if (history === undefined) return;
-  showHistoryError(null);
-  showCharts(history);
-  showTables(history);
-  drawn = version;
-}
-
-/** Ask again and again. A guard that needs long for an answer is asked less often. */
+/** Ask for the verdict, again and again. Nothing makes this wait: an old verdict must not look like a new one. */
 async function poll() {
-  const begun = performance.now();
   try {
-    await ask();
+    const answer = await get("v1/verdict");
+    if (!$("token-form").hidden) return;
+    verdict = answer;
+    answeredAt = new Date();
+    showVerdict();
+    askForHistory();
   } catch (error) {
     if (error.needsToken) return askForToken();
     showLost(error);
   }
-  setTimeout(poll, Math.max(POLL_MS, 4 * (performance.now() - begun)));
+  timer = setTimeout(poll, POLL_MS);
+}
+
+/** Ask for the history if something in it changed. A guard that needs long for it is asked less often. */
+async function askForHistory() {
+  const { attempt, steps, rounds, last_evaluation, latch_step } = verdict;
+  const version = JSON.stringify([attempt, steps, rounds, last_evaluation, latch_step]);
+  const begun = performance.now();
+  if (version === drawn || begun < historyNotBefore) return;
+  historyNotBefore = Infinity; // one request at a time
+  try {
+    const history = await get(`v1/history?max_points=${MAX_POINTS}`);
+    showHistoryError(null);
+    showCharts(history);
+    showTables(history);
+    drawn = version;
+  } catch (error) {
+    if (error.needsToken) askForToken();
+    else showHistoryError(error);
+  }
+  const now = performance.now();
+  historyNotBefore = now + 4 * (now - begun);
 }
 
 function askForToken() {
+  clearTimeout(timer);
   const refused = sessionStorage.getItem(TOKEN_KEY) !== null;
   sessionStorage.removeItem(TOKEN_KEY);
   document.body.classList.add("lost");
