@@ -98,7 +98,7 @@ class LiveProgress:
     def note(self, text: str) -> None:
         """Print it above the line."""
         self._pass_on()
-        self._console.print(f"rlguard: {text}", markup=False, highlight=False)
+        self._console.print(f"rlguard: {text}", markup=False, highlight=False, soft_wrap=True)
 
     def update(self, verdict: Verdict | None) -> None:
         """Replace the line."""
