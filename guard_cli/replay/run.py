@@ -131,7 +131,8 @@ class _Rows:
         bare = np.all(
             [np.isnan(self.values[name]) for name in ("reward", "kl", "entropy", "reward_std")], axis=0
         )
-        return [row for row in self.items if self.step[row] == 0 and bare[row]]
+        rows = [row for row in self.items if self.step[row] == 0 and bare[row]]
+        return sorted(rows, key=lambda row: (self.pass_index[row], row))
 
     def further_passes(self, baseline: list[int]) -> list[Evaluation]:
         """Later evaluations of a checkpoint: rows with `pass_index` > 0 that are no baseline."""

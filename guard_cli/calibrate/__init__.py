@@ -1,0 +1,1 @@
+"""`rlguard calibrate`: settings for a wanted false-stop rate, and what they cost in delay."""

@@ -1,0 +1,102 @@
+"""`rlguard calibrate`: the command line of a calibration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from guard_cli.errors import CliError
+
+EPILOG = (
+    "Examples:  rlguard calibrate baseline.jsonl --false-stops 0.05 --horizon 100 --out policy.yaml   |   "
+    "rlguard calibrate rlguard-runs/first --plot delays.png   |   "
+    "rlguard calibrate --from-runs good-runs/ --out policy.yaml"
+)
+
+#: Suffixes of `--plot`.
+PICTURES = (".png", ".svg", ".pdf")
+
+Detector = Literal["calibrated", "heldout_guard", "both"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog=EPILOG)
+def calibrate(
+    baseline: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[BASELINE]",
+            help='Passes of the starting policy: JSONL with {"items": [0, 1, ...]} a line, or a guard\'s '
+            "history, state directory or report.",
+        ),
+    ] = None,
+    false_stops: Annotated[
+        float, typer.Option(help="Wanted probability of a false stop within the horizon.", metavar="RATE")
+    ] = 0.05,
+    horizon: Annotated[
+        int, typer.Option(help="Evaluations of one run that the probability is for.", metavar="N")
+    ] = 100,
+    detector: Annotated[
+        Detector, typer.Option(help="What the policy lets fire; `both` gives each half of the rate.")
+    ] = "calibrated",
+    samples: Annotated[int, typer.Option(help="Independent samples behind each outcome.", metavar="K")] = 1,
+    reward_noise: Annotated[
+        float | None,
+        typer.Option(
+            help="Standard error of a round's mean in-loop reward; without it, as the history shows it, or "
+            "that of an evaluation.",
+            metavar="SE",
+        ),
+    ] = None,
+    from_runs: Annotated[
+        Path | None,
+        typer.Option(help="Folder of past runs of this model, known to be good.", metavar="DIR"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the policy there, for `rlguard run --policy`.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture (.png, .svg, .pdf).")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Choose thresholds for a wanted false-stop rate, and see what they cost in delay.
+
+    Simulates runs from a baseline of the starting policy: what noise alone does, and how long a fall of 2, 5
+    and 10 points would go on. Or learns the thresholds from past runs that are known to be good.
+    """
+    from guard_cli.calibrate.propose import LEAST_HORIZON
+    from guard_cli.calibrate.session import Wish, run
+
+    if baseline is None and from_runs is None:
+        raise CliError("nothing to calibrate from: give a BASELINE, or --from-runs DIR (see --help).")
+    if not 0.0 < false_stops < 0.5:
+        raise CliError(f"--false-stops {false_stops:g}: must lie between 0 and 0.5, such as 0.05.")
+    if horizon < LEAST_HORIZON:
+        raise CliError(f"--horizon {horizon}: at least {LEAST_HORIZON} evaluations, or no rule can judge.")
+    if samples < 1:
+        raise CliError(f"--samples {samples}: must be at least 1.")
+    if plot is not None and (baseline is None or plot.suffix.lower() not in PICTURES):
+        raise CliError(f"--plot {plot}: needs a BASELINE, and a name that ends in {', '.join(PICTURES)}.")
+    if out is not None and out.exists():
+        raise CliError(f"--out {out}: exists already; a policy is not overwritten. Choose another name.")
+    wish = Wish(baseline, from_runs, false_stops, horizon, detector, samples, reward_noise, seed)
+    console = Console(quiet=as_json)
+    answer, policy = run(wish, console, plot)
+    if out is not None:
+        try:
+            out.write_text(policy, encoding="utf-8")
+        except OSError as error:
+            raise CliError(f"--out {out}: cannot be written: {error.strerror}.") from None
+    if as_json:
+        print(json.dumps(answer))
+    elif out is not None:
+        console.print(f"Written to {escape(str(out))}.", soft_wrap=True)
+    else:
+        console.print("policy.yaml (write it with --out):\n")
+        console.print(escape(policy), soft_wrap=True, highlight=False)

@@ -1,0 +1,87 @@
+"""The picture of a calibration: what a fall costs in delay, and how that changes with the number of items."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from guard_cli.calibrate.propose import DROPS, IN_TIME, Costs, expected_delay
+from guard_cli.calibrate.simulate import World
+from guard_cli.errors import CliError
+from guard_core.policy import Policy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#aa3377", "#228833", "#4477aa")
+DETECTORS = (("calibrated", "#228833"), ("heldout_guard", "#ccbb44"))
+
+
+def save(path: Path, world: World, policy: Policy, found: Costs) -> None:
+    """Draw the calibration and write it to `path`; its suffix says the format.
+
+    Raises:
+        CliError: matplotlib is missing, or the file cannot be written.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise CliError("--plot needs matplotlib: pip install 'rlguard[cli]'.") from None
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    _draw_costs(left, policy, found)
+    _draw_items(right, world, policy, found)
+    calibrated = policy.calibrated
+    figure.suptitle(
+        f"{found.items} items, at most {calibrated.alpha:g} false stops in {calibrated.horizon} evaluations",
+        fontsize=11,
+    )
+    try:
+        figure.savefig(path, dpi=130)
+    except OSError as error:
+        raise CliError(f"--plot {path}: cannot be written: {error.strerror}.") from None
+    finally:
+        plt.close(figure)
+
+
+def _draw_costs(axis: Axes, policy: Policy, found: Costs) -> None:
+    horizon = policy.calibrated.horizon
+    for offset, (name, colour) in zip((-0.19, 0.19), DETECTORS, strict=True):
+        delays = getattr(found, name)
+        heights = [min(delay.median, horizon) for delay in delays]
+        places = [i + offset for i in range(len(DROPS))]
+        bars = axis.bar(places, heights, width=0.36, color=colour, label=name)
+        for bar, delay in zip(bars, delays, strict=True):
+            if math.isinf(delay.median):
+                bar.set(alpha=0.3, hatch="//")
+            text = f"{delay.median:.0f}" if math.isfinite(delay.median) else f"{100 * delay.seen:.0f} % seen"
+            axis.annotate(text, (bar.get_x() + 0.18, bar.get_height()), ha="center", va="bottom", fontsize=8)
+    for i, least in enumerate(found.least):
+        label = "least possible (mean)" if i == 0 else ""
+        axis.hlines(min(least, horizon), i - 0.4, i + 0.4, color="black", linestyle="--", label=label)
+    axis.set_xticks(range(len(DROPS)), [f"{100 * drop:g} points" for drop in DROPS])
+    axis.set_ylabel("median delay (evaluations)")
+    axis.set_ylim(0, horizon * 1.12)
+    axis.set_title("delay after a sudden fall", fontsize=10)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _draw_items(axis: Axes, world: World, policy: Policy, found: Costs) -> None:
+    counts = [2**k for k in range(5, 14)]
+    for drop, colour in zip(DROPS, COLOURS, strict=True):
+        delays = [expected_delay(world, found, policy, drop, items) for items in counts]
+        axis.plot(counts, delays, color=colour, marker=".", label=f"{100 * drop:g} points")
+    in_time = IN_TIME * policy.calibrated.horizon
+    axis.axhline(in_time, color="grey", linestyle=":", label=f"in time ({in_time:.0f} evaluations)")
+    axis.axvline(found.items, color="black", linewidth=0.8, label=f"{found.items} items")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(counts, [str(count) for count in counts])
+    axis.set_yscale("log")
+    axis.set_ylim(0.9, policy.calibrated.horizon * 2)
+    axis.set_xlabel("held-out items")
+    axis.set_title("calibrated detector, by the number of such items", fontsize=10)
+    axis.legend(frameon=False, fontsize=8)
+    axis.grid(alpha=0.25)

@@ -1,0 +1,186 @@
+"""Proposals: settings of both detectors for a wanted false-stop rate, and what they cost in delay. Pure."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from guard_cli.calibrate import guards
+from guard_cli.calibrate.guards import Series
+from guard_cli.calibrate.simulate import (
+    BEFORE,
+    World,
+    fallen,
+    hack_scores,
+    information,
+    least_delay,
+    null_scores,
+)
+from guard_core.detectors import Baseline, CalibratedDetector
+from guard_core.policy import HeldOutGuardPolicy, Policy
+
+DROPS = (0.02, 0.05, 0.10)
+
+#: Null runs behind the thresholds of HeldOutGuard, and hacked runs behind a delay.
+NULL_RUNS = 4000
+HACK_RUNS = 400
+
+#: Hacked runs through the calibrated detector, which is not vectorised: a median needs no more.
+CALIBRATED_RUNS = 40
+
+#: What is tried for HeldOutGuard; for each pair the thresholds follow from the false-stop rate.
+ALPHAS = (0.5, 0.7, 0.8, 0.9)
+PATIENCES = (2, 3, 4)
+
+#: Shorter runs give no rule the time to judge.
+LEAST_HORIZON = 6
+
+#: A fall is seen "in time" within this share of the horizon.
+IN_TIME = 0.25
+
+
+#: Nobody scores more items than this at every checkpoint.
+MOST_ITEMS = 2**17
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """How long a fall goes on before a detector fires.
+
+    `median`: evaluations from the fall to the fire, inf if fewer than half of the runs fire; `seen`: share of
+    the runs that fire within the horizon.
+    """
+
+    drop: float
+    median: float
+    seen: float
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Delays by detector, and the least that any detector of this false-stop rate needs on average."""
+
+    calibrated: tuple[Delay, ...]
+    heldout_guard: tuple[Delay, ...]
+    least: tuple[float, ...]
+    items: int
+
+
+def propose_guard(world: World, rate: float, horizon: int) -> HeldOutGuardPolicy:
+    """HeldOutGuard with at most `rate` false stops in `horizon` evaluations, quickest for 5 points.
+
+    The decline rule is calibrated as if the in-loop reward rose in every round, its worst case; the gap for
+    a reward and a held-out score that gain alike. `kl_hard_stop` is left at its default.
+    """
+    rewards, scores = null_scores(world, horizon, NULL_RUNS)
+    hacked = hack_scores(world, BEFORE + horizon, HACK_RUNS, 0.05)
+    candidates = []
+    for alpha in ALPHAS:
+        min_steps = math.ceil(1 / (1 - alpha)) + 1  # the first sample alone is a poor average
+        if 2 * min_steps > max(horizon, LEAST_HORIZON):
+            continue
+        quiet, loud = Series.of(rewards, scores, alpha), Series.of(*hacked, alpha)
+        for patience in PATIENCES:
+            eps = guards.quiet_eps(quiet, patience, min_steps, always_rising=True)
+            gap = guards.largest_gap(quiet, min_steps)
+            limits = guards.thresholds(np.column_stack([eps, gap]), rate)
+            policy = HeldOutGuardPolicy(
+                ema_alpha=alpha,
+                decline_patience=patience,
+                min_steps=min_steps,
+                rise_eps=round_up(float(limits[0])),
+                max_proxy_real_gap=round_up(float(limits[1])),
+            )
+            candidates.append((_mean_delay(guards.first_fire(loud, policy), horizon), policy))
+    return min(candidates, key=lambda candidate: candidate[0])[1]
+
+
+def _mean_delay(fires: guards.Ints, horizon: int) -> float:
+    after = np.where(fires > BEFORE, fires - BEFORE, horizon)
+    return float(np.minimum(after, horizon).mean())
+
+
+def round_up(value: float) -> float:
+    """Three significant digits, never less: a person will read it."""
+    if value <= 0.0:
+        return 0.0
+    digits = 2 - math.floor(math.log10(value))
+    return float(math.ceil(value * 10**digits - 1e-9) / 10**digits)
+
+
+def costs(world: World, baseline: Baseline, policy: Policy, rate: float) -> Costs:
+    """What the detectors of `policy` cost in delay for sudden falls of `DROPS`."""
+    horizon = policy.calibrated.horizon
+    detector = CalibratedDetector(policy.calibrated, baseline)
+    return Costs(
+        calibrated=tuple(_calibrated_delay(world, detector, drop, horizon) for drop in DROPS),
+        heldout_guard=tuple(_guard_delay(world, policy.heldout_guard, drop, horizon) for drop in DROPS),
+        least=tuple(
+            least_delay(information(world.strata, world.samples, drop, world.items), rate, horizon)
+            for drop in DROPS
+        ),
+        items=world.items,
+    )
+
+
+def _guard_delay(world: World, policy: HeldOutGuardPolicy, drop: float, horizon: int) -> Delay:
+    rewards, scores = hack_scores(world, BEFORE + horizon, HACK_RUNS, drop)
+    fires = guards.first_fire(Series.of(rewards, scores, policy.ema_alpha), policy)
+    return _delay(drop, fires)
+
+
+def _calibrated_delay(world: World, fresh: CalibratedDetector, drop: float, horizon: int) -> Delay:
+    rng = np.random.default_rng([world.seed, round(drop * 1e6), 1])
+    before = world.item_means(rng, CALIBRATED_RUNS)
+    after = fallen(before, drop)
+    rewards = world.rewards(rng, BEFORE + horizon, CALIBRATED_RUNS, drop)
+    fires = np.zeros(CALIBRATED_RUNS, dtype=np.int64)
+    for run in range(CALIBRATED_RUNS):
+        detector = copy.deepcopy(fresh)
+        for t in range(BEFORE + horizon):
+            means = (before if t < BEFORE else after)[run]
+            items = rng.binomial(world.samples, means) / world.samples
+            if detector.update(t + 1, items, float(rewards[t, run])).fire:
+                fires[run] = t + 1
+                break
+    return _delay(drop, fires)
+
+
+def _delay(drop: float, fires: guards.Ints) -> Delay:
+    """From the rounds of the fires, 0 for never. A stop before the fall is a false one and not counted."""
+    counted = fires[(fires == 0) | (fires > BEFORE)]
+    if len(counted) == 0:
+        return Delay(drop, math.inf, 0.0)
+    delays = np.where(counted == 0, np.inf, counted - BEFORE)
+    return Delay(drop, float(np.quantile(delays, 0.5, method="higher")), float(np.isfinite(delays).mean()))
+
+
+def expected_delay(world: World, found: Costs, policy: Policy, drop: float, items: int) -> float:
+    """Delay of the calibrated detector with another number of items like these, evaluations.
+
+    The least delay at that number, times what this detector needs more than the least at this number.
+    """
+    excess = [
+        delay.median / least
+        for delay, least in zip(found.calibrated, found.least, strict=True)
+        if math.isfinite(delay.median) and least > 1.0
+    ]
+    nats = information(world.strata, world.samples, drop, items)
+    rate, horizon = policy.calibrated.alpha, policy.calibrated.horizon
+    return least_delay(nats, rate, horizon) * max(excess, default=2.0)
+
+
+def items_needed(world: World, found: Costs, policy: Policy, drop_index: int) -> int | None:
+    """Items like these with which the fall would be seen within `IN_TIME`; None if these are enough."""
+    limit = IN_TIME * policy.calibrated.horizon
+    if found.calibrated[drop_index].median <= limit:
+        return None
+    items = 64
+    while items <= found.items or expected_delay(world, found, policy, DROPS[drop_index], items) > limit:
+        items *= 2
+        if items > MOST_ITEMS:
+            break
+    return items

@@ -1,0 +1,153 @@
+"""What a calibration prints, and the policy.yaml that it writes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from guard_cli.calibrate.good_runs import FromRuns
+from guard_cli.calibrate.propose import DROPS, IN_TIME, MOST_ITEMS, Costs, Delay
+from guard_core.policy import Policy
+
+RULE_KEYS = {
+    "heldout_decline": "rise_eps",
+    "hacking_gap": "max_proxy_real_gap",
+    "kl_hard_stop": "kl_hard_stop",
+}
+
+
+def show_costs(console: Console, policy: Policy, found: Costs, needed: list[int | None]) -> None:
+    """Print the table of delays, and for each fall that is not seen in time what it would take."""
+    horizon, alpha = policy.calibrated.horizon, policy.calibrated.alpha
+    console.print(
+        f"Median delay, in evaluations, after a sudden fall of the held-out score, with at most {alpha:.3g} "
+        f"false stops in {horizon} evaluations each:",
+        soft_wrap=True,
+    )
+    table = Table(pad_edge=False)
+    table.add_column("detector", no_wrap=True)
+    for drop in DROPS:
+        table.add_column(f"{100 * drop:g} points", justify="right")
+    table.add_row("calibrated", *(_cell(delay) for delay in found.calibrated))
+    table.add_row("heldout_guard", *(_cell(delay) for delay in found.heldout_guard))
+    table.add_row("least possible (mean)", *(f"{least:.0f}" for least in found.least), style="dim")
+    console.print(table)
+    for drop, delay, items in zip(DROPS, found.calibrated, needed, strict=True):
+        if items is not None:
+            console.print(_advice(found.items, drop, delay, items, horizon), soft_wrap=True)
+
+
+def _cell(delay: Delay) -> str:
+    if math.isfinite(delay.median):
+        return f"{delay.median:.0f}"
+    return f"not seen ({100 * delay.seen:.0f} % are)"
+
+
+def _advice(items: int, drop: float, delay: Delay, needed: int, horizon: int) -> str:
+    in_time = f"{IN_TIME * horizon:.0f} evaluations"
+    seen = (
+        "you will not see" if math.isinf(delay.median) else f"it takes {delay.median:.0f} evaluations to see"
+    )
+    late = f"With {items} items {seen} {100 * drop:g} points in time ({in_time})"
+    if needed > MOST_ITEMS:
+        return f"{late}, and no practical number of such items would do."
+    return f"{late}: take {needed}, or more samples of each."
+
+
+def show_runs(console: Console, found: FromRuns, rate: float) -> None:
+    """Print what the good runs reached, and what their number supports."""
+    rules = ", ".join(f"{RULE_KEYS[rule]} ({rule})" for rule in found.rules)
+    console.print(f"From {found.runs} good runs: {rules}.", soft_wrap=True)
+    console.print(
+        f"{found.runs} runs support this: a new run of the same kind is stopped with probability at most "
+        f"{found.supported:.2g}." + _too_few(found, rate),
+        soft_wrap=True,
+    )
+    for name, kl in found.largest_kl.items():
+        console.print(f"  {escape(name)}: largest KL EMA {kl:.3g} nats/token", style="dim", soft_wrap=True)
+    if not found.largest_kl:
+        console.print("No run has a KL to the reference: kl_hard_stop stays at its default.")
+    for reason in found.skipped:
+        console.print(f"Note: skipped {escape(reason)}", soft_wrap=True)
+
+
+def _too_few(found: FromRuns, rate: float) -> str:
+    if found.supported <= rate:
+        return ""
+    return f" For the wanted {rate:g} it would take {found.needed} runs; the thresholds are the largest seen."
+
+
+def show_kl(console: Console, policy: Policy) -> None:
+    """Say that a KL stop cannot be had from outcomes."""
+    console.print(
+        f"kl_hard_stop stays at {policy.heldout_guard.kl_hard_stop:g} nats/token: outcomes say nothing about "
+        "the KL, and no value carries over from model to model (good runs reach 0.003 on one and 0.07 on "
+        "another). Give good runs of this model with --from-runs.",
+        soft_wrap=True,
+    )
+
+
+def policy_yaml(policy: Policy, source: str, found: FromRuns | None) -> str:
+    """A policy.yaml with what was chosen, and a comment where each value comes from."""
+    guard, calibrated = policy.heldout_guard, policy.calibrated
+    kl = "# of the good runs" if found and "kl_hard_stop" in found.rules else "# the default: not calibrated"
+    lines = [
+        f"# Made by `rlguard calibrate` from {source}.",
+        f"# Wanted: at most {calibrated.alpha:g} false stops in {calibrated.horizon} evaluations.",
+        f"detector: {policy.detector}",
+        "calibrated:",
+        f"  alpha: {calibrated.alpha:g}",
+        f"  horizon: {calibrated.horizon}",
+        f"  baseline_passes: {calibrated.baseline_passes}",
+        f"  samples: {calibrated.samples}",
+        "heldout_guard:",
+        f"  ema_alpha: {guard.ema_alpha:g}",
+        f"  min_steps: {guard.min_steps}",
+        f"  decline_patience: {guard.decline_patience}",
+        f"  rise_eps: {guard.rise_eps!r}",
+        f"  max_proxy_real_gap: {guard.max_proxy_real_gap!r}",
+        f"  kl_hard_stop: {guard.kl_hard_stop!r}  {kl}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(policy: Policy, found: Costs | None, needed: list[int | None], runs: FromRuns | None) -> Any:
+    """Everything that is printed, for programs; a delay that is not seen is null."""
+    return {
+        "policy": policy.model_dump(mode="json", include={"detector", "calibrated", "heldout_guard"}),
+        "items": found.items if found else None,
+        "delays": None
+        if found is None
+        else [
+            {
+                "drop": drop,
+                "calibrated": _number(a.median),
+                "calibrated_seen": a.seen,
+                "heldout_guard": _number(b.median),
+                "heldout_guard_seen": b.seen,
+                "least": least,
+                "items_needed": items,
+            }
+            for drop, a, b, least, items in zip(
+                DROPS, found.calibrated, found.heldout_guard, found.least, needed, strict=True
+            )
+        ],
+        "from_runs": None
+        if runs is None
+        else {
+            "runs": runs.runs,
+            "rules": list(runs.rules),
+            "supported": runs.supported,
+            "needed": runs.needed,
+            "largest_kl": runs.largest_kl,
+            "skipped": list(runs.skipped),
+        },
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
