@@ -26,6 +26,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 expect.set_options(timeout=20_000)  # a busy machine is slow; what is expected comes within seconds
 
 ITEMS = 40
+POLICY = "heldout_guard: {min_steps: 3, ema_alpha: 0.5, max_proxy_real_gap: 0.2, kl_hard_stop: 0.3}\n"
 READ_TOKEN = "read-token-of-the-test"
 INGEST_TOKEN = "ingest-token-of-the-test"
 FLAGS = [
@@ -85,7 +86,9 @@ class PolicyServer:
 class Guard:
     """A guard process, the server of the policy that it evaluates, and a client."""
 
-    def __init__(self, root: Path, right: Callable[[int], int], settings: dict[str, str]) -> None:
+    def __init__(
+        self, root: Path, right: Callable[[int], int], extra_policy: str, settings: dict[str, str]
+    ) -> None:
         self._policy_server = PolicyServer(right)
         self.state = root / "state"
         self.checkpoints = root / "checkpoints"
@@ -94,9 +97,7 @@ class Guard:
         lines = ({"id": f"i{n}", "prompt": f"item {n}", "answer": str(n)} for n in range(ITEMS))
         split.write_text("".join(json.dumps(line) + "\n" for line in lines))
         policy = root / "policy.yaml"
-        policy.write_text(
-            "heldout_guard: {min_steps: 3, ema_alpha: 0.5, max_proxy_real_gap: 0.2, kl_hard_stop: 0.3}\n"
-        )
+        policy.write_text(POLICY + extra_policy)
         evaluator = {
             "KIND": "openai",
             "BASE_URL": self._policy_server.url,
@@ -177,9 +178,11 @@ def guards(root: Path) -> Iterator[Callable[..., Guard]]:
     """Starts guards under `root`: without tokens unless they are given, of a policy that stays as it is."""
     started: list[Guard] = []
 
-    def start(right: Callable[[int], int] = lambda step: ITEMS // 2, **settings: str) -> Guard:
+    def start(
+        right: Callable[[int], int] = lambda step: ITEMS // 2, extra_policy: str = "", **settings: str
+    ) -> Guard:
         settings = settings or {"allow_unauthenticated_loopback": "true"}
-        started.append(Guard(root / f"guard-{len(started)}", right, settings))
+        started.append(Guard(root / f"guard-{len(started)}", right, extra_policy, settings))
         return started[-1]
 
     try:

@@ -122,6 +122,24 @@ class TestARunningRun:
             expect(figure.locator("text.tick", has_text="training step")).to_be_visible()
         expect(page.locator(".plot path.mark")).to_have_count(0)
 
+    def test_shows_what_each_detector_says(self, start_guard: Start, look: Look) -> None:
+        guard = start_guard(extra_policy="detector: both\ncalibrated: {baseline_passes: 2}\n")
+        train(guard, 4)
+        page = look(guard)
+        readings = guard.verdict()["detectors"]
+        expect(page.locator("#detectors li")).to_have_count(len(readings))
+        for reading in readings:
+            item = page.locator("#detectors li", has=page.locator(f"code:text-is('{reading['name']}')"))
+            expect(item).to_contain_text(reading["message"][1:])
+            known = reading["statistic"] is not None
+            expect(item.locator("meter")).to_have_count(1 if known else 0)
+        assert readings
+
+    def test_has_no_detectors_card_without_detectors(self, healthy: Guard, look: Look) -> None:
+        page = look(healthy)
+        expect(page.locator("#conditions li")).to_have_count(1)
+        expect(page.locator("#detectors-card")).to_be_hidden()
+
     def test_follows_the_run_without_a_reload(self, start_guard: Start, look: Look) -> None:
         guard = start_guard()
         guard.post([step(0, 0.5)])
