@@ -1,0 +1,156 @@
+"""The guard as a process: `python -m guard_service`, its endpoint file, its signals and its exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Step = Callable[..., dict[str, Any]]
+
+
+def run_module(tmp_path: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    """`python -m guard_service`, which is expected to end by itself."""
+    (tmp_path / "checkpoints").mkdir(exist_ok=True)
+    values = {
+        "STATE_DIR": str(tmp_path / "state"),
+        "CHECKPOINT_ROOT": str(tmp_path / "checkpoints"),
+        "PORT": "0",
+        "ALLOW_UNAUTHENTICATED_LOOPBACK": "true",
+    } | settings
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RLGUARD_")}
+    env |= {f"RLGUARD_GUARD_{name}": value for name, value in values.items()}
+    command = [sys.executable, "-m", "guard_service"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_python_m_guard_service_runs_and_ends_on_sigterm(tmp_path: Path) -> None:
+    endpoint = tmp_path / "state" / "endpoint.json"
+    seen: dict[str, Any] = {}
+
+    def end_when_listening() -> None:
+        until = time.monotonic() + 50
+        while not endpoint.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        seen.update(json.loads(endpoint.read_text()))
+        os.kill(seen["pid"], signal.SIGTERM)
+
+    thread = threading.Thread(target=end_when_listening)
+    thread.start()
+    done = run_module(tmp_path)
+    thread.join()
+    assert done.returncode == 0, done.stderr
+    assert seen["url"].startswith("http://127.0.0.1:")
+    assert "listening at" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"PORT": "-1"}, ["RLGUARD_GUARD_PORT"]),
+        ({"HOST": "198.51.100.7"}, ["not a loopback"]),
+        ({"HOST": "127.0.0.1", "PORT": "1x"}, ["'1x'"]),
+        ({"POLICY_FILE": "/nowhere.yaml"}, ["policy_file /nowhere.yaml"]),
+        ({"INGEST_TOKEN_FILE": "/nowhere"}, ["ingest_token_file /nowhere"]),
+    ],
+)
+def test_a_refused_start_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, settings: dict[str, str], words: list[str]
+) -> None:
+    done = run_module(tmp_path, **settings)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run_module(tmp_path, PORT=str(port))
+    assert done.returncode == 2 and f"PORT={port}" in done.stderr and "in use" in done.stderr
+
+
+def test_a_changed_policy_on_restart_is_refused(new_guard: Callable[..., Any], step: Step) -> None:
+    guard = new_guard().start()
+    guard.post("/v1/steps", step(1))
+    guard.end()
+    policy = guard.directory / "policy.yaml"
+    policy.write_text("heldout_guard: {min_steps: 5}")
+    guard.settings["POLICY_FILE"] = str(policy)
+    guard.launch()
+    assert guard.wait() == 2
+    assert "heldout_guard.min_steps: was 20, now 5" in guard.log
+    assert "Traceback" not in guard.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly_while_steps_arrive(guard: Any, step: Step, number: signal.Signals) -> None:
+    acknowledged = []
+
+    def post() -> None:
+        with guard.client() as client:
+            for i in range(100_000):
+                try:
+                    response = client.post("/v1/steps", json=step(i))
+                except Exception:
+                    return
+                assert response.status_code == 200
+                acknowledged.append(i)
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    while len(acknowledged) < 20:
+        time.sleep(0.005)
+    assert guard.end(number) == 0
+    thread.join()
+    guard.start()
+    assert guard.get("/v1/verdict").json()["steps"] >= len(acknowledged)
+    assert "Traceback" not in guard.log
+
+
+def test_the_state_directory_is_private(guard: Any, step: Step) -> None:
+    guard.post("/v1/steps", step(1))
+    assert guard.state.stat().st_mode & 0o077 == 0
+    assert (guard.state / "guard.db").stat().st_mode & 0o077 == 0
+
+
+def test_an_unfit_split_ends_the_guard(new_guard: Callable[..., Any]) -> None:
+    guard = new_guard()
+    row = {"prompt": "What is 12 plus 30, said in words and not in digits?", "answer": "forty-two"}
+    for name, prefix in (("train.jsonl", "train"), ("heldout.jsonl", "heldout")):
+        (guard.directory / name).write_text(json.dumps({"id": f"{prefix}-1"} | row) + "\n")
+    guard.settings |= {
+        "HELDOUT__SPLIT": str(guard.directory / "heldout.jsonl"),
+        "HELDOUT__TRAIN_PROMPTS": str(guard.directory / "train.jsonl"),
+        "HELDOUT__EVALUATOR__KIND": "openai",
+        "HELDOUT__EVALUATOR__BASE_URL": "http://127.0.0.1:9/v1",
+        "HELDOUT__EVALUATOR__MODEL": "policy",
+    }
+    guard.launch()
+    assert guard.wait() == 2, guard.log
+    assert "heldout-1" in guard.log and "train-1" in guard.log
+    assert "forty-two" not in guard.log and "Traceback" not in guard.log
+
+
+def test_another_loopback_address(new_guard: Callable[..., Any], step: Step) -> None:
+    host, expected = "localhost", ("http://127.0.0.1:", "http://[::1]:")
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        host, expected = "::1", ("http://[::1]:",)
+    guard = new_guard(HOST=host).start()
+    assert guard.url.startswith(expected)
+    assert guard.post("/v1/steps", step(1)).status_code == 200
