@@ -5,14 +5,17 @@ from __future__ import annotations
 import html
 import io
 import shlex
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from guard_core.wire import Verdict
 
 IN_LOOP, HELDOUT, KL, LIMIT = "#b3530a", "#1d5fc4", "#0b7268", "#c3262e"
+SMOOTHED_OVER = 8  # steps
 MARKERS_UP_TO = 200  # evaluations; more than that and the markers hide the line
 LAST_EVALUATIONS = 200
 
@@ -64,7 +67,9 @@ def draw(history: Sequence[Mapping[str, Any]], verdict: Verdict | None) -> str:
 def _draw_scores(axes: Any, lines: Sequence[Mapping[str, Any]]) -> None:
     rewards = [(line["step"], line["reward"]) for line in lines if line["reward"] is not None]
     scores = [(line["step"], line["heldout"]) for line in lines if "heldout" in line]
-    axes.plot(*_columns(rewards), color=IN_LOOP, linewidth=1, alpha=0.85, label="in-loop reward")
+    axes.plot(*_columns(rewards), color=IN_LOOP, linewidth=0.8, alpha=0.4)
+    label = f"in-loop reward (mean of {SMOOTHED_OVER} steps)"
+    axes.plot(*_columns(_trailing_mean(rewards)), color=IN_LOOP, linewidth=2, label=label)
     marker = "o" if len(scores) <= MARKERS_UP_TO else ""
     axes.plot(*_columns(scores), color=HELDOUT, linewidth=2, marker=marker, ms=3, label="held-out score")
     axes.set_ylabel("score")
@@ -86,6 +91,16 @@ def _draw_kl(axes: Any, lines: Sequence[Mapping[str, Any]], verdict: Verdict | N
             axes.axhline(verdict.kl_hard_stop, color=LIMIT, linestyle="--", linewidth=1)
     axes.set_ylabel("KL, nats/token")
     axes.grid(alpha=0.25)
+
+
+def _trailing_mean(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Each value as the mean of itself and up to `SMOOTHED_OVER - 1` before it."""
+    recent: deque[float] = deque(maxlen=SMOOTHED_OVER)
+    smoothed = []
+    for x, y in points:
+        recent.append(y)
+        smoothed.append((x, fmean(recent)))
+    return smoothed
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
