@@ -87,7 +87,7 @@ function askForToken() {
   sessionStorage.removeItem(TOKEN_KEY);
   document.body.classList.add("lost");
   setState("unknown", "Unknown", "The guard asks for its read token");
-  setText($("reason"), "It was given to the guard when it was started.");
+  setText($("reason"), "It was given to the guard when it was started; rlguard run prints it.");
   setText($("since"), "");
   setText($("token-error"), refused ? "The guard did not accept this token." : "");
   delete $("live").dataset.live;
