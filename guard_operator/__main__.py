@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
         default=os.environ.get("POD_NAMESPACE", "rlguard-system"),
         help="namespace of the Lease (default: $POD_NAMESPACE, else rlguard-system)",
     )
+    add("--lease-name", default="rlguard-operator", help="name of the Lease (default rlguard-operator)")
     add("--lease-seconds", type=float, default=15.0, help="how long a lost leader blocks its successor")
     add("--workers", type=_positive, default=4, help="jobs reconciled at once (default 4)")
     add("--bind", default="0.0.0.0", help="address of /healthz, /readyz and /metrics")  # noqa: S104
@@ -68,7 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
         namespaces=tuple(options.namespace),
         relaxed_host_paths=tuple(options.relaxed_host_path),
     )
-    lease = LeaseName(options.lease_namespace, f"{socket.gethostname()}_{uuid.uuid4()}", timing=timing)
+    identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+    lease = LeaseName(options.lease_namespace, identity, options.lease_name, timing)
     operator = Operator(
         configuration, config, lease, (options.bind, options.port), ManagerConfig(workers=options.workers)
     )

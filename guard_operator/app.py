@@ -29,7 +29,7 @@ class LeaseName:
 
     namespace: str
     identity: str
-    name: str = "rlguard-operator"
+    name: str
     timing: LeaseTiming = field(default_factory=LeaseTiming)
 
 

@@ -141,7 +141,7 @@ def _type(node: dict[str, Any]) -> str:
 
 
 def _shown_default(node: dict[str, Any]) -> str:
-    return f"`{node['default']}`" if node.get("default", {}) != {} else ""
+    return f"`{node['default']}`" if not isinstance(node.get("default", {}), dict) else ""
 
 
 def _text(node: dict[str, Any]) -> str:

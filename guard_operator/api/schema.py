@@ -109,12 +109,18 @@ def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[s
 
 
 def _default(node: Mapping[str, Any], out: Mapping[str, Any]) -> Any:
-    """The default to write; {} for an object all of whose fields have defaults of their own."""
+    """The default to write; for an object all of whose fields may be absent, that of its fields.
+
+    It is written in full, because the API server checks a default against the object's rules as it stands.
+    """
     if "default" in node:
         return node["default"]
-    is_plain_object = out.get("type") == "object" and "properties" in out and "required" not in out
-    has_defaults = is_plain_object and any("default" in inner for inner in out["properties"].values())
-    return {} if has_defaults else None
+    if out.get("type") != "object" or "required" in out:
+        return None
+    inner = {
+        name: field["default"] for name, field in out.get("properties", {}).items() if "default" in field
+    }
+    return inner or None
 
 
 def root_schema() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from guard_operator.reconcile.snapshot import Disruption, Job, Pod, Preparation,
 from guard_operator.runtime.client import CLAIMS, PODS, Client, Json, Resource
 from guard_operator.runtime.errors import ApiError
 
-CLAIM_SECONDS = 15.0
+CLAIM_SECONDS = 5.0
 FORBIDDEN_SECONDS = 30.0
 REFUSED_SECONDS = 300.0
 
@@ -141,10 +141,14 @@ class Gatherer:
         return self._dry_run(adapter, job)
 
     def _dry_run(self, adapter: Adapter, job: Job) -> Preparation:
-        """What the API server, with the workload's schema and webhooks, says to the workload."""
+        """What the API server, with the workload's schema and webhooks, says to the workload.
+
+        As a create, because a server-side apply answers a value of the wrong type with a 500.
+        """
         workload = build_workload(job, adapter, self._config)
         try:
-            self._client.apply(adapter.resource, workload, names.OPERATOR_MANAGER, dry_run=True)
+            manager = names.OPERATOR_MANAGER
+            self._client.create(adapter.resource, job.namespace, workload, manager, dry_run=True)
         except ApiError as error:
             if error.status == 404:
                 kind = f"{workload['kind']} ({workload['apiVersion']})"

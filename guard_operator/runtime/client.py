@@ -119,21 +119,22 @@ class Client:
         """One page of a list, straight from the server's quorum unless `query` says otherwise."""
         return self.request("GET", resource.path(namespace), query=query)
 
-    def create(self, resource: Resource, namespace: str, body: Json, manager: str) -> Json:
-        """Create the object.
+    def create(
+        self, resource: Resource, namespace: str, body: Json, manager: str, dry_run: bool = False
+    ) -> Json:
+        """Create the object; unknown fields are refused. With `dry_run`, only find out what would happen.
 
         Raises:
             ApiError: 409 if it exists.
         """
-        return self.request("POST", resource.path(namespace), query={"fieldManager": manager}, body=body)
+        query = {"fieldManager": manager, "fieldValidation": "Strict"}
+        query |= {"dryRun": "All"} if dry_run else {}
+        return self.request("POST", resource.path(namespace), query=query, body=body)
 
-    def apply(
-        self, resource: Resource, body: Json, manager: str, sub: str | None = None, dry_run: bool = False
-    ) -> Json:
+    def apply(self, resource: Resource, body: Json, manager: str, sub: str | None = None) -> Json:
         """Server-side apply; fields of other managers are taken over only in a status."""
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
         query |= {"force": "true"} if sub == "status" else {}
-        query |= {"dryRun": "All"} if dry_run else {}
         path = resource.path(body["metadata"]["namespace"], body["metadata"]["name"], sub)
         return self.request("PATCH", path, query=query, body=body, content_type=APPLY)
 

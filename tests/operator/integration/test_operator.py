@@ -1,0 +1,428 @@
+"""The operator process against a real API server; the tests play kubelet and training-operator.
+
+- Creating: child, support objects, rights; refusals as conditions; the claim that comes later.
+- Stopping: fire → evidence → stop at once → confirmed only when no pod is left; refused patch → delete; no
+  effect → delete; killed in the middle; two operators; API server away; suspended and deleted on request.
+- Ends that are no fires. Graceful shutdown, readiness, metrics.
+Skipped here, because they need a kubelet or the real training-operator: the e2e tests have them.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard_operator.runtime.client import CONFIG_MAPS, ROLES, SECRETS, Client, load_configuration
+from guard_operator.runtime.errors import ApiError
+
+from .controlplane import ControlPlane
+from .faults import Answer, Cut, Fault, fault_proxy
+from .waiting import eventually
+from .world import JOBS, PYTORCHJOBS, Json, World, apply_guard, deadline, token_for, world
+
+MakeJob = Callable[..., Json]
+
+
+@pytest.fixture
+def here(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) -> Iterator[World]:
+    with world(plane, client, namespace, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def running(here: World, make_job: MakeJob) -> World:
+    """A job that runs, with its guard reporting."""
+    here.claim()
+    here.submit(make_job())
+    here.operator()
+    start(here)
+    return here
+
+
+def start(here: World) -> None:
+    here.expect("Guarded", "True", "WorkloadCreated")
+    here.start_pod()
+    here.guard_says(heartbeat="2026-01-01T00:00:00Z", step=1)
+    here.expect("Fired", "False", "NotFired")
+
+
+# -- creating --------------------------------------------------------------------------------------------
+
+
+def test_given_a_job_then_the_workload_has_its_guard(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    job = make_job()
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpu"}
+    here.submit(job)
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadCreated")
+    workload = here.workload()
+    assert workload["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu"
+    assert workload["metadata"]["ownerReferences"][0]["uid"] == here.job()["metadata"]["uid"]
+    pod = here.start_pod()
+    assert [c["name"] for c in pod["spec"]["initContainers"]] == ["rlguard-guard"]
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    here.guard_says(heartbeat="2026-01-01T00:00:00Z")
+    eventually(lambda: here.phase() == "Running", "phase Running")
+    assert here.job()["status"]["workloadRef"]["uid"] == workload["metadata"]["uid"]
+    assert here.events() == ["WorkloadCreated"]
+
+
+def test_the_guard_may_write_this_jobs_status_and_nothing_else(running: World, make_job: MakeJob) -> None:
+    other = make_job("other")
+    running.submit(other)
+    account = f"run-{running.job()['metadata']['uid'][:8]}"
+    token = token_for(running.client, running.namespace, account)
+    kubeconfig = running.plane.kubeconfig(Path(running.plane.ca_file).parent / "guard-only", None, token)
+    guard = Client(load_configuration(str(kubeconfig)))
+    assert guard.get(JOBS, running.namespace, "run") is not None
+    for forbidden in (
+        lambda: apply_guard(guard, running.namespace, "other", {"step": 1}),
+        lambda: guard.merge(JOBS, running.namespace, "run", {"spec": {"onFire": "Delete"}}, "x"),
+        lambda: guard.list(JOBS, running.namespace, {}),
+        lambda: guard.get(SECRETS, running.namespace, account),
+        lambda: guard.get(PYTORCHJOBS, running.namespace, "run"),
+    ):
+        with pytest.raises(ApiError) as refused:
+            forbidden()
+        assert refused.value.status == 403
+
+
+def change_pod(job: Json, **values: Any) -> Json:
+    changed = copy.deepcopy(job)
+    pod = changed["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    pod.update(values)
+    return changed
+
+
+def test_templates_that_break_the_isolation_are_refused(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    here.submit(change_pod(make_job(), hostPID=True))
+    here.operator()
+    message = here.expect("Guarded", "False", "TemplateRefused")
+    assert "pytorchReplicaSpecs.Master.template.spec.hostPID" in message
+    assert here.client.get(PYTORCHJOBS, here.namespace, "run") is None
+    assert here.phase() == "Refused" and here.events() == ["TemplateRefused"]
+
+
+def test_what_the_workloads_schema_refuses_is_a_condition(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    job = make_job()
+    job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = "one"
+    here.submit(job)
+    operator = here.operator()
+    message = here.expect("Guarded", "False", "WorkloadRefused")
+    assert "replicas" in message
+    time.sleep(1.0)
+    assert here.events() == ["WorkloadRefused"], "no retry loop"
+    assert "again in" not in operator.log.read_text()
+
+
+def test_a_kind_that_cannot_be_guarded_is_a_condition(here: World, make_job: MakeJob) -> None:
+    job = make_job()
+    job["spec"]["template"]["kind"] = "MPIJob"
+    here.submit(job)
+    here.operator()
+    assert "MPIJob" in here.expect("Guarded", "False", "UnsupportedKind")
+
+
+def test_a_missing_claim_is_a_condition_until_it_is_there(here: World, make_job: MakeJob) -> None:
+    here.submit(make_job())
+    here.operator()
+    assert "heldout" in here.expect("Guarded", "False", "ClaimMissing")
+    here.claim()
+    here.expect("Guarded", "True", "WorkloadCreated", within=25)
+
+
+def test_a_workload_of_someone_else_is_left_alone(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    job = make_job()
+    foreign = here.put(PYTORCHJOBS, {"metadata": {"name": "run"}, "spec": job["spec"]["template"]["spec"]})
+    here.submit(job)
+    here.operator()
+    here.expect("Guarded", "False", "NameTaken")
+    assert here.workload()["metadata"]["uid"] == foreign["metadata"]["uid"]
+    assert "ownerReferences" not in here.workload()["metadata"]
+
+
+def test_relaxed_isolation_says_what_it_costs(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    here.submit(change_pod(make_job(isolation="Relaxed"), hostNetwork=True))
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadCreated")
+    assert "hostNetwork" in here.expect("Isolated", "False", "RelaxedIsolation")
+
+
+def test_a_job_whose_user_has_a_service_account_of_its_own(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    here.submit(change_pod(make_job(), serviceAccountName="irsa"))
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadCreated")
+    name = f"run-{here.job()['metadata']['uid'][:8]}"
+    assert here.client.get(ROLES, here.namespace, name) is not None
+
+
+# -- stopping --------------------------------------------------------------------------------------------
+
+
+def test_given_a_fire_then_it_is_stopped_and_confirmed(running: World) -> None:
+    fired_at = time.monotonic()
+    running.fire()
+    running.expect_workload(deadline, "the workload is told to end")
+    took = time.monotonic() - fired_at
+    running.expect("Fired", "True", "HackingGap")
+    running.expect("Stopped", "False", "PodsTerminating")
+    assert running.phase() == "Stopping"
+    assert "run-master-0" in running.conditions()["Stopped"][2]
+    # Not while a pod is left, on its way out or not.
+    running.delete_pods()
+    time.sleep(1.0)
+    assert running.conditions()["Stopped"][0] == "False"
+    running.training_operator_stops_the_job()
+    running.expect("Stopped", "True", "NoPodsLeft")
+    assert running.phase() == "Stopped"
+    assert "Failed" not in running.conditions()
+    assert running.events()[1:] == ["HackingGap", "StopRequested", "NoPodsLeft", "EvidenceCaptured"]
+    data = running.evidence()
+    assert json.loads(data["verdict.json"])["fire"]["step"] == 40
+    assert json.loads(data["last-good-checkpoint.json"])["path"] == "/ckpt/20"
+    assert took < 5.0, "generous for a busy machine; `make bench-operator` measures it"
+
+
+def test_a_fired_job_cannot_be_unlatched_or_restarted(running: World) -> None:
+    running.fire()
+    running.expect("Stopped", "False", "PodsTerminating")
+    running.training_operator_stops_the_job()
+    running.expect("Stopped", "True", "NoPodsLeft")
+    path = JOBS.path(running.namespace, "run", "status")
+    patch = {"status": {"guard": {"fire": None}}}
+    with pytest.raises(ApiError, match="latched"):
+        running.client.request("PATCH", path, body=patch, content_type="application/merge-patch+json")
+    # A pod that comes back, whoever made it, is stopped again.
+    running.start_pod()
+    running.expect("Stopped", "False", "PodsTerminating")
+
+
+def test_a_refused_patch_becomes_a_delete(plane: ControlPlane, here: World, make_job: MakeJob) -> None:
+    """What a webhook does whose server is down: every patch is refused, a delete passes."""
+
+    def webhook_down(method: str, path: str) -> Fault | None:
+        patches = method == "PATCH" and "/pytorchjobs/" in path and "dryRun" not in path
+        return Answer(500, "InternalError") if patches else None
+
+    with fault_proxy(plane) as proxy:
+        here.claim()
+        here.submit(make_job())
+        here.operator(server=proxy.url)
+        start(here)
+        proxy.inject(webhook_down)
+        here.fire()
+        eventually(
+            lambda: here.client.get(PYTORCHJOBS, here.namespace, "run") is None, "the workload is deleted"
+        )
+        here.delete_pods()
+        here.kubelet_ends_pods()
+        here.expect("Stopped", "True", "NoPodsLeft")
+    assert here.job()["status"]["stop"]["method"] == "Delete"
+    assert "StopEscalated" in here.events()
+
+
+@pytest.mark.slow
+def test_a_stop_without_effect_is_followed_by_harder_ones(running: World) -> None:
+    """Nobody acts on the deadline, and nobody collects the pods of the deleted workload either."""
+    running.fire()
+    running.expect_workload(deadline, "the workload is told to end")
+    eventually(
+        lambda: running.client.get(PYTORCHJOBS, running.namespace, "run") is None, "deleted", within=40
+    )
+    eventually(
+        lambda: all("deletionTimestamp" in pod["metadata"] for pod in running.pods()),
+        "pods deleted",
+        within=40,
+    )
+    running.kubelet_ends_pods()
+    running.expect("Stopped", "True", "NoPodsLeft")
+
+
+@pytest.mark.parametrize("on_fire", ["Suspend", "Delete"])
+def test_suspend_and_delete_by_choice(here: World, make_job: MakeJob, on_fire: str) -> None:
+    here.claim()
+    job = make_job()
+    job["spec"]["onFire"] = on_fire
+    here.submit(job)
+    here.operator()
+    start(here)
+    here.fire()
+    if on_fire == "Suspend":
+        here.expect_workload(lambda w: w["spec"]["runPolicy"].get("suspend"), "suspended")
+        here.workload_condition("Suspended")
+    else:
+        eventually(lambda: here.client.get(PYTORCHJOBS, here.namespace, "run") is None, "deleted")
+    here.delete_pods()
+    here.kubelet_ends_pods()
+    here.expect("Stopped", "True", "NoPodsLeft")
+
+
+def test_an_operator_killed_in_mid_teardown(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    here.submit(make_job())
+    first = here.operator()
+    start(here)
+    here.fire()
+    here.expect_workload(deadline, "the workload is told to end")
+    first.kill()
+    here.training_operator_stops_the_job()
+    time.sleep(0.5)
+    assert here.conditions().get("Stopped", ("False",))[0] == "False", "nobody is there to confirm it"
+    here.operator()
+    here.expect("Stopped", "True", "NoPodsLeft")
+    assert here.events().count("NoPodsLeft") == 1
+    assert here.evidence()
+
+
+def test_two_operators_at_once_do_as_one(here: World, make_job: MakeJob) -> None:
+    """Both lead: each with a Lease of its own, as after a frozen process thaws."""
+    here.claim()
+    here.operator("--lease-name=one")
+    here.operator("--lease-name=two")
+    here.submit(make_job())
+    start(here)
+    uid = here.workload()["metadata"]["uid"]
+    here.fire()
+    here.expect_workload(deadline, "the workload is told to end")
+    here.expect("Stopped", "False", "PodsTerminating")
+    here.training_operator_stops_the_job()
+    here.expect("Stopped", "True", "NoPodsLeft")
+    assert here.workload()["metadata"]["uid"] == uid, "made once, never again"
+    events = here.events()
+    for reason in ("WorkloadCreated", "HackingGap", "NoPodsLeft"):
+        assert events.count(reason) == 1
+
+
+def test_a_fire_while_the_api_server_is_away(plane: ControlPlane, here: World, make_job: MakeJob) -> None:
+    with fault_proxy(plane) as proxy:
+        here.claim()
+        here.submit(make_job())
+        here.operator(server=proxy.url, lease_seconds=30)
+        start(here)
+        proxy.inject(lambda _method, _path: Cut())
+        proxy.cut_streams()
+        here.fire()
+        time.sleep(1.0)
+        assert not deadline(here.workload())
+        proxy.heal()
+        here.expect_workload(deadline, "the workload is told to end")
+        here.training_operator_stops_the_job()
+        here.expect("Stopped", "True", "NoPodsLeft")
+
+
+def test_evidence_with_a_pod_whose_log_cannot_be_read(running: World) -> None:
+    """No kubelet is behind these pods: the stop does not wait, and the evidence says what is missing."""
+    running.fire()
+    running.expect_workload(deadline, "the workload is told to end")
+    running.training_operator_stops_the_job()
+    running.expect("Stopped", "True", "NoPodsLeft")
+    name = eventually(lambda: running.job()["status"]["stop"].get("evidence"), "evidence is named")
+    found = running.client.get(CONFIG_MAPS, running.namespace, name)
+    assert found is not None and found["data"]["trainer.log"] == "not available"
+    assert found["metadata"]["ownerReferences"][0]["kind"] == "GuardedTrainingJob"
+
+
+def test_a_halt_stops_without_a_fire(running: World) -> None:
+    halt = {
+        "code": "stale",
+        "reason": "4 checkpoints wait",
+        "attempt": 0,
+        "step": 9,
+        "at": "2026-01-01T00:00:00Z",
+    }
+    running.guard_says(heartbeat="2026-01-01T00:00:05Z", halt=halt)
+    running.expect_workload(deadline, "the workload is told to end")
+    assert "4 checkpoints wait" in running.expect("Halted", "True", "GuardHalt")
+    running.training_operator_stops_the_job()
+    running.expect("Stopped", "True", "NoPodsLeft")
+    assert running.conditions()["Fired"][0] == "False"
+
+
+# -- ends that are no fires ------------------------------------------------------------------------------
+
+
+def test_a_run_that_succeeds(running: World) -> None:
+    running.workload_condition("Succeeded")
+    running.expect("Succeeded", "True", "WorkloadSucceeded")
+    assert running.conditions()["Fired"][0] == "False" and running.phase() == "Succeeded"
+    # Cleaning up afterwards changes nothing.
+    uid = running.workload()["metadata"]["uid"]
+    running.client.delete(PYTORCHJOBS, running.namespace, "run", uid)
+    time.sleep(1.0)
+    assert running.phase() == "Succeeded"
+
+
+def test_a_run_that_fails(running: World) -> None:
+    running.workload_condition("Failed")
+    running.expect("Failed", "True", "WorkloadFailed")
+    assert running.conditions()["Fired"][0] == "False" and "Stopped" not in running.conditions()
+
+
+def test_an_evicted_run(running: World) -> None:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    running.pod_status({"phase": "Failed", "conditions": [target]})
+    running.expect("Disrupted", "False", "Preempted")
+    running.workload_condition("Failed")
+    running.expect("Disrupted", "True", "Preempted")
+    assert "Failed" not in running.conditions() and running.conditions()["Fired"][0] == "False"
+
+
+def test_a_workload_that_someone_deletes_is_not_made_again(running: World) -> None:
+    running.client.delete(PYTORCHJOBS, running.namespace, "run", running.workload()["metadata"]["uid"])
+    running.expect("Disrupted", "True", "WorkloadDeleted")
+    time.sleep(1.0)
+    assert running.client.get(PYTORCHJOBS, running.namespace, "run") is None
+
+
+# -- the process -----------------------------------------------------------------------------------------
+
+
+def test_it_is_ready_measures_and_ends_gracefully(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    here.submit(make_job())
+    operator = here.operator()
+    start(here)
+    assert operator.page("/readyz") == "ok\n" and operator.page("/healthz") == "ok\n"
+    here.fire()
+    here.expect("Fired", "True", "HackingGap")
+    here.training_operator_stops_the_job()
+    here.expect("Stopped", "True", "NoPodsLeft")
+    page = operator.page("/metrics")
+    assert 'rlguard_fires_total{reason="HackingGap"} 1.0' in page
+    assert "rlguard_teardown_seconds_count 1.0" in page
+    assert 'leader_election_master_status{name="guardedtrainingjob"} 1.0' in page
+    assert 'controller_runtime_reconcile_total{controller="guardedtrainingjob",result="success"}' in page
+    assert here.leader()
+    assert operator.terminate() == 0
+    assert here.leader() == ""
+
+
+def test_a_lost_lease_ends_the_process(plane: ControlPlane, here: World) -> None:
+    with fault_proxy(plane) as proxy:
+        operator = here.operator(server=proxy.url)
+        eventually(here.leader, "it leads")
+        proxy.inject(lambda _method, path: Answer(500) if "/leases" in path else None)
+        assert operator.process.wait(20) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [(["--lease-seconds=0.1"], "at least 1"), (["--kubeconfig=/no/such/file"], "kube-config")],
+)
+def test_bad_settings_are_an_error_without_a_traceback(here: World, flags: list[str], message: str) -> None:
+    operator = here.operator(*flags)
+    assert operator.process.wait(20) == 2
+    text = operator.log.read_text()
+    assert message in text and "Traceback" not in text

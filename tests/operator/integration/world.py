@@ -1,0 +1,296 @@
+"""Given / when / then for the operator's tests, which play kubelet and training-operator.
+
+The operator is a real process with the generated RBAC and nothing more. Pods are API objects made from the
+workload's own template, so the API server's validation of a pod applies to what was injected.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guard_operator import rbac
+from guard_operator.api.names import GROUP, GUARD_MANAGER, KIND, PLURAL, VERSION
+from guard_operator.runtime.client import (
+    CLAIMS,
+    CONFIG_MAPS,
+    EVENTS,
+    LEASES,
+    MERGE,
+    PODS,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+    Client,
+    Resource,
+    load_configuration,
+)
+
+from .controlplane import ControlPlane
+from .waiting import eventually
+
+JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
+PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
+CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole")
+Json = dict[str, Any]
+
+START_SECONDS = 60.0
+END_SECONDS = 30.0
+
+
+def token_for(client: Client, namespace: str, account: str) -> str:
+    """A real token of a service account."""
+    path = SERVICE_ACCOUNTS.path(namespace, account, "token")
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token: str = client.request("POST", path, body=body)["status"]["token"]
+    return token
+
+
+@dataclass
+class OperatorProcess:
+    """A running operator."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def port(self) -> int:
+        found = re.search(r"probes and metrics on port (\d+)", self.log.read_text())
+        assert found, self.log.read_text()
+        return int(found[1])
+
+    def page(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye."""
+        self.process.kill()
+        self.process.wait(END_SECONDS)
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(END_SECONDS)
+
+
+class World:
+    """One namespace, one job called `run`, and who acts on it."""
+
+    def __init__(self, plane: ControlPlane, client: Client, namespace: str, directory: Path) -> None:
+        self.plane, self.client, self.namespace, self._directory = plane, client, namespace, directory
+        self._stack = ExitStack()
+        self._operators = 0
+        self._grant()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    # -- given -------------------------------------------------------------------------------------------
+
+    def _grant(self) -> None:
+        """What a namespace-scoped installation grants: the generated roles, bound in this namespace."""
+        name = "operator"
+        self.put(SERVICE_ACCOUNTS, {"metadata": {"name": name}})
+        cluster_role = rbac.cluster_role()
+        self.client.request(
+            "PATCH",
+            CLUSTER_ROLES.path(None, cluster_role["metadata"]["name"]),
+            query={"fieldManager": "test", "force": "true"},
+            body=cluster_role,
+            content_type="application/apply-patch+yaml",
+        )
+        lease_role = rbac.lease_role()
+        self.put(ROLES, lease_role)
+        for kind, role in (("ClusterRole", cluster_role), ("Role", lease_role)):
+            reference = {"apiGroup": ROLES.group, "kind": kind, "name": role["metadata"]["name"]}
+            subjects = [{"kind": "ServiceAccount", "name": name, "namespace": self.namespace}]
+            meta = {"name": f"operator-{kind.lower()}"}
+            self.put(ROLE_BINDINGS, {"metadata": meta, "roleRef": reference, "subjects": subjects})
+        self.token = token_for(self.client, self.namespace, name)
+
+    def put(self, resource: Resource, body: Json) -> Json:
+        typed = {**body, "apiVersion": resource.api_version, "kind": resource.kind}
+        return self.client.create(resource, self.namespace, typed, "test")
+
+    def claim(self, name: str = "heldout") -> None:
+        spec = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        self.put(CLAIMS, {"metadata": {"name": name}, "spec": spec})
+
+    def operator(self, *flags: str, server: str | None = None, lease_seconds: float = 2.0) -> OperatorProcess:
+        """Start an operator for this namespace; it ends with the test."""
+        self._operators += 1
+        log = self._directory / f"operator-{self._operators}.log"
+        kubeconfig = self.plane.kubeconfig(
+            self._directory / f"kubeconfig-{self._operators}", server, self.token
+        )
+        command = [
+            sys.executable, "-m", "guard_operator", f"--kubeconfig={kubeconfig}", "--guard-image=guard:1",
+            f"--namespace={self.namespace}", f"--lease-namespace={self.namespace}",
+            f"--lease-seconds={lease_seconds}", "--bind=127.0.0.1", "--port=0", *flags,
+        ]  # fmt: skip
+        out = self._stack.enter_context(log.open("wb"))
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ})
+        self._stack.callback(process.wait, END_SECONDS)
+        self._stack.callback(process.kill)
+        return OperatorProcess(process, log)
+
+    # -- when --------------------------------------------------------------------------------------------
+
+    def submit(self, job: Json) -> None:
+        self.client.create(JOBS, self.namespace, job, "test")
+
+    def start_pod(self, role: str = "Master") -> Json:
+        """What the training-operator and a kubelet do: the pod of the template, running on a node."""
+        workload = self.workload()
+        template = workload["spec"]["pytorchReplicaSpecs"][role]["template"]
+        name = f"run-{role.lower()}-0"
+        labels = template["metadata"]["labels"] | {"training.kubeflow.org/replica-index": "0"}
+        owner = {
+            "apiVersion": PYTORCHJOBS.api_version,
+            "kind": PYTORCHJOBS.kind,
+            "name": "run",
+            "uid": workload["metadata"]["uid"],
+        }
+        meta = {"name": name, "labels": labels, "ownerReferences": [owner]}
+        pod = self.put(PODS, {"metadata": meta, "spec": {**template["spec"], "nodeName": "node"}})
+        self.pod_status({"phase": "Running"}, name)
+        self.workload_condition("Running")
+        return pod
+
+    def pod_status(self, status: Json, name: str = "run-master-0") -> None:
+        path = PODS.path(self.namespace, name, "status")
+        self.client.request("PATCH", path, body={"status": status}, content_type=MERGE)
+
+    def workload_condition(self, kind: str) -> None:
+        condition = {"type": kind, "status": "True", "message": f"PyTorchJob {kind}"}
+        path = PYTORCHJOBS.path(self.namespace, "run", "status")
+        self.client.request("PATCH", path, body={"status": {"conditions": [condition]}}, content_type=MERGE)
+
+    def guard_says(self, **guard: Any) -> None:
+        """What the guard's reporter writes, with the token that the injected Role is for."""
+        job = self.job()
+        account = f"run-{job['metadata']['uid'][:8]}"
+        token = token_for(self.client, self.namespace, account)
+        client = Client(
+            load_configuration(str(self.plane.kubeconfig(self._directory / "guard", None, token)))
+        )
+        apply_guard(client, self.namespace, "run", guard)
+
+    def fire(self) -> str:
+        """The guard latches a fire now; the time of it."""
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        fire = {"code": "hacking_gap", "reason": "gap 0.3 > 0.1", "attempt": 0, "step": 40, "at": at}
+        checkpoint = {"attempt": 0, "step": 20, "score": 0.6, "items": 128, "path": "/ckpt/20"}
+        self.guard_says(heartbeat=at, step=40, fire=fire, bestCheckpoint=checkpoint)
+        return at
+
+    def kubelet_ends_pods(self) -> None:
+        """Finish every pod that is on its way out."""
+        for pod in self.pods():
+            if "deletionTimestamp" in pod["metadata"]:
+                path = PODS.path(self.namespace, pod["metadata"]["name"])
+                options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+                self.client.request("DELETE", path, body=options)
+
+    def delete_pods(self) -> None:
+        """What a controller does that cleans up: ask for the end of every pod."""
+        for pod in self.pods():
+            self.client.request("DELETE", PODS.path(self.namespace, pod["metadata"]["name"]))
+
+    def training_operator_stops_the_job(self) -> None:
+        """What v1.8.1 does on the deadline: the pods go, then the job is Failed."""
+        self.delete_pods()
+        self.kubelet_ends_pods()
+        self.workload_condition("Failed")
+
+    # -- then --------------------------------------------------------------------------------------------
+
+    def job(self) -> Json:
+        raw = self.client.get(JOBS, self.namespace, "run")
+        assert raw is not None
+        return raw
+
+    def workload(self) -> Json:
+        return eventually(
+            lambda: self.client.get(PYTORCHJOBS, self.namespace, "run"), "the PyTorchJob exists"
+        )
+
+    def pods(self) -> list[Json]:
+        items: list[Json] = self.client.list(PODS, self.namespace, {}).get("items") or []
+        return items
+
+    def conditions(self) -> dict[str, tuple[str, str, str]]:
+        """type -> (status, reason, message)."""
+        found = (self.job().get("status") or {}).get("conditions") or []
+        return {c["type"]: (c["status"], c["reason"], c["message"]) for c in found}
+
+    def expect(self, kind: str, status: str, reason: str, within: float = 20.0) -> str:
+        """Wait for a condition; its message."""
+
+        def there() -> tuple[str, str, str] | None:
+            found = self.conditions().get(kind)
+            return found if found is not None and found[:2] == (status, reason) else None
+
+        try:
+            return eventually(there, f"{kind}={status} ({reason})", within)[2]
+        except AssertionError as error:
+            raise AssertionError(f"{error}; conditions: {self.conditions()}") from None
+
+    def expect_workload(self, probe: Callable[[Json], Any], what: str, within: float = 20.0) -> None:
+        eventually(lambda: probe(self.client.get(PYTORCHJOBS, self.namespace, "run") or {}), what, within)
+
+    def phase(self) -> str:
+        return str((self.job().get("status") or {}).get("phase"))
+
+    def events(self) -> list[str]:
+        """Reasons of the Events about the job, in order of time."""
+        items = self.client.list(EVENTS, self.namespace, {}).get("items") or []
+        return [
+            event["reason"] for event in sorted(items, key=lambda e: int(e["metadata"]["resourceVersion"]))
+        ]
+
+    def evidence(self) -> Json:
+        job = self.job()
+        name = f"run-{job['metadata']['uid'][:8]}-evidence"
+        found = self.client.get(CONFIG_MAPS, self.namespace, name)
+        assert found is not None, "there is evidence"
+        data: Json = found["data"]
+        return data
+
+    def leader(self) -> str:
+        lease = self.client.get(LEASES, self.namespace, "rlguard-operator")
+        return str(((lease or {}).get("spec") or {}).get("holderIdentity") or "")
+
+
+def apply_guard(client: Client, namespace: str, name: str, guard: Json) -> None:
+    """Server-side apply of `status.guard` as the guard's field manager."""
+    meta = {"name": name, "namespace": namespace}
+    body = {"apiVersion": JOBS.api_version, "kind": KIND, "metadata": meta, "status": {"guard": guard}}
+    client.apply(JOBS, body, GUARD_MANAGER, sub="status")
+
+
+def deadline(workload: Json) -> bool:
+    """Whether the workload was told to end."""
+    return bool(workload) and workload["spec"]["runPolicy"].get("activeDeadlineSeconds") == 1
+
+
+@contextmanager
+def world(plane: ControlPlane, client: Client, namespace: str, directory: Path) -> Iterator[World]:
+    """A world for the length of a test."""
+    made = World(plane, client, namespace, directory)
+    try:
+        yield made
+    finally:
+        made.close()
