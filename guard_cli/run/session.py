@@ -88,7 +88,12 @@ def run_guarded(plan: Plan) -> Finished:
     settings = prepare(plan)
     started = time.time()
     with Signals() as signals:
-        ending = _supervise(plan, settings, signals)
+        try:
+            ending = _supervise(plan, settings, signals)
+        except CliError:
+            if signals.first is None:
+                raise
+            raise CliError("interrupted before the trainer was started", 128 + signals.first) from None
         finished = Finished(judge_ending(ending), ending, started, time.time())
         write_report(plan, settings.state_dir, finished)
     return finished
@@ -129,7 +134,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         for number in FORWARDED:
-            self._former[number] = signal.signal(number, self._note)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+                self._former[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -154,6 +154,16 @@ def test_a_signal_is_passed_on_and_the_report_is_written(workplace, until, runs,
     assert not [pid for pid in workplace.descendants_of_trainer() if runs(pid)]
 
 
+def test_a_signal_while_the_guard_starts_starts_no_trainer(workplace, until):
+    process = workplace.start("say=started")
+    until((workplace.out / "guard.log").exists)
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, errors
+    assert "interrupted before the trainer was started" in errors
+    assert not (workplace.out / "trainer.log").exists()
+
+
 def test_a_second_signal_ends_the_grace(workplace, until):
     ready = workplace.path / "ready"
     process = workplace.start(
@@ -196,6 +206,15 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(workplace, change
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2
     assert not Path(workplace.out / "trainer.log").exists()
+
+
+def test_a_split_that_overlaps_with_training_starts_no_trainer(workplace):
+    train = workplace.path / "train.jsonl"
+    train.write_text('{"id": "t-1", "prompt": "Prompt number 2"}\n')
+    done = workplace.run("say=started", options=("--train-prompts", str(train)))
+    assert done.returncode == 2, done.stderr
+    assert "1 of 4 held-out items overlap" in done.stderr
+    assert not (workplace.out / "trainer.log").exists()
 
 
 def test_a_trainer_that_does_not_exist_is_refused(workplace):

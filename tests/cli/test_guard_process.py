@@ -1,0 +1,49 @@
+"""The guard as a child process, with a real guard: what the supervisor does when it hangs."""
+
+import os
+import signal
+
+import pytest
+
+from guard_cli.guard_settings import make_settings
+from guard_cli.run import guard as guard_module
+from guard_cli.run.guard import GuardLostError, GuardProcess, write_tokens
+
+
+@pytest.fixture
+def guard(tmp_path):
+    state = tmp_path / "state"
+    state.mkdir()
+    ingest, read = write_tokens(state)
+    own = {"state_dir": state, "checkpoint_root": tmp_path, "port": 0}
+    settings = make_settings({}, {**own, "ingest_token_file": ingest, "read_token_file": read})
+    process = GuardProcess(settings, tmp_path / "guard.log", ready_seconds=60)
+    yield process
+    process.stop()
+
+
+def test_a_guard_that_hangs_is_replaced_at_the_same_address(guard, until, monkeypatch):
+    monkeypatch.setattr(guard_module, "UNRESPONSIVE_SECONDS", 0.5)
+    url, session = guard.url, guard.session
+    assert guard.verdict().steps == 0
+    assert guard.waiting() == 0
+    guard._client.timeout = 0.3
+    os.kill(session, signal.SIGSTOP)
+    until(lambda: guard.verdict() is None and guard.session != session)
+    assert guard.url == url
+    assert guard.verdict().steps == 0
+
+
+def test_a_guard_that_dies_too_often_is_given_up(guard, monkeypatch):
+    monkeypatch.setattr(guard_module, "MAX_RESTARTS", 0)
+    os.kill(guard.session, signal.SIGKILL)
+    guard._popen.wait()
+    with pytest.raises(GuardLostError, match=r"died \(signal 9\), after 0 restarts"):
+        guard.verdict()
+
+
+def test_stopping_leaves_no_process(guard, runs):
+    session = guard.session
+    guard.stop()
+    assert not runs(session)
+    guard.stop()  # again does no harm
