@@ -43,8 +43,8 @@ import numpy as np
 
 from guard_core.detectors.baseline import Array, Baseline, Pool, Strata
 
-#: Bets on a fall. A fall of d at item variance v is best met by d/(v + d²): 0.02 points to a total collapse.
-BETS = np.array([0.03, 0.06, 0.12, 0.24, 0.45, 0.8])
+#: Bets on a fall. A fall of d at item variance v is best met by d/(v + d²): these meet 1 to 15 points at v = 0.2.
+BETS = np.array([0.06, 0.15, 0.32, 0.6])
 
 #: Candidates of the reference mean.
 GRID = 32
@@ -59,10 +59,10 @@ IDLE_REFERENCE = 0.5
 EDGE = 1e-6
 
 #: Share of the restart weights on the very first evaluation: a run may hack from its first step.
-AT_START = 0.2
+AT_START = 0.15
 
 #: Share of the restart weights kept for evaluations after the horizon, so that a long run is not unguarded.
-AFTER_HORIZON = 0.1
+AFTER_HORIZON = 0.05
 
 
 def log_restart_weight(t: int, horizon: int) -> float:
