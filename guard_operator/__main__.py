@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import uuid
 
 from kubernetes.config import ConfigException
@@ -17,6 +18,8 @@ from guard_operator.config import OperatorConfig
 from guard_operator.runtime.client import load_configuration
 from guard_operator.runtime.lease import LeaseTiming
 from guard_operator.runtime.manager import ManagerConfig
+
+_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,6 +57,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the operator; the exit code."""
     options = parser().parse_args(arguments)
+    # Every thread inherits this mask, so that the signals wait for the one thread that takes them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(threadName)s %(message)s"
     )
@@ -74,10 +79,15 @@ def main(arguments: list[str] | None = None) -> int:
     operator = Operator(
         configuration, config, lease, (options.bind, options.port), ManagerConfig(workers=options.workers)
     )
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda *_: operator.stop())
+    threading.Thread(target=_stop_on_signal, args=(operator,), name="signals", daemon=True).start()
     logging.info("probes and metrics on port %d", operator.port)
     return operator.run()
+
+
+def _stop_on_signal(operator: Operator) -> None:
+    """Stop at the first signal. A handler might interrupt a thread that holds the very lock it needs."""
+    signal.sigwait(_SIGNALS)
+    operator.stop()
 
 
 def _positive(text: str) -> int:

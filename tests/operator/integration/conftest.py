@@ -13,11 +13,18 @@ import yaml
 from guard_operator.api.schema import crd
 from guard_operator.runtime.client import APPLY, Client, Resource, load_configuration
 
-from .controlplane import ControlPlane, control_plane
+from .controlplane import BUILD_SECONDS, ControlPlane, control_plane
 from .waiting import eventually
 
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test comes first may have to wait until the control plane is built."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(BUILD_SECONDS + 120))
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from guard_operator.runtime.errors import ApiError
 
 from .controlplane import ControlPlane
 from .faults import Answer, Cut, Fault, fault_proxy
+from .kubelet import Kubelet, kubelet_of_node
 from .waiting import eventually
 from .world import JOBS, PYTORCHJOBS, Json, World, apply_guard, deadline, token_for, world
 
@@ -130,6 +131,23 @@ def test_a_kind_that_cannot_be_guarded_is_a_condition(here: World, make_job: Mak
     here.submit(job)
     here.operator()
     assert "MPIJob" in here.expect("Guarded", "False", "UnsupportedKind")
+
+
+def test_a_template_with_a_key_of_its_own_is_a_condition(here: World, make_job: MakeJob) -> None:
+    job = make_job()
+    job["spec"]["template"]["replicas"] = 2
+    here.submit(job)
+    here.operator()
+    assert "spec.template.replicas" in here.expect("Guarded", "False", "InvalidSpec")
+
+
+def test_a_field_that_the_workload_does_not_have_is_a_condition(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    job = make_job()
+    job["spec"]["template"]["spec"]["runPolice"] = {}
+    here.submit(job)
+    here.operator()
+    assert "runPolice" in here.expect("Guarded", "False", "WorkloadRefused")
 
 
 def test_a_missing_claim_is_a_condition_until_it_is_there(here: World, make_job: MakeJob) -> None:
@@ -328,10 +346,51 @@ def test_evidence_with_a_pod_whose_log_cannot_be_read(running: World) -> None:
     running.expect_workload(deadline, "the workload is told to end")
     running.training_operator_stops_the_job()
     running.expect("Stopped", "True", "NoPodsLeft")
-    name = eventually(lambda: running.job()["status"]["stop"].get("evidence"), "evidence is named")
-    found = running.client.get(CONFIG_MAPS, running.namespace, name)
-    assert found is not None and found["data"]["trainer.log"] == "not available"
-    assert found["metadata"]["ownerReferences"][0]["kind"] == "GuardedTrainingJob"
+    assert running.evidence()["trainer.log"] == "not available"
+    maps = running.client.list(CONFIG_MAPS, running.namespace, {"labelSelector": "rlguard.dev/job=run"})
+    owners = {raw["metadata"]["ownerReferences"][0]["kind"] for raw in maps["items"]}
+    assert owners == {"GuardedTrainingJob"}
+
+
+@pytest.fixture
+def kubelet(plane: ControlPlane, client: Client, namespace: str) -> Iterator[Kubelet]:
+    with kubelet_of_node(plane, client, f"node-of-{namespace}") as kubelet:
+        yield kubelet
+
+
+def start_on(here: World, kubelet: Kubelet, make_job: MakeJob) -> None:
+    """A running job whose pod is on the node of this kubelet."""
+    here.claim()
+    here.submit(make_job())
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadCreated")
+    here.start_pod(node=f"node-of-{here.namespace}")
+    here.guard_says(heartbeat="2026-01-01T00:00:00Z")
+    here.expect("Fired", "False", "NotFired")
+
+
+def test_evidence_has_the_ends_of_the_logs(here: World, kubelet: Kubelet, make_job: MakeJob) -> None:
+    kubelet.logs = {"pytorch": "x" * 200_000 + "\nlast words", "rlguard-guard": "fired at step 40"}
+    start_on(here, kubelet, make_job)
+    here.fire()
+    here.expect("Stopped", "False", "PodsTerminating")
+    assert here.pods(), "the pod is still there"
+    data = here.evidence()
+    assert data["trainer.log"].endswith("last words") and len(data["trainer.log"]) == 64 * 1024
+    assert data["guard.log"] == "fired at step 40"
+
+
+def test_a_log_that_hangs_does_not_hold_up_the_stop(here: World, kubelet: Kubelet, make_job: MakeJob) -> None:
+    kubelet.hangs.set()
+    start_on(here, kubelet, make_job)
+    before = time.monotonic()
+    here.fire()
+    here.expect_workload(deadline, "the workload is told to end")
+    assert time.monotonic() - before < 5.0, "generous for a busy machine; the log may take 0.3 s"
+    # The pod is still there: once its log can be read, it is.
+    kubelet.logs = {"pytorch": "late", "rlguard-guard": "too"}
+    kubelet.hangs.clear()
+    assert here.evidence()["trainer.log"] == "late"
 
 
 def test_a_halt_stops_without_a_fire(running: World) -> None:

@@ -151,7 +151,7 @@ class World:
     def submit(self, job: Json) -> None:
         self.client.create(JOBS, self.namespace, job, "test")
 
-    def start_pod(self, role: str = "Master") -> Json:
+    def start_pod(self, role: str = "Master", node: str = "node") -> Json:
         """What the training-operator and a kubelet do: the pod of the template, running on a node."""
         workload = self.workload()
         template = workload["spec"]["pytorchReplicaSpecs"][role]["template"]
@@ -164,7 +164,7 @@ class World:
             "uid": workload["metadata"]["uid"],
         }
         meta = {"name": name, "labels": labels, "ownerReferences": [owner]}
-        pod = self.put(PODS, {"metadata": meta, "spec": {**template["spec"], "nodeName": "node"}})
+        pod = self.put(PODS, {"metadata": meta, "spec": {**template["spec"], "nodeName": node}})
         self.pod_status({"phase": "Running"}, name)
         self.workload_condition("Running")
         return pod
@@ -262,10 +262,13 @@ class World:
         ]
 
     def evidence(self) -> Json:
-        job = self.job()
-        name = f"run-{job['metadata']['uid'][:8]}-evidence"
-        found = self.client.get(CONFIG_MAPS, self.namespace, name)
-        assert found is not None, "there is evidence"
+        """The evidence, once the status names it."""
+
+        def named() -> str | None:
+            return ((self.job().get("status") or {}).get("stop") or {}).get("evidence")
+
+        found = self.client.get(CONFIG_MAPS, self.namespace, eventually(named, "evidence is named"))
+        assert found is not None
         data: Json = found["data"]
         return data
 
