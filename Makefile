@@ -56,7 +56,7 @@ control-plane: ## Build kube-apiserver and etcd for the integration tests, once;
 
 .PHONY: demo help install lock lint format generate docs verify control-plane
 
-test: lint browser ## Every check: lint, the rules with their coverage, then all other tests.
+test: lint browser control-plane ## Every check: lint, the rules with their coverage, then all other tests.
 	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
 	$(VENV)/bin/pytest -q -n 2 --dist loadfile tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench
 
