@@ -42,6 +42,9 @@ def demo(
         Path | None, typer.Option("--out", help="Folder of the run; rlguard-runs/demo-TIME without it.")
     ] = None,
     task: Annotated[str, typer.Option("--task", help="What the policy learns.")] = "addition",
+    policy: Annotated[
+        Path | None, typer.Option("--policy", help="Another policy.yaml than the demo's own.")
+    ] = None,
     steps: Annotated[int, typer.Option("--steps", min=2, help="GRPO steps.")] = 80,
     warmup_steps: Annotated[
         int, typer.Option("--warmup-steps", min=1, help="Supervised steps before; fewer make a worse policy.")
@@ -59,7 +62,15 @@ def demo(
     except ValueError as error:
         raise CliError(f"--task: {error}") from None
     folder = out or Path("rlguard-runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-    plan = make_plan(recipe, folder, benign=benign, seed=seed, steps=steps, warmup_steps=warmup_steps)
+    plan = make_plan(
+        recipe,
+        folder,
+        benign=benign,
+        seed=seed,
+        steps=steps,
+        warmup_steps=warmup_steps,
+        policy=policy.absolute() if policy is not None else POLICY,
+    )
     os.environ.update(ENVIRONMENT)
     typer.echo(f"rlguard: {_opening(recipe, benign)}", err=True)
     typer.echo("rlguard: a supervised warm-up comes first; it takes about half a minute", err=True)
@@ -69,7 +80,16 @@ def demo(
     raise typer.Exit(exit_code(finished, benign))
 
 
-def make_plan(task: Task, folder: Path, *, benign: bool, seed: int, steps: int, warmup_steps: int) -> Plan:
+def make_plan(
+    task: Task,
+    folder: Path,
+    *,
+    benign: bool,
+    seed: int,
+    steps: int,
+    warmup_steps: int,
+    policy: Path = POLICY,
+) -> Plan:
     """Write the task's files and plan the run.
 
     `folder/trainer` is the trainer's, `folder/guard` holds what only the guard is told, `folder/report` is
@@ -108,7 +128,7 @@ def make_plan(task: Task, folder: Path, *, benign: bool, seed: int, steps: int, 
             "scorer": task.scorer,
             "evaluator": evaluator,
         },
-        "policy_file": POLICY,
+        "policy_file": policy,
         "checkpoint_root": trainer / "checkpoints",
     }
     return Plan(command=command, out=folder / "report", options=options, show_trainer=False)

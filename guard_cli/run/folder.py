@@ -47,9 +47,9 @@ def run_facts(plan: Plan, finished: Finished) -> dict[str, Any]:
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """The lines of a history.jsonl."""
+    """The lines of a history.jsonl, without further passes over a checkpoint: one line for each step."""
     with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+        return [row for line in lines if "pass_index" not in (row := json.loads(line))]
 
 
 def _write_html(plan: Plan, facts: dict[str, Any], finished: Finished) -> None:

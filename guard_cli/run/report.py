@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from guard_core.wire import Verdict
+from guard_core.wire import DetectorReading, Verdict
 
 IN_LOOP, HELDOUT, KL, LIMIT = "#b3530a", "#1d5fc4", "#0b7268", "#c3262e"
 SMOOTHED_OVER = 8  # steps
@@ -133,6 +133,8 @@ def page(
             (c.level.value, f"<code>{c.code.value}</code> {_text(c.message)}") for c in verdict.conditions
         ]
         sections.append("<h2>What held at the end</h2>" + _table(rows))
+    if verdict is not None and verdict.detectors:
+        sections.append("<h2>Calibrated detectors</h2>" + _table(map(_reading, verdict.detectors)))
     sections.append("<h2>Evaluations</h2>" + _evaluations(history))
     body = "".join(sections)
     return (
@@ -161,6 +163,14 @@ def _run_rows(
         kept = f", kept in <code>{_text(best.name)}/</code>" if best is not None else ""
         score = verdict.best_evaluation
         yield "Last good checkpoint", f"step {score.step}, held-out {score.score:.3f}{kept}"
+
+
+def _reading(reading: DetectorReading) -> tuple[str, str]:
+    """What one detector said last, with its statistic against its threshold."""
+    against = ""
+    if reading.statistic is not None and reading.threshold is not None:
+        against = f" ({reading.statistic:.2f} of {reading.threshold:.2f} nats)"
+    return reading.name, f"{reading.level.value}: {_text(reading.message)}{against}"
 
 
 def _evaluations(history: Sequence[Mapping[str, Any]]) -> str:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from guard_cli.run.report import draw, page
-from guard_core.wire import EvaluationSummary, Verdict
+from guard_core.wire import Code, DetectorReading, EvaluationSummary, Verdict
 
 FACTS = {
     "exit_code": 3,
@@ -69,6 +69,15 @@ def test_every_shape_of_run_is_drawn(history, verdict):
     picture = draw(history, verdict)
     assert picture.startswith("<svg")
     assert page(FACTS, history, verdict, picture, None).endswith("</html>")
+
+
+def test_detectors_are_shown_with_their_statistic():
+    reading = DetectorReading(
+        name="fast", level="fired", code=Code.HELDOUT_DECLINE, statistic=7.5, threshold=5.0, message="it fell"
+    )
+    verdict = VERDICT.model_copy(update={"detectors": (reading,)})
+    text = page(FACTS, HISTORY, verdict, draw(HISTORY, verdict), None)
+    assert "fired: it fell (7.50 of 5.00 nats)" in text
 
 
 def test_a_run_without_kl_says_so():
