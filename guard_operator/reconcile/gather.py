@@ -165,10 +165,16 @@ class Gatherer:
 def parse_job(raw: Mapping[str, Any]) -> Job:
     """The job of an object of the API server.
 
+    Once there is a workload, its policy is the guard's business alone: a policy that this version of the
+    operator would not admit must not take the kill switch away, so it is left out.
+
     Raises:
         pydantic.ValidationError: the spec or the status does not validate.
     """
-    metadata = raw["metadata"]
+    metadata, spec = raw["metadata"], raw["spec"]
+    status = Status.model_validate(raw.get("status") or {})
+    if status.workload_ref is not None and isinstance(guard := spec.get("guard"), dict):
+        spec = {**spec, "guard": {key: value for key, value in guard.items() if key != "policy"}}
     return Job(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -176,8 +182,8 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
         generation=metadata.get("generation", 0),
         resource_version=metadata["resourceVersion"],
         labels=metadata.get("labels") or {},
-        spec=Spec.model_validate(raw["spec"]),
-        status=Status.model_validate(raw.get("status") or {}),
+        spec=Spec.model_validate(spec),
+        status=status,
     )
 
 
