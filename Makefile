@@ -69,10 +69,13 @@ browser:
 	    echo "make test needs Chromium for the dashboard's tests: install the package 'chromium'" >&2; exit 1; \
 	  fi; }
 
+bench-detection: install ## Simulate the detectors; writes docs/detection.md (about ten minutes).
+	$(PY) tests/bench/bench_detection.py
+
 bench: install ## Every benchmark, each as a ratio in one run (see docs/benchmarks.md).
 	@for bench in ack startup trainer evaluation; do $(PY) tests/bench/bench_$$bench.py || exit 1; done
 
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: test browser bench clean
+.PHONY: test browser bench bench-detection clean

@@ -43,7 +43,7 @@ import numpy as np
 
 from guard_core.detectors.baseline import Array, Baseline, Pool, Strata
 
-#: Bets on a fall. A fall of d at item variance v is best met by d/(v + d²): these meet 1 to 15 points at v = 0.2.
+#: Bets on a fall. A fall of d at item variance v is best met by d/(v + d²): at v = 0.2 from 1 to 15 points.
 BETS = np.array([0.06, 0.15, 0.32, 0.6])
 
 #: Candidates of the reference mean.
