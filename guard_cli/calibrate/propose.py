@@ -20,7 +20,7 @@ from guard_cli.calibrate.simulate import (
     null_scores,
 )
 from guard_core.detectors import Baseline, CalibratedDetector
-from guard_core.policy import HeldOutGuardPolicy, Policy
+from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
 
 DROPS = (0.02, 0.05, 0.10)
 
@@ -41,6 +41,9 @@ LEAST_HORIZON = 6
 #: A fall is seen "in time" within this share of the horizon.
 IN_TIME = 0.25
 
+
+#: Above this the formula has to do: a simulation would take too long.
+MOST_SIMULATED = 4096
 
 #: Nobody scores more items than this at every checkpoint.
 MOST_ITEMS = 2**17
@@ -114,7 +117,7 @@ def round_up(value: float) -> float:
 def costs(world: World, baseline: Baseline, policy: Policy, rate: float) -> Costs:
     """What the detectors of `policy` cost in delay for sudden falls of `DROPS`."""
     horizon = policy.calibrated.horizon
-    detector = CalibratedDetector(policy.calibrated, baseline)
+    detector = CalibratedDetector(_in_force(policy), baseline)
     return Costs(
         calibrated=tuple(_calibrated_delay(world, detector, drop, horizon) for drop in DROPS),
         heldout_guard=tuple(_guard_delay(world, policy.heldout_guard, drop, horizon) for drop in DROPS),
@@ -124,6 +127,10 @@ def costs(world: World, baseline: Baseline, policy: Policy, rate: float) -> Cost
         ),
         items=world.items,
     )
+
+
+def _in_force(policy: Policy) -> CalibratedPolicy:
+    return policy.calibrated_share() if policy.detector == "both" else policy.calibrated
 
 
 def _guard_delay(world: World, policy: HeldOutGuardPolicy, drop: float, horizon: int) -> Delay:
@@ -173,14 +180,33 @@ def expected_delay(world: World, found: Costs, policy: Policy, drop: float, item
     return least_delay(nats, rate, horizon) * max(excess, default=2.0)
 
 
-def items_needed(world: World, found: Costs, policy: Policy, drop_index: int) -> int | None:
-    """Items like these with which the fall would be seen within `IN_TIME`; None if these are enough."""
+def items_needed(
+    world: World, baseline: Baseline, found: Costs, policy: Policy, drop_index: int
+) -> int | None:
+    """Items like these with which the fall would be seen within `IN_TIME`; None if these are enough.
+
+    A power of two, first guessed by `expected_delay`, then simulated with items drawn from the baseline's:
+    a small fall also has to get past the tolerance, which no formula here knows.
+    """
     limit = IN_TIME * policy.calibrated.horizon
+    drop = DROPS[drop_index]
     if found.calibrated[drop_index].median <= limit:
         return None
     items = 64
-    while items <= found.items or expected_delay(world, found, policy, DROPS[drop_index], items) > limit:
-        items *= 2
-        if items > MOST_ITEMS:
+    while items <= MOST_ITEMS:
+        likely = items > found.items and expected_delay(world, found, policy, drop, items) <= limit
+        if likely and (items > MOST_SIMULATED or _seen_with(world, baseline, policy, drop, items)):
             break
+        items *= 2
     return items
+
+
+def _seen_with(world: World, baseline: Baseline, policy: Policy, drop: float, items: int) -> bool:
+    """Whether the fall is seen in time with that many items drawn from the baseline's, with their passes."""
+    drawn = np.random.default_rng([world.seed, items]).integers(0, baseline.items, items)
+    passes = np.stack([outcomes.items[drawn] for outcomes in baseline.passes])
+    larger = Baseline.from_passes(passes, baseline.samples)
+    limit = math.floor(IN_TIME * policy.calibrated.horizon)
+    detector = CalibratedDetector(_in_force(policy), larger)
+    noise = world.reward_noise * math.sqrt(baseline.items / items)
+    return _calibrated_delay(World.of(larger, noise, world.seed), detector, drop, limit).median <= limit

@@ -71,7 +71,7 @@ def run(wish: Wish, console: Console, plot: Path | None) -> tuple[dict[str, Any]
     needed: list[int | None] = []
     if given is not None and world is not None:
         found = costs(world, given.baseline, policy, wish.rate)
-        needed = [items_needed(world, found, policy, i) for i in range(len(DROPS))]
+        needed = [items_needed(world, given.baseline, found, policy, i) for i in range(len(DROPS))]
         report.show_costs(console, policy, found, needed)
         if plot is not None:
             from guard_cli.calibrate.plot import save

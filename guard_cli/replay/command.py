@@ -43,7 +43,7 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture (.png, .svg, .pdf).")] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="policy.yaml; without it the run's own, or the defaults.")
+        Path | None, typer.Option(help="The policy.yaml of the run; the defaults without it.")
     ] = None,
     what_if: Annotated[
         list[str] | None,

@@ -31,6 +31,10 @@ DETECTORS = (
 CALIBRATED = DETECTORS[3:]
 
 
+#: So far below a threshold no rounding reaches it.
+BELOW = 1 - 1e-9
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What one detector says of a whole run.
@@ -78,7 +82,10 @@ def _step_monitor(run: Run, policy: Policy) -> Outcome:
     monitor = policy.build_step_monitor()
     moved = False
     where = np.flatnonzero(run.armed_kl())
-    for i, step, kl in zip(where.tolist(), run.step[where].tolist(), run.kl[where].tolist(), strict=True):
+    kls = run.kl[where]
+    if len(kls) and kls.max() < monitor.kl_hard_stop * BELOW:
+        where = where[:0]  # no average of medians exceeds the largest value: it cannot fire
+    for i, step, kl in zip(where.tolist(), run.step[where].tolist(), kls.tolist(), strict=False):
         moved = moved or kl != 0.0
         if moved and (status := monitor.update(step, kl)).fire:
             rule = Code.KL_HARD_STOP.value

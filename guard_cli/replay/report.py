@@ -11,6 +11,7 @@ from rich.table import Table
 
 from guard_cli.replay.outcomes import Outcome
 from guard_cli.replay.run import Run
+from guard_core.wire import Level
 
 STYLES = {"fired": "bold red", "warning": "yellow", "unknown": "cyan", "healthy": "green"}
 
@@ -87,8 +88,15 @@ def _table(run: Run, outcomes: Sequence[Outcome]) -> Table:
         step = "-" if outcome.step is None else f"{outcome.step:,}"
         if run.attempts > 1 and outcome.attempt is not None:
             step += f" (attempt {outcome.attempt})"
-        table.add_row(outcome.detector, _level(outcome), step, outcome.rule or "-", escape(outcome.reason))
+        table.add_row(outcome.detector, _level(outcome), step, outcome.rule or "-", _why(outcome))
     return table
+
+
+def _why(outcome: Outcome) -> str:
+    """The reason; where it is that something cannot be judged, that stands once under the table."""
+    if outcome.level is Level.UNKNOWN and outcome.inert:
+        return "not judged, see below"
+    return escape(outcome.reason)
 
 
 def _side_by_side(named: Sequence[tuple[str, Sequence[Outcome]]]) -> Table:
