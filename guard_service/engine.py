@@ -41,7 +41,7 @@ from guard_service.errors import (
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
 from guard_service.metrics import Metrics
-from guard_service.store import Appended, Conflict, Event, Key, Round, Store
+from guard_service.store import BEFORE_ALL, Appended, Conflict, Event, Failure, Round, Store
 
 log = logging.getLogger("rlguard.guard")
 
@@ -254,12 +254,13 @@ class Engine:
         Raises:
             Problem: 503 if the store is unavailable.
         """
-        after: Key = (-1, -1)
+        after = BEFORE_ALL
         while page := await self._read(Store.history_page, after):
             after = page[-1][0]
             for _, line in page:
                 line.pop("items", None)
-                yield line
+                if "pass_index" not in line:
+                    yield line
 
     async def thinned_history(self, points: int) -> dict[str, Any]:
         """The history with at most `points` steps, for a plot.
@@ -354,24 +355,31 @@ class Engine:
     # -- evaluations -----------------------------------------------------------------------------------------
 
     async def _evaluate(self, worker: Evaluator) -> None:
-        """Score the queued checkpoints one by one, in the order of their announcement."""
+        """Run the evaluations one by one: what the judge wants first, then the queue in its order."""
         with contextlib.suppress(EvaluationError):  # told again when the first checkpoint comes
             await self._pass_gate(worker)
         while True:
-            while not self._queue:
+            request = self._next_request()
+            if request is None:
                 self._checkpoints_wait.clear()
                 await self._checkpoints_wait.wait()
-            checkpoint = self._queue[0]
+                continue
             try:
                 await self._pass_gate(worker)
-                await self._score(worker, checkpoint)
+                await self._score(worker, request)
             except EvaluationError as error:
-                await self._give_up(checkpoint, str(error))
+                await self._give_up(request, str(error))
             except Exception as error:
                 log.error("evaluation ended with an unexpected %s", type(error).__name__)
-                await self._give_up(checkpoint, f"internal error ({type(error).__name__})")
-            if self._queue and self._queue[0] == checkpoint:
+                await self._give_up(request, f"internal error ({type(error).__name__})")
+            if self._queue and request == _request(self._queue[0]):
                 self._queue.popleft()
+
+    def _next_request(self) -> EvaluationRequest | None:
+        wanted = None if self._judge is None else self._judge.wanted_pass()
+        if wanted is not None:
+            return EvaluationRequest(wanted.attempt, wanted.step, Path(wanted.path), wanted.index)
+        return _request(self._queue[0]) if self._queue else None
 
     async def _pass_gate(self, worker: Evaluator) -> None:
         """Start the worker once: it checks the split and that the training prompts are disjoint from it."""
@@ -387,48 +395,52 @@ class Engine:
             await asyncio.Event().wait()  # the guard is being ended: score nothing
         self._gate_passed = True
 
-    async def _score(self, worker: Evaluator, checkpoint: CheckpointReport) -> None:
-        request = EvaluationRequest(checkpoint.attempt, checkpoint.step, Path(checkpoint.path))
+    async def _score(self, worker: Evaluator, request: EvaluationRequest) -> None:
         result = await worker.evaluate(request)
         if not result.items or not all(math.isfinite(x) and 0.0 <= x <= 1.0 for x in result.items):
             raise EvaluationError("the evaluator returned no outcomes, or outcomes outside [0, 1]")
         self.metrics.evaluation_seconds.observe(result.seconds)
         evaluation = Evaluation(
-            checkpoint.attempt, checkpoint.step, checkpoint.path, result.items, result.sha256
+            request.attempt,
+            request.step,
+            str(request.path),
+            result.items,
+            result.sha256,
+            request.pass_index,
         )
         await self._decide(
-            checkpoint,
+            request,
             lambda judge: judge.fold_evaluation(evaluation),
             lambda store, judge, latches: store.append_evaluation(evaluation, _round(judge), latches),
         )
-        best = self._verdict.best_evaluation
-        if self._keep_best and result.staged is not None and best == evaluation.summary():
+        is_best = request.pass_index == 0 and self._verdict.best_evaluation == evaluation.summary()
+        if self._keep_best and is_best and result.staged is not None:
             await asyncio.to_thread(_keep, result.staged, self._state_dir / "best")
 
-    async def _give_up(self, checkpoint: CheckpointReport, message: str) -> None:
-        log.warning("checkpoint %d of attempt %d: %s", checkpoint.step, checkpoint.attempt, message)
+    async def _give_up(self, request: EvaluationRequest, message: str) -> None:
+        log.warning("checkpoint %d of attempt %d: %s", request.step, request.attempt, message)
         self.metrics.evaluation_failures.inc()
+        failure = Failure(request.attempt, request.step, request.pass_index, message)
         await self._decide(
-            checkpoint,
-            lambda judge: judge.fold_failure(message),
-            lambda store, _, latches: store.append_failure(
-                checkpoint.attempt, checkpoint.step, message, latches
-            ),
+            request,
+            lambda judge: judge.fold_failure(message, request.pass_index),
+            lambda store, _, latches: store.append_failure(failure, latches),
         )
 
     async def _decide(
         self,
-        checkpoint: CheckpointReport,
+        request: EvaluationRequest,
         fold: Callable[[Judge], Any],
         append: Callable[[Store, Judge, tuple[Latch, ...]], None],
     ) -> None:
-        """Fold what became of a checkpoint into a copy of the judge, store it, and adopt the copy.
+        """Fold what became of a request into a copy of the judge, store it, and adopt the copy.
 
         While the store is unavailable this waits: an evaluation is too dear to be lost.
         """
 
         def decide(store: Store) -> tuple[Judge, tuple[Latch, ...]] | None:
-            if store.is_settled(checkpoint):  # a flush that reported an error had reached the disk after all
+            # A flush that reported an error may have reached the disk after all.
+            if store.is_settled(request.attempt, request.step, request.pass_index):
                 return None
             judge = Judge.from_state(self._folding.to_state())
             fold(judge)
@@ -650,8 +662,8 @@ def _fold(judge: Judge, event: Event) -> None:
             judge.fold_evaluation(event)
         case Latch():
             judge.fold_latch(event)
-        case str():
-            judge.fold_failure(event)
+        case Failure():
+            judge.fold_failure(event.message, event.pass_index)
 
 
 def _round(judge: Judge) -> Round:
@@ -678,6 +690,10 @@ def _keep(staged: Path, best: Path) -> None:
     except OSError as error:
         log.error("the best checkpoint could not be kept in %s: %s", best, error)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _request(checkpoint: CheckpointReport) -> EvaluationRequest:
+    return EvaluationRequest(checkpoint.attempt, checkpoint.step, Path(checkpoint.path))
 
 
 def _bad_path(message: str) -> Problem:

@@ -8,7 +8,8 @@ run's state often lives. The file is locked while it is open, so two guards neve
 Schema 1, `application_id` "RLGD", version in `user_version`:
 
     meta       policy and split digest of the run: a changed one is another run and is refused
-    events     every event in the order in which it was folded; triggers refuse UPDATE and DELETE
+    events     every event in the order in which it was folded; triggers refuse UPDATE and DELETE. `pass` is
+               above 0 for the further evaluations of one checkpoint
     outcomes   per-item outcomes of an evaluation. They stay here and in `export_history` (invariant 8)
     snapshot   the judge's state after event `seq`, so that a restart replays only the tail
 
@@ -51,9 +52,10 @@ CREATE TABLE events (
     seq INTEGER PRIMARY KEY,
     attempt INTEGER NOT NULL,
     step INTEGER NOT NULL,
+    pass INTEGER NOT NULL DEFAULT 0,
     kind TEXT NOT NULL CHECK (kind IN ('step', 'checkpoint', 'evaluation', 'failure', 'fire', 'stop')),
     body TEXT NOT NULL,
-    UNIQUE (attempt, step, kind)
+    UNIQUE (attempt, step, pass, kind)
 ) STRICT;
 CREATE INDEX rare_events ON events (kind, seq) WHERE kind <> 'step';
 CREATE TRIGGER events_are_not_updated BEFORE UPDATE ON events
@@ -73,19 +75,19 @@ _INSERT_STEPS = """
 INSERT INTO events (attempt, step, kind, body)
 SELECT value ->> 'attempt', value ->> 'step', 'step', value FROM json_each(?)
 """
-_INSERT = "INSERT INTO events (attempt, step, kind, body) VALUES (?, ?, ?, ?)"
+_INSERT = "INSERT INTO events (attempt, step, pass, kind, body) VALUES (?, ?, ?, ?, ?)"
 
 _HISTORY = """
 WITH keys AS (
-    SELECT attempt, step FROM events
-    WHERE (attempt, step) > (?, ?) AND kind IN ('step', 'evaluation')
-    GROUP BY attempt, step ORDER BY attempt, step LIMIT ?
+    SELECT attempt, step, pass FROM events
+    WHERE (attempt, step, pass) > (?, ?, ?) AND kind IN ('step', 'evaluation')
+    GROUP BY attempt, step, pass ORDER BY attempt, step, pass LIMIT ?
 )
-SELECT k.attempt, k.step, s.body, e.body, o.items FROM keys k
-LEFT JOIN events s ON (s.attempt, s.step, s.kind) = (k.attempt, k.step, 'step')
-LEFT JOIN events e ON (e.attempt, e.step, e.kind) = (k.attempt, k.step, 'evaluation')
+SELECT k.attempt, k.step, k.pass, s.body, e.body, o.items FROM keys k
+LEFT JOIN events s ON (s.attempt, s.step, s.pass, s.kind) = (k.attempt, k.step, k.pass, 'step')
+LEFT JOIN events e ON (e.attempt, e.step, e.pass, e.kind) = (k.attempt, k.step, k.pass, 'evaluation')
 LEFT JOIN outcomes o ON o.seq = e.seq
-ORDER BY k.attempt, k.step
+ORDER BY k.attempt, k.step, k.pass
 """
 
 # Evenly spaced ranks 0 … n-1, both ends included: rank r is kept where r·(N-1) div (n-1) grows.
@@ -100,7 +102,9 @@ ORDER BY r
 
 _STEPS = TypeAdapter(list[StepReport])
 
-Key = tuple[int, int]
+Key = tuple[int, int]  # attempt, step
+LineKey = tuple[int, int, int]  # attempt, step, pass
+BEFORE_ALL: LineKey = (-1, -1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +134,18 @@ class Round:
     kl_ema: float | None
 
 
-Event = StepReport | CheckpointReport | Evaluation | Latch | str
-"""One stored event, for a replay; a `str` is the message of a failed evaluation."""
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An evaluation that gave no outcome."""
+
+    attempt: int
+    step: int
+    pass_index: int
+    message: str
+
+
+Event = StepReport | CheckpointReport | Evaluation | Failure | Latch
+"""One stored event, for a replay."""
 
 
 class Store:
@@ -247,7 +261,7 @@ class Store:
 
     def _step(self, key: Key) -> StepReport | None:
         row = self._db.execute(
-            "SELECT body FROM events WHERE attempt = ? AND step = ? AND kind = 'step'", key
+            "SELECT body FROM events WHERE (attempt, step, pass, kind) = (?, ?, 0, 'step')", key
         ).fetchone()
         return None if row is None else StepReport.model_validate_json(row[0])
 
@@ -255,7 +269,7 @@ class Store:
         """Whether this checkpoint was announced before, or contradicts the one that was."""
         with _errors(self.path, "read"):
             row = self._db.execute(
-                "SELECT body FROM events WHERE attempt = ? AND step = ? AND kind = 'checkpoint'",
+                "SELECT body FROM events WHERE (attempt, step, pass, kind) = (?, ?, 0, 'checkpoint')",
                 (report.attempt, report.step),
             ).fetchone()
             if row is None:
@@ -266,20 +280,23 @@ class Store:
     def append_checkpoint(self, report: CheckpointReport) -> None:
         """Store the announcement of a checkpoint that is not known yet."""
         with self._transaction():
-            self._insert("checkpoint", report.attempt, report.step, report.model_dump_json())
+            self._insert("checkpoint", report.attempt, report.step, 0, report.model_dump_json())
 
     def append_evaluation(self, evaluation: Evaluation, round_: Round, latches: Sequence[Latch]) -> None:
         """Store an evaluation, its items, and the latches that it closes, in one transaction."""
         body = evaluation.summary().model_dump(mode="json") | asdict(round_)
         with self._transaction():
-            seq = self._insert("evaluation", evaluation.attempt, evaluation.step, json.dumps(body))
+            seq = self._insert(
+                "evaluation", evaluation.attempt, evaluation.step, evaluation.pass_index, json.dumps(body)
+            )
             self._db.execute("INSERT INTO outcomes VALUES (?, ?)", (seq, json.dumps(evaluation.items)))
             self._insert_latches(latches)
 
-    def append_failure(self, attempt: int, step: int, message: str, latches: Sequence[Latch]) -> None:
-        """Store that a checkpoint could not be evaluated, and the latches that this closes."""
+    def append_failure(self, failure: Failure, latches: Sequence[Latch]) -> None:
+        """Store that an evaluation gave no outcome, and the latches that this closes."""
+        body = json.dumps({"message": failure.message})
         with self._transaction():
-            self._insert("failure", attempt, step, json.dumps({"message": message}))
+            self._insert("failure", failure.attempt, failure.step, failure.pass_index, body)
             self._insert_latches(latches)
 
     def append_latches(self, latches: Sequence[Latch]) -> None:
@@ -295,10 +312,10 @@ class Store:
     def _insert_latches(self, latches: Sequence[Latch]) -> None:
         for latch in latches:
             kind = "fire" if latch.fire else "stop"
-            self._insert(kind, latch.attempt, latch.step, json.dumps(asdict(latch)))
+            self._insert(kind, latch.attempt, latch.step, 0, json.dumps(asdict(latch)))
 
-    def _insert(self, kind: str, attempt: int, step: int, body: str) -> int:
-        seq = self._db.execute(_INSERT, (attempt, step, kind, body)).lastrowid
+    def _insert(self, kind: str, attempt: int, step: int, pass_index: int, body: str) -> int:
+        seq = self._db.execute(_INSERT, (attempt, step, pass_index, kind, body)).lastrowid
         assert seq is not None
         return seq
 
@@ -319,29 +336,31 @@ class Store:
         """The events with a number above `after`, in order."""
         with _errors(self.path, "read"):
             rows = self._db.execute(
-                "SELECT seq, kind, attempt, step, body, items FROM events LEFT JOIN outcomes USING (seq) "
+                "SELECT seq, kind, attempt, step, pass, body, items "
+                "FROM events LEFT JOIN outcomes USING (seq) "
                 "WHERE seq > ? ORDER BY seq",
                 (after,),
             )
-            for seq, kind, attempt, step, body, items in rows:
-                yield seq, _event(kind, attempt, step, body, items)
+            for seq, kind, *event in rows:
+                yield seq, _event(kind, *event)
 
     def pending_checkpoints(self) -> list[CheckpointReport]:
         """Checkpoints that were announced and neither evaluated nor given up, in order."""
         with _errors(self.path, "read"):
             rows = self._db.execute(
                 "SELECT body FROM events c WHERE kind = 'checkpoint' AND kind <> 'step' AND NOT EXISTS ("
-                "SELECT 1 FROM events e WHERE (e.attempt, e.step) = (c.attempt, c.step) "
+                "SELECT 1 FROM events e WHERE (e.attempt, e.step, e.pass) = (c.attempt, c.step, 0) "
                 "AND e.kind IN ('evaluation', 'failure')) ORDER BY seq"
             )
             return [CheckpointReport.model_validate_json(body) for (body,) in rows]
 
-    def is_settled(self, checkpoint: CheckpointReport) -> bool:
-        """Whether an evaluation or a failure of this checkpoint is on disk."""
+    def is_settled(self, attempt: int, step: int, pass_index: int) -> bool:
+        """Whether this evaluation or its failure is on disk."""
         with _errors(self.path, "read"):
             row = self._db.execute(
-                "SELECT 1 FROM events WHERE attempt = ? AND step = ? AND kind IN ('evaluation', 'failure')",
-                (checkpoint.attempt, checkpoint.step),
+                "SELECT 1 FROM events WHERE (attempt, step, pass) = (?, ?, ?) "
+                "AND kind IN ('evaluation', 'failure')",
+                (attempt, step, pass_index),
             ).fetchone()
             return row is not None
 
@@ -353,7 +372,7 @@ class Store:
             )
             return {kind == "fire" for (kind,) in rows}
 
-    def history_page(self, after: Key) -> list[tuple[Key, dict[str, Any]]]:
+    def history_page(self, after: LineKey) -> list[tuple[LineKey, dict[str, Any]]]:
         """The next lines of the history after `after`, with per-item outcomes; see `export_history`."""
         with _errors(self.path, "read"):
             return _history_page(self._db, after)
@@ -371,7 +390,8 @@ class Store:
                 "evaluations": [
                     json.loads(body)
                     for (body,) in self._db.execute(
-                        "SELECT body FROM events WHERE kind = 'evaluation' AND kind <> 'step' ORDER BY seq"
+                        "SELECT body FROM events WHERE kind = 'evaluation' AND kind <> 'step' AND pass = 0 "
+                        "ORDER BY seq"
                     )
                 ],
                 "total_steps": total,
@@ -423,7 +443,8 @@ def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:
 
     One dictionary a line: a step (`attempt, step, reward, kl, kl_kind, entropy, reward_std`) which, if its
     checkpoint was evaluated, also has `heldout` (mean score) and `items` (outcome of each held-out item, in
-    the split's order). An evaluation whose step reported no reward has a line of its own, with `reward` null.
+    the split's order). An evaluation whose step reported no reward has a line of its own, with `reward` null;
+    so has each further evaluation of one checkpoint, with its number in `pass_index`.
     No guard may be running on this directory.
 
     Raises:
@@ -435,7 +456,7 @@ def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:
     with _errors(path, "read"):
         db = _connect(path)
     try:
-        after: Key = (-1, -1)
+        after = BEFORE_ALL
         while True:
             with _errors(path, "read"):
                 _check_identity(db, path)
@@ -448,10 +469,10 @@ def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:
         db.close()
 
 
-def _history_page(db: sqlite3.Connection, after: Key) -> list[tuple[Key, dict[str, Any]]]:
+def _history_page(db: sqlite3.Connection, after: LineKey) -> list[tuple[LineKey, dict[str, Any]]]:
+    rows = db.execute(_HISTORY, (*after, PAGE))
     return [
-        ((attempt, step), _line(attempt, step, step_body, evaluation_body, items))
-        for attempt, step, step_body, evaluation_body, items in db.execute(_HISTORY, (*after, PAGE))
+        ((attempt, step, number), _line(attempt, step, number, *row)) for attempt, step, number, *row in rows
     ]
 
 
@@ -518,7 +539,7 @@ def _check_identity(db: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def _event(kind: str, attempt: int, step: int, body: str, items: str | None) -> Event:
+def _event(kind: str, attempt: int, step: int, pass_index: int, body: str, items: str | None) -> Event:
     match kind:
         case "step":
             return StepReport.model_validate_json(body)
@@ -527,28 +548,30 @@ def _event(kind: str, attempt: int, step: int, body: str, items: str | None) -> 
         case "evaluation":
             content = json.loads(body)
             outcomes = tuple(json.loads(items or ""))
-            return Evaluation(attempt, step, content["path"], outcomes, content["sha256"])
+            return Evaluation(attempt, step, content["path"], outcomes, content["sha256"], pass_index)
         case "failure":
-            return str(json.loads(body)["message"])
+            return Failure(attempt, step, pass_index, json.loads(body)["message"])
         case _:
             return Latch(**json.loads(body))
 
 
 def _line(
-    attempt: int, step: int, step_body: str | None, evaluation_body: str | None, items: str | None
+    attempt: int,
+    step: int,
+    pass_index: int,
+    step_body: str | None,
+    evaluation_body: str | None,
+    items: str | None,
 ) -> dict[str, Any]:
-    line: dict[str, Any]
-    if step_body is None:
-        line = dict.fromkeys(StepReport.model_fields) | {
-            "attempt": attempt,
-            "step": step,
-            "kl_kind": "absent",
-        }
-    else:
-        line = json.loads(step_body)
+    line: dict[str, Any] = dict.fromkeys(StepReport.model_fields)
+    line |= {"attempt": attempt, "step": step, "kl_kind": "absent"}
+    if step_body is not None:
+        line |= json.loads(step_body)
     if evaluation_body is not None:
         line["heldout"] = json.loads(evaluation_body)["score"]
         line["items"] = json.loads(items or "")
+    if pass_index:
+        line["pass_index"] = pass_index
     return line
 
 

@@ -18,7 +18,14 @@ from typing import Any
 
 import pytest
 
-from guard_core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy, SilentPolicy, StalePolicy
+from guard_core.policy import (
+    CalibratedPolicy,
+    EvaluationFailingPolicy,
+    HeldOutGuardPolicy,
+    Policy,
+    SilentPolicy,
+    StalePolicy,
+)
 from guard_core.wire import CheckpointReport, KlKind, StepReport
 from guard_service import engine as engine_module
 from guard_service.engine import Engine
@@ -495,3 +502,57 @@ async def test_a_judge_that_fails_on_a_step_is_rebuilt_from_the_store(
         assert refused.value.status == 503 and engine.verdict.code == "store_unavailable"
         await until(lambda: engine.store_works)
         assert engine.verdict.steps == 2
+
+
+# -- the calibrated detector -----------------------------------------------------------------------------
+
+
+def calibrated(passes: int) -> Policy:
+    return Policy(detector="both", calibrated=CalibratedPolicy(baseline_passes=passes))
+
+
+async def test_the_passes_that_the_judge_wants_come_before_the_queue(run: Run) -> None:
+    worker = FakeEvaluator()
+    async with run.engine(worker, calibrated(3)) as engine:
+        await engine.add_steps([step(number) for number in range(4)])
+        for number in (0, 3):
+            await engine.add_checkpoint(run.checkpoint(number))
+        worker.outcomes += [[0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
+        await until(lambda: engine.queue_length == 0)
+        assert [(r.step, r.pass_index) for r in worker.asked] == [(0, 0), (0, 1), (0, 2), (3, 0)]
+        public = [line async for line in engine.history()]
+        thinned = await engine.thinned_history(10)
+        live = engine.verdict
+    assert [(line["step"], line.get("heldout")) for line in public] == [
+        (0, 0.5),
+        (1, None),
+        (2, None),
+        (3, 1.0),
+    ]
+    assert [evaluation["step"] for evaluation in thinned["evaluations"]] == [0, 3]
+    lines = [line for line in export_history(run.directory / "state") if "items" in line]
+    assert [(line["step"], line.get("pass_index", 0), line["items"]) for line in lines] == [
+        (0, 0, [0.0, 1.0]),
+        (0, 1, [1.0, 1.0]),
+        (0, 2, [1.0, 0.0]),
+        (3, 0, [1.0, 1.0]),
+    ]
+    async with run.engine(FakeEvaluator(), calibrated(3)) as engine:
+        assert engine.verdict == live
+
+
+async def test_a_restart_goes_on_with_the_passes_that_are_missing(run: Run) -> None:
+    first = FakeEvaluator([[0.0, 1.0], [1.0, 1.0]])
+    async with run.engine(first, calibrated(4)) as engine:
+        await engine.add_steps([step(0)])
+        await engine.add_checkpoint(run.checkpoint(0))
+        await until(lambda: len(first.asked) == 3)
+    second = FakeEvaluator([[1.0, 0.0], EvaluationError("gone"), [0.5, 0.5]])
+    async with run.engine(second, calibrated(4)) as engine:
+        await until(lambda: len(second.asked) == 2)
+        await engine.add_checkpoint(run.checkpoint(1))
+        await until(lambda: engine.queue_length == 0)
+        assert [(r.step, r.pass_index) for r in second.asked] == [(0, 2), (0, 3), (1, 0)]
+        live = engine.verdict
+    async with run.engine(FakeEvaluator(), calibrated(4)) as engine:
+        assert engine.verdict == live

@@ -25,7 +25,7 @@ from typing import Any
 from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport, StepReport, Verdict
-from guard_service.store import Store
+from guard_service.store import Failure, Store
 
 RUNS, LIVES = 4, 51
 CLIENTS = 3
@@ -112,7 +112,7 @@ def replay(state: Path, copy: Path) -> tuple[Verdict, dict[tuple[int, int], dict
                 judge.fold_checkpoint()
             case Latch():
                 judge.fold_latch(event)
-            case Evaluation() | str():
+            case Evaluation() | Failure():
                 raise AssertionError("nothing is evaluated here")
     store.close()
     return judge.verdict(), steps
