@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from guard_core.wire import Level, Verdict
 
@@ -71,7 +72,7 @@ class PlainProgress:
     def note(self, text: str) -> None:
         """Print it."""
         self._pass_on()
-        print(f"rlguard: {text}", file=sys.stderr, flush=True)
+        _write(f"rlguard: {text}\n", "stderr")
 
     def update(self, verdict: Verdict | None) -> None:
         """Print the verdict if something was evaluated or the level changed."""
@@ -81,12 +82,21 @@ class PlainProgress:
         now = (verdict.level, verdict.code, verdict.last_evaluation)
         if now != self._shown:
             self._shown = now
-            print(f"rlguard: {describe(verdict)}", file=sys.stderr, flush=True)
+            _write(f"rlguard: {describe(verdict)}\n", "stderr")
 
     def _pass_on(self) -> None:
         if self._tail is not None and (text := self._tail.new()):
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            _write(text, "stdout")
+
+
+def _write(text: str, name: Literal["stdout", "stderr"]) -> None:
+    """Write to a standard stream; if its reader has gone (`| head`) the run goes on without it."""
+    stream = getattr(sys, name)
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class LiveProgress:

@@ -67,6 +67,15 @@ def test_descendants_that_outlive_the_trainer_are_ended(workplace, runs):
     assert not runs(descendant)
 
 
+def test_a_reader_that_goes_away_does_not_end_the_run(workplace):
+    process = workplace.start("say=first", "sleep=1", "say=second", *FINISH)
+    assert process.stdout.readline() == "first\n"
+    process.stdout.close()
+    process.stderr.close()
+    assert process.wait(60) == 0
+    assert "second" in (workplace.out / "trainer.log").read_text()
+
+
 def test_the_trainers_own_code_is_passed_on(workplace):
     done = workplace.run(*FINISH, "exit=7")
     assert done.returncode == 7
