@@ -75,6 +75,9 @@ bench-detection: install ## Simulate the detectors; writes docs/detection.md (ab
 bench: install ## Every benchmark, each as a ratio in one run (see docs/benchmarks.md).
 	@for bench in ack startup trainer evaluation; do $(PY) tests/bench/bench_$$bench.py || exit 1; done
 
+bench-operator: install control-plane ## The operator with 1,000 jobs on a real API server.
+	$(PY) tests/bench/bench_operator.py
+
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
