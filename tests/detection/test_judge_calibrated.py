@@ -102,7 +102,7 @@ def test_a_drop_fires_and_names_its_code_and_no_pass_is_wanted_afterwards():
 
 
 def test_an_alarm_asks_for_one_fresh_evaluation_of_that_checkpoint():
-    run = Run(alpha_shares={"guaranteed": 1e-6, "fast": 0.9, "peak": 1e-6, "gap": 1e-6})
+    run = Run(baseline_passes=16, alpha_shares={"guaranteed": 1e-6, "fast": 0.9, "peak": 1e-6, "gap": 1e-6})
     for round_ in range(15):
         run.round(round_)
     run.passes.clear()
