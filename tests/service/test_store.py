@@ -1,0 +1,208 @@
+"""The store by itself: what makes it durable and append-only, and what a group of requests becomes."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guard_core.judge import Evaluation, Latch
+from guard_core.policy import Policy
+from guard_core.wire import CheckpointReport, KlKind, StepReport
+from guard_service import store as store_module
+from guard_service.errors import ChangedRunError, StoreCorruptError, StoreError
+from guard_service.store import Appended, Conflict, Failure, Round, Store, export_history, journal_mode
+
+ROUND = Round(1, 0.1, 0.2, 0.3, None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    store = Store(tmp_path, Policy())
+    yield store
+    store.close()
+
+
+def step(number: int, attempt: int = 0, **values: Any) -> StepReport:
+    return StepReport(attempt=attempt, step=number, **({"reward": 0.5} | values))
+
+
+def pragma(store: Store, name: str) -> Any:
+    return store._db.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+def test_a_transaction_is_flushed_and_the_file_is_locked(store: Store, tmp_path: Path) -> None:
+    assert pragma(store, "synchronous") == 3  # EXTRA
+    assert pragma(store, "locking_mode") == "exclusive"
+    assert pragma(store, "journal_mode") == journal_mode(tmp_path).lower()
+
+
+def test_the_rollback_journal_works_where_the_file_system_is_not_known_to_be_local(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "LOCAL_FILE_SYSTEMS", frozenset())
+    store = Store(tmp_path, Policy())
+    assert pragma(store, "journal_mode") == "delete"
+    store.append_steps([[step(1)]])
+    store.close()
+    monkeypatch.undo()
+    store = Store(tmp_path, Policy())  # and the mode may change between two starts
+    assert [event for _, event in store.events(0)] == [step(1)]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("ext4", "WAL"), ("nfs4", "DELETE"), ("fuse.sshfs", "DELETE"), ("lustre", "DELETE")]
+)
+def test_the_nearest_mount_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str
+) -> None:
+    mounts = (
+        "1 0 8:1 / / rw - ext4 /dev/a rw\n"
+        f"2 1 0:1 / {tmp_path} rw shared:1 - {kind} server:/x rw\n"
+        "3 1 8:2 / /elsewhere rw - xfs /dev/b rw\n"
+    )
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: mounts)
+    assert journal_mode(tmp_path / "state") == mode
+    assert journal_mode(Path("/other")) == "WAL"
+
+
+def test_an_unknown_mount_table_means_the_rollback_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise FileNotFoundError("/proc/self/mountinfo")
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    assert journal_mode(tmp_path) == "DELETE"
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM events", "UPDATE events SET step = 7"])
+def test_events_cannot_be_changed(store: Store, statement: str) -> None:
+    store.append_steps([[step(1)]])
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        store._db.execute(statement)
+
+
+def test_a_group_is_one_transaction_and_each_request_stands_alone(store: Store) -> None:
+    begun: list[str] = []
+    store._db.set_trace_callback(begun.append)
+    results = store.append_steps(
+        [
+            [step(1), step(2)],
+            [step(3), step(2, reward=0.9)],  # contradicts the first request
+            [step(2), step(4)],  # repeats of the first request
+            [step(5), step(5, reward=0.9)],  # contradicts itself
+            [step(3, reward=0.7)],  # the second request kept nothing
+            [],
+        ]
+    )
+    store._db.set_trace_callback(None)
+    assert sum(statement == "COMMIT" for statement in begun) == 1
+    kinds = [r.duplicates if isinstance(r, Appended) else r.errors[0].field for r in results]
+    assert kinds == [0, "1.reward", 1, "1.reward", 0, 0]
+    stored = [event for _, event in store.events(0)]
+    assert stored == [step(1), step(2), step(4), step(3, reward=0.7)]
+
+
+FLOATS = st.floats(-1e100, 1e100)
+STEPS = st.builds(
+    StepReport,
+    attempt=st.integers(0, 2),
+    step=st.integers(0, 30) | st.integers(0, 2**53 - 1),
+    reward=FLOATS,
+    kl=st.floats(0, 1e100),
+    kl_kind=st.sampled_from([KlKind.REF_TOKEN_MEAN, KlKind.BEHAVIOUR]),
+    entropy=st.none() | FLOATS,
+)
+
+
+@given(groups=st.lists(st.lists(st.lists(STEPS, max_size=6), max_size=4), max_size=4))
+@settings(max_examples=25, deadline=None)
+def test_what_was_appended_reads_back_bit_for_bit_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, groups: list[list[list[StepReport]]]
+) -> None:
+    directory = tmp_path_factory.mktemp("store")
+    store = Store(directory, Policy())
+    model: dict[tuple[int, int], StepReport] = {}
+    for group in groups:
+        for reports, result in zip(group, store.append_steps(group), strict=True):
+            contradicts = False
+            mine: dict[tuple[int, int], StepReport] = {}
+            for report in reports:
+                key = (report.attempt, report.step)
+                known = mine.get(key) or model.get(key)
+                contradicts = contradicts or (known is not None and known != report)
+                mine.setdefault(key, report)
+            assert isinstance(result, Conflict) is contradicts
+            if isinstance(result, Appended):
+                assert list(result.new) == [r for k, r in mine.items() if k not in model]
+                model |= {k: r for k, r in mine.items() if k not in model}
+    store.close()
+    store = Store(directory, Policy())
+    events = list(store.events(0))
+    store.close()
+    assert [event for _, event in events] == list(model.values())
+    assert [seq for seq, _ in events] == list(range(1, len(model) + 1))
+    assert sorted(line["step"] for line in export_history(directory)) == sorted(s for _, s in model)
+
+
+def test_every_kind_of_event_reads_back(store: Store) -> None:
+    checkpoint = CheckpointReport(attempt=0, step=1, path="/checkpoints/1")
+    evaluation = Evaluation(0, 1, "/checkpoints/1", (0.1, 1 / 3), "sha")
+    further = Evaluation(0, 1, "/checkpoints/1", (1.0, 0.0), None, 1)
+    fire = Latch(True, "hacking_gap", "gap", 0, 1)
+    stop = Latch(False, "silent", "silence", 0, 1)
+    failure = Failure(0, 2, 0, "gone")
+    store.append_steps([[step(1)]])
+    store.append_checkpoint(checkpoint)
+    store.append_evaluation(evaluation, ROUND, [fire])
+    store.append_evaluation(further, ROUND, [])
+    store.append_failure(failure, [stop])
+    events = [event for _, event in store.events(0)]
+    assert events == [step(1), checkpoint, evaluation, fire, further, failure, stop]
+    assert store.pending_checkpoints() == []
+    assert store.latch_kinds() == {True, False}
+    assert store.is_settled(0, 1, 1) and not store.is_settled(0, 1, 2)
+
+
+def test_an_evaluation_of_a_step_without_reward_has_a_line_of_its_own(store: Store, tmp_path: Path) -> None:
+    store.append_steps([[step(1)]])
+    store.append_evaluation(Evaluation(0, 2, "/c", (1.0,), None), ROUND, [])
+    store.close()
+    first, second = export_history(tmp_path)
+    assert "heldout" not in first
+    assert (second["step"], second["reward"], second["heldout"], second["items"]) == (2, None, 1.0, [1.0])
+
+
+def test_a_long_history_is_exported_whole(store: Store, tmp_path: Path) -> None:
+    store.append_steps([[step(i) for i in range(4_500)]])
+    store.close()
+    assert [line["step"] for line in export_history(tmp_path)] == list(range(4_500))
+
+
+def test_an_export_says_what_is_wrong(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="another process"):
+        next(export_history(tmp_path))
+    with pytest.raises(StoreError, match="no guard has run"):
+        next(export_history(tmp_path / "nowhere"))
+
+
+def test_a_changed_policy_or_split_is_refused(store: Store, tmp_path: Path) -> None:
+    store.check_split("one")
+    store.check_split("one")
+    with pytest.raises(ChangedRunError, match="split"):
+        store.check_split("two")
+    store.close()
+    with pytest.raises(ChangedRunError, match=r"silent\.after_seconds: was 1800\.0, now 5\.0"):
+        Store(tmp_path, Policy.model_validate({"silent": {"after_seconds": 5.0}}))
+
+
+def test_an_event_that_cannot_be_read_is_corruption(store: Store) -> None:
+    store._db.execute("INSERT INTO events (attempt, step, kind, body) VALUES (0, 1, 'step', '{}')")
+    with pytest.raises(StoreCorruptError, match="cannot be read"):
+        list(store.events(0))
