@@ -52,10 +52,10 @@ def measure_cells(sizes: tuple[int, ...], baselines: int, runs: int) -> list[rep
             say(f"n={n} {'mixed' if mixed else 'homogeneous'}: {baselines} baselines calibrated")
             result = report.CellResult(n, mixed, cell.means, baselines)
             for name, scenario in (("null", NULL), ("improving", IMPROVING)):
-                result.false_stops[name] = cell.fires(scenario, runs, seed=2)
+                result.false_stops[name] = cell.fires(scenario, runs if name == "null" else runs // 2, seed=2)
                 result.at_defaults[name] = rules_at_defaults(cell, scenario, baselines * runs // 4, seed=3)
             for k, scenario in enumerate(DROPS):
-                result.delays[scenario] = cell.fires(scenario, max(1, runs // 4), seed=10 + k)
+                result.delays[scenario] = cell.fires(scenario, max(1, runs // 8), seed=10 + k)
             results.append(result)
     return results
 
@@ -77,17 +77,17 @@ def measure_passes(baselines: int) -> list[report.CellResult]:
 
 def measure_composite(runs: int) -> report.CompositeResult:
     """The whole calibrated detector as it ships, parts sharing alpha."""
-    composite = Composite(128, True, CalibratedPolicy(bootstrap_runs=1000), max(2, runs // 40))
+    composite = Composite(128, True, CalibratedPolicy(bootstrap_runs=1000), max(2, runs // 20))
     result = report.CompositeResult(composite.n, composite.means)
     for name, scenario in (("null", NULL), ("improving", IMPROVING)):
-        result.false_stops[name] = composite.scenario(scenario, runs, seed=4)
-        say(f"calibrated detector: {runs} {name} runs")
+        result.false_stops[name] = composite.scenario(scenario, runs if name == "null" else runs // 2, seed=4)
+        say(f"calibrated detector: {name} runs")
     for k, scenario in enumerate(s for s in DROPS if s.shape == "sudden" and s.drop > 0.02):
         result.delays[scenario] = composite.scenario(scenario, runs // 10, seed=20 + k)
     say("calibrated detector: drops")
-    larger = Composite(256, True, CalibratedPolicy(bootstrap_runs=1000), max(2, runs // 100))
+    larger = Composite(256, True, CalibratedPolicy(bootstrap_runs=1000), max(2, runs // 50))
     for curve in CURVES:
-        result.curves[curve] = over_optimisation(larger, curve, max(4, runs // 25))
+        result.curves[curve] = over_optimisation(larger, curve, max(4, runs // 12))
     say("over-optimisation curves")
     return result
 
@@ -98,9 +98,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small version, written to a temporary folder")
     quick = parser.parse_args().quick
     began = time.perf_counter()
-    cells = measure_cells((64,), 4, 4) if quick else measure_cells((64, 128, 256, 512), 125, 16)
-    passes = measure_passes(4 if quick else 60)
-    composite = measure_composite(20 if quick else 1000)
+    cells = measure_cells((64,), 4, 4) if quick else measure_cells((64, 128, 256, 512), 80, 25)
+    passes = measure_passes(4 if quick else 40)
+    composite = measure_composite(20 if quick else 500)
     cost = cost_of_an_update(CalibratedPolicy(bootstrap_runs=200))
     docs = Path(tempfile.mkdtemp()) if quick else ROOT / "docs"
     report.write(docs, cells, passes, composite, cost, PASSES)
