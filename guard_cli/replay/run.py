@@ -132,6 +132,8 @@ class _Rows:
             [np.isnan(self.values[name]) for name in ("reward", "kl", "entropy", "reward_std")], axis=0
         )
         rows = [row for row in self.items if self.step[row] == 0 and bare[row]]
+        first = min(map(self._attempt_of, rows), default=0)  # a restarted trainer does not start over
+        rows = [row for row in rows if self._attempt_of(row) == first]
         return sorted(rows, key=lambda row: (self.pass_index[row], row))
 
     def further_passes(self, baseline: list[int]) -> list[Evaluation]:

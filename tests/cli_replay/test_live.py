@@ -9,16 +9,18 @@ import random
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard_cli.replay.fold import fold, rounds
-from guard_cli.replay.outcomes import outcome
+from guard_cli.replay.outcomes import baseline_of, outcome
 from guard_cli.replay.readers import read
 from guard_cli.replay.run import Run, load
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import HeldOutGuardPolicy, Policy
 from guard_core.wire import KlKind, StepReport, Verdict
+from guard_service.store import Round, Store, export_history
 
 ITEMS = 16
 
@@ -157,40 +159,46 @@ def test_the_step_monitor_alone_fires_where_the_judge_fires() -> None:
     assert (whole.step, whole.rule, whole.reason) == (part.step, part.rule, part.reason)
 
 
-def test_baseline_and_confirmation_passes_are_replayed_as_the_judge_saw_them() -> None:
+@pytest.mark.parametrize("first_checkpoint", [0, 3])
+def test_passes_are_replayed_from_the_store_as_the_judge_saw_them(
+    tmp_path: Path, first_checkpoint: int
+) -> None:
     """The guard evaluates the first checkpoint R times and an alarm's checkpoint once more."""
     policy = Policy.model_validate(
         {"detector": "calibrated", "calibrated": {"baseline_passes": 4, "bootstrap_runs": 200}}
     )
     rng = random.Random(7)
-    judge = Judge(policy)
-    lines = []
+    judge, store = Judge(policy), Store(tmp_path, policy)
     confirmed = 0
+
+    def evaluate(step: int, pass_index: int) -> None:
+        p = 0.7 if step < 20 else 0.58
+        items = tuple(float(rng.random() < p) for _ in range(64))
+        evaluation = Evaluation(0, step, "c", items, None, pass_index)
+        judge.fold_evaluation(evaluation)
+        store.append_evaluation(evaluation, Round(0, None, None, None, None), ())
+
     for step in range(61):
-        line: dict = {"attempt": 0, "step": step}
         if step:
             report = StepReport(attempt=0, step=step, reward=0.5 + step / 100)
             judge.fold_step(report)
-            line = report.model_dump(mode="json")
-        p = 0.7 if step < 20 else 0.58
-        evaluation = Evaluation(0, step, "c", tuple(float(rng.random() < p) for _ in range(64)))
-        judge.fold_checkpoint()
-        judge.fold_evaluation(evaluation)
-        lines.append(line | {"items": list(evaluation.items)})
-        while (wanted := judge.wanted_pass()) is not None:
-            confirmed += step > 0
-            items = tuple(float(rng.random() < p) for _ in range(64))
-            judge.fold_evaluation(Evaluation(0, step, "c", items, None, wanted.index))
-            lines.append({"attempt": 0, "step": step, "pass_index": wanted.index, "items": list(items)})
+            store.append_steps([[report]])
+        if step >= first_checkpoint:
+            judge.fold_checkpoint()
+            evaluate(step, 0)
+            while (wanted := judge.wanted_pass()) is not None:
+                confirmed += step > first_checkpoint
+                evaluate(step, wanted.index)
+    store.close()
     assert judge.verdict().fire and confirmed
 
+    history = tmp_path / "history.jsonl"
+    lines = [json.dumps(line) for line in export_history(tmp_path)]
     random.Random(1).shuffle(lines)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "history.jsonl"
-        path.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
-        run = load(read(path), "history.jsonl", {})
-    assert len(run.baseline) == 4
-    replayed = fold(run, policy)
-    assert comparable(replayed.verdict()) == comparable(judge.verdict())
-    part = outcome(run, policy, "calibrated")
-    assert (part.step, part.rule) == (judge.latches[0].step, judge.latches[0].code)
+    history.write_text("\n".join(lines) + "\n")
+    for source in (tmp_path, history):
+        run = load(read(source), str(source), {})
+        assert len(baseline_of(run)) == 4
+        assert comparable(fold(run, policy).verdict()) == comparable(judge.verdict())
+        part = outcome(run, policy, "calibrated")
+        assert (part.step, part.rule) == (judge.latches[0].step, judge.latches[0].code)
