@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--lease-name", default="rlguard-operator", help="name of the Lease (default rlguard-operator)")
     add("--lease-seconds", type=float, default=15.0, help="how long a lost leader blocks its successor")
-    add("--workers", type=_positive, default=4, help="jobs reconciled at once (default 4)")
+    add("--workers", type=_positive, default=8, help="jobs reconciled at once (default 8)")
     add("--bind", default="0.0.0.0", help="address of /healthz, /readyz and /metrics")  # noqa: S104
     add("--port", type=int, default=8080, help="their port; 0 takes a free one (default 8080)")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
@@ -64,24 +64,35 @@ def main(arguments: list[str] | None = None) -> int:
     )
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries are ours
     try:
-        configuration = load_configuration(options.kubeconfig)
-        timing = _lease_timing(options.lease_seconds)
+        operator = _operator(options)
     except (ConfigException, OSError, ValueError) as error:
         print(f"rlguard-operator: {error}", file=sys.stderr)
         return 2
-    config = OperatorConfig(
-        guard_image=options.guard_image,
-        namespaces=tuple(options.namespace),
-        relaxed_host_paths=tuple(options.relaxed_host_path),
-    )
-    identity = f"{socket.gethostname()}_{uuid.uuid4()}"
-    lease = LeaseName(options.lease_namespace, identity, options.lease_name, timing)
-    operator = Operator(
-        configuration, config, lease, (options.bind, options.port), ManagerConfig(workers=options.workers)
-    )
     threading.Thread(target=_stop_on_signal, args=(operator,), name="signals", daemon=True).start()
     logging.info("probes and metrics on port %d", operator.port)
     return operator.run()
+
+
+def _operator(options: argparse.Namespace) -> Operator:
+    """The operator of these options.
+
+    Raises:
+        ConfigException, OSError, ValueError: an option or the cluster's configuration cannot be used.
+    """
+    configuration = load_configuration(options.kubeconfig)
+    timing = _lease_timing(options.lease_seconds)
+    identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+    return Operator(
+        configuration,
+        OperatorConfig(
+            guard_image=options.guard_image,
+            namespaces=tuple(options.namespace),
+            relaxed_host_paths=tuple(options.relaxed_host_path),
+        ),
+        LeaseName(options.lease_namespace, identity, options.lease_name, timing),
+        (options.bind, options.port),
+        ManagerConfig(workers=options.workers),
+    )
 
 
 def _stop_on_signal(operator: Operator) -> None:

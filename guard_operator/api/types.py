@@ -271,7 +271,9 @@ class GuardSpec(ApiModel):
         le=65535,
         description="Loopback port of the guard. Change it where hostNetwork jobs share a node.",
     )
-    heldout: Heldout = Field(description="The held-out split and how it is scored.")
+    heldout: Heldout = Field(
+        description="The held-out split, which the trainer cannot read, and how the policy is scored on it."
+    )
     checkpoints: Checkpoints = Field(description="Which volume of the template holds the checkpoints.")
     policy: Annotated[Policy, BeforeValidator(_policy_from_api)] = Field(
         default_factory=Policy,
@@ -487,5 +489,5 @@ class GuardedTrainingJob(ApiModel):
         )
     )
 
-    spec: Spec = Field(description="What is wanted.")
-    status: Status | None = Field(None, description="What was observed.")
+    spec: Spec = Field(description="The workload to run, and the guard over it.")
+    status: Status | None = Field(None, description="What the operator and the guard have observed.")

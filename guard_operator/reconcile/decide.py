@@ -14,7 +14,6 @@ from guard_operator.adapters import WorkloadState
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
 from guard_operator.api.types import (
     ConditionStatus,
-    OnFire,
     Phase,
     Status,
     StopMethod,
@@ -42,9 +41,10 @@ STOPPING_SECONDS = 2.0
 RUNNING_SECONDS = 15.0
 #: How often a taken name is looked at.
 NAME_TAKEN_SECONDS = 30.0
-#: How long a log may take before the first stop request, and once the pods are on their way out.
+#: How long a log may take before the first stop request, and afterwards. Both are short: many runs may have
+#: to be stopped at once while no log can be had.
 HASTY_SECONDS = 0.3
-PATIENT_SECONDS = 3.0
+PATIENT_SECONDS = 1.0
 
 _HARDER = {
     StopMethod.STOP: StopMethod.DELETE,
@@ -166,7 +166,8 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
         captured = stop is None or stop.evidence is not None
         return Decision(report, () if captured else (CaptureEvidence(PATIENT_SECONDS, final=True),))
     if stop is None:
-        stop = StopStatus(requested_at=now, method=StopMethod(_first_method(job.spec.on_fire)))
+        # What `onFire` may ask for are the three mildest methods.
+        stop = StopStatus(requested_at=now, method=StopMethod(job.spec.on_fire.value))
         stopped = says.make(
             ConditionType.STOPPED, "False", Reason.STOP_REQUESTED, f"asked for: {stop.method}"
         )
@@ -179,10 +180,6 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
         actions = (*_stop_actions(snapshot, stop.method), *evidence)
     report = Report(Phase.STOPPING, says(stopped, guarded), _workload_ref(snapshot), stop)
     return Decision(report, actions, STOPPING_SECONDS)
-
-
-def _first_method(on_fire: OnFire) -> str:
-    return on_fire.value  # the three choices are the three mildest methods
 
 
 def _nothing_can_run(snapshot: Snapshot) -> bool:
@@ -204,12 +201,12 @@ def _is_going(snapshot: Snapshot) -> bool:
 
 def _stop_actions(snapshot: Snapshot, method: StopMethod) -> tuple[StopWorkload | DeletePods, ...]:
     """The same request again is harmless; it is left out only where everything is on its way out."""
-    workload = snapshot.workload
-    present = workload is not None and workload.ours and not workload.terminating
     actions: list[StopWorkload | DeletePods] = []
-    if workload is not None and present and not (_is_going(snapshot) and snapshot.job.status.stop):
-        workload_method = StopMethod.DELETE if method is StopMethod.DELETE_PODS else method
-        actions.append(StopWorkload(workload_method, workload.uid))
+    workload = snapshot.workload
+    asked_and_going = snapshot.job.status.stop is not None and _is_going(snapshot)
+    if workload is not None and workload.ours and not workload.terminating and not asked_and_going:
+        of_workload = StopMethod.DELETE if method is StopMethod.DELETE_PODS else method
+        actions.append(StopWorkload(of_workload, workload.uid))
     if method is StopMethod.DELETE_PODS:
         actions.append(DeletePods(tuple((p.name, p.uid) for p in snapshot.pods if not p.terminating)))
     return tuple(actions)

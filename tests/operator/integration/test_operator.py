@@ -478,7 +478,11 @@ def test_a_lost_lease_ends_the_process(plane: ControlPlane, here: World) -> None
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [(["--lease-seconds=0.1"], "at least 1"), (["--kubeconfig=/no/such/file"], "kube-config")],
+    [
+        (["--lease-seconds=0.1"], "at least 1"),
+        (["--kubeconfig=/no/such/file"], "kube-config"),
+        (["--bind=192.0.2.1"], "assign requested address"),
+    ],
 )
 def test_bad_settings_are_an_error_without_a_traceback(here: World, flags: list[str], message: str) -> None:
     operator = here.operator(*flags)

@@ -81,8 +81,8 @@ def pod(name: str = "run-master-0", **values: Any) -> Pod:
 
 
 GOING = pod(terminating=True)
-HASTY, PATIENT = CaptureEvidence(0.3, final=False), CaptureEvidence(3.0, final=False)
-FINAL = CaptureEvidence(3.0, final=True)
+HASTY, PATIENT = CaptureEvidence(0.3, final=False), CaptureEvidence(1.0, final=False)
+FINAL = CaptureEvidence(1.0, final=True)
 
 
 @dataclass(frozen=True)
