@@ -14,7 +14,7 @@ Notation: n items, reference means q_i with mean q, evaluation t has outcomes X_
    (Shiryaev-Roberts with weights; Shin, Ramdas & Rinaldo, "E-detectors", 2024), and a mixture over bets:
        M_t = sum_l sum_{j<=t} w_j / L · prod_{j<=s<=t} (factor of bet l at s),  S_t = (S_{t-1} + w_t)·factor.
    It lies below a non-negative supermartingale that starts at 1, so P(ever M_t >= 1/alpha) <= alpha (Ville).
-3. *Unknown q*: for a candidate c of q the reference passes give an e-value N(c) against "q <= c is false", a
+3. *Unknown q*: for a candidate c the reference passes give an e-value N(c) for the hypothesis q <= c, a
    mixture over bets of prod (1 + u (X_ri - c_i)), the centres c_i predictable from the passes before r and
    scaled to mean c; E N(q) <= 1 by the same bound. N(q)·M_t(q) is then below a supermartingale, and so is
    inf over c in [0, 1] of N(c)·M_t(c), which needs no knowledge of q. N falls and M_t grows in c; on a grid

@@ -325,12 +325,12 @@ class Gap:
         """Fold one evaluation and judge it."""
         self._count += 1
         self._recent = (*self._recent, seen.outcomes.mean)[-Proxy.WINDOW :]
-        if seen.in_loop_reward is None:
-            return self._unknown("no in-loop reward since the last evaluation")
-        self._proxy = self._proxy.fold(seen.in_loop_reward)
+        if seen.in_loop_reward is not None:
+            self._proxy = self._proxy.fold(seen.in_loop_reward)
         z = self._proxy.z
         if z is None:
-            return self._unknown("too few in-loop rewards to know their noise")
+            sentence = f"{self._proxy.count} in-loop rewards are too few to know their noise"
+            return _reading(self.name, Code.CALIBRATED_GAP, None, self._threshold, sentence)
         risen = z >= self.RISEN
         if risen:
             self._process.update(seen.outcomes, eprocess.log_restart_weight(self._count, self._horizon))
@@ -349,9 +349,6 @@ class Gap:
         elif not risen:
             level = Level.WARNING
         return _reading(self.name, Code.CALIBRATED_GAP, evidence, self._threshold, sentence, level)
-
-    def _unknown(self, sentence: str) -> DetectorReading:
-        return _reading(self.name, Code.CALIBRATED_GAP, None, self._threshold, sentence)
 
     def to_state(self) -> dict[str, Any]:
         """What `restore` needs, as plain JSON."""
