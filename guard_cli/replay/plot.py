@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from guard_cli.errors import CliError
-from guard_cli.replay.outcomes import Outcome
+from guard_cli.replay.outcomes import Outcome, baseline_of
 from guard_cli.replay.run import Run
 from guard_core.policy import Policy
 
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 MOST_POINTS = 4000
 
 REWARD, HELDOUT, KL, FIRE = "#4477aa", "#228833", "#aa7733", "#cc3311"
+
+#: First fire to last, red to pale.
+FIRES = ("#99000d", "#cb181d", "#ef3b2c", "#fb6a4a", "#fc9272", "#fcbba1")
+
+#: A hard stop further above the KL than this is named, not drawn.
+MOST_ROOM = 3.0
 
 
 def save(path: Path, run: Run, policy: Policy, outcomes: Sequence[Outcome]) -> None:
@@ -101,6 +107,9 @@ def _draw_reward(axis: Axes, run: Run, x_of: _Positions) -> None:
     if run.evaluations:
         x = [x_of(e.attempt, e.step) for e in run.evaluations]
         axis.plot(x, [e.score for e in run.evaluations], color=HELDOUT, marker=".", label="held-out score")
+        if baseline := baseline_of(run):
+            mean = float(np.mean(baseline))
+            axis.axhline(mean, color=HELDOUT, linestyle=":", linewidth=1.2, label="held-out baseline")
     else:
         axis.text(
             0.02, 0.05, "no held-out series: hacking cannot be judged", transform=axis.transAxes, color=FIRE
@@ -116,29 +125,26 @@ def _draw_kl(axis: Axes, run: Run, x_of: _Positions, policy: Policy) -> None:
     limit = policy.heldout_guard.kl_hard_stop
     axis.plot(steps + offsets, kl, color=KL, linewidth=1)
     axis.axhline(limit, color=FIRE, linestyle="--", linewidth=1)
-    top = max(limit * 1.5, float(np.nanquantile(kl, 0.99)) * 1.2)  # a single k3 spike must not own the axis
-    axis.set_ylim(0, top)
-    axis.text(
-        0.995,
-        limit,
-        "hard stop ",
-        color=FIRE,
-        fontsize=8,
-        va="bottom",
-        ha="right",
-        transform=axis.get_yaxis_transform(),
-    )
+    top = float(np.nanquantile(kl, 0.99)) * 1.2  # a single k3 spike must not own the axis
+    near = top == 0.0 or limit <= MOST_ROOM * top
+    axis.set_ylim(0, max(limit * 1.3, top) if near else top)
+    text = "hard stop " if near else f"hard stop at {limit:g} nats/token "
+    place = (0.995, limit) if near else (0.995, top * 0.9)
+    where = axis.get_yaxis_transform()
+    axis.text(*place, text, color=FIRE, fontsize=8, va="bottom", ha="right", transform=where)
     axis.set_ylabel("KL to reference\n(nats/token)")
     axis.grid(alpha=0.25)
 
 
 def _mark_fires(axis: Axes, outcomes: Sequence[Outcome], x_of: _Positions) -> None:
-    styles = ("-", "--", "-.", ":")
-    for i, outcome in enumerate(o for o in outcomes if o.fired):
-        assert outcome.attempt is not None and outcome.step is not None
-        x = x_of(outcome.attempt, outcome.step)
-        label = f"{outcome.detector} fired at {outcome.step:,} ({outcome.rule})"
-        axis.axvline(x, color=FIRE, linestyle=styles[i % len(styles)], linewidth=1.2, label=label)
+    """One line for each step at which something fired, in order, each with all that fired there."""
+    fires: dict[tuple[int, int], list[str]] = {}
+    for outcome in outcomes:
+        if outcome.attempt is not None and outcome.step is not None:
+            fires.setdefault((outcome.attempt, outcome.step), []).append(outcome.detector)
+    for i, (at, detectors) in enumerate(sorted(fires.items())):
+        label = f"fired at {at[1]:,}:\n" + "\n".join(f"  {name}" for name in detectors)
+        axis.axvline(x_of(*at), color=FIRES[i % len(FIRES)], linestyle="--", linewidth=1.3, label=label)
 
 
 def _headline(outcomes: Sequence[Outcome]) -> str:

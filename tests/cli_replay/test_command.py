@@ -160,7 +160,7 @@ class TestReport:
             assert [d["detector"] for d in policy["detectors"]] == list(DETECTORS)
 
     @pytest.mark.parametrize("suffix", [".png", ".svg"])
-    @pytest.mark.parametrize("shape", ["hack", "attempts", "bare", "one step", "evaluations only"])
+    @pytest.mark.parametrize("shape", ["hack", "attempts", "bare", "one step", "zero KL", "evaluations only"])
     def test_plot(self, rlguard: Invoke, tmp_path: Path, suffix: str, shape: str) -> None:
         rows = history(hack=True)
         if shape == "attempts":
@@ -169,6 +169,8 @@ class TestReport:
             rows = [{"step": i, "reward": 0.5} for i in range(9)]
         elif shape == "one step":
             rows = [{"step": 1, "reward": 0.5}]
+        elif shape == "zero KL":
+            rows = [row | {"kl": 0.0} for row in rows if "reward" in row]
         elif shape == "evaluations only":
             rows = [{"step": i, "reward": None, "items": [1, 0]} for i in range(1, 9)]
         picture = tmp_path / f"picture{suffix}"
