@@ -72,6 +72,11 @@ _numbers = count(1)
 @pytest.fixture
 def namespace(client: Client) -> str:
     """A fresh namespace."""
+    return new_namespace(client)
+
+
+def new_namespace(client: Client) -> str:
+    """Make a namespace; its name."""
     name = f"test-{next(_numbers)}"
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     client.request("POST", NAMESPACES.path(), body=body)

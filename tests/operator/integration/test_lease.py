@@ -20,7 +20,7 @@ from .controlplane import ControlPlane
 from .faults import Answer, Cut, Fault, FaultProxy, Hang, fault_proxy
 from .waiting import eventually
 
-TIMING = LeaseTiming(duration=2.0, renew_deadline=1.2, retry=0.2, request=0.5)
+TIMING = LeaseTiming(duration=3.0, renew_deadline=2.0, retry=0.3, request=0.8)
 
 
 @pytest.fixture

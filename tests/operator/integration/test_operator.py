@@ -21,6 +21,7 @@ import pytest
 from guard_operator.runtime.client import CONFIG_MAPS, ROLES, SECRETS, Client, load_configuration
 from guard_operator.runtime.errors import ApiError
 
+from .conftest import new_namespace
 from .controlplane import ControlPlane
 from .faults import Answer, Cut, Fault, fault_proxy
 from .kubelet import Kubelet, kubelet_of_node
@@ -67,7 +68,8 @@ def test_given_a_job_then_the_workload_has_its_guard(here: World, make_job: Make
     assert workload["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu"
     assert workload["metadata"]["ownerReferences"][0]["uid"] == here.job()["metadata"]["uid"]
     pod = here.start_pod()
-    assert [c["name"] for c in pod["spec"]["initContainers"]] == ["rlguard-guard"]
+    (guard,) = pod["spec"]["initContainers"]
+    assert guard["name"] == "rlguard-guard" and guard["restartPolicy"] == "Always" and guard["startupProbe"]
     assert pod["spec"]["automountServiceAccountToken"] is False
     here.guard_says(heartbeat="2026-01-01T00:00:00Z")
     eventually(lambda: here.phase() == "Running", "phase Running")
@@ -175,6 +177,24 @@ def test_relaxed_isolation_says_what_it_costs(here: World, make_job: MakeJob) ->
     here.operator()
     here.expect("Guarded", "True", "WorkloadCreated")
     assert "hostNetwork" in here.expect("Isolated", "False", "RelaxedIsolation")
+
+
+def test_only_the_namespaces_that_are_named_are_watched(here: World, make_job: MakeJob) -> None:
+    second, third = new_namespace(here.client), new_namespace(here.client)
+    here.bind("ClusterRole", "rlguard-operator", second)
+    for namespace in (here.namespace, second, third):
+        job = make_job()
+        job["metadata"]["namespace"] = namespace
+        here.client.create(JOBS, namespace, job, "test")
+    here.operator(f"--namespace={second}")
+    for namespace in (here.namespace, second):
+
+        def phase(namespace: str = namespace) -> Any:
+            raw = here.client.get(JOBS, namespace, "run") or {}
+            return (raw.get("status") or {}).get("phase")
+
+        eventually(lambda: phase() == "Refused", "the missing claim is noticed")
+    assert "status" not in (here.client.get(JOBS, third, "run") or {})
 
 
 def test_a_job_whose_user_has_a_service_account_of_its_own(here: World, make_job: MakeJob) -> None:
@@ -290,7 +310,7 @@ def test_suspend_and_delete_by_choice(here: World, make_job: MakeJob, on_fire: s
 def test_an_operator_killed_in_mid_teardown(here: World, make_job: MakeJob) -> None:
     here.claim()
     here.submit(make_job())
-    first = here.operator()
+    first = here.operator(lease_seconds=4)
     start(here)
     here.fire()
     here.expect_workload(deadline, "the workload is told to end")
@@ -470,7 +490,7 @@ def test_it_is_ready_measures_and_ends_gracefully(here: World, make_job: MakeJob
 
 def test_a_lost_lease_ends_the_process(plane: ControlPlane, here: World) -> None:
     with fault_proxy(plane) as proxy:
-        operator = here.operator(server=proxy.url)
+        operator = here.operator(server=proxy.url, lease_seconds=4)
         eventually(here.leader, "it leads")
         proxy.inject(lambda _method, path: Answer(500) if "/leases" in path else None)
         assert operator.process.wait(20) == 1

@@ -113,12 +113,20 @@ class World:
         )
         lease_role = rbac.lease_role()
         self.put(ROLES, lease_role)
-        for kind, role in (("ClusterRole", cluster_role), ("Role", lease_role)):
-            reference = {"apiGroup": ROLES.group, "kind": kind, "name": role["metadata"]["name"]}
-            subjects = [{"kind": "ServiceAccount", "name": name, "namespace": self.namespace}]
-            meta = {"name": f"operator-{kind.lower()}"}
-            self.put(ROLE_BINDINGS, {"metadata": meta, "roleRef": reference, "subjects": subjects})
+        self.bind("Role", lease_role["metadata"]["name"], self.namespace)
+        self.bind("ClusterRole", cluster_role["metadata"]["name"], self.namespace)
         self.token = token_for(self.client, self.namespace, name)
+
+    def bind(self, kind: str, role: str, namespace: str) -> None:
+        """Give the operator's service account this role in a namespace."""
+        body = {
+            "apiVersion": ROLE_BINDINGS.api_version,
+            "kind": ROLE_BINDINGS.kind,
+            "metadata": {"name": f"operator-{kind.lower()}"},
+            "roleRef": {"apiGroup": ROLES.group, "kind": kind, "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": self.namespace}],
+        }
+        self.client.create(ROLE_BINDINGS, namespace, body, "test")
 
     def put(self, resource: Resource, body: Json) -> Json:
         typed = {**body, "apiVersion": resource.api_version, "kind": resource.kind}
@@ -128,7 +136,9 @@ class World:
         spec = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "1Gi"}}}
         self.put(CLAIMS, {"metadata": {"name": name}, "spec": spec})
 
-    def operator(self, *flags: str, server: str | None = None, lease_seconds: float = 2.0) -> OperatorProcess:
+    def operator(
+        self, *flags: str, server: str | None = None, lease_seconds: float = 12.0
+    ) -> OperatorProcess:
         """Start an operator for this namespace; it ends with the test."""
         self._operators += 1
         log = self._directory / f"operator-{self._operators}.log"
