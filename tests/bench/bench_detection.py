@@ -25,7 +25,7 @@ from guard_core.policy import CalibratedPolicy
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Tolerance 0: every decline counts, so that no detector is excused from a part of the drop.
-CONFIG = CalibratedPolicy(alpha=ALPHA, tolerance=0.0, bootstrap_runs=1000)
+CONFIG = CalibratedPolicy(alpha=ALPHA, tolerance=0.0, bootstrap_runs=600)
 
 NULL = Scenario()
 IMPROVING = Scenario(gain=0.15)
@@ -53,9 +53,9 @@ def measure_cells(sizes: tuple[int, ...], baselines: int, runs: int) -> list[rep
             result = report.CellResult(n, mixed, cell.means, baselines)
             for name, scenario in (("null", NULL), ("improving", IMPROVING)):
                 result.false_stops[name] = cell.fires(scenario, runs if name == "null" else runs // 2, seed=2)
-                result.at_defaults[name] = rules_at_defaults(cell, scenario, baselines * runs // 4, seed=3)
+                result.at_defaults[name] = rules_at_defaults(cell, scenario, baselines * runs // 8, seed=3)
             for k, scenario in enumerate(DROPS):
-                result.delays[scenario] = cell.fires(scenario, max(1, runs // 8), seed=10 + k)
+                result.delays[scenario] = cell.fires(scenario, max(1, runs // 16), seed=10 + k)
             results.append(result)
     return results
 
@@ -77,7 +77,7 @@ def measure_passes(baselines: int) -> list[report.CellResult]:
 
 def measure_composite(runs: int) -> report.CompositeResult:
     """The whole calibrated detector as it ships, parts sharing alpha."""
-    composite = Composite(128, True, CalibratedPolicy(bootstrap_runs=1000), max(2, runs // 20))
+    composite = Composite(128, True, CalibratedPolicy(bootstrap_runs=600), max(2, runs // 20))
     result = report.CompositeResult(composite.n, composite.means)
     for name, scenario in (("null", NULL), ("improving", IMPROVING)):
         result.false_stops[name] = composite.scenario(scenario, runs if name == "null" else runs // 2, seed=4)
@@ -85,7 +85,7 @@ def measure_composite(runs: int) -> report.CompositeResult:
     for k, scenario in enumerate(s for s in DROPS if s.shape == "sudden" and s.drop > 0.02):
         result.delays[scenario] = composite.scenario(scenario, runs // 10, seed=20 + k)
     say("calibrated detector: drops")
-    larger = Composite(256, True, CalibratedPolicy(bootstrap_runs=1000), max(2, runs // 50))
+    larger = Composite(256, True, CalibratedPolicy(bootstrap_runs=600), max(2, runs // 50))
     for curve in CURVES:
         result.curves[curve] = over_optimisation(larger, curve, max(4, runs // 12))
     say("over-optimisation curves")
@@ -98,9 +98,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small version, written to a temporary folder")
     quick = parser.parse_args().quick
     began = time.perf_counter()
-    cells = measure_cells((64,), 4, 4) if quick else measure_cells((64, 128, 256, 512), 80, 25)
-    passes = measure_passes(4 if quick else 40)
-    composite = measure_composite(20 if quick else 500)
+    cells = measure_cells((64,), 4, 4) if quick else measure_cells((64, 128, 256, 512), 40, 50)
+    passes = measure_passes(4 if quick else 24)
+    composite = measure_composite(20 if quick else 300)
     cost = cost_of_an_update(CalibratedPolicy(bootstrap_runs=200))
     docs = Path(tempfile.mkdtemp()) if quick else ROOT / "docs"
     report.write(docs, cells, passes, composite, cost, PASSES)
