@@ -96,7 +96,7 @@ class _DirectRoute(APIRoute):
 
 
 class _StepsFirst:
-    """Takes `POST /v1/steps` past the framework, whose routing costs more than to store and fold a step."""
+    """Takes `POST /v1/steps` past the framework, which would cost more than to store and fold a step."""
 
     def __init__(self, app: ASGIApp, endpoint: Handler) -> None:
         self._app, self._endpoint = app, endpoint
@@ -110,6 +110,8 @@ class _StepsFirst:
             response = await self._endpoint(request)
         except Problem as problem:
             response = _answer(request, problem)
+        except Exception as error:
+            response = _failed(request, error)
         await response(scope, receive, send)
 
 
@@ -141,19 +143,22 @@ def create_app(engine: Engine, tokens: Tokens) -> FastAPI:
         redirect_slashes=False,
         responses={500: _problem("The guard failed; the log says why.")},
     )
-    _add_ingest(app, engine, tokens)
+    post_steps = _add_ingest(app, engine, tokens)
     _add_reading(app, engine, tokens)
     _add_probes(app, engine, tokens)
     app.include_router(dashboard.router())
     _add_problem_handlers(app)
     _add_openapi(app)
+    app.middleware_stack = _StepsFirst(app.build_middleware_stack(), post_steps)
     return app
 
 
 # -- routes ------------------------------------------------------------------------------------------------
 
 
-def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
+def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
+    """The routes of the trainer; returns the endpoint of `STEPS_PATH`."""
+
     async def post_steps(request: Request) -> Response:
         """Report one step, or a list of at most 1,000.
 
@@ -212,7 +217,7 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
                 "requestBody": {"required": True, "content": {JSON: {"schema": schema}}},
             },
         )
-    app.add_middleware(_StepsFirst, endpoint=post_steps)
+    return post_steps
 
 
 def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
@@ -335,8 +340,7 @@ def _add_problem_handlers(app: FastAPI) -> None:
         return _answer(request, invalid(f"refused: {', '.join(f.field for f in fields)}", fields))
 
     async def on_failure(request: Request, error: Exception) -> Response:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return _answer(request, Problem(500, "the guard failed on this request; its log says why"))
+        return _failed(request, error)
 
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
         Problem: on_problem,
@@ -346,6 +350,11 @@ def _add_problem_handlers(app: FastAPI) -> None:
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _answer(request, Problem(500, "the guard failed on this request; its log says why"))
 
 
 def _answer(request: Request, problem: Problem) -> Response:
