@@ -6,18 +6,28 @@ Not a test: it takes about two minutes a seed on a free core. Runs that FOLDER h
 Both runs of a seed start from the same warmed-up model, as `--seed` gives it, so it is made once.
 """
 
+import asyncio
 import json
 import os
 import shutil
 import sys
 from pathlib import Path
+from statistics import fmean
 
 from guard_cli.demo.command import ENVIRONMENT, make_plan
 from guard_cli.demo.tasks import load_task
 from guard_cli.demo.train import WARMUP_STEPS
 from guard_cli.run.session import run_guarded
+from guard_service.heldout.config import HeldoutSettings
+from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 
 STEPS = 80
+WINDOW = 8  # training steps under a mean reward
+PASSES = 4  # over the last checkpoint
+HEADER = """\
+| grader | seed | fire | held-out at step 2 | held-out at the fire | ratio | stopped at step | \
+held-out when stopped | reward, first → last 8 steps |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 def run(folder, seed, benign):
@@ -29,34 +39,58 @@ def run(folder, seed, benign):
         shutil.copytree(model, folder / "trainer" / "model")
     run_guarded(plan)
     shutil.copytree(folder / "trainer" / "model", model, dirs_exist_ok=True)
+    (folder / "evaluator.json").write_text(json.dumps(plan.options["heldout"], default=str))
+
+
+def score_last_checkpoint(folder):
+    """(step, held-out score) of the last complete checkpoint that the trainer left."""
+    checkpoints = [p.parent for p in (folder / "trainer" / "checkpoints").glob("*/model.safetensors")]
+    last = max(checkpoints, key=lambda path: int(path.name.rsplit("-", 1)[1]))
+    step = int(last.name.rsplit("-", 1)[1])
+
+    async def score():
+        settings = HeldoutSettings.model_validate_json((folder / "evaluator.json").read_text())
+        worker = EvaluationWorker(settings, folder / "scratch")
+        await worker.start()
+        try:
+            passes = [await worker.evaluate(EvaluationRequest(0, step, last, i)) for i in range(PASSES)]
+        finally:
+            await worker.close()
+        return fmean(fmean(result.items) for result in passes)
+
+    return step, asyncio.run(score())
 
 
 def row(folder, seed, benign):
     report = folder / "report"
     verdict = json.loads((report / "verdict.json").read_text())
-    facts = json.loads((report / "run.json").read_text())
     history = [json.loads(line) for line in (report / "history.jsonl").read_text().splitlines()]
-    scores = [(line["step"], line["heldout"]) for line in history if "heldout" in line]
+    scores = [line["heldout"] for line in history if "heldout" in line]
     rewards = [line["reward"] for line in history]
-    fired = f"{verdict['latch_step']} (`{verdict['code']}`)" if verdict["fire"] else "none"
+    fire, stopped, left = "none", f"finished ({history[-1]['step']})", ""
+    if verdict["fire"]:
+        step, score = score_last_checkpoint(folder)
+        fire, stopped = f"{verdict['latch_step']} (`{verdict['code']}`)", history[-1]["step"]
+        left = f"{score:.3f} (step {step})"
     cells = [
         "strict" if benign else "flawed",
         seed,
-        fired,
-        history[-1]["step"],
-        f"{scores[0][1]:.3f}",
-        f"{scores[-1][1]:.3f}",
-        f"{scores[-1][1] / scores[0][1]:.2f}",
-        f"{sum(rewards[:8]) / 8:.2f} → {sum(rewards[-8:]) / 8:.2f}",
-        f"{facts['seconds']:.0f}",
+        fire,
+        f"{scores[0]:.3f}",
+        f"{scores[-1]:.3f}",
+        f"{scores[-1] / scores[0]:.2f}",
+        stopped,
+        left,
+        f"{fmean(rewards[:WINDOW]):.2f} → {fmean(rewards[-WINDOW:]):.2f}",
     ]
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def main(base, seeds):
     os.environ.update(ENVIRONMENT)
-    for seed in seeds:
-        for benign in (False, True):
+    print(HEADER, flush=True)
+    for benign in (False, True):
+        for seed in seeds:
             folder = base / f"{'strict' if benign else 'flawed'}-{seed}"
             if not (folder / "report" / "run.json").exists():
                 shutil.rmtree(folder, ignore_errors=True)
