@@ -123,6 +123,8 @@ class TrainerProcess:
 
     def _reap_orphans(self) -> None:
         """Take the exit codes of descendants that came back to this process; nobody else will."""
+        if not HAS_PROC:
+            return  # not a subreaper: orphans go elsewhere
         others = {self.pid, *self._guard_sessions, *(pid for pid, _ in self._strangers)}
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
