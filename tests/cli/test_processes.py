@@ -94,14 +94,13 @@ def test_other_children_of_this_process_are_left_alone(start, tmp_path, until, r
         assert guard.wait() == -9
 
 
-def test_descendants_are_those_below():
-    child = subprocess.Popen([sys.executable, "-c", "import os; os.fork(); input()"], stdin=subprocess.PIPE)
+def test_descendants_are_those_below(until):
+    code = "import os, time; os.fork(); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     try:
-        end = time.monotonic() + 20
-        while len([p for p in descendants(child.pid)]) < 1:
-            assert time.monotonic() < end
+        until(lambda: len(descendants(child.pid)) == 1)
         assert child.pid in {p.pid for p in descendants(os.getpid())}
         assert os.getpid() not in {p.pid for p in descendants(child.pid)}
     finally:
-        child.kill()
+        os.killpg(child.pid, signal.SIGKILL)
         child.wait()
