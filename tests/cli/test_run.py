@@ -36,6 +36,14 @@ def test_a_finished_run_exits_0_and_leaves_a_full_report(workplace):
     assert oct(os.stat(workplace.out / "history.jsonl").st_mode)[-3:] == "600"
 
 
+def test_calibrated_detectors_are_in_the_report(workplace):
+    workplace.policy("{detector: both, calibrated: {baseline_passes: 2, bootstrap_runs: 100}}")
+    done = workplace.run("step=0.5,0.01", "checkpoint", "step=0.6,0.01", "checkpoint")
+    assert done.returncode == 0, done.stderr
+    assert {d["name"] for d in workplace.json("verdict.json")["detectors"]} >= {"guaranteed", "fast"}
+    assert "Calibrated detectors" in (workplace.out / "report.html").read_text()
+
+
 def test_a_fire_stops_the_trainer_and_exits_3(workplace):
     done = workplace.run("checkpoint", *FIRE, "sleep=600")
     assert done.returncode == 3, done.stderr
