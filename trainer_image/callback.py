@@ -25,9 +25,8 @@ from typing import Any, Literal, Self
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from guard_core import CollapseStopError, TripwireStatus
-from guard_core.wire import Verdict
 from trainer_image import ranks
-from trainer_image.client import GuardClient
+from trainer_image.client import GuardClient, VerdictView
 from trainer_image.errors import GuardConfigError, GuardLostError, GuardStopError
 from trainer_image.metrics import StepMetrics, StepSample, kl_kind_of, sample_of
 from trainer_image.reporter import CheckpointSample, Reporter
@@ -293,7 +292,7 @@ class GuardCallback(TrainerCallback):
             self._trainer = None
 
 
-def _status_of(verdict: Verdict) -> TripwireStatus:
+def _status_of(verdict: VerdictView) -> TripwireStatus:
     """The verdict as the status that `CollapseStopError` carries; numbers that are missing are NaN, not 0."""
 
     def known(value: float | None) -> float:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from guard_core import __version__
-from guard_core.wire import CheckpointAnswer, CheckpointReport, StepReport, StepsAnswer, Verdict
+from guard_core.wire import CheckpointReport, StepReport
 from trainer_image.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
 
 #: Most steps in one `POST /v1/steps`; the guard refuses longer lists.
@@ -26,6 +26,36 @@ _REFUSALS = frozenset({400, 409, 413, 422})
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
 Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class _Lenient(BaseModel):
+    # What is sent is closed; what is read is open. A guard that was upgraded under a running trainer may say
+    # more than this trainer knows, and that must not look like a lost guard and stop a good run.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class VerdictView(_Lenient):
+    """The part of `guard_core.wire.Verdict` on which a trainer acts; `fire` and `halt` must be there."""
+
+    fire: bool
+    halt: bool
+    code: str = "unknown"
+    reason: str = ""
+    attempt: int | None = None
+    step: int | None = None
+    latch_step: int | None = None
+    proxy_real_gap: float | None = None
+    in_loop_ema: float | None = None
+    heldout_ema: float | None = None
+    kl_ema: float | None = None
+
+
+class Acknowledgement(_Lenient):
+    """The part of the answers to a POST that a trainer reads. What it acknowledges is on the guard's disk."""
+
+    verdict: VerdictView
+    accepted: int = 0
+    duplicates: int = 0
 
 
 class GuardClient:
@@ -58,18 +88,18 @@ class GuardClient:
             self._headers["Authorization"] = f"Bearer {token}"
         self._connection: http.client.HTTPConnection | None = None
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> VerdictView:
         """`GET /v1/verdict`."""
-        return self._exchange("GET", "/v1/verdict", None, Verdict)
+        return self._exchange("GET", "/v1/verdict", None, VerdictView)
 
-    def post_steps(self, reports: Sequence[StepReport]) -> StepsAnswer:
+    def post_steps(self, reports: Sequence[StepReport]) -> Acknowledgement:
         """`POST /v1/steps`, at most `MAX_STEPS_PER_POST` reports; all are on disk when this returns."""
         body = [report.model_dump(mode="json", exclude_none=True) for report in reports]
-        return self._exchange("POST", "/v1/steps", body, StepsAnswer)
+        return self._exchange("POST", "/v1/steps", body, Acknowledgement)
 
-    def post_checkpoint(self, report: CheckpointReport) -> CheckpointAnswer:
+    def post_checkpoint(self, report: CheckpointReport) -> Acknowledgement:
         """`POST /v1/checkpoints`."""
-        return self._exchange("POST", "/v1/checkpoints", report.model_dump(mode="json"), CheckpointAnswer)
+        return self._exchange("POST", "/v1/checkpoints", report.model_dump(mode="json"), Acknowledgement)
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
@@ -84,8 +114,8 @@ class GuardClient:
                 return answer.model_validate_json(payload)
             except ValidationError as error:
                 raise GuardUnavailableError(
-                    f"{method} {self.url}{path}: the answer is no {answer.__name__}; "
-                    f"do trainer and guard run the same version? ({error.error_count()} errors: "
+                    f"{method} {self.url}{path}: what answers is no guard that this trainer understands "
+                    f"({error.error_count()} errors: "
                     f"{error.errors(include_url=False)[0]['msg']})"
                 ) from error
         message = f"{method} {self.url}{path} answered {status}: {_problem_text(payload)}"

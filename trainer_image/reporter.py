@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from guard_core.wire import CheckpointReport, StepReport, Verdict
-from trainer_image.client import MAX_STEPS_PER_POST, GuardClient
+from guard_core.wire import CheckpointReport, StepReport
+from trainer_image.client import MAX_STEPS_PER_POST, GuardClient, VerdictView
 from trainer_image.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
 from trainer_image.metrics import StepSample
 
@@ -94,8 +94,8 @@ class Reporter:
         self._lock = threading.Condition()
         # Guarded by the lock:
         self._queue: deque[StepSample | CheckpointSample] = deque()
-        self._verdict: Verdict | None = None
-        self._halt: Verdict | None = None
+        self._verdict: VerdictView | None = None
+        self._halt: VerdictView | None = None
         self._last_failure: str | None = None
         self._unreachable: str | None = None
         self._deadline: float | None = None  # set by `close`
@@ -147,13 +147,13 @@ class Reporter:
             self._lock.notify()
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> VerdictView | None:
         """The newest verdict, or None before the first answer."""
         with self._lock:
             return self._verdict
 
     @property
-    def halt(self) -> Verdict | None:
+    def halt(self) -> VerdictView | None:
         """The first verdict that says training must stop; latched here too."""
         with self._lock:
             return self._halt
@@ -234,7 +234,7 @@ class Reporter:
         else:
             self._send_steps()
 
-    def _ask(self) -> Verdict:
+    def _ask(self) -> VerdictView:
         verdict = self._client.verdict()
         if self.attempt is None:
             self.attempt = 0 if verdict.attempt is None else verdict.attempt + 1
@@ -297,7 +297,7 @@ class Reporter:
         assert self.attempt is not None  # `_exchange` asks first
         return self.attempt
 
-    def _succeeded(self, verdict: Verdict) -> None:
+    def _succeeded(self, verdict: VerdictView) -> None:
         if self._failing_since is not None:
             log.info("the guard answers again after %.1f s", self._clock() - self._failing_since)
             self._failing_since = None

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from guard_core.wire import KlKind
+from guard_core.wire import KlKind, Verdict
 from tests.trainer.faulty_guard import FIRED, HEALTHY, FaultyGuard, eventually, problem, reply
 from trainer_image import reporter as reporter_module
-from trainer_image.client import GuardClient
+from trainer_image.client import GuardClient, VerdictView
 from trainer_image.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
 from trainer_image.metrics import StepSample
 from trainer_image.reporter import CheckpointSample, Reporter
@@ -73,6 +73,11 @@ def test_the_token_is_sent_and_one_connection_is_kept(make: Any, guard: FaultyGu
     assert {headers["Authorization"] for headers in guard.headers} == {"Bearer secret"}
 
 
+def seen(verdict: Verdict) -> VerdictView:
+    """What a trainer reads of a guard's verdict."""
+    return VerdictView.model_validate_json(verdict.model_dump_json())
+
+
 def test_a_connection_that_the_guard_closed_is_replaced_without_a_failure(guard: FaultyGuard) -> None:
     client = GuardClient(guard.url)
 
@@ -81,7 +86,7 @@ def test_a_connection_that_the_guard_closed_is_replaced_without_a_failure(guard:
         return reply(handler, 200, HEALTHY.model_dump_json())
 
     guard.fault = answer_and_hang_up
-    assert [client.verdict().level for _ in range(3)] == ["healthy"] * 3
+    assert [client.verdict() for _ in range(3)] == [seen(HEALTHY)] * 3
     assert guard.connections == 3
 
 
@@ -169,8 +174,8 @@ def test_an_idle_reporter_hears_of_a_fire(make: Any, guard: FaultyGuard) -> None
     guard.verdict_after = lambda _: FIRED
     eventually(lambda: reporter.halt is not None)
     guard.verdict_after = lambda _: HEALTHY
-    eventually(lambda: reporter.verdict == HEALTHY)
-    assert reporter.halt == FIRED, "a latch never opens"
+    eventually(lambda: reporter.verdict == seen(HEALTHY))
+    assert reporter.halt == seen(FIRED), "a latch never opens"
 
 
 def test_close_gives_up_in_time(make: Any, guard: FaultyGuard) -> None:
@@ -195,7 +200,7 @@ def test_connect_waits_for_a_guard_that_is_starting(make: Any, guard: FaultyGuar
     guard.fault = lambda handler, _: next(fails) < 3 and reply(handler, 503, "")
     reporter = make()
     reporter.connect(5.0)
-    assert reporter.verdict == HEALTHY and reporter.attempt == 0 and reporter.last_failure is None
+    assert reporter.verdict == seen(HEALTHY) and reporter.attempt == 0 and reporter.last_failure is None
 
 
 def test_connect_gives_up(make: Any, guard: FaultyGuard) -> None:
@@ -222,8 +227,17 @@ def test_a_refusal_says_which_field(guard: FaultyGuard, status: int) -> None:
 @pytest.mark.parametrize("body", ["", "<html>", "{}", '{"level":"healthy"}', "[]", "null"])
 def test_an_answer_that_is_no_verdict_is_a_failure_and_not_healthy(guard: FaultyGuard, body: str) -> None:
     guard.fault = lambda handler, _: reply(handler, 200, body)
-    with pytest.raises(GuardUnavailableError, match="no Verdict"):
+    with pytest.raises(GuardUnavailableError, match="no guard that this trainer understands"):
         GuardClient(guard.url).verdict()
+
+
+def test_a_newer_guard_that_says_more_is_still_understood(guard: FaultyGuard) -> None:
+    body = (
+        '{"level":"fired","code":"a_rule_of_tomorrow","reason":"r","fire":true,"halt":true,"novelty":{"a":1}}'
+    )
+    guard.fault = lambda handler, _: reply(handler, 200, body)
+    verdict = GuardClient(guard.url).verdict()
+    assert (verdict.fire, verdict.halt, verdict.code) == (True, True, "a_rule_of_tomorrow")
 
 
 @pytest.mark.parametrize("status", [401, 403])
