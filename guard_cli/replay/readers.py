@@ -21,7 +21,7 @@ from guard_cli.replay import names
 from guard_cli.replay.table import OBJECTS, Chunk, Table, build
 
 CHUNK_BYTES = 1 << 24
-CHUNK_ROWS = 100_000
+CHUNK_ROWS = 20_000
 
 #: How many bad lines an error names.
 MOST_SHOWN = 5

@@ -6,7 +6,6 @@ earlier one) is left out here too, and each time a note says how much and where 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -356,8 +355,3 @@ def read_map(pairs: Iterable[str]) -> dict[str, str]:
             raise CliError(f"--map {name} is given twice: {found[name]!r} and {column!r}.")
         found[name] = column
     return found
-
-
-def finite_or_none(value: float) -> float | None:
-    """NaN, which JSON has not, as None."""
-    return value if math.isfinite(value) else None
