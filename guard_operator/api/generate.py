@@ -30,7 +30,7 @@ def outputs() -> dict[Path, str]:
     name = f"{GROUP}_{PLURAL}.yaml"
     return {
         Path("k8s/crds") / name: definition,
-        Path("charts/rlguard/crds") / name: definition,
+        Path("charts/rlguard/files/crds") / name: definition,
         Path("k8s/rbac/rlguard-operator.yaml"): HEADER
         + "---\n".join(map(to_yaml, (cluster_role(), lease_role()))),
         Path("docs/reference/guardedtrainingjob.md"): reference(),

@@ -1,6 +1,6 @@
 """Builds the snapshot of one job: from the caches where being late is harmless, live where it is not.
 
-Live are: whether the workload exists before one is created, and workload and pods while a run is torn down,
+Live are: whether the workload exists before one is created, and workload and pods once a stop was requested,
 because "no pod is left" must not come from a cache.
 """
 
@@ -93,16 +93,20 @@ class Gatherer:
         if adapter is None:
             message = f"spec.template: {template.api_version} {template.kind} cannot be guarded"
             return Snapshot(job, preparation=Preparation(Reason.UNSUPPORTED_KIND, message))
-        live = _is_stopping(job)
+        stopping = _is_stopping(job)
+        raw_pods = list(self._caches.pods(job.namespace, job.uid))
+        # The first stop request need not wait for live reads; whether something is left must not be cached.
+        live = stopping and (job.status.stop is not None or not raw_pods)
         raw_workload = self._workload(adapter, job, live)
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
-        pods = tuple(sorted((_pod(adapter, raw) for raw in self._pods(job, live)), key=lambda p: p.name))
+        raw_pods = self._live_pods(job) if live else raw_pods
+        pods = tuple(sorted((_pod(adapter, raw) for raw in raw_pods), key=lambda p: p.name))
         findings = inspect(adapter, template.spec, job.spec.guard, self._config)
         return Snapshot(
             job=job,
             workload=workload,
             pods=pods,
-            preparation=None if workload or live or _was_created(job) else self._prepare(adapter, job),
+            preparation=None if workload or stopping or _was_created(job) else self._prepare(adapter, job),
             costs=tuple(finding.cost for finding in findings if finding.cost is not None),
             heartbeat_age=self._heartbeat_age(job, pods),
         )
@@ -111,9 +115,7 @@ class Gatherer:
         cached = None if live else self._caches.workload(adapter.resource, job.namespace, job.name)
         return cached or self._client.get(adapter.resource, job.namespace, job.name)
 
-    def _pods(self, job: Job, live: bool) -> Iterable[Json]:
-        if not live:
-            return self._caches.pods(job.namespace, job.uid)
+    def _live_pods(self, job: Job) -> list[Json]:
         query = {"labelSelector": f"{names.UID_LABEL}={job.uid}"}
         items: list[Json] = self._client.list(PODS, job.namespace, query).get("items") or []
         return items
