@@ -24,6 +24,7 @@ from guard_operator.reconcile.inject import build_workload, guard_service_accoun
 from guard_operator.reconcile.refusals import inspect
 from guard_operator.reconcile.snapshot import Job
 from guard_service.heldout.config import HeldoutSettings
+from guard_service.settings import GuardSettings
 
 ADAPTER = find("kubeflow.org/v1", "PyTorchJob")
 assert ADAPTER is not None
@@ -169,6 +170,19 @@ def test_the_guard_reads_its_heldout_settings(evaluator: Json) -> None:
         assert settings.evaluator.api_key_env is not None
         key = env[settings.evaluator.api_key_env]["valueFrom"]["secretKeyRef"]
         assert key == {"name": "key", "key": "api-key"}
+
+
+def test_the_guard_reads_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract with guard_service: the whole environment validates, what is for the cluster reporter too."""
+    for variable in container(pod_of(built(job(port=9000))), "rlguard-guard")["env"]:
+        monkeypatch.setenv(variable["name"], variable["value"])
+    settings = GuardSettings()
+    assert (settings.host, settings.port) == ("127.0.0.1", 9000)
+    assert str(settings.checkpoint_root) == "/ckpt"
+    assert str(settings.state_dir) == layout.STATE_DIR
+    assert settings.ingest_token_file is not None and settings.read_token_file is not None
+    assert settings.heldout is not None and settings.heldout.evaluator.kind == "checkpoint"
+    assert str(settings.policy_file) == f"{layout.POLICY_DIR}/policy.yaml"
 
 
 def test_workers_get_no_guard_but_labels_and_no_token() -> None:
