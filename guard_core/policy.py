@@ -66,7 +66,7 @@ class CalibratedPolicy(_Section):
         0.01, ge=0, lt=1, description="Decline of the held-out mean below the baseline that is accepted."
     )
     peak_tolerance: Finite = Field(
-        0.03, ge=0, lt=1, description="Decline of the held-out mean below a plateau that is accepted."
+        0.02, ge=0, lt=1, description="Decline of the held-out mean below a plateau that is accepted."
     )
     baseline_passes: int = Field(16, ge=1, le=256, description="Passes of the starting policy (R).")
     samples: int = Field(1, ge=1, description="Independent samples behind each outcome (k).")
@@ -76,9 +76,7 @@ class CalibratedPolicy(_Section):
     plateau_drop: Finite = Field(
         0.07, gt=0, lt=1, description="Drop below a plateau that the fast detector is tuned to."
     )
-    lag: int = Field(
-        8, ge=1, le=64, description="Evaluations by which plateau references lag, and their block."
-    )
+    lag: int = Field(8, ge=1, le=64, description="Evaluations by which plateau references lag.")
     gap_gain: Finite = Field(
         0.02, gt=0, lt=1, description="Held-out gain that a risen in-loop reward has to show."
     )

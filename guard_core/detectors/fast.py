@@ -174,9 +174,10 @@ def null_runs(strata: Strata, design: Design, *, horizon: int, runs: int, seed: 
     """Simulated null runs: l_t of (start, plateau), shape (T, 2, runs).
 
     The mean of a group of m items that share a Beta(a, b) posterior has the posterior's mean and 1/m of its
-    variance: a Beta with a + b = m(a + b + 1) - 1. Its sum is drawn as binomial, which is a little too wide.
-    The prior's mean is an estimate too: it shifts all groups together by their shrinkage, with the variance
-    that makes the variance of the overall mean that of R·k samples of each of n items.
+    variance: a Beta with a + b = m(a + b + 1) - 1. Given that mean, the sum is binomial but for the
+    differences between its items, which take 1/(a + b + 1) of its variance away. The prior's mean is an
+    estimate too: it shifts all groups together by their shrinkage, with the variance that makes the variance
+    of the overall mean that of R·k samples of each of n items.
     """
     rng = np.random.default_rng(seed)
     weight = sum(strata.prior)
@@ -186,10 +187,12 @@ def null_runs(strata: Strata, design: Design, *, horizon: int, runs: int, seed: 
     sharp = strata.sizes * (weight + strata.precision + 1) - 1
     means = rng.beta(centres * sharp, (1 - centres) * sharp)
     trials = (strata.sizes * design.samples).astype(np.int64)
+    narrower = math.sqrt(1 - 1 / (weight + strata.precision + 1))
     followers = [Follower(np.broadcast_to(design.centres, means.shape)) for _ in design.charts]
     ratios = np.empty((horizon, 2, runs))
     for t in range(horizon):
-        sums = rng.binomial(trials, means) / design.samples
+        expected = trials * means
+        sums = (expected + narrower * (rng.binomial(trials, means) - expected)) / design.samples
         for c, chart in enumerate(design.charts):
             ratios[t, c] = log_ratio(design, chart, followers[c].means, sums)
             followers[c] = followers[c].advance(design, chart, sums)

@@ -170,26 +170,25 @@ class Fast:
 
 
 class Peak:
-    """Decline from a level reached mid-run: e-processes against blocks of `lag` consecutive evaluations.
+    """Decline from a level reached mid-run: e-processes against blocks of 2·lag consecutive evaluations.
 
     Each finished block becomes the reference of its own e-process, as the baseline is of `Guaranteed` (whose
-    theorem covers references whose passes come from different policies: q is then their mean). A block is
-    kept for LIVE·lag evaluations, and the evidence is the sum over blocks with weights that sum to 1, so
-    P(ever fires) <= alpha while the mean never falls more than `peak_tolerance` below the mean of such a
-    block. No maximum is taken over noisy scores: a running maximum is biased upward, a block fixed beforehand
-    is not.
+    theorem covers references whose passes come from different policies: q is then their mean). The newest
+    LIVE blocks are kept, and the evidence is the sum over blocks with weights that sum to 1, so P(ever fires)
+    <= alpha while the mean never falls more than `peak_tolerance` below the mean of such a block. No maximum
+    is taken over noisy scores: a running maximum is biased upward, a block fixed beforehand is not.
     """
 
     name: ClassVar[str] = "peak"
 
     #: Blocks that later evaluations are compared with.
-    LIVE = 4
+    LIVE = 3
 
     def __init__(self, config: CalibratedPolicy, alpha: float) -> None:
-        self._lag, self._tolerance = config.lag, config.peak_tolerance
+        self._length, self._tolerance = 2 * config.lag, config.peak_tolerance
         self._samples, self._alpha = config.samples, alpha
-        self._blocks = max(1, math.ceil(config.horizon / config.lag))
-        self._span = self.LIVE * config.lag
+        self._blocks = max(1, math.ceil(config.horizon / self._length))
+        self._span = self.LIVE * self._length
         self._pending: list[Outcomes] = []
         self._done = 0
         self._live: list[tuple[int, EProcess]] = []
@@ -200,7 +199,7 @@ class Peak:
             process.update(seen.outcomes, -math.log(self._span))
         threshold = math.log(1 / self._alpha)
         evidence: float | None = None
-        sentence = f"the first block of {self._lag} evaluations is not complete"
+        sentence = f"the first block of {self._length} evaluations is not complete"
         if self._live:
             weighed = [self._log_weight(block) + process.log_evidence for block, process in self._live]
             evidence = float(np.logaddexp.reduce(np.sort(weighed)))
@@ -211,7 +210,7 @@ class Peak:
                 f"this evaluation {seen.outcomes.mean:.4f})"
             )
         self._pending.append(seen.outcomes)
-        if len(self._pending) == self._lag:
+        if len(self._pending) == self._length:
             self._close_block()
         return _reading(self.name, Code.PEAK_DECLINE, evidence, threshold, sentence)
 

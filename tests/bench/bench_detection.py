@@ -100,7 +100,7 @@ def main() -> None:
     began = time.perf_counter()
     cells = measure_cells((64,), 4, 4) if quick else measure_cells((64, 128, 256, 512), 40, 50)
     passes = measure_passes(4 if quick else 24)
-    composite = measure_composite(20 if quick else 300)
+    composite = measure_composite(20 if quick else 600)
     cost = cost_of_an_update(CalibratedPolicy(bootstrap_runs=200))
     docs = Path(tempfile.mkdtemp()) if quick else ROOT / "docs"
     report.write(docs, cells, passes, composite, cost, PASSES)
