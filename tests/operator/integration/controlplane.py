@@ -100,6 +100,7 @@ def control_plane(directory: Path) -> Iterator[ControlPlane]:
                 f"--cert-dir={directory / 'certs'}",
                 f"--token-auth-file={tokens}",
                 "--authorization-mode=RBAC",
+                "--allow-privileged=true",  # as every cluster has it: refusing it is our own policy
                 "--service-cluster-ip-range=10.0.0.0/24",
                 "--service-account-issuer=https://kubernetes.default.svc",
                 f"--service-account-key-file={key}",
