@@ -42,21 +42,28 @@ format: install ## Format and fix what ruff can.
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-generate: install ## Write the CRD and its reference page from guard_operator/api.
+generate: install ## Write the CRD, its reference page, the chart's generated files and the demo's sample.
 	$(PY) -m guard_operator.api.generate
+	$(PY) charts/generate.py
+	$(PY) k8s/generate.py
 
 docs: install ## Write docs/reference again from the code.
 	$(PY) docs/generate.py
 
 verify: install ## Fail if a generated file is stale.
 	$(PY) -m guard_operator.api.generate --check
+	$(PY) charts/generate.py --check
+	$(PY) k8s/generate.py --check
 
 control-plane: ## Build kube-apiserver and etcd for the integration tests, once; KUBEBUILDER_ASSETS is honoured.
 	@CACHE=$(CACHE) tests/operator/controlplane/build.sh
 
-.PHONY: demo help install lock lint format generate docs verify control-plane
+chart-tools: ## Build helm and kustomize for the chart's tests, once.
+	@CACHE=$(CACHE) tests/chart/build.sh
 
-test: lint browser control-plane ## Every check: lint, the rules with their coverage, then all other tests.
+.PHONY: demo help install lock lint format generate docs verify control-plane chart-tools
+
+test: lint browser control-plane chart-tools ## Every check: lint, the rules with their coverage, then all other tests.
 	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
 	$(VENV)/bin/pytest -q -n 2 --dist loadfile tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench
 
