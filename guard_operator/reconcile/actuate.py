@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol, assert_never
@@ -204,7 +204,8 @@ class Actuator:
             "generation": job.generation,
         }
         self._client.apply(JOBS, status_patch(metadata, report), names.OPERATOR_MANAGER, sub="status")
-        for transition in (*transitions(job.status.conditions, report.conditions), *extra):
+        happened = (*transitions(job.status.conditions, report.conditions), *_escalation(job, report), *extra)
+        for transition in happened:
             self._event(job, transition)
         self._measure(job, report)
 
@@ -255,6 +256,14 @@ def _says(job: Job) -> object:
 
 def _sayable(report: Report) -> object:
     return report.phase, _sorted(report.conditions), report.workload_ref, report.stop
+
+
+def _escalation(job: Job, report: Report) -> Iterator[Transition]:
+    """An Event if a harder way of stopping took the place of one that had no effect."""
+    before, after = job.status.stop, report.stop
+    if before is not None and after is not None and before.method != after.method:
+        message = f"{before.method} has had no effect since {before.requested_at:%H:%M:%S}: {after.method}"
+        yield Transition("Warning", Reason.STOP_ESCALATED, message)
 
 
 def _sorted(conditions: Iterable[ConditionStatus]) -> list[ConditionStatus]:

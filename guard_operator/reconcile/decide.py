@@ -36,9 +36,9 @@ from guard_operator.reconcile.snapshot import (
 
 #: How long one way of stopping may go without effect before the next harder one is asked for.
 REASSERT_SECONDS = 15.0
-#: How often a teardown under way is looked at, and how often a running job (for silence).
+#: How often a teardown under way is looked at, and at least how often a running job.
 STOPPING_SECONDS = 2.0
-RUNNING_SECONDS = 15.0
+RUNNING_SECONDS = 60.0
 #: How often a taken name is looked at.
 NAME_TAKEN_SECONDS = 30.0
 #: How long a log may take before the first stop request, and afterwards. Both are short: many runs may have
@@ -303,7 +303,15 @@ def _running(snapshot: Snapshot, says: _Conditions, _now: datetime) -> Decision:
         _workload_ref(snapshot),
         job.status.stop,
     )
-    return Decision(report, look_again=RUNNING_SECONDS if snapshot.heartbeat_age is not None else None)
+    return Decision(report, look_again=_until_silence(snapshot))
+
+
+def _until_silence(snapshot: Snapshot) -> float | None:
+    """When the guard would be called silent, if it is to report and nothing happens before; seconds."""
+    if snapshot.heartbeat_age is None:
+        return None
+    left = snapshot.job.spec.on_silence.after_seconds - snapshot.heartbeat_age
+    return min(RUNNING_SECONDS, left + 0.1) if left >= 0 else RUNNING_SECONDS
 
 
 def _noted_disruption(snapshot: Snapshot, says: _Conditions) -> ConditionStatus | None:

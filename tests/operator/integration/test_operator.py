@@ -286,6 +286,7 @@ def test_a_stop_without_effect_is_followed_by_harder_ones(running: World) -> Non
     )
     running.kubelet_ends_pods()
     running.expect("Stopped", "True", "NoPodsLeft")
+    assert running.events().count("StopEscalated") == 2, "to Delete, and to DeletePods"
 
 
 @pytest.mark.parametrize("on_fire", ["Suspend", "Delete"])
@@ -427,6 +428,23 @@ def test_a_halt_stops_without_a_fire(running: World) -> None:
     running.training_operator_stops_the_job()
     running.expect("Stopped", "True", "NoPodsLeft")
     assert running.conditions()["Fired"][0] == "False"
+
+
+@pytest.mark.slow
+def test_a_guard_that_falls_silent_is_met_with_the_policy(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    job = make_job()
+    job["spec"]["onSilence"] = {"afterSeconds": 30, "policy": "Stop"}
+    here.submit(job)
+    here.operator()
+    start(here)
+    assert here.conditions()["GuardSilent"][:2] == ("False", "GuardReports")
+    here.expect_workload(deadline, "the workload is told to end", within=45)
+    here.expect("GuardSilent", "True", "GuardSilent")
+    here.expect("Halted", "True", "GuardSilent")
+    here.training_operator_stops_the_job()
+    here.expect("Stopped", "True", "NoPodsLeft")
+    assert here.conditions()["Fired"][0] == "False"
 
 
 # -- ends that are no fires ------------------------------------------------------------------------------

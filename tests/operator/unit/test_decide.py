@@ -474,3 +474,13 @@ def test_a_stop_request_is_dated_once() -> None:
     )
     stop_status = decide(later, LONG_AGO + timedelta(seconds=1)).report.stop
     assert stop_status is not None and stop_status.requested_at == LONG_AGO
+
+
+@pytest.mark.parametrize(
+    ("age", "seconds"), [(None, None), (0.0, 60.0), (270.0, 30.1), (300.0, 0.1), (301.0, 60.0)]
+)
+def test_a_running_job_is_looked_at_when_its_guard_would_be_silent(
+    age: float | None, seconds: float | None
+) -> None:
+    running = Snapshot(job({**REF, **guard()}), workload(), (pod(),), heartbeat_age=age)
+    assert decide(running, NOW).look_again == pytest.approx(seconds)
