@@ -174,7 +174,7 @@ class Metrics(Section):
     """What Prometheus and Grafana get."""
 
     service_monitor: Monitor = section(Monitor, "ServiceMonitor of the operator.")
-    pod_monitor: Monitor = section(Monitor, "PodMonitor of the guards, in the namespaces of the jobs.")
+    pod_monitor: Monitor = section(Monitor, "PodMonitor of the guards' port rlguard-metrics.")
     prometheus_rule: PrometheusRule = section(PrometheusRule, "PrometheusRule with alerts.")
     dashboard: Dashboard = section(Dashboard, "Grafana dashboard.")
 
