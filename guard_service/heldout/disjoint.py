@@ -9,7 +9,8 @@ policy hacks. Three rules, the usual ones of decontamination, on the tokens of `
   prompt quotes it in full; below 4 tokens ("2 + 3") a quotation shows nothing, and the other rules decide;
 - minhash: the Jaccard similarity of the two sets of 2-grams, estimated by MinHash (Broder 1997; datasketch,
   128 permutations, standard error about 0.035 there), is at least 0.8. Pairs survive what breaks 8-grams:
-  sentences in another order, a word put in here and there.
+  sentences in another order, a word put in here and there. Fewer than 8 pairs are no profile of a text: after
+  its template is left out, "31 + 10" may have one pair, and share it with every "31 + b".
 
 An n-gram that more than 5 held-out prompts share is their template ("answer the following question ...") and
 identifies none of them, so the two approximate rules leave it out. Otherwise every templated data set would
@@ -35,6 +36,7 @@ CONTAINMENT_GRAM = 8
 CONTAINMENT_THRESHOLD = 0.5
 SHORTEST_QUOTATION = 4  # tokens
 MINHASH_GRAM = 2
+MINHASH_FEWEST = 8  # 2-grams of a text
 MINHASH_THRESHOLD = 0.8
 MINHASH_BOUND = 0.7
 MINHASH_PERMUTATIONS = 128
@@ -172,11 +174,12 @@ class _Index:
         # leaves room for it, three standard errors below the threshold: for few pairs of many.
         own = grams - self._minhash.template
         known = [gram for gram in own if gram in self._minhash.items]
-        if not known or len(known) < MINHASH_BOUND * len(own):
+        if len(own) < MINHASH_FEWEST or len(known) < MINHASH_BOUND * len(own):
             return
         signature = None
         for item, common in self._minhash.shared_with(known).items():
-            if common < MINHASH_BOUND * max(len(own), len(self._minhash.of_item[item])):
+            held = len(self._minhash.of_item[item])
+            if held < MINHASH_FEWEST or common < MINHASH_BOUND * max(len(own), held):
                 continue
             signature = signature or _signature(own)
             if (value := signature.jaccard(self._held_signature(item))) >= MINHASH_THRESHOLD:

@@ -122,6 +122,13 @@ def test_a_template_alone_is_no_overlap_but_a_repeated_question_in_it_is(compare
     assert found(compare([ask(12, 24) + " Do it now."], held)) == [("t0", "h2", "containment")]
 
 
+def test_what_a_short_templated_prompt_has_left_is_no_profile(compare) -> None:
+    held = [f"{a}+{10 + a % 3}=" for a in range(30, 60)]  # "+ 10" is a template, "31 +" is not
+    train = [f"{a}+{10 + (a + 1) % 3}=" for a in range(30, 60)]
+    assert compare(train, held).disjoint
+    assert found(compare(["31+11="], held)) == [("t0", "h1", "exact")]
+
+
 def test_every_offending_pair_is_counted_and_the_report_is_bounded(
     compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
