@@ -268,7 +268,7 @@ def plot_delays(cells: list[CellResult], path: Path) -> None:
     axes[0, 0].set_ylabel("mean delay / limit")
     axes[1, 0].set_ylabel("mean delay / limit")
     axes[1, 1].set_xlabel("held-out items")
-    axes[0, 2].legend(fontsize=6)
+    axes[0, 1].legend(fontsize=6, ncols=2)
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
