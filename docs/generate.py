@@ -26,6 +26,7 @@ from guard_core.policy import Policy
 from guard_core.wire import Code, Condition, DetectorReading, EvaluationSummary, KlKind, Level, Verdict
 from guard_service.app import create_app
 from guard_service.auth import Tokens
+from guard_service.cluster.settings import ClusterSettings
 from guard_service.engine import Engine
 from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings, OpenAIEvaluatorSettings
 from guard_service.metrics import Metrics
@@ -176,8 +177,18 @@ def settings() -> Iterator[str]:
     yield "levels of a nested setting; an empty variable counts as not set; an unknown one is an error."
     yield ""
     yield from _table(
-        _SETTING_COLUMNS, [r for r in setting_rows(GuardSettings, ENV_PREFIX) if "HELDOUT" not in r[0]]
+        _SETTING_COLUMNS,
+        [
+            row
+            for row in setting_rows(GuardSettings, ENV_PREFIX)
+            if not any(section in row[0] for section in ("HELDOUT", "CLUSTER"))
+        ],
     )
+    yield "### The cluster"
+    yield ""
+    yield "The operator sets these; without them the guard knows no cluster."
+    yield ""
+    yield from _table(_SETTING_COLUMNS, setting_rows(ClusterSettings, f"{ENV_PREFIX}CLUSTER__"))
     yield "### Held-out evaluation"
     yield ""
     yield "Set `RLGUARD_GUARD_HELDOUT__SPLIT` to switch it on."
@@ -289,6 +300,7 @@ def metric_families(*, known: bool) -> list[Any]:
         verdict=full if known else nothing, store_works=True, queue_length=0, silent_for=0.0
     )
     exposed = Metrics()
+    exposed.last_report = 0.0 if known else None
     exposed.observe(engine)  # type: ignore[arg-type]  # only what the collector reads
     families = text_string_to_metric_families(exposed.render().decode())
     return sorted((f for f in families if not f.name.endswith("_created")), key=lambda f: f.name)

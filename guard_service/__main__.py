@@ -15,9 +15,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -27,6 +29,11 @@ from guard_service.engine import Engine
 from guard_service.errors import GuardError, SettingsError
 from guard_service.heldout.worker import EvaluationWorker
 from guard_service.settings import GuardSettings, load_settings
+
+if TYPE_CHECKING:
+    from guard_core.judge import Judge
+    from guard_core.policy import Policy
+    from guard_service.cluster.client import JobStatus
 
 log = logging.getLogger("rlguard.guard")
 
@@ -65,6 +72,7 @@ class _Server(uvicorn.Server):
 def main() -> int:
     """Run a guard until a signal ends it; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every heartbeat
     try:
         serve(load_settings())
     except SettingsError as error:
@@ -88,12 +96,14 @@ def serve(settings: GuardSettings) -> None:
     worker = None
     if settings.heldout is not None:
         worker = EvaluationWorker(settings.heldout, settings.state_dir / "scratch")
+    job = _reported_job(settings)
     engine = Engine(
         state_dir=settings.state_dir,
         checkpoint_root=settings.checkpoint_root,
         policy=policy,
         worker=worker,
         keep_best=settings.keep_best_checkpoint,
+        resume=None if job is None else partial(_resume, job, policy),
     )
     config = uvicorn.Config(
         create_app(engine, tokens),
@@ -116,7 +126,8 @@ def serve(settings: GuardSettings) -> None:
         await engine.start()
         gc.freeze()  # what is loaded now stays: the collector need not walk it again and again
         try:
-            await server.serve(sockets=[listener])
+            async with _reports(engine, job):
+                await server.serve(sockets=[listener])
         finally:
             await engine.close()
 
@@ -124,6 +135,37 @@ def serve(settings: GuardSettings) -> None:
         runner.run(run())
     if server.failure is not None:
         raise server.failure
+
+
+def _reported_job(settings: GuardSettings) -> JobStatus | None:
+    """The job whose status this guard writes: none without a cluster, and none in a pod beside rank 0's."""
+    if settings.cluster is None or settings.cluster.replica_index != 0:
+        return None
+    from guard_service.cluster.client import JobStatus  # loads httpx, which a local guard does not need
+
+    return JobStatus(settings.cluster)
+
+
+async def _resume(job: JobStatus, policy: Policy) -> Judge | None:
+    from guard_service.cluster.reporter import resume
+
+    return await resume(job, policy)
+
+
+@asynccontextmanager
+async def _reports(engine: Engine, job: JobStatus | None) -> AsyncIterator[None]:
+    """Report to the cluster, if there is one, for as long as the guard serves."""
+    if job is None:
+        yield
+        return
+    from guard_service.cluster.reporter import Reporter
+
+    reporter = Reporter(engine, job)
+    reporter.start()
+    try:
+        yield
+    finally:
+        await reporter.close()
 
 
 def write_endpoint(path: Path, url: str) -> None:

@@ -18,7 +18,7 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,9 +87,12 @@ class Engine:
         policy: the thresholds of the run.
         worker: scores checkpoints; None leaves them waiting, which becomes `stale`.
         keep_best: keep the files of the best checkpoint in `<state_dir>/best`.
+        resume: asked once for what is known elsewhere of this run, if the store is empty: a judge, or None
+            for a new run. It raises `ResumeError` to be asked again; until it answers nothing is known.
         clock: monotonic seconds.
 
     `on_fatal` is called with the error when the guard must end, because the held-out split is unusable.
+    `on_latch` is called when a fire or stop has latched and is on disk.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Engine:
         policy: Policy,
         worker: Evaluator | None = None,
         keep_best: bool = False,
+        resume: Callable[[], Awaitable[Judge | None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state_dir = state_dir
@@ -107,7 +111,9 @@ class Engine:
         self._policy = policy
         self._worker = worker
         self._keep_best = keep_best
+        self._resume = resume
         self.on_fatal: Callable[[GuardError], None] = lambda error: log.error("%s", error)
+        self.on_latch: Callable[[], None] = lambda: None
         self._clock = clock
         self.metrics = Metrics()
         self.metrics.observe(self)
@@ -176,6 +182,15 @@ class Engine:
     def verdict_json(self) -> bytes:
         """The verdict now, encoded once per change."""
         return self._verdict_json
+
+    @property
+    def latches(self) -> tuple[Latch, ...]:
+        """Every latch that has closed: at most one fire and one stop."""
+        return () if self._judge is None else self._judge.latches
+
+    def judge_state(self) -> dict[str, Any] | None:
+        """The judge's state, per-item data included; None until the store was read."""
+        return None if self._judge is None else self._judge.to_state()
 
     @property
     def not_ready(self) -> str:
@@ -270,6 +285,26 @@ class Engine:
         """
         return await self._read(Store.thinned_history, points)
 
+    async def recent_rounds(self, count: int) -> list[dict[str, Any]]:
+        """The last evaluation rounds; see `Store.recent_rounds`.
+
+        Raises:
+            Problem: 503 if the store is unavailable.
+        """
+        return await self._read(Store.recent_rounds, count)
+
+    async def adopt_latch(self, latch: Latch) -> None:
+        """Close a latch that is known elsewhere. It is announced even if the store cannot keep it now."""
+        async with self._lock:
+            if self._judge is None or any(known.fire == latch.fire for known in self._judge.latches):
+                return
+            self._judge.fold_latch(latch)
+            try:
+                await self._store_latches(self._open_store())
+            except StoreError as error:  # put there when the store works again
+                self._fail(error)
+            self._publish()
+
     def _resolve(self, path: str) -> Path:
         """The directory that `path` names once links are followed; it must lie under the checkpoint root."""
         try:
@@ -351,6 +386,8 @@ class Engine:
         self._stored_latches |= frozenset(latches)
         for latch in latches:
             log.error("%s latched: %s", "fire" if latch.fire else "stop", latch.message)
+        if latches:
+            self.on_latch()
 
     # -- evaluations -----------------------------------------------------------------------------------------
 
@@ -479,9 +516,12 @@ class Engine:
         Raises:
             StoreError, ChangedRunError: see `Store`.
         """
+        elsewhere = None
+        if self._resume is not None and self._judge is None and await self._call(self._is_empty):
+            elsewhere = await self._resume()
         async with self._lock:
             known = None if self._judge is None else (self._judge.to_state(), self._seq)
-            restored = await self._call(_restore, self._state_dir, self._policy, known)
+            restored = await self._call(_restore, self._state_dir, self._policy, known, elsewhere)
             self._store, self._judge, self._seq = restored.store, restored.judge, restored.seq
             self._stored_latches = frozenset(restored.judge.latches)
             self._snapshot_seq = self._seq
@@ -492,6 +532,14 @@ class Engine:
             self._trouble = ""
             self._available.set()
             self._publish()
+
+    def _is_empty(self) -> bool:
+        """Whether the store knows nothing of a run. Raises as `Store` does."""
+        store = Store(self._state_dir, self._policy)
+        try:
+            return store.last_seq() == 0 and store.snapshot() is None
+        finally:
+            store.close()
 
     def _fail(self, error: GuardError) -> None:
         """Note that the store does not work. The next tick tries to open it again."""
@@ -605,8 +653,12 @@ def without_store(verdict: Verdict, reason: str) -> Verdict:
     )
 
 
-def _restore(state_dir: Path, policy: Policy, known: tuple[dict[str, Any], int] | None) -> _Restored:
+def _restore(
+    state_dir: Path, policy: Policy, known: tuple[dict[str, Any], int] | None, elsewhere: Judge | None
+) -> _Restored:
     """Open the store and fold what is in it: the events after `known` (state, seq), or after a snapshot.
+
+    `elsewhere`: what an empty store begins with.
 
     Raises:
         StoreError, ChangedRunError: see `Store`; also if acknowledged events are gone or cannot be folded.
@@ -618,6 +670,8 @@ def _restore(state_dir: Path, policy: Policy, known: tuple[dict[str, Any], int] 
             raise StoreCorruptError(
                 f"{store.path} has {last} events, but {known[1]} were acknowledged: it was replaced or cut"
             )
+        if elsewhere is not None:
+            store.save_snapshot(0, elsewhere.to_state())
         judge, seq = _starting_point(store, policy, known, last)
         for number, event in store.events(after=seq):
             _fold(judge, event)

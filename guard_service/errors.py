@@ -4,7 +4,8 @@
     ├── SettingsError          the guard refuses to start: the message says which setting, and what to do
     │   └── ChangedRunError    the state directory belongs to a run with another policy or split
     ├── StoreError             the store cannot be read or written now; nothing was acknowledged
-    │   └── StoreCorruptError  its content is not what this program wrote
+    │   ├── StoreCorruptError  its content is not what this program wrote
+    │   └── ResumeError        it is empty, and what the cluster knows of the run cannot be read
     └── Problem                an answer to a client that is not a success: RFC 9457 problem+json
 
 Held-out evaluation has its own tree in `guard_service.heldout.errors`.
@@ -40,6 +41,10 @@ class StoreError(GuardError):
 
 class StoreCorruptError(StoreError):
     """The store's content is not what this program wrote."""
+
+
+class ResumeError(StoreError):
+    """The store is empty and the job's status cannot be read, so nothing is known of the run."""
 
 
 class FieldError(BaseModel):

@@ -49,6 +49,12 @@ class Metrics:
             "Checkpoints given up because their evaluation failed, since the guard started.",
             registry=self.registry,
         )
+        self.report_failures = Counter(
+            "rlguard_guard_report_failures",
+            "Failed tries to write the job's status since the guard started; 0 without a cluster.",
+            registry=self.registry,
+        )
+        self.last_report: float | None = None  # Unix time of the last accepted report, seconds
         self.commit_seconds = Histogram(
             "rlguard_guard_store_commit_seconds",
             "Time to make one group of steps durable, seconds.",
@@ -64,7 +70,7 @@ class Metrics:
 
     def observe(self, engine: Engine) -> None:
         """Report this engine's state with everything else."""
-        self.registry.register(_EngineCollector(engine))
+        self.registry.register(_EngineCollector(engine, self))
 
     def render(self) -> bytes:
         """The page that Prometheus reads."""
@@ -72,8 +78,8 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+        self._engine, self._metrics = engine, metrics
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -100,6 +106,12 @@ class _EngineCollector(Collector):
             "silence_seconds", "Time since the last new step, or since the start.", engine.silent_for
         )
         yield from _known_numbers(verdict)
+        if (time := self._metrics.last_report) is not None:
+            yield _gauge(
+                "last_report_timestamp_seconds",
+                "Unix time at which the API server last accepted a report of the guard.",
+                time,
+            )
         yield _states("verdict_level", "level", "1 for the level of the verdict.", Level, {verdict.level})
         yield _states(
             "condition",

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
 from guard_core.policy import Policy
+from guard_service.cluster.settings import ClusterSettings
 from guard_service.errors import SettingsError
 from guard_service.heldout.config import HeldoutSettings
 
@@ -69,6 +70,10 @@ class GuardSettings(BaseSettings):
         False,
         description="Keep the files of the best-scored checkpoint in <state_dir>/best (checkpoint evaluator "
         "only; costs the disk space of one model).",
+    )
+
+    cluster: ClusterSettings | None = Field(
+        None, description="The job to report to on a cluster; the operator sets it."
     )
 
     @model_validator(mode="after")

@@ -25,13 +25,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from guard_core.judge import Evaluation, Latch
 from guard_core.policy import Policy
-from guard_core.wire import CheckpointReport, StepReport
+from guard_core.wire import CheckpointReport, KlKind, StepReport
 from guard_service.errors import ChangedRunError, FieldError, StoreCorruptError, StoreError
 
 FILE_NAME = "guard.db"
@@ -98,6 +99,11 @@ WITH ranked AS (
 SELECT body FROM ranked JOIN events USING (seq)
 WHERE r = 0 OR r * (:points - 1) / (:total - 1) > (r - 1) * (:points - 1) / (:total - 1)
 ORDER BY r
+"""
+
+_WINDOW = """
+SELECT body ->> 'reward', body ->> 'kl', body ->> 'kl_kind' FROM events
+WHERE attempt = ? AND step > ? AND step <= ? AND kind = 'step'
 """
 
 _STEPS = TypeAdapter(list[StepReport])
@@ -353,6 +359,32 @@ class Store:
                 "AND e.kind IN ('evaluation', 'failure')) ORDER BY seq"
             )
             return [CheckpointReport.model_validate_json(body) for (body,) in rows]
+
+    def recent_rounds(self, count: int) -> list[dict[str, Any]]:
+        """The last `count` evaluation rounds, oldest first: attempt, step, reward, heldout and, if known, kl.
+
+        `reward` is the mean in-loop reward and `kl` the median KL to the reference, nats/token, of the steps
+        after the evaluation before, as `Judge.fold_evaluation` takes them. An evaluation without any step in
+        that window was no round.
+        """
+        with _errors(self.path, "read"):
+            evaluations = self._db.execute(
+                "SELECT attempt, step, body ->> 'score' FROM events WHERE kind = 'evaluation' AND pass = 0 "
+                "ORDER BY seq DESC LIMIT ?",
+                (count + 1,),
+            ).fetchall()[::-1]
+            before = (None, -1) if len(evaluations) <= count else evaluations.pop(0)[:2]
+            rounds = []
+            for attempt, step, score in evaluations:
+                after = before[1] if before[0] == attempt else -1
+                window = self._db.execute(_WINDOW, (attempt, after, step)).fetchall()
+                if window:
+                    kls = [kl for _, kl, kind in window if kl is not None and kind == KlKind.REF_TOKEN_MEAN]
+                    one = {"attempt": attempt, "step": step, "heldout": score}
+                    one["reward"] = fmean(reward for reward, _, _ in window)
+                    rounds.append(one | ({"kl": median(kls)} if kls else {}))
+                before = (attempt, step)
+        return rounds
 
     def is_settled(self, attempt: int, step: int, pass_index: int) -> bool:
         """Whether this evaluation or its failure is on disk."""

@@ -1,0 +1,187 @@
+"""From a verdict to `status.guard`, and from `status.guard` to a judge. Pure: no clock, no I/O.
+
+What travels is an allow-list. Invariant 8: no per-item outcome is in it. The state of the calibrated
+detector holds the outcome of every held-out item, so it stays in the guard's store; a judge that comes back
+from a status says so and is `unknown` until it has a new baseline. Invariant 9: the steps since the last
+round do not travel either. They would be folded with a checkpoint of a trainer that has died with its pod.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from guard_core.judge import Judge, Latch
+from guard_core.policy import Policy
+from guard_core.wire import Code, EvaluationSummary, Verdict
+
+# Bounds of the API's schema.
+MAX_TEXT = 4_096
+MAX_STATE = 262_144
+MAX_ROUNDS = 50
+
+#: Parts of `Judge.to_state` that travel as they are.
+TRAVELLING = (
+    *("version", "policy", "guard", "monitor", "attempt", "step", "steps", "kl_armed", "last_kl"),
+    *("steps_since_evaluation", "failures", "last_failure", "last", "best", "fire", "stop"),
+)
+LOST = (
+    "the guard came back without its store: the calibrated detector's baseline and evidence, which never "
+    "leave the guard, are lost, and the next evaluated checkpoint begins a new baseline"
+)
+
+#: Fields that do not by themselves make a report worth writing before the next heartbeat.
+_INCIDENTAL = frozenset({"heartbeat", "reason", "detectorState", "historyTail"})
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a guard knows of its run at one moment.
+
+    `state` is `Judge.to_state()`, None while the store has never been read; `rounds` are the last evaluation
+    rounds in the API's form, needed only once a latch has closed.
+    """
+
+    verdict: Verdict
+    latches: tuple[Latch, ...] = ()
+    state: Mapping[str, Any] | None = None
+    rounds: Sequence[Json] = ()
+
+
+def guard_status(known: Known, former: Json, now: datetime) -> Json:
+    """`status.guard` for what is known now. What is not known is absent, never 0.
+
+    Args:
+        known: what the guard knows.
+        former: `status.guard` as it was read or last written; {} if there was none. A latch in it is
+            repeated word for word: the API server refuses a fire that is left out or differs.
+        now: the time of this report, with its time zone.
+    """
+    time, verdict = timestamp(now), known.verdict
+    summary = {"level": verdict.level.value, "code": verdict.code.value, "reason": _text(verdict.reason)}
+    if known.state is None:  # nothing is known of the run: what was reported stands, but for the level
+        return former | summary | {"heartbeat": time}
+    status: Json = {
+        **summary,
+        "heartbeat": time,
+        "attempt": verdict.attempt,
+        "step": verdict.step,
+        "steps": verdict.steps,
+        "rounds": verdict.rounds,
+        "inLoopEma": verdict.in_loop_ema,
+        "heldoutEma": verdict.heldout_ema,
+        "klEma": verdict.kl_ema,
+        "proxyRealGap": verdict.proxy_real_gap,
+        "lastEvaluation": _evaluation(verdict.last_evaluation),
+        "lastEvaluationTime": _evaluated_at(verdict.last_evaluation, former, time),
+        "bestCheckpoint": _evaluation(verdict.best_evaluation),
+        "detectorState": detector_state(known.state),
+    }
+    for latch in known.latches:
+        status["fire" if latch.fire else "halt"] = _latched(latch, time)
+    status |= {key: former[key] for key in ("fire", "halt", "historyTail") if key in former}
+    if known.latches and "historyTail" not in status:
+        status["historyTail"] = list(known.rounds)[-MAX_ROUNDS:] or None
+    return {key: value for key, value in status.items() if value is not None}
+
+
+def differs(status: Json, written: Json) -> bool:
+    """Whether `status` says something that `written` does not, beyond the heartbeat and turns of phrase."""
+    return any(status.get(key) != written.get(key) for key in (status.keys() | written.keys()) - _INCIDENTAL)
+
+
+def detector_state(state: Mapping[str, Any]) -> str | None:
+    """The part of `Judge.to_state()` that may leave the guard, as JSON; None if it is too long."""
+    travelling = {key: state[key] for key in TRAVELLING} | {"calibrated": None, "pending": [], "waiting": 0}
+    travelling["last_failure"] = _text(travelling["last_failure"])
+    text = json.dumps(travelling, separators=(",", ":"))
+    return text if len(text) <= MAX_STATE else None
+
+
+def resumed(policy: Policy, status: Json) -> tuple[Judge | None, str]:
+    """The judge that `status.guard` tells of, and what of the run was lost ("" if nothing).
+
+    None if the status holds nothing to resume from. A latch in it is closed in the judge whatever else is
+    wrong with the status.
+    """
+    judge, lost = None, ""
+    if text := status.get("detectorState"):
+        try:
+            judge = _judge(policy, json.loads(text))
+            lost = LOST if any(c.message == LOST for c in judge.verdict().conditions) else ""
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            judge, lost = None, f"the detector state in the status cannot be used ({_words(error)})"
+    closed = latches(status)
+    if judge is None and closed:
+        judge = Judge(policy)
+    if judge is not None:
+        for latch in closed:
+            judge.fold_latch(latch)
+    return judge, lost
+
+
+def _judge(policy: Policy, state: Json) -> Judge:
+    calibrated = Judge(policy).to_state()["calibrated"]
+    if calibrated is not None and state["last"] is not None:
+        calibrated |= {"unusable": LOST}
+    judge = Judge.from_state(state | {"calibrated": calibrated})
+    if judge.policy != policy:
+        raise ValueError("it was made under another policy")
+    return judge
+
+
+def latches(status: Json) -> tuple[Latch, ...]:
+    """The latches that a status holds. One that this program does not understand is a latch all the same."""
+    found = []
+    for key, fire in (("fire", True), ("halt", False)):
+        entry = status.get(key)
+        if entry is None:
+            continue
+        code, reason = str(entry.get("code")), str(entry.get("reason"))
+        if code not in list(Code):  # of another release: it keeps its meaning in the message
+            code, reason = Code.HELDOUT_DECLINE.value, f"{code}: {reason}"
+        attempt, step = (max(0, int(entry.get(place) or 0)) for place in ("attempt", "step"))
+        found.append(Latch(fire, code, reason, attempt, step))
+    return tuple(found)
+
+
+def timestamp(moment: datetime) -> str:
+    """RFC 3339 in UTC, to the microsecond."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _latched(latch: Latch, time: str) -> Json:
+    return {
+        "code": latch.code,
+        "reason": _text(latch.message),
+        "attempt": latch.attempt,
+        "step": latch.step,
+        "at": time,
+    }
+
+
+def _evaluation(summary: EvaluationSummary | None) -> Json | None:
+    return None if summary is None else summary.model_dump(mode="json", exclude_none=True)
+
+
+def _evaluated_at(summary: EvaluationSummary | None, former: Json, time: str) -> str | None:
+    """When the newest evaluation finished: now, if the former report had another one; else as it said."""
+    if summary is None or not former:
+        return None
+    before = former.get("lastEvaluation") or {}
+    if (before.get("attempt"), before.get("step")) == (summary.attempt, summary.step):
+        return former.get("lastEvaluationTime")
+    return time
+
+
+def _text(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]

@@ -1,0 +1,197 @@
+"""When `status.guard` is written: at once for a latch, soon for a change, and as a heartbeat otherwise.
+
+The reporter reads the status before it first writes, and again after a write that was refused, because it
+must repeat a fire that is there word for word. A failure never ends it and never reaches the trainer: the
+verdict is in every answer of the guard, with or without an API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from guard_core.judge import Judge
+from guard_core.policy import Policy
+from guard_service.cluster.client import CONFLICT, ClusterError, JobStatus
+from guard_service.cluster.mapping import MAX_ROUNDS, Json, Known, differs, guard_status, latches, resumed
+from guard_service.engine import Engine
+from guard_service.errors import Problem, ResumeError
+
+log = logging.getLogger("rlguard.guard")
+
+CHANGE_SECONDS = 5.0
+HEARTBEAT_SECONDS = 15.0
+POLL_SECONDS = 1.0  # how often it is looked whether something has changed
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.5, 8.0
+MAX_RETRY_AFTER_SECONDS = 30.0
+#: Refusals after which the status is read again: there may be another object, or a fire of another guard.
+READ_AGAIN = frozenset({404, CONFLICT, 422})
+#: On exit: for the last word, and for a latch that is not reported yet. A pod has 30 s by default.
+GOODBYE_SECONDS, LATCH_GOODBYE_SECONDS = 2.0, 15.0
+
+
+def is_due(since_write: float | None, changed: bool, latched: bool) -> bool:
+    """Whether to write now. Pure.
+
+    Args:
+        since_write: seconds since the last accepted write, None if there was none.
+        changed: there is something new to say.
+        latched: a latch has closed that was not accepted yet.
+    """
+    if since_write is None or latched:
+        return True
+    return since_write >= (CHANGE_SECONDS if changed else HEARTBEAT_SECONDS)
+
+
+def backoff(failures: int, retry_after: float | None, chance: float) -> float:
+    """Seconds to wait after that many failures in a row; `chance` in [0, 1) spreads guards apart. Pure."""
+    ceiling = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2.0 ** min(failures - 1, 16))
+    asked = min(retry_after or 0.0, MAX_RETRY_AFTER_SECONDS)
+    return asked + ceiling * (0.5 + 0.5 * chance)
+
+
+async def resume(job: JobStatus, policy: Policy) -> Judge | None:
+    """The judge that the job's status tells of, for a guard whose store is empty; None for a new run.
+
+    Raises:
+        ResumeError: the status cannot be read, so it is not known whether the run has fired.
+    """
+    try:
+        status = await job.read()
+    except ClusterError as error:
+        raise ResumeError(
+            f"the store is empty and the job's status, which may hold a fire, cannot be read: {error}"
+        ) from error
+    judge, lost = resumed(policy, status)
+    if judge is not None:
+        log.warning("the store is empty: resumed from the status of %s", job.job)
+    if lost:
+        log.warning("%s", lost)
+    return judge
+
+
+class Reporter:
+    """Writes what `engine` knows to `job`. `start` and `close` it on the engine's event loop."""
+
+    def __init__(self, engine: Engine, job: JobStatus, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine, self._job, self._clock = engine, job, clock
+        self._former: Json | None = None  # as read or last tried; None: to be read before the next write
+        self._written: Json = {}  # as last accepted
+        self._written_at: float | None = None
+        self._failures = 0
+        self._wait = POLL_SECONDS
+        self._trouble = ""
+        self._latched = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to report."""
+        self._engine.on_latch = self._latched.set
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Say the last word, if the API server takes it in time, and end. A latch is tried for longer."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        seconds = LATCH_GOODBYE_SECONDS if self._latch_waits() else GOODBYE_SECONDS
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not await self._try():  # noqa: ASYNC110 - nothing to wait for
+                    await asyncio.sleep(FIRST_RETRY_SECONDS)
+        if self._latch_waits():
+            log.error("ended before the API server accepted the latch: %s", self._trouble)
+        await self._job.close()
+
+    async def _run(self) -> None:
+        while True:
+            wait = POLL_SECONDS
+            if self._is_due() and not await self._try():
+                wait = self._wait
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._latched.wait(), wait)
+            self._latched.clear()
+
+    async def _try(self) -> bool:
+        """Report, whatever happens: a defect here must not end the reports."""
+        try:
+            return await self._report()
+        except Exception as error:
+            log.exception("reporting failed")
+            self._note_failure(ClusterError(f"internal error ({type(error).__name__})"))
+            return False
+
+    def _is_due(self) -> bool:
+        since = None if self._written_at is None else self._clock() - self._written_at
+        return is_due(since, differs(self._status(()), self._written), self._latch_waits())
+
+    def _latch_waits(self) -> bool:
+        return any(("fire" if latch.fire else "halt") not in self._written for latch in self._engine.latches)
+
+    def _status(self, rounds: list[Json] | tuple[()]) -> Json:
+        engine = self._engine
+        known = Known(engine.verdict, engine.latches, engine.judge_state(), rounds)
+        return guard_status(known, self._former or {}, datetime.now(UTC))
+
+    async def _report(self) -> bool:
+        """Write once; whether it was accepted. A refusal is counted, and told once."""
+        try:
+            try:
+                status = await self._write()
+            except ClusterError as error:
+                if error.status != CONFLICT:
+                    raise
+                status = await self._write()  # somebody wrote since, most likely the operator: no failure yet
+        except ClusterError as error:
+            self._note_failure(error)
+            return False
+        self._note_success(status)
+        return True
+
+    async def _write(self) -> Json:
+        """Write what is known now, after reading what is there if that is not known; what was accepted."""
+        if self._former is None:
+            self._former = await self._job.read()
+        for latch in latches(self._former):
+            await self._engine.adopt_latch(latch)
+        rounds = await self._rounds()
+        # What was tried may have been accepted although no answer came: it is said again word for word.
+        self._former = status = self._status(rounds)
+        try:
+            await self._job.apply(status)
+        except ClusterError as error:
+            if error.status in READ_AGAIN:
+                self._former = None
+            raise
+        return status
+
+    async def _rounds(self) -> list[Json]:
+        """The last rounds, if a latch needs them; a store that fails does not hold the fire up."""
+        if not self._engine.latches or "historyTail" in (self._former or {}):
+            return []
+        try:
+            return await self._engine.recent_rounds(MAX_ROUNDS)
+        except Problem:
+            return []
+
+    def _note_success(self, status: Json) -> None:
+        if self._trouble:
+            log.warning("the API server takes reports of %s again", self._job.job)
+        if self._latch_waits():
+            log.warning("the latch is in the status of %s", self._job.job)
+        self._failures, self._trouble = 0, ""
+        self._written, self._written_at = status, self._clock()
+        self._engine.metrics.last_report = time.time()
+
+    def _note_failure(self, error: ClusterError) -> None:
+        self._failures += 1
+        self._engine.metrics.report_failures.inc()
+        if str(error) != self._trouble:
+            log.error("status.guard was not written: %s", error)
+        self._trouble = str(error)
+        self._wait = backoff(self._failures, error.retry_after, random.random())  # noqa: S311 - not a secret

@@ -1,0 +1,277 @@
+"""From a verdict to `status.guard` and back: a table, and what must never travel."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from guard_core.judge import Evaluation, Judge, Latch
+from guard_core.policy import Policy
+from guard_core.wire import Code, EvaluationSummary, Level, StepReport, Verdict
+from guard_operator.api.types import GuardStatus
+from guard_service.cluster.mapping import (
+    LOST,
+    MAX_STATE,
+    MAX_TEXT,
+    Known,
+    detector_state,
+    differs,
+    guard_status,
+    latches,
+    resumed,
+)
+
+NOW = datetime(2026, 11, 21, 12, 0, 0, 5, tzinfo=UTC)
+TIME = "2026-11-21T12:00:00.000005Z"
+DEFAULT = Policy()
+STATE = Judge(DEFAULT).to_state()
+CALIBRATED = Policy(detector="calibrated")
+SUMMARY = EvaluationSummary(attempt=0, step=40, score=0.5, items=128, path="/ckpt/40")
+SCORED = {"attempt": 0, "step": 40, "score": 0.5, "items": 128, "path": "/ckpt/40"}
+FIRE = Latch(True, "hacking_gap", "gap 0.3 > 0.1", 0, 40)
+FIRED = {"code": "hacking_gap", "reason": "gap 0.3 > 0.1", "attempt": 0, "step": 40, "at": TIME}
+EARLIER = {**FIRED, "at": "2026-11-21T11:00:00Z"}
+ROUND = {"attempt": 0, "step": 40, "reward": 0.9, "heldout": 0.5}
+
+
+def verdict(**values: Any) -> Verdict:
+    base = {"level": Level.HEALTHY, "code": Code.OK, "reason": "fine", "fire": False, "halt": False}
+    return Verdict.model_validate(base | values)
+
+
+def judged(policy: Policy = DEFAULT, rounds: int = 3, items: int = 64) -> Judge:
+    """A judge after some rounds of `items` items, half of which are right."""
+    judge = Judge(policy)
+    for step in range(rounds):
+        judge.fold_step(StepReport(attempt=0, step=step, reward=0.5, kl=0.01, kl_kind="ref_token_mean"))
+        judge.fold_checkpoint()
+        outcomes = tuple(float(i % 2) for i in range(items))
+        for index in range(policy.calibrated.baseline_passes if step == 0 else 1):
+            judge.fold_evaluation(Evaluation(0, step, f"/ckpt/{step}", outcomes, None, index))
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("known", "former", "expected"),
+    [
+        pytest.param(Known(verdict(), (), STATE), {}, {"steps": 0, "rounds": 0}, id="numbers unknown"),
+        pytest.param(
+            Known(verdict(attempt=0, step=0, steps=1, kl_ema=0.0), (), STATE),
+            {},
+            {"attempt": 0, "step": 0, "steps": 1, "rounds": 0, "klEma": 0.0},
+            id="a zero that is known is told",
+        ),
+        pytest.param(
+            Known(verdict(), (FIRE,), STATE, (ROUND,)),
+            {},
+            {"steps": 0, "rounds": 0, "fire": FIRED, "historyTail": [ROUND]},
+            id="fire with its rounds",
+        ),
+        pytest.param(
+            Known(verdict(), (FIRE,), STATE, (ROUND,)),
+            {"fire": EARLIER, "historyTail": [ROUND, ROUND]},
+            {"steps": 0, "rounds": 0, "fire": EARLIER, "historyTail": [ROUND, ROUND]},
+            id="a fire that is there is repeated word for word",
+        ),
+        pytest.param(
+            Known(verdict(), (), STATE),
+            {"fire": EARLIER},
+            {"steps": 0, "rounds": 0, "fire": EARLIER},
+            id="also by a guard that does not know it",
+        ),
+        pytest.param(
+            Known(verdict(), (Latch(False, "silent", "no step", 1, 2),), STATE),
+            {},
+            {
+                "steps": 0,
+                "rounds": 0,
+                "halt": {"code": "silent", "reason": "no step", "attempt": 1, "step": 2, "at": TIME},
+            },
+            id="a stop by policy is a halt and no fire",
+        ),
+        pytest.param(
+            Known(verdict(last_evaluation=SUMMARY, best_evaluation=SUMMARY), (), STATE),
+            {"level": "unknown"},
+            {
+                "steps": 0,
+                "rounds": 0,
+                "lastEvaluation": SCORED,
+                "lastEvaluationTime": TIME,
+                "bestCheckpoint": SCORED,
+            },
+            id="a new evaluation finished now",
+        ),
+        pytest.param(
+            Known(verdict(last_evaluation=SUMMARY), (), STATE),
+            {"lastEvaluation": SCORED, "lastEvaluationTime": "2026-11-21T11:00:00Z"},
+            {
+                "steps": 0,
+                "rounds": 0,
+                "lastEvaluation": SCORED,
+                "lastEvaluationTime": "2026-11-21T11:00:00Z",
+            },
+            id="an old one when it did",
+        ),
+        pytest.param(
+            Known(verdict(last_evaluation=SUMMARY), (), STATE),
+            {},
+            {"steps": 0, "rounds": 0, "lastEvaluation": SCORED},
+            id="its time is absent if nobody knows it",
+        ),
+    ],
+)
+def test_guard_status(known: Known, former: dict[str, Any], expected: dict[str, Any]) -> None:
+    status = guard_status(known, former, NOW)
+    always = {"heartbeat": TIME, "level": "healthy", "code": "ok", "reason": "fine"}
+    assert status.pop("detectorState") == detector_state(STATE)
+    assert status == always | expected
+
+
+def test_while_the_store_cannot_be_read_what_was_reported_stands() -> None:
+    lost = verdict(level=Level.UNKNOWN, code=Code.STORE_UNAVAILABLE, reason="gone")
+    former = {"heartbeat": "x", "level": "healthy", "steps": 7, "fire": EARLIER, "detectorState": "{}"}
+    assert guard_status(Known(lost), former, NOW) == {
+        **former,
+        "heartbeat": TIME,
+        "level": "unknown",
+        "code": "store_unavailable",
+        "reason": "gone",
+    }
+
+
+def test_it_fits_the_api() -> None:
+    """Every key is one of the API's, within its bounds, and comes back as it was."""
+    known = Known(
+        judged().verdict(),
+        (Latch(True, "hacking_gap", "x" * 9_000, 0, 40), Latch(False, "silent", "no step", 0, 41)),
+        judged().to_state(),
+        [ROUND] * 80,
+    )
+    status = guard_status(known, {}, NOW)
+    fields = {field.alias for field in GuardStatus.model_fields.values()}
+    assert status.keys() <= fields
+    parsed = GuardStatus.model_validate(status)
+    assert parsed.fire is not None and len(parsed.fire.reason) == MAX_TEXT
+    assert len(parsed.history_tail) == 50 and parsed.rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "worth"),
+    [
+        ({"heartbeat": "later"}, False),
+        ({"reason": "no step for 302 s"}, False),
+        ({"detectorState": "{}"}, False),
+        ({"step": 9}, True),
+        ({"level": "warning"}, True),
+        ({"fire": FIRED}, True),
+    ],
+)
+def test_what_counts_as_a_change(change: dict[str, Any], worth: bool) -> None:
+    written = {"heartbeat": "h", "reason": "r", "step": 8, "level": "healthy"}
+    assert differs(written | change, written) is worth
+    assert differs(written, written | change) is worth
+
+
+@pytest.mark.parametrize("policy", [Policy(), CALIBRATED, Policy(detector="both")])
+def test_no_outcome_of_an_item_travels(policy: Policy) -> None:
+    """Invariant 8: the state of two runs that differ only in which items were right is the same."""
+    one, other = Judge(policy), Judge(policy)
+    for judge, wrong in ((one, 0), (other, 1)):
+        for step in range(6):
+            judge.fold_step(StepReport(attempt=0, step=step, reward=0.5))
+            items = tuple(float(i % 2 == wrong) for i in range(64))
+            judge.fold_evaluation(Evaluation(0, step, "/ckpt", items))
+    assert one.to_state() != other.to_state() or policy.detector == "heldout_guard"
+    assert detector_state(one.to_state()) == detector_state(other.to_state())
+
+
+def test_its_size_does_not_grow_with_the_run() -> None:
+    judge = Judge(Policy(detector="both"))
+    for step in range(12_000):
+        judge.fold_step(StepReport(attempt=0, step=step, reward=0.123456789))
+    judge.fold_failure("x" * 1_000_000)
+    assert len(detector_state(judge.to_state()) or "") < 16_384 < MAX_STATE
+    state = judge.to_state() | {"last_kl": ["x" * MAX_STATE, None]}
+    assert detector_state(state) is None
+
+
+def test_a_judge_comes_back_as_it_was() -> None:
+    judge = judged()
+    status = guard_status(Known(judge.verdict(), judge.latches, judge.to_state()), {}, NOW)
+    back, lost = resumed(Policy(), status)
+    assert back is not None and lost == ""
+    assert back.verdict() == judge.verdict()
+    for one in (judge, back):
+        one.fold_step(StepReport(attempt=1, step=1, reward=0.6))
+        one.fold_evaluation(Evaluation(1, 1, "/ckpt/1", (1.0, 0.0)))
+    assert back.verdict() == judge.verdict()
+
+
+def test_checkpoints_that_waited_are_not_waited_for() -> None:
+    judge = judged()
+    for _ in range(50):
+        judge.fold_checkpoint()
+    assert Code.STALE in {c.code for c in judge.verdict().conditions}
+    back, _ = resumed(Policy(), {"detectorState": detector_state(judge.to_state())})
+    assert back is not None and Code.STALE not in {c.code for c in back.verdict().conditions}
+
+
+def test_the_calibrated_detector_says_what_was_lost_until_it_has_a_new_baseline() -> None:
+    judge = judged(CALIBRATED)
+    assert judge.verdict().level is Level.HEALTHY
+    back, lost = resumed(CALIBRATED, {"detectorState": detector_state(judge.to_state())})
+    assert back is not None and lost == LOST
+    assert (back.verdict().level, back.verdict().code) == (Level.UNKNOWN, Code.NO_BASELINE)
+    assert back.verdict().reason == LOST
+    outcomes = tuple(float(i % 2) for i in range(64))
+    for index in range(CALIBRATED.calibrated.baseline_passes):
+        back.fold_evaluation(Evaluation(1, 9, "/ckpt/9", outcomes, None, index))
+        assert back.verdict().level is Level.UNKNOWN
+    back.fold_evaluation(Evaluation(1, 10, "/ckpt/10", outcomes))
+    assert back.verdict().code is not Code.NO_BASELINE
+
+
+def test_nothing_is_lost_of_a_run_without_an_evaluation() -> None:
+    assert resumed(CALIBRATED, {"detectorState": detector_state(Judge(CALIBRATED).to_state())})[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[]", "list"),
+        ("{}", "last"),
+        (json.dumps(STATE | {"version": 999}), "version 999"),
+        (json.dumps(Judge(Policy.model_validate({"silent": {"after_seconds": 77}})).to_state()), "policy"),
+    ],
+)
+def test_a_state_that_cannot_be_used_never_hides_a_fire(state: str, words: str) -> None:
+    judge, lost = resumed(CALIBRATED if words == "last" else Policy(), {"detectorState": state})
+    assert judge is None and words in lost
+    judge, lost = resumed(Policy(), {"detectorState": state, "fire": EARLIER})
+    assert judge is not None and judge.verdict().fire and judge.verdict().code is Code.HACKING_GAP
+
+
+def test_nothing_to_resume_from() -> None:
+    assert resumed(Policy(), {}) == (None, "")
+    assert resumed(Policy(), {"heartbeat": TIME, "level": "unknown"}) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({}, ()),
+        ({"fire": EARLIER}, (FIRE,)),
+        ({"halt": FIRED}, (Latch(False, "hacking_gap", "gap 0.3 > 0.1", 0, 40),)),
+        (
+            {"fire": {**FIRED, "code": "new_rule"}},
+            (Latch(True, "heldout_decline", "new_rule: gap 0.3 > 0.1", 0, 40),),
+        ),
+        ({"fire": {"code": "hacking_gap"}}, (Latch(True, "hacking_gap", "None", 0, 0),)),
+    ],
+)
+def test_latches(status: dict[str, Any], expected: tuple[Latch, ...]) -> None:
+    assert latches(status) == expected

@@ -1,0 +1,370 @@
+"""The reporter goes on under every fault of an API server.
+
+The API server here is a small one of our own that injects the faults; that a real one takes what is written
+is proven in tests/operator/integration/test_guard_reporter.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import certifi
+import pytest
+
+from guard_core.judge import Latch
+from guard_core.policy import Policy
+from guard_core.wire import Level, StepReport
+from guard_service.cluster import client as client_module
+from guard_service.cluster import reporter as reporter_module
+from guard_service.cluster.client import JobStatus
+from guard_service.cluster.reporter import Reporter, resume
+from guard_service.cluster.settings import ClusterSettings
+from guard_service.engine import Engine
+
+pytestmark = pytest.mark.asyncio
+
+Json = dict[str, Any]
+UID = "uid-1"
+PATH = "/apis/rlguard.dev/v1alpha1/namespaces/team/guardedtrainingjobs/run"
+EARLIER = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 4, "at": "2026-01-01T00:00:00Z"}
+
+
+class ApiServer:
+    """Holds one job and refuses to un-latch it, as the CRD's rule does. `fault` answers in its place."""
+
+    def __init__(self) -> None:
+        self.uid, self.guard, self.token, self.version = UID, {}, "good", 1  # type: tuple[str, Json, str, int]
+        self.fault: Callable[[str], int | None] = lambda _method: None
+        self.requests: list[str] = []
+        self.ended = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self.answer()
+
+            def do_PATCH(self) -> None:
+                self.answer()
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                server.requests.append(self.command)
+                status, content = server.handle(self, json.loads(body or b"null"))
+                data = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                if status == 429:
+                    self.send_header("Retry-After", "0")
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http.server_address[1]}"
+
+    def handle(self, request: BaseHTTPRequestHandler, body: Any) -> tuple[int, Json]:
+        fault = self.fault(request.command)
+        if fault == 0:  # hang
+            self.ended.wait(30)
+        if fault is not None:
+            return fault or 500, {"message": f"injected {fault}"}
+        if request.headers["Authorization"] != f"Bearer {self.token}":
+            return 401, {"message": "Unauthorized"}
+        if request.command == "PATCH":
+            url = urlsplit(request.path)
+            assert url.path == f"{PATH}/status"
+            assert parse_qs(url.query) == {"fieldManager": ["rlguard-guard"], "force": ["true"]}
+            assert request.headers["Content-Type"] == "application/apply-patch+yaml"
+            if body["metadata"]["resourceVersion"] != str(self.version):
+                return 409, {"message": "the object has been modified"}
+            guard = body["status"]["guard"]
+            if "fire" in self.guard and guard.get("fire") != self.guard["fire"]:
+                return 422, {"message": "status.guard.fire is latched"}
+            self.guard = guard
+            self.version += 1
+        metadata = {"uid": self.uid, "resourceVersion": str(self.version)}
+        return 200, {"metadata": metadata, "status": {"guard": self.guard} if self.guard else {}}
+
+    def close(self) -> None:
+        self.ended.set()
+        self.http.shutdown()
+        self.http.server_close()
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    server = ApiServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def job(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], JobStatus]:
+    """Makes clients of the API server; every time of the reporter is short."""
+    monkeypatch.setattr(client_module, "REQUEST_SECONDS", 0.3)
+    for name, seconds in {
+        "CHANGE_SECONDS": 0.1,
+        "HEARTBEAT_SECONDS": 0.3,
+        "POLL_SECONDS": 0.02,
+        "FIRST_RETRY_SECONDS": 0.02,
+        "LAST_RETRY_SECONDS": 0.05,
+        "GOODBYE_SECONDS": 0.5,
+        "LATCH_GOODBYE_SECONDS": 2.0,
+    }.items():
+        monkeypatch.setattr(reporter_module, name, seconds)
+    token = tmp_path / "token"
+    token.write_text("good\n")
+    settings = ClusterSettings(
+        namespace="team",
+        name="run",
+        uid=UID,
+        url=api.url,
+        token_file=token,
+        ca_file=Path(certifi.where()),
+    )
+    return lambda: JobStatus(settings)
+
+
+class Run:
+    """An engine with a reporter, as the process has them."""
+
+    def __init__(self, job: JobStatus, directory: Path) -> None:
+        policy = Policy()
+        self.engine = Engine(
+            state_dir=directory / "state",
+            checkpoint_root=directory,
+            policy=policy,
+            resume=lambda: resume(job, policy),
+        )
+        self.reporter = Reporter(self.engine, job)
+
+    async def __aenter__(self) -> Run:
+        await self.engine.start()
+        self.reporter.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.reporter.close()
+        await self.engine.close()
+
+    async def steps(self, first: int, count: int, kl: float) -> None:
+        reports = [
+            StepReport(attempt=0, step=n, reward=0.5, kl=kl, kl_kind="ref_token_mean")
+            for n in range(first, first + count)
+        ]
+        await self.engine.add_steps(reports)
+
+    async def fire(self) -> None:
+        await self.steps(100, 60, 2.0)
+        assert self.engine.verdict.fire
+
+    @property
+    def failures(self) -> float:
+        value = self.engine.metrics.registry.get_sample_value("rlguard_guard_report_failures_total")
+        assert value is not None
+        return value
+
+
+async def until(probe: Callable[[], Any], seconds: float = 10.0) -> Any:
+    async with asyncio.timeout(seconds):
+        while not (value := probe()):  # noqa: ASYNC110 - of any kind, so there is no event
+            await asyncio.sleep(0.005)
+    return value
+
+
+async def test_a_change_is_written_soon_and_the_heartbeat_without_one(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: api.guard)
+        await run.steps(0, 5, 0.01)
+        await until(lambda: api.guard.get("step") == 4)
+        beat = api.guard["heartbeat"]
+        await until(lambda: api.guard["heartbeat"] != beat)
+        assert run.failures == 0 and run.engine.metrics.last_report is not None
+
+
+@pytest.mark.parametrize("fault", [400, 401, 403, 404, 409, 422, 429, 500, 503, 0])
+async def test_a_fire_is_tried_until_it_is_accepted(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path, fault: int
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: api.guard)
+        api.fault = lambda _method: fault
+        await run.fire()
+        await until(lambda: run.failures >= 3)
+        assert run.engine.verdict.fire and "fire" not in api.guard
+        api.fault = lambda _method: None
+        fire = await until(lambda: api.guard.get("fire"))
+        assert fire["code"] == "kl_hard_stop"
+
+
+async def test_a_fire_whose_acceptance_was_not_heard_of_is_repeated_word_for_word(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    accept = api.handle
+
+    def deaf(request: BaseHTTPRequestHandler, body: Any) -> tuple[int, Json]:
+        answer = accept(request, body)
+        if request.command == "PATCH" and "fire" in api.guard and not run.failures:
+            api.ended.wait(1)  # accepted, and the answer comes too late
+        return answer
+
+    api.handle = deaf  # type: ignore[method-assign]
+    async with Run(job(), tmp_path) as run:
+        await run.fire()
+        fire = await until(lambda: run.failures and api.guard["fire"])
+        beat = api.guard["heartbeat"]
+        await until(lambda: api.guard["heartbeat"] != beat)
+        assert api.guard["fire"] == fire
+
+
+async def test_a_fire_that_only_the_status_knows_is_adopted_and_kept(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    async with Run(job(), tmp_path) as run:  # the store is not empty any more
+        await run.steps(0, 3, 0.01)
+    api.guard = {"fire": EARLIER}
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: run.engine.verdict.fire)
+        await until(lambda: api.guard.get("step") == 2)
+        assert api.guard["fire"] == EARLIER
+    api.guard = {}
+    async with Run(job(), tmp_path) as run:
+        assert run.engine.verdict.fire, "it is in the store now"
+        await run.reporter._report()
+        assert {k: api.guard["fire"][k] for k in ("code", "step")} == {"code": "hacking_gap", "step": 4}
+
+
+async def test_a_fire_of_another_guard_in_mid_run_is_adopted(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: api.guard)
+        api.guard = {"fire": EARLIER}
+        await until(lambda: run.engine.verdict.fire)  # the apply was refused, the status read again
+        await until(lambda: api.guard.get("level") == "fired")
+        assert api.guard["fire"] == EARLIER
+
+
+async def test_an_empty_store_is_fired_from_the_first_answer(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    api.guard = {"fire": EARLIER}
+    async with Run(job(), tmp_path) as run:
+        assert run.engine.verdict.fire and run.engine.verdict.halt
+        api.fault = lambda _method: 500
+    async with Run(job(), tmp_path) as run:
+        assert run.engine.verdict.fire
+
+
+@pytest.mark.parametrize("fault", [401, 403, 404, 500, 0])
+async def test_an_empty_store_knows_nothing_until_the_status_is_read(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path, fault: int
+) -> None:
+    api.guard, api.fault = {"fire": EARLIER}, lambda _method: fault
+    async with Run(job(), tmp_path) as run:
+        assert run.engine.verdict.level is Level.UNKNOWN
+        assert "may hold a fire" in run.engine.not_ready
+        api.fault = lambda _method: None
+        await until(lambda: run.engine.verdict.fire)
+
+
+async def test_another_object_of_the_same_name_is_not_resumed_from(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.uid, api.guard = "uid-2", {"fire": EARLIER}
+    async with Run(job(), tmp_path) as run:
+        assert run.engine.verdict.level is Level.UNKNOWN and not run.engine.verdict.fire
+        await until(lambda: run.failures >= 2)
+    assert "PATCH" not in api.requests
+    assert caplog.text.count("status.guard was not written") == 1, "a failure is told once, not at every try"
+
+
+async def test_writes_of_the_operator_in_between_are_no_failures(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        for _ in range(3):
+            beat = await until(lambda: api.guard.get("heartbeat"))
+            api.version += 1
+            await until(lambda beat=beat: api.guard["heartbeat"] != beat)
+        assert run.failures == 0
+
+
+async def test_a_job_that_is_replaced_is_not_written(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: api.guard)
+        api.uid, api.guard, api.version = "uid-2", {}, 99
+        await run.fire()
+        await until(lambda: run.failures >= 3)
+    assert api.guard == {}
+
+
+async def test_the_token_file_is_read_for_every_request(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: api.guard)
+        api.token = "renewed"
+        await until(lambda: run.failures >= 1)
+        (tmp_path / "token").unlink()  # while the kubelet swaps it
+        await until(lambda: run.failures >= 3)
+        (tmp_path / "token").write_text("renewed")
+        beat = api.guard["heartbeat"]
+        await until(lambda: api.guard["heartbeat"] != beat)
+
+
+async def test_a_latch_is_not_given_up_on_exit(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: api.guard)
+        api.fault = lambda _method: 503
+        await run.fire()
+        asyncio.get_running_loop().call_later(0.3, setattr, api, "fault", lambda _method: None)
+    assert api.guard["fire"]["code"] == "kl_hard_stop"
+
+
+async def test_a_defect_does_not_end_the_reports(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: api.guard)
+        with monkeypatch.context() as broken:
+            broken.setattr(run.engine, "recent_rounds", lambda _count: 1 / 0)
+            await run.fire()
+            await until(lambda: run.failures >= 1)
+        await until(lambda: api.guard.get("fire"))
+
+
+async def test_a_latch_is_adopted_while_the_store_fails(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        await run.steps(0, 3, 0.01)
+        (tmp_path / "state" / "guard.db").rename(tmp_path / "away")
+        await run.engine.adopt_latch(Latch(True, "hacking_gap", "gap", 0, 2))
+        assert run.engine.verdict.fire
+        (tmp_path / "away").rename(tmp_path / "state" / "guard.db")
+        await until(lambda: run.engine.store_works)
+    async with Run(job(), tmp_path) as run:
+        assert run.engine.verdict.fire
