@@ -1,4 +1,4 @@
-"""Helm, kustomize and a real API server for the chart's tests. Nothing is installed: that needs a kubelet."""
+"""Helm, kustomize and a real API server for the chart's tests. There is no kubelet: no pod starts."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from guard_core import __version__
 from guard_core.policy import Policy
 from guard_operator.api.types import Spec
 
@@ -85,3 +88,36 @@ def test_the_demo_on_a_cluster_mounts_every_module() -> None:
     mounted = {item["key"]: item["path"] for item in items}
     assert mounted.pop("train.jsonl") == "train.jsonl"
     assert mounted == {demo._key(path): str(path.relative_to(ROOT)) for path in demo.sources()}
+
+
+def test_the_demo_on_a_cluster_imports_from_what_it_mounts_alone(tmp_path: Path) -> None:
+    documents = yaml.safe_load_all((ROOT / "k8s" / "samples" / "cpu-demo" / "files.yaml").read_text())
+    data = next(d["data"] for d in documents if d["kind"] == "ConfigMap")
+    for path in demo.sources():
+        target = tmp_path / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(data[demo._key(path)])
+    code = (
+        "import guard_cli.demo.train as t, guard_cli.demo.warmup as w, guard_cli.demo.tiny_llama as l; "
+        "t.load_task('addition'); print(t.__file__, w.__file__, l.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(file.startswith(str(tmp_path)) for file in done.stdout.split())
+
+
+def test_samples_and_overlays_name_the_images_of_this_version() -> None:
+    files = [*ROOT.glob("k8s/samples/**/*.yaml"), *ROOT.glob("k8s/overlays/**/*.yaml")]
+    tags = [
+        tag
+        for file in files
+        for tag in re.findall(r"rlguard/(?:guard|guard-hf|trainer):(\S+?)[\"'}\s]", file.read_text())
+    ]
+    assert tags and set(tags) == {__version__}
