@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from guard_core import __version__
 from guard_operator import rbac
 from guard_operator.__main__ import parser
 from guard_operator.api.schema import crd
+from guard_operator.runtime.health import HealthServer
 from guard_operator.runtime.metrics import Metrics
 
 from .conftest import CHART, KUBE_VERSION, ROOT, VALUES, Helm, Json, Render, find
@@ -194,3 +197,18 @@ def test_an_old_cluster_is_refused(helm: Helm) -> None:
     done = helm("template", "rlguard", CHART, "--kube-version", "1.29.0")
     assert done.returncode != 0
     assert "1.30.0" in done.stderr
+
+
+@pytest.mark.parametrize(("ready", "words"), [(True, "is ready"), (False, "does not answer as it should")])
+def test_what_helm_test_runs_tells_a_ready_operator(render: Render, ready: bool, words: str) -> None:
+    script = find(render(), "Pod")["spec"]["containers"][0]["args"][0]
+    assert "monotonic() + 60" in script
+    server = HealthServer(("127.0.0.1", 0), lambda: True, lambda: ready, Metrics().registry)
+    try:
+        command = [sys.executable, "-c", script.replace("monotonic() + 60", "monotonic()")]
+        command.append(f"http://127.0.0.1:{server.port}")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        server.close()
+    assert (done.returncode == 0) == ready
+    assert words in done.stdout + done.stderr
