@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from typing import Any
 import pytest
 
 from guard_operator.api.names import GUARD_MANAGER
-from guard_operator.runtime.client import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Client
+from guard_operator.api.schema import crd
+from guard_operator.runtime.client import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Client, load_configuration
 
-from .conftest import sample_job
-from .controlplane import ControlPlane
+from .conftest import install, sample_job
+from .controlplane import ControlPlane, control_plane
 from .faults import Answer, Cut, fault_proxy
 from .waiting import eventually
 from .world import JOBS, World, token_for, world
@@ -244,6 +246,42 @@ def test_a_fire_while_the_api_server_is_away_is_reported_when_it_is_back(
         proxy.heal()
         assert eventually(cluster.fire, "the fire is reported", within=25)["code"] == "kl_hard_stop"
         eventually(lambda: "takes reports" in guard.log, "the recovery is told")
+
+
+@pytest.mark.slow
+def test_a_fire_while_the_api_server_is_down_is_reported_when_it_was_started_again(tmp_path: Path) -> None:
+    """A control plane of its own: the process is killed, and started again on the same etcd."""
+    directory = tmp_path / "control-plane"
+    directory.mkdir()
+    with control_plane(directory) as plane, ExitStack() as stack:
+        client = Client(load_configuration(str(plane.kubeconfig(tmp_path / "kubeconfig"))))
+        install(client, crd())
+        cluster = Cluster(plane, client, "default", tmp_path)
+        cluster.grant()
+        guard = cluster.guard().start()
+        stack.callback(guard.end)
+        eventually(cluster.status, "the guard has reported")
+
+        pid, command = _api_server(plane)
+        os.kill(pid, signal.SIGKILL)
+        assert guard.steps(1, 60, kl=HIGH_KL)["fire"]
+        eventually(lambda: "status.guard was not written" in guard.log, "the failure is told")
+
+        again = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stack.callback(again.wait, 30)
+        stack.callback(again.kill)
+        fire = eventually(cluster.fire, "the fire is reported", within=START_SECONDS)
+        assert fire["code"] == "kl_hard_stop"
+
+
+def _api_server(plane: ControlPlane) -> tuple[int, list[str]]:
+    """Process id and command line of its API server."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # a process that has just ended
+            command = path.read_text().split("\0")[:-1]
+            if f"--secure-port={plane.port}" in command:
+                return int(path.parent.name), command
+    raise AssertionError("the API server does not run")
 
 
 def test_an_empty_store_without_the_status_is_unknown_and_never_healthy(
