@@ -33,6 +33,9 @@ LOST = (
     "leave the guard, are lost, and the next evaluated checkpoint begins a new baseline"
 )
 
+#: What an operator needs to stop a run, in the API since its first release.
+_ESSENTIAL = frozenset({"heartbeat", "level", "code", "reason", "fire", "halt"})
+
 #: Fields that do not by themselves make a report worth writing before the next heartbeat.
 _INCIDENTAL = frozenset({"heartbeat", "reason", "detectorState", "historyTail"})
 
@@ -88,6 +91,11 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
     if known.latches and "historyTail" not in status:
         status["historyTail"] = list(known.rounds)[-MAX_ROUNDS:] or None
     return {key: value for key, value in status.items() if value is not None}
+
+
+def essential(status: Json) -> Json:
+    """The part that stops a run, for an API server that refuses the rest, such as one with an older CRD."""
+    return {key: value for key, value in status.items() if key in _ESSENTIAL}
 
 
 def differs(status: Json, written: Json) -> bool:

@@ -18,7 +18,16 @@ from datetime import UTC, datetime
 from guard_core.judge import Judge
 from guard_core.policy import Policy
 from guard_service.cluster.client import CONFLICT, ClusterError, JobStatus
-from guard_service.cluster.mapping import MAX_ROUNDS, Json, Known, differs, guard_status, latches, resumed
+from guard_service.cluster.mapping import (
+    MAX_ROUNDS,
+    Json,
+    Known,
+    differs,
+    essential,
+    guard_status,
+    latches,
+    resumed,
+)
 from guard_service.engine import Engine
 from guard_service.errors import Problem, ResumeError
 
@@ -31,6 +40,9 @@ FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.5, 8.0
 MAX_RETRY_AFTER_SECONDS = 30.0
 #: Refusals after which the status is read again: there may be another object, or a fire of another guard.
 READ_AGAIN = frozenset({404, CONFLICT, 422})
+#: Refusals that may be about what was written: an older CRD answers 500 to a field that it does not know.
+UNFIT = frozenset({400, 422, 500})
+FULL_TRIES = 2  # before a report is cut to what stops the run
 #: On exit: for the last word, and for a latch that is not reported yet. A pod has 30 s by default.
 GOODBYE_SECONDS, LATCH_GOODBYE_SECONDS = 2.0, 15.0
 
@@ -84,6 +96,7 @@ class Reporter:
         self._written: Json = {}  # as last accepted
         self._written_at: float | None = None
         self._failures = 0
+        self._unfit = 0  # refusals in a row that may be about what was written
         self._wait = POLL_SECONDS
         self._trouble = ""
         self._latched = asyncio.Event()
@@ -162,12 +175,17 @@ class Reporter:
         rounds = await self._rounds()
         # What was tried may have been accepted although no answer came: it is said again word for word.
         self._former = status = self._status(rounds)
+        if self._latch_waits() and self._unfit >= FULL_TRIES:
+            status = essential(status)
         try:
             await self._job.apply(status)
         except ClusterError as error:
             if error.status in READ_AGAIN:
                 self._former = None
+            if error.status in UNFIT:
+                self._unfit += 1
             raise
+        self._unfit = 0
         return status
 
     async def _rounds(self) -> list[Json]:

@@ -19,6 +19,7 @@ from guard_service.cluster.mapping import (
     Known,
     detector_state,
     differs,
+    essential,
     guard_status,
     latches,
     resumed,
@@ -140,6 +141,11 @@ def test_while_the_store_cannot_be_read_what_was_reported_stands() -> None:
         "code": "store_unavailable",
         "reason": "gone",
     }
+
+
+def test_the_essential_part_stops_a_run() -> None:
+    status = guard_status(Known(judged().verdict(), (FIRE,), STATE, (ROUND,)), {}, NOW)
+    assert essential(status).keys() == {"heartbeat", "level", "code", "reason", "fire"}
 
 
 def test_it_fits_the_api() -> None:

@@ -333,6 +333,25 @@ async def test_the_token_file_is_read_for_every_request(
         await until(lambda: api.guard["heartbeat"] != beat)
 
 
+async def test_a_fire_passes_an_api_server_that_does_not_know_the_newest_field(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    accept = api.handle
+
+    def older(request: BaseHTTPRequestHandler, body: Any) -> tuple[int, Json]:
+        if body and "detectorState" in body["status"]["guard"]:
+            return 500, {"message": ".status.guard.detectorState: field not declared in schema"}
+        return accept(request, body)
+
+    api.handle = older  # type: ignore[method-assign]
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: run.failures >= 3)
+        assert api.guard == {}
+        await run.fire()
+        await until(lambda: api.guard.get("fire"))
+        assert api.guard["level"] == "fired" and "steps" not in api.guard
+
+
 async def test_a_latch_is_not_given_up_on_exit(
     api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
 ) -> None:
