@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds that the end of training may wait for the last reports.
 FLUSH_SECONDS = 10.0
+#: Where the starting policy is saved for a guard whose detector compares with it, under `output_dir`.
+START_DIRECTORY = "rlguard-start"
 #: With `on_unreachable="continue"` training begins after this many seconds without a guard.
 CONTINUE_PATIENCE_SECONDS = 10.0
 
@@ -158,8 +160,10 @@ class GuardCallback(TrainerCallback):
         self._stop_if(ranks.agree(found, args.device), control)
         if self.halt is not None:
             self._take_no_step()
-        elif self._reporter is not None:
+            return control
+        if self._reporter is not None:
             self._reporter.start()
+        self._save_the_start(args, state)
         return control
 
     def on_step_end(
@@ -230,6 +234,24 @@ class GuardCallback(TrainerCallback):
         if self._reporter.verdict is None and self._on_unreachable == "stop":
             return Halt(f"no guard answers at {self._url}: {self._reporter.last_failure}", lost=True)
         return self._opinion()
+
+    def _save_the_start(self, args: TrainingArguments, state: TrainerState) -> None:
+        """Save and report the starting policy, if the guard's detector needs it as its baseline.
+
+        The name is not that of a checkpoint of the Trainer: it is neither rotated away nor resumed from.
+        """
+        verdict = self._reporter.verdict if self._reporter is not None else None
+        wanted = verdict is not None and verdict.wants_the_start and state.global_step == 0
+        if ranks.agree(wanted or None, args.device) is None:
+            return
+        if self._trainer is None:
+            log.warning("the starting policy cannot be saved: the first checkpoint will be the baseline")
+            return
+        path = os.path.abspath(os.path.join(args.output_dir, START_DIRECTORY))
+        self._trainer.save_model(path)
+        ranks.barrier()
+        if self._reporter is not None:
+            self._reporter.submit(CheckpointSample(0, path))
 
     def _trainer_lists(self) -> Mapping[str, Any]:
         metrics = getattr(self._trainer, "_metrics", None)

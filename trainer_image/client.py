@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from guard_core import __version__
-from guard_core.wire import CheckpointReport, StepReport
+from guard_core.wire import CheckpointReport, Code, StepReport
 from trainer_image.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
 
 #: Most steps in one `POST /v1/steps`; the guard refuses longer lists.
@@ -34,6 +34,12 @@ class _Lenient(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class ConditionView(_Lenient):
+    """The part of `guard_core.wire.Condition` on which a trainer acts."""
+
+    code: str
+
+
 class VerdictView(_Lenient):
     """The part of `guard_core.wire.Verdict` on which a trainer acts; `fire` and `halt` must be there."""
 
@@ -48,6 +54,12 @@ class VerdictView(_Lenient):
     in_loop_ema: float | None = None
     heldout_ema: float | None = None
     kl_ema: float | None = None
+    conditions: tuple[ConditionView, ...] = ()
+
+    @property
+    def wants_the_start(self) -> bool:
+        """Whether the guard compares with the starting policy and has not seen any checkpoint yet."""
+        return self.attempt is None and any(c.code == Code.NO_BASELINE.value for c in self.conditions)
 
 
 class Acknowledgement(_Lenient):

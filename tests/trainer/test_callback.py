@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from guard_core import CollapseStopError
-from guard_core.wire import KlKind
+from guard_core.wire import Code, Condition, KlKind, Level
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard, problem, reply
 from trainer_image.errors import GuardConfigError, GuardLostError, GuardStopError
 
@@ -265,6 +265,34 @@ def test_a_wrong_token_is_an_error_at_once(train, guard: FaultyGuard) -> None:
     guard.fault = problem(401, "wrong token")
     with pytest.raises(GuardConfigError, match=r"wrong token.*RLGUARD_TOKEN"):
         train(guard.url).train()
+
+
+NEEDS_THE_START = HEALTHY.model_copy(
+    update={"conditions": (Condition(code=Code.NO_BASELINE, level=Level.UNKNOWN, message="no pass yet"),)}
+)
+
+
+def test_the_starting_policy_is_saved_for_a_guard_that_compares_with_it(
+    train, guard: FaultyGuard, tiny_model: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    guard.verdict_after = lambda acknowledged: HEALTHY if acknowledged else NEEDS_THE_START
+    trainer = train(guard.url, max_steps=2)
+    trainer.train()
+    start = guard.checkpoints[0]
+    assert (start.step, Path(start.path).name) == (0, "rlguard-start")
+    saved, before = (load_file(Path(d) / "model.safetensors") for d in (start.path, tiny_model))
+    assert saved.keys() == before.keys() and all(saved[k].equal(before[k]) for k in saved)
+    assert [r.step for r in guard.steps] == [1, 2]
+
+
+def test_no_other_guard_makes_the_trainer_save_its_start(train, guard: FaultyGuard) -> None:
+    seen_steps = NEEDS_THE_START.model_copy(update={"attempt": 0, "step": 7})
+    for verdict in (HEALTHY, seen_steps):
+        guard.verdict_after = lambda _, verdict=verdict: verdict
+        train(guard.url, max_steps=1).train()
+    assert guard.checkpoints == []
 
 
 def test_no_step_waits_for_a_hanging_guard(train, guard: FaultyGuard, monkeypatch) -> None:
