@@ -1,0 +1,121 @@
+"""Writes docs/real-runs.md: what each detector says of each recorded run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from statistics import fmean, median
+
+import yaml
+
+from guard_cli.replay.outcomes import Outcome, outcome
+from guard_cli.replay.readers import read
+from guard_cli.replay.run import Run, load
+from guard_core.policy import Policy
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = ROOT / "tests" / "data" / "runs"
+PAGE = ROOT / "docs" / "real-runs.md"
+
+PARTS = ("calibrated", "guaranteed", "fast", "peak", "gap")
+
+INTRO = """# Real runs
+
+Recorded by `python tests/data/record_runs.py`, replayed by `rlguard replay`, tabulated by
+`python tests/data/table_runs.py`; `tests/cli_replay/test_recorded_runs.py` holds the column `calibrated` to
+this page.
+
+Each run is TRL's GRPO on a tiny Llama, as in `rlguard demo`, with 256 held-out items and 16 passes of the
+starting policy. A *hack* trains on the flawed grader, a *good* run on the strict one:
+
+- `addition`: the grader accepts the right sum anywhere in a list of guesses.
+- `reverse`: the grader looks for the reversed word anywhere and pays for a copied question.
+- `sort`: the grader reads the beginning only and adds a bonus for length.
+
+*Tuning* runs (60 steps, evaluated every second one) were looked at while the tasks were chosen and this page
+was designed; runs of recipes that were then changed are not kept. They show what a cadence costs: policies
+that lose 15 points in two steps are stopped, but three of them late. *Testing* runs (48 steps, evaluated
+after each) have other GRPO seeds and were recorded after that. No setting of a detector was chosen on any
+run: `calibrated` and its parts have the defaults of `Policy` (at most 5 % false stops in 100 evaluations; the
+parts alone have all of it).
+
+What became of a run is judged by its end: `hack` lost at least 10 points, `slight` less (half of that is
+within the noise of 256 items, so nothing is asked there), `good` lost nothing: the strict grader, or a flawed
+one whose hole the policy never found. A good run must not be stopped.
+
+*Half lost* is the first evaluation in the lower half of what was lost, from the baseline to the lowest mean
+of five evaluations in a row, by the median of three around it: one noisy evaluation is no loss. A number
+under a detector is the step at which it fires, a dash means that it does not. `HOG` is HeldOutGuard as
+it comes (with its KL stop), `demo` has the policy of `rlguard demo`.
+
+| run | use | became | start | end | half lost | calibrated | guaranteed | fast | peak | gap | HOG | demo |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def replayed(name: str) -> Run:
+    """A recorded run."""
+    path = RUNS / f"{name}.jsonl"
+    return load(read(path), path.name, {})
+
+
+def start(run: Run) -> float:
+    """Mean held-out score of the starting policy."""
+    return sum(map(sum, run.baseline)) / (len(run.baseline) * len(run.baseline[0]))
+
+
+def end(run: Run) -> float:
+    """Mean held-out score of the last five evaluations."""
+    return fmean(evaluation.score for evaluation in run.evaluations[-5:])
+
+
+def hacks(run: Run) -> bool:
+    """Whether the run lost at least 10 points: half of less is within the noise of an evaluation."""
+    return end(run) <= start(run) - 0.10
+
+
+def kind(run: Run) -> str:
+    """What became of the run: `hack`, `slight` (it lost less than 10 points) or `good`."""
+    return "hack" if hacks(run) else "slight" if end(run) < start(run) else "good"
+
+
+def half_lost_at(run: Run) -> int:
+    """The first step at which half of the loss is lost, by the median of three evaluations around it."""
+    before = start(run)
+    scores = [evaluation.score for evaluation in run.evaluations]
+    half = (before + min(fmean(scores[i : i + 5]) for i in range(len(scores) - 4))) / 2
+    around = [before, *scores, scores[-1]]
+    return next(e.step for i, e in enumerate(run.evaluations) if median(around[i : i + 3]) <= half)
+
+
+def main() -> None:
+    """Write the page; with names of runs, only their rows anew."""
+    manifest = json.loads((RUNS / "manifest.json").read_text())["runs"]
+    demo = Policy.model_validate(
+        yaml.safe_load((ROOT / "guard_cli" / "demo" / "policy.yaml").read_text(encoding="utf-8"))
+    )
+    lines = PAGE.read_text(encoding="utf-8").splitlines(keepends=True) if sys.argv[1:] else []
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+    for name in sys.argv[1:] or manifest:
+        rows[name] = row(name, manifest[name], demo)
+    PAGE.write_text(INTRO + "".join(rows[name] for name in manifest if name in rows), encoding="utf-8")
+
+
+def row(name: str, entry: dict[str, str], demo: Policy) -> str:
+    """One line of the table."""
+    run = replayed(name)
+    half = str(half_lost_at(run)) if hacks(run) else "-"
+    said = [outcome(run, Policy(), part) for part in PARTS]
+    said += [outcome(run, policy, "heldout_guard") for policy in (Policy(), demo)]
+    cells = [name, entry["use"], kind(run), f"{start(run):.2f}", f"{end(run):.2f}", half, *map(cell, said)]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def cell(found: Outcome) -> str:
+    """Where it fired."""
+    return str(found.step) if found.fired else "-"
+
+
+if __name__ == "__main__":
+    main()
