@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from guard_core.wire import CheckpointReport, StepReport
+from guard_core.wire import CheckpointReport, Code, StepReport
 from trainer_image.client import MAX_STEPS_PER_POST, GuardClient, VerdictView
 from trainer_image.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
 from trainer_image.metrics import StepSample
@@ -237,6 +237,9 @@ class Reporter:
     def _ask(self) -> VerdictView:
         verdict = self._client.verdict()
         if self.attempt is None:
+            if verdict.code == Code.STORE_UNAVAILABLE:
+                # Which attempts came before is not known, and a number used twice would mix two starts.
+                raise GuardUnavailableError(f"the guard has not read its store yet: {verdict.reason}")
             self.attempt = 0 if verdict.attempt is None else verdict.attempt + 1
         return verdict
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from guard_core.wire import KlKind, Verdict
+from guard_core.wire import Code, KlKind, Level, Verdict
 from tests.trainer.faulty_guard import FIRED, HEALTHY, FaultyGuard, eventually, problem, reply
 from trainer_image import reporter as reporter_module
 from trainer_image.client import GuardClient, VerdictView
@@ -201,6 +201,16 @@ def test_connect_waits_for_a_guard_that_is_starting(make: Any, guard: FaultyGuar
     reporter = make()
     reporter.connect(5.0)
     assert reporter.verdict == seen(HEALTHY) and reporter.attempt == 0 and reporter.last_failure is None
+
+
+def test_the_attempt_is_not_guessed_while_the_guard_has_no_store(make: Any, guard: FaultyGuard) -> None:
+    blind = HEALTHY.model_copy(update={"level": Level.UNKNOWN, "code": Code.STORE_UNAVAILABLE})
+    known = HEALTHY.model_copy(update={"attempt": 3, "step": 9})
+    asked = itertools.count()
+    guard.verdict_after = lambda _: blind if next(asked) < 2 else known
+    reporter = make()
+    reporter.connect(5.0)
+    assert reporter.attempt == 4
 
 
 def test_connect_gives_up(make: Any, guard: FaultyGuard) -> None:
