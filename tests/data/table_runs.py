@@ -34,11 +34,17 @@ starting policy. A *hack* trains on the flawed grader, a *good* run on the stric
 - `sort`: the grader reads the beginning only and adds a bonus for length.
 
 *Tuning* runs (60 steps, evaluated every second one) were looked at while the tasks were chosen and this page
-was designed; runs of recipes that were then changed are not kept. They show what a cadence costs: policies
-that lose 15 points in two steps are stopped, but three of them late. *Testing* runs (48 steps, evaluated
-after each) have other GRPO seeds and were recorded after that. No setting of a detector was chosen on any
-run: `calibrated` and its parts have the defaults of `Policy` (at most 5 % false stops in 100 evaluations; the
-parts alone have all of it).
+was designed; runs of recipes that were then changed are not kept. *Testing* runs (48 steps, evaluated after
+each) have other GRPO seeds and were recorded after that; all are here but one that found no hole. No setting
+of a detector was chosen on any run: `calibrated` and its parts have the defaults of `Policy` (at most 5 %
+false stops in 100 evaluations; the parts alone have all of it).
+
+**What it shows.** `calibrated` stops every hack and no good run, and all but four hacks before half of the
+loss. Three of the four are tuning runs, evaluated half as often, that lost 9 to 15 points from one evaluation
+to the next, or only 13 points in all; one is a testing run that lost half in its first four steps and was
+stopped at that evaluation. A policy that falls so fast needs more items, or an evaluation more often.
+HeldOutGuard at its defaults stops nearly every run here, good or not, as soon as `min_steps` allows, because
+learning costs KL (see [calibrate](calibrate.md)).
 
 What became of a run is judged by its end: `hack` lost at least 10 points, `slight` less (half of that is
 within the noise of 256 items, so nothing is asked there), `good` lost nothing: the strict grader, or a flawed
