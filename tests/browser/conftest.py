@@ -163,7 +163,9 @@ class Guard:
         self._policy_server.close()
 
 
-@pytest.fixture(scope="session")
+# Not of the session: while Playwright's synchronous interface is open its event loop runs in this thread, and
+# no later test of the process could run one of its own.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     assert chromium, "Chromium is not installed: run `make browser`"
