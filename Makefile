@@ -80,12 +80,31 @@ bench-detection: install ## Simulate the detectors; writes docs/detection.md (ab
 	$(PY) tests/bench/bench_detection.py
 
 bench: install ## Every benchmark, each as a ratio in one run (see docs/benchmarks.md).
-	@for bench in ack startup trainer evaluation; do $(PY) tests/bench/bench_$$bench.py || exit 1; done
+	@for bench in ack startup trainer evaluation replay; do $(PY) tests/bench/bench_$$bench.py || exit 1; done
 
 bench-operator: install control-plane ## The operator with 1,000 jobs on a real API server.
 	$(PY) tests/bench/bench_operator.py
 
+BASE_IMAGE ?= debian:bookworm-slim
+DOCKER_FLAGS ?=
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' guard_core/_version.py)
+IMAGES := operator guard guard-hf trainer
+
+images: $(IMAGES:%=image-%) ## Build rlguard/{operator,guard,guard-hf,trainer}; BASE_IMAGE and DOCKER_FLAGS are passed on.
+
+image-trainer:
+	docker build $(DOCKER_FLAGS) --build-arg BASE_IMAGE=$(BASE_IMAGE) -f Dockerfile.trainer -t rlguard/trainer:$(VERSION) .
+
+image-%:
+	docker build $(DOCKER_FLAGS) --build-arg BASE_IMAGE=$(BASE_IMAGE) -f Dockerfile.guard --target $* -t rlguard/$*:$(VERSION) .
+
+push: images ## Push them to REGISTRY=host/prefix (log in first; ECR works).
+	@test -n "$(REGISTRY)" || { echo "set REGISTRY, as in make push REGISTRY=host/path" >&2; exit 2; }
+	for image in $(IMAGES); do \
+	  docker tag rlguard/$$image:$(VERSION) $(REGISTRY)/$$image:$(VERSION) && docker push $(REGISTRY)/$$image:$(VERSION) || exit 1; \
+	done
+
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: test browser bench bench-detection clean
+.PHONY: test browser bench bench-detection bench-operator images image-trainer push clean

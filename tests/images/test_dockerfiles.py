@@ -1,0 +1,82 @@
+"""What can be told of the images without building them. `make images` builds them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GUARD, TRAINER = ROOT / "Dockerfile.guard", ROOT / "Dockerfile.trainer"
+INSTRUCTION = re.compile(r"^(?!#)\S.*(?:\\\n.*)*", re.MULTILINE)
+
+
+def stages(file: Path) -> dict[str, list[str]]:
+    """Instructions of each stage, by its name; those before the first FROM under ""."""
+    found: dict[str, list[str]] = {"": []}
+    name = ""
+    for match in INSTRUCTION.finditer(file.read_text().replace("\\\n", " ")):
+        line = " ".join(match.group().split())
+        if line.startswith("FROM "):
+            name = line.rsplit(" AS ", 1)[1]
+            found[name] = []
+        found[name].append(line)
+    return found
+
+
+@pytest.mark.parametrize("stage", ["", "python", "tools", "torch-layer"])
+def test_both_large_images_share_the_layer_with_torch(stage: str) -> None:
+    assert stages(GUARD)[stage] == stages(TRAINER)[stage]
+
+
+@pytest.mark.parametrize(
+    ("file", "image"), [(GUARD, "operator"), (GUARD, "guard"), (GUARD, "guard-hf"), (TRAINER, "trainer")]
+)
+def test_an_image_is_not_root_and_says_what_it_is(file: Path, image: str) -> None:
+    lines = stages(file)[image]
+    assert "USER 10001:10001" in lines
+    assert any("org.opencontainers.image.title" in line for line in lines)
+    assert not any(line.startswith("RUN") for line in lines), "an image only copies finished layers"
+
+
+@pytest.mark.parametrize("image", ["operator", "guard"])
+def test_the_light_images_have_no_torch(image: str) -> None:
+    everything = " ".join(stages(GUARD)[image] + stages(GUARD)[f"{image}-layer"])
+    assert "torch" not in everything
+    assert "trainer_image" not in everything
+
+
+def test_each_image_holds_only_its_own_rooms() -> None:
+    rooms = {
+        name: {line.split()[1] for line in lines if line.startswith("COPY guard_") or "COPY trainer" in line}
+        for name, lines in (stages(GUARD) | stages(TRAINER)).items()
+        if name.endswith("-layer")
+    }
+    assert rooms == {
+        "operator-layer": {"guard_core", "guard_operator"},
+        "guard-layer": {"guard_core", "guard_service"},
+        "guard-hf-layer": {"guard_core", "guard_service"},
+        "trainer-layer": {"guard_core", "trainer_image"},
+        "torch-layer": set(),
+    }
+
+
+def test_uv_is_the_one_of_the_makefile() -> None:
+    version = re.search(r"^UV_VERSION := (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert version
+    assert f"ARG UV_VERSION={version[1]}" in stages(GUARD)["tools"]
+
+
+def test_the_build_context_is_a_list_of_what_is_needed() -> None:
+    lines = (ROOT / ".dockerignore").read_text().split()
+    assert lines[0] == "*"
+    copied = {
+        word
+        for file in (GUARD, TRAINER)
+        for lines_ in stages(file).values()
+        for line in lines_
+        if line.startswith("COPY ") and "--from" not in line
+        for word in line.split()[1:-1]
+    }
+    assert {word.split("/")[0] for word in copied} == {line[1:] for line in lines if line.startswith("!")}
