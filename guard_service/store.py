@@ -22,7 +22,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -483,22 +483,43 @@ def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:
         StoreError: there is no store, or it cannot be read.
     """
     path = state_dir / FILE_NAME
-    if not path.is_file():
-        raise StoreError(f"{path} does not exist: no guard has run with this state_dir")
-    with _errors(path, "read"):
-        db = _connect(path)
-    try:
+    with closing(_open_ended(path)) as db:
         after = BEFORE_ALL
         while True:
             with _errors(path, "read"):
-                _check_identity(db, path)
                 page = _history_page(db, after)
             if not page:
                 return
             after = page[-1][0]
             yield from (line for _, line in page)
-    finally:
-        db.close()
+
+
+def stored_policy(state_dir: Path) -> Policy:
+    """The policy that the run in `state_dir` was judged by. No guard may be running on this directory.
+
+    Raises:
+        StoreError: there is no store, or it cannot be read.
+    """
+    path = state_dir / FILE_NAME
+    with closing(_open_ended(path)) as db, _errors(path, "read"):
+        row = db.execute("SELECT value FROM meta WHERE key = 'policy'").fetchone()
+    if row is None:
+        raise StoreError(f"{path} has no policy: no guard has finished its start with this state_dir")
+    return Policy.model_validate_json(row[0])
+
+
+def _open_ended(path: Path) -> sqlite3.Connection:
+    """The store of a guard that has ended, for reading."""
+    if not path.is_file():
+        raise StoreError(f"{path} does not exist: no guard has run with this state_dir")
+    with _errors(path, "read"):
+        db = _connect(path)
+        try:
+            _check_identity(db, path)
+        except BaseException:
+            db.close()
+            raise
+    return db
 
 
 def _history_page(db: sqlite3.Connection, after: LineKey) -> list[tuple[LineKey, dict[str, Any]]]:

@@ -43,7 +43,10 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture (.png, .svg, .pdf).")] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="The policy.yaml of the run; the defaults without it.")
+        Path | None,
+        typer.Option(
+            help="The policy.yaml of the run. Without it that of the report folder, or else the defaults."
+        ),
     ] = None,
     what_if: Annotated[
         list[str] | None,
@@ -85,7 +88,7 @@ def _replay(
     names = _detectors(detector)
     if plot is not None and plot.suffix.lower() not in PICTURES:
         raise CliError(f"--plot {plot}: the name must end in {', '.join(PICTURES)}.")
-    policies = _policies(policy_file, what_if)
+    policies = _policies(policy_file or _policy_of_report(path), what_if)
     run = load(read(path, set(overrides.values())), str(path), overrides)
     named = [(name, [outcome(run, policy, d) for d in names]) for name, policy in policies]
     if plot is not None:
@@ -112,6 +115,13 @@ def _detectors(name: str | None) -> Sequence[str]:
     if name not in DETECTORS:
         raise CliError(f"--detector {name}: there is no such detector; known: {', '.join(DETECTORS)}.")
     return (name,)
+
+
+def _policy_of_report(path: Path) -> Path | None:
+    """policy.yaml of the report of `rlguard run` that `path` is or lies in; None if it is no report."""
+    folder = path if path.is_dir() else path.parent
+    file = folder / "policy.yaml"
+    return file if file.is_file() and (folder / "run.json").is_file() else None
 
 
 def _policies(file: Path | None, what_if: Sequence[str]) -> list[tuple[str, Policy]]:

@@ -1,5 +1,5 @@
-"""The report folder of a run: report.html, plot.svg, verdict.json, run.json, history.jsonl and the best
-checkpoint. A part that cannot be written is named; the others are written all the same.
+"""The report folder of a run: report.html, plot.svg, verdict.json, run.json, history.jsonl, policy.yaml
+and the best checkpoint. A part that cannot be written is named; the others are written all the same.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def write_report(plan: Plan, state_dir: Path, finished: Finished) -> None:
     if verdict is not None:
         _try("verdict.json", lambda: _write(plan.out / "verdict.json", verdict.model_dump_json(indent=2)))
     _try("history.jsonl", lambda: _write_history(state_dir, plan.out / "history.jsonl"))
+    _try("policy.yaml", lambda: _write_policy(state_dir, plan.out / "policy.yaml"))
     _try(BEST, lambda: _take_best(state_dir / "best", plan.out / BEST))
     _try("report.html", lambda: _write_html(plan, facts, finished))
 
@@ -71,6 +72,14 @@ def _write_history(state_dir: Path, path: Path) -> None:
     with os.fdopen(handle, "w", encoding="utf-8") as out:
         for line in export_history(state_dir):
             out.write(json.dumps(line) + "\n")
+
+
+def _write_policy(state_dir: Path, path: Path) -> None:
+    import yaml
+
+    from guard_service.store import stored_policy
+
+    _write(path, yaml.safe_dump(stored_policy(state_dir).model_dump(mode="json"), sort_keys=False))
 
 
 def _take_best(kept: Path, best: Path) -> None:

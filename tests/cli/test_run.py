@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,25 @@ def test_a_fire_stops_the_trainer_and_exits_3(workplace):
     assert run["trainer_ended_itself"] is False
     assert run["trainer_code"] == 128 + signal.SIGTERM
     assert "fire at step" in (workplace.out / "report.html").read_text()
+
+
+def test_a_replay_of_the_report_uses_the_policy_of_the_run(workplace):
+    workplace.policy("heldout_guard: {kl_hard_stop: 0.3, ema_alpha: 0.0}")  # the default would stop at 0.08
+    calm, high = ["step=0.5,0.2"] * 6, ["step=0.5,0.4"] * 6
+    assert workplace.run(*calm, *high, "sleep=600").returncode == 3
+    fired_at = workplace.json("verdict.json")["latch_step"]
+
+    def replay(*arguments):
+        command = [sys.executable, "-m", "guard_cli.main", "replay", *arguments]
+        command += ["--json", "--detector", "step_monitor"]
+        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    for path in (workplace.out, workplace.out / "history.jsonl"):
+        answer = replay(str(path))
+        assert (answer["fired"], answer["step"], answer["rule"]) == (True, fired_at, "kl_hard_stop")
+    loose = workplace.path / "loose.yaml"
+    loose.write_text("heldout_guard: {kl_hard_stop: 9}")
+    assert replay(str(workplace.out), "--policy", str(loose))["fired"] is False
 
 
 def test_a_fire_after_the_trainers_own_end_still_exits_3(workplace):
