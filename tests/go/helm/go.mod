@@ -1,4 +1,4 @@
-module rlguard/chart/helm
+module rlguard/tests/helm
 
 go 1.26.0
 

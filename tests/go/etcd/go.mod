@@ -1,4 +1,4 @@
-module rlguard/controlplane/etcd
+module rlguard/tests/etcd
 
 go 1.24.0
 

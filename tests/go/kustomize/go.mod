@@ -1,4 +1,4 @@
-module rlguard/chart/kustomize
+module rlguard/tests/kustomize
 
 go 1.26.0
 

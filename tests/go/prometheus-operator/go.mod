@@ -1,4 +1,4 @@
-module rlguard/chart/prometheus-operator
+module rlguard/tests/prometheus-operator
 
 go 1.24.0
 
