@@ -1,0 +1,23 @@
+"""Tests on a real kind cluster with the real training-operator, written as given / when / then.
+
+    def test_a_fire_stops_the_run(namespace):
+        job = given.a_scripted_run(namespace, deaf=True)
+        when.the_trainer_fires(job)
+        then.the_job_has_fired(job, "KlHardStop")
+        then.the_job_is_stopped(job)
+
+Vocabulary, all plain functions over the handles of kube.py (`Cluster`, `Namespace`, `Job`):
+
+given   a_scripted_run, a_submitted_run (scripted_trainer.py has the orders), the_demo_of_the_install_guide,
+        the_demo_with, a_claim, a_claim_with_the_heldout_split, objects
+when    the_trainer_is_told, the_trainer_fires, the_trainer_is_killed, the_guard_is_killed, the_pod_is_deleted
+then    eventually, the_condition_is, the_phase_is, the_job_has_fired, the_job_is_stopped,
+        the_job_never_fired, the_guard_has_counted, the_guard_has_evaluated, a_container_runs_again,
+        it_was_told_once, events, evidence
+
+Fixtures (conftest.py): `cluster`, `installation` (the chart installed), `namespace` (fresh, gone after the
+test), `more_namespaces`. Every time-out has a name in timeouts.py. artefacts.py keeps what a failed test
+leaves, in build/e2e/<test>/. RLGUARD_E2E=<json of cluster/up.sh> uses a cluster that is there.
+
+The tests run one after the other: the cluster has two cores, and each test frees them when it ends.
+"""

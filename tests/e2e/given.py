@@ -1,0 +1,61 @@
+"""Given: what is there before something happens. Each function returns when it is true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from . import jobs, then, timeouts
+from .kube import Job, Json, Namespace
+
+
+def objects(namespace: Namespace, manifests: Sequence[Json]) -> None:
+    """`kubectl apply` of these manifests."""
+    namespace.kubectl("apply", "-f", "-", give=yaml.safe_dump_all(manifests))
+
+
+def a_submitted_run(namespace: Namespace, *orders: str, name: str = "run", **options: Any) -> Job:
+    """A scripted run that was applied, and no more. `options` are those of `jobs.scripted`."""
+    objects(namespace, jobs.scripted(name, namespace.cluster.images["trainer"], orders, **options))
+    return namespace.job(name)
+
+
+def a_scripted_run(namespace: Namespace, *orders: str, name: str = "run", **options: Any) -> Job:
+    """A scripted run of which the guard has reported a step: trainer, guard and status all work."""
+    job = a_submitted_run(namespace, *(orders or ("steps 8",)), name=name, **options)
+    then.the_guard_has_counted(job, 1, within=timeouts.START)
+    return job
+
+
+def the_demo_of_the_install_guide(namespace: Namespace) -> Job:
+    """`kubectl apply -k k8s/overlays/kind`, as docs/install.md says: a GRPO run that hacks its reward."""
+    assert namespace.name == jobs.DEMO_NAMESPACE, "the overlay names its own namespace"
+    namespace.cluster.kubectl("apply", "-k", str(jobs.DEMO_ON_KIND))
+    return namespace.job(jobs.DEMO_NAME)
+
+
+def the_demo_with(namespace: Namespace, *arguments: str) -> Job:
+    """The demo's sample with other arguments of the trainer, such as --grader=strict."""
+    rendered = namespace.kubectl("kustomize", str(jobs.DEMO))
+    objects(namespace, jobs.demo_with(list(yaml.safe_load_all(rendered)), arguments))
+    return namespace.job(jobs.DEMO_NAME)
+
+
+def a_claim(namespace: Namespace, name: str) -> Json:
+    """A claim on the default StorageClass, as the source of a volume."""
+    objects(namespace, [jobs.claim(name)])
+    return {"persistentVolumeClaim": {"claimName": name}}
+
+
+def a_claim_with_the_heldout_split(namespace: Namespace, name: str = "heldout") -> Json:
+    """A claim that holds the split, as `spec.guard.heldout.volume`."""
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{name}-files"}}
+    secret |= {"stringData": {"heldout.jsonl": jobs.heldout_split()}}
+    pod = jobs.loader(f"{name}-loader", namespace.cluster.images["trainer"], name, f"{name}-files")
+    objects(namespace, [jobs.claim(name), secret, pod])
+    done = ("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}-loader")
+    namespace.kubectl(*done, f"--timeout={timeouts.START}s", within=timeouts.START + timeouts.COMMAND)
+    namespace.kubectl("delete", f"pod/{name}-loader", f"secret/{name}-files")
+    return {"claimName": name}

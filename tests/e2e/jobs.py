@@ -1,0 +1,174 @@
+"""The objects that tests apply: the demo that users run, and a scripted trainer for everything but training.
+
+All are lists of manifests for `kubectl apply`. Nothing here talks to a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .kube import GUARD_CONTAINER, ROOT, TRAINER_CONTAINER
+
+Json = dict[str, Any]
+
+DEMO = ROOT / "k8s" / "samples" / "cpu-demo"
+DEMO_ON_KIND = ROOT / "k8s" / "overlays" / "kind"
+#: What the overlay makes: its namespace and its job.
+DEMO_NAMESPACE, DEMO_NAME = "rlguard-demo", "cpu-demo"
+
+_SCRIPT = Path(__file__).with_name("scripted_trainer.py")
+_TINY_LLAMA = ROOT / "guard_cli" / "demo" / "tiny_llama.py"
+_ITEMS = [(f"item-{i}", f"{i:02}+{i:02}=", f"{2 * i:02}") for i in range(8)]
+
+#: Both containers of a pod as restricted as Pod Security asks for.
+_POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": 10001,
+    "runAsGroup": 10001,
+    "fsGroup": 10001,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+_CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def heldout_split() -> str:
+    """Eight additions as JSONL."""
+    rows = ({"id": name, "prompt": prompt, "answer": answer} for name, prompt, answer in _ITEMS)
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def demo_with(rendered: Sequence[Json], arguments: Sequence[str]) -> list[Json]:
+    """The rendered demo with further arguments of its trainer; the later of two values counts."""
+    objects = json.loads(json.dumps(rendered))
+    for one in objects:
+        if one["kind"] == "GuardedTrainingJob":
+            trainer_of(one)["args"] += arguments
+    return list(objects)
+
+
+def pod_spec_of(job: Json, role: str = "Master") -> Json:
+    """The pod of a role in a job's template, to be changed in place."""
+    spec: Json = job["spec"]["template"]["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"]
+    return spec
+
+
+def trainer_of(job: Json, role: str = "Master") -> Json:
+    """The trainer container of a role in a job's template, to be changed in place."""
+    return next(c for c in pod_spec_of(job, role)["containers"] if c["name"] == TRAINER_CONTAINER)
+
+
+def scripted(
+    name: str,
+    image: str,
+    orders: Sequence[str] = (),
+    *,
+    deaf: bool = False,
+    restart: str = "Never",
+    heldout: Json | None = None,
+    checkpoints: Json | None = None,
+    policy: Json | None = None,
+    **spec: Any,
+) -> list[Json]:
+    """A scripted run with what it mounts; the GuardedTrainingJob is the last object.
+
+    Args:
+        name: of the job.
+        image: the trainer image.
+        orders: done first by every start of the trainer; see scripted_trainer.py.
+        deaf: the trainer goes on when the guard says stop.
+        restart: the PyTorchJob's restartPolicy: Never, OnFailure, ExitCode.
+        heldout: `spec.guard.heldout.volume`; a Secret that comes with the job if absent.
+        checkpoints: source of the volume of checkpoints; an emptyDir if absent.
+        policy: `spec.guard.policy`.
+        spec: further fields of the job's spec, such as onFire and onSilence.
+    """
+    files = {"trainer.py": _SCRIPT.read_text(), "tiny_llama.py": _TINY_LLAMA.read_text()}
+    replica = {"replicas": 1, "restartPolicy": restart, "template": {"spec": _pod(image, name, orders, deaf)}}
+    replica["template"]["spec"]["volumes"][0] |= checkpoints or {"emptyDir": {}}
+    guard = {
+        "heldout": {
+            "volume": heldout or {"secretName": f"{name}-heldout"},
+            "evaluator": {"checkpoint": {"device": "cpu", "maxNewTokens": 4}},
+        },
+        "checkpoints": {"volume": "checkpoints"},
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        "policy": policy or {},
+    }
+    workload = {"pytorchReplicaSpecs": {"Master": replica}}
+    template = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": workload}
+    return [
+        _object("v1", "ConfigMap", f"{name}-script", data=files),
+        _object("v1", "Secret", f"{name}-heldout", stringData={"heldout.jsonl": heldout_split()}),
+        _object(
+            "rlguard.dev/v1alpha1", "GuardedTrainingJob", name,
+            spec={"template": template, "guard": guard, **spec},
+        ),
+    ]  # fmt: skip
+
+
+def _pod(image: str, name: str, orders: Sequence[str], deaf: bool) -> Json:
+    values = {"PYTHONPATH": "/script", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HOME": "/scratch"}
+    values |= {"DEAF": "1"} if deaf else {}
+    trainer = {
+        "name": TRAINER_CONTAINER,
+        "image": image,
+        "command": ["python", "/script/trainer.py"],
+        "args": list(orders),
+        "env": [{"name": key, "value": value} for key, value in values.items()],
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        "securityContext": _CONTAINER_SECURITY,
+        "volumeMounts": [
+            {"name": "checkpoints", "mountPath": "/checkpoints"},
+            {"name": "script", "mountPath": "/script", "readOnly": True},
+            {"name": "scratch", "mountPath": "/scratch"},
+            {"name": "scratch", "mountPath": "/tmp"},
+        ],
+    }
+    volumes = [
+        {"name": "checkpoints"},
+        {"name": "script", "configMap": {"name": f"{name}-script"}},
+        {"name": "scratch", "emptyDir": {}},
+    ]
+    return {"securityContext": _POD_SECURITY, "containers": [trainer], "volumes": volumes}
+
+
+def claim(name: str) -> Json:
+    """A claim on the default StorageClass."""
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    return _object("v1", "PersistentVolumeClaim", name, spec=spec)
+
+
+def loader(name: str, image: str, claim_name: str, secret: str) -> Json:
+    """A pod that copies the files of a Secret into a claim: how a user fills a held-out volume."""
+    container = {
+        "name": "loader",
+        "image": image,
+        "command": ["sh", "-c", "cp -L /from/* /to/"],
+        "volumeMounts": [{"name": "from", "mountPath": "/from"}, {"name": "to", "mountPath": "/to"}],
+        "securityContext": _CONTAINER_SECURITY,
+    }
+    volumes = [
+        {"name": "from", "secret": {"secretName": secret}},
+        {"name": "to", "persistentVolumeClaim": {"claimName": claim_name}},
+    ]
+    spec = {
+        "restartPolicy": "Never",
+        "securityContext": _POD_SECURITY,
+        "containers": [container],
+        "volumes": volumes,
+    }
+    return _object("v1", "Pod", name, spec=spec)
+
+
+def _object(api_version: str, kind: str, name: str, **content: Any) -> Json:
+    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}, **content}
+
+
+__all__ = ["GUARD_CONTAINER", "TRAINER_CONTAINER", "claim", "demo_with", "loader", "scripted"]

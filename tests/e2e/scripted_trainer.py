@@ -1,0 +1,117 @@
+"""A trainer that does what it is told, one order a line. It runs in the trainer image, with the real guard.
+
+It stands for a GRPO run where a test is about the cluster and not about training: it reports steps through
+the project's own reporter, so everything from the reporter on is real. First it does the orders of its
+command line, then those that a test appends to /scratch/orders, until it is told to end.
+
+    steps N [KL [REWARD]]   report N steps and wait until the guard has acknowledged them
+    checkpoint              save a tiny model with random weights and report it
+    sleep SECONDS           (the test may then take something away and need not come back)
+    fire                    report steps whose KL is far beyond every KL stop
+    exit CODE               end
+
+As the real callback does, it ends with exit code 3 when the guard says that training must stop; with DEAF=1
+it goes on, so that whoever stops it is the cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from guard_core.wire import KlKind
+from trainer_image.client import GuardClient
+from trainer_image.metrics import StepSample
+from trainer_image.reporter import CheckpointSample, Reporter
+
+ORDERS = Path("/scratch/orders")
+CHECKPOINTS = Path("/checkpoints")
+POLL_SECONDS = 0.1
+PATIENCE_SECONDS = 300.0
+STOPPED_BY_GUARD = 3
+TERMINATED = 143
+DEAF = os.environ.get("DEAF") == "1"
+
+
+class Trainer:
+    """Steps are counted from 1 in each attempt."""
+
+    def __init__(self) -> None:
+        client = GuardClient(os.environ["RLGUARD_URL"], os.environ["RLGUARD_TOKEN"])
+        self.reporter = Reporter(client, attempt=None, unreachable_seconds=PATIENCE_SECONDS)
+        self.reporter.connect(PATIENCE_SECONDS)
+        self.reporter.start()
+        self.step = 0
+        print(f"attempt {self.reporter.attempt}", flush=True)
+
+    def obey(self, order: str) -> None:
+        """Do one order."""
+        word, *values = shlex.split(order)
+        if word == "steps":
+            count, kl, reward = [*map(float, values), *(8.0, 0.01, 0.5)[len(values) :]]
+            self.report(int(count), kl, reward)
+        elif word == "fire":
+            self.report(10, 1000.0, 0.9)
+        elif word == "checkpoint":
+            self.save()
+        elif word == "sleep":
+            self.wait(float(values[0]))
+        elif word == "exit":
+            sys.exit(int(values[0]))
+        else:
+            raise SystemExit(f"unknown order: {order!r}")
+        print(f"done: {order}", flush=True)
+
+    def report(self, count: int, kl: float, reward: float) -> None:
+        for _ in range(count):
+            self.step += 1
+            self.reporter.submit(StepSample(self.step, reward, kl, KlKind.REF_TOKEN_MEAN))
+        delivery = self.reporter.delivery
+        while delivery.steps + delivery.duplicates + delivery.refused + delivery.dropped < self.step:
+            self.wait(POLL_SECONDS)
+
+    def save(self) -> None:
+        import tiny_llama  # of guard_cli/demo; it loads torch
+
+        directory = CHECKPOINTS / f"attempt-{self.reporter.attempt}" / f"checkpoint-{self.step}"
+        tokenizer = tiny_llama.build_tokenizer("0123456789+= ")
+        tiny_llama.save(tiny_llama.build_model(tokenizer, seed=0), tokenizer, directory)
+        self.reporter.submit(CheckpointSample(self.step, str(directory)))
+
+    def wait(self, seconds: float) -> None:
+        """Wait, and end if the guard says so."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.reporter.halt is not None and not DEAF:
+                print(f"stopped: {self.reporter.halt.code}", flush=True)
+                sys.exit(STOPPED_BY_GUARD)
+            time.sleep(POLL_SECONDS)
+
+
+def orders(trainer: Trainer) -> Iterator[str]:
+    """Those of the command line, then those of the file, which is empty again after a restart."""
+    ORDERS.write_text("")
+    yield from sys.argv[1:]
+    done = 0
+    while True:
+        lines = ORDERS.read_text().splitlines()
+        yield from lines[done:]
+        done = len(lines)
+        trainer.wait(POLL_SECONDS)
+
+
+def main() -> None:
+    # Process 1 of a container ignores what it has no handler for, and the kubelet would wait 30 s for it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    trainer = Trainer()
+    for order in orders(trainer):
+        trainer.obey(order)
+
+
+if __name__ == "__main__":
+    main()

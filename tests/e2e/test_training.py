@@ -1,0 +1,86 @@
+"""Real GRPO runs: TRL in the trainer image, the guard beside it scoring real checkpoints, and what users see.
+
+Nothing is scripted here: whether a run hacks its reward is decided by its grader, and the guard finds it out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from . import given, jobs, then, timeouts
+from .kube import Job, Namespace
+
+#: An evidence ConfigMap must stay far below etcd's limit of 1.5 MiB for one object.
+EVIDENCE_BYTES = 256 * 1024
+
+
+def test_a_run_that_hacks_its_reward_is_stopped(more_namespaces: Callable[[str], Namespace]) -> None:
+    """The walk-through of docs/install.md, to the end: evidence, Events, and a latch that nobody opens."""
+    namespace = more_namespaces(jobs.DEMO_NAMESPACE)
+
+    job = given.the_demo_of_the_install_guide(namespace)
+
+    then.the_condition_is(job, "Guarded", "True", "WorkloadCreated")
+    fire = then.the_job_has_fired(job, within=timeouts.GRPO)
+    assert fire["code"] in {"hacking_gap", "heldout_decline"}, fire
+    then.the_job_is_stopped(job)
+    workload = job.workload
+    assert workload is not None, "onFire: Stop keeps the object"
+    then.it_was_told_once(job, job.conditions["Fired"]["reason"], "StopRequested", "NoPodsLeft")
+    the_evidence_holds_what_happened(job)
+    the_latch_cannot_be_opened(job)
+    assert "Stopped" in namespace.kubectl("get", "gtj"), "the phase is a printer column"
+
+
+def test_an_honest_run_succeeds(namespace: Namespace) -> None:
+    """The same demo with the strict grader: it finishes, the sidecar ends with it, and nothing fires."""
+    job = given.the_demo_with(namespace, "--grader=strict", "--steps=24", "--save-steps=4")
+
+    then.the_condition_is(job, "Succeeded", "True", "WorkloadSucceeded", within=timeouts.GRPO)
+    then.the_phase_is(job, "Succeeded")
+    assert job.pod["status"]["phase"] == "Succeeded", "the sidecar does not keep a finished job alive"
+    then.the_job_never_fired(job)
+    assert job.guard["steps"] == 24
+    assert job.guard["rounds"] >= 2, "checkpoints were scored"
+
+
+# -- then, in the words of these tests -------------------------------------------------------------------
+
+
+def the_evidence_holds_what_happened(job: Job) -> None:
+    """Verdict, history, both logs and the last good checkpoint, in a bounded size."""
+    evidence = then.evidence(job)
+    fire = job.guard["fire"]
+    verdict = json.loads(evidence["verdict.json"])
+    assert verdict["fire"]["code"] == fire["code"]
+    assert verdict["fire"]["step"] == fire["step"]
+    rounds = [json.loads(line) for line in evidence["history.jsonl"].splitlines()]
+    assert rounds[-1]["step"] == fire["step"]
+    assert rounds[0]["heldout"] > rounds[-1]["heldout"], "what was wanted fell"
+    assert rounds[0]["reward"] < rounds[-1]["reward"], "what was rewarded rose"
+    best = json.loads(evidence["last-good-checkpoint.json"])
+    assert best["step"] < fire["step"]
+    assert best["path"] == f"/checkpoints/checkpoint-{best['step']}"
+    assert "warm-up" in evidence["trainer.log"], "the log of the trainer"
+    assert evidence["guard.log"].strip(), "the log of the guard"
+    assert sum(map(len, evidence.values())) < EVIDENCE_BYTES
+
+
+def the_latch_cannot_be_opened(job: Job) -> None:
+    """The API server itself refuses what a user might try with kubectl."""
+    fire = job.guard["fire"]
+    attempts = {
+        "merge": '{"status": {"guard": {"fire": null}}}',
+        "json": '[{"op": "remove", "path": "/status/guard/fire"}]',
+        "merge of all": '{"status": null}',
+        "json of another reason": '[{"op": "replace", "path": "/status/guard/fire/reason", "value": "fine"}]',
+    }
+    for how, patch in attempts.items():
+        kind = how.split()[0]
+        refused = job.namespace.try_kubectl(
+            "patch", "gtj", job.name, "--subresource=status", f"--type={kind}", "--patch", patch
+        )
+        assert refused.returncode != 0, how
+        assert "status.guard.fire is latched: it can be neither changed nor removed" in refused.stderr, how
+    assert job.guard["fire"] == fire

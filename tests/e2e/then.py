@@ -1,0 +1,157 @@
+"""Then: what a user must see. Each waits for it within a named time-out, or fails with what it saw."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from guard_operator.runtime.client import CONFIG_MAPS, EVENTS
+from guard_operator.runtime.errors import ClusterError
+
+from . import timeouts
+from .kube import Job, Json
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.25
+
+
+def eventually(probe: Callable[[], T], what: str, within: float) -> T:
+    """The first truthy value of `probe`; an error of the cluster or a failed assertion counts as not yet."""
+    deadline = time.monotonic() + within
+    last: object = None
+    while time.monotonic() < deadline:
+        try:
+            last = probe()
+        except (ClusterError, AssertionError) as error:
+            last = error
+        else:
+            if last:
+                return last
+        time.sleep(POLL_SECONDS)
+    raise AssertionError(f"not within {within:g} s: {what}; last seen: {last!r}")
+
+
+# -- the job ---------------------------------------------------------------------------------------------
+
+
+def the_condition_is(
+    job: Job, kind: str, status: str, reason: str | None = None, within: float = timeouts.DECISION
+) -> str:
+    """Wait for a condition of the job; its message."""
+
+    def there() -> Json | None:
+        found = job.conditions.get(kind)
+        matches = found is not None and found["status"] == status and reason in (None, found["reason"])
+        return found if matches else None
+
+    what = f"{kind}={status}" + (f" ({reason})" if reason else "")
+    try:
+        return str(eventually(there, what, within)["message"])
+    except AssertionError as error:
+        raise AssertionError(f"{error}\nstatus: {json.dumps(_short(job.status), indent=1)}") from None
+
+
+def the_phase_is(job: Job, phase: str, within: float = timeouts.DECISION) -> None:
+    """Wait for the phase that `kubectl get gtj` shows."""
+    eventually(
+        lambda: job.status.get("phase") == phase, f"phase {phase}, not {job.status.get('phase')}", within
+    )
+
+
+def the_job_has_fired(job: Job, reason: str | None = None, within: float = timeouts.REPORT) -> Json:
+    """The latch is in the status and the operator says Fired; the latch."""
+    the_condition_is(job, "Fired", "True", reason, within)
+    fire: Json = job.guard["fire"]
+    return fire
+
+
+def the_job_is_stopped(job: Job, within: float = timeouts.STOP) -> None:
+    """Stopped=True, no pod of the run left, and a workload that makes none."""
+    the_condition_is(job, "Stopped", "True", "NoPodsLeft", within)
+    assert job.status["phase"] == "Stopped"
+    assert job.pods == [], [pod["metadata"]["name"] for pod in job.pods]
+    workload = job.workload
+    if workload is not None:
+        assert workload_condition(workload, "Failed") is not None, workload.get("status")
+
+
+def the_job_never_fired(job: Job) -> None:
+    """Neither latch nor condition nor Event."""
+    assert "fire" not in job.guard and "halt" not in job.guard, job.guard
+    assert job.conditions["Fired"]["status"] == "False"
+    assert not events(job).keys() & {"KlHardStop", "HeldoutDecline", "HackingGap"}
+
+
+def workload_condition(workload: Json, kind: str) -> Json | None:
+    """A condition of the PyTorchJob, if it is True."""
+    conditions = (workload.get("status") or {}).get("conditions") or []
+    return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
+
+
+# -- what the guard reports ------------------------------------------------------------------------------
+
+
+def the_guard_has_counted(job: Job, steps: int, within: float = timeouts.REPORT) -> Json:
+    """At least so many steps are in the status; `status.guard`."""
+    eventually(lambda: (job.guard.get("steps") or 0) >= steps, f"{steps} steps in status.guard", within)
+    return job.guard
+
+
+def the_guard_has_evaluated(job: Job, rounds: int = 1, within: float = timeouts.EVALUATION) -> Json:
+    """At least so many evaluation rounds are in the status; `status.guard`."""
+    eventually(lambda: (job.guard.get("rounds") or 0) >= rounds, f"{rounds} rounds in status.guard", within)
+    return job.guard
+
+
+def a_container_runs_again(job: Job, name: str, killed: str, within: float = timeouts.RESTART) -> None:
+    """Another container of that name than the one that was killed runs."""
+
+    def again() -> bool:
+        now = job.container(name)
+        return killed not in now.get("containerID", killed) and "running" in now["state"]
+
+    eventually(again, f"container {name} runs again", within)
+
+
+# -- what is left behind ---------------------------------------------------------------------------------
+
+
+def events(job: Job) -> Counter[str]:
+    """How often each reason was told about this job, repetitions included."""
+    items = job.client.list(EVENTS, job.namespace.name, {}).get("items") or []
+    told: Counter[str] = Counter()
+    for event in items:
+        if event["involvedObject"].get("uid") == job.uid:
+            told[event["reason"]] += event.get("count") or 1
+    return told
+
+
+def it_was_told_once(job: Job, *reasons: str, within: float = timeouts.DECISION) -> None:
+    """Each of these Events is there, exactly once."""
+    eventually(
+        lambda: set(reasons) <= events(job).keys(), f"Events {reasons}; there are {events(job)}", within
+    )
+    assert {reason: events(job)[reason] for reason in reasons} == dict.fromkeys(reasons, 1)
+
+
+def evidence(job: Job, within: float = timeouts.DECISION) -> dict[str, str]:
+    """The files of the evidence ConfigMap that the status names."""
+    name = eventually(
+        lambda: (job.status.get("stop") or {}).get("evidence"), "the status names evidence", within
+    )
+    found = job.client.get(CONFIG_MAPS, job.namespace.name, name)
+    assert found is not None, f"there is no ConfigMap {name}"
+    data: dict[str, str] = found["data"]
+    return data
+
+
+def _short(status: Json) -> Any:
+    """A status without its longest parts."""
+    guard = {
+        k: v for k, v in (status.get("guard") or {}).items() if k not in {"detectorState", "historyTail"}
+    }
+    return {**status, "guard": guard}

@@ -1,0 +1,45 @@
+"""Every time-out of the tests on a cluster: by name, in seconds, with its reason. There is no other number.
+
+They are limits of patience and no measurements: two or three times what a machine with two busy cores needs.
+"""
+
+from __future__ import annotations
+
+# -- the session -----------------------------------------------------------------------------------------
+
+#: From empty caches: the node image, the add-ons, our images, the cluster. tests/e2e/cluster builds them.
+CLUSTER = 90 * 60
+#: `docker` and `kind` remove one node.
+CLUSTER_DELETE = 5 * 60
+#: `helm` waits for two operator pods; their image is in the node.
+INSTALL = 180
+#: One test, its fixtures and its artefacts included; the longest holds a GRPO run.
+TEST = 30 * 60
+
+# -- commands --------------------------------------------------------------------------------------------
+
+#: One kubectl command; `exec` starts a Python in a pod that shares two cores.
+COMMAND = 60
+#: One kubectl command that collects artefacts: a node that is broken must not eat the session.
+ARTEFACT = 20
+
+# -- a job -----------------------------------------------------------------------------------------------
+
+#: From `kubectl apply` to what the operator says about the spec.
+DECISION = 30
+#: From `kubectl apply` to a running trainer: the guard starts first (imports on a busy core).
+START = 180
+#: A change in the guard reaches the status: 5 s between two writes, 15 s between two heartbeats.
+REPORT = 60
+#: The guard loads torch in a process of its own and scores a tiny checkpoint.
+EVALUATION = 180
+#: From a latched fire to no pod left: a pod has 30 s of grace for trainer and guard together.
+STOP = 120
+#: A container that died runs again: the kubelet waits 10 s before the second restart, and start-up follows.
+RESTART = 180
+#: A lost pod is made again by the training-operator; then as START.
+REPLACE = 240
+#: The demo: warm-up (half a minute on a free core), then up to 80 GRPO steps, each second one evaluated.
+GRPO = 20 * 60
+#: Nothing of a namespace is left.
+NAMESPACE_DELETE = 120
