@@ -29,6 +29,12 @@ def a_scripted_run(namespace: Namespace, *orders: str, name: str = "run", **opti
     return job
 
 
+def a_run_on_two_nodes(namespace: Namespace, name: str = "run") -> Job:
+    """GRPO under torchrun in a Master and a Worker, with a KL stop that any learning reaches."""
+    objects(namespace, jobs.on_two_nodes(name, namespace.cluster.images["trainer"]))
+    return namespace.job(name)
+
+
 def the_demo_of_the_install_guide(namespace: Namespace) -> Job:
     """`kubectl apply -k k8s/overlays/kind`, as docs/install.md says: a GRPO run that hacks its reward."""
     assert namespace.name == jobs.DEMO_NAMESPACE, "the overlay names its own namespace"

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from .kube import GUARD_CONTAINER, ROOT, TRAINER_CONTAINER
 
 Json = dict[str, Any]
@@ -90,8 +92,62 @@ def scripted(
         spec: further fields of the job's spec, such as onFire and onSilence.
     """
     files = {"trainer.py": _SCRIPT.read_text(), "tiny_llama.py": _TINY_LLAMA.read_text()}
-    replica = {"replicas": 1, "restartPolicy": restart, "template": {"spec": _pod(image, name, orders, deaf)}}
-    replica["template"]["spec"]["volumes"][0] |= checkpoints or {"emptyDir": {}}
+    pod = _pod(image, name, ["python", "/script/trainer.py", *orders], deaf)
+    pod["volumes"][0] |= checkpoints or {"emptyDir": {}}
+    replicas = {"Master": {"replicas": 1, "restartPolicy": restart, "template": {"spec": pod}}}
+    return _guarded(name, files, replicas, heldout, policy, **spec)
+
+
+def on_two_nodes(name: str, image: str) -> list[Json]:
+    """GRPO with `trainer_image.train` under torchrun, a Master and a Worker, as in k8s/samples/multi-node.yaml.
+
+    The model is tiny and random, the reward counts a letter, and any movement of the policy is beyond the KL
+    stop: after a few steps the guard fires.
+    """
+    files = {
+        "tiny_llama.py": _TINY_LLAMA.read_text(),
+        "reward.py": (
+            "def ones(completions, **_):\n    return [c.count('1') / (1 + len(c)) for c in completions]\n"
+        ),
+        "grpo.yaml": yaml.safe_dump(
+            {
+                "model": "/scratch/model",
+                "dataset": "/script/train.jsonl",
+                "reward_functions": ["reward:ones"],
+                "output_dir": "/checkpoints/run",
+                "grpo": {
+                    "beta": 0.04,
+                    "learning_rate": 0.001,
+                    "per_device_train_batch_size": 8,
+                    "num_generations": 4,
+                    "max_completion_length": 8,
+                    "max_steps": 1000,
+                    "save_strategy": "no",
+                    "use_cpu": True,
+                    "bf16": False,
+                    "gradient_checkpointing": False,
+                    "report_to": [],
+                },
+            }
+        ),
+        "train.jsonl": heldout_split(),
+    }
+    make_model = (
+        "import tiny_llama as t; k = t.build_tokenizer('0123456789+= '); "
+        "t.save(t.build_model(k, 0), k, '/scratch/model')"
+    )
+    train = "exec torchrun -m trainer_image.train --config /script/grpo.yaml"
+    pod = _pod(image, name, ["sh", "-c", f'python -c "{make_model}" && {train}'])
+    pod["volumes"][0]["emptyDir"] = {}
+    replica = {"replicas": 1, "restartPolicy": "OnFailure", "template": {"spec": pod}}
+    policy = {"heldoutGuard": {"klHardStop": 1e-6, "emaAlpha": 0.0}}
+    return _guarded(name, files, {"Master": replica, "Worker": replica}, None, policy)
+
+
+def _guarded(
+    name: str, files: Json, replicas: Json, heldout: Json | None, policy: Json | None, **spec: Any
+) -> list[Json]:
+    """The job, and before it the ConfigMap with its files and the Secret with its held-out split."""
     guard = {
         "heldout": {
             "volume": heldout or {"secretName": f"{name}-heldout"},
@@ -101,28 +157,25 @@ def scripted(
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "policy": policy or {},
     }
-    workload = {"pytorchReplicaSpecs": {"Master": replica}}
+    workload = {"pytorchReplicaSpecs": replicas}
     template = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": workload}
+    job_spec = {"template": template, "guard": guard, **spec}
     return [
         _object("v1", "ConfigMap", f"{name}-script", data=files),
         _object("v1", "Secret", f"{name}-heldout", stringData={"heldout.jsonl": heldout_split()}),
-        _object(
-            "rlguard.dev/v1alpha1", "GuardedTrainingJob", name,
-            spec={"template": template, "guard": guard, **spec},
-        ),
-    ]  # fmt: skip
+        _object("rlguard.dev/v1alpha1", "GuardedTrainingJob", name, spec=job_spec),
+    ]
 
 
-def _pod(image: str, name: str, orders: Sequence[str], deaf: bool) -> Json:
+def _pod(image: str, name: str, command: Sequence[str], deaf: bool = False) -> Json:
     values = {"PYTHONPATH": "/script", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HOME": "/scratch"}
     values |= {"DEAF": "1"} if deaf else {}
     trainer = {
         "name": TRAINER_CONTAINER,
         "image": image,
-        "command": ["python", "/script/trainer.py"],
-        "args": list(orders),
+        "command": list(command),
         "env": [{"name": key, "value": value} for key, value in values.items()],
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
         "securityContext": _CONTAINER_SECURITY,
         "volumeMounts": [
             {"name": "checkpoints", "mountPath": "/checkpoints"},

@@ -8,6 +8,7 @@ command line, then those that a test appends to /scratch/orders, until it is tol
     checkpoint              save a tiny model with random weights and report it
     sleep SECONDS           (the test may then take something away and need not come back)
     fire                    report steps whose KL is far beyond every KL stop
+    eat                     take memory until the kernel ends it
     exit CODE               end
 
 As the real callback does, it ends with exit code 3 when the guard says that training must stop; with DEAF=1
@@ -61,6 +62,10 @@ class Trainer:
             self.save()
         elif word == "sleep":
             self.wait(float(values[0]))
+        elif word == "eat":
+            eaten = []
+            while True:
+                eaten.append(bytearray(os.urandom(1 << 20)) * 16)
         elif word == "exit":
             sys.exit(int(values[0]))
         else:

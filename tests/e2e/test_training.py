@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 
 from . import given, jobs, then, timeouts
-from .kube import Job, Namespace
+from .kube import GUARD_CONTAINER, Job, Namespace
 
 #: An evidence ConfigMap must stay far below etcd's limit of 1.5 MiB for one object.
 EVIDENCE_BYTES = 256 * 1024
@@ -45,7 +45,28 @@ def test_an_honest_run_succeeds(namespace: Namespace) -> None:
     assert job.guard["rounds"] >= 2, "checkpoints were scored"
 
 
+def test_a_fire_stops_a_run_on_two_nodes(namespace: Namespace) -> None:
+    """torchrun, gloo, a Master and a Worker: one guard, beside rank 0, and both pods go."""
+    job = given.a_run_on_two_nodes(namespace)
+
+    then.eventually(lambda: len(job.pods) == 2, "a pod for each node", timeouts.DECISION)
+    assert guards_by_pod(job) == {"run-master-0": 1, "run-worker-0": 0}
+    then.the_job_has_fired(job, "KlHardStop", within=timeouts.TWO_NODES)
+    then.the_job_is_stopped(job)
+    assert job.guard["steps"] >= 5, "the step that fired was one of a training that both ranks took part in"
+
+
 # -- then, in the words of these tests -------------------------------------------------------------------
+
+
+def guards_by_pod(job: Job) -> dict[str, int]:
+    """How many guards each pod of the run has."""
+    return {
+        pod["metadata"]["name"]: sum(
+            one["name"] == GUARD_CONTAINER for one in pod["spec"].get("initContainers") or []
+        )
+        for pod in job.pods
+    }
 
 
 def the_evidence_holds_what_happened(job: Job) -> None:

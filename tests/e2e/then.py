@@ -12,11 +12,19 @@ from guard_operator.runtime.client import CONFIG_MAPS, EVENTS
 from guard_operator.runtime.errors import ClusterError
 
 from . import timeouts
-from .kube import Job, Json
+from .kube import GUARD_CONTAINER, Job, Json
 
 T = TypeVar("T")
 
 POLL_SECONDS = 0.25
+
+_ASK_VERDICT = """
+import os, urllib.request
+url = f"http://127.0.0.1:{os.environ['RLGUARD_GUARD_PORT']}/v1/verdict"
+token = open(os.environ["RLGUARD_GUARD_READ_TOKEN_FILE"]).read().strip()
+request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+print(urllib.request.urlopen(request, timeout=5).read().decode())
+"""
 
 
 def eventually(probe: Callable[[], T], what: str, within: float) -> T:
@@ -107,6 +115,21 @@ def the_guard_has_evaluated(job: Job, rounds: int = 1, within: float = timeouts.
     return job.guard
 
 
+def the_guard_has_latched(job: Job, within: float = timeouts.REPORT) -> Json:
+    """A fire is in the status, whatever the operator says; the latch."""
+    return eventually(lambda: job.guard.get("fire"), "status.guard.fire", within)
+
+
+def the_guard_answers(job: Job, within: float = timeouts.RESTART) -> Json:
+    """The verdict that the guard itself gives, asked in its container."""
+
+    def verdict() -> Json | None:
+        asked = job.try_exec(GUARD_CONTAINER, "python", "-c", _ASK_VERDICT)
+        return json.loads(asked.stdout) if asked.returncode == 0 else None
+
+    return eventually(verdict, "the guard gives its verdict", within) or {}
+
+
 def a_container_runs_again(job: Job, name: str, killed: str, within: float = timeouts.RESTART) -> None:
     """Another container of that name than the one that was killed runs."""
 
@@ -115,6 +138,16 @@ def a_container_runs_again(job: Job, name: str, killed: str, within: float = tim
         return killed not in now.get("containerID", killed) and "running" in now["state"]
 
     eventually(again, f"container {name} runs again", within)
+
+
+def the_pod_was_replaced(job: Job, lost: str, within: float = timeouts.REPLACE) -> None:
+    """The pod of rank 0 is another one than the lost one (by UID), and runs."""
+
+    def another() -> bool:
+        pod = job.pod
+        return pod["metadata"]["uid"] != lost and pod["status"].get("phase") == "Running"
+
+    eventually(another, "another pod of rank 0 runs", within)
 
 
 # -- what is left behind ---------------------------------------------------------------------------------

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Job
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from guard_operator.runtime.client import PODS
+
+from . import timeouts
+from .kube import GUARD_CONTAINER, RELEASE, SYSTEM, TRAINER_CONTAINER, Cluster, Job
 
 
 def the_trainer_is_told(job: Job, *orders: str) -> None:
@@ -40,3 +46,27 @@ def the_pod_is_deleted(job: Job) -> str:
     uid = str(job.pod["metadata"]["uid"])
     job.namespace.kubectl("delete", "pod", f"{job.name}-master-0", "--wait=false")
     return uid
+
+
+def the_pod_is_evicted(job: Job) -> None:
+    """What `kubectl drain` asks for: the eviction of the pod of rank 0."""
+    pod = f"{job.name}-master-0"
+    metadata = {"name": pod, "namespace": job.namespace.name}
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+    job.client.request("POST", PODS.path(job.namespace.name, pod, "eviction"), body=body)
+
+
+@contextmanager
+def the_operator_is_away(cluster: Cluster) -> Iterator[None]:
+    """No operator runs inside the `with`; afterwards there are as many as before, and ready."""
+    deployment = ("--namespace", SYSTEM, f"deployment/{RELEASE}")
+    replicas = cluster.kubectl("get", *deployment, "--output=jsonpath={.spec.replicas}")
+    pods = ("pods", "--namespace", SYSTEM, f"--selector=app.kubernetes.io/instance={RELEASE}")
+    cluster.kubectl("scale", *deployment, "--replicas=0")
+    cluster.kubectl("wait", "--for=delete", *pods, f"--timeout={timeouts.COMMAND}s")
+    try:
+        yield
+    finally:
+        cluster.kubectl("scale", *deployment, f"--replicas={replicas}")
+        ready = ("rollout", "status", *deployment, f"--timeout={timeouts.INSTALL}s")
+        cluster.kubectl(*ready, within=timeouts.INSTALL + timeouts.COMMAND)
