@@ -87,7 +87,7 @@ def isolation() -> dict[str, Any]:
         "guardVolumes": volumes,
         "heldoutVolume": "rlguard-heldout",
         "tokenVolume": "rlguard-token",
-        "metricsPort": "rlguard-metrics",
+        "metricsPort": layout.METRICS_PORT_NAME,
         "trainerEnv": list(layout.TRAINER_ENV),
         "hostCapabilities": sorted(HOST_CAPABILITIES),
     }

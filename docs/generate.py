@@ -152,6 +152,10 @@ def metrics() -> Iterator[str]:
     yield "`GET /metrics` in the Prometheus text format. No metric carries an item, a prompt or an answer."
     yield "A value that is not known has no sample: it is never 0."
     yield ""
+    yield "On the guard's port it takes the read token. `RLGUARD_GUARD_METRICS_PORT` serves the same page,"
+    yield "and nothing else, without a token, made at most once a second; on a cluster that is the pod's"
+    yield "port `rlguard-metrics`."
+    yield ""
     yield from _table(
         ("Metric", "Type", "Labels", "Present", "Meaning"),
         [

@@ -28,6 +28,7 @@ from guard_service.auth import Tokens
 from guard_service.engine import Engine
 from guard_service.errors import GuardError, SettingsError
 from guard_service.heldout.worker import EvaluationWorker
+from guard_service.scrape import scraped
 from guard_service.settings import GuardSettings, load_settings
 
 if TYPE_CHECKING:
@@ -92,7 +93,11 @@ def serve(settings: GuardSettings) -> None:
     """
     tokens = Tokens(*settings.tokens())
     policy = settings.policy()
-    listener = _listen(settings.host, settings.port)
+    listener = _listen("", settings.host, settings.port)
+    scrapes = None
+    if settings.metrics_port is not None:
+        scrapes = _listen("METRICS_", settings.metrics_host, settings.metrics_port)
+        log.info("metrics, without a token, at %s/metrics", _url(scrapes))
     worker = None
     if settings.heldout is not None:
         worker = EvaluationWorker(settings.heldout, settings.state_dir / "scratch")
@@ -126,7 +131,7 @@ def serve(settings: GuardSettings) -> None:
         await engine.start()
         gc.freeze()  # what is loaded now stays: the collector need not walk it again and again
         try:
-            async with _reports(engine, job):
+            async with _reports(engine, job), scraped(engine.metrics, scrapes):
                 await server.serve(sockets=[listener])
         finally:
             await engine.close()
@@ -178,7 +183,8 @@ def write_endpoint(path: Path, url: str) -> None:
         log.error("%s cannot be written: %s", path, error.strerror or error)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(of: str, host: str, port: int) -> socket.socket:
+    """A bound socket. The settings are RLGUARD_GUARD_<of>HOST and RLGUARD_GUARD_<of>PORT."""
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(address[0], socket.SOCK_STREAM)
@@ -186,7 +192,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address[4])
     except OSError as error:
         raise SettingsError(
-            f"cannot listen on RLGUARD_GUARD_HOST={host!r}, RLGUARD_GUARD_PORT={port}: "
+            f"cannot listen on RLGUARD_GUARD_{of}HOST={host!r}, RLGUARD_GUARD_{of}PORT={port}: "
             f"{error.strerror or error}; choose a free port, or 0 for any"
         ) from None
     return listener

@@ -41,6 +41,19 @@ class GuardSettings(BaseSettings):
     port: int = Field(
         8470, ge=0, le=65535, description="TCP port; 0 takes a free one and writes it to endpoint.json."
     )
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="TCP port that serves GET /metrics without a token, and nothing else; none without it. "
+        "0 takes a free one and logs it.",
+    )
+    metrics_host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="Address for metrics_port. Whoever reaches it can read the metrics: means and counts, "
+        "nothing of a held-out item.",
+    )
     state_dir: Path = Field(
         description="Directory of the store, endpoint.json and the best checkpoint. One run, one directory; "
         "it must survive a restart of the guard, and the trainer must not be able to read it."

@@ -247,6 +247,10 @@ class Isolation(StrEnum):
 class GuardSpec(ApiModel):
     """The guard: image, held-out split, thresholds. Immutable: a changed guard is a new run."""
 
+    model_config = ConfigDict(
+        json_schema_extra=cel(("self.port != self.metricsPort", "port and metricsPort must differ"))
+    )
+
     image: str | None = Field(
         None, min_length=1, max_length=512, description="Guard image; the operator's default if absent."
     )
@@ -270,6 +274,12 @@ class GuardSpec(ApiModel):
         ge=1024,
         le=65535,
         description="Loopback port of the guard. Change it where hostNetwork jobs share a node.",
+    )
+    metrics_port: int = Field(
+        8471,
+        ge=1024,
+        le=65535,
+        description="Port of the pod on which the guard serves its metrics, without a token.",
     )
     heldout: Heldout = Field(
         description="The held-out split, which the trainer cannot read, and how the policy is scored on it."

@@ -119,6 +119,7 @@ def _guard_container(job: Job, template: PodTemplate, checkpoints: Json, config:
         "restartPolicy": "Always",  # what makes an init container a sidecar
         "resources": resources or copy.deepcopy(config.guard_resources),
         "env": list(_environment(job, template, checkpoints)),
+        "ports": [{"name": layout.METRICS_PORT_NAME, "containerPort": guard.metrics_port}],
         "volumeMounts": list(_mounts(checkpoints)),
         "securityContext": {
             "runAsUser": layout.GUARD_UID,
@@ -149,6 +150,7 @@ def _environment(job: Job, template: PodTemplate, checkpoints: Json) -> Iterator
     values = {
         "RLGUARD_GUARD_HOST": "127.0.0.1",
         "RLGUARD_GUARD_PORT": str(guard.port),
+        "RLGUARD_GUARD_METRICS_PORT": str(guard.metrics_port),
         "RLGUARD_GUARD_STATE_DIR": layout.STATE_DIR,
         "RLGUARD_GUARD_CHECKPOINT_ROOT": checkpoints["mountPath"],
         "RLGUARD_GUARD_POLICY_FILE": f"{layout.POLICY_DIR}/{layout.POLICY_KEY}",
@@ -161,6 +163,8 @@ def _environment(job: Job, template: PodTemplate, checkpoints: Json) -> Iterator
         "HOME": layout.TMP_DIR,
     }
     yield from ({"name": name, "value": value} for name, value in values.items())
+    # The pod's own address: right for IPv4 and IPv6, and what Prometheus asks.
+    yield {"name": "RLGUARD_GUARD_METRICS_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     if template.index_field is not None:
         source = {"fieldRef": {"fieldPath": template.index_field}}
         yield {"name": "RLGUARD_GUARD_CLUSTER__REPLICA_INDEX", "valueFrom": source}

@@ -15,6 +15,9 @@ TMP_DIR = "/tmp"  # noqa: S108 - the guard's own emptyDir, on a read-only root
 
 GUARD_DIRECTORIES = (STATE_DIR, "/var/run/rlguard", TOKEN_DIR, TMP_DIR)
 
+#: Name of the guard's port for Prometheus; the chart's PodMonitor asks for it.
+METRICS_PORT_NAME = "rlguard-metrics"
+
 #: Environment that the trainer containers of the rank-0 pod get.
 URL_ENV = "RLGUARD_URL"
 TOKEN_ENV = "RLGUARD_TOKEN"

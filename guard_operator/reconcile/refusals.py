@@ -15,7 +15,13 @@ from guard_operator.adapters import Adapter, PodTemplate, TemplateError
 from guard_operator.api.names import RESERVED_PREFIX
 from guard_operator.api.types import GuardSpec, HeldoutVolume, Isolation
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.layout import GUARD_DIRECTORIES, GUARD_UID, TMP_DIR, TRAINER_ENV
+from guard_operator.reconcile.layout import (
+    GUARD_DIRECTORIES,
+    GUARD_UID,
+    METRICS_PORT_NAME,
+    TMP_DIR,
+    TRAINER_ENV,
+)
 
 #: Capabilities with which a container can leave its own file system and processes.
 HOST_CAPABILITIES = frozenset(
@@ -180,11 +186,21 @@ def _container_findings(
     if user == GUARD_UID:
         yield Finding("securityContext.runAsUser", f"must not be {GUARD_UID}: that is the guard's user")
     yield from _env_findings(template, container, guard.heldout.volume)
+    if template.guarded:
+        yield from _port_findings(container, guard)
+
+
+def _port_findings(container: Mapping[str, Any], guard: GuardSpec) -> Iterator[Finding]:
+    """Containers of a pod share its ports."""
     for index, port in enumerate(_objects(container.get("ports"))):
-        if template.guarded and port.get("containerPort") == guard.port:
-            yield Finding(
-                f"ports[{index}].containerPort", f"must not be {guard.port}: the guard listens there"
-            )
+        if port.get("name") == METRICS_PORT_NAME:
+            yield Finding(f"ports[{index}].name", f"must not be {METRICS_PORT_NAME}: that is the guard's")
+        for field, number in (("port", guard.port), ("metricsPort", guard.metrics_port)):
+            if port.get("containerPort") == number:
+                yield Finding(
+                    f"ports[{index}].containerPort",
+                    f"must not be {number}: the guard listens there (spec.guard.{field})",
+                )
 
 
 def _env_findings(

@@ -335,7 +335,17 @@ CASES = [
     Case(
         "the guard's port",
         lambda p: trainer(p).update(ports=[{"containerPort": 8470}]),
-        "pytorch: must not use the guard's port",
+        "pytorch: must not use a port of the guard's",
+    ),
+    Case(
+        "the guard's metrics port",
+        lambda p: trainer(p).update(ports=[{"containerPort": 8471}]),
+        "pytorch: must not use a port of the guard's",
+    ),
+    Case(
+        "a second target for Prometheus",
+        lambda p: trainer(p).update(ports=[{"name": "rlguard-metrics", "containerPort": 9}]),
+        "pytorch: must not use a port of the guard's, nor its name",
     ),
     Case(
         "another address of the guard",

@@ -14,7 +14,13 @@ import yaml
 from guard_core import __version__
 from guard_operator import rbac
 from guard_operator.__main__ import parser
+from guard_operator.adapters import ADAPTERS
+from guard_operator.api.names import KIND
 from guard_operator.api.schema import crd
+from guard_operator.api.types import Spec, Status
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.inject import build_workload
+from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.health import HealthServer
 from guard_operator.runtime.metrics import Metrics
 
@@ -140,6 +146,21 @@ class TestContent:
         assert given["extraEnv"][0] in container(objects)["env"]
         account = find(objects, "ServiceAccount")
         assert account["metadata"]["annotations"] == given["serviceAccount"]["annotations"]
+
+    def test_the_pod_monitor_finds_the_port_of_a_guard(self, render: Render) -> None:
+        sample = ROOT / "k8s" / "samples" / "single-gpu.yaml"
+        raw = next(d for d in yaml.safe_load_all(sample.read_text()) if d["kind"] == KIND)
+        job = Job("job", "ns", "uid", 1, "1", {}, Spec.model_validate(raw["spec"]), Status())
+        workload = build_workload(job, ADAPTERS[0], OperatorConfig("guard"))
+        template = workload["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+        monitor = find(render(VALUES / "everything.yaml"), "PodMonitor")["spec"]
+        (endpoint,) = monitor["podMetricsEndpoints"]
+        (wanted,) = monitor["selector"]["matchExpressions"]
+        assert wanted["key"] in template["metadata"]["labels"] and wanted["operator"] == "Exists"
+        assert set(monitor["podTargetLabels"]) <= template["metadata"]["labels"].keys()
+        containers = template["spec"]["containers"] + template["spec"]["initContainers"]
+        ports = [port for container in containers for port in container.get("ports", [])]
+        assert [p["containerPort"] for p in ports if p["name"] == endpoint["port"]] == [8471]
 
     def test_dashboard_and_alerts_ask_for_metrics_that_exist(self, render: Render) -> None:
         metrics = Metrics()

@@ -22,6 +22,7 @@ from guard_service.auth import Tokens
 from guard_service.engine import Engine
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
+from guard_service.scrape import metrics_app
 from guard_service.store import export_history
 
 ITEMS = 50
@@ -98,6 +99,9 @@ async def test_nothing_of_an_item_leaves_the_guard(
                 "/readyz",
             ):
                 await ask(client, "GET", route)
+        scraped = httpx.ASGITransport(metrics_app(engine.metrics))
+        async with httpx.AsyncClient(transport=scraped, base_url="http://pod") as prometheus:
+            await ask(prometheus, "GET", "/metrics")
         assert engine.verdict.fire, "a fire's reason must be among what is said"
     await engine.close()
     assert len(worker.canaries) > ITEMS

@@ -10,7 +10,7 @@ the operator's own refusals, so that the two cannot drift apart.
   expression: "object.spec.?initContainers.orValue([]).filter(c, c.name == '{{ $facts.guardContainer }}')"
 - name: guardPorts
   expression: >-
-    variables.guards.map(c, c.?env.orValue([]).filter(e, e.name == 'RLGUARD_GUARD_PORT').map(e, e.?value.orValue('')))
+    variables.guards.map(c, c.?env.orValue([]).filter(e, e.name in ['RLGUARD_GUARD_PORT', 'RLGUARD_GUARD_METRICS_PORT']).map(e, e.?value.orValue('')))
 - name: heldout
   expression: "variables.volumes.filter(v, v.name == '{{ $facts.heldoutVolume }}')"
 - name: heldoutClaims
@@ -56,8 +56,8 @@ the operator's own refusals, so that the two cannot drift apart.
   "where" (printf "[%s].exists(n, c.?env.orValue([]).filter(e, e.name == n).size() > 1)" (include "rlguard.celStrings" $facts.trainerEnv))
   "message" (printf "must not set %s: the operator does" (join " or " $facts.trainerEnv))) $of) }}
 {{- include "rlguard.refuse" (merge (dict
-  "where" "c.?ports.orValue([]).exists(p, variables.guardPorts.exists(g, string(p.containerPort) in g))"
-  "message" "must not use the guard\\'s port") $of) }}
+  "where" (printf "c.?ports.orValue([]).exists(p, p.?name.orValue('') == '%s' || variables.guardPorts.exists(g, string(p.containerPort) in g))" $facts.metricsPort)
+  "message" "must not use a port of the guard\\'s, nor its name") $of) }}
 {{- end }}
 
 {{/* A list of strings as it stands in CEL. */}}

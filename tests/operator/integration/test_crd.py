@@ -67,6 +67,7 @@ REFUSED = {
     "unknown detector": ({"policy": {"detector": "x"}}, 'supported values: "HeldoutGuard"'),
     "unknown policy": ({"policy": {"silent": {"policy": "Shrug"}}}, 'supported values: "Warn", "Stop"'),
     "low port": ({"port": 80}, "guard.port"),
+    "one port twice": ({"port": 8471}, "port and metricsPort must differ"),
     "no evaluator": (
         {"heldout": {"volume": {"claimName": "h"}, "evaluator": {}}},
         "exactly one evaluator must be set",

@@ -140,6 +140,14 @@ def test_probes_run_inside_the_container() -> None:
         compile(command[2], probe, "exec")
 
 
+def test_the_guard_serves_its_metrics_on_a_named_port_of_the_pods_address() -> None:
+    guard_container = container(pod_of(built(job(metricsPort=9001))), "rlguard-guard")
+    assert guard_container["ports"] == [{"name": "rlguard-metrics", "containerPort": 9001}]
+    env = {variable["name"]: variable for variable in guard_container["env"]}
+    assert env["RLGUARD_GUARD_METRICS_PORT"]["value"] == "9001"
+    assert env["RLGUARD_GUARD_METRICS_HOST"]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+
+
 def test_the_trainer_gets_url_and_ingest_token() -> None:
     pod = pod_of(built(job()))
     env = {variable["name"]: variable for variable in container(pod, "pytorch")["env"]}
@@ -175,9 +183,10 @@ def test_the_guard_reads_its_heldout_settings(evaluator: Json) -> None:
 def test_the_guard_reads_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract with guard_service: the whole environment validates, what is for the cluster reporter too."""
     for variable in container(pod_of(built(job(port=9000))), "rlguard-guard")["env"]:
-        monkeypatch.setenv(variable["name"], variable["value"])
+        monkeypatch.setenv(variable["name"], variable.get("value", "10.0.0.7"))  # else: the pod's address
     settings = GuardSettings()
     assert (settings.host, settings.port) == ("127.0.0.1", 9000)
+    assert (settings.metrics_host, settings.metrics_port) == ("10.0.0.7", 8471)
     assert str(settings.checkpoint_root) == "/ckpt"
     assert str(settings.state_dir) == layout.STATE_DIR
     assert settings.ingest_token_file is not None and settings.read_token_file is not None
@@ -381,6 +390,16 @@ REFUSED: dict[str, tuple[Change, Json, str]] = {
         trainer(ports=[{"containerPort": 8470}]),
         {},
         "containers[0].ports[0].containerPort",
+    ),
+    "the guard's metrics port": (
+        lambda pod: pod["containers"][1].update(ports=[{"name": "http", "containerPort": 9001}]),
+        {"metricsPort": 9001},
+        "containers[1].ports[0].containerPort",
+    ),
+    "the name of the guard's metrics port": (
+        trainer(ports=[{"name": "a", "containerPort": 1}, {"name": "rlguard-metrics", "containerPort": 2}]),
+        {},
+        "containers[0].ports[1].name",
     ),
     "the trainer's URL": (trainer(env=[{"name": "RLGUARD_URL"}]), {}, "containers[0].env[0].name"),
     "no checkpoint volume": (lambda pod: pod["volumes"].clear(), {}, "volumes"),

@@ -1,0 +1,148 @@
+"""The metrics port: one page without a token, and nothing that a scraper does is felt by the guard."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from guard_service import scrape
+
+Step = Callable[..., dict[str, Any]]
+
+
+def url_of(guard: Any) -> str:
+    """Where the log says that the metrics are; the port is a free one."""
+    found = re.search(r"metrics, without a token, at (\S+)/metrics", guard.log)
+    assert found is not None, guard.log
+    return found[1]
+
+
+@contextlib.contextmanager
+def scraper(guard: Any) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url_of(guard), timeout=20, trust_env=False) as client:
+        yield client
+
+
+def connect(guard: Any, sent: bytes) -> socket.socket:
+    parts = urlsplit(url_of(guard))
+    connection = socket.create_connection((parts.hostname, parts.port), timeout=20)
+    with contextlib.suppress(ConnectionError):  # it may have been cut already
+        connection.sendall(sent)
+    return connection
+
+
+def is_cut(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+@pytest.fixture
+def guard(new_guard: Callable[..., Any]) -> Any:
+    return new_guard(METRICS_PORT="0").start()
+
+
+def test_the_page_is_that_of_the_guards_own_port_and_needs_no_token(guard: Any, step: Step) -> None:
+    guard.post("/v1/steps", [step(1), step(2)])
+    with scraper(guard) as client:
+        answer = client.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == guard.get("/metrics").headers["content-type"]
+    names = re.compile(r"^\w+", re.MULTILINE)
+    assert names.findall(answer.text) == names.findall(guard.get("/metrics").text)
+    assert "rlguard_guard_steps_total 2.0" in answer.text
+
+
+def test_the_page_is_fresh(guard: Any, step: Step) -> None:
+    with scraper(guard) as client:
+        assert "rlguard_guard_steps_total 0.0" in client.get("/metrics").text
+        guard.post("/v1/steps", step(1))
+        time.sleep(scrape.PAGE_SECONDS)
+        assert "rlguard_guard_steps_total 1.0" in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/verdict", 404),
+        ("GET", "/v1/history", 404),
+        ("POST", "/v1/steps", 404),
+        ("GET", "/", 404),
+        ("GET", "/healthz", 404),
+        ("GET", "/openapi.json", 404),
+        ("POST", "/metrics", 405),
+        ("DELETE", "/metrics", 405),
+    ],
+)
+def test_there_is_nothing_else(guard: Any, method: str, path: str, status: int) -> None:
+    with scraper(guard) as client:
+        assert client.request(method, path).status_code == status
+
+
+def test_no_port_unless_asked_for(new_guard: Callable[..., Any]) -> None:
+    assert "without a token" not in new_guard().start().log
+
+
+def test_scrapers_that_never_finish_delay_neither_the_trainer_nor_the_end(guard: Any, step: Step) -> None:
+    halves = [connect(guard, b"GET /metrics HTTP/1.1\r\nHost: x\r\n") for _ in range(100)]
+    deaf = [connect(guard, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 50) for _ in range(20)]
+    with guard.client() as trainer:
+        for number in range(1, 51):
+            started = time.monotonic()
+            assert trainer.post("/v1/steps", json=step(number)).status_code == 200
+            assert time.monotonic() - started < 2.0
+    started = time.monotonic()
+    assert guard.end() == 0
+    assert time.monotonic() - started < 5.0
+    assert "Traceback" not in guard.log and "no longer served" not in guard.log
+    for connection in (*halves, *deaf):
+        connection.close()
+
+
+def test_connections_are_few_and_short(new_guard: Callable[..., Any]) -> None:
+    guard = new_guard(
+        before="import guard_service.scrape as s; s.MAX_CONNECTIONS = 2; s.CONNECTION_SECONDS = 1.0",
+        METRICS_PORT="0",
+    ).start()
+    with scraper(guard) as client:
+        assert client.get("/metrics").headers["connection"] == "close"
+    held = [connect(guard, b"GET /met") for _ in range(2)]
+    time.sleep(0.2)  # the two are taken before the third asks
+    started = time.monotonic()
+    assert is_cut(connect(guard, b"")), "a third one is not held"
+    assert time.monotonic() - started < 0.5
+    assert all(is_cut(connection) for connection in held)
+    with scraper(guard) as client:
+        assert client.get("/metrics").status_code == 200
+
+
+def test_a_huge_request_is_refused(guard: Any) -> None:
+    connection = connect(guard, b"GET /metrics HTTP/1.1\r\nX: ")
+    with contextlib.suppress(ConnectionError):
+        for _ in range(100):
+            connection.sendall(b"x" * 65_536)
+    with contextlib.suppress(ConnectionError):
+        assert connection.recv(64).startswith(b"HTTP/1.1 400")
+    with scraper(guard) as client:
+        assert client.get("/metrics").status_code == 200
+
+
+def test_a_port_in_use_is_named(new_guard: Callable[..., Any]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        guard = new_guard(METRICS_PORT=str(port))
+        guard.launch()
+        assert guard.wait() == 2
+    assert f"RLGUARD_GUARD_METRICS_PORT={port}" in guard.log and "in use" in guard.log
+    assert "Traceback" not in guard.log
