@@ -99,7 +99,7 @@ def scripted(
 
 
 def on_two_nodes(name: str, image: str) -> list[Json]:
-    """GRPO with `trainer_image.train` under torchrun, a Master and a Worker, as in k8s/samples/multi-node.yaml.
+    """GRPO with `trainer_image.train` under torchrun, as in k8s/samples/multi-node.yaml.
 
     The model is tiny and random, the reward counts a letter, and any movement of the policy is beyond the KL
     stop: after a few steps the guard fires.
