@@ -5,13 +5,14 @@
 
 With `RLGUARD_URL` set (on rank 0) the run is guarded; see `trainer_image.callback`.
 
-Exit codes, all below 128, so that no restart policy takes them for an infrastructure failure:
+Exit codes. Its own are below 128, so that no restart policy takes them for an infrastructure failure:
     0  training finished
     1  anything unexpected, with a traceback
     2  the configuration or the environment is wrong
     3  the guard fired
     4  a policy of the guard stopped the run without a fire
     5  the run was stopped because no guard answered
+    143  it was told to terminate (SIGTERM): a pod that is deleted, evicted or preempted
 torchrun turns the failure of a rank into 1.
 """
 
@@ -23,6 +24,7 @@ import importlib
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -57,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     arguments = parser.parse_args(argv)
+    _obey_sigterm()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         train(load(arguments.config))
@@ -73,6 +76,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"stopped: a policy of the guard: {stop}", file=sys.stderr)
         return EXIT_STOPPED
     return 0
+
+
+def _obey_sigterm() -> None:
+    """End at once on SIGTERM, also as the first process of a container.
+
+    The kernel keeps signals without a handler from that process, so the kubelet would wait out the pod's
+    grace period before it kills; the guard, which ends after the trainer, would have no time for its last
+    report.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
 
 
 def train(config: TrainConfig) -> None:

@@ -35,6 +35,17 @@ GRPO = {
 }
 
 
+def test_as_the_first_process_of_a_container_it_ends_on_sigterm() -> None:
+    """The kernel would keep the signal from it; here it is kept away by ignoring it beforehand."""
+    program = (
+        "import os, signal, time; me = os.getpid(); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "os.getpid = lambda: 1; from trainer_image import train; train._obey_sigterm(); "
+        "os.kill(me, signal.SIGTERM); time.sleep(30)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], timeout=30, check=False)
+    assert ended.returncode == 143
+
+
 @pytest.fixture(autouse=True)
 def no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RLGUARD_URL", "RLGUARD_TOKEN", "RLGUARD_STRICT", "RANK"):
