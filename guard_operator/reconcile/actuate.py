@@ -28,6 +28,7 @@ from guard_operator.reconcile.snapshot import (
     Decision,
     DeletePods,
     Job,
+    RecordLatches,
     Report,
     Snapshot,
     StopWorkload,
@@ -76,6 +77,7 @@ class Actuator:
         for action in decision.actions:
             report, happened = self._act(snapshot, action, report)
             extra += happened
+        extra += _escalation(snapshot.job, decision.report)
         self._write(snapshot.job, report, extra)
 
     def refuse(self, raw: Json, report: Report) -> None:
@@ -87,6 +89,8 @@ class Actuator:
         """Do one thing; the report with what came of it, and Events of its own."""
         job = snapshot.job
         match action:
+            case RecordLatches():
+                self._record(job, action)
             case CreateWorkload():
                 self._create(job)
             case CaptureEvidence():
@@ -99,6 +103,16 @@ class Actuator:
             case _:
                 assert_never(action)
         return report, []
+
+    def _record(self, job: Job, latches: RecordLatches) -> None:
+        guard = {
+            key: _dump(latch)
+            for key, latch in (("fire", latches.fire), ("halt", latches.halt))
+            if latch is not None
+        }
+        fence = {"uid": job.uid, "resourceVersion": job.resource_version}
+        patch = {"metadata": fence, "status": {"guard": guard}}
+        self._client.merge(JOBS, job.namespace, job.name, patch, names.OPERATOR_MANAGER, sub="status")
 
     # -- create ------------------------------------------------------------------------------------------
 
@@ -204,7 +218,7 @@ class Actuator:
             "generation": job.generation,
         }
         self._client.apply(JOBS, status_patch(metadata, report), names.OPERATOR_MANAGER, sub="status")
-        happened = (*transitions(job.status.conditions, report.conditions), *_escalation(job, report), *extra)
+        happened = (*transitions(job.status.conditions, report.conditions), *extra)
         for transition in happened:
             self._event(job, transition)
         self._measure(job, report)

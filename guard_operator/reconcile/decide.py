@@ -28,6 +28,7 @@ from guard_operator.reconcile.snapshot import (
     Disruption,
     Pod,
     Preparation,
+    RecordLatches,
     Report,
     Snapshot,
     StopWorkload,
@@ -151,6 +152,24 @@ def condition_of(status: Status, kind: ConditionType) -> ConditionStatus | None:
 
 
 # -- stages ----------------------------------------------------------------------------------------------
+
+
+def _last_word(snapshot: Snapshot, _says: _Conditions, _now: datetime) -> Decision | None:
+    """What a guard latched that ended before the API server took it goes into the status first.
+
+    That happens when the trainer stops by itself while the API server is away. From there all is as always.
+    """
+    job, known = snapshot.job, guard_of(snapshot.job)
+    left = [pod for pod in snapshot.pods if pod.guarded]
+    fire = next((pod.fire for pod in left if pod.fire is not None and known.fire is None), None)
+    halt = next((pod.halt for pod in left if pod.halt is not None and known.halt is None), None)
+    if fire is None and halt is None:
+        return None
+    status = job.status
+    as_it_is = Report(
+        status.phase or Phase.PENDING, tuple(status.conditions), status.workload_ref, status.stop
+    )
+    return Decision(as_it_is, (RecordLatches(fire, halt),))
 
 
 def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision | None:
@@ -337,6 +356,7 @@ def _workload_ref(snapshot: Snapshot) -> WorkloadRef | None:
 
 
 _STAGES: tuple[Callable[[Snapshot, _Conditions, datetime], Decision | None], ...] = (
+    _last_word,
     _teardown,
     _over,
     _ended,

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
+
+from pydantic import ValidationError
 
 from guard_operator.adapters import Adapter, find
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import Spec, Status
+from guard_operator.api.types import GuardStatus, Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.decide import condition_of
 from guard_operator.reconcile.inject import build_workload
@@ -24,6 +27,7 @@ from guard_operator.runtime.errors import ApiError
 
 CLAIM_SECONDS = 5.0
 FORBIDDEN_SECONDS = 30.0
+WEBHOOK_SECONDS = 10.0
 REFUSED_SECONDS = 300.0
 
 _TARGET_REASONS = {
@@ -152,15 +156,17 @@ class Gatherer:
             manager = names.OPERATOR_MANAGER
             self._client.create(adapter.resource, job.namespace, workload, manager, dry_run=True)
         except ApiError as error:
+            message, again = error.message, REFUSED_SECONDS
             if error.status == 404:
                 kind = f"{workload['kind']} ({workload['apiVersion']})"
-                message = f"spec.template: the cluster has no {kind}: install it; {error.message}"
-            elif error.permanent or error.status == 403:
-                message = f"spec.template: {error.message}"
-            else:
+                message, again = f"the cluster has no {kind}: install it; {message}", FORBIDDEN_SECONDS
+            elif error.status == 403:
+                again = FORBIDDEN_SECONDS
+            elif error.status == 500:  # most likely a webhook that does not answer: its controller is down
+                again = WEBHOOK_SECONDS
+            elif not error.permanent:
                 raise
-            again = REFUSED_SECONDS if error.permanent and error.status != 404 else FORBIDDEN_SECONDS
-            return Preparation(Reason.WORKLOAD_REFUSED, message, again)
+            return Preparation(Reason.WORKLOAD_REFUSED, f"spec.template: {message}", again)
         return Preparation()
 
 
@@ -194,10 +200,12 @@ def slim_pod(raw: Json) -> Json:
     metadata, status = raw["metadata"], raw.get("status") or {}
     kept = ("name", "namespace", "uid", "labels", "deletionTimestamp", "resourceVersion")
     inits = (raw.get("spec") or {}).get("initContainers") or []
+    guards = [s for s in status.get("initContainerStatuses") or [] if s["name"] == names.GUARD_CONTAINER]
     return {
         "metadata": {key: metadata[key] for key in kept if key in metadata},
         "spec": {"initContainers": [{"name": container["name"]} for container in inits]},
-        "status": {key: status[key] for key in ("phase", "reason", "conditions") if key in status},
+        "status": {key: status[key] for key in ("phase", "reason", "conditions") if key in status}
+        | {"initContainerStatuses": guards},
     }
 
 
@@ -254,6 +262,7 @@ def _pod(adapter: Adapter, raw: Json) -> Pod:
     metadata, status = raw["metadata"], raw.get("status") or {}
     inits = (raw.get("spec") or {}).get("initContainers") or []
     has_guard = any(container.get("name") == names.GUARD_CONTAINER for container in inits)
+    last_word = _last_word(status)
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -261,7 +270,20 @@ def _pod(adapter: Adapter, raw: Json) -> Pod:
         phase=status.get("phase", "Unknown"),
         terminating="deletionTimestamp" in metadata,
         disruption=_disruption(status),
+        fire=last_word.fire,
+        halt=last_word.halt,
     )
+
+
+def _last_word(status: Mapping[str, Any]) -> GuardStatus:
+    """What the guard left in its termination message; empty if it did not end or left nothing of the kind."""
+    for guard in status.get("initContainerStatuses") or []:
+        for state in (guard.get("state") or {}, guard.get("lastState") or {}):
+            message = (state.get("terminated") or {}).get("message")
+            if guard["name"] == names.GUARD_CONTAINER and message:
+                with suppress(ValidationError):
+                    return GuardStatus.model_validate_json(message)
+    return GuardStatus()
 
 
 def _disruption(status: Mapping[str, Any]) -> Disruption | None:

@@ -14,6 +14,7 @@ from guard_operator.api.reasons import Reason
 from guard_operator.api.types import (
     ConditionStatus,
     GuardStatus,
+    Latched,
     Phase,
     Spec,
     Status,
@@ -58,7 +59,7 @@ class Disruption(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod that carries the job's UID."""
+    """A pod that carries the job's UID. `fire` and `halt` are what its guard left behind when it ended."""
 
     name: str
     uid: str
@@ -66,6 +67,8 @@ class Pod:
     phase: str
     terminating: bool = False
     disruption: Disruption | None = None
+    fire: Latched | None = None
+    halt: Latched | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,14 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordLatches:
+    """Put into `status.guard` what a guard latched that ended before the API server took it."""
+
+    fire: Latched | None
+    halt: Latched | None
+
+
+@dataclass(frozen=True, slots=True)
 class CreateWorkload:
     """Create what the guard needs, then the workload."""
 
@@ -131,7 +142,7 @@ class DeletePods:
     pods: tuple[tuple[str, str], ...]
 
 
-Action = CreateWorkload | CaptureEvidence | StopWorkload | DeletePods
+Action = RecordLatches | CreateWorkload | CaptureEvidence | StopWorkload | DeletePods
 
 
 @dataclass(frozen=True, slots=True)

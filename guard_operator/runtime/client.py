@@ -138,11 +138,13 @@ class Client:
         path = resource.path(body["metadata"]["namespace"], body["metadata"]["name"], sub)
         return self.request("PATCH", path, query=query, body=body, content_type=APPLY)
 
-    def merge(self, resource: Resource, namespace: str, name: str, patch: Json, manager: str) -> Json:
+    def merge(
+        self, resource: Resource, namespace: str, name: str, patch: Json, manager: str, sub: str | None = None
+    ) -> Json:
         """JSON merge patch. A `metadata.uid` in it fences it: another UID is a 409."""
         return self.request(
             "PATCH",
-            resource.path(namespace, name),
+            resource.path(namespace, name, sub),
             query={"fieldManager": manager},
             body=patch,
             content_type=MERGE,

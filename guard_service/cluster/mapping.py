@@ -22,6 +22,8 @@ from guard_core.wire import Code, EvaluationSummary, Verdict
 MAX_TEXT = 4_096
 MAX_STATE = 262_144
 MAX_ROUNDS = 50
+#: Characters of a latch's reason in the guard's last word; a kubelet keeps 4 KiB of it.
+MAX_LAST_REASON = 300
 
 #: Parts of `Judge.to_state` that travel as they are.
 TRAVELLING = (
@@ -96,6 +98,12 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
 def essential(status: Json) -> Json:
     """The part that stops a run, for an API server that refuses the rest, such as one with an older CRD."""
     return {key: value for key, value in status.items() if key in _ESSENTIAL}
+
+
+def last_word(status: Json) -> str:
+    """The latches of a status as JSON, for the operator to find in the pod if no API server takes them."""
+    latched = {key: status[key] for key in ("fire", "halt") if key in status}
+    return json.dumps({key: it | {"reason": it["reason"][:MAX_LAST_REASON]} for key, it in latched.items()})
 
 
 def differs(status: Json, written: Json) -> bool:

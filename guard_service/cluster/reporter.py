@@ -25,6 +25,7 @@ from guard_service.cluster.mapping import (
     differs,
     essential,
     guard_status,
+    last_word,
     latches,
     resumed,
 )
@@ -98,6 +99,7 @@ class Reporter:
         self._failures = 0
         self._unfit = 0  # refusals in a row that may be about what was written
         self._wait = POLL_SECONDS
+        self._left: frozenset[bool] = frozenset()  # which latches the kubelet has
         self._trouble = ""
         self._latched = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -133,11 +135,19 @@ class Reporter:
     async def _try(self) -> bool:
         """Report, whatever happens: a defect here must not end the reports."""
         try:
+            self._leave_last_word()
             return await self._report()
         except Exception as error:
             log.exception("reporting failed")
             self._note_failure(ClusterError(f"internal error ({type(error).__name__})"))
             return False
+
+    def _leave_last_word(self) -> None:
+        """Once per latch. The trainer stops by it and takes this pod along, API server or not."""
+        latched = frozenset(latch.fire for latch in self._engine.latches)
+        if latched - self._left:
+            self._job.leave(last_word(self._status(())))
+            self._left = latched
 
     def _is_due(self) -> bool:
         since = None if self._written_at is None else self._clock() - self._written_at

@@ -45,6 +45,11 @@ class ClusterSettings(BaseModel):
         SERVICE_ACCOUNT / "token",
         description="File with the service account's token. It is read again for every request.",
     )
+    last_word_file: Path = Field(
+        Path("/dev/termination-log"),
+        description="Where a latch is also left, in case the guard ends while the API server is away: the "
+        "kubelet puts it into the pod's status. It is written only if it exists.",
+    )
     ca_file: Path = Field(
         SERVICE_ACCOUNT / "ca.crt", description="Certificate authority of the API server, PEM."
     )

@@ -21,6 +21,7 @@ from guard_service.cluster.mapping import (
     differs,
     essential,
     guard_status,
+    last_word,
     latches,
     resumed,
 )
@@ -36,6 +37,14 @@ FIRE = Latch(True, "hacking_gap", "gap 0.3 > 0.1", 0, 40)
 FIRED = {"code": "hacking_gap", "reason": "gap 0.3 > 0.1", "attempt": 0, "step": 40, "at": TIME}
 EARLIER = {**FIRED, "at": "2026-11-21T11:00:00Z"}
 ROUND = {"attempt": 0, "step": 40, "reward": 0.9, "heldout": 0.5}
+
+
+def test_the_last_word_fits_into_what_a_kubelet_keeps() -> None:
+    long = {**FIRED, "reason": "\u2028" * 4_000}
+    word = last_word({"fire": long, "halt": long, "step": 40})
+    assert len(word.encode()) <= 4_096
+    assert GuardStatus.model_validate_json(word).fire is not None
+    assert json.loads(last_word({"fire": FIRED, "step": 40})) == {"fire": FIRED}
 
 
 def verdict(**values: Any) -> Verdict:

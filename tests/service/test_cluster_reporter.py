@@ -21,6 +21,7 @@ import pytest
 from guard_core.judge import Latch
 from guard_core.policy import Policy
 from guard_core.wire import Level, StepReport
+from guard_operator.api.types import GuardStatus
 from guard_service.cluster import client as client_module
 from guard_service.cluster import reporter as reporter_module
 from guard_service.cluster.client import JobStatus
@@ -137,6 +138,7 @@ def job(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
         url=api.url,
         token_file=token,
         ca_file=Path(certifi.where()),
+        last_word_file=tmp_path / "termination-log",
     )
     return lambda: JobStatus(settings)
 
@@ -213,6 +215,30 @@ async def test_a_fire_is_tried_until_it_is_accepted(
         api.fault = lambda _method: None
         fire = await until(lambda: api.guard.get("fire"))
         assert fire["code"] == "kl_hard_stop"
+
+
+async def test_a_fire_is_left_for_the_kubelet_even_if_no_api_server_ever_takes_it(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = tmp_path / "termination-log"
+    word.write_text("what another container left there, which was longer" * 50)
+    monkeypatch.setattr(reporter_module, "LATCH_GOODBYE_SECONDS", 0.1)
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: api.guard)
+        api.fault = lambda _method: 503
+        await run.fire()
+    assert "fire" not in api.guard
+    (latch,) = run.engine.latches
+    fire = GuardStatus.model_validate_json(word.read_text()).fire
+    assert fire is not None and (fire.code, fire.step, fire.reason) == (latch.code, latch.step, latch.message)
+
+
+async def test_without_a_kubelet_no_last_word_is_written(
+    job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        await run.fire()
+    assert not (tmp_path / "termination-log").exists()
 
 
 async def test_a_fire_whose_acceptance_was_not_heard_of_is_repeated_word_for_word(

@@ -268,7 +268,7 @@ def test_a_refused_patch_becomes_a_delete(plane: ControlPlane, here: World, make
         here.kubelet_ends_pods()
         here.expect("Stopped", "True", "NoPodsLeft")
     assert here.job()["status"]["stop"]["method"] == "Delete"
-    assert "StopEscalated" in here.events()
+    assert here.events().count("StopEscalated") == 1
 
 
 @pytest.mark.slow
@@ -371,6 +371,43 @@ def test_evidence_with_a_pod_whose_log_cannot_be_read(running: World) -> None:
     maps = running.client.list(CONFIG_MAPS, running.namespace, {"labelSelector": "rlguard.dev/job=run"})
     owners = {raw["metadata"]["ownerReferences"][0]["kind"] for raw in maps["items"]}
     assert owners == {"GuardedTrainingJob"}
+
+
+def test_a_fire_that_only_the_kubelet_has_is_acted_on(running: World) -> None:
+    """The trainer stopped by itself and took its guard along before the API server was back."""
+    fire = {
+        "code": "hacking_gap",
+        "reason": "gap",
+        "attempt": 0,
+        "step": 40,
+        "at": "2026-01-01T00:00:07.000000Z",
+    }
+    ended = {"terminated": {"exitCode": 0, "message": json.dumps({"fire": fire})}}
+    guard = {"name": "rlguard-guard", "image": "guard:1", "imageID": "", "ready": False, "restartCount": 0}
+    running.pod_status({"phase": "Failed", "initContainerStatuses": [{**guard, "state": ended}]})
+    running.workload_condition("Failed")
+    running.expect("Fired", "True", "HackingGap")
+    running.training_operator_stops_the_job()
+    running.expect("Stopped", "True", "NoPodsLeft")
+    status = running.job()["status"]
+    assert status["guard"]["fire"] == fire and status["guard"]["step"] == 1, "nothing else was changed"
+    assert status["phase"] == "Stopped" and "Failed" not in running.conditions()
+
+
+def test_a_webhook_that_does_not_answer_is_a_condition_until_it_does(
+    plane: ControlPlane, here: World, make_job: MakeJob
+) -> None:
+    def webhook_down(method: str, path: str) -> Fault | None:
+        return Answer(500, "InternalError") if method == "POST" and "/pytorchjobs" in path else None
+
+    with fault_proxy(plane) as proxy:
+        proxy.inject(webhook_down)
+        here.claim()
+        here.submit(make_job())
+        here.operator(server=proxy.url)
+        assert "spec.template: injected" in here.expect("Guarded", "False", "WorkloadRefused")
+        proxy.heal()
+        here.expect("Guarded", "True", "WorkloadCreated", within=25)
 
 
 @pytest.fixture

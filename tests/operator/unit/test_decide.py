@@ -15,7 +15,7 @@ import pytest
 
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import Phase, Spec, Status, StopMethod
+from guard_operator.api.types import Latched, Phase, Spec, Status, StopMethod
 from guard_operator.reconcile.decide import REASSERT_SECONDS, condition_of, decide
 from guard_operator.reconcile.snapshot import (
     CaptureEvidence,
@@ -26,6 +26,7 @@ from guard_operator.reconcile.snapshot import (
     Job,
     Pod,
     Preparation,
+    RecordLatches,
     Snapshot,
     StopWorkload,
     Workload,
@@ -81,6 +82,7 @@ def pod(name: str = "run-master-0", **values: Any) -> Pod:
 
 
 GOING = pod(terminating=True)
+LATCHED = Latched.model_validate(FIRE)
 HASTY, PATIENT = CaptureEvidence(0.3, final=False), CaptureEvidence(1.0, final=False)
 FINAL = CaptureEvidence(1.0, final=True)
 
@@ -346,6 +348,26 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Expected(
             Phase.STOPPING, (HASTY, StopWorkload(StopMethod.STOP, "w")), {("Fired", "True", "HackingGap")}
         ),
+    ),
+    "the guard's last word is in its pod": (
+        Snapshot(
+            job({**REF, **guard(), **said("Failed"), "phase": "Failed"}),
+            workload(WorkloadState.FAILED),
+            (pod(phase="Failed", fire=LATCHED),),
+        ),
+        Expected(Phase.FAILED, (RecordLatches(LATCHED, None),), {("Failed", "True", "Before")}, {"Fired"}),
+    ),
+    "the last word was a halt": (
+        Snapshot(job({**REF, **guard(), "phase": "Running"}), workload(), (pod(halt=LATCHED),)),
+        Expected(Phase.RUNNING, (RecordLatches(None, LATCHED),)),
+    ),
+    "the last word is in the status already": (
+        Snapshot(job({**REF, **guard(fire=FIRE)}), workload(), (pod(fire=LATCHED),)),
+        Expected(Phase.STOPPING, (HASTY, StopWorkload(StopMethod.STOP, "w"))),
+    ),
+    "the last word of a guard that is not rank 0's": (
+        Snapshot(job({**REF, **guard()}), workload(), (pod(), pod("w-1", guarded=False, fire=LATCHED))),
+        Expected(Phase.RUNNING, ()),
     ),
     "succeeded": (
         Snapshot(job({**REF, **guard()}), workload(WorkloadState.SUCCEEDED)),

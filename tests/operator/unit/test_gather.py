@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -70,6 +71,38 @@ def test_a_slim_pod_says_the_same_as_the_pod() -> None:
     for raw in (pod(), pod(target("DeletionByPodGC")), pod(deletionTimestamp="2026-01-01T00:00:00Z")):
         assert _pod(ADAPTER, slim_pod(raw)) == _pod(ADAPTER, raw)
     assert "managedFields" not in slim_pod(pod())["metadata"]
+
+
+def ended(message: str, key: str = "state", name: str = "rlguard-guard") -> Json:
+    state = {"terminated": {"exitCode": 0, "message": message}}
+    return {"initContainerStatuses": [{"name": "other", "state": {}}, {"name": name, key: state}]}
+
+
+LATCH = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 4, "at": "2026-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize("key", ["state", "lastState"])
+def test_the_last_word_of_a_guard_is_read(key: str) -> None:
+    raw = pod(ended(json.dumps({"fire": LATCH}), key))
+    found = _pod(ADAPTER, slim_pod(raw))
+    assert found.fire is not None and found.fire.step == 4 and found.halt is None
+    assert found == _pod(ADAPTER, raw)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        ended(""),
+        ended("Traceback (most recent call last)"),
+        ended('{"fire": {"code": "x"}}'),
+        ended("[]"),
+        ended(json.dumps({"fire": LATCH}), name="init"),
+    ],
+    ids=["none", "no JSON", "half a latch", "no object", "of another container"],
+)
+def test_what_is_no_last_word_says_nothing(status: Json) -> None:
+    found = _pod(ADAPTER, pod(status))
+    assert found.fire is None and found.halt is None
 
 
 def test_only_index_0_with_a_guard_is_the_guarded_pod() -> None:
