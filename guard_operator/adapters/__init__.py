@@ -6,9 +6,10 @@ from guard_operator.adapters.base import (
     TemplateError,
     WorkloadState,
 )
+from guard_operator.adapters.job import JobAdapter
 from guard_operator.adapters.pytorchjob import PyTorchJobAdapter
 
-ADAPTERS: tuple[Adapter, ...] = (PyTorchJobAdapter(),)
+ADAPTERS: tuple[Adapter, ...] = (PyTorchJobAdapter(), JobAdapter())
 
 __all__ = ["ADAPTERS", "Adapter", "PodTemplate", "TemplateError", "WorkloadState", "find"]
 

@@ -187,9 +187,9 @@ class Actuator:
         return replace(report, stop=stop), [Transition("Normal", Reason.EVIDENCE_CAPTURED, message)]
 
     def _logs(self, snapshot: Snapshot, seconds: float) -> dict[str, str] | None:
-        """Ends of the logs of trainer and guard; None if the rank-0 pod's log cannot be read now."""
+        """Ends of the logs of trainer and guard; None if the newest rank-0 pod's cannot be read now."""
         job = snapshot.job
-        guarded = next((pod for pod in snapshot.pods if pod.guarded), None)
+        guarded = next((pod for pod in reversed(snapshot.pods) if pod.guarded), None)
         if guarded is None:
             return None
         container = next(

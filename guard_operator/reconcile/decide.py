@@ -196,7 +196,7 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
             stop = stop.model_copy(update={"method": _HARDER[stop.method], "requested_at": now})
         stopped = says.make(ConditionType.STOPPED, "False", Reason.PODS_TERMINATING, _left(snapshot, stop))
         evidence = () if stop.evidence else (CaptureEvidence(PATIENT_SECONDS, final=False),)
-        actions = (*_stop_actions(snapshot, stop.method), *evidence)
+        actions = (*_stop_actions(snapshot, stop.method), *evidence, *_ended_pods(snapshot, stop, now))
     report = Report(Phase.STOPPING, says(stopped, guarded), _workload_ref(snapshot), stop)
     return Decision(report, actions, STOPPING_SECONDS)
 
@@ -214,12 +214,16 @@ def _nothing_can_run(snapshot: Snapshot) -> bool:
 
 
 def _is_going(snapshot: Snapshot) -> bool:
-    """Every pod is on its way out: there is nothing to do but wait."""
-    return bool(snapshot.pods) and all(pod.terminating for pod in snapshot.pods)
+    """Every pod is on its way out, or has ended: the stop has its effect."""
+    return bool(snapshot.pods) and all(pod.terminating or _has_ended(pod) for pod in snapshot.pods)
+
+
+def _has_ended(pod: Pod) -> bool:
+    return pod.phase in {"Succeeded", "Failed"}
 
 
 def _stop_actions(snapshot: Snapshot, method: StopMethod) -> tuple[StopWorkload | DeletePods, ...]:
-    """The same request again is harmless; it is left out only where everything is on its way out."""
+    """The same request again is harmless; it is left out only where it has its effect."""
     actions: list[StopWorkload | DeletePods] = []
     workload = snapshot.workload
     asked_and_going = snapshot.job.status.stop is not None and _is_going(snapshot)
@@ -229,6 +233,13 @@ def _stop_actions(snapshot: Snapshot, method: StopMethod) -> tuple[StopWorkload 
     if method is StopMethod.DELETE_PODS:
         actions.append(DeletePods(tuple((p.name, p.uid) for p in snapshot.pods if not p.terminating)))
     return tuple(actions)
+
+
+def _ended_pods(snapshot: Snapshot, stop: StopStatus, now: datetime) -> tuple[DeletePods, ...]:
+    """Pods that have ended and that their workload keeps go too, but their logs are had first, if at all."""
+    ended = tuple((p.name, p.uid) for p in snapshot.pods if _has_ended(p) and not p.terminating)
+    waits = stop.evidence is None and (now - stop.requested_at).total_seconds() < REASSERT_SECONDS
+    return (DeletePods(ended),) if ended and not waits else ()
 
 
 def _left(snapshot: Snapshot, stop: StopStatus) -> str:
@@ -275,11 +286,19 @@ def _ended(snapshot: Snapshot, says: _Conditions, _now: datetime) -> Decision | 
 
 def _disruption(snapshot: Snapshot) -> tuple[str, str] | None:
     """Reason and message, from a pod that is still there or from what was noted when it was."""
-    for pod in snapshot.pods:
-        if pod.disruption is not None:
-            return pod.disruption, f"pod {pod.name}: {Reason(pod.disruption).meaning}"
+    if (disrupted := _disrupted_pod(snapshot)) is not None:
+        return disrupted
     noted = condition_of(snapshot.job.status, ConditionType.DISRUPTED)
     return (noted.reason, noted.message) if noted and noted.reason in _DISRUPTIONS else None
+
+
+def _disrupted_pod(snapshot: Snapshot) -> tuple[str, str] | None:
+    """The same, from a pod that is still there, unless it is a rank-0 pod that a newer one has replaced."""
+    replaced = [pod for pod in snapshot.pods if pod.guarded][:-1]
+    for pod in snapshot.pods:
+        if pod.disruption is not None and pod not in replaced:
+            return pod.disruption, f"pod {pod.name}: {Reason(pod.disruption).meaning}"
+    return None
 
 
 def _create(snapshot: Snapshot, says: _Conditions, _now: datetime) -> Decision | None:
@@ -337,7 +356,7 @@ def _noted_disruption(snapshot: Snapshot, says: _Conditions) -> ConditionStatus 
     """A disruption is noted while its pod is still there, and forgotten once the guarded pod runs again."""
     taken = _disruption(snapshot)
     healthy = any(_runs(pod) for pod in snapshot.pods if pod.guarded)
-    if taken is None or (healthy and all(pod.disruption is None for pod in snapshot.pods)):
+    if taken is None or (healthy and _disrupted_pod(snapshot) is None):
         return None
     return says.make(ConditionType.DISRUPTED, "False", taken[0], taken[1])
 

@@ -104,7 +104,7 @@ class Gatherer:
         raw_workload = self._workload(adapter, job, live)
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
         raw_pods = self._live_pods(job) if live else raw_pods
-        pods = tuple(sorted((_pod(adapter, raw) for raw in raw_pods), key=lambda p: p.name))
+        pods = tuple(_pod(adapter, raw) for raw in sorted(raw_pods, key=_age))
         findings = inspect(adapter, template.spec, job.spec.guard, self._config)
         return Snapshot(
             job=job,
@@ -198,7 +198,9 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
 def slim_pod(raw: Json) -> Json:
     """The part of a pod that is cached."""
     metadata, status = raw["metadata"], raw.get("status") or {}
-    kept = ("name", "namespace", "uid", "labels", "deletionTimestamp", "resourceVersion")
+    kept = (
+        "name", "namespace", "uid", "labels", "creationTimestamp", "deletionTimestamp", "resourceVersion",
+    )  # fmt: skip
     inits = (raw.get("spec") or {}).get("initContainers") or []
     guards = [s for s in status.get("initContainerStatuses") or [] if s["name"] == names.GUARD_CONTAINER]
     return {
@@ -256,6 +258,11 @@ def _workload(adapter: Adapter, job: Job, raw: Json) -> Workload:
         message=message,
         terminating="deletionTimestamp" in metadata,
     )
+
+
+def _age(raw: Json) -> tuple[str, str]:
+    """Sorts the oldest pod first; RFC 3339 times sort as text."""
+    return raw["metadata"].get("creationTimestamp", ""), raw["metadata"]["name"]
 
 
 def _pod(adapter: Adapter, raw: Json) -> Pod:

@@ -85,7 +85,8 @@ class Preparation:
 class Snapshot:
     """Everything that `decide` looks at.
 
-    `workload` None: there is none. `preparation` is only there while a workload might have to be created.
+    `workload` None: there is none. `pods`: the oldest first. `preparation` is only there while a workload
+    might have to be created.
     `costs` are the exceptions that `isolation: Relaxed` admitted, each with what it costs.
     `heartbeat_age` is how long ago the operator saw the guard's heartbeat change while the rank-0 pod was
     running, seconds; None while no heartbeat is to be expected.

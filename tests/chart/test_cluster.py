@@ -9,14 +9,15 @@ import copy
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from guard_operator.adapters import ADAPTERS
+from guard_operator.adapters import ADAPTERS, find
 from guard_operator.api.names import KIND
 from guard_operator.api.schema import crd
 from guard_operator.api.types import Spec, Status
@@ -114,12 +115,15 @@ def check(cluster: Cluster, documents: list[Json]) -> list[Json]:
         cluster.apply(document)
     for raw in jobs:
         job = job_of(raw, raw["metadata"].get("namespace", "default"))
-        config = OperatorConfig("guard:1")
-        assert inspect(ADAPTERS[0], job.spec.template.spec, job.spec.guard, config) == ()
-        workload = build_workload(job, ADAPTERS[0], config)
+        config, template = OperatorConfig("guard:1"), job.spec.template
+        adapter = find(template.api_version, template.kind)
+        assert adapter is not None
+        assert inspect(adapter, template.spec, job.spec.guard, config) == ()
+        workload = build_workload(job, adapter, config)
         cluster.apply(workload)
-        for role in workload["spec"]["pytorchReplicaSpecs"].values():
-            pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(role["template"])}
+        for place in adapter.pod_templates(workload["spec"]):
+            pod_template = reduce(getitem, place.path, workload["spec"])
+            pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(pod_template)}
             pod["metadata"] |= {"name": "pod", "namespace": job.namespace}
             cluster.apply(pod)
     return jobs
@@ -229,6 +233,17 @@ def test_a_worker_without_a_guard_is_admitted(admission: Client) -> None:
     pod["spec"] = template_pod(sample()) | {"automountServiceAccountToken": False}
     pod["metadata"]["labels"]["training.kubeflow.org/replica-type"] = "worker"
     assert refusal(admission, pod) is None
+
+
+def test_the_pod_of_a_batch_job_must_have_its_guard(admission: Client) -> None:
+    pod = guarded_pod(STRICT)
+    pod["metadata"]["labels"] |= {
+        "training.kubeflow.org/replica-type": "",
+        "batch.kubernetes.io/job-name": "batch-job",
+    }
+    assert refusal(admission, pod) is None
+    pod["spec"] = template_pod(sample()) | {"automountServiceAccountToken": False}
+    assert "must have its guard" in str(refusal(admission, pod))
 
 
 def test_other_pods_and_other_namespaces_are_left_alone(admission: Client) -> None:

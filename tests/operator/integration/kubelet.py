@@ -16,7 +16,7 @@ NODES = Resource("", "v1", "nodes", "Node")
 
 
 class Kubelet:
-    """Serves `logs[container]`, or nothing at all while `hangs` is set."""
+    """Serves `logs["pod/container"]` or `logs[container]`, or nothing at all while `hangs` is set."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.logs: dict[str, str] = {}
@@ -30,7 +30,8 @@ class Kubelet:
                     kubelet._closed.wait(60)
                     return
                 # /containerLogs/<namespace>/<pod>/<container>?tailLines=...
-                data = kubelet.logs[self.path.split("?")[0].rsplit("/", 1)[1]].encode()
+                pod, container = self.path.split("?")[0].rsplit("/", 2)[1:]
+                data = (kubelet.logs.get(f"{pod}/{container}") or kubelet.logs[container]).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from guard_operator import rbac
 from guard_operator.api.names import GROUP, GUARD_MANAGER, KIND, PLURAL, VERSION
@@ -87,6 +87,8 @@ class OperatorProcess:
 
 class World:
     """One namespace, one job called `run`, and who acts on it."""
+
+    workloads = PYTORCHJOBS
 
     def __init__(self, plane: ControlPlane, client: Client, namespace: str, directory: Path) -> None:
         self.plane, self.client, self.namespace, self._directory = plane, client, namespace, directory
@@ -234,7 +236,7 @@ class World:
 
     def workload(self) -> Json:
         return eventually(
-            lambda: self.client.get(PYTORCHJOBS, self.namespace, "run"), "the PyTorchJob exists"
+            lambda: self.client.get(self.workloads, self.namespace, "run"), "the workload exists"
         )
 
     def pods(self) -> list[Json]:
@@ -259,7 +261,7 @@ class World:
             raise AssertionError(f"{error}; conditions: {self.conditions()}") from None
 
     def expect_workload(self, probe: Callable[[Json], Any], what: str, within: float = 20.0) -> None:
-        eventually(lambda: probe(self.client.get(PYTORCHJOBS, self.namespace, "run") or {}), what, within)
+        eventually(lambda: probe(self.client.get(self.workloads, self.namespace, "run") or {}), what, within)
 
     def phase(self) -> str:
         return str((self.job().get("status") or {}).get("phase"))
@@ -287,6 +289,9 @@ class World:
         return str(((lease or {}).get("spec") or {}).get("holderIdentity") or "")
 
 
+W = TypeVar("W", bound=World)
+
+
 def apply_guard(client: Client, namespace: str, name: str, guard: Json) -> None:
     """Server-side apply of `status.guard` as the guard's field manager."""
     meta = {"name": name, "namespace": namespace}
@@ -300,9 +305,11 @@ def deadline(workload: Json) -> bool:
 
 
 @contextmanager
-def world(plane: ControlPlane, client: Client, namespace: str, directory: Path) -> Iterator[World]:
+def world(
+    plane: ControlPlane, client: Client, namespace: str, directory: Path, of: type[W] = World
+) -> Iterator[W]:
     """A world for the length of a test."""
-    made = World(plane, client, namespace, directory)
+    made = of(plane, client, namespace, directory)
     try:
         yield made
     finally:

@@ -298,13 +298,44 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Snapshot(job({**REF, **guard(fire=FIRE), **stop("Delete", 1)}), workload(ours=False), (pod(),)),
         Expected(Phase.STOPPING, ()),
     ),
-    "stopping: finished pods still count": (
+    "stopping: a finished pod still counts, and is deleted": (
         Snapshot(
             job({**REF, **guard(fire=FIRE), **stop("Stop", 1)}),
             workload(WorkloadState.FAILED),
+            (pod(phase="Failed"), pod("other", phase="Succeeded", terminating=True)),
+        ),
+        Expected(Phase.STOPPING, (DeletePods((("run-master-0", "uid-run-master-0"),)),)),
+    ),
+    "stopping: a finished pod beside one that runs": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Stop", 1)}),
+            workload(),
+            (pod(phase="Failed"), pod("other")),
+        ),
+        Expected(
+            Phase.STOPPING,
+            (StopWorkload(StopMethod.STOP, "w"), DeletePods((("run-master-0", "uid-run-master-0"),))),
+        ),
+    ),
+    "stopping: a finished pod stays until its log is in the evidence": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Stop", 1, evidence=None)}),
+            workload(WorkloadState.FAILED),
             (pod(phase="Failed"),),
         ),
-        Expected(Phase.STOPPING, (StopWorkload(StopMethod.STOP, "w"),)),
+        Expected(Phase.STOPPING, (PATIENT,)),
+    ),
+    "stopping: a finished pod whose log cannot be had goes in the end": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Stop", REASSERT_SECONDS + 1, evidence=None)}),
+            workload(WorkloadState.FAILED),
+            (pod(phase="Failed"),),
+        ),
+        Expected(
+            Phase.STOPPING,
+            (PATIENT, DeletePods((("run-master-0", "uid-run-master-0"),))),
+            method=StopMethod.STOP,
+        ),
     ),
     "stopped: workload failed by its deadline": (
         Snapshot(job({**REF, **guard(fire=FIRE), **stop("Stop", 1)}), workload(WorkloadState.FAILED)),
@@ -415,6 +446,26 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     "evicted, not yet recovered: still noted": (
         Snapshot(job({**REF, **said("Disrupted", "False", "Evicted")}), workload(), (pod(phase="Pending"),)),
         Expected(Phase.RUNNING, (), {("Disrupted", "False", "Evicted")}),
+    ),
+    "a worker is evicted that is older than rank 0: noted": (
+        Snapshot(job(REF), workload(), (pod("w", guarded=False, disruption=Disruption.EVICTED), pod("m"))),
+        Expected(Phase.RUNNING, (), {("Disrupted", "False", "Evicted")}),
+    ),
+    "evicted, its pod kept, and recovered in another: forgotten": (
+        Snapshot(
+            job({**REF, **said("Disrupted", "False", "Evicted")}),
+            workload(),
+            (pod("a", phase="Failed", disruption=Disruption.EVICTED), pod("b")),
+        ),
+        Expected(Phase.RUNNING, (), silent_about={"Disrupted"}),
+    ),
+    "evicted once, and failed later in another pod: failed": (
+        Snapshot(
+            job(REF),
+            workload(WorkloadState.FAILED),
+            (pod("a", phase="Failed", disruption=Disruption.EVICTED), pod("b", phase="Failed")),
+        ),
+        Expected(Phase.FAILED, (), {("Failed", "True", "WorkloadFailed")}, {"Disrupted"}),
     ),
     "workload deleted by someone": (
         Snapshot(job({**REF, **guard()})),

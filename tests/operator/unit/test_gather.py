@@ -19,7 +19,7 @@ from guard_operator.reconcile.gather import (
 )
 from guard_operator.reconcile.snapshot import Disruption
 
-(ADAPTER,) = ADAPTERS
+ADAPTER = ADAPTERS[0]
 Json = dict[str, Any]
 
 

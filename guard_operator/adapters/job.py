@@ -1,0 +1,86 @@
+"""Job of Kubernetes itself (batch/v1), for a run that needs no training-operator.
+
+- Guarded are one pod, or the pods of an Indexed job that all run at once; then rank 0 is index 0.
+- The container that trains is the only one, or the one named `trainer`.
+- The deadline is its only terminal stop: the controller fails the job (DeadlineExceeded) and deletes the pods
+  that run. Those that have ended stay, and `decide` deletes them. `suspend` is no terminal state.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from guard_operator.adapters.base import PodTemplate, TemplateError, WorkloadState
+from guard_operator.api.types import StopMethod
+from guard_operator.runtime.client import Json, Resource
+
+CONTAINER = "trainer"
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+INDEX_FIELD = f"metadata.labels['{INDEX_LABEL}']"
+
+_STATES = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}
+
+
+class JobAdapter:
+    """See `guard_operator.adapters.base.Adapter` for the contract of each method."""
+
+    resource = Resource("batch", "v1", "jobs", "Job")
+    state_fields: tuple[str, ...] = ("suspend",)
+
+    def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
+        """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""
+        indexed = spec.get("completionMode") == "Indexed"
+        parallelism, completions = spec.get("parallelism"), spec.get("completions")
+        parallelism = 1 if parallelism is None else parallelism
+        if parallelism != 1 and not indexed:
+            raise TemplateError("parallelism", "must be 1 unless completionMode is Indexed: no pod is rank 0")
+        if completions not in {None, parallelism}:
+            raise TemplateError(
+                "completions", f"must be as many as parallelism ({parallelism}): the pods are one run"
+            )
+        return (PodTemplate(("template",), _trainer(spec), True, INDEX_FIELD if indexed else None),)
+
+    def holds_rank0(self, pod: Mapping[str, Any]) -> bool:
+        """Index 0, or the only pod."""
+        labels = (pod.get("metadata") or {}).get("labels") or {}
+        return str(labels.get(INDEX_LABEL, "0")) == "0"
+
+    def prepared(self, spec: Json) -> Json:
+        """podReplacementPolicy explicit: by default, a new rank 0 starts while the old one still ends."""
+        return {"podReplacementPolicy": "Failed"} | copy.deepcopy(spec)
+
+    def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
+        """From the final conditions, then from `spec.suspend`, then from the pods that are ready."""
+        status = workload.get("status") or {}
+        for condition in status.get("conditions") or []:
+            if condition.get("status") == "True" and condition.get("type") in _STATES:
+                reason, message = condition.get("reason", ""), condition.get("message", "")
+                return _STATES[condition["type"]], ": ".join(filter(None, (reason, message)))
+        if (workload.get("spec") or {}).get("suspend") is True:
+            return WorkloadState.SUSPENDED, ""
+        return (WorkloadState.RUNNING if status.get("ready") else WorkloadState.PENDING), ""
+
+    def stop_patch(self, method: StopMethod) -> Json | None:
+        """The deadline is counted from the start of the job, so 1 s is over."""
+        if method is StopMethod.STOP:
+            return {"spec": {"activeDeadlineSeconds": 1}}
+        if method is StopMethod.SUSPEND:
+            return {"spec": {"suspend": True}}
+        return None
+
+
+def _trainer(spec: Mapping[str, Any]) -> str:
+    node: Any = spec
+    for key in ("template", "spec", "containers"):
+        node = node.get(key) if isinstance(node, dict) else None
+    containers = node if isinstance(node, list) else []
+    names = [str(c.get("name")) for c in containers if isinstance(c, dict)]
+    if len(names) == 1:
+        return names[0]
+    if CONTAINER in names:
+        return CONTAINER
+    raise TemplateError(
+        "template.spec.containers", f"must have one container, or name the one that trains {CONTAINER}"
+    )
