@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import textwrap
@@ -25,6 +24,7 @@ from guard_core import __version__
 from guard_operator import rbac
 from guard_operator.adapters import ADAPTERS
 from guard_operator.api.names import GUARD_CONTAINER, JOB_LABEL, KIND, RESERVED_PREFIX, UID_LABEL
+from guard_operator.api.outputs import write_or_check
 from guard_operator.api.types import Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
@@ -184,21 +184,7 @@ def _yaml(value: Any, origin: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or check every output; the exit code."""
-    parser = argparse.ArgumentParser(prog="python charts/generate.py", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
-    check = parser.parse_args(arguments).check
-    stale = []
-    for path, text in outputs().items():
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
-            continue
-        stale.append(str(path.relative_to(CHART.parent.parent)))
-        if not check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    if check and stale:
-        print(f"stale, run `make generate`: {', '.join(stale)}", file=sys.stderr)
-        return 1
-    return 0
+    return write_or_check(outputs(), CHART.parent.parent, "generate", arguments)
 
 
 if __name__ == "__main__":

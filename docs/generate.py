@@ -24,6 +24,7 @@ from guard_cli.errors import ExitCode
 from guard_cli.main import COMMANDS
 from guard_core.policy import Policy
 from guard_core.wire import Code, Condition, DetectorReading, EvaluationSummary, KlKind, Level, Verdict
+from guard_operator.api.outputs import write_or_check
 from guard_service.app import create_app
 from guard_service.auth import Tokens
 from guard_service.cluster.settings import ClusterSettings
@@ -70,21 +71,9 @@ LEVELS = {
 }
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Write the pages, or with `--check` only compare. Returns the exit status."""
-    if arguments not in ([], ["--check"]):
-        print(__doc__, file=sys.stderr)
-        return 2
-    stale = [path for path, text in pages().items() if not path.exists() or path.read_text("utf-8") != text]
-    if arguments:
-        for path in stale:
-            print(f"{path.relative_to(ROOT)} is stale: run `make docs` and commit it", file=sys.stderr)
-        return 1 if stale else 0
-    REFERENCE.mkdir(parents=True, exist_ok=True)
-    for path in stale:
-        path.write_text(pages()[path], "utf-8")
-        print(f"wrote {path.relative_to(ROOT)}")
-    return 0
+    return write_or_check(pages(), ROOT, "docs", arguments)
 
 
 def pages() -> dict[Path, str]:
@@ -458,4 +447,4 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -17,6 +17,7 @@ import yaml
 
 from guard_cli.demo.command import HELDOUT_ITEMS
 from guard_cli.demo.tasks import load_task, split_problems
+from guard_operator.api.outputs import write_or_check
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "k8s" / "samples" / "cpu-demo" / "files.yaml"
@@ -69,18 +70,10 @@ _Dumper.add_representer(
 )
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Write or check; the exit code."""
-    fresh = text()
-    if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == fresh:
-        return 0
-    if "--check" in arguments:
-        print(f"stale, run `make generate`: {TARGET.relative_to(ROOT)}", file=sys.stderr)
-        return 1
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(fresh, encoding="utf-8")
-    return 0
+    return write_or_check({TARGET: text()}, ROOT, "generate", arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import yaml
 
 from guard_operator.api.names import API_VERSION, GROUP, KIND, PLURAL
+from guard_operator.api.outputs import write_or_check
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.schema import PRINTER_COLUMNS, crd, root_schema
 from guard_operator.rbac import cluster_role, lease_role
@@ -157,23 +157,7 @@ def _rules(node: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or check every output; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m guard_operator.api.generate", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
-    check = parser.parse_args(arguments).check
-    root = Path(__file__).resolve().parents[2]
-    stale = []
-    for path, text in outputs().items():
-        target = root / path
-        if target.is_file() and target.read_text(encoding="utf-8") == text:
-            continue
-        stale.append(str(path))
-        if not check:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
-    if check and stale:
-        print(f"stale, run `make generate`: {', '.join(stale)}", file=sys.stderr)
-        return 1
-    return 0
+    return write_or_check(outputs(), Path(__file__).resolve().parents[2], "generate", arguments)
 
 
 if __name__ == "__main__":
