@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
 
 help: ## This list.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 18
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 18
 
 $(UV):
 	python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target $(CACHE)/uv-$(UV_VERSION) uv==$(UV_VERSION)
@@ -63,9 +63,21 @@ chart-tools: ## Build helm and kustomize for the chart's tests, once.
 
 .PHONY: demo help install lock lint format generate docs verify control-plane chart-tools
 
-test: lint browser control-plane chart-tools ## Every check: lint, the rules with their coverage, then all other tests.
+test: lint browser control-plane chart-tools ## Every check: lint, the rules with their coverage, all other tests, then e2e.
 	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
-	$(VENV)/bin/pytest -q -n 2 --dist loadfile tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench
+	$(VENV)/bin/pytest -q -n 2 --dist loadfile tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench --ignore=tests/e2e
+	@if docker info >/dev/null 2>&1; then $(MAKE) --no-print-directory e2e; else \
+	  echo "make test: the end-to-end tests on kind were NOT run: no Docker daemon answers here" >&2; fi
+
+e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses one that is there.
+	CACHE=$(CACHE) $(VENV)/bin/pytest -q tests/e2e
+
+e2e-up: ## That cluster, to keep: then RLGUARD_E2E=build/e2e/cluster.json make e2e.
+	@mkdir -p build/e2e
+	CACHE=$(CACHE) tests/e2e/cluster/up.sh >build/e2e/cluster.json
+
+e2e-down: ## Delete it.
+	CACHE=$(CACHE) tests/e2e/cluster/down.sh
 
 # The page is tested in a real browser; Playwright's own download is not needed.
 browser:
@@ -107,4 +119,4 @@ push: images ## Push them to REGISTRY=host/prefix (log in first; ECR works).
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: test browser bench bench-detection bench-operator images image-trainer push clean
+.PHONY: test e2e e2e-up e2e-down browser bench bench-detection bench-operator images image-trainer push clean

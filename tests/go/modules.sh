@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts that make test tools from Go modules, each once, into $CACHE. Beside this file there is a
 # folder for each module, with the go.mod that pins its version. The caller sets NAME (for messages). Sets nothing
 # but functions, MODULES, CACHE and Go's variables.

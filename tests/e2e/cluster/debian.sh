@@ -1,0 +1,27 @@
+#!/bin/bash
+# Prints the tag of a minimal Debian image, made with debootstrap where no registry has one for us.
+# bookworm, because its systemd is the last that still takes cgroup v1, for the node image.
+set -euo pipefail
+NAME="debian image"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+make_image() {
+  local log=$CACHE/debootstrap.log
+  root=$(mktemp -d "$CACHE/debian.XXXXXX")
+  trap 'rm -rf "$root"' EXIT
+  say "making $image (its log: $log)"
+  debootstrap --variant=minbase --include=ca-certificates bookworm "$root" >"$log" 2>&1 ||
+    { tail -n 20 "$log" >&2; say "debootstrap failed; it needs root and the Debian mirror"; exit 1; }
+  cat >"$root/etc/apt/sources.list" <<'SOURCES'
+deb http://deb.debian.org/debian bookworm main
+deb http://deb.debian.org/debian bookworm-updates main
+deb http://deb.debian.org/debian-security bookworm-security main
+SOURCES
+  rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/* "$root"/var/log/* "$root"/usr/share/{doc,info,locale,man}/*
+  tar --directory "$root" --numeric-owner --create . | docker import --change 'CMD ["/bin/bash"]' - "$image" >/dev/null
+}
+
+one_at_a_time debian-image
+image=rlguard-test/debian:bookworm-$(digest "$HERE/debian.sh")
+have_image "$image" || make_image
+echo "$image"

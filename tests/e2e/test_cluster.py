@@ -1,0 +1,113 @@
+"""What the other tests take for granted about the cluster, parts of which come from tests/e2e/cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from guard_operator.runtime.client import PODS
+
+from . import timeouts
+from .conftest import fresh_namespace
+from .kube import Cluster, Namespace
+
+WEB = """
+apiVersion: v1
+kind: Pod
+metadata: {name: web, labels: {app: web}}
+spec:
+  containers:
+  - name: web
+    image: IMAGE
+    command: [python, -m, http.server, "8000"]
+    readinessProbe: {httpGet: {port: 8000}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8000}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: friend, labels: {role: friend}}
+spec: {terminationGracePeriodSeconds: 1, containers: [{name: c, image: IMAGE, command: [sleep, infinity]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: stranger}
+spec: {terminationGracePeriodSeconds: 1, containers: [{name: c, image: IMAGE, command: [sleep, infinity]}]}
+"""
+
+ONLY_FRIENDS = """
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: only-friends}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  ingress: [{from: [{podSelector: {matchLabels: {role: friend}}}], ports: [{port: 8000}]}]
+"""
+
+WORKER = """
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: disk}
+spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: worker}
+spec:
+  restartPolicy: Never
+  initContainers:
+  - name: sidecar
+    image: IMAGE
+    restartPolicy: Always
+    command: [sh, -c, "trap exit TERM; sleep infinity & wait"]
+  containers:
+  - name: work
+    image: IMAGE
+    command: [sh, -c, "echo kept >/disk/file && cat /disk/file"]
+    volumeMounts: [{name: disk, mountPath: /disk}]
+  volumes: [{name: disk, persistentVolumeClaim: {claimName: disk}}]
+"""
+
+FETCH = "import urllib.request as r; print(r.urlopen('http://web/', timeout=2).status)"
+
+
+@pytest.fixture(scope="module")
+def room(cluster: Cluster) -> Iterator[Namespace]:
+    with fresh_namespace(cluster, "the-cluster-itself") as made:
+        for manifest in (WEB, WORKER):
+            made.kubectl("apply", "-f", "-", give=manifest.replace("IMAGE", cluster.images["operator"]))
+        yield made
+
+
+def wait(room: Namespace, *condition: str) -> None:
+    room.kubectl("wait", f"--timeout={timeouts.COMMAND - 5}s", *condition)
+
+
+def reaches(room: Namespace, pod: str) -> bool:
+    return room.try_kubectl("exec", pod, "--", "python", "-c", FETCH).returncode == 0
+
+
+def test_service_is_found_by_name_until_a_network_policy_forbids_it(room: Namespace) -> None:
+    wait(room, "--for=condition=Ready", "pod/web", "pod/friend", "pod/stranger")
+    assert reaches(room, "stranger")
+
+    room.kubectl("apply", "-f", "-", give=ONLY_FRIENDS)
+
+    deadline = time.monotonic() + timeouts.COMMAND
+    while reaches(room, "stranger"):
+        assert time.monotonic() < deadline, "the policy is not enforced"
+    assert reaches(room, "friend")
+
+
+def test_pod_writes_to_the_default_storage_and_ends_with_its_sidecar(room: Namespace) -> None:
+    wait(room, "--for=jsonpath={.status.phase}=Succeeded", "pod/worker")
+
+    assert room.kubectl("logs", "worker", "--container=work") == "kept\n"
+    worker = room.cluster.client.get(PODS, room.name, "worker")
+    assert worker is not None
+    assert "terminated" in worker["status"]["initContainerStatuses"][0]["state"]
