@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Self
 
@@ -26,6 +27,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from guard_core import CollapseStopError, TripwireStatus
 from trainer_image import ranks
+from trainer_image.checkpoints import let_the_guard_read
 from trainer_image.client import GuardClient, VerdictView
 from trainer_image.errors import GuardConfigError, GuardLostError, GuardStopError
 from trainer_image.metrics import StepMetrics, StepSample, kl_kind_of, sample_of
@@ -202,6 +204,7 @@ class GuardCallback(TrainerCallback):
             return
         path = os.path.abspath(f"{args.output_dir}/checkpoint-{state.global_step}")
         if os.path.isdir(path):
+            let_the_guard_read(Path(path))
             self._reporter.submit(CheckpointSample(state.global_step, path))
         else:
             log.warning("step %d saved no checkpoint at %s: nothing to score", state.global_step, path)
@@ -251,6 +254,7 @@ class GuardCallback(TrainerCallback):
         self._trainer.save_model(path)
         ranks.barrier()
         if self._reporter is not None:
+            let_the_guard_read(Path(path))
             self._reporter.submit(CheckpointSample(0, path))
 
     def _trainer_lists(self) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
-"""Which checkpoint of an output directory to resume from: the newest that is complete.
+"""Checkpoints on disk: which one to resume from, and who may read them.
 
-A trainer that is killed while it saves leaves a directory that looks like a checkpoint. The Trainer writes
-`trainer_state.json` last, so one that can be read, beside weights that can be read, is complete.
+The newest that is complete is resumed from. A trainer that is killed while it saves leaves a directory that
+looks like a checkpoint. The Trainer writes `trainer_state.json` last, so one that can be read, beside weights
+that can be read, is complete.
 """
 
 from __future__ import annotations
@@ -43,6 +44,21 @@ def incomplete_because(checkpoint: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def let_the_guard_read(checkpoint: Path) -> None:
+    """Let whoever may list the checkpoint read its weights.
+
+    safetensors from 0.8 on writes files of mode 0600 whatever the umask, and a guard in a pod is another user
+    than the trainer. The mode of the directory says what the umask wants. A failure is a warning: the guard
+    itself tells if it cannot read.
+    """
+    try:
+        readers = checkpoint.stat().st_mode & 0o044
+        for path in checkpoint.glob("*.safetensors"):
+            path.chmod(path.stat().st_mode | readers)
+    except OSError as error:
+        log.warning("the guard may not be able to read %s: %s", checkpoint, error)
 
 
 def _weight_files(checkpoint: Path) -> set[str]:

@@ -83,9 +83,12 @@ class Trainer:
     def save(self) -> None:
         import tiny_llama  # of guard_cli/demo; it loads torch
 
+        from trainer_image.checkpoints import let_the_guard_read
+
         directory = CHECKPOINTS / f"attempt-{self.reporter.attempt}" / f"checkpoint-{self.step}"
         tokenizer = tiny_llama.build_tokenizer("0123456789+= ")
         tiny_llama.save(tiny_llama.build_model(tokenizer, seed=0), tokenizer, directory)
+        let_the_guard_read(directory)
         self.reporter.submit(CheckpointSample(self.step, str(directory)))
 
     def wait(self, seconds: float) -> None:

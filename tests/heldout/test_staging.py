@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,6 +154,21 @@ def test_refuses_naming_the_checkpoint_and_leaves_nothing(
     with pytest.raises(EvaluationError) as caught:
         stage(checkpoint, tmp_path / "stage")
     assert told in str(caught.value) and str(checkpoint) in str(caught.value)
+    assert not (tmp_path / "stage").exists()
+
+
+def test_a_checkpoint_that_the_guard_may_not_read_says_so(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Any, *arguments: Any, **keywords: Any) -> int:
+        if path == "model.safetensors":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return opened(path, *arguments, **keywords)
+
+    opened = os.open
+    monkeypatch.setattr(staging.os, "open", denied)  # the tests may run as root, who may read everything
+    with pytest.raises(EvaluationError, match=r"model.safetensors may not be read by the guard \(user \d+\)"):
+        stage(checkpoint, tmp_path / "stage")
     assert not (tmp_path / "stage").exists()
 
 

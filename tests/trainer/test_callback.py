@@ -147,7 +147,12 @@ def test_checkpoints_are_reported_when_they_are_on_disk(train, guard: FaultyGuar
 
     def look(_: Any, body: Any) -> bool:
         if isinstance(body, dict):
-            seen.append(sorted(p.name for p in Path(body["path"]).iterdir()))
+            directory = Path(body["path"])
+            seen.append(sorted(p.name for p in directory.iterdir()))
+            readers = directory.stat().st_mode & 0o044
+            assert (directory / "model.safetensors").stat().st_mode & 0o044 == readers, (
+                "for another user, too"
+            )
         return False
 
     guard.fault = look

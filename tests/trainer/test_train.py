@@ -15,7 +15,7 @@ import yaml
 
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard
 from trainer_image import train as entrypoint
-from trainer_image.checkpoints import incomplete_because, latest_complete
+from trainer_image.checkpoints import incomplete_because, latest_complete, let_the_guard_read
 from trainer_image.config import load
 from trainer_image.errors import GuardConfigError
 from trainer_image.rewards import exact_match, last_number
@@ -274,6 +274,24 @@ def test_a_complete_checkpoint_is_found_by_its_step_and_not_by_its_name(checkpoi
 
 def test_without_checkpoints_there_is_none(tmp_path: Path) -> None:
     assert latest_complete(tmp_path) is None and latest_complete(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(("directory", "weights"), [(0o755, 0o644), (0o750, 0o640), (0o700, 0o600)])
+def test_who_may_list_a_checkpoint_may_read_its_weights(
+    checkpoint: Path, directory: int, weights: int
+) -> None:
+    """safetensors 0.8 writes them with mode 0600, and a guard in a pod is another user."""
+    checkpoint.chmod(directory)
+    (checkpoint / "model.safetensors").chmod(0o600)
+    let_the_guard_read(checkpoint)
+    assert (checkpoint / "model.safetensors").stat().st_mode & 0o777 == weights
+
+
+def test_a_checkpoint_whose_mode_cannot_be_changed_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    let_the_guard_read(tmp_path / "gone")
+    assert "the guard may not be able to read" in caplog.text
 
 
 def cut(checkpoint: Path) -> None:

@@ -58,6 +58,11 @@ def stage(source: Path, target: Path) -> Staged:
         return _stage(source, directory, target)
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
+        if isinstance(error, PermissionError):
+            raise EvaluationError(
+                f"checkpoint {source}: {error.filename} may not be read by the guard (user {os.getuid()}): "
+                "make it readable before the checkpoint is announced; GuardCallback does"
+            ) from error
         if isinstance(error, OSError):
             what = "a symbolic link" if error.errno == errno.ELOOP else f"not copied ({error.strerror})"
             raise EvaluationError(
