@@ -96,9 +96,9 @@ class Namespace:
     cluster: Cluster
     name: str
 
-    def kubectl(self, *arguments: str, give: str | None = None) -> str:
+    def kubectl(self, *arguments: str, give: str | None = None, within: float = timeouts.COMMAND) -> str:
         """kubectl in this namespace; it must succeed."""
-        return self.cluster.kubectl("--namespace", self.name, *arguments, give=give)
+        return self.cluster.kubectl("--namespace", self.name, *arguments, give=give, within=within)
 
     def try_kubectl(self, *arguments: str, give: str | None = None) -> subprocess.CompletedProcess[str]:
         """kubectl in this namespace, whatever comes of it."""
