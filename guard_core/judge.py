@@ -25,7 +25,10 @@ from guard_core.wire import (
 )
 
 if TYPE_CHECKING:
+    from guard_core.detectors.calibrated import DetectorStatus
     from guard_core.detectors.run import CalibratedRun, Pass
+
+    Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
 STATE_VERSION = 2
 
@@ -144,17 +147,18 @@ class Judge:
         self._waiting += 1
         self._latch_stop(silent_for=0.0)
 
-    def fold_evaluation(self, evaluation: Evaluation) -> None:
+    def fold_evaluation(self, evaluation: Evaluation, ahead: Ahead | None = None) -> None:
         """Fold a finished evaluation: one round of `HeldOutGuard`, if steps were reported since the last.
 
         The in-loop reward is the mean over the steps after the last evaluated checkpoint up to this one, of
         the same attempt; the KL is their median, because one k3 spike would own a mean. Without any step
         in that window there is no reward to compare with, so nothing is folded (invariant 2). The calibrated
-        detector, where the policy has it, folds every evaluation, and it alone the later passes.
+        detector, where the policy has it, folds every evaluation, and it alone the later passes. `ahead` is
+        what `fold_ahead` made of this evaluation.
         """
         self._failures = 0
         if evaluation.pass_index > 0:
-            self._fold_items(evaluation, None)
+            self._fold_items(evaluation, None, ahead)
             self._latch_stop(silent_for=0.0)
             return
         self._waiting = max(0, self._waiting - 1)
@@ -181,14 +185,27 @@ class Judge:
         self._fold_items(evaluation, reward)
         self._latch_stop(silent_for=0.0)
 
-    def _fold_items(self, evaluation: Evaluation, in_loop_reward: float | None) -> None:
+    def fold_ahead(self, evaluation: Evaluation) -> Ahead | None:
+        """What the calibrated detector will make of a later pass, for `fold_evaluation`; it changes nothing.
+
+        The last pass of the baseline takes seconds, in which steps may be folded and asked about. No other
+        evaluation or failure may be folded before this one.
+        """
+        if self._calibrated is None or evaluation.pass_index == 0:
+            return None
+        copy = type(self._calibrated).from_state(self._calibrated.to_state())
+        return copy, copy.fold(_pass(evaluation), evaluation.items, None)
+
+    def _fold_items(
+        self, evaluation: Evaluation, in_loop_reward: float | None, ahead: Ahead | None = None
+    ) -> None:
         """Fold the per-item outcomes into the calibrated detector, if the policy has it."""
         if self._calibrated is None:
             return
-        from guard_core.detectors.run import Pass
-
-        evaluated = Pass(evaluation.attempt, evaluation.step, evaluation.path, evaluation.pass_index)
-        status = self._calibrated.fold(evaluated, evaluation.items, in_loop_reward)
+        if ahead is None:
+            status = self._calibrated.fold(_pass(evaluation), evaluation.items, in_loop_reward)
+        else:
+            self._calibrated, status = ahead
         if status is not None and status.rule is not None:
             self._latch_fire(Code(status.rule), status.reason, evaluation.attempt, evaluation.step)
 
@@ -290,6 +307,7 @@ class Judge:
             step=self._step,
             steps=self._steps,
             rounds=self._guard.count,
+            waiting=self._waiting,
             in_loop_ema=status.in_loop_ema if status else None,
             heldout_ema=status.heldout_ema if status else None,
             proxy_real_gap=status.proxy_real_gap if status else None,
@@ -437,6 +455,12 @@ def _calibrated_run(policy: Policy) -> CalibratedRun | None:
     from guard_core.detectors.run import CalibratedRun
 
     return CalibratedRun(policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share())
+
+
+def _pass(evaluation: Evaluation) -> Pass:
+    from guard_core.detectors.run import Pass
+
+    return Pass(evaluation.attempt, evaluation.step, evaluation.path, evaluation.pass_index)
 
 
 def _condition(code: Code, level: Level, message: str, policy: Any = None) -> Condition:

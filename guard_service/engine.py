@@ -445,9 +445,11 @@ class Engine:
             result.sha256,
             request.pass_index,
         )
+        # Closing a baseline takes seconds, for which nobody else should have to wait.
+        ahead = None if self._judge is None else await asyncio.to_thread(self._judge.fold_ahead, evaluation)
         await self._decide(
             request,
-            lambda judge: judge.fold_evaluation(evaluation),
+            lambda judge: judge.fold_evaluation(evaluation, ahead),
             lambda store, judge, latches: store.append_evaluation(evaluation, _round(judge), latches),
         )
         is_best = request.pass_index == 0 and self._verdict.best_evaluation == evaluation.summary()

@@ -190,3 +190,29 @@ def test_a_verdict_carries_no_outcome_of_an_item():
     assert max(lengths) < N
     for reading in dumped["detectors"]:
         assert set(reading) == {"name", "level", "code", "statistic", "threshold", "message"}
+
+
+class EarlyRun(Run):
+    """Folds ahead, and a step comes before the fold itself, as in the guard."""
+
+    def evaluate(self, round_: int, share: float = 1.0, index: int = 0) -> None:
+        items = tuple(draw(self.rng, MEANS * share).tolist())
+        evaluation = Evaluation(0, 10 * round_, f"/checkpoints/{10 * round_}", items, None, index)
+        before = self.judge.to_state()
+        ahead = self.judge.fold_ahead(evaluation)
+        assert (ahead is None) == (index == 0)
+        assert self.judge.to_state() == before
+        late = StepReport(attempt=0, step=10 * round_ + 1, reward=0.5, kl=None, kl_kind=KlKind.ABSENT)
+        other = Judge.from_state(before)
+        for judge in (self.judge, other):
+            judge.fold_step(late)
+        self.judge.fold_evaluation(evaluation, ahead)
+        other.fold_evaluation(evaluation)
+        assert self.judge.to_state() == other.to_state()
+
+
+def test_what_is_folded_ahead_is_what_the_fold_itself_gives():
+    run = EarlyRun()
+    for round_ in range(12):
+        run.round(round_, share=1.0 if round_ < 4 else 0.8)
+    assert run.passes[:3] == [1, 2, 3]

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from guard_core.detectors.calibrated import CalibratedDetector
+from guard_core.detectors.run import CalibratedRun
 from guard_core.policy import (
     CalibratedPolicy,
     EvaluationFailingPolicy,
@@ -538,6 +541,36 @@ async def test_the_passes_that_the_judge_wants_come_before_the_queue(run: Run) -
         (3, 0, [1.0, 1.0]),
     ]
     async with run.engine(FakeEvaluator(), calibrated(3)) as engine:
+        assert engine.verdict == live
+
+
+async def test_steps_are_answered_while_the_baseline_is_closed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing, go_on = threading.Event(), threading.Event()
+    close = CalibratedRun._close_baseline
+
+    def close_slowly(calibrated_run: CalibratedRun) -> CalibratedDetector:
+        closing.set()
+        assert go_on.wait(20)
+        return close(calibrated_run)
+
+    monkeypatch.setattr(CalibratedRun, "_close_baseline", close_slowly)
+    worker = FakeEvaluator([[0.0, 1.0], [1.0, 1.0]])
+    async with run.engine(worker, calibrated(2)) as engine:
+        await engine.add_steps([step(0)])
+        await engine.add_checkpoint(run.checkpoint(0))
+        await until(closing.is_set)
+        async with asyncio.timeout(10):
+            await engine.add_steps([step(1)])
+            await engine.add_checkpoint(run.checkpoint(1))
+        assert engine.verdict.steps == 2
+        go_on.set()
+        worker.outcomes.append([1.0, 1.0])
+        await until(lambda: engine.queue_length == 0)
+        assert engine.verdict.detectors
+        live = engine.verdict
+    async with run.engine(FakeEvaluator(), calibrated(2)) as engine:
         assert engine.verdict == live
 
 
