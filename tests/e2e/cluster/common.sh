@@ -13,7 +13,10 @@ if ! docker buildx version >/dev/null 2>&1; then export DOCKER_BUILDKIT=0; fi
 # Packages come through the machine's own network: a bridge inside a container that runs CI often leads nowhere.
 DOCKER_BUILD=(build --quiet --network=host)
 
-docker_build() { docker "${DOCKER_BUILD[@]}" "$@" >/dev/null; } # nothing on stdout: that is for a script's result
+docker_build() { # says something only if it fails
+  local said
+  said=$(docker "${DOCKER_BUILD[@]}" "$@" 2>&1) || { echo "$said" >&2; return 1; }
+}
 
 have_image() { docker image inspect "$1" >/dev/null 2>&1; }
 

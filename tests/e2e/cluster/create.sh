@@ -14,4 +14,5 @@ fi
 mkdir -p "$(dirname "$CLUSTER_KUBECONFIG")"
 "$kind" create cluster --name "$CLUSTER" --image "$image" --kubeconfig "$CLUSTER_KUBECONFIG" "${@:3}" >&2
 # kind's own --wait ends well even if the node never gets ready.
-docker exec "$(nodes)" kubectl --kubeconfig /etc/kubernetes/admin.conf wait --for=condition=Ready node --all --timeout=180s >&2
+docker exec "$(nodes)" kubectl --kubeconfig /etc/kubernetes/admin.conf \
+  wait --for=condition=Ready node --all --timeout=180s >&2

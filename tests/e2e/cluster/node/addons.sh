@@ -24,7 +24,8 @@ network() { # kube-proxy and netlite, with the tools that they run
   docker_build --tag "kind.local/kube-proxy:$version" --tag kind.local/netlite:v1 --file - "$context" <<DOCKERFILE
 FROM $debian
 RUN apt-get update -qq \
- && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iptables nftables conntrack >/dev/null \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+      iptables nftables conntrack >/dev/null \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
 COPY kube-proxy netlite /usr/local/bin/
 DOCKERFILE

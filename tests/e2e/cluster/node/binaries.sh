@@ -12,12 +12,13 @@ make_binaries() {
     build kubernetes "" "$1/" github.com/rancher/local-path-provisioner && # alone: it writes Sirupsen, kubeadm sirupsen
     build coredns "" "$1/coredns" . &&
     GOFLAGS="$GOFLAGS -tags=no_aufs,no_zfs,no_btrfs,no_devmapper" build_in_place containerd $containerd \
-      "-X $containerd/version.Version=$(pinned containerd $containerd)" "$1/" ./cmd/{containerd,ctr,containerd-shim-runc-v2} &&
+      "-X $containerd/version.Version=$(pinned containerd $containerd)" "$1/" \
+      ./cmd/{containerd,ctr,containerd-shim-runc-v2} &&
     gcc -Os -static -s -o "$1/pause" "$HERE/node/pause.c"
 }
 
 one_at_a_time node-binaries
-inputs=("$MODULES"/{kubernetes,coredns,containerd} "$HERE/node/pause.c" "$HERE/node/binaries.sh")
+inputs=("$HERE"/node/{binaries.sh,pause.c} "$MODULES"/{containerd,coredns,kubernetes})
 binaries=$CACHE/node-binaries-$(digest "${inputs[@]}")
 once "$binaries" make_binaries
 echo "$binaries"

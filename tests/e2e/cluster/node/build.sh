@@ -49,7 +49,8 @@ tools=$("$HERE/tools.sh")
 control_plane=$(env --unset=KUBEBUILDER_ASSETS "$ROOT/tests/operator/controlplane/build.sh")
 control_plane=${control_plane%%$'\n'*}
 binaries=$("$HERE/node/binaries.sh")
-pause=$("$binaries/kubeadm" config images list --image-repository kind.local --kubernetes-version "$version" | grep /pause:)
+pause=$("$binaries/kubeadm" config images list --image-repository kind.local --kubernetes-version "$version" |
+  grep /pause:)
 
 one_at_a_time node-image
 key=$(printf '%s\n' "$debian" "$tools" "$control_plane" "$binaries" "$(digest "$HERE/node")" | sha256sum | cut -c1-12)

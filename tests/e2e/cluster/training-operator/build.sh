@@ -16,11 +16,12 @@ make_operator() { # the manifests say that its binary is /manager
 }
 
 one_at_a_time training-operator
-tag=$(pinned training-operator $GO_MODULE)-$(digest "$MODULES/training-operator" "$HERE/training-operator")
+tag=$(pinned training-operator $GO_MODULE)-$(digest "$HERE/training-operator" "$MODULES/training-operator")
 operator=rlguard-test/training-operator:$tag
 nslookup=rlguard-test/nslookup:$tag
 directory=$CACHE/training-operator-$tag
 once "$directory" make_operator
-have_image "$operator" || tar --directory "$directory" --owner=0 --group=0 --create manager | docker import - "$operator" >/dev/null
+have_image "$operator" ||
+  tar --directory "$directory" --owner=0 --group=0 --create manager | docker import - "$operator" >/dev/null
 docker_build --build-arg BASE_IMAGE="$1" --tag "$nslookup" - <"$HERE/training-operator/Dockerfile.nslookup"
 echo "$directory"

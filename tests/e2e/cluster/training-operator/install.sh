@@ -6,14 +6,15 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 kubectl() { "$kubectl" --kubeconfig "$CLUSTER_KUBECONFIG" "$@"; }
 
-admits_a_job() { # the operator makes its webhook's certificate itself, so it answers a little after it is ready
-  kubectl create --dry-run=server --filename - <<'JOB' >/dev/null 2>&1
+try_a_job() { # the operator makes its webhook's certificate itself, so it answers a little after it is ready
+  kubectl create --dry-run=server --filename - <<'JOB' 2>&1
 apiVersion: kubeflow.org/v1
 kind: PyTorchJob
 metadata: {name: probe, namespace: default}
 spec:
   pytorchReplicaSpecs:
     Master:
+      replicas: 1
       template: {spec: {containers: [{name: pytorch, image: none}]}}
 JOB
 }
@@ -24,9 +25,8 @@ kubectl=$1
 "$kubectl" kustomize "$2" | kubectl apply --server-side --force-conflicts --filename - >/dev/null
 kubectl --namespace kubeflow rollout status deployment/training-operator --timeout 180s >&2
 for _ in {1..60}; do
-  if admits_a_job; then exit; fi
+  if said=$(try_a_job); then exit; fi
   sleep 1
 done
-say "the operator runs, but its webhook admits no job"
-kubectl --namespace kubeflow logs deployment/training-operator --tail 50 >&2
+say "the operator runs, but no PyTorchJob is admitted: $said"
 exit 1
