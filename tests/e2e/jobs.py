@@ -5,6 +5,7 @@ All are lists of manifests for `kubectl apply`. Nothing here talks to a cluster.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -221,7 +222,8 @@ def loader(name: str, image: str, claim_name: str, secret: str) -> Json:
 
 
 def _object(api_version: str, kind: str, name: str, **content: Any) -> Json:
-    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}, **content}
+    typed = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}}
+    return typed | copy.deepcopy(content)  # tests change what they get
 
 
 __all__ = ["GUARD_CONTAINER", "TRAINER_CONTAINER", "claim", "demo_with", "loader", "scripted"]

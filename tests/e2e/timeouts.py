@@ -45,3 +45,12 @@ GRPO = 20 * 60
 TWO_NODES = 8 * 60
 #: Nothing of a namespace is left.
 NAMESPACE_DELETE = 120
+
+# -- the cluster itself ----------------------------------------------------------------------------------
+
+#: The API server's process ends, or starts and is ready: its clients' connections are drained first.
+API_SERVER = 120
+#: Whoever lost its Lease has ended; the kubelet starts it again, and waits up to 40 s if it ended before.
+LEADERS_BACK = 180
+#: A guard is silent 30 s after its last heartbeat at the earliest, which an operator looks for in time.
+SILENCE = 90

@@ -1,0 +1,194 @@
+"""Faults of the cluster itself: each takes something away, and puts it back whatever happens meanwhile.
+
+All of them are real: processes are killed or stopped, pods are deleted, the API server's process is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from guard_operator.runtime.client import LEASES, PODS
+
+from . import then, timeouts
+from .kube import (
+    CHART,
+    GUARD_CONTAINER,
+    KIND_VALUES,
+    RELEASE,
+    SYSTEM,
+    TRAINING,
+    Cluster,
+    CommandError,
+    Job,
+    Json,
+)
+
+API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
+ASIDE = "/etc/kubernetes/kube-apiserver.yaml"
+#: What must lead again when the API server was away: without it nothing is cleaned up or scheduled.
+LEADERS = (("kube-system", "kube-controller-manager"), ("kube-system", "kube-scheduler"), (SYSTEM, RELEASE))
+
+
+# -- containers, from the node ---------------------------------------------------------------------------
+
+
+def signal_container(cluster: Cluster, pod: Json, container: str, signal: str) -> None:
+    """Send a signal to the first process of a container, from the node that the pod is on."""
+    status = pod["status"]
+    every = (status.get("initContainerStatuses") or []) + status["containerStatuses"]
+    one = next(c for c in every if c["name"] == container)["containerID"].removeprefix("containerd://")
+    kill = ("ctr", "--namespace", "k8s.io", "task", "kill", "--signal", signal, one)
+    cluster.on_node(pod["spec"]["nodeName"], *kill)
+
+
+def tell_from_the_node(cluster: Cluster, pod: Json, order: str) -> None:
+    """Give a scripted trainer an order without the API server: through its emptyDir on the node."""
+    file = f"/var/lib/kubelet/pods/{pod['metadata']['uid']}/volumes/kubernetes.io~empty-dir/scratch/orders"
+    cluster.on_node(pod["spec"]["nodeName"], "sh", "-c", 'echo "$0" >> "$1"', order, file)
+
+
+def running_on_the_node(cluster: Cluster, pod: Json) -> list[str]:
+    """The containers of the pod that run, as the node knows it: no API server is asked."""
+    status = pod["status"]
+    every = (status.get("initContainerStatuses") or []) + status["containerStatuses"]
+    names = {c["containerID"].removeprefix("containerd://"): c["name"] for c in every}
+    tasks = cluster.on_node(pod["spec"]["nodeName"], "ctr", "--namespace", "k8s.io", "task", "list")
+    found = (line.split() for line in tasks.splitlines())
+    return [names[words[0]] for words in found if words[0] in names and words[-1] == "RUNNING"]
+
+
+@contextmanager
+def the_guard_is_frozen(job: Job) -> Iterator[None]:
+    """The guard neither answers nor ends (SIGSTOP); afterwards it goes on, if its pod is still there."""
+    pod = job.pod
+    signal_container(job.namespace.cluster, pod, GUARD_CONTAINER, "SIGSTOP")
+    try:
+        yield
+    finally:
+        try:
+            signal_container(job.namespace.cluster, pod, GUARD_CONTAINER, "SIGCONT")
+        except CommandError:
+            assert GUARD_CONTAINER not in running_on_the_node(job.namespace.cluster, pod)
+
+
+# -- operators -------------------------------------------------------------------------------------------
+
+
+def leader(cluster: Cluster) -> str:
+    """The pod of the operator that leads; "" if none does."""
+    lease = cluster.client.get(LEASES, SYSTEM, RELEASE) or {}
+    return str((lease.get("spec") or {}).get("holderIdentity") or "").split("_")[0]
+
+
+def kill_the_leader(cluster: Cluster) -> str:
+    """SIGKILL to the operator that leads: no goodbye, its Lease stays. The pod's name."""
+    name = leader(cluster)
+    pod = cluster.client.get(PODS, SYSTEM, name)
+    assert pod is not None, f"the leader {name!r} has no pod"
+    signal_container(cluster, pod, "operator", "SIGKILL")
+    return name
+
+
+def delete_the_leader(cluster: Cluster) -> str:
+    """`kubectl delete pod --force` of the operator that leads. The pod's name."""
+    name = leader(cluster)
+    cluster.kubectl("delete", "pod", name, "--namespace", SYSTEM, "--grace-period=0", "--force")
+    return name
+
+
+@contextmanager
+def a_second_release(cluster: Cluster, *watched: str) -> Iterator[str]:
+    """The chart once more, for these namespaces only, in a namespace of its own; the namespace."""
+    name = f"{watched[0]}-operator"
+    helm = ("--namespace", name)
+    values = (
+        *("--values", str(KIND_VALUES), "--set", f"watchNamespaces={{{','.join(watched)}}}"),
+        *(
+            "--set",
+            "replicas=1,crds.install=false,rbac.aggregateToUsers=false,podDisruptionBudget.enabled=false",
+        ),
+    )
+    wait = ("--create-namespace", "--wait", f"--timeout={timeouts.INSTALL}s")
+    try:
+        cluster.helm("install", RELEASE, str(CHART), *helm, *values, *wait)
+        yield name
+    finally:
+        cluster.helm("uninstall", RELEASE, *helm, "--ignore-not-found", "--wait")
+        cluster.kubectl("delete", "namespace", name, "--ignore-not-found", within=timeouts.NAMESPACE_DELETE)
+
+
+@contextmanager
+def the_training_operator_is_away(cluster: Cluster) -> Iterator[None]:
+    """The training-operator and its webhook are gone; afterwards they are back and answer."""
+    where = ("--namespace", TRAINING)
+    deployment = (*where, "deployment/training-operator")
+    cluster.kubectl("scale", *deployment, "--replicas=0")
+    try:
+        gone = ("pods", *where, "--all", f"--timeout={timeouts.COMMAND}s")
+        cluster.kubectl("wait", "--for=delete", *gone, within=2 * timeouts.COMMAND)
+        yield
+    finally:
+        cluster.kubectl("scale", *deployment, "--replicas=1")
+        available(cluster, TRAINING, "training-operator")
+
+
+# -- the API server --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def the_api_server_is_away(cluster: Cluster) -> Iterator[None]:
+    """Its process ends; afterwards it is back, and so is everything that lost its Lease meanwhile."""
+    node = cluster.kubectl(
+        "get",
+        "nodes",
+        "--selector=node-role.kubernetes.io/control-plane",
+        "--output=jsonpath={.items[0].metadata.name}",
+    )
+    cluster.on_node(node, "mv", API_SERVER, ASIDE)
+    try:
+        then.eventually(lambda: not answers(cluster), "the API server is gone", timeouts.API_SERVER)
+        yield
+    finally:
+        cluster.on_node(node, "mv", ASIDE, API_SERVER)
+        then.eventually(lambda: answers(cluster), "the API server is back", timeouts.API_SERVER)
+        everything_is_back(cluster)
+
+
+def answers(cluster: Cluster) -> bool:
+    """Whether the API server answers and is ready."""
+    return cluster.try_kubectl("get", "--raw=/readyz", "--request-timeout=3s").returncode == 0
+
+
+def everything_is_back(cluster: Cluster) -> None:
+    """Who leads renews its Lease again, and both operators are available."""
+
+    def renewals() -> dict[str, Any]:
+        found = {name: cluster.client.get(LEASES, namespace, name) or {} for namespace, name in LEADERS}
+        return {name: (lease.get("spec") or {}).get("renewTime") for name, lease in found.items()}
+
+    before: Json = {}
+    then.eventually(
+        lambda: before.update(renewals()) or before, "the Leases can be read", timeouts.API_SERVER
+    )
+    for name in before:
+        then.eventually(
+            lambda name=name: renewals()[name] != before[name], f"{name} leads", timeouts.LEADERS_BACK
+        )
+    available(cluster, TRAINING, "training-operator")
+    available(cluster, SYSTEM, RELEASE)
+
+
+def available(cluster: Cluster, namespace: str, deployment: str) -> None:
+    """Wait until every replica is."""
+    seconds = timeouts.LEADERS_BACK
+    status = (
+        "rollout",
+        "status",
+        f"deployment/{deployment}",
+        "--namespace",
+        namespace,
+        f"--timeout={seconds}s",
+    )
+    cluster.kubectl(*status, within=seconds + timeouts.COMMAND)

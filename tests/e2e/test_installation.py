@@ -1,0 +1,148 @@
+"""The life of the release, as docs/install.md tells it: test, upgrade, uninstall, reinstall, a narrow scope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from . import faults, given, then, timeouts, when
+from .kube import RELEASE, SYSTEM, TRAINER_CONTAINER, Cluster, Namespace, install
+
+CRD = "guardedtrainingjobs.rlguard.dev"
+
+
+@pytest.fixture
+def restored(installation: Cluster) -> Iterator[None]:
+    """Whatever a test does to the release, it is as it was before afterwards."""
+    yield
+    install(installation)
+
+
+def test_helm_test_passes(installation: Cluster) -> None:
+    said = installation.helm(
+        "test", RELEASE, "--namespace", SYSTEM, "--logs", f"--timeout={timeouts.INSTALL}s"
+    )
+    assert "Succeeded" in said
+    assert "the operator is ready and serves its metrics" in said
+
+
+@pytest.mark.usefixtures("restored")
+def test_an_upgrade_leaves_a_running_job_alone(namespace: Namespace) -> None:
+    cluster = namespace.cluster
+    job = given.a_scripted_run(namespace, deaf=True)
+    workload, pod, before = job.workload, job.pod, operators(cluster)
+    assert workload is not None
+
+    install(cluster, "--set", "podAnnotations.rolled=again", "--set", "logLevel=debug")
+
+    assert not operators(cluster) & before, "every operator is a new one"
+    after = job.workload
+    assert after is not None
+    assert after["metadata"]["generation"] == workload["metadata"]["generation"]
+    assert job.pod["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert job.container(TRAINER_CONTAINER)["restartCount"] == 0
+    assert job.status["phase"] == "Running"
+
+    when.the_trainer_fires(job)
+
+    then.the_job_has_fired(job, "KlHardStop")
+    then.the_job_is_stopped(job)
+
+
+@pytest.mark.usefixtures("restored")
+def test_uninstall_keeps_the_jobs_and_a_new_release_adopts_them(namespace: Namespace) -> None:
+    cluster = namespace.cluster
+    kept = given.a_scripted_run(namespace, name="kept")
+    doomed = given.a_scripted_run(namespace, name="doomed")
+    pod = kept.pod
+
+    cluster.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", f"--timeout={timeouts.INSTALL}s")
+
+    assert CRD in cluster.kubectl("get", "crd", CRD, "--output=name")
+    left = cluster.kubectl(
+        "get",
+        "deployments,pods,services,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,"
+        "poddisruptionbudgets,validatingadmissionpolicies,validatingadmissionpolicybindings",
+        *("--all-namespaces", f"--selector=app.kubernetes.io/instance={RELEASE}", "--output=name"),
+    )
+    assert left == "", "nothing of the release is left"
+    assert kept.pod["metadata"]["uid"] == pod["metadata"]["uid"]
+
+    # A job goes without an operator, with everything that was made for it.
+    uid = doomed.uid
+    namespace.kubectl("delete", "gtj", doomed.name, f"--timeout={timeouts.STOP}s")
+    everything = (
+        "pytorchjobs,pods,secrets,configmaps,roles,rolebindings,serviceaccounts",
+        f"--selector=rlguard.dev/job-uid={uid}",
+    )
+    then.eventually(
+        lambda: namespace.kubectl("get", *everything, "--output=name") == "",
+        "nothing of it is left",
+        timeouts.STOP,
+    )
+
+    # The guard goes on: its trainer stops by itself, and the fire is in the status.
+    when.the_trainer_fires(kept)
+    fire = then.the_guard_has_latched(kept)
+    then.eventually(lambda: kept.pod["status"]["phase"] == "Failed", "the trainer has stopped", timeouts.STOP)
+    assert kept.status["phase"] == "Running", "nobody is there to say more"
+
+    install(cluster)
+
+    then.the_job_has_fired(kept, "KlHardStop")
+    then.the_job_is_stopped(kept)
+    assert kept.guard["fire"] == fire
+    then.it_was_told_once(kept, "WorkloadCreated", "KlHardStop", "StopRequested", "NoPodsLeft")
+
+
+def test_a_release_for_one_namespace_has_no_rights_elsewhere(
+    namespace: Namespace, more_namespaces: Callable[[str], Namespace]
+) -> None:
+    cluster, elsewhere = namespace.cluster, more_namespaces("elsewhere")
+    with when.the_operator_is_away(cluster), faults.a_second_release(cluster, namespace.name) as system:
+        other = given.a_submitted_run(elsewhere, "steps 8")
+        job = given.a_scripted_run(namespace, deaf=True)
+
+        when.the_trainer_fires(job)
+
+        then.the_job_is_stopped(job)
+        assert other.status == {}, "nobody has looked at it"
+        the_rights_end_at_the_namespace(cluster, f"system:serviceaccount:{system}:{RELEASE}", namespace.name)
+
+
+# -- then, in the words of these tests -------------------------------------------------------------------
+
+
+def operators(cluster: Cluster) -> set[str]:
+    """The operator's pods."""
+    select = (
+        "--namespace",
+        SYSTEM,
+        f"--selector=app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component=operator",
+    )
+    return set(cluster.kubectl("get", "pods", *select, "--output=name").split())
+
+
+def the_rights_end_at_the_namespace(cluster: Cluster, account: str, watched: str) -> None:
+    """What the service account may do in its namespace, and neither elsewhere nor cluster-wide."""
+    for verb, resource in (
+        ("watch", "guardedtrainingjobs.rlguard.dev"),
+        ("patch", "guardedtrainingjobs.rlguard.dev/status"),
+        ("delete", "pytorchjobs.kubeflow.org"),
+        ("delete", "pods"),
+        ("create", "secrets"),
+    ):
+        assert may(cluster, account, verb, resource, "--namespace", watched), (verb, resource)
+        for scope in (("--namespace", "kube-system"), ("--all-namespaces",)):
+            assert not may(cluster, account, verb, resource, *scope), (verb, resource, scope)
+    for verb in ("get", "list"):
+        assert not may(cluster, account, verb, "secrets", "--namespace", watched), verb
+
+
+def may(cluster: Cluster, account: str, verb: str, resource: str, *scope: str) -> bool:
+    """`kubectl auth can-i` as that account."""
+    asked = cluster.try_kubectl("auth", "can-i", verb, resource, *scope, f"--as={account}")
+    said = asked.stdout.strip()
+    assert said in {"yes", "no"}, (said, asked.stderr)
+    return said == "yes"

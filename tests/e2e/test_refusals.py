@@ -1,0 +1,273 @@
+"""What is refused, and how a user reads why: at `kubectl apply`, as a condition, or when a pod is made.
+
+A refused run has no pod, so the many cases of one test cost little.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import yaml
+
+from . import given, jobs, then, timeouts
+from .kube import Cluster, Job, Json, Namespace
+
+MASTER = "spec.template.spec.pytorchReplicaSpecs.Master"
+POD = f"{MASTER}.template.spec"
+
+
+# -- at kubectl apply: the API server itself -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A value of `spec.guard` that the API server must refuse, and what a user reads then."""
+
+    name: str
+    guard: Json
+    says: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def policy(**section: Any) -> Json:
+    return {"policy": section}
+
+
+BAD_GUARDS = [
+    Bad(
+        "a negative KL stop",
+        policy(heldoutGuard={"klHardStop": -1}),
+        "policy.heldoutGuard.klHardStop: Invalid value: -1",
+    ),
+    Bad(
+        "an EMA of 1", policy(heldoutGuard={"emaAlpha": 1}), "policy.heldoutGuard.emaAlpha: Invalid value: 1"
+    ),
+    Bad(
+        "a threshold that does not exist",
+        policy(heldoutGuard={"klHardstop": 1}),
+        'unknown field "spec.guard.policy.heldoutGuard.klHardstop"',
+    ),
+    Bad(
+        "a text for a number",
+        policy(calibrated={"alpha": "5 %"}),
+        'policy.calibrated.alpha: Invalid value: "string"',
+    ),
+    Bad("an unknown detector", policy(detector="Cusum"), 'policy.detector: Unsupported value: "Cusum"'),
+    Bad(
+        "two evaluators",
+        {
+            "heldout": {
+                "volume": {"secretName": "x"},
+                "evaluator": {"checkpoint": {}, "openai": {"baseUrl": "http://x", "model": "m"}},
+            }
+        },
+        "exactly one evaluator must be set",
+    ),
+    Bad(
+        "no held-out volume",
+        {"heldout": {"volume": {}, "evaluator": {"checkpoint": {}}}},
+        "exactly one of claimName, secretName and configMapName must be set",
+    ),
+]
+
+
+@pytest.mark.parametrize("bad", BAD_GUARDS, ids=str)
+def test_a_bad_guard_is_refused_at_apply(installation: Cluster, bad: Bad) -> None:
+    *_, job = jobs.scripted("bad", "none")
+    job["spec"]["guard"] |= bad.guard
+
+    refused = apply(Namespace(installation, "default"), job)
+
+    assert refused.returncode != 0
+    assert bad.says in refused.stderr, refused.stderr
+
+
+def test_a_guard_cannot_be_changed_afterwards(namespace: Namespace) -> None:
+    *_, job = jobs.scripted("fixed", "none", heldout={"claimName": "nowhere"})
+    given.objects(namespace, [job])
+    job["spec"]["guard"]["policy"] = {"heldoutGuard": {"klHardStop": 1000}}
+
+    refused = apply(namespace, job)
+
+    assert refused.returncode != 0
+    assert "spec.guard is immutable: a changed guard is a new GuardedTrainingJob" in refused.stderr
+
+
+def apply(namespace: Namespace, job: Json) -> subprocess.CompletedProcess[str]:
+    """`kubectl apply`, whatever comes of it."""
+    return namespace.try_kubectl("apply", "-f", "-", give=yaml.safe_dump(job))
+
+
+# -- as a condition: the operator ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A change of a job that ends in Guarded=False, with its reason and the field that the message names."""
+
+    name: str
+    change: Callable[[Json], Any]
+    reason: str
+    says: str
+
+
+def volume(job: Json, **source: Any) -> None:
+    jobs.pod_spec_of(job)["volumes"].append({"name": "extra", **source})
+
+
+REFUSED = [
+    Refused(
+        "host-network",
+        lambda j: jobs.pod_spec_of(j).update(hostNetwork=True),
+        "TemplateRefused",
+        f"{POD}.hostNetwork must not be set",
+    ),
+    Refused(
+        "host-pid",
+        lambda j: jobs.pod_spec_of(j).update(hostPID=True),
+        "TemplateRefused",
+        f"{POD}.hostPID must not be set",
+    ),
+    Refused(
+        "shared-processes",
+        lambda j: jobs.pod_spec_of(j).update(shareProcessNamespace=True),
+        "TemplateRefused",
+        f"{POD}.shareProcessNamespace must not be set",
+    ),
+    Refused(
+        "privileged",
+        lambda j: jobs.trainer_of(j)["securityContext"].update(privileged=True),
+        "TemplateRefused",
+        f"{POD}.containers[0].securityContext.privileged must not be set",
+    ),
+    Refused(
+        "host-path",
+        lambda j: volume(j, hostPath={"path": "/var/lib"}),
+        "TemplateRefused",
+        f"{POD}.volumes[3].hostPath must not be used (/var/lib)",
+    ),
+    Refused(
+        "heldout-mounted",
+        lambda j: volume(j, secret={"secretName": "run-heldout"}),
+        "TemplateRefused",
+        f"{POD}.volumes[3] must not be the held-out volume",
+    ),
+    Refused(
+        "heldout-in-env",
+        lambda j: jobs.trainer_of(j)["env"].append(
+            {"name": "A", "valueFrom": {"secretKeyRef": {"name": "run-heldout", "key": "heldout.jsonl"}}}
+        ),
+        "TemplateRefused",
+        f"{POD}.containers[0].env[4].valueFrom must not refer to the held-out data",
+    ),
+    Refused(
+        "no-checkpoints",
+        lambda j: j["spec"]["guard"]["checkpoints"].update(volume="elsewhere"),
+        "TemplateRefused",
+        f"{POD}.volumes must have the volume elsewhere",
+    ),
+    Refused(
+        "elastic",
+        lambda j: j["spec"]["template"]["spec"].update(elasticPolicy={"minReplicas": 1}),
+        "TemplateRefused",
+        "spec.template.spec.elasticPolicy elastic jobs have no fixed rank 0",
+    ),
+    Refused(
+        "wrong-type",
+        lambda j: master(j).update(replicas="one"),
+        "WorkloadRefused",
+        "spec.pytorchReplicaSpecs.Master.replicas",
+    ),
+    Refused(
+        "unknown-field",
+        lambda j: master(j).update(replica=1),
+        "WorkloadRefused",
+        'unknown field "spec.pytorchReplicaSpecs.Master.replica"',
+    ),
+    Refused("webhook", lambda j: jobs.trainer_of(j).update(image=""), "WorkloadRefused", "image"),
+    Refused(
+        "other-kind",
+        lambda j: j["spec"]["template"].update(kind="MPIJob"),
+        "UnsupportedKind",
+        "kubeflow.org/v1 MPIJob cannot be guarded",
+    ),
+]
+
+
+def master(job: Json) -> Json:
+    found: Json = job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]
+    return found
+
+
+def test_a_bad_template_is_a_condition_that_names_the_field(namespace: Namespace) -> None:
+    manifests = []
+    for case in REFUSED:
+        *_, job = jobs.scripted(case.name, "none", heldout={"secretName": "run-heldout"})
+        case.change(job)
+        manifests.append(job)
+    given.objects(namespace, manifests)
+
+    for case in REFUSED:
+        job = namespace.job(case.name)
+        message = then.the_condition_is(job, "Guarded", "False", case.reason)
+        assert case.says in message, (case.name, message)
+        assert job.status["phase"] == "Refused", case.name
+        assert job.workload is None, case.name
+        then.it_was_told_once(job, case.reason)
+    assert namespace.kubectl("get", "pods", "--output=name") == ""
+
+
+def test_a_missing_claim_is_a_condition_until_it_is_there(namespace: Namespace) -> None:
+    job = given.a_submitted_run(namespace, "steps 8", heldout={"claimName": "heldout"})
+
+    message = then.the_condition_is(job, "Guarded", "False", "ClaimMissing")
+    assert message.startswith(
+        "spec.guard.heldout.volume.claimName: PersistentVolumeClaim heldout does not exist"
+    )
+
+    given.a_claim_with_the_heldout_split(namespace)
+    then.the_guard_has_counted(job, 8, within=timeouts.START)
+
+
+# -- behind the operator's back: the admission policies --------------------------------------------------
+
+
+def test_what_is_changed_behind_the_operators_back_is_refused(namespace: Namespace) -> None:
+    job = given.a_scripted_run(namespace, restart="ExitCode")  # a lost pod is made again
+    pod = f"{job.name}-master-0"
+
+    a_debug_container_is_refused(job, "must not be privileged", "--profile=sysadmin")
+    a_debug_container_is_refused(job, "must not target the guard", "--target=rlguard-guard")
+    unlabelled = namespace.try_kubectl("label", "pod", pod, "rlguard.dev/job-uid-")
+    assert unlabelled.returncode != 0
+    assert "by them the operator finds the pods that it must stop" in unlabelled.stderr
+
+    # The workload may be edited; a pod that would break the isolation is not made of it.
+    leak = {"name": "leak", "secret": {"secretName": f"{job.name}-heldout"}}
+    patch = [{"op": "add", "path": "/spec/pytorchReplicaSpecs/Master/template/spec/volumes/-", "value": leak}]
+    namespace.kubectl("patch", "pytorchjob", job.name, "--type=json", f"--patch={json.dumps(patch)}")
+    namespace.kubectl("delete", "pod", pod)
+    then.eventually(
+        lambda: (
+            "volume leak: must not be the held-out volume"
+            in namespace.kubectl("events", f"--for=pytorchjob/{job.name}")
+        ),
+        "an Event of the workload says why no pod is made",
+        timeouts.STOP,
+    )
+    assert job.pods == []
+
+
+def a_debug_container_is_refused(job: Job, says: str, *flags: str) -> None:
+    image = job.namespace.cluster.images["trainer"]
+    command = ("debug", f"{job.name}-master-0", f"--image={image}", *flags, "--", "true")
+    refused = job.namespace.try_kubectl(*command)
+    assert refused.returncode != 0
+    assert says in refused.stderr, refused.stderr

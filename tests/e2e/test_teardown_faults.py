@@ -1,0 +1,237 @@
+"""A fire stops the run whatever breaks at that moment: operators, training-operator, API server, guard.
+
+In each case the trainer is deaf where the point is that the cluster stops it, and obeys where the point is
+that it stops by the guard's answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from guard_operator.runtime.client import CONFIG_MAPS
+
+from . import faults, given, jobs, then, timeouts, when
+from .kube import TRAINER_CONTAINER, Cluster, Job, Json, Namespace
+
+#: Long enough for an operator to die in the middle of a teardown, well within a pod's grace of 30 s.
+SLOW_END_SECONDS = 12
+#: Once each, whoever acts and however often.
+STORY = ("WorkloadCreated", "KlHardStop", "StopRequested", "EvidenceCaptured", "NoPodsLeft")
+
+
+# -- operators -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lose", [faults.kill_the_leader, faults.delete_the_leader])
+def test_an_operator_dies_in_the_middle_of_a_teardown(
+    namespace: Namespace, lose: Callable[[Cluster], str]
+) -> None:
+    job = a_run_that_ends_slowly(namespace)
+
+    when.the_trainer_fires(job)
+    then.it_was_told_once(job, "StopRequested", within=timeouts.REPORT)
+    assert job.pods, "the teardown is under way"
+    dead = lose(namespace.cluster)
+
+    then.the_job_is_stopped(job)
+    then.eventually(lambda: faults.leader(namespace.cluster) not in {"", dead}, "another one leads", 1)
+    then.it_was_told_once(job, *STORY)
+    assert [one["metadata"]["name"] for one in evidence_of(job)] == [job.status["stop"]["evidence"]]
+
+
+def test_no_operator_leads_at_the_moment_of_the_fire(namespace: Namespace) -> None:
+    """The leader dies first; whoever leads next finds the fire."""
+    job = given.a_scripted_run(namespace, deaf=True)
+
+    dead = faults.kill_the_leader(namespace.cluster)
+    when.the_trainer_fires(job)
+    then.the_guard_has_latched(job)
+
+    then.the_job_is_stopped(job)
+    assert faults.leader(namespace.cluster) != dead
+    then.it_was_told_once(job, *STORY)
+
+
+def test_two_operators_that_both_lead_act_as_one(namespace: Namespace) -> None:
+    """A second release watches the same namespace, with a Lease of its own."""
+    with faults.a_second_release(namespace.cluster, namespace.name):
+        job = a_run_that_ends_slowly(namespace)
+        workload = job.workload
+        assert workload is not None
+
+        when.the_trainer_fires(job)
+
+        then.the_job_is_stopped(job)
+        after = job.workload
+        assert after is not None and after["metadata"]["uid"] == workload["metadata"]["uid"]
+        then.it_was_told_once(job, *STORY)
+        assert len(evidence_of(job)) == 1
+
+
+# -- what the operator needs -----------------------------------------------------------------------------
+
+
+def test_the_training_operator_is_away(namespace: Namespace) -> None:
+    """Its webhook refuses every patch, so the workload is deleted; nothing of it comes back."""
+    job = given.a_scripted_run(namespace, deaf=True)
+    with faults.the_training_operator_is_away(namespace.cluster):
+        late = given.a_submitted_run(namespace, "steps 8", name="late")
+        refused = then.the_condition_is(late, "Guarded", "False", "WorkloadRefused")
+        assert "failed calling webhook" in refused, "a user reads why nothing happens"
+
+        when.the_trainer_fires(job)
+
+        then.the_job_has_fired(job, "KlHardStop")
+        then.the_job_is_stopped(job)
+        assert job.status["stop"]["method"] == "Delete"
+        then.it_was_told_once(job, *STORY, "StopEscalated")
+
+    then.the_guard_has_counted(late, 8, within=timeouts.START)
+    assert job.workload is None
+    assert job.pods == []
+
+
+def test_the_api_server_is_away(namespace: Namespace) -> None:
+    """One trainer stops by the guard's answer, and its guard ends with it before it could tell anybody.
+
+    The other goes on, with a guard that tells of the fire when the API server is back.
+    """
+    cluster = namespace.cluster
+    obedient = given.a_scripted_run(namespace, name="obedient")
+    deaf = given.a_scripted_run(namespace, name="deaf", deaf=True)
+    pods = obedient.pod, deaf.pod
+    with faults.the_api_server_is_away(cluster):
+        for pod in pods:
+            faults.tell_from_the_node(cluster, pod, "fire")
+        then.eventually(
+            lambda: faults.running_on_the_node(cluster, pods[0]) == [],
+            "the obedient trainer has stopped, and its guard",
+            timeouts.STOP,
+        )
+        assert len(faults.running_on_the_node(cluster, pods[1])) == 2
+
+    for job in (obedient, deaf):
+        fire = then.the_job_has_fired(job, "KlHardStop", within=timeouts.REPORT)
+        assert fire["code"] == "kl_hard_stop"
+        then.the_job_is_stopped(job)
+        then.it_was_told_once(job, *STORY)
+    assert "stopped: kl_hard_stop" in then.evidence(obedient)["trainer.log"]
+    assert "Failed" not in obedient.conditions, "a run that the guard ended has not failed by itself"
+
+
+# -- the guard -------------------------------------------------------------------------------------------
+
+
+def test_a_guard_that_falls_silent_is_met_with_the_jobs_policy(namespace: Namespace) -> None:
+    warned = given.a_scripted_run(namespace, name="warned", onSilence={"afterSeconds": 30, "policy": "Warn"})
+    stopped = given.a_scripted_run(
+        namespace, name="stopped", onSilence={"afterSeconds": 30, "policy": "Stop"}
+    )
+    beat = warned.guard["heartbeat"]
+
+    with faults.the_guard_is_frozen(warned), faults.the_guard_is_frozen(stopped):
+        for job in (warned, stopped):
+            then.the_condition_is(job, "GuardSilent", "True", "GuardSilent", within=timeouts.SILENCE)
+        assert warned.status["phase"] == "Running"
+        assert "running" in warned.container(TRAINER_CONTAINER)["state"], "a warning stops nothing"
+
+        then.the_condition_is(stopped, "Halted", "True", "GuardSilent")
+        then.the_job_is_stopped(stopped)
+        then.it_was_told_once(stopped, "GuardSilent", "StopRequested", "NoPodsLeft")
+
+    then.the_condition_is(warned, "GuardSilent", "False", "GuardReports", within=timeouts.REPORT)
+    assert warned.guard["heartbeat"] != beat
+    assert "Halted" not in warned.conditions
+    for job in (warned, stopped):
+        then.the_job_never_fired(job)
+
+
+def test_a_guard_that_has_nothing_to_judge_by_halts_the_run(namespace: Namespace) -> None:
+    """`stale` with the policy Stop: steps, and no checkpoint for the guard to score."""
+    policy = {"stale": {"afterSteps": 5, "policy": "Stop"}}
+    job = given.a_submitted_run(namespace, "steps 8", policy=policy)
+
+    message = then.the_condition_is(job, "Halted", "True", "GuardHalt", within=timeouts.START)
+    assert message.startswith("stale at step 8: ")
+    then.the_job_is_stopped(job)
+    assert job.conditions["Fired"]["status"] == "False"
+    then.it_was_told_once(job, "GuardHalt", "StopRequested", "NoPodsLeft")
+
+
+# -- ways of stopping ------------------------------------------------------------------------------------
+
+
+def test_suspend_and_delete_by_choice(namespace: Namespace) -> None:
+    suspended = given.a_scripted_run(namespace, name="suspended", deaf=True, onFire="Suspend")
+    deleted = given.a_scripted_run(namespace, name="deleted", deaf=True, onFire="Delete")
+
+    for job in (suspended, deleted):
+        when.the_trainer_fires(job)
+
+    for job in (suspended, deleted):
+        then.the_condition_is(job, "Stopped", "True", "NoPodsLeft", within=timeouts.STOP)
+        assert job.pods == []
+    assert deleted.workload is None
+    workload = suspended.workload
+    assert workload is not None
+    assert then.workload_condition(workload, "Suspended") is not None
+
+    # Somebody resumes it: it is stopped again, by what nobody can take back.
+    resume = ("--type=merge", '--patch={"spec": {"runPolicy": {"suspend": false}}}')
+    namespace.kubectl("patch", "pytorchjob", suspended.name, *resume)
+    then.eventually(lambda: suspended.workload is None, "the workload is deleted", timeouts.STOP)
+    then.the_condition_is(suspended, "Stopped", "True", "NoPodsLeft", within=timeouts.STOP)
+    assert suspended.pods == []
+
+
+def test_workers_without_a_master(namespace: Namespace) -> None:
+    """Each Worker has a guard beside it, and the guard of index 0 alone speaks for the run."""
+    image = namespace.cluster.images["trainer"]
+    manifests = jobs.scripted("run", image, ["steps 8"], deaf=True)
+    replicas = manifests[-1]["spec"]["template"]["spec"]["pytorchReplicaSpecs"]
+    replicas["Worker"] = replicas.pop("Master") | {"replicas": 2}
+    given.objects(namespace, manifests)
+    job = namespace.job("run")
+    then.the_guard_has_counted(job, 8, within=timeouts.START)
+
+    tell(namespace, "run-worker-1", "fire")
+    then.eventually(
+        lambda: "fire latched" in namespace.kubectl("logs", "run-worker-1", "--container=rlguard-guard"),
+        "the other guard sees a fire",
+        timeouts.REPORT,
+    )
+    tell(namespace, "run-worker-0", "steps 8")
+    then.the_guard_has_counted(job, 16)
+    assert job.guard["steps"] == 16 and "fire" not in job.guard
+
+    tell(namespace, "run-worker-0", "fire")
+    then.the_job_has_fired(job, "KlHardStop")
+    then.the_job_is_stopped(job)
+
+
+# -- in the words of these tests -------------------------------------------------------------------------
+
+
+def a_run_that_ends_slowly(namespace: Namespace) -> Job:
+    """A deaf run whose trainer takes its time to end, as one that writes a last checkpoint."""
+    manifests = jobs.scripted("run", namespace.cluster.images["trainer"], ["steps 8"], deaf=True)
+    jobs.trainer_of(manifests[-1])["lifecycle"] = {"preStop": {"sleep": {"seconds": SLOW_END_SECONDS}}}
+    given.objects(namespace, manifests)
+    job = namespace.job("run")
+    then.the_guard_has_counted(job, 8, within=timeouts.START)
+    return job
+
+
+def evidence_of(job: Job) -> list[Json]:
+    """Every ConfigMap with evidence of this job."""
+    query = {"labelSelector": f"rlguard.dev/job={job.name}"}
+    items = job.client.list(CONFIG_MAPS, job.namespace.name, query).get("items") or []
+    return [one for one in items if one["metadata"]["name"].endswith("-evidence")]
+
+
+def tell(namespace: Namespace, pod: str, order: str) -> None:
+    """Give the scripted trainer of any pod an order."""
+    write = ("sh", "-c", 'echo "$0" >> /scratch/orders', order)
+    namespace.kubectl("exec", pod, f"--container={TRAINER_CONTAINER}", "--", *write)
