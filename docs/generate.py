@@ -59,6 +59,11 @@ TRAINER_ENVIRONMENT = {
         "What to do when the guard stays unreachable for longer than the limit.",
     ),
     "RLGUARD_UNREACHABLE_SECONDS": ("number > 0", "`300`", "That limit, seconds."),
+    "RLGUARD_DRAIN_SECONDS": (
+        "number ≥ 0",
+        "`0`; the operator sets `300`",
+        "How long the end of training may wait until every checkpoint is evaluated, seconds.",
+    ),
 }
 
 
@@ -302,7 +307,7 @@ def metric_families(*, known: bool) -> list[Any]:
 def trainer_environment() -> set[str]:
     """The `RLGUARD_*` variables that the trainer's code reads."""
     sources = (ROOT / "trainer_image").rglob("*.py")
-    found = re.compile(r'(?:environ\.get\(|environ\[|getenv\()\s*"(RLGUARD_\w+)"')
+    found = re.compile(r'(?:environ\.get\(|environ\[|environ,|getenv\()\s*"(RLGUARD_\w+)"')
     return {name for source in sources for name in found.findall(source.read_text("utf-8"))}
 
 

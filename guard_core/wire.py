@@ -182,6 +182,7 @@ class Verdict(Wire):
     step: Step | None = Field(None, description="Newest step of that attempt.")
     steps: int = Field(0, description="Steps acknowledged over all attempts.")
     rounds: int = Field(0, description="Evaluation rounds folded.")
+    waiting: int = Field(0, description="Checkpoints that were announced and are not evaluated yet.")
     in_loop_ema: Finite | None = Field(None, description="EMA of the in-loop reward over the rounds.")
     heldout_ema: Finite | None = Field(None, description="EMA of the held-out score over the rounds.")
     proxy_real_gap: Finite | None = Field(None, description="The Hacking Gap, reward units.")

@@ -71,6 +71,9 @@ class GuardCallback(TrainerCallback):
             `GuardStopError` (a policy); otherwise end training softly, so that `train()` returns.
         on_unreachable: `stop` or `continue` when no guard answers for `unreachable_seconds`.
         unreachable_seconds: see there.
+        drain_seconds: how long the end of training may wait until the guard has evaluated every checkpoint.
+            For a guard that ends with the trainer, as in a pod; more than the limit of a collective would
+            fail the other ranks, which wait too.
 
     Raises:
         GuardConfigError: an argument is wrong.
@@ -85,6 +88,7 @@ class GuardCallback(TrainerCallback):
         strict: bool = True,
         on_unreachable: Literal["stop", "continue"] = "stop",
         unreachable_seconds: float = 300.0,
+        drain_seconds: float = 0.0,
     ) -> None:
         if url is not None:
             GuardClient(url)  # a wrong URL is an error here, not at the first step
@@ -92,6 +96,8 @@ class GuardCallback(TrainerCallback):
             raise GuardConfigError(f"on_unreachable must be 'stop' or 'continue', got {on_unreachable!r}")
         if not (math.isfinite(unreachable_seconds) and unreachable_seconds > 0):
             raise GuardConfigError(f"unreachable_seconds must be > 0 seconds, got {unreachable_seconds!r}")
+        if not (math.isfinite(drain_seconds) and drain_seconds >= 0):
+            raise GuardConfigError(f"drain_seconds must be >= 0 seconds, got {drain_seconds!r}")
         if attempt is not None and attempt < 0:
             raise GuardConfigError(f"attempt must be >= 0, got {attempt!r}")
         self._url = url
@@ -100,6 +106,7 @@ class GuardCallback(TrainerCallback):
         self._strict = strict
         self._on_unreachable = on_unreachable
         self._unreachable_seconds = unreachable_seconds
+        self._drain_seconds = drain_seconds
         self._reporter: Reporter | None = None
         self._trainer: Any = None
         self._metrics = StepMetrics()
@@ -112,7 +119,7 @@ class GuardCallback(TrainerCallback):
         """The callback as the environment of a guarded run describes it.
 
         `RLGUARD_URL` (needed on rank 0), `RLGUARD_TOKEN`, `RLGUARD_ATTEMPT`, `RLGUARD_STRICT` (1 or 0),
-        `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`.
+        `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`.
 
         Raises:
             GuardConfigError: naming the variable that is missing or wrong.
@@ -132,13 +139,9 @@ class GuardCallback(TrainerCallback):
         attempt = environ.get("RLGUARD_ATTEMPT") or None
         if attempt is not None and not (attempt.isascii() and attempt.isdigit()):
             raise GuardConfigError(f"RLGUARD_ATTEMPT must be a whole number >= 0, got {attempt!r}")
-        seconds = environ.get("RLGUARD_UNREACHABLE_SECONDS", "300")
-        try:
-            limit = float(seconds)
-        except ValueError:
-            limit = math.nan
-        if not (math.isfinite(limit) and limit > 0):
-            raise GuardConfigError(f"RLGUARD_UNREACHABLE_SECONDS must be > 0 seconds, got {seconds!r}")
+        limit = _seconds(environ, "RLGUARD_UNREACHABLE_SECONDS", "300")
+        if limit <= 0:
+            raise GuardConfigError(f"RLGUARD_UNREACHABLE_SECONDS must be > 0 seconds, got {limit!r}")
         return cls(
             url,
             environ.get("RLGUARD_TOKEN") or None,
@@ -146,6 +149,7 @@ class GuardCallback(TrainerCallback):
             strict=strict == "1",
             on_unreachable="stop" if on_unreachable == "stop" else "continue",
             unreachable_seconds=limit,
+            drain_seconds=_seconds(environ, "RLGUARD_DRAIN_SECONDS", "0"),
         )
 
     # -- events --------------------------------------------------------------------------------------------
@@ -214,6 +218,8 @@ class GuardCallback(TrainerCallback):
     ) -> TrainerControl:
         """Deliver the last reports, say what became of them, and act on what the guard answered."""
         self._restore_trainer()
+        if self._reporter is not None and self.halt is None and self._drain_seconds > 0.0:
+            self._reporter.drain(self._drain_seconds)
         self._close()
         if self.halt is None:
             self._stop_if(ranks.agree(self._opinion(), args.device), control)
@@ -316,6 +322,18 @@ class GuardCallback(TrainerCallback):
         if self._trainer is not None:
             vars(self._trainer).pop("get_batch_samples", None)
             self._trainer = None
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: str) -> float:
+    """A finite number of seconds >= 0 from the environment."""
+    text = environ.get(name, default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise GuardConfigError(f"{name} must be a number of seconds, got {text!r}")
+    return seconds
 
 
 def _status_of(verdict: VerdictView) -> TripwireStatus:

@@ -50,6 +50,7 @@ class VerdictView(_Lenient):
     attempt: int | None = None
     step: int | None = None
     latch_step: int | None = None
+    waiting: int = 0
     proxy_real_gap: float | None = None
     in_loop_ema: float | None = None
     heldout_ema: float | None = None

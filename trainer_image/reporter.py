@@ -29,6 +29,7 @@ QUEUE_LIMIT = 4096
 #: Seconds after which an idle reporter asks for the verdict: a fire found between two steps is known at the
 #: next one, however long a step takes.
 POLL_SECONDS = 5.0
+_DRAIN_POLL_SECONDS = 0.2
 _FIRST_RETRY_SECONDS = 0.1
 _LAST_RETRY_SECONDS = 5.0
 
@@ -169,6 +170,23 @@ class Reporter:
         """What says that exchanges have failed for `unreachable_seconds`; None again after a success."""
         with self._lock:
             return self._unreachable
+
+    def drain(self, seconds: float) -> None:
+        """Wait until the guard has evaluated every checkpoint, says stop, or `seconds` are over."""
+        end = self._clock() + seconds
+        told = False
+        while self._clock() < end and self.halt is None and self.unreachable is None:
+            with self._lock:
+                sent = not (self._queue or self._in_flight)
+                waiting = self._verdict.waiting if self._verdict is not None else 0
+            if sent and not waiting:
+                return
+            if sent and not told:
+                log.info("training has ended; %d checkpoints are yet to be evaluated", waiting)
+                told = True
+            time.sleep(_DRAIN_POLL_SECONDS)
+        if self.halt is None:
+            log.warning("checkpoints were left without an evaluation after %g s", seconds)
 
     def close(self, flush_seconds: float) -> Delivery:
         """Send what is queued for at most `flush_seconds`, end the thread, and say what became of it all."""

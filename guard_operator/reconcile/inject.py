@@ -107,7 +107,10 @@ def _inject(job: Job, template: PodTemplate, pod: Json, config: OperatorConfig) 
         if trainer["name"] == template.container:
             url = {"name": layout.URL_ENV, "value": f"http://127.0.0.1:{guard.port}"}
             token = _from_secret(layout.TOKEN_ENV, support, layout.INGEST_TOKEN_KEY)
-            trainer["env"] = [*trainer.get("env", []), url, token]
+            own = trainer.get("env", [])
+            drain = {"name": layout.DRAIN_ENV, "value": layout.DRAIN_SECONDS}
+            wait = [] if any(variable["name"] == layout.DRAIN_ENV for variable in own) else [drain]
+            trainer["env"] = [*own, url, token, *wait]
 
 
 def _guard_container(job: Job, template: PodTemplate, checkpoints: Json, config: OperatorConfig) -> Json:

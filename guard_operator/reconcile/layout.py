@@ -22,6 +22,9 @@ METRICS_PORT_NAME = "rlguard-metrics"
 URL_ENV = "RLGUARD_URL"
 TOKEN_ENV = "RLGUARD_TOKEN"
 TRAINER_ENV = (URL_ENV, TOKEN_ENV)
+#: The guard ends with the trainer, so the trainer waits for the last evaluations, unless its template says
+#: otherwise; for less than the ten minutes after which a collective of the other ranks fails.
+DRAIN_ENV, DRAIN_SECONDS = "RLGUARD_DRAIN_SECONDS", "300"
 
 #: Keys of the Secret with the guard's tokens, and of the ConfigMap with its policy.
 INGEST_TOKEN_KEY = "ingest-token"

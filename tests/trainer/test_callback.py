@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from guard_core import CollapseStopError
-from guard_core.wire import Code, Condition, KlKind, Level
+from guard_core.wire import Code, Condition, KlKind, Level, Verdict
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard, problem, reply
 from trainer_image.errors import GuardConfigError, GuardLostError, GuardStopError
 
@@ -164,6 +164,39 @@ def test_checkpoints_are_reported_when_they_are_on_disk(train, guard: FaultyGuar
         (4, str(output / "checkpoint-4")),
     ]
     assert all({"model.safetensors", "trainer_state.json", "optimizer.pt"} <= set(names) for names in seen)
+
+
+def late_evaluation(guard: FaultyGuard, found: Verdict) -> None:
+    """The last checkpoint is evaluated only when the verdict has been asked for five more times."""
+
+    def verdict(steps: int) -> Verdict:
+        asked = [path for _, path in guard.requests if path == "/v1/verdict"]
+        if not guard.checkpoints or len(asked) > 5:
+            return found if guard.checkpoints else HEALTHY
+        return HEALTHY.model_copy(update={"waiting": 1})
+
+    guard.verdict_after = verdict
+
+
+def test_the_end_of_training_waits_for_the_last_evaluations(
+    train, guard: FaultyGuard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pod the guard ends with the trainer: what it has not evaluated by then, it never will."""
+    monkeypatch.setattr("trainer_image.reporter.POLL_SECONDS", 0.1)
+    late_evaluation(guard, FIRED)
+    waiting = {"drain_seconds": 60.0}
+    trainer = train(guard.url, callback_kwargs=waiting, max_steps=2, save_strategy="steps", save_steps=2)
+    with pytest.raises(CollapseStopError):
+        trainer.train()
+
+
+def test_the_end_of_training_waits_for_so_long_and_no_longer(
+    train, guard: FaultyGuard, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"waiting": 1})
+    trainer = train(guard.url, callback_kwargs={"drain_seconds": 0.5}, max_steps=1)
+    trainer.train()
+    assert "checkpoints were left without an evaluation after 0.5 s" in caplog.text
 
 
 def fire_after(steps: int) -> Any:
@@ -366,6 +399,8 @@ def test_only_rank_0_needs_the_url() -> None:
         ("RLGUARD_UNREACHABLE_SECONDS", "0"),
         ("RLGUARD_UNREACHABLE_SECONDS", "nan"),
         ("RLGUARD_UNREACHABLE_SECONDS", "five"),
+        ("RLGUARD_DRAIN_SECONDS", "-1"),
+        ("RLGUARD_DRAIN_SECONDS", "soon"),
     ],
 )
 def test_a_wrong_variable_is_named(name: str, value: str) -> None:

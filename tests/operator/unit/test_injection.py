@@ -155,7 +155,16 @@ def test_the_trainer_gets_url_and_ingest_token() -> None:
     assert env["RLGUARD_URL"]["value"] == "http://127.0.0.1:8470"
     reference = env["RLGUARD_TOKEN"]["valueFrom"]["secretKeyRef"]
     assert reference == {"name": "run-01234567", "key": "ingest-token"}
+    assert env["RLGUARD_DRAIN_SECONDS"]["value"] == "300"
     assert "env" not in container(pod, "logger")
+
+
+def test_a_template_says_itself_how_long_its_end_may_wait() -> None:
+    spec = template()
+    mine = {"name": "RLGUARD_DRAIN_SECONDS", "value": "0"}
+    spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["env"] = [mine]
+    env = container(pod_of(built(job(spec))), "pytorch")["env"]
+    assert [variable for variable in env if variable["name"] == "RLGUARD_DRAIN_SECONDS"] == [mine]
 
 
 @pytest.mark.parametrize(
