@@ -9,7 +9,8 @@
 Vocabulary, all plain functions over the handles of kube.py (`Cluster`, `Namespace`, `Job`):
 
 given   a_scripted_run, a_submitted_run (scripted_trainer.py has the orders), the_demo_of_the_install_guide,
-        the_demo_with, a_run_on_two_nodes, a_claim, a_claim_with_the_heldout_split, objects
+        the_demo_with, a_run_with_one_round, a_run_on_two_nodes, a_claim,
+        a_claim_with_the_heldout_split, objects
 when    the_trainer_is_told, the_trainer_fires, the_trainer_is_killed, the_guard_is_killed,
         the_pod_is_deleted, the_pod_is_evicted, the_operator_is_away
 then    eventually, the_condition_is, the_phase_is, the_job_has_fired, the_job_is_stopped,

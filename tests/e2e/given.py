@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from . import jobs, then, timeouts
+from . import jobs, then, timeouts, when
 from .kube import Job, Json, Namespace
 
 
@@ -26,6 +26,14 @@ def a_scripted_run(namespace: Namespace, *orders: str, name: str = "run", **opti
     """A scripted run of which the guard has reported a step: trainer, guard and status all work."""
     job = a_submitted_run(namespace, *(orders or ("steps 8",)), name=name, **options)
     then.the_guard_has_counted(job, 1, within=timeouts.START)
+    return job
+
+
+def a_run_with_one_round(namespace: Namespace, **options: Any) -> Job:
+    """A scripted run of eight steps whose checkpoint the guard has loaded and scored."""
+    job = a_scripted_run(namespace, **options)
+    when.the_trainer_is_told(job, "checkpoint")
+    then.the_guard_has_evaluated(job)
     return job
 
 

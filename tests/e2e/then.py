@@ -17,6 +17,8 @@ from .kube import GUARD_CONTAINER, Job, Json
 T = TypeVar("T")
 
 POLL_SECONDS = 0.25
+#: Phases that no run leaves by itself.
+ENDS = {"Stopped", "Succeeded", "Failed", "Disrupted"}
 
 _ASK_VERDICT = """
 import os, urllib.request
@@ -25,6 +27,10 @@ token = open(os.environ["RLGUARD_GUARD_READ_TOKEN_FILE"]).read().strip()
 request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
 print(urllib.request.urlopen(request, timeout=5).read().decode())
 """
+
+
+class NeverError(Exception):
+    """What is waited for cannot come any more."""
 
 
 def eventually(probe: Callable[[], T], what: str, within: float) -> T:
@@ -51,15 +57,22 @@ def the_condition_is(
 ) -> str:
     """Wait for a condition of the job; its message."""
 
+    ended: list[float] = []
+
     def there() -> Json | None:
         found = job.conditions.get(kind)
-        matches = found is not None and found["status"] == status and reason in (None, found["reason"])
-        return found if matches else None
+        if found is not None and found["status"] == status and reason in (None, found["reason"]):
+            return found
+        if job.status.get("phase") in ENDS:  # what is not there soon will never be
+            ended.append(time.monotonic())
+            if ended[-1] > ended[0] + timeouts.REPORT:
+                raise NeverError(f"{kind}={status}: the job has ended")
+        return None
 
     what = f"{kind}={status}" + (f" ({reason})" if reason else "")
     try:
         return str(eventually(there, what, within)["message"])
-    except AssertionError as error:
+    except (AssertionError, NeverError) as error:
         raise AssertionError(f"{error}\nstatus: {json.dumps(_short(job.status), indent=1)}") from None
 
 
