@@ -78,10 +78,10 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
         "step": verdict.step,
         "steps": verdict.steps,
         "rounds": verdict.rounds,
-        "inLoopEma": verdict.in_loop_ema,
-        "heldoutEma": verdict.heldout_ema,
-        "klEma": verdict.kl_ema,
-        "proxyRealGap": verdict.proxy_real_gap,
+        "inLoopEma": _shown(verdict.in_loop_ema),
+        "heldoutEma": _shown(verdict.heldout_ema),
+        "klEma": _shown(verdict.kl_ema),
+        "proxyRealGap": _shown(verdict.proxy_real_gap),
         "lastEvaluation": _evaluation(verdict.last_evaluation),
         "lastEvaluationTime": _evaluated_at(verdict.last_evaluation, former, time),
         "bestCheckpoint": _evaluation(verdict.best_evaluation),
@@ -193,6 +193,11 @@ def _evaluated_at(summary: EvaluationSummary | None, former: Json, time: str) ->
     if (before.get("attempt"), before.get("step")) == (summary.attempt, summary.step):
         return former.get("lastEvaluationTime")
     return time
+
+
+def _shown(value: float | None) -> float | None:
+    """Four significant digits, for the columns of `kubectl get`; the detector's state has all of them."""
+    return None if value is None else float(f"{value:.4g}")
 
 
 def _text(text: str) -> str:

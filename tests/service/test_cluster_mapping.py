@@ -52,6 +52,13 @@ def verdict(**values: Any) -> Verdict:
     return Verdict.model_validate(base | values)
 
 
+def test_numbers_fit_into_a_column_of_kubectl_get() -> None:
+    known = Known(verdict(in_loop_ema=0.6293682510937499, kl_ema=0.000123456), state=STATE)
+    status = guard_status(known, {}, NOW)
+    assert (status["inLoopEma"], status["klEma"]) == (0.6294, 0.0001235)
+    assert "heldoutEma" not in status
+
+
 def judged(policy: Policy = DEFAULT, rounds: int = 3, items: int = 64) -> Judge:
     """A judge after some rounds of `items` items, half of which are right."""
     judge = Judge(policy)
