@@ -71,10 +71,16 @@ class CalibratedPolicy(_Section):
     baseline_passes: int = Field(16, ge=1, le=256, description="Passes of the starting policy (R).")
     samples: int = Field(1, ge=1, description="Independent samples behind each outcome (k).")
     design_drop: Finite = Field(
-        0.055, gt=0, lt=1, description="Drop below the baseline that the fast detector is tuned to."
+        0.045,
+        gt=0,
+        lt=1,
+        description="Drop below the baseline that the fast detector is tuned to, beside one twice as large.",
     )
     plateau_drop: Finite = Field(
-        0.07, gt=0, lt=1, description="Drop below a plateau that the fast detector is tuned to."
+        0.045,
+        gt=0,
+        lt=1,
+        description="Drop below a plateau that the fast detector is tuned to, beside one twice as large.",
     )
     lag: int = Field(8, ge=1, le=64, description="Evaluations by which plateau references lag.")
     gap_gain: Finite = Field(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +16,6 @@ import numpy.typing as npt
 from guard_core.detectors import eprocess, fast
 from guard_core.detectors.baseline import Array, Codes, Strata
 from guard_core.policy import CalibratedPolicy
-
-#: Size of a group that a baseline does not have: it adds nothing to any sum and divides without a warning.
-NO_ITEMS = 1e-300
 
 
 class Grouping:
@@ -87,32 +83,23 @@ class FastBatch:
     """
 
     def __init__(
-        self, config: CalibratedPolicy, strata: Sequence[Strata], thresholds: Sequence[float], runs: int
+        self,
+        config: CalibratedPolicy,
+        strata: Sequence[Strata],
+        thresholds: Sequence[tuple[float, float]],
+        runs: int,
     ) -> None:
-        grouping = Grouping(strata, runs)
-        designs = [fast.Design.of(s, config) for s in strata]
-        charts = tuple(
-            replace(chart, log_odds=np.array([d.charts[c].log_odds for d in designs])[:, None, None])
-            for c, chart in enumerate(designs[0].charts)
-        )
-        sizes = grouping.padded([d.sizes for d in designs], NO_ITEMS)[:, None, :]
-        centres = grouping.padded([d.centres for d in designs], 0.5)[:, None, :]
-        self._design = fast.Design(sizes, centres, config.samples, (charts[0], charts[1]))
-        self._thresholds = np.asarray(thresholds)[:, None, None]
-        self._followers = [fast.Follower(np.broadcast_to(centres, grouping.shape)) for _ in charts]
-        self._values = np.zeros((len(strata), runs, 2))
-        self._values[..., :1] = self._thresholds * fast.HEAD_START
-        self._alarm = np.zeros(self._values.shape, dtype=np.bool_)
+        pairs = zip(strata, thresholds, strict=True)
+        self._design = fast.Design.stacked([fast.Design.of(s, config, max(h)) for s, h in pairs])
+        self._thresholds = np.asarray(thresholds).T[..., None]
+        self._history = fast.History.empty(len(strata), runs)
+        self._alarms: list[tuple[fast.Flags, Array]] = []
         self.fired = np.zeros((len(strata), runs), dtype=np.bool_)
 
-    def update(self, sums: Array) -> None:
-        """Fold one evaluation of every run: summed outcomes (B, m, G)."""
-        design, ratios = self._design, []
-        for c, chart in enumerate(design.charts):
-            means = self._followers[c].means
-            ratios.append(fast.log_ratio(design, chart, means, sums))
-            self._followers[c] = self._followers[c].advance(design, chart, sums)
-        ratio = np.stack(ratios, axis=-1)
-        self.fired |= fast.confirms(self._alarm, ratio).any(axis=-1)
-        self._values = fast.fold(self._values, ratio, self._thresholds)
-        self._alarm = self._values >= self._thresholds
+    def update(self, means: Array) -> None:
+        """Fold one evaluation of every run: mean outcomes (B, m)."""
+        for alarm, halfway in self._alarms:
+            self.fired |= alarm & (means < halfway)
+        self._history = self._history.add(self._design, means)
+        charts = zip(fast.readings(self._design, self._history), self._thresholds, strict=True)
+        self._alarms = [(chart.nats >= h, chart.halfway) for chart, h in charts]

@@ -20,7 +20,8 @@ from guard_core.detectors.parts import Fast, Gap, Guaranteed, Observed, Part, Pe
 from guard_core.policy import CalibratedPolicy
 from guard_core.wire import DetectorReading, Level
 
-STATE_VERSION = 1
+#: 2: the fast part keeps sums of means and two thresholds. A guard folds its events again on another version.
+STATE_VERSION = 2
 
 PARTS = ("guaranteed", "fast", "peak", "gap")
 
@@ -59,20 +60,20 @@ class CalibratedDetector:
     def __init__(self, config: CalibratedPolicy, baseline: Baseline, parts: Sequence[str] = PARTS) -> None:
         alphas = split_alpha(config, parts)
         reference = Reference.of(baseline, min(alphas.values()))
-        threshold = fast.threshold(reference.strata, config, alphas["fast"]) if "fast" in alphas else None
-        self._assemble(config, tuple(parts), reference, threshold)
+        thresholds = fast.thresholds(reference.strata, config, alphas["fast"]) if "fast" in alphas else None
+        self._assemble(config, tuple(parts), reference, thresholds)
 
     def _assemble(
         self,
         config: CalibratedPolicy,
         parts: tuple[str, ...],
         reference: Reference,
-        threshold: float | None,
+        thresholds: tuple[float, float] | None,
     ) -> None:
         self.config, self.part_names = config, parts
-        self._reference, self._fast_threshold = reference, threshold
+        self._reference, self._fast_thresholds = reference, thresholds
         alphas = split_alpha(config, parts)
-        self._parts = tuple(_build(name, config, reference, alphas[name], threshold) for name in parts)
+        self._parts = tuple(_build(name, config, reference, alphas[name], thresholds) for name in parts)
         self._rule: str | None = None
         self._reason = ""
         self._last: DetectorStatus | None = None
@@ -137,7 +138,7 @@ class CalibratedDetector:
             "version": STATE_VERSION,
             "config": self.config.model_dump(mode="json"),
             "reference": self._reference.to_state(),
-            "fast_threshold": self._fast_threshold,
+            "fast_thresholds": None if self._fast_thresholds is None else list(self._fast_thresholds),
             "parts": {part.name: part.to_state() for part in self._parts},
             "rule": self._rule,
             "reason": self._reason,
@@ -158,11 +159,12 @@ class CalibratedDetector:
                 f"this program reads {STATE_VERSION}"
             )
         detector = cls.__new__(cls)
+        thresholds = state["fast_thresholds"]
         detector._assemble(
             CalibratedPolicy.model_validate(state["config"]),
             tuple(state["parts"]),
             Reference.from_state(state["reference"]),
-            state["fast_threshold"],
+            None if thresholds is None else (thresholds[0], thresholds[1]),
         )
         for part in detector._parts:
             part.restore(state["parts"][part.name])
@@ -186,7 +188,11 @@ def split_alpha(config: CalibratedPolicy, parts: Sequence[str]) -> dict[str, flo
 
 
 def _build(
-    name: str, config: CalibratedPolicy, reference: Reference, alpha: float, threshold: float | None
+    name: str,
+    config: CalibratedPolicy,
+    reference: Reference,
+    alpha: float,
+    thresholds: tuple[float, float] | None,
 ) -> Part:
     if name == "guaranteed":
         return Guaranteed(config, reference, alpha)
@@ -194,8 +200,8 @@ def _build(
         return Peak(config, alpha)
     if name == "gap":
         return Gap(config, reference, alpha)
-    assert threshold is not None
-    return Fast(config, reference.strata, threshold)
+    assert thresholds is not None
+    return Fast(config, reference.strata, thresholds, alpha)
 
 
 def _dump_status(status: DetectorStatus) -> dict[str, Any]:

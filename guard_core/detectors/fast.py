@@ -1,36 +1,47 @@
-"""The fast detector: a risk-adjusted Bernoulli CUSUM whose threshold comes from the baseline itself.
+"""The fast detector: risk-adjusted likelihood ratios of a drop, thresholds from the baseline by simulation.
 
-Items are pooled into risk groups g with reference means r_g (baseline.py). For an alternative r'_g the
-evaluation adds the log-likelihood ratio (nats)
-    l_t = k · sum_g [ S_tg log(r'_g / r_g) + (n_g - S_tg) log((1 - r'_g) / (1 - r_g)) ],
-with S_tg the summed outcomes of the group and k samples an item (a quasi-likelihood for outcomes that are not
-binary), and each chart is W_t = min(max(0, W_{t-1}) + l_t, h) (Page 1954; risk adjustment: Steiner, Cook,
-Farewell & Treasure 2000; optimal for known means: Lorden 1971, Moustakides 1986). Two charts share one h:
-- *start*: the reference is the baseline, joined by every evaluation once it is START_LAGS·lag old. While
-  nothing changes, the error of the baseline so averages out. Its first value is h·HEAD_START (fast initial
-  response, Lucas & Crosier 1982): a run may hack from its first step, when the reference is least certain.
-- *plateau*: the reference follows the run with a lag of `lag` and a memory of PLATEAU_MEMORY evaluations, so
-  that a decline from a level reached mid-run is seen. It starts at the baseline.
-The alternative of each is a common odds ratio (Steiner's) that lowers the mean by `design_drop` and by
-`plateau_drop`.
+*What one evaluation says.* The alternative is Steiner's (2000): the odds of every item fall by one factor.
+Its log-likelihood ratio is affine in the mean outcome y_t, whatever the difficulties; these enter through the
+variance v of y_t at a level, v = mean q_i (1 - q_i) / (n k) with all items moved to that level by one odds
+ratio. So every sum here is one of means (a quasi-likelihood for outcomes that are not binary, for which v is
+an upper bound), and the order of the items cannot matter.
 
-h: the null run is simulated `runs` times over the horizon with group means drawn from their posterior given
-the baseline (Beta, so the error of R passes is in it), the same update and the same confirmation; h is the
-level that a fraction alpha of the runs confirm. This is a calibration, not a theorem: P(false stop in the
-horizon) = alpha up to the prior's fit and a Monte-Carlo error of about sqrt(alpha/runs), for runs whose items
-keep their means. Samples within an item must be independent; greedy decoding has none, so its passes count as
-one (baseline.py).
+*An unknown level.* For a change after evaluation a, with j evaluations since, the level before is estimated
+from m evaluations; the fall D = (mean of those m) - (mean of the j) has variance s² = v (1/j + 1/m), and a
+drop d has the likelihood ratio exp((d D - d²/2) / s²), in which the level has cancelled. Each chart is a
+Shiryaev-Roberts sum of these over a, mixed over one drop and twice that drop (Shiryaev 1963; Roberts 1966; a
+CUSUM takes the largest term instead of the sum, which is slower where the level is estimated):
+- *start*: the level is that of the baseline and of all evaluations up to a. AT_START of the prior weight is
+  on a change before the first evaluation, for a run may hack from its first step; the rest is spread over
+  the horizon.
+- *plateau*: the level is that of the last 2·lag, or 4·lag, evaluations up to a, and it is counted only if it
+  lies above the baseline by RISEN standard errors. Evaluations up to a alone decide that, so it is a
+  predictable weight. A run that stays at its baseline is left to the start chart, which knows that level
+  better; so the two charts need not share alpha.
+Changes up to 6·lag evaluations ago are considered, and always one before the first evaluation.
 
-An alarm (W >= h) latches only if the next evaluation, with fresh randomness, of the same checkpoint or of the
-next, itself speaks for the alternative on that chart (l > 0: its mean is below the reference by more than
-about half of the drop). One broken evaluation, or items that traded places at a flat mean, are so not enough.
+*Thresholds.* Null runs are simulated `bootstrap_runs` times over the horizon with group means drawn from
+their posterior given the baseline (Beta, so the error of R passes is in it) and the same confirmation. The
+threshold of the plateau chart is what a fraction alpha of the runs confirm that stay at one level to which
+they rose before their first evaluation; with that, the threshold of the start chart is such that a fraction
+alpha of runs at the baseline fire on either chart. This is a calibration, not a theorem: P(false stop in the
+horizon) = alpha, on average over baselines, up to the prior's fit and a Monte-Carlo error of about
+sqrt(alpha/runs), for runs that stay at their baseline; runs that rise and stay are simulated in
+docs/detection.md. Samples within an item must be independent; greedy decoding has none, so its passes count
+as one (baseline.py).
+
+*Confirmation.* An alarm latches only if the next evaluation, with fresh randomness, of the same checkpoint or
+of the next, is below the middle between the level and the fallen level of the alarm's likeliest change. And
+no evaluation counts for more than the cap, what alone raises an alarm and SPARE. One broken evaluation is so
+not enough.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -39,139 +50,253 @@ from guard_core.detectors.baseline import Array, Strata
 from guard_core.policy import CalibratedPolicy
 
 Flags = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.intp]
 
-#: First value of the start chart, as a share of h.
-HEAD_START = 0.5
+#: Prior weight of a change before the first evaluation.
+AT_START = 0.6
 
-#: Reference means stay this far from 0 and 1: one odd outcome must not be infinite evidence.
+#: Standard errors by which a level must lie above the baseline to be a plateau.
+RISEN = 2.0
+
+#: Levels stay this far from 0 and 1: one odd outcome must not be infinite evidence.
 EDGE = 0.005
 
-#: An evaluation joins the reference of the start chart when it is this many times `lag` evaluations old.
-START_LAGS = 3
+#: Nats by which one evaluation alone may exceed a threshold.
+SPARE = 1.0
 
-#: Evaluations that the reference of the plateau chart remembers.
-PLATEAU_MEMORY = 10.0
+#: Points of the table of variances, evenly spaced over the levels 0 to 1.
+LEVELS = 65
 
-
-@dataclass(frozen=True)
-class Chart:
-    """One chart: `log_odds` of its alternative, nats; `lag`; how many evaluations its reference is worth at
-    first (`memory`) and at most (`limit`).
-    """
-
-    log_odds: float | Array
-    lag: int
-    memory: float
-    limit: float
+#: Largest exponent; its double is still a float.
+CEILING = 340.0
 
 
 @dataclass(frozen=True)
 class Design:
-    """What the charts need besides their state.
+    """What the charts need besides their history, for B baselines.
 
-    `sizes`, `centres`: (G,), items in each risk group and their reference means; `samples`: k; `charts`:
-    start and plateau.
+    `score`: (B, 1), mean of the baseline; `variances`: (B, LEVELS), variance of the mean of one evaluation at
+    each level; `passes`: (B, 1), evaluations that the baseline is worth; `drops`: smaller drop of the start
+    and of the plateau chart; `cap`: nats that one evaluation alone may count.
     """
 
-    sizes: Array
-    centres: Array
-    samples: int
-    charts: tuple[Chart, Chart]
+    score: Array
+    variances: Array
+    passes: Array
+    drops: tuple[float, float]
+    lag: int
+    horizon: int
+    cap: Array
 
     @classmethod
-    def of(cls, strata: Strata, config: CalibratedPolicy) -> Self:
-        """The charts for this baseline."""
-        centres = np.clip(strata.centres, EDGE, 1 - EDGE)
-        share = strata.sizes / strata.sizes.sum()
-        passes = max(strata.precision / config.samples, 1.0)
-        start = log_odds_of(centres, share, config.design_drop)
-        plateau = log_odds_of(centres, share, config.plateau_drop)
-        charts = (
-            Chart(start, START_LAGS * config.lag, passes, math.inf),
-            Chart(plateau, config.lag, PLATEAU_MEMORY, PLATEAU_MEMORY),
+    def of(cls, strata: Strata, config: CalibratedPolicy, highest: float = math.inf) -> Self:
+        """For one baseline; `highest` of its thresholds, none while they are being simulated."""
+        return cls(
+            score=np.array([[min(max(strata.score, EDGE), 1 - EDGE)]]),
+            variances=variance_table(strata)[None, :] / (len(strata.groups) * config.samples),
+            passes=np.array([[max(strata.precision / config.samples, 1.0)]]),
+            drops=(config.design_drop, config.plateau_drop),
+            lag=config.lag,
+            horizon=config.horizon,
+            cap=np.array([[highest + math.log(2 * config.horizon / (1 - AT_START)) + SPARE]]),
         )
-        return cls(strata.sizes, centres, config.samples, charts)
+
+    @classmethod
+    def stacked(cls, designs: list[Design]) -> Design:
+        """Of B baselines, under one policy."""
+        first = designs[0]
+        score, variances, passes, cap = (
+            np.concatenate([getattr(d, name) for d in designs])
+            for name in ("score", "variances", "passes", "cap")
+        )
+        return cls(score, variances, passes, first.drops, first.lag, first.horizon, cap)
+
+    @cached_property
+    def noise(self) -> Array:
+        """Variance of the mean of one evaluation at the baseline's score, shape (B, 1)."""
+        return self.variance(self.score)
+
+    @property
+    def windows(self) -> tuple[int, int]:
+        """Evaluations that the level of a plateau is estimated from."""
+        return 2 * self.lag, 4 * self.lag
+
+    @property
+    def reach(self) -> int:
+        """How many evaluations ago a change may have been."""
+        return 6 * self.lag
+
+    def variance(self, level: Array) -> Array:
+        """Variance of the mean of one evaluation at each level, shape (B, m)."""
+        place = np.clip(level, EDGE, 1 - EDGE) * (LEVELS - 1)
+        below, row = place.astype(np.intp), np.arange(len(self.variances))[:, None]
+        low, high = self.variances[row, below], self.variances[row, below + 1]
+        return np.asarray(low + (place - below) * (high - low))
 
 
-def log_odds_of(means: Array, share: Array, drop: float) -> float:
-    """The common log odds ratio, nats, that lowers the mean by `drop`, or by half of it if that is less."""
-    mean = float(share @ means)
-    wanted = mean - min(drop, mean / 2)
-    low, high = 0.0, 20.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if float(share @ lowered(means, middle)) > wanted else (low, middle)
-    return high
+def variance_table(strata: Strata) -> Array:
+    """Mean of q(1 - q) over the items at evenly spaced levels, all items moved there by one odds ratio.
 
-
-def lowered(means: Array, log_odds: float | Array) -> Array:
-    """Means after their odds fell by the factor exp(-log_odds), any shape."""
-    fallen = means * np.exp(-log_odds)
-    return fallen / (1 - means + fallen)
-
-
-def log_ratio(design: Design, chart: Chart, means: Array, sums: Array) -> Array:
-    """l_t of one evaluation, nats: reference means (..., G), summed outcomes (..., G) -> (...,)."""
-    worse = lowered(means, chart.log_odds)
-    hit, miss = np.log(worse / means), np.log((1 - worse) / (1 - means))
-    return np.asarray(design.samples * (hit * sums + miss * (design.sizes - sums)).sum(axis=-1))
+    The posterior of an item's mean has 1/(a + b + R·k + 1) of q(1 - q) as its own variance, which is no
+    sampling noise.
+    """
+    share = strata.sizes / strata.sizes.sum()
+    centres = np.clip(strata.centres, EDGE, 1 - EDGE)
+    log_odds = np.linspace(-14.0, 14.0, 281)[:, None]
+    moved = 1 / (1 + (1 - centres) / centres * np.exp(-log_odds))
+    own = 1 / (sum(strata.prior) + strata.precision + 1)
+    variances = (moved * (1 - moved)) @ share * (1 - own)
+    return np.asarray(np.interp(np.linspace(0.0, 1.0, LEVELS), moved @ share, variances))
 
 
 @dataclass(frozen=True)
-class Follower:
-    """The reference of one chart: `means` (..., G), how many evaluations have `joined`, and those still too
-    young, oldest first, as summed outcomes of
-    the groups.
+class History:
+    """Means of the evaluations so far: their running sums (B, m, up to 10·lag + 1), newest last, from the one
+    before the oldest that is kept; how many there were in all.
     """
 
-    means: Array
-    recent: tuple[Array, ...] = ()
-    joined: int = 0
+    sums: Array
+    count: int = 0
 
-    def advance(self, design: Design, chart: Chart, sums: Array) -> Follower:
-        """Fold one evaluation: the one that is now `lag` evaluations old joins the reference."""
-        recent = (*self.recent, sums)
-        if len(recent) <= chart.lag:
-            return replace(self, recent=recent)
-        memory = min(chart.memory + self.joined + 1, chart.limit)
-        means = self.means + (np.clip(recent[0] / design.sizes, EDGE, 1 - EDGE) - self.means) / memory
-        return Follower(means, recent[1:], self.joined + 1)
+    @classmethod
+    def empty(cls, baselines: int = 1, runs: int = 1) -> Self:
+        """Before the first evaluation."""
+        return cls(np.zeros((baselines, runs, 1)))
+
+    def add(self, design: Design, mean: Array) -> History:
+        """Fold the means of one evaluation, shape (B, m).
+
+        A mean far below the level that was, the higher of the baseline and the newest plateau, is lifted to
+        where it alone counts `cap` nats.
+        """
+        level = np.broadcast_to(design.score, mean.shape)
+        if self.count >= design.windows[0]:
+            level = np.maximum(level, self.level(design.windows[0]))
+        drop = np.minimum(design.drops[1], level / 4)
+        lowest = level - drop - design.cap * design.variance(level) / (2 * drop)
+        newest = self.sums[..., -1:] + np.maximum(mean, lowest)[..., None]
+        kept = design.reach + design.windows[-1]
+        return History(np.concatenate([self.sums[..., -kept:], newest], axis=-1), self.count + 1)
+
+    def level(self, length: int) -> Array:
+        """Mean of the newest `length` evaluations, shape (B, m)."""
+        return np.asarray((self.sums[..., -1] - self.sums[..., -1 - length]) / length)
 
 
-def fold(value: Array, ratio: Array, h: float | Array) -> Array:
-    """One step of a CUSUM: W <- min(max(0, W) + l, h).
-
-    Above h there is only the alarm; one broken evaluation must not leave evidence that lasts.
+class Terms(NamedTuple):
+    """The terms of one chart, shape (B, m, K): likelihood ratios by change, times their prior weights, and
+    the mean halfway between the level before the change and that after it.
     """
-    return np.asarray(np.minimum(np.maximum(value, 0.0) + ratio, h))
+
+    odds: Array
+    halfway: Array
 
 
-def confirms(alarm: Flags, ratio: Array) -> Flags:
-    """Whether an evaluation confirms the alarm that the one before it raised on the same chart."""
-    return np.asarray(alarm & (ratio > 0.0))
+class Reading(NamedTuple):
+    """A chart's statistic, log odds in nats, and the halfway mean of its likeliest change; shape (B, m)."""
+
+    nats: Array
+    halfway: Array
 
 
-def threshold(strata: Strata, config: CalibratedPolicy, alpha: float) -> float:
-    """h, nats: the level that a fraction `alpha` of the simulated null runs confirms (a second of work)."""
-    ratios = null_runs(
-        strata,
-        Design.of(strata, config),
-        horizon=config.horizon,
-        runs=config.bootstrap_runs,
-        seed=config.seed,
-    )
-    low, high = 0.0, 4.0
-    while float(confirmed(ratios, high).mean()) > alpha:
-        low, high = high, 2 * high
-    for _ in range(12):
-        middle = (low + high) / 2
-        often = float(confirmed(ratios, middle).mean()) > alpha
-        low, high = (middle, high) if often else (low, middle)
-    return high
+def read(terms: Terms) -> Reading:
+    """The Shiryaev-Roberts sum; -inf where no change can be considered yet."""
+    if terms.odds.shape[-1] == 0:
+        nothing = np.zeros(terms.odds.shape[:-1])
+        return Reading(nothing - np.inf, nothing)
+    baselines, runs, _ = terms.odds.shape
+    likeliest = terms.odds.argmax(axis=-1)
+    with np.errstate(divide="ignore"):
+        nats = np.log(terms.odds.sum(axis=-1))
+    return Reading(nats, terms.halfway[np.arange(baselines)[:, None], np.arange(runs), likeliest])
 
 
-def null_runs(strata: Strata, design: Design, *, horizon: int, runs: int, seed: int) -> Array:
-    """Simulated null runs: l_t of (start, plateau), shape (T, 2, runs).
+def odds(drop: Array, fall: Array, spread: Array) -> Array:
+    """Likelihood ratio of a fall with variance `spread`, mean over a drop and its double, against none."""
+    once = np.exp(np.minimum((drop * fall - drop**2 / 2) / spread, CEILING))
+    return np.asarray((once + once**2 * np.exp(-(drop**2) / spread)) / 2)
+
+
+@cache
+def _since(reach: int, count: int) -> Ints:
+    """Evaluations since the change, for every change that is considered but the one before the first."""
+    return np.arange(1, min(reach, count - 1) + 1)
+
+
+@cache
+def _plateaus(reach: int, windows: tuple[int, ...], count: int) -> tuple[Ints, Ints]:
+    """Evaluations since the change, and those before it that its level is estimated from."""
+    since = [_since(reach, count)[: max(count - length, 0)] for length in windows]
+    return np.concatenate(since), np.repeat(windows, [len(s) for s in since])
+
+
+def start_terms(design: Design, history: History) -> Terms:
+    """Against the baseline and all evaluations before the change."""
+    since = _since(design.reach, min(history.count, design.reach + 1))
+    newest = history.sums[..., -1:]
+    before = np.concatenate([history.sums[..., -1 - since], np.zeros_like(newest)], axis=-1)
+    since = np.append(since, history.count)
+    weight = design.passes[..., None] + (history.count - since)
+    level = ((design.passes * design.score)[..., None] + before) / weight
+    after = (newest - before) / since
+    drop = np.minimum(design.drops[0], design.score / 4)[..., None]
+    spread = design.noise[..., None] * (1 / since + 1 / weight)
+    prior = np.full(len(since), (1 - AT_START) / design.horizon)
+    prior[-1] = AT_START
+    return Terms(prior * odds(drop, level - after, spread), (level + after) / 2)
+
+
+def plateau_terms(design: Design, history: History) -> tuple[Terms, Flags]:
+    """Against the last evaluations before the change; and which of these levels have risen."""
+    kept = min(history.count, design.reach + design.windows[-1])
+    since, length = _plateaus(design.reach, design.windows, kept)
+    before = history.sums[..., -1 - since]
+    level = (before - history.sums[..., -1 - since - length]) / length
+    if len(since) == 0:
+        return Terms(level, level), level > 0
+    error = np.sqrt(design.noise[..., None] * (1 / length + 1 / design.passes[..., None]))
+    risen = level >= design.score[..., None] + RISEN * error
+    after = (history.sums[..., -1:] - before) / since
+    now = history.level(design.windows[0])
+    drop = np.minimum(design.drops[1], now / 4)[..., None]
+    spread = design.variance(now)[..., None] * (1 / since + 1 / length)
+    prior = (1 - AT_START) / (design.horizon * len(design.windows))
+    return Terms(prior * odds(drop, level - after, spread), (level + after) / 2), risen
+
+
+def readings(design: Design, history: History) -> tuple[Reading, Reading]:
+    """Of the start chart and of the plateau chart, after at least one evaluation."""
+    terms, risen = plateau_terms(design, history)
+    return read(start_terms(design, history)), read(Terms(terms.odds * risen, terms.halfway))
+
+
+def thresholds(strata: Strata, config: CalibratedPolicy, alpha: float) -> tuple[float, float]:
+    """Thresholds of the start and the plateau chart, nats, for `alpha` false stops (a second of work)."""
+    design = Design.of(strata, config)
+    means = null_runs(strata, config)
+    history = History.empty(1, config.bootstrap_runs)
+    start, plateau, always = (np.full(config.bootstrap_runs, -np.inf) for _ in range(3))
+    for t in range(config.horizon - 1):
+        history = history.add(design, means[t][None, :])
+        terms, risen = plateau_terms(design, history)
+        gated = Terms(terms.odds * risen, terms.halfway)
+        for highest, chart in ((start, start_terms(design, history)), (plateau, gated), (always, terms)):
+            reading = read(chart)
+            confirmed = means[t + 1] < reading.halfway[0]
+            np.maximum(highest, reading.nats[0], out=highest, where=confirmed)
+    risen_runs = exceeded_by(always, math.floor(alpha * len(always)))
+    left = start[plateau < risen_runs]
+    return exceeded_by(left, math.floor(alpha * len(start)) - len(start) + len(left)), risen_runs
+
+
+def exceeded_by(highest: Array, runs: int) -> float:
+    """The level that the highest statistic of so many runs reaches."""
+    falling = np.sort(highest)[::-1]
+    return float(falling[runs - 1]) if runs > 0 else math.nextafter(float(falling[0]), math.inf)
+
+
+def null_runs(strata: Strata, config: CalibratedPolicy) -> Array:
+    """Means of the evaluations of simulated runs in which nothing changes, shape (T, runs).
 
     The mean of a group of m items that share a Beta(a, b) posterior has the posterior's mean and 1/m of its
     variance: a Beta with a + b = m(a + b + 1) - 1. Given that mean, the sum is binomial but for the
@@ -179,34 +304,22 @@ def null_runs(strata: Strata, design: Design, *, horizon: int, runs: int, seed: 
     estimate too: it shifts all groups together by their shrinkage, with the variance that makes the variance
     of the overall mean that of R·k samples of each of n items.
     """
-    rng = np.random.default_rng(seed)
-    weight = sum(strata.prior)
-    shrinkage = weight / (weight + strata.precision)
-    error = math.sqrt(shrinkage * strata.variance / (len(strata.groups) * strata.precision))
-    centres = np.clip(strata.centres + rng.normal(0.0, error, size=(runs, 1)), EDGE, 1 - EDGE)
+    rng = np.random.default_rng(config.seed)
+    runs, weight = config.bootstrap_runs, sum(strata.prior)
+    shift = rng.normal(0.0, prior_error(strata), size=(runs, 1))
+    centres = np.clip(np.clip(strata.centres, EDGE, 1 - EDGE) + shift, EDGE, 1 - EDGE)
     sharp = strata.sizes * (weight + strata.precision + 1) - 1
     means = rng.beta(centres * sharp, (1 - centres) * sharp)
-    trials = (strata.sizes * design.samples).astype(np.int64)
+    trials = (strata.sizes * config.samples).astype(np.int64)
     narrower = math.sqrt(1 - 1 / (weight + strata.precision + 1))
-    followers = [Follower(np.broadcast_to(design.centres, means.shape)) for _ in design.charts]
-    ratios = np.empty((horizon, 2, runs))
-    for t in range(horizon):
-        expected = trials * means
-        sums = (expected + narrower * (rng.binomial(trials, means) - expected)) / design.samples
-        for c, chart in enumerate(design.charts):
-            ratios[t, c] = log_ratio(design, chart, followers[c].means, sums)
-            followers[c] = followers[c].advance(design, chart, sums)
-    return ratios
+    expected = trials * means
+    total = expected.sum(axis=-1)
+    drawn = np.stack([rng.binomial(trials, means).sum(axis=-1) for _ in range(config.horizon)])
+    return np.asarray((total + narrower * (drawn - total)) / trials.sum())
 
 
-def confirmed(ratios: Array, h: float) -> Flags:
-    """Whether each simulated run alarms at `h` and is confirmed by its next evaluation; shape (B,)."""
-    value = np.zeros_like(ratios[0])
-    value[0] = h * HEAD_START
-    alarm: Flags = np.zeros(value.shape, dtype=np.bool_)
-    latched: Flags = alarm[0]
-    for ratio in ratios:
-        latched = latched | confirms(alarm, ratio).any(axis=0)
-        value = fold(value, ratio, h)
-        alarm = value >= h
-    return latched
+def prior_error(strata: Strata) -> float:
+    """Standard error of what the estimated mean of the prior adds to every item's mean."""
+    weight = sum(strata.prior)
+    shrinkage = weight / (weight + strata.precision)
+    return math.sqrt(shrinkage * strata.variance / (len(strata.groups) * strata.precision))

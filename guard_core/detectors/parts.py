@@ -107,66 +107,61 @@ class Guaranteed:
 
 
 class Fast:
-    """The risk-adjusted CUSUM of `fast.py`, confirmed by the next evaluation."""
+    """The two charts of `fast.py`, confirmed by the next evaluation.
+
+    `thresholds`: of the start and of the plateau chart, log odds. The reading shows the chart that is nearer
+    to its own, moved so that both alarm at log(1/alpha), as the other parts do.
+    """
 
     name: ClassVar[str] = "fast"
 
-    def __init__(self, config: CalibratedPolicy, strata: Strata, threshold: float) -> None:
-        design = fast.Design.of(strata, config)
-        self._design, self._groups, self._threshold = design, strata.groups, threshold
-        self._followers = tuple(fast.Follower(design.centres) for _ in design.charts)
-        self._values = np.array([threshold * fast.HEAD_START, 0.0])
-        self._alarm = np.zeros(2, dtype=np.bool_)
+    def __init__(
+        self, config: CalibratedPolicy, strata: Strata, thresholds: tuple[float, float], alpha: float
+    ) -> None:
+        self._design, self._thresholds = fast.Design.of(strata, config, max(thresholds)), thresholds
+        self._threshold = math.log(1 / alpha)
+        self._history = fast.History.empty()
+        self._halfway: tuple[float | None, float | None] = (None, None)
 
     @property
     def awaits_confirmation(self) -> bool:
         """Whether the next evaluation decides about an alarm."""
-        return bool(self._alarm.any())
+        return any(halfway is not None for halfway in self._halfway)
 
     def update(self, seen: Observed) -> DetectorReading:
         """Fold one evaluation and judge it."""
-        outcomes, design = seen.outcomes, self._design
-        sums = outcomes.table(self._groups, len(design.sizes)) @ outcomes.levels
-        pairs = tuple(zip(design.charts, self._followers, strict=True))
-        ratios = np.array([fast.log_ratio(design, chart, follower.means, sums) for chart, follower in pairs])
-        fired = bool(fast.confirms(self._alarm, ratios).any())
-        self._values = fast.fold(self._values, ratios, self._threshold)
-        self._alarm = self._values >= self._threshold
-        self._followers = tuple(follower.advance(design, chart, sums) for chart, follower in pairs)
-        highest = float(self._values.max())
+        mean = seen.outcomes.mean
+        fired = any(halfway is not None and mean < halfway for halfway in self._halfway)
+        self._history = self._history.add(self._design, np.array([[mean]]))
+        charts = fast.readings(self._design, self._history)
+        excess = [float(c.nats[0, 0]) - h for c, h in zip(charts, self._thresholds, strict=True)]
+        alarms = [float(c.halfway[0, 0]) if e >= 0 else None for c, e in zip(charts, excess, strict=True)]
+        self._halfway = (alarms[0], alarms[1])
+        statistic = max(excess) + self._threshold
         sentence = (
-            f"CUSUM {max(highest, 0.0):.2f} of {self._threshold:.2f} nats, against the "
-            f"{'baseline' if self._values[0] >= self._values[1] else 'level reached since'} "
-            f"(this evaluation {outcomes.mean:.4f})"
+            f"evidence {statistic:.2f} of {self._threshold:.2f} nats that the held-out mean fell below the "
+            f"{'baseline' if excess[0] >= excess[1] else 'level reached since'} "
+            f"(this evaluation {mean:.4f})"
         )
-        level = Level.FIRED if fired else Level.WARNING if self._alarm.any() else Level.HEALTHY
+        level = Level.FIRED if fired else Level.WARNING if self.awaits_confirmation else Level.HEALTHY
         if level is Level.WARNING:
             sentence += "; a fresh evaluation has to confirm it"
-        return _reading(self.name, Code.FAST_DECLINE, highest, self._threshold, sentence, level)
+        return _reading(self.name, Code.FAST_DECLINE, statistic, self._threshold, sentence, level)
 
     def to_state(self) -> dict[str, Any]:
         """What `restore` needs, as plain JSON."""
         return {
-            "values": self._values.tolist(),
-            "alarm": self._alarm.tolist(),
-            "followers": [
-                {"means": f.means.tolist(), "recent": [r.tolist() for r in f.recent], "joined": f.joined}
-                for f in self._followers
-            ],
+            "sums": self._history.sums[0, 0].tolist(),
+            "count": self._history.count,
+            "halfway": list(self._halfway),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state made by `to_state`."""
-        self._values = np.asarray(state["values"], dtype=np.float64)
-        self._alarm = np.asarray(state["alarm"], dtype=np.bool_)
-        self._followers = tuple(
-            fast.Follower(
-                np.asarray(f["means"], dtype=np.float64),
-                tuple(np.asarray(row, dtype=np.float64) for row in f["recent"]),
-                f["joined"],
-            )
-            for f in state["followers"]
-        )
+        sums = np.asarray(state["sums"], dtype=np.float64)[None, None, :]
+        self._history = fast.History(sums, state["count"])
+        start, plateau = state["halfway"]
+        self._halfway = (start, plateau)
 
 
 class Peak:
