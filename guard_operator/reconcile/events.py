@@ -29,9 +29,12 @@ class Transition:
 def transitions(
     before: Iterable[ConditionStatus], after: Iterable[ConditionStatus]
 ) -> tuple[Transition, ...]:
-    """The Events for going from the conditions `before` to the conditions `after`."""
+    """The Events for going from the conditions `before` to the conditions `after`, each told once.
+
+    A guard that is silent makes two conditions True for one reason: GuardSilent, and Halted by its policy.
+    """
     old = {condition.type: condition for condition in before}
-    return tuple(event for new in after for event in _event(old.get(new.type), new))
+    return tuple(dict.fromkeys(event for new in after for event in _event(old.get(new.type), new)))
 
 
 def _event(old: ConditionStatus | None, new: ConditionStatus) -> Iterator[Transition]:

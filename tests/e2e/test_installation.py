@@ -1,4 +1,4 @@
-"""The life of the release, as docs/install.md tells it: test, upgrade, uninstall, reinstall, a narrow scope."""
+"""The life of the release, as docs/install.md tells it: test, upgrade, uninstall, reinstall, a scope."""
 
 from __future__ import annotations
 

@@ -87,3 +87,8 @@ CASES: dict[str, tuple[Any, Any, list[tuple[str, str]]]] = {
 def test_events_come_with_transitions(before: Any, after: Any, expected: list[tuple[str, str]]) -> None:
     old = [condition(*before)] if before else []
     assert [(e.type, e.reason) for e in transitions(old, [condition(*after)])] == expected
+
+
+def test_two_conditions_that_turn_for_one_reason_are_told_once() -> None:
+    silent = condition("GuardSilent", "True", "GuardSilent"), condition("Halted", "True", "GuardSilent")
+    assert [event.reason for event in transitions([], silent)] == ["GuardSilent"]
