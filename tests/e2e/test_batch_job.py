@@ -1,0 +1,64 @@
+"""A Job of Kubernetes itself, with its own controller: the training-operator has no part in it."""
+
+from __future__ import annotations
+
+from guard_operator.runtime.client import Resource
+
+from . import given, jobs, then, timeouts
+from .kube import Job, Json, Namespace
+
+BATCH_JOBS = Resource("batch", "v1", "jobs", "Job")
+
+
+class BatchRun(Job):
+    """A GuardedTrainingJob whose workload is a Job."""
+
+    @property
+    def workload(self) -> Json | None:
+        return self.client.get(BATCH_JOBS, self.namespace.name, self.name)
+
+
+def a_batch_run(namespace: Namespace, *orders: str) -> BatchRun:
+    *others, job = jobs.scripted("run", namespace.cluster.images["trainer"], orders)
+    pod = jobs.pod_spec_of(job) | {"restartPolicy": "Never"}
+    workload = {"backoffLimit": 3, "template": {"spec": pod}}
+    job["spec"]["template"] = {"apiVersion": "batch/v1", "kind": "Job", "spec": workload}
+    given.objects(namespace, [*others, job])
+    return BatchRun(namespace, "run")
+
+
+def test_a_hacking_batch_job_ends_by_its_deadline(namespace: Namespace) -> None:
+    """The trainer stops by itself, too: a Job would keep its pod, and start another one."""
+    job = a_batch_run(namespace, "steps 8", "fire")
+
+    then.the_job_has_fired(job, "KlHardStop", within=timeouts.START)
+    then.the_job_is_stopped(job)
+
+    assert job.workload is not None, "it is kept"
+    failed = then.workload_condition(job.workload, "Failed")
+    assert failed is not None and failed["reason"] == "DeadlineExceeded"
+    then.it_was_told_once(job, "KlHardStop", "StopRequested", "NoPodsLeft", "EvidenceCaptured")
+    assert "StopEscalated" not in then.events(job)
+    assert "attempt 0" in then.evidence(job)["trainer.log"]
+
+
+def test_a_batch_job_that_succeeds_ends_its_guard_with_it(namespace: Namespace) -> None:
+    job = a_batch_run(namespace, "steps 8", "exit 0")
+
+    then.the_condition_is(job, "Succeeded", "True", "WorkloadSucceeded", within=timeouts.START)
+    then.the_job_never_fired(job)
+    (pod,) = job.pods
+    assert pod["status"]["phase"] == "Succeeded"
+
+
+def test_a_lost_pod_of_a_batch_job_leaves_its_guards_state_to_the_next(namespace: Namespace) -> None:
+    job = a_batch_run(namespace, "steps 8")
+    then.the_guard_has_counted(job, 8, within=timeouts.START)
+    (lost,) = job.pods
+
+    namespace.kubectl("delete", "pod", lost["metadata"]["name"], "--wait=false")
+
+    assert then.the_guard_has_counted(job, 16, within=timeouts.REPLACE)["attempt"] == 1
+    (pod,) = job.pods
+    assert pod["metadata"]["uid"] != lost["metadata"]["uid"]
+    then.the_job_never_fired(job)
