@@ -140,6 +140,7 @@ def on_two_nodes(name: str, image: str) -> list[Json]:
     train = "exec torchrun -m trainer_image.train --config /script/grpo.yaml"
     pod = _pod(image, name, ["sh", "-c", f'python -c "{make_model}" && {train}'])
     pod["volumes"][0]["emptyDir"] = {}
+    pod["containers"][0]["resources"]["limits"]["memory"] = "3Gi"  # TRL, under torchrun
     replica = {"replicas": 1, "restartPolicy": "OnFailure", "template": {"spec": pod}}
     policy = {"heldoutGuard": {"klHardStop": 1e-6, "emaAlpha": 0.0}}
     return _guarded(name, files, {"Master": replica, "Worker": replica}, None, policy)
