@@ -77,10 +77,10 @@ FETCH = "import urllib.request as r; print(r.urlopen('http://web/', timeout=2).s
 
 
 @pytest.fixture(scope="module")
-def room(cluster: Cluster) -> Iterator[Namespace]:
-    with fresh_namespace(cluster, "the-cluster-itself") as made:
+def room(installation: Cluster) -> Iterator[Namespace]:
+    with fresh_namespace(installation, "the-cluster-itself") as made:
         for manifest in (WEB, WORKER):
-            made.kubectl("apply", "-f", "-", give=manifest.replace("IMAGE", cluster.images["operator"]))
+            made.kubectl("apply", "-f", "-", give=manifest.replace("IMAGE", installation.images["operator"]))
         yield made
 
 

@@ -32,8 +32,9 @@ describe() {
   python3 - "$CLUSTER" "$CLUSTER_KUBECONFIG" "$tools/kind" "$tools/kubectl" "$helm" "${PRODUCT_IMAGES[@]}" <<'PY'
 import json, sys
 name, kubeconfig, kind, kubectl, helm, operator, guard_hf, trainer = sys.argv[1:]
+tools = {"kind": kind, "kubectl": kubectl, "helm": helm}
 images = {"operator": operator, "guard-hf": guard_hf, "trainer": trainer}
-print(json.dumps({"name": name, "kubeconfig": kubeconfig, "kind": kind, "kubectl": kubectl, "helm": helm, "images": images}))
+print(json.dumps({"name": name, "kubeconfig": kubeconfig, **tools, "images": images}))
 PY
 }
 
