@@ -279,7 +279,8 @@ class GuardSpec(ApiModel):
         8471,
         ge=1024,
         le=65535,
-        description="Port of the pod on which the guard serves its metrics, without a token.",
+        description="Port of the pod on which the guard serves its metrics, without a token. Change it, too, "
+        "where hostNetwork jobs share a node.",
     )
     heldout: Heldout = Field(
         description="The held-out split, which the trainer cannot read, and how the policy is scored on it."
