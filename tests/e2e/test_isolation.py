@@ -9,6 +9,8 @@ from __future__ import annotations
 from . import given
 from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Job, Namespace
 
+METRICS_PORT = "rlguard-metrics"
+
 #: A needle that only the held-out split contains.
 HELDOUT_ITEM = '"id": "item-0"'
 
@@ -80,12 +82,36 @@ def test_the_trainer_cannot_reach_what_is_the_guards(namespace: Namespace) -> No
     nobody_gets_in_with_a_debug_container(job)
 
 
+def test_the_guards_metrics_are_read_without_a_token_and_nothing_else_is(namespace: Namespace) -> None:
+    """As Prometheus does it: the port that the chart's PodMonitor names, at the pod's address."""
+    job = given.a_scripted_run(namespace)
+
+    address = f"http://{job.pod['status']['podIP']}:{metrics_port(job)}"
+    page = read_from_the_node(job, f"{address}/metrics")
+
+    assert "rlguard_guard_steps_total 8" in page
+    assert "rlguard_guard_fired 0" in page
+    for path in ("/v1/verdict", "/v1/history", "/"):
+        assert "404" in read_from_the_node(job, f"{address}{path}"), path
+
+
 # -- then, in the words of these tests -------------------------------------------------------------------
 
 
 def python(job: Job, container: str, program: str, *arguments: str) -> str:
     """What a Python program prints inside a container."""
     return job.exec(container, "python", "-c", program, *arguments)
+
+
+def metrics_port(job: Job) -> int:
+    """The number of the port that the PodMonitor asks for by name."""
+    guard = next(c for c in job.pod["spec"]["initContainers"] if c["name"] == GUARD_CONTAINER)
+    return int(next(port["containerPort"] for port in guard["ports"] if port["name"] == METRICS_PORT))
+
+
+def read_from_the_node(job: Job, url: str) -> str:
+    """What curl on the node reads there, the status of the answer included."""
+    return job.namespace.cluster.on_node(job.pod["spec"]["nodeName"], "curl", "-s", "-i", "-m", "10", url)
 
 
 def the_heldout_split_is_the_guards_alone(job: Job) -> None:
