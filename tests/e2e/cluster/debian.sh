@@ -4,6 +4,7 @@
 set -euo pipefail
 NAME="debian image"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+MIRRORS=/etc/apt/sources.list.d/debian.sources
 
 make_image() {
   local log=$CACHE/debootstrap.log
@@ -12,11 +13,11 @@ make_image() {
   say "making $image (its log: $log)"
   debootstrap --variant=minbase --include=ca-certificates bookworm "$root" >"$log" 2>&1 ||
     { tail -n 20 "$log" >&2; say "debootstrap failed; it needs root and the Debian mirror"; exit 1; }
-  cat >"$root/etc/apt/sources.list" <<'SOURCES'
-deb http://deb.debian.org/debian bookworm main
-deb http://deb.debian.org/debian bookworm-updates main
-deb http://deb.debian.org/debian-security bookworm-security main
-SOURCES
+  # debootstrap's own list has no security updates; the machine's has, if it is a bookworm, too.
+  if grep -qs bookworm "$MIRRORS"; then
+    cp "$MIRRORS" "$root$MIRRORS"
+    rm "$root/etc/apt/sources.list"
+  fi
   rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/* "$root"/var/log/* "$root"/usr/share/{doc,info,locale,man}/*
   tar --directory "$root" --numeric-owner --create . | docker import --change 'CMD ["/bin/bash"]' - "$image" >/dev/null
 }
