@@ -70,7 +70,7 @@ test: lint browser control-plane chart-tools ## Every check: lint, the rules wit
 	  echo "make test: the end-to-end tests on kind were NOT run: no Docker daemon answers here" >&2; fi
 
 e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses one that is there.
-	CACHE=$(CACHE) $(VENV)/bin/pytest -q tests/e2e
+	CACHE=$(CACHE) $(VENV)/bin/pytest -q --durations=20 tests/e2e
 
 e2e-up: ## That cluster, to keep: then RLGUARD_E2E=build/e2e/cluster.json make e2e.
 	@mkdir -p build/e2e
