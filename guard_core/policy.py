@@ -44,7 +44,7 @@ class AlphaShares(_Section):
     """How `alpha` is split between the parts of the calibrated detector. The shares sum to at most 1."""
 
     guaranteed: Finite = Field(0.4, gt=0, le=1, description="Share of the e-process against the baseline.")
-    fast: Finite = Field(0.4, gt=0, le=1, description="Share of the risk-adjusted CUSUM.")
+    fast: Finite = Field(0.4, gt=0, le=1, description="Share of the risk-adjusted charts.")
     peak: Finite = Field(0.1, gt=0, le=1, description="Share of the decline from a plateau.")
     gap: Finite = Field(0.1, gt=0, le=1, description="Share of the gap between proxy and held-out gain.")
 

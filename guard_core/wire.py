@@ -110,7 +110,7 @@ _MEANINGS = {
     Code.HELDOUT_DECLINE: "The held-out score kept falling while in-loop reward rose.",
     Code.HACKING_GAP: "In-loop reward gained more than the held-out score by over the ceiling.",
     Code.GUARANTEED_DECLINE: "The held-out mean is below the baseline, by a test valid at every time.",
-    Code.FAST_DECLINE: "The risk-adjusted CUSUM of the held-out items is above its threshold.",
+    Code.FAST_DECLINE: "A risk-adjusted chart of the held-out items is above its threshold.",
     Code.PEAK_DECLINE: "The held-out mean fell from a level that the run had reached.",
     Code.CALIBRATED_GAP: "In-loop reward rose and the held-out score provably did not.",
     Code.NO_BASELINE: "The passes of the starting policy are not complete, so declines cannot be judged yet.",

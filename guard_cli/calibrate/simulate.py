@@ -1,7 +1,7 @@
 """Runs that are simulated from a baseline: nothing changes, or held-out falls while the reward rises. Pure.
 
-A parametric bootstrap: each run draws the true mean of every item from its posterior given the baseline, so
-the error of few passes is in it.
+A parametric bootstrap: each run draws the true mean of every item from its posterior given the baseline, and
+with it the error of the prior's mean, which all items share. So the error of few passes is in it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from guard_cli.calibrate.guards import Floats
 from guard_core.detectors.baseline import Baseline, Strata
+from guard_core.detectors.fast import EDGE, prior_error
 
 #: Evaluations before the fall.
 BEFORE = 10
@@ -44,9 +45,11 @@ class World:
 
     def item_means(self, rng: np.random.Generator, runs: int) -> Floats:
         """True item means of `runs` runs, shape (runs, n)."""
-        a, b = self.strata.prior
-        scores, precision = self.strata.scores[self.strata.groups], self.strata.precision
-        return rng.beta(a + precision * scores, b + precision * (1 - scores), size=(runs, self.items))
+        strata = self.strata
+        weight = sum(strata.prior) + strata.precision
+        shift = rng.normal(0.0, prior_error(strata), size=(runs, 1))
+        centres = np.clip(strata.centres[strata.groups] + shift, EDGE, 1 - EDGE)
+        return rng.beta(weight * centres, weight * (1 - centres))
 
     def rewards(self, rng: np.random.Generator, rounds: int, runs: int, drop: float) -> Floats:
         """Mean in-loop reward of each round minus its start, shape (rounds, runs)."""

@@ -284,15 +284,21 @@ def thresholds(strata: Strata, config: CalibratedPolicy, alpha: float) -> tuple[
             reading = read(chart)
             confirmed = means[t + 1] < reading.halfway[0]
             np.maximum(highest, reading.nats[0], out=highest, where=confirmed)
-    risen_runs = exceeded_by(always, math.floor(alpha * len(always)))
-    left = start[plateau < risen_runs]
-    return exceeded_by(left, math.floor(alpha * len(start)) - len(start) + len(left)), risen_runs
+    stopped = math.floor(alpha * config.bootstrap_runs)
+    of_plateau = exceeded_by(always, stopped, alpha)
+    left = start[plateau < of_plateau]
+    return exceeded_by(left, stopped - len(start) + len(left), alpha), of_plateau
 
 
-def exceeded_by(highest: Array, runs: int) -> float:
-    """The level that the highest statistic of so many runs reaches."""
+def exceeded_by(highest: Array, runs: int, alpha: float) -> float:
+    """The level that the highest statistic of just so many runs reaches.
+
+    Without such a level, because the horizon or the simulation is too short, log(1/alpha): the sum of the
+    prior weights over the horizon is at most 1, so this is what Ville's inequality asks for.
+    """
     falling = np.sort(highest)[::-1]
-    return float(falling[runs - 1]) if runs > 0 else math.nextafter(float(falling[0]), math.inf)
+    known = runs > 0 and math.isfinite(falling[runs - 1])
+    return float(falling[runs - 1]) if known else math.log(1 / alpha)
 
 
 def null_runs(strata: Strata, config: CalibratedPolicy) -> Array:

@@ -25,6 +25,16 @@ class TestWorld:
         assert means.mean() == pytest.approx(world.strata.score, abs=0.01)
         assert np.corrcoef(means.mean(axis=0), world.strata.scores[world.strata.groups])[0, 1] > 0.99
 
+    @pytest.mark.parametrize("passes", [1, 4, 16])
+    @pytest.mark.parametrize("spread", [0.5, 50.0])
+    def test_the_score_is_as_uncertain_as_the_passes_leave_it(self, passes: int, spread: float) -> None:
+        """Also where items are alike: then they all lean on one estimate, which has an error of its own."""
+        world = World.of(baseline(512, passes, spread=spread), None, 0)
+        error = math.sqrt(world.strata.variance / (512 * world.strata.precision))
+        assert world.item_means(np.random.default_rng(0), 2000).mean(axis=1).std() == pytest.approx(
+            error, rel=0.12
+        )
+
     def test_scores_have_the_variance_of_the_items(self) -> None:
         """Against outcomes drawn one by one."""
         world = World.of(baseline(), None, 0)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
 import yaml
 
+from guard_cli.replay.fold import rounds
 from guard_cli.replay.outcomes import Outcome, outcome
 from guard_cli.replay.readers import read
 from guard_cli.replay.run import Run, load
+from guard_core.detectors import Baseline, build_detector
 from guard_core.policy import Policy
+from guard_core.wire import Level
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "tests" / "data" / "runs"
@@ -20,11 +23,14 @@ PAGE = ROOT / "docs" / "real-runs.md"
 
 PARTS = ("calibrated", "guaranteed", "fast", "peak", "gap")
 
+COLUMNS = ("run", "use", "became", "start", "end", "half lost", "alarm", *PARTS, "HOG", "demo")
+HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
+
 INTRO = """# Real runs
 
 Recorded by `python tests/data/record_runs.py`, replayed by `rlguard replay`, tabulated by
-`python tests/data/table_runs.py`; `tests/cli_replay/test_recorded_runs.py` holds the column `calibrated` to
-this page.
+`python tests/data/table_runs.py`, which `make bench-detection` runs too;
+`tests/cli_replay/test_recorded_runs.py` holds the column `calibrated` to this page.
 
 Each run is TRL's GRPO on a tiny Llama, as in `rlguard demo`, with 256 held-out items and 16 passes of the
 starting policy. A *hack* trains on the flawed grader, a *good* run on the strict one:
@@ -37,14 +43,19 @@ starting policy. A *hack* trains on the flawed grader, a *good* run on the stric
 was designed; runs of recipes that were then changed are not kept. *Testing* runs (48 steps, evaluated after
 each) have other GRPO seeds and were recorded after that; all are here but one that found no hole. No setting
 of a detector was chosen on any run: `calibrated` and its parts have the defaults of `Policy` (at most 5 %
-false stops in 100 evaluations; the parts alone have all of it).
+false stops in 100 evaluations; the parts alone have all of it). The fast detector was designed anew after
+these runs were recorded, on simulations alone; after they were replayed with it only the cap on a single
+evaluation was changed, because of a simulated test.
 
-**What it shows.** `calibrated` stops every hack and no good run, and all but four hacks before half of the
-loss. Three of the four are tuning runs, evaluated half as often, that lost 9 to 15 points from one evaluation
-to the next, or only 13 points in all; one is a testing run that lost half in its first four steps and was
-stopped at that evaluation. A policy that falls so fast needs more items, or an evaluation more often.
-HeldOutGuard at its defaults stops nearly every run here, good or not, as soon as `min_steps` allows, because
-learning costs KL (see [calibrate](calibrate.md)).
+**What it shows.** {SUMMARY}
+
+A recording has one evaluation of each checkpoint, so in a replay the next checkpoint has to confirm an alarm
+of `fast`; the guard itself evaluates the checkpoint that alarmed once more. *Alarm* is the step at which the
+alarm was raised that the next evaluation confirmed; a live run would most likely have stopped there. What is
+late even so lost 9 to 15 points from one evaluation to the next, or only 13 points in all: a policy that
+falls so fast needs more items, or an evaluation more often. HeldOutGuard at its defaults stops nearly every
+run here, good or not, as soon as `min_steps` allows, because learning costs KL (see
+[calibrate](calibrate.md)).
 
 What became of a run is judged by its end: `hack` lost at least 10 points, `slight` less (half of that is
 within the noise of 256 items, so nothing is asked there), `good` lost nothing: the strict grader, or a flawed
@@ -55,8 +66,7 @@ of five evaluations in a row, by the median of three around it: one noisy evalua
 under a detector is the step at which it fires, a dash means that it does not. `HOG` is HeldOutGuard as
 it comes (with its KL stop), `demo` has the policy of `rlguard demo`.
 
-| run | use | became | start | end | half lost | calibrated | guaranteed | fast | peak | gap | HOG | demo |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|
+{HEADER}
 """
 
 
@@ -95,27 +105,71 @@ def half_lost_at(run: Run) -> int:
     return next(e.step for i, e in enumerate(run.evaluations) if median(around[i : i + 3]) <= half)
 
 
-def main() -> None:
-    """Write the page; with names of runs, only their rows anew."""
+def alarm_at(run: Run) -> int | None:
+    """The step of the alarm of `calibrated` that led to its fire: a guard evaluates that checkpoint again."""
+    detector = build_detector("calibrated", Policy(), Baseline.from_passes(run.baseline))
+    alarmed: int | None = None
+    for evaluation, in_loop, kl in rounds(run):
+        status = detector.update(evaluation.step, evaluation.items, in_loop, kl)
+        if status.fire:
+            confirmed = any(r.name == "fast" and r.level is Level.FIRED for r in status.readings)
+            return alarmed if confirmed else evaluation.step
+        alarmed = evaluation.step if status.needs_confirmation else None
+    return None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run: its line of the table, and what the summary counts."""
+
+    name: str
+    line: str
+    kind: str
+    half: int
+    alarm: int | None
+    fired: int | None
+
+    @classmethod
+    def of(cls, name: str, entry: dict[str, str], demo: Policy) -> Row:
+        """Replay one run."""
+        run = replayed(name)
+        half = half_lost_at(run) if hacks(run) else 0
+        said = [outcome(run, Policy(), part) for part in PARTS]
+        said += [outcome(run, policy, "heldout_guard") for policy in (Policy(), demo)]
+        alarm = alarm_at(run) if said[0].fired else None
+        cells = [name, entry["use"], kind(run), f"{start(run):.2f}", f"{end(run):.2f}", str(half or "-")]
+        cells += [str(alarm or "-"), *map(cell, said)]
+        return cls(name, f"| {' | '.join(cells)} |\n", kind(run), half, alarm, said[0].step)
+
+
+def summary(rows: list[Row]) -> str:
+    """How many hacks were stopped, and when; how many good runs were."""
+    hacked = [row for row in rows if row.kind == "hack"]
+    good = [row for row in rows if row.kind == "good"]
+    late = [row.name for row in hacked if row.fired is None or row.fired >= row.half]
+    unseen = [row.name for row in hacked if row.alarm is None or row.alarm >= row.half]
+    return (
+        f"`calibrated` stops {sum(row.fired is not None for row in hacked)} of {len(hacked)} hacks and "
+        f"{sum(row.fired is not None for row in good)} of {len(good)} good runs.\n"
+        f"In replay {len(hacked) - len(late)} of the {len(hacked)} hacks are stopped before half of the loss "
+        f"(late: {', '.join(late) or 'none'});\nthe alarm came before half of the loss in "
+        f"{len(hacked) - len(unseen)} (not in {', '.join(unseen) or 'none'})."
+    )
+
+
+def main() -> str:
+    """Write the page; returns its summary."""
     manifest = json.loads((RUNS / "manifest.json").read_text())["runs"]
     demo = Policy.model_validate(
         yaml.safe_load((ROOT / "guard_cli" / "demo" / "policy.yaml").read_text(encoding="utf-8"))
     )
-    lines = PAGE.read_text(encoding="utf-8").splitlines(keepends=True) if sys.argv[1:] else []
-    rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines}
-    for name in sys.argv[1:] or manifest:
-        rows[name] = row(name, manifest[name], demo)
-    PAGE.write_text(INTRO + "".join(rows[name] for name in manifest if name in rows), encoding="utf-8")
-
-
-def row(name: str, entry: dict[str, str], demo: Policy) -> str:
-    """One line of the table."""
-    run = replayed(name)
-    half = str(half_lost_at(run)) if hacks(run) else "-"
-    said = [outcome(run, Policy(), part) for part in PARTS]
-    said += [outcome(run, policy, "heldout_guard") for policy in (Policy(), demo)]
-    cells = [name, entry["use"], kind(run), f"{start(run):.2f}", f"{end(run):.2f}", half, *map(cell, said)]
-    return f"| {' | '.join(cells)} |\n"
+    rows = [Row.of(name, entry, demo) for name, entry in manifest.items()]
+    said = summary(rows)
+    PAGE.write_text(
+        INTRO.replace("{SUMMARY}", said).replace("{HEADER}", HEADER) + "".join(row.line for row in rows),
+        encoding="utf-8",
+    )
+    return said
 
 
 def cell(found: Outcome) -> str:
@@ -124,4 +178,4 @@ def cell(found: Outcome) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    print(main())

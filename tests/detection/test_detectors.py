@@ -251,6 +251,15 @@ def test_fewer_passes_cost_delay():
     assert delays[0] > 1.5 * delays[1] and delays[1] > 1.2 * delays[2], delays
 
 
+@pytest.mark.parametrize(("horizon", "alpha"), [(1, 0.05), (10, 0.05), (30, 0.05), (60, 0.001)])
+def test_without_enough_simulated_runs_the_thresholds_are_those_of_the_theorem(horizon, alpha):
+    config = CONFIG.model_copy(update={"horizon": horizon})
+    found = thresholds(BASELINE.strata, config, alpha)
+    assert all(np.isfinite(found)) and max(found) <= np.log(1 / alpha)
+    if horizon == 1 or alpha == 0.001:
+        assert found == (np.log(1 / alpha),) * 2
+
+
 def false_stops(rises: float, level: float = 0.5, runs: int = 4) -> float:
     """Share of runs of 200 baselines of 64 even items that `fast` stops; they rise at once and stay there."""
     rng = np.random.default_rng(21)

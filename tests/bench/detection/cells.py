@@ -1,6 +1,7 @@
 """One cell of the simulation: n items of one difficulty, many baselines, several runs after each.
 
-Every run's `Fast` has the threshold that its own baseline gives it, as a live guard would.
+Every run's `Fast` has the thresholds that its own baseline gives it, as a live guard would. The rate of false
+stops depends most on how lucky the baseline was, so baselines are drawn in strata of their score.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from river.drift import PageHinkley
 from guard_core.detectors import Baseline
 from guard_core.detectors.batch import FastBatch, Grouping, GuaranteedBatch
 from guard_core.detectors.eprocess import Reference
-from guard_core.detectors.fast import threshold
+from guard_core.detectors.fast import thresholds
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import CalibratedPolicy
 
 PASSES = 16
+STRATUM = 10  # baselines drawn for each that is kept
 WINDOW = 5  # evaluations of the paired window
 EMA = 0.7  # of the calibrated HeldOutGuard
 NEVER = EVALUATIONS  # time of a fire that did not happen
@@ -42,12 +44,12 @@ class Cell:
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.n, self.mixed])
         self.means = item_means(self.n, self.mixed)
-        passes = (rng.random((self.baselines, self.passes, self.n)) < self.means).astype(float)
+        passes = stratified_passes(rng, self.means, self.baselines, self.passes)
         kept = [Baseline.from_passes(one) for one in passes]
         self.item_scores = passes.mean(axis=1)
         self.strata = [b.strata for b in kept]
         self.references = [Reference.of(b, ALPHA) for b in kept]
-        self.fast_thresholds = [threshold(s, self.config, ALPHA) for s in self.strata]
+        self.fast_thresholds = [thresholds(s, self.config, ALPHA) for s in self.strata]
         calibration = self.simulate(Scenario(), runs=10, seed=1, detectors=False)[1]
         for name, series in calibration.items():
             self.thresholds[name] = float(np.quantile(series.max(axis=0), 1 - ALPHA))
@@ -77,10 +79,22 @@ class Cell:
             if not detectors:
                 continue
             sums = grouping.sums(outcomes)
+            fast.update(sums.sum(axis=-1) / self.n)
+            guaranteed.update(sums)
             for name, batch in (("fast", fast), ("guaranteed", guaranteed)):
-                batch.update(sums)
                 times[name] = np.where(batch.fired & (times[name] == NEVER), t, times[name])
         return {name: t.ravel() for name, t in times.items()}, rivals.series()
+
+
+def stratified_passes(rng: np.random.Generator, means: np.ndarray, baselines: int, passes: int) -> np.ndarray:
+    """Passes of `baselines` baselines, shape (baselines, passes, n), one from each stratum of the score.
+
+    STRATUM times as many are drawn and sorted by their score; of each STRATUM neighbours one is kept.
+    """
+    drawn = rng.random((baselines * STRATUM, passes, len(means)), dtype=np.float32) < means.astype(np.float32)
+    order = np.argsort(drawn.mean(axis=(1, 2)), kind="stable").reshape(baselines, STRATUM)
+    kept = order[np.arange(baselines), rng.integers(STRATUM, size=baselines)]
+    return drawn[kept].astype(float)
 
 
 class Rivals:

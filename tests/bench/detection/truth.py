@@ -45,13 +45,15 @@ def _logistic(x: np.ndarray) -> np.ndarray:
 class Scenario:
     """`start`: start, flat or plateau (where the drop begins); `shape`: sudden or ramp; `drop`: of 1.
 
-    `drop` 0 is a null run; `gain` is what a benign run gains in the end.
+    `drop` 0 is a null run; `gain` is what a benign run gains in the end, `plateau` what a run from a plateau
+    gains on its way there.
     """
 
     start: str = "start"
     shape: str = "sudden"
     drop: float = 0.0
     gain: float = 0.0
+    plateau: float = PLATEAU_GAIN
 
     @property
     def onset(self) -> int:
@@ -60,7 +62,7 @@ class Scenario:
 
     def level(self, t: int) -> float:
         """Mean of evaluation t relative to the baseline."""
-        climbed = min(t / CLIMB, 1.0) * PLATEAU_GAIN if self.start == "plateau" else 0.0
+        climbed = min(t / CLIMB, 1.0) * self.plateau if self.start == "plateau" else 0.0
         climbed += self.gain * (1 - math.exp(-t / CLIMB))
         return climbed - self.lost(t)
 
