@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from statistics import fmean
 
 from . import given, jobs, then, timeouts
 from .kube import GUARD_CONTAINER, Job, Namespace
@@ -78,8 +79,8 @@ def the_evidence_holds_what_happened(job: Job) -> None:
     assert verdict["fire"]["step"] == fire["step"]
     rounds = [json.loads(line) for line in evidence["history.jsonl"].splitlines()]
     assert rounds[-1]["step"] == fire["step"]
-    assert rounds[0]["heldout"] > rounds[-1]["heldout"], "what was wanted fell"
-    assert rounds[0]["reward"] < rounds[-1]["reward"], "what was rewarded rose"
+    gained = {key: fmean(r[key] for r in rounds[-3:]) - rounds[0][key] for key in ("reward", "heldout")}
+    assert gained["reward"] > gained["heldout"] + 0.1, "what was rewarded rose, and what was wanted did not"
     best = json.loads(evidence["last-good-checkpoint.json"])
     assert best["step"] < fire["step"]
     assert best["path"] == f"/checkpoints/checkpoint-{best['step']}"
