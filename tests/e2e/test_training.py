@@ -28,7 +28,9 @@ def test_a_run_that_hacks_its_reward_is_stopped(more_namespaces: Callable[[str],
     then.the_job_is_stopped(job)
     workload = job.workload
     assert workload is not None, "onFire: Stop keeps the object"
-    then.it_was_told_once(job, job.conditions["Fired"]["reason"], "StopRequested", "NoPodsLeft")
+    then.it_was_told_once(
+        job, job.conditions["Fired"]["reason"], "StopRequested", "EvidenceCaptured", "NoPodsLeft"
+    )
     the_evidence_holds_what_happened(job)
     the_latch_cannot_be_opened(job)
     assert "Stopped" in namespace.kubectl("get", "gtj"), "the phase is a printer column"
