@@ -37,11 +37,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from guard_core.detectors.baseline import Array, Baseline, Pool, Strata
+from guard_core.detectors.baseline import Array, Baseline, Outcomes, Pool, Strata
 
 #: Bets on a fall. A fall of d at item variance v is best met by d/(v + d²): at v = 0.2 from 1 to 15 points.
 BETS = np.array([0.06, 0.15, 0.32, 0.6])
@@ -88,8 +88,11 @@ def scaled_centres(centres: Array, mean: Array, target: Array) -> Array:
         shape (..., J, G): centres·t/m below the mean, 1 - (1 - centres)·(1-t)/(1-m) above it.
     """
     target = np.clip(target, 0.0, 1.0)[..., None]
-    mean = mean[..., None, None]
-    centres = centres[..., None, :]
+    return scaled_to(centres[..., None, :], mean[..., None, None], target)
+
+
+def scaled_to(centres: Array, mean: Array, target: Array) -> Array:
+    """The same for arrays that broadcast, with targets in [0, 1]."""
     return np.where(
         target <= mean, centres * (target / mean), 1 - (1 - centres) * ((1 - target) / (1 - mean))
     )
@@ -109,6 +112,65 @@ def growth(factors: Array, table: Array) -> Array:
     return summed.reshape(*summed.shape[:-1], -1, GRID)
 
 
+class Counted(NamedTuple):
+    """Outcomes of one reference pass: `counts` items of a group with predicted mean `centres` had the outcome
+    `levels`; shape (E,). `mean`: of the centres over the items, repeated.
+    """
+
+    centres: Array
+    levels: Array
+    counts: Array
+    mean: Array
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Reference passes as they come: only the sum over candidates is left to when the last one is there."""
+
+    pool: Pool
+    passes: tuple[Counted, ...] = ()
+
+    #: Rows of outcomes that are worked on at a time.
+    ROWS: ClassVar[int] = 4096
+
+    @classmethod
+    def empty(cls, items: int) -> Self:
+        """Before the first pass."""
+        return cls(Pool.empty(items))
+
+    @classmethod
+    def of(cls, baseline: Baseline) -> Self:
+        """All passes of a baseline."""
+        gathered = cls.empty(baseline.items)
+        for outcomes in baseline.passes:
+            gathered = gathered.add(outcomes)
+        return gathered
+
+    def add(self, outcomes: Outcomes) -> Self:
+        """After one more pass, which the means of those before it predict, shrunken to 1/2."""
+        centres = (0.5 + self.pool.sums) / (1.0 + len(self.passes))
+        table = outcomes.table(self.pool.groups, len(centres))
+        mean = float(table.sum(axis=1) @ centres) / len(outcomes.codes)
+        group, level = np.nonzero(table)
+        counted = Counted(
+            centres[group], outcomes.levels[level], table[group, level], np.full(len(group), mean)
+        )
+        return type(self)(self.pool.add(outcomes), (*self.passes, counted))
+
+    def log_evidence(self, grid: Array, alpha: float) -> Array:
+        """log N(c) for each candidate c of the mean, shape (J,): large where the passes lie above c."""
+        scale = math.sqrt(8 * math.log(1 / alpha) / (len(self.pool.groups) * len(self.passes)))
+        bets = np.minimum(scale * np.array([0.5, 1.0, 2.0, 4.0]), 0.9)[:, None, None]
+        seen = Counted(*(np.concatenate(column) for column in zip(*self.passes, strict=True)))
+        total = np.zeros((len(bets), len(grid)))
+        for row in range(0, len(seen.counts), self.ROWS):
+            part = Counted(*(column[row : row + self.ROWS] for column in seen))
+            candidates = scaled_to(part.centres, part.mean, np.clip(grid, 0.0, 1.0)[:, None])
+            total += np.log1p(-bets * (candidates - part.levels)) @ part.counts
+        betting = np.log((1 - IDLE_REFERENCE) / len(bets)) + np.logaddexp.reduce(total, axis=0)
+        return np.asarray(np.logaddexp(math.log(IDLE_REFERENCE), betting))
+
+
 @dataclass(frozen=True)
 class Reference:
     """What evaluations are compared with: risk groups, candidates of the true mean, evidence for each.
@@ -124,11 +186,17 @@ class Reference:
     @classmethod
     def of(cls, baseline: Baseline, alpha: float) -> Self:
         """From reference passes; `alpha` only places the grid and the bets, validity never depends on it."""
-        strata = baseline.strata
+        return cls.close(Gathered.of(baseline), baseline, alpha)
+
+    @classmethod
+    def close(cls, gathered: Gathered, baseline: Baseline, alpha: float) -> Self:
+        """From reference passes that were gathered as they came; `baseline` holds the same."""
+        passes = len(baseline.passes)
+        strata = Strata.of(gathered.pool, passes, baseline.precision)
         nats = math.log(1 / (alpha * IDLE)) + 4
-        reach = math.sqrt(2 * nats * max(strata.variance, 1e-6) / (baseline.items * len(baseline.passes)))
+        reach = math.sqrt(2 * nats * max(strata.variance, 1e-6) / (baseline.items * passes))
         grid = strata.score - np.linspace(0.0, reach, GRID)
-        return cls(strata, grid, _log_reference_evidence(baseline, grid, alpha))
+        return cls(strata, grid, gathered.log_evidence(grid, alpha))
 
     def targets(self, tolerance: float) -> Array:
         """Centres for H0 "mean >= c - tolerance" at every candidate c: shape (J, G).
@@ -149,25 +217,6 @@ class Reference:
         """Rebuild from `to_state`."""
         grid, log_n = (np.asarray(state[name], dtype=np.float64) for name in ("grid", "log_n"))
         return cls(Strata.from_state(state["strata"]), grid, log_n)
-
-
-def _log_reference_evidence(baseline: Baseline, grid: Array, alpha: float) -> Array:
-    """log N(c) for each candidate, shape (J,): large where the passes lie above c."""
-    n = baseline.items
-    scale = math.sqrt(8 * math.log(1 / alpha) / (n * len(baseline.passes)))
-    bets = np.minimum(scale * np.array([0.5, 1.0, 2.0, 4.0]), 0.9)
-    total = np.zeros((len(bets), len(grid)))
-    pool = Pool.empty(n)
-    for done, outcomes in enumerate(baseline.passes):
-        centres = (0.5 + pool.sums) / (1.0 + done)  # the mean so far, shrunken to 1/2
-        table = outcomes.table(pool.groups, len(pool.sums))
-        mean = float(table.sum(axis=1) @ centres) / n
-        candidates = scaled_centres(centres, np.asarray(mean), grid)
-        factors = np.log1p(-bets[:, None, None, None] * (candidates[:, :, None] - outcomes.levels))
-        total += np.einsum("ljgv,gv->lj", factors, table)
-        pool = pool.add(outcomes)
-    betting = np.log((1 - IDLE_REFERENCE) / len(bets)) + np.logaddexp.reduce(total, axis=0)
-    return np.asarray(np.logaddexp(math.log(IDLE_REFERENCE), betting))
 
 
 def step(log_s: Array, log_weight: float, grown: Array) -> Array:

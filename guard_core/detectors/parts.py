@@ -185,6 +185,7 @@ class Peak:
         self._blocks = max(1, math.ceil(config.horizon / self._length))
         self._span = self.LIVE * self._length
         self._pending: list[Outcomes] = []
+        self._gathered: eprocess.Gathered | None = None
         self._done = 0
         self._live: list[tuple[int, EProcess]] = []
 
@@ -204,7 +205,7 @@ class Peak:
                 f"{self._tolerance:g} below an earlier level (block mean {best:.4f}, "
                 f"this evaluation {seen.outcomes.mean:.4f})"
             )
-        self._pending.append(seen.outcomes)
+        self._gather(seen.outcomes)
         if len(self._pending) == self._length:
             self._close_block()
         return _reading(self.name, Code.PEAK_DECLINE, evidence, threshold, sentence)
@@ -212,11 +213,17 @@ class Peak:
     def _log_weight(self, block: int) -> float:
         return eprocess.log_restart_weight(block, self._blocks)
 
+    def _gather(self, outcomes: Outcomes) -> None:
+        gathered = self._gathered or eprocess.Gathered.empty(len(outcomes.codes))
+        self._pending.append(outcomes)
+        self._gathered = gathered.add(outcomes)
+
     def _close_block(self) -> None:
-        baseline = Baseline(tuple(self._pending), self._samples)
-        self._pending, self._done = [], self._done + 1
+        assert self._gathered is not None
+        baseline, gathered = Baseline(tuple(self._pending), self._samples), self._gathered
+        self._pending, self._gathered, self._done = [], None, self._done + 1
         alpha = self._alpha * math.exp(self._log_weight(self._done))
-        reference = eprocess.Reference.of(baseline, alpha)
+        reference = eprocess.Reference.close(gathered, baseline, alpha)
         process = EProcess.against(reference, self._tolerance)
         self._live = [*self._live[-(self.LIVE - 1) :], (self._done, process)]
 
@@ -233,7 +240,9 @@ class Peak:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state made by `to_state`."""
-        self._pending = [Outcomes.from_state(s) for s in state["pending"]]
+        self._pending, self._gathered = [], None
+        for outcomes in state["pending"]:
+            self._gather(Outcomes.from_state(outcomes))
         self._done = state["done"]
         self._live = []
         for live in state["live"]:

@@ -65,7 +65,7 @@ def test_reference_evidence_against_the_truth_is_at_most_one_on_average(means, p
 
     def evidence(outcomes):
         rows = np.array(outcomes).reshape(passes, n)
-        log_n = ep._log_reference_evidence(Baseline.from_passes(rows), np.array([q]), 0.05)
+        log_n = ep.Gathered.of(Baseline.from_passes(rows)).log_evidence(np.array([q]), 0.05)
         return math.exp(log_n[0])
 
     assert expectation(means * passes, evidence) <= 1 + 1e-9
@@ -96,7 +96,7 @@ def test_the_grid_is_a_lower_bound_everywhere(passes, tolerance):
     log_m = np.logaddexp(
         math.log(ep.IDLE), np.logaddexp.reduce(log_s, axis=0) + math.log((1 - ep.IDLE) / len(ep.BETS))
     )
-    exact = ep._log_reference_evidence(baseline, candidates, 0.05) + log_m
+    exact = ep.Gathered.of(baseline).log_evidence(candidates, 0.05) + log_m
     assert found <= exact.min() + 1e-9
 
 

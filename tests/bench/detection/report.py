@@ -333,7 +333,6 @@ def write(
     cells: list[CellResult],
     passes: list[CellResult],
     composite: CompositeResult,
-    cost: dict[str, float],
     baseline_passes: int,
     real_runs: str,
 ) -> None:
@@ -365,9 +364,6 @@ def write(
         "COMPOSITE": composite_tables(composite),
         "CURVES": curve_table(composite),
         "REAL_RUNS": real_runs,
-        "MEDIAN_MS": f"{cost['median']:.2f}",
-        "MEAN_MS": f"{cost['mean']:.2f}",
-        "WORST_MS": f"{cost['worst']:.2f}",
     }
     for key, value in filled.items():
         text = text.replace("{{" + key + "}}", value)
