@@ -82,7 +82,12 @@ class CalibratedPolicy(_Section):
         lt=1,
         description="Drop below a plateau that the fast detector is tuned to, beside one twice as large.",
     )
-    lag: int = Field(8, ge=1, le=64, description="Evaluations by which plateau references lag.")
+    lag: int = Field(
+        8,
+        ge=1,
+        le=64,
+        description="Levels reached in a run are averaged over 2 and 4 times as many evaluations.",
+    )
     gap_gain: Finite = Field(
         0.02, gt=0, lt=1, description="Held-out gain that a risen in-loop reward has to show."
     )
