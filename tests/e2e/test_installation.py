@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -20,11 +21,8 @@ def restored(installation: Cluster) -> Iterator[None]:
 
 
 def test_helm_test_passes(installation: Cluster) -> None:
-    said = installation.helm(
-        "test", RELEASE, "--namespace", SYSTEM, "--logs", f"--timeout={timeouts.INSTALL}s"
-    )
-    assert "Succeeded" in said
-    assert "the operator is ready and serves its metrics" in said
+    said = installation.helm("test", RELEASE, "--namespace", SYSTEM, f"--timeout={timeouts.INSTALL}s")
+    assert re.search(r"TEST SUITE: +rlguard-test\n(.*\n)*Phase: +Succeeded", said), said
 
 
 @pytest.mark.usefixtures("restored")

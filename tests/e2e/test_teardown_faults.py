@@ -117,7 +117,9 @@ def test_the_api_server_is_away(namespace: Namespace) -> None:
         assert fire["code"] == "kl_hard_stop"
         then.the_job_is_stopped(job)
         then.it_was_told_once(job, *STORY)
-    assert "stopped: kl_hard_stop" in then.evidence(obedient)["trainer.log"]
+    evidence = then.evidence(obedient)
+    assert "stopped: kl_hard_stop" in evidence["trainer.log"]
+    assert "ended before the API server accepted the latch" in evidence["guard.log"]
     assert "Failed" not in obedient.conditions, "a run that the guard ended has not failed by itself"
 
 
@@ -178,10 +180,15 @@ def test_suspend_and_delete_by_choice(namespace: Namespace) -> None:
     assert workload is not None
     assert then.workload_condition(workload, "Suspended") is not None
 
-    # Somebody resumes it: it is stopped again, by what nobody can take back.
+    # Somebody resumes it: it is suspended again, or deleted if that had no effect for long.
     resume = ("--type=merge", '--patch={"spec": {"runPolicy": {"suspend": false}}}')
     namespace.kubectl("patch", "pytorchjob", suspended.name, *resume)
-    then.eventually(lambda: suspended.workload is None, "the workload is deleted", timeouts.STOP)
+
+    def stopped_again() -> bool:
+        workload = suspended.workload
+        return workload is None or workload["spec"]["runPolicy"]["suspend"] is True
+
+    then.eventually(stopped_again, "the workload is suspended again or deleted", timeouts.STOP)
     then.the_condition_is(suspended, "Stopped", "True", "NoPodsLeft", within=timeouts.STOP)
     assert suspended.pods == []
 
