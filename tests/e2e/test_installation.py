@@ -20,8 +20,10 @@ def restored(installation: Cluster) -> Iterator[None]:
     install(installation)
 
 
-def test_helm_test_passes(installation: Cluster) -> None:
+def test_what_a_user_asks_after_the_installation(installation: Cluster) -> None:
+    """The commands of docs/install.md: the release tests itself, and the API explains itself."""
     said = installation.helm("test", RELEASE, "--namespace", SYSTEM, f"--timeout={timeouts.INSTALL}s")
+    assert "The workload to run, verbatim" in installation.kubectl("explain", "gtj.spec")
     assert re.search(r"TEST SUITE: +rlguard-test\n(.*\n)*Phase: +Succeeded", said), said
 
 
@@ -34,7 +36,7 @@ def test_an_upgrade_leaves_a_running_job_alone(namespace: Namespace) -> None:
 
     install(cluster, "--set", "podAnnotations.rolled=again", "--set", "logLevel=debug")
 
-    assert not operators(cluster) & before, "every operator is a new one"
+    then.eventually(lambda: not operators(cluster) & before, "every operator is a new one", timeouts.STOP)
     after = job.workload
     assert after is not None
     assert after["metadata"]["generation"] == workload["metadata"]["generation"]
