@@ -9,13 +9,14 @@
 Vocabulary, all plain functions over the handles of kube.py (`Cluster`, `Namespace`, `Job`):
 
 given   a_scripted_run, a_submitted_run (scripted_trainer.py has the orders), the_demo_of_the_install_guide,
-        the_demo_with, a_run_with_one_round, a_run_on_two_nodes, a_claim,
+        the_demo_with, a_run_with_one_round, a_grpo_run_that_fires, a_claim,
         a_claim_with_the_heldout_split, objects
 when    the_trainer_is_told, the_trainer_fires, the_trainer_is_killed, the_guard_is_killed,
         the_pod_is_deleted, the_pod_is_evicted, the_operator_is_away
 then    eventually, the_condition_is, the_phase_is, the_job_has_fired, the_job_is_stopped,
         the_job_never_fired, the_guard_has_counted, the_guard_has_evaluated, the_guard_has_latched,
-        the_guard_answers, a_container_runs_again, the_pod_was_replaced, it_was_told_once, events, evidence
+        the_guard_answers, a_container_runs_again, a_container_has_ended,
+        the_pod_was_replaced, it_was_told_once, events, evidence
 
 Fixtures (conftest.py): `cluster`, `installation` (the chart installed), `namespace` (fresh, gone after the
 test), `more_namespaces`. Every time-out has a name in timeouts.py. artefacts.py keeps what a failed test

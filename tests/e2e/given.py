@@ -37,10 +37,12 @@ def a_run_with_one_round(namespace: Namespace, **options: Any) -> Job:
     return job
 
 
-def a_run_on_two_nodes(namespace: Namespace, name: str = "run") -> Job:
-    """GRPO under torchrun in a Master and a Worker, with a KL stop that any learning reaches."""
-    objects(namespace, jobs.on_two_nodes(name, namespace.cluster.images["trainer"]))
-    return namespace.job(name)
+def a_grpo_run_that_fires(namespace: Namespace, nodes: int = 1, name: str = "run") -> Job:
+    """A tiny GRPO run with a KL stop that any learning reaches; its pods are there."""
+    objects(namespace, jobs.grpo_that_fires(name, namespace.cluster.images["trainer"], nodes))
+    job = namespace.job(name)
+    then.eventually(lambda: len(job.pods) == nodes, f"a pod for each of {nodes} nodes", timeouts.DECISION)
+    return job
 
 
 def the_demo_of_the_install_guide(namespace: Namespace) -> Job:

@@ -99,8 +99,8 @@ def scripted(
     return _guarded(name, files, replicas, heldout, policy, **spec)
 
 
-def on_two_nodes(name: str, image: str) -> list[Json]:
-    """GRPO with `trainer_image.train` under torchrun, as in k8s/samples/multi-node.yaml.
+def grpo_that_fires(name: str, image: str, nodes: int) -> list[Json]:
+    """GRPO with `trainer_image.train`; on several nodes under torchrun, as in k8s/samples/multi-node.yaml.
 
     The model is tiny and random, the reward counts a letter, and any movement of the policy is beyond the KL
     stop: after a few steps the guard fires.
@@ -137,13 +137,17 @@ def on_two_nodes(name: str, image: str) -> list[Json]:
         "import tiny_llama as t; k = t.build_tokenizer('0123456789+= '); "
         "t.save(t.build_model(k, 0), k, '/scratch/model')"
     )
-    train = "exec torchrun -m trainer_image.train --config /script/grpo.yaml"
+    launcher = "torchrun" if nodes > 1 else "python"
+    train = f"exec {launcher} -m trainer_image.train --config /script/grpo.yaml"
     pod = _pod(image, name, ["sh", "-c", f'python -c "{make_model}" && {train}'])
     pod["volumes"][0]["emptyDir"] = {}
     pod["containers"][0]["resources"]["limits"]["memory"] = "3Gi"  # TRL, under torchrun
-    replica = {"replicas": 1, "restartPolicy": "OnFailure", "template": {"spec": pod}}
+    restart = "OnFailure" if nodes > 1 else "Never"
+    replicas = {"Master": {"replicas": 1, "restartPolicy": restart, "template": {"spec": pod}}}
+    if nodes > 1:
+        replicas["Worker"] = {**replicas["Master"], "replicas": nodes - 1}
     policy = {"heldoutGuard": {"klHardStop": 1e-6, "emaAlpha": 0.0}}
-    return _guarded(name, files, {"Master": replica, "Worker": replica}, None, policy)
+    return _guarded(name, files, replicas, None, policy)
 
 
 def _guarded(

@@ -9,11 +9,13 @@ import json
 from collections.abc import Callable
 from statistics import fmean
 
-from . import given, jobs, then, timeouts
-from .kube import GUARD_CONTAINER, Job, Namespace
+from . import given, jobs, then, timeouts, when
+from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Job, Namespace
 
 #: An evidence ConfigMap must stay far below etcd's limit of 1.5 MiB for one object.
 EVIDENCE_BYTES = 256 * 1024
+#: Of `trainer_image.train`.
+EXIT_FIRED = 3
 
 
 def test_a_run_that_hacks_its_reward_is_stopped(more_namespaces: Callable[[str], Namespace]) -> None:
@@ -50,13 +52,25 @@ def test_an_honest_run_succeeds(namespace: Namespace) -> None:
 
 def test_a_fire_stops_a_run_on_two_nodes(namespace: Namespace) -> None:
     """torchrun, gloo, a Master and a Worker: one guard, beside rank 0, and both pods go."""
-    job = given.a_run_on_two_nodes(namespace)
+    job = given.a_grpo_run_that_fires(namespace, nodes=2)
 
-    then.eventually(lambda: len(job.pods) == 2, "a pod for each node", timeouts.DECISION)
     assert guards_by_pod(job) == {"run-master-0": 1, "run-worker-0": 0}
     then.the_job_has_fired(job, "KlHardStop", within=timeouts.TWO_NODES)
     then.the_job_is_stopped(job)
     assert job.guard["steps"] >= 5, "the step that fired was one of a training that both ranks took part in"
+
+
+def test_a_trainer_stops_by_itself_while_no_operator_runs(namespace: Namespace) -> None:
+    """The verdict is in the guard's answer to the trainer, too: one of both ways is enough."""
+    job = given.a_grpo_run_that_fires(namespace)
+
+    with when.the_operator_is_away(namespace.cluster):
+        ended = then.a_container_has_ended(job, TRAINER_CONTAINER, within=timeouts.TWO_NODES)
+        assert ended["exitCode"] == EXIT_FIRED, ended
+        assert "Stopped" not in job.conditions
+
+    then.the_job_has_fired(job, "KlHardStop")
+    then.the_job_is_stopped(job)
 
 
 # -- then, in the words of these tests -------------------------------------------------------------------

@@ -153,6 +153,15 @@ def a_container_runs_again(job: Job, name: str, killed: str, within: float = tim
     eventually(again, f"container {name} runs again", within)
 
 
+def a_container_has_ended(job: Job, name: str, within: float) -> Json:
+    """A container of the rank-0 pod has ended; how."""
+
+    def ended() -> Json | None:
+        return job.container(name)["state"].get("terminated")
+
+    return eventually(ended, f"container {name} has ended", within) or {}
+
+
 def the_pod_was_replaced(job: Job, lost: str, within: float = timeouts.REPLACE) -> None:
     """The pod of rank 0 is another one than the lost one (by UID), and runs."""
 

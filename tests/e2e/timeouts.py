@@ -41,7 +41,7 @@ RESTART = 180
 REPLACE = 240
 #: The demo: warm-up (half a minute on a free core), then up to 80 GRPO steps, each second one evaluated.
 GRPO = 20 * 60
-#: Two pods load torch at once and meet; then five steps for the median of the KL.
+#: One or two pods load torch at once and meet; then five steps for the median of the KL.
 TWO_NODES = 8 * 60
 #: Nothing of a namespace is left.
 NAMESPACE_DELETE = 120
