@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     arguments = parser.parse_args(argv)
-    _obey_sigterm()
+    obey_sigterm()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         train(load(arguments.config))
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _obey_sigterm() -> None:
+def obey_sigterm() -> None:
     """End at once on SIGTERM, also as the first process of a container.
 
     The kernel keeps signals without a handler from that process, so the kubelet would wait out the pod's

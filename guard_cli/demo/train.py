@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse_arguments(argv)
     import torch
 
+    from trainer_image.train import obey_sigterm
+
+    obey_sigterm()  # on a cluster this is the first process of its container
     # Two threads on two busy cores spin against each other, and the guard's evaluator needs one of them.
     torch.set_num_threads(1)
     task = load_task(arguments.task)

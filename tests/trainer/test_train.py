@@ -39,7 +39,7 @@ def test_as_the_first_process_of_a_container_it_ends_on_sigterm() -> None:
     """The kernel would keep the signal from it; here it is kept away by ignoring it beforehand."""
     program = (
         "import os, signal, time; me = os.getpid(); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        "os.getpid = lambda: 1; from trainer_image import train; train._obey_sigterm(); "
+        "os.getpid = lambda: 1; from trainer_image import train; train.obey_sigterm(); "
         "os.kill(me, signal.SIGTERM); time.sleep(30)"
     )
     ended = subprocess.run([sys.executable, "-c", program], timeout=30, check=False)
