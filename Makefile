@@ -72,11 +72,14 @@ test: lint browser control-plane chart-tools ## Every check: lint, the rules wit
 e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses one that is there.
 	CACHE=$(CACHE) $(VENV)/bin/pytest -q --durations=20 tests/e2e
 
-e2e-up: ## That cluster, to keep: then RLGUARD_E2E=build/e2e/cluster.json make e2e.
+kind-up: install ## A kind cluster with the training-operator and our images, to keep; run again, it is brought up to date.
 	@mkdir -p build/e2e
 	CACHE=$(CACHE) tests/e2e/cluster/up.sh >build/e2e/cluster.json
+	@$(PY) -c 'import json, os; c = json.load(open("build/e2e/cluster.json")); \
+	  print("export KUBECONFIG=" + c["kubeconfig"]); \
+	  print("export PATH=%s:%s:$$PATH" % tuple(os.path.dirname(c[tool]) for tool in ("kubectl", "helm")))'
 
-e2e-down: ## Delete it.
+kind-down: ## Delete it.
 	CACHE=$(CACHE) tests/e2e/cluster/down.sh
 
 # The page is tested in a real browser; Playwright's own download is not needed.
@@ -94,7 +97,8 @@ bench-detection: install ## Simulate the detectors, replay the recorded runs; wr
 bench: install ## Every benchmark, each as a ratio in one run (see docs/benchmarks.md).
 	@for bench in ack startup trainer evaluation replay; do $(PY) tests/bench/bench_$$bench.py || exit 1; done
 
-bench-operator: install control-plane ## The operator with 1,000 jobs on a real API server.
+bench-operator: kind-up control-plane ## Teardown on kind against `kubectl delete`; then 1,000 jobs on a real API server.
+	RLGUARD_E2E=build/e2e/cluster.json $(PY) tests/bench/bench_teardown.py
 	$(PY) tests/bench/bench_operator.py
 
 BASE_IMAGE ?= debian:bookworm-slim
@@ -119,4 +123,4 @@ push: images ## Push them to REGISTRY=host/prefix (log in first; ECR works).
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: test e2e e2e-up e2e-down browser bench bench-detection bench-operator images image-trainer push clean
+.PHONY: test e2e kind-up kind-down browser bench bench-detection bench-operator images image-trainer push clean
