@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+from typing import NamedTuple
 
 import yaml
 
@@ -118,8 +118,7 @@ def alarm_at(run: Run) -> int | None:
     return None
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One run: its line of the table, and what the summary counts."""
 
     name: str
