@@ -101,8 +101,7 @@ class CalibratedDetector:
             step: optimizer step; it is repeated in the status and gates nothing.
             items: outcomes in [0, 1], shape (n,), in the order of the baseline.
             in_loop_reward: mean in-loop reward since the last evaluation, reward units; None: not known, or
-            this is
-                a second evaluation of the same checkpoint.
+                this is a second evaluation of the same checkpoint.
             kl: KL to the reference, nats/token. It gates nothing: learning costs KL too (Gao et al. 2022).
 
         Raises:
