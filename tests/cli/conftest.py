@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +12,14 @@ from time import monotonic, sleep
 import pytest
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sigint_is_not_ignored():
+    """A runner in the background hands SIGINT on as ignored, and `rlguard run` respects that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Server(BaseHTTPRequestHandler):
