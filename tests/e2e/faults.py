@@ -23,6 +23,8 @@ from .kube import (
     CommandError,
     Job,
     Json,
+    container_id,
+    container_statuses,
 )
 
 API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
@@ -34,15 +36,6 @@ LEADERS = (("kube-system", "kube-controller-manager"), ("kube-system", "kube-sch
 # -- containers, from the node ---------------------------------------------------------------------------
 
 
-def signal_container(cluster: Cluster, pod: Json, container: str, signal: str) -> None:
-    """Send a signal to the first process of a container, from the node that the pod is on."""
-    status = pod["status"]
-    every = (status.get("initContainerStatuses") or []) + status["containerStatuses"]
-    one = next(c for c in every if c["name"] == container)["containerID"].removeprefix("containerd://")
-    kill = ("ctr", "--namespace", "k8s.io", "task", "kill", "--signal", signal, one)
-    cluster.on_node(pod["spec"]["nodeName"], *kill)
-
-
 def tell_from_the_node(cluster: Cluster, pod: Json, order: str) -> None:
     """Give a scripted trainer an order without the API server: through its emptyDir on the node."""
     file = f"/var/lib/kubelet/pods/{pod['metadata']['uid']}/volumes/kubernetes.io~empty-dir/scratch/orders"
@@ -51,26 +44,23 @@ def tell_from_the_node(cluster: Cluster, pod: Json, order: str) -> None:
 
 def running_on_the_node(cluster: Cluster, pod: Json) -> list[str]:
     """The containers of the pod that run, as the node knows it: no API server is asked."""
-    status = pod["status"]
-    every = (status.get("initContainerStatuses") or []) + status["containerStatuses"]
-    names = {c["containerID"].removeprefix("containerd://"): c["name"] for c in every}
-    tasks = cluster.on_node(pod["spec"]["nodeName"], "ctr", "--namespace", "k8s.io", "task", "list")
-    found = (line.split() for line in tasks.splitlines())
+    names = {container_id(one): name for name, one in container_statuses(pod).items() if "containerID" in one}
+    found = (line.split() for line in cluster.tasks(pod, "list").splitlines())
     return [names[words[0]] for words in found if words[0] in names and words[-1] == "RUNNING"]
 
 
 @contextmanager
 def the_guard_is_frozen(job: Job) -> Iterator[None]:
     """The guard neither answers nor ends (SIGSTOP); afterwards it goes on, if its pod is still there."""
-    pod = job.pod
-    signal_container(job.namespace.cluster, pod, GUARD_CONTAINER, "SIGSTOP")
+    pod, cluster = job.pod, job.namespace.cluster
+    cluster.signal(pod, GUARD_CONTAINER, "SIGSTOP")
     try:
         yield
     finally:
         try:
-            signal_container(job.namespace.cluster, pod, GUARD_CONTAINER, "SIGCONT")
+            cluster.signal(pod, GUARD_CONTAINER, "SIGCONT")
         except CommandError:
-            assert GUARD_CONTAINER not in running_on_the_node(job.namespace.cluster, pod)
+            assert GUARD_CONTAINER not in running_on_the_node(cluster, pod)
 
 
 # -- operators -------------------------------------------------------------------------------------------
@@ -87,7 +77,7 @@ def kill_the_leader(cluster: Cluster) -> str:
     name = leader(cluster)
     pod = cluster.client.get(PODS, SYSTEM, name)
     assert pod is not None, f"the leader {name!r} has no pod"
-    signal_container(cluster, pod, "operator", "SIGKILL")
+    cluster.signal(pod, "operator", "SIGKILL")
     return name
 
 

@@ -77,6 +77,16 @@ class Cluster:
         """The output of a command in the machine that is the node: a container of the same name."""
         return _must(_run(["docker", "exec", node, *command], timeouts.COMMAND, None))
 
+    def tasks(self, pod: Json, *command: str) -> str:
+        """`ctr task ...` on the node that the pod is on: containers, without the API server."""
+        return self.on_node(pod["spec"]["nodeName"], "ctr", "--namespace", "k8s.io", "task", *command)
+
+    def signal(self, pod: Json, container: str, signal: str) -> str:
+        """Send a signal to the first process of a container, from its node; the container's ID."""
+        one = container_id(container_statuses(pod)[container])
+        self.tasks(pod, "kill", "--signal", signal, one)
+        return one
+
 
 def _run(command: list[str], seconds: float, give: str | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=give, capture_output=True, text=True, timeout=seconds, check=False)
@@ -87,6 +97,18 @@ def _must(done: subprocess.CompletedProcess[str]) -> str:
         words = " ".join(done.args)
         raise CommandError(f"{words}\nexit code {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
+
+
+def container_statuses(pod: Json) -> dict[str, Json]:
+    """The statuses of a pod's containers by name, sidecars and other init containers included."""
+    status = pod["status"]
+    every = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+    return {one["name"]: one for one in every}
+
+
+def container_id(status: Json) -> str:
+    """The ID of a container that was started, as containerd knows it."""
+    return str(status["containerID"]).removeprefix("containerd://")
 
 
 @dataclass(frozen=True)
@@ -165,9 +187,7 @@ class Job:
 
     def container(self, name: str) -> Json:
         """The status of a container of that pod: TRAINER_CONTAINER or GUARD_CONTAINER."""
-        status = self.pod["status"]
-        every = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
-        return next(one for one in every if one["name"] == name)
+        return container_statuses(self.pod)[name]
 
     def try_exec(self, container: str, *command: str) -> subprocess.CompletedProcess[str]:
         """A command inside a container of the rank-0 pod, whatever comes of it."""
@@ -189,4 +209,14 @@ def install(cluster: Cluster, *values: str) -> None:
     cluster.helm(*command, "--values", str(KIND_VALUES), "--wait", f"--timeout={timeouts.INSTALL}s", *values)
 
 
-__all__ = ["GUARD_CONTAINER", "TRAINER_CONTAINER", "Cluster", "CommandError", "Job", "Namespace", "install"]
+__all__ = [
+    "GUARD_CONTAINER",
+    "TRAINER_CONTAINER",
+    "Cluster",
+    "CommandError",
+    "Job",
+    "Namespace",
+    "container_id",
+    "container_statuses",
+    "install",
+]

@@ -24,11 +24,7 @@ def the_trainer_fires(job: Job) -> None:
 
 def a_container_is_killed(job: Job, name: str) -> str:
     """SIGKILL to a container's first process, from the node. The ID of the container that died."""
-    container = job.container(name)["containerID"].removeprefix("containerd://")
-    node = job.pod["spec"]["nodeName"]
-    cluster = job.namespace.cluster
-    cluster.on_node(node, "ctr", "--namespace", "k8s.io", "task", "kill", "--signal", "SIGKILL", container)
-    return str(container)
+    return job.namespace.cluster.signal(job.pod, name, "SIGKILL")
 
 
 def the_guard_is_killed(job: Job) -> str:

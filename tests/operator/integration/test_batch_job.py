@@ -133,6 +133,7 @@ def test_given_a_fire_then_the_job_ends_by_its_deadline_and_no_pod_is_left(
     here.ends("Failed", failed=2)
     here.expect("Stopped", "True", "NoPodsLeft")
     assert here.workload()["metadata"].get("deletionTimestamp") is None, "the Job is kept"
+    here.expect_events("NoPodsLeft")
     assert "StopEscalated" not in here.events() and "Failed" not in here.conditions()
 
 

@@ -74,6 +74,7 @@ def test_given_a_job_then_the_workload_has_its_guard(here: World, make_job: Make
     here.guard_says(heartbeat="2026-01-01T00:00:00Z")
     eventually(lambda: here.phase() == "Running", "phase Running")
     assert here.job()["status"]["workloadRef"]["uid"] == workload["metadata"]["uid"]
+    here.expect_events("WorkloadCreated")
     assert here.events() == ["WorkloadCreated"]
 
 
@@ -111,6 +112,7 @@ def test_templates_that_break_the_isolation_are_refused(here: World, make_job: M
     message = here.expect("Guarded", "False", "TemplateRefused")
     assert "pytorchReplicaSpecs.Master.template.spec.hostPID" in message
     assert here.client.get(PYTORCHJOBS, here.namespace, "run") is None
+    here.expect_events("TemplateRefused")
     assert here.phase() == "Refused" and here.events() == ["TemplateRefused"]
 
 
@@ -226,6 +228,7 @@ def test_given_a_fire_then_it_is_stopped_and_confirmed(running: World) -> None:
     running.expect("Stopped", "True", "NoPodsLeft")
     assert running.phase() == "Stopped"
     assert "Failed" not in running.conditions()
+    running.expect_events("EvidenceCaptured")
     assert running.events()[1:] == ["HackingGap", "StopRequested", "NoPodsLeft", "EvidenceCaptured"]
     data = running.evidence()
     assert json.loads(data["verdict.json"])["fire"]["step"] == 40
@@ -268,6 +271,7 @@ def test_a_refused_patch_becomes_a_delete(plane: ControlPlane, here: World, make
         here.kubelet_ends_pods()
         here.expect("Stopped", "True", "NoPodsLeft")
     assert here.job()["status"]["stop"]["method"] == "Delete"
+    here.expect_events("NoPodsLeft")
     assert here.events().count("StopEscalated") == 1
 
 
@@ -286,6 +290,7 @@ def test_a_stop_without_effect_is_followed_by_harder_ones(running: World) -> Non
     )
     running.kubelet_ends_pods()
     running.expect("Stopped", "True", "NoPodsLeft")
+    running.expect_events("NoPodsLeft")
     assert running.events().count("StopEscalated") == 2, "to Delete, and to DeletePods"
 
 
@@ -321,6 +326,7 @@ def test_an_operator_killed_in_mid_teardown(here: World, make_job: MakeJob) -> N
     assert here.conditions().get("Stopped", ("False",))[0] == "False", "nobody is there to confirm it"
     here.operator()
     here.expect("Stopped", "True", "NoPodsLeft")
+    here.expect_events("NoPodsLeft")
     assert here.events().count("NoPodsLeft") == 1
     assert here.evidence()
 
@@ -339,8 +345,10 @@ def test_two_operators_at_once_do_as_one(here: World, make_job: MakeJob) -> None
     here.training_operator_stops_the_job()
     here.expect("Stopped", "True", "NoPodsLeft")
     assert here.workload()["metadata"]["uid"] == uid, "made once, never again"
+    told = ("WorkloadCreated", "HackingGap", "NoPodsLeft")
+    here.expect_events(*told)
     events = here.events()
-    for reason in ("WorkloadCreated", "HackingGap", "NoPodsLeft"):
+    for reason in told:
         assert events.count(reason) == 1
 
 

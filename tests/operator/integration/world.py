@@ -273,6 +273,10 @@ class World:
             event["reason"] for event in sorted(items, key=lambda e: int(e["metadata"]["resourceVersion"]))
         ]
 
+    def expect_events(self, *reasons: str) -> None:
+        """Wait until these Events are there: they are written after the status, one by one."""
+        eventually(lambda: set(reasons) <= set(self.events()), f"Events {reasons}")
+
     def evidence(self) -> Json:
         """The evidence, once the status names it."""
 
