@@ -30,7 +30,7 @@ INTRO = """# Real runs
 
 Recorded by `python tests/data/record_runs.py`, replayed by `rlguard replay`, tabulated by
 `python tests/data/table_runs.py`, which `make bench-detection` runs too;
-`tests/cli_replay/test_recorded_runs.py` holds the column `calibrated` to this page.
+`tests/cli/replay/test_recorded_runs.py` holds the column `calibrated` to this page.
 
 Each run is TRL's GRPO on a tiny Llama, as in `rlguard demo`, with 256 held-out items and 16 passes of the
 starting policy. A *hack* trains on the flawed grader, a *good* run on the strict one:

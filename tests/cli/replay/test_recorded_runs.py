@@ -14,7 +14,7 @@ import pytest
 from guard_cli.replay.outcomes import Outcome, outcome
 from guard_core.policy import Policy
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 RUNS = DATA / "runs"
 PAGE = (DATA.parents[1] / "docs" / "real-runs.md").read_text(encoding="utf-8")
 MANIFEST = json.loads((RUNS / "manifest.json").read_text())["runs"]

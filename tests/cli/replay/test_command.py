@@ -2,40 +2,22 @@
 
 import json
 import random
+import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from guard_cli.main import main
 from guard_cli.replay.outcomes import DETECTORS
 
-
-class Result(NamedTuple):
-    """What `rlguard replay` printed, and its exit code."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-
-
-Invoke = Callable[..., Result]
+Invoke = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def rlguard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def invoke(*arguments: object) -> Result:
-        with pytest.raises(SystemExit) as ended:
-            main(["replay", *map(str, arguments)])
-        code = ended.value.code
-        assert isinstance(code, int)
-        return Result(code, *capsys.readouterr())
-
-    return invoke
+def replay(rlguard: Invoke) -> Invoke:
+    return partial(rlguard, "replay")
 
 
 def write(path: Path, rows: list[dict]) -> Path:
@@ -71,84 +53,84 @@ def good(tmp_path: Path) -> Path:
 
 class TestOneDetector:
     @pytest.mark.parametrize("name", [d for d in DETECTORS if d != "step_monitor"])
-    def test_a_hack_is_one_object_and_exit_code_0(self, rlguard: Invoke, hack: Path, name: str) -> None:
-        result = rlguard(hack, "--detector", name, "--json")
-        assert result.exit_code == 0
+    def test_a_hack_is_one_object_and_exit_code_0(self, replay: Invoke, hack: Path, name: str) -> None:
+        result = replay(hack, "--detector", name, "--json")
+        assert result.returncode == 0
         answer = json.loads(result.stdout)
         assert answer.keys() == {"fired", "step", "rule", "level"}
         assert answer["fired"] is True and answer["level"] == "fired"
         assert 0 < answer["step"] <= 150 and isinstance(answer["rule"], str)
 
     @pytest.mark.parametrize("name", [d for d in DETECTORS if d not in ("guard", "heldout_guard", "both")])
-    def test_a_good_run_is_one_object_and_exit_code_0(self, rlguard: Invoke, good: Path, name: str) -> None:
-        result = rlguard(good, "--detector", name, "--json")
-        assert result.exit_code == 0
+    def test_a_good_run_is_one_object_and_exit_code_0(self, replay: Invoke, good: Path, name: str) -> None:
+        result = replay(good, "--detector", name, "--json")
+        assert result.returncode == 0
         answer = json.loads(result.stdout)
         assert answer["fired"] is False and answer["step"] is None and answer["rule"] is None
         assert answer["level"] in ("healthy", "warning", "unknown")
 
-    def test_one_baseline_pass_is_enough(self, rlguard: Invoke, tmp_path: Path) -> None:
+    def test_one_baseline_pass_is_enough(self, replay: Invoke, tmp_path: Path) -> None:
         path = write(tmp_path / "one.jsonl", history(hack=True, passes=1))
-        assert json.loads(rlguard(path, "--detector", "calibrated", "--json").stdout)["fired"] is True
+        assert json.loads(replay(path, "--detector", "calibrated", "--json").stdout)["fired"] is True
 
     def test_without_a_baseline_the_calibrated_tests_cannot_judge(
-        self, rlguard: Invoke, tmp_path: Path
+        self, replay: Invoke, tmp_path: Path
     ) -> None:
         path = write(tmp_path / "none.jsonl", history(hack=True, passes=0))
         for name in ("calibrated", "guaranteed", "fast", "gap", "peak"):
-            answer = json.loads(rlguard(path, "--detector", name, "--json").stdout)
+            answer = json.loads(replay(path, "--detector", name, "--json").stdout)
             assert answer == {"fired": False, "step": None, "rule": None, "level": "unknown"}
-        assert json.loads(rlguard(path, "--detector", "both", "--json").stdout)["fired"] is True
-        assert "there is no baseline" in rlguard(path).stdout
+        assert json.loads(replay(path, "--detector", "both", "--json").stdout)["fired"] is True
+        assert "there is no baseline" in replay(path).stdout
 
-    def test_notes_go_to_stderr(self, rlguard: Invoke, tmp_path: Path) -> None:
+    def test_notes_go_to_stderr(self, replay: Invoke, tmp_path: Path) -> None:
         path = write(tmp_path / "log.jsonl", [{"step": 1, "reward": 0.5, "ppo_kl": 0.1}])
-        result = rlguard(path, "--detector", "guard", "--json")
+        result = replay(path, "--detector", "guard", "--json")
         assert json.loads(result.stdout)["level"] == "unknown"
         assert "`ppo_kl` is not taken" in result.stderr
 
-    def test_an_unknown_detector(self, rlguard: Invoke, hack: Path) -> None:
-        result = rlguard(hack, "--detector", "nope")
-        assert result.exit_code == 2
+    def test_an_unknown_detector(self, replay: Invoke, hack: Path) -> None:
+        result = replay(hack, "--detector", "nope")
+        assert result.returncode == 2
         assert "known: guard, heldout_guard" in result.stderr and result.stdout == ""
 
 
 class TestReport:
-    def test_table(self, rlguard: Invoke, hack: Path) -> None:
-        text = rlguard(hack).stdout
+    def test_table(self, replay: Invoke, hack: Path) -> None:
+        text = replay(hack).stdout
         assert "200 steps, 100 held-out evaluations of 128 items, 16 baseline passes" in text
         for name in DETECTORS:
             assert name in text
 
     @pytest.mark.parametrize("name", DETECTORS)
     def test_without_a_held_out_series_no_held_out_rule_is_healthy(
-        self, rlguard: Invoke, tmp_path: Path, name: str
+        self, replay: Invoke, tmp_path: Path, name: str
     ) -> None:
         rows = [{"step": i, "reward": 0.5, "actor/ppo_kl": 0.1} for i in range(1, 50)]
         path = write(tmp_path / "bare.jsonl", rows)
-        assert json.loads(rlguard(path, "--detector", name, "--json").stdout)["level"] == "unknown"
-        text = rlguard(path).stdout
+        assert json.loads(replay(path, "--detector", name, "--json").stdout)["level"] == "unknown"
+        text = replay(path).stdout
         assert "Not judged" in text and "there is no held-out series" in text
         assert "there is no KL to the reference" in text
 
     def test_a_mean_without_items_is_judged_by_heldout_guard_only(
-        self, rlguard: Invoke, tmp_path: Path
+        self, replay: Invoke, tmp_path: Path
     ) -> None:
         rows = history(hack=True, passes=0)
         for row in rows:
             if "items" in row:
                 row["heldout"] = sum(row.pop("items")) / 128
         path = write(tmp_path / "mean.jsonl", rows)
-        assert json.loads(rlguard(path, "--detector", "heldout_guard", "--json").stdout)["fired"] is True
-        assert json.loads(rlguard(path, "--detector", "fast", "--json").stdout)["level"] == "unknown"
+        assert json.loads(replay(path, "--detector", "heldout_guard", "--json").stdout)["fired"] is True
+        assert json.loads(replay(path, "--detector", "fast", "--json").stdout)["level"] == "unknown"
 
-    def test_a_held_out_series_on_a_scale_of_its_own(self, rlguard: Invoke, tmp_path: Path) -> None:
+    def test_a_held_out_series_on_a_scale_of_its_own(self, replay: Invoke, tmp_path: Path) -> None:
         rows = [{"step": i, "reward": i / 10, "heldout": 3.0 - i / 10} for i in range(1, 50)]
         path = write(tmp_path / "scale.jsonl", rows)
-        assert json.loads(rlguard(path, "--detector", "heldout_guard", "--json").stdout)["fired"] is True
+        assert json.loads(replay(path, "--detector", "heldout_guard", "--json").stdout)["fired"] is True
 
-    def test_full_json(self, rlguard: Invoke, hack: Path) -> None:
-        answer = json.loads(rlguard(hack, "--json", "--what-if", "heldout_guard.min_steps=5").stdout)
+    def test_full_json(self, replay: Invoke, hack: Path) -> None:
+        answer = json.loads(replay(hack, "--json", "--what-if", "heldout_guard.min_steps=5").stdout)
         assert (answer["steps"], answer["evaluations"], answer["items"], answer["baseline_passes"]) == (
             200,
             100,
@@ -161,7 +143,7 @@ class TestReport:
 
     @pytest.mark.parametrize("suffix", [".png", ".svg"])
     @pytest.mark.parametrize("shape", ["hack", "attempts", "bare", "one step", "zero KL", "evaluations only"])
-    def test_plot(self, rlguard: Invoke, tmp_path: Path, suffix: str, shape: str) -> None:
+    def test_plot(self, replay: Invoke, tmp_path: Path, suffix: str, shape: str) -> None:
         rows = history(hack=True)
         if shape == "attempts":
             rows = [row | {"attempt": 0} for row in rows] + [row | {"attempt": 1} for row in rows[16:]]
@@ -174,20 +156,20 @@ class TestReport:
         elif shape == "evaluations only":
             rows = [{"step": i, "reward": None, "items": [1, 0]} for i in range(1, 9)]
         picture = tmp_path / f"picture{suffix}"
-        result = rlguard(
+        result = replay(
             write(tmp_path / "run.jsonl", rows),
             "--plot",
             picture,
             *(() if shape == "hack" else ("--detector", "heldout_guard")),
         )
-        assert result.exit_code == 0, result.stderr
+        assert result.returncode == 0, result.stderr
         assert picture.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
         assert picture.stat().st_size > 5000
 
 
 class TestWhatIf:
-    def test_side_by_side(self, rlguard: Invoke, hack: Path) -> None:
-        text = rlguard(
+    def test_side_by_side(self, replay: Invoke, hack: Path) -> None:
+        text = replay(
             hack,
             "--detector",
             "heldout_guard",
@@ -211,20 +193,20 @@ class TestWhatIf:
             ("heldout_guard.ema_alpha=[", "not a YAML value"),
         ],
     )
-    def test_errors(self, rlguard: Invoke, hack: Path, option: str, message: str) -> None:
-        result = rlguard(hack, "--what-if", option)
-        assert result.exit_code == 2
+    def test_errors(self, replay: Invoke, hack: Path, option: str, message: str) -> None:
+        result = replay(hack, "--what-if", option)
+        assert result.returncode == 2
         assert message in result.stderr
         assert result.stdout == "" and "Traceback" not in result.stderr
 
-    def test_a_policy_file(self, rlguard: Invoke, hack: Path, tmp_path: Path) -> None:
+    def test_a_policy_file(self, replay: Invoke, hack: Path, tmp_path: Path) -> None:
         policy = tmp_path / "policy.yaml"
         policy.write_text("heldout_guard: {max_proxy_real_gap: 9, rise_eps: 1}\n")
-        answer = json.loads(rlguard(hack, "--policy", policy, "--detector", "heldout_guard", "--json").stdout)
+        answer = json.loads(replay(hack, "--policy", policy, "--detector", "heldout_guard", "--json").stdout)
         assert answer["fired"] is False
         policy.write_text("heldout_guard: {gap: 9}\n")
-        result = rlguard(hack, "--policy", policy)
-        assert result.exit_code == 2 and "heldout_guard.gap" in result.stderr
+        result = replay(hack, "--policy", policy)
+        assert result.returncode == 2 and "heldout_guard.gap" in result.stderr
 
 
 class TestErrors:
@@ -232,14 +214,14 @@ class TestErrors:
         "arguments",
         [["missing.jsonl"], ["{hack}", "--plot", "x.gif"], ["{hack}", "--plot", "/no/such/folder/x.png"]],
     )
-    def test_no_traceback_and_exit_code_2(self, rlguard: Invoke, hack: Path, arguments: list[str]) -> None:
-        result = rlguard(*(a.format(hack=hack) for a in arguments))
-        assert result.exit_code == 2
+    def test_no_traceback_and_exit_code_2(self, replay: Invoke, hack: Path, arguments: list[str]) -> None:
+        result = replay(*(a.format(hack=hack) for a in arguments))
+        assert result.returncode == 2
         assert result.stderr.startswith("rlguard replay: ")
         assert result.stdout == "" and "Traceback" not in result.stderr
 
 
-def test_a_hundred_thousand_steps_in_a_second_of_processor_time(rlguard: Invoke, tmp_path: Path) -> None:
+def test_a_hundred_thousand_steps_in_a_second_of_processor_time(replay: Invoke, tmp_path: Path) -> None:
     """A tenth of what is promised (1,000,000 steps in 10 s), with half of the time; see docs/replay.md."""
     path = tmp_path / "long.jsonl"
     rng = random.Random(1)
@@ -249,6 +231,6 @@ def test_a_hundred_thousand_steps_in_a_second_of_processor_time(rlguard: Invoke,
                 f'{{"step":{i},"reward":{rng.random():.6f},"kl":{rng.random() / 20:.6f},"loss":0.1}}\n'
             )
     before = time.process_time()
-    result = rlguard(path, "--detector", "guard", "--json")
-    assert result.exit_code == 0
+    result = replay(path, "--detector", "guard", "--json")
+    assert result.returncode == 0
     assert time.process_time() - before < 2.0

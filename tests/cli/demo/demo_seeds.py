@@ -1,6 +1,6 @@
 """Five seeds of `rlguard demo`, with and without the flaw; prints the table of docs/demo.md.
 
-    nice python tests/cli/demo_seeds.py FOLDER [SEED...]
+    nice python tests/cli/demo/demo_seeds.py FOLDER [SEED...]
 
 Not a test: it takes about two minutes a seed on a free core. Runs that FOLDER has already are not repeated.
 Both runs of a seed start from the same warmed-up model, as `--seed` gives it, so it is made once.

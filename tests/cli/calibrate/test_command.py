@@ -2,38 +2,22 @@
 
 import json
 import random
+import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
 
-from guard_cli.main import main
 from guard_core.policy import Policy
 
-
-class Result(NamedTuple):
-    exit_code: int
-    stdout: str
-    stderr: str
-
-
-Invoke = Callable[..., Result]
+Invoke = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def calibrate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def invoke(*arguments: object) -> Result:
-        with pytest.raises(SystemExit) as ended:
-            main(["calibrate", *map(str, arguments)])
-        code = ended.value.code
-        assert isinstance(code, int)
-        return Result(code, *capsys.readouterr())
-
-    return invoke
+def calibrate(rlguard: Invoke) -> Invoke:
+    return partial(rlguard, "calibrate")
 
 
 def outcomes(rng: random.Random, n: int, p: float = 0.5) -> list[int]:
@@ -66,7 +50,7 @@ class TestBaseline:
     def test_what_is_printed_and_written(self, calibrate: Invoke, tmp_path: Path) -> None:
         out = tmp_path / "policy.yaml"
         result = calibrate(passes(tmp_path / "b.jsonl"), "--out", out, "--plot", tmp_path / "p.png")
-        assert result.exit_code == 0, result.stderr
+        assert result.returncode == 0, result.stderr
         assert "16 passes of 64 items" in result.stdout
         for column in ("2 points", "5 points", "10 points"):
             assert column in result.stdout
@@ -91,7 +75,7 @@ class TestBaseline:
     def test_forms_of_a_baseline(self, calibrate: Invoke, tmp_path: Path, more: dict) -> None:
         path = passes(tmp_path / "b.jsonl", n=32, count=2, **more)
         result = calibrate(path, "--horizon", "10", "--json")
-        assert result.exit_code == 0, result.stderr
+        assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout)["policy"]["calibrated"]["baseline_passes"] == 2
 
     def test_a_history_gives_its_baseline_and_its_reward_noise(
@@ -103,7 +87,7 @@ class TestBaseline:
             row: dict = {"step": step, "reward": rng.gauss(0.5, 0.2)}
             rows.append(row | ({"items": outcomes(rng, 32)} if step % 2 == 0 else {}))
         result = calibrate(write(tmp_path / "history.jsonl", rows), "--horizon", "10")
-        assert result.exit_code == 0, result.stderr
+        assert result.returncode == 0, result.stderr
         assert "4 passes of 32 items" in result.stdout and "4 of the recommended 16" in result.stdout
         noise = float(result.stdout.split("standard error of ")[1].split()[0].rstrip("."))
         assert 0.09 < noise < 0.2  # 0.2 over the root of two steps a round
@@ -120,7 +104,7 @@ class TestGoodRuns:
         (tmp_path / "runs" / "manifest.json").write_text("{}")
         out = tmp_path / "policy.yaml"
         result = calibrate("--from-runs", tmp_path / "runs", "--out", out)
-        assert result.exit_code == 0, result.stderr
+        assert result.returncode == 0, result.stderr
         assert "From 5 good runs" in result.stdout
         assert "with probability at most 0.5" in result.stdout  # 3 rules of 1/6 each
         assert "it would take 59 runs" in result.stdout
@@ -189,6 +173,6 @@ class TestErrors:
             "empty": tmp_path / "empty",
         }
         result = calibrate(*(a.format(**places) for a in arguments))
-        assert result.exit_code == 2
+        assert result.returncode == 2
         assert result.stderr.startswith("rlguard calibrate: ") and message in result.stderr
         assert result.stdout == "" and result.stderr.count("\n") == 1
