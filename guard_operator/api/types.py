@@ -230,6 +230,17 @@ class Checkpoints(ApiModel):
     )
 
 
+class GuardState(ApiModel):
+    """Where the guard keeps what it knows of the run."""
+
+    claim_name: Name | None = Field(
+        None,
+        description="A PersistentVolumeClaim in the job's namespace, which only guards may mount. Each job "
+        "has a folder of its own in it, named by its UID. Without it what the guard knows goes with the pod, "
+        "but for what the status holds: the calibrated detector then starts anew.",
+    )
+
+
 class Resources(ApiModel):
     """Compute resources of the guard container."""
 
@@ -248,7 +259,14 @@ class GuardSpec(ApiModel):
     """The guard: image, held-out split, thresholds. Immutable: a changed guard is a new run."""
 
     model_config = ConfigDict(
-        json_schema_extra=cel(("self.port != self.metricsPort", "port and metricsPort must differ"))
+        json_schema_extra=cel(
+            ("self.port != self.metricsPort", "port and metricsPort must differ"),
+            (
+                "!has(self.state) || !has(self.state.claimName) || !has(self.heldout.volume.claimName) || "
+                "self.state.claimName != self.heldout.volume.claimName",
+                "state.claimName must not be the claim of the held-out split, which is mounted read-only",
+            ),
+        )
     )
 
     image: str | None = Field(
@@ -286,6 +304,9 @@ class GuardSpec(ApiModel):
         description="The held-out split, which the trainer cannot read, and how the policy is scored on it."
     )
     checkpoints: Checkpoints = Field(description="Which volume of the template holds the checkpoints.")
+    state: GuardState = Field(
+        default_factory=GuardState, description="Where the guard keeps what it knows of the run."
+    )
     policy: Annotated[Policy, BeforeValidator(_policy_from_api)] = Field(
         default_factory=Policy,
         description="All thresholds of the guard.",

@@ -305,6 +305,8 @@ def _claims(adapter: Adapter, job: Job) -> Iterable[tuple[str, str]]:
     guard, spec = job.spec.guard, job.spec.template.spec
     if guard.heldout.volume.claim_name is not None:
         yield "spec.guard.heldout.volume.claimName", guard.heldout.volume.claim_name
+    if guard.state.claim_name is not None:
+        yield "spec.guard.state.claimName", guard.state.claim_name
     for template in adapter.pod_templates(spec):
         for volume in pod_spec(spec, template).get("volumes", []):
             claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")

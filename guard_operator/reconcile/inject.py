@@ -123,7 +123,7 @@ def _guard_container(job: Job, template: PodTemplate, checkpoints: Json, config:
         "resources": resources or copy.deepcopy(config.guard_resources),
         "env": list(_environment(job, template, checkpoints)),
         "ports": [{"name": layout.METRICS_PORT_NAME, "containerPort": guard.metrics_port}],
-        "volumeMounts": list(_mounts(checkpoints)),
+        "volumeMounts": list(_mounts(job, template, checkpoints)),
         "securityContext": {
             "runAsUser": layout.GUARD_UID,
             "runAsGroup": layout.GUARD_UID,
@@ -170,7 +170,7 @@ def _environment(job: Job, template: PodTemplate, checkpoints: Json) -> Iterator
     yield {"name": "RLGUARD_GUARD_METRICS_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     if template.index_field is not None:
         source = {"fieldRef": {"fieldPath": template.index_field}}
-        yield {"name": "RLGUARD_GUARD_CLUSTER__REPLICA_INDEX", "valueFrom": source}
+        yield {"name": layout.REPLICA_INDEX_ENV, "valueFrom": source}
     evaluator = guard.heldout.evaluator.openai
     if evaluator is not None and evaluator.api_key_secret_name is not None:
         yield _from_secret("RLGUARD_EVALUATOR_API_KEY", evaluator.api_key_secret_name, layout.API_KEY_KEY)
@@ -196,10 +196,10 @@ def heldout_settings(heldout: Heldout) -> Json:
     return settings
 
 
-def _mounts(checkpoints: Json) -> Iterator[Json]:
+def _mounts(job: Job, template: PodTemplate, checkpoints: Json) -> Iterator[Json]:
     kept = {key: checkpoints[key] for key in ("name", "mountPath", "subPath") if key in checkpoints}
     yield kept | {"readOnly": True}
-    yield {"name": "rlguard-state", "mountPath": layout.STATE_DIR}
+    yield {"name": layout.STATE_VOLUME, "mountPath": layout.STATE_DIR, **_own_folder(job, template)}
     yield {"name": "rlguard-tmp", "mountPath": layout.TMP_DIR}
     for name, path in (
         ("rlguard-heldout", layout.HELDOUT_DIR),
@@ -210,6 +210,15 @@ def _mounts(checkpoints: Json) -> Iterator[Json]:
         yield {"name": name, "mountPath": path, "readOnly": True}
 
 
+def _own_folder(job: Job, template: PodTemplate) -> Json:
+    """The folder of this guard in a claim that other jobs may use, too, and other replicas of this one."""
+    if job.spec.guard.state.claim_name is None:
+        return {}
+    if template.index_field is None:
+        return {"subPath": job.uid}
+    return {"subPathExpr": f"{job.uid}/$({layout.REPLICA_INDEX_ENV})"}
+
+
 def _volumes(guard: GuardSpec, support: str) -> list[Json]:
     token = {"path": "token", "expirationSeconds": TOKEN_SECONDS}
     authority = {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
@@ -217,7 +226,7 @@ def _volumes(guard: GuardSpec, support: str) -> list[Json]:
     sources = [{"serviceAccountToken": token}, {"configMap": authority}, {"downwardAPI": namespace}]
     return [
         {"name": "rlguard-heldout", **_heldout_source(guard)},
-        {"name": "rlguard-state", "emptyDir": {}},
+        {"name": layout.STATE_VOLUME, **_state_source(guard)},
         {"name": "rlguard-tmp", "emptyDir": {}},
         {"name": "rlguard-policy", "configMap": {"name": support}},
         {"name": "rlguard-secrets", "secret": {"secretName": support}},
@@ -232,6 +241,11 @@ def _heldout_source(guard: GuardSpec) -> Json:
     if volume.secret_name is not None:
         return {"secret": {"secretName": volume.secret_name}}
     return {"configMap": {"name": volume.config_map_name}}
+
+
+def _state_source(guard: GuardSpec) -> Json:
+    claim = guard.state.claim_name
+    return {"emptyDir": {}} if claim is None else {"persistentVolumeClaim": {"claimName": claim}}
 
 
 def _from_secret(variable: str, secret: str, key: str) -> Json:

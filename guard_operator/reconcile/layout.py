@@ -13,6 +13,9 @@ SECRET_DIR = "/var/run/rlguard/secrets"
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 TMP_DIR = "/tmp"  # noqa: S108 - the guard's own emptyDir, on a read-only root
 
+STATE_VOLUME = "rlguard-state"
+REPLICA_INDEX_ENV = "RLGUARD_GUARD_CLUSTER__REPLICA_INDEX"
+
 GUARD_DIRECTORIES = (STATE_DIR, "/var/run/rlguard", TOKEN_DIR, TMP_DIR)
 
 #: Name of the guard's port for Prometheus; the chart's PodMonitor asks for it.

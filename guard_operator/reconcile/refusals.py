@@ -134,6 +134,11 @@ def _volume_findings(
         yield Finding("name", f"must not start with {RESERVED_PREFIX}: such volumes are the operator's")
     if _holds(volume, guard.heldout.volume):
         yield Finding("", "must not be the held-out volume: the trainer could read the split")
+    claim = _object(volume.get("persistentVolumeClaim")).get("claimName")
+    if claim is not None and claim == guard.state.claim_name:
+        yield Finding(
+            "", "must not be the claim of the guard's state: the trainer could rewrite what it knows"
+        )
     if (host := volume.get("hostPath")) is not None:
         path = str(_object(host).get("path", ""))
         allowed = guard.isolation is Isolation.RELAXED and _under(path, config.relaxed_host_paths)

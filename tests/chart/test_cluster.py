@@ -291,6 +291,12 @@ def volume(pod: Json, **source: Any) -> None:
     pod["volumes"].append({"name": "extra", **source})
 
 
+def keep_state_in(pod: Json, claim: str) -> None:
+    (state,) = (v for v in pod["volumes"] if v["name"] == "rlguard-state")
+    del state["emptyDir"]
+    state["persistentVolumeClaim"] = {"claimName": claim}
+
+
 def extra(pod: Json, **container: Any) -> None:
     pod["containers"].append({"name": "extra", "image": "busybox", **container})
 
@@ -304,7 +310,13 @@ CASES = [
     Case(
         "the held-out claim",
         lambda p: volume(p, persistentVolumeClaim={"claimName": "heldout"}),
-        "volume extra: must not be the held-out volume",
+        "volume extra: must not be a claim of the guard's",
+    ),
+    Case(
+        "the claim of the guard's state",
+        lambda p: (keep_state_in(p, "s"), volume(p, persistentVolumeClaim={"claimName": "s"})),
+        "volume extra: must not be a claim of the guard's",
+        pod_only=True,
     ),
     Case(
         "a token",

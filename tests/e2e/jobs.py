@@ -77,6 +77,7 @@ def scripted(
     heldout: Json | None = None,
     checkpoints: Json | None = None,
     policy: Json | None = None,
+    state: Json | None = None,
     **spec: Any,
 ) -> list[Json]:
     """A scripted run with what it mounts; the GuardedTrainingJob is the last object.
@@ -90,13 +91,14 @@ def scripted(
         heldout: `spec.guard.heldout.volume`; a Secret that comes with the job if absent.
         checkpoints: source of the volume of checkpoints; an emptyDir if absent.
         policy: `spec.guard.policy`.
+        state: `spec.guard.state`.
         spec: further fields of the job's spec, such as onFire and onSilence.
     """
     files = {"trainer.py": _SCRIPT.read_text(), "tiny_llama.py": _TINY_LLAMA.read_text()}
     pod = _pod(image, name, ["python", "/script/trainer.py", *orders], deaf)
     pod["volumes"][0] |= checkpoints or {"emptyDir": {}}
     replicas = {"Master": {"replicas": 1, "restartPolicy": restart, "template": {"spec": pod}}}
-    return _guarded(name, files, replicas, heldout, policy, **spec)
+    return _guarded(name, files, replicas, heldout, policy, state, **spec)
 
 
 def grpo_that_fires(name: str, image: str, nodes: int) -> list[Json]:
@@ -147,11 +149,17 @@ def grpo_that_fires(name: str, image: str, nodes: int) -> list[Json]:
     if nodes > 1:
         replicas["Worker"] = {**replicas["Master"], "replicas": nodes - 1}
     policy = {"heldoutGuard": {"klHardStop": 1e-6, "emaAlpha": 0.0}}
-    return _guarded(name, files, replicas, None, policy)
+    return _guarded(name, files, replicas, policy=policy)
 
 
 def _guarded(
-    name: str, files: Json, replicas: Json, heldout: Json | None, policy: Json | None, **spec: Any
+    name: str,
+    files: Json,
+    replicas: Json,
+    heldout: Json | None = None,
+    policy: Json | None = None,
+    state: Json | None = None,
+    **spec: Any,
 ) -> list[Json]:
     """The job, and before it the ConfigMap with its files and the Secret with its held-out split."""
     guard = {
@@ -162,6 +170,7 @@ def _guarded(
         "checkpoints": {"volume": "checkpoints"},
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "policy": policy or {},
+        "state": state or {},
     }
     workload = {"pytorchReplicaSpecs": replicas}
     template = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": workload}

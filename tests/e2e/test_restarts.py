@@ -48,6 +48,28 @@ def test_a_lost_pod_leaves_its_guards_state_to_the_next(namespace: Namespace) ->
     then.the_job_never_fired(job)
 
 
+def test_a_claim_for_the_guards_state_outlives_the_pod(namespace: Namespace) -> None:
+    """The calibrated detector's baseline holds the outcome of each item, so no status carries it."""
+    checkpoints, claim = given.a_claim(namespace, "checkpoints"), given.a_claim(namespace, "guards")
+    policy = {"detector": "Calibrated", "calibrated": {"baselinePasses": 2, "bootstrapRuns": 100}}
+    job = given.a_run_with_one_round(
+        namespace,
+        restart="ExitCode",
+        checkpoints=checkpoints,
+        policy=policy,
+        state=claim["persistentVolumeClaim"],
+    )
+    when.the_trainer_is_told(job, "steps 4", "checkpoint")
+    before = then.the_calibrated_detector_judges(job)
+
+    lost = when.the_pod_is_deleted(job)
+
+    then.the_pod_was_replaced(job, lost)
+    assert then.the_calibrated_detector_judges(job) == before
+    assert then.the_guard_has_counted(job, 20)["attempt"] == 1
+    then.the_job_never_fired(job)
+
+
 def test_a_guard_that_is_killed_keeps_verdict_and_count(namespace: Namespace) -> None:
     job = given.a_run_with_one_round(namespace)
     before = job.guard

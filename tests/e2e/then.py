@@ -143,6 +143,14 @@ def the_guard_answers(job: Job, within: float = timeouts.RESTART) -> Json:
     return eventually(verdict, "the guard gives its verdict", within) or {}
 
 
+def the_calibrated_detector_judges(job: Job, within: float = timeouts.EVALUATION) -> list[Json]:
+    """The guard's baseline is complete, and a later checkpoint was scored against it; the readings."""
+    readings: list[Json] = eventually(
+        lambda: the_guard_answers(job)["detectors"], "the calibrated detector has readings", within
+    )
+    return readings
+
+
 def a_container_runs_again(job: Job, name: str, killed: str, within: float = timeouts.RESTART) -> None:
     """Another container of that name than the one that was killed runs."""
 

@@ -13,8 +13,8 @@ the operator's own refusals, so that the two cannot drift apart.
     variables.guards.map(c, c.?env.orValue([]).filter(e, e.name in ['RLGUARD_GUARD_PORT', 'RLGUARD_GUARD_METRICS_PORT']).map(e, e.?value.orValue('')))
 - name: heldout
   expression: "variables.volumes.filter(v, v.name == '{{ $facts.heldoutVolume }}')"
-- name: heldoutClaims
-  expression: "variables.heldout.filter(v, has(v.persistentVolumeClaim)).map(v, v.persistentVolumeClaim.claimName)"
+- name: guardClaims
+  expression: "variables.volumes.filter(v, v.name.startsWith('{{ $facts.reservedPrefix }}') && has(v.persistentVolumeClaim)).map(v, v.persistentVolumeClaim.claimName)"
 - name: heldoutSecrets
   expression: "variables.heldout.filter(v, has(v.secret)).map(v, v.secret.?secretName.orValue(''))"
 - name: heldoutConfigMaps

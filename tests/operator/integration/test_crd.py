@@ -85,6 +85,13 @@ REFUSED = {
         {"heldout": {"volume": {"claimName": "h", "secretName": "s"}, "evaluator": {"checkpoint": {}}}},
         "exactly one of claimName, secretName and configMapName",
     ),
+    "state in the held-out claim": (
+        {
+            "state": {"claimName": "h"},
+            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+        },
+        "state.claimName must not be the claim of the held-out split",
+    ),
     "split climbs out": (
         {"heldout": {"volume": {"claimName": "h"}, "split": "a/../../b", "evaluator": {"checkpoint": {}}}},
         "relative and without '..'",

@@ -113,6 +113,24 @@ def test_what_the_guard_may_only_read_is_read_only() -> None:
     assert heldout["persistentVolumeClaim"] == {"claimName": "heldout", "readOnly": True}
 
 
+def test_the_state_is_lost_with_the_pod_unless_it_has_a_claim() -> None:
+    def state(job: Job, role: str) -> tuple[Json, Json]:
+        pod = pod_of(built(job), role)
+        volume = next(v for v in pod["volumes"] if v["name"] == "rlguard-state")
+        return volume, mounts(pod, "rlguard-guard")["rlguard-state"]
+
+    here = {"name": "rlguard-state", "mountPath": layout.STATE_DIR}
+    assert state(job(), "Master") == ({"name": "rlguard-state", "emptyDir": {}}, here)
+    kept = {"claimName": "guards"}
+    volume, mount = state(job(state=kept), "Master")
+    assert volume["persistentVolumeClaim"] == kept
+    assert mount == here | {"subPath": "0123456789ab"}, "another job may use the claim, too"
+    no_master = template()
+    no_master["pytorchReplicaSpecs"]["Worker"] = no_master["pytorchReplicaSpecs"].pop("Master")
+    _, mount = state(job(no_master, state=kept), "Worker")
+    assert mount == here | {"subPathExpr": "0123456789ab/$(RLGUARD_GUARD_CLUSTER__REPLICA_INDEX)"}
+
+
 def test_the_token_is_projected_and_short_lived() -> None:
     volume = next(v for v in pod_of(built(job()))["volumes"] if v["name"] == "rlguard-token")
     token = volume["projected"]["sources"][0]["serviceAccountToken"]
@@ -322,6 +340,11 @@ HELDOUT_MAP = {"heldout": {"volume": {"configMapName": "hm"}, "evaluator": {"che
 
 REFUSED: dict[str, tuple[Change, Json, str]] = {
     "held-out claim": (add_volume({"persistentVolumeClaim": {"claimName": "heldout"}}), {}, "volumes[1]"),
+    "claim of the guard's state": (
+        add_volume({"persistentVolumeClaim": {"claimName": "guards"}}),
+        {"state": {"claimName": "guards"}},
+        "volumes[1]",
+    ),
     "held-out secret": (add_volume({"secret": {"secretName": "hs"}}), HELDOUT_SECRET, "volumes[1]"),
     "held-out config map": (add_volume({"configMap": {"name": "hm"}}), HELDOUT_MAP, "volumes[1]"),
     "held-out secret, projected": (
