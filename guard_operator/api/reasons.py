@@ -20,6 +20,7 @@ class ConditionType(StrEnum):
     HALTED = "Halted"
     STOPPED = "Stopped"
     GUARD_SILENT = "GuardSilent"
+    WAITING = "Waiting"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     DISRUPTED = "Disrupted"
@@ -38,6 +39,7 @@ _TYPES = {
     "It never turns back.",
     ConditionType.STOPPED: "The operator stopped the run and no pod of it is left.",
     ConditionType.GUARD_SILENT: "The guard has not reported for longer than `spec.onSilence.afterSeconds`.",
+    ConditionType.WAITING: "A pod of the run cannot start, or its guard cannot; gone once it can.",
     ConditionType.SUCCEEDED: "The trainer finished by itself.",
     ConditionType.FAILED: "The trainer failed by itself; not counted as a fire.",
     ConditionType.DISRUPTED: "The infrastructure or a person ended the run; not counted as a fire.",
@@ -75,6 +77,10 @@ class Reason(StrEnum):
     GUARD_SILENT = "GuardSilent"
     GUARD_REPORTS = "GuardReports"
     GUARD_NOT_RUNNING = "GuardNotRunning"
+    # Waiting
+    UNSCHEDULABLE = "Unschedulable"
+    CONTAINER_WAITING = "ContainerWaiting"
+    GUARD_CRASHED = "GuardCrashed"
     # Stopped: how far the teardown is
     STOP_REQUESTED = "StopRequested"
     PODS_TERMINATING = "PodsTerminating"
@@ -114,6 +120,9 @@ _REASONS = {
     Reason.GUARD_SILENT: "No heartbeat of the guard for longer than the limit.",
     Reason.GUARD_REPORTS: "The guard's heartbeat is recent.",
     Reason.GUARD_NOT_RUNNING: "The rank-0 pod is not running, so no heartbeat is expected.",
+    Reason.UNSCHEDULABLE: "No node takes a pod; the message is the scheduler's.",
+    Reason.CONTAINER_WAITING: "A container cannot be started; the message is the kubelet's.",
+    Reason.GUARD_CRASHED: "The guard ended and is not up again; the message has its last words.",
     Reason.STOP_REQUESTED: "The stop was requested from the API server.",
     Reason.PODS_TERMINATING: "Pods of the run are left; the stop is asserted again until none is.",
     Reason.NO_PODS_LEFT: "No pod of the run is left.",

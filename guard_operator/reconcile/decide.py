@@ -337,11 +337,21 @@ def _running(snapshot: Snapshot, says: _Conditions, _now: datetime) -> Decision:
     }.get(workload.state, Phase.PENDING)
     report = Report(
         phase,
-        says(guarded, _noted_disruption(snapshot, says)),
+        says(guarded, _noted_disruption(snapshot, says), _waiting(snapshot, says)),
         _workload_ref(snapshot),
         job.status.stop,
     )
     return Decision(report, look_again=_until_silence(snapshot))
+
+
+def _waiting(snapshot: Snapshot, says: _Conditions) -> ConditionStatus | None:
+    """The pod that the others wait for: the guarded one if it cannot start, else the first that cannot."""
+    pods = [pod for pod in snapshot.pods if not pod.terminating]
+    stuck = [(not pod.guarded, pod.name, pod.waiting) for pod in pods if pod.waiting is not None]
+    if not stuck:
+        return None
+    _, name, waiting = min(stuck, key=lambda one: one[:2])
+    return says.make(ConditionType.WAITING, "True", waiting.reason, f"pod {name}: {waiting.message}")
 
 
 def _until_silence(snapshot: Snapshot) -> float | None:

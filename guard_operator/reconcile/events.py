@@ -12,6 +12,7 @@ _WARNINGS = {
     ConditionType.FIRED,
     ConditionType.HALTED,
     ConditionType.GUARD_SILENT,
+    ConditionType.WAITING,
     ConditionType.FAILED,
     ConditionType.DISRUPTED,
 }

@@ -21,9 +21,24 @@ from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.decide import condition_of
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.refusals import inspect, pod_spec
-from guard_operator.reconcile.snapshot import Disruption, Job, Pod, Preparation, Snapshot, Workload, guard_of
+from guard_operator.reconcile.snapshot import (
+    Disruption,
+    Job,
+    Pod,
+    Preparation,
+    Snapshot,
+    Waiting,
+    Workload,
+    guard_of,
+)
 from guard_operator.runtime.client import CLAIMS, PODS, Client, Json, Resource
 from guard_operator.runtime.errors import ApiError
+
+#: What is kept of a container's status, and the reasons for which every container waits for a moment.
+_OF_A_CONTAINER = ("name", "started", "state", "lastState", "restartCount")
+_STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
+#: How much of a guard's last words is repeated, characters.
+LAST_WORDS = 600
 
 CLAIM_SECONDS = 5.0
 FORBIDDEN_SECONDS = 30.0
@@ -202,12 +217,15 @@ def slim_pod(raw: Json) -> Json:
         "name", "namespace", "uid", "labels", "creationTimestamp", "deletionTimestamp", "resourceVersion",
     )  # fmt: skip
     inits = (raw.get("spec") or {}).get("initContainers") or []
-    guards = [s for s in status.get("initContainerStatuses") or [] if s["name"] == names.GUARD_CONTAINER]
+    containers = {
+        key: [{k: one[k] for k in _OF_A_CONTAINER if k in one} for one in status.get(key) or []]
+        for key in ("initContainerStatuses", "containerStatuses")
+    }
     return {
         "metadata": {key: metadata[key] for key in kept if key in metadata},
         "spec": {"initContainers": [{"name": container["name"]} for container in inits]},
         "status": {key: status[key] for key in ("phase", "reason", "conditions") if key in status}
-        | {"initContainerStatuses": guards},
+        | containers,
     }
 
 
@@ -277,6 +295,7 @@ def _pod(adapter: Adapter, raw: Json) -> Pod:
         phase=status.get("phase", "Unknown"),
         terminating="deletionTimestamp" in metadata,
         disruption=_disruption(status),
+        waiting=_waiting(status),
         fire=last_word.fire,
         halt=last_word.halt,
     )
@@ -291,6 +310,33 @@ def _last_word(status: Mapping[str, Any]) -> GuardStatus:
                 with suppress(ValidationError):
                     return GuardStatus.model_validate_json(message)
     return GuardStatus()
+
+
+def _waiting(status: Mapping[str, Any]) -> Waiting | None:
+    """What keeps the pod from running; None for what every pod passes through."""
+    if status.get("phase") in {"Succeeded", "Failed"}:
+        return None
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return Waiting(Reason.UNSCHEDULABLE, condition.get("message") or condition.get("reason", ""))
+    for one in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        if (waiting := _container_waiting(one)) is not None:
+            return waiting
+    return None
+
+
+def _container_waiting(status: Mapping[str, Any]) -> Waiting | None:
+    state, before = status.get("state") or {}, status.get("lastState") or {}
+    ended = state.get("terminated") or before.get("terminated") or {}
+    if status["name"] == names.GUARD_CONTAINER and not status.get("started") and ended.get("exitCode"):
+        last = (ended.get("message") or "").strip()[-LAST_WORDS:]
+        counted = f"restarted {status.get('restartCount', 0)} times, ended with exit code {ended['exitCode']}"
+        return Waiting(Reason.GUARD_CRASHED, f"the guard was {counted}: {last}".removesuffix(": "))
+    waits = state.get("waiting") or {}
+    if (reason := waits.get("reason", "")) in _STARTING:
+        return None
+    message = f"container {status['name']}: {reason}: {waits.get('message', '')}"
+    return Waiting(Reason.CONTAINER_WAITING, message.removesuffix(": "))
 
 
 def _disruption(status: Mapping[str, Any]) -> Disruption | None:

@@ -123,6 +123,8 @@ def _guard_container(job: Job, template: PodTemplate, checkpoints: Json, config:
         "resources": resources or copy.deepcopy(config.guard_resources),
         "env": list(_environment(job, template, checkpoints)),
         "ports": [{"name": layout.METRICS_PORT_NAME, "containerPort": guard.metrics_port}],
+        # Its last lines say why it ended, unless it left a latch there.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": list(_mounts(job, template, checkpoints)),
         "securityContext": {
             "runAsUser": layout.GUARD_UID,

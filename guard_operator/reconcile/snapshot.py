@@ -58,6 +58,14 @@ class Disruption(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why a pod, or its guard, cannot start, as Kubernetes says."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """A pod that carries the job's UID. `fire` and `halt` are what its guard left behind when it ended."""
 
@@ -67,6 +75,7 @@ class Pod:
     phase: str
     terminating: bool = False
     disruption: Disruption | None = None
+    waiting: Waiting | None = None
     fire: Latched | None = None
     halt: Latched | None = None
 

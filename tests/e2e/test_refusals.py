@@ -1,4 +1,4 @@
-"""What is refused, and how a user reads why: at `kubectl apply`, as a condition, or when a pod is made.
+"""What is refused or cannot start, and how a user reads why: at `kubectl apply`, in a condition, or on a pod.
 
 A refused run has no pod, so the many cases of one test cost little.
 """
@@ -110,7 +110,7 @@ def apply(namespace: Namespace, job: Json) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True)
 class Refused:
-    """A change of a job that ends in Guarded=False, with its reason and the field that the message names."""
+    """A change of a job that does not run then, with the reason of the condition and what its message has."""
 
     name: str
     change: Callable[[Json], Any]
@@ -234,6 +234,45 @@ def test_a_missing_claim_is_a_condition_until_it_is_there(namespace: Namespace) 
 
     given.a_claim_with_the_heldout_split(namespace)
     then.the_guard_has_counted(job, 8, within=timeouts.START)
+
+
+# -- what Kubernetes cannot start: the operator says why -------------------------------------------------
+
+
+CANNOT_START = [
+    Refused(
+        "no-node",
+        lambda j: jobs.pod_spec_of(j).update(nodeSelector={"gpu": "none"}),
+        "Unschedulable",
+        "pod no-node-master-0: 0/1 nodes are available",
+    ),
+    Refused(
+        "no-image",
+        lambda j: j["spec"]["guard"].update(image="rlguard.invalid/guard:none", imagePullPolicy="Always"),
+        "ContainerWaiting",
+        "pod no-image-master-0: container rlguard-guard: ",
+    ),
+    Refused(
+        "no-split",
+        lambda j: j["spec"]["guard"]["heldout"].update(split="no-such-file.jsonl"),
+        "GuardCrashed",
+        "no-such-file.jsonl",
+    ),
+]
+
+
+def test_a_run_that_cannot_start_says_what_it_waits_for(namespace: Namespace) -> None:
+    for case in CANNOT_START:
+        *parts, job = jobs.scripted(case.name, namespace.cluster.images["trainer"])
+        case.change(job)
+        given.objects(namespace, [*parts, job])
+
+    for case in CANNOT_START:
+        run = namespace.job(case.name)
+        message = then.the_condition_is(run, "Waiting", "True", case.reason, within=timeouts.START)
+        assert case.says in message, (case.name, message)
+        assert run.status["phase"] == "Pending", case.name
+        assert run.conditions["Guarded"]["status"] == "True", case.name
 
 
 # -- behind the operator's back: the admission policies --------------------------------------------------

@@ -29,6 +29,7 @@ from guard_operator.reconcile.snapshot import (
     RecordLatches,
     Snapshot,
     StopWorkload,
+    Waiting,
     Workload,
 )
 
@@ -127,6 +128,25 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     "relaxed isolation says what it costs": (
         Snapshot(job(), preparation=Preparation(), costs=("hostNetwork: x",)),
         Expected(Phase.PENDING, (CreateWorkload(),), {("Isolated", "False", "RelaxedIsolation")}),
+    ),
+    "a pod that cannot start is said": (
+        Snapshot(
+            job(REF),
+            workload(WorkloadState.PENDING),
+            (
+                pod("run-worker-0", guarded=False, waiting=Waiting(Reason.CONTAINER_WAITING, "image")),
+                pod(phase="Pending", waiting=Waiting(Reason.UNSCHEDULABLE, "no node")),
+            ),
+        ),
+        Expected(Phase.PENDING, (), {("Waiting", "True", "Unschedulable")}),
+    ),
+    "a pod that goes waits for nothing": (
+        Snapshot(
+            job(REF),
+            workload(WorkloadState.PENDING),
+            (pod(terminating=True, waiting=Waiting(Reason.UNSCHEDULABLE, "no node")),),
+        ),
+        Expected(Phase.PENDING, silent_about={"Waiting"}),
     ),
     "created, pods not running yet": (
         Snapshot(job(), workload(WorkloadState.PENDING)),

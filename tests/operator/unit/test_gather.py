@@ -73,6 +73,68 @@ def test_a_slim_pod_says_the_same_as_the_pod() -> None:
     assert "managedFields" not in slim_pod(pod())["metadata"]
 
 
+def unscheduled(message: str) -> Json:
+    return {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
+
+
+def container(name: str = "pytorch", *, key: str = "containerStatuses", **status: Any) -> Json:
+    return {key: [{"name": name, **status}]}
+
+
+def guard(**status: Any) -> Json:
+    return container("rlguard-guard", key="initContainerStatuses", **status)
+
+
+def waits(reason: str, message: str = "") -> Json:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+CRASH = {"terminated": {"exitCode": 2, "message": "INFO start\nrlguard guard: no split\n"}}
+WAITING: dict[str, tuple[Json, tuple[str, str] | None]] = {
+    "no node": (unscheduled("0/3 nodes"), ("Unschedulable", "0/3 nodes")),
+    "no image": (
+        container(state=waits("ImagePullBackOff", "not found")),
+        ("ContainerWaiting", "container pytorch: ImagePullBackOff: not found"),
+    ),
+    "no Secret for the guard": (
+        guard(state=waits("CreateContainerConfigError", 'secret "x" not found')),
+        ("ContainerWaiting", 'container rlguard-guard: CreateContainerConfigError: secret "x" not found'),
+    ),
+    "the trainer crashes": (
+        container(state=waits("CrashLoopBackOff")),
+        ("ContainerWaiting", "container pytorch: CrashLoopBackOff"),
+    ),
+    "the guard has crashed": (
+        guard(state=CRASH, restartCount=0),
+        (
+            "GuardCrashed",
+            "the guard was restarted 0 times, ended with exit code 2: INFO start\nrlguard guard: no split",
+        ),
+    ),
+    "the guard waits for its restart": (
+        guard(state=waits("CrashLoopBackOff"), lastState={"terminated": {"exitCode": 137}}, restartCount=3),
+        ("GuardCrashed", "the guard was restarted 3 times, ended with exit code 137"),
+    ),
+    "the guard starts once more": (
+        guard(state={"running": {}}, started=False, lastState=CRASH, restartCount=1),
+        (
+            "GuardCrashed",
+            "the guard was restarted 1 times, ended with exit code 2: INFO start\nrlguard guard: no split",
+        ),
+    ),
+    "the guard is up again": (guard(state={"running": {}}, started=True, lastState=CRASH), None),
+    "the guard has done its work": (guard(state={"terminated": {"exitCode": 0}}), None),
+    "on the way": (container(state=waits("PodInitializing")), None),
+    "over": ({"phase": "Failed", **guard(state=CRASH)}, None),
+}
+
+
+@pytest.mark.parametrize(("status", "expected"), WAITING.values(), ids=WAITING.keys())
+def test_what_a_pod_waits_for(status: Json, expected: tuple[str, str] | None) -> None:
+    found = _pod(ADAPTER, slim_pod(pod(status))).waiting
+    assert (None if found is None else (found.reason, found.message)) == expected
+
+
 def ended(message: str, key: str = "state", name: str = "rlguard-guard") -> Json:
     state = {"terminated": {"exitCode": 0, "message": message}}
     return {"initContainerStatuses": [{"name": "other", "state": {}}, {"name": name, key: state}]}
