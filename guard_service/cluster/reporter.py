@@ -128,8 +128,10 @@ class Reporter:
             wait = POLL_SECONDS
             if self._is_due() and not await self._try():
                 wait = self._wait
+            # Not wait_for: up to Python 3.11 it swallows a cancel that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._latched.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._latched.wait()
             self._latched.clear()
 
     async def _try(self) -> bool:

@@ -233,6 +233,18 @@ async def test_a_fire_is_left_for_the_kubelet_even_if_no_api_server_ever_takes_i
     assert fire is not None and (fire.code, fire.step, fire.reason) == (latch.code, latch.step, latch.message)
 
 
+async def test_a_latch_and_the_end_at_one_moment_end_the_reporter(
+    job: Callable[[], JobStatus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer stops by the answer that says fire, and the kubelet stops the guard after it."""
+    monkeypatch.setattr(reporter_module, "POLL_SECONDS", 60.0)  # it waits for the latch
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: run.engine.metrics.last_report)
+        run.engine.on_latch()
+        async with asyncio.timeout(5):
+            await run.reporter.close()
+
+
 async def test_without_a_kubelet_no_last_word_is_written(
     job: Callable[[], JobStatus], tmp_path: Path
 ) -> None:
