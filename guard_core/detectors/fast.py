@@ -17,7 +17,9 @@ CUSUM takes the largest term instead of the sum, which is slower where the level
 - *plateau*: the level is that of the last 2·lag, or 4·lag, evaluations up to a, and it is counted only if it
   lies above the baseline by RISEN standard errors. Evaluations up to a alone decide that, so it is a
   predictable weight. A run that stays at its baseline is left to the start chart, which knows that level
-  better; so the two charts need not share alpha.
+  better; so the two charts need not share alpha. A decline of `peak_tolerance` is accepted, for a policy that
+  learns moves up and down about its plateau: the level is lowered by it. (The start chart accepts no decline;
+  what is uncertain about the baseline is in its threshold.)
 Changes up to 6·lag evaluations ago are considered, and always one before the first evaluation.
 
 *Thresholds.* Null runs are simulated `bootstrap_runs` times over the horizon with group means drawn from
@@ -39,7 +41,7 @@ not enough.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple, Self
 
@@ -77,13 +79,15 @@ class Design:
 
     `score`: (B, 1), mean of the baseline; `variances`: (B, LEVELS), variance of the mean of one evaluation at
     each level; `passes`: (B, 1), evaluations that the baseline is worth; `drops`: smaller drop of the start
-    and of the plateau chart; `cap`: nats that one evaluation alone may count.
+    and of the plateau chart; `accepted`: decline from a plateau; `cap`: nats that one evaluation alone may
+    count.
     """
 
     score: Array
     variances: Array
     passes: Array
     drops: tuple[float, float]
+    accepted: float
     lag: int
     horizon: int
     cap: Array
@@ -96,6 +100,7 @@ class Design:
             variances=variance_table(strata)[None, :] / (len(strata.groups) * config.samples),
             passes=np.array([[max(strata.precision / config.samples, 1.0)]]),
             drops=(config.design_drop, config.plateau_drop),
+            accepted=config.peak_tolerance,
             lag=config.lag,
             horizon=config.horizon,
             cap=np.array([[highest + math.log(2 * config.horizon / (1 - AT_START)) + SPARE]]),
@@ -109,7 +114,7 @@ class Design:
             np.concatenate([getattr(d, name) for d in designs])
             for name in ("score", "variances", "passes", "cap")
         )
-        return cls(score, variances, passes, first.drops, first.lag, first.horizon, cap)
+        return cls(score, variances, passes, first.drops, first.accepted, first.lag, first.horizon, cap)
 
     @cached_property
     def noise(self) -> Array:
@@ -256,6 +261,7 @@ def plateau_terms(design: Design, history: History) -> tuple[Terms, Flags]:
         return Terms(level, level), level > 0
     error = np.sqrt(design.noise[..., None] * (1 / length + 1 / design.passes[..., None]))
     risen = level >= design.score[..., None] + RISEN * error
+    level = level - design.accepted
     after = (history.sums[..., -1:] - before) / since
     now = history.level(design.windows[0])
     drop = np.minimum(design.drops[1], now / 4)[..., None]
@@ -272,7 +278,8 @@ def readings(design: Design, history: History) -> tuple[Reading, Reading]:
 
 def thresholds(strata: Strata, config: CalibratedPolicy, alpha: float) -> tuple[float, float]:
     """Thresholds of the start and the plateau chart, nats, for `alpha` false stops (a second of work)."""
-    design = Design.of(strata, config)
+    # At the edge of the null hypothesis, a decline of just what is accepted, the level cancels.
+    design = replace(Design.of(strata, config), accepted=0.0)
     means = null_runs(strata, config)
     history = History.empty(1, config.bootstrap_runs)
     start, plateau, always = (np.full(config.bootstrap_runs, -np.inf) for _ in range(3))

@@ -29,7 +29,7 @@ from guard_core.policy import CalibratedPolicy
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Tolerance 0: every decline counts, so that no detector is excused from a part of the drop.
-CONFIG = CalibratedPolicy(alpha=ALPHA, tolerance=0.0, bootstrap_runs=600)
+CONFIG = CalibratedPolicy(alpha=ALPHA, tolerance=0.0, peak_tolerance=0.0, bootstrap_runs=600)
 
 NULL = Scenario()
 IMPROVING = Scenario(gain=0.15)

@@ -260,16 +260,21 @@ def test_without_enough_simulated_runs_the_thresholds_are_those_of_the_theorem(h
         assert found == (np.log(1 / alpha),) * 2
 
 
-def false_stops(rises: float, level: float = 0.5, runs: int = 4) -> float:
-    """Share of runs of 200 baselines of 64 even items that `fast` stops; they rise at once and stay there."""
+def false_stops(rises: float, accepted: float = 0.0, falls: float = 0.0) -> float:
+    """Share of 800 runs that `fast` stops, 4 for each of 200 baselines of 64 even items.
+
+    They rise at once and stay there, but for what they fall after a third of the horizon.
+    """
+    level, runs = 0.5, 4
     rng = np.random.default_rng(21)
     passes = rng.random((200, 8, 64)) < level
     strata = [Baseline.from_passes(one.astype(float)).strata for one in passes]
-    config = CONFIG.model_copy(update={"bootstrap_runs": 1000})
+    config = CONFIG.model_copy(update={"bootstrap_runs": 1000, "peak_tolerance": accepted})
     levels = thresholds(strata[0], config, 0.1), thresholds(strata[1], config, 0.1)
     batch = FastBatch(config, strata, [levels[b % 2] for b in range(200)], runs)
-    for _ in range(config.horizon):
-        batch.update(rng.binomial(64, level + rises, size=(200, runs)) / 64)
+    for t in range(config.horizon):
+        now = level + rises - (falls if t >= config.horizon // 3 else 0.0)
+        batch.update(rng.binomial(64, now, size=(200, runs)) / 64)
     return float(batch.fired.mean())
 
 
@@ -278,6 +283,12 @@ def test_fast_keeps_its_rate_at_the_baseline_and_at_every_level_above():
     at_baseline, *above = [false_stops(rise) for rise in (0.0, 0.03, 0.06, 0.2)]
     assert 0.055 < at_baseline < 0.145
     assert max(above) < 0.145 and above[-1] > 0.03
+
+
+def test_a_decline_from_a_plateau_that_is_accepted_keeps_the_rate():
+    """It is the edge of the null hypothesis: what is not accepted is stopped more often."""
+    rates = [false_stops(0.2, accepted, 0.03) for accepted in (0.03, 0.0)]
+    assert rates[0] < 0.145 and rates[1] > 5 * rates[0], rates
 
 
 def test_greedy_passes_count_as_one():
