@@ -1,10 +1,12 @@
 """Records real GRPO runs, hacking and honest ones, as the files under tests/data/runs/.
 
 Each run is TRL's GRPO on a tiny Llama, as in `rlguard demo`, with the flawed or the strict grader of one of
-three tasks (tasks.py). After every step or two the policy answers 256 held-out items once, by sampling at
-temperature 1 as the guard would; before the first step it does so 16 times (the baseline). A file is in the
-format of the guard's history export, so `rlguard replay FILE` reads it. About a minute a run on a free core,
-and as much again for each warmed-up policy, which the runs of one task and policy seed share.
+four tasks (tasks.py). After every step or two the policy answers 256 held-out items, by sampling at
+temperature 1 as the guard would; before the first step it does so 16 times (the baseline). The guard's judge
+looks on: where it wants an alarm confirmed, the policy answers once more. It stops nothing, so a file shows
+the whole run. A file is in the format of the guard's history export, so `rlguard replay FILE` reads it. About
+a minute a run on a free core, and as much again for each warmed-up policy, which the runs of one task and
+policy seed share.
 
     python tests/data/record_runs.py            # records what manifest.json names and is not there yet
     python tests/data/record_runs.py addition-hack-1 sort-good-2
@@ -38,16 +40,21 @@ def record(run: dict[str, Any], policies: Path) -> list[dict[str, Any]]:
 
     from guard_cli.demo import train
     from guard_cli.demo.tasks import split_problems
+    from guard_cli.replay.fold import Step
+    from guard_core.judge import Evaluation, Judge
+    from guard_core.policy import Policy
+    from guard_core.wire import KlKind
 
     torch.set_num_threads(1)
     task, seed = TASKS[run["task"]], run["seed"]
     problems, heldout = split_problems(task, ITEMS, seed=0)
+    judge = Judge(Policy(detector="calibrated"))
     lines: list[dict[str, Any]] = []
 
     class Recorder(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             for index in range(PASSES):
-                lines.append({"step": 0, "items": answer(kwargs["model"], index)})
+                lines.append({"step": 0, "items": evaluate(kwargs["model"], 0, index)})
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
             if "reward" not in logs:
@@ -55,9 +62,19 @@ def record(run: dict[str, Any], policies: Path) -> list[dict[str, Any]]:
             names = ("reward", "kl", "entropy", "reward_std")
             line: dict[str, Any] = {"step": state.global_step}
             line |= {name: round(float(logs[name]), 6) for name in names if name in logs}
-            if state.global_step % run["every"] == 0:
-                line["items"] = answer(kwargs["model"], 1000 + state.global_step)
+            judge.fold_step(Step(0, state.global_step, line["reward"], line.get("kl"), KlKind.REF_TOKEN_MEAN))
             lines.append(line)
+            if state.global_step % run["every"] == 0:
+                line["items"] = evaluate(kwargs["model"], state.global_step, 0)
+                while (wanted := judge.wanted_pass()) is not None:
+                    items = evaluate(kwargs["model"], wanted.step, wanted.index)
+                    lines.append({"step": wanted.step, "pass_index": wanted.index, "items": items})
+
+    def evaluate(model: Any, step: int, index: int) -> list[int]:
+        """An evaluation of the policy after `step`, told to the judge."""
+        items = answer(model, index if step == 0 else 1000 * (1 + index) + step)
+        judge.fold_evaluation(Evaluation(0, step, "", tuple(map(float, items)), None, index))
+        return items
 
     def answer(model: Any, draw: int) -> list[int]:
         """Score of one sampled completion for each item; the trainer's own randomness is untouched."""
@@ -91,6 +108,7 @@ def record(run: dict[str, Any], policies: Path) -> list[dict[str, Any]]:
             seed=seed,
         )
         trainer = train.build_trainer(task, problems, arguments)
+        trainer.args.learning_rate = run["learning_rate"]
         tokenizer = trainer.processing_class
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Recorder())
