@@ -330,8 +330,8 @@ def _container_waiting(status: Mapping[str, Any]) -> Waiting | None:
     ended = state.get("terminated") or before.get("terminated") or {}
     if status["name"] == names.GUARD_CONTAINER and not status.get("started") and ended.get("exitCode"):
         last = (ended.get("message") or "").strip()[-LAST_WORDS:]
-        counted = f"restarted {status.get('restartCount', 0)} times, ended with exit code {ended['exitCode']}"
-        return Waiting(Reason.GUARD_CRASHED, f"the guard was {counted}: {last}".removesuffix(": "))
+        how = f"exit code {ended['exitCode']} ({status.get('restartCount', 0)} restarts)"
+        return Waiting(Reason.GUARD_CRASHED, f"the guard ended with {how}: {last}".removesuffix(": "))
     waits = state.get("waiting") or {}
     if (reason := waits.get("reason", "")) in _STARTING:
         return None

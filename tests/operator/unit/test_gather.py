@@ -108,18 +108,18 @@ WAITING: dict[str, tuple[Json, tuple[str, str] | None]] = {
         guard(state=CRASH, restartCount=0),
         (
             "GuardCrashed",
-            "the guard was restarted 0 times, ended with exit code 2: INFO start\nrlguard guard: no split",
+            "the guard ended with exit code 2 (0 restarts): INFO start\nrlguard guard: no split",
         ),
     ),
     "the guard waits for its restart": (
         guard(state=waits("CrashLoopBackOff"), lastState={"terminated": {"exitCode": 137}}, restartCount=3),
-        ("GuardCrashed", "the guard was restarted 3 times, ended with exit code 137"),
+        ("GuardCrashed", "the guard ended with exit code 137 (3 restarts)"),
     ),
     "the guard starts once more": (
         guard(state={"running": {}}, started=False, lastState=CRASH, restartCount=1),
         (
             "GuardCrashed",
-            "the guard was restarted 1 times, ended with exit code 2: INFO start\nrlguard guard: no split",
+            "the guard ended with exit code 2 (1 restarts): INFO start\nrlguard guard: no split",
         ),
     ),
     "the guard is up again": (guard(state={"running": {}}, started=True, lastState=CRASH), None),
