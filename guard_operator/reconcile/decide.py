@@ -179,6 +179,9 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
     job, stop = snapshot.job, snapshot.job.status.stop
     guarded = condition_of(job.status, ConditionType.GUARDED)
     if _nothing_can_run(snapshot):
+        if stop is None and job.status.workload_ref is not None:
+            # An operator that asked for the stop and died before it said so, or a run that ended by itself.
+            stop = StopStatus(requested_at=now, method=StopMethod(job.spec.on_fire.value))
         message = "no pod of the run is left"
         stopped = says.make(ConditionType.STOPPED, "True", Reason.NO_PODS_LEFT, message)
         report = Report(Phase.STOPPED, says(stopped, guarded), _workload_ref(snapshot), stop)

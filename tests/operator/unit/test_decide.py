@@ -257,6 +257,10 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Snapshot(job(guard(fire=FIRE))),
         Expected(Phase.STOPPED, (), {("Stopped", "True", "NoPodsLeft")}),
     ),
+    "fired, and all is over when it is seen: evidence all the same": (
+        Snapshot(job({**REF, **guard(fire=FIRE)}), workload(WorkloadState.FAILED)),
+        Expected(Phase.STOPPED, (FINAL,), {("Stopped", "True", "NoPodsLeft")}, method=StopMethod.STOP),
+    ),
     "fired while the workload has no pods yet": (
         Snapshot(job({**REF, **guard(fire=FIRE)}), workload(WorkloadState.PENDING)),
         Expected(
