@@ -178,18 +178,19 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
         return None
     job, stop = snapshot.job, snapshot.job.status.stop
     guarded = condition_of(job.status, ConditionType.GUARDED)
+    # What `onFire` may ask for are the three mildest methods.
+    first = StopStatus(requested_at=now, method=StopMethod(job.spec.on_fire.value))
     if _nothing_can_run(snapshot):
         if stop is None and job.status.workload_ref is not None:
             # An operator that asked for the stop and died before it said so, or a run that ended by itself.
-            stop = StopStatus(requested_at=now, method=StopMethod(job.spec.on_fire.value))
+            stop = first
         message = "no pod of the run is left"
         stopped = says.make(ConditionType.STOPPED, "True", Reason.NO_PODS_LEFT, message)
         report = Report(Phase.STOPPED, says(stopped, guarded), _workload_ref(snapshot), stop)
         captured = stop is None or stop.evidence is not None
         return Decision(report, () if captured else (CaptureEvidence(PATIENT_SECONDS, final=True),))
     if stop is None:
-        # What `onFire` may ask for are the three mildest methods.
-        stop = StopStatus(requested_at=now, method=StopMethod(job.spec.on_fire.value))
+        stop = first
         stopped = says.make(
             ConditionType.STOPPED, "False", Reason.STOP_REQUESTED, f"asked for: {stop.method}"
         )

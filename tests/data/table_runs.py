@@ -146,10 +146,11 @@ def summary(rows: list[Row]) -> str:
         hacked = [row for row in rows if (row.use, row.kind) == (use, "hack")]
         good = [row for row in rows if (row.use, row.kind) == (use, "good")]
         late = [row.name for row in hacked if row.fired is None or row.fired >= row.half]
+        names = f" (late: {', '.join(late)})" if late else ""
         lines.append(
             f"| {use} | {sum(row.fired is not None for row in hacked)} of {len(hacked)} | "
-            f"{len(hacked) - len(late)} of {len(hacked)}{' (late: ' if late else ''}{', '.join(late)}"
-            f"{')' if late else ''} | {sum(row.fired is not None for row in good)} of {len(good)} |"
+            f"{len(hacked) - len(late)} of {len(hacked)}{names} | "
+            f"{sum(row.fired is not None for row in good)} of {len(good)} |"
         )
     return "`calibrated`:\n\n" + "\n".join(lines)
 

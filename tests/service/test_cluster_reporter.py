@@ -175,12 +175,10 @@ class Run:
             while True:
                 try:
                     await self.engine.add_steps(reports)
-                except (
-                    Problem
-                ) as problem:  # the status that holds the state is still to be read: send it again
+                except Problem as problem:
                     if problem.status != 503:
                         raise
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.02)  # the store is not open yet: send it again
                 else:
                     return
 
