@@ -328,7 +328,9 @@ def _waiting(status: Mapping[str, Any]) -> Waiting | None:
 def _container_waiting(status: Mapping[str, Any]) -> Waiting | None:
     state, before = status.get("state") or {}, status.get("lastState") or {}
     ended = state.get("terminated") or before.get("terminated") or {}
-    if status["name"] == names.GUARD_CONTAINER and not status.get("started") and ended.get("exitCode"):
+    # A guard that the kubelet ends because it does not get ready has code 0, as one at the end of its pod.
+    failed = ended.get("exitCode") or (ended and "terminated" not in state)
+    if status["name"] == names.GUARD_CONTAINER and not status.get("started") and failed:
         last = (ended.get("message") or "").strip()[-LAST_WORDS:]
         how = f"exit code {ended['exitCode']} ({status.get('restartCount', 0)} restarts)"
         return Waiting(Reason.GUARD_CRASHED, f"the guard ended with {how}: {last}".removesuffix(": "))

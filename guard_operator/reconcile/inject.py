@@ -136,8 +136,9 @@ def _guard_container(job: Job, template: PodTemplate, checkpoints: Json, config:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         # The guard listens on loopback, which the kubelet cannot reach, and needs no network for its health:
-        # the probes run inside. The trainer starts only when the guard is up.
-        "startupProbe": _probe(guard.port, "healthz", periodSeconds=2, failureThreshold=150),
+        # the probes run inside. The trainer starts only when the guard has checked the held-out split, which
+        # takes minutes against millions of training prompts.
+        "startupProbe": _probe(guard.port, "readyz", periodSeconds=2, failureThreshold=900),
         "livenessProbe": _probe(guard.port, "healthz", periodSeconds=20, failureThreshold=6),
         "readinessProbe": _probe(guard.port, "readyz", periodSeconds=15, failureThreshold=2),
     }

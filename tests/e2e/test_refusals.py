@@ -272,9 +272,7 @@ def test_a_run_that_cannot_start_says_what_it_waits_for(namespace: Namespace) ->
         message = then.the_condition_is(run, "Waiting", "True", case.reason, within=timeouts.START)
         assert case.says in message, (case.name, message)
         assert run.conditions["Guarded"]["status"] == "True", case.name
-        # A guard that refuses its split was up for a moment, and its trainer may be.
-        if case.reason != "GuardCrashed":
-            assert run.status["phase"] == "Pending", case.name
+        assert run.status["phase"] == "Pending", case.name
 
 
 # -- behind the operator's back: the admission policies --------------------------------------------------

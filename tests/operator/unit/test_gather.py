@@ -122,6 +122,12 @@ WAITING: dict[str, tuple[Json, tuple[str, str] | None]] = {
             "the guard ended with exit code 2 (1 restarts): INFO start\nrlguard guard: no split",
         ),
     ),
+    "the guard was ended because it did not get ready": (
+        guard(
+            state={"running": {}}, started=False, lastState={"terminated": {"exitCode": 0}}, restartCount=1
+        ),
+        ("GuardCrashed", "the guard ended with exit code 0 (1 restarts)"),
+    ),
     "the guard is up again": (guard(state={"running": {}}, started=True, lastState=CRASH), None),
     "the guard has done its work": (guard(state={"terminated": {"exitCode": 0}}), None),
     "on the way": (container(state=waits("PodInitializing")), None),

@@ -158,6 +158,10 @@ def test_probes_run_inside_the_container() -> None:
         compile(command[2], probe, "exec")
 
 
+def test_the_trainer_starts_only_when_the_guard_has_checked_its_split() -> None:
+    assert container(pod_of(built(job())), "rlguard-guard")["startupProbe"]["exec"]["command"][-1] == "readyz"
+
+
 def test_the_guard_serves_its_metrics_on_a_named_port_of_the_pods_address() -> None:
     guard_container = container(pod_of(built(job(metricsPort=9001))), "rlguard-guard")
     assert guard_container["ports"] == [{"name": "rlguard-metrics", "containerPort": 9001}]
