@@ -42,25 +42,23 @@ class Part(Protocol):
         """Take over a state made by `to_state`."""
 
 
-@dataclass
 class EProcess:
-    """A live e-process (eprocess.py) against one reference: `log_s` (L, J)."""
+    """A live e-process (eprocess.py) against one reference, no evaluation folded yet: `log_s` (L, J)."""
 
-    reference: eprocess.Reference
-    targets: Array
-    log_s: Array
-
-    @classmethod
-    def against(cls, reference: eprocess.Reference, tolerance: float) -> EProcess:
-        """No evaluation folded yet."""
-        empty = np.full((len(eprocess.BETS), eprocess.GRID), -np.inf)
-        return cls(reference, reference.targets(tolerance), empty)
+    def __init__(self, reference: eprocess.Reference, tolerance: float) -> None:
+        self.reference = reference
+        self.log_s = np.full((len(eprocess.BETS), eprocess.GRID), -np.inf)
+        self._targets = reference.targets(tolerance)
+        # Evaluations nearly always have the same few outcomes, so the table of the last one is kept.
+        self._levels, self._factors = np.empty(0), np.empty(0)
 
     def update(self, outcomes: Outcomes, log_weight: float) -> None:
         """Fold one evaluation; `log_weight` is that of the process that starts before it."""
-        factors = eprocess.log_factors(self.targets, outcomes.levels, eprocess.BETS)
+        if not np.array_equal(outcomes.levels, self._levels):
+            self._levels = outcomes.levels
+            self._factors = eprocess.log_factors(self._targets, outcomes.levels, eprocess.BETS)
         table = outcomes.table(self.reference.strata.groups, self.reference.strata.count)
-        self.log_s = eprocess.step(self.log_s, log_weight, eprocess.growth(factors, table))
+        self.log_s = eprocess.step(self.log_s, log_weight, eprocess.growth(self._factors, table))
 
     @property
     def log_evidence(self) -> float:
@@ -77,7 +75,7 @@ class Guaranteed:
     name: ClassVar[str] = "guaranteed"
 
     def __init__(self, config: CalibratedPolicy, reference: eprocess.Reference, alpha: float) -> None:
-        self._process = EProcess.against(reference, config.tolerance)
+        self._process = EProcess(reference, config.tolerance)
         self._tolerance, self._horizon = config.tolerance, config.horizon
         self._threshold = math.log(1 / alpha)
         self._count = 0
@@ -224,7 +222,7 @@ class Peak:
         self._pending, self._gathered, self._done = [], None, self._done + 1
         alpha = self._alpha * math.exp(self._log_weight(self._done))
         reference = eprocess.Reference.close(gathered, baseline, alpha)
-        process = EProcess.against(reference, self._tolerance)
+        process = EProcess(reference, self._tolerance)
         self._live = [*self._live[-(self.LIVE - 1) :], (self._done, process)]
 
     def to_state(self) -> dict[str, Any]:
@@ -246,7 +244,7 @@ class Peak:
         self._done = state["done"]
         self._live = []
         for live in state["live"]:
-            process = EProcess.against(eprocess.Reference.from_state(live["reference"]), self._tolerance)
+            process = EProcess(eprocess.Reference.from_state(live["reference"]), self._tolerance)
             process.log_s = _load(live["log_s"])
             self._live.append((live["block"], process))
 
@@ -317,7 +315,7 @@ class Gap:
     RISEN = 6.0
 
     def __init__(self, config: CalibratedPolicy, reference: eprocess.Reference, alpha: float) -> None:
-        self._process = EProcess.against(reference, -config.gap_gain)
+        self._process = EProcess(reference, -config.gap_gain)
         self._gain, self._horizon = config.gap_gain, config.horizon
         self._threshold = math.log(1 / alpha)
         self._proxy = Proxy()
