@@ -87,6 +87,7 @@ class Reason(StrEnum):
     NO_PODS_LEFT = "NoPodsLeft"
     # Succeeded, Failed, Disrupted
     WORKLOAD_SUCCEEDED = "WorkloadSucceeded"
+    CHECKPOINTS_LEFT = "CheckpointsLeft"
     WORKLOAD_FAILED = "WorkloadFailed"
     EVICTED = "Evicted"
     PREEMPTED = "Preempted"
@@ -127,6 +128,7 @@ _REASONS = {
     Reason.PODS_TERMINATING: "Pods of the run are left; the stop is asserted again until none is.",
     Reason.NO_PODS_LEFT: "No pod of the run is left.",
     Reason.WORKLOAD_SUCCEEDED: "The workload reports success.",
+    Reason.CHECKPOINTS_LEFT: "The same, but the guard could not evaluate the last checkpoints in time.",
     Reason.WORKLOAD_FAILED: "The workload reports failure.",
     Reason.EVICTED: "A pod was evicted.",
     Reason.PREEMPTED: "A pod was preempted by the scheduler.",

@@ -413,6 +413,9 @@ class GuardStatus(StatusModel):
     step: int | None = Field(None, description="Newest training step seen.")
     steps: int | None = Field(None, description="Steps acknowledged over all attempts.")
     rounds: int | None = Field(None, description="Evaluation rounds folded.")
+    waiting: int | None = Field(
+        None, description="Checkpoints that were announced and are not evaluated yet."
+    )
     in_loop_ema: float | None = Field(None, description="EMA of the in-loop reward, reward units.")
     heldout_ema: float | None = Field(None, description="EMA of the held-out score.")
     kl_ema: float | None = Field(None, description="EMA of the KL to the reference, nats/token.")

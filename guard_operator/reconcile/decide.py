@@ -273,7 +273,7 @@ def _ended(snapshot: Snapshot, says: _Conditions, _now: datetime) -> Decision | 
         message = "the workload was deleted; a new run is a new GuardedTrainingJob"
         end = says.make(ConditionType.DISRUPTED, "True", Reason.WORKLOAD_DELETED, message)
     elif workload.state is WorkloadState.SUCCEEDED:
-        end = says.make(ConditionType.SUCCEEDED, "True", Reason.WORKLOAD_SUCCEEDED, workload.message)
+        end = _succeeded(snapshot, says, workload.message)
     elif workload.state is WorkloadState.FAILED:
         taken = _disruption(snapshot)
         end = (
@@ -286,6 +286,15 @@ def _ended(snapshot: Snapshot, says: _Conditions, _now: datetime) -> Decision | 
     guarded = condition_of(job.status, ConditionType.GUARDED)
     phase = _OVER[ConditionType(end.type)]
     return Decision(Report(phase, says(end, guarded), _workload_ref(snapshot), job.status.stop))
+
+
+def _succeeded(snapshot: Snapshot, says: _Conditions, message: str) -> ConditionStatus:
+    """Not without a word where the drain was too short: what nobody has looked at is unknown, not healthy."""
+    waiting, reason = guard_of(snapshot.job).waiting, Reason.WORKLOAD_SUCCEEDED
+    if waiting:
+        reason = Reason.CHECKPOINTS_LEFT
+        message += f"; {waiting} checkpoints were not evaluated, so no verdict is about them"
+    return says.make(ConditionType.SUCCEEDED, "True", reason, message)
 
 
 def _disruption(snapshot: Snapshot) -> tuple[str, str] | None:

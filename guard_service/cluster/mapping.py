@@ -78,6 +78,7 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
         "step": verdict.step,
         "steps": verdict.steps,
         "rounds": verdict.rounds,
+        "waiting": verdict.waiting,
         "inLoopEma": _shown(verdict.in_loop_ema),
         "heldoutEma": _shown(verdict.heldout_ema),
         "klEma": _shown(verdict.kl_ema),

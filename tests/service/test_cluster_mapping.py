@@ -76,9 +76,9 @@ def judged(policy: Policy = DEFAULT, rounds: int = 3, items: int = 64) -> Judge:
     [
         pytest.param(Known(verdict(), (), STATE), {}, {"steps": 0, "rounds": 0}, id="numbers unknown"),
         pytest.param(
-            Known(verdict(attempt=0, step=0, steps=1, kl_ema=0.0), (), STATE),
+            Known(verdict(attempt=0, step=0, steps=1, waiting=2, kl_ema=0.0), (), STATE),
             {},
-            {"attempt": 0, "step": 0, "steps": 1, "rounds": 0, "klEma": 0.0},
+            {"attempt": 0, "step": 0, "steps": 1, "rounds": 0, "waiting": 2, "klEma": 0.0},
             id="a zero that is known is told",
         ),
         pytest.param(
@@ -142,7 +142,7 @@ def judged(policy: Policy = DEFAULT, rounds: int = 3, items: int = 64) -> Judge:
 )
 def test_guard_status(known: Known, former: dict[str, Any], expected: dict[str, Any]) -> None:
     status = guard_status(known, former, NOW)
-    always = {"heartbeat": TIME, "level": "healthy", "code": "ok", "reason": "fine"}
+    always = {"heartbeat": TIME, "level": "healthy", "code": "ok", "reason": "fine", "waiting": 0}
     assert status.pop("detectorState") == detector_state(STATE)
     assert status == always | expected
 

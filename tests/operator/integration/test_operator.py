@@ -495,6 +495,13 @@ def test_a_guard_that_falls_silent_is_met_with_the_policy(here: World, make_job:
 # -- ends that are no fires ------------------------------------------------------------------------------
 
 
+def test_a_run_whose_last_checkpoints_nobody_looked_at_says_so(running: World) -> None:
+    running.guard_says(heartbeat="2026-01-01T00:00:00Z", waiting=2)
+    running.workload_condition("Succeeded")
+    message = running.expect("Succeeded", "True", "CheckpointsLeft")
+    assert message.endswith("2 checkpoints were not evaluated, so no verdict is about them")
+
+
 def test_a_run_that_succeeds(running: World) -> None:
     running.workload_condition("Succeeded")
     running.expect("Succeeded", "True", "WorkloadSucceeded")

@@ -433,6 +433,10 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             {"Stopped"},
         ),
     ),
+    "succeeded before its last checkpoints were evaluated": (
+        Snapshot(job({**REF, **guard(waiting=2)}), workload(WorkloadState.SUCCEEDED)),
+        Expected(Phase.SUCCEEDED, (), {("Succeeded", "True", "CheckpointsLeft")}),
+    ),
     "failed by itself": (
         Snapshot(job({**REF, **guard()}), workload(WorkloadState.FAILED), (pod(phase="Failed"),)),
         Expected(
