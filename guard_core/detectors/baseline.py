@@ -251,14 +251,15 @@ def _fit_prior(mean: float, sizes: Array, scores: Array, precision: int) -> tupl
     """Beta(a, b) of the items' true means by the method of moments.
 
     Var(item mean) = t² + (m(1-m) - t²)/precision, with t² the variance of the true means and
-    a + b = m(1-m)/t² - 1. One sample per item says nothing about t²; then a + b = 1 (Jeffreys' weight).
+    a + b = m(1-m)/t² - 1. One sample per item says nothing about t²: then the items are taken to be alike,
+    which is the largest variance that the mean of an evaluation can have.
     """
     mean = min(max(mean, 1.0 / (sizes.sum() * precision + 2)), 1 - 1.0 / (sizes.sum() * precision + 2))
     spread = mean * (1 - mean)
-    concentration = 1.0
+    concentration = CONCENTRATION[1]
     if precision > 1:
         observed = float(sizes @ (scores - mean) ** 2) / float(sizes.sum())
         between = (observed - spread / precision) / (1 - 1 / precision)
-        concentration = spread / between - 1 if between > 0 else CONCENTRATION[1]
-        concentration = min(max(concentration, CONCENTRATION[0]), CONCENTRATION[1])
+        if between > 0:
+            concentration = min(max(spread / between - 1, CONCENTRATION[0]), CONCENTRATION[1])
     return mean * concentration, (1 - mean) * concentration

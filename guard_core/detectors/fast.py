@@ -54,8 +54,8 @@ from guard_core.policy import CalibratedPolicy
 Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]
 
-#: Prior weight of a change before the first evaluation.
-AT_START = 0.6
+#: Prior weight of a change before the first evaluation: as likely as one at any later time.
+AT_START = 0.5
 
 #: Standard errors by which a level must lie above the baseline to be a plateau.
 RISEN = 2.0

@@ -1,7 +1,7 @@
 """`make bench-detection`: false stops, delays, over-optimisation, into docs/detection.md and docs/img/.
 
 Seeds are fixed: the tables are the same on every machine up to the last digits of its floating point. Two
-processes (`--jobs`) work on the cells, the composite and the recorded runs: about fifteen minutes of CPU in
+processes (`--jobs`) work on the cells, the composite and the recorded runs: about twenty minutes of CPU in
 all. It writes docs/real-runs.md too. `--quick` runs a small version to a temporary page, to see that it
 works; `--cost` only prints what an update costs here.
 """
@@ -39,7 +39,7 @@ DROPS = [
     for shape in ("sudden", "ramp")
     for drop in (0.02, 0.05, 0.10)
 ]
-PASSES_COMPARED = (1, 4, 16, 64)
+PASSES_COMPARED = (1, 2, 4, 16, 64)
 
 
 SIZES = (64, 128, 256, 512)
@@ -74,15 +74,15 @@ def measure_cell(n: int, mixed: bool, baselines: int, runs: int) -> report.CellR
     return result
 
 
-def measure_passes(passes: int, baselines: int) -> report.CellResult:
-    """What fewer and more baseline passes cost, at 128 mixed items."""
-    cell = Cell(128, True, baselines, CONFIG, passes)
-    result = report.CellResult(128, True, cell.means, baselines, passes)
+def measure_passes(passes: int, mixed: bool, baselines: int) -> report.CellResult:
+    """What fewer and more baseline passes cost, at 128 items."""
+    cell = Cell(128, mixed, baselines, CONFIG, passes)
+    result = report.CellResult(128, mixed, cell.means, baselines, passes)
     result.false_stops["null"] = cell.fires(NULL, 25, seed=2)
     for k, scenario in enumerate(DROPS):
         if scenario.shape == "sudden" and scenario.start != "plateau" and scenario.drop > 0.02:
             result.delays[scenario] = cell.fires(scenario, 8, seed=10 + k)
-    say(f"{passes} baseline passes")
+    say(f"{passes} baseline passes, {result.name}")
     return result
 
 
@@ -129,7 +129,8 @@ def main() -> None:
         larger_first = [(n, mixed) for n in reversed(sizes) for mixed in (False, True)]
         waiting = {key: pool.submit(measure_cell, *key, baselines, runs) for key in larger_first}
         real_runs = None if quick else pool.submit(measure_real_runs)
-        passes = [pool.submit(measure_passes, r, 4 if quick else 24) for r in PASSES_COMPARED]
+        by_passes = [(r, mixed) for r in PASSES_COMPARED for mixed in (False, True)]
+        passes = [pool.submit(measure_passes, *key, 4 if quick else 40) for key in by_passes]
         cells = [waiting[n, mixed].result() for n in sizes for mixed in (False, True)]
         said = real_runs.result() if real_runs else "Not replayed."
         found = composite.result(), [p.result() for p in passes]

@@ -182,6 +182,18 @@ def test_one_broken_evaluation_rarely_stops_a_run(n):
     assert batch.fired.mean() < 0.3
 
 
+@pytest.mark.parametrize("means", [np.full(128, 0.5), difficulties(128)], ids=["alike", "mixed"])
+def test_one_baseline_pass_does_not_make_false_stops(means):
+    """It does not say how much the items differ. 500 runs, alpha 0.05, which is an average over baselines."""
+    strata = [baseline(means, passes=1, seed=seed).strata for seed in range(20)]
+    levels = [thresholds(one, CONFIG, CONFIG.alpha) for one in strata]
+    batch = FastBatch(CONFIG, strata, levels, 25)
+    rng = np.random.default_rng(6)
+    for _ in range(CONFIG.horizon):
+        batch.update((rng.random((20, 25, 128)) < means).mean(axis=-1))
+    assert batch.fired.mean() < 0.1
+
+
 def test_items_that_trade_places_do_not_fire():
     """Half of the items get worse, the other half better: the mean is flat."""
     rng = np.random.default_rng(7)

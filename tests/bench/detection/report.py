@@ -218,11 +218,12 @@ def yes(reached: bool) -> str:
 def passes_table(passes: list[CellResult]) -> str:
     """What R costs."""
     scenarios = list(passes[0].delays)
-    header = ["passes R", "false stops of fast"]
+    header = ["passes R", "items", "false stops of fast"]
     header += [f"{d}, {points(s)} from {s.start}" for s in scenarios for d in ("fast", "guaranteed")]
     rows = [
         [
             c.passes,
+            c.name,
             f"{c.rate('null', 'fast'):.1%}",
             *(c.delay(s, d) for s in scenarios for d in ("fast", "guaranteed")),
         ]
