@@ -130,16 +130,17 @@ class Judge:
 
     def fold_step(self, report: Step) -> None:
         """Fold one new step (the store has already dropped repeats)."""
+        attempt, step = report.attempt, report.step
         self._steps += 1
         self._steps_since_evaluation += 1
-        if self._attempt is None or (report.attempt, report.step) >= (self._attempt, self._step or 0):
-            self._attempt, self._step = report.attempt, report.step
-        kl = self._armed_kl(report)
-        self._pending.append((report.attempt, report.step, report.reward, kl))
+        if self._attempt is None or (attempt, step) >= (self._attempt, self._step or 0):
+            self._attempt, self._step = attempt, step
+        kl = self._armed_kl(report.kl, report.kl_kind)
+        self._pending.append((attempt, step, report.reward, kl))
         if kl is not None:
-            status = self._monitor.update(report.step, kl)
+            status = self._monitor.update(step, kl)
             if status.fire and self._rules_fire:
-                self._latch_fire(Code.KL_HARD_STOP, status.reason, report.attempt, report.step)
+                self._latch_fire(Code.KL_HARD_STOP, status.reason, attempt, step)
         self._latch_stop(silent_for=0.0)
 
     def fold_checkpoint(self) -> None:
@@ -165,23 +166,17 @@ class Judge:
         self._last = evaluation.summary()
         if self._best is None or self._last.score >= self._best.score:
             self._best = self._last
-        window = [p for p in self._pending if p[0] == evaluation.attempt and p[1] <= evaluation.step]
-        later = [p for p in self._pending if (p[0], p[1]) > (evaluation.attempt, evaluation.step)]
+        attempt, step = evaluation.attempt, evaluation.step
+        window = [p for p in self._pending if p[0] == attempt and p[1] <= step]
+        later = [p for p in self._pending if (p[0], p[1]) > (attempt, step)]
         self._pending = deque(later, maxlen=MAX_PENDING)
         self._steps_since_evaluation = len(self._pending)
-        reward = fmean(reward for _, _, reward, _ in window) if window else None
+        reward = fmean([reward for _, _, reward, _ in window]) if window else None
         if reward is not None:
             kls = [kl for _, _, _, kl in window if kl is not None]
-            status = self._guard.update(
-                evaluation.step,
-                reward,
-                self._last.score,
-                median(kls) if kls else None,
-            )
+            status = self._guard.update(step, reward, self._last.score, median(kls) if kls else None)
             if status.fire and self._guard.fired_rule is not None and self._rules_fire:
-                self._latch_fire(
-                    Code(self._guard.fired_rule), status.reason, evaluation.attempt, evaluation.step
-                )
+                self._latch_fire(Code(self._guard.fired_rule), status.reason, attempt, step)
         self._fold_items(evaluation, reward)
         self._latch_stop(silent_for=0.0)
 
@@ -236,13 +231,13 @@ class Judge:
         else:
             self._stop = self._stop or latch
 
-    def _armed_kl(self, report: Step) -> float | None:
+    def _armed_kl(self, kl: float | None, kind: KlKind) -> float | None:
         """The KL the rule may use. An exact 0 counts only once the KL has been seen to move (beta = 0)."""
-        self._last_kl = (report.kl_kind, report.kl)
-        if report.kl is None or report.kl_kind is not KlKind.REF_TOKEN_MEAN:
+        self._last_kl = (kind, kl)
+        if kl is None or kind is not KlKind.REF_TOKEN_MEAN:
             return None
-        self._kl_armed = self._kl_armed or report.kl != 0.0
-        return report.kl if self._kl_armed else None
+        self._kl_armed = self._kl_armed or kl != 0.0
+        return kl if self._kl_armed else None
 
     def _latch_fire(self, code: Code, message: str, attempt: int, step: int) -> None:
         if self._fire is None:

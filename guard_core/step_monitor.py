@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from guard_core.heldout_guard import HeldOutGuard
 
@@ -20,8 +20,7 @@ STATE_VERSION = 1
 MEDIAN_WINDOW = 5
 
 
-@dataclass(frozen=True, slots=True)
-class StepStatus:
+class StepStatus(NamedTuple):
     """The judgement after one step. KLs are in nats/token; `kl_ema` is None until five steps carried a KL."""
 
     fire: bool
@@ -73,7 +72,7 @@ class StepMonitor:
         Raises:
             ValueError: `kl` is negative or not finite; the monitor is then unchanged.
         """
-        if not (math.isfinite(kl) and kl >= 0.0):
+        if not 0.0 <= kl < math.inf:
             raise ValueError(f"kl must be finite and >= 0 nats/token, got {kl!r}")
         self._window.append(kl)
         if len(self._window) == MEDIAN_WINDOW:
@@ -81,7 +80,7 @@ class StepMonitor:
             prior = middle if self._kl_ema is None else self._kl_ema
             self._kl_ema = self.ema_alpha * prior + (1.0 - self.ema_alpha) * middle
         reason = self._judge(step)
-        return StepStatus(fire=bool(reason), reason=reason, step=step, kl_ema=self._kl_ema)
+        return StepStatus(bool(reason), reason, step, self._kl_ema)
 
     def _judge(self, step: int) -> str:
         if self._fired_reason is not None:

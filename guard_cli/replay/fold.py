@@ -6,6 +6,8 @@ There is no second implementation of a rule here: `guard_core.judge.Judge` gets 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import islice
 from math import isnan
 from statistics import fmean, median
 from typing import NamedTuple
@@ -63,7 +65,8 @@ def fold(
     return judge
 
 
-def rounds(run: Run) -> list[Round]:
+@lru_cache(maxsize=1)  # each detector asks for those of the same run
+def rounds(run: Run) -> tuple[Round, ...]:
     """The evaluations, each with the mean reward and the median KL of the steps since the last one."""
     found = []
     seen = 0
@@ -74,7 +77,7 @@ def rounds(run: Run) -> list[Round]:
         kls = run.kl[window[armed[window]]].tolist()
         found.append(Round(evaluation, fmean(rewards) if rewards else None, median(kls) if kls else None))
         seen = end
-    return found
+    return tuple(found)
 
 
 def _for_baseline(policy: Policy, passes: int) -> Policy:
@@ -86,9 +89,8 @@ def _for_baseline(policy: Policy, passes: int) -> Policy:
 
 
 def _fold_steps(judge: Judge, steps: Iterator[Step], count: int) -> None:
-    fold_step = judge.fold_step
-    for _ in range(count):
-        fold_step(next(steps))
+    for step in islice(steps, count):
+        judge.fold_step(step)
 
 
 def _steps(run: Run) -> Iterator[Step]:

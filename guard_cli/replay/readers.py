@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import json
 import struct
-from collections.abc import Callable, Collection, Iterator
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from guard_cli.errors import CliError
 from guard_cli.replay import names
 from guard_cli.replay.table import OBJECTS, Chunk, Table, build
 
-CHUNK_BYTES = 1 << 24
-CHUNK_ROWS = 20_000
+#: Of JSON lines and of CSV. What fits into the processor's cache is read up to four times as fast.
+CHUNK_BYTES = 1 << 20
+CHUNK_ROWS = 1_000
 
 #: How many bad lines an error names.
 MOST_SHOWN = 5
@@ -208,28 +209,41 @@ def read_csv(path: Path, keep: Keep) -> Table:
 
 
 def _csv_chunks(path: Path, reader: Any, header: list[str], keep: Keep) -> Iterator[Chunk]:
-    kept = [i for i, name in enumerate(header) if keep(name)]
-    while rows := list(islice(_csv_rows(path, reader, len(header)), CHUNK_ROWS)):
-        columns = {header[i]: [row[i] or None for _, row in rows] for i in kept}
+    kept = [(i, name) for i, name in enumerate(header) if keep(name)]
+    before = reader.line_num
+    while rows := _csv_rows(path, reader):
+        lines: Any = range(before + 1, reader.line_num + 1)
+        if len(lines) != len(rows):  # there are line ends in cells
+            lines = list(accumulate((1 + "".join(row).count("\n") for row in rows), initial=before))[1:]
+        if {*map(len, rows)} != {len(header)}:
+            lines, rows = _full_rows(path, lines, rows, len(header))
+        cells = list(zip(*rows, strict=True)) or [()] * len(header)
+        columns = {name: [cell or None for cell in cells[i]] for i, name in kept}
         if "items" in columns:
-            columns["items"] = [
-                _json_cell(path, n, v) for (n, _), v in zip(rows, columns["items"], strict=True)
-            ]
-        yield Chunk([n for n, _ in rows], columns)
+            columns["items"] = [_json_cell(path, n, v) for n, v in zip(lines, columns["items"], strict=True)]
+        yield Chunk(lines, columns)
+        before = reader.line_num
 
 
-def _csv_rows(path: Path, reader: Any, width: int) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(path: Path, reader: Any) -> list[list[str]]:
     try:
-        for row in reader:
-            if len(row) == width:
-                yield reader.line_num, row
-            elif row:
-                raise CliError(
-                    f"{path}: line {reader.line_num}: {len(row)} cells, but the header names {width}. "
-                    "Nothing was judged: repair or remove this line."
-                )
+        return list(islice(reader, CHUNK_ROWS))
     except csv.Error as error:
         raise CliError(f"{path}: line {reader.line_num}: not CSV: {error}.") from None
+
+
+def _full_rows(
+    path: Path, lines: Iterable[int], rows: list[list[str]], width: int
+) -> tuple[list[int], list[list[str]]]:
+    """Without blank lines; no other row may have more or fewer cells than the header."""
+    full = [(line, row) for line, row in zip(lines, rows, strict=True) if row]
+    for line, row in full:
+        if len(row) != width:
+            raise CliError(
+                f"{path}: line {line}: {len(row)} cells, but the header names {width}. "
+                "Nothing was judged: repair or remove this line."
+            )
+    return [line for line, _ in full], [row for _, row in full]
 
 
 def _json_cell(path: Path, line: int, cell: str | None) -> Any:

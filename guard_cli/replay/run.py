@@ -31,9 +31,9 @@ MAX_STEP = 2**53
 MAX_ATTEMPT = 2**31
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One past run.
+    """One past run; equal to itself only.
 
     Arrays have shape (steps,), ordered by attempt and step: `attempt`, `step`, `reward` (finite), `kl`
     (nats/token; NaN where unknown), `kl_kind` (index into `KINDS`). `entropy` and `reward_std` are judged by

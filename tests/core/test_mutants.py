@@ -40,16 +40,16 @@ MUTANTS: list[tuple[tuple[str, str], str, str]] = [
     (MONITOR, "self._kl_ema <= self.kl_hard_stop", "self._kl_ema < self.kl_hard_stop"),
     (MONITOR, 'return f"latched: {self._fired_reason}"', 'return ""'),
     (MONITOR, "len(self._window) == MEDIAN_WINDOW", "len(self._window) >= 1"),
-    (JUDGE, "p[0] == evaluation.attempt and p[1] <= evaluation.step", "p[1] <= evaluation.step"),
+    (JUDGE, "p[0] == attempt and p[1] <= step", "p[1] <= step"),
     (JUDGE, "median(kls) if kls", "fmean(kls) if kls"),
-    (JUDGE, "report.kl if self._kl_armed else None", "report.kl"),
-    (JUDGE, "report.kl_kind is not KlKind.REF_TOKEN_MEAN", "False"),
+    (JUDGE, "kl if self._kl_armed else None", "kl"),
+    (JUDGE, "kind is not KlKind.REF_TOKEN_MEAN", "False"),
     (JUDGE, "silent_for > silent.after_seconds", "silent_for >= silent.after_seconds"),
     (JUDGE, "        self._failures = 0\n        if evaluation", "        if evaluation"),
     (JUDGE, ">= self._best.score", "> self._best.score"),
     (JUDGE, "        if self._fire is None:\n", "        if True:\n"),
     (JUDGE, "halt=self.latch is not None", "halt=self._fire is not None"),
-    (JUDGE, "in window) if window else None", "in window) if window else 0.0"),
+    (JUDGE, "in window]) if window else None", "in window]) if window else 0.0"),
 ]
 
 
