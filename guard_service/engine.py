@@ -46,6 +46,7 @@ from guard_service.store import BEFORE_ALL, Appended, Conflict, Event, Failure, 
 log = logging.getLogger("rlguard.guard")
 
 TICK_SECONDS = 1.0
+GATE_RETRY_SECONDS = 10.0
 GROUP_STEPS = 4_000  # steps of one transaction: more would make the first of them wait too long
 SNAPSHOT_EVERY = 20_000  # events; a restart replays no more than about this many
 
@@ -124,7 +125,8 @@ class Engine:
         self._snapshot_seq = 0
         self._stored_latches: frozenset[Latch] = frozenset()
         self._trouble = "the store has not been opened yet"
-        self._gate_passed = worker is None
+        # Why held-out evaluation cannot begin yet; "" once it can.
+        self._gate = "" if worker is None else "the held-out split is still being checked"
         self._last_step_at = clock()
         self._publish_nothing_known()
 
@@ -195,9 +197,7 @@ class Engine:
     @property
     def not_ready(self) -> str:
         """Why the guard is not ready, or "" if it is."""
-        if self._trouble:
-            return self._trouble
-        return "" if self._gate_passed else "the held-out split is still being checked"
+        return self._trouble or self._gate
 
     @property
     def store_works(self) -> bool:
@@ -393,24 +393,34 @@ class Engine:
 
     async def _evaluate(self, worker: Evaluator) -> None:
         """Run the evaluations one by one: what the judge wants first, then the queue in its order."""
-        with contextlib.suppress(EvaluationError):  # told again when the first checkpoint comes
-            await self._pass_gate(worker)
         while True:
-            request = self._next_request()
-            if request is None:
-                self._checkpoints_wait.clear()
-                await self._checkpoints_wait.wait()
-                continue
+            self._checkpoints_wait.clear()
+            request, failure = self._next_request(), ""
             try:
                 await self._pass_gate(worker)
-                await self._score(worker, request)
+                if request is not None:
+                    await self._score(worker, request)
             except EvaluationError as error:
-                await self._give_up(request, str(error))
+                failure = str(error)
             except Exception as error:
                 log.error("evaluation ended with an unexpected %s", type(error).__name__)
-                await self._give_up(request, f"internal error ({type(error).__name__})")
+                failure = f"internal error ({type(error).__name__})"
+            if failure and self._gate and failure != self._gate:
+                log.warning("held-out evaluation cannot begin: %s", failure)
+                self._gate = failure
+            if request is None:
+                await self._wait_for_a_checkpoint()
+                continue
+            if failure:
+                await self._give_up(request, failure)
             if self._queue and request == _request(self._queue[0]):
                 self._queue.popleft()
+
+    async def _wait_for_a_checkpoint(self) -> None:
+        """Or until it is time to try the gate again: on a cluster no trainer starts before it is passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GATE_RETRY_SECONDS if self._gate else None):
+                await self._checkpoints_wait.wait()
 
     def _next_request(self) -> EvaluationRequest | None:
         wanted = None if self._judge is None else self._judge.wanted_pass()
@@ -420,7 +430,7 @@ class Engine:
 
     async def _pass_gate(self, worker: Evaluator) -> None:
         """Start the worker once: it checks the split and that the training prompts are disjoint from it."""
-        if self._gate_passed:
+        if not self._gate:
             return
         try:
             await worker.start()
@@ -430,7 +440,7 @@ class Engine:
         except (SplitError, SettingsError) as error:
             self.on_fatal(SettingsError(str(error)))
             await asyncio.Event().wait()  # the guard is being ended: score nothing
-        self._gate_passed = True
+        self._gate = ""
 
     async def _score(self, worker: Evaluator, request: EvaluationRequest) -> None:
         result = await worker.evaluate(request)

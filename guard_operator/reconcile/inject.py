@@ -33,10 +33,13 @@ from guard_operator.runtime.client import (
 )
 
 TOKEN_SECONDS = 3600  # the kubelet renews the token after 80 % of this
-PROBE = (
-    "import sys, urllib.request; "
-    "urllib.request.urlopen(f'http://127.0.0.1:{sys.argv[1]}/{sys.argv[2]}', timeout=3)"
-)
+PROBE = """\
+import sys, urllib.error, urllib.request
+try:
+    urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/{sys.argv[2]}", timeout=3)
+except urllib.error.HTTPError as answer:
+    sys.exit(answer.read().decode())
+"""
 
 
 # -- the workload ----------------------------------------------------------------------------------------

@@ -96,7 +96,10 @@ class EvaluationWorker:
             EvaluationError: the child could not be started.
         """
         async with self._lock:
-            self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as error:
+                raise EvaluationError(f"{self._scratch} cannot be made: {error.strerror}") from error
             self._clear_stages()
             await self._start_child()
 
@@ -140,7 +143,10 @@ class EvaluationWorker:
     async def _start_child(self) -> None:
         """Start a child. Until one has been ready, it checks the disjointness too: no score comes without."""
         await self._kill()
-        log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
+        try:
+            log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
+        except OSError as error:
+            raise EvaluationError(f"{self.log_path} cannot be written: {error.strerror}") from error
         try:
             self._child = await asyncio.create_subprocess_exec(
                 sys.executable,

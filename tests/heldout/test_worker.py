@@ -91,6 +91,18 @@ def test_outcomes_in_the_splits_order(settings, tmp_path: Path) -> None:
     assert result.sha256 is result.staged is None and result.seconds > 0
 
 
+@pytest.mark.parametrize("taken", ["scratch", "scratch/worker.log"])
+def test_a_scratch_that_cannot_be_written_is_said(settings, tmp_path: Path, taken: str) -> None:
+    """Also to root, whom no mode stops: something else has the name."""
+    if taken == "scratch":
+        (tmp_path / taken).write_text("a file")
+    else:
+        (tmp_path / taken).mkdir(parents=True)
+
+    with pytest.raises(EvaluationError, match=f"{taken} cannot be (made|written): "):
+        run(settings(), tmp_path / "scratch", lambda worker: worker.evaluate(REQUEST))
+
+
 def test_an_items_outcome_is_the_mean_over_its_samples(settings, tmp_path: Path) -> None:
     with endpoint(lambda body, n: says("3" if body["seed"] % 3 else "4")) as server:
         sampled = settings().evaluator.model_copy(
