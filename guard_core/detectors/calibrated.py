@@ -20,8 +20,9 @@ from guard_core.detectors.parts import Fast, Gap, Guaranteed, Observed, Part, Pe
 from guard_core.policy import CalibratedPolicy
 from guard_core.wire import DetectorReading, Level
 
-#: 2: the fast part keeps sums of means and two thresholds. A guard folds its events again on another version.
-STATE_VERSION = 2
+#: 3: the fast part has another prior, which its thresholds are for. A guard folds its events again on another
+#: version.
+STATE_VERSION = 3
 
 PARTS = ("guaranteed", "fast", "peak", "gap")
 
