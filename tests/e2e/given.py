@@ -52,10 +52,10 @@ def the_demo_of_the_install_guide(namespace: Namespace) -> Job:
     return namespace.job(jobs.DEMO_NAME)
 
 
-def the_demo_with(namespace: Namespace, *arguments: str) -> Job:
-    """The demo's sample with other arguments of the trainer, such as --grader=strict."""
+def the_demo_with(namespace: Namespace, *arguments: str, **env: str) -> Job:
+    """The demo's sample with other arguments of the trainer, such as --grader=strict, and environment."""
     rendered = namespace.kubectl("kustomize", str(jobs.DEMO))
-    objects(namespace, jobs.demo_with(list(yaml.safe_load_all(rendered)), arguments))
+    objects(namespace, jobs.demo_with(list(yaml.safe_load_all(rendered)), arguments, env))
     return namespace.job(jobs.DEMO_NAME)
 
 

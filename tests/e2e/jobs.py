@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,13 @@ def heldout_split() -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def demo_with(rendered: Sequence[Json], arguments: Sequence[str]) -> list[Json]:
-    """The rendered demo with further arguments of its trainer; the later of two values counts."""
+def demo_with(rendered: Sequence[Json], arguments: Sequence[str], env: Mapping[str, str]) -> list[Json]:
+    """The rendered demo with more arguments of its trainer (the later of two values counts) and variables."""
     objects = json.loads(json.dumps(rendered))
     for one in objects:
         if one["kind"] == "GuardedTrainingJob":
             trainer_of(one)["args"] += arguments
+            trainer_of(one)["env"] += [{"name": key, "value": value} for key, value in env.items()]
     return list(objects)
 
 

@@ -50,6 +50,16 @@ def test_an_honest_run_succeeds(namespace: Namespace) -> None:
     assert job.guard["lastEvaluation"]["step"] == 24, "the trainer has waited for the last checkpoint's score"
 
 
+def test_a_run_that_does_not_wait_for_its_guard_says_what_was_left(namespace: Namespace) -> None:
+    job = given.the_demo_with(
+        namespace, "--grader=strict", "--steps=8", "--save-steps=1", RLGUARD_DRAIN_SECONDS="0"
+    )
+
+    message = then.the_condition_is(job, "Succeeded", "True", "CheckpointsLeft", within=timeouts.GRPO)
+    assert f"{job.guard['waiting']} checkpoints were not evaluated" in message
+    then.the_job_never_fired(job)
+
+
 def test_a_fire_stops_a_run_on_two_nodes(namespace: Namespace) -> None:
     """torchrun, gloo, a Master and a Worker: one guard, beside rank 0, and both pods go."""
     job = given.a_grpo_run_that_fires(namespace, nodes=2)
