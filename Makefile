@@ -32,7 +32,7 @@ demo: install ## A real GRPO run that hacks its reward, and the guard that stops
 lock: | $(UV) ## Resolve pyproject.toml into requirements.lock again.
 	$(UV) pip compile --quiet --upgrade --universal --all-extras --group dev --generate-hashes --no-annotate --no-header pyproject.toml -o requirements.lock
 
-lint: install ## ruff, mypy --strict, and the arrows between the rooms.
+lint: install ## ruff, mypy --strict, and which package may import which.
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
@@ -42,35 +42,41 @@ format: install ## Format and fix what ruff can.
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-generate: install ## Write the CRD, its reference page, the chart's generated files and the demo's sample.
-	$(PY) -m guard_operator.api.generate
-	$(PY) charts/generate.py
-	$(PY) k8s/generate.py
+generate: install ## Write what is generated from the code: docs/reference, CRD, RBAC, the chart's files, the demo's sample.
+	$(PY) -m tools.generate
 
-docs: install ## Write docs/reference again from the code.
-	$(PY) docs/generate.py
+site: install ## The documentation site, in build/site; a link that leads nowhere is an error.
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 verify: install ## Fail if a generated file is stale.
-	$(PY) -m guard_operator.api.generate --check
-	$(PY) charts/generate.py --check
-	$(PY) k8s/generate.py --check
+	$(PY) -m tools.generate --check
 
 control-plane: ## Build kube-apiserver and etcd for the integration tests, once; KUBEBUILDER_ASSETS is honoured.
 	@CACHE=$(CACHE) tests/operator/controlplane/build.sh
 
-chart-tools: ## Build helm and kustomize for the chart's tests, once.
+chart-tools: ## Build helm, kustomize and promtool for the chart's tests, once.
 	@CACHE=$(CACHE) tests/chart/build.sh
 
-.PHONY: demo help install lock lint format generate docs verify control-plane chart-tools
+.PHONY: demo help install lock lint format generate site verify control-plane chart-tools
 
 test: lint browser control-plane chart-tools ## Every check: lint, the rules with their coverage, all other tests, then e2e.
 	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
-	$(VENV)/bin/pytest -q -n 2 --dist loadfile tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench --ignore=tests/e2e
+	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench --ignore=tests/e2e
 	@if docker info >/dev/null 2>&1; then $(MAKE) --no-print-directory e2e; else \
 	  echo "make test: the end-to-end tests on kind were NOT run: no Docker daemon answers here" >&2; fi
 
+# The oldest TRL that pyproject.toml allows, everything else as locked; the lock has the newest.
+TRL_OLDEST := $(shell sed -n 's/.*"trl>=\([0-9.]*\),.*/\1/p' pyproject.toml)
+OLDEST := build/trl-oldest
+
+test-trl-oldest: | $(UV) ## The trainer's tests with the oldest TRL that is allowed; not part of `make test`.
+	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(OLDEST)
+	$(UV) pip sync --quiet --python $(OLDEST)/bin/python --require-hashes requirements.lock
+	$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --editable . 'trl~=$(TRL_OLDEST).0'
+	$(OLDEST)/bin/pytest -q tests/trainer --ignore=tests/trainer/test_mutants.py
+
 e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses one that is there.
-	CACHE=$(CACHE) $(VENV)/bin/pytest -q --durations=20 tests/e2e
+	CACHE=$(CACHE) tests/e2e/run.sh
 
 kind-up: install ## A kind cluster with the training-operator and our images, to keep; run again, it is brought up to date.
 	@mkdir -p build/e2e
@@ -91,7 +97,7 @@ browser:
 	    echo "make test needs Chromium for the dashboard's tests: install the package 'chromium'" >&2; exit 1; \
 	  fi; }
 
-bench-detection: install ## Simulate the detectors, replay the recorded runs; writes docs/detection.md and docs/real-runs.md (twelve minutes).
+bench-detection: install ## Simulate the detectors, replay the recorded runs; writes docs/detection.md and docs/real-runs.md (ten minutes of CPU).
 	$(PY) tests/bench/bench_detection.py
 
 bench: install ## Every benchmark, each as a ratio in one run (see docs/benchmarks.md).
@@ -114,13 +120,26 @@ image-trainer:
 image-%:
 	docker build $(DOCKER_FLAGS) --build-arg BASE_IMAGE=$(BASE_IMAGE) -f Dockerfile.guard --target $* -t rlguard/$*:$(VERSION) .
 
-push: images ## Push them to REGISTRY=host/prefix (log in first; ECR works).
+push: images ## Push them to REGISTRY/rlguard/…, which is the chart's global.imageRegistry (log in first; ECR works).
 	@test -n "$(REGISTRY)" || { echo "set REGISTRY, as in make push REGISTRY=host/path" >&2; exit 2; }
 	for image in $(IMAGES); do \
-	  docker tag rlguard/$$image:$(VERSION) $(REGISTRY)/$$image:$(VERSION) && docker push $(REGISTRY)/$$image:$(VERSION) || exit 1; \
+	  docker tag rlguard/$$image:$(VERSION) $(REGISTRY)/rlguard/$$image:$(VERSION) && docker push $(REGISTRY)/rlguard/$$image:$(VERSION) || exit 1; \
 	done
+
+# The same commit gives the same wheel and SBOMs.
+release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+release: install ## dist/: wheel, source, both charts, an SBOM of each and of each image, checksums; says what to sign.
+	rm -rf dist
+	$(PY) -m hatchling build
+	helm=$$(CACHE=$(CACHE) tests/chart/build.sh | head -1) && for chart in rlguard-crds rlguard; do \
+	  "$$helm" package charts/$$chart --destination dist || exit 1; \
+	done
+	$(PY) -m tools.release dist
+
+actionlint: ## Build actionlint for the workflows' test, once.
+	@CACHE=$(CACHE) tests/tools/build.sh
 
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: test e2e kind-up kind-down browser bench bench-detection bench-operator images image-trainer push clean
+.PHONY: test test-trl-oldest e2e kind-up kind-down browser bench bench-detection bench-operator images image-trainer push release actionlint clean

@@ -14,8 +14,8 @@ class ExitCode(IntEnum):
     FINISHED = 0
     USAGE = 2
     FIRED = 3
-    STOPPED_BY_POLICY = 4
-    NOT_GUARDED = 5
+    HALTED = 4
+    NOT_JUDGED = 5
 
     @property
     def meaning(self) -> str:
@@ -24,11 +24,13 @@ class ExitCode(IntEnum):
 
 
 _MEANINGS = {
-    ExitCode.FINISHED: "the trainer finished, and the guard judged it to the end",
+    ExitCode.FINISHED: "the trainer finished; every checkpoint was judged, and the last verdict is healthy",
     ExitCode.USAGE: "wrong arguments or files; nothing was started",
-    ExitCode.FIRED: "a fire: evidence of reward hacking (also if it came after the last step)",
-    ExitCode.STOPPED_BY_POLICY: "stopped by policy: silent, stale or evaluation_failing",
-    ExitCode.NOT_GUARDED: "the guard was lost, or could not judge the run to its end",
+    ExitCode.FIRED: "a fire: a rule of the policy found what the last line says (also after the last step)",
+    ExitCode.HALTED: "a halt: no rule fired, but an action is `stop`: of silent, stale, "
+    "evaluation_failing or refused",
+    ExitCode.NOT_JUDGED: "not judged: the guard was lost, or the trainer finished and something of the run "
+    "was not judged or not found healthy",
 }
 
 

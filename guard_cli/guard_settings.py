@@ -7,7 +7,7 @@ Options win over the file, the file over `RLGUARD_GUARD_*`. What the settings me
 from __future__ import annotations
 
 import json
-import re
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,29 +15,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from guard_cli.errors import CliError
+from guard_core.extras import missing_extra
 
 if TYPE_CHECKING:
+    from guard_core.wording import Named, Place
     from guard_service.settings import GuardSettings
 
-#: Last part of a variable's name -> the option that sets it.
-OPTIONS = {
-    "STATE_DIR": "--state-dir",
-    "CHECKPOINT_ROOT": "--checkpoints",
-    "SPLIT": "--heldout",
-    "TRAIN_PROMPTS": "--train-prompts",
-    "POLICY_FILE": "--policy",
-    "SCORER": "--scorer",
-    "MAX_NEW_TOKENS": "--max-new-tokens",
-    "TEMPERATURE": "--temperature",
-    "SAMPLES": "--samples",
-    "BATCH_SIZE": "--batch-size",
-    "DEVICE": "--device",
-    "BASE_URL": "--openai-url",
-    "MODEL": "--openai-model",
-    "HOST": "--host",
-    "PORT": "--port",
-    "INGEST_TOKEN_FILE": "--ingest-token-file",
-    "READ_TOKEN_FILE": "--read-token-file",
+#: Setting -> the option that sets it.
+OPTIONS: Mapping[Place, str] = {
+    ("run_name",): "--name",
+    ("log_format",): "--log-format",
+    ("state_dir",): "--state-dir",
+    ("checkpoint_root",): "--checkpoints",
+    ("policy_file",): "--policy",
+    ("host",): "--host",
+    ("port",): "--port",
+    ("ingest_token_file",): "--ingest-token-file",
+    ("read_token_file",): "--read-token-file",
+    ("heldout", "split"): "--heldout",
+    ("heldout", "train_prompts"): "--train-prompts",
+    ("heldout", "scorer"): "--scorer",
+    ("heldout", "proxy_scorer"): "--proxy-scorer",
+    ("heldout", "evaluator", "max_new_tokens"): "--max-new-tokens",
+    ("heldout", "evaluator", "temperature"): "--temperature",
+    ("heldout", "evaluator", "samples"): "--samples",
+    ("heldout", "evaluator", "batch_size"): "--batch-size",
+    ("heldout", "evaluator", "device"): "--device",
+    ("heldout", "evaluator", "base_model"): "--base-model",
+    ("heldout", "evaluator", "base_url"): "--openai-url",
+    ("heldout", "evaluator", "model"): "--openai-model",
 }
 
 ConfigOption = Annotated[
@@ -45,6 +51,9 @@ ConfigOption = Annotated[
     typer.Option(
         "--config", help="YAML of guard settings (docs/reference/settings.md); options win over it."
     ),
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="Name of the run; that of its folder without it.")
 ]
 HeldoutOption = Annotated[
     Path | None, typer.Option("--heldout", help="Held-out split: JSONL with id, prompt, answer.")
@@ -60,15 +69,27 @@ CheckpointsOption = Annotated[
 ScorerOption = Annotated[
     str | None, typer.Option("--scorer", help="exact, numeric, regex, math, or module:function.")
 ]
+ProxyScorerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--proxy-scorer", help="The grader of the training, named as a scorer: is it paid for wrong answers?"
+    ),
+]
 MaxNewTokensOption = Annotated[
-    int | None, typer.Option("--max-new-tokens", help="Longest completion of an evaluation, tokens.")
+    int | None,
+    typer.Option("--max-new-tokens", help="Longest completion of an evaluation, tokens; else the trainer's."),
 ]
 TemperatureOption = Annotated[
-    float | None, typer.Option("--temperature", help="Sampling temperature of evaluations; 0 is greedy.")
+    float | None,
+    typer.Option("--temperature", help="Temperature of evaluations, 0 is greedy; else the trainer's."),
 ]
 SamplesOption = Annotated[int | None, typer.Option("--samples", help="Completions for each held-out item.")]
 BatchSizeOption = Annotated[int | None, typer.Option("--batch-size", help="Completions generated at once.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
+BaseModelOption = Annotated[
+    Path | None,
+    typer.Option("--base-model", help="Base model of a run that trains a LoRA adapter: a directory."),
+]
 OpenAIOption = Annotated[
     str | None,
     typer.Option("--openai-url", help="Ask this OpenAI-compatible server instead of loading checkpoints."),
@@ -83,11 +104,13 @@ def heldout_options(
     heldout: Path | None,
     train_prompts: Path | None,
     scorer: str | None,
+    proxy_scorer: str | None = None,
     max_new_tokens: int | None,
     temperature: float | None,
     samples: int | None,
     batch_size: int | None,
     device: str | None,
+    base_model: Path | None,
     openai_url: str | None,
     openai_model: str | None,
 ) -> dict[str, Any]:
@@ -103,10 +126,15 @@ def heldout_options(
         samples=samples,
         batch_size=batch_size,
         device=device,
+        base_model=None if base_model is None else str(base_model.absolute()),
     )
-    if evaluator:
-        evaluator.setdefault("kind", "checkpoint")
-    return _given(split=heldout, train_prompts=train_prompts, scorer=scorer, evaluator=evaluator or None)
+    return _given(
+        split=heldout,
+        train_prompts=train_prompts,
+        scorer=scorer,
+        proxy_scorer=proxy_scorer,
+        evaluator=evaluator or None,
+    )
 
 
 def read_config(path: Path | None) -> dict[str, Any]:
@@ -117,48 +145,83 @@ def read_config(path: Path | None) -> dict[str, Any]:
     """
     if path is None:
         return {}
-    import yaml
+    from guard_service.errors import SettingsError
+    from guard_service.policy_file import read_yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"--config {path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise CliError(f"--config {path} is not YAML: {error}") from None
+        content = read_yaml(path, "--config")
+    except SettingsError as error:
+        raise CliError(str(error)) from None
     if not isinstance(content, dict):
         raise CliError(f"--config {path} must be a mapping of guard settings, such as `heldout:`")
-    return content
+    # A key that is no text is no setting either; as one it is told like any other.
+    return {str(key): value for key, value in content.items()}
 
 
 def make_settings(config: Mapping[str, Any], options: Mapping[str, Any]) -> GuardSettings:
     """Validated settings.
 
     Raises:
-        CliError: a setting is wrong or unknown, or the split or the policy cannot be used.
+        CliError: a setting is wrong or unknown, the split or the policy cannot be used, or a package that
+            the evaluator needs is not installed.
     """
-    from guard_service.errors import GuardError
     from guard_service.heldout.errors import SplitError
     from guard_service.heldout.split import HeldoutSplit
+
+    settings = _load(config, options)
+    if settings.heldout is not None:
+        if settings.heldout.evaluator.kind == "checkpoint":
+            missing = missing_extra("the evaluator 'checkpoint'", ["eval-hf"])
+            if missing is not None:
+                raise CliError(missing)
+        try:
+            HeldoutSplit.load(settings.heldout.split)
+        except SplitError as error:
+            raise CliError(str(error)) from None
+    return settings
+
+
+def _load(config: Mapping[str, Any], options: Mapping[str, Any]) -> GuardSettings:
+    from guard_service.errors import GuardError
     from guard_service.settings import load_settings
 
     try:
-        settings = load_settings(**_merged(config, options))
+        settings = load_settings(_named(config, options), **_merged(config, options))
         settings.policy()
-        if settings.heldout is not None:
-            HeldoutSplit.load(settings.heldout.split)
-    except (GuardError, SplitError) as error:
-        raise CliError(_in_options(str(error))) from None
+    except GuardError as error:
+        raise CliError(str(error)) from None
     return settings
+
+
+def without_a_guard(
+    config: Mapping[str, Any], options: Mapping[str, Any], root: Path | None = None
+) -> GuardSettings:
+    """Settings for a command that starts no guard. The split is not read yet.
+
+    `root`: checkpoint_root where neither file nor environment has one; else the working directory.
+
+    Raises:
+        CliError: a setting is wrong or unknown, or the policy cannot be used.
+    """
+    own: dict[str, Any] = {
+        "state_dir": Path.cwd(),
+        "host": "127.0.0.1",
+        "allow_unauthenticated_loopback": True,
+    }
+    if "checkpoint_root" not in config and "RLGUARD_GUARD_CHECKPOINT_ROOT" not in os.environ:
+        own["checkpoint_root"] = root or Path.cwd()
+    return _load(config, {**options, **own})
 
 
 def to_environment(settings: GuardSettings) -> dict[str, str]:
     """The settings as `RLGUARD_GUARD_*` variables. Tokens travel in files, so none is among them."""
     from guard_service.settings import ENV_PREFIX
 
-    values = settings.model_dump(mode="json", exclude_none=True)
+    values = settings.model_dump(mode="json")
     return {
         ENV_PREFIX + name.upper(): value if isinstance(value, str) else json.dumps(value)
         for name, value in values.items()
+        if value is not None  # inside a section null may be what was chosen
     }
 
 
@@ -178,13 +241,28 @@ def _merged(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def _in_options(message: str) -> str:
-    """The message with the option that sets a variable, where there is one, in the variable's place."""
-    return re.sub(
-        r"RLGUARD_GUARD_(?:HELDOUT__)?(?:EVALUATOR__(?:CHECKPOINT__|OPENAI__)?)?([A-Z_]+)",
-        lambda found: OPTIONS.get(found[1], found[0]),
-        message,
-    )
+def _named(config: Mapping[str, Any], options: Mapping[str, Any]) -> Named:
+    """Names what the user wrote: an option, a line of the file or a variable; or what is to be written."""
+    from guard_service.settings import variable
+
+    def named(place: Place) -> str:
+        line = f"{'.'.join(place)} in --config"
+        if not _holds(options, place) and _holds(config, place):
+            return line
+        if variable(place) in os.environ:
+            return variable(place)
+        return OPTIONS.get(place) or (line if _holds(config, place[:-1]) else variable(place))
+
+    return named
+
+
+def _holds(settings: Any, place: Place) -> bool:
+    """Whether the nested settings have a value there."""
+    for part in place:
+        if not isinstance(settings, Mapping) or settings.get(part) is None:
+            return False
+        settings = settings[part]
+    return bool(place)
 
 
 def _given(**values: Any) -> dict[str, Any]:

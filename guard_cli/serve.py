@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import logging
+import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from guard_cli import guard_settings as options
 from guard_cli.errors import CliError
+from guard_cli.links import dashboard_link, export_lines
+
+if TYPE_CHECKING:
+    from guard_service.settings import GuardSettings
 
 EPILOG = (
     "Example:  rlguard serve --state-dir state --checkpoints /mnt/checkpoints --heldout heldout.jsonl "
-    "--policy policy.yaml --port 8470   |   The trainer needs RLGUARD_URL and RLGUARD_TOKEN."
+    "--policy policy.yaml --port 8470   |   It prints the two `export` lines that the trainer's shell needs."
 )
 
 app = typer.Typer(add_completion=False)
@@ -26,25 +31,39 @@ def serve(
         Path | None,
         typer.Option("--state-dir", help="Store of the run; a guard that starts again goes on from it."),
     ] = None,
+    name: options.NameOption = None,
     checkpoints: options.CheckpointsOption = None,
     heldout: options.HeldoutOption = None,
     policy: options.PolicyOption = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option("--port", help="TCP port; 8470, or 0 for a free one.")] = None,
     ingest_token_file: Annotated[
-        Path | None, typer.Option("--ingest-token-file", help="Token of the trainer; made if it is missing.")
+        Path | None,
+        typer.Option(
+            "--ingest-token-file",
+            help="Token of the trainer; made if it is missing. Without it: STATE_DIR/ingest.token.",
+        ),
     ] = None,
     read_token_file: Annotated[
-        Path | None, typer.Option("--read-token-file", help="Token of readers; made if it is missing.")
+        Path | None,
+        typer.Option(
+            "--read-token-file",
+            help="Token of readers; made if it is missing. Without it: STATE_DIR/read.token.",
+        ),
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option("--log-format", help="Log lines: text, or json (one object a line).")
     ] = None,
     config: options.ConfigOption = None,
     train_prompts: options.TrainPromptsOption = None,
     scorer: options.ScorerOption = None,
+    proxy_scorer: options.ProxyScorerOption = None,
     max_new_tokens: options.MaxNewTokensOption = None,
     temperature: options.TemperatureOption = None,
     samples: options.SamplesOption = None,
     batch_size: options.BatchSizeOption = None,
     device: options.DeviceOption = None,
+    base_model: options.BaseModelOption = None,
     openai_url: options.OpenAIOption = None,
     openai_model: options.ModelOption = None,
     keep_best: Annotated[
@@ -61,15 +80,19 @@ def serve(
         heldout=options.absolute(heldout),
         train_prompts=options.absolute(train_prompts),
         scorer=scorer,
+        proxy_scorer=proxy_scorer,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         samples=samples,
         batch_size=batch_size,
         device=device,
+        base_model=base_model,
         openai_url=openai_url,
         openai_model=openai_model,
     )
     given = {
+        "run_name": name,
+        "log_format": log_format,
         "state_dir": options.absolute(state_dir),
         "checkpoint_root": options.absolute(checkpoints),
         "heldout": evaluation or None,
@@ -80,15 +103,50 @@ def serve(
         "read_token_file": _token_file(read_token_file),
         "keep_best_checkpoint": keep_best,
     }
-    settings = options.make_settings(options.read_config(config), given)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    file = options.read_config(config)
+    settings = options.make_settings(file, {**_tokens_beside_the_store(file, given), **given})
+    from guard_service.__main__ import log_as
     from guard_service.__main__ import serve as serve_guard
     from guard_service.errors import GuardError
 
+    log_as(settings.log_format)
     try:
-        serve_guard(settings)
+        serve_guard(settings, lambda url: _say_how_to_reach(settings, url))
     except GuardError as error:
         raise CliError(str(error), 1) from None
+
+
+def _say_how_to_reach(settings: GuardSettings, url: str) -> None:
+    """Print what a trainer and a reader need, in lines that can be copied."""
+    ingest, read = settings.tokens()
+    lines = [
+        f"# {settings.name}: dashboard {dashboard_link(url, read)}",
+        *export_lines(url, ingest, settings.ingest_token_file),
+        f"# tokens: of the trainer {settings.ingest_token_file or 'as it was set'}, "
+        f"of readers {settings.read_token_file or 'as it was set'}",
+    ]
+    print("\n".join(lines), flush=True)
+
+
+def _tokens_beside_the_store(file: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """A token file in the state directory for each role whose token nobody chose."""
+    state_dir = given["state_dir"] or file.get("state_dir") or os.environ.get("RLGUARD_GUARD_STATE_DIR")
+    open_to_all = file.get("allow_unauthenticated_loopback") or os.environ.get(
+        "RLGUARD_GUARD_ALLOW_UNAUTHENTICATED_LOOPBACK"
+    )
+    if state_dir is None or open_to_all:
+        return {}
+    made = {}
+    for role in ("ingest", "read"):
+        names = (f"{role}_token", f"{role}_token_file")
+        chosen = any(
+            given.get(n) or file.get(n) or os.environ.get(f"RLGUARD_GUARD_{n.upper()}") for n in names
+        )
+        if not chosen:
+            given.pop(names[1], None)
+            Path(state_dir).mkdir(parents=True, mode=0o700, exist_ok=True)
+            made[names[1]] = _token_file(Path(state_dir) / f"{role}.token")
+    return made
 
 
 def _token_file(path: Path | None) -> Path | None:

@@ -4,43 +4,91 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from guard_cli.errors import CliError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from guard_service.heldout.config import NearDuplicates
+    from guard_service.heldout.split import HeldoutItem
+
 NOT_DISJOINT = 1
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
+PromptColumn = Annotated[
+    str, typer.Option("--prompt-column", help="Column of DATA or of the training file that holds the prompt.")
+]
+Containment = Annotated[
+    float | None,
+    typer.Option(
+        "--containment",
+        help="Near-duplicate: this share of a held-out prompt's 8-grams in one training prompt "
+        "[default: 0.5].",
+        show_default=False,
+    ),
+]
+Jaccard = Annotated[
+    float | None,
+    typer.Option(
+        "--jaccard", help="Near-duplicate: this similarity of the two sets of 2-grams [default: 0.8]."
+    ),
+]
+ExactOnly = Annotated[
+    bool, typer.Option("--exact-only", help="Near-duplicates may part; the same prompt never may.")
+]
+
 
 @app.command(
-    epilog="Example:  rlguard split check --train train.jsonl --heldout heldout.jsonl   |   "
-    "Exit codes: 0 disjoint; 1 not disjoint; 2 a file cannot be used."
+    epilog="Examples:  rlguard split check --train train.jsonl --heldout heldout.jsonl   |   "
+    "rlguard split check --train train.jsonl --heldout heldout.jsonl --drop disjoint.jsonl   |   "
+    "Exit codes: 0 disjoint, or dropped; 1 not disjoint; 2 a file cannot be used."
 )
 def check(
     train: Annotated[Path, typer.Option("--train", help="Training prompts, JSONL with prompt.")],
     heldout: Annotated[
         Path, typer.Option("--heldout", help="Held-out split, JSONL with id, prompt, answer.")
     ],
+    drop: Annotated[
+        Path | None, typer.Option("--drop", help="Write the split without the offending items to this file.")
+    ] = None,
+    prompt_column: PromptColumn = "prompt",
+    containment: Containment = None,
+    jaccard: Jaccard = None,
+    exact_only: ExactOnly = False,
     most: Annotated[int, typer.Option("--most", min=0, help="Offending pairs to list.")] = 20,
 ) -> None:
     """Say whether a held-out split is disjoint from the training prompts, and which ids are not."""
     from guard_service.heldout.disjoint import check_disjoint
     from guard_service.heldout.errors import SplitError
+    from guard_service.heldout.making import drop_overlapping
     from guard_service.heldout.split import HeldoutSplit, read_train_prompts
 
+    near = near_duplicates(containment, jaccard, exact_only=exact_only)
     try:
-        report = check_disjoint(read_train_prompts(train), HeldoutSplit.load(heldout))
+        items = HeldoutSplit.load(heldout).items
+        report = check_disjoint(read_train_prompts(train, prompt_column), items, near)
+        told = report.summary(most)
+        if drop is not None:
+            left, out = drop_overlapping(train, heldout, drop, prompt_column=prompt_column, near=near)
+            told += f"\n{left} items in {drop}, {out} left out: disjoint now"
     except SplitError as error:
         raise CliError(str(error)) from None
-    print(report.summary(most), file=sys.stdout if report.disjoint else sys.stderr)
-    raise typer.Exit(0 if report.disjoint else NOT_DISJOINT)
+    if alone := ungrouped(items, near):
+        print(f"warning: {alone}", file=sys.stderr)
+    passed = report.disjoint or drop is not None
+    print(told, file=sys.stdout if passed else sys.stderr)
+    raise typer.Exit(0 if passed else NOT_DISJOINT)
 
 
 @app.command(
-    epilog="Example:  rlguard split make data.jsonl --train train.jsonl --heldout held.jsonl --fraction 0.05"
+    epilog="Examples:  "
+    "rlguard split make data.jsonl --train train.jsonl --heldout held.jsonl --fraction 0.05   |   "
+    "rlguard split make gsm8k.jsonl --train train.jsonl --heldout held.jsonl --prompt-column question"
 )
 def make(
     source: Annotated[Path, typer.Argument(metavar="DATA", help="JSONL with prompt and answer.")],
@@ -48,14 +96,72 @@ def make(
     heldout: Annotated[Path, typer.Option("--heldout", help="Held-out file to write.")],
     fraction: Annotated[float, typer.Option("--fraction", help="Share of prompts to hold out.")] = 0.05,
     salt: Annotated[str, typer.Option("--salt", help="Another salt makes another split.")] = "rlguard",
+    prompt_column: PromptColumn = "prompt",
+    answer_column: Annotated[
+        str, typer.Option("--answer-column", help="Column of DATA that holds the answer.")
+    ] = "answer",
+    containment: Containment = None,
+    jaccard: Jaccard = None,
+    exact_only: ExactOnly = False,
 ) -> None:
-    """Divide a data set by hash of the prompt: no prompt changes sides when rows are added or shuffled."""
+    """Divide a data set by hash of the prompt, near-duplicates on one side, so that `split check` passes."""
     from guard_service.heldout.errors import SplitError
-    from guard_service.heldout.split import make_split
+    from guard_service.heldout.making import make_split
 
+    near = near_duplicates(containment, jaccard, exact_only=exact_only)
     try:
-        made = make_split(source, train, heldout, fraction=fraction, salt=salt)
+        made = make_split(
+            source,
+            train,
+            heldout,
+            fraction=fraction,
+            salt=salt,
+            prompt_column=prompt_column,
+            answer_column=answer_column,
+            near=near,
+        )
     except SplitError as error:
         raise CliError(str(error)) from None
     repeated = f" ({made.repeated} repeated rows left out)" if made.repeated else ""
     print(f"{made.train} training rows in {train}, {made.heldout} held-out items in {heldout}{repeated}")
+    if made.grouped:
+        print(f"{made.grouped} held-out items have a group: those of one group count as one item")
+    if made.near:
+        print(f"{made.near} rows that the hash held out are near-duplicates of training rows: they are there")
+
+
+def ungrouped(items: Sequence[HeldoutItem], near: NearDuplicates | None) -> str:
+    """A sentence if near-duplicates within the split are not one group; else ""."""
+    from guard_service.heldout.disjoint import families
+
+    found = [[items[place] for place in places] for places in families(items, near)]
+    apart = [family for family in found if family[0].group is None or len({i.group for i in family}) > 1]
+    if not apart:
+        return ""
+    count, example = sum(map(len, apart)), ", ".join(repr(item.id) for item in apart[0])
+    return (
+        f"{count} held-out items are near-duplicates of each other and not of one group (such as "
+        f"{example}). They succeed or fail together, so the score is noisier than their number says: give "
+        "them the same `group`, or keep one of them"
+    )
+
+
+def near_duplicates(
+    containment: float | None, jaccard: float | None, *, exact_only: bool
+) -> NearDuplicates | None:
+    """The rule that the options name.
+
+    Raises:
+        CliError: a threshold outside (0, 1], or thresholds of a rule that is switched off.
+    """
+    from guard_service.heldout.config import NearDuplicates
+
+    given = {n: v for n, v in (("containment", containment), ("jaccard", jaccard)) if v is not None}
+    for name, value in given.items():
+        if not 0 < value <= 1:
+            raise CliError(f"--{name} {value:g}: must lie above 0 and be at most 1")
+    if exact_only:
+        if given:
+            raise CliError(f"--exact-only looks for no near-duplicates: leave out --{next(iter(given))}")
+        return None
+    return NearDuplicates(**given)

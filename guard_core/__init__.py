@@ -1,6 +1,6 @@
 """The decisions of RLGuard: the tripwire, the per-step monitor, the judge, and what travels on the wire.
 
-Pure: no clock, no I/O, no threads; nothing here imports another room of the project.
+Pure: no clock, no I/O, no threads; nothing here imports another package of the project.
 """
 
 from guard_core._version import __version__

@@ -6,21 +6,29 @@ and gets the same verdicts. The judge has no clock: how long the trainer has bee
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
+from guard_core.checkpoint_key import CheckpointKey
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
+from guard_core.rounds import Round, StepWindow
 from guard_core.step_monitor import StepMonitor
 from guard_core.wire import (
+    DOUBTS,
+    CheckpointReport,
     Code,
     Condition,
+    EndReport,
+    EvaluationSampling,
     EvaluationSummary,
+    FailureKind,
     KlKind,
     Level,
+    Sampling,
+    SamplingSource,
     Verdict,
 )
 
@@ -30,11 +38,19 @@ if TYPE_CHECKING:
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
-STATE_VERSION = 2
+STATE_VERSION = 9
 
-#: Steps kept for the next evaluation round. A round's window is rarely 100 steps; the bound is for runs that
-#: never announce a checkpoint.
-MAX_PENDING = 10_000
+#: Checkpoints that are remembered as refused: a trainer may announce without end.
+MAX_REFUSED = 1_000
+
+#: Steps in a row whose KL is infinite or NaN before that is said: one overflow happens in good runs.
+NOT_FINITE_STEPS = 5
+
+#: What a further try of the same evaluation may not fail of.
+MAY_PASS = frozenset({FailureKind.UNDERWAY, FailureKind.OUT_OF_MEMORY, FailureKind.EVALUATOR})
+
+#: Share of cut-off completions of the first evaluation above which its score says too little.
+MAX_TRUNCATED = 0.2
 
 
 class Step(Protocol):
@@ -62,7 +78,17 @@ class Evaluation:
     `pass_index`: 0 for a checkpoint's first evaluation; later ones, which `Judge.wanted_pass` asks for, are
     passes of the baseline or the confirmation of an alarm, with fresh randomness.
 
-    `items`: outcome of each held-out item in the split's order, each in [0, 1]; shape (n_items,).
+    `items`: outcome of each held-out item in the split's order, each in [0, 1], shape (n_items,); items that
+    succeed or fail together are one item here, with their mean.
+
+    `truncated`: share of the completions that were cut off at the length limit; None where it is not known.
+
+    `proxy_items`: what the training grader gives the same completions, as `items`; None without one.
+
+    `mean_only`: `items` is a mean alone, on any scale, from a log without outcomes. HeldOutGuard takes it;
+    the calibrated detector would take it for the outcome of one item, so it is not given it.
+
+    `sampling`: how the completions were sampled; None where that is not known, as in a log.
     """
 
     attempt: int
@@ -71,6 +97,10 @@ class Evaluation:
     items: tuple[float, ...]
     sha256: str | None = None
     pass_index: int = 0
+    truncated: float | None = None
+    proxy_items: tuple[float, ...] | None = None
+    mean_only: bool = False
+    sampling: EvaluationSampling | None = None
 
     @property
     def score(self) -> float:
@@ -84,20 +114,46 @@ class Evaluation:
             step=self.step,
             score=self.score,
             items=len(self.items),
+            truncated=self.truncated,
+            proxy_score=None if self.proxy_items is None else fmean(self.proxy_items),
             path=self.path,
             sha256=self.sha256,
+            sampling=self.sampling,
         )
 
 
 @dataclass(frozen=True, slots=True)
+class OtherSampling:
+    """What a later checkpoint said of the trainer's sampling, where it is not what the first one said."""
+
+    attempt: int
+    step: int
+    sampling: Sampling | None
+
+    def to_state(self) -> dict[str, Any]:
+        """Plain JSON, exact."""
+        return {"attempt": self.attempt, "step": self.step, "sampling": _dumped(self.sampling)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_state`."""
+        return cls(state["attempt"], state["step"], _sampling(state["sampling"]))
+
+
+@dataclass(frozen=True, slots=True)
 class Latch:
-    """Why the run must stop, written once. `fire`: hacking; otherwise a condition whose policy is `stop`."""
+    """Why the run must stop, written once. `fire`: a rule fired; else it is a halt."""
 
     fire: bool
     code: str
     message: str
     attempt: int
     step: int
+
+    @property
+    def kind(self) -> Literal["fire", "halt"]:
+        """What it is called in the log, the store and the job's status."""
+        return "fire" if self.fire else "halt"
 
 
 class Judge:
@@ -106,25 +162,39 @@ class Judge:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         liveness = (policy.silent, policy.stale, policy.evaluation_failing)
-        self._may_stop = any(section.policy == "stop" for section in liveness)
+        self._may_halt = any(section.action == "stop" for section in liveness)
         self._guard = policy.heldout_guard.build()
-        self._monitor = policy.build_step_monitor()
+        # The same without a warm-up: what it finds is told for as long as the warm-up lasts.
+        self._early = replace(self._guard, min_steps=0)
+        self._monitor = policy.kl.build()
+        self._early_monitor = replace(self._monitor, min_steps=0)  # the same, fed in the warm-up alone
         self._calibrated = _calibrated_run(policy)
-        # (attempt, step, reward, armed KL) of the steps after the last evaluated checkpoint.
-        self._pending: deque[tuple[int, int, float, float | None]] = deque(maxlen=MAX_PENDING)
+        self._window = StepWindow()
         self._attempt: int | None = None
         self._step: int | None = None
         self._steps = 0
-        self._kl_armed = False
         self._last_kl: tuple[str, float | None] | None = None  # kind and value of the newest step
-        self._waiting = 0  # checkpoints announced since the last finished evaluation
+        self._kl_not_finite = 0  # steps in a row
+        self._announced = self._evaluated = self._failed = self._skipped = 0  # checkpoints
+        self._refused: set[CheckpointKey] = set()  # checkpoints that were not taken
+        self._skipped_in_a_row = 0
+        self._sampling: Sampling | None = None  # what the first checkpoint said
+        self._other_sampling: OtherSampling | None = None  # the newest that is not that
         self._steps_since_evaluation = 0
+        self._longest_round = 0  # steps
+        self._stride: int | None = None  # least distance of two reported steps of one attempt
+        # Attempt, last step, and the step after which it began, as the trainer says it.
+        self._told_end: tuple[int, int, int | None] | None = None
+        self._short_baseline: int | None = None  # its passes, if one that was wanted could not be made
+        self._unconfirmed = False  # whether the fresh pass that an alarm waited for could not be made
         self._failures = 0
         self._last_failure = ""
+        self._failure: FailureKind | None = None  # of the newest evaluation
         self._last: EvaluationSummary | None = None
         self._best: EvaluationSummary | None = None
+        self._first: EvaluationSummary | None = None
         self._fire: Latch | None = None
-        self._stop: Latch | None = None
+        self._halt: Latch | None = None
 
     # -- folding -----------------------------------------------------------------------------------------
 
@@ -134,51 +204,99 @@ class Judge:
         self._steps += 1
         self._steps_since_evaluation += 1
         if self._attempt is None or (attempt, step) >= (self._attempt, self._step or 0):
+            if attempt == self._attempt and (apart := step - (self._step or 0)):
+                self._stride = min(apart, self._stride or apart)
             self._attempt, self._step = attempt, step
-        kl = self._armed_kl(report.kl, report.kl_kind)
-        self._pending.append((attempt, step, report.reward, kl))
-        if kl is not None:
+        self._last_kl = (report.kl_kind, report.kl)
+        self._kl_not_finite = self._kl_not_finite + 1 if report.kl_kind == KlKind.NOT_FINITE else 0
+        for kl in self._window.add(attempt, step, report.reward, report.kl, report.kl_kind):
             status = self._monitor.update(step, kl)
-            if status.fire and self._rules_fire:
+            if self._monitor.rise is None:
+                self._early_monitor.update(step, kl)
+            if status.fire:
                 self._latch_fire(Code.KL_HARD_STOP, status.reason, attempt, step)
-        self._latch_stop(silent_for=0.0)
+        self._latch_halt(silent_for=0.0)
 
-    def fold_checkpoint(self) -> None:
-        """Fold the announcement of a checkpoint that now waits for its evaluation."""
-        self._waiting += 1
-        self._latch_stop(silent_for=0.0)
+    def fold_checkpoint(self, report: CheckpointReport | None = None) -> None:
+        """Fold the announcement of a checkpoint that now waits for its evaluation; None: it is not known.
 
-    def fold_evaluation(self, evaluation: Evaluation, ahead: Ahead | None = None) -> None:
+        The first one fixes how the trainer samples, for the whole run: scores of another sampling could not
+        be compared with the baseline.
+        """
+        said = None if report is None else report.sampling
+        if self._announced == 0:
+            self._sampling = said
+        elif report is not None and said != self._sampling:
+            self._other_sampling = OtherSampling(report.attempt, report.step, said)
+        if report is not None:  # it may have been refused before
+            self._refused.discard(CheckpointKey.of(report))
+        self._announced += 1
+        self._latch_halt(silent_for=0.0)
+
+    def counts_as_refused(self, key: CheckpointKey) -> bool:
+        """Whether `fold_refused` would change anything: it counts each once, up to MAX_REFUSED."""
+        return key not in self._refused and len(self._refused) < MAX_REFUSED
+
+    def fold_refused(self, key: CheckpointKey) -> None:
+        """Fold that the announcement of a checkpoint was refused: nobody judges it."""
+        if self.counts_as_refused(key):
+            self._refused.add(key)
+
+    def fold_evaluation(self, evaluation: Evaluation, ahead: Ahead | None = None) -> Round | None:
         """Fold a finished evaluation: one round of `HeldOutGuard`, if steps were reported since the last.
 
         The in-loop reward is the mean over the steps after the last evaluated checkpoint up to this one, of
-        the same attempt; the KL is their median, because one k3 spike would own a mean. Without any step
-        in that window there is no reward to compare with, so nothing is folded (invariant 2). The calibrated
-        detector, where the policy has it, folds every evaluation, and it alone the later passes. `ahead` is
-        what `fold_ahead` made of this evaluation.
+        the same attempt. Without any step in that window there is no reward to compare with, so nothing is
+        folded (invariant 2). HeldOutGuard gets no KL: the step monitor watches that, at every step. The
+        calibrated detector, where the policy has it, folds every evaluation, and it alone the later passes.
+        `ahead` is what `fold_ahead` made of this evaluation.
+
+        Returns:
+            The round; None for a later pass.
         """
-        self._failures = 0
+        self._failures, self._failure = 0, None
         if evaluation.pass_index > 0:
-            self._fold_items(evaluation, None, ahead)
-            self._latch_stop(silent_for=0.0)
-            return
-        self._waiting = max(0, self._waiting - 1)
+            self._fold_items(evaluation, None, None, ahead)
+            self._latch_halt(silent_for=0.0)
+            return None
+        self._evaluated += 1
+        self._skipped_in_a_row = 0
+        self._unconfirmed = False
         self._last = evaluation.summary()
+        self._first = self._first or self._last
         if self._best is None or self._last.score >= self._best.score:
             self._best = self._last
         attempt, step = evaluation.attempt, evaluation.step
-        window = [p for p in self._pending if p[0] == attempt and p[1] <= step]
-        later = [p for p in self._pending if (p[0], p[1]) > (attempt, step)]
-        self._pending = deque(later, maxlen=MAX_PENDING)
-        self._steps_since_evaluation = len(self._pending)
-        reward = fmean([reward for _, _, reward, _ in window]) if window else None
-        if reward is not None:
-            kls = [kl for _, _, _, kl in window if kl is not None]
-            status = self._guard.update(step, reward, self._last.score, median(kls) if kls else None)
-            if status.fire and self._guard.fired_rule is not None and self._rules_fire:
+        window = self._window.close(attempt, step)
+        self._steps_since_evaluation = len(self._window)
+        self._longest_round = max(self._longest_round, window.steps)
+        if window.reward is not None:
+            self._early.update(step, window.reward, self._last.score)
+            status = self._guard.update(step, window.reward, self._last.score)
+            if status.fire and self._guard.fired_rule is not None and self._held_out_guard_decides:
                 self._latch_fire(Code(self._guard.fired_rule), status.reason, attempt, step)
-        self._fold_items(evaluation, reward)
-        self._latch_stop(silent_for=0.0)
+        self._fold_items(evaluation, window.reward, window.reward_error)
+        self._latch_halt(silent_for=0.0)
+        after = self._guard.last_status
+        return Round(
+            reward=window.reward,
+            kl=window.kl,
+            rounds=self._guard.count,
+            in_loop_ema=after.in_loop_ema if after else None,
+            heldout_ema=after.heldout_ema if after else None,
+            proxy_real_gap=after.proxy_real_gap if after else None,
+            kl_ema=self._monitor.kl_ema,
+            evidence=self._evidence(),
+        )
+
+    def _evidence(self) -> dict[str, tuple[float, float]]:
+        """Statistic and threshold of each calibrated detector that can judge now, nats."""
+        readings = self._calibrated.readings if self._calibrated is not None else ()
+        return {
+            reading.name: (reading.statistic, reading.threshold)
+            for reading in readings
+            if reading.statistic is not None and reading.threshold is not None
+        }
 
     def fold_ahead(self, evaluation: Evaluation) -> Ahead | None:
         """What the calibrated detector will make of a later pass, for `fold_evaluation`; it changes nothing.
@@ -189,66 +307,105 @@ class Judge:
         if self._calibrated is None or evaluation.pass_index == 0:
             return None
         copy = type(self._calibrated).from_state(self._calibrated.to_state())
-        return copy, copy.fold(_pass(evaluation), evaluation.items, None)
+        return copy, copy.fold(_pass(evaluation), evaluation.items, None, evaluation.proxy_items)
 
     def _fold_items(
-        self, evaluation: Evaluation, in_loop_reward: float | None, ahead: Ahead | None = None
+        self,
+        evaluation: Evaluation,
+        in_loop_reward: float | None,
+        in_loop_error: float | None,
+        ahead: Ahead | None = None,
     ) -> None:
         """Fold the per-item outcomes into the calibrated detector, if the policy has it."""
-        if self._calibrated is None:
+        if self._calibrated is None or evaluation.mean_only:
             return
         if ahead is None:
-            status = self._calibrated.fold(_pass(evaluation), evaluation.items, in_loop_reward)
+            status = self._calibrated.fold(
+                _pass(evaluation), evaluation.items, in_loop_reward, evaluation.proxy_items, in_loop_error
+            )
         else:
             self._calibrated, status = ahead
         if status is not None and status.rule is not None:
             self._latch_fire(Code(status.rule), status.reason, evaluation.attempt, evaluation.step)
 
-    def fold_failure(self, error: str, pass_index: int = 0) -> None:
-        """Fold an evaluation that failed: the checkpoint, or the wanted pass of it, is given up."""
+    def fold_failure(self, error: str, pass_index: int = 0, kind: FailureKind = FailureKind.UNDERWAY) -> None:
+        """Fold an evaluation that failed: the checkpoint, or the wanted pass of it, is given up.
+
+        Weights that were scored as the checkpoint before are judged with it: they are no new evidence, and
+        nothing that was missed. Steps since that evaluation stay unjudged.
+        """
+        self._failure = kind
+        if kind is FailureKind.UNCHANGED and pass_index == 0:
+            self._evaluated += 1
+            self._last_failure = error
+            return
         self._failures += 1
         if pass_index == 0:
-            self._waiting = max(0, self._waiting - 1)
-        elif self._calibrated is not None:
-            self._calibrated.give_up()
+            self._failed += 1
+        else:
+            self._lose_pass(may_pass=kind in MAY_PASS)
         self._last_failure = error
-        self._latch_stop(silent_for=0.0)
+        self._latch_halt(silent_for=0.0)
+
+    def fold_skipped(self, pass_index: int = 0) -> None:
+        """Fold that a checkpoint was gone from the disk before it, or the wanted pass, could be evaluated."""
+        if pass_index == 0:
+            self._skipped += 1
+            self._skipped_in_a_row += 1
+        else:
+            self._lose_pass(may_pass=False)
+        self._latch_halt(silent_for=0.0)
+
+    def _lose_pass(self, *, may_pass: bool) -> None:
+        """A wanted pass failed. It is tried again, or cannot be had: then the next checkpoint decides the
+        alarm, or closes the baseline with the passes that were made.
+        """
+        if self._calibrated is None:
+            return
+        confirms = self._calibrated.awaits_confirmation
+        if not self._calibrated.lose(may_pass=may_pass):
+            return
+        if confirms:
+            self._unconfirmed = True
+        else:
+            self._short_baseline = self._calibrated.passes_made
 
     def fold_silence(self, silent_for: float) -> bool:
-        """Latch a stop if the trainer has been silent for `silent_for` seconds and the policy is `stop`.
+        """Latch a halt if the trainer has been silent for `silent_for` seconds and the action is `stop`.
 
         Returns:
             Whether the latch closed now, so that the caller stores it before announcing it.
         """
-        closed = self._stop is not None
-        self._latch_stop(silent_for)
-        return self._stop is not None and not closed
+        closed = self._halt is not None
+        self._latch_halt(silent_for)
+        return self._halt is not None and not closed
 
     def fold_latch(self, latch: Latch) -> None:
         """Close a latch that was stored: one that silence closed cannot be had by folding reports again."""
         if latch.fire:
             self._fire = self._fire or latch
         else:
-            self._stop = self._stop or latch
+            self._halt = self._halt or latch
 
-    def _armed_kl(self, kl: float | None, kind: KlKind) -> float | None:
-        """The KL the rule may use. An exact 0 counts only once the KL has been seen to move (beta = 0)."""
-        self._last_kl = (kind, kl)
-        if kl is None or kind is not KlKind.REF_TOKEN_MEAN:
-            return None
-        self._kl_armed = self._kl_armed or kl != 0.0
-        return kl if self._kl_armed else None
+    def fold_end(self, report: EndReport) -> None:
+        """Fold which step a trainer says was its last. It is never taken back: it can only add steps that
+        nobody judged.
+        """
+        if report.step is not None:
+            told = report.attempt, report.step
+            if self._told_end is None or told > self._told_end[:2]:
+                self._told_end = (*told, report.began)
 
     def _latch_fire(self, code: Code, message: str, attempt: int, step: int) -> None:
         if self._fire is None:
             self._fire = Latch(True, code.value, message, attempt, step)
 
-    def _latch_stop(self, silent_for: float) -> None:
-        if self._stop is not None or not self._may_stop:
+    def _latch_halt(self, silent_for: float) -> None:
+        if self._halt is not None or not self._may_halt:
             return
         for condition in self._liveness(silent_for):
-            if condition.policy == "stop":
-                self._stop = Latch(
+            if condition.action == "stop":
+                self._halt = Latch(
                     False, condition.code.value, condition.message, self._attempt or 0, self._step or 0
                 )
                 return
@@ -258,25 +415,72 @@ class Judge:
     def wanted_pass(self) -> Pass | None:
         """A further evaluation, with fresh randomness, that should come before any other checkpoint's.
 
-        Passes of the baseline until `calibrated.baseline_passes` are done, and one to confirm an alarm.
-        Answer with an `Evaluation` of that `pass_index`, or `fold_failure` with it.
+        Passes of the baseline until `calibrated.baseline_passes` are done, and one to confirm an alarm. One
+        that failed of what may pass is wanted once more, under a number of its own.
+        Respond with an `Evaluation` of that `pass_index`, or `fold_failure` with it.
         """
         return self._calibrated.wanted() if self._calibrated is not None and self._fire is None else None
 
     @property
-    def _rules_fire(self) -> bool:
-        """Whether HeldOutGuard and the KL stop may fire; under `calibrated` the KL stop only warns."""
+    def sampling(self) -> Sampling | None:
+        """What the trainer's first checkpoint said of its sampling; None: nothing, or there was none."""
+        return self._sampling
+
+    @property
+    def _checkpoints_left(self) -> int:
+        """Checkpoints that were announced, and neither evaluated nor given up."""
+        return max(0, self._announced - self._evaluated - self._failed - self._skipped)
+
+    @property
+    def _not_reported(self) -> int:
+        """Steps that the trainer says at its end it made after all that is known of, such as those whose
+        reward was not finite; as many as it would have reported of them.
+
+        What an earlier attempt reported says nothing of steps that a later one made again.
+        """
+        attempt, step, began = self._told_end or (0, 0, None)
+        if attempt < (self._attempt or 0):  # another start has reported since
+            return 0
+        reported = attempt == self._attempt
+        known = (self._step or 0) if reported or began is None else began
+        if self._last is not None and (self._last.attempt == attempt or (began is None and not reported)):
+            known = max(known, self._last.step)
+        return max(0, step - known) // (self._stride or 1)
+
+    @property
+    def waiting(self) -> int:
+        """Evaluations that are yet to be made. A baseline nobody is compared with waits for nothing."""
+        confirms = (
+            self._fire is None and self._calibrated is not None and self._calibrated.awaits_confirmation
+        )
+        return self._checkpoints_left + (1 if confirms else 0)
+
+    @property
+    def _held_out_guard_decides(self) -> bool:
+        """Whether HeldOutGuard may fire; under `calibrated` what it says is advice."""
         return self.policy.detector != "calibrated"
 
     @property
     def latch(self) -> Latch | None:
-        """The fire if there is one, else the stop, else None."""
-        return self._fire or self._stop
+        """The fire if there is one, else the halt, else None."""
+        return self._fire or self._halt
 
     @property
     def latches(self) -> tuple[Latch, ...]:
-        """Every latch that has closed: at most one fire and one stop."""
-        return tuple(latch for latch in (self._fire, self._stop) if latch is not None)
+        """Every latch that has closed: at most one fire and one halt."""
+        return tuple(latch for latch in (self._fire, self._halt) if latch is not None)
+
+    @property
+    def kl_advised(self) -> tuple[bool, bool, bool]:
+        """Which advice about the KL holds, which any step can change: the warning's limit is passed, the KL
+        did not start near 0, it is not finite. Cheap, for who folds a long run and looks at every change.
+        """
+        limit, rise = self.policy.kl.warn_above, self._monitor.rise
+        return (
+            limit is not None and rise is not None and rise > limit,
+            bool(self._monitor.start),
+            self._kl_not_finite >= NOT_FINITE_STEPS,
+        )
 
     def verdict(self, silent_for: float = 0.0) -> Verdict:
         """The verdict now.
@@ -284,17 +488,18 @@ class Judge:
         Args:
             silent_for: seconds since the last step, or since the guard started if that was later.
         """
-        conditions = tuple(sorted(self._conditions(silent_for), key=lambda c: -c.level.severity))
-        worst = conditions[0] if conditions else _condition(Code.OK, Level.HEALTHY, Code.OK.meaning)
-        if worst.level is Level.HEALTHY:
-            worst = _condition(Code.OK, Level.HEALTHY, self._ok_sentence())
+        conditions = tuple(sorted(self._conditions(silent_for), key=lambda c: (c.advice, -c.level.severity)))
+        worst = next((c for c in conditions if not c.advice and c.level is not Level.HEALTHY), None)
+        if worst is None:
+            worst = _condition(Code.OK, Level.HEALTHY, self._ok_sentence(conditions))
         status = self._guard.last_status
         return Verdict(
             level=worst.level,
             code=worst.code,
             reason=worst.message,
             fire=self._fire is not None,
-            halt=self.latch is not None,
+            halt=self._fire is None and self._halt is not None,
+            stop=self.latch is not None,
             conditions=conditions,
             latch_attempt=self.latch.attempt if self.latch else None,
             latch_step=self.latch.step if self.latch else None,
@@ -302,13 +507,23 @@ class Judge:
             step=self._step,
             steps=self._steps,
             rounds=self._guard.count,
-            waiting=self._waiting,
+            announced=self._announced,
+            evaluated=self._evaluated,
+            failed=self._failed,
+            skipped=self._skipped,
+            refused=len(self._refused),
+            failure=self._failure,
+            waiting=self.waiting,
+            steps_since_evaluation=self._steps_since_evaluation + self._not_reported,
+            longest_round=self._longest_round,
             in_loop_ema=status.in_loop_ema if status else None,
             heldout_ema=status.heldout_ema if status else None,
             proxy_real_gap=status.proxy_real_gap if status else None,
             max_proxy_real_gap=self._guard.max_proxy_real_gap,
             kl_ema=self._monitor.kl_ema,
-            kl_hard_stop=self._monitor.kl_hard_stop,
+            kl_start=self._monitor.start or None,
+            kl_warn_above=self.policy.kl.warn_above,
+            kl_hard_stop=self.policy.kl.hard_stop,
             last_evaluation=self._last,
             best_evaluation=self._best,
             detectors=self._calibrated.readings if self._calibrated is not None else (),
@@ -317,43 +532,135 @@ class Judge:
     def _conditions(self, silent_for: float) -> Iterator[Condition]:
         if self._fire is not None:
             yield _condition(Code(self._fire.code), Level.FIRED, self._fire.message)
-        if self._stop is not None:
-            yield _condition(Code(self._stop.code), Level.WARNING, self._stop.message, "stop")
+        if self._halt is not None:
+            yield _condition(Code(self._halt.code), Level.WARNING, self._halt.message, "stop")
         for condition in self._liveness(silent_for):
-            if self._stop is None or condition.code.value != self._stop.code:
+            if self._halt is None or condition.code.value != self._halt.code:
                 yield condition
+        if self._failure in DOUBTS and (
+            self._failure is not FailureKind.UNCHANGED or self._steps_since_evaluation
+        ):
+            yield _condition(Code.CHECKPOINT_DOUBTFUL, Level.UNKNOWN, self._last_failure)
         if self._steps == 0:
             yield _condition(Code.NO_STEPS, Level.UNKNOWN, "no step has been reported yet")
-        elif self._rules_fire and self._guard.count < max(1, self._guard.min_steps):
-            yield _condition(
-                Code.WARMING_UP,
-                Level.UNKNOWN,
-                f"{self._guard.count} of {max(1, self._guard.min_steps)} evaluation rounds "
-                "before the held-out rule may judge",
-            )
+        elif self._held_out_guard_decides and self._guard.count < max(1, self._guard.min_steps):
+            yield from self._warming_up()
         if self._calibrated is not None:
             yield from self._calibrated.conditions()
-        if not self._rules_fire and (reason := self._monitor.fired_reason):
-            yield _condition(Code.KL_HARD_STOP, Level.WARNING, reason)
-        if self._steps and (inert := self._why_kl_is_inert()):
+            yield from self._about_lost_passes()
+        yield from _cut_off(self._first, self._sampling)
+        yield from self._about_sampling()
+        yield from self._advice()
+        yield from self._about_kl()
+
+    def _warming_up(self) -> Iterator[Condition]:
+        """That HeldOutGuard may not fire yet, and what it would have fired on by now."""
+        rounds = f"{self._guard.count} of {max(1, self._guard.min_steps)} evaluation rounds"
+        message = f"{rounds} before the held-out rule may judge"
+        yield _condition(Code.WARMING_UP, Level.UNKNOWN, message)
+        rule, status = self._early.fired_rule, self._early.last_status
+        if rule is not None and status is not None:
+            reason = status.reason.removeprefix("latched: ")
+            yield _condition(
+                Code(rule), Level.WARNING, f"only its warm-up keeps the rule from stopping the run: {reason}"
+            )
+
+    def _about_lost_passes(self) -> Iterator[Condition]:
+        """What passes that could not be made mean. A short baseline is honest, and sees less: `warming_up`
+        holds until what there is would show a fall.
+        """
+        if self._unconfirmed:
+            yield _condition(
+                Code.EVALUATION_FAILING,
+                Level.WARNING,
+                "the fresh evaluation that the alarm waited for could not be made: the next checkpoint "
+                "decides about it, and without one nobody does",
+            )
+        if self._short_baseline is not None and self._evaluated > 1:
+            passes = f"{self._short_baseline} of {self.policy.calibrated.baseline_passes} passes"
+            yield _advice(
+                Code.NO_BASELINE,
+                f"the baseline has {passes} of the starting policy, because the next one failed, twice "
+                "where that could help, or its checkpoint was gone: a decline shows later than with all of "
+                "them. Keep the starting policy on the disk until they are made",
+            )
+
+    def _advice(self) -> Iterator[Condition]:
+        """What the observers would have done: it is told, and stops nothing."""
+        rule, status = self._guard.fired_rule, self._guard.last_status
+        if rule is not None and status is not None and not self._held_out_guard_decides:
+            reason = status.reason.removeprefix("latched: ")
+            yield _advice(Code(rule), f"HeldOutGuard at its thresholds would have stopped the run: {reason}")
+        limit, (passed, *_) = self.policy.kl.warn_above, self.kl_advised
+        if limit is not None and passed:
+            yield _advice(
+                Code.KL_HARD_STOP, self._monitor.sentence(self._step or 0, limit, "limit for a warning")
+            )
+
+    def _about_sampling(self) -> Iterator[Condition]:
+        """How evaluations and trainer differ. It is advice: held-out scores stay comparable with each other.
+
+        What is measured differently is the reward, so a comparison of its gain with theirs is in question,
+        and nothing that a trainer could hide by it.
+        """
+        used = None if self._first is None else self._first.sampling
+        if used is not None and used.source is SamplingSource.DEFAULT:
+            yield _advice(
+                Code.SAMPLING_UNKNOWN,
+                "neither the trainer nor the evaluator's settings say how to sample (temperature and longest "
+                f"completion), so evaluations have the default: {used.words}. Where the trainer samples in "
+                "another way, gains of the held-out score and of the reward are not the same thing",
+            )
+        if (other := self._other_sampling) is not None:
+            yield _advice(
+                Code.SAMPLING_CHANGED,
+                f"the trainer's checkpoint at step {other.step} says {_said(other.sampling)}; the run began "
+                f"with {_said(self._sampling)}, and its evaluations stay as they were",
+            )
+
+    def _about_kl(self) -> Iterator[Condition]:
+        """What is to be known of the KL itself. A limit that stops and cannot be watched is not kept."""
+        watched = self.policy.kl.hard_stop is not None
+        _, starts_away, not_finite = self.kl_advised
+        early = self._early_monitor.fired_reason
+        if self._monitor.rise is None and early is not None:
+            yield _condition(
+                Code.KL_HARD_STOP,
+                Level.WARNING,
+                f"only its warm-up of {self._monitor.min_steps} steps keeps the rule from stopping the run: "
+                f"{early}",
+            )
+        if starts_away:
+            yield _advice(
+                Code.REFERENCE_NOT_START,
+                f"the KL began at {self._monitor.start:.4g} nats/token: the reference is not the starting "
+                "policy, so limits count from there",
+            )
+        if not_finite:
+            message = f"KL to the reference was infinite or NaN at the last {self._kl_not_finite} steps"
+            level = Level.UNKNOWN if watched else Level.WARNING
+            yield Condition(code=Code.KL_NOT_FINITE, level=level, message=message, advice=not watched)
+        elif self._steps and (inert := self._why_kl_is_inert()):
             yield _condition(Code.KL_INERT, Level.HEALTHY, inert)
 
     def _liveness(self, silent_for: float) -> Iterator[Condition]:
-        """What keeps the guard from knowing: its own conditions with their own policies (invariant 6)."""
+        """What keeps the guard from knowing: its own conditions with their own actions (invariant 6)."""
         silent, stale, failing = self.policy.silent, self.policy.stale, self.policy.evaluation_failing
         if silent_for > silent.after_seconds:
             yield _condition(
                 Code.SILENT,
                 Level.UNKNOWN,
                 f"no step for {silent_for:.0f} s (limit {silent.after_seconds:g} s)",
-                silent.policy,
+                silent.action,
             )
-        if self._waiting > stale.after_rounds:
+        left, gone = self._checkpoints_left, self._skipped_in_a_row
+        if left + gone > stale.after_rounds:
+            lost = f"{gone} checkpoints were gone before their evaluation, and " if gone else ""
             yield _condition(
                 Code.STALE,
                 Level.UNKNOWN,
-                f"{self._waiting} checkpoints wait for their evaluation (limit {stale.after_rounds})",
-                stale.policy,
+                f"{lost}{left} checkpoints wait for their evaluation (limit {stale.after_rounds})",
+                stale.action,
             )
         elif self._steps_since_evaluation > stale.after_steps:
             yield _condition(
@@ -361,14 +668,14 @@ class Judge:
                 Level.UNKNOWN,
                 f"{self._steps_since_evaluation} steps since the last evaluated checkpoint "
                 f"(limit {stale.after_steps})",
-                stale.policy,
+                stale.action,
             )
         if self._failures >= failing.after_failures:
             yield _condition(
                 Code.EVALUATION_FAILING,
                 Level.UNKNOWN,
                 f"{self._failures} evaluations failed in a row; the last: {self._last_failure}",
-                failing.policy,
+                failing.action,
             )
 
     def _why_kl_is_inert(self) -> str:
@@ -376,17 +683,20 @@ class Judge:
         if self._last_kl is None:
             return ""
         kind, value = self._last_kl
+        if kind == KlKind.NOT_FINITE:
+            return "KL to the reference is infinite or NaN at the newest step"
         if kind != KlKind.REF_TOKEN_MEAN:
             return f"the trainer reports kl_kind={kind}: the KL rule needs {KlKind.REF_TOKEN_MEAN.value}"
         if value is None:
             return "the newest step has no KL: the KL rule is inert"
-        if not self._kl_armed:
+        if not self._window.kl_moved:
             return "KL to the reference is exactly 0 at every step (beta = 0?): it counts as absent"
         return ""
 
-    def _ok_sentence(self) -> str:
-        gap = self._guard.proxy_real_gap()
-        return f"nothing speaks against the run after {self._guard.count} rounds (Hacking Gap {gap:+.4f})"
+    def _ok_sentence(self, conditions: Sequence[Condition]) -> str:
+        """That nothing speaks against the run, and what has not been looked at yet."""
+        so_far = f"nothing speaks against the run after {self._evaluated} evaluated checkpoints"
+        return "; ".join((so_far, *(c.message for c in conditions if c.code is Code.WARMING_UP)))
 
     # -- state -------------------------------------------------------------------------------------------
 
@@ -396,22 +706,35 @@ class Judge:
             "version": STATE_VERSION,
             "policy": self.policy.model_dump(mode="json"),
             "guard": self._guard.to_state(),
+            "early": self._early.to_state(),
             "monitor": self._monitor.to_state(),
+            "early_monitor": self._early_monitor.to_state(),
             "calibrated": None if self._calibrated is None else self._calibrated.to_state(),
-            "pending": [list(p) for p in self._pending],
+            "window": self._window.to_state(),
             "attempt": self._attempt,
             "step": self._step,
             "steps": self._steps,
-            "kl_armed": self._kl_armed,
             "last_kl": None if self._last_kl is None else list(self._last_kl),
-            "waiting": self._waiting,
+            "kl_not_finite": self._kl_not_finite,
+            "checkpoints": [self._announced, self._evaluated, self._failed, self._skipped],
+            "refused": sorted(map(list, self._refused)),
+            "skipped_in_a_row": self._skipped_in_a_row,
+            "sampling": _dumped(self._sampling),
+            "other_sampling": None if self._other_sampling is None else self._other_sampling.to_state(),
             "steps_since_evaluation": self._steps_since_evaluation,
+            "longest_round": self._longest_round,
+            "stride": self._stride,
+            "told_end": None if self._told_end is None else list(self._told_end),
+            "short_baseline": self._short_baseline,
+            "unconfirmed": self._unconfirmed,
             "failures": self._failures,
             "last_failure": self._last_failure,
+            "failure": None if self._failure is None else self._failure.value,
             "last": None if self._last is None else self._last.model_dump(mode="json"),
             "best": None if self._best is None else self._best.model_dump(mode="json"),
+            "first": None if self._first is None else self._first.model_dump(mode="json"),
             "fire": None if self._fire is None else asdict(self._fire),
-            "stop": None if self._stop is None else asdict(self._stop),
+            "halt": None if self._halt is None else asdict(self._halt),
         }
 
     @classmethod
@@ -426,20 +749,32 @@ class Judge:
             raise ValueError(f"Judge state has version {state.get('version')!r}; expected {STATE_VERSION}")
         judge = cls(Policy.model_validate(state["policy"]))
         judge._guard = HeldOutGuard.from_state(state["guard"])
+        judge._early = HeldOutGuard.from_state(state["early"])
         judge._monitor = StepMonitor.from_state(state["monitor"])
+        judge._early_monitor = StepMonitor.from_state(state["early_monitor"])
         if state["calibrated"] is not None:
             from guard_core.detectors.run import CalibratedRun
 
             judge._calibrated = CalibratedRun.from_state(state["calibrated"])
-        judge._pending.extend((a, s, reward, kl) for a, s, reward, kl in state["pending"])
-        for name in ("attempt", "step", "steps", "kl_armed", "waiting", "steps_since_evaluation"):
+        judge._window = StepWindow.from_state(state["window"])
+        counters = ("kl_not_finite", "skipped_in_a_row", "steps_since_evaluation", "longest_round")
+        for name in ("attempt", "step", "steps", "stride", "short_baseline", "unconfirmed", *counters):
             setattr(judge, f"_{name}", state[name])
+        judge._announced, judge._evaluated, judge._failed, judge._skipped = state["checkpoints"]
+        told = state["told_end"]
+        judge._told_end = None if told is None else (told[0], told[1], told[2])
+        judge._sampling = _sampling(state["sampling"])
+        other = state["other_sampling"]
+        judge._other_sampling = None if other is None else OtherSampling.from_state(other)
         judge._last_kl = None if state["last_kl"] is None else (state["last_kl"][0], state["last_kl"][1])
+        judge._refused = {CheckpointKey(attempt, step) for attempt, step in state["refused"]}
         judge._failures, judge._last_failure = state["failures"], state["last_failure"]
+        judge._failure = None if state["failure"] is None else FailureKind(state["failure"])
         judge._last = None if state["last"] is None else EvaluationSummary.model_validate(state["last"])
         judge._best = None if state["best"] is None else EvaluationSummary.model_validate(state["best"])
+        judge._first = None if state["first"] is None else EvaluationSummary.model_validate(state["first"])
         judge._fire = None if state["fire"] is None else Latch(**state["fire"])
-        judge._stop = None if state["stop"] is None else Latch(**state["stop"])
+        judge._halt = None if state["halt"] is None else Latch(**state["halt"])
         return judge
 
 
@@ -458,5 +793,43 @@ def _pass(evaluation: Evaluation) -> Pass:
     return Pass(evaluation.attempt, evaluation.step, evaluation.path, evaluation.pass_index)
 
 
-def _condition(code: Code, level: Level, message: str, policy: Any = None) -> Condition:
-    return Condition(code=code, level=level, message=message, policy=policy)
+def _dumped(sampling: Sampling | None) -> dict[str, Any] | None:
+    return None if sampling is None else sampling.model_dump(mode="json")
+
+
+def _sampling(state: Mapping[str, Any] | None) -> Sampling | None:
+    return None if state is None else Sampling.model_validate(state)
+
+
+def _said(sampling: Sampling | None) -> str:
+    return "nothing of its sampling" if sampling is None else sampling.words
+
+
+def _advice(code: Code, message: str) -> Condition:
+    return Condition(code=code, level=Level.WARNING, message=message, advice=True)
+
+
+def _cut_off(first: EvaluationSummary | None, trainer: Sampling | None) -> Iterator[Condition]:
+    """That too many completions of the first evaluation were cut off: how they end was never seen.
+
+    Where the trainer lets them go on for longer, what it trains is not what is scored, so no verdict can be
+    had. Where it does not, or does not say, it is advice. Later evaluations change nothing: a trainer that
+    is told of their shares could read items out of them.
+    """
+    if first is not None and first.truncated is not None and first.truncated > MAX_TRUNCATED:
+        used, own = first.sampling, None if trainer is None else trainer.max_new_tokens
+        shorter = used is not None and own is not None and used.max_new_tokens < own
+        longer = f", where the trainer gives them {own}" if shorter else ""
+        yield Condition(
+            code=Code.UNINFORMATIVE_BASELINE,
+            level=Level.UNKNOWN if shorter else Level.WARNING,
+            advice=not shorter,
+            message=f"{first.truncated:.0%} of the completions at step {first.step} were cut off at the "
+            f"length limit{longer} (advised: at most {MAX_TRUNCATED:.0%}), so how they end is not known: "
+            "raise the evaluator's max_new_tokens to what the trainer generates with (or its ceiling, "
+            "max_new_tokens_ceiling)",
+        )
+
+
+def _condition(code: Code, level: Level, message: str, action: Any = None) -> Condition:
+    return Condition(code=code, level=level, message=message, action=action)

@@ -5,7 +5,8 @@ It is what `policy.yaml` holds for `rlguard run` and what `spec.guard.policy` ho
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,16 +16,34 @@ from guard_core.step_monitor import StepMonitor
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Section(BaseModel):
+class NamesItsOldFields(BaseModel):
+    """Refuses a field by its name of old, and says what to write instead."""
+
+    #: Name of old -> what its writer is told.
+    old_fields: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_old_fields(cls, given: Any) -> Any:
+        for name, instead in cls.old_fields.items():
+            if isinstance(given, dict) and name in given:
+                raise ValueError(instead)
+        return given
+
+
+#: For what says what a condition does: `policy` means all of the policy.
+POLICY_IS_ACTION = {"policy": "`policy` is now `action`: write it under that name"}
+
+
+class _Section(NamesItsOldFields):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class HeldOutGuardPolicy(_Section):
-    """Thresholds of the `HeldOutGuard` rule."""
+    """Thresholds of the `HeldOutGuard` rule. Its limit on the KL is `kl.hard_stop`, watched at every step."""
 
-    kl_hard_stop: Finite = Field(
-        0.08, gt=0, description="KL to the reference that stops the run, nats/token."
-    )
+    old_fields = {"kl_hard_stop": "heldout_guard.kl_hard_stop is now kl.hard_stop: write it there"}
+
     max_proxy_real_gap: Finite = Field(0.10, description="Ceiling of the Hacking Gap, reward units.")
     min_steps: int = Field(20, ge=0, description="Evaluation rounds before the rule may fire.")
     decline_patience: int = Field(
@@ -36,37 +55,77 @@ class HeldOutGuardPolicy(_Section):
     )
 
     def build(self) -> HeldOutGuard:
-        """A fresh guard with these thresholds."""
+        """A fresh guard with these thresholds, to be fed without a KL."""
         return HeldOutGuard(**self.model_dump())
+
+
+class KlPolicy(_Section):
+    """Limits on the KL to the reference, nats/token, watched at every step.
+
+    Learning costs KL too, and no value carries over from model to model, so by default it only warns. Where
+    the KL does not start near 0 the limits are counted from where it starts.
+    """
+
+    warn_above: Finite | None = Field(
+        0.08, gt=0, description="KL to the reference that warns, nats/token; null: none."
+    )
+    hard_stop: Finite | None = Field(
+        None, gt=0, description="KL to the reference that stops the run, nats/token; null: none."
+    )
+    min_steps: int = Field(20, ge=0, description="Steps with a KL before either of them acts.")
+    ema_alpha: Finite = Field(0.9, ge=0, lt=1, description="Weight on the prior value of the KL's EMA.")
+
+    def build(self) -> StepMonitor:
+        """A fresh monitor with these limits."""
+        return StepMonitor(self.hard_stop, self.ema_alpha, self.min_steps)
 
 
 class AlphaShares(_Section):
     """How `alpha` is split between the parts of the calibrated detector. The shares sum to at most 1."""
 
-    guaranteed: Finite = Field(0.4, gt=0, le=1, description="Share of the e-process against the baseline.")
-    fast: Finite = Field(0.4, gt=0, le=1, description="Share of the risk-adjusted charts.")
-    peak: Finite = Field(0.1, gt=0, le=1, description="Share of the decline from a plateau.")
-    gap: Finite = Field(0.1, gt=0, le=1, description="Share of the gap between proxy and held-out gain.")
+    guaranteed: Finite = Field(0.09, gt=0, le=1, description="Share of the e-process against the baseline.")
+    fast: Finite = Field(0.67, gt=0, le=1, description="Share of the risk-adjusted charts.")
+    peak: Finite = Field(0.05, gt=0, le=1, description="Share of the decline from a plateau.")
+    gap: Finite = Field(0.09, gt=0, le=1, description="Share of the gap between proxy and held-out gain.")
+    disagreement: Finite = Field(
+        0.1,
+        gt=0,
+        le=1,
+        description="Share of the disagreement between training grader and scorer; the others get it where "
+        "there is no `proxy_scorer`.",
+    )
 
     @model_validator(mode="after")
     def _sum_to_one(self) -> Self:
-        total = self.guaranteed + self.fast + self.peak + self.gap
+        total = self.guaranteed + self.fast + self.peak + self.gap + self.disagreement
         if total > 1 + 1e-9:
-            raise ValueError(f"alpha_shares sum to {total:g}; they must not exceed 1")
+            given = ", ".join(f"{name} {share:g}" for name, share in self.model_dump().items())
+            raise ValueError(f"alpha_shares sum to {total:g} ({given}); they must not exceed 1")
         return self
 
 
 class CalibratedPolicy(_Section):
     """Settings of the calibrated detector (`guard_core.detectors`). Scores are fractions of 1."""
 
-    alpha: Finite = Field(0.05, gt=0, lt=0.5, description="Wanted probability of a false stop in `horizon`.")
-    horizon: int = Field(100, ge=1, description="Evaluations that `alpha` is for.")
-    alpha_shares: AlphaShares = Field(default_factory=AlphaShares)
-    tolerance: Finite = Field(
-        0.01, ge=0, lt=1, description="Decline of the held-out mean below the baseline that is accepted."
+    old_fields = {
+        name: f"`{name}` is gone: `max_decline` is the decline that is accepted, below the start and below a "
+        "plateau"
+        for name in ("tolerance", "peak_tolerance")
+    }
+
+    alpha: Finite = Field(
+        0.05, gt=0, lt=0.5, description="Probability of a false stop in `horizon` that you accept."
     )
-    peak_tolerance: Finite = Field(
-        0.02, ge=0, lt=1, description="Decline of the held-out mean below a plateau that is accepted."
+    horizon: int = Field(
+        100, ge=1, le=1000, description="Evaluations that `alpha` is for; its simulation takes as long."
+    )
+    alpha_shares: AlphaShares = Field(default_factory=AlphaShares)
+    max_decline: Finite = Field(
+        0.03,
+        ge=0,
+        lt=1,
+        description="Decline of the held-out mean below its start, or below a plateau, that is accepted for "
+        "ten evaluations; a smaller one that is proven is a warning.",
     )
     baseline_passes: int = Field(16, ge=1, le=256, description="Passes of the starting policy (R).")
     samples: int = Field(1, ge=1, description="Independent samples behind each outcome (k).")
@@ -89,7 +148,19 @@ class CalibratedPolicy(_Section):
         description="Levels reached in a run are averaged over 2 and 4 times as many evaluations.",
     )
     gap_gain: Finite = Field(
-        0.02, gt=0, lt=1, description="Held-out gain that a risen in-loop reward has to show."
+        0.03,
+        gt=0,
+        lt=1,
+        description="Held-out gain that a risen in-loop reward has to show; less, if a quarter of the "
+        "reward's gain, or of what was left to gain, is less.",
+    )
+    on_decline: Literal["warn", "stop"] = Field(
+        "stop", description="What a proven decline does (`guaranteed`, `fast`, `peak`)."
+    )
+    on_disagreement: Literal["warn", "stop"] = Field(
+        "stop",
+        description="What it does when the reward provably gains more than the held-out score should allow "
+        "(`gap`, `disagreement`).",
     )
     bootstrap_runs: int = Field(2000, ge=100, description="Simulated null runs behind the fast threshold.")
     seed: int = Field(0, ge=0, description="Seed of that simulation.")
@@ -98,8 +169,10 @@ class CalibratedPolicy(_Section):
 class SilentPolicy(_Section):
     """What to do when the trainer reports no step."""
 
+    old_fields = POLICY_IS_ACTION
+
     after_seconds: Finite = Field(1800.0, gt=0, description="Seconds without a step before `silent` holds.")
-    policy: Literal["warn", "stop"] = Field(
+    action: Literal["warn", "stop"] = Field(
         "warn", description="Whether `silent` only warns or stops the run."
     )
 
@@ -107,13 +180,15 @@ class SilentPolicy(_Section):
 class StalePolicy(_Section):
     """What to do when checkpoints are not being evaluated."""
 
+    old_fields = POLICY_IS_ACTION
+
     after_rounds: int = Field(
         3, ge=1, description="Checkpoints announced since the last finished evaluation before `stale` holds."
     )
     after_steps: int = Field(
         1000, ge=1, description="Steps reported since the last finished evaluation before `stale` holds."
     )
-    policy: Literal["warn", "stop"] = Field(
+    action: Literal["warn", "stop"] = Field(
         "warn", description="Whether `stale` only warns or stops the run."
     )
 
@@ -121,22 +196,38 @@ class StalePolicy(_Section):
 class EvaluationFailingPolicy(_Section):
     """What to do when evaluations fail."""
 
+    old_fields = POLICY_IS_ACTION
+
     after_failures: int = Field(3, ge=1, description="Failures in a row before `evaluation_failing` holds.")
-    policy: Literal["warn", "stop"] = Field("warn", description="Whether it only warns or stops the run.")
+    action: Literal["warn", "stop"] = Field("warn", description="Whether it only warns or stops the run.")
+
+
+class RefusedPolicy(_Section):
+    """What to do when the guard refuses what the trainer reports."""
+
+    old_fields = POLICY_IS_ACTION
+
+    after: int = Field(
+        3, ge=1, description="Refused reports in a row, of steps or of checkpoints, before `action` applies."
+    )
+    action: Literal["warn", "stop"] = Field("warn", description="Whether it only warns or stops the run.")
 
 
 class Policy(_Section):
     """All thresholds of one run. Unknown keys are refused; a changed policy is a new run."""
 
     detector: Literal["heldout_guard", "calibrated", "both"] = Field(
-        "heldout_guard",
-        description="What may fire on evaluations; with `both` the calibrated detector gets alpha/2.",
+        "calibrated",
+        description="What may fire on evaluations. Under `calibrated` HeldOutGuard only gives advice; with "
+        "`both` either fires, and the calibrated detector gets alpha/2.",
     )
+    kl: KlPolicy = Field(default_factory=KlPolicy)
     heldout_guard: HeldOutGuardPolicy = Field(default_factory=HeldOutGuardPolicy)
     calibrated: CalibratedPolicy = Field(default_factory=CalibratedPolicy)
     silent: SilentPolicy = Field(default_factory=SilentPolicy)
     stale: StalePolicy = Field(default_factory=StalePolicy)
     evaluation_failing: EvaluationFailingPolicy = Field(default_factory=EvaluationFailingPolicy)
+    refused: RefusedPolicy = Field(default_factory=RefusedPolicy)
 
     def calibrated_share(self) -> CalibratedPolicy:
         """Settings of the calibrated detector beside HeldOutGuard: half of alpha, the rest is for that rule.
@@ -144,9 +235,3 @@ class Policy(_Section):
         HeldOutGuard holds its half only with thresholds that `rlguard calibrate` chose for it.
         """
         return self.calibrated.model_copy(update={"alpha": self.calibrated.alpha / 2})
-
-    def build_step_monitor(self) -> StepMonitor:
-        """The per-step KL watch; it shares its threshold and EMA with `heldout_guard`."""
-        return StepMonitor(
-            kl_hard_stop=self.heldout_guard.kl_hard_stop, ema_alpha=self.heldout_guard.ema_alpha
-        )

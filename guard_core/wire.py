@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 #: What a trainer measured. The bound keeps every sum and difference of folded values finite.
@@ -30,6 +30,7 @@ class KlKind(StrEnum):
     REF_TOKEN_MEAN = "ref_token_mean"
     REF_SEQ_SUM = "ref_seq_sum"
     BEHAVIOUR = "behaviour"
+    NOT_FINITE = "not_finite"
     ABSENT = "absent"
 
 
@@ -40,7 +41,7 @@ class StepReport(Wire):
     step: Step
     reward: Measured = Field(description="Mean in-loop reward of the step, reward units.")
     kl: Annotated[Measured, Field(ge=0)] | None = Field(
-        None, description="KL, nats; what it is says `kl_kind`."
+        None, description="KL, nats; `kl_kind` says which KL it is."
     )
     kl_kind: Annotated[KlKind, Field(strict=False)] = KlKind.ABSENT
     entropy: Measured | None = Field(None, description="Mean policy entropy, nats/token.")
@@ -50,9 +51,76 @@ class StepReport(Wire):
 
     @model_validator(mode="after")
     def _kind_of_kl_is_known(self) -> Self:
-        if self.kl is not None and self.kl_kind is KlKind.ABSENT:
-            raise ValueError("kl is given but kl_kind is 'absent': say which KL it is")
+        if self.kl is not None and self.kl_kind in (KlKind.ABSENT, KlKind.NOT_FINITE):
+            raise ValueError(f"kl is given but kl_kind is '{self.kl_kind}': say which KL it is")
         return self
+
+
+def _unused(*values: float) -> AfterValidator:
+    """A value that changes nothing is None, so that two ways to say the same are equal."""
+    return AfterValidator(lambda value: None if value in values else value)
+
+
+class Sampling(Wire):
+    """How a trainer samples its completions. None: not used; for the length: not known."""
+
+    temperature: Annotated[Finite, Field(ge=0, le=10)] = Field(description="Temperature; 0 is greedy.")
+    top_p: Annotated[Annotated[Finite, Field(gt=0, le=1)] | None, _unused(1)] = Field(
+        None, description="Nucleus: the likeliest tokens with this probability; 1 is none."
+    )
+    top_k: Annotated[Annotated[int, Field(ge=-1, le=1_000_000)] | None, _unused(0, -1)] = Field(
+        None, description="The likeliest tokens, so many; 0 or -1 is none."
+    )
+    min_p: Annotated[Annotated[Finite, Field(ge=0, le=1)] | None, _unused(0)] = Field(
+        None, description="Tokens with at least this share of the likeliest one's probability; 0 is none."
+    )
+    repetition_penalty: Annotated[Annotated[Finite, Field(ge=0.1, le=10)] | None, _unused(1)] = Field(
+        None, description="Divides the logits of tokens that have occurred; 1 is none."
+    )
+    max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        None, description="Longest completion, tokens."
+    )
+
+    @property
+    def words(self) -> str:
+        """For people: "temperature 0.7, top_p 0.9, up to 512 tokens"."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        said = [f"{name} {value:g}" for name in names if (value := getattr(self, name)) is not None]
+        length = [] if self.max_new_tokens is None else [f"up to {self.max_new_tokens} tokens"]
+        return ", ".join([*said, *length])
+
+
+class SamplingSource(StrEnum):
+    """Where the sampling of an evaluation comes from."""
+
+    TRAINER = "trainer"
+    SETTINGS = "settings"
+    DEFAULT = "default"
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return _SOURCE_WORDS[self]
+
+
+_SOURCE_WORDS = {
+    SamplingSource.TRAINER: "as the trainer samples, but for what the evaluator's settings say",
+    SamplingSource.SETTINGS: "as the evaluator's settings say",
+    SamplingSource.DEFAULT: "by default, because the trainer does not say how it samples",
+}
+
+
+class EvaluationSampling(Sampling):
+    """How the completions of one evaluation were sampled."""
+
+    max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        description="Longest completion, tokens."
+    )
+    samples: int = Field(ge=1, description="Completions of each item.")
+    source: Annotated[SamplingSource, Field(strict=False)] = Field(
+        description="`trainer`: as the trainer says, but for what the evaluator's settings say; `settings`: "
+        "temperature and length are set there; `default`: one is not, and the trainer does not say it."
+    )
 
 
 class CheckpointReport(Wire):
@@ -62,6 +130,21 @@ class CheckpointReport(Wire):
     step: Step
     path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
         description="Directory of the checkpoint, under the guard's checkpoint root."
+    )
+    sampling: Sampling | None = Field(
+        None, description="How the trainer samples now. What the first checkpoint says counts for the run."
+    )
+
+
+class EndReport(Wire):
+    """The training loop of this attempt has finished by itself; nothing of it will be reported any more."""
+
+    attempt: Attempt
+    step: Step | None = Field(
+        None, description="Last step that the loop made, also where its figures were not fit to be reported."
+    )
+    began: Step | None = Field(
+        None, description="Step after which this attempt began: 0, or that of what it was resumed from."
     )
 
 
@@ -79,6 +162,26 @@ class Level(StrEnum):
         return list(Level).index(self)
 
 
+class Finding(StrEnum):
+    """What a code that fires has found. A decline is not yet hacking, and neither is distance."""
+
+    HACKING = "hacking"
+    DECLINE = "decline"
+    DISTANCE = "distance"
+
+    @property
+    def words(self) -> str:
+        """The finding for people, as in "fired at step 9: WORDS"."""
+        return _FINDING_WORDS[self]
+
+
+_FINDING_WORDS = {
+    Finding.HACKING: "evidence of reward hacking",
+    Finding.DECLINE: "the held-out score fell (whether by hacking is not shown)",
+    Finding.DISTANCE: "the policy is too far from its reference",
+}
+
+
 class Code(StrEnum):
     """Stable codes of everything a verdict can say. `docs/reference/verdict.md` is generated from this."""
 
@@ -89,13 +192,21 @@ class Code(StrEnum):
     FAST_DECLINE = "fast_decline"
     PEAK_DECLINE = "peak_decline"
     CALIBRATED_GAP = "calibrated_gap"
+    PROXY_DISAGREEMENT = "proxy_disagreement"
+    UNINFORMATIVE_BASELINE = "uninformative_baseline"
     NO_BASELINE = "no_baseline"
     SILENT = "silent"
     STALE = "stale"
     EVALUATION_FAILING = "evaluation_failing"
+    CHECKPOINT_DOUBTFUL = "checkpoint_doubtful"
     NO_STEPS = "no_steps"
     WARMING_UP = "warming_up"
+    REPORTS_REFUSED = "reports_refused"
     KL_INERT = "kl_inert"
+    KL_NOT_FINITE = "kl_not_finite"
+    REFERENCE_NOT_START = "reference_not_start"
+    SAMPLING_UNKNOWN = "sampling_unknown"
+    SAMPLING_CHANGED = "sampling_changed"
     STORE_UNAVAILABLE = "store_unavailable"
     OK = "ok"
 
@@ -104,42 +215,165 @@ class Code(StrEnum):
         """One sentence for the reference and the dashboard."""
         return _MEANINGS[self]
 
+    @property
+    def remedy(self) -> str:
+        """What to do about a run that ends with it, in the imperative; "" where nothing is to be done."""
+        return _REMEDIES[self]
+
+    @property
+    def finding(self) -> Finding | None:
+        """What has been found where this code fires; None for a code that does not fire."""
+        return _FINDINGS.get(self)
+
+
+class Adapters(StrEnum):
+    """What a guard that loads checkpoints makes of one that is an adapter (PEFT)."""
+
+    APPLIED = "applied"
+    REFUSED = "refused"
+
+
+class FailureKind(StrEnum):
+    """What an evaluation failed of, as far as a trainer may know it.
+
+    Everything that can depend on an item is one kind, `underway`: weights could else be made to answer a
+    question about a held-out prompt by how they fail.
+    """
+
+    CHECKPOINT = "checkpoint"
+    TOKENIZER = "tokenizer"
+    TOKENIZER_CHANGED = "tokenizer_changed"
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+    WEIGHTS = "weights"
+    OUT_OF_MEMORY = "out_of_memory"
+    EVALUATOR = "evaluator"
+    UNDERWAY = "underway"
+
+    @property
+    def words(self) -> str:
+        """The kind as a sentence without its full stop."""
+        return _FAILURE_WORDS[self]
+
+
+#: A checkpoint that is not what it should be, which may be no accident.
+DOUBTS = frozenset({FailureKind.CHANGED, FailureKind.UNCHANGED, FailureKind.TOKENIZER_CHANGED})
+
+_FAILURE_WORDS = {
+    FailureKind.CHECKPOINT: "the checkpoint's files could not be taken (layout, size, links or rights)",
+    FailureKind.TOKENIZER: "the tokenizer was refused: it does not load, or lacks the chat template",
+    FailureKind.TOKENIZER_CHANGED: "tokenizer, chat template or generation config are not those of the first "
+    "checkpoint that was scored",
+    FailureKind.CHANGED: "the checkpoint's files were changed after it was announced",
+    FailureKind.UNCHANGED: "the weights are those of the checkpoint that was scored before",
+    FailureKind.WEIGHTS: "the weights were refused: they do not load, are not whole, or are not finite",
+    FailureKind.OUT_OF_MEMORY: "the guard ran out of memory while it loaded the model",
+    FailureKind.EVALUATOR: "the guard's evaluation process could not work, whatever the checkpoint",
+    FailureKind.UNDERWAY: "it broke off while items were answered or scored (a time-out, too little memory, "
+    "a server, a scorer, broken generation)",
+}
 
 _MEANINGS = {
-    Code.KL_HARD_STOP: "KL to the reference is above its hard stop.",
+    Code.KL_HARD_STOP: "KL to the reference is above the limit that the policy sets for it.",
     Code.HELDOUT_DECLINE: "The held-out score kept falling while in-loop reward rose.",
-    Code.HACKING_GAP: "In-loop reward gained more than the held-out score by over the ceiling.",
+    Code.HACKING_GAP: "In-loop reward gained more than the held-out score, by more than the ceiling.",
     Code.GUARANTEED_DECLINE: "The held-out mean is below the baseline, by a test valid at every time.",
     Code.FAST_DECLINE: "A risk-adjusted chart of the held-out items is above its threshold.",
     Code.PEAK_DECLINE: "The held-out mean fell from a level that the run had reached.",
     Code.CALIBRATED_GAP: "In-loop reward rose and the held-out score provably did not.",
+    Code.PROXY_DISAGREEMENT: "The training grader pays for held-out completions that the scorer rejects.",
+    Code.UNINFORMATIVE_BASELINE: "The starting score leaves the held-out score little room to move.",
     Code.NO_BASELINE: "The passes of the starting policy are not complete, so declines cannot be judged yet.",
     Code.SILENT: "The trainer has reported no step for too long.",
     Code.STALE: "Checkpoints or steps arrive, but no evaluation has finished for too long.",
     Code.EVALUATION_FAILING: "Held-out evaluations failed several times in a row.",
+    Code.CHECKPOINT_DOUBTFUL: "The newest checkpoint was not scored, because it is not what this run may be "
+    "judged by: other files than were announced, another tokenizer, or the weights of the one before.",
     Code.NO_STEPS: "No step has been reported yet.",
     Code.WARMING_UP: "Too few evaluation rounds for the rule to judge.",
+    Code.REPORTS_REFUSED: "The guard refused several reports of the trainer in a row.",
     Code.KL_INERT: "There is no KL to the reference, so the KL rule cannot fire.",
+    Code.KL_NOT_FINITE: "The trainer's KL to the reference is infinite or not a number.",
+    Code.REFERENCE_NOT_START: "KL did not start near 0: the reference is not the starting policy.",
+    Code.SAMPLING_UNKNOWN: "The trainer does not say how it samples, and neither do the settings.",
+    Code.SAMPLING_CHANGED: "The trainer samples in another way than at the start; evaluations do not.",
     Code.STORE_UNAVAILABLE: "The guard's store cannot be read or written.",
     Code.OK: "Nothing speaks against the run.",
 }
 
+_LOOK_AT_BOTH = "compare the best checkpoint with the last one before you use either"
+
+_REMEDIES = {
+    Code.KL_HARD_STOP: "lower the learning rate, raise beta, or raise the limit if that distance is wanted",
+    Code.HELDOUT_DECLINE: _LOOK_AT_BOTH,
+    Code.HACKING_GAP: _LOOK_AT_BOTH,
+    Code.GUARANTEED_DECLINE: _LOOK_AT_BOTH,
+    Code.FAST_DECLINE: _LOOK_AT_BOTH,
+    Code.PEAK_DECLINE: _LOOK_AT_BOTH,
+    Code.CALIBRATED_GAP: _LOOK_AT_BOTH,
+    Code.PROXY_DISAGREEMENT: "read completions on which the two graders differ, and fix the training grader",
+    Code.UNINFORMATIVE_BASELINE: "choose items that the starting policy solves sometimes, and let it finish "
+    "its completions (max_new_tokens)",
+    Code.NO_BASELINE: "let the trainer save more checkpoints (save_steps), or lower baseline_passes",
+    Code.SILENT: "see the trainer's log; raise silent.after_seconds if one step may take that long",
+    Code.STALE: "save less often, keep more checkpoints (save_total_limit), or make an evaluation cheaper "
+    "(items, samples, max_new_tokens)",
+    Code.EVALUATION_FAILING: "fix what the failure names; the guard's log has each one",
+    Code.CHECKPOINT_DOUBTFUL: "save what is trained, complete before it is announced, with one tokenizer for "
+    "the whole run; if nobody did otherwise, ask who else writes there",
+    Code.NO_STEPS: "add GuardCallback.from_env() to the trainer",
+    Code.WARMING_UP: "let the trainer save more checkpoints (save_steps)",
+    Code.REPORTS_REFUSED: "fix what the refusal names; the trainer's log has each one",
+    Code.KL_INERT: "set beta above 0 if KL is to be watched",
+    Code.KL_NOT_FINITE: "look for logits that are infinite or not a number in the trainer",
+    Code.REFERENCE_NOT_START: "give the trainer its starting policy as the reference",
+    Code.SAMPLING_UNKNOWN: "let the trainer say it (`sampling` of a checkpoint's report), or set temperature "
+    "and max_new_tokens of the evaluator",
+    Code.SAMPLING_CHANGED: "keep the trainer's sampling as it is for a whole run, or start a new run",
+    Code.STORE_UNAVAILABLE: "give the guard's state directory room and write permission",
+    Code.OK: "",
+}
+
+_FINDINGS = {
+    Code.KL_HARD_STOP: Finding.DISTANCE,
+    Code.HELDOUT_DECLINE: Finding.HACKING,
+    Code.HACKING_GAP: Finding.HACKING,
+    Code.GUARANTEED_DECLINE: Finding.DECLINE,
+    Code.FAST_DECLINE: Finding.DECLINE,
+    Code.PEAK_DECLINE: Finding.DECLINE,
+    Code.CALIBRATED_GAP: Finding.HACKING,
+    Code.PROXY_DISAGREEMENT: Finding.HACKING,
+}
+
+
+class EvaluationsNeeded(Wire):
+    """Evaluations until every rule of the policy can judge; null: no number of them is enough.
+
+    Four steps of a round tell how noisy their mean reward is; shorter rounds take more of them.
+    """
+
+    long_rounds: int | None = Field(description="Where a checkpoint is saved every four steps or less often.")
+    short_rounds: int | None = Field(description="Where it is saved more often than that.")
+
 
 class Condition(Wire):
-    """One thing that holds now. `policy` is set where the condition has one."""
+    """One thing that holds now. `action` is set where the policy has one for it."""
 
     code: Annotated[Code, Field(strict=False)] = Field(description="Which condition.")
     level: Annotated[Level, Field(strict=False)] = Field(description="How severe it is.")
     message: str = Field(description="A sentence with the numbers.")
-    policy: Literal["warn", "stop"] | None = Field(
-        None, description="What it does, where that is configured."
+    action: Literal["warn", "stop"] | None = Field(
+        None, description="What it does to the run, where the policy says so."
+    )
+    advice: bool = Field(
+        False, description="For the reader only: it stops nothing and leaves the verdict's level as it is."
     )
 
 
 class DetectorReading(Wire):
     """What one detector says after the newest evaluation. It carries no per-item outcome (invariant 8)."""
 
-    name: str = Field(description="Detector, e.g. `guaranteed`, `fast`, `peak`, `gap`.")
+    name: str = Field(description="Part of the detector, e.g. `guaranteed`, `fast`, `peak`, `gap`.")
     level: Annotated[Level, Field(strict=False)] = Field(description="How severe it is.")
     code: Annotated[Code, Field(strict=False)] = Field(description="What it finds.")
     statistic: Finite | None = Field(None, description="Evidence, nats; None where it cannot be judged.")
@@ -154,48 +388,111 @@ class EvaluationSummary(Wire):
     step: Step
     score: Finite = Field(description="Mean score over the held-out split, in [0, 1].")
     items: int = Field(description="How many held-out items were scored.")
+    truncated: Finite | None = Field(
+        None, ge=0, le=1, description="Share of completions that were cut off; None where it is not known."
+    )
+    proxy_score: Finite | None = Field(
+        None, description="Mean score of the same completions by the training grader, if the guard has it."
+    )
     path: str = Field(description="The checkpoint directory that was scored.")
     sha256: str | None = Field(
         None, description="Digest of the scored weights; None where weights are remote."
+    )
+    sampling: Annotated[EvaluationSampling, Field(strict=False)] | None = Field(
+        None, description="How the completions were sampled; None where that is not recorded."
     )
 
 
 class Verdict(Wire):
     """What the guard thinks of the run now. Missing numbers are null, never 0."""
 
-    level: Annotated[Level, Field(strict=False)] = Field(description="The most severe condition's level.")
-    code: Annotated[Code, Field(strict=False)] = Field(description="The most severe condition's code.")
-    reason: str = Field(description="The most severe condition's message.")
-    fire: bool = Field(description="Evidence of reward hacking; latched.")
-    halt: bool = Field(
-        description="Training must stop: a fire, or a condition whose policy is `stop`; latched."
+    level: Annotated[Level, Field(strict=False)] = Field(
+        description="The most severe condition's level; advice does not count."
     )
+    code: Annotated[Code, Field(strict=False)] = Field(description="That condition's code.")
+    reason: str = Field(description="That condition's message.")
+    fire: bool = Field(description="A rule of the policy fired; latched. The code says what was found.")
+    halt: bool = Field(
+        description="No rule fired, but a condition whose action is `stop` held; latched. Never with a fire."
+    )
+    stop: bool = Field(description="Training must stop: a fire or a halt.")
     conditions: tuple[Condition, ...] = Field(
         (), strict=False, description="Everything that holds now, the most severe first."
     )
     detectors: tuple[DetectorReading, ...] = Field(
         (), strict=False, description="What each part of the calibrated detector says; empty without it."
     )
-    latch_attempt: Attempt | None = Field(None, description="Attempt in which the fire or stop latched.")
+    latch_attempt: Attempt | None = Field(None, description="Attempt in which the fire or halt latched.")
     latch_step: Step | None = Field(None, description="Step of that attempt at which it latched.")
     attempt: Attempt | None = Field(None, description="Newest attempt seen.")
     step: Step | None = Field(None, description="Newest step of that attempt.")
     steps: int = Field(0, description="Steps acknowledged over all attempts.")
     rounds: int = Field(0, description="Evaluation rounds folded.")
-    waiting: int = Field(0, description="Checkpoints that were announced and are not evaluated yet.")
+    announced: int = Field(0, description="Checkpoints that were announced.")
+    evaluated: int = Field(
+        0,
+        description="Of these, evaluated on the held-out split; or judged with the one before, whose weights "
+        "they have to the bit.",
+    )
+    failed: int = Field(0, description="Of these, given up because their evaluation failed.")
+    skipped: int = Field(
+        0,
+        description="Of these, gone before they could be evaluated: from the disk, saved over, or with the "
+        "guard's pod.",
+    )
+    refused: int = Field(
+        0,
+        description="Beside these, refused when they were announced, and not taken later.",
+    )
+    failure: Annotated[FailureKind, Field(strict=False)] | None = Field(
+        None, description="What the newest evaluation failed of; null if it did not fail."
+    )
+    waiting: int = Field(
+        0, description="Evaluations that are yet to be made: the other checkpoints, and a wanted pass."
+    )
+    steps_since_evaluation: int = Field(
+        0,
+        description="Steps after the last evaluated checkpoint: those that were reported, and those that the "
+        "trainer says at its end it made beyond them.",
+    )
+    longest_round: int = Field(
+        0, description="Most steps that belonged to one evaluated checkpoint: as many may follow the last."
+    )
+    adapters: Annotated[Adapters, Field(strict=False)] | None = Field(
+        None,
+        description="What becomes of a checkpoint that is a LoRA adapter: `applied` to the guard's base "
+        "model, or `refused` because it has none; null where the guard loads no checkpoints.",
+    )
+    needed: EvaluationsNeeded | None = Field(
+        None,
+        description="How many evaluations this policy takes with these items; null until the held-out split "
+        "has been read.",
+    )
     in_loop_ema: Finite | None = Field(None, description="EMA of the in-loop reward over the rounds.")
     heldout_ema: Finite | None = Field(None, description="EMA of the held-out score over the rounds.")
     proxy_real_gap: Finite | None = Field(None, description="The Hacking Gap, reward units.")
     max_proxy_real_gap: Finite | None = Field(None, description="Its ceiling, reward units.")
     kl_ema: Finite | None = Field(None, description="EMA of the median-of-5 KL to the reference, nats/token.")
-    kl_hard_stop: Finite | None = Field(None, description="Its threshold, nats/token.")
+    kl_start: Finite | None = Field(
+        None, description="KL at the start, where it was not near 0; limits count from there, nats/token."
+    )
+    kl_warn_above: Finite | None = Field(None, description="Rise of that EMA that warns, nats/token.")
+    kl_hard_stop: Finite | None = Field(None, description="Rise of that EMA that stops the run, nats/token.")
     last_evaluation: EvaluationSummary | None = Field(None, description="The newest evaluation.")
     best_evaluation: EvaluationSummary | None = Field(
         None, description="Highest held-out score so far (the later one of equals): the last good checkpoint."
     )
 
+    @model_validator(mode="after")
+    def _a_stop_is_a_fire_or_a_halt(self) -> Self:
+        if self.fire and self.halt:
+            raise ValueError("fire and halt are both true: a run whose rule fired has not halted")
+        if self.stop != (self.fire or self.halt):
+            raise ValueError(f"stop is {self.stop}, with fire {self.fire} and halt {self.halt}")
+        return self
 
-class StepsAnswer(Wire):
+
+class StepsResponse(Wire):
     """Acknowledgement of `POST /v1/steps`: what it counts is on disk."""
 
     accepted: int = Field(description="New steps.")
@@ -203,7 +500,13 @@ class StepsAnswer(Wire):
     verdict: Verdict
 
 
-class CheckpointAnswer(Wire):
+class EndResponse(Wire):
+    """Acknowledgement of `POST /v1/end`. The step is on disk; that training has ended is only told on."""
+
+    verdict: Verdict
+
+
+class CheckpointResponse(Wire):
     """Acknowledgement of `POST /v1/checkpoints`."""
 
     queued: bool = Field(description="False if this checkpoint was already known.")

@@ -1,8 +1,15 @@
-"""`python -m guard_operator`: the operator process. Settings are flags; `--help` lists them."""
+"""`python -m guard_operator`: the operator process. Settings are flags; `--help` lists them.
+
+Exit codes:
+    0  a signal ended it
+    1  it lost its Lease or a part of it failed: Kubernetes starts it again
+    2  a flag is wrong, a package is missing, or there is no configuration for an API server
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -10,14 +17,24 @@ import socket
 import sys
 import threading
 import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kubernetes.config import ConfigException
+from pydantic import ValidationError
 
-from guard_operator.app import LeaseName, Operator
-from guard_operator.config import OperatorConfig
-from guard_operator.runtime.client import load_configuration
-from guard_operator.runtime.lease import LeaseTiming
-from guard_operator.runtime.manager import ManagerConfig
+from guard_core import log_lines
+from guard_core.extras import missing_extra
+from guard_core.notices import Event
+from guard_core.wording import sentences
+from guard_operator.api.types import Resources
+from guard_operator.config import OperatorConfig, default_guard_resources
+from guard_operator.runtime.serving import EVERYWHERE
+
+if TYPE_CHECKING:  # what the extra `operator` brings is looked for before it is loaded
+    from guard_operator.app import Operator, PageAddress
+    from guard_operator.reconcile.notifier import Notifications
+    from guard_operator.runtime.client import Json
+    from guard_operator.runtime.lease import LeaseTiming
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
@@ -30,6 +47,18 @@ def parser() -> argparse.ArgumentParser:
     )
     add = flags.add_argument
     add("--guard-image", required=True, help="guard image of jobs that name none")
+    add(
+        "--guard-pull-policy",
+        choices=("Always", "IfNotPresent", "Never"),
+        help="pull policy of the guards of jobs that name none (default: that of Kubernetes)",
+    )
+    add(
+        "--guard-resources",
+        type=_resources,
+        default=default_guard_resources(),
+        metavar="JSON",
+        help='resources of the guards of jobs that name none, such as {"limits": {"memory": "4Gi"}}',
+    )
     add(
         "--namespace", action="append", default=[], help="watch this namespace; may be repeated; default: all"
     )
@@ -48,20 +77,47 @@ def parser() -> argparse.ArgumentParser:
     add("--lease-name", default="rlguard-operator", help="name of the Lease (default rlguard-operator)")
     add("--lease-seconds", type=float, default=15.0, help="how long a lost leader blocks its successor")
     add("--workers", type=_positive, default=8, help="jobs reconciled at once (default 8)")
-    add("--bind", default="0.0.0.0", help="address of /healthz, /readyz and /metrics")  # noqa: S104
+    add(
+        "--bind",
+        default=EVERYWHERE,
+        help="address of /healthz, /readyz, /metrics and /debug/state (default ::, all of IPv6 and IPv4)",
+    )
     add("--port", type=int, default=8080, help="their port; 0 takes a free one (default 8080)")
+    add("--page-token-file", type=Path, help="serve a page of all jobs to who has the token in this file")
+    add("--page-port", type=int, default=8082, help="port of that page; 0 takes a free one (default 8082)")
+    add(
+        "--notify-dir",
+        type=Path,
+        help="tell the webhooks whose URLs are in this directory, in files named slack and alertmanager",
+    )
+    add(
+        "--notify-on",
+        action="append",
+        choices=[event.value for event in Event],
+        help="tell of this event; may be repeated; default: all",
+    )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    add(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="log lines: text, or one JSON object a line (default text)",
+    )
     return flags
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the operator; the exit code."""
     options = parser().parse_args(arguments)
+    if (missing := missing_extra("python -m guard_operator", ["operator"])) is not None:
+        print(missing, file=sys.stderr)
+        return 2
+    from kubernetes.config import ConfigException
+
     # Every thread inherits this mask, so that the signals wait for the one thread that takes them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(threadName)s %(message)s"
-    )
+    lines = log_lines.handler(options.log_format, "%(asctime)s %(levelname)s %(threadName)s %(message)s")
+    logging.basicConfig(level=options.log_level.upper(), handlers=[lines])
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries are ours
     try:
         operator = _operator(options)
@@ -70,6 +126,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     threading.Thread(target=_stop_on_signal, args=(operator,), name="signals", daemon=True).start()
     logging.info("probes and metrics on port %d", operator.port)
+    if operator.page_port is not None:
+        logging.info("page of all jobs on port %d", operator.page_port)
     return operator.run()
 
 
@@ -79,6 +137,10 @@ def _operator(options: argparse.Namespace) -> Operator:
     Raises:
         ConfigException, OSError, ValueError: an option or the cluster's configuration cannot be used.
     """
+    from guard_operator.app import LeaseName, Operator
+    from guard_operator.runtime.client import load_configuration
+    from guard_operator.runtime.manager import ManagerConfig
+
     configuration = load_configuration(options.kubeconfig)
     timing = _lease_timing(options.lease_seconds)
     identity = f"{socket.gethostname()}_{uuid.uuid4()}"
@@ -88,11 +150,34 @@ def _operator(options: argparse.Namespace) -> Operator:
             guard_image=options.guard_image,
             namespaces=tuple(options.namespace),
             relaxed_host_paths=tuple(options.relaxed_host_path),
+            guard_resources=options.guard_resources,
+            guard_pull_policy=options.guard_pull_policy,
         ),
         LeaseName(options.lease_namespace, identity, options.lease_name, timing),
         (options.bind, options.port),
         ManagerConfig(workers=options.workers),
+        page=_page(options),
+        notifications=_notifications(options),
     )
+
+
+def _page(options: argparse.Namespace) -> PageAddress | None:
+    if options.page_token_file is None:
+        return None
+    from guard_operator.app import PageAddress
+    from guard_operator.page.server import TokenFile
+
+    return PageAddress((options.bind, options.page_port), TokenFile(options.page_token_file))
+
+
+def _notifications(options: argparse.Namespace) -> Notifications | None:
+    if options.notify_dir is None:
+        return None
+    from guard_operator.reconcile.notifier import Notifications
+
+    made = Notifications(options.notify_dir, frozenset(map(Event, options.notify_on or Event)))
+    made.webhooks()  # what cannot be used is said at the start
+    return made
 
 
 def _stop_on_signal(operator: Operator) -> None:
@@ -108,8 +193,23 @@ def _positive(text: str) -> int:
     return value
 
 
+def _resources(text: str) -> Json:
+    try:
+        given = json.loads(text)
+        if isinstance(given, dict):
+            return Resources.model_validate(given).model_dump(mode="json", exclude_defaults=True)
+        said = "it is no mapping"
+    except json.JSONDecodeError as error:
+        said = f"it is not JSON: {error}"
+    except ValidationError as error:
+        said = sentences(error, Resources, ".".join)
+    raise argparse.ArgumentTypeError(f"must be requests and limits as JSON: {said}")
+
+
 def _lease_timing(seconds: float) -> LeaseTiming:
     """The proportions of client-go's defaults: 15 s, renewed within 10 s, tried every 2 s."""
+    from guard_operator.runtime.lease import LeaseTiming
+
     if seconds < 1:
         raise ValueError(f"--lease-seconds must be at least 1, got {seconds:g}")
     return LeaseTiming(seconds, seconds * 2 / 3, seconds * 2 / 15, seconds * 4 / 15)

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from kubernetes.client import Configuration
 
-from guard_operator.adapters import ADAPTERS, Adapter
+from guard_operator.adapters import ADAPTERS, WorkloadAdapter
 from guard_operator.api import names
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.actuate import JOBS, Actuator
+from guard_operator.page.server import PageServer, Shown, TokenFile
+from guard_operator.reconcile.actuate import Actuator
+from guard_operator.reconcile.collector import EvidenceCollector
 from guard_operator.reconcile.controller import Controller
-from guard_operator.reconcile.gather import Gatherer, HeartbeatClock, slim_job, slim_pod, slim_workload
+from guard_operator.reconcile.gather import Gatherer
+from guard_operator.reconcile.gauges import JobGauges
+from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.notifier import Notifications, Notifier
+from guard_operator.reconcile.parse import JOBS
+from guard_operator.reconcile.recorder import EventRecorder
+from guard_operator.reconcile.slim import slim_job, slim_pod, slim_workload
 from guard_operator.runtime.client import PODS, Client, Json, Resource
 from guard_operator.runtime.health import HealthServer
 from guard_operator.runtime.lease import LeaderElector, LeaseTiming
 from guard_operator.runtime.manager import Manager, ManagerConfig
-from guard_operator.runtime.metrics import Metrics
+from guard_operator.runtime.metrics import OperatorMetrics, QueueGauges
 from guard_operator.runtime.queue import WorkQueue
 from guard_operator.runtime.reflector import Key, Reflector, Timing
+
+log = logging.getLogger(__name__)
+
+#: How often a job is looked at whose namespace has not been read yet.
+UNSYNCED_SECONDS = 1.0
+#: Jobs that are listed at once: a page holds them whole, with the detector states of their guards.
+JOBS_PAGE = 50
+#: After how long the process is called ready although a namespace has never been read.
+GIVE_UP_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +49,14 @@ class LeaseName:
     identity: str
     name: str
     timing: LeaseTiming = field(default_factory=LeaseTiming)
+
+
+@dataclass(frozen=True, slots=True)
+class PageAddress:
+    """Where the page of all jobs listens, and who may read it."""
+
+    address: tuple[str, int]
+    token: TokenFile
 
 
 class Operator:
@@ -44,49 +70,88 @@ class Operator:
         address: tuple[str, int],
         manager: ManagerConfig | None = None,
         timing: Timing | None = None,
+        page: PageAddress | None = None,
+        notifications: Notifications | None = None,
     ) -> None:
-        self.metrics = Metrics()
+        self.metrics = OperatorMetrics()
         client = Client(configuration, self.metrics.request)
         self._beats = HeartbeatClock()
         self._queue: WorkQueue[Key] = WorkQueue(self.metrics)
-        self._scopes = config.namespaces or (None,)
-        self._caches = _Caches(client, self._scopes, self._queue, self._beats, timing or Timing())
-        controller = Controller(
-            Gatherer(client, config, self._caches, self._beats), Actuator(client, config, self.metrics)
+        scopes = config.namespaces or (None,)
+        self._caches = _Caches(client, scopes, self._queue, self._beats, timing or Timing())
+        evidence, self._events = EvidenceCollector(client, self._queue.add), EventRecorder(client)
+        notifier = Notifier(client, notifications, self.metrics.notified)
+        self._controller = Controller(
+            Gatherer(client, config, self._caches, self._beats),
+            Actuator(client, config, self.metrics, evidence, self._events, notifier),
         )
         elector = LeaderElector(client, lease.namespace, lease.name, lease.identity, lease.timing)
         self._manager = Manager(
             self._caches.reflectors,
             self._queue,
-            lambda key: controller.reconcile(self._caches.job(key)),
+            self._reconcile,
             elector,
             self.metrics,
             manager,
+            self._caches.workable,
         )
-        self.metrics.collect_live(self._queue.depth, self._queue.working_for, self._caches.evaluation_times)
-        self._health = HealthServer(
-            address, self._manager.healthy, self._manager.ready, self.metrics.registry
-        )
+        caches = self._caches
+        self.metrics.registry.register(QueueGauges(self._queue.depth, self._queue.working_for))
+        self.metrics.registry.register(JobGauges(caches.jobs, caches.states))
+        self._elector, self._identity = elector, lease.identity
+        registry = self.metrics.registry
+        self._health = HealthServer(address, self._manager.healthy, caches.ready, registry, self.state)
+        shown = Shown(caches.jobs, caches.job, caches.states, caches.jobs_quiet_for)
+        self._page = None if page is None else PageServer(page.address, page.token, shown)
 
     @property
     def port(self) -> int:
         """Port of the probes and metrics."""
         return self._health.port
 
+    @property
+    def page_port(self) -> int | None:
+        """Port of the page of all jobs; None without one."""
+        return None if self._page is None else self._page.port
+
     def run(self) -> int:
         """Run until stopped."""
         try:
-            return self._manager.run()
+            code = self._manager.run()
+            if code == 0:  # who lost the Lease ends at once
+                self._events.flush()
+            return code
         finally:
             self._health.close()
+            if self._page is not None:
+                self._page.close()
+
+    def state(self) -> Json:
+        """Leadership, queue and caches as they are now, for people: names and counts, no contents."""
+        return {
+            "identity": self._identity,
+            "leads": self._elector.is_leader,
+            "queue": self._queue.state(),
+            "caches": [reflector.state() for reflector in self._caches.reflectors],
+        }
 
     def stop(self) -> None:
         """Ask for a graceful end; safe in a signal handler."""
         self._manager.stop()
 
+    def _reconcile(self, key: Key) -> float | None:
+        """One reconcile, once the caches of the job's namespace are synced; a latch waits for none."""
+        raw = self._caches.job(key)
+        if raw is not None and not self._caches.synced(key[0]) and not _is_latched(raw):
+            return UNSYNCED_SECONDS
+        return self._controller.reconcile(raw)
+
 
 class _Caches:
-    """The reflectors of jobs, pods and workloads, one set for each namespace or one for all of them."""
+    """The reflectors of jobs, pods and workloads, one set for each namespace or one for all of them.
+
+    A namespace that is gone, or that the operator may not read, holds up no other.
+    """
 
     def __init__(
         self,
@@ -98,11 +163,16 @@ class _Caches:
     ) -> None:
         self._queue = queue
         self._beats = beats
+        self._scopes = tuple(scopes)
+        self._started = time.monotonic()
+        self._given_up: set[str | None] = set()
         self._jobs: list[Reflector] = []
         self._pods: list[Reflector] = []
         self._workloads: dict[Resource, list[Reflector]] = {adapter.resource: [] for adapter in ADAPTERS}
-        for scope in scopes:
-            self._jobs.append(Reflector(client, JOBS, scope, self._job_changed, slim_job, timing=timing))
+        for scope in self._scopes:
+            self._jobs.append(
+                Reflector(client, JOBS, scope, self._job_changed, slim_job, timing=timing, page=JOBS_PAGE)
+            )
             self._pods.append(
                 Reflector(
                     client,
@@ -121,7 +191,7 @@ class _Caches:
                 )
 
     def _workload_reflector(
-        self, client: Client, scope: str | None, adapter: Adapter, timing: Timing
+        self, client: Client, scope: str | None, adapter: WorkloadAdapter, timing: Timing
     ) -> Reflector:
         return Reflector(
             client,
@@ -138,9 +208,43 @@ class _Caches:
         """All of them."""
         return [*self._jobs, *self._pods, *(one for many in self._workloads.values() for one in many)]
 
+    def synced(self, namespace: str | None) -> bool:
+        """Whether every cache of this namespace has its first list."""
+        return all(one.synced for one in self.reflectors if one.namespace in {None, namespace})
+
+    def workable(self) -> bool:
+        """Whether there is a namespace to work on."""
+        return any(self.synced(scope) for scope in self._scopes)
+
+    def ready(self) -> bool:
+        """Whether every namespace can be worked on, but for those that were given up after a while."""
+        missing = {scope for scope in self._scopes if not self.synced(scope)}
+        if missing and time.monotonic() - self._started > GIVE_UP_SECONDS:
+            for scope in missing - self._given_up:
+                log.error("namespace %s cannot be read after %g s: not waited for", scope, GIVE_UP_SECONDS)
+            self._given_up |= missing
+        return self.workable() and missing <= self._given_up
+
+    def states(self) -> Iterable[tuple[str, bool]]:
+        """(namespace, "" for all; whether its caches are synced) of everything that is watched."""
+        return [(scope or "", self.synced(scope)) for scope in self._scopes]
+
+    def jobs(self) -> Iterable[Json]:
+        """Every job as cached."""
+        for reflector in self._jobs:
+            yield from reflector.items()
+
     def job(self, key: Key) -> Json | None:
         """The job as cached."""
         return _first(reflector.get(*key) for reflector in self._jobs)
+
+    def quiet_for(self, namespace: str) -> float:
+        """Seconds since the API server last showed something of the jobs in this namespace, or of any."""
+        return min(one.quiet_for() for one in self._jobs if one.namespace in {None, namespace})
+
+    def jobs_quiet_for(self) -> float:
+        """The same of the namespace that has been quiet for longest, of those that could be read."""
+        return max((one.quiet_for() for one in self._jobs if one.synced), default=0.0)
 
     def workload(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """The workload as cached; only those with the operator's labels are."""
@@ -153,22 +257,13 @@ class _Caches:
                 if pod["metadata"]["namespace"] == namespace:
                     yield pod
 
-    def evaluation_times(self) -> Iterable[tuple[str, str, datetime]]:
-        """(namespace, name, time of the last evaluation) of every running job."""
-        for reflector in self._jobs:
-            for raw in reflector.items():
-                status = raw.get("status") or {}
-                at = (status.get("guard") or {}).get("lastEvaluationTime")
-                if status.get("phase") == "Running" and at:
-                    metadata = raw["metadata"]
-                    yield metadata["namespace"], metadata["name"], datetime.fromisoformat(at)
-
     def _job_changed(self, old: Json | None, new: Json | None) -> None:
         raw = new or old
         assert raw is not None
         if new is None:
             self._beats.forget(raw["metadata"]["uid"])
-        self._queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]))
+        urgent = new is not None and _is_latched(new) and "stop" not in (new.get("status") or {})
+        self._queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]), urgent)
 
     def _owned_changed(self, old: Json | None, new: Json | None) -> None:
         raw = new or old
@@ -176,6 +271,14 @@ class _Caches:
         name = (raw["metadata"].get("labels") or {}).get(names.JOB_LABEL)
         if name:
             self._queue.add((raw["metadata"]["namespace"], name))
+
+
+def _is_latched(raw: Json) -> bool:
+    """Whether this job must stop: its guard has latched, or it is written down that it fired or halted."""
+    status = raw.get("status") or {}
+    guard = status.get("guard") or {}
+    written = {c.get("type") for c in status.get("conditions") or [] if c.get("status") == "True"}
+    return bool(guard.get("fire") or guard.get("halt") or written & {"Fired", "Halted"})
 
 
 def _job_uid(raw: Json) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from guard_operator.runtime.client import Json
+if TYPE_CHECKING:
+    from guard_operator.runtime.client import Json
 
 
-def _default_resources() -> Json:
+def default_guard_resources() -> Json:
+    """Resources of guards of which nobody said any."""
     return {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
 
 
@@ -16,10 +19,12 @@ class OperatorConfig:
     """Settings of the operator process.
 
     `namespaces` empty means cluster-wide. `relaxed_host_paths` are directories whose contents a template may
-    mount under `isolation: Relaxed`.
+    mount under `isolation: Relaxed`. What is of guards is for jobs that do not say it themselves; without a
+    pull policy it is that of Kubernetes.
     """
 
     guard_image: str
     namespaces: tuple[str, ...] = ()
     relaxed_host_paths: tuple[str, ...] = ()
-    guard_resources: Json = field(default_factory=_default_resources)
+    guard_resources: Json = field(default_factory=default_guard_resources)
+    guard_pull_policy: str | None = None

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from guard_operator.adapters import ADAPTERS, Adapter
+from guard_operator.adapters import ADAPTERS, WorkloadAdapter
 from guard_operator.api import names
 
 
-def rules(adapters: Iterable[Adapter] = ADAPTERS) -> list[dict[str, Any]]:
+def rules(adapters: Iterable[WorkloadAdapter] = ADAPTERS) -> list[dict[str, Any]]:
     """PolicyRules for the namespaces that the operator watches."""
     return [
-        _rule(names.GROUP, [names.PLURAL], ["get", "list", "watch"]),
+        _rule(names.GROUP, [names.PLURAL], ["get", "list", names.OPERATOR_VERB, "watch"]),
         # It can grant a guard no more than it may do itself.
         _rule(names.GROUP, [f"{names.PLURAL}/status"], ["get", "patch"]),
         *(
@@ -29,7 +29,9 @@ def rules(adapters: Iterable[Adapter] = ADAPTERS) -> list[dict[str, Any]]:
         _rule("", ["pods"], ["delete", "get", "list", "watch"]),
         _rule("", ["pods/log"], ["get"]),
         _rule("", ["persistentvolumeclaims"], ["get"]),
-        _rule("", ["configmaps", "events", "secrets", "serviceaccounts"], ["create"]),
+        _rule("", ["configmaps", "secrets", "serviceaccounts"], ["create"]),
+        # It tells why a pod does not come: what keeps it is in Events alone.
+        _rule("", ["events"], ["create", "list"]),
         _rule("rbac.authorization.k8s.io", ["rolebindings", "roles"], ["create"]),
     ]
 
@@ -50,7 +52,7 @@ def cluster_role() -> dict[str, Any]:
 
 
 def lease_role() -> dict[str, Any]:
-    """The Role for leader election; it belongs into the operator's namespace."""
+    """The Role for leader election; it belongs in the operator's namespace."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",

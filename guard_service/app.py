@@ -23,13 +23,24 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from guard_core._version import __version__
-from guard_core.wire import CheckpointAnswer, CheckpointReport, StepReport, StepsAnswer, Verdict
+from guard_core.policy import Policy
+from guard_core.wire import (
+    CheckpointReport,
+    CheckpointResponse,
+    EndReport,
+    EndResponse,
+    StepReport,
+    StepsResponse,
+    Verdict,
+)
+from guard_core.wording import must_be
 from guard_service import dashboard
 from guard_service.auth import Role, Tokens
 from guard_service.engine import Engine
-from guard_service.errors import MEDIA_TYPE, FieldError, Problem, ProblemDetails, invalid
+from guard_service.errors import MEDIA_TYPE, FieldError, Problem, ProblemDetails, ProblemType, invalid
 from guard_service.metrics import CONTENT_TYPE
-from guard_service.requests import MAX_STEPS, parse_checkpoint, parse_steps, read_body
+from guard_service.refusals import Kind
+from guard_service.requests import MAX_STEPS, parse_checkpoint, parse_end, parse_steps, read_body
 
 log = logging.getLogger("rlguard.guard")
 
@@ -48,7 +59,7 @@ class HistoryStep(BaseModel):
     attempt: int = Field(description="Start of the trainer, 0 for the first.")
     step: int = Field(description="Optimizer step.")
     reward: float = Field(description="Mean in-loop reward of the step, reward units.")
-    kl: float | None = Field(None, description="KL, nats; what it is says `kl_kind`.")
+    kl: float | None = Field(None, description="KL, nats; `kl_kind` says which KL it is.")
     kl_kind: str = Field(description="What `kl` is; see `KlKind`.")
     entropy: float | None = Field(None, description="Mean policy entropy, nats/token.")
     reward_std: float | None = Field(None, description="Std of the reward, reward units.")
@@ -61,6 +72,10 @@ class HistoryEvaluation(BaseModel):
     step: int = Field(description="Optimizer step of the checkpoint.")
     score: float = Field(description="Mean score over the held-out split, in [0, 1].")
     items: int = Field(description="How many held-out items were scored.")
+    truncated: float | None = Field(None, description="Share of completions that were cut off.")
+    proxy_score: float | None = Field(
+        None, description="Mean score of the same completions by the training grader."
+    )
     path: str = Field(description="The checkpoint directory that was scored.")
     sha256: str | None = Field(None, description="Digest of the scored weights.")
     rounds: int = Field(description="Evaluation rounds folded so far.")
@@ -68,6 +83,10 @@ class HistoryEvaluation(BaseModel):
     heldout_ema: float | None = Field(None, description="EMA of the held-out score after this round.")
     proxy_real_gap: float | None = Field(None, description="The Hacking Gap after this round, reward units.")
     kl_ema: float | None = Field(None, description="EMA of the KL to the reference, nats/token.")
+    reward: float | None = Field(None, description="Mean in-loop reward of this round, reward units.")
+    evidence: dict[str, tuple[float, float]] = Field(
+        {}, description="Statistic and threshold of each calibrated detector after this round, nats."
+    )
 
 
 class History(BaseModel):
@@ -76,6 +95,14 @@ class History(BaseModel):
     steps: list[HistoryStep] = Field(description="At most `max_points`, evenly spread, first and last kept.")
     evaluations: list[HistoryEvaluation] = Field(description="All of them, in the order they finished.")
     total_steps: int = Field(description="How many steps there are before thinning.")
+
+
+class RunInfo(BaseModel):
+    """Which run this is."""
+
+    name: str = Field(description="Its name, for people.")
+    version: str = Field(description="Version of the guard.")
+    policy: Policy = Field(description="Every threshold that it is judged by.")
 
 
 class Health(BaseModel):
@@ -128,12 +155,15 @@ class _Bearer(HTTPBearer):
 
 def check(request: Request, tokens: Tokens, *roles: Role) -> None:
     """Admit the request if it carries the token of one of the roles; raises `Problem` 401 or 403."""
-    authorization = next((v for name, v in request.scope["headers"] if name == b"authorization"), None)
-    tokens.check(authorization, *roles)
+    tokens.check(_authorization(request), *roles)
 
 
-def create_app(engine: Engine, tokens: Tokens) -> FastAPI:
-    """The app that serves one engine."""
+def _authorization(request: Request) -> bytes | None:
+    return next((v for name, v in request.scope["headers"] if name == b"authorization"), None)
+
+
+def create_app(engine: Engine, tokens: Tokens, name: str = "") -> FastAPI:
+    """The app that serves one engine; `name` is the run's, for people."""
     app = FastAPI(
         title="RLGuard guard",
         version=__version__,
@@ -144,7 +174,7 @@ def create_app(engine: Engine, tokens: Tokens) -> FastAPI:
         responses={500: _problem("The guard failed; the log says why.")},
     )
     post_steps = _add_ingest(app, engine, tokens)
-    _add_reading(app, engine, tokens)
+    _add_reading(app, engine, tokens, name)
     _add_probes(app, engine, tokens)
     app.include_router(dashboard.router())
     _add_problem_handlers(app)
@@ -167,23 +197,38 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
         that contradicts what is on disk (409) or does not validate (422) refuses all of it.
         """
         check(request, tokens, Role.INGEST)
-        added = await engine.add_steps(parse_steps(await read_body(request.scope, request.receive)))
+        body = await read_body(request.scope, request.receive)
+        with engine.refusing(Kind.STEPS):
+            steps = parse_steps(body)
+        added = await engine.add_steps(steps)
         return Response(
             b'{"accepted":%d,"duplicates":%d,"verdict":%b}'
-            % (len(added.new), added.duplicates, engine.verdict_json),
+            % (len(added.new), added.duplicates, engine.trainer_json),
             media_type=JSON,
         )
 
     async def post_checkpoint(request: Request) -> Response:
         """Announce a checkpoint that is complete on disk; it is queued for held-out evaluation."""
         check(request, tokens, Role.INGEST)
-        queued = await engine.add_checkpoint(
-            parse_checkpoint(await read_body(request.scope, request.receive))
-        )
+        body = await read_body(request.scope, request.receive)
+        with engine.refusing(Kind.CHECKPOINTS):
+            checkpoint = parse_checkpoint(body)
+        queued = await engine.add_checkpoint(checkpoint)
         return Response(
-            b'{"queued":%b,"verdict":%b}' % (b"true" if queued else b"false", engine.verdict_json),
+            b'{"queued":%b,"verdict":%b}' % (b"true" if queued else b"false", engine.trainer_json),
             media_type=JSON,
         )
+
+    async def post_end(request: Request) -> Response:
+        """Say that the training loop has finished by itself: the job's status then tells how the run ended.
+
+        A report of the trainer that comes later takes that back, but not the `step`: steps up to there which
+        nobody reported or judged count as steps after the last judged checkpoint.
+        """
+        check(request, tokens, Role.INGEST)
+        body = await read_body(request.scope, request.receive)
+        await engine.note_end(parse_end(body))
+        return Response(b'{"verdict":%b}' % engine.trainer_json, media_type=JSON)
 
     problems = {
         **_auth_problems(),
@@ -192,23 +237,26 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
         413: _problem("The body is larger than a request may be."),
         415: _problem("The body is not `application/json`."),
         422: _problem("A field is missing, unknown or out of range; nothing was kept."),
+        429: _problem("More steps than any training makes; nothing was kept.", retry=True),
         503: _problem("The store is unavailable; nothing was kept. Send it again.", retry=True),
+        507: _problem("The run has filled its share of the store; nothing was kept.", retry=True),
     }
     step = _ref(StepReport)
-    for path, endpoint, answer, schema in (
+    for path, endpoint, response, schema in (
         (
             STEPS_PATH,
             post_steps,
-            StepsAnswer,
+            StepsResponse,
             {"anyOf": [step, {"type": "array", "items": step, "maxItems": MAX_STEPS}]},
         ),
-        ("/v1/checkpoints", post_checkpoint, CheckpointAnswer, _ref(CheckpointReport)),
+        ("/v1/checkpoints", post_checkpoint, CheckpointResponse, _ref(CheckpointReport)),
+        ("/v1/end", post_end, EndResponse, _ref(EndReport)),
     ):
         app.router.add_api_route(
             path,
             endpoint,
             methods=["POST"],
-            response_model=answer,
+            response_model=response,
             responses=problems,
             tags=["ingest"],
             route_class_override=_DirectRoute,
@@ -220,7 +268,7 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
     return post_steps
 
 
-def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
+def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens, name: str) -> None:
     either = [
         Security(_Bearer("ingestToken", tokens, Role.INGEST, Role.READ)),
         Security(_Bearer("readToken", tokens, Role.INGEST, Role.READ)),
@@ -234,9 +282,20 @@ def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
         responses=_auth_problems(),
         tags=["reading"],
     )
-    async def get_verdict() -> Response:
-        """The verdict now. Takes the ingest token or the read token."""
-        return Response(engine.verdict_json, media_type=JSON)
+    async def get_verdict(request: Request) -> Response:
+        """The verdict now. Takes the ingest token or the read token.
+
+        With the ingest token, and in the responses to a POST, it is what a trainer may know: no `detectors`,
+        no `truncated` and no `proxy_score`; of what an evaluation found or failed of, the code's meaning.
+        """
+        if tokens.admit(_authorization(request), Role.READ):
+            return Response(engine.verdict.model_dump_json(), media_type=JSON)
+        return Response(engine.trainer_json, media_type=JSON)
+
+    @app.get("/v1/run", dependencies=read, responses=_auth_problems(), tags=["reading"])
+    async def get_run() -> RunInfo:
+        """Which run this is. It never changes while the guard runs."""
+        return RunInfo(name=name, version=__version__, policy=engine.policy)
 
     @app.get(
         "/v1/history",
@@ -264,7 +323,7 @@ def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
             history = await engine.thinned_history(max_points)
             return Response(json.dumps(history).encode(), media_type=JSON)
         lines = engine.history()
-        first = await anext(lines, None)  # a store that fails does so before the answer begins
+        first = await anext(lines, None)  # a store that fails does so before the response begins
         return StreamingResponse(_ndjson(first, lines), media_type=NDJSON)
 
 
@@ -282,7 +341,7 @@ def _add_probes(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
     async def get_readyz() -> Health:
         """The store works and held-out evaluation is ready."""
         if reason := engine.not_ready:
-            raise Problem(503, reason, slug="not-ready", headers={"Retry-After": "1"})
+            raise Problem(ProblemType.NOT_READY, reason, headers={"Retry-After": "1"})
         return Health(status="ready")
 
     @app.get(
@@ -327,13 +386,13 @@ def _add_problem_handlers(app: FastAPI) -> None:
             405: f"{request.method} is not allowed at {request.url.path}",
         }
         detail = details.get(error.status_code, str(error.detail))
-        return _answer(request, Problem(error.status_code, detail, headers=error.headers))
+        return _answer(request, Problem(ProblemType.of(error.status_code), detail, headers=error.headers))
 
     async def on_query(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         fields = [
             FieldError(
-                field=".".join(str(p) for p in e["loc"][1:]), message=f"{e['msg']}, got {e['input']!r}"
+                field=".".join(str(p) for p in e["loc"][1:]), message=f"{must_be(e)}, got {e['input']!r}"
             )
             for e in error.errors()
         ]
@@ -354,7 +413,10 @@ def _add_problem_handlers(app: FastAPI) -> None:
 
 def _failed(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _answer(request, Problem(500, "the guard failed on this request; its log says why"))
+    return _answer(
+        request,
+        Problem(ProblemType.INTERNAL_SERVER_ERROR, "the guard failed on this request; its log says why"),
+    )
 
 
 def _answer(request: Request, problem: Problem) -> Response:
@@ -362,7 +424,7 @@ def _answer(request: Request, problem: Problem) -> Response:
 
 
 def _problem(description: str, retry: bool = False) -> dict[str, Any]:
-    """One answer of the OpenAPI document that is not a success."""
+    """One response of the OpenAPI document that is not a success."""
     entry: dict[str, Any] = {
         "description": description,
         "content": {MEDIA_TYPE: {"schema": _ref(ProblemDetails)}},
@@ -395,7 +457,10 @@ def _add_openapi(app: FastAPI) -> None:
                 title=app.title, version=app.version, description=app.description, routes=app.routes
             )
             _, models = models_json_schema(
-                [(model, "validation") for model in (StepReport, CheckpointReport, ProblemDetails)],
+                [
+                    (model, "validation")
+                    for model in (StepReport, CheckpointReport, EndReport, ProblemDetails)
+                ],
                 ref_template="#/components/schemas/{model}",
             )
             schemas = schema.setdefault("components", {}).setdefault("schemas", {})

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 from enum import StrEnum
 
-from guard_service.errors import forbidden, unauthorized
+from guard_service.errors import Problem, forbidden, unauthorized
 
 
 class Role(StrEnum):
@@ -29,9 +29,13 @@ class Tokens:
             for role, token in ((Role.INGEST, ingest), (Role.READ, read))
         }
 
-    def is_open(self, role: Role) -> bool:
-        """Whether `role` needs no token."""
-        return self._digests[role] is None
+    def admit(self, authorization: bytes | None, *allowed: Role) -> bool:
+        """Whether `check` admits the request."""
+        try:
+            self.check(authorization, *allowed)
+        except Problem:
+            return False
+        return True
 
     def check(self, authorization: bytes | None, *allowed: Role) -> None:
         """Admit a request whose `Authorization` header carries the token of one of the `allowed` roles.

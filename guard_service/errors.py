@@ -2,11 +2,11 @@
 
     GuardError
     ├── SettingsError          the guard refuses to start: the message says which setting, and what to do
-    │   └── ChangedRunError    the state directory belongs to a run with another policy or split
+    │   └── ChangedRunError    the state directory belongs to a run with another policy, split or evaluation
     ├── StoreError             the store cannot be read or written now; nothing was acknowledged
     │   ├── StoreCorruptError  its content is not what this program wrote
     │   └── ResumeError        it is empty, and what the cluster knows of the run cannot be read
-    └── Problem                an answer to a client that is not a success: RFC 9457 problem+json
+    └── Problem                a response to a client that is not a success: RFC 9457 problem+json
 
 Held-out evaluation has its own tree in `guard_service.heldout.errors`.
 """
@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
-from typing import Any
+from enum import Enum
+from pathlib import Path
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -57,7 +58,7 @@ class FieldError(BaseModel):
 
 
 class ProblemDetails(BaseModel):
-    """RFC 9457 problem details: the shape of every answer that is not a success."""
+    """RFC 9457 problem details: the shape of every response that is not a success."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -74,33 +75,126 @@ class ProblemDetails(BaseModel):
     )
 
 
+class ProblemType(Enum):
+    """The kinds of problem. A name does not change between releases; `docs/reference/problems.md` lists them.
+
+    Each is the HTTP status, what it means, and what to do.
+    """
+
+    BAD_REQUEST = (
+        400,
+        "It is not HTTP, its body is not JSON, or the connection ended before it did.",
+        "fix the request",
+    )
+    UNAUTHORIZED = (
+        401,
+        "No token, or not one of this guard's.",
+        "send the token of this guard: a trainer has it in RLGUARD_TOKEN, a reader finds it beside the "
+        "dashboard's address",
+    )
+    FORBIDDEN = (
+        403,
+        "A token of this guard's that is not for this route.",
+        "report with the ingest token, read with the read token",
+    )
+    NOT_FOUND = (404, "There is nothing at this path.", "see the routes")
+    METHOD_NOT_ALLOWED = (405, "The path is right, the method is not.", "see the routes")
+    CONFLICT = (
+        409,
+        "The report contradicts what is on disk, and nothing of it was kept.",
+        "report each step once; a trainer that was started again needs a new attempt number, which it asks "
+        "for unless RLGUARD_ATTEMPT is set",
+    )
+    CONTENT_TOO_LARGE = (413, "The body is larger than a request may be.", "send fewer steps at once")
+    UNSUPPORTED_MEDIA_TYPE = (
+        415,
+        "The body is not JSON by its headers, or it is compressed.",
+        "send Content-Type: application/json and no Content-Encoding",
+    )
+    INVALID_CONTENT = (
+        422,
+        "A field is missing, unknown or out of range, or a checkpoint can never be scored; nothing was kept.",
+        "fix what `errors` names",
+    )
+    TOO_MANY_REQUESTS = (
+        429,
+        "The trainer sends more steps than any training makes; nothing of the request was kept.",
+        "send it again after the seconds of Retry-After",
+    )
+    REQUEST_HEADER_FIELDS_TOO_LARGE = (
+        431,
+        "The request's line and headers are larger than the guard takes.",
+        "send fewer or shorter headers",
+    )
+    INTERNAL_SERVER_ERROR = (500, "The guard failed on this request.", "see the guard's log, and report it")
+    NOT_READY = (
+        503,
+        "The store does not work, or the held-out split is not checked yet.",
+        "wait; `detail` says for what",
+    )
+    STORE_UNAVAILABLE = (
+        503,
+        "The store cannot be written or read, so nothing of the request was kept. A fire that is known stays "
+        "in force: it is in `verdict`.",
+        "send it again; give the guard's state directory room and write permission",
+    )
+
+    INSUFFICIENT_STORAGE = (
+        507,
+        "The run has filled its share of the store, and nothing of the request was kept. What was "
+        "acknowledged is, evaluations go on, and a fire that is known stays in force.",
+        "start a new run; or raise RLGUARD_GUARD_MAX_STORE_MIB and start the guard again",
+    )
+
+    def __init__(self, status: int, meaning: str, remedy: str) -> None:
+        self.status, self.meaning, self.remedy = status, meaning, remedy
+
+    @property
+    def urn(self) -> str:
+        """The `type` of a problem of this kind."""
+        return f"urn:rlguard:problem:{self.name.lower().replace('_', '-')}"
+
+    @property
+    def title(self) -> str:
+        """Its name in words."""
+        return self.name.replace("_", " ").title()
+
+    @classmethod
+    def of(cls, status: int) -> Self:
+        """The kind of an answer that the web framework gives by itself."""
+        general = cls.BAD_REQUEST if status < cls.INTERNAL_SERVER_ERROR.status else cls.INTERNAL_SERVER_ERROR
+        return next((kind for kind in cls if kind.status == status), general)
+
+
 class Problem(GuardError):
-    """An answer that is not a success."""
+    """A response that is not a success."""
 
     def __init__(
         self,
-        status: int,
+        kind: ProblemType,
         detail: str,
         *,
-        slug: str | None = None,
         errors: Sequence[FieldError] = (),
         headers: Mapping[str, str] | None = None,
         verdict: bytes | None = None,
     ) -> None:
         super().__init__(detail)
-        self.status = status
+        self.kind = kind
         self.detail = detail
-        self.title = HTTPStatus(status).phrase
-        self.slug = slug or self.title.lower().replace(" ", "-")
         self.errors = tuple(errors)
         self.headers = dict(headers or {})
         self._verdict = verdict
 
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.kind.status
+
     def body(self, instance: str) -> bytes:
         """The problem as JSON; `instance` is the path that was asked for."""
         content: dict[str, Any] = {
-            "type": f"urn:rlguard:problem:{self.slug}",
-            "title": self.title,
+            "type": self.kind.urn,
+            "title": self.kind.title,
             "status": self.status,
             "detail": self.detail,
             "instance": instance,
@@ -112,47 +206,76 @@ class Problem(GuardError):
         return json.dumps(content).encode()
 
 
+def damaged(path: Path, reason: str) -> StoreCorruptError:
+    """One sentence for every damage: what, how it shows, and what to do."""
+    one_line = " ".join(reason.split())
+    return StoreCorruptError(f"{path} is damaged ({one_line}): restore it, or start a new run")
+
+
 def bad_request(detail: str) -> Problem:
     """400: the body is not what HTTP or JSON allow."""
-    return Problem(400, detail)
+    return Problem(ProblemType.BAD_REQUEST, detail)
 
 
 def unauthorized(detail: str) -> Problem:
     """401: no token, or not one of ours."""
-    return Problem(401, detail, headers={"WWW-Authenticate": 'Bearer realm="rlguard"'})
+    return Problem(ProblemType.UNAUTHORIZED, detail, headers={"WWW-Authenticate": 'Bearer realm="rlguard"'})
 
 
 def forbidden(detail: str) -> Problem:
     """403: a token of ours that is not for this route."""
-    return Problem(403, detail)
+    return Problem(ProblemType.FORBIDDEN, detail)
 
 
 def conflict(detail: str, errors: Sequence[FieldError]) -> Problem:
     """409: it contradicts what is on disk."""
-    return Problem(409, detail, errors=errors)
+    return Problem(ProblemType.CONFLICT, detail, errors=errors)
 
 
 def too_large(detail: str) -> Problem:
     """413: more than one request may carry."""
-    return Problem(413, detail, slug="content-too-large", headers={"Connection": "close"})
+    return Problem(ProblemType.CONTENT_TOO_LARGE, detail, headers={"Connection": "close"})
+
+
+def head_too_large(detail: str) -> Problem:
+    """431: more line and headers than any client of ours sends."""
+    return Problem(ProblemType.REQUEST_HEADER_FIELDS_TOO_LARGE, detail)
 
 
 def unsupported_media_type(detail: str) -> Problem:
     """415: not JSON."""
-    return Problem(415, detail)
+    return Problem(ProblemType.UNSUPPORTED_MEDIA_TYPE, detail)
 
 
 def invalid(detail: str, errors: Sequence[FieldError]) -> Problem:
     """422: well-formed JSON that says something we cannot take."""
-    return Problem(422, detail, slug="invalid-content", errors=errors)
+    return Problem(ProblemType.INVALID_CONTENT, detail, errors=errors)
+
+
+def too_many_requests(rate: int, seconds: int) -> Problem:
+    """429: later."""
+    return Problem(
+        ProblemType.TOO_MANY_REQUESTS,
+        f"more than {rate} steps a second, so nothing of this request was kept; send it again in {seconds} s",
+        headers={"Retry-After": str(seconds)},
+    )
+
+
+def store_full(what: str, size: int, limit: int) -> Problem:
+    """507: the run has no more room for what its trainer reports."""
+    return Problem(
+        ProblemType.INSUFFICIENT_STORAGE,
+        f"the store has {size >> 20} of at most {limit >> 20} MiB, so no more {what} are kept: the rest "
+        "is for evaluations. Start a new run, or raise RLGUARD_GUARD_MAX_STORE_MIB and start the guard again",
+        headers={"Retry-After": "60"},
+    )
 
 
 def store_unavailable(reason: str, verdict: bytes) -> Problem:
     """503: nothing of the request is on disk; send it again."""
     return Problem(
-        503,
+        ProblemType.STORE_UNAVAILABLE,
         f"the guard's store is unavailable, so nothing of this request was kept; send it again. {reason}",
-        slug="store-unavailable",
         headers={"Retry-After": "1"},
         verdict=verdict,
     )

@@ -7,7 +7,7 @@ a missing value is absent from the page, never 0 (invariant 2).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,16 +15,37 @@ from prometheus_client.registry import Collector
 
 from guard_core.wire import Code, Level, Verdict
 
-if TYPE_CHECKING:
-    from guard_service.engine import Engine
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _COMMIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _EVALUATION_BUCKETS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 
 
-class Metrics:
+class ObservedEngine(Protocol):
+    """What the page tells of an engine."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict as it stands."""
+
+    @property
+    def store_works(self) -> bool:
+        """Whether the store can be read and written."""
+
+    @property
+    def store_bytes(self) -> int | None:
+        """Size of the store; None if it cannot be used now."""
+
+    @property
+    def queue_length(self) -> int:
+        """Checkpoints that wait for their evaluation."""
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the last sign of the trainer."""
+
+
+class GuardMetrics:
     """What is counted as it happens; everything else is read from the engine when Prometheus asks."""
 
     def __init__(self) -> None:
@@ -68,7 +89,7 @@ class Metrics:
             registry=self.registry,
         )
 
-    def observe(self, engine: Engine) -> None:
+    def observe(self, engine: ObservedEngine) -> None:
         """Report this engine's state with everything else."""
         self.registry.register(_EngineCollector(engine, self))
 
@@ -78,7 +99,7 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+    def __init__(self, engine: ObservedEngine, metrics: GuardMetrics) -> None:
         self._engine, self._metrics = engine, metrics
 
     def describe(self) -> Iterable[Metric]:
@@ -96,14 +117,20 @@ class _EngineCollector(Collector):
         )
         yield _gauge("fired", "1 if a fire has latched.", verdict.fire)
         yield _gauge(
-            "halted", "1 if training must stop: a fire, or a condition whose policy is stop.", verdict.halt
+            "halted",
+            "1 if a halt has latched: no rule fired, but a condition whose action is stop held.",
+            verdict.halt,
         )
         yield _gauge("store_up", "1 if the store can be read and written.", engine.store_works)
+        if (size := engine.store_bytes) is not None:
+            yield _gauge("store_bytes", "Size of the store on disk, bytes.", size)
         yield _gauge(
             "evaluation_queue_length", "Checkpoints that wait for their evaluation.", engine.queue_length
         )
         yield _gauge(
-            "silence_seconds", "Time since the last new step, or since the start.", engine.silent_for
+            "silence_seconds",
+            "Time since the last new step, the start, or the last wait for an evaluation.",
+            engine.silent_for,
         )
         yield from _known_numbers(verdict)
         if (time := self._metrics.last_report) is not None:
@@ -116,9 +143,16 @@ class _EngineCollector(Collector):
         yield _states(
             "condition",
             "code",
-            "1 for each condition that holds.",
+            "1 for each condition that holds, advice apart.",
             Code,
-            {c.code for c in verdict.conditions},
+            {c.code for c in verdict.conditions if not c.advice},
+        )
+        yield _states(
+            "advice",
+            "code",
+            "1 for each thing that is said as advice, on which nothing acts.",
+            Code,
+            {c.code for c in verdict.conditions if c.advice},
         )
 
 
@@ -126,12 +160,23 @@ def _known_numbers(verdict: Verdict) -> Iterable[Metric]:
     last, best = verdict.last_evaluation, verdict.best_evaluation
     numbers = (
         ("heldout_score", "Mean score of the newest evaluation, in [0, 1].", last.score if last else None),
+        (
+            "truncated_completions",
+            "Share of the newest evaluation's completions that were cut off at the length limit, in [0, 1].",
+            last.truncated if last else None,
+        ),
+        (
+            "proxy_score",
+            "Mean score that the training grader gives the newest evaluation's completions, in [0, 1].",
+            last.proxy_score if last else None,
+        ),
         ("best_heldout_score", "Highest mean score so far, in [0, 1].", best.score if best else None),
         ("heldout_ema", "EMA of the held-out score, in [0, 1].", verdict.heldout_ema),
         ("in_loop_reward_ema", "EMA of the in-loop reward, reward units.", verdict.in_loop_ema),
         ("hacking_gap", "Hacking Gap, reward units.", verdict.proxy_real_gap),
         ("kl_ema_nats_per_token", "EMA of the median-of-5 KL to the reference.", verdict.kl_ema),
-        ("kl_hard_stop_nats_per_token", "Threshold of that EMA.", verdict.kl_hard_stop),
+        ("kl_start_nats_per_token", "KL that limits count from, where it is not 0.", verdict.kl_start),
+        ("kl_hard_stop_nats_per_token", "Rise of that EMA that stops the run.", verdict.kl_hard_stop),
         ("attempt", "Newest attempt seen.", verdict.attempt),
         ("step", "Newest step of that attempt.", verdict.step),
     )

@@ -13,7 +13,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.types import Receive, Scope
 
-from guard_core.wire import CheckpointReport, StepReport
+from guard_core.wire import CheckpointReport, EndReport, StepReport
+from guard_core.wording import must_be
 from guard_service.errors import (
     FieldError,
     Problem,
@@ -25,12 +26,13 @@ from guard_service.errors import (
 
 MAX_STEPS = 1_000
 MAX_BODY_BYTES = 1024 * 1024
-MAX_ERRORS = 20  # fields named in one answer
+MAX_ERRORS = 20  # fields named in one response
 MAX_SHOWN = 80  # characters of a refused value
 
 _STEP = TypeAdapter(StepReport)
 _STEPS = TypeAdapter(Annotated[list[StepReport], Field(max_length=MAX_STEPS)])
 _CHECKPOINT = TypeAdapter(CheckpointReport)
+_END = TypeAdapter(EndReport)
 
 T = TypeVar("T")
 
@@ -98,7 +100,20 @@ def parse_checkpoint(body: bytes) -> CheckpointReport:
     Raises:
         Problem: 400 if it is not JSON, 422 naming every field that is wrong.
     """
-    report = _validate(_CHECKPOINT, body)
+    return _parse_one(_CHECKPOINT, body)
+
+
+def parse_end(body: bytes) -> EndReport:
+    """The end of an attempt.
+
+    Raises:
+        Problem: 400 if it is not JSON, 422 naming every field that is wrong.
+    """
+    return _parse_one(_END, body)
+
+
+def _parse_one(adapter: TypeAdapter[T], body: bytes) -> T:
+    report = _validate(adapter, body)
     _refuse_repeated_keys(body)
     return report
 
@@ -107,7 +122,7 @@ def _validate(adapter: TypeAdapter[T], body: bytes) -> T:
     try:
         return adapter.validate_json(body)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False)
+        errors = error.errors(include_url=False)
     if errors[0]["type"] == "json_invalid":
         raise bad_request(f"the body is not JSON: {errors[0]['msg'].removeprefix('Invalid JSON: ')}")
     fields = [_field_error(e) for e in errors[:MAX_ERRORS]]
@@ -119,7 +134,7 @@ def _field_error(error: Any) -> FieldError:
     # The one rule over several fields of a step asks for `kl_kind`.
     loc = (*error["loc"], "kl_kind") if error["type"] == "value_error" else error["loc"]
     field = ".".join(str(part) for part in loc) or "body"
-    message = str(error["msg"]).removeprefix("Value error, ")
+    message = must_be(error)
     if error["type"] in ("missing", "extra_forbidden", "value_error", "too_long") or field == "body":
         return FieldError(field=field, message=message)
     shown = repr(error["input"])

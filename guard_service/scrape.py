@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from guard_service.metrics import CONTENT_TYPE, Metrics
+from guard_service.metrics import CONTENT_TYPE, GuardMetrics
 
 log = logging.getLogger("rlguard.guard")
 
@@ -51,7 +51,7 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def scraped(metrics: Metrics, listener: socket.socket | None) -> AsyncIterator[None]:
+async def scraped(metrics: GuardMetrics, listener: socket.socket | None) -> AsyncIterator[None]:
     """Serve these metrics, if there is a bound socket for them, for as long as the guard serves."""
     if listener is None:
         yield
@@ -65,7 +65,7 @@ async def scraped(metrics: Metrics, listener: socket.socket | None) -> AsyncIter
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        headers=[("Connection", "close")],  # one answer, and the place is free for another scraper
+        headers=[("Connection", "close")],  # one response, and the place is free for another scraper
         timeout_graceful_shutdown=1,
     )
     server = _Server(config)
@@ -79,7 +79,7 @@ async def scraped(metrics: Metrics, listener: socket.socket | None) -> AsyncIter
         await asyncio.wait([task])
 
 
-def metrics_app(metrics: Metrics) -> Starlette:
+def metrics_app(metrics: GuardMetrics) -> Starlette:
     """The app of this port."""
     page, made_at = b"", -math.inf
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-import yaml
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
 from guard_core.policy import Policy
+from guard_core.wording import Named, Place, sentences, unknown
 from guard_service.cluster.settings import ClusterSettings
 from guard_service.errors import SettingsError
 from guard_service.heldout.config import HeldoutSettings
+from guard_service.policy_file import load_policy
 
 ENV_PREFIX = "RLGUARD_GUARD_"
 MAX_TOKEN_FILE_BYTES = 64 * 1024
@@ -37,6 +38,17 @@ class GuardSettings(BaseSettings):
         hide_input_in_errors=True,
     )
 
+    run_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=120,
+        pattern=r"^[^\x00-\x1f\x7f]*$",
+        description="Name of the run, for people: on the dashboard and in `rlguard status`. Without it the "
+        "job's name on a cluster, else that of state_dir.",
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Form of the guard's log lines: text, or one JSON object a line."
+    )
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(
         8470, ge=0, le=65535, description="TCP port; 0 takes a free one and writes it to endpoint.json."
@@ -85,6 +97,13 @@ class GuardSettings(BaseSettings):
         "only; costs the disk space of one model).",
     )
 
+    max_store_mib: int = Field(
+        1024,
+        ge=1,
+        description="Bound of the store in MiB. The trainer's steps are refused (507) from 80 % of it, its "
+        "announcements of checkpoints from 90 %; the rest is for evaluations.",
+    )
+
     cluster: ClusterSettings | None = Field(
         None, description="The job to report to on a cluster; the operator sets it."
     )
@@ -128,6 +147,13 @@ class GuardSettings(BaseSettings):
             _token("read_token", self.read_token, self.read_token_file),
         )
 
+    @property
+    def name(self) -> str:
+        """The run's name for people."""
+        if self.run_name is not None:
+            return self.run_name
+        return self.cluster.name if self.cluster is not None else self.state_dir.absolute().name
+
     def policy(self) -> Policy:
         """The policy of the run.
 
@@ -137,51 +163,33 @@ class GuardSettings(BaseSettings):
         return Policy() if self.policy_file is None else load_policy(self.policy_file)
 
 
-def load_settings(**values: Any) -> GuardSettings:
+def variable(place: Place) -> str:
+    """The environment variable of a setting."""
+    return "__".join([ENV_PREFIX + place[0].upper(), *(part.upper() for part in place[1:])])
+
+
+def load_settings(named: Named = variable, **values: Any) -> GuardSettings:
     """Settings from the environment, with `values` taking precedence.
 
+    `named`: what a setting is called in a message.
+
     Raises:
-        SettingsError: naming every variable that is wrong or unknown.
+        SettingsError: naming every setting that is wrong or unknown.
     """
-    known = {name.upper() for name in GuardSettings.model_fields}
-    unknown = sorted(
-        name
-        for name in os.environ
-        if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).upper().split("__")[0] not in known
-    )
-    if unknown:
-        raise SettingsError(
-            f"unknown setting {', '.join(unknown)}: unset it, or correct its name "
-            f"(known: {', '.join(ENV_PREFIX + name for name in sorted(known))})"
-        )
+    known = list(GuardSettings.model_fields)
+    wrong = [
+        unknown(place, [variable((name,)) for name in known], lambda place: place[0])
+        for place in sorted((name,) for name in os.environ if name.startswith(ENV_PREFIX))
+        if place[0].removeprefix(ENV_PREFIX).lower().split("__")[0] not in known
+    ]
+    if wrong:
+        raise SettingsError("; ".join(wrong))
     try:
         return GuardSettings(**values)
     except ValidationError as error:
-        raise SettingsError("; ".join(_sentence(e) for e in error.errors(include_url=False))) from None
-    except SourceError as error:
-        raise SettingsError(f"a nested {ENV_PREFIX}* variable is not valid JSON: {error}") from None
-
-
-def load_policy(path: Path) -> Policy:
-    """Read a policy from YAML.
-
-    Raises:
-        SettingsError: it cannot be read, is not YAML, or has an unknown key or a value out of range.
-    """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"policy_file {path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise SettingsError(f"policy_file {path} is not YAML: {error}") from None
-    try:
-        return Policy.model_validate({} if content is None else content)
-    except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}, got {e['input']!r}"
-            for e in error.errors(include_url=False)
-        )
-        raise SettingsError(f"policy_file {path}: {wrong}") from None
+        raise SettingsError(sentences(error, GuardSettings, named)) from None
+    except SourceError:
+        raise SettingsError(f"a variable {ENV_PREFIX}* of a whole section must be a JSON object") from None
 
 
 def is_loopback(host: str) -> bool:
@@ -212,18 +220,3 @@ def _token(name: str, given: SecretStr | None, file: Path | None) -> str | None:
     if not (token.isascii() and token.isprintable() and " " not in token):
         raise SettingsError(f"{source} holds characters that a header cannot carry: use letters and digits")
     return token
-
-
-def _sentence(error: Any) -> str:
-    """One validation error in words. Secrets are not repeated; other values are."""
-    message = str(error["msg"]).removeprefix("Value error, ")
-    if not error["loc"]:
-        return message
-    top, *rest = (str(part) for part in error["loc"])
-    name = "__".join([ENV_PREFIX + top.upper(), *(part.upper() for part in rest)])
-    if error["type"] == "missing":
-        return f"{name} is not set: {message.lower()}"
-    if "token" in name.lower():
-        return f"{name}: {message}"
-    value = os.environ.get(name)
-    return f"{name}: {message}" + ("" if value is None else f", got {value!r}")

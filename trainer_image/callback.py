@@ -4,7 +4,8 @@
 
 Works with any Hugging Face `Trainer` that has a reward. With a TRL trainer every step is reported, however
 long `logging_steps` is, and nothing of the user's own logging changes: the values are read from the lists
-that TRL keeps and would log later. With a trainer that has no such lists, the values are those it logs.
+that TRL keeps and would log later. With a trainer that has no such lists, the values are those it logs. What
+the guard will learn from a trainer is said in the log when training begins.
 
 It does not judge the run; the guard does. It does not protect against a trainer that reports falsehoods.
 """
@@ -14,48 +15,33 @@ It does not judge the run; the guard does. It does not protect against a trainer
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Self
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from guard_core import CollapseStopError, TripwireStatus
+from guard_client.errors import GuardConfigError
+from guard_client.guard import LAG_POLL_SECONDS, Guard
+from guard_client.samples import StepSample, sample_of
+from guard_client.settings import ClientSettings
+from guard_client.stopping import Stop
+from guard_core.wire import Sampling
 from trainer_image import ranks
-from trainer_image.checkpoints import let_the_guard_read
-from trainer_image.client import GuardClient, VerdictView
-from trainer_image.errors import GuardConfigError, GuardLostError, GuardStopError
-from trainer_image.metrics import StepMetrics, StepSample, kl_kind_of, sample_of
-from trainer_image.reporter import CheckpointSample, Reporter
+from trainer_image.experiment import Experiment, News, are_ours
+from trainer_image.figures import UNKNOWN, figures_of, sampling_of, what_is_learnt
+from trainer_image.metrics import StepMetrics
+from trainer_image.outlook import evaluations_ahead
+from trainer_image.unscorable import adapter_unscorable, unscorable
 
 log = logging.getLogger(__name__)
 
-#: Seconds that the end of training may wait for the last reports.
-FLUSH_SECONDS = 10.0
-#: Where the starting policy is saved for a guard whose detector compares with it, under `output_dir`.
-START_DIRECTORY = "rlguard-start"
-#: With `on_unreachable="continue"` training begins after this many seconds without a guard.
-CONTINUE_PATIENCE_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Halt:
-    """Why training stops: the guard fired (`status`), no guard answers (`lost`), or its policy says stop."""
-
-    reason: str
-    status: TripwireStatus | None = None
-    lost: bool = False
-
-    def error(self) -> RuntimeError:
-        """The exception of a strict stop."""
-        if self.status is not None:
-            return CollapseStopError(self.status)
-        return GuardLostError(self.reason) if self.lost else GuardStopError(self.reason)
+#: Where the starting policy is saved for a guard whose detector compares with it, under `output_dir`. With an
+#: underscore, because the Trainer pushes everything in `output_dir` to a hub but `_*` and `checkpoint-*`.
+START_DIRECTORY = "_rlguard-start"
 
 
 class GuardCallback(TrainerCallback):
@@ -67,13 +53,18 @@ class GuardCallback(TrainerCallback):
         url: base URL of the guard; None only on ranks other than 0.
         token: the guard's ingest token.
         attempt: number of this start of the trainer; None asks the guard.
-        strict: on a stop raise `CollapseStopError` (a fire), `GuardLostError` (no guard answers) or
-            `GuardStopError` (a policy); otherwise end training softly, so that `train()` returns.
-        on_unreachable: `stop` or `continue` when no guard answers for `unreachable_seconds`.
+        strict: on a stop raise `CollapseStopError` (a fire), `GuardLostError` (no guard responds) or
+            `GuardHaltError` (a policy); otherwise end training softly, so that `train()` returns.
+        on_unreachable: `stop` or `continue` when no guard responds for `unreachable_seconds`, when it refuses
+            one report after the other, when training waits for it in vain (`max_lag`), or when a checkpoint
+            has not reached it by the end of training.
         unreachable_seconds: see there.
         drain_seconds: how long the end of training may wait until the guard has evaluated every checkpoint.
             For a guard that ends with the trainer, as in a pod; more than the limit of a collective would
             fail the other ranks, which wait too.
+        max_lag: how many checkpoints may be unscored before training waits for the guard when it has saved
+            one, so that a fire stops a run that still trains; None never waits. A guard that scores nothing
+            for an hour of waiting (`unreachable_seconds` if that is more) is treated as an unreachable one.
 
     Raises:
         GuardConfigError: an argument is wrong.
@@ -89,86 +80,89 @@ class GuardCallback(TrainerCallback):
         on_unreachable: Literal["stop", "continue"] = "stop",
         unreachable_seconds: float = 300.0,
         drain_seconds: float = 0.0,
+        max_lag: int | None = None,
     ) -> None:
-        if url is not None:
-            GuardClient(url)  # a wrong URL is an error here, not at the first step
-        if on_unreachable not in ("stop", "continue"):
-            raise GuardConfigError(f"on_unreachable must be 'stop' or 'continue', got {on_unreachable!r}")
-        if not (math.isfinite(unreachable_seconds) and unreachable_seconds > 0):
-            raise GuardConfigError(f"unreachable_seconds must be > 0 seconds, got {unreachable_seconds!r}")
-        if not (math.isfinite(drain_seconds) and drain_seconds >= 0):
-            raise GuardConfigError(f"drain_seconds must be >= 0 seconds, got {drain_seconds!r}")
-        if attempt is not None and attempt < 0:
-            raise GuardConfigError(f"attempt must be >= 0, got {attempt!r}")
-        self._url = url
-        self._token = token
-        self._attempt = attempt
+        self._settings = ClientSettings(
+            url,
+            token,
+            attempt=attempt,
+            on_unreachable=on_unreachable,
+            unreachable_seconds=unreachable_seconds,
+            drain_seconds=drain_seconds,
+            max_lag=max_lag,
+        )
         self._strict = strict
-        self._on_unreachable = on_unreachable
-        self._unreachable_seconds = unreachable_seconds
-        self._drain_seconds = drain_seconds
-        self._reporter: Reporter | None = None
+        self._optional = False
+        self._guard: Guard | None = None
         self._trainer: Any = None
         self._metrics = StepMetrics()
+        self._sampling: Sampling | None = None  # how this trainer samples, as far as it says
         self._last_step: int | None = None
+        self._began: int | None = None  # step after which this attempt began
+        self._told_no_reward = False
+        self._experiment = Experiment()
         #: Why this run was stopped, or None; on every rank.
-        self.halt: Halt | None = None
+        self.stop: Stop | None = None
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
+    def from_env(cls, environ: Mapping[str, str] = os.environ, *, optional: bool = False) -> Self:
         """The callback as the environment of a guarded run describes it.
 
-        `RLGUARD_URL` (needed on rank 0), `RLGUARD_TOKEN`, `RLGUARD_ATTEMPT`, `RLGUARD_STRICT` (1 or 0),
-        `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`.
+        Args:
+            environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_ATTEMPT`,
+                `RLGUARD_STRICT` (1 or 0), `RLGUARD_ON_UNREACHABLE` (stop or continue),
+                `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`.
+            optional: without `RLGUARD_URL`, train without a guard; a warning says that the run is unguarded.
 
         Raises:
             GuardConfigError: naming the variable that is missing or wrong.
         """
-        url = environ.get("RLGUARD_URL") or None
-        if url is None and environ.get("RANK", "0") == "0":
-            raise GuardConfigError(
-                "RLGUARD_URL is not set: set it to the guard's address, such as http://127.0.0.1:8470, and "
-                "RLGUARD_TOKEN to its ingest token, or start the trainer with `rlguard run`"
-            )
-        on_unreachable = environ.get("RLGUARD_ON_UNREACHABLE", "stop")
-        if on_unreachable not in ("stop", "continue"):
-            raise GuardConfigError(f"RLGUARD_ON_UNREACHABLE must be stop or continue, got {on_unreachable!r}")
         strict = environ.get("RLGUARD_STRICT", "1")
         if strict not in ("0", "1"):
             raise GuardConfigError(f"RLGUARD_STRICT must be 1 or 0, got {strict!r}")
-        attempt = environ.get("RLGUARD_ATTEMPT") or None
-        if attempt is not None and not (attempt.isascii() and attempt.isdigit()):
-            raise GuardConfigError(f"RLGUARD_ATTEMPT must be a whole number >= 0, got {attempt!r}")
-        limit = _seconds(environ, "RLGUARD_UNREACHABLE_SECONDS", "300")
-        if limit <= 0:
-            raise GuardConfigError(f"RLGUARD_UNREACHABLE_SECONDS must be > 0 seconds, got {limit!r}")
-        return cls(
-            url,
-            environ.get("RLGUARD_TOKEN") or None,
-            attempt=None if attempt is None else int(attempt),
-            strict=strict == "1",
-            on_unreachable="stop" if on_unreachable == "stop" else "continue",
-            unreachable_seconds=limit,
-            drain_seconds=_seconds(environ, "RLGUARD_DRAIN_SECONDS", "0"),
-        )
+        callback = cls(None, strict=strict == "1")
+        callback._settings = ClientSettings.from_env(environ, optional=optional)
+        callback._optional = optional
+        return callback
 
     # -- events --------------------------------------------------------------------------------------------
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """Connect, and stop before the first step if the guard has already fired."""
+        """Connect, and stop before the first step if the guard has already fired.
+
+        Raises:
+            GuardConfigError: no checkpoint of this run could ever be scored.
+        """
         self._trainer = _calling_trainer(self, state)
-        self._metrics = StepMetrics()
+        self._guard = self._make_guard() if state.is_world_process_zero else None
+        reason = None if self._guard is None else unscorable(args, state, self._trainer)
+        reason = ranks.agree(reason, args.device)
+        if reason is not None:
+            raise GuardConfigError(reason)
+        self._metrics = StepMetrics(figures_of(args) or UNKNOWN)
+        self._sampling = None
         self._last_step = None
-        self.halt = None
-        found = self._connect() if state.is_world_process_zero else None
-        self._stop_if(ranks.agree(found, args.device), control)
-        if self.halt is not None:
+        self._began = state.global_step
+        self._told_no_reward = False
+        self._experiment = Experiment()
+        self.stop = None
+        if self._guard is not None:
+            self._guard.open()
+        self._stop_if(self._agreed(args), control)
+        if self.stop is not None:
             self._take_no_step()
             return control
-        if self._reporter is not None:
-            self._reporter.start()
+        reason = ranks.agree(self._adapter_unscorable(), args.device)
+        if reason is not None:
+            self._restore_trainer()
+            if self._guard is not None:
+                self._guard.close(drain=False)
+            raise GuardConfigError(reason)
+        if self._guard is not None:
+            self._say_what_is_learnt(args)
+            self._say_what_is_ahead(args, state)
         self._save_the_start(args, state)
         return control
 
@@ -177,11 +171,11 @@ class GuardCallback(TrainerCallback):
     ) -> TrainerControl:
         """Queue the step's report, and let all ranks act on the newest verdict together."""
         self._gather()
-        sample = self._metrics.take(state.global_step, kl_kind_of(args))
+        sample = self._metrics.take(state.global_step)
         if sample is not None:
             self._report(sample)
-        if self.halt is None:
-            self._stop_if(ranks.agree(self._opinion(), args.device), control)
+        if self.stop is None:
+            self._stop_if(self._agreed(args), control)
         return control
 
     def on_log(
@@ -193,63 +187,88 @@ class GuardCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Read TRL's lists before `log()` clears them; without lists, report what is logged."""
+        if logs is not None and are_ours(logs):
+            return
         self._gather()
-        if logs is not None and "reward" in logs and "reward" not in self._trainer_lists():
-            sample = sample_of(state.global_step, logs, kl_kind_of(args))
+        figures = self._metrics.figures
+        if logs is not None and figures.reward in logs and figures.reward not in self._trainer_lists():
+            values = {name: logs.get(key) for name, key in figures.named()}
+            sample = sample_of(state.global_step, values, figures.kl_kind)
             if sample is not None:
                 self._report(sample)
+        self._say_if_nothing_is_reported(state)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Report the checkpoint once every rank has written its part of it."""
+        """Report the checkpoint once every rank has written its part of it; wait for a guard that lags."""
         ranks.barrier()
-        if self._reporter is None or self.halt is not None:
+        if self.stop is not None:
             return
-        path = os.path.abspath(f"{args.output_dir}/checkpoint-{state.global_step}")
-        if os.path.isdir(path):
-            let_the_guard_read(Path(path))
-            self._reporter.submit(CheckpointSample(state.global_step, path))
-        else:
-            log.warning("step %d saved no checkpoint at %s: nothing to score", state.global_step, path)
+        if self._guard is not None:
+            path = f"{args.output_dir}/checkpoint-{state.global_step}"
+            self._guard.checkpoint(path, step=state.global_step, sampling=self._sampling, wait=False)
+        self._wait_for_the_guard(args, state, control)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """Deliver the last reports, say what became of them, and act on what the guard answered."""
+        """Deliver the last reports, say what became of them, and act on what the guard said."""
         self._restore_trainer()
-        if self._reporter is not None and self.halt is None and self._drain_seconds > 0.0:
-            self._reporter.drain(self._drain_seconds)
-        self._close()
-        if self.halt is None:
-            self._stop_if(ranks.agree(self._opinion(), args.device), control)
-        self._reporter = None
+        if self._guard is not None:
+            self._guard.close(drain=self.stop is None)
+        if self.stop is None:
+            self._stop_if(self._agreed(args), control)
+        if self._guard is not None and self.stop is None:
+            self._guard.finish(state.global_step, self._began)
+        self._guard = None
         return control
+
+    def _wait_for_the_guard(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl
+    ) -> None:
+        """Wait while more than `max_lag` checkpoints are unscored; rank 0 looks, and all ranks wait with it.
+
+        They agree again at every look, so that no collective waits for longer than a moment.
+        """
+        told = False
+        while ranks.agree(self._lags(), args.device) is not None:
+            if self._guard is not None:
+                if not told:
+                    log.info("training waits at step %d until the guard has scored more", state.global_step)
+                    told = True
+                time.sleep(LAG_POLL_SECONDS)
+        self._stop_if(self._agreed(args), control)
+
+    def _lags(self) -> bool | None:
+        """True on rank 0 while training should wait; None otherwise."""
+        return True if self._guard is not None and self._guard.lags() else None
 
     # -- reporting -----------------------------------------------------------------------------------------
 
-    def _connect(self) -> Halt | None:
-        if self._url is None:
+    def _make_guard(self) -> Guard | None:
+        """This run's guard, or None if it is optional and the environment names none."""
+        if self._settings.url is None and not self._optional:
             raise GuardConfigError("GuardCallback on rank 0 needs the guard's URL: set RLGUARD_URL")
-        self._reporter = Reporter(
-            GuardClient(self._url, self._token),
-            attempt=self._attempt,
-            unreachable_seconds=self._unreachable_seconds,
-        )
-        patience = self._unreachable_seconds
-        if self._on_unreachable == "continue":
-            patience = min(patience, CONTINUE_PATIENCE_SECONDS)
-        self._reporter.connect(patience)
-        if self._reporter.verdict is None and self._on_unreachable == "stop":
-            return Halt(f"no guard answers at {self._url}: {self._reporter.last_failure}", lost=True)
-        return self._opinion()
+        guard = Guard.of(self._settings)
+        if guard.guards:
+            return guard
+        guard.open().close()  # says that the run is unguarded
+        return None
+
+    def _adapter_unscorable(self) -> str | None:
+        verdict = self._guard.verdict if self._guard is not None else None
+        return None if verdict is None else adapter_unscorable(self._trainer, verdict.adapters)
 
     def _save_the_start(self, args: TrainingArguments, state: TrainerState) -> None:
         """Save and report the starting policy, if the guard's detector needs it as its baseline.
 
         The name is not that of a checkpoint of the Trainer: it is neither rotated away nor resumed from.
+        Of an
+        adapter the Trainer saves no more than the adapter: a fresh one, on the guard's base model, is the
+        start.
         """
-        verdict = self._reporter.verdict if self._reporter is not None else None
+        verdict = self._guard.verdict if self._guard is not None else None
         wanted = verdict is not None and verdict.wants_the_start and state.global_step == 0
         if ranks.agree(wanted or None, args.device) is None:
             return
@@ -257,57 +276,89 @@ class GuardCallback(TrainerCallback):
             log.warning("the starting policy cannot be saved: the first checkpoint will be the baseline")
             return
         path = os.path.abspath(os.path.join(args.output_dir, START_DIRECTORY))
-        self._trainer.save_model(path)
+        self._trainer.save_model(
+            path, _internal_call=True
+        )  # any other call pushes all of `output_dir` to a hub
         ranks.barrier()
-        if self._reporter is not None:
-            let_the_guard_read(Path(path))
-            self._reporter.submit(CheckpointSample(0, path))
+        if self._guard is not None:
+            self._guard.checkpoint(path, step=0, sampling=self._sampling, wait=False)
+
+    def _say_what_is_learnt(self, args: TrainingArguments) -> None:
+        enough, sentence = what_is_learnt(args, self._trainer)
+        self._told_no_reward = not enough
+        log.log(logging.INFO if enough else logging.WARNING, sentence)
+        try:
+            self._sampling = sampling_of(args)
+        except ValueError as error:
+            log.warning("the guard cannot evaluate as this trainer samples (%s), so it is not told", error)
+        if self._sampling is not None:
+            log.info("completions are sampled with %s; the guard is told", self._sampling.words)
+
+    def _say_what_is_ahead(self, args: TrainingArguments, state: TrainerState) -> None:
+        """How many evaluations the run will have, and how many the guard's policy takes."""
+        verdict = self._guard.verdict if self._guard is not None else None
+        ahead = None if verdict is None else evaluations_ahead(args, state, verdict.needed)
+        if ahead is not None:
+            enough, sentence = ahead
+            log.log(logging.INFO if enough else logging.WARNING, "held-out evaluations: %s", sentence)
+
+    def _say_if_nothing_is_reported(self, state: TrainerState) -> None:
+        """Warn once, when the trainer logs for the first time and no step had a reward."""
+        if self._guard is None or self._told_no_reward or self._last_step is not None:
+            return
+        if state.global_step > 0:
+            self._told_no_reward = True
+            log.warning(
+                "no step up to %d had a finite reward (`%s`): nothing is reported, and nothing can be judged",
+                state.global_step,
+                self._metrics.figures.reward,
+            )
 
     def _trainer_lists(self) -> Mapping[str, Any]:
-        metrics = getattr(self._trainer, "_metrics", None)
-        lists = metrics.get("train") if isinstance(metrics, Mapping) else None
-        return lists if isinstance(lists, Mapping) else {}
+        return self._metrics.figures.of(self._trainer)
 
     def _gather(self) -> None:
-        if self._reporter is not None:
+        if self._guard is not None:
             self._metrics.gather(self._trainer_lists())
 
     def _report(self, sample: StepSample) -> None:
         """Queue it once a step: the guard would refuse a second report of the same step."""
-        if self._reporter is not None and self.halt is None and sample.step != self._last_step:
+        if self._guard is not None and self.stop is None and sample.step != self._last_step:
             self._last_step = sample.step
-            self._reporter.submit(sample)
-
-    def _close(self) -> None:
-        if self._reporter is not None:
-            delivery = self._reporter.close(FLUSH_SECONDS)
-            log.log(
-                logging.INFO if delivery.complete else logging.WARNING, "reports to the guard: %s", delivery
-            )
+            self._guard.report(sample)
 
     # -- stopping ------------------------------------------------------------------------------------------
 
-    def _opinion(self) -> Halt | None:
-        """This rank's opinion; only rank 0 has one."""
-        if self._reporter is None:
-            return None
-        verdict = self._reporter.halt
-        if verdict is not None:
-            return Halt(f"{verdict.code}: {verdict.reason}", _status_of(verdict) if verdict.fire else None)
-        if self._on_unreachable == "stop" and self._reporter.unreachable is not None:
-            return Halt(self._reporter.unreachable, lost=True)
-        return None
+    def _agreed(self, args: TrainingArguments) -> Stop | None:
+        """What rank 0 has heard of its guard, on every rank; new figures of it are logged.
 
-    def _stop_if(self, halt: Halt | None, control: TrainerControl) -> None:
-        if halt is None:
+        When training has ended there is no trainer to log with: its loggers have closed their runs, and a
+        late figure would open others.
+        """
+        guard, heard = self._guard, None
+        if guard is not None:
+            stop = guard.stop  # before the verdict, which then is at least as new
+            heard = self._experiment.news(stop, guard.verdict)
+        news: News | None = ranks.agree(heard, args.device)
+        if news is None:
+            return None
+        self._experiment.log(self._trainer, news.figures)
+        return news.stop
+
+    def _stop_if(self, stop: Stop | None, control: TrainerControl) -> None:
+        if stop is None:
             return
-        self.halt = halt
+        self.stop = stop
         control.should_training_stop = True
-        log.error("the guard stops training: %s", halt.reason)
+        if self._guard is None:
+            log.error("the guard stops training: %s", stop.reason)
+        else:
+            self._experiment.tag(stop)
         if self._strict:
             self._restore_trainer()
-            self._close()
-            raise halt.error()
+            if self._guard is not None:
+                self._guard.close(drain=False)
+            raise stop.error()
 
     def _take_no_step(self) -> None:
         """Let the training loop that is about to begin find no batch.
@@ -322,35 +373,6 @@ class GuardCallback(TrainerCallback):
         if self._trainer is not None:
             vars(self._trainer).pop("get_batch_samples", None)
             self._trainer = None
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: str) -> float:
-    """A finite number of seconds >= 0 from the environment."""
-    text = environ.get(name, default)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise GuardConfigError(f"{name} must be a number of seconds, got {text!r}")
-    return seconds
-
-
-def _status_of(verdict: VerdictView) -> TripwireStatus:
-    """The verdict as the status that `CollapseStopError` carries; numbers that are missing are NaN, not 0."""
-
-    def known(value: float | None) -> float:
-        return math.nan if value is None else value
-
-    return TripwireStatus(
-        fire=True,
-        reason=verdict.reason,
-        step=next(step for step in (verdict.latch_step, verdict.step, -1) if step is not None),
-        proxy_real_gap=known(verdict.proxy_real_gap),
-        in_loop_ema=known(verdict.in_loop_ema),
-        heldout_ema=known(verdict.heldout_ema),
-        kl_ema=verdict.kl_ema,
-    )
 
 
 def _calling_trainer(callback: TrainerCallback, state: TrainerState) -> Any:

@@ -1,8 +1,9 @@
-"""Checkpoints on disk: which one to resume from, and who may read them.
+"""Checkpoints on disk: which one to resume from.
 
 The newest that is complete is resumed from. A trainer that is killed while it saves leaves a directory that
 looks like a checkpoint. The Trainer writes `trainer_state.json` last, so one that can be read, beside weights
-that can be read, is complete.
+that can be read, is complete. Weights in a layout that nobody here knows are no reason to start from zero,
+because the run that they are of would be trained over.
 """
 
 from __future__ import annotations
@@ -14,23 +15,39 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from guard_client.errors import GuardConfigError
+
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
+#: What the Trainer also resumes from and nobody here can check: pickles, shards of FSDP and of DeepSpeed.
+_UNCHECKED = ("pytorch_model*.bin", "pytorch_model.bin.index.json", "pytorch_model_fsdp_*", "global_step*")
 
 
 def latest_complete(output_dir: Path) -> Path | None:
-    """The complete checkpoint with the highest step in `output_dir`, or None."""
+    """The complete checkpoint with the highest step in `output_dir`, or None where none was saved to its end.
+
+    Raises:
+        GuardConfigError: a checkpoint was saved to its end, but none is known to be fit to resume from.
+    """
     if not output_dir.is_dir():
         return None
     found = [(int(match[1]), path) for path in output_dir.iterdir() if (match := _NAME.fullmatch(path.name))]
+    unfit: list[str] = []
     for _, path in sorted(found, reverse=True):
         reason = incomplete_because(path)
         if reason is None:
             return path
         log.warning("%s is not complete and is passed over: %s", path, reason)
+        if _saved_to_its_end(path):
+            unfit.append(f"{path}: {reason}")
+    if unfit:
+        raise GuardConfigError(
+            "resume: no checkpoint is fit to resume from, and starting from zero would train over "
+            f"{unfit[0]}; set resume to false to do so, or choose another output_dir"
+        )
     return None
 
 
@@ -46,25 +63,18 @@ def incomplete_because(checkpoint: Path) -> str | None:
     return None
 
 
-def let_the_guard_read(checkpoint: Path) -> None:
-    """Let whoever may list the checkpoint read its weights.
-
-    safetensors from 0.8 on writes files of mode 0600 whatever the umask, and a guard in a pod is another user
-    than the trainer. The mode of the directory says what the umask wants. A failure is a warning: the guard
-    itself tells if it cannot read.
-    """
+def _saved_to_its_end(checkpoint: Path) -> bool:
     try:
-        readers = checkpoint.stat().st_mode & 0o044
-        for path in checkpoint.glob("*.safetensors"):
-            path.chmod(path.stat().st_mode | readers)
-    except OSError as error:
-        log.warning("the guard may not be able to read %s: %s", checkpoint, error)
+        json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _weight_files(checkpoint: Path) -> set[str]:
     if (checkpoint / _INDEX).exists():
         return set(json.loads((checkpoint / _INDEX).read_text("utf-8"))["weight_map"].values())
     present = {name for name in _WEIGHTS if (checkpoint / name).exists()}
-    if not present:
-        raise FileNotFoundError(f"none of {', '.join((*_WEIGHTS, _INDEX))} in {checkpoint}")
+    if not present and not any(any(checkpoint.glob(pattern)) for pattern in _UNCHECKED):
+        raise FileNotFoundError(f"none of {', '.join((*_WEIGHTS, _INDEX, *_UNCHECKED))}")
     return present

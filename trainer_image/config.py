@@ -4,8 +4,11 @@
     dataset: /data/train.jsonl         # JSONL with a column `prompt`, or a hub name
     dataset_split: train               # of a hub data set
     reward_functions:                  # module:function, called as TRL calls them
-      - trainer_image.rewards:exact_match
+      - rlguard.rewards:exact_match
     output_dir: /checkpoints/run       # checkpoints go here; the last model to <output_dir>/final
+    lora:                              # train a LoRA adapter: any field of PEFT's LoraConfig
+      r: 16
+      target_modules: all-linear
     resume: true                       # from the latest complete checkpoint in output_dir
     alpha_sdpo: 0.0                    # weights of the auxiliary losses of GuardedGRPOTrainer
     beta_replay: 0.0
@@ -19,15 +22,14 @@ Imports neither torch nor TRL, so that a typing error is found before they load.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainer_image.errors import GuardConfigError
+from guard_client.errors import GuardConfigError
+from guard_core.wording import not_yaml, sentences
 
 #: The data columns that each auxiliary loss of `GuardedGRPOTrainer` needs, by the name of its weight.
 LOSS_COLUMNS = {
@@ -40,19 +42,45 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class TrainConfig(BaseModel):
-    """See the module's docstring for the meaning of every key."""
+    """The keys of the file. An unknown one is refused, with the one that is probably meant."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    model: Name
-    dataset: Name
-    dataset_split: Name = "train"
-    reward_functions: Annotated[list[Name], Field(min_length=1)]
-    output_dir: Name
-    resume: bool = True
-    alpha_sdpo: Weight = 0.0
-    beta_replay: Weight = 0.0
-    grpo: dict[str, Any] = Field(default_factory=dict)
+    model: Name = Field(description="The policy to start from: a directory, or a name on the hub.")
+    dataset: Name = Field(
+        description="Training data: a JSONL file with a column `prompt`, or a name on the hub. Other columns "
+        "go to the reward functions."
+    )
+    dataset_split: Name = Field("train", description="Split of a data set of the hub.")
+    reward_functions: Annotated[list[Name], Field(min_length=1)] = Field(
+        description="Each `module:function`, called as TRL calls reward functions; their sum is the reward."
+    )
+    output_dir: Name = Field(
+        description="Where checkpoints go, in the volume that the guard reads; the last model goes to "
+        "`<output_dir>/final`."
+    )
+    lora: dict[str, Any] | None = Field(
+        None,
+        description="Train a LoRA adapter instead of the whole model: any field of PEFT's `LoraConfig`, such "
+        "as `r`, `lora_alpha` and `target_modules`. The guard then needs its base model (`base_model`).",
+    )
+    resume: bool = Field(
+        True,
+        description="Go on from the newest complete checkpoint in `output_dir`, if there is one; `false` "
+        "starts from `model`.",
+    )
+    alpha_sdpo: Weight = Field(
+        0.0, description="Weight of the self-distillation loss; needs the column `privileged_prompt`."
+    )
+    beta_replay: Weight = Field(
+        0.0,
+        description="Weight of the replay loss; needs the columns `replay_prompt` and `replay_completion`.",
+    )
+    grpo: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Any field of TRL's `GRPOConfig` but `output_dir`. `save_steps` says how often the guard "
+        "can judge; without `beta` TRL computes no KL.",
+    )
 
 
 class _Loader(yaml.SafeLoader):
@@ -74,28 +102,11 @@ def load(path: Path) -> TrainConfig:
         content = yaml.load(path.read_text("utf-8"), _Loader)  # noqa: S506 - a SafeLoader
     except (OSError, UnicodeDecodeError) as error:
         raise GuardConfigError(f"cannot read the configuration {path}: {error}") from error
-    except yaml.YAMLError as error:
-        raise GuardConfigError(f"{path} is not YAML: {error}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise GuardConfigError(f"{path} is {not_yaml(error)}") from error
     if not isinstance(content, dict):
         raise GuardConfigError(f"{path} must be a YAML mapping with keys such as model and dataset")
     try:
         return TrainConfig.model_validate(content)
     except ValidationError as error:
-        raise GuardConfigError(f"{path}: " + "; ".join(map(_explain, error.errors()))) from error
-
-
-def unknown_key(key: str, valid: Iterable[str], where: str = "") -> str:
-    """What to say of a key that does not exist, with the nearest one that does."""
-    valid = sorted(valid)
-    near = get_close_matches(key, valid, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(valid)}"
-    return f"unknown key {where + key!r}; {hint}"
-
-
-def _explain(error: Any) -> str:
-    key = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        return unknown_key(key, TrainConfig.model_fields)
-    if error["type"] == "missing":
-        return f"key {key!r} is missing"
-    return f"{key}: {error['msg']}, got {error['input']!r}"
+        raise GuardConfigError(f"{path}: {sentences(error, TrainConfig, '.'.join)}") from error

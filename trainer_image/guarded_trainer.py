@@ -4,29 +4,47 @@ The kill switch needs no guard service, but it does not protect against a hostil
 change the trainer can change the guard in it. `GuardCallback` and a guard beside the trainer do.
 """
 
+# ruff: noqa: ARG002 (the signature of an event is the Trainer's, whatever the event needs of it)
+
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import torch
-from trl import GRPOTrainer
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOTrainer, is_conversational
 from trl.trainer.utils import pad
 
 from guard_core import CollapseStopError, HeldOutGuard, TripwireStatus
+from guard_core.step_monitor import MEDIAN_WINDOW, median_of_last
 from trainer_image import ranks
 from trainer_image.config import LOSS_COLUMNS
-from trainer_image.losses import distillation_loss, replay_loss
+from trainer_image.losses import Logits, distillation_loss, replay_loss
+
+log = logging.getLogger(__name__)
 
 _LOG_PREFIX = "killswitch/"
+#: Under this name the kill switch's state is in `trainer_state.json`, among the states of callbacks.
+_STATE_KEY = "rlguard-killswitch"
+_STATE_VERSION = 1
 
 
 class GuardedGRPOTrainer(GRPOTrainer):
     """GRPO that stops when `heldout_guard` fires.
 
     Every `logging_steps` optimizer steps, beginning with step 0, the guard folds the newest in-loop reward,
-    the score that `heldout_eval_fn` returns, and the newest KL to the reference if there is one.
+    the score that `heldout_eval_fn` returns, and the KL to the reference if there is one: the median of the
+    newest KLs of the last five rounds, because one token can add 22,000 nats to one of them. A step that
+    generates nothing trains on the completions of an earlier one, and their reward is then the newest.
+
+    The state is saved with every checkpoint, and `train(resume_from_checkpoint=...)` goes on from it, with
+    the thresholds of the guard that was passed. A guard that had fired stops the resumed run before its first
+    step (softly: after it).
 
     Keyword arguments beyond `GRPOTrainer`'s:
         heldout_guard: the tripwire; None switches the kill switch off.
@@ -56,7 +74,12 @@ class GuardedGRPOTrainer(GRPOTrainer):
     model: Any = None
     temperature: float = 1.0
     current_gradient_accumulation_steps: int = 1
+    #: Whether the model must make all logits at once; None until the first forward of a loss.
+    _whole_logits: bool | None = None
     _killswitch_step: int | None = None
+    _killswitch_kls: tuple[float, ...] = ()
+    #: Newest values by metric, kept because `log` clears the lists; None: the newest was not finite.
+    _newest_values: Mapping[str, float | None] = {}
 
     def __init__(
         self,
@@ -81,6 +104,8 @@ class GuardedGRPOTrainer(GRPOTrainer):
         self.alpha_sdpo = alpha_sdpo
         self.beta_replay = beta_replay
         super().__init__(*args, **kwargs)
+        if heldout_guard is not None:
+            self.add_callback(_KillSwitchAtStart(self))
 
     # -- the loss ------------------------------------------------------------------------------------------
 
@@ -119,15 +144,42 @@ class GuardedGRPOTrainer(GRPOTrainer):
         prompt_mask: torch.Tensor,
         completion_ids: torch.Tensor,
         completion_mask: torch.Tensor,
-    ) -> torch.Tensor:
-        """Logits that predict the completion, at the sampling temperature: (batch, tokens, vocabulary)."""
-        output = model(
-            input_ids=torch.cat([prompt_ids, completion_ids], dim=1),
-            attention_mask=torch.cat([prompt_mask, completion_mask], dim=1),
-            logits_to_keep=completion_ids.size(1) + 1,
-            use_cache=False,
-        )
-        return output.logits[:, :-1] / self.temperature
+    ) -> Logits:
+        """Logits that predict the completion, at the sampling temperature.
+
+        The forward goes through the wrapped model, as the parent's does, but makes the logits of one position
+        only; `losses` makes the others in chunks of the hidden states. Where the head cannot be applied by
+        itself, the model makes them all.
+        """
+        inputs = {
+            "input_ids": torch.cat([prompt_ids, completion_ids], dim=1),
+            "attention_mask": torch.cat([prompt_mask, completion_mask], dim=1),
+            "use_cache": False,
+        }
+        if self._whole_logits is None:
+            sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+            self._hold_all_logits(sharded or not _has_plain_head(self.model))
+        if not self._whole_logits:
+            with _last_hidden_state(self.model.get_decoder()) as seen:
+                output = model(**inputs, logits_to_keep=1)
+            head = self.model.get_output_embeddings()
+            with torch.no_grad():
+                own = head(seen[0][:, -1:]).float()
+            if torch.allclose(own, output.logits.float(), rtol=2e-2, atol=1e-2):  # bfloat16 has three digits
+                hidden = seen[0][:, -completion_ids.size(1) - 1 : -1]
+                return Logits(hidden, lambda h: head(h) / self.temperature, output.logits.size(-1))
+            self._hold_all_logits(True)
+        logits = model(**inputs, logits_to_keep=completion_ids.size(1) + 1).logits[:, :-1]
+        return Logits(logits, lambda chunk: chunk / self.temperature, logits.size(-1))
+
+    def _hold_all_logits(self, whole: bool) -> None:
+        self._whole_logits = whole
+        if whole:
+            log.warning(
+                "the auxiliary losses hold all logits of a batch at once: the output layer of %s cannot be "
+                "applied by itself",
+                type(self.model).__name__,
+            )
 
     def _record(self, name: str, loss: torch.Tensor) -> torch.Tensor:
         """Log the mean over all ranks, and scale for gradient accumulation, as the parent scales its own."""
@@ -150,7 +202,7 @@ class GuardedGRPOTrainer(GRPOTrainer):
         """The teacher's prompts. A row without one gets its own prompt: teacher = student, and no loss."""
         _require_columns(rows, "alpha_sdpo")
         prompts = [row["privileged_prompt"] or row["prompt"] for row in rows]
-        return self._padded("privileged_prompt", self._tokenize_prompts(prompts)[0], "left")
+        return self._padded("privileged_prompt", self._prompt_ids(prompts), "left")
 
     def _replay_inputs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Traces, padded. A row without one gets an empty completion: every rank does the same forwards."""
@@ -165,25 +217,47 @@ class GuardedGRPOTrainer(GRPOTrainer):
         if not all(math.isfinite(weight) and weight >= 0.0 for weight in weights):
             raise ValueError(f"replay_weight must be >= 0, got {min(weights)!r}")
         return {
-            **self._padded("replay_prompt", self._tokenize_prompts(prompts)[0], "left"),
+            **self._padded("replay_prompt", self._prompt_ids(prompts), "left"),
             **self._padded("replay_completion", traces, "right"),
             "replay_weight": torch.tensor(weights, device=self.accelerator.device),
         }
 
+    def _prompt_ids(self, prompts: Sequence[Any]) -> list[list[int]]:
+        """Token ids of text prompts, as the parent makes those of `prompt`; older TRL does it elsewhere."""
+        if hasattr(self, "_tokenize_prompts"):
+            return self._tokenize_prompts(prompts)[0]
+        if not is_conversational({"prompt": prompts[0]}):
+            return self.processing_class(text=prompts)["input_ids"]
+        return self.processing_class.apply_chat_template(
+            conversation=prompts,
+            tools=getattr(self, "tools", None) or None,
+            chat_template=getattr(self, "chat_template", None),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            **self.chat_template_kwargs,
+        )["input_ids"]
+
+    @property
+    def _text_tokenizer(self) -> Any:
+        return getattr(self.processing_class, "tokenizer", self.processing_class)
+
     def _trace_ids(self, text: str) -> list[int]:
-        return [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self._tokenizer.eos_token_id]
+        tokenizer = self._text_tokenizer
+        return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
     def _padded(self, name: str, rows: Sequence[Sequence[int]], side: str) -> dict[str, torch.Tensor]:
         """`<name>_ids` and `<name>_mask`, shape (batch, longest); at least one column."""
+        padding = self._text_tokenizer.pad_token_id
         if not any(rows):
-            rows = [[self._tokenizer.pad_token_id]] * len(rows)
+            rows = [[padding]] * len(rows)
             masks = [torch.zeros(1, dtype=torch.long)] * len(rows)
         else:
             masks = [torch.ones(len(row), dtype=torch.long) for row in rows]
         ids = [torch.tensor(row, dtype=torch.long) for row in rows]
         device = self.accelerator.device
         return {
-            f"{name}_ids": pad(ids, self._tokenizer.pad_token_id, side).to(device),
+            f"{name}_ids": pad(ids, padding, side).to(device),
             f"{name}_mask": pad(masks, 0, side).to(device),
         }
 
@@ -215,13 +289,19 @@ class GuardedGRPOTrainer(GRPOTrainer):
         """
         if self.heldout_guard is None or self.heldout_eval_fn is None:
             return None
-        metrics = self._metrics["train"]
-        reward = _newest(metrics, "reward")
+        self._keep_newest()
+        reward = self._newest_values.get("reward")
         if reward is None:
             return None
+        kl = self._newest_values.get("kl")
+        if kl is None and "kl" in self._newest_values:
+            log.warning("the newest KL at step %d is not finite: it is not folded", self.state.global_step)
         reward, score, kl = ranks.agree(
-            (reward, self._heldout_score(), _newest(metrics, "kl")), getattr(self.args, "device", "cpu")
+            (reward, self._heldout_score(), kl), getattr(self.args, "device", "cpu")
         )
+        if kl is not None:
+            self._killswitch_kls = (*self._killswitch_kls, kl)[-MEDIAN_WINDOW:]
+            kl = median_of_last(self._killswitch_kls)
         status = self.heldout_guard.update(self.state.global_step, reward, score, kl_to_init=kl)
         self.log(_log_entry(status, score))
         if status.fire:
@@ -240,15 +320,93 @@ class GuardedGRPOTrainer(GRPOTrainer):
             raise ValueError(f"heldout_eval_fn must return a finite score, got {score!r}")
         return score
 
+    def _keep_newest(self) -> None:
+        """Remember the newest reward and KL, before `log` clears the lists that hold them."""
+        metrics = self._metrics["train"]
+        found = {key: _newest(metrics, key) for key in ("reward", "kl") if metrics.get(key)}
+        self._newest_values = {**self._newest_values, **found}
+
+    # -- the kill switch's state ---------------------------------------------------------------------------
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Save as the parent does, with the kill switch in `trainer_state.json`."""
+        if self.heldout_guard is not None:
+            self.state.stateful_callbacks[_STATE_KEY] = {
+                "version": _STATE_VERSION,
+                "guard": self.heldout_guard.to_state(),
+                "kls": list(self._killswitch_kls),
+            }
+        super()._save_checkpoint(*args, **kwargs)
+
+    def _restore_killswitch(self) -> None:
+        """Go on from the state in the checkpoint that training resumes from.
+
+        Raises:
+            CollapseStopError: the guard had fired, and `strict_killswitch` is set.
+            ValueError: the state is of another version of this program.
+        """
+        guard = self.heldout_guard
+        self._killswitch_step = None
+        self._newest_values = {}
+        if guard is None or self.state.global_step == 0:
+            return
+        saved = self.state.stateful_callbacks.get(_STATE_KEY)
+        if saved is None:
+            log.warning("the checkpoint has no state of the kill switch: it begins anew, with no memory")
+            return
+        if saved.get("version") != _STATE_VERSION:
+            raise ValueError(
+                f"the kill switch's state in the checkpoint has version {saved.get('version')!r}"
+            )
+        thresholds = {f.name: getattr(guard, f.name) for f in fields(guard) if f.init}
+        vars(guard).update(vars(HeldOutGuard.from_state(saved["guard"] | thresholds)))
+        self._killswitch_kls = tuple(saved["kls"])
+        log.info("the kill switch goes on after %d rounds", guard.count)
+        if guard.should_halt():
+            if self.strict_killswitch:
+                guard.raise_if_fired()
+            self.control.should_training_stop = True
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as the parent does; an entry of the kill switch leaves the unfinished step's metrics alone.
 
         The parent's `log` would write out and clear them, and the user would find half a step twice.
         """
+        self._keep_newest()
         if any(key.startswith(_LOG_PREFIX) for key in logs):
             super(GRPOTrainer, self).log(logs, start_time)
         else:
             super().log(logs, start_time)
+
+
+@contextmanager
+def _last_hidden_state(decoder: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """A list that holds, after a forward inside, what the decoder hands to the head."""
+    seen: list[torch.Tensor] = []
+    handle = decoder.register_forward_hook(lambda _module, _inputs, output: seen.append(output[0]))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def _has_plain_head(model: Any) -> bool:
+    """Whether logits are just the output layer's; capped logits look like it only where they are small."""
+    config = model.config.get_text_config()
+    capped = getattr(config, "final_logit_softcapping", None) is not None
+    return not capped and hasattr(model, "get_decoder") and model.get_output_embeddings() is not None
+
+
+class _KillSwitchAtStart(TrainerCallback):
+    """Restores the kill switch once the Trainer has read the checkpoint, and before the first step."""
+
+    def __init__(self, trainer: GuardedGRPOTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._trainer._restore_killswitch()
 
 
 def _log_entry(status: TripwireStatus, score: float) -> dict[str, float]:

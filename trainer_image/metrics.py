@@ -1,117 +1,58 @@
 """What the trainer measured in one optimizer step, read without changing what anybody else sees.
 
-TRL trainers collect values in `trainer._metrics["train"]`, a dict of lists, and clear it in `log()`, every
-`logging_steps` steps. `StepMetrics` reads what was appended since it last looked. Nothing is filled in:
-a value that is missing, None, NaN or infinite is absent.
+TRL trainers collect values in lists and clear them when they log, every `logging_steps` steps. `StepMetrics`
+reads what was appended since it last looked; `trainer_image.figures` says under which keys, and
+`guard_client.samples` what counts as a value.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from guard_core.wire import KlKind
-
-log = logging.getLogger(__name__)
-
-_KEYS = ("reward", "kl", "entropy", "reward_std")
-
-
-@dataclass(frozen=True, slots=True)
-class StepSample:
-    """One step; reward units for `reward` and `reward_std`, nats/token for `entropy`, nats for `kl`."""
-
-    step: int
-    reward: float
-    kl: float | None = None
-    kl_kind: KlKind = KlKind.ABSENT
-    entropy: float | None = None
-    reward_std: float | None = None
+from guard_client.samples import StepSample, number_of, sample_of
+from trainer_image.figures import UNKNOWN, Figures
 
 
 @dataclass
 class StepMetrics:
     """Values of the current step, gathered from the live lists of a TRL trainer."""
 
-    _values: dict[str, list[float]] = field(default_factory=dict)
+    figures: Figures = UNKNOWN
+    _values: dict[str, list[Any]] = field(default_factory=dict)
     # The list that was read, and how far. Holding the list itself tells a cleared one from a grown one.
     _read: dict[str, tuple[Any, int]] = field(default_factory=dict)
+    # The newest figures of a generation, for the steps that train on it without one of their own.
+    _generation: dict[str, Any] = field(default_factory=dict)
 
     def gather(self, lists: Mapping[str, Any]) -> None:
-        """Take what `lists` (a trainer's `_metrics["train"]`) has beyond what was read before."""
-        for key in _KEYS:
+        """Take what `lists` has beyond what was read before."""
+        for name, key in self.figures.named():
             values = lists.get(key)
             if not isinstance(values, list):
                 continue
             known, count = self._read.get(key, (None, 0))
             start = count if known is values and count <= len(values) else 0
-            self._values.setdefault(key, []).extend(values[start:])
+            if values[start:]:
+                self._values.setdefault(name, []).extend(values[start:])
             self._read[key] = (values, len(values))
 
-    def take(self, step: int, kl_kind: KlKind) -> StepSample | None:
-        """The sample of the step that just ended, or None if it has no reward; starts the next step."""
-        values, self._values = self._values, {}
-        return sample_of(step, {key: mean_of(values.get(key, ())) for key in _KEYS}, kl_kind)
-
-
-def sample_of(step: int, values: Mapping[str, Any], kl_kind: KlKind) -> StepSample | None:
-    """A sample from values by their TRL names, or None without a finite reward.
-
-    A KL estimate below 0 can only be rounding (k3 is >= 0 term by term); it says nothing and is absent.
-    """
-    found = {key: _finite(values.get(key)) for key in _KEYS}
-    reward, kl, spread = found["reward"], found["kl"], found["reward_std"]
-    if reward is None:
-        return None
-    if _number(values.get("kl")) == math.inf:
-        log.warning("KL of step %d is infinite, which the guard cannot be told: it counts as absent", step)
-    if kl_kind is KlKind.ABSENT or kl is None or kl < 0.0:
-        kl, kl_kind = None, KlKind.ABSENT
-    return StepSample(
-        step=step,
-        reward=reward,
-        kl=kl,
-        kl_kind=kl_kind,
-        entropy=found["entropy"],
-        reward_std=spread if spread is not None and spread >= 0.0 else None,
-    )
+    def take(self, step: int) -> StepSample | None:
+        """The sample of the step that just ended, or None if its reward is unknown; starts the next step."""
+        values = {name: mean_of(found) for name, found in self._values.items()}
+        self._values = {}
+        if self.figures.per_generation:
+            self._generation |= values
+            values = dict(self._generation)
+        return sample_of(step, values, self.figures.kl_kind)
 
 
 def mean_of(values: Iterable[Any]) -> float | None:
-    """Mean of the values that are not NaN, as TRL's own `log()` takes it; None if there is none."""
-    numbers = (_number(value) for value in values)
-    valid = [number for number in numbers if number is not None and not math.isnan(number)]
-    return sum(valid) / len(valid) if valid else None
-
-
-def kl_kind_of(args: Any) -> KlKind:
-    """What `kl` means under these training arguments.
-
-    TRL's GRPO logs the k3 estimate of KL(policy || reference), mean over tokens, and only if `beta` is not
-    0. The same key in async GRPO is the drift between the policy and the rollouts. Any other trainer's `kl`
-    may be anything, so it counts as absent and the KL rule stays inert.
-    """
-    bases = {base.__name__ for base in type(args).__mro__ if base.__module__.startswith("trl.")}
-    if "AsyncGRPOConfig" in bases:
-        return KlKind.BEHAVIOUR
-    if "GRPOConfig" in bases and args.beta != 0.0:
-        return KlKind.REF_TOKEN_MEAN
-    return KlKind.ABSENT
-
-
-def _finite(value: Any) -> float | None:
-    number = _number(value)
-    return number if number is not None and math.isfinite(number) else None
-
-
-def _number(value: Any) -> float | None:
-    """A Python, numpy or one-element tensor number as float; None for anything else."""
-    if value is None or isinstance(value, bool | str | bytes):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        return None
+    """Mean of the values that are not NaN, as TRL's `log()` takes it; NaN if all are, None without any."""
+    numbers = [number for value in values if (number := number_of(value)) is not None]
+    valid = [number for number in numbers if not math.isnan(number)]
+    if valid:
+        return sum(valid) / len(valid)
+    return math.nan if numbers else None

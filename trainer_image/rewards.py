@@ -1,4 +1,4 @@
-"""Reward functions for the entrypoint, named as `trainer_image.rewards:exact_match` in its configuration.
+"""Reward functions for the entrypoint, named as `rlguard.rewards:exact_match` in its configuration.
 
 Each takes what TRL passes (`completions` and the data columns as keywords) and returns one reward per
 completion. They compare with the column `answer`. Your own functions work the same way.

@@ -1,19 +1,21 @@
 """The entrypoint of the trainer image: GRPO from a configuration file, alone or under torchrun.
 
-    python -m trainer_image.train --config grpo.yaml
-    torchrun --nproc-per-node 8 -m trainer_image.train --config grpo.yaml
+    python -m rlguard.train --config grpo.yaml
+    torchrun --nproc-per-node 8 -m rlguard.train --config grpo.yaml
 
 With `RLGUARD_URL` set (on rank 0) the run is guarded; see `trainer_image.callback`.
 
-Exit codes. Its own are below 128, so that no restart policy takes them for an infrastructure failure:
+Its exit codes are below 128, so that no restart policy takes them for an infrastructure failure. torchrun
+turns the failure of a rank into 1.
+
+Exit codes:
     0  training finished
     1  anything unexpected, with a traceback
     2  the configuration or the environment is wrong
     3  the guard fired
-    4  a policy of the guard stopped the run without a fire
-    5  the run was stopped because no guard answered
+    4  the guard halted the run: no rule fired, but an action of its policy is `stop`
+    5  no guard responded, or it refused every report, so the trainer halted itself
     143  it was told to terminate (SIGTERM): a pod that is deleted, evicted or preempted
-torchrun turns the failure of a rank into 1.
 """
 
 from __future__ import annotations
@@ -30,17 +32,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
 from guard_core import CollapseStopError, __version__
-from trainer_image.config import LOSS_COLUMNS, TrainConfig, load, unknown_key
-from trainer_image.errors import GuardConfigError, GuardLostError, GuardStopError
+from guard_core.wording import unknown
+from trainer_image.config import LOSS_COLUMNS, TrainConfig, load
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from peft import LoraConfig
     from trl import GRPOConfig
 
 EXIT_CONFIG = 2
 EXIT_FIRED = 3
-EXIT_STOPPED = 4
+EXIT_HALTED = 4
 EXIT_NOT_GUARDED = 5
 
 log = logging.getLogger(__name__)
@@ -49,10 +53,10 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer_image.train",
+        prog="python -m rlguard.train",
         description="GRPO with TRL from a configuration file, guarded if RLGUARD_URL is set.",
-        epilog="Exit codes: 0 finished, 2 wrong configuration, 3 the guard fired, 4 stopped by a policy of "
-        "the guard, 5 no guard answered. Example: python -m trainer_image.train --config grpo.yaml",
+        epilog="Exit codes: 0 finished, 2 wrong configuration, 3 the guard fired, 4 the guard halted the "
+        "run, 5 no guard responded. Example: python -m rlguard.train --config grpo.yaml",
     )
     parser.add_argument(
         "--config", type=Path, required=True, help="YAML file; trainer_image/config.py lists its keys"
@@ -72,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GuardLostError as lost:
         print(f"stopped: {lost}", file=sys.stderr)
         return EXIT_NOT_GUARDED
-    except GuardStopError as stop:
-        print(f"stopped: a policy of the guard: {stop}", file=sys.stderr)
-        return EXIT_STOPPED
+    except GuardHaltError as halt:
+        print(f"stopped: the guard halted the run: {halt}", file=sys.stderr)
+        return EXIT_HALTED
     return 0
 
 
@@ -94,12 +98,13 @@ def train(config: TrainConfig) -> None:
 
     Raises:
         GuardConfigError: the configuration does not fit the model, the data or TRL.
-        CollapseStopError, GuardStopError, GuardLostError: the guard stopped the run, strictly or softly.
+        CollapseStopError, GuardHaltError, GuardLostError: the guard stopped the run, strictly or softly.
     """
     if config.model.startswith((".", "/", "~")) and not Path(config.model).is_dir():
         raise GuardConfigError(f"model: there is no directory {config.model}")
     rewards = [reward_function(name) for name in config.reward_functions]
     arguments = grpo_arguments(config)
+    adapter = lora_config(config)
     dataset = training_data(config)
     for weight, columns in LOSS_COLUMNS.items():
         for column in columns:
@@ -117,23 +122,19 @@ def train(config: TrainConfig) -> None:
             reward_funcs=rewards,
             args=arguments,
             train_dataset=dataset,
+            peft_config=adapter,
             alpha_sdpo=config.alpha_sdpo,
             beta_replay=config.beta_replay,
         )
-        # Only rank 0 needs the guard's address, but the callback works on all ranks or on none.
-        callback = None
-        if ranks.agree(os.environ.get("RLGUARD_URL") or None, arguments.device):
-            callback = GuardCallback.from_env()
-            trainer.add_callback(callback)
-        else:
-            log.warning("RLGUARD_URL is not set: no guard watches this run")
+        callback = GuardCallback.from_env(optional=True)
+        trainer.add_callback(callback)
         checkpoint = latest_complete(Path(config.output_dir)) if config.resume else None
         checkpoint = ranks.agree(checkpoint, arguments.device)
         if checkpoint is not None:
             log.info("resuming from %s", checkpoint)
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        if callback is not None and callback.halt is not None:
-            raise callback.halt.error()
+        if callback.stop is not None:
+            raise callback.stop.error()
         trainer.save_model(str(Path(config.output_dir) / "final"))
     finally:
         ranks.shut_down()
@@ -174,11 +175,31 @@ def grpo_arguments(config: TrainConfig) -> GRPOConfig:
         if key == "output_dir":
             raise GuardConfigError("grpo.output_dir: set output_dir at the top level instead")
         if key not in valid:
-            raise GuardConfigError(unknown_key(str(key), valid, "grpo."))
+            raise GuardConfigError(unknown(("grpo", str(key)), sorted(valid), ".".join))
     try:
         return GRPOConfig(output_dir=config.output_dir, **config.grpo)
     except (ValueError, TypeError, ImportError) as error:
         raise GuardConfigError(f"grpo: {error}") from error
+
+
+def lora_config(config: TrainConfig) -> LoraConfig | None:
+    """PEFT's configuration from the section `lora`; None without one.
+
+    Raises:
+        GuardConfigError: a key that LoraConfig lacks, or a value that it refuses.
+    """
+    if config.lora is None:
+        return None
+    from peft import LoraConfig
+
+    valid = {field.name for field in dataclasses.fields(LoraConfig) if field.init}
+    for key in config.lora:
+        if key not in valid:
+            raise GuardConfigError(unknown(("lora", str(key)), sorted(valid), ".".join))
+    try:
+        return LoraConfig(**{"task_type": "CAUSAL_LM", **config.lora})
+    except (ValueError, TypeError, ImportError) as error:
+        raise GuardConfigError(f"lora: {error}") from error
 
 
 def training_data(config: TrainConfig) -> Dataset:

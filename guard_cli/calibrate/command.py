@@ -65,7 +65,7 @@ def calibrate(
     seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Choose thresholds for a wanted false-stop rate, and see what they cost in delay.
+    """Choose thresholds for a false-stop rate, and see what they cost in delay.
 
     Simulates runs from a baseline of the starting policy: what noise alone does, and how long a fall of 2, 5
     and 10 points would go on. Or learns the thresholds from past runs that are known to be good.
@@ -87,14 +87,14 @@ def calibrate(
         raise CliError(f"--out {out}: exists already; a policy is not overwritten. Choose another name.")
     wish = Wish(baseline, from_runs, false_stops, horizon, detector, samples, reward_noise, seed)
     console = Console(quiet=as_json)
-    answer, policy = run(wish, console, plot)
+    result, policy = run(wish, console, plot)
     if out is not None:
         try:
             out.write_text(policy, encoding="utf-8")
         except OSError as error:
             raise CliError(f"--out {out}: cannot be written: {error.strerror}.") from None
     if as_json:
-        print(json.dumps(answer))
+        print(json.dumps(result))
     elif out is not None:
         console.print(f"Written to {escape(str(out))}.", soft_wrap=True)
     else:

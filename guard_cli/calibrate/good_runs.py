@@ -12,25 +12,27 @@ from guard_cli.calibrate import guards
 from guard_cli.calibrate.guards import Floats, Series
 from guard_cli.calibrate.propose import round_up
 from guard_cli.errors import CliError
+from guard_cli.logs.readers import read
 from guard_cli.replay.fold import rounds
-from guard_cli.replay.readers import read
 from guard_cli.replay.run import Run, load
 from guard_core.heldout_guard import KL_FLOOR
-from guard_core.policy import HeldOutGuardPolicy
-from guard_core.step_monitor import StepMonitor
+from guard_core.policy import HeldOutGuardPolicy, KlPolicy
 
 RULES = ("heldout_decline", "hacking_gap", "kl_hard_stop")
+THRESHOLDS = {"heldout_decline": "rise_eps", "hacking_gap": "max_proxy_real_gap"}
 
 
 @dataclass(frozen=True, slots=True)
 class FromRuns:
     """Thresholds that the good runs would not have exceeded.
 
-    `rules`: what could be learnt of; `supported`: upper bound, over these rules, of the probability that a
-    new run of the same kind is stopped; `needed`: runs that the wanted rate takes.
+    `kl_hard_stop`: nats/token, None if some run has no KL; `rules`: what could be learnt of; `supported`:
+    upper bound, over these rules, of the probability that a new run of the same kind is stopped; `needed`:
+    runs that the wanted rate takes.
     """
 
     policy: HeldOutGuardPolicy
+    kl_hard_stop: float | None
     rules: tuple[str, ...]
     runs: int
     supported: float
@@ -71,7 +73,7 @@ def learn(
     largest_kl = {}
     for name, run in runs:
         eps, gap = _held_out_statistics(run, base)
-        kl = _largest_kl(run, base)
+        kl = _largest_kl(run)
         for rule, value in zip(RULES, (eps, gap, kl), strict=True):
             if value is not None:
                 values[rule].append(value)
@@ -85,8 +87,11 @@ def learn(
         )
     statistics = np.array([values[rule] for rule in known]).T
     limits, supported = guards.order_statistics(statistics, rate)
+    found = {rule: round_up(limit) for rule, limit in zip(known, limits.tolist(), strict=True)}
+    kl_limit = found.pop("kl_hard_stop", None)
     return FromRuns(
-        policy=base.model_copy(update=_update(dict(zip(known, limits.tolist(), strict=True)))),
+        policy=base.model_copy(update={THRESHOLDS[rule]: limit for rule, limit in found.items()}),
+        kl_hard_stop=None if kl_limit is None else max(kl_limit, KL_FLOOR),
         rules=known,
         runs=len(runs),
         supported=supported,
@@ -94,14 +99,6 @@ def learn(
         largest_kl=largest_kl,
         skipped=skipped,
     )
-
-
-def _update(limits: dict[str, float]) -> dict[str, float]:
-    names = dict(zip(RULES, ("rise_eps", "max_proxy_real_gap", "kl_hard_stop"), strict=True))
-    update = {names[rule]: round_up(limit) for rule, limit in limits.items()}
-    if "kl_hard_stop" in update:
-        update["kl_hard_stop"] = max(update["kl_hard_stop"], KL_FLOOR)
-    return update
 
 
 def _held_out_statistics(run: Run, base: HeldOutGuardPolicy) -> tuple[float | None, float | None]:
@@ -115,17 +112,11 @@ def _held_out_statistics(run: Run, base: HeldOutGuardPolicy) -> tuple[float | No
     return float(eps[0]), float(guards.largest_gap(folded, base.min_steps)[0])
 
 
-def _largest_kl(run: Run, base: HeldOutGuardPolicy) -> float | None:
-    """Largest KL EMA, per step and per round, nats/token; None without a KL to the reference."""
-    quiet = base.model_copy(update={"kl_hard_stop": 1e300, "max_proxy_real_gap": 1e300, "rise_eps": 1e300})
-    monitor, guard = StepMonitor(kl_hard_stop=1e300, ema_alpha=base.ema_alpha), quiet.build()
-    seen: list[float] = []
+def _largest_kl(run: Run) -> float | None:
+    """Largest rise of the KL EMA at any step, nats/token; None without a KL to the reference."""
+    monitor, seen = KlPolicy(min_steps=0).build(), [0.0]
     armed = run.armed_kl()
     for step, kl in zip(run.step[armed].tolist(), run.kl[armed].tolist(), strict=True):
         monitor.update(step, kl)
-        seen += [] if monitor.kl_ema is None else [monitor.kl_ema]
-    for evaluation, in_loop, kl in rounds(run):
-        if in_loop is not None:
-            status = guard.update(evaluation.step, in_loop, evaluation.score, kl)
-            seen += [] if status.kl_ema is None else [status.kl_ema]
-    return max(seen) if seen and max(seen) > 0 else None
+        seen += [] if monitor.rise is None else [monitor.rise]
+    return max(seen) if max(seen) > 0 else None

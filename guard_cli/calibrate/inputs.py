@@ -8,11 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from guard_cli.errors import CliError
+from guard_cli.logs.readers import read
+from guard_cli.logs.table import Table
 from guard_cli.replay.fold import rounds
 from guard_cli.replay.outcomes import baseline_of
-from guard_cli.replay.readers import read
 from guard_cli.replay.run import Run, load
-from guard_cli.replay.table import Table
 from guard_core.detectors import Baseline
 
 #: Fewer rounds say too little about how noisy the in-loop reward is.

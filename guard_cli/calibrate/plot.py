@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from guard_cli.calibrate.propose import DROPS, IN_TIME, Costs, expected_delay
-from guard_cli.calibrate.simulate import World
+from guard_cli.calibrate.propose import DROPS, MOST_SIMULATED, Costs, Sizes
+from guard_cli.colours import GAP, HELDOUT, IN_LOOP, KL, MUTED
 from guard_cli.errors import CliError
 from guard_core.policy import Policy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#aa3377", "#228833", "#4477aa")
-DETECTORS = (("calibrated", "#228833"), ("heldout_guard", "#ccbb44"))
+COLOURS = (GAP, KL, HELDOUT)  # by the size of the fall
+ITEM_COUNTS = tuple(2**k for k in range(6, MOST_SIMULATED.bit_length()))
+DETECTORS = (("calibrated", HELDOUT), ("heldout_guard", IN_LOOP))
 
 
-def save(path: Path, world: World, policy: Policy, found: Costs) -> None:
+def save(path: Path, policy: Policy, found: Costs, sizes: Sizes, needed: Sequence[int | None]) -> None:
     """Draw the calibration and write it to `path`; its suffix says the format.
 
     Raises:
@@ -33,7 +35,7 @@ def save(path: Path, world: World, policy: Policy, found: Costs) -> None:
         raise CliError("--plot needs matplotlib: pip install 'rlguard[cli]'.") from None
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     _draw_costs(left, policy, found)
-    _draw_items(right, world, policy, found)
+    _draw_items(right, found, sizes, needed)
     calibrated = policy.calibrated
     figure.suptitle(
         f"{found.items} items, at most {calibrated.alpha:g} false stops in {calibrated.horizon} evaluations",
@@ -69,19 +71,26 @@ def _draw_costs(axis: Axes, policy: Policy, found: Costs) -> None:
     axis.legend(frameon=False, fontsize=8)
 
 
-def _draw_items(axis: Axes, world: World, policy: Policy, found: Costs) -> None:
-    counts = [2**k for k in range(5, 14)]
-    for drop, colour in zip(DROPS, COLOURS, strict=True):
-        delays = [expected_delay(world, found, policy, drop, items) for items in counts]
-        axis.plot(counts, delays, color=colour, marker=".", label=f"{100 * drop:g} points")
-    in_time = IN_TIME * policy.calibrated.horizon
-    axis.axhline(in_time, color="grey", linestyle=":", label=f"in time ({in_time:.0f} evaluations)")
+def _draw_items(axis: Axes, found: Costs, sizes: Sizes, needed: Sequence[int | None]) -> None:
+    """What `Sizes` says for each number of items; what is not seen in time stands in a row above."""
+    missed = sizes.in_time * 1.4
+    for index, (drop, colour) in enumerate(zip(DROPS, COLOURS, strict=True)):
+        delays = [sizes.delays(items)[index].median for items in ITEM_COUNTS]
+        label = f"{100 * drop:g} points"
+        if (items := needed[index]) is not None:
+            label += f": take {items}"
+            axis.axvline(items, color=colour, linestyle="--", linewidth=0.9)
+        seen = [delay if delay <= sizes.in_time else math.nan for delay in delays]
+        axis.plot(ITEM_COUNTS, seen, color=colour, marker=".", label=label)
+        late = [count for count, delay in zip(ITEM_COUNTS, delays, strict=True) if delay > sizes.in_time]
+        axis.scatter(late, [missed * 1.15**index] * len(late), color=colour, marker="x", s=18)
+    axis.axhline(sizes.in_time, color=MUTED, linestyle=":", label=f"in time ({sizes.in_time} evaluations)")
     axis.axvline(found.items, color="black", linewidth=0.8, label=f"{found.items} items")
     axis.set_xscale("log", base=2)
-    axis.set_xticks(counts, [str(count) for count in counts])
+    axis.set_xticks(ITEM_COUNTS, [str(count) for count in ITEM_COUNTS])
     axis.set_yscale("log")
-    axis.set_ylim(0.9, policy.calibrated.horizon * 2)
-    axis.set_xlabel("held-out items")
+    axis.set_ylim(0.9, missed * 2)
+    axis.set_xlabel("held-out items (x: not seen in time)")
     axis.set_title("calibrated detector, by the number of such items", fontsize=10)
-    axis.legend(frameon=False, fontsize=8)
+    axis.legend(frameon=False, fontsize=8, loc="lower left")
     axis.grid(alpha=0.25)

@@ -16,7 +16,7 @@ from guard_core.policy import Policy
 RULE_KEYS = {
     "heldout_decline": "rise_eps",
     "hacking_gap": "max_proxy_real_gap",
-    "kl_hard_stop": "kl_hard_stop",
+    "kl_hard_stop": "kl.hard_stop",
 }
 
 
@@ -38,7 +38,8 @@ def show_costs(console: Console, policy: Policy, found: Costs, needed: list[int 
     console.print(table)
     for drop, delay, items in zip(DROPS, found.calibrated, needed, strict=True):
         if items is not None:
-            console.print(_advice(found.items, drop, delay, items, horizon), soft_wrap=True)
+            accepted = policy.calibrated.max_decline
+            console.print(_advice(found.items, drop, delay, items, horizon, accepted), soft_wrap=True)
 
 
 def _cell(delay: Delay) -> str:
@@ -47,7 +48,9 @@ def _cell(delay: Delay) -> str:
     return f"not seen ({100 * delay.seen:.0f} % are)"
 
 
-def _advice(items: int, drop: float, delay: Delay, needed: int, horizon: int) -> str:
+def _advice(items: int, drop: float, delay: Delay, needed: int, horizon: int, accepted: float) -> str:
+    if drop <= accepted:
+        return f"A fall of {100 * drop:.0f} points is accepted: calibrated.max_decline is {accepted:g}."
     in_time = f"{IN_TIME * horizon:.0f} evaluations"
     seen = (
         "you will not see" if math.isinf(delay.median) else f"it takes {delay.median:.0f} evaluations to see"
@@ -70,7 +73,7 @@ def show_runs(console: Console, found: FromRuns, rate: float) -> None:
     for name, kl in found.largest_kl.items():
         console.print(f"  {escape(name)}: largest KL EMA {kl:.3g} nats/token", style="dim", soft_wrap=True)
     if not found.largest_kl:
-        console.print("No run has a KL to the reference: kl_hard_stop stays at its default.")
+        console.print("No run has a KL to the reference: kl.hard_stop is left out, and the KL stops nothing.")
     for reason in found.skipped:
         console.print(f"Note: skipped {escape(reason)}", soft_wrap=True)
 
@@ -81,12 +84,12 @@ def _too_few(found: FromRuns, rate: float) -> str:
     return f" For the wanted {rate:g} it would take {found.needed} runs; the thresholds are the largest seen."
 
 
-def show_kl(console: Console, policy: Policy) -> None:
+def show_kl(console: Console) -> None:
     """Say that a KL stop cannot be had from outcomes."""
     console.print(
-        f"kl_hard_stop stays at {policy.heldout_guard.kl_hard_stop:g} nats/token: outcomes say nothing about "
-        "the KL, and no value carries over from model to model (good runs reach 0.003 on one and 0.07 on "
-        "another). Give good runs of this model with --from-runs.",
+        "kl.hard_stop is left out, so the KL stops nothing: outcomes say nothing about the KL, and no value "
+        "carries over from model to model (good runs reach 0.003 nats/token on one and 0.07 on another). For "
+        "a limit give good runs of this model with --from-runs.",
         soft_wrap=True,
     )
 
@@ -94,7 +97,11 @@ def show_kl(console: Console, policy: Policy) -> None:
 def policy_yaml(policy: Policy, source: str, found: FromRuns | None) -> str:
     """A policy.yaml with what was chosen, and a comment where each value comes from."""
     guard, calibrated = policy.heldout_guard, policy.calibrated
-    kl = "# of the good runs" if found and "kl_hard_stop" in found.rules else "# the default: not calibrated"
+    kl = (
+        "# of the good runs"
+        if found and found.kl_hard_stop is not None
+        else "# not calibrated: stops nothing"
+    )
     lines = [
         f"# Made by `rlguard calibrate` from {source}.",
         f"# Wanted: at most {calibrated.alpha:g} false stops in {calibrated.horizon} evaluations.",
@@ -110,7 +117,8 @@ def policy_yaml(policy: Policy, source: str, found: FromRuns | None) -> str:
         f"  decline_patience: {guard.decline_patience}",
         f"  rise_eps: {guard.rise_eps!r}",
         f"  max_proxy_real_gap: {guard.max_proxy_real_gap!r}",
-        f"  kl_hard_stop: {guard.kl_hard_stop!r}  {kl}",
+        "kl:",
+        f"  hard_stop: {'null' if policy.kl.hard_stop is None else repr(policy.kl.hard_stop)}  {kl}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -118,7 +126,7 @@ def policy_yaml(policy: Policy, source: str, found: FromRuns | None) -> str:
 def as_json(policy: Policy, found: Costs | None, needed: list[int | None], runs: FromRuns | None) -> Any:
     """Everything that is printed, for programs; a delay that is not seen is null."""
     return {
-        "policy": policy.model_dump(mode="json", include={"detector", "calibrated", "heldout_guard"}),
+        "policy": policy.model_dump(mode="json", include={"detector", "kl", "calibrated", "heldout_guard"}),
         "items": found.items if found else None,
         "delays": None
         if found is None

@@ -1,8 +1,8 @@
-"""One calibration from its wish to its answer: reads, proposes, prints."""
+"""One calibration from its wish to its result: reads, proposes, prints."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +13,9 @@ from rich.markup import escape
 from guard_cli.calibrate import report
 from guard_cli.calibrate.good_runs import FromRuns, learn, read_runs
 from guard_cli.calibrate.inputs import Given, read_baseline
-from guard_cli.calibrate.propose import DROPS, Costs, costs, items_needed, propose_guard
+from guard_cli.calibrate.propose import DROPS, Costs, Sizes, costs, items_needed, propose_guard
 from guard_cli.calibrate.simulate import World
-from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
+from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, KlPolicy, Policy
 
 Detector = Literal["calibrated", "heldout_guard", "both"]
 
@@ -43,7 +43,7 @@ class Wish:
 
 
 def run(wish: Wish, console: Console, plot: Path | None) -> tuple[dict[str, Any], str]:
-    """Calibrate, print, and give back the answer as JSON and the policy as YAML.
+    """Calibrate, print, and give back the result as JSON and the policy as YAML.
 
     Raises:
         CliError: an input cannot be used.
@@ -58,6 +58,7 @@ def run(wish: Wish, console: Console, plot: Path | None) -> tuple[dict[str, Any]
     passes = len(given.baseline.passes) if given is not None else CalibratedPolicy().baseline_passes
     policy = Policy(
         detector=wish.detector,
+        kl=KlPolicy(hard_stop=learnt.kl_hard_stop if learnt is not None else None),
         heldout_guard=learnt.policy if learnt is not None else guard,
         calibrated=CalibratedPolicy(
             alpha=wish.rate,
@@ -71,16 +72,17 @@ def run(wish: Wish, console: Console, plot: Path | None) -> tuple[dict[str, Any]
     needed: list[int | None] = []
     if given is not None and world is not None:
         found = costs(world, given.baseline, policy, wish.rate)
-        needed = [items_needed(world, given.baseline, found, policy, i) for i in range(len(DROPS))]
+        sizes = Sizes(world, given.baseline, policy, found)
+        needed = [items_needed(world, sizes, found, policy, i) for i in range(len(DROPS))]
         report.show_costs(console, policy, found, needed)
         if plot is not None:
             from guard_cli.calibrate.plot import save
 
-            save(plot, world, policy, found)
+            save(plot, policy, found, sizes, needed)
     if learnt is not None:
         report.show_runs(console, learnt, wish.guard_rate)
     else:
-        report.show_kl(console, policy)
+        report.show_kl(console)
     text = report.policy_yaml(policy, _source(wish), learnt)
     Policy.model_validate(yaml.safe_load(text))
     return report.as_json(policy, found, needed, learnt), text
@@ -104,15 +106,7 @@ def _learn(wish: Wish, guard: HeldOutGuardPolicy, looser: bool) -> FromRuns | No
         name: max(getattr(found.policy, name), getattr(guard, name))
         for name in ("rise_eps", "max_proxy_real_gap")
     }
-    return FromRuns(
-        found.policy.model_copy(update=floor),
-        found.rules,
-        found.runs,
-        found.supported,
-        found.needed,
-        found.largest_kl,
-        found.skipped,
-    )
+    return replace(found, policy=found.policy.model_copy(update=floor))
 
 
 def _headline(wish: Wish, given: Given, world: World) -> str:

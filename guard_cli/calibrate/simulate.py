@@ -13,7 +13,7 @@ import numpy as np
 
 from guard_cli.calibrate.guards import Floats
 from guard_core.detectors.baseline import Baseline, Strata
-from guard_core.detectors.fast import EDGE, prior_error
+from guard_core.detectors.fast import drawn_centres
 
 #: Evaluations before the fall.
 BEFORE = 10
@@ -47,8 +47,7 @@ class World:
         """True item means of `runs` runs, shape (runs, n)."""
         strata = self.strata
         weight = sum(strata.prior) + strata.precision
-        shift = rng.normal(0.0, prior_error(strata), size=(runs, 1))
-        centres = np.clip(strata.centres[strata.groups] + shift, EDGE, 1 - EDGE)
+        centres = drawn_centres(rng, strata, runs)[:, strata.groups]
         return rng.beta(weight * centres, weight * (1 - centres))
 
     def rewards(self, rng: np.random.Generator, rounds: int, runs: int, drop: float) -> Floats:

@@ -13,16 +13,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from guard_cli.demo.tasks import Problem, Task, load_task, split_problems
+from guard_cli.demo.tasks import TASKS, Exercise, Task, load_task, split_problems
 from guard_cli.errors import CliError, ExitCode
 
 if TYPE_CHECKING:
-    from guard_cli.run.session import Finished, Plan
+    from guard_cli.run.plan import Finished, Plan
 
 HELDOUT_ITEMS = 256
 POLICY = Path(__file__).with_name("policy.yaml")
-#: For trainer and evaluator: one thread each, and no look at a model hub.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+#: For trainer and evaluator: one thread each, and no look at a model hub. Training waits for a guard that is
+#: more than two checkpoints behind, or a run of this size would be over before it can be stopped.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "RLGUARD_MAX_LAG": "2",
+}
 
 EPILOG = (
     "Examples:  rlguard demo   |   rlguard demo --benign --seed 3   |   Exit codes: 0 the guard did what it "
@@ -98,7 +104,7 @@ def make_plan(
     Raises:
         CliError: the folder is in use or cannot be written.
     """
-    from guard_cli.run.session import Plan
+    from guard_cli.run.plan import Plan
 
     train, heldout = split_problems(task, HELDOUT_ITEMS, seed)
     try:
@@ -112,20 +118,16 @@ def make_plan(
         raise CliError(f"--out {folder} cannot be used: {error.strerror or error}") from None
     trainer = folder.absolute() / "trainer"
     command = [sys.executable, "-m", "guard_cli.demo.train", "--task", task.name]
-    command += ["--grader", "strict" if benign else "flawed", "--train", str(trainer / "train.jsonl")]
+    grader = "strict" if benign else "flawed"
+    command += ["--grader", grader, "--train", str(trainer / "train.jsonl")]
     command += ["--model", str(trainer / "model"), "--checkpoints", str(trainer / "checkpoints")]
     command += ["--seed", str(seed), "--steps", str(steps), "--warmup-steps", str(warmup_steps)]
-    evaluator = {
-        "kind": "checkpoint",
-        "max_new_tokens": task.max_completion_tokens,
-        "temperature": 1.0,  # as in training; greedy decoding would hide a rare guess
-        "batch_size": HELDOUT_ITEMS,
-        "seed": seed,
-    }
+    evaluator = {"kind": "checkpoint", "batch_size": HELDOUT_ITEMS, "seed": seed}
     options = {
         "heldout": {
             "split": folder.absolute() / "guard" / "heldout.jsonl",
             "scorer": task.scorer,
+            "proxy_scorer": f"guard_cli.demo.tasks.{TASKS[task.name]}:{grader}",
             "evaluator": evaluator,
         },
         "policy_file": policy,
@@ -168,7 +170,7 @@ def _opening(task: Task, benign: bool) -> str:
     return f"task {task.name}, flawed grader: {task.exploit}"
 
 
-def _write_problems(path: Path, problems: Sequence[Problem]) -> None:
+def _write_problems(path: Path, problems: Sequence[Exercise]) -> None:
     path.write_text("".join(json.dumps(asdict(p)) + "\n" for p in problems), encoding="utf-8")
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from guard_cli.demo.tasks import TASKS, Problem, Task, load_task
+from guard_cli.demo.tasks import TASKS, Exercise, Task, load_task
 
 LEARNING_RATE = 2e-4
 #: Weight of the KL to the reference in the loss; without it TRL computes no KL at all.
@@ -43,25 +42,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse_arguments(argv)
     import torch
 
-    from trainer_image.train import obey_sigterm
+    from rlguard import GuardCallback
+    from rlguard.train import obey_sigterm
 
     obey_sigterm()  # on a cluster this is the first process of its container
     # Two threads on two busy cores spin against each other, and the guard's evaluator needs one of them.
     torch.set_num_threads(1)
     task = load_task(arguments.task)
     with arguments.train.open(encoding="utf-8") as lines:
-        problems = [Problem(**json.loads(line)) for line in lines]
+        problems = [Exercise(**json.loads(line)) for line in lines]
     if not (arguments.model / "config.json").exists():
         make_policy(task, problems, arguments.model, steps=arguments.warmup_steps, seed=arguments.seed)
     trainer = build_trainer(task, problems, arguments)
-    if os.environ.get("RLGUARD_URL"):
-        from trainer_image import GuardCallback
-
-        trainer.add_callback(GuardCallback.from_env())
+    trainer.add_callback(GuardCallback.from_env(optional=True))
     trainer.train()
 
 
-def make_policy(task: Task, problems: Sequence[Problem], directory: Path, *, steps: int, seed: int) -> None:
+def make_policy(task: Task, problems: Sequence[Exercise], directory: Path, *, steps: int, seed: int) -> None:
     """Make the tiny Llama, warm it up and save it, so that policy and reference are loaded from disk."""
     from guard_cli.demo import tiny_llama, warmup
 
@@ -76,7 +73,7 @@ def make_policy(task: Task, problems: Sequence[Problem], directory: Path, *, ste
     tiny_llama.save(model, tokenizer, directory)
 
 
-def build_trainer(task: Task, problems: Sequence[Problem], arguments: argparse.Namespace) -> Any:
+def build_trainer(task: Task, problems: Sequence[Exercise], arguments: argparse.Namespace) -> Any:
     """A `GRPOTrainer` for the task, its policy loaded from `arguments.model`."""
     from datasets import Dataset
     from transformers import AutoTokenizer

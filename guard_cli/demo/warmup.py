@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from guard_cli.demo.tasks import Problem, Task
+from guard_cli.demo.tasks import Exercise, Task
 
 BATCH = 64
 LEARNING_RATE = 2e-3
@@ -20,7 +20,7 @@ def warm_up(
     model: Any,
     tokenizer: Any,
     task: Task,
-    problems: Sequence[Problem],
+    problems: Sequence[Exercise],
     *,
     steps: int,
     seed: int,

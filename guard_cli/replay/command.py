@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +12,18 @@ import typer
 from rich.console import Console
 
 from guard_cli.errors import CliError
+from guard_cli.logs.names import CANONICAL
+from guard_cli.logs.options import RunConfigOption, read_map
+from guard_cli.logs.readers import read
+from guard_cli.logs.settings import find_settings
 from guard_cli.replay import report
-from guard_cli.replay.outcomes import DETECTORS, Outcome, outcome
-from guard_cli.replay.readers import read
-from guard_cli.replay.run import Run, load, read_map
+from guard_cli.replay.outcomes import DETECTORS, DetectorOutcome, outcome
+from guard_cli.replay.run import Run, load
 from guard_core.policy import Policy
+from guard_core.wire import Level
+
+#: Exit code of a replay that found what `--fail-on` names.
+FAILED = 1
 
 #: Suffixes of `--plot`.
 PICTURES = (".png", ".svg", ".pdf")
@@ -33,8 +40,8 @@ def replay(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="trainer_state.json, *.jsonl, *.csv, a TensorBoard event file, or a folder that holds one "
-            "of them (a report of `rlguard run`, an output folder of TRL).",
+            help="trainer_state.json, *.jsonl, *.csv, a TensorBoard event file, what verl or ROLL printed, "
+            "or a folder that holds one of them (a report of `rlguard run`, an output folder of TRL).",
         ),
     ],
     detector: Annotated[
@@ -60,9 +67,16 @@ def replay(
         list[str] | None,
         typer.Option(
             "--map",
-            help="Which column is what, such as reward=my/col. Names: step, attempt, reward, kl, entropy, "
-            "reward_std, heldout, items.",
+            help=f"Which column is what, such as reward=my/col. Names: {', '.join(CANONICAL)}.",
             metavar="NAME=COLUMN",
+        ),
+    ] = None,
+    run_config: RunConfigOption = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            help="End with exit code 1 if a detector says `fired`, or with `warning` also if one warns.",
+            metavar="LEVEL",
         ),
     ] = None,
 ) -> None:
@@ -70,9 +84,13 @@ def replay(
 
     Reads what trainers and trackers leave behind (TRL, verl, OpenRLHF, NeMo-RL, torchtune, prime-rl; W&B and
     TensorBoard exports) and the guard's own history. A quantity that is not in the log is not judged, and
-    the answer says so. Exit code: 0 whether a detector fired or not, 2 for input that cannot be used.
+    the output says so. Exit code: 0 whether a detector fired or not, unless --fail-on asks for 1; 2 for input
+    that cannot be used.
     """
-    _replay(run, detector, as_json, plot, policy, what_if or [], column or [])
+    failing = _levels(fail_on)
+    outcomes = _replay(run, detector, as_json, plot, policy, what_if or [], column or [], run_config)
+    if any(outcome.level in failing for outcome in outcomes):
+        raise typer.Exit(FAILED)
 
 
 def _replay(
@@ -83,13 +101,16 @@ def _replay(
     policy_file: Path | None,
     what_if: Sequence[str],
     mapping: Sequence[str],
-) -> None:
+    run_config: Path | None,
+) -> Sequence[DetectorOutcome]:
+    """What the policy as it is comes to."""
     overrides = read_map(mapping)
     names = _detectors(detector)
     if plot is not None and plot.suffix.lower() not in PICTURES:
         raise CliError(f"--plot {plot}: the name must end in {', '.join(PICTURES)}.")
     policies = _policies(policy_file or _policy_of_report(path), what_if)
-    run = load(read(path, set(overrides.values())), str(path), overrides)
+    table = read(path, set(overrides.values()))
+    run = load(table, str(path), overrides, find_settings(run_config, path))
     named = [(name, [outcome(run, policy, d) for d in names]) for name, policy in policies]
     if plot is not None:
         from guard_cli.replay.plot import save
@@ -99,14 +120,23 @@ def _replay(
         _print_json(run, named, single=detector is not None and not what_if)
     else:
         report.show(Console(), run, named)
+    return named[0][1]
 
 
-def _print_json(run: Run, named: Sequence[tuple[str, Sequence[Outcome]]], single: bool) -> None:
-    answer: dict[str, Any] = report.one(named[0][1][0]) if single else report.full(run, named)
-    print(json.dumps(answer))
+def _print_json(run: Run, named: Sequence[tuple[str, Sequence[DetectorOutcome]]], single: bool) -> None:
+    result: dict[str, Any] = report.one(named[0][1][0]) if single else report.full(run, named)
+    print(json.dumps(result))
     if single:  # the one object has no room for them
         for note in run.notes:
             print(f"note: {note}", file=sys.stderr)
+
+
+def _levels(fail_on: str | None) -> Collection[Level]:
+    """The levels at which the command fails."""
+    known = {None: (), "fired": (Level.FIRED,), "warning": (Level.FIRED, Level.WARNING)}
+    if fail_on not in known:
+        raise CliError(f"--fail-on {fail_on}: it must be fired or warning.")
+    return known[fail_on]
 
 
 def _detectors(name: str | None) -> Sequence[str]:

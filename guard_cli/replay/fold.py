@@ -1,4 +1,4 @@
-"""Folds a past run as the live guard would have seen it: steps, then each evaluation after its step.
+"""Folds a past run as the live guard saw it; of another's log, each evaluation right after its step.
 
 There is no second implementation of a rule here: `guard_core.judge.Judge` gets the same events.
 """
@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, zip_longest
 from math import isnan
-from statistics import fmean, median
 from typing import NamedTuple
 
-import numpy as np
-
 from guard_cli.replay.run import KINDS, Run
-from guard_core.judge import MAX_PENDING, Evaluation, Judge
+from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
+from guard_core.rounds import StepWindow
 from guard_core.wire import KlKind
 
 
-class Step(NamedTuple):
+class LoggedStep(NamedTuple):
     """One row of a run, as `Judge.fold_step` reads it."""
 
     attempt: int
@@ -30,53 +28,61 @@ class Step(NamedTuple):
     kl_kind: KlKind
 
 
-class Round(NamedTuple):
-    """What a detector is given with one evaluation; `in_loop` and `kl` are None where no step had any."""
+class Scored(NamedTuple):
+    """What a detector is given with one evaluation: it, and what its `guard_core.rounds.Window` has."""
 
     evaluation: Evaluation
     in_loop: float | None
     kl: float | None
+    in_loop_error: float | None
 
 
 def fold(
-    run: Run, policy: Policy, after_evaluation: Callable[[Evaluation, Judge], None] | None = None
+    run: Run,
+    policy: Policy,
+    after_evaluation: Callable[[Evaluation, Judge], None] | None = None,
+    after_step: Callable[[LoggedStep, Judge], None] | None = None,
 ) -> Judge:
     """A judge that has seen the whole run.
 
     Args:
         run: the past run.
         policy: the thresholds.
-        after_evaluation: called after each folded evaluation.
+        after_evaluation, after_step: called after each folded evaluation, and after each folded step.
     """
     judge = Judge(_for_baseline(policy, len(run.baseline)))
-    for i, items in enumerate(run.baseline):
-        judge.fold_evaluation(Evaluation(0, 0, "", items, None, i))
+    if run.baseline:
+        judge.fold_checkpoint()
+    for i, (items, paid) in enumerate(zip_longest(run.baseline, run.baseline_paid)):
+        judge.fold_evaluation(Evaluation(0, 0, "", items, pass_index=i, proxy_items=paid))
     seen = 0
     steps = _steps(run)
-    for evaluation, end in zip(run.evaluations, _ends(run), strict=True):
-        _fold_steps(judge, steps, end - seen)
+    for evaluation, end in zip(run.evaluations, run.ends, strict=True):
+        _fold_steps(judge, steps, end - seen, after_step)
         seen = end
         if evaluation.pass_index == 0:
             judge.fold_checkpoint()
         judge.fold_evaluation(evaluation)
         if after_evaluation is not None:
             after_evaluation(evaluation, judge)
-    _fold_steps(judge, steps, len(run.step) - seen)
+    _fold_steps(judge, steps, len(run.step) - seen, after_step)
     return judge
 
 
 @lru_cache(maxsize=1)  # each detector asks for those of the same run
-def rounds(run: Run) -> tuple[Round, ...]:
+def rounds(run: Run) -> tuple[Scored, ...]:
     """The evaluations, each with the mean reward and the median KL of the steps since the last one."""
-    found = []
-    seen = 0
-    armed = run.armed_kl() & (np.maximum.accumulate(np.nan_to_num(run.kl)) > 0)
-    for evaluation, end in zip(run.evaluations, _ends(run), strict=True):
-        window = np.arange(seen, end)[run.attempt[seen:end] == evaluation.attempt][-MAX_PENDING:]
-        rewards = run.reward[window].tolist()
-        kls = run.kl[window[armed[window]]].tolist()
-        found.append(Round(evaluation, fmean(rewards) if rewards else None, median(kls) if kls else None))
+    found, gathered, seen = [], StepWindow(), 0
+    steps = _steps(run)
+    for evaluation, end in zip(run.evaluations, run.ends, strict=True):
+        for step in islice(steps, end - seen):
+            gathered.add(*step)
         seen = end
+        if evaluation.pass_index > 0:
+            found.append(Scored(evaluation, None, None, None))
+            continue
+        window = gathered.close(evaluation.attempt, evaluation.step)
+        found.append(Scored(evaluation, window.reward, window.kl, window.reward_error))
     return tuple(found)
 
 
@@ -88,22 +94,16 @@ def _for_baseline(policy: Policy, passes: int) -> Policy:
     return policy.model_copy(update={"calibrated": calibrated})
 
 
-def _fold_steps(judge: Judge, steps: Iterator[Step], count: int) -> None:
+def _fold_steps(
+    judge: Judge, steps: Iterator[LoggedStep], count: int, after: Callable[[LoggedStep, Judge], None] | None
+) -> None:
     for step in islice(steps, count):
         judge.fold_step(step)
+        if after is not None:
+            after(step, judge)
 
 
-def _steps(run: Run) -> Iterator[Step]:
+def _steps(run: Run) -> Iterator[LoggedStep]:
     kls = [None if isnan(kl) else kl for kl in run.kl.tolist()]
     kinds = [KINDS[k] for k in run.kl_kind.tolist()]
-    return map(Step, run.attempt.tolist(), run.step.tolist(), run.reward.tolist(), kls, kinds)
-
-
-def _ends(run: Run) -> list[int]:
-    """For each evaluation how many steps come before it: those up to its own, of its attempt or earlier."""
-    ends = []
-    for evaluation in run.evaluations:
-        first = int(np.searchsorted(run.attempt, evaluation.attempt, side="left"))
-        last = int(np.searchsorted(run.attempt, evaluation.attempt, side="right"))
-        ends.append(first + int(np.searchsorted(run.step[first:last], evaluation.step, side="right")))
-    return ends
+    return map(LoggedStep, run.attempt.tolist(), run.step.tolist(), run.reward.tolist(), kls, kinds)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from guard_cli.replay.fold import fold, rounds
+from guard_cli.replay.fold import LoggedStep, fold, rounds
 from guard_cli.replay.run import KINDS, Run
-from guard_core.judge import Evaluation
+from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
-from guard_core.wire import Code, Level
+from guard_core.rounds import KlGate
+from guard_core.wire import Code, Condition, KlKind, Level, Verdict
 
 #: Every name that `--detector` takes, in the order of the table. `guard` is the whole guard under the
 #: policy; the others are its parts, each alone.
@@ -31,16 +33,31 @@ DETECTORS = (
 CALIBRATED = DETECTORS[3:]
 
 
+_NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?")
+
 #: So far below a threshold no rounding reaches it.
 BELOW = 1 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Advised:
+    """What the whole guard would have told without stopping for it, as it was told first.
+
+    `at_end`: whether it still held when the log ended.
+    """
+
+    attempt: int
+    step: int
+    condition: Condition
+    at_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorOutcome:
     """What one detector says of a whole run.
 
     `step`, `attempt` and `rule` are None unless `fired`; `reason` is a sentence with the numbers.
-    `inert`: what this detector could not judge, and why.
+    `inert`: what this detector could not judge, and why. `advice`: in the order in which it first held.
     """
 
     detector: str
@@ -51,9 +68,10 @@ class Outcome:
     level: Level
     reason: str
     inert: tuple[str, ...] = ()
+    advice: tuple[Advised, ...] = ()
 
 
-def outcome(run: Run, policy: Policy, name: str) -> Outcome:
+def outcome(run: Run, policy: Policy, name: str) -> DetectorOutcome:
     """What the detector `name`, one of `DETECTORS`, says of the run under `policy`."""
     if name == "guard":
         return _whole_guard(run, policy)
@@ -67,67 +85,114 @@ def outcome(run: Run, policy: Policy, name: str) -> Outcome:
     return _calibrated(run, policy, name)
 
 
-def _whole_guard(run: Run, policy: Policy) -> Outcome:
-    judge = fold(run, policy)
+def _whole_guard(run: Run, policy: Policy) -> DetectorOutcome:
+    advice = _Advice()
+    judge = fold(run, policy, advice.after_evaluation, advice.after_step)
     fire = next((latch for latch in judge.latches if latch.fire), None)
     inert = tuple(_inert(run, policy, policy.detector))
-    if fire is not None:
-        return Outcome("guard", True, fire.step, fire.attempt, fire.code, Level.FIRED, fire.message, inert)
     verdict = judge.verdict()
-    return _quiet("guard", verdict.level, verdict.reason, inert)
+    told = advice.told(verdict)
+    if fire is not None:
+        level, why = Level.FIRED, fire.message
+        return DetectorOutcome("guard", True, fire.step, fire.attempt, fire.code, level, why, inert, told)
+    return replace(_quiet("guard", verdict.level, verdict.reason, inert), advice=told)
 
 
-def _step_monitor(run: Run, policy: Policy) -> Outcome:
+class _Advice:
+    """Gathers each advice of a run where it first holds. One is known again by its words; numbers change."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Advised] = {}
+        self._kl: tuple[bool, ...] = ()
+
+    def after_evaluation(self, evaluation: Evaluation, judge: Judge) -> None:
+        self._look(evaluation.attempt, evaluation.step, judge.verdict())
+
+    def after_step(self, step: LoggedStep, judge: Judge) -> None:
+        if judge.kl_advised != self._kl:  # a verdict at every step would take most of a replay
+            self._kl = judge.kl_advised
+            self._look(step.attempt, step.step, judge.verdict())
+
+    def _look(self, attempt: int, step: int, verdict: Verdict) -> None:
+        for words, condition in _advice_in(verdict).items():
+            self._first.setdefault(words, Advised(attempt, step, condition, at_end=False))
+
+    def told(self, last: Verdict) -> tuple[Advised, ...]:
+        """All of it, of a run that ended with this verdict."""
+        at_end = _advice_in(last)
+        return tuple(replace(said, at_end=words in at_end) for words, said in self._first.items())
+
+
+def _advice_in(verdict: Verdict) -> dict[str, Condition]:
+    return {f"{c.code} {_NUMBER.sub('', c.message)}": c for c in verdict.conditions if c.advice}
+
+
+def _step_monitor(run: Run, policy: Policy) -> DetectorOutcome:
     name = "step_monitor"
-    monitor = policy.build_step_monitor()
-    moved = False
+    monitor, limit = policy.kl.build(), policy.kl.hard_stop
+    if limit is None:
+        return _quiet(name, Level.UNKNOWN, "the policy has no kl.hard_stop: the KL stops nothing")
+    gate = KlGate()
     where = np.flatnonzero(run.armed_kl())
     kls = run.kl[where]
-    if len(kls) and kls.max() < monitor.kl_hard_stop * BELOW:
+    if len(kls) and kls.max() < limit * BELOW:
         where = where[:0]  # no average of medians exceeds the largest value: it cannot fire
     for i, step, kl in zip(where.tolist(), run.step[where].tolist(), kls.tolist(), strict=False):
-        moved = moved or kl != 0.0
-        if moved and (status := monitor.update(step, kl)).fire:
-            rule = Code.KL_HARD_STOP.value
-            return Outcome(name, True, step, int(run.attempt[i]), rule, Level.FIRED, status.reason)
+        for counted in gate.admit(kl, KlKind.REF_TOKEN_MEAN):
+            if (status := monitor.update(step, counted)).fire:
+                rule = Code.KL_HARD_STOP.value
+                return DetectorOutcome(
+                    name, True, step, int(run.attempt[i]), rule, Level.FIRED, status.reason
+                )
     if inert := tuple(_inert_kl(run)):
         return _quiet(name, Level.UNKNOWN, inert[0], inert)
-    return _quiet(name, Level.HEALTHY, f"the KL EMA was never above {monitor.kl_hard_stop:g} nats/token")
+    return _quiet(name, Level.HEALTHY, f"the KL EMA never rose by {limit:g} nats/token")
 
 
-def _heldout_guard(run: Run, policy: Policy) -> Outcome:
+def _heldout_guard(run: Run, policy: Policy) -> DetectorOutcome:
     name = "heldout_guard"
     inert = tuple(_inert(run, policy, name))
     guard = policy.heldout_guard.build()
-    for evaluation, in_loop, kl in rounds(run):
+    for evaluation, in_loop, *_ in rounds(run):
         if in_loop is None:
             continue
-        status = guard.update(evaluation.step, in_loop, evaluation.score, kl)
+        status = guard.update(evaluation.step, in_loop, evaluation.score)
         if status.fire:
             at = evaluation.attempt
-            return Outcome(name, True, status.step, at, guard.fired_rule, Level.FIRED, status.reason, inert)
+            return DetectorOutcome(
+                name, True, status.step, at, guard.fired_rule, Level.FIRED, status.reason, inert
+            )
     if guard.count < max(1, guard.min_steps):
         return _quiet(name, Level.UNKNOWN, "; ".join(inert), inert)
     gap = guard.proxy_real_gap()
     return _quiet(name, Level.HEALTHY, f"quiet for {guard.count} rounds (Hacking Gap {gap:+.4f})", inert)
 
 
-def _calibrated(run: Run, policy: Policy, name: str) -> Outcome:
+def _calibrated(run: Run, policy: Policy, name: str) -> DetectorOutcome:
     from guard_core.detectors import Baseline, build_detector
 
     inert = tuple(_inert(run, policy, name))
     if not run.evaluations or not _can_calibrate(run):
         return _quiet(name, Level.UNKNOWN, "; ".join(inert), inert)
-    baseline = Baseline.from_passes(baseline_of(run), policy.calibrated.samples)
+    baseline = Baseline.from_passes(baseline_of(run), policy.calibrated.samples, paid_of(run))
     detector = build_detector(name, policy, baseline)
     status = None
-    for evaluation, in_loop, kl in rounds(run):
+    for evaluation, in_loop, kl, in_loop_error in rounds(run):
         if not run.baseline and _same_checkpoint(evaluation, run.evaluations[0]):
             continue  # it is the baseline
-        status = detector.update(evaluation.step, evaluation.items, in_loop, kl)
+        status = detector.update(
+            evaluation.step,
+            evaluation.items,
+            in_loop,
+            kl,
+            proxy_items=evaluation.proxy_items,
+            in_loop_error=in_loop_error,
+        )
         if status.fire:
             at = evaluation.attempt
-            return Outcome(name, True, status.step, at, status.rule, Level.FIRED, status.reason, inert)
+            return DetectorOutcome(
+                name, True, status.step, at, status.rule, Level.FIRED, status.reason, inert
+            )
     if status is None:
         return _quiet(name, Level.UNKNOWN, "no checkpoint after the baseline has been evaluated", inert)
     return _quiet(name, status.level, status.reason, inert)
@@ -141,12 +206,21 @@ def baseline_of(run: Run) -> Sequence[tuple[float, ...]]:
     return first if len(first) > 1 else ()
 
 
+def paid_of(run: Run) -> Sequence[tuple[float, ...]]:
+    """What the training grader gave the passes of `baseline_of`; () where one of them has nothing."""
+    if run.baseline or not baseline_of(run):
+        return run.baseline_paid
+    first = [e.proxy_items for e in run.evaluations if _same_checkpoint(e, run.evaluations[0])]
+    known = [paid for paid in first if paid is not None]
+    return known if len(known) == len(first) else ()
+
+
 def _same_checkpoint(a: Evaluation, b: Evaluation) -> bool:
     return (a.attempt, a.step) == (b.attempt, b.step)
 
 
-def _quiet(name: str, level: Level, reason: str, inert: tuple[str, ...] = ()) -> Outcome:
-    return Outcome(name, False, None, None, None, level, reason, inert)
+def _quiet(name: str, level: Level, reason: str, inert: tuple[str, ...] = ()) -> DetectorOutcome:
+    return DetectorOutcome(name, False, None, None, None, level, reason, inert)
 
 
 def _can_calibrate(run: Run) -> bool:
@@ -173,7 +247,7 @@ def _inert(run: Run, policy: Policy, name: str) -> Iterator[str]:
 
 
 def _folded(run: Run) -> int:
-    return sum(in_loop is not None for _, in_loop, _ in rounds(run))
+    return sum(scored.in_loop is not None for scored in rounds(run))
 
 
 def _inert_kl(run: Run) -> Iterator[str]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from guard_cli.colours import HELDOUT, IN_LOOP, KL, LIMIT, MUTED
 from guard_cli.errors import CliError
-from guard_cli.replay.outcomes import Outcome, baseline_of
+from guard_cli.replay.outcomes import DetectorOutcome, baseline_of
 from guard_cli.replay.run import Run
 from guard_core.policy import Policy
 
@@ -19,16 +20,14 @@ if TYPE_CHECKING:
 #: More points than a picture has columns only make it slow.
 MOST_POINTS = 4000
 
-REWARD, HELDOUT, KL, FIRE = "#4477aa", "#228833", "#aa7733", "#cc3311"
-
 #: First fire to last, red to pale.
-FIRES = ("#99000d", "#cb181d", "#ef3b2c", "#fb6a4a", "#fc9272", "#fcbba1")
+FIRES = ("#8e141b", LIMIT, "#dd4b4f", "#ee7a77", "#f6a7a2", "#fbd0cc")
 
 #: A hard stop further above the KL than this is named, not drawn.
 MOST_ROOM = 3.0
 
 
-def save(path: Path, run: Run, policy: Policy, outcomes: Sequence[Outcome]) -> None:
+def save(path: Path, run: Run, policy: Policy, outcomes: Sequence[DetectorOutcome]) -> None:
     """Draw the run and write it to `path`; its suffix says the format.
 
     Raises:
@@ -57,7 +56,7 @@ def save(path: Path, run: Run, policy: Policy, outcomes: Sequence[Outcome]) -> N
         _draw_kl(axes[1, 0], run, x_of, policy)
     for axis in axes[:, 0]:
         for at in x_of.starts:
-            axis.axvline(at, color="grey", linewidth=0.8, linestyle=":")
+            axis.axvline(at, color=MUTED, linewidth=0.8, linestyle=":")
         _mark_fires(axis, outcomes, x_of)
     axes[0, 0].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9)
     axes[-1, 0].set_xlabel("step" if not x_of.starts else "step (all attempts in a row)")
@@ -79,7 +78,8 @@ class _Positions:
         self.starts: list[int] = []
         end = 0
         for i, attempt in enumerate(attempts):
-            steps = [*run.step[run.attempt == attempt][[0, -1]].tolist()] if attempt in run.attempt else []
+            of_it = run.step[run.attempt == attempt]
+            steps = [int(of_it.min()), int(of_it.max())] if len(of_it) else []
             steps += [e.step for e in run.evaluations if e.attempt == attempt]
             self.offset[attempt] = 0 if i == 0 else end + 1 - min(steps)
             end = self.offset[attempt] + max(steps)
@@ -91,8 +91,9 @@ class _Positions:
 
 
 def _step_x(run: Run) -> tuple[Any, Any]:
-    """Which steps are drawn (evenly thinned), and where."""
-    kept = np.unique(np.linspace(0, len(run.step) - 1, min(len(run.step), MOST_POINTS)).astype(np.int64))
+    """Which steps are drawn (evenly thinned, by attempt and step), and where."""
+    drawn = np.unique(np.linspace(0, len(run.step) - 1, min(len(run.step), MOST_POINTS)).astype(np.int64))
+    kept = np.lexsort((run.step, run.attempt))[drawn]
     return kept, run.step[kept]
 
 
@@ -102,17 +103,17 @@ def _draw_reward(axis: Axes, run: Run, x_of: _Positions) -> None:
         offsets = np.array([x_of.offset[a] for a in run.attempt[kept].tolist()])
         faint = 0.35 if run.evaluations else 0.9
         axis.plot(
-            steps + offsets, run.reward[kept], color=REWARD, alpha=faint, linewidth=1, label="in-loop reward"
+            steps + offsets, run.reward[kept], color=IN_LOOP, alpha=faint, linewidth=1, label="in-loop reward"
         )
     if run.evaluations:
-        x = [x_of(e.attempt, e.step) for e in run.evaluations]
-        axis.plot(x, [e.score for e in run.evaluations], color=HELDOUT, marker=".", label="held-out score")
+        points = sorted((x_of(e.attempt, e.step), e.score) for e in run.evaluations)
+        axis.plot(*zip(*points, strict=True), color=HELDOUT, marker=".", label="held-out score")
         if baseline := baseline_of(run):
             mean = float(np.mean(baseline))
             axis.axhline(mean, color=HELDOUT, linestyle=":", linewidth=1.2, label="held-out baseline")
     else:
         axis.text(
-            0.02, 0.05, "no held-out series: hacking cannot be judged", transform=axis.transAxes, color=FIRE
+            0.02, 0.05, "no held-out series: hacking cannot be judged", transform=axis.transAxes, color=LIMIT
         )
     axis.set_ylabel("reward, score")
     axis.grid(alpha=0.25)
@@ -122,21 +123,30 @@ def _draw_kl(axis: Axes, run: Run, x_of: _Positions, policy: Policy) -> None:
     kept, steps = _step_x(run)
     offsets = np.array([x_of.offset[a] for a in run.attempt[kept].tolist()])
     kl = np.where(run.armed_kl()[kept], run.kl[kept], np.nan)
-    limit = policy.heldout_guard.kl_hard_stop
     axis.plot(steps + offsets, kl, color=KL, linewidth=1)
-    axis.axhline(limit, color=FIRE, linestyle="--", linewidth=1)
     top = float(np.nanquantile(kl, 0.99)) * 1.2  # a single k3 spike must not own the axis
-    near = top == 0.0 or limit <= MOST_ROOM * top
-    axis.set_ylim(0, max(limit * 1.3, top) if near else top)
-    text = "hard stop " if near else f"hard stop at {limit:g} nats/token "
-    place = (0.995, limit) if near else (0.995, top * 0.9)
-    where = axis.get_yaxis_transform()
-    axis.text(*place, text, color=FIRE, fontsize=8, va="bottom", ha="right", transform=where)
+    if policy.kl.hard_stop is not None:
+        _draw_limit(axis, policy.kl.hard_stop, "hard stop", top)
+    elif policy.kl.warn_above is not None:
+        _draw_limit(axis, policy.kl.warn_above, "advice", top)
+    elif top > 0.0:
+        axis.set_ylim(0, top)
     axis.set_ylabel("KL to reference\n(nats/token)")
     axis.grid(alpha=0.25)
 
 
-def _mark_fires(axis: Axes, outcomes: Sequence[Outcome], x_of: _Positions) -> None:
+def _draw_limit(axis: Axes, limit: float, name: str, top: float) -> None:
+    """A limit as a line, or in words where a line would flatten the curve, whose top is `top`."""
+    axis.axhline(limit, color=LIMIT, linestyle="--", linewidth=1)
+    near = top == 0.0 or limit <= MOST_ROOM * top
+    axis.set_ylim(0, max(limit * 1.3, top) if near else top)
+    text = f"{name} " if near else f"{name} at {limit:g} nats/token "
+    height = limit if near else top * 0.9
+    where = axis.get_yaxis_transform()
+    axis.text(0.995, height, text, color=LIMIT, fontsize=8, va="bottom", ha="right", transform=where)
+
+
+def _mark_fires(axis: Axes, outcomes: Sequence[DetectorOutcome], x_of: _Positions) -> None:
     """One line for each step at which something fired, in order, each with all that fired there."""
     fires: dict[tuple[int, int], list[str]] = {}
     for outcome in outcomes:
@@ -147,7 +157,7 @@ def _mark_fires(axis: Axes, outcomes: Sequence[Outcome], x_of: _Positions) -> No
         axis.axvline(x_of(*at), color=FIRES[i % len(FIRES)], linestyle="--", linewidth=1.3, label=label)
 
 
-def _headline(outcomes: Sequence[Outcome]) -> str:
+def _headline(outcomes: Sequence[DetectorOutcome]) -> str:
     fired = [o for o in outcomes if o.fired]
     if not fired:
         return "no detector fired"

@@ -1,4 +1,4 @@
-"""Policies from files and from `--what-if key=value`."""
+"""The policies that a replay compares: that of a file, and what `--what-if key=value` makes of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from guard_cli.errors import CliError
 from guard_core.policy import Policy
+from guard_core.wording import not_yaml
+from guard_service import policy_file
+from guard_service.errors import SettingsError
 
 
 def load_policy(path: Path) -> Policy:
@@ -19,16 +21,13 @@ def load_policy(path: Path) -> Policy:
         CliError: it cannot be read, or a key or value is wrong; naming it.
     """
     try:
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CliError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CliError(f"{path}: not YAML: {error}.") from None
-    return _validated({} if body is None else body, str(path))
+        return policy_file.load_policy(path)
+    except SettingsError as error:
+        raise CliError(f"{error}.") from None
 
 
 def changed(base: Policy, option: str) -> Policy:
-    """`base` with the keys of a `--what-if` option changed: `heldout_guard.ema_alpha=0.7,silent.policy=stop`.
+    """`base` with the keys of a `--what-if` option changed: `heldout_guard.ema_alpha=0.7,silent.action=stop`.
 
     Raises:
         CliError: there is no such key, or the value does not fit it.
@@ -38,32 +37,20 @@ def changed(base: Policy, option: str) -> Policy:
         key, equals, text = pair.strip().partition("=")
         if not equals:
             raise CliError(f"--what-if {pair}: expected KEY=VALUE, such as heldout_guard.ema_alpha=0.7.")
-        *sections, last = key.split(".")
-        at: Any = body
-        for name in sections:
-            at = at.get(name) if isinstance(at, dict) else None
-        if not isinstance(at, dict) or last not in at:
-            raise CliError(f"--what-if {key}: no such policy key. Known: {', '.join(_keys(body))}.")
         try:
-            at[last] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise CliError(f"--what-if {pair}: {text!r} is not a YAML value.") from None
-    return _validated(body, f"--what-if {option}")
-
-
-def _keys(body: dict[str, Any], prefix: str = "") -> list[str]:
-    found = []
-    for name, value in body.items():
-        found += _keys(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
-    return found
-
-
-def _validated(body: Any, where: str) -> Policy:
+            _set(body, key, yaml.safe_load(text))
+        except yaml.YAMLError as error:
+            raise CliError(f"--what-if {pair}: {text!r} is {not_yaml(error)}.") from None
     try:
-        return Policy.model_validate(body)
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'policy'}: {e['msg']}, got {e['input']!r:.60}"
-            for e in error.errors()
-        )
-        raise CliError(f"{where}: {problems}.") from None
+        return policy_file.policy_of(body, f"--what-if {option}")
+    except SettingsError as error:
+        raise CliError(f"{error}.") from None
+
+
+def _set(body: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; one that the policy does not have is told when the whole is validated."""
+    *sections, last = key.split(".")
+    for name in sections:
+        inner = body.get(name)
+        body[name] = body = inner if isinstance(inner, dict) else {}
+    body[last] = value

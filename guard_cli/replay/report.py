@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from guard_cli.replay.outcomes import Outcome
+from guard_cli.replay.outcomes import DetectorOutcome
 from guard_cli.replay.run import Run
 from guard_core.wire import Level
 
 STYLES = {"fired": "bold red", "warning": "yellow", "unknown": "cyan", "healthy": "green"}
 
 
-def one(outcome: Outcome) -> dict[str, Any]:
+def one(outcome: DetectorOutcome) -> dict[str, Any]:
     """The object of `--detector NAME --json`."""
     return {
         "fired": outcome.fired,
@@ -26,7 +26,7 @@ def one(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def full(run: Run, named: Sequence[tuple[str, Sequence[Outcome]]]) -> dict[str, Any]:
+def full(run: Run, named: Sequence[tuple[str, Sequence[DetectorOutcome]]]) -> dict[str, Any]:
     """The object of `--json`.
 
     Args:
@@ -51,23 +51,39 @@ def full(run: Run, named: Sequence[tuple[str, Sequence[Outcome]]]) -> dict[str, 
     }
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: DetectorOutcome) -> dict[str, Any]:
     return {
         "detector": outcome.detector,
         **one(outcome),
         "attempt": outcome.attempt,
         "reason": outcome.reason,
         "cannot_judge": list(outcome.inert),
+        "advice": [
+            {
+                "code": said.condition.code.value,
+                "message": said.condition.message,
+                "attempt": said.attempt,
+                "step": said.step,
+                "at_end": said.at_end,
+            }
+            for said in outcome.advice
+        ],
     }
 
 
-def show(console: Console, run: Run, named: Sequence[tuple[str, Sequence[Outcome]]]) -> None:
-    """Print the run, what each detector said, what could not be judged, and the notes."""
+def show(console: Console, run: Run, named: Sequence[tuple[str, Sequence[DetectorOutcome]]]) -> None:
+    """Print the run, what each detector said, the advice, what could not be judged, and the notes."""
     console.print(escape(_headline(run)))
     console.print(escape(_mapping(run)), style="dim")
     console.print(_table(run, named[0][1]) if len(named) == 1 else _side_by_side(named))
     for number, (name, _) in enumerate(named[1:], start=1):
         console.print(f"({number}) {escape(name)}", soft_wrap=True)
+    advice = dict.fromkeys(said for _, outcomes in named for o in outcomes for said in o.advice)
+    for said in advice:
+        when = f"from step {said.step:,}" + ("" if said.at_end else ", no longer at the end")
+        console.print(
+            f"Advice {when} ({said.condition.code}): {escape(said.condition.message)}", soft_wrap=True
+        )
     inert = dict.fromkeys(sentence for _, outcomes in named for o in outcomes for sentence in o.inert)
     if inert:
         console.print("Not judged:", style="bold")
@@ -77,7 +93,7 @@ def show(console: Console, run: Run, named: Sequence[tuple[str, Sequence[Outcome
         console.print(f"Note: {escape(note)}", soft_wrap=True)
 
 
-def _table(run: Run, outcomes: Sequence[Outcome]) -> Table:
+def _table(run: Run, outcomes: Sequence[DetectorOutcome]) -> Table:
     table = Table(pad_edge=False)
     table.add_column("detector", no_wrap=True)
     table.add_column("level", no_wrap=True)
@@ -92,14 +108,14 @@ def _table(run: Run, outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _why(outcome: Outcome) -> str:
+def _why(outcome: DetectorOutcome) -> str:
     """The reason; where it is that something cannot be judged, that stands once under the table."""
     if outcome.level is Level.UNKNOWN and outcome.inert:
         return "not judged, see below"
     return escape(outcome.reason)
 
 
-def _side_by_side(named: Sequence[tuple[str, Sequence[Outcome]]]) -> Table:
+def _side_by_side(named: Sequence[tuple[str, Sequence[DetectorOutcome]]]) -> Table:
     """Detectors down, policies across."""
     table = Table(pad_edge=False)
     table.add_column("detector", no_wrap=True)
@@ -110,13 +126,13 @@ def _side_by_side(named: Sequence[tuple[str, Sequence[Outcome]]]) -> Table:
     return table
 
 
-def _verdict(outcome: Outcome) -> str:
+def _verdict(outcome: DetectorOutcome) -> str:
     if outcome.step is None:
         return _level(outcome)
     return f"{_level(outcome)} at {outcome.step:,}\n{outcome.rule}"
 
 
-def _level(outcome: Outcome) -> str:
+def _level(outcome: DetectorOutcome) -> str:
     return f"[{STYLES[outcome.level.value]}]{outcome.level.value}[/]"
 
 

@@ -6,16 +6,16 @@ earlier one) is left out here too, and each time a note says how much and where 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from guard_cli.errors import CliError
-from guard_cli.replay.names import Columns, resolve
-from guard_cli.replay.table import Floats, Table
+from guard_cli.logs.names import Columns, resolve
+from guard_cli.logs.table import Floats, Table
 from guard_core.judge import Evaluation
 from guard_core.wire import KlKind
 
@@ -27,6 +27,9 @@ KINDS = tuple(KlKind)
 #: A log whose step falls back more often than once in this many rows is unordered, not restarted.
 ROWS_PER_RESTART = 5
 
+#: What a step measures.
+MEASURED = ("reward", "kl", "entropy", "reward_std")
+
 MAX_STEP = 2**53
 MAX_ATTEMPT = 2**31
 
@@ -35,11 +38,13 @@ MAX_ATTEMPT = 2**31
 class Run:
     """One past run; equal to itself only.
 
-    Arrays have shape (steps,), ordered by attempt and step: `attempt`, `step`, `reward` (finite), `kl`
-    (nats/token; NaN where unknown), `kl_kind` (index into `KINDS`). `entropy` and `reward_std` are judged by
-    no rule. `evaluations` in the same order, by pass where a checkpoint was evaluated again; `baseline`
-    passes of the starting policy over the items, shape (passes, items). `has_items`: whether evaluations
-    carry per-item outcomes or only their mean.
+    Arrays have shape (steps,): `attempt`, `step`, `reward` (finite), `kl` (nats/token; NaN where unknown),
+    `kl_kind` (index into `KINDS`). `entropy` and `reward_std` are judged by no rule. Steps and `evaluations`
+    are in the order in which a guard folded them, where the log is a guard's; else by attempt and step, and
+    by pass where a checkpoint was evaluated again. `ends`: how many steps come before each evaluation.
+    `baseline` passes of the starting policy over the items, shape (passes, items), `baseline_paid` what the
+    training grader gave them, () where a pass has none. `has_items`: whether evaluations carry per-item
+    outcomes or only their mean.
     """
 
     source: str
@@ -53,7 +58,9 @@ class Run:
     entropy: Floats
     reward_std: Floats
     evaluations: tuple[Evaluation, ...]
+    ends: tuple[int, ...]
     baseline: tuple[tuple[float, ...], ...]
+    baseline_paid: tuple[tuple[float, ...], ...]
     has_items: bool
     notes: tuple[str, ...]
 
@@ -68,43 +75,77 @@ class Run:
         return arms
 
 
-def load(table: Table, source: str, overrides: Mapping[str, str]) -> Run:
+def load(
+    table: Table, source: str, overrides: Mapping[str, str], settings: Mapping[str, str] | None = None
+) -> Run:
     """Make a run of a table.
 
     Args:
         table: the log.
         source: its name, for messages.
         overrides: canonical name to column, from `--map`.
+        settings: of the run's own configuration; see `names.resolve`.
 
     Raises:
         CliError: columns are missing or ambiguous, or a value cannot be right.
     """
     if len(table) == 0:
         raise CliError(f"{source}: there is not a single row in it.")
-    columns = resolve(table.names, overrides)
+    columns = resolve(table.names, overrides, settings=settings)
     rows = _Rows(table, source, columns)
     notes = [*columns.notes, *([table.cut] if table.cut else [])]
     baseline_rows = rows.baseline()
     baseline = tuple(rows.items[row] for row in baseline_rows)
     usable = rows.usable(baseline_rows, notes)
     merged = _merge(rows, usable, notes)
-    steps = merged.steps(notes)
+    scored = [*merged.evaluations(), *rows.further_passes(baseline_rows)]
     return Run(
         source=source,
         format=table.format,
         columns=columns,
-        evaluations=tuple(
-            sorted([*merged.evaluations(), *rows.further_passes(baseline_rows)], key=_in_order)
-        ),
+        **_in_order(merged.steps(notes), scored),
         baseline=baseline,
+        baseline_paid=tuple(rows.paid[row] for row in baseline_rows if rows.paid.keys() >= {*baseline_rows}),
         has_items=bool(merged.items),
         notes=tuple(notes),
-        **steps,
     )
 
 
-def _in_order(evaluation: Evaluation) -> tuple[int, int, int]:
-    return evaluation.attempt, evaluation.step, evaluation.pass_index
+class _Scored(NamedTuple):
+    """An evaluation, and the number that the guard gave it; NaN where the log has none."""
+
+    evaluation: Evaluation
+    event: float
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Where it stands in a log that numbers nothing."""
+        return self.evaluation.attempt, self.evaluation.step, self.evaluation.pass_index
+
+
+def _in_order(steps: dict[str, Any], scored: list[_Scored]) -> dict[str, Any]:
+    """Steps (by attempt and step) and evaluations as `Run` has them.
+
+    What a round is depends on what had been reported when a checkpoint was scored, which a guard's own
+    history says by the numbers of its events.
+    """
+    events = steps.pop("step_event")
+    if np.isnan(events).any() or any(np.isnan(one.event) for one in scored):
+        scored = sorted(scored, key=lambda one: one.place)
+        ends = [_steps_up_to(steps, one.evaluation) for one in scored]
+    else:
+        order = np.argsort(events, kind="stable")
+        steps = {name: column[order] for name, column in steps.items()}
+        scored = sorted(scored, key=lambda one: one.event)
+        ends = np.searchsorted(events[order], [one.event for one in scored]).tolist()
+    return {**steps, "evaluations": tuple(one.evaluation for one in scored), "ends": tuple(ends)}
+
+
+def _steps_up_to(steps: Mapping[str, Ints], evaluation: Evaluation) -> int:
+    """How many steps are of its attempt and up to its own, or of an earlier attempt."""
+    first = int(np.searchsorted(steps["attempt"], evaluation.attempt, side="left"))
+    last = int(np.searchsorted(steps["attempt"], evaluation.attempt, side="right"))
+    return first + int(np.searchsorted(steps["step"][first:last], evaluation.step, side="right"))
 
 
 class _Rows:
@@ -112,33 +153,47 @@ class _Rows:
 
     def __init__(self, table: Table, source: str, columns: Columns) -> None:
         self.table, self.source, self.columns = table, source, columns
-        self.values: dict[str, Floats] = {
-            name: self._number(name) for name in ("reward", "kl", "entropy", "reward_std", "heldout")
-        }
+        self.values: dict[str, Floats] = {name: self._number(name) for name in (*MEASURED, "heldout")}
         self.step = self._integer("step", MAX_STEP)
         self.attempt = self._integer("attempt", MAX_ATTEMPT) if "attempt" in columns.source else None
         self.pass_index = np.nan_to_num(self._integer("pass_index", MAX_ATTEMPT))
+        for name in ("step_event", "heldout_event"):
+            self.values[name] = self._integer(name, MAX_STEP)
         self.kl_kind = self._kl_kind()
-        self.items = self._items()
+        self.items = self._outcomes_by_row("items")
+        self.paid = self._outcomes_by_row("proxy_items")
+        self._check_lengths()
 
     def at(self, row: int) -> str:
         """Where a row stands, for messages."""
         return f"{self.source}: line {self.table.line[row]}"
 
     def baseline(self) -> list[int]:
-        """Rows with step 0 and items and nothing else: passes of the starting policy."""
-        bare = np.all(
-            [np.isnan(self.values[name]) for name in ("reward", "kl", "entropy", "reward_std")], axis=0
-        )
+        """Rows with step 0 and items and nothing else, before any other: passes of the starting policy."""
+        bare = np.all([np.isnan(self.values[name]) for name in MEASURED], axis=0)
         rows = [row for row in self.items if self.step[row] == 0 and bare[row]]
-        first = min(map(self._attempt_of, rows), default=0)  # a restarted trainer does not start over
+        first = min(map(self._attempt_of, self.items), default=0)  # a restarted trainer does not start over
         rows = [row for row in rows if self._attempt_of(row) == first]
+        event = self.values["heldout_event"]
+        others = event[list(self.items.keys() - {*rows})]
+        earliest = np.min(others, initial=np.inf, where=~np.isnan(others))
+        rows = [row for row in rows if not event[row] > earliest]  # NaN: not known
         return sorted(rows, key=lambda row: (self.pass_index[row], row))
 
-    def further_passes(self, baseline: list[int]) -> list[Evaluation]:
+    def further_passes(self, baseline: list[int]) -> list[_Scored]:
         """Later evaluations of a checkpoint: rows with `pass_index` > 0 that are no baseline."""
         return [
-            Evaluation(self._attempt_of(row), int(self.step[row]), "", items, None, int(self.pass_index[row]))
+            _Scored(
+                Evaluation(
+                    attempt=self._attempt_of(row),
+                    step=int(self.step[row]),
+                    path="",
+                    items=items,
+                    pass_index=int(self.pass_index[row]),
+                    proxy_items=self.paid.get(row),
+                ),
+                float(self.values["heldout_event"][row]),
+            )
             for row, items in self.items.items()
             if self.pass_index[row] > 0 and row not in baseline
         ]
@@ -153,7 +208,7 @@ class _Rows:
             notes.append(f"{lost} rows without a step were left out (the first: {self._first(~usable)}).")
         usable &= self.pass_index == 0
         usable[baseline] = False
-        for name in ("reward", "kl", "entropy", "reward_std", "heldout"):
+        for name in (*MEASURED, "heldout"):
             odd = np.isinf(self.values[name])
             if odd.any():
                 notes.append(f"{int(odd.sum())} values of {name} are infinite: unknown ({self._first(odd)}).")
@@ -195,23 +250,26 @@ class _Rows:
             kinds[row] = known[word]
         return kinds
 
-    def _items(self) -> dict[int, tuple[float, ...]]:
-        """Per-item outcomes by row, in one order and of one number."""
-        found = self.table.objects.get(self.columns.source.get("items", ""), {})
-        items = {row: self._outcomes(row, value) for row, value in found.items()}
-        lengths = {len(outcomes): row for row, outcomes in reversed(items.items())}
+    def _outcomes_by_row(self, name: str) -> dict[int, tuple[float, ...]]:
+        """Per-item outcomes by row."""
+        found = self.table.objects.get(self.columns.source.get(name, ""), {})
+        return {row: self._outcomes(row, name, value) for row, value in found.items()}
+
+    def _check_lengths(self) -> None:
+        """Outcomes have one order and one number everywhere."""
+        every = [*self.items.items(), *self.paid.items()]
+        lengths = {len(outcomes): row for row, outcomes in reversed(every)}
         if len(lengths) > 1:
             (a, row_a), (b, row_b) = list(lengths.items())[:2]
             raise CliError(
                 f"{self.at(row_a)} has {a} items and {self.at(row_b)} has {b}: every evaluation and baseline "
                 "pass must score the same items in the same order."
             )
-        return items
 
-    def _outcomes(self, row: int, value: Any) -> tuple[float, ...]:
+    def _outcomes(self, row: int, name: str, value: Any) -> tuple[float, ...]:
         good = isinstance(value, list) and value and all(_is_outcome(x) for x in value)
         if not good:
-            raise CliError(f"{self.at(row)}: items must be a list of outcomes from 0 to 1: {value!r:.60}.")
+            raise CliError(f"{self.at(row)}: {name} must be a list of outcomes from 0 to 1: {value!r:.60}.")
         return tuple(float(x) for x in value)
 
 
@@ -228,20 +286,31 @@ class _Merged:
     values: Mapping[str, Floats]
     kl_kind: npt.NDArray[np.uint8]
     items: Mapping[int, tuple[float, ...]]
+    paid: Mapping[int, tuple[float, ...]]
 
-    def evaluations(self) -> tuple[Evaluation, ...]:
-        """The held-out evaluations; one with only a mean counts as one item."""
+    def evaluations(self) -> list[_Scored]:
+        """The held-out evaluations; of one with only a mean that is said."""
         heldout = self.values["heldout"]
         rows = sorted({*self.items, *np.flatnonzero(~np.isnan(heldout)).tolist()})
         if self.items:  # once there are items, a mean without them cannot be compared with the others
             rows = [row for row in rows if row in self.items]
-        return tuple(
-            Evaluation(int(self.attempt[r]), int(self.step[r]), "", self.items.get(r) or (float(heldout[r]),))
+        return [
+            _Scored(
+                Evaluation(
+                    attempt=int(self.attempt[r]),
+                    step=int(self.step[r]),
+                    path="",
+                    items=self.items.get(r) or (float(heldout[r]),),
+                    proxy_items=self.paid.get(r),
+                    mean_only=not self.items,
+                ),
+                float(self.values["heldout_event"][r]),
+            )
             for r in rows
-        )
+        ]
 
     def steps(self, notes: list[str]) -> dict[str, Any]:
-        """The arrays of `Run`: only rows with a reward are steps, as for the guard."""
+        """The arrays of `Run` and `step_event`: only rows with a reward are steps, as for the guard."""
         is_step = ~np.isnan(self.values["reward"])
         evaluated = ~np.isnan(self.values["heldout"])
         evaluated[list(self.items)] = True
@@ -252,7 +321,7 @@ class _Merged:
             "attempt": self.attempt[is_step],
             "step": self.step[is_step],
             "kl_kind": self.kl_kind[is_step],
-            **{name: self.values[name][is_step] for name in ("reward", "kl", "entropy", "reward_std")},
+            **{name: self.values[name][is_step] for name in (*MEASURED, "step_event")},
         }
 
 
@@ -332,26 +401,12 @@ def _take_first(rows: _Rows, usable: Ints, attempt: Ints, step: Ints, order: Int
     group_of_row.fill(-1)
     group_of_row[usable[order]] = np.cumsum(np.isin(place, starts)) - 1
     items: dict[int, tuple[float, ...]] = {}
+    paid: dict[int, tuple[float, ...]] = {}
     for row in sorted(rows.items):
-        if group_of_row[row] >= 0:
-            items.setdefault(int(group_of_row[row]), rows.items[row])
+        if (group := int(group_of_row[row])) >= 0 and group not in items:
+            items[group] = rows.items[row]
+            if row in rows.paid:
+                paid[group] = rows.paid[row]
     return _Merged(
-        attempt[order][starts], step[order][starts], values, rows.kl_kind[usable][order][kl_from], items
+        attempt[order][starts], step[order][starts], values, rows.kl_kind[usable][order][kl_from], items, paid
     )
-
-
-def read_map(pairs: Iterable[str]) -> dict[str, str]:
-    """`--map reward=my/col` options as a dictionary.
-
-    Raises:
-        CliError: an option has no `=`, or names one quantity twice.
-    """
-    found: dict[str, str] = {}
-    for pair in pairs:
-        name, equals, column = pair.partition("=")
-        if not (equals and name and column):
-            raise CliError(f"--map {pair}: expected NAME=COLUMN, such as --map reward=my/col.")
-        if name in found:
-            raise CliError(f"--map {name} is given twice: {found[name]!r} and {column!r}.")
-        found[name] = column
-    return found

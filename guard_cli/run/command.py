@@ -10,6 +10,8 @@ import typer
 
 from guard_cli import guard_settings as options
 from guard_cli.errors import CliError, exit_code_help
+from guard_cli.follow.what import What
+from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 
 EPILOG = (
     "Example:  rlguard run --heldout heldout.jsonl --policy policy.yaml --checkpoints out "
@@ -29,16 +31,29 @@ def run(
         Path | None,
         typer.Option("--out", help="Report folder; rlguard-runs/TIME without it. It must be new."),
     ] = None,
+    name: options.NameOption = None,
     config: options.ConfigOption = None,
     train_prompts: options.TrainPromptsOption = None,
     scorer: options.ScorerOption = None,
+    proxy_scorer: options.ProxyScorerOption = None,
     max_new_tokens: options.MaxNewTokensOption = None,
     temperature: options.TemperatureOption = None,
     samples: options.SamplesOption = None,
     batch_size: options.BatchSizeOption = None,
     device: options.DeviceOption = None,
+    base_model: options.BaseModelOption = None,
     openai_url: options.OpenAIOption = None,
     openai_model: options.ModelOption = None,
+    follow: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read steps and checkpoints from what the trainer writes, with no line of code in it: a "
+            "log, a folder of event files, or - for what it prints. What is there already is not read.",
+        ),
+    ] = None,
+    format_: FormatOption = "auto",
+    run_config: RunConfigOption = None,
+    column: MapOption = None,
     grace: Annotated[
         float, typer.Option("--grace", min=0, help="Seconds between SIGTERM and SIGKILL of the trainer.")
     ] = 10.0,
@@ -50,23 +65,28 @@ def run(
     """Run a trainer under a guard on this machine, stop it when the guard says so, and write a report.
 
     The trainer gets RLGUARD_URL and RLGUARD_TOKEN. With trainer.add_callback(GuardCallback.from_env()) it
-    reports its steps and checkpoints. On a fire, or a stop by policy, its whole process tree is ended.
+    reports its steps and checkpoints. On a fire or a halt its whole process tree is ended. The webhooks in
+    RLGUARD_NOTIFY_SLACK_URL and RLGUARD_NOTIFY_ALERTMANAGER_URL are told of it.
     """
-    from guard_cli.run.session import Plan, run_guarded
+    from guard_cli.run.plan import Plan
+    from guard_cli.run.session import run_guarded
 
     file = options.read_config(config)
     if heldout is None and not file.get("heldout"):
         raise CliError("no held-out split: give --heldout heldout.jsonl (make one with `rlguard split make`)")
     given = {
+        "run_name": name,
         "heldout": options.heldout_options(
             heldout=options.absolute(heldout),
             train_prompts=options.absolute(train_prompts),
             scorer=scorer,
+            proxy_scorer=proxy_scorer,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             samples=samples,
             batch_size=batch_size,
             device=device,
+            base_model=base_model,
             openai_url=openai_url,
             openai_model=openai_model,
         ),
@@ -80,10 +100,28 @@ def run(
         config=file,
         grace=grace,
         drain=drain,
+        follow=_followed(follow, format_, run_config, column or []),
     )
     finished = run_guarded(plan)
     typer.echo(f"rlguard: {finished.outcome.sentence}\nrlguard: report in {plan.out}/report.html", err=True)
     raise typer.Exit(finished.outcome.code)
+
+
+def _followed(metrics: Path | None, format_: str, run_config: Path | None, column: list[str]) -> What | None:
+    """What `--follow` and the options beside it say; None without it."""
+    from guard_cli.follow.source import framework_of
+
+    framework_of(format_)
+    if metrics is None:
+        if format_ != "auto" or run_config is not None or column:
+            raise CliError("--format, --run-config and --map are for a log that is followed: give --follow")
+        return None
+    return What(
+        metrics=None if str(metrics) == "-" else metrics.absolute(),
+        format=format_,
+        overrides=read_map(column),
+        run_config=run_config,
+    )
 
 
 def checkpoint_root(given: Path | None, in_file: bool) -> Path | None:

@@ -12,14 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from guard_cli.run.session import Finished, Plan
+    from guard_cli.run.plan import Finished, Plan
+    from guard_service.settings import GuardSettings
 
 BEST = "best_checkpoint"
+DRAWN_STEPS = 2000  # as the dashboard asks for
+#: What became of the checkpoints, and the evaluations that were left waiting, as the last verdict says.
+CHECKPOINTS = ("announced", "evaluated", "failed", "skipped", "refused", "waiting")
 
 
-def write_report(plan: Plan, state_dir: Path, finished: Finished) -> None:
+def write_report(plan: Plan, settings: GuardSettings, finished: Finished) -> None:
     """Write the folder. The guard must have ended: its store is read."""
-    facts = run_facts(plan, finished)
+    state_dir = settings.state_dir
+    facts = run_facts(plan, settings.name, finished)
     verdict = finished.ending.verdict
     _try("run.json", lambda: _write_json(plan.out / "run.json", facts))
     if verdict is not None:
@@ -30,10 +35,11 @@ def write_report(plan: Plan, state_dir: Path, finished: Finished) -> None:
     _try("report.html", lambda: _write_html(plan, facts, finished))
 
 
-def run_facts(plan: Plan, finished: Finished) -> dict[str, Any]:
+def run_facts(plan: Plan, name: str, finished: Finished) -> dict[str, Any]:
     """What `run.json` holds: who ended the run, and how."""
-    ending = finished.ending
+    ending, verdict = finished.ending, finished.ending.verdict
     return {
+        "name": name,
         "exit_code": finished.outcome.code,
         "outcome": finished.outcome.sentence,
         "trainer": list(plan.command),
@@ -41,7 +47,9 @@ def run_facts(plan: Plan, finished: Finished) -> dict[str, Any]:
         "trainer_ended_itself": ending.trainer_ended_itself,
         "interrupted_by": ending.interrupted_by,
         "guard_trouble": ending.guard_trouble or None,
-        "checkpoints_not_evaluated": ending.waiting,
+        "checkpoints": None if verdict is None else {name: getattr(verdict, name) for name in CHECKPOINTS},
+        "checkpoints_not_evaluated": None if verdict is None else verdict.announced - verdict.evaluated,
+        "steps_after_last_judged_checkpoint": None if verdict is None else verdict.steps_since_evaluation,
         "started": finished.started,
         "seconds": finished.ended - finished.started,
     }
@@ -54,14 +62,17 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def _write_html(plan: Plan, facts: dict[str, Any], finished: Finished) -> None:
-    from guard_cli.run.report import draw, page
+    from guard_cli.run.plot import draw
+    from guard_cli.run.report import page
+    from guard_service.store import stored_policy, thinned_history
 
-    history = read_history(plan.out / "history.jsonl")
+    state_dir, best = plan.out / "guard", plan.out / BEST
     verdict = finished.ending.verdict
-    picture = draw(history, verdict)
+    picture = draw(read_history(plan.out / "history.jsonl"), verdict)
     _write(plan.out / "plot.svg", picture)
-    best = plan.out / BEST
-    _write(plan.out / "report.html", page(facts, history, verdict, picture, best if best.exists() else None))
+    history, policy = thinned_history(state_dir, DRAWN_STEPS), stored_policy(state_dir)
+    kept = best if best.exists() else None
+    _write(plan.out / "report.html", page(facts, history, verdict, policy, picture, kept))
 
 
 def _write_history(state_dir: Path, path: Path) -> None:

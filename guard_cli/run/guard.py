@@ -25,20 +25,19 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.05
 REQUEST_SECONDS = 5.0
-#: A guard that lives but gives no answer for this long is treated like one that died.
+#: A guard that lives but gives no response for this long is treated like one that died.
 UNRESPONSIVE_SECONDS = 60.0
 #: A guard resumes from its store, so a crash costs nothing; one that keeps crashing cannot be relied on.
 MAX_RESTARTS = 3
 STOP_SECONDS = 20.0
 REFUSED = 2  # exit code of a guard that does not accept its settings
-QUEUE_METRIC = "rlguard_guard_evaluation_queue_length "
 
 
-class GuardLostError(CliError):
+class GuardProcessLostError(CliError):
     """The guard is gone for good; the run is no longer guarded."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, ExitCode.NOT_GUARDED)
+        super().__init__(message, ExitCode.NOT_JUDGED)
 
 
 class GuardProcess:
@@ -86,22 +85,14 @@ class GuardProcess:
         if self._popen.poll() is not None:
             self._restart(f"the guard died ({_exit_words(self._popen.returncode)})")
         try:
-            answer = self._get("/v1/verdict")
+            response = self._get("/v1/verdict")
         except httpx.HTTPError as error:
             if self._popen.poll() is None and time.monotonic() - self._last_answer > UNRESPONSIVE_SECONDS:
                 self._end()
-                self._restart(f"the guard gave no answer for {UNRESPONSIVE_SECONDS:.0f} s ({error})")
+                self._restart(f"the guard gave no response for {UNRESPONSIVE_SECONDS:.0f} s ({error})")
             return None
         self._last_answer = time.monotonic()
-        return Verdict.model_validate_json(answer.content)
-
-    def waiting(self) -> int | None:
-        """Checkpoints that wait for their evaluation, or None if the guard did not answer."""
-        try:
-            lines = self._get("/metrics").text.splitlines()
-        except httpx.HTTPError:
-            return None
-        return int(float(next(line.split()[1] for line in lines if line.startswith(QUEUE_METRIC))))
+        return Verdict.model_validate_json(response.content)
 
     def _get(self, path: str) -> httpx.Response:
         assert self._client is not None
@@ -137,9 +128,9 @@ class GuardProcess:
                 if self._popen.poll() is not None:
                     raise self._refusal()
                 if self._cancelled():
-                    raise GuardLostError("interrupted while the guard was starting")
+                    raise GuardProcessLostError("interrupted while the guard was starting")
                 if time.monotonic() > end:
-                    raise GuardLostError(
+                    raise GuardProcessLostError(
                         f"the guard was not ready after {self._ready_seconds:g} s: see {self._log}"
                     )
                 time.sleep(POLL_SECONDS)
@@ -175,7 +166,7 @@ class GuardProcess:
 
     def _restart(self, why: str) -> None:
         if self._restarts == MAX_RESTARTS:
-            raise GuardLostError(f"{why}, after {MAX_RESTARTS} restarts: see {self._log}")
+            raise GuardProcessLostError(f"{why}, after {MAX_RESTARTS} restarts: see {self._log}")
         self._restarts += 1
         self._end()
         # The trainer knows the old address, so it must be the same port.
@@ -201,7 +192,7 @@ class GuardProcess:
         said = told[-1] if told else f"see {self._log}"
         if code == REFUSED:
             return CliError(said)
-        return GuardLostError(f"the guard did not start ({_exit_words(code)}): {said}")
+        return GuardProcessLostError(f"the guard did not start ({_exit_words(code)}): {said}")
 
 
 def write_tokens(directory: Path) -> tuple[Path, Path]:

@@ -6,7 +6,8 @@ import signal
 from dataclasses import dataclass
 
 from guard_cli.errors import ExitCode
-from guard_core.wire import Verdict
+from guard_core.ending import not_judged, steps_after
+from guard_core.wire import Code, Level, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Ending:
         trainer_ended_itself: false if it was stopped here.
         interrupted_by: signal that this program got, or None.
         guard_trouble: why the guard was lost, or "".
-        waiting: checkpoints without an evaluation; None if that is not known.
+        answered: whether the guard answered when it was asked last, so that `verdict` is its last word.
         leftovers: processes of the trainer that not even SIGKILL ended.
     """
 
@@ -28,75 +29,84 @@ class Ending:
     trainer_ended_itself: bool
     interrupted_by: int | None = None
     guard_trouble: str = ""
-    waiting: int | None = 0
+    answered: bool = True
     leftovers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """What the command exits with, and the sentence that says why."""
 
     code: int
     sentence: str
 
 
-def judge_ending(ending: Ending) -> Outcome:
-    """The first that holds: a fire, an interrupt, a lost guard, a stop by policy, the trainer's own end.
+def judge_ending(ending: Ending) -> RunOutcome:
+    """The first that holds: a fire, an interrupt, a lost guard, a halt, the trainer's own end.
 
     A fire comes first, because it stays true whatever happened besides. A run that ended well but that the
-    guard could not judge is no success: missing data is not a pass.
+    guard did not judge to its end, or did not find healthy, is no success: see `guard_core.ending`.
     """
     outcome = _judge(ending)
     if ending.leftovers:
         pids = ", ".join(map(str, ending.leftovers))
-        return Outcome(outcome.code, f"{outcome.sentence}; STILL RUNNING after SIGKILL: process {pids}")
+        return RunOutcome(outcome.code, f"{outcome.sentence}; STILL RUNNING after SIGKILL: process {pids}")
     return outcome
 
 
-def _judge(ending: Ending) -> Outcome:
+def _judge(ending: Ending) -> RunOutcome:
     verdict, code = ending.verdict, ending.trainer_code
     if verdict is not None and verdict.fire:
         after = ", after the trainer had finished" if ending.trainer_ended_itself and code == 0 else ""
-        return Outcome(ExitCode.FIRED, f"fired at step {verdict.latch_step}{after}: {verdict.reason}")
+        found = f"{verdict.code.finding.words}: " if verdict.code.finding is not None else ""
+        return RunOutcome(
+            ExitCode.FIRED, f"fired at step {verdict.latch_step}{after}: {found}{verdict.reason}"
+        )
     if ending.interrupted_by is not None:
         name = signal.Signals(ending.interrupted_by).name
-        return Outcome(128 + ending.interrupted_by, f"interrupted by {name}; the trainer was stopped")
+        return RunOutcome(128 + ending.interrupted_by, f"interrupted by {name}; the trainer was stopped")
     if ending.guard_trouble:
-        return Outcome(ExitCode.NOT_GUARDED, f"the trainer was stopped: {ending.guard_trouble}")
+        return RunOutcome(ExitCode.NOT_JUDGED, f"the trainer was stopped: {ending.guard_trouble}")
     if verdict is not None and verdict.halt:
-        return Outcome(
-            ExitCode.STOPPED_BY_POLICY, f"stopped by policy at step {verdict.latch_step}: {_why(verdict)}"
-        )
+        return RunOutcome(ExitCode.HALTED, f"halted at step {verdict.latch_step}: {_why(verdict)}")
     if code != 0:
-        return Outcome(code, f"the trainer failed by itself with exit code {code}")
-    return _finished(verdict, ending.waiting)
+        return RunOutcome(code, f"the trainer failed by itself with exit code {code}")
+    return _finished(verdict, ending.answered)
 
 
-def _finished(verdict: Verdict | None, waiting: int | None) -> Outcome:
-    finished = "the trainer finished"
-    if verdict is None or verdict.steps == 0:
-        return Outcome(
-            ExitCode.NOT_GUARDED,
-            f"{finished}, but reported no step: add GuardCallback.from_env() to the trainer",
-        )
-    if waiting is None or waiting > 0:
-        left = "an unknown number of" if waiting is None else waiting
-        return Outcome(
-            ExitCode.NOT_GUARDED,
-            f"{finished}, but {left} checkpoints were left without an evaluation: raise --drain",
-        )
-    if verdict.last_evaluation is None:
-        return Outcome(
-            ExitCode.NOT_GUARDED,
-            f"{finished}, but no checkpoint was evaluated: let the trainer save some, under --checkpoints",
-        )
-    return Outcome(ExitCode.FINISHED, f"{finished} without a fire; last verdict {_said(verdict)}")
+def _finished(verdict: Verdict | None, answered: bool) -> RunOutcome:
+    if verdict is None or not answered:
+        missing = "the guard gave no response at the end, so nobody knows what it judged; see guard.log"
+    else:
+        verdict = _without_silence(verdict)
+        missing = not_judged(verdict, wait_longer="raise --drain")
+    if missing or verdict is None:
+        return RunOutcome(ExitCode.NOT_JUDGED, f"the trainer finished, but NOT JUDGED: {missing}")
+    advice = "".join(f"; advice ({c.code}): {c.message}" for c in verdict.conditions if c.advice)
+    parts = (
+        f"the trainer finished without a fire, all of {verdict.announced} checkpoints were judged",
+        steps_after(verdict),
+        f"last verdict {verdict.level}: {verdict.reason}{advice}",
+    )
+    return RunOutcome(ExitCode.FINISHED, "; ".join(filter(None, parts)))
+
+
+def _without_silence(verdict: Verdict) -> Verdict:
+    """A trainer that has ended may be silent while its last checkpoints are scored: what else there is."""
+    if verdict.code is not Code.SILENT:
+        return verdict
+    others = tuple(c for c in verdict.conditions if c.code is not Code.SILENT)
+    worst = next((c for c in others if not c.advice and c.level is not Level.HEALTHY), None)
+    said = (
+        (Level.HEALTHY, Code.OK, Code.OK.meaning)
+        if worst is None
+        else (worst.level, worst.code, worst.message)
+    )
+    return verdict.model_copy(
+        update={"conditions": others} | dict(zip(("level", "code", "reason"), said, strict=True))
+    )
 
 
 def _why(verdict: Verdict) -> str:
-    """The message of the condition that stopped the run."""
-    return next((c.message for c in verdict.conditions if c.policy == "stop"), verdict.reason)
-
-
-def _said(verdict: Verdict) -> str:
-    return f"{verdict.level.value}: {verdict.reason}"
+    """The message of the condition that halted the run."""
+    return next((c.message for c in verdict.conditions if c.action == "stop"), verdict.reason)

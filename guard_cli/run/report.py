@@ -1,116 +1,27 @@
-"""The report as one HTML page with the plot inside, and the plot as SVG. No per-item outcome is in it."""
+"""The report: the dashboard, frozen into one file. No per-item outcome is in it."""
 
 from __future__ import annotations
 
-import html
-import io
+import re
 import shlex
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from guard_core.wire import DetectorReading, Verdict
+from guard_core.ending import steps_after
+from guard_core.policy import Policy
+from guard_core.wire import Code, Verdict
+from guard_service.dashboard.page import Banner, frozen_page, text
 
-IN_LOOP, HELDOUT, KL, LIMIT = "#b3530a", "#1d5fc4", "#0b7268", "#c3262e"
-SMOOTHED_OVER = 8  # steps
-MARKERS_UP_TO = 200  # evaluations; more than that and the markers hide the line
 LAST_EVALUATIONS = 200
-
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;color:#15191f;background:#f4f6f8;margin:0}
-main{max-width:960px;margin:0 auto;padding:24px 20px 48px}
-h1{font-size:1.4rem;line-height:1.3} h2{font-size:1rem;margin:28px 0 8px}
-.card{background:#fff;border:1px solid #d8dee6;border-radius:10px;padding:14px 18px;overflow-x:auto}
-.outcome{border-left:6px solid #52606f} .fired{border-color:#c3262e} .stopped{border-color:#8f5a00}
-.finished{border-color:#17703a} svg{max-width:100%;height:auto}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{text-align:left;padding:4px 14px 4px 0;border-bottom:1px solid #e9edf1;vertical-align:top}
-code{font-family:ui-monospace,Menlo,Consolas,monospace;font-size:.9em;overflow-wrap:anywhere}
-.muted{color:#586271;font-size:.875rem}
-"""
-
-
-def draw(history: Sequence[Mapping[str, Any]], verdict: Verdict | None) -> str:
-    """The run as SVG: in-loop reward against held-out score above, KL to the reference below.
-
-    Args:
-        history: lines of history.jsonl; the newest attempt is drawn.
-    """
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot as plt
-
-    attempt = max((line["attempt"] for line in history), default=0)
-    lines = [line for line in history if line["attempt"] == attempt and line["step"] > 0]
-    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rlguard", "font.family": "sans-serif"}):
-        figure, (top, bottom) = plt.subplots(
-            2, 1, sharex=True, figsize=(9, 5.6), height_ratios=[3, 1.2], layout="constrained"
-        )
-        _draw_scores(top, lines)
-        _draw_kl(bottom, lines, verdict)
-        if verdict is not None and verdict.latch_step is not None and verdict.latch_attempt == attempt:
-            label = ("fire" if verdict.fire else "stop") + f" at step {verdict.latch_step}"
-            top.axvline(verdict.latch_step, color=LIMIT, linewidth=1.5, label=label)
-            bottom.axvline(verdict.latch_step, color=LIMIT, linewidth=1.5)
-        top.legend(frameon=False, loc="best")
-        bottom.set_xlabel("optimizer step")
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
-        plt.close(figure)
-    return text.getvalue()[text.getvalue().index("<svg") :]
-
-
-def _draw_scores(axes: Any, lines: Sequence[Mapping[str, Any]]) -> None:
-    rewards = [(line["step"], line["reward"]) for line in lines if line["reward"] is not None]
-    scores = [(line["step"], line["heldout"]) for line in lines if "heldout" in line]
-    axes.plot(*_columns(rewards), color=IN_LOOP, linewidth=0.8, alpha=0.4)
-    label = f"in-loop reward (mean of {SMOOTHED_OVER} steps)"
-    axes.plot(*_columns(_trailing_mean(rewards)), color=IN_LOOP, linewidth=2, label=label)
-    marker = "o" if len(scores) <= MARKERS_UP_TO else ""
-    axes.plot(*_columns(scores), color=HELDOUT, linewidth=2, marker=marker, ms=3, label="held-out score")
-    axes.set_ylabel("score")
-    axes.grid(alpha=0.25)
-
-
-def _draw_kl(axes: Any, lines: Sequence[Mapping[str, Any]], verdict: Verdict | None) -> None:
-    kls = [
-        (line["step"], line["kl"])
-        for line in lines
-        if line["kl"] is not None and line["kl_kind"] == "ref_token_mean"
-    ]
-    axes.plot(*_columns(kls), color=KL, linewidth=1)
-    if not kls:
-        axes.text(0.5, 0.5, "no KL to the reference was reported", transform=axes.transAxes, ha="center")
-    elif verdict is not None and verdict.kl_hard_stop is not None:
-        top = max(kl for _, kl in kls)
-        if verdict.kl_hard_stop <= 2 * top:  # a threshold far above would flatten the curve
-            axes.axhline(verdict.kl_hard_stop, color=LIMIT, linestyle="--", linewidth=1)
-    axes.set_ylabel("KL, nats/token")
-    axes.grid(alpha=0.25)
-
-
-def _trailing_mean(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Each value as the mean of itself and up to `SMOOTHED_OVER - 1` before it."""
-    recent: deque[float] = deque(maxlen=SMOOTHED_OVER)
-    smoothed = []
-    for x, y in points:
-        recent.append(y)
-        smoothed.append((x, fmean(recent)))
-    return smoothed
-
-
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
 
 
 def page(
     facts: Mapping[str, Any],
-    history: Sequence[Mapping[str, Any]],
+    history: Mapping[str, Any],
     verdict: Verdict | None,
+    policy: Policy | None,
     picture: str,
     best: Path | None,
 ) -> str:
@@ -118,36 +29,153 @@ def page(
 
     Args:
         facts: content of run.json.
-        picture: from `draw`.
+        history: thinned, as `GET /v1/history?max_points=` has it.
+        policy: that of the run; None where no guard has started.
+        picture: from `plot.draw`, for readers that run no script.
         best: directory of the last good checkpoint, if one was kept.
     """
-    kind = {0: "finished", 3: "fired"}.get(facts["exit_code"], "stopped")
-    sections = [
-        f'<h1>RLGuard report</h1><div class="card outcome {kind}"><strong>{_text(facts["outcome"])}</strong>'
-        f'<div class="muted">exit code {facts["exit_code"]}</div></div>',
-        f'<h2>Reward and held-out score</h2><div class="card">{picture}</div>',
-        "<h2>Run</h2>" + _table(_run_rows(facts, verdict, best)),
-    ]
-    if verdict is not None and verdict.conditions:
-        rows = [
-            (c.level.value, f"<code>{c.code.value}</code> {_text(c.message)}") for c in verdict.conditions
-        ]
-        sections.append("<h2>What held at the end</h2>" + _table(rows))
-    if verdict is not None and verdict.detectors:
-        sections.append("<h2>Calibrated detectors</h2>" + _table(map(_reading, verdict.detectors)))
-    sections.append("<h2>Evaluations</h2>" + _evaluations(history))
-    body = "".join(sections)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1"><title>RLGuard report</title>'
-        f"<style>{STYLE}</style></head><body><main>{body}</main></body></html>"
+    run = _card("The run", _pairs(_run_rows(facts, verdict, best)))
+    if verdict is None or policy is None:
+        return frozen_page(_banner(facts, verdict), {}, "", f'{run}<div class="drawing">{picture}</div>')
+    data = {
+        "verdict": verdict.model_dump(mode="json"),
+        "history": history,
+        "policy": policy.model_dump(mode="json"),
+    }
+    evaluations = history["evaluations"]
+    still = f'<div class="drawing">{picture}</div>' + _card("Held-out evaluations", _evaluations(evaluations))
+    proof = _card("What the sentence above rests on", _proof(evaluations, verdict))
+    return frozen_page(_banner(facts, verdict), data, proof, f"{run}<noscript>{still}</noscript>")
+
+
+def _banner(facts: Mapping[str, Any], verdict: Verdict | None) -> Banner:
+    headline, *more = re.split("[:;] ", facts["outcome"], maxsplit=1)
+    code = facts["exit_code"]
+    state, level = _STATES.get(code, ("unknown", "stopped"))
+    latched = verdict is not None and verdict.latch_step is not None
+    since = f"step {verdict.latch_step} of attempt {verdict.latch_attempt}, " if verdict and latched else ""
+    ended = datetime.fromtimestamp(facts["started"] + facts["seconds"], UTC)
+    return Banner(
+        name=facts["name"],
+        when=f"report · ended {ended:%Y-%m-%d %H:%M} UTC",
+        state=state,
+        level=level,
+        headline=headline[:1].upper() + headline[1:],
+        reason="".join(map(_sentence, more)),
+        since=f"{since}exit code {code}".capitalize(),
     )
+
+
+#: By exit code: the colour, and the word above the headline.
+_STATES = {
+    0: ("healthy", "finished"),
+    3: ("fired", "fired"),
+    4: ("warning", "halted"),
+    5: ("unknown", "not judged"),
+}
+
+#: The row of the proof by which a code fires.
+_DECISIVE = {
+    Code.KL_HARD_STOP: "kl_ema",
+    Code.HELDOUT_DECLINE: "heldout_ema",
+    Code.HACKING_GAP: "proxy_real_gap",
+    Code.GUARANTEED_DECLINE: "guaranteed",
+    Code.FAST_DECLINE: "fast",
+    Code.PEAK_DECLINE: "peak",
+    Code.CALIBRATED_GAP: "gap",
+    Code.PROXY_DISAGREEMENT: "disagreement",
+}
+
+
+def _proof(evaluations: Sequence[Mapping[str, Any]], verdict: Verdict) -> str:
+    """The start, the last good checkpoint, the fire and the end side by side, with the limits of each."""
+    columns = _columns(evaluations, verdict)
+    heads = "".join(f'<th scope="col">{name}</th>' for name in columns)
+    heads = heads.replace("checkpoint", "check&shy;point")  # on a phone
+    rows = "".join(
+        f'<tr{_mark(key, verdict)}><th scope="row">{text(name)}</th>{_cells(columns, key)}</tr>'
+        for key, name in _rows(columns, verdict)
+    )
+    return f'<table class="proof"><tr><td></td>{heads}</tr>{rows}</table>'
+
+
+def _columns(evaluations: Sequence[Mapping[str, Any]], verdict: Verdict) -> dict[str, Mapping[str, Any]]:
+    """By their heads. The last one has the verdict's own figures; it is the fire's where no round followed.
+
+    A limit of the KL is passed at a step, between two rounds; of that the end tells alone.
+    """
+    best = verdict.best_evaluation
+    latched = (verdict.latch_attempt, verdict.latch_step)
+    found = {"Start": evaluations[:1], "Last good checkpoint": [], "At the latch": []}
+    for evaluation in evaluations:
+        at = (evaluation["attempt"], evaluation["step"])
+        if best is not None and at == (best.attempt, best.step):
+            found["Last good checkpoint"] = [evaluation]
+        if at == latched:
+            found["At the latch"] = [evaluation]
+    latch = "At the fire" if verdict.fire else "At the halt"
+    columns = {name: rows[0] if rows else {} for name, rows in found.items()}
+    of_latch, now = columns.pop("At the latch"), _now(evaluations, verdict)
+    if not of_latch:
+        return columns | {"At the end": now}
+    if of_latch is evaluations[-1]:
+        return columns | {latch: now}
+    return columns | {latch: of_latch, "At the end": now}
+
+
+def _now(evaluations: Sequence[Mapping[str, Any]], verdict: Verdict) -> dict[str, Any]:
+    newest = dict(evaluations[-1]) if evaluations else {}
+    readings = {d.name: (d.statistic, d.threshold) for d in verdict.detectors if d.statistic is not None}
+    return newest | {
+        "in_loop_ema": verdict.in_loop_ema,
+        "heldout_ema": verdict.heldout_ema,
+        "proxy_real_gap": verdict.proxy_real_gap,
+        "kl_ema": verdict.kl_ema,
+        "evidence": {**(newest.get("evidence") or {}), **readings},
+    }
+
+
+def _rows(columns: Mapping[str, Mapping[str, Any]], verdict: Verdict) -> Iterable[tuple[str, str]]:
+    """(key, name) of what is told: all of it always, but detectors that never judged."""
+    yield "step", "Step of the checkpoint"
+    yield "reward", "In-loop reward, mean of the round"
+    yield "score", "Held-out score"
+    yield "in_loop_ema", "In-loop reward, EMA"
+    yield "heldout_ema", "Held-out score, EMA"
+    yield "proxy_real_gap", f"Hacking Gap{_against(verdict.max_proxy_real_gap, 'ceiling')}"
+    start = verdict.kl_start or 0.0
+    stop = None if verdict.kl_hard_stop is None else verdict.kl_hard_stop + start
+    yield "kl_ema", f"KL to the reference, EMA, nats/token{_against(stop, 'hard stop')}"
+    for name in dict.fromkeys(name for column in columns.values() for name in column.get("evidence") or {}):
+        yield name, f"Evidence of the detector {name}, nats, of its threshold"
+
+
+def _against(limit: float | None, name: str) -> str:
+    return "" if limit is None else f" ({name} {limit:.4g})"
+
+
+def _mark(key: str, verdict: Verdict) -> str:
+    return ' class="decisive"' if verdict.fire and _DECISIVE.get(verdict.code) == key else ""
+
+
+def _cells(columns: Mapping[str, Mapping[str, Any]], key: str) -> str:
+    return "".join(_cell(column, key) for column in columns.values())
+
+
+def _cell(column: Mapping[str, Any], key: str) -> str:
+    value = column.get(key)
+    pair = (column.get("evidence") or {}).get(key)
+    if pair is not None and None not in pair:
+        return f"<td>{pair[0]:.2f} of {pair[1]:.2f}</td>"
+    if value is None:
+        return "<td>—</td>"
+    return f"<td>{value:,}</td>" if key == "step" else f"<td>{value:.4f}</td>"
 
 
 def _run_rows(
     facts: Mapping[str, Any], verdict: Verdict | None, best: Path | None
 ) -> Iterable[tuple[str, str]]:
-    yield "Trainer", f"<code>{_text(shlex.join(facts['trainer']))}</code>"
+    yield "Trainer", f"<code>{text(shlex.join(facts['trainer']))}</code>"
     ended = "ended by itself" if facts["trainer_ended_itself"] else "was stopped"
     yield "Its end", f"{ended}, exit code {facts['trainer_code']}"
     started = datetime.fromtimestamp(facts["started"], UTC)
@@ -155,44 +183,54 @@ def _run_rows(
     if verdict is None:
         yield "Verdict", "none was given"
         return
-    yield "Verdict", f"{verdict.level.value} (<code>{verdict.code.value}</code>): {_text(verdict.reason)}"
+    yield "Verdict", f"{verdict.level.value} (<code>{verdict.code.value}</code>): {text(verdict.reason)}"
     yield "Seen", f"{verdict.steps} steps, {verdict.rounds} evaluation rounds"
+    yield (
+        "Checkpoints",
+        f"{verdict.announced} announced, {verdict.evaluated} evaluated, {verdict.failed} failed, "
+        f"{verdict.skipped} gone before, {verdict.refused} refused; "
+        f"{verdict.waiting} evaluations left waiting",
+    )
+    if after := steps_after(verdict):
+        yield "Not judged", after
+    newest = verdict.last_evaluation
+    if newest is not None and newest.sampling is not None:
+        yield "Evaluations", f"{text(newest.sampling.words)} ({text(newest.sampling.source.words)})"
     if verdict.proxy_real_gap is not None:
         yield "Hacking Gap", f"{verdict.proxy_real_gap:+.4f}"
     if verdict.best_evaluation is not None:
-        kept = f", kept in <code>{_text(best.name)}/</code>" if best is not None else ""
+        kept = f", kept in <code>{text(best.name)}/</code>" if best is not None else ""
         score = verdict.best_evaluation
         yield "Last good checkpoint", f"step {score.step}, held-out {score.score:.3f}{kept}"
 
 
-def _reading(reading: DetectorReading) -> tuple[str, str]:
-    """What one detector said last, with its statistic against its threshold."""
-    against = ""
-    if reading.statistic is not None and reading.threshold is not None:
-        against = f" ({reading.statistic:.2f} of {reading.threshold:.2f} nats)"
-    return reading.name, f"{reading.level.value}: {_text(reading.message)}{against}"
-
-
-def _evaluations(history: Sequence[Mapping[str, Any]]) -> str:
-    evaluated = [line for line in history if "heldout" in line]
-    if not evaluated:
-        return '<div class="card">No checkpoint was evaluated.</div>'
-    head = "<tr><th>Attempt</th><th>Step</th><th>Held-out score</th><th>Reward of that step</th></tr>"
-    rows = "".join(
-        f"<tr><td>{line['attempt']}</td><td>{line['step']}</td><td>{line['heldout']:.4f}</td>"
-        f"<td>{'not reported' if line['reward'] is None else format(line['reward'], '.4f')}</td></tr>"
-        for line in evaluated[-LAST_EVALUATIONS:]
+def _evaluations(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    """For readers that run no script: the page draws the same, and more."""
+    if not evaluations:
+        return "<p>No checkpoint was evaluated.</p>"
+    head = "".join(
+        f'<th scope="col">{name}</th>'
+        for name in ("Attempt", "Step", "Held-out score", "Reward of the round", "Hacking Gap")
     )
-    left_out = len(evaluated) - LAST_EVALUATIONS
+    keys = ("step", "score", "reward", "proxy_real_gap")
+    rows = "".join(
+        f"<tr><td>{e['attempt']}</td>{''.join(_cell(e, key) for key in keys)}</tr>"
+        for e in evaluations[-LAST_EVALUATIONS:]
+    )
+    left_out = len(evaluations) - LAST_EVALUATIONS
     more = f'<p class="muted">{left_out} earlier ones are in history.jsonl.</p>' if left_out > 0 else ""
-    return f'<div class="card"><table>{head}{rows}</table>{more}</div>'
+    return f"<table><tr>{head}</tr>{rows}</table>{more}"
 
 
-def _table(rows: Iterable[tuple[str, str]]) -> str:
+def _pairs(rows: Iterable[tuple[str, str]]) -> str:
     """Rows of a plain name and a value that is HTML already."""
-    body = "".join(f"<tr><th>{_text(name)}</th><td>{value}</td></tr>" for name, value in rows)
-    return f'<div class="card"><table>{body}</table></div>'
+    body = "".join(f'<tr><th scope="row">{text(name)}</th><td>{value}</td></tr>' for name, value in rows)
+    return f'<table class="words">{body}</table>'
 
 
-def _text(value: object) -> str:
-    return html.escape(str(value))
+def _card(title: str, content: str) -> str:
+    return f'<section class="card"><h2>{text(title)}</h2><div class="wide">{content}</div></section>'
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:] + ("" if words.endswith((".", "!", "?")) else ".")

@@ -6,24 +6,29 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from guard_cli.errors import CliError
 from guard_cli.guard_settings import make_settings
+from guard_cli.links import dashboard_link
+from guard_cli.run.folder import write_report
 from guard_cli.run.guard import GuardProcess, write_tokens
-from guard_cli.run.outcome import Ending, Outcome, judge_ending
+from guard_cli.run.notify import PREFIX, RunNotifier, from_environment
+from guard_cli.run.outcome import Ending, judge_ending
+from guard_cli.run.plan import Finished, Plan
 from guard_cli.run.processes import TrainerProcess
 from guard_cli.run.progress import Progress, open_progress
 from guard_core.wire import Verdict
 
 if TYPE_CHECKING:
+    from guard_cli.run.following import Following
+    from guard_operator.runtime.webhook import Webhook
     from guard_service.settings import GuardSettings
 
 WATCH_SECONDS = 0.2
+_NOT_THE_TRAINERS = ("RLGUARD_GUARD_", PREFIX)
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Settings that a supervised guard gets from here.
 OWN_SETTINGS = (
@@ -39,63 +44,28 @@ OWN_SETTINGS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What `run_guarded` is to do.
-
-    Fields:
-        command: the trainer, program and arguments.
-        out: report folder; must not exist, or be empty.
-        config, options: guard settings, the latter win (see `guard_settings`).
-        grace: seconds between SIGTERM and SIGKILL.
-        drain: seconds that the guard may take for the last checkpoints after the trainer has ended.
-        ready: seconds that the guard may take to start.
-        show_trainer: print the trainer's output, which goes to trainer.log in any case.
-    """
-
-    command: Sequence[str]
-    out: Path
-    options: Mapping[str, Any]
-    config: Mapping[str, Any] = field(default_factory=dict)
-    grace: float = 10.0
-    drain: float = 600.0
-    ready: float = 180.0
-    show_trainer: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A run that has ended."""
-
-    outcome: Outcome
-    ending: Ending
-    started: float
-    ended: float
-
-
 def run_guarded(plan: Plan) -> Finished:
     """Run the trainer under a guard, then write the report folder.
 
     Raises:
         CliError: nothing was started, or the guard did not start.
     """
-    from guard_cli.run.folder import write_report
-
     if not plan.command:
         raise CliError("no trainer: give its command after `--`, such as `-- python train.py`")
     if shutil.which(plan.command[0]) is None:
         raise CliError(f"cannot start the trainer: there is no program {plan.command[0]!r}")
+    to = from_environment()
     settings = prepare(plan)
     started = time.time()
     with Signals() as signals:
         try:
-            ending = _supervise(plan, settings, signals)
+            ending = _supervise(plan, settings, signals, to)
         except CliError:
             if signals.first is None:
                 raise
             raise CliError("interrupted before the trainer was started", 128 + signals.first) from None
         finished = Finished(judge_ending(ending), ending, started, time.time())
-        write_report(plan, settings.state_dir, finished)
+        write_report(plan, settings, finished)
     return finished
 
 
@@ -110,6 +80,8 @@ def prepare(plan: Plan) -> GuardSettings:
             raise CliError(f"--config: `{name}` is chosen by `rlguard run` itself: remove it")
     state = plan.out.absolute() / "guard"
     own = {"host": "127.0.0.1", "port": 0, "state_dir": state, "keep_best_checkpoint": True}
+    if plan.options.get("run_name") is None and "run_name" not in plan.config:
+        own["run_name"] = plan.out.absolute().name
     open_start = {"allow_unauthenticated_loopback": True}
     make_settings(plan.config, {**plan.options, **own, **open_start})  # before anything is written
     try:
@@ -157,28 +129,47 @@ class Signals:
         return self.count > 1
 
 
-def _supervise(plan: Plan, settings: GuardSettings, signals: Signals) -> Ending:
+def _supervise(plan: Plan, settings: GuardSettings, signals: Signals, to: tuple[Webhook, ...]) -> Ending:
     with open_progress(plan.out, plan.show_trainer) as progress:
+        notifier = RunNotifier(to, settings.name, plan.out, progress.note)
         progress.note("starting the guard")
         guard = GuardProcess(
             settings, plan.out / "guard.log", ready_seconds=plan.ready, cancelled=lambda: signals.came
         )
         try:
-            progress.note(f"dashboard {guard.url}/ (read token: {settings.tokens()[1]})")
+            progress.note(f"{settings.name}: dashboard {dashboard_link(guard.url, settings.tokens()[1])}")
+            following = _start_following(plan, settings, guard, progress)
             trainer = _start_trainer(plan, settings, guard)
             progress.note(f"trainer started (process {trainer.pid}); its output: {plan.out / 'trainer.log'}")
-            watch = _Watch(plan, guard, trainer, progress, signals)
+            watch = _Watch(plan, guard, trainer, progress, signals, notifier, following)
             try:
                 return watch.run()
             finally:
                 trainer.stop(signal.SIGKILL, 0.0)  # nothing is left, unless an error came from here
         finally:
             guard.stop()
+            notifier.finish()
+
+
+def _start_following(
+    plan: Plan, settings: GuardSettings, guard: GuardProcess, progress: Progress
+) -> Following | None:
+    if plan.follow is None:
+        return None
+    from guard_cli.run.following import Following
+
+    what = replace(
+        plan.follow,
+        metrics=plan.follow.metrics or plan.out / "trainer.log",
+        checkpoints=settings.checkpoint_root,
+        new_run=True,
+    )
+    return Following(what, guard.url, str(settings.tokens()[0]), progress.note)
 
 
 def _start_trainer(plan: Plan, settings: GuardSettings, guard: GuardProcess) -> TrainerProcess:
-    # The held-out split stays out of the trainer's environment, and so does every other setting of the guard.
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RLGUARD_GUARD_")}
+    # The held-out split stays out of the trainer's environment, as all settings of guard and webhooks.
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_THE_TRAINERS)}
     given = {"RLGUARD_URL": guard.url, "RLGUARD_TOKEN": str(settings.tokens()[0])}
     try:
         return TrainerProcess(plan.command, inherited | given, plan.out / "trainer.log")
@@ -196,10 +187,13 @@ class _Watch:
         trainer: TrainerProcess,
         progress: Progress,
         signals: Signals,
+        notifier: RunNotifier,
+        following: Following | None = None,
     ) -> None:
-        self._plan, self._guard, self._trainer = plan, guard, trainer
-        self._progress, self._signals = progress, signals
+        self._plan, self._guard, self._trainer, self._following = plan, guard, trainer, following
+        self._progress, self._signals, self._notifier = progress, signals, notifier
         self._verdict: Verdict | None = None
+        self._answered = False  # whether the guard did when it was asked last
         self._trouble = ""
 
     def run(self) -> Ending:
@@ -208,24 +202,28 @@ class _Watch:
             time.sleep(WATCH_SECONDS)
         code = self._trainer.poll()
         leftovers = self._end_trainer()
+        if self._following is not None:
+            self._following.finish()
         if code is not None and not self._must_stop:
             self._drain()
         ended_code = self._trainer.poll()
         self._progress.update(self._verdict)
+        if self._must_stop and not leftovers and not self._signals.came:
+            self._notifier.stopped(self._why_stop())
         return Ending(
             verdict=self._verdict,
             trainer_code=code if code is not None else (ended_code or 0),
             trainer_ended_itself=code is not None,
             interrupted_by=self._signals.first,
             guard_trouble=self._trouble,
-            waiting=0 if self._trouble else self._guard.waiting(),
+            answered=self._answered,
             leftovers=tuple(leftovers),
         )
 
     @property
     def _must_stop(self) -> bool:
-        halted = self._verdict is not None and self._verdict.halt
-        return halted or self._signals.came or bool(self._trouble)
+        told = self._verdict is not None and self._verdict.stop
+        return told or self._signals.came or bool(self._trouble)
 
     def _look(self) -> bool:
         """Ask the guard; whether the run may go on."""
@@ -237,9 +235,13 @@ class _Watch:
             self._trouble = str(error)
             self._progress.note(self._trouble)
             return False
-        if verdict is not None:
-            self._verdict = verdict
+        if self._following is not None and self._following.trouble and not self._trouble:
+            self._trouble = self._following.trouble
+            self._progress.note(self._trouble)
+        self._answered = verdict is not None
+        self._verdict = verdict or self._verdict
         self._progress.update(self._verdict)
+        self._notifier.latched(self._verdict)
         return not self._must_stop
 
     def _end_trainer(self) -> list[int]:
@@ -250,17 +252,21 @@ class _Watch:
         return self._trainer.stop(number, self._plan.grace, hurry=lambda: self._signals.again)
 
     def _why_stop(self) -> str:
-        if self._verdict is not None and self._verdict.halt:
+        if self._verdict is not None and self._verdict.stop:
             return self._verdict.code.value
         return self._trouble or f"signal {self._signals.first}"
 
     def _drain(self) -> None:
-        """Let the guard score the checkpoints that wait, for a bounded time."""
+        """Let the guard make the evaluations that wait, a wanted pass too, for a bounded time."""
         end = time.monotonic() + self._plan.drain
         told = False
-        while self._look() and (waiting := self._guard.waiting()) != 0 and time.monotonic() < end:
-            if waiting and not told:
-                self._progress.note(f"the trainer has ended; {waiting} checkpoints are yet to be scored")
+        while self._look() and self._waiting != 0 and time.monotonic() < end:
+            if self._waiting and not told:
+                self._progress.note(f"the trainer has ended; {self._waiting} evaluations are yet to be made")
                 told = True
             time.sleep(WATCH_SECONDS)
-        self._look()
+
+    @property
+    def _waiting(self) -> int | None:
+        """Evaluations that are yet to be made, or None if the guard did not say when it was asked last."""
+        return self._verdict.waiting if self._answered and self._verdict is not None else None

@@ -8,7 +8,13 @@ This package needs numpy; `guard_core` itself does not import it.
 """
 
 from guard_core.detectors.baseline import Baseline
-from guard_core.detectors.calibrated import PARTS, CalibratedDetector, DetectorStatus, split_alpha
+from guard_core.detectors.calibrated import (
+    PARTS,
+    CalibratedDetector,
+    DetectorStatus,
+    evaluations_needed,
+    split_alpha,
+)
 from guard_core.detectors.heldout import (
     DETECTORS,
     BothDetectors,
@@ -27,5 +33,6 @@ __all__ = [
     "DetectorStatus",
     "HeldOutGuardDetector",
     "build_detector",
+    "evaluations_needed",
     "split_alpha",
 ]

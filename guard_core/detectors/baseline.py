@@ -10,8 +10,9 @@ Pure: numpy only, no I/O, no clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -26,6 +27,17 @@ MAX_GROUPS = 32
 
 #: Bounds of the prior's concentration a + b: items as different as can be, and items that are all alike.
 CONCENTRATION = (0.2, 200.0)
+
+#: The variance of an evaluation is at least that of a level this far from 0 and 1: one odd outcome must not
+#: be infinite evidence. Levels are never lifted: a start at 0.001 would look like a fall from 0.005.
+EDGE = 0.005
+
+#: Squared differences that were as independent items have them, which are counted beside those seen.
+PRIOR_SQUARES = 4.0
+
+#: Standard errors by which the variance of evaluations must exceed that of independent items to count as
+#: more. Without that half of all runs would be judged later for nothing but the noise of this estimate.
+SHOWN = 1.5
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
 
@@ -139,20 +151,29 @@ class Baseline:
 
     `passes`: R evaluations of n items; `samples`: independent samples behind each outcome (k).
 
+    `paid`: what the training grader gave each pass, or nothing.
+
     Passes that are all identical (greedy decoding) carry the information of one; they count as one in
     `precision`.
     """
 
     passes: tuple[Outcomes, ...]
     samples: int = 1
+    paid: tuple[Outcomes, ...] = ()
 
     @classmethod
-    def from_passes(cls, passes: Sequence[Sequence[float]] | Array, samples: int = 1) -> Self:
+    def from_passes(
+        cls,
+        passes: Sequence[Sequence[float]] | Array,
+        samples: int = 1,
+        paid: Sequence[Sequence[float]] | Array = (),
+    ) -> Self:
         """Check and keep the passes.
 
         Args:
             passes: shape (R, n), R >= 1; all passes over the same items in the same order.
             samples: independent samples that each outcome is the mean of, >= 1.
+            paid: what the training grader gave each pass, of the same shape, or nothing.
 
         Raises:
             ValueError: no pass, passes of different length, or an outcome outside [0, 1].
@@ -162,7 +183,10 @@ class Baseline:
         if samples < 1:
             raise ValueError(f"samples must be >= 1, got {samples!r}")
         first = check_items(passes[0])
-        return cls(tuple(Outcomes.of(check_items(row, first.size)) for row in passes), samples)
+        if len(paid) not in (0, len(passes)):
+            raise ValueError(f"{len(passes)} passes, but the training grader's outcomes are for {len(paid)}")
+        checked, graded = (tuple(Outcomes.of(check_items(r, first.size)) for r in x) for x in (passes, paid))
+        return cls(checked, samples, graded)
 
     @property
     def items(self) -> int:
@@ -170,11 +194,15 @@ class Baseline:
         return len(self.passes[0].codes)
 
     @cached_property
+    def greedy(self) -> bool:
+        """Whether there are several passes and all are identical, as at temperature 0."""
+        first, *others = self.passes
+        return bool(others) and all(first.same_as(other) for other in others)
+
+    @property
     def precision(self) -> int:
         """Independent samples behind an item's baseline mean: R·k, or k if all passes are identical."""
-        first, *others = self.passes
-        repeated = all(first.same_as(other) for other in others)
-        return self.samples * (1 if repeated else len(self.passes))
+        return self.samples * (1 if self.greedy else len(self.passes))
 
     @cached_property
     def strata(self) -> Strata:
@@ -182,7 +210,16 @@ class Baseline:
         pool = Pool.empty(self.items)
         for outcomes in self.passes:
             pool = pool.add(outcomes)
-        return Strata.of(pool, len(self.passes), self.precision)
+        return self.strata_of(pool)
+
+    def strata_of(self, pool: Pool) -> Strata:
+        """The same of items that were pooled as the passes came."""
+        strata = Strata.of(pool, len(self.passes), self.precision)
+        if self.greedy or len(self.passes) == 1:
+            return strata
+        means = np.array([outcomes.mean for outcomes in self.passes])
+        noise = max(strata.variance, EDGE * (1 - EDGE)) / (self.items * self.samples)
+        return replace(strata, spread=float(means.var(ddof=1)) / noise, degrees=len(means) - 1)
 
 
 @dataclass(frozen=True)
@@ -191,7 +228,8 @@ class Strata:
 
     `groups`: shape (n,), the group of each item; `sizes`, `scores`, `centres`: shape (G,): items in the
     group, their mean outcome in the reference, and that mean shrunken by an empirical-Bayes Beta prior.
-    `prior`: its (a, b); `precision`: independent samples behind each item's mean.
+    `prior`: its (a, b); `precision`: independent samples behind each item's mean. `spread`: variance of the
+    means of the passes, relative to that of independent items, with so many `degrees` of freedom.
     """
 
     groups: Codes
@@ -200,6 +238,8 @@ class Strata:
     centres: Array
     prior: tuple[float, float]
     precision: int
+    spread: float = 1.0
+    degrees: int = 0
 
     @classmethod
     def of(cls, pool: Pool, passes: int, precision: int) -> Self:
@@ -226,6 +266,14 @@ class Strata:
         return float(self.sizes @ self.scores) / len(self.groups)
 
     @property
+    def dispersion(self) -> float:
+        """How many times the variance of independent items the mean of a pass has, at least 1.
+
+        It is more than 1 where items succeed or fail together and nobody said so.
+        """
+        return float(overdispersion(self.degrees * self.spread, self.degrees, 2.0))
+
+    @property
     def variance(self) -> float:
         """Mean variance of one sample of an item: the mean of q(1 - q) over the shrunken means."""
         return float(self.sizes @ (self.centres * (1 - self.centres))) / len(self.groups)
@@ -233,13 +281,15 @@ class Strata:
     def to_state(self) -> dict[str, Any]:
         """Plain JSON, exact: one character an item and one number a group."""
         groups = _pack(self.groups, self.count)
-        return {"groups": groups, "scores": self.scores.tolist(), "precision": self.precision}
+        plain = {name: getattr(self, name) for name in ("precision", "spread", "degrees")}
+        return {"groups": groups, "scores": self.scores.tolist(), **plain}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Rebuild from `to_state`."""
         scores = np.asarray(state["scores"], dtype=np.float64)
-        return cls.from_scores(_unpack(state["groups"], len(scores)), scores, state["precision"])
+        strata = cls.from_scores(_unpack(state["groups"], len(scores)), scores, state["precision"])
+        return replace(strata, spread=state["spread"], degrees=state["degrees"])
 
     @property
     def count(self) -> int:
@@ -247,18 +297,34 @@ class Strata:
         return len(self.scores)
 
 
+def overdispersion(squares: Array | float, count: int, width: float) -> Array:
+    """The factor by which evaluations vary more than independent items say; 1 unless that is shown.
+
+    Args:
+        squares: sum of `count` squared differences, each with mean 1 under independent items.
+        count: how many; width: variance of such a square (2), times what their overlap costs.
+    """
+    degrees = PRIOR_SQUARES + count
+    found = np.asarray((PRIOR_SQUARES + squares) / degrees)
+    return np.where(found > 1 + SHOWN * math.sqrt(width / degrees), found, 1.0)
+
+
 def _fit_prior(mean: float, sizes: Array, scores: Array, precision: int) -> tuple[float, float]:
     """Beta(a, b) of the items' true means by the method of moments.
 
     Var(item mean) = t² + (m(1-m) - t²)/precision, with t² the variance of the true means and
-    a + b = m(1-m)/t² - 1. One sample per item says nothing about t²: then the items are taken to be alike,
-    which is the largest variance that the mean of an evaluation can have.
+    a + b = m(1-m)/t² - 1. One standard error is taken off t²: items that differ make an evaluation less
+    noisy, and a spread that is only noise must not narrow it. One sample per item says nothing about t²: then
+    the items are taken to be alike, which is the largest variance that the mean of an evaluation can have.
     """
     mean = min(max(mean, 1.0 / (sizes.sum() * precision + 2)), 1 - 1.0 / (sizes.sum() * precision + 2))
     spread = mean * (1 - mean)
     concentration = CONCENTRATION[1]
     if precision > 1:
-        observed = float(sizes @ (scores - mean) ** 2) / float(sizes.sum())
+        items = float(sizes.sum())
+        squares = (scores - mean) ** 2
+        observed = float(sizes @ squares) / items
+        observed -= math.sqrt(float(sizes @ (squares - observed) ** 2)) / items
         between = (observed - spread / precision) / (1 - 1 / precision)
         if between > 0:
             concentration = min(max(spread / between - 1, CONCENTRATION[0]), CONCENTRATION[1])

@@ -2,7 +2,8 @@
 run.
 
 Every formula is that of the live detector (`eprocess.py`, `fast.py`) on arrays with leading axes (B, m): m
-runs for each of B baselines. Outcomes are binary here. A test holds that both give the same fires.
+runs for each of B baselines. Outcomes are binary here. A fire needs two evaluations in a row that alarm, as
+in `calibrated.py`, but no evaluation is taken back here. A test holds that both give the same fires.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class GuaranteedBatch:
     ) -> None:
         self._config, self._threshold = config, math.log(1 / alpha)
         grouping = Grouping([r.strata for r in references], runs)
-        targets = [r.targets(config.tolerance) for r in references]
+        targets = [r.targets(config.max_decline) for r in references]
         padded = np.full((len(references), eprocess.GRID, grouping.count), 0.5)
         for b, target in enumerate(targets):
             padded[b, :, : target.shape[1]] = target
@@ -63,24 +64,27 @@ class GuaranteedBatch:
         self._log_n = np.stack([r.log_n for r in references])[:, None, :]
         self._log_s = np.full((len(references), runs, len(eprocess.BETS), eprocess.GRID), -np.inf)
         self._count = 0
-        self.fired = np.zeros((len(references), runs), dtype=np.bool_)
+        self._alarm = np.zeros((len(references), runs), dtype=np.bool_)
+        self.fired = self._alarm.copy()
 
-    def update(self, sums: Array) -> None:
-        """Fold one evaluation of every run: summed outcomes (B, m, G)."""
+    def update(self, sums: Array, dispersion: Array | float = 1.0) -> None:
+        """Fold one evaluation of every run: summed outcomes (B, m, G).
+
+        `dispersion`: what `FastBatch` says of it, (B, m); 1 where items are independent and nothing moves.
+        """
         self._count += 1
         table = np.stack([self._sizes - sums, sums], axis=-1).reshape(*sums.shape[:2], -1)
         grown = (self._factors @ table.transpose(0, 2, 1)).transpose(0, 2, 1)
         weight = eprocess.log_restart_weight(self._count, self._config.horizon)
-        self._log_s = eprocess.step(self._log_s, weight, grown.reshape(self._log_s.shape))
-        self.fired |= eprocess.log_evidence(self._log_s, self._log_n) >= self._threshold
+        grown = grown.reshape(self._log_s.shape) / np.asarray(dispersion)[..., None, None]
+        self._log_s = eprocess.step(self._log_s, weight, grown)
+        alarm = eprocess.log_evidence(self._log_s, self._log_n) >= self._threshold
+        self.fired |= self._alarm & alarm
+        self._alarm = alarm
 
 
 class FastBatch:
-    """`parts.Fast` for B·m runs; `fired` (B, m) latch.
-
-    A fire needs the next evaluation here, as in a replay. A live guard evaluates the same checkpoint again,
-    so its run stops at the evaluation that alarmed.
-    """
+    """`parts.Fast` for B·m runs; `fired` (B, m) latches, `dispersion` is that of the newest evaluation."""
 
     def __init__(
         self,
@@ -89,17 +93,17 @@ class FastBatch:
         thresholds: Sequence[tuple[float, float]],
         runs: int,
     ) -> None:
-        pairs = zip(strata, thresholds, strict=True)
-        self._design = fast.Design.stacked([fast.Design.of(s, config, max(h)) for s, h in pairs])
+        self._design = fast.Design.stacked([fast.Design.of(one, config) for one in strata])
         self._thresholds = np.asarray(thresholds).T[..., None]
-        self._history = fast.History.empty(len(strata), runs)
-        self._alarms: list[tuple[fast.Flags, Array]] = []
-        self.fired = np.zeros((len(strata), runs), dtype=np.bool_)
+        self._history = fast.ScoreHistory.empty(len(strata), runs)
+        self._alarm = np.zeros((len(strata), runs), dtype=np.bool_)
+        self.fired = self._alarm.copy()
 
     def update(self, means: Array) -> None:
         """Fold one evaluation of every run: mean outcomes (B, m)."""
-        for alarm, halfway in self._alarms:
-            self.fired |= alarm & (means < halfway)
         self._history = self._history.add(self._design, means)
-        charts = zip(fast.readings(self._design, self._history), self._thresholds, strict=True)
-        self._alarms = [(chart.nats >= h, chart.halfway) for chart, h in charts]
+        self.dispersion = fast.dispersion(self._design, self._history.means)
+        charts = fast.readings(self._design, self._history, self._design.accepted)
+        alarm = (charts[0] >= self._thresholds[0]) | (charts[1] >= self._thresholds[1])
+        self.fired |= self._alarm & alarm
+        self._alarm = alarm

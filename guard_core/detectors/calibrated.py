@@ -2,29 +2,59 @@
 
 alpha is split over the parts that run, in proportion to `alpha_shares`, so that by the union bound the
 probability of a false stop is at most the sum of what each part holds. What each part holds is said in its
-docstring: `guaranteed` and `peak` by a theorem, `fast` by simulation of the baseline, `gap` by a theorem
-where the held-out gains with the proxy.
+docstring: `guaranteed`, `peak` and `disagreement` by a theorem, `fast` by simulation of the baseline, `gap`
+by a theorem where the held-out gains with the proxy.
+
+*No evaluation stops a run alone.* A part at its threshold raises an alarm, and the next evaluation decides:
+a fresh pass of the same checkpoint where there is a guard, the next checkpoint in a replay. The run stops if
+the part is at its threshold with that one too. In doubt as well is an evaluation that lies OUTLIER standard
+errors and more than the accepted decline below the level of those before it. If the next one is nearer to
+that level than to it, it was no evaluation at all (a server that failed, items without a completion): every
+part goes back to where it was before, and the next one takes its place.
+
+No guarantee is lost by that. Where nobody alarms, an outlier is taken back only if it also lies below the
+start, so that evidence of a decline can only become less; otherwise parts go back only after an alarm, which
+in a run that does not decline comes with probability alpha at most. And a run whose broken evaluation was
+taken back is a run without it, for which the same holds.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any, Self
 
+import numpy as np
+
 from guard_core.detectors import fast
-from guard_core.detectors.baseline import Array, Baseline, Outcomes, check_items
+from guard_core.detectors.baseline import Array, Baseline, Outcomes, Strata, check_items
+from guard_core.detectors.disagreement import Disagreement, references
 from guard_core.detectors.eprocess import Reference
-from guard_core.detectors.parts import Fast, Gap, Guaranteed, Observed, Part, Peak
+from guard_core.detectors.gap import Gap
+from guard_core.detectors.parts import Fast, Guaranteed, Observed, Part, Peak
 from guard_core.policy import CalibratedPolicy
-from guard_core.wire import DetectorReading, Level
+from guard_core.wire import DetectorReading, Finding, Level
 
-#: 3: the fast part has another prior, which its thresholds are for. A guard folds its events again on another
-#: version.
-STATE_VERSION = 3
+#: 6: how much the passes and the run vary. A guard folds its events again on another version.
+STATE_VERSION = 6
 
+#: The parts that run wherever there is a baseline.
 PARTS = ("guaranteed", "fast", "peak", "gap")
+
+#: The part that runs beside them where the baseline has outcomes of the training grader.
+DISAGREEMENT = "disagreement"
+
+#: Standard errors below the level before it from which on an evaluation is in doubt.
+OUTLIER = 3.0
+
+#: A run can be judged once a drop of this size, or of half of a smaller start, would have been seen.
+DROP_TO_SEE = 0.10
+
+#: Simulated runs behind `evaluations_needed`.
+QUICK_RUNS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +63,8 @@ class DetectorStatus:
 
     `rule`: the code of the part that fired first, None while none has; `reason`: its sentence, else that of
     the most severe reading; `needs_confirmation`: a fresh evaluation of the same checkpoint would decide an
-    alarm now.
+    alarm, or whether this evaluation counts, now; `in_doubt`: a sentence if that is asked without an alarm;
+    `not_counted`: evaluations so far that were none.
     """
 
     fire: bool
@@ -43,6 +74,77 @@ class DetectorStatus:
     reason: str
     readings: tuple[DetectorReading, ...]
     needs_confirmation: bool = False
+    in_doubt: str = ""
+    not_counted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The parts after `count` evaluations, and the means of the newest: they give level and movement."""
+
+    parts: tuple[Part, ...]
+    means: tuple[float, ...] = ()
+    count: int = 0
+
+    def add(self, seen: Observed, design: fast.Design) -> tuple[Folded, tuple[DetectorReading, ...]]:
+        """After one more evaluation, and what each part says of it; this value stays what it is."""
+        means = (*self.means, seen.outcomes.mean)[-design.kept :]
+        seen = replace(seen, dispersion=float(fast.dispersion(design, np.array([[means]]))[0, 0]))
+        parts = tuple(copy.copy(part) for part in self.parts)
+        readings = tuple(part.update(seen) for part in parts)
+        return Folded(parts, means, self.count + 1), readings
+
+    def to_state(self) -> dict[str, Any]:
+        """Plain JSON, exact."""
+        return {
+            "parts": {part.name: part.to_state() for part in self.parts},
+            "means": list(self.means),
+            "count": self.count,
+        }
+
+    def restored(self, state: Mapping[str, Any]) -> Folded:
+        """The same parts with a state made by `to_state`."""
+        parts = tuple(copy.copy(part) for part in self.parts)
+        for part in parts:
+            part.restore(state["parts"][part.name])
+        return Folded(parts, tuple(state["means"]), state["count"])
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """An evaluation that the next one decides about.
+
+    `before`: what was folded before it; `alarmed`: parts at their threshold with it; `halfway`: a mean from
+    here on says that it was none, None if it is no outlier; `in_loop_reward`, `in_loop_error`: what came
+    with it.
+    """
+
+    before: Folded
+    alarmed: tuple[str, ...]
+    halfway: float | None
+    in_loop_reward: float | None
+    in_loop_error: float | None
+
+    def contradicted_by(self, mean: float) -> bool:
+        """Whether an evaluation with this mean says that the one in doubt was none."""
+        return self.halfway is not None and mean >= self.halfway
+
+    def to_state(self) -> dict[str, Any]:
+        """Plain JSON, exact."""
+        return {
+            "before": self.before.to_state(),
+            "alarmed": list(self.alarmed),
+            "halfway": self.halfway,
+            "in_loop_reward": self.in_loop_reward,
+            "in_loop_error": self.in_loop_error,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], fresh: Folded) -> Self:
+        """Rebuild from `to_state`; `fresh` has the parts with nothing folded."""
+        alarmed = tuple(state["alarmed"])
+        rewards = state["in_loop_reward"], state["in_loop_error"]
+        return cls(fresh.restored(state["before"]), alarmed, state["halfway"], *rewards)
 
 
 class CalibratedDetector:
@@ -52,17 +154,22 @@ class CalibratedDetector:
     Args:
         config: `Policy.calibrated`.
         baseline: R passes of the starting policy.
-        parts: which parts run; each gets alpha in proportion to its share among them.
+        parts: which parts run, each with alpha in proportion to its share among them; None: all that can.
 
     Raises:
-        ValueError: an unknown part, or none.
+        ValueError: an unknown part, or none, or `disagreement` without outcomes of the training grader.
     """
 
-    def __init__(self, config: CalibratedPolicy, baseline: Baseline, parts: Sequence[str] = PARTS) -> None:
+    def __init__(
+        self, config: CalibratedPolicy, baseline: Baseline, parts: Sequence[str] | None = None
+    ) -> None:
+        if parts is None:
+            parts = (*PARTS, DISAGREEMENT) if baseline.paid else PARTS
         alphas = split_alpha(config, parts)
         reference = Reference.of(baseline, min(alphas.values()))
         thresholds = fast.thresholds(reference.strata, config, alphas["fast"]) if "fast" in alphas else None
-        self._assemble(config, tuple(parts), reference, thresholds)
+        agreements = references(baseline, alphas[DISAGREEMENT]) if DISAGREEMENT in alphas else ()
+        self._assemble(config, tuple(parts), reference, thresholds, baseline.greedy, agreements)
 
     def _assemble(
         self,
@@ -70,11 +177,20 @@ class CalibratedDetector:
         parts: tuple[str, ...],
         reference: Reference,
         thresholds: tuple[float, float] | None,
+        greedy: bool,
+        agreements: tuple[Reference, ...],
     ) -> None:
         self.config, self.part_names = config, parts
-        self._reference, self._fast_thresholds = reference, thresholds
+        self._reference, self._fast_thresholds, self._greedy = reference, thresholds, greedy
+        self._agreements = agreements
+        self._design = fast.Design.of(reference.strata, config)
         alphas = split_alpha(config, parts)
-        self._parts = tuple(_build(name, config, reference, alphas[name], thresholds) for name in parts)
+        self._folded = Folded(
+            tuple(_build(name, config, reference, alphas[name], thresholds, agreements) for name in parts)
+        )
+        self._doubt: Doubt | None = None
+        self._seen_from: dict[float, bool] = {}  # level -> whether a drop from it would be seen
+        self._not_counted = 0
         self._rule: str | None = None
         self._reason = ""
         self._last: DetectorStatus | None = None
@@ -89,12 +205,80 @@ class CalibratedDetector:
         """How many held-out items the baseline has."""
         return len(self._reference.strata.groups)
 
+    @property
+    def score(self) -> float:
+        """Mean score of the baseline."""
+        return self._reference.strata.score
+
+    @property
+    def newest(self) -> float | None:
+        """Mean of the newest evaluation that counts, or None before the first."""
+        return self._folded.means[-1] if self._folded.means else None
+
+    @property
+    def evaluations(self) -> int:
+        """How many evaluations count."""
+        return self._folded.count
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the passes of the baseline were identical."""
+        return self._greedy
+
+    @property
+    def drop_to_see(self) -> float:
+        """The drop that a run has to be watched for before it can be judged: DROP_TO_SEE, or half a start."""
+        return min(DROP_TO_SEE, self.score / 2)
+
+    @cached_property
+    def needed(self) -> int | None:
+        """Evaluations that show `drop_to_see` from the start on; None if the horizon is too short."""
+        if self._fast_thresholds is None:
+            return 0
+        return fast.seen_after(self._design, self._fast_thresholds, self.drop_to_see)
+
+    def lacks(self) -> str:
+        """What is missing before the run can be judged; "" if nothing is.
+
+        A run is also judged once it stands on a level that can fall by more than what is accepted.
+        """
+        count, accepted = self._folded.count, self.config.max_decline
+        if (self.needed is not None and count >= self.needed) or self._stands_on_a_level():
+            return ""
+        if self.drop_to_see <= accepted:
+            return (
+                f"a start of {self.score:.4f} has little room to fall by more than the accepted "
+                f"{accepted:g}: no decline can be judged until it has risen"
+            )
+        passes = self._reference.strata.precision / self.config.samples
+        have = f"evaluations: {count}, of {self.items} items, against a baseline worth {passes:.3g} passes"
+        wanted = f"to see a drop of {100 * self.drop_to_see:.3g} points"
+        if self.needed is None:
+            return f"{have}; {wanted} takes more items, or more passes of the starting policy"
+        return f"{have}; {wanted} takes {self.needed}"
+
+    def _stands_on_a_level(self) -> bool:
+        """Whether a drop from the mean of the newest evaluations would be seen, with items this noisy."""
+        count, means = self._folded.count, self._folded.means[-2 * self.config.lag :]
+        if count <= 2 * self.config.lag:
+            return False
+        level = round(math.fsum(means) / len(means), 2)
+        if level <= 2 * self.config.max_decline or self._fast_thresholds is None:
+            return False
+        if level not in self._seen_from:
+            design = self._design.standing_on(level, len(means))
+            drop = min(DROP_TO_SEE, level / 2)
+            self._seen_from[level] = fast.seen_after(design, self._fast_thresholds, drop) is not None
+        return self._seen_from[level]
+
     def update(
         self,
         step: int,
         items: Sequence[float] | Array,
         in_loop_reward: float | None = None,
         kl: float | None = None,
+        proxy_items: Sequence[float] | Array | None = None,
+        in_loop_error: float | None = None,
     ) -> DetectorStatus:
         """Fold one evaluation and judge it.
 
@@ -104,33 +288,71 @@ class CalibratedDetector:
             in_loop_reward: mean in-loop reward since the last evaluation, reward units; None: not known, or
                 this is a second evaluation of the same checkpoint.
             kl: KL to the reference, nats/token. It gates nothing: learning costs KL too (Gao et al. 2022).
+            proxy_items: what the training grader gives the same completions, as `items`; None: not known.
+            in_loop_error: standard error of `in_loop_reward`, reward units; None: not known.
 
         Raises:
-            ValueError: items of another number or outside [0, 1], or a value that is not finite; the detector
-            is
-                then unchanged.
+            ValueError: items of another number or outside [0, 1], or a value that is not finite; nothing is
+                changed then.
         """
         outcomes = Outcomes.of(check_items(items, self.items))
-        for name, value in (("in_loop_reward", in_loop_reward), ("kl", kl)):
+        paid = None if proxy_items is None else Outcomes.of(check_items(proxy_items, self.items))
+        for name, value in (("in_loop_reward", in_loop_reward), ("in_loop_error", in_loop_error), ("kl", kl)):
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{name} must be finite, got {value!r}")
-        seen = Observed(outcomes, in_loop_reward)
-        readings = tuple(part.update(seen) for part in self._parts)
-        if self._rule is None:
-            fired = next((r for r in readings if r.level is Level.FIRED), None)
-            if fired is not None:
-                self._rule, self._reason = fired.code.value, fired.message
+        seen, doubt = Observed(outcomes, in_loop_reward, in_loop_error, paid), self._doubt
+        if doubt is not None and doubt.contradicted_by(outcomes.mean):
+            if in_loop_reward is None:
+                seen = replace(seen, in_loop_reward=doubt.in_loop_reward, in_loop_error=doubt.in_loop_error)
+            self._folded, doubt = doubt.before, None
+            self._not_counted += 1
+        before, alarmed = self._folded, () if doubt is None else doubt.alarmed
+        upheld = doubt is not None and doubt.halfway is not None
+        self._folded, readings = before.add(seen, self._design)
+        readings = tuple(_by_policy(reading, self.config) for reading in readings)
+        self._doubt = self._in_doubt(before, seen, readings, upheld)
+        readings = tuple(r if r.name in alarmed else _unconfirmed(r) for r in readings)
+        fired = next((r for r in readings if r.level is Level.FIRED), None)
+        if fired is not None and self._rule is None:
+            self._rule, self._reason = fired.code.value, fired.message
         self._last = self._judge(step, readings)
         return self._last
 
+    def _in_doubt(
+        self, before: Folded, seen: Observed, readings: tuple[DetectorReading, ...], upheld: bool
+    ) -> Doubt | None:
+        """What the next evaluation has to decide about this one; it is no outlier if it upheld the last."""
+        strata, mean = self._reference.strata, seen.outcomes.mean
+        alarmed = tuple(r.name for r in readings if r.level is Level.FIRED)
+        passes = max(strata.precision / self.config.samples, 1.0)
+        level, error = level_before(
+            before.means[-2 * self.config.lag :], 2 * self.config.lag, strata.score, passes
+        )
+        noise = math.sqrt(level * (1 - level) / (self.items * self.config.samples))
+        lowest = level - self.config.max_decline - OUTLIER * error * noise
+        outlier = not upheld and mean < lowest and (mean < strata.score or bool(alarmed))
+        if not outlier and not alarmed:
+            return None
+        halfway = (level + mean) / 2 if outlier else None
+        return Doubt(before, alarmed, halfway, seen.in_loop_reward, seen.in_loop_error)
+
     def _judge(self, step: int, readings: tuple[DetectorReading, ...]) -> DetectorStatus:
         if self._rule is not None:
-            return DetectorStatus(True, Level.FIRED, step, self._rule, self._reason, readings)
+            return DetectorStatus(
+                True, Level.FIRED, step, self._rule, self._reason, readings, False, "", self._not_counted
+            )
         # A part that cannot judge says so in its reading; the whole is unknown only if none can.
         known = [r for r in readings if r.level is not Level.UNKNOWN] or list(readings)
         worst = max(known, key=lambda r: r.level.severity)
-        confirm = any(isinstance(part, Fast) and part.awaits_confirmation for part in self._parts)
-        return DetectorStatus(False, worst.level, step, None, worst.message, readings, confirm)
+        level, reason, in_doubt = worst.level, worst.message, ""
+        if self._doubt is not None and not self._doubt.alarmed:
+            in_doubt = (
+                f"the newest evaluation ({self._folded.means[-1]:.4f}) lies far below those before it: a "
+                "fresh one decides whether it counts"
+            )
+            level, reason = Level.WARNING, in_doubt
+        fresh = self._doubt is not None and not self._greedy
+        return DetectorStatus(False, level, step, None, reason, readings, fresh, in_doubt, self._not_counted)
 
     def to_state(self) -> dict[str, Any]:
         """The whole detector as plain JSON; `from_state` gives back an equal one, floats exactly."""
@@ -139,7 +361,11 @@ class CalibratedDetector:
             "config": self.config.model_dump(mode="json"),
             "reference": self._reference.to_state(),
             "fast_thresholds": None if self._fast_thresholds is None else list(self._fast_thresholds),
-            "parts": {part.name: part.to_state() for part in self._parts},
+            "greedy": self._greedy,
+            "agreements": [reference.to_state() for reference in self._agreements],
+            "folded": self._folded.to_state(),
+            "doubt": None if self._doubt is None else self._doubt.to_state(),
+            "not_counted": self._not_counted,
             "rule": self._rule,
             "reason": self._reason,
             "last": None if self._last is None else _dump_status(self._last),
@@ -162,15 +388,74 @@ class CalibratedDetector:
         thresholds = state["fast_thresholds"]
         detector._assemble(
             CalibratedPolicy.model_validate(state["config"]),
-            tuple(state["parts"]),
+            tuple(state["folded"]["parts"]),
             Reference.from_state(state["reference"]),
             None if thresholds is None else (thresholds[0], thresholds[1]),
+            state["greedy"],
+            tuple(Reference.from_state(reference) for reference in state["agreements"]),
         )
-        for part in detector._parts:
-            part.restore(state["parts"][part.name])
+        fresh, doubt = detector._folded, state["doubt"]
+        detector._folded = fresh.restored(state["folded"])
+        detector._doubt = None if doubt is None else Doubt.from_state(doubt, fresh)
+        detector._not_counted = state["not_counted"]
         detector._rule, detector._reason = state["rule"], state["reason"]
         detector._last = None if state["last"] is None else _load_status(state["last"])
         return detector
+
+
+@lru_cache(maxsize=256)
+def evaluations_needed(
+    score: float, items: int, passes: int, drop: float, config: CalibratedPolicy
+) -> int | None:
+    """Evaluations after a sudden drop, from the start, until the detector would stop the run on average.
+
+    For items that are alike, which is the noisiest case; a third of a second for new arguments.
+
+    Args:
+        score: of the starting policy, in [0, 1].
+        items: held-out items, n.
+        passes: of the starting policy, R; under greedy decoding 1.
+        drop: of the held-out mean, fraction of 1.
+        config: `Policy.calibrated`.
+
+    Returns:
+        None if it takes more than `config.horizon`, or if the drop is accepted.
+    """
+    strata = Strata.from_scores(np.zeros(items, dtype=np.intp), np.array([score]), passes * config.samples)
+    quick = config.model_copy(update={"bootstrap_runs": min(config.bootstrap_runs, QUICK_RUNS)})
+    levels = fast.thresholds(strata, quick, split_alpha(config, PARTS)["fast"])
+    return fast.seen_after(fast.Design.of(strata, config), levels, drop)
+
+
+def level_before(means: Sequence[float], window: int, score: float, passes: float) -> tuple[float, float]:
+    """The level that an evaluation is expected at, and the error of the difference in standard errors of one.
+
+    Args:
+        means: of the newest evaluations before it, `window` at most.
+        window: evaluations that the level is known from; the baseline stands for those still missing.
+        score: of the baseline, which is worth `passes` evaluations.
+    """
+    weight = min(passes, window - len(means))
+    count = len(means) + weight
+    return (math.fsum(means) + weight * score) / count, math.sqrt(1 + 1 / count)
+
+
+def _by_policy(reading: DetectorReading, config: CalibratedPolicy) -> DetectorReading:
+    """A part at its threshold whose finding only warns by the policy."""
+    declined = reading.code.finding is Finding.DECLINE
+    action = config.on_decline if declined else config.on_disagreement
+    if reading.level is not Level.FIRED or action == "stop":
+        return reading
+    message = f"{reading.message}; the policy's {'on_decline' if declined else 'on_disagreement'} is warn"
+    return reading.model_copy(update={"level": Level.WARNING, "message": message})
+
+
+def _unconfirmed(reading: DetectorReading) -> DetectorReading:
+    """What a part says that did not alarm at the evaluation before: at its threshold it only alarms."""
+    if reading.level is not Level.FIRED:
+        return reading
+    message = f"{reading.message}; a fresh evaluation has to confirm it"
+    return reading.model_copy(update={"level": Level.WARNING, "message": message})
 
 
 def split_alpha(config: CalibratedPolicy, parts: Sequence[str]) -> dict[str, float]:
@@ -179,9 +464,10 @@ def split_alpha(config: CalibratedPolicy, parts: Sequence[str]) -> dict[str, flo
     Raises:
         ValueError: an unknown part, or none.
     """
-    unknown = sorted(set(parts) - set(PARTS))
+    known = (*PARTS, DISAGREEMENT)
+    unknown = sorted(set(parts) - set(known))
     if unknown or not parts:
-        raise ValueError(f"parts must be some of {', '.join(PARTS)}; got {list(parts)}")
+        raise ValueError(f"parts must be some of {', '.join(known)}; got {list(parts)}")
     shares = {name: float(getattr(config.alpha_shares, name)) for name in parts}
     total = sum(shares.values())
     return {name: config.alpha * share / total for name, share in shares.items()}
@@ -193,6 +479,7 @@ def _build(
     reference: Reference,
     alpha: float,
     thresholds: tuple[float, float] | None,
+    agreements: tuple[Reference, ...],
 ) -> Part:
     if name == "guaranteed":
         return Guaranteed(config, reference, alpha)
@@ -200,6 +487,8 @@ def _build(
         return Peak(config, alpha)
     if name == "gap":
         return Gap(config, reference, alpha)
+    if name == DISAGREEMENT:
+        return Disagreement(config, agreements, alpha)
     assert thresholds is not None
     return Fast(config, reference.strata, thresholds, alpha)
 

@@ -20,6 +20,10 @@ Notation: n items, reference means q_i with mean q, evaluation t has outcomes X_
    inf over c in [0, 1] of N(c)·M_t(c), which needs no knowledge of q. N falls and M_t grows in c; on a grid
    the infimum over a cell is at least N(upper end)·M_t(lower end), so the grid costs a little power and
    no validity.
+4. *Items that go together*: a factor to the power 1/phi, phi >= 1 known before the evaluation, is an e-value
+   too (Jensen). Where items go together in groups of at most phi, it is one although they do (Hölder), and
+   so it is, to the second order, where a wobble of the run makes the variance phi times that of its items.
+   phi is estimated (`fast.dispersion`), so there the rate is held by simulation and not by the theorem.
 
 So log E_t >= log(1/alpha) has probability at most alpha over an unlimited number of evaluations, for every n,
 R, k, and difficulty, *provided* that given the weights (i) items are independent, (ii) evaluations use fresh
@@ -54,6 +58,9 @@ IDLE = 0.05
 
 #: Share of N(c) that never bets: it bounds the search for c from above.
 IDLE_REFERENCE = 0.5
+
+#: log N(c) of a candidate below 0, nats: no reference mean is there. Finite, because a state is JSON.
+IMPOSSIBLE = 1e9
 
 #: Centres stay this far from 0 and 1.
 EDGE = 1e-6
@@ -189,14 +196,25 @@ class Reference:
         return cls.close(Gathered.of(baseline), baseline, alpha)
 
     @classmethod
-    def close(cls, gathered: Gathered, baseline: Baseline, alpha: float) -> Self:
-        """From reference passes that were gathered as they came; `baseline` holds the same."""
+    def close(
+        cls, gathered: Gathered, baseline: Baseline, alpha: float, dispersion: float | None = None
+    ) -> Self:
+        """From reference passes that were gathered as they came; `baseline` holds the same.
+
+        `dispersion`: of the passes; None takes what they show, which a run that climbs must not.
+        """
         passes = len(baseline.passes)
-        strata = Strata.of(gathered.pool, passes, baseline.precision)
-        nats = math.log(1 / (alpha * IDLE)) + 4
+        strata = baseline.strata_of(gathered.pool)
+        wider = strata.dispersion if dispersion is None else dispersion
+        nats = wider * (math.log(1 / (alpha * IDLE)) + 4)
         reach = math.sqrt(2 * nats * max(strata.variance, 1e-6) / (baseline.items * passes))
+        if (
+            strata.score < 2 * reach
+        ):  # below 0 no candidate is left, so a grid that ends there bounds them all
+            reach = strata.score + reach / GRID
         grid = strata.score - np.linspace(0.0, reach, GRID)
-        return cls(strata, grid, gathered.log_evidence(grid, alpha))
+        log_n = gathered.log_evidence(grid, alpha) / wider
+        return cls(strata, grid, np.where(grid < 0, IMPOSSIBLE, log_n))
 
     def targets(self, tolerance: float) -> Array:
         """Centres for H0 "mean >= c - tolerance" at every candidate c: shape (J, G).

@@ -11,31 +11,30 @@ from m evaluations; the fall D = (mean of those m) - (mean of the j) has varianc
 drop d has the likelihood ratio exp((d D - d²/2) / s²), in which the level has cancelled. Each chart is a
 Shiryaev-Roberts sum of these over a, mixed over one drop and twice that drop (Shiryaev 1963; Roberts 1966; a
 CUSUM takes the largest term instead of the sum, which is slower where the level is estimated):
-- *start*: the level is that of the baseline and of all evaluations up to a. AT_START of the prior weight is
-  on a change before the first evaluation, for a run may hack from its first step; the rest is spread over
-  the horizon.
+- *start*: the level is that of the baseline and of all evaluations up to a. The prior is spread evenly over
+  the horizon: weight on the very start, where a run may hack too, bought nothing on recorded runs and
+  stopped honest ones that dip before they rise.
 - *plateau*: the level is that of the last 2·lag, or 4·lag, evaluations up to a, and it is counted only if it
   lies above the baseline by RISEN standard errors. Evaluations up to a alone decide that, so it is a
   predictable weight. A run that stays at its baseline is left to the start chart, which knows that level
-  better; so the two charts need not share alpha. A decline of `peak_tolerance` is accepted, for a policy that
-  learns moves up and down about its plateau: the level is lowered by it. (The start chart accepts no decline;
-  what is uncertain about the baseline is in its threshold.)
-Changes up to 6·lag evaluations ago are considered, and always one before the first evaluation.
+  better; so the two charts need not share alpha.
+Both lower the level by `max_decline`: a policy that learns moves up and down, and a decline of that much is
+accepted. What is lost beyond that counts in units of how much the run moves anyway: where its evaluations
+vary by phi times what independent items explain (`dispersion`), an excess of D is taken for one of
+D/sqrt(phi). So thresholds and drops mean the same in every run, and a wobble does not multiply what is
+accepted. Changes up to 6·lag evaluations ago are considered, and always one before the first evaluation.
 
-*Thresholds.* Null runs are simulated `bootstrap_runs` times over the horizon with group means drawn from
-their posterior given the baseline (Beta, so the error of R passes is in it) and the same confirmation. The
-threshold of the plateau chart is what a fraction alpha of the runs confirm that stay at one level to which
-they rose before their first evaluation; with that, the threshold of the start chart is such that a fraction
-alpha of runs at the baseline fire on either chart. This is a calibration, not a theorem: P(false stop in the
-horizon) = alpha, on average over baselines, up to the prior's fit and a Monte-Carlo error of about
-sqrt(alpha/runs), for runs that stay at their baseline; runs that rise and stay are simulated in
-docs/detection.md. Samples within an item must be independent; greedy decoding has none, so its passes count
-as one (baseline.py).
-
-*Confirmation.* An alarm latches only if the next evaluation, with fresh randomness, of the same checkpoint or
-of the next, is below the middle between the level and the fallen level of the alarm's likeliest change. And
-no evaluation counts for more than the cap, what alone raises an alarm and SPARE. One broken evaluation is so
-not enough.
+*Thresholds.* Runs are simulated `bootstrap_runs` times over the horizon, with group means drawn from their
+posterior given the baseline (Beta, so the error of R passes is in it), each with a decline of `max_decline`
+that begins anywhere, lasts DIP evaluations and recovers. An alarm counts if the next evaluation alarms too,
+as in calibrated.py. The threshold of the plateau chart is exceeded by a fraction alpha/2 of the runs that had
+risen before their first evaluation and decline from a plateau; with that, the threshold of the start chart is
+such that a fraction alpha of the runs that began at the baseline fire on either chart. So the rate is alpha
+for runs that decline as much as is accepted, and far less for runs that do not; a decline that stays is a
+loss sooner or later, and more than alpha are stopped. This is a calibration, not a theorem: it is right on
+average over baselines, up to the prior's fit and a Monte-Carlo error of about sqrt(alpha/runs); other runs
+are simulated in docs/detection.md. Samples within an item must be independent; greedy decoding has none, so
+its passes count as one (baseline.py).
 """
 
 from __future__ import annotations
@@ -43,31 +42,42 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from guard_core.detectors.baseline import Array, Strata
+from guard_core.detectors.baseline import EDGE, Array, Strata, overdispersion
 from guard_core.policy import CalibratedPolicy
 
 Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]
 
-#: Prior weight of a change before the first evaluation: as likely as one at any later time.
-AT_START = 0.5
+#: Evaluations for which a decline of what is accepted may last, and stop no more runs than alpha: ten, and
+#: the fresh one that decides an alarm.
+DIP = 11
+
+#: Share of alpha that the plateau chart may spend on such a decline here: under a guard every alarm adds a
+#: fresh evaluation of it, which is not simulated, and which about doubles the rate from a plateau.
+FROM_PLATEAU = 0.5
 
 #: Standard errors by which a level must lie above the baseline to be a plateau.
 RISEN = 2.0
 
-#: Levels stay this far from 0 and 1: one odd outcome must not be infinite evidence.
-EDGE = 0.005
+#: Nats by which a threshold lies above the highest statistic that must not reach it.
+TIE = 1e-9
 
-#: Nats by which one evaluation alone may exceed a threshold.
-SPARE = 1.0
+#: Simulated means stay this far from 0 and 1.
+INSIDE = 1e-9
 
 #: Points of the table of variances, evenly spaced over the levels 0 to 1.
 LEVELS = 65
+
+#: The newest evaluations do not tell how much the run moves: they may be the fall itself.
+QUIET = 4
+
+#: Variance of a squared bend, whose mean is 1, and of its share of a mean of bends that overlap.
+BEND = 4.0
 
 #: Largest exponent; its double is still a float.
 CEILING = 340.0
@@ -78,43 +88,50 @@ class Design:
     """What the charts need besides their history, for B baselines.
 
     `score`: (B, 1), mean of the baseline; `variances`: (B, LEVELS), variance of the mean of one evaluation at
-    each level; `passes`: (B, 1), evaluations that the baseline is worth; `drops`: smaller drop of the start
-    and of the plateau chart; `accepted`: decline from a plateau; `cap`: nats that one evaluation alone may
-    count.
+    each level; `passes`: (B, 1), evaluations that the baseline is worth; `dispersion`: (B, 1), that of its
+    passes; `drops`: smaller drop of the start and of the plateau chart; `accepted`: decline that is no reason
+    to stop.
     """
 
     score: Array
     variances: Array
     passes: Array
+    dispersion: Array
     drops: tuple[float, float]
     accepted: float
     lag: int
     horizon: int
-    cap: Array
 
     @classmethod
-    def of(cls, strata: Strata, config: CalibratedPolicy, highest: float = math.inf) -> Self:
-        """For one baseline; `highest` of its thresholds, none while they are being simulated."""
+    def of(cls, strata: Strata, config: CalibratedPolicy) -> Self:
+        """For one baseline."""
         return cls(
-            score=np.array([[min(max(strata.score, EDGE), 1 - EDGE)]]),
+            score=np.array([[strata.score]]),
             variances=variance_table(strata)[None, :] / (len(strata.groups) * config.samples),
             passes=np.array([[max(strata.precision / config.samples, 1.0)]]),
+            dispersion=np.array([[strata.dispersion]]),
             drops=(config.design_drop, config.plateau_drop),
-            accepted=config.peak_tolerance,
+            accepted=config.max_decline,
             lag=config.lag,
             horizon=config.horizon,
-            cap=np.array([[highest + math.log(2 * config.horizon / (1 - AT_START)) + SPARE]]),
         )
 
     @classmethod
     def stacked(cls, designs: list[Design]) -> Design:
         """Of B baselines, under one policy."""
         first = designs[0]
-        score, variances, passes, cap = (
+        score, variances, passes, dispersion = (
             np.concatenate([getattr(d, name) for d in designs])
-            for name in ("score", "variances", "passes", "cap")
+            for name in ("score", "variances", "passes", "dispersion")
         )
-        return cls(score, variances, passes, first.drops, first.accepted, first.lag, first.horizon, cap)
+        return cls(
+            score, variances, passes, dispersion, first.drops, first.accepted, first.lag, first.horizon
+        )
+
+    def standing_on(self, level: float, evaluations: int) -> Design:
+        """For a run that stands on a level which it knows from so many evaluations."""
+        score, passes = np.full_like(self.score, level), np.full_like(self.passes, evaluations)
+        return replace(self, score=score, passes=passes)
 
     @cached_property
     def noise(self) -> Array:
@@ -125,6 +142,11 @@ class Design:
     def windows(self) -> tuple[int, int]:
         """Evaluations that the level of a plateau is estimated from."""
         return 2 * self.lag, 4 * self.lag
+
+    @property
+    def kept(self) -> int:
+        """How many evaluations are remembered."""
+        return self.reach + self.windows[-1]
 
     @property
     def reach(self) -> int:
@@ -155,7 +177,7 @@ def variance_table(strata: Strata) -> Array:
 
 
 @dataclass(frozen=True)
-class History:
+class ScoreHistory:
     """Means of the evaluations so far: their running sums (B, m, up to 10·lag + 1), newest last, from the one
     before the oldest that is kept; how many there were in all.
     """
@@ -168,52 +190,47 @@ class History:
         """Before the first evaluation."""
         return cls(np.zeros((baselines, runs, 1)))
 
-    def add(self, design: Design, mean: Array) -> History:
-        """Fold the means of one evaluation, shape (B, m).
+    def add(self, design: Design, mean: Array) -> ScoreHistory:
+        """Fold the means of one evaluation, shape (B, m)."""
+        newest = self.sums[..., -1:] + mean[..., None]
+        return ScoreHistory(np.concatenate([self.sums[..., -design.kept :], newest], axis=-1), self.count + 1)
 
-        A mean far below the level that was, the higher of the baseline and the newest plateau, is lifted to
-        where it alone counts `cap` nats.
-        """
-        level = np.broadcast_to(design.score, mean.shape)
-        if self.count >= design.windows[0]:
-            level = np.maximum(level, self.level(design.windows[0]))
-        drop = np.minimum(design.drops[1], level / 4)
-        lowest = level - drop - design.cap * design.variance(level) / (2 * drop)
-        newest = self.sums[..., -1:] + np.maximum(mean, lowest)[..., None]
-        kept = design.reach + design.windows[-1]
-        return History(np.concatenate([self.sums[..., -kept:], newest], axis=-1), self.count + 1)
+    @property
+    def means(self) -> Array:
+        """The evaluations that are kept, oldest first, shape (B, m, K)."""
+        return np.diff(self.sums, axis=-1)
 
     def level(self, length: int) -> Array:
         """Mean of the newest `length` evaluations, shape (B, m)."""
         return np.asarray((self.sums[..., -1] - self.sums[..., -1 - length]) / length)
 
 
-class Terms(NamedTuple):
-    """The terms of one chart, shape (B, m, K): likelihood ratios by change, times their prior weights, and
-    the mean halfway between the level before the change and that after it.
+def dispersion(design: Design, means: Array) -> Array:
+    """How many times the variance of independent items the evaluations of a run have, shape (B, m), >= 1.
+
+    Items that go together add to it, and so does the run's own movement from one evaluation to the next. It
+    is measured by how far each evaluation lies from the middle of its two neighbours (Gasser, Sroka and
+    Jennen-Steinmetz, 1986): a steady decline adds nothing, however steep, and a sudden fall adds two bends.
+    The newest QUIET evaluations are left out. A movement of more than `max_decline` counts as that much.
+
+    Args:
+        means: of the evaluations so far, oldest first, shape (B, m, K).
     """
+    settled = means[..., : max(means.shape[-1] - QUIET, 0)]
+    bends = settled[..., 2:] - 2 * settled[..., 1:-1] + settled[..., :-2]
+    if bends.shape[-1] == 0:
+        return design.dispersion
+    noise = design.variance(settled.mean(axis=-1))
+    squares = (bends**2).sum(axis=-1) / (6 * noise)
+    moved = overdispersion(squares, bends.shape[-1], BEND)
+    most = design.dispersion + design.accepted**2 / noise
+    return np.asarray(np.clip(moved, design.dispersion, most))
 
-    odds: Array
-    halfway: Array
 
-
-class Reading(NamedTuple):
-    """A chart's statistic, log odds in nats, and the halfway mean of its likeliest change; shape (B, m)."""
-
-    nats: Array
-    halfway: Array
-
-
-def read(terms: Terms) -> Reading:
-    """The Shiryaev-Roberts sum; -inf where no change can be considered yet."""
-    if terms.odds.shape[-1] == 0:
-        nothing = np.zeros(terms.odds.shape[:-1])
-        return Reading(nothing - np.inf, nothing)
-    baselines, runs, _ = terms.odds.shape
-    likeliest = terms.odds.argmax(axis=-1)
+def log_sum(odds: Array) -> Array:
+    """The Shiryaev-Roberts sum of odds (B, m, K), nats; -inf where no change can be considered yet."""
     with np.errstate(divide="ignore"):
-        nats = np.log(terms.odds.sum(axis=-1))
-    return Reading(nats, terms.halfway[np.arange(baselines)[:, None], np.arange(runs), likeliest])
+        return np.asarray(np.log(odds.sum(axis=-1)))
 
 
 def odds(drop: Array, fall: Array, spread: Array) -> Array:
@@ -235,8 +252,8 @@ def _plateaus(reach: int, windows: tuple[int, ...], count: int) -> tuple[Ints, I
     return np.concatenate(since), np.repeat(windows, [len(s) for s in since])
 
 
-def start_terms(design: Design, history: History) -> Terms:
-    """Against the baseline and all evaluations before the change."""
+def start_odds(design: Design, history: ScoreHistory, accepted: float, wider: Array) -> Array:
+    """Odds of each change, shape (B, m, K), against the baseline and all evaluations before the change."""
     since = _since(design.reach, min(history.count, design.reach + 1))
     newest = history.sums[..., -1:]
     before = np.concatenate([history.sums[..., -1 - since], np.zeros_like(newest)], axis=-1)
@@ -246,66 +263,87 @@ def start_terms(design: Design, history: History) -> Terms:
     after = (newest - before) / since
     drop = np.minimum(design.drops[0], design.score / 4)[..., None]
     spread = design.noise[..., None] * (1 / since + 1 / weight)
-    prior = np.full(len(since), (1 - AT_START) / design.horizon)
-    prior[-1] = AT_START
-    return Terms(prior * odds(drop, level - after, spread), (level + after) / 2)
+    fall = (level - after - accepted) / np.sqrt(wider)[..., None]
+    return np.asarray(odds(drop, fall, spread) / design.horizon)
 
 
-def plateau_terms(design: Design, history: History) -> tuple[Terms, Flags]:
-    """Against the last evaluations before the change; and which of these levels have risen."""
-    kept = min(history.count, design.reach + design.windows[-1])
+def plateau_odds(design: Design, history: ScoreHistory, accepted: float, wider: Array) -> tuple[Array, Flags]:
+    """The same against the last evaluations before the change; and which of these levels have risen."""
+    kept = min(history.count, design.kept)
     since, length = _plateaus(design.reach, design.windows, kept)
     before = history.sums[..., -1 - since]
     level = (before - history.sums[..., -1 - since - length]) / length
     if len(since) == 0:
-        return Terms(level, level), level > 0
-    error = np.sqrt(design.noise[..., None] * (1 / length + 1 / design.passes[..., None]))
+        return level, level > 0
+    error = np.sqrt((design.noise * wider)[..., None] * (1 / length + 1 / design.passes[..., None]))
     risen = level >= design.score[..., None] + RISEN * error
-    level = level - design.accepted
     after = (history.sums[..., -1:] - before) / since
     now = history.level(design.windows[0])
     drop = np.minimum(design.drops[1], now / 4)[..., None]
     spread = design.variance(now)[..., None] * (1 / since + 1 / length)
-    prior = (1 - AT_START) / (design.horizon * len(design.windows))
-    return Terms(prior * odds(drop, level - after, spread), (level + after) / 2), risen
+    prior = 1 / (design.horizon * len(design.windows))
+    fall = (level - after - accepted) / np.sqrt(wider)[..., None]
+    return np.asarray(prior * odds(drop, fall, spread)), risen
 
 
-def readings(design: Design, history: History) -> tuple[Reading, Reading]:
-    """Of the start chart and of the plateau chart, after at least one evaluation."""
-    terms, risen = plateau_terms(design, history)
-    return read(start_terms(design, history)), read(Terms(terms.odds * risen, terms.halfway))
+def readings(design: Design, history: ScoreHistory, accepted: float) -> tuple[Array, Array]:
+    """Log odds of the start chart and of the plateau chart, nats, (B, m), after at least one evaluation."""
+    wider = dispersion(design, history.means)
+    odds_of_change, risen = plateau_odds(design, history, accepted, wider)
+    return log_sum(start_odds(design, history, accepted, wider)), log_sum(odds_of_change * risen)
+
+
+def seen_after(design: Design, levels: tuple[float, float], drop: float) -> int | None:
+    """Evaluations after a sudden drop from the start until a chart alarms, if none of them had noise.
+
+    None if not within the horizon. With noise about half of the runs take longer.
+    """
+    history = ScoreHistory.empty()
+    for t in range(1, design.horizon + 1):
+        history = history.add(design, design.score - drop)
+        found = readings(design, history, design.accepted)
+        if any(float(nats[0, 0]) >= level for nats, level in zip(found, levels, strict=True)):
+            return t
+    return None
 
 
 def thresholds(strata: Strata, config: CalibratedPolicy, alpha: float) -> tuple[float, float]:
     """Thresholds of the start and the plateau chart, nats, for `alpha` false stops (a second of work)."""
-    # At the edge of the null hypothesis, a decline of just what is accepted, the level cancels.
-    design = replace(Design.of(strata, config), accepted=0.0)
-    means = null_runs(strata, config)
-    history = History.empty(1, config.bootstrap_runs)
-    start, plateau, always = (np.full(config.bootstrap_runs, -np.inf) for _ in range(3))
-    for t in range(config.horizon - 1):
-        history = history.add(design, means[t][None, :])
-        terms, risen = plateau_terms(design, history)
-        gated = Terms(terms.odds * risen, terms.halfway)
-        for highest, chart in ((start, start_terms(design, history)), (plateau, gated), (always, terms)):
-            reading = read(chart)
-            confirmed = means[t + 1] < reading.halfway[0]
-            np.maximum(highest, reading.nats[0], out=highest, where=confirmed)
+    design, history = Design.of(strata, config), ScoreHistory.empty(1, config.bootstrap_runs)
+    start, plateau, always = (np.empty((config.horizon, config.bootstrap_runs)) for _ in range(3))
+    means, onset = dipping_runs(strata, config)
+    for t in range(config.horizon):
+        history = history.add(design, means[None, t])
+        wider = dispersion(design, history.means)
+        found, risen = plateau_odds(design, history, design.accepted, wider)
+        start[t] = log_sum(start_odds(design, history, design.accepted, wider))[0]
+        plateau[t], always[t] = log_sum(found * risen)[0], log_sum(found)[0]
+    # A decline before there can be a plateau says nothing of those from one.
+    from_plateau = always[:, onset >= design.windows[0]]
+    few = math.floor(FROM_PLATEAU * alpha * from_plateau.shape[1])
+    of_plateau = exceeded_by(confirmed(from_plateau), few, alpha)
     stopped = math.floor(alpha * config.bootstrap_runs)
-    of_plateau = exceeded_by(always, stopped, alpha)
-    left = start[plateau < of_plateau]
-    return exceeded_by(left, stopped - len(start) + len(left), alpha), of_plateau
+    either = np.where(plateau >= of_plateau, np.inf, start)
+    return exceeded_by(confirmed(either), stopped, alpha), of_plateau
+
+
+def confirmed(nats: Array) -> Array:
+    """The highest level that each run reaches in two evaluations in a row: (T, runs) -> (runs,)."""
+    if len(nats) < 2:
+        return np.full(nats.shape[1], -np.inf)
+    return np.asarray(np.minimum(nats[:-1], nats[1:]).max(axis=0))
 
 
 def exceeded_by(highest: Array, runs: int, alpha: float) -> float:
-    """The level that the highest statistic of just so many runs reaches.
+    """The level that the highest statistic of at most so many runs exceeds.
 
     Without such a level, because the horizon or the simulation is too short, log(1/alpha): the sum of the
     prior weights over the horizon is at most 1, so this is what Ville's inequality asks for.
     """
     falling = np.sort(highest)[::-1]
-    known = runs > 0 and math.isfinite(falling[runs - 1])
-    return float(falling[runs - 1]) if known else math.log(1 / alpha)
+    known = runs > 0 and math.isfinite(falling[runs])
+    # Near 0 and 1 many runs tie: what they all reach must alarm none of them.
+    return float(falling[runs]) + TIE if known else math.log(1 / alpha)
 
 
 def null_runs(strata: Strata, config: CalibratedPolicy) -> Array:
@@ -318,21 +356,44 @@ def null_runs(strata: Strata, config: CalibratedPolicy) -> Array:
     of the overall mean that of R·k samples of each of n items.
     """
     rng = np.random.default_rng(config.seed)
-    runs, weight = config.bootstrap_runs, sum(strata.prior)
-    shift = rng.normal(0.0, prior_error(strata), size=(runs, 1))
-    centres = np.clip(np.clip(strata.centres, EDGE, 1 - EDGE) + shift, EDGE, 1 - EDGE)
-    sharp = strata.sizes * (weight + strata.precision + 1) - 1
+    weight = sum(strata.prior)
+    centres = drawn_centres(rng, strata, config.bootstrap_runs)
+    sharp = np.maximum(strata.sizes * (weight + strata.precision + 1) / strata.dispersion - 1, INSIDE)
     means = rng.beta(centres * sharp, (1 - centres) * sharp)
     trials = (strata.sizes * config.samples).astype(np.int64)
     narrower = math.sqrt(1 - 1 / (weight + strata.precision + 1))
     expected = trials * means
     total = expected.sum(axis=-1)
     drawn = np.stack([rng.binomial(trials, means).sum(axis=-1) for _ in range(config.horizon)])
-    return np.asarray((total + narrower * (drawn - total)) / trials.sum())
+    return np.asarray((total + math.sqrt(strata.dispersion) * narrower * (drawn - total)) / trials.sum())
+
+
+def dipping_runs(strata: Strata, config: CalibratedPolicy) -> tuple[Array, Ints]:
+    """The same runs, but that each is `max_decline` lower for DIP evaluations, from anywhere: (T, runs); and
+    the first of these evaluations.
+    """
+    means = null_runs(strata, config)
+    onset = np.random.default_rng([config.seed, 1]).integers(0, config.horizon, config.bootstrap_runs)
+    since = np.arange(config.horizon)[:, None] - onset
+    return np.asarray(means - config.max_decline * ((since >= 0) & (since < DIP))), onset
+
+
+def drawn_centres(rng: np.random.Generator, strata: Strata, runs: int) -> Array:
+    """Centres of the groups with the error of the prior's mean m, which all items share, shape (runs, G).
+
+    That error has a Beta law with mean m and the variance of `prior_error`: near 0 and 1 it is as skewed as
+    the posterior of a rare event.
+    """
+    mean = strata.prior[0] / sum(strata.prior)
+    weight = mean * (1 - mean) / prior_error(strata) ** 2 - 1
+    shift = rng.beta(weight * mean, weight * (1 - mean), size=(runs, 1)) - mean
+    return np.clip(strata.centres + shift, INSIDE, 1 - INSIDE)
 
 
 def prior_error(strata: Strata) -> float:
     """Standard error of what the estimated mean of the prior adds to every item's mean."""
     weight = sum(strata.prior)
     shrinkage = weight / (weight + strata.precision)
-    return math.sqrt(shrinkage * strata.variance / (len(strata.groups) * strata.precision))
+    return math.sqrt(
+        shrinkage * strata.dispersion * strata.variance / (len(strata.groups) * strata.precision)
+    )

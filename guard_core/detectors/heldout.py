@@ -26,12 +26,16 @@ class HeldOutGuardDetector:
         step: int,
         items: Sequence[float] | Array,
         in_loop_reward: float | None = None,
-        kl: float | None = None,
+        kl: float | None = None,  # noqa: ARG002 - the signature of every detector
+        **_: object,
     ) -> DetectorStatus:
-        """Fold one evaluation; without an in-loop reward nothing is folded."""
+        """Fold one evaluation; without an in-loop reward nothing is folded.
+
+        It asks for nothing else: as in the judge, the KL is the step monitor's.
+        """
         score = Outcomes.of(check_items(items)).mean
         if in_loop_reward is not None:
-            self.guard.update(step, in_loop_reward, score, kl)
+            self.guard.update(step, in_loop_reward, score)
         status = self.guard.last_status
         fire, rule = self.guard.should_halt(), self.guard.fired_rule
         warm = self.guard.count >= max(1, self.guard.min_steps)
@@ -59,10 +63,12 @@ class BothDetectors:
         items: Sequence[float] | Array,
         in_loop_reward: float | None = None,
         kl: float | None = None,
+        proxy_items: Sequence[float] | Array | None = None,
+        in_loop_error: float | None = None,
     ) -> DetectorStatus:
         """Fold one evaluation into both."""
         statuses = (
-            self._second.update(step, items, in_loop_reward, kl),
+            self._second.update(step, items, in_loop_reward, kl, proxy_items, in_loop_error),
             self._first.update(step, items, in_loop_reward, kl),
         )
         if self._fired is None:
@@ -95,6 +101,6 @@ def build_detector(name: str, policy: Policy, baseline: Baseline | None) -> Dete
     if baseline is None:
         raise ValueError(f"detector {name!r} needs passes of the starting policy over the held-out items")
     config = policy.calibrated_share() if name == "both" else policy.calibrated
-    parts = PARTS if name in ("calibrated", "both") else (name,)
+    parts = None if name in ("calibrated", "both") else (name,)
     calibrated = CalibratedDetector(config, baseline, parts)
     return BothDetectors(guard, calibrated) if name == "both" else calibrated

@@ -1,14 +1,17 @@
-"""The four parts of the calibrated detector. Each folds evaluations and gives a reading; none latches.
+"""Three parts of the calibrated detector, and what all are made of. Each folds evaluations; none latches.
 
-A part sees an `Observed`: the compressed outcomes and the in-loop reward. Its statistic is in nats and it
-fires at its threshold. The latch, the split of alpha and the JSON envelope are in `calibrated.py`.
+A part sees an `Observed`: the compressed outcomes and the in-loop reward. Its statistic is in nats and its
+reading is `fired` at its threshold, which is an alarm: whether that stops the run, the latch, the split of
+alpha and the JSON envelope are in `calibrated.py`. A part rebinds its attributes and changes nothing that
+they refer to, so a shallow copy of it is the part as it was.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -21,10 +24,19 @@ from guard_core.wire import Code, DetectorReading, Level
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One evaluation. `in_loop_reward`: mean since the last evaluation, reward units; None if not known."""
+    """One evaluation.
+
+    `in_loop_reward`: mean since the last evaluation, reward units; None if not known. `in_loop_error`: its
+    standard error, as far as the steps behind it tell.
+    `paid`: outcomes that the training grader gives the same completions; None without such a grader.
+    `dispersion`: how many times the variance of independent items the run has shown; see `fast.dispersion`.
+    """
 
     outcomes: Outcomes
     in_loop_reward: float | None
+    in_loop_error: float | None = None
+    paid: Outcomes | None = None
+    dispersion: float = 1.0
 
 
 class Part(Protocol):
@@ -42,6 +54,21 @@ class Part(Protocol):
         """Take over a state made by `to_state`."""
 
 
+#: No smaller chance is told: what it rests on, that passes are independent, is not known that well.
+LEAST_CHANCE = 1e-6
+
+
+def certainty(evidence: float, threshold: float) -> str:
+    """What the evidence, nats, amounts to, as the end of a sentence about what it is evidence of.
+
+    A run in which it is not so ever has evidence E with a chance of at most e^-E (Ville's inequality).
+    """
+    if not evidence >= threshold:  # NaN shows nothing
+        return f"is not shown ({int(100 * max(0.0, evidence / threshold))} % of the evidence for a stop)"
+    runs = math.floor(min(math.exp(min(evidence, 100.0)), 1 / LEAST_CHANCE) + 1e-9)
+    return f"is shown (chance alone does that in at most 1 of {runs:,} runs)"
+
+
 class EProcess:
     """A live e-process (eprocess.py) against one reference, no evaluation folded yet: `log_s` (L, J)."""
 
@@ -52,13 +79,25 @@ class EProcess:
         # Evaluations nearly always have the same few outcomes, so the table of the last one is kept.
         self._levels, self._factors = np.empty(0), np.empty(0)
 
-    def update(self, outcomes: Outcomes, log_weight: float) -> None:
-        """Fold one evaluation; `log_weight` is that of the process that starts before it."""
+    def fold(self, outcomes: Outcomes, log_weight: float, dispersion: float) -> EProcess:
+        """After one evaluation; `log_weight` is that of the process that starts before it.
+
+        Its evidence counts for 1/`dispersion`, which was known before it.
+        """
+        folded = copy.copy(self)
         if not np.array_equal(outcomes.levels, self._levels):
-            self._levels = outcomes.levels
-            self._factors = eprocess.log_factors(self._targets, outcomes.levels, eprocess.BETS)
+            folded._levels = outcomes.levels
+            folded._factors = eprocess.log_factors(self._targets, outcomes.levels, eprocess.BETS)
         table = outcomes.table(self.reference.strata.groups, self.reference.strata.count)
-        self.log_s = eprocess.step(self.log_s, log_weight, eprocess.growth(self._factors, table))
+        grown = eprocess.growth(folded._factors, table) / dispersion
+        folded.log_s = eprocess.step(self.log_s, log_weight, grown)
+        return folded
+
+    def at(self, log_s: Array) -> EProcess:
+        """The same process with other evidence folded."""
+        moved = copy.copy(self)
+        moved.log_s = log_s
+        return moved
 
     @property
     def log_evidence(self) -> float:
@@ -67,7 +106,7 @@ class EProcess:
 
 
 class Guaranteed:
-    """The e-process against the baseline: P(ever fires) <= alpha while the mean stays above it - tolerance.
+    """The e-process against the baseline: P(ever fires) <= alpha while the mean stays above it - max_decline.
 
     The theorem and its assumptions are in `eprocess.py`. alpha is the part's own share.
     """
@@ -75,40 +114,41 @@ class Guaranteed:
     name: ClassVar[str] = "guaranteed"
 
     def __init__(self, config: CalibratedPolicy, reference: eprocess.Reference, alpha: float) -> None:
-        self._process = EProcess(reference, config.tolerance)
-        self._tolerance, self._horizon = config.tolerance, config.horizon
+        self._process = EProcess(reference, config.max_decline)
+        self._accepted, self._horizon = config.max_decline, config.horizon
         self._threshold = math.log(1 / alpha)
         self._count = 0
 
     def update(self, seen: Observed) -> DetectorReading:
         """Fold one evaluation and judge it."""
         self._count += 1
-        self._process.update(seen.outcomes, eprocess.log_restart_weight(self._count, self._horizon))
+        weight = eprocess.log_restart_weight(self._count, self._horizon)
+        self._process = self._process.fold(seen.outcomes, weight, seen.dispersion)
         evidence = self._process.log_evidence
-        return _reading(
+        return make_reading(
             self.name,
             Code.GUARANTEED_DECLINE,
             evidence,
             self._threshold,
-            f"evidence {evidence:.2f} of {self._threshold:.2f} nats that the held-out mean is more than "
-            f"{self._tolerance:g} below its baseline {self._process.reference.strata.score:.4f} "
-            f"(this evaluation {seen.outcomes.mean:.4f})",
+            f"held-out {seen.outcomes.mean:.4f}, {self._process.reference.strata.score:.4f} at the start: a "
+            f"decline by more than {self._accepted:g} {certainty(evidence, self._threshold)}",
         )
 
     def to_state(self) -> dict[str, Any]:
         """What `restore` needs, as plain JSON."""
-        return {"count": self._count, "log_s": _dump(self._process.log_s)}
+        return {"count": self._count, "log_s": dump_logs(self._process.log_s)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state made by `to_state`."""
-        self._count, self._process.log_s = state["count"], _load(state["log_s"])
+        self._count, self._process = state["count"], self._process.at(load_logs(state["log_s"]))
 
 
 class Fast:
-    """The two charts of `fast.py`, confirmed by the next evaluation.
+    """The two charts of `fast.py`.
 
     `thresholds`: of the start and of the plateau chart, log odds. The reading shows the chart that is nearer
-    to its own, moved so that both alarm at log(1/alpha), as the other parts do.
+    to its own, moved so that both alarm at log(1/alpha), as the other parts do. A decline that is proven, but
+    not to be more than what is accepted, is a warning.
     """
 
     name: ClassVar[str] = "fast"
@@ -116,50 +156,45 @@ class Fast:
     def __init__(
         self, config: CalibratedPolicy, strata: Strata, thresholds: tuple[float, float], alpha: float
     ) -> None:
-        self._design, self._thresholds = fast.Design.of(strata, config, max(thresholds)), thresholds
+        self._design, self._thresholds = fast.Design.of(strata, config), thresholds
+        self._score = strata.score
         self._threshold = math.log(1 / alpha)
-        self._history = fast.History.empty()
-        self._halfway: tuple[float | None, float | None] = (None, None)
-
-    @property
-    def awaits_confirmation(self) -> bool:
-        """Whether the next evaluation decides about an alarm."""
-        return any(halfway is not None for halfway in self._halfway)
+        self._history = fast.ScoreHistory.empty()
 
     def update(self, seen: Observed) -> DetectorReading:
         """Fold one evaluation and judge it."""
-        mean = seen.outcomes.mean
-        fired = any(halfway is not None and mean < halfway for halfway in self._halfway)
+        mean, accepted = seen.outcomes.mean, self._design.accepted
         self._history = self._history.add(self._design, np.array([[mean]]))
-        charts = fast.readings(self._design, self._history)
-        excess = [float(c.nats[0, 0]) - h for c, h in zip(charts, self._thresholds, strict=True)]
-        alarms = [float(c.halfway[0, 0]) if e >= 0 else None for c, e in zip(charts, excess, strict=True)]
-        self._halfway = (alarms[0], alarms[1])
+        excess = self._excess()
         statistic = max(excess) + self._threshold
-        sentence = (
-            f"evidence {statistic:.2f} of {self._threshold:.2f} nats that the held-out mean fell below the "
-            f"{'baseline' if excess[0] >= excess[1] else 'level reached since'} "
-            f"(this evaluation {mean:.4f})"
-        )
-        level = Level.FIRED if fired else Level.WARNING if self.awaits_confirmation else Level.HEALTHY
-        if level is Level.WARNING:
-            sentence += "; a fresh evaluation has to confirm it"
-        return _reading(self.name, Code.FAST_DECLINE, statistic, self._threshold, sentence, level)
+        since = f", {self._score:.4f} at the start" if excess[0] >= excess[1] else ""
+        whence = "" if since else " from a level reached since the start"
+        # The thresholds hold the rate of false stops by simulation: beyond them no smaller chance is known.
+        shown = certainty(min(statistic, self._threshold), self._threshold)
+        sentence = f"held-out {mean:.4f}{since}: a decline by more than {accepted:g}{whence} {shown}"
+        level = Level.FIRED if statistic >= self._threshold else Level.HEALTHY
+        if level is Level.HEALTHY and self._declined():
+            level, sentence = Level.WARNING, f"{sentence}; that it is lower at all is shown"
+        return make_reading(self.name, Code.FAST_DECLINE, statistic, self._threshold, sentence, level)
+
+    def _excess(self) -> tuple[float, float]:
+        """Nats of each chart above its threshold."""
+        start, plateau = fast.readings(self._design, self._history, self._design.accepted)
+        return float(start[0, 0]) - self._thresholds[0], float(plateau[0, 0]) - self._thresholds[1]
+
+    def _declined(self) -> bool:
+        """Whether any decline is proven: log odds of log(1/alpha) are what Ville's inequality asks for."""
+        charts = fast.readings(self._design, self._history, 0.0)
+        return max(float(chart[0, 0]) for chart in charts) >= self._threshold
 
     def to_state(self) -> dict[str, Any]:
         """What `restore` needs, as plain JSON."""
-        return {
-            "sums": self._history.sums[0, 0].tolist(),
-            "count": self._history.count,
-            "halfway": list(self._halfway),
-        }
+        return {"sums": self._history.sums[0, 0].tolist(), "count": self._history.count}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state made by `to_state`."""
         sums = np.asarray(state["sums"], dtype=np.float64)[None, None, :]
-        self._history = fast.History(sums, state["count"])
-        start, plateau = state["halfway"]
-        self._halfway = (start, plateau)
+        self._history = fast.ScoreHistory(sums, state["count"])
 
 
 class Peak:
@@ -168,7 +203,7 @@ class Peak:
     Each finished block becomes the reference of its own e-process, as the baseline is of `Guaranteed` (whose
     theorem covers references whose passes come from different policies: q is then their mean). The newest
     LIVE blocks are kept, and the evidence is the sum over blocks with weights that sum to 1, so P(ever fires)
-    <= alpha while the mean never falls more than `peak_tolerance` below the mean of such a block. No maximum
+    <= alpha while the mean never falls more than `max_decline` below the mean of such a block. No maximum
     is taken over noisy scores: a running maximum is biased upward, a block fixed beforehand is not.
     """
 
@@ -178,7 +213,7 @@ class Peak:
     LIVE = 3
 
     def __init__(self, config: CalibratedPolicy, alpha: float) -> None:
-        self._length, self._tolerance = 2 * config.lag, config.peak_tolerance
+        self._length, self._accepted = 2 * config.lag, config.max_decline
         self._samples, self._alpha = config.samples, alpha
         self._blocks = max(1, math.ceil(config.horizon / self._length))
         self._span = self.LIVE * self._length
@@ -189,8 +224,8 @@ class Peak:
 
     def update(self, seen: Observed) -> DetectorReading:
         """Fold one evaluation and judge it."""
-        for _, process in self._live:
-            process.update(seen.outcomes, -math.log(self._span))
+        weight = -math.log(self._span)
+        self._live = [(b, process.fold(seen.outcomes, weight, seen.dispersion)) for b, process in self._live]
         threshold = math.log(1 / self._alpha)
         evidence: float | None = None
         sentence = f"the first block of {self._length} evaluations is not complete"
@@ -199,30 +234,29 @@ class Peak:
             evidence = float(np.logaddexp.reduce(np.sort(weighed)))
             best = self._live[int(np.argmax(weighed))][1].reference.strata.score
             sentence = (
-                f"evidence {evidence:.2f} of {threshold:.2f} nats that the held-out mean is more than "
-                f"{self._tolerance:g} below an earlier level (block mean {best:.4f}, "
-                f"this evaluation {seen.outcomes.mean:.4f})"
+                f"held-out {seen.outcomes.mean:.4f}, {best:.4f} in an earlier block of {self._length} "
+                f"evaluations: a decline by more than {self._accepted:g} {certainty(evidence, threshold)}"
             )
         self._gather(seen.outcomes)
         if len(self._pending) == self._length:
-            self._close_block()
-        return _reading(self.name, Code.PEAK_DECLINE, evidence, threshold, sentence)
+            self._close_block(seen.dispersion)
+        return make_reading(self.name, Code.PEAK_DECLINE, evidence, threshold, sentence)
 
     def _log_weight(self, block: int) -> float:
         return eprocess.log_restart_weight(block, self._blocks)
 
     def _gather(self, outcomes: Outcomes) -> None:
         gathered = self._gathered or eprocess.Gathered.empty(len(outcomes.codes))
-        self._pending.append(outcomes)
+        self._pending = [*self._pending, outcomes]
         self._gathered = gathered.add(outcomes)
 
-    def _close_block(self) -> None:
+    def _close_block(self, dispersion: float) -> None:
         assert self._gathered is not None
         baseline, gathered = Baseline(tuple(self._pending), self._samples), self._gathered
         self._pending, self._gathered, self._done = [], None, self._done + 1
         alpha = self._alpha * math.exp(self._log_weight(self._done))
-        reference = eprocess.Reference.close(gathered, baseline, alpha)
-        process = EProcess(reference, self._tolerance)
+        reference = eprocess.Reference.close(gathered, baseline, alpha, dispersion)
+        process = EProcess(reference, self._accepted)
         self._live = [*self._live[-(self.LIVE - 1) :], (self._done, process)]
 
     def to_state(self) -> dict[str, Any]:
@@ -231,7 +265,7 @@ class Peak:
             "pending": [outcomes.to_state() for outcomes in self._pending],
             "done": self._done,
             "live": [
-                {"block": block, "reference": p.reference.to_state(), "log_s": _dump(p.log_s)}
+                {"block": block, "reference": p.reference.to_state(), "log_s": dump_logs(p.log_s)}
                 for block, p in self._live
             ],
         }
@@ -244,133 +278,15 @@ class Peak:
         self._done = state["done"]
         self._live = []
         for live in state["live"]:
-            process = EProcess(eprocess.Reference.from_state(live["reference"]), self._tolerance)
-            process.log_s = _load(live["log_s"])
-            self._live.append((live["block"], process))
+            process = EProcess(eprocess.Reference.from_state(live["reference"]), self._accepted)
+            self._live.append((live["block"], process.at(load_logs(live["log_s"]))))
 
 
-@dataclass(frozen=True)
-class Proxy:
-    """The in-loop reward's rise on its own scale: every field is invariant to an offset of the reward.
-
-    `origin`: the first reward; `first`, `last`: up to WINDOW rewards minus it; `squares`: sum of squared
-    successive differences, `count` rewards so far.
-    """
-
-    origin: float = 0.0
-    first: tuple[float, ...] = ()
-    last: tuple[float, ...] = ()
-    squares: float = 0.0
-    count: int = 0
-
-    WINDOW: ClassVar[int] = 5
-
-    def fold(self, reward: float) -> Proxy:
-        """Fold the mean reward since the last evaluation."""
-        origin = self.origin if self.count else reward
-        value = reward - origin
-        step = value - self.last[-1] if self.last else 0.0
-        return Proxy(
-            origin,
-            (*self.first, value)[: self.WINDOW],
-            (*self.last, value)[-self.WINDOW :],
-            self.squares + step * step,
-            self.count + 1,
-        )
-
-    @property
-    def gain(self) -> float:
-        """Mean of the last window minus mean of the first, reward units."""
-        return math.fsum(self.last) / len(self.last) - math.fsum(self.first) / len(self.first)
-
-    @property
-    def z(self) -> float | None:
-        """`gain` in units of its noise; None until both windows are full and apart.
-
-        The noise is von Neumann's (1941): half the mean squared successive difference is the variance,
-        whatever slow trend there is.
-        """
-        if self.count < 2 * self.WINDOW or self.squares == 0.0:
-            return None
-        variance = self.squares / (2 * (self.count - 1))
-        return self.gain / math.sqrt(2 * variance / self.WINDOW)
+#: What is shown for odds too small for a float, nats: that of the smallest one. JSON has no -inf.
+NO_EVIDENCE = math.log(5e-324)
 
 
-class Gap:
-    """Proxy gain against held-out gain, each on its own scale.
-
-    HeldOutGuard subtracts the two gains, which means something only if both are on one scale. Here the proxy
-    has *risen* when its gain is RISEN times its own noise, whatever its units; from then on an e-process
-    tests whether the held-out mean is at least `gap_gain` above its baseline (or half of what was left to
-    gain). It fires when that is refuted: the proxy rose and the held-out provably did not. While the proxy
-    has risen and neither a held-out rise nor its absence is shown, the level is warning.
-
-    P(ever fires) <= alpha over runs whose held-out mean has gained `gap_gain` whenever their proxy has risen.
-    A run in which nothing changes is protected by RISEN only.
-    """
-
-    name: ClassVar[str] = "gap"
-
-    #: Standard errors by which the proxy must have gained.
-    RISEN = 6.0
-
-    def __init__(self, config: CalibratedPolicy, reference: eprocess.Reference, alpha: float) -> None:
-        self._process = EProcess(reference, -config.gap_gain)
-        self._gain, self._horizon = config.gap_gain, config.horizon
-        self._threshold = math.log(1 / alpha)
-        self._proxy = Proxy()
-        self._count = 0
-        self._recent: tuple[float, ...] = ()
-
-    def update(self, seen: Observed) -> DetectorReading:
-        """Fold one evaluation and judge it."""
-        self._count += 1
-        self._recent = (*self._recent, seen.outcomes.mean)[-Proxy.WINDOW :]
-        if seen.in_loop_reward is not None:
-            self._proxy = self._proxy.fold(seen.in_loop_reward)
-        z = self._proxy.z
-        if z is None:
-            sentence = f"{self._proxy.count} in-loop rewards are too few to know their noise"
-            return _reading(self.name, Code.CALIBRATED_GAP, None, self._threshold, sentence)
-        risen = z >= self.RISEN
-        if risen:
-            self._process.update(seen.outcomes, eprocess.log_restart_weight(self._count, self._horizon))
-        evidence = self._process.log_evidence
-        strata, runs = self._process.reference.strata, len(self._recent)
-        gained = math.fsum(self._recent) / runs - strata.score
-        error = math.sqrt(strata.variance / len(strata.groups) * (1 / runs + 1 / strata.precision))
-        sentence = (
-            f"in-loop reward gained {self._proxy.gain:+.4f} ({z:.1f} standard errors), held-out "
-            f"{gained:+.4f} ± {2 * error:.4f}; evidence {evidence:.2f} of {self._threshold:.2f} nats that "
-            f"the held-out gained less than {self._gain:g}"
-        )
-        level = None
-        if evidence < self._threshold:
-            level = Level.WARNING if risen and gained <= 2 * error else Level.HEALTHY
-        elif not risen:
-            level = Level.WARNING
-        return _reading(self.name, Code.CALIBRATED_GAP, evidence, self._threshold, sentence, level)
-
-    def to_state(self) -> dict[str, Any]:
-        """What `restore` needs, as plain JSON."""
-        p = self._proxy
-        proxy = {"origin": p.origin, "first": p.first, "last": p.last, "squares": p.squares, "count": p.count}
-        return {
-            "count": self._count,
-            "recent": list(self._recent),
-            "proxy": {k: list(v) if isinstance(v, tuple) else v for k, v in proxy.items()},
-            "log_s": _dump(self._process.log_s),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a state made by `to_state`."""
-        proxy = dict(state["proxy"])
-        self._proxy = replace(Proxy(**proxy), first=tuple(proxy["first"]), last=tuple(proxy["last"]))
-        self._count, self._recent = state["count"], tuple(state["recent"])
-        self._process.log_s = _load(state["log_s"])
-
-
-def _reading(
+def make_reading(
     name: str,
     code: Code,
     statistic: float | None,
@@ -379,6 +295,8 @@ def _reading(
     level: Level | None = None,
 ) -> DetectorReading:
     """A reading; without `level` it fires at the threshold, and is unknown without a statistic."""
+    if statistic is not None:
+        statistic = max(statistic, NO_EVIDENCE)
     if level is None:
         level = Level.UNKNOWN if statistic is None else Level.HEALTHY
         if statistic is not None and statistic >= threshold:
@@ -388,10 +306,11 @@ def _reading(
     )
 
 
-def _dump(log_s: Array) -> list[list[float | None]]:
+def dump_logs(log_s: Array) -> list[list[float | None]]:
     """A matrix of logs as JSON, which has no -inf."""
     return [[None if value == -math.inf else value for value in row] for row in log_s.tolist()]
 
 
-def _load(rows: list[list[float | None]]) -> Array:
+def load_logs(rows: list[list[float | None]]) -> Array:
+    """The matrix that `dump_logs` was given."""
     return np.array([[-math.inf if value is None else value for value in row] for row in rows])

@@ -1,6 +1,6 @@
 """The port between the operator and a kind of workload: a few pure functions; none talks to a cluster.
 
-A new kind needs one module with an `Adapter` and one line in `guard_operator.adapters`.
+A new kind needs one module with an `WorkloadAdapter` and one line in `guard_operator.adapters`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,19 @@ class PodTemplate:
     index_field: str | None = None
 
 
-class Adapter(Protocol):
+def count(value: object) -> int:
+    """A number of pods as a spec has it; 1, the default of every kind, if it has none."""
+    return value if isinstance(value, int) else 1
+
+
+class WorkloadAdapter(Protocol):
     """What the operator must know about a kind of workload."""
 
     resource: Resource
     #: Fields of the workload's spec that `state` reads.
     state_fields: tuple[str, ...]
+    #: Labels of a pod that `holds_rank0` reads.
+    pod_labels: tuple[str, ...]
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Every pod template; at least one is guarded.
@@ -61,8 +68,11 @@ class Adapter(Protocol):
             TemplateError: the spec has no place for a guard; it names the field.
         """
 
-    def holds_rank0(self, pod: Mapping[str, Any]) -> bool:
-        """Whether this pod (its labels) is the one in which rank 0 runs, if its template is guarded."""
+    def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+        """Whether this pod (its labels) of a workload with this spec is the one in which rank 0 runs."""
+
+    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
+        """How many pods a workload with this spec has while it runs."""
 
     def prepared(self, spec: Json) -> Json:
         """The spec with defaults made explicit that would otherwise hurt. The argument is left as it is."""

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from guard_operator.adapters.base import PodTemplate, TemplateError, WorkloadState
+from guard_operator.adapters.base import PodTemplate, TemplateError, WorkloadState, count
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import Json, Resource
 
@@ -24,10 +24,11 @@ _STATES = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}
 
 
 class JobAdapter:
-    """See `guard_operator.adapters.base.Adapter` for the contract of each method."""
+    """See `guard_operator.adapters.base.WorkloadAdapter` for the contract of each method."""
 
     resource = Resource("batch", "v1", "jobs", "Job")
     state_fields: tuple[str, ...] = ("suspend",)
+    pod_labels: tuple[str, ...] = (INDEX_LABEL,)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""
@@ -42,10 +43,14 @@ class JobAdapter:
             )
         return (PodTemplate(("template",), _trainer(spec), True, INDEX_FIELD if indexed else None),)
 
-    def holds_rank0(self, pod: Mapping[str, Any]) -> bool:
+    def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Index 0, or the only pod."""
         labels = (pod.get("metadata") or {}).get("labels") or {}
         return str(labels.get(INDEX_LABEL, "0")) == "0"
+
+    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
+        """All ranks at once."""
+        return count(spec.get("parallelism"))
 
     def prepared(self, spec: Json) -> Json:
         """podReplacementPolicy explicit: by default, a new rank 0 starts while the old one still ends."""

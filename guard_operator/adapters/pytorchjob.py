@@ -12,13 +12,14 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from guard_operator.adapters.base import PodTemplate, TemplateError, WorkloadState
+from guard_operator.adapters.base import PodTemplate, TemplateError, WorkloadState, count
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import Json, Resource
 
 #: The controller reads the exit code of this container only.
 CONTAINER = "pytorch"
 INDEX_LABEL = "training.kubeflow.org/replica-index"
+TYPE_LABEL = "training.kubeflow.org/replica-type"
 INDEX_FIELD = f"metadata.labels['{INDEX_LABEL}']"
 
 _STATES = {
@@ -30,10 +31,11 @@ _STATES = {
 
 
 class PyTorchJobAdapter:
-    """See `guard_operator.adapters.base.Adapter` for the contract of each method."""
+    """See `guard_operator.adapters.base.WorkloadAdapter` for the contract of each method."""
 
     resource = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
     state_fields: tuple[str, ...] = ("runPolicy",)
+    pod_labels: tuple[str, ...] = (INDEX_LABEL, TYPE_LABEL)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""
@@ -58,9 +60,17 @@ class PyTorchJobAdapter:
             if role in replicas
         )
 
-    def holds_rank0(self, pod: Mapping[str, Any]) -> bool:
+    def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
         """Index 0 of the guarded replica type."""
-        return ((pod.get("metadata") or {}).get("labels") or {}).get(INDEX_LABEL) == "0"
+        labels = (pod.get("metadata") or {}).get("labels") or {}
+        replicas = spec.get("pytorchReplicaSpecs") or {}
+        rank0 = "worker" if "Worker" in replicas and "Master" not in replicas else "master"
+        return labels.get(INDEX_LABEL) == "0" and str(labels.get(TYPE_LABEL)).lower() == rank0
+
+    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
+        """The replicas of Master and Worker."""
+        replicas = (spec.get("pytorchReplicaSpecs") or {}).values()
+        return sum(count(replica.get("replicas")) for replica in replicas)
 
     def prepared(self, spec: Json) -> Json:
         """cleanPodPolicy explicit: by default, workers go on running behind a finished Master."""

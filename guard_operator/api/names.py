@@ -12,9 +12,15 @@ API_VERSION = f"{GROUP}/{VERSION}"
 OPERATOR_MANAGER = "rlguard-operator"
 GUARD_MANAGER = "rlguard-guard"
 
+#: A right that only operators have; no request needs it. The chart's admission policy knows them by it.
+OPERATOR_VERB = "operate"
+
 #: On every pod of a guarded workload, so that one watch and one list find them all.
 JOB_LABEL = "rlguard.dev/job"
 UID_LABEL = "rlguard.dev/job-uid"
+
+#: On the pods of a guarded template: `reconcile.digest` of what the operator added to them.
+DIGEST_ANNOTATION = "rlguard.dev/guard-digest"
 
 #: Containers and volumes that start with this belong to the operator.
 RESERVED_PREFIX = "rlguard-"

@@ -34,13 +34,12 @@ class ConditionType(StrEnum):
 _TYPES = {
     ConditionType.GUARDED: "The workload exists and its rank-0 pod has the guard.",
     ConditionType.ISOLATED: "The trainer cannot reach the held-out data, the guard's state or its token.",
-    ConditionType.FIRED: "The guard found evidence of reward hacking. It never turns back.",
-    ConditionType.HALTED: "The run must stop although nothing was found: a policy says so. "
-    "It never turns back.",
+    ConditionType.FIRED: "A rule of the guard fired; the reason says what it found. It never turns back.",
+    ConditionType.HALTED: "The run must stop although no rule fired: an action says so. It never turns back.",
     ConditionType.STOPPED: "The operator stopped the run and no pod of it is left.",
     ConditionType.GUARD_SILENT: "The guard has not reported for longer than `spec.onSilence.afterSeconds`.",
     ConditionType.WAITING: "A pod of the run cannot start, or its guard cannot; gone once it can.",
-    ConditionType.SUCCEEDED: "The trainer finished by itself.",
+    ConditionType.SUCCEEDED: "The trainer finished by itself; the reason says whether all of it was judged.",
     ConditionType.FAILED: "The trainer failed by itself; not counted as a fire.",
     ConditionType.DISRUPTED: "The infrastructure or a person ended the run; not counted as a fire.",
 }
@@ -58,6 +57,8 @@ class Reason(StrEnum):
     WORKLOAD_REFUSED = "WorkloadRefused"
     CLAIM_MISSING = "ClaimMissing"
     NAME_TAKEN = "NameTaken"
+    GUARD_MISSING = "GuardMissing"
+    GUARD_CHANGED = "GuardChanged"
     # Isolated
     STRICT_ISOLATION = "StrictIsolation"
     RELAXED_ISOLATION = "RelaxedIsolation"
@@ -71,23 +72,31 @@ class Reason(StrEnum):
     FAST_DECLINE = "FastDecline"
     PEAK_DECLINE = "PeakDecline"
     CALIBRATED_GAP = "CalibratedGap"
+    PROXY_DISAGREEMENT = "ProxyDisagreement"
     OTHER_RULE = "OtherRule"
     # Halted and GuardSilent
     GUARD_HALT = "GuardHalt"
     GUARD_SILENT = "GuardSilent"
+    MOST_SILENT = "MostGuardsSilent"
     GUARD_REPORTS = "GuardReports"
     GUARD_NOT_RUNNING = "GuardNotRunning"
+    WATCH_INTERRUPTED = "WatchInterrupted"
     # Waiting
     UNSCHEDULABLE = "Unschedulable"
     CONTAINER_WAITING = "ContainerWaiting"
+    VOLUME_UNAVAILABLE = "VolumeUnavailable"
+    PODS_MISSING = "PodsMissing"
     GUARD_CRASHED = "GuardCrashed"
     # Stopped: how far the teardown is
     STOP_REQUESTED = "StopRequested"
     PODS_TERMINATING = "PodsTerminating"
+    PODS_OVERDUE = "PodsOverdue"
+    SETTLING = "Settling"
     NO_PODS_LEFT = "NoPodsLeft"
     # Succeeded, Failed, Disrupted
     WORKLOAD_SUCCEEDED = "WorkloadSucceeded"
     CHECKPOINTS_LEFT = "CheckpointsLeft"
+    NOT_JUDGED = "NotJudged"
     WORKLOAD_FAILED = "WorkloadFailed"
     EVICTED = "Evicted"
     PREEMPTED = "Preempted"
@@ -112,23 +121,42 @@ _REASONS = {
     Reason.WORKLOAD_REFUSED: "The API server refused the workload in a dry run; the message is its own.",
     Reason.CLAIM_MISSING: "A PersistentVolumeClaim that the guard needs does not exist.",
     Reason.NAME_TAKEN: "A workload of this name exists and belongs to someone else.",
+    Reason.GUARD_MISSING: "Rank 0 runs in a pod without its guard; the message names it. It counts as a "
+    "silent guard from its start.",
+    Reason.GUARD_CHANGED: "The guard of rank 0 differs from what was injected, by its digest: a webhook of "
+    "the cluster may have added to it, or somebody changed it. It counts by what it reports.",
     Reason.STRICT_ISOLATION: "No exception was admitted.",
     Reason.RELAXED_ISOLATION: "`isolation: Relaxed` admitted exceptions; the message says what they cost.",
     Reason.NO_VERDICT_YET: "The guard has not reported yet.",
     Reason.NOT_FIRED: "The guard reports and has not fired.",
     Reason.OTHER_RULE: "A rule fired that this version of the operator does not know by name.",
-    Reason.GUARD_HALT: "A condition in the guard whose policy is `Stop` holds.",
+    Reason.GUARD_HALT: "A condition in the guard whose action is `Stop` held.",
     Reason.GUARD_SILENT: "No heartbeat of the guard for longer than the limit.",
+    Reason.MOST_SILENT: "The same, and most other guards fell silent at once: the fault is between them and "
+    "the API server, and no run is stopped for it.",
     Reason.GUARD_REPORTS: "The guard's heartbeat is recent.",
-    Reason.GUARD_NOT_RUNNING: "The rank-0 pod is not running, so no heartbeat is expected.",
+    Reason.GUARD_NOT_RUNNING: "No guard runs that has reported, so there is no verdict now; the message has "
+    "the last one. For GuardSilent: the rank-0 pod is not running, so no heartbeat is expected.",
+    Reason.WATCH_INTERRUPTED: "The API server has shown the operator no change of any job for long, so it "
+    "cannot tell who is silent.",
     Reason.UNSCHEDULABLE: "No node takes a pod; the message is the scheduler's.",
     Reason.CONTAINER_WAITING: "A container cannot be started; the message is the kubelet's.",
+    Reason.VOLUME_UNAVAILABLE: "A volume cannot be mounted; the message is the kubelet's and names "
+    "what is missing.",
+    Reason.PODS_MISSING: "A pod of the workload was not made; the message is its controller's: a quota, an "
+    "admission policy, or no controller at all.",
     Reason.GUARD_CRASHED: "The guard ended and is not up again; the message has its last words.",
     Reason.STOP_REQUESTED: "The stop was requested from the API server.",
     Reason.PODS_TERMINATING: "Pods of the run are left; the stop is asserted again until none is.",
+    Reason.PODS_OVERDUE: "Pods are left after the time that they had to end: most likely their node is gone. "
+    "What ran there may still run.",
+    Reason.SETTLING: "No pod is left, and it is looked at again whether that stays so.",
     Reason.NO_PODS_LEFT: "No pod of the run is left.",
-    Reason.WORKLOAD_SUCCEEDED: "The workload reports success.",
-    Reason.CHECKPOINTS_LEFT: "The same, but the guard could not evaluate the last checkpoints in time.",
+    Reason.WORKLOAD_SUCCEEDED: "The workload reports success, and all of it was judged and found healthy.",
+    Reason.CHECKPOINTS_LEFT: "The same, but evaluations were left waiting: of the last checkpoints, or the "
+    "second one that would have confirmed an alarm.",
+    Reason.NOT_JUDGED: "The same, but checkpoints were not evaluated, or the guard's last verdict is not "
+    "healthy or not known; the message says what to set.",
     Reason.WORKLOAD_FAILED: "The workload reports failure.",
     Reason.EVICTED: "A pod was evicted.",
     Reason.PREEMPTED: "A pod was preempted by the scheduler.",
@@ -147,5 +175,6 @@ FIRE_REASONS = {
     Code.FAST_DECLINE.value: Reason.FAST_DECLINE,
     Code.PEAK_DECLINE.value: Reason.PEAK_DECLINE,
     Code.CALIBRATED_GAP.value: Reason.CALIBRATED_GAP,
+    Code.PROXY_DISAGREEMENT.value: Reason.PROXY_DISAGREEMENT,
 }
 _REASONS |= {reason: Code(code).meaning for code, reason in FIRE_REASONS.items()}

@@ -25,6 +25,12 @@ PRINTER_COLUMNS = (
     ("Fired", '.status.conditions[?(@.type=="Fired")].status', "string", "Whether the guard fired."),
     ("Age", ".metadata.creationTimestamp", "date", "Age of the object."),
 )
+#: The same, shown with `-o wide` only.
+WIDE_COLUMNS = (
+    ("Level", ".status.guard.level", "string", "Level of the guard's last verdict."),
+    ("Reason", ".status.guard.code", "string", "The most severe condition of that verdict."),
+    ("Heartbeat", ".status.guard.heartbeat", "date", "Age of the guard's last report."),
+)
 
 _KEPT = (
     "description",
@@ -44,8 +50,24 @@ _KEPT = (
 #: Rules of models that know nothing of CEL, by the name of the model.
 _RULES = {
     "AlphaShares": cel(
-        ("self.guaranteed + self.fast + self.peak + self.gap <= 1.000000001", "the shares must not exceed 1"),
+        (
+            "self.guaranteed + self.fast + self.peak + self.gap + self.disagreement <= 1.000000001",
+            "the shares must not exceed 1",
+        ),
     )
+}
+
+_ACTION = {"policy": "action"}
+#: Fields of earlier releases and what they are now, by the name of the model. The API server would drop them
+#: without a word, and a kill switch with `policy: Stop`. Declared, they reach the operator, and are refused.
+_RENAMED = {
+    "OnSilence": _ACTION,
+    "SilentPolicy": _ACTION,
+    "StalePolicy": _ACTION,
+    "EvaluationFailingPolicy": _ACTION,
+    "RefusedPolicy": _ACTION,
+    "HeldOutGuardPolicy": {"klHardStop": "kl.hardStop"},
+    "CalibratedPolicy": {"tolerance": "maxDecline", "peakTolerance": "maxDecline"},
 }
 
 
@@ -62,6 +84,7 @@ def structural(
     Raises:
         ValueError: the node has a union that no structural schema can express.
     """
+    may_be_null = any(option.get("type") == "null" for option in node.get("anyOf", ()))
     node = _resolved(node, definitions)
     camel_choices = camel_choices or CAMEL_CHOICES in node
     if node.get("x-kubernetes-int-or-string"):
@@ -80,6 +103,11 @@ def structural(
             for name, inner in node["properties"].items()
             if UNDECLARED not in inner
         }
+        for old, new in _RENAMED.get(node.get("title", ""), {}).items():
+            out["properties"][old] = {
+                "description": f"Refused: it is now `{new}`.",
+                "x-kubernetes-preserve-unknown-fields": True,
+            }
         if node.get("required"):
             out["required"] = [to_camel(name) for name in node["required"]]
     elif isinstance(node.get("additionalProperties"), Mapping):
@@ -88,6 +116,8 @@ def structural(
         out["items"] = structural(node["items"], definitions)
     if (default := _default(node, out)) is not None:
         out["default"] = default
+        if may_be_null:
+            out["nullable"] = True  # or the API server would put the default where null is written
     if camel_choices and "enum" in out:
         out |= {"enum": [to_pascal(choice) for choice in out["enum"]], "default": to_pascal(out["default"])}
     return out
@@ -141,7 +171,9 @@ def crd() -> dict[str, Any]:
     """The CustomResourceDefinition."""
     columns = [
         {"name": name, "jsonPath": path, "type": type_, "description": description}
-        for name, path, type_, description in PRINTER_COLUMNS
+        | ({"priority": priority} if priority else {})  # 0 is the default, which an API server leaves out
+        for priority, shown in enumerate((PRINTER_COLUMNS, WIDE_COLUMNS))
+        for name, path, type_, description in shown
     ]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

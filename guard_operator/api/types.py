@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic.alias_generators import to_camel, to_snake
 
-from guard_core.policy import Policy
+from guard_core.evaluation import CheckpointEvaluation, OpenAIEvaluation, Scoring
+from guard_core.policy import POLICY_IS_ACTION, NamesItsOldFields, Policy
 from guard_operator.api.names import MAX_JOB_NAME
 
 
@@ -126,63 +127,33 @@ class HeldoutVolume(ApiModel):
     config_map_name: Name | None = Field(None, description="A ConfigMap in the job's namespace.")
 
 
-class Sampling(ApiModel):
-    """How answers are sampled from the policy under evaluation. As in the guard's own settings."""
+class EvaluatorModel(ApiModel):
+    """What both evaluators have beside the settings of `guard_core.evaluation`: their rule, for CEL."""
 
     model_config = ConfigDict(
         json_schema_extra=cel(
             (
-                "self.samples == 1 || self.temperature > 0.0",
-                "samples above 1 need a temperature above 0: greedy answers are all the same",
+                "self.samples == 1 || !has(self.temperature) || self.temperature > 0.0",
+                "samples above 1 need a temperature above 0: greedy completions are all the same",
             )
         )
     )
 
-    max_new_tokens: int = Field(256, ge=1, le=1_000_000, description="Longest answer, tokens.")
-    temperature: float = Field(0.0, ge=0, le=10, description="Sampling temperature; 0 is greedy.")
-    samples: int = Field(1, ge=1, le=1_000, description="Answers sampled per held-out item.")
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="Seed of the sampler.")
-    timeout_seconds: float = Field(1800.0, gt=0, description="Limit of one evaluation, seconds.")
 
-
-class CheckpointEvaluator(Sampling):
+class CheckpointEvaluatorSpec(EvaluatorModel, CheckpointEvaluation):
     """Loads each checkpoint in the guard and generates there. Needs the `guard-hf` image."""
 
-    batch_size: int = Field(32, ge=1, le=65_536, description="Answers generated at once.")
-    chat: bool = Field(False, description="Apply the model's chat template to string prompts.")
-    device: str = Field(
-        "auto", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$", description="auto: cuda if there is one, else cpu."
-    )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="auto: bfloat16 on a cuda device that has it, else float32."
-    )
 
-
-class OpenAIEvaluator(Sampling):
+class OpenAIEvaluatorSpec(EvaluatorModel, OpenAIEvaluation):
     """Asks an OpenAI-compatible server that serves the policy."""
 
-    base_url: str = Field(
-        min_length=1,
-        max_length=2048,
-        pattern=r"^https?://\S+$",
-        description="Base URL of the server, such as http://vllm:8000/v1.",
-    )
-    model: str = Field(
-        min_length=1,
-        max_length=253,
-        description="Model name; may contain {step}, {attempt} and {checkpoint}.",
-    )
     api_key_secret_name: Name | None = Field(
         None, description="Secret with the API key under the key `api-key`; read by the guard alone."
     )
-    concurrency: int = Field(8, ge=1, le=1_000, description="Requests under way at once.")
-    request_timeout_seconds: float = Field(120.0, gt=0, description="Limit of one request, seconds.")
-    retries: int = Field(5, ge=0, le=100, description="Further tries of a request that failed for now.")
-    chat: bool = Field(True, description="Send string prompts as one user message; false: as plain text.")
 
 
-class Evaluator(ApiModel):
-    """What turns a checkpoint into answers. Exactly one."""
+class EvaluatorSpec(ApiModel):
+    """What turns a checkpoint into completions. Exactly one."""
 
     model_config = ConfigDict(
         json_schema_extra=cel(
@@ -193,13 +164,13 @@ class Evaluator(ApiModel):
         )
     )
 
-    checkpoint: CheckpointEvaluator | None = Field(
+    checkpoint: CheckpointEvaluatorSpec | None = Field(
         None, description="Load the checkpoint in the guard and generate there."
     )
-    openai: OpenAIEvaluator | None = Field(None, description="Ask an OpenAI-compatible server.")
+    openai: OpenAIEvaluatorSpec | None = Field(None, description="Ask an OpenAI-compatible server.")
 
 
-class Heldout(ApiModel):
+class Heldout(ApiModel, Scoring):
     """The held-out split and how it is scored."""
 
     volume: HeldoutVolume = Field(description="Where the split lies; the trainer must not mount it.")
@@ -210,13 +181,7 @@ class Heldout(ApiModel):
         None,
         description="Training prompts in that volume; the guard refuses to start if the split overlaps them.",
     )
-    scorer: str = Field(
-        "exact",
-        min_length=1,
-        max_length=253,
-        description="exact, numeric, regex, or the `module:function` of a scorer in the guard image.",
-    )
-    evaluator: Evaluator = Field(description="What turns a checkpoint into answers. Exactly one.")
+    evaluator: EvaluatorSpec = Field(description="What turns a checkpoint into completions. Exactly one.")
 
 
 class Checkpoints(ApiModel):
@@ -249,7 +214,7 @@ class Resources(ApiModel):
 
 
 class Isolation(StrEnum):
-    """How much of the host the template may use."""
+    """What the template may have beside the guard."""
 
     STRICT = "Strict"
     RELAXED = "Relaxed"
@@ -284,8 +249,9 @@ class GuardSpec(ApiModel):
     )
     isolation: Isolation = Field(
         Isolation.STRICT,
-        description="Relaxed admits hostNetwork and the host paths that the operator's configuration lists; "
-        "the condition Isolated then says what that costs.",
+        description="Strict allows what docs/reference/isolation.md lists. Relaxed admits root, "
+        "capabilities, hostNetwork, listed host paths and more; the condition Isolated then says what that "
+        "costs.",
     )
     port: int = Field(
         8470,
@@ -322,13 +288,20 @@ class OnFire(StrEnum):
     DELETE = "Delete"
 
 
-class OnSilence(ApiModel):
+class OnSilence(NamesItsOldFields, ApiModel):
     """What to do when the guard itself stops reporting."""
 
+    old_fields = POLICY_IS_ACTION
+
+    # Twice the longest wait of a kubelet before it starts a container again (5 minutes): a guard that is only
+    # being restarted is not silent. And it stops: a warning is no guard for a run whose guard is gone.
     after_seconds: int = Field(
-        300, ge=30, le=86400, description="Seconds without a heartbeat before GuardSilent is True."
+        600,
+        ge=30,
+        le=86400,
+        description="Seconds without a heartbeat, while the rank-0 pod runs, before GuardSilent is True.",
     )
-    policy: Literal["Warn", "Stop"] = Field("Warn", description="Whether that only warns or stops the run.")
+    action: Literal["Warn", "Stop"] = Field("Stop", description="Whether that only warns or stops the run.")
 
 
 class Spec(ApiModel):
@@ -338,11 +311,13 @@ class Spec(ApiModel):
         json_schema_extra=cel(
             (
                 "self.template == oldSelf.template",
-                "spec.template is immutable: a changed workload is a new GuardedTrainingJob",
+                "spec.template is immutable: a changed workload is a new GuardedTrainingJob. Delete this one "
+                "first, or give the new one another name",
             ),
             (
                 "self.guard == oldSelf.guard",
-                "spec.guard is immutable: a changed guard is a new GuardedTrainingJob",
+                "spec.guard is immutable: a changed guard is a new GuardedTrainingJob. Delete this one "
+                "first, or give the new one another name",
             ),
         )
     )
@@ -356,6 +331,19 @@ class Spec(ApiModel):
         OnFire.STOP,
         description="Stop ends the workload for good and keeps the object; Suspend sets its suspend field "
         "(a queue may resume it); Delete deletes it.",
+    )
+    keep_evidence: bool = Field(
+        False,
+        description="Whether the ConfigMap with the evidence stays when the job is deleted. Somebody must "
+        "delete it then. What is set here when the evidence is written counts, at the fire or at the end of "
+        "the run; set later, it changes nothing.",
+    )
+    stop_grace_seconds: int = Field(
+        30,
+        ge=1,
+        le=3600,
+        description="Longest that a pod may take to end once the run is to stop, seconds. A longer "
+        "terminationGracePeriodSeconds of the template is cut to it then; a shorter one stays.",
     )
     on_silence: OnSilence = Field(
         default_factory=OnSilence, description="What to do when the guard itself stops reporting."
@@ -374,7 +362,27 @@ class Latched(StatusModel):
     reason: Text = Field(description="A sentence with the numbers.")
     attempt: int = Field(description="Attempt in which it happened.")
     step: int = Field(description="Training step at which it happened.")
-    at: Timestamp = Field(description="When the guard latched it.")
+    at: Timestamp = Field(description="When the guard latched it, or first said so here.")
+
+
+class EndedStatus(StatusModel):
+    """The trainer said that it had finished its training."""
+
+    attempt: int = Field(description="Attempt that finished.")
+    step: int = Field(description="Its last training step.")
+
+
+class SamplingStatus(StatusModel):
+    """How the completions of an evaluation were sampled."""
+
+    temperature: float = Field(description="Temperature; 0 is greedy.")
+    top_p: float | None = Field(None, description="Nucleus, where there is one.")
+    top_k: int | None = Field(None, description="The likeliest tokens, where they are limited.")
+    min_p: float | None = Field(None, description="Least share of the likeliest token's probability.")
+    repetition_penalty: float | None = Field(None, description="Penalty of repetitions, where there is one.")
+    max_new_tokens: int = Field(description="Longest completion, tokens.")
+    samples: int = Field(description="Completions of each item.")
+    source: str = Field(max_length=63, description="trainer, settings or default: who says so.")
 
 
 class EvaluationStatus(StatusModel):
@@ -384,11 +392,18 @@ class EvaluationStatus(StatusModel):
     step: int = Field(description="Step of the checkpoint.")
     score: float = Field(description="Mean score over the held-out split, in [0, 1].")
     items: int = Field(description="How many held-out items were scored.")
+    truncated: float | None = Field(
+        None, description="Share of completions that were cut off at the length limit, in [0, 1]."
+    )
+    proxy_score: float | None = Field(
+        None, description="Mean score of the same completions by the training grader."
+    )
     path: str = Field(max_length=4096, description="Directory of the checkpoint.")
     sha256: str | None = Field(None, max_length=64, description="Digest of the scored weights.")
+    sampling: SamplingStatus | None = Field(None, description="How the completions were sampled.")
 
 
-class Round(StatusModel):
+class HistoryRound(StatusModel):
     """One evaluation round of the history's tail."""
 
     attempt: int = Field(description="Attempt of the trainer.")
@@ -408,13 +423,37 @@ class GuardStatus(StatusModel):
     fire: Latched | None = Field(
         None, description="The latch. Once set, the API server refuses to change or remove it."
     )
-    halt: Latched | None = Field(None, description="Set when a condition whose policy is Stop holds.")
+    halt: Latched | None = Field(
+        None,
+        description="The latch that is not a fire: a condition whose action is Stop held. "
+        "It stays beside a later fire.",
+    )
+    ended: EndedStatus | None = Field(
+        None, description="Set when the trainer said that it had finished, and has reported nothing since."
+    )
     attempt: int | None = Field(None, description="Newest attempt seen.")
     step: int | None = Field(None, description="Newest training step seen.")
     steps: int | None = Field(None, description="Steps acknowledged over all attempts.")
     rounds: int | None = Field(None, description="Evaluation rounds folded.")
+    announced: int | None = Field(None, description="Checkpoints that were announced.")
+    evaluated: int | None = Field(None, description="Of these, evaluated on the held-out split.")
+    failed: int | None = Field(None, description="Of these, given up because their evaluation failed.")
+    skipped: int | None = Field(None, description="Of these, gone before they could be evaluated.")
+    refused: int | None = Field(
+        None,
+        description="Beside these, refused when they were announced, and not taken later.",
+    )
     waiting: int | None = Field(
-        None, description="Checkpoints that were announced and are not evaluated yet."
+        None,
+        description="Evaluations that are yet to be made: the other checkpoints, and a wanted second pass.",
+    )
+    steps_since_evaluation: int | None = Field(
+        None,
+        description="Steps after the last evaluated checkpoint: those that were reported, and those that the "
+        "trainer says at its end it made beyond them.",
+    )
+    longest_round: int | None = Field(
+        None, description="Most steps that belonged to one evaluated checkpoint: as many may follow the last."
     )
     in_loop_ema: float | None = Field(None, description="EMA of the in-loop reward, reward units.")
     heldout_ema: float | None = Field(None, description="EMA of the held-out score.")
@@ -425,8 +464,10 @@ class GuardStatus(StatusModel):
     best_checkpoint: EvaluationStatus | None = Field(
         None, description="Highest held-out score so far: the last good checkpoint."
     )
-    history_tail: list[Round] = Field(
-        default_factory=list, max_length=50, description="The last rounds, written with a fire."
+    history_tail: list[HistoryRound] = Field(
+        default_factory=list,
+        max_length=50,
+        description="The last rounds; once a latch has closed, those before it.",
     )
     detector_state: str | None = Field(
         None,
@@ -442,6 +483,11 @@ class WorkloadRef(StatusModel):
     kind: str = Field(max_length=63, description="Its kind.")
     name: str = Field(max_length=253, description="Its name.")
     uid: str = Field(max_length=63, description="Its UID; a namesake with another UID is not ours.")
+    guard_image: str | None = Field(
+        None,
+        max_length=1024,
+        description="Image of the guard that it was created with; a pod that is made anew may have it.",
+    )
 
 
 class StopMethod(StrEnum):
@@ -458,7 +504,20 @@ class StopStatus(StatusModel):
 
     requested_at: Timestamp = Field(description="When the present method was first asked for.")
     method: StopMethod = Field(description="How the stop is asked for now.")
-    evidence: str | None = Field(None, max_length=253, description="ConfigMap with the evidence.")
+    empty_since: Timestamp | None = Field(
+        None, description="Since when no pod has been seen, each time live; absent while there are pods."
+    )
+    stopped_at: Timestamp | None = Field(
+        None, description="When Stopped was first said. It stays, even if a pod comes back."
+    )
+
+
+class NotifiedStatus(StatusModel):
+    """When the webhooks took a notice, or were given up: each is told once."""
+
+    fired: Timestamp | None = Field(None, description="That the run fired.")
+    halted: Timestamp | None = Field(None, description="That it must stop although no rule fired.")
+    stopped: Timestamp | None = Field(None, description="That no pod of it is left.")
 
 
 class ConditionStatus(StatusModel):
@@ -478,6 +537,7 @@ class Phase(StrEnum):
     PENDING = "Pending"
     REFUSED = "Refused"
     SUSPENDED = "Suspended"
+    STARTING = "Starting"
     RUNNING = "Running"
     STOPPING = "Stopping"
     STOPPED = "Stopped"
@@ -500,6 +560,12 @@ class Status(StatusModel):
     guard: GuardStatus | None = Field(None, description="What the guard reports; it alone writes here.")
     workload_ref: WorkloadRef | None = Field(None, description="The workload that was created.")
     stop: StopStatus | None = Field(None, description="The teardown, once there is one.")
+    evidence: str | None = Field(
+        None, max_length=253, description="ConfigMap with the evidence of a run that is over or is stopped."
+    )
+    notified: NotifiedStatus | None = Field(
+        None, description="Of what the webhooks of the operator were told, or given up on."
+    )
 
 
 #: At the root of the schema, so that dropping `status.guard` or all of `status` does not get round it.

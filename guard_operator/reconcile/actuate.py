@@ -13,33 +13,32 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol, assert_never
 
-from guard_operator.adapters import Adapter, find
+from guard_operator.adapters import WorkloadAdapter, find
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ApiModel, ConditionStatus, StopMethod
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.events import Transition, transitions
-from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence, evidence_name
-from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
-from guard_operator.reconcile.snapshot import (
+from guard_operator.reconcile.collector import EvidenceCollector
+from guard_operator.reconcile.decision import (
     Action,
     CaptureEvidence,
     CreateWorkload,
     Decision,
     DeletePods,
-    Job,
     RecordLatches,
     Report,
-    Snapshot,
     StopWorkload,
-    guard_of,
 )
-from guard_operator.runtime.client import CONFIG_MAPS, EVENTS, PODS, Client, Json, Resource
-from guard_operator.runtime.errors import ApiError, ClusterError
+from guard_operator.reconcile.events import Transition, transitions
+from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
+from guard_operator.reconcile.notifier import Notifier
+from guard_operator.reconcile.parse import JOBS
+from guard_operator.reconcile.recorder import EventRecorder
+from guard_operator.reconcile.snapshot import Job, Snapshot, guard_of
+from guard_operator.runtime.client import PODS, Client, Json, Resource
+from guard_operator.runtime.errors import ApiError
 
 log = logging.getLogger(__name__)
-
-JOBS = Resource(names.GROUP, names.VERSION, names.PLURAL, names.KIND)
 
 
 class Observer(Protocol):
@@ -60,11 +59,17 @@ class Actuator:
         client: Client,
         config: OperatorConfig,
         observer: Observer,
+        evidence: EvidenceCollector,
+        events: EventRecorder,
+        notifier: Notifier,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
         self._config = config
         self._observer = observer
+        self._evidence = evidence
+        self._events = events
+        self._notifier = notifier
         self._clock = clock
 
     def actuate(self, snapshot: Snapshot, decision: Decision) -> None:
@@ -79,6 +84,7 @@ class Actuator:
             extra += happened
         extra += _escalation(snapshot.job, decision.report)
         self._write(snapshot.job, report, extra)
+        self._notifier.tell(snapshot.job, self._clock())
 
     def refuse(self, raw: Json, report: Report) -> None:
         """Write the status of a job whose spec does not validate."""
@@ -99,7 +105,7 @@ class Actuator:
                 return self._stop(job, action, report)
             case DeletePods():
                 for name, uid in action.pods:
-                    self._client.delete(PODS, job.namespace, name, uid)
+                    self._client.delete(PODS, job.namespace, name, uid, action.grace)
             case _:
                 assert_never(action)
         return report, []
@@ -169,41 +175,11 @@ class Actuator:
     def _capture(
         self, snapshot: Snapshot, action: CaptureEvidence, report: Report
     ) -> tuple[Report, list[Transition]]:
-        """Best effort: nothing that goes wrong here may hold up the stop."""
-        job = snapshot.job
-        if report.stop is None:
+        """What was collected meanwhile goes into the report; nothing is waited for."""
+        if (name := self._evidence.collect(snapshot, action.final)) is None:
             return report, []
-        logs = self._logs(snapshot, action.seconds)
-        if logs is None and not action.final:
-            return report, []
-        body = build_evidence(job, logs or {"trainer.log": "not available"}, self._clock())
-        try:
-            self._create_once(CONFIG_MAPS, job.namespace, body)
-        except ClusterError as error:
-            log.warning("%s/%s: evidence not written: %s", job.namespace, job.name, error)
-            return report, []
-        stop = report.stop.model_copy(update={"evidence": evidence_name(job)})
-        message = f"verdict, history, log tails and last good checkpoint are in ConfigMap {stop.evidence}"
-        return replace(report, stop=stop), [Transition("Normal", Reason.EVIDENCE_CAPTURED, message)]
-
-    def _logs(self, snapshot: Snapshot, seconds: float) -> dict[str, str] | None:
-        """Ends of the logs of trainer and guard; None if the newest rank-0 pod's cannot be read now."""
-        job = snapshot.job
-        guarded = next((pod for pod in reversed(snapshot.pods) if pod.guarded), None)
-        if guarded is None:
-            return None
-        container = next(
-            t for t in _adapter(job).pod_templates(job.spec.template.spec) if t.guarded
-        ).container
-        logs = {}
-        for file, name in (("trainer.log", container), ("guard.log", names.GUARD_CONTAINER)):
-            try:
-                logs[file] = self._client.log_tail(job.namespace, guarded.name, name, LOG_BYTES, seconds)
-            except ClusterError as error:
-                if file == "trainer.log":
-                    return None
-                logs[file] = f"not available: {error}"
-        return logs
+        message = f"verdict, history, log tails and last good checkpoint are in ConfigMap {name}"
+        return replace(report, evidence=name), [Transition("Normal", Reason.EVIDENCE_CAPTURED, message)]
 
     # -- status and Events -------------------------------------------------------------------------------
 
@@ -220,7 +196,8 @@ class Actuator:
         self._client.apply(JOBS, status_patch(metadata, report), names.OPERATOR_MANAGER, sub="status")
         happened = (*transitions(job.status.conditions, report.conditions), *extra)
         for transition in happened:
-            self._event(job, transition)
+            if not (transition.reason == Reason.NO_PODS_LEFT and _was_stopped(job)):
+                self._events.record(job, transition, self._clock())
         self._measure(job, report)
 
     def _measure(self, job: Job, report: Report) -> None:
@@ -229,47 +206,26 @@ class Actuator:
         fired, stopped = new.get(ConditionType.FIRED), new.get(ConditionType.STOPPED)
         if fired and fired.status == "True" and old.get(ConditionType.FIRED) != "True":
             self._observer.fired(fired.reason)
-        fire = guard_of(job).fire
-        if fire and stopped and stopped.status == "True" and old.get(ConditionType.STOPPED) != "True":
-            self._observer.stopped(max(0.0, (self._clock() - fire.at).total_seconds()))
+        fire, stop = guard_of(job).fire, report.stop
+        if fire and stopped and stopped.status == "True" and not _was_stopped(job):
+            empty = (stop and stop.empty_since) or self._clock()
+            self._observer.stopped(max(0.0, (empty - fire.at).total_seconds()))
 
-    def _event(self, job: Job, transition: Transition) -> None:
-        """Write an Event; it is a message to people, so a failure is logged and forgotten."""
-        stamp = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
-        body = {
-            "apiVersion": EVENTS.api_version,
-            "kind": EVENTS.kind,
-            "metadata": {"name": f"{job.name}.{secrets.token_hex(8)}", "namespace": job.namespace},
-            "involvedObject": {
-                "apiVersion": names.API_VERSION,
-                "kind": names.KIND,
-                "name": job.name,
-                "namespace": job.namespace,
-                "uid": job.uid,
-            },
-            "type": transition.type,
-            "reason": transition.reason,
-            "message": transition.message[:1024],
-            "source": {"component": names.OPERATOR_MANAGER},
-            "reportingComponent": names.OPERATOR_MANAGER,
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
-            "count": 1,
-        }
-        try:
-            self._client.create(EVENTS, job.namespace, body, names.OPERATOR_MANAGER)
-        except ClusterError as error:
-            log.warning("%s/%s: Event %s not written: %s", job.namespace, job.name, transition.reason, error)
+
+def _was_stopped(job: Job) -> bool:
+    """Whether Stopped was said before: it is told once, whatever comes back afterwards."""
+    stop, told = job.status.stop, {c.type: c.status for c in job.status.conditions}
+    return told.get(ConditionType.STOPPED) == "True" or (stop is not None and stop.stopped_at is not None)
 
 
 def _says(job: Job) -> object:
     """The operator's part of the status as it is; comparable with `_sayable`."""
     status = job.status
-    return status.phase, _sorted(status.conditions), status.workload_ref, status.stop
+    return status.phase, _sorted(status.conditions), status.workload_ref, status.stop, status.evidence
 
 
 def _sayable(report: Report) -> object:
-    return report.phase, _sorted(report.conditions), report.workload_ref, report.stop
+    return report.phase, _sorted(report.conditions), report.workload_ref, report.stop, report.evidence
 
 
 def _escalation(job: Job, report: Report) -> Iterator[Transition]:
@@ -295,6 +251,8 @@ def status_patch(metadata: Json, report: Report) -> Json:
         status["workloadRef"] = _dump(report.workload_ref)
     if report.stop is not None:
         status["stop"] = _dump(report.stop)
+    if report.evidence is not None:
+        status["evidence"] = report.evidence
     fence = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
     return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": fence, "status": status}
 
@@ -303,7 +261,7 @@ def _dump(model: ApiModel) -> Json:
     return model.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _adapter(job: Job) -> Adapter:
+def _adapter(job: Job) -> WorkloadAdapter:
     template = job.spec.template
     adapter = find(template.api_version, template.kind)
     assert adapter is not None, "gather refuses kinds without an adapter"

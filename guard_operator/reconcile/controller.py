@@ -9,11 +9,13 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ConditionStatus, Phase, Status
+from guard_operator.api.types import ConditionStatus, Phase
+from guard_operator.api.wording import invalid_spec
 from guard_operator.reconcile.actuate import Actuator
-from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.gather import Gatherer, parse_job
-from guard_operator.reconcile.snapshot import Report
+from guard_operator.reconcile.decide import condition_of, decide
+from guard_operator.reconcile.decision import Report
+from guard_operator.reconcile.gather import Gatherer
+from guard_operator.reconcile.parse import parse_job, read_status
 from guard_operator.runtime.client import Json
 
 log = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ class Controller:
         Raises:
             ClusterError: something did not work for now.
         """
-        if raw is None or "deletionTimestamp" in raw["metadata"]:
+        if raw is None:
             return None
         try:
             job = parse_job(raw)
@@ -49,6 +51,8 @@ class Controller:
             self._refuse(raw, error)
             return None
         snapshot = self._gatherer.gather(job)
+        if snapshot is None:
+            return None
         decision = decide(snapshot, self._clock())
         if decision.actions:
             log.info("%s/%s: %s: %s", job.namespace, job.name, decision.report.phase, decision.actions)
@@ -56,17 +60,11 @@ class Controller:
         return decision.look_again
 
     def _refuse(self, raw: Json, error: ValidationError) -> None:
-        """Say that the spec does not validate. The CRD admits no such spec, but CRDs have versions.
-
-        Raises:
-            ValidationError: the job already has a workload, whose conditions must not be lost.
-        """
-        if (raw.get("status") or {}).get("workloadRef"):
-            raise error
-        first = error.errors()[0]
-        message = f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-        status = Status.model_validate(raw.get("status") or {})
-        old = next((c for c in status.conditions if c.type == ConditionType.GUARDED), None)
+        """Say that the spec of a job without a workload does not validate: CRDs have versions."""
+        if "deletionTimestamp" in raw["metadata"]:
+            return
+        message = invalid_spec(error)[:32768]
+        old = condition_of(read_status(raw), ConditionType.GUARDED)
         if old is not None and (old.reason, old.message) == (Reason.INVALID_SPEC, message):
             return
         condition = ConditionStatus(

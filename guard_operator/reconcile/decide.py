@@ -1,15 +1,20 @@
 """What to do about one job. Pure: a frozen snapshot and the time go in, a frozen decision comes out.
 
-An ordered chain of stages; the first one that has something to say decides. Teardown comes first, because
-nothing may stand between a fire and the stop. Decisions are level-triggered: they follow from what is, not
-from what was done, so that they may be repeated, lost, or made by two operators at once.
+An ordered chain of stages, in `decide`; the first one that has something to say decides. Teardown comes
+first, because nothing may stand between a fire and the stop. Decisions are level-triggered: they follow from
+what is, not from what was done, so that they may be repeated, lost, or made by two operators at once.
+
+Only a latched fire is acted on as soon as it is seen. Every other reason to stop a run must come from a live
+snapshot, and is written down (`Halted`, fenced by the job's resourceVersion) before anything is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 
+from guard_core.ending import not_judged, steps_after
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
 from guard_operator.api.types import (
@@ -20,32 +25,36 @@ from guard_operator.api.types import (
     StopStatus,
     WorkloadRef,
 )
-from guard_operator.reconcile.snapshot import (
+from guard_operator.reconcile.decision import (
     CaptureEvidence,
     CreateWorkload,
     Decision,
     DeletePods,
-    Disruption,
-    Pod,
-    Preparation,
     RecordLatches,
     Report,
-    Snapshot,
     StopWorkload,
-    guard_of,
 )
+from guard_operator.reconcile.snapshot import Disruption, Job, Pod, Preparation, Snapshot, guard_of
 
 #: How long one way of stopping may go without effect before the next harder one is asked for.
 REASSERT_SECONDS = 15.0
 #: How often a teardown under way is looked at, and at least how often a running job.
 STOPPING_SECONDS = 2.0
 RUNNING_SECONDS = 60.0
+#: How often a silent guard is looked at whose run is not stopped because most others are silent, too.
+HELD_BACK_SECONDS = 20.0
+#: How often a run is looked at whose pods have not come or not started.
+LATE_SECONDS = 10.0
 #: How often a taken name is looked at.
 NAME_TAKEN_SECONDS = 30.0
-#: How long a log may take before the first stop request, and afterwards. Both are short: many runs may have
-#: to be stopped at once while no log can be had.
-HASTY_SECONDS = 0.3
-PATIENT_SECONDS = 1.0
+#: For how long no pod must have been seen before a run is called stopped: a controller whose cache is behind
+#: makes pods again. And how long after that it is looked at once more.
+SETTLE_SECONDS = 5.0
+LATER_SECONDS = 60.0
+#: For how long after its end evidence of a run that was not stopped is tried for.
+EVIDENCE_SECONDS = 300.0
+#: For how long a pod may be there after it should have ended before that is said.
+OVERDUE_SECONDS = 15.0
 
 _HARDER = {
     StopMethod.STOP: StopMethod.DELETE,
@@ -58,27 +67,45 @@ _OVER = {
     ConditionType.FAILED: Phase.FAILED,
     ConditionType.DISRUPTED: Phase.DISRUPTED,
 }
+_EMPTY = "no pod of the run is left"
+_NO_RANK0 = "the rank-0 pod is not running, so no heartbeat is expected"
+#: Why there is no verdict now.
+_AWAY = {
+    Reason.GUARD_SILENT: "the guard is silent",
+    Reason.GUARD_NOT_RUNNING: "no guard runs that has reported",
+}
 _DISRUPTIONS = {str(disruption) for disruption in Disruption}
 
 
 def decide(snapshot: Snapshot, now: datetime) -> Decision:
     """The decision for this snapshot at this time (UTC)."""
     says = _Conditions(snapshot, now)
-    for stage in _STAGES:
-        if (decision := stage(snapshot, says, now)) is not None:
-            return decision
-    return _running(snapshot, says, now)
+    decision = (
+        _last_word(snapshot)
+        or _halt(snapshot, says)
+        or _teardown(snapshot, says, now)
+        or _deleting(snapshot)
+        or _over(snapshot, now)
+        or _unknown_kind(snapshot, says)
+        or _ended(snapshot, says)
+        or _create(snapshot, says)
+        or _running(snapshot, says)
+    )
+    # Whatever else is said, evidence that was written stays noted.
+    report = replace(decision.report, evidence=snapshot.job.status.evidence)
+    return replace(decision, report=report)
 
 
 class _Conditions:
     """Builds conditions for one snapshot; `lastTransitionTime` moves only when the status does."""
 
     def __init__(self, snapshot: Snapshot, now: datetime) -> None:
+        self._snapshot = snapshot
         self._job = snapshot.job
         self._now = now
         self.fired = self._fired()
-        self.silent = self._silent(snapshot.heartbeat_age)
-        self.halted = self._halted()
+        self.silent = self._silent(snapshot)
+        self.halted = self._halted(snapshot)
         self.isolated = self._isolated(snapshot.costs)
 
     def make(self, kind: ConditionType, status: str, reason: Reason | str, message: str) -> ConditionStatus:
@@ -94,13 +121,20 @@ class _Conditions:
             last_transition_time=before.last_transition_time if before and unchanged else self._now,
         )
 
-    def __call__(self, *others: ConditionStatus | None) -> tuple[ConditionStatus, ...]:
-        """What holds at every stage, and `others`; sorted by type so that equal reports compare equal."""
-        common = (self.fired, self.silent, self.halted, self.isolated, *others)
+    def __call__(self, *others: ConditionStatus | None, over: bool = False) -> tuple[ConditionStatus, ...]:
+        """What holds at every stage, and `others`; sorted by type so that equal reports compare equal.
+
+        `over`: the run has ended, so nothing will be found any more.
+        """
+        fired = self._fired(over=True) if over else self.fired
+        common = (fired, self.silent, self.halted, self.isolated, *others)
         return tuple(sorted((c for c in common if c is not None), key=lambda c: c.type))
 
-    def _fired(self) -> ConditionStatus:
-        """Latched by the API server; once True it stays True even if that rule was taken away."""
+    def _fired(self, over: bool = False) -> ConditionStatus:
+        """Latched by the API server; once True it stays True even if that rule was taken away.
+
+        No verdict is told while no guard runs, or while it is silent: the last one is history.
+        """
         fire = guard_of(self._job).fire
         before = condition_of(self._job.status, ConditionType.FIRED)
         if fire is not None:
@@ -112,33 +146,45 @@ class _Conditions:
             return self.make(
                 ConditionType.FIRED, "Unknown", Reason.NO_VERDICT_YET, Reason.NO_VERDICT_YET.meaning
             )
-        return self.make(ConditionType.FIRED, "False", Reason.NOT_FIRED, Reason.NOT_FIRED.meaning)
+        if over:
+            message = f"the guard had not fired when it reported last; {_last_verdict(self._job)}"
+            return self.make(ConditionType.FIRED, "False", Reason.NOT_FIRED, message)
+        if is_silent(self._snapshot):
+            away = Reason.GUARD_SILENT
+        elif not _is_watched(self._snapshot):
+            away = Reason.GUARD_NOT_RUNNING
+        else:
+            return self.make(ConditionType.FIRED, "False", Reason.NOT_FIRED, Reason.NOT_FIRED.meaning)
+        message = f"there is no verdict now: {_AWAY[away]}; {_last_verdict(self._job)}"
+        return self.make(ConditionType.FIRED, "Unknown", away, message)
 
-    def _silent(self, age: float | None) -> ConditionStatus:
-        limit = self._job.spec.on_silence.after_seconds
-        if age is None:
-            status, reason, message = "Unknown", Reason.GUARD_NOT_RUNNING, Reason.GUARD_NOT_RUNNING.meaning
-        elif age > limit:
-            status, reason = "True", Reason.GUARD_SILENT
-            message = f"no heartbeat of the guard for more than {limit} s while its pod runs"
+    def _silent(self, snapshot: Snapshot) -> ConditionStatus:
+        if is_silent(snapshot):
+            reason = Reason.MOST_SILENT if _is_at_once(snapshot) else Reason.GUARD_SILENT
+            status, message = "True", _silence(snapshot)
+        elif snapshot.deaf:
+            status, reason, message = "Unknown", Reason.WATCH_INTERRUPTED, Reason.WATCH_INTERRUPTED.meaning
+        elif snapshot.heartbeat_age is None:
+            status, reason, message = "Unknown", Reason.GUARD_NOT_RUNNING, _NO_RANK0
         elif guard_of(self._job).heartbeat is None:
             status, reason, message = "Unknown", Reason.NO_VERDICT_YET, Reason.NO_VERDICT_YET.meaning
         else:
             status, reason, message = "False", Reason.GUARD_REPORTS, Reason.GUARD_REPORTS.meaning
         return self.make(ConditionType.GUARD_SILENT, status, reason, message)
 
-    def _halted(self) -> ConditionStatus | None:
+    def _halted(self, snapshot: Snapshot) -> ConditionStatus | None:
         before = condition_of(self._job.status, ConditionType.HALTED)
         if before is not None and before.status == "True":
             return before
-        if (halt := guard_of(self._job).halt) is not None:
-            message = f"{halt.code} at step {halt.step}: {halt.reason}"
-            return self.make(ConditionType.HALTED, "True", Reason.GUARD_HALT, message)
-        if self.silent.status == "True" and self._job.spec.on_silence.policy == "Stop":
-            return self.make(ConditionType.HALTED, "True", Reason.GUARD_SILENT, self.silent.message)
+        if (due := _halt_due(snapshot)) is not None:
+            return self.make(ConditionType.HALTED, "True", *due)
         return None
 
     def _isolated(self, costs: tuple[str, ...]) -> ConditionStatus:
+        before = condition_of(self._job.status, ConditionType.ISOLATED)
+        if before is not None and self._job.status.workload_ref is not None:
+            # What was created does not change, whatever the operator's configuration would admit today.
+            return self.make(ConditionType.ISOLATED, before.status, before.reason, before.message)
         if costs:
             message = "no longer protected: " + "; ".join(costs)
             return self.make(ConditionType.ISOLATED, "False", Reason.RELAXED_ISOLATION, message)
@@ -146,15 +192,93 @@ class _Conditions:
         return self.make(ConditionType.ISOLATED, "True", Reason.STRICT_ISOLATION, meaning)
 
 
+def _last_verdict(job: Job) -> str:
+    """The last verdict, as history."""
+    last = guard_of(job)
+    at = f"{last.heartbeat:%Y-%m-%dT%H:%M:%SZ}" if last.heartbeat else "an unknown time"
+    return f"its last verdict, of {at}: {last.level} ({last.code}) at step {last.step}: {last.reason}"
+
+
 def condition_of(status: Status, kind: ConditionType) -> ConditionStatus | None:
     """The condition of this type, if there is one."""
     return next((c for c in status.conditions if c.type == kind), None)
 
 
+def is_silent(snapshot: Snapshot) -> bool:
+    """Whether the guard has not reported for longer than the job allows."""
+    age = snapshot.heartbeat_age
+    return age is not None and age > snapshot.job.spec.on_silence.after_seconds
+
+
+def must_be_live(snapshot: Snapshot) -> bool:
+    """Whether this snapshot leads to what must not come from a cache: a silent guard, or a new halt.
+
+    A run that is to be stopped anyway waits for no request.
+    """
+    return not _is_to_stop(snapshot.job) and (is_silent(snapshot) or _halt_due(snapshot) is not None)
+
+
+def _halt_due(snapshot: Snapshot) -> tuple[Reason, str] | None:
+    """Which action halts the run now, and why; None: none does."""
+    if (halt := guard_of(snapshot.job).halt) is not None:
+        return Reason.GUARD_HALT, f"{halt.code} at step {halt.step}: {halt.reason}"
+    if is_silent(snapshot) and _stops_silence(snapshot) and not _held_back(snapshot):
+        return Reason.GUARD_SILENT, _silence(snapshot)
+    return None
+
+
+def _is_to_stop(job: Job) -> bool:
+    """Whether the status says already that the run must stop: a fire, or a halt that was written down."""
+    written = any(_is_true(job.status, kind) for kind in (ConditionType.FIRED, ConditionType.HALTED))
+    return written or guard_of(job).fire is not None
+
+
+def _stops_silence(snapshot: Snapshot) -> bool:
+    return snapshot.job.spec.on_silence.action == "Stop"
+
+
+def _held_back(snapshot: Snapshot) -> str:
+    """Why a silence is not this guard's fault, so that it stops no run; "" if it may be."""
+    if _unguarded(snapshot) is not None:
+        return ""
+    if _is_at_once(snapshot):
+        return "most guards fell silent at once, so the fault is not this guard's and no run is stopped"
+    lost = next((pod for pod in snapshot.pods if pod.guarded and pod.cut_off and _runs(pod)), None)
+    if lost is not None:
+        return f"node {lost.node} does not respond, so its guard cannot report and no run is stopped"
+    return ""
+
+
+def _is_at_once(snapshot: Snapshot) -> bool:
+    """Whether this silence is that of most guards; a rank 0 without its guard is a case of its own."""
+    return snapshot.most_silent and _unguarded(snapshot) is None
+
+
+def _silence(snapshot: Snapshot) -> str:
+    limit = snapshot.job.spec.on_silence.after_seconds
+    if (unguarded := _unguarded(snapshot)) is not None:
+        return f"{_without_guard(unguarded)}, for more than {limit} s"
+    message = f"no heartbeat of the guard for more than {limit} s while its pod runs"
+    why = _held_back(snapshot) if _stops_silence(snapshot) else ""
+    return f"{message}; {why}" if why else message
+
+
+def _is_true(status: Status, kind: ConditionType) -> bool:
+    condition = condition_of(status, kind)
+    return condition is not None and condition.status == "True"
+
+
 # -- stages ----------------------------------------------------------------------------------------------
 
 
-def _last_word(snapshot: Snapshot, _says: _Conditions, _now: datetime) -> Decision | None:
+def _as_it_is(job: Job) -> Report:
+    """The status that the job has."""
+    status = job.status
+    phase = status.phase or Phase.PENDING
+    return Report(phase, tuple(status.conditions), status.workload_ref, status.stop)
+
+
+def _last_word(snapshot: Snapshot) -> Decision | None:
     """What a guard latched that ended before the API server took it goes into the status first.
 
     That happens when the trainer stops by itself while the API server is away. From there all is as always.
@@ -165,11 +289,19 @@ def _last_word(snapshot: Snapshot, _says: _Conditions, _now: datetime) -> Decisi
     halt = next((pod.halt for pod in left if pod.halt is not None and known.halt is None), None)
     if fire is None and halt is None:
         return None
-    status = job.status
-    as_it_is = Report(
-        status.phase or Phase.PENDING, tuple(status.conditions), status.workload_ref, status.stop
-    )
-    return Decision(as_it_is, (RecordLatches(fire, halt),))
+    return Decision(_as_it_is(job), (RecordLatches(fire, halt),))
+
+
+def _halt(snapshot: Snapshot, says: _Conditions) -> Decision | None:
+    """An action halts the run: that is written down, and acted on once it stands in the status."""
+    if _is_to_stop(snapshot.job) or _halt_due(snapshot) is None:
+        return None
+    if not snapshot.live:
+        return Decision(_as_it_is(snapshot.job), look_again=STOPPING_SECONDS)
+    status = snapshot.job.status
+    conditions = says(condition_of(status, ConditionType.GUARDED))
+    report = Report(status.phase or Phase.RUNNING, conditions, _workload_ref(snapshot), status.stop)
+    return Decision(report, look_again=STOPPING_SECONDS)
 
 
 def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision | None:
@@ -178,36 +310,73 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
         return None
     job, stop = snapshot.job, snapshot.job.status.stop
     guarded = condition_of(job.status, ConditionType.GUARDED)
-    # What `onFire` may ask for are the three mildest methods.
-    first = StopStatus(requested_at=now, method=StopMethod(job.spec.on_fire.value))
+    first = StopStatus(requested_at=now, method=_first_method(snapshot))
     if _nothing_can_run(snapshot):
-        if stop is None and job.status.workload_ref is not None:
-            # An operator that asked for the stop and died before it said so, or a run that ended by itself.
-            stop = first
-        message = "no pod of the run is left"
-        stopped = says.make(ConditionType.STOPPED, "True", Reason.NO_PODS_LEFT, message)
-        report = Report(Phase.STOPPED, says(stopped, guarded), _workload_ref(snapshot), stop)
-        captured = stop is None or stop.evidence is not None
-        return Decision(report, () if captured else (CaptureEvidence(PATIENT_SECONDS, final=True),))
+        if _workload_ref(snapshot) is None:  # nothing was ever created
+            stopped = says.make(ConditionType.STOPPED, "True", Reason.NO_PODS_LEFT, _EMPTY)
+            return Decision(Report(Phase.STOPPED, says(stopped, guarded, over=True), None, stop))
+        # No stop yet: an operator asked for it and died before it said so, or the run ended by itself.
+        return _empty(snapshot, says, stop or first, now)
     if stop is None:
         stop = first
         stopped = says.make(
             ConditionType.STOPPED, "False", Reason.STOP_REQUESTED, f"asked for: {stop.method}"
         )
-        actions = (CaptureEvidence(HASTY_SECONDS, final=False), *_stop_actions(snapshot, stop.method))
+        actions = (CaptureEvidence(final=False), *_stop_actions(snapshot, stop.method))
     else:
-        if not _is_going(snapshot) and (now - stop.requested_at).total_seconds() >= REASSERT_SECONDS:
+        stop = stop.model_copy(update={"empty_since": None})
+        if _is_true(job.status, ConditionType.STOPPED):
+            # It had its effect, and somebody resumed the run since: the same request once more, from now. A
+            # run that is resumed before it was called stopped has one that keeps it from stopping.
+            stop = stop.model_copy(update={"requested_at": now})
+        elif not _is_going(snapshot) and (now - stop.requested_at).total_seconds() >= REASSERT_SECONDS:
             stop = stop.model_copy(update={"method": _HARDER[stop.method], "requested_at": now})
-        stopped = says.make(ConditionType.STOPPED, "False", Reason.PODS_TERMINATING, _left(snapshot, stop))
-        evidence = () if stop.evidence else (CaptureEvidence(PATIENT_SECONDS, final=False),)
-        actions = (*_stop_actions(snapshot, stop.method), *evidence, *_ended_pods(snapshot, stop, now))
+        overdue = any(_over_by(pod, now) > OVERDUE_SECONDS for pod in snapshot.pods)
+        reason = Reason.PODS_OVERDUE if overdue else Reason.PODS_TERMINATING
+        stopped = says.make(ConditionType.STOPPED, "False", reason, _left(snapshot, stop, now))
+        evidence = () if job.status.evidence else (CaptureEvidence(final=False),)
+        actions = (
+            *_stop_actions(snapshot, stop.method),
+            *evidence,
+            *_ended_pods(snapshot, stop, now),
+            *_shortened(snapshot),
+        )
     report = Report(Phase.STOPPING, says(stopped, guarded), _workload_ref(snapshot), stop)
     return Decision(report, actions, STOPPING_SECONDS)
 
 
+def _empty(snapshot: Snapshot, says: _Conditions, stop: StopStatus, now: datetime) -> Decision:
+    """No pod is there, and none can come: called stopped once that has lasted, and looked at once more."""
+    job = snapshot.job
+    stop = stop.model_copy(update={"empty_since": stop.empty_since or now})
+    assert stop.empty_since is not None
+    lasted = (now - stop.empty_since).total_seconds()
+    again: float | None
+    if lasted >= SETTLE_SECONDS or _is_true(job.status, ConditionType.STOPPED):
+        stop = stop.model_copy(update={"stopped_at": stop.stopped_at or now})
+        stopped = says.make(ConditionType.STOPPED, "True", Reason.NO_PODS_LEFT, _EMPTY)
+        phase, again = Phase.STOPPED, LATER_SECONDS if lasted < LATER_SECONDS else None
+    else:
+        stopped = says.make(ConditionType.STOPPED, "False", Reason.SETTLING, Reason.SETTLING.meaning)
+        phase, again = Phase.STOPPING, SETTLE_SECONDS - lasted
+    actions = () if job.status.evidence else (CaptureEvidence(final=True),)
+    if actions and again is not None:
+        again = min(again, STOPPING_SECONDS)
+    guarded = condition_of(job.status, ConditionType.GUARDED)
+    report = Report(phase, says(stopped, guarded, over=True), _workload_ref(snapshot), stop)
+    return Decision(report, actions, again)
+
+
+def _first_method(snapshot: Snapshot) -> StopMethod:
+    """What `onFire` asks for, one of the three mildest; of an unknown kind the pods are all that can go."""
+    if snapshot.unknown_kind:
+        return StopMethod.DELETE_PODS
+    return StopMethod(snapshot.job.spec.on_fire.value)
+
+
 def _nothing_can_run(snapshot: Snapshot) -> bool:
     """No pod is left, and the workload makes none: it is gone, finished, or suspended because we asked."""
-    if snapshot.pods:
+    if snapshot.pods or (snapshot.unknown_kind and snapshot.job.status.workload_ref is not None):
         return False
     workload, stop = snapshot.workload, snapshot.job.status.stop
     if workload is None or not workload.ours or workload.terminating:
@@ -235,66 +404,154 @@ def _stop_actions(snapshot: Snapshot, method: StopMethod) -> tuple[StopWorkload 
         of_workload = StopMethod.DELETE if method is StopMethod.DELETE_PODS else method
         actions.append(StopWorkload(of_workload, workload.uid))
     if method is StopMethod.DELETE_PODS:
-        actions.append(DeletePods(tuple((p.name, p.uid) for p in snapshot.pods if not p.terminating)))
+        actions.append(_delete(pod for pod in snapshot.pods if not pod.terminating))
     return tuple(actions)
+
+
+def _delete(pods: Iterable[Pod], grace: int | None = None) -> DeletePods:
+    return DeletePods(tuple((pod.name, pod.uid) for pod in pods), grace)
+
+
+def _shortened(snapshot: Snapshot) -> tuple[DeletePods, ...]:
+    """Pods on their way out that may take longer than the job allows are given less."""
+    limit = snapshot.job.spec.stop_grace_seconds
+    slow = [pod for pod in snapshot.pods if pod.terminating and pod.grace > limit]
+    return (_delete(slow, limit),) if slow else ()
 
 
 def _ended_pods(snapshot: Snapshot, stop: StopStatus, now: datetime) -> tuple[DeletePods, ...]:
     """Pods that have ended and that their workload keeps go too, but their logs are had first, if at all."""
-    ended = tuple((p.name, p.uid) for p in snapshot.pods if _has_ended(p) and not p.terminating)
-    waits = stop.evidence is None and (now - stop.requested_at).total_seconds() < REASSERT_SECONDS
-    return (DeletePods(ended),) if ended and not waits else ()
+    ended = [pod for pod in snapshot.pods if _has_ended(pod) and not pod.terminating]
+    waits = (
+        snapshot.job.status.evidence is None and (now - stop.requested_at).total_seconds() < REASSERT_SECONDS
+    )
+    return (_delete(ended),) if ended and not waits else ()
 
 
-def _left(snapshot: Snapshot, stop: StopStatus) -> str:
+def _over_by(pod: Pod, now: datetime) -> float:
+    """For how long a pod on its way out should have ended, seconds."""
+    return (now - pod.due).total_seconds() if pod.due is not None else 0.0
+
+
+def _left(snapshot: Snapshot, stop: StopStatus, now: datetime) -> str:
+    if snapshot.unknown_kind and snapshot.preparation is not None:
+        return (
+            f"{snapshot.preparation.message} nor stopped by this operator: its pods are deleted as they come"
+        )
     if not snapshot.pods:
         return f"asked for: {stop.method}; the workload may still make pods"
-    names = ", ".join(pod.name for pod in snapshot.pods[:5]) + (" ..." if len(snapshot.pods) > 5 else "")
-    return f"asked for: {stop.method}; {len(snapshot.pods)} pods are left: {names}"
+    shown = ", ".join(_shown(pod, now) for pod in snapshot.pods[:5])
+    more = " ..." if len(snapshot.pods) > 5 else ""
+    return f"asked for: {stop.method}; {len(snapshot.pods)} pods are left: {shown}{more}"
 
 
-def _over(snapshot: Snapshot, _says: _Conditions, _now: datetime) -> Decision | None:
+def _shown(pod: Pod, now: datetime) -> str:
+    """A pod that is left; one that is overdue with its node, which is most likely the reason."""
+    if pod.due is None or _over_by(pod, now) <= OVERDUE_SECONDS:
+        return pod.name
+    return (
+        f"{pod.name} (should have ended at {pod.due:%H:%M:%S}; look at node {pod.node or 'unknown'}, and if "
+        "it is gone for good, delete it from the cluster)"
+    )
+
+
+def _over(snapshot: Snapshot, now: datetime) -> Decision | None:
     """A run that ended by itself stays as it ended, whatever is cleaned up later."""
-    status = snapshot.job.status
     for kind, phase in _OVER.items():
-        condition = condition_of(status, kind)
-        if condition is not None and condition.status == "True":
-            return Decision(Report(phase, tuple(status.conditions), status.workload_ref, status.stop))
+        if _is_true(snapshot.job.status, kind):
+            report = replace(_as_it_is(snapshot.job), phase=phase)
+            ended = condition_of(snapshot.job.status, kind)
+            assert ended is not None
+            return _with_evidence(snapshot, report, (now - ended.last_transition_time).total_seconds())
     return None
 
 
-def _ended(snapshot: Snapshot, says: _Conditions, _now: datetime) -> Decision | None:
+def _with_evidence(snapshot: Snapshot, report: Report, ended: float) -> Decision:
+    """A run that ended by itself `ended` seconds ago leaves evidence, too; with its logs while there is hope.
+
+    What ended long ago is left as it is, so that an operator that starts does nothing for its history.
+    """
+    if snapshot.job.status.evidence is not None or ended > EVIDENCE_SECONDS:
+        return Decision(report)
+    return Decision(report, (CaptureEvidence(final=ended > REASSERT_SECONDS),), STOPPING_SECONDS)
+
+
+def _deleting(snapshot: Snapshot) -> Decision | None:
+    """Somebody's finalizer keeps a deleted job: it is torn down if it must be, and nothing else is said."""
+    if not snapshot.job.deleting:
+        return None
+    return Decision(_as_it_is(snapshot.job), look_again=_until_silence(snapshot))
+
+
+def _unknown_kind(snapshot: Snapshot, says: _Conditions) -> Decision | None:
+    """A run of a kind that this operator has no adapter for: another version made it, so it is not judged."""
+    job, preparation = snapshot.job, snapshot.preparation
+    if not snapshot.unknown_kind or preparation is None or job.status.workload_ref is None:
+        return None
+    kept = [c for c in job.status.conditions if c.type != ConditionType.GUARDED]
+    guarded = says.make(
+        ConditionType.GUARDED, "Unknown", Reason.UNSUPPORTED_KIND, f"{preparation.message} by this operator"
+    )
+    return Decision(replace(_as_it_is(job), conditions=(*kept, guarded)))
+
+
+def _ended(snapshot: Snapshot, says: _Conditions) -> Decision | None:
     """The workload succeeded, failed, was taken by the infrastructure, or was deleted: never a fire."""
     job, workload = snapshot.job, snapshot.workload
     ref = job.status.workload_ref
     if ref is None and (workload is None or not workload.ours):
         return None
-    if workload is None or not workload.ours or workload.terminating or (ref and ref.uid != workload.uid):
-        message = "the workload was deleted; a new run is a new GuardedTrainingJob"
-        end = says.make(ConditionType.DISRUPTED, "True", Reason.WORKLOAD_DELETED, message)
+    if workload is None or not workload.ours or (ref and ref.uid != workload.uid):
+        end = _gone(job, snapshot, says)
     elif workload.state is WorkloadState.SUCCEEDED:
         end = _succeeded(snapshot, says, workload.message)
+    elif workload.terminating:  # its pods are on their way out, which looks like a failure
+        end = _gone(job, snapshot, says)
     elif workload.state is WorkloadState.FAILED:
-        taken = _disruption(snapshot)
-        end = (
-            says.make(ConditionType.DISRUPTED, "True", taken[0], f"{taken[1]}; {workload.message}")
-            if taken
-            else says.make(ConditionType.FAILED, "True", Reason.WORKLOAD_FAILED, workload.message)
-        )
+        end = _failed(snapshot, says, workload.message)
     else:
         return None
     guarded = condition_of(job.status, ConditionType.GUARDED)
     phase = _OVER[ConditionType(end.type)]
-    return Decision(Report(phase, says(end, guarded), _workload_ref(snapshot), job.status.stop))
+    report = Report(phase, says(end, guarded, over=True), _workload_ref(snapshot), job.status.stop)
+    return _with_evidence(snapshot, report, 0.0)
+
+
+def _gone(job: Job, snapshot: Snapshot, says: _Conditions) -> ConditionStatus:
+    """The workload is gone before its end was seen. How its trainer ended says the guard, if it was told.
+
+    The trainer says so itself, so it is not believed of a rank 0 that still runs.
+    """
+    last = guard_of(job)
+    still_runs = any(pod.rank0 and pod.phase == "Running" for pod in snapshot.pods)
+    told = last.ended is not None and (last.ended.attempt, last.ended.step) == (last.attempt, last.step)
+    if told and not still_runs:
+        message = f"the workload is gone; its trainer told the guard at step {last.step} that it had finished"
+        return _succeeded(snapshot, says, message)
+    message = "the workload was deleted; a new run is a new GuardedTrainingJob"
+    return says.make(ConditionType.DISRUPTED, "True", Reason.WORKLOAD_DELETED, message)
+
+
+def _failed(snapshot: Snapshot, says: _Conditions, message: str) -> ConditionStatus:
+    """The infrastructure took it, or it failed by itself; with exit code and last line if they can be had."""
+    if (taken := _disruption(snapshot)) is not None:
+        return says.make(ConditionType.DISRUPTED, "True", taken[0], f"{taken[1]}; {message}")
+    failed = next((pod for pod in reversed(snapshot.pods) if pod.failure), None)
+    words = f"; pod {failed.name}: {failed.failure}" if failed else ""
+    return says.make(ConditionType.FAILED, "True", Reason.WORKLOAD_FAILED, f"{message}{words}")
 
 
 def _succeeded(snapshot: Snapshot, says: _Conditions, message: str) -> ConditionStatus:
-    """Not without a word where the drain was too short: what nobody has looked at is unknown, not healthy."""
-    waiting, reason = guard_of(snapshot.job).waiting, Reason.WORKLOAD_SUCCEEDED
-    if waiting:
-        reason = Reason.CHECKPOINTS_LEFT
-        message += f"; {waiting} checkpoints were not evaluated, so no verdict is about them"
-    return says.make(ConditionType.SUCCEEDED, "True", reason, message)
+    """A plain success only where all was judged: what was not has not passed."""
+    last = guard_of(snapshot.job)
+    missing = not_judged(last, wait_longer="set RLGUARD_DRAIN_SECONDS in the template higher")
+    if _is_true(snapshot.job.status, ConditionType.GUARD_SILENT):
+        missing = "; ".join(filter(None, ("the guard was silent when the trainer ended", missing)))
+    if not missing:
+        message = "; ".join(filter(None, (message, steps_after(last))))
+        return says.make(ConditionType.SUCCEEDED, "True", Reason.WORKLOAD_SUCCEEDED, message)
+    reason = Reason.CHECKPOINTS_LEFT if last.waiting else Reason.NOT_JUDGED
+    return says.make(ConditionType.SUCCEEDED, "True", reason, f"{message}; NOT JUDGED: {missing}")
 
 
 def _disruption(snapshot: Snapshot) -> tuple[str, str] | None:
@@ -314,7 +571,7 @@ def _disrupted_pod(snapshot: Snapshot) -> tuple[str, str] | None:
     return None
 
 
-def _create(snapshot: Snapshot, says: _Conditions, _now: datetime) -> Decision | None:
+def _create(snapshot: Snapshot, says: _Conditions) -> Decision | None:
     """There is no workload yet: create it, or say why not."""
     workload, preparation = snapshot.workload, snapshot.preparation or Preparation()
     if workload is not None and workload.ours:
@@ -337,40 +594,79 @@ def _create(snapshot: Snapshot, says: _Conditions, _now: datetime) -> Decision |
     return Decision(report, (CreateWorkload(),), STOPPING_SECONDS)
 
 
-def _running(snapshot: Snapshot, says: _Conditions, _now: datetime) -> Decision:
+def _running(snapshot: Snapshot, says: _Conditions) -> Decision:
     """The workload is there and neither finished nor to be stopped."""
     job, workload = snapshot.job, snapshot.workload
     assert workload is not None
-    guarded = says.make(
-        ConditionType.GUARDED, "True", Reason.WORKLOAD_CREATED, Reason.WORKLOAD_CREATED.meaning
-    )
+    # A trainer that never reports does not read as one that is watched.
+    running = Phase.STARTING if guard_of(job).step is None else Phase.RUNNING
     phase = {
-        WorkloadState.RUNNING: Phase.RUNNING,
+        WorkloadState.RUNNING: running,
         WorkloadState.SUSPENDED: Phase.SUSPENDED,
     }.get(workload.state, Phase.PENDING)
     report = Report(
         phase,
-        says(guarded, _noted_disruption(snapshot, says), _waiting(snapshot, says)),
+        says(_guarded(snapshot, says), _noted_disruption(snapshot, says), _waiting(snapshot, says)),
         _workload_ref(snapshot),
         job.status.stop,
     )
-    return Decision(report, look_again=_until_silence(snapshot))
+    again = _until_silence(snapshot)
+    if snapshot.late:  # no event will tell that it still is
+        again = min(again or LATE_SECONDS, LATE_SECONDS)
+    return Decision(report, look_again=again)
+
+
+def _guarded(snapshot: Snapshot, says: _Conditions) -> ConditionStatus:
+    """The workload was created with its guard; that its pods have it is seen from the pods."""
+    if (unguarded := _unguarded(snapshot)) is not None:
+        message = f"{_without_guard(unguarded)}: something between operator and kubelet took it"
+        return says.make(ConditionType.GUARDED, "False", Reason.GUARD_MISSING, message)
+    changed = next((pod for pod in snapshot.pods if pod.guarded and pod.changed and _runs(pod)), None)
+    if changed is not None:
+        message = f"the guard in pod {changed.name} is not as it was injected: something changed it since"
+        return says.make(ConditionType.GUARDED, "False", Reason.GUARD_CHANGED, message)
+    return says.make(ConditionType.GUARDED, "True", Reason.WORKLOAD_CREATED, Reason.WORKLOAD_CREATED.meaning)
+
+
+def _unguarded(snapshot: Snapshot) -> Pod | None:
+    """A pod in which rank 0 runs without its guard."""
+    return next((pod for pod in snapshot.pods if pod.rank0 and not pod.guarded and _runs(pod)), None)
+
+
+def _without_guard(pod: Pod) -> str:
+    return f"rank 0 runs in pod {pod.name} without its guard"
+
+
+def _is_watched(snapshot: Snapshot) -> bool:
+    """Whether a guard runs now that has reported. Heartbeat and start are by the clock of the same node."""
+    beat = guard_of(snapshot.job).heartbeat
+    starts = [pod.guard_since for pod in snapshot.pods if pod.guarded and pod.phase == "Running"]
+    return beat is not None and any(since is not None and since <= beat for since in starts)
 
 
 def _waiting(snapshot: Snapshot, says: _Conditions) -> ConditionStatus | None:
-    """The pod that the others wait for: the guarded one if it cannot start, else the first that cannot."""
+    """The pod that the others wait for: the guarded one if it cannot start, else the first that cannot.
+
+    Else what Events say of pods that do not come or do not start.
+    """
     pods = [pod for pod in snapshot.pods if not pod.terminating]
     stuck = [(not pod.guarded, pod.name, pod.waiting) for pod in pods if pod.waiting is not None]
-    if not stuck:
-        return None
-    _, name, waiting = min(stuck, key=lambda one: one[:2])
-    return says.make(ConditionType.WAITING, "True", waiting.reason, f"pod {name}: {waiting.message}")
+    if stuck:
+        _, name, waiting = min(stuck, key=lambda one: one[:2])
+        return says.make(ConditionType.WAITING, "True", waiting.reason, f"pod {name}: {waiting.message}")
+    if (obstacle := snapshot.obstacle) is not None:
+        return says.make(ConditionType.WAITING, "True", obstacle.reason, obstacle.message)
+    return None
 
 
 def _until_silence(snapshot: Snapshot) -> float | None:
     """When the guard would be called silent, if it is to report and nothing happens before; seconds."""
+    if snapshot.deaf:
+        return RUNNING_SECONDS
     if snapshot.heartbeat_age is None:
         return None
+    if is_silent(snapshot) and _held_back(snapshot):
+        return HELD_BACK_SECONDS
     left = snapshot.job.spec.on_silence.after_seconds - snapshot.heartbeat_age
     return min(RUNNING_SECONDS, left + 0.1) if left >= 0 else RUNNING_SECONDS
 
@@ -394,13 +690,10 @@ def _workload_ref(snapshot: Snapshot) -> WorkloadRef | None:
     if job.status.workload_ref is not None or workload is None or not workload.ours:
         return job.status.workload_ref
     template = job.spec.template
-    return WorkloadRef(api_version=template.api_version, kind=template.kind, name=job.name, uid=workload.uid)
-
-
-_STAGES: tuple[Callable[[Snapshot, _Conditions, datetime], Decision | None], ...] = (
-    _last_word,
-    _teardown,
-    _over,
-    _ended,
-    _create,
-)
+    return WorkloadRef(
+        api_version=template.api_version,
+        kind=template.kind,
+        name=job.name,
+        uid=workload.uid,
+        guard_image=snapshot.guard_image,
+    )

@@ -16,6 +16,7 @@ _WARNINGS = {
     ConditionType.FAILED,
     ConditionType.DISRUPTED,
 }
+_UNJUDGED = {Reason.CHECKPOINTS_LEFT, Reason.NOT_JUDGED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,12 @@ def _event(old: ConditionStatus | None, new: ConditionStatus) -> Iterator[Transi
             yield Transition("Warning", new.reason, new.message)
     elif new.status == "True":
         if was != "True":
-            yield Transition("Warning" if new.type in _WARNINGS else "Normal", new.reason, new.message)
+            worth_a_warning = new.type in _WARNINGS or new.reason in _UNJUDGED
+            yield Transition("Warning" if worth_a_warning else "Normal", new.reason, new.message)
     elif (new.type, new.status, was) == (ConditionType.STOPPED, "False", None):
         yield Transition("Normal", new.reason, new.message)  # the teardown begins
+    elif new.type == ConditionType.STOPPED and new.reason == Reason.PODS_OVERDUE:
+        if old is None or old.reason != new.reason:
+            yield Transition("Warning", new.reason, new.message)
     elif new.type == ConditionType.GUARD_SILENT and was == "True":
         yield Transition("Normal", new.reason, new.message)  # the guard is back, or its pod is gone

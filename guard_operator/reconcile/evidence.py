@@ -1,4 +1,6 @@
-"""What is kept of a run that was stopped: a ConfigMap of bounded size, owned by the job. Pure.
+"""What is kept of a run that is over: a ConfigMap of bounded size. Pure.
+
+The job owns it, unless `spec.keepEvidence` says that it stays without the job.
 
 It holds the verdict, the tail of the evaluation rounds, the last good checkpoint, and the ends of the logs of
 the trainer and of the guard. The object is written once; a later attempt finds it and leaves it.
@@ -30,7 +32,7 @@ def build_evidence(job: Job, logs: dict[str, str], now: datetime) -> Json:
     """The ConfigMap.
 
     Args:
-        job: the job that is being stopped.
+        job: the job that is being stopped, or has ended.
         logs: log tails by file name.
         now: when it was collected, UTC.
     """
@@ -48,7 +50,7 @@ def build_evidence(job: Job, logs: dict[str, str], now: datetime) -> Json:
         "name": evidence_name(job),
         "namespace": job.namespace,
         "labels": {names.JOB_LABEL: job.name},
-        "ownerReferences": [owner_reference(job)],
+        **({} if job.spec.keep_evidence else {"ownerReferences": [owner_reference(job)]}),
     }
     return {
         "apiVersion": CONFIG_MAPS.api_version,

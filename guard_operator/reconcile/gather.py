@@ -1,27 +1,36 @@
 """Builds the snapshot of one job: from the caches where being late is harmless, live where it is not.
 
-Live are: whether the workload exists before one is created, and workload and pods once a stop was requested,
-because "no pod is left" must not come from a cache.
+Live are: whether the workload exists before one is created; workload and pods once a stop was requested,
+because "no pod is left" must not come from a cache; and everything, the job too, before a guard is called
+silent or a run is halted, because a cache that is behind looks like a guard that is.
 """
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from guard_operator.adapters import Adapter, find
+from guard_operator.adapters import WorkloadAdapter, find
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import GuardStatus, Spec, Status
+from guard_operator.api.types import GuardStatus
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.decide import condition_of
-from guard_operator.reconcile.inject import build_workload
-from guard_operator.reconcile.refusals import inspect, pod_spec
+from guard_operator.reconcile.decide import condition_of, must_be_live
+from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.inject import LeakError, build_workload
+from guard_operator.reconcile.obstacles import Late, reason_for, what_is_late
+from guard_operator.reconcile.parse import JOBS, parse_job
+from guard_operator.reconcile.refusals import copies, inspect, pod_spec, template_claims
+from guard_operator.reconcile.slim import CHANGED
 from guard_operator.reconcile.snapshot import (
+    GRACE_SECONDS,
     Disruption,
     Job,
     Pod,
@@ -31,15 +40,19 @@ from guard_operator.reconcile.snapshot import (
     Workload,
     guard_of,
 )
-from guard_operator.runtime.client import CLAIMS, PODS, Client, Json, Resource
-from guard_operator.runtime.errors import ApiError
+from guard_operator.runtime.client import CLAIMS, EVENTS, PODS, Client, Json, Resource
+from guard_operator.runtime.errors import ApiError, ClusterError
 
-#: What is kept of a container's status, and the reasons for which every container waits for a moment.
-_OF_A_CONTAINER = ("name", "started", "state", "lastState", "restartCount")
+log = logging.getLogger(__name__)
+
+#: The reasons for which every container waits for a moment.
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
-#: How much of a guard's last words is repeated, characters.
+#: How much of a container's last words is repeated, characters.
 LAST_WORDS = 600
-
+#: Events that are read of one object, which has a few. Its owner can write more.
+MAX_EVENTS = 500
+#: A watch that works shows something every minute; one that has shown nothing for longer than this does not.
+DEAF_SECONDS = 90.0
 CLAIM_SECONDS = 5.0
 FORBIDDEN_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
@@ -64,6 +77,9 @@ _POD_REASONS = {
 class Caches(Protocol):
     """What the reflectors hold."""
 
+    def quiet_for(self, namespace: str) -> float:
+        """Seconds since the API server last showed something of the jobs in this namespace."""
+
     def workload(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """The cached workload."""
 
@@ -71,66 +87,95 @@ class Caches(Protocol):
         """The cached pods that carry the job's UID."""
 
 
-class HeartbeatClock:
-    """How long ago a heartbeat was seen to change. It compares no clocks of two machines."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seen: dict[str, tuple[object, float]] = {}
-
-    def age(self, job_uid: str, beat: object) -> float:
-        """Seconds since `beat` was first seen for this job."""
-        now = self._clock()
-        known, since = self._seen.get(job_uid, (None, now))
-        if known != beat:
-            since = now
-        self._seen[job_uid] = (beat, since)
-        return now - since
-
-    def forget(self, job_uid: str) -> None:
-        """Drop a job that is gone."""
-        self._seen.pop(job_uid, None)
-
-
 class Gatherer:
-    """See the module."""
+    """See the module. `clock` gives the time in UTC."""
 
-    def __init__(self, client: Client, config: OperatorConfig, caches: Caches, beats: HeartbeatClock) -> None:
+    def __init__(
+        self,
+        client: Client,
+        config: OperatorConfig,
+        caches: Caches,
+        beats: HeartbeatClock,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self._client = client
         self._config = config
         self._caches = caches
         self._beats = beats
+        self._clock = clock
 
-    def gather(self, job: Job) -> Snapshot:
-        """The snapshot of this job.
+    def gather(self, job: Job) -> Snapshot | None:
+        """The snapshot of this job; None: it is gone, and the cache does not know yet.
 
         Raises:
             ClusterError: a live read failed for now.
         """
+        deaf = self._caches.quiet_for(job.namespace) > DEAF_SECONDS
+        if not deaf:
+            snapshot = self._look(job, live=False)
+            if not must_be_live(snapshot):
+                return snapshot
+        raw = self._client.get(JOBS, job.namespace, job.name)
+        if raw is None or raw["metadata"]["uid"] != job.uid:
+            return None
+        return self._look(parse_job(raw), live=True, deaf=deaf)
+
+    def _look(self, job: Job, live: bool, deaf: bool = False) -> Snapshot:
+        """The snapshot; with `live` nothing in it is from a cache."""
         template = job.spec.template
         adapter = find(template.api_version, template.kind)
         if adapter is None:
-            message = f"spec.template: {template.api_version} {template.kind} cannot be guarded"
-            return Snapshot(job, preparation=Preparation(Reason.UNSUPPORTED_KIND, message))
+            return self._unknown_kind(job, live)
         stopping = _is_stopping(job)
         raw_pods = list(self._caches.pods(job.namespace, job.uid))
         # The first stop request need not wait for live reads; whether something is left must not be cached.
-        live = stopping and (job.status.stop is not None or not raw_pods)
-        raw_workload = self._workload(adapter, job, live)
+        uncached = live or (stopping and (job.status.stop is not None or not raw_pods))
+        raw_workload = self._workload(adapter, job, uncached)
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
-        raw_pods = self._live_pods(job) if live else raw_pods
-        pods = tuple(_pod(adapter, raw) for raw in sorted(raw_pods, key=_age))
+        raw_pods = self._live_pods(job) if uncached else raw_pods
+        owner = _Owner(_uid(job, workload), template.spec)
+        pods = tuple(_pod(adapter, raw, owner) for raw in sorted(raw_pods, key=_age))
         findings = inspect(adapter, template.spec, job.spec.guard, self._config)
+        not_now = workload or stopping or job.deleting or _was_created(job)
+        age, most_silent = self._silence(job, pods, deaf)
+        wanted = adapter.pods_wanted(template.spec)
+        late = None if stopping or job.deleting else what_is_late(workload, pods, wanted)
         return Snapshot(
             job=job,
             workload=workload,
             pods=pods,
-            preparation=None if workload or stopping or _was_created(job) else self._prepare(adapter, job),
+            preparation=None if not_now else self._prepare(adapter, job),
             costs=tuple(finding.cost for finding in findings if finding.cost is not None),
-            heartbeat_age=self._heartbeat_age(job, pods),
+            heartbeat_age=age,
+            most_silent=most_silent,
+            deaf=deaf,
+            live=live,
+            guard_image=job.spec.guard.image or self._config.guard_image,
+            late=late is not None,
+            obstacle=None if late is None else self._obstacle(job, late, pods),
         )
 
-    def _workload(self, adapter: Adapter, job: Job, live: bool) -> Json | None:
+    def _obstacle(self, job: Job, late: Late, pods: tuple[Pod, ...]) -> Waiting | None:
+        """What the Events say of it. Words only: without them everything goes on."""
+        if not late.is_due(self._clock()):
+            return None
+        query = {"fieldSelector": f"involvedObject.uid={late.uid}", "limit": str(MAX_EVENTS)}
+        try:
+            events = self._client.list(EVENTS, job.namespace, query).get("items") or []
+        except ClusterError as error:
+            log.info("%s/%s: Events not read: %s", job.namespace, job.name, error)
+            return None
+        return reason_for(late, events, pods)
+
+    def _unknown_kind(self, job: Job, live: bool) -> Snapshot:
+        """No adapter: another version of the operator may have created it, and its pods carry our labels."""
+        template = job.spec.template
+        message = f"spec.template: {template.api_version} {template.kind} cannot be guarded"
+        pods = tuple(_pod(None, raw, _Owner()) for raw in self._live_pods(job)) if _is_stopping(job) else ()
+        preparation = Preparation(Reason.UNSUPPORTED_KIND, message)
+        return Snapshot(job, pods=pods, preparation=preparation, live=live, unknown_kind=True)
+
+    def _workload(self, adapter: WorkloadAdapter, job: Job, live: bool) -> Json | None:
         cached = None if live else self._caches.workload(adapter.resource, job.namespace, job.name)
         return cached or self._client.get(adapter.resource, job.namespace, job.name)
 
@@ -139,34 +184,53 @@ class Gatherer:
         items: list[Json] = self._client.list(PODS, job.namespace, query).get("items") or []
         return items
 
-    def _heartbeat_age(self, job: Job, pods: tuple[Pod, ...]) -> float | None:
-        guarded = [pod for pod in pods if pod.guarded and pod.phase == "Running" and not pod.terminating]
-        if not guarded:
-            self._beats.forget(job.uid)
-            return None
-        return self._beats.age(job.uid, (guard_of(job).heartbeat, guarded[0].uid))
+    def _silence(self, job: Job, pods: tuple[Pod, ...], deaf: bool) -> tuple[float | None, bool]:
+        """How long the guard has been silent, and whether too long with most others.
 
-    def _prepare(self, adapter: Adapter, job: Job) -> Preparation:
+        Nothing is counted while it need not report, or could not be heard. A rank 0 without its guard is
+        silent from its start, whatever others are.
+        """
+        running = [pod for pod in pods if pod.rank0 and pod.phase == "Running" and not pod.terminating]
+        if deaf or not running:
+            self._beats.forget(job.uid)
+            return None, False
+        unguarded = next((pod for pod in running if not pod.guarded), None)
+        if unguarded is not None:
+            return self._beats.age(job.uid, ("unguarded", unguarded.uid)), False
+        age = self._beats.age(job.uid, (guard_of(job).heartbeat, running[0].uid))
+        limit = job.spec.on_silence.after_seconds
+        return age, age > limit and self._beats.with_most(job.uid, limit)
+
+    def _prepare(self, adapter: WorkloadAdapter, job: Job) -> Preparation:
         """Everything that can be found out before the workload exists; the first obstacle wins."""
         guard, spec = job.spec.guard, job.spec.template.spec
         refused = [f for f in inspect(adapter, spec, guard, self._config) if f.cost is None]
         if refused:
             message = "; ".join(f"{finding.field} {finding.message}" for finding in refused)
             return Preparation(Reason.TEMPLATE_REFUSED, message)
-        for field, claim in _claims(adapter, job):
+        for where, claim in _claims(adapter, job):
             if self._client.get(CLAIMS, job.namespace, claim) is None:
                 message = (
-                    f"{field}: PersistentVolumeClaim {claim} does not exist in {job.namespace}: create it"
+                    f"{where}: PersistentVolumeClaim {claim} does not exist in {job.namespace}: create it"
                 )
                 return Preparation(Reason.CLAIM_MISSING, message, CLAIM_SECONDS)
+        for field, claim in template_claims(adapter, spec):
+            if copies(self._client.get(CLAIMS, job.namespace, claim) or {}, guard):
+                message = (
+                    f"{field}: PersistentVolumeClaim {claim} is a copy of one that only the guard may have"
+                )
+                return Preparation(Reason.TEMPLATE_REFUSED, message)
         return self._dry_run(adapter, job)
 
-    def _dry_run(self, adapter: Adapter, job: Job) -> Preparation:
+    def _dry_run(self, adapter: WorkloadAdapter, job: Job) -> Preparation:
         """What the API server, with the workload's schema and webhooks, says to the workload.
 
         As a create, because a server-side apply answers a value of the wrong type with a 500.
         """
-        workload = build_workload(job, adapter, self._config)
+        try:
+            workload = build_workload(job, adapter, self._config)
+        except LeakError as error:
+            return Preparation(Reason.TEMPLATE_REFUSED, str(error))
         try:
             manager = names.OPERATOR_MANAGER
             self._client.create(adapter.resource, job.namespace, workload, manager, dry_run=True)
@@ -185,70 +249,6 @@ class Gatherer:
         return Preparation()
 
 
-def parse_job(raw: Mapping[str, Any]) -> Job:
-    """The job of an object of the API server.
-
-    Once there is a workload, its policy is the guard's business alone: a policy that this version of the
-    operator would not admit must not take the kill switch away, so it is left out.
-
-    Raises:
-        pydantic.ValidationError: the spec or the status does not validate.
-    """
-    metadata, spec = raw["metadata"], raw["spec"]
-    status = Status.model_validate(raw.get("status") or {})
-    if status.workload_ref is not None and isinstance(guard := spec.get("guard"), dict):
-        spec = {**spec, "guard": {key: value for key, value in guard.items() if key != "policy"}}
-    return Job(
-        name=metadata["name"],
-        namespace=metadata["namespace"],
-        uid=metadata["uid"],
-        generation=metadata.get("generation", 0),
-        resource_version=metadata["resourceVersion"],
-        labels=metadata.get("labels") or {},
-        spec=Spec.model_validate(spec),
-        status=status,
-    )
-
-
-def slim_pod(raw: Json) -> Json:
-    """The part of a pod that is cached."""
-    metadata, status = raw["metadata"], raw.get("status") or {}
-    kept = (
-        "name", "namespace", "uid", "labels", "creationTimestamp", "deletionTimestamp", "resourceVersion",
-    )  # fmt: skip
-    inits = (raw.get("spec") or {}).get("initContainers") or []
-    containers = {
-        key: [{k: one[k] for k in _OF_A_CONTAINER if k in one} for one in status.get(key) or []]
-        for key in ("initContainerStatuses", "containerStatuses")
-    }
-    return {
-        "metadata": {key: metadata[key] for key in kept if key in metadata},
-        "spec": {"initContainers": [{"name": container["name"]} for container in inits]},
-        "status": {key: status[key] for key in ("phase", "reason", "conditions") if key in status}
-        | containers,
-    }
-
-
-def slim_workload(adapter: Adapter, raw: Json) -> Json:
-    """The part of a workload that is cached: not its pod templates."""
-    metadata, spec = raw["metadata"], raw.get("spec") or {}
-    kept = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp", "resourceVersion")
-    return {
-        "metadata": {key: metadata[key] for key in kept if key in metadata},
-        "spec": {key: spec[key] for key in adapter.state_fields if key in spec},
-        "status": raw.get("status") or {},
-    }
-
-
-def slim_job(raw: Json) -> Json:
-    """The part of a job that is cached: not the guard's detector state, which may be large."""
-    metadata = {k: v for k, v in raw["metadata"].items() if k not in {"managedFields", "annotations"}}
-    status = dict(raw.get("status") or {})
-    if "guard" in status:
-        status["guard"] = {k: v for k, v in status["guard"].items() if k != "detectorState"}
-    return {"metadata": metadata, "spec": raw["spec"], "status": status}
-
-
 def _is_stopping(job: Job) -> bool:
     """Whether this job is being, or will now be, torn down; errs on the side of reading live."""
     fired, halted = (condition_of(job.status, kind) for kind in (ConditionType.FIRED, ConditionType.HALTED))
@@ -265,17 +265,34 @@ def _was_created(job: Job) -> bool:
     return job.status.workload_ref is not None
 
 
-def _workload(adapter: Adapter, job: Job, raw: Json) -> Workload:
-    metadata = raw["metadata"]
-    owners = metadata.get("ownerReferences") or []
+def _workload(adapter: WorkloadAdapter, job: Job, raw: Json) -> Workload:
+    metadata, ref = raw["metadata"], job.status.workload_ref
     state, message = adapter.state(raw)
     return Workload(
         uid=metadata["uid"],
-        ours=any(owner.get("uid") == job.uid and owner.get("controller") for owner in owners),
+        ours=_controller(raw) == job.uid or (ref is not None and ref.uid == metadata["uid"]),
         state=state,
         message=message,
         terminating="deletionTimestamp" in metadata,
+        created=_time(metadata.get("creationTimestamp")),
     )
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _controller(raw: Json) -> str | None:
+    """UID of the controller of an object; None if nothing controls it."""
+    owners = raw["metadata"].get("ownerReferences") or []
+    return next((owner.get("uid") for owner in owners if owner.get("controller")), None)
+
+
+def _uid(job: Job, workload: Workload | None) -> str | None:
+    """UID of the job's workload: as it was noted, else of the one that is there if it is ours."""
+    if job.status.workload_ref is not None:
+        return job.status.workload_ref.uid
+    return workload.uid if workload is not None and workload.ours else None
 
 
 def _age(raw: Json) -> tuple[str, str]:
@@ -283,22 +300,72 @@ def _age(raw: Json) -> tuple[str, str]:
     return raw["metadata"].get("creationTimestamp", ""), raw["metadata"]["name"]
 
 
-def _pod(adapter: Adapter, raw: Json) -> Pod:
-    metadata, status = raw["metadata"], raw.get("status") or {}
-    inits = (raw.get("spec") or {}).get("initContainers") or []
-    has_guard = any(container.get("name") == names.GUARD_CONTAINER for container in inits)
-    last_word = _last_word(status)
-    return Pod(
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """The workload of pods: its UID (None: there is none) and its spec."""
+
+    uid: str | None = None
+    spec: Mapping[str, Any] | None = None
+
+
+def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
+    """The pod, of which only name and end count unless the workload is its controller.
+
+    Anyone who may create a pod can give it our labels and have it end with any words.
+    """
+    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    grace = metadata.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds"))
+    bare = Pod(
         name=metadata["name"],
         uid=metadata["uid"],
-        guarded=has_guard and adapter.holds_rank0(raw),
+        guarded=False,
         phase=status.get("phase", "Unknown"),
         terminating="deletionTimestamp" in metadata,
+        grace=GRACE_SECONDS if grace is None else grace,
+        due=_time(metadata.get("deletionTimestamp")),
+        created=_time(metadata.get("creationTimestamp")),
+        node=spec.get("nodeName", ""),
+    )
+    if adapter is None or workload.uid is None or _controller(raw) != workload.uid:
+        return bare
+    guards = [one for one in spec.get("initContainers") or [] if _is_guard(one)]
+    rank0, last_word = adapter.holds_rank0(raw, workload.spec or {}), _last_word(status)
+    return replace(
+        bare,
+        rank0=rank0,
+        guarded=rank0 and bool(guards),
+        changed=any(guard.get(CHANGED) or is_as_injected(raw) is False for guard in guards),
+        cut_off=_cut_off(status),
+        guard_since=_guard_since(status),
+        failure=_failure(status) if rank0 else "",
         disruption=_disruption(status),
         waiting=_waiting(status),
         fire=last_word.fire,
         halt=last_word.halt,
     )
+
+
+def _is_guard(container: Mapping[str, Any]) -> bool:
+    return container.get("name") == names.GUARD_CONTAINER
+
+
+def _guard_since(status: Mapping[str, Any]) -> datetime | None:
+    """When the guard that runs now was started; None if none runs."""
+    for guard in filter(_is_guard, status.get("initContainerStatuses") or []):
+        if started := ((guard.get("state") or {}).get("running") or {}).get("startedAt"):
+            return datetime.fromisoformat(started)
+    return None
+
+
+def _failure(status: Mapping[str, Any]) -> str:
+    """Exit code and last line of the first container that failed; "" if none did."""
+    for one in status.get("containerStatuses") or []:
+        ended = (one.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            lines = [line.strip() for line in (ended.get("message") or "").splitlines() if line.strip()]
+            last = f": {lines[-1][:LAST_WORDS]}" if lines else ""
+            return f"container {one['name']} ended with exit code {ended['exitCode']}{last}"
+    return ""
 
 
 def _last_word(status: Mapping[str, Any]) -> GuardStatus:
@@ -341,6 +408,12 @@ def _container_waiting(status: Mapping[str, Any]) -> Waiting | None:
     return Waiting(Reason.CONTAINER_WAITING, message.removesuffix(": "))
 
 
+def _cut_off(status: Mapping[str, Any]) -> bool:
+    """Whether the control plane has lost the node: the kubelet itself never gives this reason."""
+    ready = (c for c in status.get("conditions") or [] if c.get("type") == "Ready")
+    return any(c.get("status") != "True" and c.get("reason") == "NodeNotReady" for c in ready)
+
+
 def _disruption(status: Mapping[str, Any]) -> Disruption | None:
     for condition in status.get("conditions") or []:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
@@ -348,7 +421,7 @@ def _disruption(status: Mapping[str, Any]) -> Disruption | None:
     return _POD_REASONS.get(status.get("reason", ""))
 
 
-def _claims(adapter: Adapter, job: Job) -> Iterable[tuple[str, str]]:
+def _claims(adapter: WorkloadAdapter, job: Job) -> Iterable[tuple[str, str]]:
     """The claims without which the guarded pod would never start, each with the field that names it."""
     guard, spec = job.spec.guard, job.spec.template.spec
     if guard.heldout.volume.claim_name is not None:

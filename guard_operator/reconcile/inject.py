@@ -14,13 +14,16 @@ from typing import Any
 
 import yaml
 
+from guard_core.evaluation import Scoring
 from guard_core.policy import Policy
-from guard_operator.adapters import Adapter, PodTemplate
+from guard_operator.adapters import PodTemplate, WorkloadAdapter
 from guard_operator.api import names
-from guard_operator.api.types import CheckpointEvaluator, GuardSpec, Heldout, OpenAIEvaluator
+from guard_operator.api.types import EvaluatorSpec, GuardSpec, Heldout, Isolation
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.refusals import checkpoint_mount, pod_spec
+from guard_operator.reconcile.digest import injected_digest
+from guard_operator.reconcile.leaks import leaks
+from guard_operator.reconcile.refusals import Source, checkpoint_mount, guarded_sources, pod_spec
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import (
     CONFIG_MAPS,
@@ -45,8 +48,16 @@ except urllib.error.HTTPError as answer:
 # -- the workload ----------------------------------------------------------------------------------------
 
 
-def build_workload(job: Job, adapter: Adapter, config: OperatorConfig) -> Json:
-    """The workload object, ready for server-side apply. The template must have passed `refusals.inspect`."""
+class LeakError(ValueError):
+    """A container that is not the guard would have what is the guard's; the message has its name."""
+
+
+def build_workload(job: Job, adapter: WorkloadAdapter, config: OperatorConfig) -> Json:
+    """The workload object, ready for server-side apply. The template must have passed `refusals.inspect`.
+
+    Raises:
+        LeakError: it did not, or let something through. Nothing may be created then.
+    """
     template = job.spec.template
     labels = dict(template.metadata.labels) | _job_labels(job)
     if names.QUEUE_LABEL in job.labels:
@@ -89,11 +100,33 @@ def _prepare_pod(job: Job, template: PodTemplate, spec: Json, config: OperatorCo
     parent: Any = spec
     for key in template.path:
         parent = parent[key]
-    metadata = parent.setdefault("metadata", {})
+    metadata = parent["metadata"] = dict(parent.get("metadata") or {})
     metadata["labels"] = dict(metadata.get("labels") or {}) | _job_labels(job)
     pod["automountServiceAccountToken"] = False
+    if job.spec.guard.isolation is Isolation.STRICT:
+        _confine(pod)
     if template.guarded:
         _inject(job, template, pod, config)
+        digest = {names.DIGEST_ANNOTATION: injected_digest(pod)}
+        metadata["annotations"] = dict(metadata.get("annotations") or {}) | digest
+    if found := leaks(pod, _own(job)):
+        raise LeakError("; ".join(found))
+
+
+def _confine(pod: Json) -> None:
+    """No container of the template keeps or gains a capability, also by a program that is setuid."""
+    for key in ("initContainers", "containers"):
+        for container in pod.get(key, []):
+            container["securityContext"] = (container.get("securityContext") or {}) | {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def _own(job: Job) -> frozenset[Source]:
+    """What only the guard may have: what the job names, and what is made for it."""
+    support = names.support_name(job.name, job.uid)
+    return frozenset(guarded_sources(job.spec.guard)) | {("Secret", support), ("ConfigMap", support)}
 
 
 def _inject(job: Job, template: PodTemplate, pod: Json, config: OperatorConfig) -> None:
@@ -107,13 +140,15 @@ def _inject(job: Job, template: PodTemplate, pod: Json, config: OperatorConfig) 
     container = _guard_container(job, template, mount, config)
     pod["initContainers"] = [*pod.get("initContainers", []), container]
     for trainer in pod["containers"]:
-        if trainer["name"] == template.container:
+        if trainer.get("name") == template.container:
             url = {"name": layout.URL_ENV, "value": f"http://127.0.0.1:{guard.port}"}
             token = _from_secret(layout.TOKEN_ENV, support, layout.INGEST_TOKEN_KEY)
             own = trainer.get("env", [])
             drain = {"name": layout.DRAIN_ENV, "value": layout.DRAIN_SECONDS}
-            wait = [] if any(variable["name"] == layout.DRAIN_ENV for variable in own) else [drain]
+            wait = [] if any(variable.get("name") == layout.DRAIN_ENV for variable in own) else [drain]
             trainer["env"] = [*own, url, token, *wait]
+            # So that a run that fails says with which words.
+            trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
 def _guard_container(job: Job, template: PodTemplate, checkpoints: Json, config: OperatorConfig) -> Json:
@@ -145,8 +180,8 @@ def _guard_container(job: Job, template: PodTemplate, checkpoints: Json, config:
         "livenessProbe": _probe(guard.port, "healthz", periodSeconds=20, failureThreshold=6),
         "readinessProbe": _probe(guard.port, "readyz", periodSeconds=15, failureThreshold=2),
     }
-    if guard.image_pull_policy is not None:
-        container["imagePullPolicy"] = guard.image_pull_policy
+    if pull_policy := guard.image_pull_policy or config.guard_pull_policy:
+        container["imagePullPolicy"] = pull_policy
     return container
 
 
@@ -165,7 +200,7 @@ def _environment(job: Job, template: PodTemplate, checkpoints: Json) -> Iterator
         "RLGUARD_GUARD_POLICY_FILE": f"{layout.POLICY_DIR}/{layout.POLICY_KEY}",
         "RLGUARD_GUARD_INGEST_TOKEN_FILE": f"{layout.SECRET_DIR}/{layout.INGEST_TOKEN_KEY}",
         "RLGUARD_GUARD_READ_TOKEN_FILE": f"{layout.SECRET_DIR}/{layout.READ_TOKEN_KEY}",
-        "RLGUARD_GUARD_HELDOUT": json.dumps(heldout_settings(guard.heldout)),
+        "RLGUARD_GUARD_HELDOUT": json.dumps(heldout_settings(guard.heldout), ensure_ascii=False),
         "RLGUARD_GUARD_CLUSTER__NAMESPACE": job.namespace,
         "RLGUARD_GUARD_CLUSTER__NAME": job.name,
         "RLGUARD_GUARD_CLUSTER__UID": job.uid,
@@ -179,27 +214,26 @@ def _environment(job: Job, template: PodTemplate, checkpoints: Json) -> Iterator
         yield {"name": layout.REPLICA_INDEX_ENV, "valueFrom": source}
     evaluator = guard.heldout.evaluator.openai
     if evaluator is not None and evaluator.api_key_secret_name is not None:
-        yield _from_secret("RLGUARD_EVALUATOR_API_KEY", evaluator.api_key_secret_name, layout.API_KEY_KEY)
+        yield _from_secret(layout.API_KEY_ENV, evaluator.api_key_secret_name, layout.API_KEY_KEY)
 
 
 def heldout_settings(heldout: Heldout) -> Json:
     """`guard_service.heldout.config.HeldoutSettings` as JSON, with the paths of the guard container."""
-    chosen: CheckpointEvaluator | OpenAIEvaluator | None = heldout.evaluator.checkpoint
-    evaluator: Json = {"kind": "checkpoint"}
-    if heldout.evaluator.openai is not None:
-        chosen, evaluator = heldout.evaluator.openai, {"kind": "openai"}
-        if heldout.evaluator.openai.api_key_secret_name is not None:
-            evaluator["api_key_env"] = "RLGUARD_EVALUATOR_API_KEY"
-    assert chosen is not None
-    evaluator |= chosen.model_dump(mode="json", exclude={"api_key_secret_name"})
-    settings: Json = {
+    settings: Json = heldout.model_dump(mode="json", include=set(Scoring.model_fields)) | {
         "split": f"{layout.HELDOUT_DIR}/{heldout.split}",
-        "scorer": heldout.scorer,
-        "evaluator": evaluator,
+        "evaluator": _evaluator_settings(heldout.evaluator),
     }
     if heldout.train_prompts is not None:
         settings["train_prompts"] = f"{layout.HELDOUT_DIR}/{heldout.train_prompts}"
     return settings
+
+
+def _evaluator_settings(evaluator: EvaluatorSpec) -> Json:
+    if (openai := evaluator.openai) is not None:
+        key = {} if openai.api_key_secret_name is None else {"api_key_env": layout.API_KEY_ENV}
+        return {"kind": "openai"} | openai.model_dump(mode="json", exclude={"api_key_secret_name"}) | key
+    assert evaluator.checkpoint is not None
+    return {"kind": "checkpoint"} | evaluator.checkpoint.model_dump(mode="json")
 
 
 def _mounts(job: Job, template: PodTemplate, checkpoints: Json) -> Iterator[Json]:
@@ -289,7 +323,7 @@ def support_objects(
     yield CONFIG_MAPS, _object(job, CONFIG_MAPS, immutable=True, data=policy)
 
 
-def guard_service_account(job: Job, adapter: Adapter) -> str:
+def guard_service_account(job: Job, adapter: WorkloadAdapter) -> str:
     """The service account of the guarded pods: the template's own, else the one made for the job."""
     spec = job.spec.template.spec
     for template in adapter.pod_templates(spec):

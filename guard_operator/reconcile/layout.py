@@ -16,7 +16,11 @@ TMP_DIR = "/tmp"  # noqa: S108 - the guard's own emptyDir, on a read-only root
 STATE_VOLUME = "rlguard-state"
 REPLICA_INDEX_ENV = "RLGUARD_GUARD_CLUSTER__REPLICA_INDEX"
 
-GUARD_DIRECTORIES = (STATE_DIR, "/var/run/rlguard", TOKEN_DIR, TMP_DIR)
+#: What the checkpoint volume must not cover: the guard's own directories, and the programs that it runs.
+GUARD_DIRECTORIES = (
+    STATE_DIR, "/var/run/rlguard", TOKEN_DIR, TMP_DIR,
+    "/run", "/opt/rlguard", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc", "/sys",
+)  # fmt: skip
 
 #: Name of the guard's port for Prometheus; the chart's PodMonitor asks for it.
 METRICS_PORT_NAME = "rlguard-metrics"
@@ -34,3 +38,6 @@ INGEST_TOKEN_KEY = "ingest-token"
 READ_TOKEN_KEY = "read-token"
 POLICY_KEY = "policy.yaml"
 API_KEY_KEY = "api-key"
+
+#: Environment variable of the guard with the key of the server that it asks.
+API_KEY_ENV = "RLGUARD_EVALUATOR_API_KEY"

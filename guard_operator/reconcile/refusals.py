@@ -1,20 +1,25 @@
 """What a template may not contain, because the guard's isolation would be gone (invariant 3). Pure.
 
-Strict refuses everything listed here. Relaxed admits host networking and configured host paths, and each
-admission says what it costs. A template of the wrong shape is refused too, with the field that is wrong.
+`isolation` says for every field of a pod whether Strict allows it; here that is applied, and what depends on
+a value is checked. Relaxed admits what is marked so, and each admission says what it costs. A template of the
+wrong shape is refused too, with the field that is wrong.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
-from guard_operator.adapters import Adapter, PodTemplate, TemplateError
+from guard_operator.adapters import PodTemplate, TemplateError, WorkloadAdapter
 from guard_operator.api.names import RESERVED_PREFIX
-from guard_operator.api.types import GuardSpec, HeldoutVolume, Isolation
+from guard_operator.api.types import GuardSpec, Isolation
 from guard_operator.config import OperatorConfig
+from guard_operator.reconcile import isolation
+from guard_operator.reconcile.isolation import HOST_CAPABILITIES, ROOT_COST, Decisions, Says
 from guard_operator.reconcile.layout import (
     GUARD_DIRECTORIES,
     GUARD_UID,
@@ -23,17 +28,48 @@ from guard_operator.reconcile.layout import (
     TRAINER_ENV,
 )
 
-#: Capabilities with which a container can leave its own file system and processes.
-HOST_CAPABILITIES = frozenset(
-    {"ALL", "BPF", "DAC_READ_SEARCH", "PERFMON", "SYS_ADMIN", "SYS_MODULE", "SYS_PTRACE", "SYS_RAWIO"}
-)
-_HOST_NETWORK_COST = (
-    "hostNetwork: every process on the node can reach the guard's port; only its tokens protect it"
-)
+#: The fields of a container in which volumes come into it, as a directory or as a block device.
+MOUNTS = ("volumeMounts", "volumeDevices")
+#: How a source is named in a volume, in a projected one and in the environment: kind, and field of its name.
+_VOLUME_SOURCES = {
+    "persistentVolumeClaim": ("PersistentVolumeClaim", "claimName"),
+    "secret": ("Secret", "secretName"),
+    "configMap": ("ConfigMap", "name"),
+}
+_PROJECTED_SOURCES = {"secret": ("Secret", "name"), "configMap": ("ConfigMap", "name")}
+_ENV_SOURCES = {
+    "secretKeyRef": ("Secret", "name"),
+    "secretRef": ("Secret", "name"),
+    "configMapKeyRef": ("ConfigMap", "name"),
+    "configMapRef": ("ConfigMap", "name"),
+}
+#: The shape of a pod template, as far as it is read: objects, lists of objects, and text.
+_NAMED = {"name": str}
+_ENV = {"name": str, "valueFrom": {"secretKeyRef": _NAMED, "configMapKeyRef": _NAMED, "fileKeyRef": {}}}
+_CONTAINER = {
+    "name": str,
+    "env": [_ENV],
+    "envFrom": [{"secretRef": _NAMED, "configMapRef": _NAMED}],
+    "volumeMounts": [_NAMED],
+    "volumeDevices": [_NAMED],
+    "ports": [_NAMED],
+    "securityContext": {},
+}
+_VOLUME = {
+    "name": str,
+    "persistentVolumeClaim": {"claimName": str},
+    "secret": {"secretName": str},
+    "configMap": _NAMED,
+    "projected": {"sources": [{"secret": _NAMED, "configMap": _NAMED}]},
+}
+_POD = {"containers": [_CONTAINER], "initContainers": [_CONTAINER], "volumes": [_VOLUME]}
+_METADATA: dict[str, Any] = {"labels": {}, "annotations": {}}
+#: (kind, name) of something in the job's namespace.
+Source = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Violation:
     """Something in the template. `cost` is set where it is admitted: what is no longer protected."""
 
     field: str
@@ -42,19 +78,59 @@ class Finding:
 
 
 def inspect(
-    adapter: Adapter, spec: Mapping[str, Any], guard: GuardSpec, config: OperatorConfig
-) -> tuple[Finding, ...]:
+    adapter: WorkloadAdapter, spec: Mapping[str, Any], guard: GuardSpec, config: OperatorConfig
+) -> tuple[Violation, ...]:
     """Every finding in `spec.template.spec`, refused ones and admitted ones."""
     try:
         templates = adapter.pod_templates(spec)
         pods = [(template, pod_spec(spec, template)) for template in templates]
     except TemplateError as error:
-        return (Finding(f"spec.template.spec.{error.field}", str(error).split(": ", 1)[1]),)
-    return tuple(
-        replace(finding, field=f"{field_of(template)}.{finding.field}".rstrip("."))
-        for template, pod in pods
-        for finding in _pod_findings(template, pod, guard, config)
+        return (Violation(f"spec.template.spec.{error.field}", str(error).split(": ", 1)[1]),)
+    return (
+        *_evaluator_findings(guard),
+        *(
+            finding
+            for template, pod in pods
+            for finding in _in(field_of(template), _pod_findings(template, pod, guard, config))
+        ),
     )
+
+
+def guarded_sources(guard: GuardSpec) -> dict[Source, str]:
+    """What only the guard may have of what a user names, each with what a trainer could do with it."""
+    volume, evaluator = guard.heldout.volume, guard.heldout.evaluator.openai
+    split = "must not be the held-out data: the trainer could read the split"
+    state = "must not be the claim of the guard's state: the trainer could rewrite what it knows"
+    key = "must not be the evaluator's API key, which is the guard's alone"
+    named = [
+        ("PersistentVolumeClaim", volume.claim_name, split),
+        ("Secret", volume.secret_name, split),
+        ("ConfigMap", volume.config_map_name, split),
+        ("PersistentVolumeClaim", guard.state.claim_name, state),
+        ("Secret", evaluator.api_key_secret_name if evaluator else None, key),
+    ]
+    return {(kind, name): why for kind, name, why in named if name is not None}
+
+
+def template_claims(adapter: WorkloadAdapter, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The claims that the pods of a template mount, each once, with the field that names it."""
+    seen = set()
+    for template in adapter.pod_templates(spec):
+        for index, volume in enumerate(pod_spec(spec, template).get("volumes", [])):
+            claim = _object(volume.get("persistentVolumeClaim")).get("claimName")
+            if isinstance(claim, str) and claim not in seen:
+                seen.add(claim)
+                yield f"{field_of(template)}.volumes[{index}].persistentVolumeClaim", claim
+
+
+def copies(claim: Mapping[str, Any], guard: GuardSpec) -> bool:
+    """Whether this PersistentVolumeClaim was made as a copy of one that only the guard may have."""
+    spec = _object(claim.get("spec"))
+    for field in ("dataSource", "dataSourceRef"):
+        source = _object(spec.get(field))
+        if (source.get("kind"), source.get("name")) in guarded_sources(guard):
+            return True
+    return False
 
 
 def field_of(template: PodTemplate) -> str:
@@ -71,25 +147,44 @@ def pod_spec(spec: Mapping[str, Any], template: PodTemplate) -> dict[str, Any]:
     node: Any = spec
     walked: list[str] = []
     for key in (*template.path, "spec"):
+        if key == "spec":
+            _check_shape(node.get("metadata"), _METADATA, ".".join((*walked, "metadata")))
         walked.append(key)
         node = node.get(key) if isinstance(node, dict) else None
         if not isinstance(node, dict):
             raise TemplateError(".".join(walked), "must be an object")
-    for key in ("containers", "initContainers", "volumes"):
-        items = node.get(key, [])
-        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise TemplateError(".".join((*walked, key)), "must be a list of objects")
-    for key in ("containers", "initContainers"):
-        for index, container in enumerate(node.get(key, [])):
-            for inner in ("env", "envFrom", "volumeMounts", "ports"):
-                if not isinstance(container.get(inner, []), list):
-                    raise TemplateError(".".join((*walked, f"{key}[{index}]", inner)), "must be a list")
+    _check_shape(node, _POD, ".".join(walked))
     pod: dict[str, Any] = node
     if template.guarded and trainer(pod, template) is None:
         raise TemplateError(
             ".".join((*walked, "containers")), f"must have a container named {template.container}"
         )
     return pod
+
+
+def _check_shape(value: Any, shape: Any, where: str) -> None:
+    """Refuse what has not the shape of a pod, as far as it is read here.
+
+    Raises:
+        TemplateError: it has not; names the field.
+    """
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            raise TemplateError(where, "must be a list of objects")
+        for index, item in enumerate(value):
+            if not isinstance(item, dict):
+                raise TemplateError(f"{where}[{index}]", "must be an object")
+            _check_shape(item, shape[0], f"{where}[{index}]")
+    elif value is None:
+        return
+    elif shape is str:
+        if not isinstance(value, str):
+            raise TemplateError(where, "must be a string")
+    elif not isinstance(value, dict):
+        raise TemplateError(where, "must be an object")
+    else:
+        for key in shape.keys() & value.keys():
+            _check_shape(value[key], shape[key], f"{where}.{key}")
 
 
 def trainer(pod: Mapping[str, Any], template: PodTemplate) -> dict[str, Any] | None:
@@ -99,50 +194,86 @@ def trainer(pod: Mapping[str, Any], template: PodTemplate) -> dict[str, Any] | N
 
 def checkpoint_mount(pod: Mapping[str, Any], template: PodTemplate, volume: str) -> dict[str, Any] | None:
     """The mount of the checkpoint volume in the container that trains."""
-    mounts = (trainer(pod, template) or {}).get("volumeMounts", [])
-    return next((dict(m) for m in _objects(mounts) if m.get("name") == volume), None)
+    return next(iter(_checkpoint_mounts(pod, template, volume)), None)
+
+
+def _checkpoint_mounts(pod: Mapping[str, Any], template: PodTemplate, volume: str) -> list[dict[str, Any]]:
+    mounts = (trainer(pod, template) or {}).get("volumeMounts")
+    return [dict(mount) for mount in _objects(mounts) if mount.get("name") == volume]
+
+
+def _in(path: str, findings: Iterator[Violation]) -> Iterator[Violation]:
+    """Findings with the path of the object in which they were found."""
+    for finding in findings:
+        yield replace(finding, field=f"{path}.{finding.field}".rstrip("."))
+
+
+def _evaluator_findings(guard: GuardSpec) -> Iterator[Violation]:
+    evaluator = guard.heldout.evaluator.openai
+    if evaluator is None or not evaluator.base_url.startswith("http:") or _is_loopback(evaluator.base_url):
+        return
+    yield _relaxable(
+        "spec.guard.heldout.evaluator.openai.baseUrl",
+        f"must start with https://, or name a loopback address (it is {evaluator.base_url})",
+        "a plain http endpoint is sent the held-out prompts where others can read or redirect them",
+        guard,
+    )
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, or no URL at all
+        return False
+
+
+def _relaxable(field: str, message: str, cost: str, guard: GuardSpec) -> Violation:
+    """What Strict refuses and Relaxed admits."""
+    if guard.isolation is Isolation.RELAXED:
+        return Violation(field, message, f"{field}: {cost}")
+    return Violation(field, f"{message} under isolation Strict: {cost}. Only isolation: Relaxed admits it")
+
+
+def _decided(value: Mapping[str, Any], decisions: Decisions, guard: GuardSpec) -> Iterator[Violation]:
+    """What the tables say to the fields of an object."""
+    for field, content in value.items():
+        if content is None or content is False:
+            continue
+        decision = decisions.get(field, isolation.UNKNOWN)
+        if decision.says is Says.REFUSED:
+            yield Violation(field, f"must not be set: {decision.reason}")
+        elif decision.says is Says.RELAXED:
+            yield _relaxable(field, "must not be set", decision.reason, guard)
 
 
 def _pod_findings(
     template: PodTemplate, pod: Mapping[str, Any], guard: GuardSpec, config: OperatorConfig
-) -> Iterator[Finding]:
-    for name in ("shareProcessNamespace", "hostPID", "hostIPC"):
-        if pod.get(name):
-            yield Finding(name, "must not be set: the trainer would see the guard's processes or memory")
-    if pod.get("hostNetwork"):
-        relaxed = guard.isolation is Isolation.RELAXED
-        yield Finding(
-            "hostNetwork",
-            "must not be set under isolation Strict: the guard's port would be the node's",
-            _HOST_NETWORK_COST if relaxed else None,
-        )
+) -> Iterator[Violation]:
+    yield from _decided(pod, isolation.POD, guard)
+    security = _object(pod.get("securityContext"))
+    yield from _in("securityContext", _decided(security, isolation.POD_SECURITY, guard))
+    yield from _in("securityContext", _profile_findings(security, guard))
     for index, volume in enumerate(pod.get("volumes", [])):
-        for finding in _volume_findings(volume, guard, config):
-            yield replace(finding, field=f"volumes[{index}].{finding.field}")
+        yield from _in(f"volumes[{index}]", _volume_findings(volume, guard, config))
     for key in ("initContainers", "containers"):
         for index, container in enumerate(pod.get(key, [])):
-            for finding in _container_findings(template, pod, container, guard):
-                yield replace(finding, field=f"{key}[{index}].{finding.field}")
+            yield from _in(f"{key}[{index}]", _container_findings(template, pod, container, guard))
     if template.guarded:
         yield from _checkpoint_findings(template, pod, guard)
 
 
 def _volume_findings(
     volume: Mapping[str, Any], guard: GuardSpec, config: OperatorConfig
-) -> Iterator[Finding]:
-    if str(volume.get("name", "")).startswith(RESERVED_PREFIX):
-        yield Finding("name", f"must not start with {RESERVED_PREFIX}: such volumes are the operator's")
-    if _holds(volume, guard.heldout.volume):
-        yield Finding("", "must not be the held-out volume: the trainer could read the split")
-    claim = _object(volume.get("persistentVolumeClaim")).get("claimName")
-    if claim is not None and claim == guard.state.claim_name:
-        yield Finding(
-            "", "must not be the claim of the guard's state: the trainer could rewrite what it knows"
-        )
+) -> Iterator[Violation]:
+    if is_reserved(volume):
+        yield Violation("name", f"must not start with {RESERVED_PREFIX}: such volumes are the operator's")
+    yield from _decided({k: v for k, v in volume.items() if k != "name"}, isolation.VOLUMES, guard)
+    yield from _source_findings(volume, _VOLUME_SOURCES, guard)
     if (host := volume.get("hostPath")) is not None:
         path = str(_object(host).get("path", ""))
         allowed = guard.isolation is Isolation.RELAXED and _under(path, config.relaxed_host_paths)
-        yield Finding(
+        yield Violation(
             "hostPath",
             f"must not be used ({path}): only isolation Relaxed admits host paths, and only those that the "
             f"operator's configuration lists ({', '.join(config.relaxed_host_paths) or 'none'})",
@@ -150,113 +281,160 @@ def _volume_findings(
         )
     for index, source in enumerate(_objects(_object(volume.get("projected")).get("sources"))):
         where = f"projected.sources[{index}]"
-        if "serviceAccountToken" in source:
-            yield Finding(
-                f"{where}.serviceAccountToken",
-                "must not be used: with the pod's token the trainer could write the guard's status",
-            )
-        if _holds(source, guard.heldout.volume):
-            yield Finding(where, "must not be the held-out volume: the trainer could read the split")
+        yield from _in(where, _decided(source, isolation.PROJECTED, guard))
+        yield from _in(where, _source_findings(source, _PROJECTED_SOURCES, guard))
+    if (ephemeral := volume.get("ephemeral")) is not None:
+        claim = _object(_object(_object(ephemeral).get("volumeClaimTemplate")).get("spec"))
+        where = "ephemeral.volumeClaimTemplate.spec"
+        yield from _in(where, _decided(claim, isolation.EPHEMERAL_CLAIM, guard))
 
 
-def _holds(source: Mapping[str, Any], heldout: HeldoutVolume) -> bool:
-    """Whether a volume (or one source of a projected volume) is the held-out one."""
-    claim = _object(source.get("persistentVolumeClaim")).get("claimName")
-    secret = _object(source.get("secret"))
-    config_map = _object(source.get("configMap")).get("name")
-    return (
-        (heldout.claim_name is not None and claim == heldout.claim_name)
-        or (
-            heldout.secret_name is not None
-            and heldout.secret_name in {secret.get("secretName"), secret.get("name")}
-        )
-        or (heldout.config_map_name is not None and config_map == heldout.config_map_name)
-    )
+def _source_findings(
+    value: Mapping[str, Any], sources: Mapping[str, tuple[str, str]], guard: GuardSpec
+) -> Iterator[Violation]:
+    """References to what only the guard may have."""
+    for field, (kind, key) in sources.items():
+        why = guarded_sources(guard).get((kind, str(_object(value.get(field)).get(key))))
+        if why is not None:
+            yield Violation(field, why)
 
 
 def _container_findings(
     template: PodTemplate, pod: Mapping[str, Any], container: Mapping[str, Any], guard: GuardSpec
-) -> Iterator[Finding]:
-    if str(container.get("name", "")).startswith(RESERVED_PREFIX):
-        yield Finding("name", f"must not start with {RESERVED_PREFIX}: such containers are the operator's")
-    security = _object(container.get("securityContext"))
-    if security.get("privileged"):
-        yield Finding("securityContext.privileged", "must not be set: the trainer could read every volume")
-    added = _object(security.get("capabilities")).get("add") or []
-    if refused := sorted(HOST_CAPABILITIES & {str(name).upper().removeprefix("CAP_") for name in added}):
-        yield Finding(
-            "securityContext.capabilities.add", f"must not have {', '.join(refused)}: it opens the host"
-        )
-    user = security.get("runAsUser", _object(pod.get("securityContext")).get("runAsUser"))
-    if user == GUARD_UID:
-        yield Finding("securityContext.runAsUser", f"must not be {GUARD_UID}: that is the guard's user")
-    yield from _env_findings(template, container, guard.heldout.volume)
+) -> Iterator[Violation]:
+    if is_reserved(container):
+        yield Violation("name", f"must not start with {RESERVED_PREFIX}: such containers are the operator's")
+    yield from _decided(container, isolation.CONTAINER, guard)
+    for key in MOUNTS:
+        for index, mount in enumerate(_objects(container.get(key))):
+            yield from _in(f"{key}[{index}]", _decided(mount, isolation.MOUNT, guard))
+            if is_reserved(mount):
+                yield Violation(f"{key}[{index}].name", "must not be a volume of the guard's")
+    yield from _in("securityContext", _security_findings(pod, container, guard))
+    yield from _env_findings(template, container, guard)
+    for index, port in enumerate(_objects(container.get("ports"))):
+        yield from _in(f"ports[{index}]", _decided(port, isolation.PORT, guard))
     if template.guarded:
         yield from _port_findings(container, guard)
 
 
-def _port_findings(container: Mapping[str, Any], guard: GuardSpec) -> Iterator[Finding]:
+def _security_findings(
+    pod: Mapping[str, Any], container: Mapping[str, Any], guard: GuardSpec
+) -> Iterator[Violation]:
+    security, outer = _object(container.get("securityContext")), _object(pod.get("securityContext"))
+    yield from _decided(security, isolation.SECURITY, guard)
+    yield from _profile_findings(security, guard)
+    if security.get("allowPrivilegeEscalation"):
+        yield _relaxable("allowPrivilegeEscalation", "must not be true", ROOT_COST, guard)
+    if security.get("procMount") not in (None, "Default"):
+        cost = "the container can write what the node's kernel is told under /proc"
+        yield _relaxable("procMount", "must be Default", cost, guard)
+    yield from _capability_findings(_object(security.get("capabilities")).get("add") or [], guard)
+    user, non_root = (
+        outer.get(key) if security.get(key) is None else security[key]
+        for key in ("runAsUser", "runAsNonRoot")
+    )
+    if user == GUARD_UID:
+        yield Violation("runAsUser", f"must not be {GUARD_UID}: that is the guard's user")
+    elif user == 0 or (user is None and non_root is not True):
+        yield _relaxable(
+            "runAsUser",
+            "must be a number other than 0, or runAsNonRoot true, here or in the pod's securityContext,",
+            ROOT_COST,
+            guard,
+        )
+
+
+def _profile_findings(security: Mapping[str, Any], guard: GuardSpec) -> Iterator[Violation]:
+    for field in ("appArmorProfile", "seccompProfile"):
+        if _object(security.get(field)).get("type") == "Unconfined":
+            cost = "more of the node's kernel can be reached from the container"
+            yield _relaxable(f"{field}.type", "must not be Unconfined", cost, guard)
+
+
+def _capability_findings(added: Any, guard: GuardSpec) -> Iterator[Violation]:
+    names = {
+        str(name).upper().removeprefix("CAP_") for name in (added if isinstance(added, list) else [added])
+    }
+    if refused := sorted(HOST_CAPABILITIES & names):
+        yield Violation("capabilities.add", f"must not have {', '.join(refused)}: it opens the host")
+    elif names:
+        message = f"must not have {', '.join(sorted(names))}"
+        yield _relaxable("capabilities.add", message, ROOT_COST, guard)
+
+
+def _port_findings(container: Mapping[str, Any], guard: GuardSpec) -> Iterator[Violation]:
     """Containers of a pod share its ports."""
     for index, port in enumerate(_objects(container.get("ports"))):
         if port.get("name") == METRICS_PORT_NAME:
-            yield Finding(f"ports[{index}].name", f"must not be {METRICS_PORT_NAME}: that is the guard's")
+            yield Violation(f"ports[{index}].name", f"must not be {METRICS_PORT_NAME}: that is the guard's")
         for field, number in (("port", guard.port), ("metricsPort", guard.metrics_port)):
             if port.get("containerPort") == number:
-                yield Finding(
+                yield Violation(
                     f"ports[{index}].containerPort",
                     f"must not be {number}: the guard listens there (spec.guard.{field})",
                 )
 
 
 def _env_findings(
-    template: PodTemplate, container: Mapping[str, Any], heldout: HeldoutVolume
-) -> Iterator[Finding]:
+    template: PodTemplate, container: Mapping[str, Any], guard: GuardSpec
+) -> Iterator[Violation]:
     is_trainer = template.guarded and container.get("name") == template.container
-    leak = "must not refer to the held-out data: the trainer could read the split"
     for index, variable in enumerate(_objects(container.get("env"))):
         if is_trainer and variable.get("name") in TRAINER_ENV:
-            yield Finding(f"env[{index}].name", f"must not be {variable['name']}: the operator sets it")
-        source = _object(variable.get("valueFrom"))
-        if _named(source.get("secretKeyRef"), heldout.secret_name) or _named(
-            source.get("configMapKeyRef"), heldout.config_map_name
-        ):
-            yield Finding(f"env[{index}].valueFrom", leak)
+            yield Violation(f"env[{index}].name", f"must not be {variable['name']}: the operator sets it")
+        source, where = _object(variable.get("valueFrom")), f"env[{index}].valueFrom"
+        yield from _in(where, _decided(source, isolation.ENV_SOURCES, guard))
+        yield from _in(where, _source_findings(source, _ENV_SOURCES, guard))
+        if str(_object(source.get("fileKeyRef")).get("volumeName", "")).startswith(RESERVED_PREFIX):
+            yield Violation(f"{where}.fileKeyRef.volumeName", "must not be a volume of the guard's")
     for index, source in enumerate(_objects(container.get("envFrom"))):
-        if _named(source.get("secretRef"), heldout.secret_name) or _named(
-            source.get("configMapRef"), heldout.config_map_name
-        ):
-            yield Finding(f"envFrom[{index}]", leak)
+        yield from _in(f"envFrom[{index}]", _decided(source, isolation.ENV_FROM, guard))
+        yield from _in(f"envFrom[{index}]", _source_findings(source, _ENV_SOURCES, guard))
 
 
 def _checkpoint_findings(
     template: PodTemplate, pod: Mapping[str, Any], guard: GuardSpec
-) -> Iterator[Finding]:
+) -> Iterator[Violation]:
     name = guard.checkpoints.volume
     if not any(volume.get("name") == name for volume in pod.get("volumes", [])):
-        yield Finding("volumes", f"must have the volume {name}, which guard.checkpoints.volume names")
+        yield Violation("volumes", f"must have the volume {name}, which guard.checkpoints.volume names")
         return
     mount = checkpoint_mount(pod, template, name)
     if mount is None:
-        yield Finding("containers", f"the container {template.container} must mount the volume {name}")
+        yield Violation("containers", f"the container {template.container} must mount the volume {name}")
         return
+    if len(_checkpoint_mounts(pod, template, name)) > 1:
+        yield Violation(
+            "containers",
+            f"the container {template.container} must mount the volume {name} once, where the checkpoints "
+            "are: give its other directories a volume of another name, which may be of the same claim",
+        )
+    if mount.get("subPathExpr"):
+        yield Violation(
+            "containers",
+            f"the volume {name} must be mounted with subPath, not with subPathExpr: the guard has not the "
+            "trainer's environment, and would look elsewhere",
+        )
     path = PurePosixPath(str(mount.get("mountPath", "")))
     # The guard mounts the volume at the same path, where it must not cover one of its own directories.
     if any(PurePosixPath(own).is_relative_to(path) for own in GUARD_DIRECTORIES) or any(
         path.is_relative_to(own) for own in GUARD_DIRECTORIES if own != TMP_DIR
     ):
-        yield Finding(
+        yield Violation(
             "containers",
             f"the volume {name} must not be mounted at {path}: the guard uses {', '.join(GUARD_DIRECTORIES)}",
         )
 
 
+def is_reserved(named: Mapping[str, Any]) -> bool:
+    """Whether a container, a volume or a mount has a name that only the operator gives."""
+    return str(named.get("name", "")).startswith(RESERVED_PREFIX)
+
+
 def _under(path: str, directories: Sequence[str]) -> bool:
     parts = PurePosixPath(path)
     return ".." not in parts.parts and any(parts.is_relative_to(directory) for directory in directories)
-
-
-def _named(reference: Any, name: str | None) -> bool:
-    return name is not None and _object(reference).get("name") == name
 
 
 def _object(value: Any) -> Mapping[str, Any]:

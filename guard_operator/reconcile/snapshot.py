@@ -1,4 +1,4 @@
-"""What the operator knows about one job at one moment, and what it decides: frozen values, no behaviour.
+"""What the operator knows about one job at one moment: frozen values, no behaviour.
 
 `gather` builds a `Snapshot`, `decide` turns it into a `Decision`, `actuate` carries that out.
 """
@@ -6,27 +6,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.reasons import Reason
 from guard_operator.api.types import (
-    ConditionStatus,
     GuardStatus,
     Latched,
-    Phase,
     Spec,
     Status,
-    StopMethod,
-    StopStatus,
-    WorkloadRef,
 )
+
+#: What a pod has to end unless it says otherwise, seconds.
+GRACE_SECONDS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A `GuardedTrainingJob` whose spec validates."""
+    """A `GuardedTrainingJob` whose spec validates. `deleting`: someone's finalizer alone still keeps it."""
 
     name: str
     namespace: str
@@ -36,17 +35,23 @@ class Job:
     labels: Mapping[str, str]
     spec: Spec
     status: Status
+    deleting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The workload of the job's name. `ours` is whether this very job (by UID) is its controller."""
+    """The workload of the job's name.
+
+    `ours`: this very job (by UID) is its controller, or `status.workloadRef` names it (by UID).
+    `created` is by the API server's clock.
+    """
 
     uid: str
     ours: bool
     state: WorkloadState
     message: str = ""
     terminating: bool = False
+    created: datetime | None = None
 
 
 class Disruption(StrEnum):
@@ -67,13 +72,30 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod that carries the job's UID. `fire` and `halt` are what its guard left behind when it ended."""
+    """A pod that carries the job's UID, whoever made it: it must go when the run is stopped.
+
+    Only a pod whose controller is the workload has anything to say: `rank0`, `guarded` (it holds rank 0 and
+    a guard), `changed` (that guard is not as it was injected), `guard_since` (since when it runs; None: it
+    does not), `failure` (how its trainer failed, in words), `disruption`, `waiting`, and `fire` and `halt`,
+    which are what its guard left behind when it ended. `cut_off`: its node does not answer the control plane.
+    `grace`: how long it has to end, seconds; `due`: when it must have ended, if it is on its way out.
+    `created`: by the API server's clock.
+    """
 
     name: str
     uid: str
     guarded: bool
     phase: str
     terminating: bool = False
+    rank0: bool = False
+    changed: bool = False
+    cut_off: bool = False
+    guard_since: datetime | None = None
+    grace: int = GRACE_SECONDS
+    due: datetime | None = None
+    created: datetime | None = None
+    node: str = ""
+    failure: str = ""
     disruption: Disruption | None = None
     waiting: Waiting | None = None
     fire: Latched | None = None
@@ -98,7 +120,12 @@ class Snapshot:
     might have to be created.
     `costs` are the exceptions that `isolation: Relaxed` admitted, each with what it costs.
     `heartbeat_age` is how long ago the operator saw the guard's heartbeat change while the rank-0 pod was
-    running, seconds; None while no heartbeat is to be expected.
+    running, seconds; None while no heartbeat is to be expected, or while it could not be seen (`deaf`).
+    `most_silent`: most other guards fell silent when this one did.
+    `live`: job, workload and pods were read from the API server for this snapshot, not from a cache.
+    `unknown_kind`: there is no adapter for the workload, so nothing is known of it.
+    `guard_image`: of the guard that is, or would be, injected.
+    `late`: pods have not come or not started, and no status says why; `obstacle`: what Events say of that.
     """
 
     job: Job
@@ -107,71 +134,13 @@ class Snapshot:
     preparation: Preparation | None = None
     costs: tuple[str, ...] = ()
     heartbeat_age: float | None = None
-
-
-# -- decisions -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RecordLatches:
-    """Put into `status.guard` what a guard latched that ended before the API server took it."""
-
-    fire: Latched | None
-    halt: Latched | None
-
-
-@dataclass(frozen=True, slots=True)
-class CreateWorkload:
-    """Create what the guard needs, then the workload."""
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureEvidence:
-    """Write the evidence ConfigMap.
-
-    `seconds` is how long a log may take; it must not hold up the stop. Unless `final`, evidence without logs
-    is not written, because the pods are still there and the next attempt may get them.
-    """
-
-    seconds: float
-    final: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StopWorkload:
-    """Stop the workload with this UID by `method`; a refused patch becomes a delete."""
-
-    method: StopMethod
-    uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeletePods:
-    """Delete these pods, each fenced by its UID: the last resort."""
-
-    pods: tuple[tuple[str, str], ...]
-
-
-Action = RecordLatches | CreateWorkload | CaptureEvidence | StopWorkload | DeletePods
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The operator's part of the status."""
-
-    phase: Phase
-    conditions: tuple[ConditionStatus, ...]
-    workload_ref: WorkloadRef | None = None
-    stop: StopStatus | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What to do now, what to say, and in how many seconds to look again (None: on the next event)."""
-
-    report: Report
-    actions: tuple[Action, ...] = field(default=())
-    look_again: float | None = None
+    deaf: bool = False
+    most_silent: bool = False
+    live: bool = False
+    unknown_kind: bool = False
+    guard_image: str | None = None
+    late: bool = False
+    obstacle: Waiting | None = None
 
 
 def guard_of(job: Job) -> GuardStatus:

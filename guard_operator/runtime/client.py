@@ -150,14 +150,21 @@ class Client:
             content_type=MERGE,
         )
 
-    def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> bool:
-        """Delete the object with this UID in the background. False if there is none with this UID."""
-        options = {
+    def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, grace: int | None = None
+    ) -> bool:
+        """Delete the object with this UID in the background. False if there is none with this UID.
+
+        `grace`: seconds that a pod has to end; None: as many as it says itself.
+        """
+        options: Json = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "preconditions": {"uid": uid},
             "propagationPolicy": "Background",
         }
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
         try:
             self.request("DELETE", resource.path(namespace, name), body=options)
         except ApiError as error:

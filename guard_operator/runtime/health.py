@@ -1,21 +1,25 @@
-"""`/healthz`, `/readyz` and `/metrics` on one port."""
+"""`/healthz`, `/readyz`, `/metrics` and `/debug/state` on one port. A probe is always answered."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from guard_operator.runtime.serving import IDLE_SECONDS, BoundedServer
 
 
 class HealthServer:
     """Answers until closed.
 
     Args:
-        address: host and port; port 0 takes a free one.
+        address: host and port; port 0 takes a free one. The host `::` is every address, of IPv4 too.
         healthy, ready: what the probes report.
         registry: of the metrics.
+        state: what `/debug/state` shows, as JSON.
     """
 
     def __init__(
@@ -24,18 +28,24 @@ class HealthServer:
         healthy: Callable[[], bool],
         ready: Callable[[], bool],
         registry: CollectorRegistry,
+        state: Callable[[], object] = dict,
     ) -> None:
         probes = {"/healthz": healthy, "/readyz": ready}
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = IDLE_SECONDS
+
             def do_GET(self) -> None:
                 if self.path == "/metrics":
                     self._answer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+                elif self.path == "/debug/state":
+                    self._answer(200, json.dumps(state(), indent=1).encode(), "application/json")
                 elif (probe := probes.get(self.path)) is not None:
                     good = probe()
                     self._answer(200 if good else 503, b"ok\n" if good else b"not ok\n", "text/plain")
                 else:
-                    self._answer(404, b"there are /healthz, /readyz and /metrics\n", "text/plain")
+                    there = b"there are /healthz, /readyz, /metrics and /debug/state\n"
+                    self._answer(404, there, "text/plain")
 
             def _answer(self, status: int, body: bytes, kind: str) -> None:
                 self.send_response(status)
@@ -47,8 +57,7 @@ class HealthServer:
             def log_message(self, format: str, *args: object) -> None:
                 """Probes are not worth a line of log."""
 
-        self._server = ThreadingHTTPServer(address, Handler)
-        self._server.daemon_threads = True
+        self._server = BoundedServer(address, Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
         self._thread.start()
 

@@ -1,8 +1,9 @@
 """Runs the parts of a controller together: reflectors always, workers only while this process leads.
 
-Start: reflectors run and sync, the Lease is acquired, workers start. Stop (SIGTERM): no new work, the work
-under way is finished within a grace period, then the Lease is released. A lost Lease or a thread that died
-ends the process with an error, at once: the next process starts from a clean state.
+Start: reflectors run; once there is something to work on (`workable`) the Lease is acquired, and workers
+start: a process that cannot work does not lead. Stop (SIGTERM): no new work, the work under way is finished
+within a grace period, and then the Lease, which is renewed until then, is released. A lost Lease or a
+thread that died ends the process with an error, at once: the next process starts from a clean state.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 from guard_operator.runtime.errors import ApiError, ClusterError
 from guard_operator.runtime.lease import LeaderElector
-from guard_operator.runtime.metrics import CONTROLLER, Metrics
+from guard_operator.runtime.metrics import CONTROLLER, OperatorMetrics
 from guard_operator.runtime.queue import WorkQueue
 from guard_operator.runtime.reflector import Key, Reflector
 
@@ -44,8 +45,9 @@ class Manager:
         queue: WorkQueue[Key],
         reconcile: Reconcile,
         elector: LeaderElector,
-        metrics: Metrics,
-        config: ManagerConfig | None = None,
+        metrics: OperatorMetrics,
+        config: ManagerConfig | None,
+        workable: Callable[[], bool],
     ) -> None:
         self._reflectors = reflectors
         self._queue = queue
@@ -53,6 +55,7 @@ class Manager:
         self._elector = elector
         self._metrics = metrics
         self._config = config or ManagerConfig()
+        self._workable = workable
         self._stop = threading.Event()
         self._failed = threading.Event()
         self._workers: list[threading.Thread] = []
@@ -60,15 +63,10 @@ class Manager:
     def stop(self) -> None:
         """Ask for a graceful end."""
         self._stop.set()
-        self._elector.stop()
 
     def healthy(self) -> bool:
         """Whether no thread has died."""
         return not self._failed.is_set()
-
-    def ready(self) -> bool:
-        """Whether every cache has its first list."""
-        return all(reflector.synced for reflector in self._reflectors)
 
     def run(self) -> int:
         """Run until stopped; the exit code: 0 after `stop`, 1 if the Lease was lost or a thread died."""
@@ -79,27 +77,24 @@ class Manager:
             self._stop.wait(POLL_SECONDS * 4)
         if not self._stop.is_set():
             return 1
-        self._end()
+        self._end(lease)
         return 1 if self._failed.is_set() else 0
 
     def _lead(self) -> None:
-        """Wait for the Lease and the caches, work while leading."""
+        """Wait for the caches, then for the Lease; work while leading."""
+        while not self._workable():
+            if self._stop.wait(POLL_SECONDS):
+                return
         if not self._elector.acquire():
             return
         status = self._metrics.leading.labels(CONTROLLER)
         status.set(1)
-        self._thread(self._start_workers, "start")
+        self._metrics.max_workers.set(self._config.workers)
+        self._workers = [self._thread(self._work, "worker") for _ in range(self._config.workers)]
         kept = self._elector.hold()
         status.set(0)
         if not kept:
             self._failed.set()
-
-    def _start_workers(self) -> None:
-        while not self.ready():
-            if self._stop.wait(POLL_SECONDS):
-                return
-        self._metrics.max_workers.set(self._config.workers)
-        self._workers = [self._thread(self._work, "worker") for _ in range(self._config.workers)]
 
     def _work(self) -> None:
         while (key := self._queue.take()) is not None:
@@ -133,18 +128,26 @@ class Manager:
         self._metrics.errors.inc()
         return "error"
 
-    def _end(self) -> None:
-        """Finish what is under way, then let another process lead."""
+    def _end(self, lease: threading.Thread) -> None:
+        """Finish what is under way, then let another process lead.
+
+        The Lease is renewed until then: whoever got it earlier would work beside this process.
+        """
         self._queue.close()
         for reflector in self._reflectors:
             reflector.stop()
         deadline = time.monotonic() + self._config.grace_seconds
-        for worker in self._workers:
-            worker.join(max(0.0, deadline - time.monotonic()))
-        if any(worker.is_alive() for worker in self._workers):
+        while self._working() and not self._failed.is_set() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        self._elector.stop()
+        lease.join(max(POLL_SECONDS, deadline - time.monotonic()))
+        if self._working() or lease.is_alive():
             log.warning("work is still under way: the Lease is left to expire")
             return
         self._elector.release()
+
+    def _working(self) -> bool:
+        return any(worker.is_alive() for worker in self._workers)
 
     def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         """Start a thread whose unexpected end is the end of the process."""

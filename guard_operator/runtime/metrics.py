@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -17,11 +15,8 @@ CONTROLLER = "guardedtrainingjob"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TEARDOWN_SECONDS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 
-#: What a scrape is told about one running job: namespace, name, when its last evaluation finished.
-EvaluationTimes = Callable[[], Iterable[tuple[str, str, datetime]]]
 
-
-class Metrics:
+class OperatorMetrics:
     """One registry with everything. Satisfies the queue's observer and the actuator's."""
 
     def __init__(self) -> None:
@@ -85,6 +80,12 @@ class Metrics:
         self._fires = Counter(
             "rlguard_fires", "Fires recorded, by rule.", ("reason",), registry=self.registry
         )
+        self._notifications = Counter(
+            "rlguard_notifications",
+            "Notices to webhooks by event, shape and result: delivered, or failed after the last try.",
+            ("event", "shape", "result"),
+            registry=self.registry,
+        )
         self._teardown = Histogram(
             "rlguard_teardown_seconds",
             "From the guard's latch to the last pod gone.",
@@ -126,24 +127,20 @@ class Metrics:
         """The last pod of a fired run is gone."""
         self._teardown.observe(seconds)
 
-    def collect_live(
-        self, depth: Callable[[], int], working_for: Callable[[], list[float]], evaluations: EvaluationTimes
-    ) -> None:
-        """Read these at every scrape."""
-        self.registry.register(_Live(depth, working_for, evaluations))
+    def notified(self, event: str, shape: str, delivered: bool) -> None:
+        """A webhook took a notice, or it was given up."""
+        self._notifications.labels(event, shape, "delivered" if delivered else "failed").inc()
 
 
-class _Live(Collector):
-    """Gauges that are computed when they are read."""
+class QueueGauges(Collector):
+    """Gauges of the queue that are computed when they are read."""
 
-    def __init__(
-        self, depth: Callable[[], int], working_for: Callable[[], list[float]], evaluations: EvaluationTimes
-    ) -> None:
+    def __init__(self, depth: Callable[[], int], working_for: Callable[[], list[float]]) -> None:
         self._depth = depth
         self._working_for = working_for
-        self._evaluations = evaluations
 
     def collect(self) -> Iterator[Metric]:
+        """As they are now."""
         working = self._working_for()
         for name, text, value in (
             ("workqueue_depth", "Keys that wait now.", float(self._depth())),
@@ -157,12 +154,3 @@ class _Live(Collector):
             gauge = GaugeMetricFamily(name, text, labels=["name"])
             gauge.add_metric([CONTROLLER], value)
             yield gauge
-        age = GaugeMetricFamily(
-            "rlguard_evaluation_age_seconds",
-            "Time since a running job's last held-out evaluation; absent while there was none.",
-            labels=["namespace", "name"],
-        )
-        now = time.time()
-        for namespace, name, at in self._evaluations():
-            age.add_metric([namespace, name], max(0.0, now - at.timestamp()))
-        yield age

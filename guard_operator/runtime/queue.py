@@ -2,7 +2,7 @@
 
 A key that waits is there once, however often it is added. A key that is being worked on is given to nobody
 else; if it is added meanwhile, it comes again when it is done. Failed keys come back with exponential backoff
-of their own, so one broken job does not hold up the others.
+of their own, so one broken job does not hold up the others. What is urgent goes before all that is not.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ class WorkQueue(Generic[K]):
         self._clock = clock
         self._changed = threading.Condition()
         self._waiting: OrderedDict[K, float] = OrderedDict()  # key -> since when
+        self._urgent: OrderedDict[K, float] = OrderedDict()  # the same; a key is in one of them
         self._working: dict[K, float] = {}  # key -> since when
-        self._again: set[K] = set()  # added while being worked on
+        self._again: dict[K, bool] = {}  # added while being worked on -> whether that is urgent
         self._later: list[tuple[float, int, K]] = []
         self._due: dict[K, float] = {}  # earliest time of each key in _later; other entries are void
         self._order = 0
         self._backoff: dict[K, Backoff] = {}
         self._closed = False
 
-    def add(self, key: K) -> None:
-        """Have the key worked on as soon as possible."""
+    def add(self, key: K, urgent: bool = False) -> None:
+        """Have the key worked on as soon as possible; `urgent`: before all that is not."""
         with self._changed:
-            self._add(key)
+            self._add(key, urgent)
             self._changed.notify()
 
     def add_after(self, key: K, seconds: float) -> None:
@@ -85,8 +86,8 @@ class WorkQueue(Generic[K]):
         with self._changed:
             while not self._closed:
                 self._collect_due()
-                if self._waiting:
-                    key, since = self._waiting.popitem(last=False)
+                if first := self._urgent or self._waiting:
+                    key, since = first.popitem(last=False)
                     now = self._clock()
                     self._working[key] = now
                     self._observer.taken(now - since)
@@ -99,8 +100,7 @@ class WorkQueue(Generic[K]):
         with self._changed:
             self._observer.finished(self._clock() - self._working.pop(key))
             if key in self._again:
-                self._again.discard(key)
-                self._add(key)
+                self._add(key, self._again.pop(key))
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -112,7 +112,26 @@ class WorkQueue(Generic[K]):
     def depth(self) -> int:
         """How many keys wait to be worked on now."""
         with self._changed:
-            return len(self._waiting)
+            return len(self._waiting) + len(self._urgent)
+
+    def state(self, most: int = 100) -> dict[str, object]:
+        """Everything in it, for people; at most this many keys of each kind."""
+        with self._changed:
+            now = self._clock()
+            later = sorted((due - now, key) for key, due in self._due.items())
+            return {
+                "urgent": [[key, _round(now - since)] for key, since in [*self._urgent.items()][:most]],
+                "waiting": [[key, _round(now - since)] for key, since in [*self._waiting.items()][:most]],
+                "working": [[key, _round(now - since)] for key, since in self._working.items()],
+                "later": [[key, _round(seconds)] for seconds, key in later[:most]],
+                "failing": list(self._backoff)[:most],
+                "counts": {
+                    "urgent": len(self._urgent),
+                    "waiting": len(self._waiting),
+                    "later": len(self._due),
+                    "failing": len(self._backoff),
+                },
+            }
 
     def working_for(self) -> list[float]:
         """How long each key under work has been, seconds."""
@@ -120,12 +139,15 @@ class WorkQueue(Generic[K]):
             now = self._clock()
             return [now - since for since in self._working.values()]
 
-    def _add(self, key: K) -> None:
+    def _add(self, key: K, urgent: bool = False) -> None:
         self._due.pop(key, None)
         if key in self._working:
-            self._again.add(key)
-        elif key not in self._waiting:
-            self._waiting[key] = self._clock()
+            self._again[key] = urgent or self._again.get(key, False)
+        elif key in self._waiting:
+            if urgent:
+                self._urgent[key] = self._waiting.pop(key)
+        elif key not in self._urgent:
+            (self._urgent if urgent else self._waiting)[key] = self._clock()
             self._observer.added()
 
     def _at(self, key: K, due: float) -> None:
@@ -144,3 +166,7 @@ class WorkQueue(Generic[K]):
 
     def _until_next(self) -> float | None:
         return max(0.0, self._later[0][0] - self._clock()) if self._later else None
+
+
+def _round(seconds: float) -> float:
+    return round(seconds, 1)

@@ -26,18 +26,18 @@ PLURAL = "guardedtrainingjobs"
 FIELD_MANAGER = "rlguard-guard"
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 
-REQUEST_SECONDS = 5.0  # one request from its start to the last byte of its answer
+REQUEST_SECONDS = 5.0  # one request from its start to the last byte of its response
 CONFLICT = 409
 MAX_MESSAGE = 500  # characters of the API server's own message that are repeated
 
 Json = dict[str, Any]
 
 
-class ClusterError(GuardError):
+class JobStatusError(GuardError):
     """The API server could not be asked, or refused.
 
     Attributes:
-        status: HTTP status of the answer; None if there was none.
+        status: HTTP status of the response; None if there was none.
         retry_after: seconds after which it asks to be tried again; None if it did not say.
     """
 
@@ -69,12 +69,12 @@ class JobStatus:
         """`status.guard` of the job, {} if nothing was written yet.
 
         Raises:
-            ClusterError: it cannot be read, or an object of another UID has the name.
+            JobStatusError: it cannot be read, or an object of another UID has the name.
         """
         found = await self._request("GET", self._path)
         uid = (found.get("metadata") or {}).get("uid")
         if uid != self._settings.uid:
-            raise ClusterError(
+            raise JobStatusError(
                 f"{KIND} {self.job} has the UID {uid}, this guard's job has {self._settings.uid}: the job "
                 "was deleted and another one took its name; this guard's pod should be deleted"
             )
@@ -85,8 +85,8 @@ class JobStatus:
         """Make `guard` the whole of `status.guard`. `read` must have been called.
 
         Raises:
-            ClusterError: it was not accepted, or it is not known whether it was. With status `CONFLICT`, the
-                object is not as it was read or written last: read it again.
+            JobStatusError: it was not accepted, or it is not known whether it was. With status `CONFLICT`,
+                the object is not as it was read or written last: read it again.
         """
         job = self._settings
         fence = {"uid": job.uid, "resourceVersion": self._version}
@@ -123,7 +123,7 @@ class JobStatus:
                 )
         except (OSError, ValueError, TimeoutError, httpx.HTTPError) as error:
             await self.close()
-            raise ClusterError(f"{self._url} cannot be asked: {_words(error)}") from None
+            raise JobStatusError(f"{self._url} cannot be asked: {_words(error)}") from None
         return self._content(method, response)
 
     def _open(self) -> httpx.AsyncClient:
@@ -141,14 +141,14 @@ class JobStatus:
             content = None
         if not response.is_success:
             message = content.get("message") if isinstance(content, dict) else None
-            raise ClusterError(
+            raise JobStatusError(
                 f"the API server refused {method} of {KIND} {self.job} with {response.status_code}: "
                 f"{str(message or response.text)[:MAX_MESSAGE]}",
                 response.status_code,
                 _seconds(response.headers.get("Retry-After")),
             )
         if not isinstance(content, dict):
-            raise ClusterError(f"{self._url} answered {method} of {KIND} {self.job} with no JSON object")
+            raise JobStatusError(f"{self._url} answered {method} of {KIND} {self.job} with no JSON object")
         return content
 
 
@@ -169,7 +169,7 @@ def in_cluster_url(environ: Mapping[str, str]) -> str:
 
 def _words(error: BaseException) -> str:
     if isinstance(error, TimeoutError | httpx.TimeoutException):
-        return f"no answer within {REQUEST_SECONDS:g} s"
+        return f"no response within {REQUEST_SECONDS:g} s"
     if isinstance(error, UnicodeDecodeError):
         return "the token file is not ASCII"
     return str(error) or type(error).__name__

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+
+from pydantic.alias_generators import to_camel
 
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
@@ -27,8 +29,12 @@ MAX_LAST_REASON = 300
 
 #: Parts of `Judge.to_state` that travel as they are.
 TRAVELLING = (
-    *("version", "policy", "guard", "monitor", "attempt", "step", "steps", "kl_armed", "last_kl"),
-    *("steps_since_evaluation", "failures", "last_failure", "last", "best", "fire", "stop"),
+    *("version", "policy", "guard", "early", "monitor", "early_monitor", "attempt", "step"),
+    *("steps", "last_kl"),
+    *("kl_not_finite", "refused", "skipped_in_a_row", "sampling", "other_sampling"),
+    *("steps_since_evaluation", "longest_round", "stride", "told_end", "unconfirmed"),
+    *("failures", "last_failure", "failure"),
+    *("last", "best", "first", "fire", "halt"),
 )
 LOST = (
     "the guard came back without its store: the calibrated detector's baseline and evidence, which never "
@@ -49,13 +55,16 @@ class Known:
     """What a guard knows of its run at one moment.
 
     `state` is `Judge.to_state()`, None while the store has never been read; `rounds` are the last evaluation
-    rounds in the API's form, needed only once a latch has closed.
+    rounds in the API's form, unless `has_its_history`; `ended`: the trainer has said that it finished.
+    `latched_at`: when the fire (True) and the halt (False) latched, where that is known.
     """
 
     verdict: Verdict
     latches: tuple[Latch, ...] = ()
     state: Mapping[str, Any] | None = None
     rounds: Sequence[Json] = ()
+    ended: bool = False
+    latched_at: Mapping[bool, datetime] = field(default_factory=dict)
 
 
 def guard_status(known: Known, former: Json, now: datetime) -> Json:
@@ -69,8 +78,9 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
     """
     time, verdict = timestamp(now), known.verdict
     summary = {"level": verdict.level.value, "code": verdict.code.value, "reason": _text(verdict.reason)}
-    if known.state is None:  # nothing is known of the run: what was reported stands, but for the level
-        return former | summary | {"heartbeat": time}
+    closed = {latch.kind: _latched(latch, known.latched_at.get(latch.fire) or now) for latch in known.latches}
+    if known.state is None:  # nothing else is known of the run: what was reported stands, but for the level
+        return closed | former | summary | {"heartbeat": time}
     status: Json = {
         **summary,
         "heartbeat": time,
@@ -78,7 +88,14 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
         "step": verdict.step,
         "steps": verdict.steps,
         "rounds": verdict.rounds,
+        "announced": verdict.announced,
+        "evaluated": verdict.evaluated,
+        "failed": verdict.failed,
+        "skipped": verdict.skipped,
+        "refused": verdict.refused,
         "waiting": verdict.waiting,
+        "stepsSinceEvaluation": verdict.steps_since_evaluation,
+        "longestRound": verdict.longest_round,
         "inLoopEma": _shown(verdict.in_loop_ema),
         "heldoutEma": _shown(verdict.heldout_ema),
         "klEma": _shown(verdict.kl_ema),
@@ -88,12 +105,17 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
         "bestCheckpoint": _evaluation(verdict.best_evaluation),
         "detectorState": detector_state(known.state),
     }
-    for latch in known.latches:
-        status["fire" if latch.fire else "halt"] = _latched(latch, time)
-    status |= {key: former[key] for key in ("fire", "halt", "historyTail") if key in former}
-    if known.latches and "historyTail" not in status:
-        status["historyTail"] = list(known.rounds)[-MAX_ROUNDS:] or None
+    place = {"attempt": verdict.attempt, "step": verdict.step}
+    if (known.ended and verdict.step is not None) or former.get("ended") == place:
+        status["ended"] = place
+    status |= closed | {key: former[key] for key in ("fire", "halt") if key in former}
+    status["historyTail"] = _history(known.rounds, former)
     return {key: value for key, value in status.items() if value is not None}
+
+
+def has_its_history(status: Json) -> bool:
+    """Whether this status holds the rounds with which a latch closed: they stay as they are."""
+    return "historyTail" in status and ("fire" in status or "halt" in status)
 
 
 def essential(status: Json) -> Json:
@@ -114,7 +136,14 @@ def differs(status: Json, written: Json) -> bool:
 
 def detector_state(state: Mapping[str, Any]) -> str | None:
     """The part of `Judge.to_state()` that may leave the guard, as JSON; None if it is too long."""
-    travelling = {key: state[key] for key in TRAVELLING} | {"calibrated": None, "pending": [], "waiting": 0}
+    announced, evaluated, failed, _ = state["checkpoints"]
+    travelling = {key: state[key] for key in TRAVELLING} | {
+        "calibrated": None,
+        "short_baseline": None,
+        "window": state["window"] | {"pending": []},
+        # Those that wait go with the pod. Their trainer did too, so nobody will announce them again.
+        "checkpoints": [announced, evaluated, failed, announced - evaluated - failed],
+    }
     travelling["last_failure"] = _text(travelling["last_failure"])
     text = json.dumps(travelling, separators=(",", ":"))
     return text if len(text) <= MAX_STATE else None
@@ -172,18 +201,27 @@ def timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _latched(latch: Latch, time: str) -> Json:
+def _latched(latch: Latch, at: datetime) -> Json:
     return {
         "code": latch.code,
         "reason": _text(latch.message),
         "attempt": latch.attempt,
         "step": latch.step,
-        "at": time,
+        "at": timestamp(at),
     }
 
 
 def _evaluation(summary: EvaluationSummary | None) -> Json | None:
-    return None if summary is None else summary.model_dump(mode="json", exclude_none=True)
+    if summary is None:
+        return None
+    return _camel(summary.model_dump(mode="json", exclude_none=True))
+
+
+def _camel(fields: Mapping[str, Any]) -> Json:
+    """The fields by the names of the API, inner ones too."""
+    return {
+        to_camel(n): _camel(value) if isinstance(value, Mapping) else value for n, value in fields.items()
+    }
 
 
 def _evaluated_at(summary: EvaluationSummary | None, former: Json, time: str) -> str | None:
@@ -194,6 +232,15 @@ def _evaluated_at(summary: EvaluationSummary | None, former: Json, time: str) ->
     if (before.get("attempt"), before.get("step")) == (summary.attempt, summary.step):
         return former.get("lastEvaluationTime")
     return time
+
+
+def _history(rounds: Sequence[Json], former: Json) -> Sequence[Json] | None:
+    """The last rounds: after those of a guard that lost its store come its own."""
+    told = former.get("historyTail") or []
+    if has_its_history(former):
+        return told
+    by_place = {(one["attempt"], one["step"]): one for one in (*told, *rounds)}
+    return list(by_place.values())[-MAX_ROUNDS:] or None
 
 
 def _shown(value: float | None) -> float | None:

@@ -2,7 +2,7 @@
 
 The reporter reads the status before it first writes, and again after a write that was refused, because it
 must repeat a fire that is there word for word. A failure never ends it and never reaches the trainer: the
-verdict is in every answer of the guard, with or without an API server.
+verdict is in every response of the guard, with or without an API server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 from guard_core.judge import Judge
 from guard_core.policy import Policy
-from guard_service.cluster.client import CONFLICT, ClusterError, JobStatus
+from guard_service.cluster.client import CONFLICT, JobStatus, JobStatusError
 from guard_service.cluster.mapping import (
     MAX_ROUNDS,
     Json,
@@ -25,6 +25,7 @@ from guard_service.cluster.mapping import (
     differs,
     essential,
     guard_status,
+    has_its_history,
     last_word,
     latches,
     resumed,
@@ -43,7 +44,10 @@ MAX_RETRY_AFTER_SECONDS = 30.0
 READ_AGAIN = frozenset({404, CONFLICT, 422})
 #: Refusals that may be about what was written: an older CRD answers 500 to a field that it does not know.
 UNFIT = frozenset({400, 422, 500})
-FULL_TRIES = 2  # before a report is cut to what stops the run
+#: Such refusals in a row before a report is cut to what stops the run and shows that the guard is alive. A
+#: heartbeat has more time, because a cut report takes the counts and the detector's state out of the status.
+LATCH_TRIES, HEARTBEAT_TRIES = 2, 8
+FULL_AGAIN = 20  # of so many reports that would be cut, one is tried in full
 #: On exit: for the last word, and for a latch that is not reported yet. A pod has 30 s by default.
 GOODBYE_SECONDS, LATCH_GOODBYE_SECONDS = 2.0, 15.0
 
@@ -76,7 +80,7 @@ async def resume(job: JobStatus, policy: Policy) -> Judge | None:
     """
     try:
         status = await job.read()
-    except ClusterError as error:
+    except JobStatusError as error:
         raise ResumeError(
             f"the store is empty and the job's status, which may hold a fire, cannot be read: {error}"
         ) from error
@@ -88,7 +92,7 @@ async def resume(job: JobStatus, policy: Policy) -> Judge | None:
     return judge
 
 
-class Reporter:
+class StatusReporter:
     """Writes what `engine` knows to `job`. `start` and `close` it on the engine's event loop."""
 
     def __init__(self, engine: Engine, job: JobStatus, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,7 +101,8 @@ class Reporter:
         self._written: Json = {}  # as last accepted
         self._written_at: float | None = None
         self._failures = 0
-        self._unfit = 0  # refusals in a row that may be about what was written
+        self._unfit = 0  # refusals of full reports in a row that may be about what was written
+        self._cut = 0  # reports since then that were cut, or tried in full once more
         self._wait = POLL_SECONDS
         self._left: frozenset[bool] = frozenset()  # which latches the kubelet has
         self._trouble = ""
@@ -141,7 +146,7 @@ class Reporter:
             return await self._report()
         except Exception as error:
             log.exception("reporting failed")
-            self._note_failure(ClusterError(f"internal error ({type(error).__name__})"))
+            self._note_failure(JobStatusError(f"internal error ({type(error).__name__})"))
             return False
 
     def _leave_last_word(self) -> None:
@@ -156,11 +161,12 @@ class Reporter:
         return is_due(since, differs(self._status(()), self._written), self._latch_waits())
 
     def _latch_waits(self) -> bool:
-        return any(("fire" if latch.fire else "halt") not in self._written for latch in self._engine.latches)
+        return any(latch.kind not in self._written for latch in self._engine.latches)
 
     def _status(self, rounds: list[Json] | tuple[()]) -> Json:
         engine = self._engine
-        known = Known(engine.verdict, engine.latches, engine.judge_state(), rounds)
+        state = engine.judge_state()
+        known = Known(engine.verdict, engine.latches, state, rounds, engine.ended, engine.latched_at)
         return guard_status(known, self._former or {}, datetime.now(UTC))
 
     async def _report(self) -> bool:
@@ -168,11 +174,11 @@ class Reporter:
         try:
             try:
                 status = await self._write()
-            except ClusterError as error:
+            except JobStatusError as error:
                 if error.status != CONFLICT:
                     raise
                 status = await self._write()  # somebody wrote since, most likely the operator: no failure yet
-        except ClusterError as error:
+        except JobStatusError as error:
             self._note_failure(error)
             return False
         self._note_success(status)
@@ -185,24 +191,32 @@ class Reporter:
         for latch in latches(self._former):
             await self._engine.adopt_latch(latch)
         rounds = await self._rounds()
-        # What was tried may have been accepted although no answer came: it is said again word for word.
+        # What was tried may have been accepted although no response came: it is said again word for word.
         self._former = status = self._status(rounds)
-        if self._latch_waits() and self._unfit >= FULL_TRIES:
+        if cut := self._must_cut():
             status = essential(status)
         try:
             await self._job.apply(status)
-        except ClusterError as error:
+        except JobStatusError as error:
             if error.status in READ_AGAIN:
                 self._former = None
             if error.status in UNFIT:
                 self._unfit += 1
             raise
-        self._unfit = 0
+        if not cut:
+            self._unfit = self._cut = 0
         return status
 
+    def _must_cut(self) -> bool:
+        """Whether the API server refuses a full report again and again, and this one is not a new attempt."""
+        if self._unfit < (LATCH_TRIES if self._latch_waits() else HEARTBEAT_TRIES):
+            return False
+        self._cut += 1
+        return self._cut % FULL_AGAIN != 0
+
     async def _rounds(self) -> list[Json]:
-        """The last rounds, if a latch needs them; a store that fails does not hold the fire up."""
-        if not self._engine.latches or "historyTail" in (self._former or {}):
+        """The last rounds; a store that fails does not hold the fire up."""
+        if has_its_history(self._former or {}):
             return []
         try:
             return await self._engine.recent_rounds(MAX_ROUNDS)
@@ -218,7 +232,7 @@ class Reporter:
         self._written, self._written_at = status, self._clock()
         self._engine.metrics.last_report = time.time()
 
-    def _note_failure(self, error: ClusterError) -> None:
+    def _note_failure(self, error: JobStatusError) -> None:
         self._failures += 1
         self._engine.metrics.report_failures.inc()
         if str(error) != self._trouble:

@@ -2,17 +2,14 @@
 
 The page and its four files hold no data of a run and need no token; the browser asks the API with the read
 token. The content security policy forbids every other origin, so the page works without a network. It shows
-what the API says and decides nothing.
+what the API says and decides nothing. `rlguard run` writes the same page, with its data in it, as its report.
 """
 
 from __future__ import annotations
 
-import json
-from importlib.resources import files
-
 from fastapi import APIRouter, Response
 
-from guard_core.wire import Code
+from guard_service.dashboard.page import asset, live_page
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -34,18 +31,15 @@ _ASSETS = {
 
 def router() -> APIRouter:
     """The routes of the page: `/` and `/dashboard/<file>`. Everything is read once, when this is called."""
-    static = files(__package__) / "static"
-    meanings = json.dumps({code.value: code.meaning for code in Code}).replace("<", "\\u003c")
-    page = (static / "index.html").read_text("utf-8").replace("{{meanings}}", meanings)
     routes = APIRouter(include_in_schema=False)
-    _serve(routes, "/", page, "text/html")
+    _serve(routes, "/", live_page(), "text/html")
     for name, media_type in _ASSETS.items():
-        _serve(routes, f"/dashboard/{name}", (static / name).read_text("utf-8"), media_type)
+        _serve(routes, f"/dashboard/{name}", asset(name), media_type)
     return routes
 
 
 def _serve(routes: APIRouter, path: str, text: str, media_type: str) -> None:
-    async def answer() -> Response:
+    async def respond() -> Response:
         return Response(text, media_type=media_type, headers=HEADERS)
 
-    routes.add_api_route(path, answer, methods=["GET", "HEAD"])
+    routes.add_api_route(path, respond, methods=["GET", "HEAD"])

@@ -13,19 +13,22 @@ import json
 import os
 import queue
 import signal
+import sys
 import threading
 import traceback
 from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
 
+from guard_core.wire import FailureKind
+from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import HeldoutSettings, OpenAIEvaluatorSettings
 from guard_service.heldout.disjoint import check_disjoint
-from guard_service.heldout.errors import HeldoutError, SplitError
-from guard_service.heldout.evaluators import Evaluator
+from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, HeldoutError, SplitError
+from guard_service.heldout.evaluators import Completions, Evaluator
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
 from guard_service.heldout.evaluators.openai import OpenAIEvaluator
-from guard_service.heldout.scorers import Scoring
+from guard_service.heldout.scorers import ProxyScoring, SplitScorers
 from guard_service.heldout.split import HeldoutSplit, read_train_prompts
 from guard_service.heldout.worker import EvaluationRequest
 
@@ -33,31 +36,49 @@ NICENESS = 10  # ingest must never wait for an evaluation
 OOM_SCORE = 500  # out of memory, this process goes first, and not the guard
 
 
-class Evaluation:
+class HeldoutEvaluation:
     """Split, scorers and evaluator of one run, checked."""
 
-    def __init__(self, settings: HeldoutSettings, scratch: Path, *, disjoint: bool) -> None:
+    def __init__(self, settings: HeldoutSettings, scratch: Path, *, first: bool) -> None:
         """Load and check everything but the checkpoints.
+
+        `first`: also what takes long and stays true while the split does: that it is disjoint from training,
+        and that its own answers score 1.
 
         Raises:
             SplitError: something must be mended first.
         """
         self._split = HeldoutSplit.load(settings.split)
-        self._scoring = Scoring(self._split, settings.scorer)
+        self._scoring = SplitScorers(self._split, settings.scorer)
+        self._proxy = None if settings.proxy_scorer is None else ProxyScoring(settings.proxy_scorer)
+        self._base = None if settings.base_model is None else look_at(settings.base_model)
         self._evaluator: Evaluator = (
             OpenAIEvaluator(settings.evaluator)
             if isinstance(settings.evaluator, OpenAIEvaluatorSettings)
-            else CheckpointEvaluator(settings.evaluator, scratch)
+            else CheckpointEvaluator(settings.evaluator, scratch, self._base)
         )
         self._evaluator.check(self._split.items)
-        if disjoint and settings.train_prompts is not None:
-            report = check_disjoint(read_train_prompts(settings.train_prompts), self._split)
+        if first:
+            self._check_split(settings)
+
+    def _check_split(self, settings: HeldoutSettings) -> None:
+        if settings.train_prompts is not None:
+            prompts = read_train_prompts(settings.train_prompts)
+            report = check_disjoint(prompts, self._split.items, settings.near_duplicates)
             if not report.disjoint:
                 raise SplitError(f"{settings.split} and {settings.train_prompts}: {report.summary()}")
+        try:
+            self._scoring.check_answers()
+        except SplitError as error:
+            raise SplitError(f"{settings.split}: {error}") from error
 
     def ready(self) -> dict[str, Any]:
-        """What the guard wants to know of the split."""
-        return {"items": len(self._split), "digest": self._split.digest}
+        """What the guard wants to know of the split, and of the base model."""
+        return {
+            "items": len(self._split.groups),
+            "digest": self._split.digest,
+            "base_model": None if self._base is None else self._base.sha256,
+        }
 
     def warm_up(self) -> None:
         """See `Evaluator.warm_up`."""
@@ -70,57 +91,77 @@ class Evaluation:
             EvaluationError: there is no outcome.
         """
         completions = self._evaluator.complete(self._split.items, request)
-        outcomes = [
-            fmean(self._scoring.score(item, text) for text in texts)
-            for item, texts in zip(self._split.items, completions.texts, strict=True)
-        ]
         staged = completions.staged
         return {
-            "items": outcomes,
+            "items": self._outcomes(self._scoring, completions),
+            "proxy_items": self._proxy_outcomes(completions),
+            "truncated": completions.truncated,
+            "sampling": completions.sampling.model_dump(mode="json"),
             "sha256": completions.sha256,
+            "pins": completions.pins,
             "staged": None if staged is None else str(staged),
         }
 
+    def _proxy_outcomes(self, completions: Completions) -> list[float] | None:
+        """What the training grader gives; None without one, or where it fails: the score still counts."""
+        if self._proxy is None:
+            return None
+        try:
+            return self._outcomes(self._proxy, completions)
+        except EvaluationError as error:
+            print(f"proxy_scorer: {error}; this evaluation goes on without it", file=sys.stderr)
+            return None
 
-def serve(lines: queue.SimpleQueue[bytes], answers: BinaryIO) -> None:
+    def _outcomes(self, scoring: SplitScorers | ProxyScoring, completions: Completions) -> list[float]:
+        """Mean score of the completions of each item, or group of items. No label of a group goes on."""
+        return self._split.by_group(
+            [
+                fmean(scoring.score(item, text) for text in texts)
+                for item, texts in zip(self._split.items, completions.texts, strict=True)
+            ]
+        )
+
+
+def serve(lines: queue.SimpleQueue[bytes], responses: BinaryIO) -> None:
     """Answer the first line, then one line after the other, for as long as the guard lives."""
     first = json.loads(lines.get())
     try:
         settings = HeldoutSettings.model_validate(first["settings"])
-        evaluation = Evaluation(settings, Path(first["scratch"]), disjoint=first["check_disjoint"])
+        evaluation = HeldoutEvaluation(settings, Path(first["scratch"]), first=first["first"])
     except Exception as error:
-        _send(answers, _told(error, over=True))
+        _send(responses, _told(error, over=True))
         raise SystemExit(1) from error
-    _send(answers, evaluation.ready())
+    _send(responses, evaluation.ready())
     evaluation.warm_up()
     while True:
         message = json.loads(lines.get())
         try:
-            answer = evaluation.run(EvaluationRequest(**{**message, "path": Path(message["path"])}))
+            response = evaluation.run(EvaluationRequest.from_json(message))
         except HeldoutError as error:
-            answer = _told(error, over=False)
+            response = _told(error, over=False)
         except Exception as error:
-            _send(answers, _told(error, over=True))
+            _send(responses, _told(error, over=True))
             raise SystemExit(1) from error
-        _send(answers, answer)
+        _send(responses, response)
 
 
 def _told(error: Exception, *, over: bool) -> dict[str, Any]:
-    """The answer to a request that failed. An unforeseen error may quote a prompt: only its type is told.
+    """The response to a request that failed. An unforeseen error may quote a prompt: only its type is told.
 
     `over`: this process ends, and takes no further request.
     """
     traceback.print_exception(error)
-    if isinstance(error, HeldoutError):
-        kind, message = "split" if isinstance(error, SplitError) else "evaluation", str(error)
-    else:
-        kind, message = "evaluation", f"the evaluation process failed with {type(error).__name__}"
-    return {"error": {"kind": kind, "message": message, "over": over}}
+    kinds = ((SplitError, "split"), (CheckpointGoneError, "gone"), (Exception, "evaluation"))
+    kind = next(name for error_type, name in kinds if isinstance(error, error_type))
+    foreseen = isinstance(error, HeldoutError)
+    message = str(error) if foreseen else f"the evaluation process failed with {type(error).__name__}"
+    failure = error.kind if isinstance(error, EvaluationError) else FailureKind.UNDERWAY
+    return {"error": {"kind": kind, "message": message, "failure": failure.value, "over": over}}
 
 
-def _send(answers: BinaryIO, answer: dict[str, Any]) -> None:
-    answers.write(json.dumps(answer).encode() + b"\n")
-    answers.flush()
+def _send(responses: BinaryIO, response: dict[str, Any]) -> None:
+    responses.write(json.dumps(response).encode() + b"\n")
+    responses.flush()
 
 
 def _read_until_the_guard_ends(requests: BinaryIO, lines: queue.SimpleQueue[bytes]) -> None:
@@ -145,15 +186,15 @@ def main() -> None:
     """Run the evaluation process."""
     _die_with_parent()
     _yield_to_ingest()
-    # What a scorer or a library prints must not get between the answers.
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # What a scorer or a library prints must not get between the responses.
+    requests, responses = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the guard, which ends this process
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_until_the_guard_ends, args=(requests, lines), daemon=True).start()
-    serve(lines, answers)
+    serve(lines, responses)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,17 @@ A held-out item that was trained on measures memory: the guard would see a score
 policy hacks. Three rules, the usual ones of decontamination, on the tokens of `text.tokens`:
 
 - exact: the normalised prompts are equal;
-- containment: at least half of the held-out prompt's 8-grams occur in one training prompt. A prompt of fewer
-  than 8 tokens has no 8-gram and counts as one n-gram of its own length, so it is contained if a training
-  prompt quotes it in full; below 4 tokens ("2 + 3") a quotation shows nothing, and the other rules decide;
+- containment: at least half (`NearDuplicates.containment`) of the held-out prompt's 8-grams occur in one
+  training prompt. Fewer than 8 of them are no profile: without its template "solve: 89 + 49 =" begins like
+  every "solve: 89 + b", so such a prompt has to be quoted in full. A prompt of fewer than 8 tokens has no
+  8-gram and counts as one n-gram of its own length; below 4 tokens ("2 + 3") a quotation shows nothing, and
+  the other rules decide;
 - minhash: the Jaccard similarity of the two sets of 2-grams, estimated by MinHash (Broder 1997; datasketch,
-  128 permutations, standard error about 0.035 there), is at least 0.8. Pairs survive what breaks 8-grams:
-  sentences in another order, a word put in here and there. Fewer than 8 pairs are no profile of a text: after
-  its template is left out, "31 + 10" may have one pair, and share it with every "31 + b".
+  128 permutations, standard error about 0.035 there), is at least 0.8 (`NearDuplicates.jaccard`). Pairs
+  survive what breaks 8-grams: sentences in another order, a word put in here and there. Again fewer than 8
+  pairs are no profile of a text.
+
+The exact rule always holds; the other two are settings.
 
 An n-gram that more than 5 held-out prompts share is their template ("answer the following question ...") and
 identifies none of them, so the two approximate rules leave it out. Otherwise every templated data set would
@@ -22,23 +26,23 @@ Memory is that of the held-out side; training prompts are streamed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from guard_service.heldout.split import HeldoutSplit
+from guard_service.heldout.config import NearDuplicates
+from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.text import Prompt, normalised, prompt_text, tokens
 
 if TYPE_CHECKING:
     from datasketch import MinHash
 
 CONTAINMENT_GRAM = 8
-CONTAINMENT_THRESHOLD = 0.5
+CONTAINMENT_FEWEST = 8  # 8-grams of a text
 SHORTEST_QUOTATION = 4  # tokens
 MINHASH_GRAM = 2
 MINHASH_FEWEST = 8  # 2-grams of a text
-MINHASH_THRESHOLD = 0.8
-MINHASH_BOUND = 0.7
+MINHASH_MARGIN = 0.1  # about three standard errors of the estimate
 MINHASH_PERMUTATIONS = 128
 MINHASH_SEED = 1
 TEMPLATE_PROMPTS = 5
@@ -46,6 +50,8 @@ MAX_OVERLAPS = 10_000
 
 Rule = Literal["exact", "containment", "minhash"]
 Gram = tuple[str, ...]
+
+DEFAULT_RULE = NearDuplicates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +100,16 @@ class DisjointReport:
         return "\n".join(lines)
 
 
-def check_disjoint(train: Iterable[tuple[str, Prompt]], heldout: HeldoutSplit) -> DisjointReport:
-    """Compare every training prompt, given as (id, prompt), with every held-out item."""
-    index = _Index(heldout)
+def check_disjoint(
+    train: Iterable[tuple[str, Prompt]],
+    heldout: Sequence[HeldoutItem],
+    near: NearDuplicates | None = DEFAULT_RULE,
+) -> DisjointReport:
+    """Compare every training prompt, given as (id, prompt), with every held-out item.
+
+    `near`: what counts as a near-duplicate; None looks for the same prompt only.
+    """
+    index = _Index(heldout, near)
     overlaps: list[Overlap] = []
     hit: set[int] = set()
     count = pairs = 0
@@ -106,14 +119,55 @@ def check_disjoint(train: Iterable[tuple[str, Prompt]], heldout: HeldoutSplit) -
             pairs += 1
             hit.add(item)
             if len(overlaps) < MAX_OVERLAPS:
-                overlaps.append(Overlap(train_id, heldout.items[item].id, rule, value))
+                overlaps.append(Overlap(train_id, heldout[item].id, rule, value))
     return DisjointReport(
         train=count,
         heldout=len(heldout),
         pairs=pairs,
         overlaps=tuple(overlaps),
-        heldout_ids=tuple(heldout.items[i].id for i in sorted(hit)),
+        heldout_ids=tuple(heldout[i].id for i in sorted(hit)),
     )
+
+
+def disjoint_part(
+    train: Callable[[Sequence[HeldoutItem]], Iterable[tuple[str, Prompt]]],
+    heldout: Sequence[HeldoutItem],
+    near: NearDuplicates | None = DEFAULT_RULE,
+) -> tuple[HeldoutItem, ...]:
+    """The items that are left when those that overlap with training are taken out; maybe none.
+
+    Repeated until nothing overlaps: what is taken out may join the training side, and fewer held-out prompts
+    have fewer templates. `train`: the training prompts beside the items that are left.
+    """
+    left = tuple(heldout)
+    while overlapping := set(check_disjoint(train(left), left, near).heldout_ids):
+        left = tuple(item for item in left if item.id not in overlapping)
+    return left
+
+
+def families(
+    items: Sequence[HeldoutItem], near: NearDuplicates | None = DEFAULT_RULE
+) -> tuple[tuple[int, ...], ...]:
+    """Places of held-out items that are near-duplicates of each other, directly or through others.
+
+    By the same rules, so words that more than TEMPLATE_PROMPTS items share make no family.
+    """
+    index = _Index(items, near)
+    family = list(range(len(items)))
+
+    def root(place: int) -> int:
+        while family[place] != place:
+            place = family[place]
+        return place
+
+    for place, item in enumerate(items):
+        for other, _, _ in index.matches(item.conversation):
+            first, last = sorted((root(place), root(other)))
+            family[last] = first
+    found: dict[int, list[int]] = {}
+    for place in range(len(items)):
+        found.setdefault(root(place), []).append(place)
+    return tuple(tuple(places) for places in found.values() if len(places) > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +197,10 @@ class _Grams:
 class _Index:
     """The held-out side, ready to be asked about one training prompt after the other."""
 
-    def __init__(self, heldout: HeldoutSplit) -> None:
-        held = [tokens(prompt_text(item.conversation)) for item in heldout.items]
-        self._exact = {item.key: i for i, item in enumerate(heldout.items)}
+    def __init__(self, heldout: Sequence[HeldoutItem], near: NearDuplicates | None) -> None:
+        self._near = near
+        self._exact = {item.key: i for i, item in enumerate(heldout)}
+        held = [tokens(prompt_text(item.conversation)) for item in heldout]
         self._long = _Grams.of([_ngrams(t, CONTAINMENT_GRAM) for t in held])
         short = [t if SHORTEST_QUOTATION <= len(t) < CONTAINMENT_GRAM else [] for t in held]
         self._short = {tuple(t): i for i, t in enumerate(short) if t}
@@ -158,31 +213,38 @@ class _Index:
         found: dict[int, tuple[Rule, float]] = {}
         if (same := self._exact.get(normalised(prompt))) is not None:
             found[same] = ("exact", 1.0)
+        if self._near is not None:
+            for item, rule, value in self._near_duplicates(prompt, self._near):
+                found.setdefault(item, (rule, value))
+        return [(item, rule, value) for item, (rule, value) in found.items()]
+
+    def _near_duplicates(self, prompt: Prompt, near: NearDuplicates) -> Iterable[tuple[int, Rule, float]]:
         words = tokens(prompt_text(prompt))
         for size in self._short_sizes:
             for gram in _ngrams(words, size) & self._short.keys():
-                found.setdefault(self._short[gram], ("containment", 1.0))
+                yield self._short[gram], "containment", 1.0
         for item, shared in self._long.shared_with(_ngrams(words, CONTAINMENT_GRAM)).items():
-            if (value := shared / len(self._long.of_item[item])) >= CONTAINMENT_THRESHOLD:
-                found.setdefault(item, ("containment", value))
-        for item, value in self._alike(_ngrams(words, MINHASH_GRAM)):
-            found.setdefault(item, ("minhash", value))
-        return [(item, rule, value) for item, (rule, value) in found.items()]
+            grams = len(self._long.of_item[item])
+            if shared / grams >= (near.containment if grams >= CONTAINMENT_FEWEST else 1.0):
+                yield item, "containment", shared / grams
+        for item, value in self._alike(_ngrams(words, MINHASH_GRAM), near.jaccard):
+            yield item, "minhash", value
 
-    def _alike(self, grams: set[Gram]) -> Iterable[tuple[int, float]]:
+    def _alike(self, grams: set[Gram], threshold: float) -> Iterable[tuple[int, float]]:
         # The Jaccard similarity is at most common / larger side. An estimate is drawn only where that bound
         # leaves room for it, three standard errors below the threshold: for few pairs of many.
+        bound = threshold - MINHASH_MARGIN
         own = grams - self._minhash.template
         known = [gram for gram in own if gram in self._minhash.items]
-        if len(own) < MINHASH_FEWEST or len(known) < MINHASH_BOUND * len(own):
+        if len(own) < MINHASH_FEWEST or len(known) < bound * len(own):
             return
         signature = None
         for item, common in self._minhash.shared_with(known).items():
             held = len(self._minhash.of_item[item])
-            if held < MINHASH_FEWEST or common < MINHASH_BOUND * max(len(own), held):
+            if held < MINHASH_FEWEST or common < bound * max(len(own), held):
                 continue
             signature = signature or _signature(own)
-            if (value := signature.jaccard(self._held_signature(item))) >= MINHASH_THRESHOLD:
+            if (value := signature.jaccard(self._held_signature(item))) >= threshold:
                 yield item, float(value)
 
     def _held_signature(self, item: int) -> MinHash:

@@ -6,9 +6,15 @@ a prompt, an answer, a completion or a single item's score (invariant 8).
     HeldoutError
     ├── SplitError        the split, the training prompts or the scorers are unusable: fix the files
     └── EvaluationError   one evaluation gave no outcome: the next one may
+        └── CheckpointGoneError   because its checkpoint is no longer on the disk
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from guard_core.wire import FailureKind
 
 
 class HeldoutError(Exception):
@@ -20,4 +26,27 @@ class SplitError(HeldoutError):
 
 
 class EvaluationError(HeldoutError):
-    """An evaluation did not finish. Its score is unknown, never 0."""
+    """An evaluation did not finish. Its score is unknown, never 0.
+
+    `kind`: all of it that a trainer may know. Only what is found before the first item is looked at has
+    another one than `underway`.
+    """
+
+    def __init__(self, message: str, kind: FailureKind = FailureKind.UNDERWAY) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class CheckpointGoneError(EvaluationError):
+    """The checkpoint was removed before it was evaluated, or while it was copied: nothing failed here."""
+
+
+@contextmanager
+def failing_as(kind: FailureKind) -> Iterator[None]:
+    """Give what fails here this kind, unless it has one that says more."""
+    try:
+        yield
+    except EvaluationError as error:
+        if error.kind is FailureKind.UNDERWAY:
+            error.kind = kind
+        raise

@@ -4,15 +4,22 @@ A scorer is a function `score(completion: str, answer: str, meta: Mapping[str, A
 one of the built-in names below, by an entry point of the group `rlguard.scorers`, or as `module:function`.
 They are imported and called in the worker process only.
 
+At start each item's own answer is scored as if it were the completion, and must score 1
+(`SplitScorers.check_answers`). A scorer for which that makes no sense, because an answer is no completion,
+says so by its attribute `check_answers = False`; `regex` does.
+
 A scorer that fails gives no score: 0 would be evidence against the policy. Its error names scorer and item;
 what it said may quote a completion and goes to the worker's own log.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 import math
 import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -27,6 +34,8 @@ from guard_service.heldout.split import HeldoutItem, HeldoutSplit
 Scorer = Callable[[str, str, Mapping[str, Any]], float]
 
 ENTRY_POINTS = "rlguard.scorers"
+MAX_LISTED = 5
+ROUNDING = 1e-9
 NUMERIC_TOLERANCE = Fraction(1, 10**6)  # relative; absolute below 1
 
 _NUMBER = re.compile(
@@ -72,6 +81,9 @@ def regex(completion: str, answer: str, meta: Mapping[str, Any]) -> float:  # no
         raise ValueError("the answer is no regular expression") from error
 
 
+regex.check_answers = False  # type: ignore[attr-defined]  # an answer is a pattern, and need not match itself
+
+
 def math_verify(completion: str, answer: str, meta: Mapping[str, Any]) -> float:  # noqa: ARG001
     """1 if math-verify finds completion and answer equal (LaTeX or expressions); needs the extra `math`.
 
@@ -105,7 +117,7 @@ def load_scorer(name: str) -> Scorer:
     """Find a scorer by name.
 
     Raises:
-        SplitError: there is none of that name, it does not import, or it is no function.
+        SplitError: there is none of that name, it does not import, or it cannot be called as a scorer is.
     """
     if name in BUILT_IN:
         if name == "math" and find_spec("math_verify") is None:
@@ -122,13 +134,30 @@ def load_scorer(name: str) -> Scorer:
             scorer = getattr(scorer, part)
     except Exception as error:
         traceback.print_exc()
-        raise SplitError(f"scorer {name!r} does not import ({type(error).__name__}: {error})") from error
+        raise SplitError(f"scorer {name!r} does not import: {_in_a_line(error)}") from error
     if not callable(scorer):
         raise SplitError(f"scorer {name!r} is a {type(scorer).__name__}, not a function")
+    _check_signature(name, scorer)
     return scorer
 
 
-class Scoring:
+def _check_signature(name: str, scorer: Scorer) -> None:
+    with contextlib.suppress(ValueError):  # a function of C may have none: its first call will tell
+        signature = inspect.signature(scorer)
+        try:
+            signature.bind("", "", {})
+        except TypeError as error:
+            raise SplitError(
+                f"scorer {name!r} cannot be called as score(completion, answer, meta): {error}; it takes "
+                f"{signature}"
+            ) from None
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+
+
+class SplitScorers:
     """The scorers of one split, each loaded once."""
 
     def __init__(self, split: HeldoutSplit, default: str) -> None:
@@ -138,6 +167,7 @@ class Scoring:
             SplitError: one of them cannot be loaded, or an answer is none that `numeric` or `regex` can
                 compare with; names the first such item.
         """
+        self._items = split.items
         self._default = default
         self._scorers: dict[str, Scorer] = {}
         for item in split.items:
@@ -146,6 +176,8 @@ class Scoring:
                 try:
                     self._scorers[name] = load_scorer(name)
                 except SplitError as error:
+                    if item.scorer is None:
+                        raise
                     raise SplitError(f"item {item.id!r}: {error}") from error
             if self._scorers[name] in (numeric, regex):
                 self._check_answer(item, name)
@@ -156,6 +188,34 @@ class Scoring:
         except ValueError as error:
             raise SplitError(f"item {item.id!r} cannot be scored by {name!r}: {error}") from error
 
+    def check_answers(self) -> None:
+        """Find out whether a perfect policy could score 1: each item's own answer must.
+
+        Items without an answer are left out, and scorers with `check_answers = False`.
+
+        Raises:
+            SplitError: some do not, or their scorer fails on them; says how many, and a few ids.
+        """
+        checked = [i for i in self._items if i.answer and getattr(self._scorer(i), "check_answers", True)]
+        wrong = [item.id for item in checked if not self._scores_1(item)]
+        if wrong:
+            listed = ", ".join(wrong[:MAX_LISTED]) + (", …" if len(wrong) > MAX_LISTED else "")
+            raise SplitError(
+                f"{len(wrong)} of {len(checked)} items do not score 1 with their own answer as completion "
+                f"(ids: {listed}): mend these answers or their scorer, or leave the items out; if answers "
+                "are not meant to be completions, set check_answers = False on the scorer's function"
+            )
+
+    def _scores_1(self, item: HeldoutItem) -> bool:
+        try:
+            return self.score(item, item.answer) > 1 - ROUNDING
+        except EvaluationError as error:
+            print(error, file=sys.stderr)  # the worker's own log
+            return False
+
+    def _scorer(self, item: HeldoutItem) -> Scorer:
+        return self._scorers[item.scorer or self._default]
+
     def score(self, item: HeldoutItem, completion: str) -> float:
         """How right the completion is, in [0, 1].
 
@@ -163,17 +223,41 @@ class Scoring:
             EvaluationError: the scorer raised, or returned something else.
         """
         name = item.scorer or self._default
+        return _score(name, self._scorers[name], item, completion)
+
+
+class ProxyScoring:
+    """The training grader, for every item: it is what the policy is paid by, so no item has another."""
+
+    def __init__(self, name: str) -> None:
+        """Load it.
+
+        Raises:
+            SplitError: it cannot be loaded.
+        """
+        self._name = name
         try:
-            value = self._scorers[name](completion, item.answer, item.meta)
-        except Exception as error:
-            traceback.print_exc()
-            raise EvaluationError(
-                f"scorer {name!r} raised {type(error).__name__} on item {item.id!r}: mend it, or the item"
-            ) from error
-        if not isinstance(value, Real):
-            got = f"a {type(value).__name__}"
-        elif not 0 <= (number := float(value)) <= 1:  # NaN too
-            got = "NaN" if math.isnan(number) else "a number outside [0, 1]"
-        else:
-            return number
-        raise EvaluationError(f"scorer {name!r} returned {got} for item {item.id!r}: it must be in [0, 1]")
+            self._scorer = load_scorer(name)
+        except SplitError as error:
+            raise SplitError(f"proxy_scorer: {error}") from error
+
+    def score(self, item: HeldoutItem, completion: str) -> float:
+        """What it pays for the completion, in [0, 1]. Raises as `SplitScorers.score` does."""
+        return _score(self._name, self._scorer, item, completion)
+
+
+def _score(name: str, scorer: Scorer, item: HeldoutItem, completion: str) -> float:
+    try:
+        value = scorer(completion, item.answer, item.meta)
+    except Exception as error:
+        traceback.print_exc()
+        raise EvaluationError(
+            f"scorer {name!r} raised {type(error).__name__} on item {item.id!r}: mend it, or the item"
+        ) from error
+    if not isinstance(value, Real):
+        got = f"a {type(value).__name__}"
+    elif not 0 <= (number := float(value)) <= 1:  # NaN too
+        got = "NaN" if math.isnan(number) else "a number outside [0, 1]"
+    else:
+        return number
+    raise EvaluationError(f"scorer {name!r} returned {got} for item {item.id!r}: it must be in [0, 1]")

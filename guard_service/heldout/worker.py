@@ -1,6 +1,6 @@
 """The guard's side of held-out evaluation: one child process that loads models, asks servers and scores.
 
-The child (`guard_service.heldout.child`) gets requests as JSON lines on its stdin and answers on its stdout.
+The child (`guard_service.heldout.child`) gets requests as JSON lines on its stdin and responds on its stdout.
 It is the only process that imports torch or a user's scorer, so ingest never waits for either, and a crash,
 an out-of-memory kill or a time-out costs one evaluation and not the guard. A fresh child is started for the
 next request.
@@ -14,20 +14,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from guard_service.heldout.config import HeldoutSettings
-from guard_service.heldout.errors import EvaluationError, HeldoutError, SplitError
+from guard_core.policy import Policy
+from guard_core.preflight import evaluations_needed
+from guard_core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
+from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
+from guard_service.heldout.errors import (
+    CheckpointGoneError,
+    EvaluationError,
+    HeldoutError,
+    SplitError,
+    failing_as,
+)
+from guard_service.heldout.fitness import unfit
+from guard_service.heldout.identity import Expected
 
 __all__ = [
+    "CheckpointGoneError",
     "EvaluationError",
     "EvaluationRequest",
     "EvaluationResult",
@@ -36,50 +50,118 @@ __all__ = [
     "SplitError",
 ]
 
+log = logging.getLogger("rlguard.guard")
+
 MAX_ANSWER_BYTES = 1 << 28  # one line: about 20 bytes per held-out item
 MAX_LOG_BYTES = 1 << 20
 ENDING_SECONDS = 5.0
 STAGE_PREFIX = "stage-"
+#: What the child calls its errors.
+_KINDS = {"split": SplitError, "gone": CheckpointGoneError, "evaluation": EvaluationError}
 _OWN_SETTINGS = ("RLGUARD_GUARD_", "RLGUARD_TOKEN")
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """Score the checkpoint at `path`. `pass_index` > 0 repeats it with other sampling noise."""
+    """Score the checkpoint at `path`. `pass_index` > 0 repeats it with other sampling noise.
+
+    `sampling`: what the trainer said of its own when the run began; None: nothing.
+    `expected`: what the checkpoint must be to be scored. It grows while the request waits, and is no part of
+    what is asked for.
+    """
 
     attempt: int
     step: int
     path: Path
     pass_index: int = 0
+    sampling: Sampling | None = None
+    expected: Expected = field(default=Expected(), compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the child gets it."""
+        said = None if self.sampling is None else self.sampling.model_dump(mode="json")
+        return {
+            "attempt": self.attempt,
+            "step": self.step,
+            "path": str(self.path),
+            "pass_index": self.pass_index,
+            "sampling": said,
+            "expected": self.expected.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, message: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_json`."""
+        said = message["sampling"]
+        sampling = None if said is None else Sampling.model_validate(said)
+        return cls(
+            message["attempt"],
+            message["step"],
+            Path(message["path"]),
+            message["pass_index"],
+            sampling,
+            Expected.from_json(message["expected"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
     """Outcome of one evaluation; it stays in the guard (invariant 8).
 
-    `items`: outcome of each held-out item in the split's order, each in [0, 1]; shape (n_items,).
+    `items`: outcome of each held-out item in the split's order, each in [0, 1]; items of one group are one.
     `sha256`: digest of the scored weights, None where they are remote.
     `seconds`: wall time.
     `staged`: directory with the files that were hashed and scored, None where they are remote. It is removed
     at the next request; rename it to keep it.
+    `truncated`: share of the completions that ended at the length limit, in [0, 1]; None where not known.
+    `proxy_items`: what the training grader gives the same completions, as `items`; None without one.
+    `sampling`: how the completions were sampled.
+    `pins`: digests of the files that further checkpoints of the run must have; None where they are remote.
     """
 
     items: tuple[float, ...]
     sha256: str | None
     seconds: float
     staged: Path | None
+    truncated: float | None = None
+    proxy_items: tuple[float, ...] | None = None
+    sampling: EvaluationSampling | None = None
+    pins: Mapping[str, str] | None = None
 
 
 class EvaluationWorker:
-    """Runs one evaluation at a time in a child process. All methods belong to one event loop."""
+    """Runs one evaluation at a time in a child process. All methods belong to one event loop.
 
-    def __init__(self, settings: HeldoutSettings, scratch_dir: Path) -> None:
+    Args:
+        settings: split, scorer and evaluator.
+        scratch_dir: for what is staged, and the child's log.
+        policy: what the scores are for; None where nobody is judged by them.
+    """
+
+    def __init__(self, settings: HeldoutSettings, scratch_dir: Path, policy: Policy | None = None) -> None:
         self._settings = settings
         self._scratch = scratch_dir
+        self._policy = policy
+        #: How many evaluations the policy takes with these items; None before `start`.
+        self.needed: EvaluationsNeeded | None = None
         self._child: Process | None = None
         self._lock = asyncio.Lock()
         self.split_items: int | None = None
         self.split_digest: str | None = None
+        self._base_digest: str | None = None
+
+    @property
+    def measure(self) -> Mapping[str, Any]:
+        """What decides a score, beside the split; once started with the digest of the base model, if any."""
+        base = {} if self._base_digest is None else {"base_model": self._base_digest}
+        return self._settings.measure() | base
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """What becomes of a checkpoint that is an adapter; None where a server has the weights."""
+        if not isinstance(self._settings.evaluator, CheckpointEvaluatorSettings):
+            return None
+        return Adapters.REFUSED if self._settings.base_model is None else Adapters.APPLIED
 
     @property
     def log_path(self) -> Path:
@@ -87,7 +169,8 @@ class EvaluationWorker:
         return self._scratch / "worker.log"
 
     async def start(self) -> None:
-        """Start the child, and check there the split, the scorers and the disjointness from training.
+        """Start the child, and check there the split, the scorers with the items' own answers, and the
+        disjointness from training.
 
         The check against 100,000 training prompts takes tens of seconds; await it beside the server.
 
@@ -102,37 +185,49 @@ class EvaluationWorker:
                 raise EvaluationError(f"{self._scratch} cannot be made: {error.strerror}") from error
             self._clear_stages()
             await self._start_child()
+            if self._policy is not None and self.split_items is not None:
+                sampling = self._settings.evaluator.sampling_with(None)
+                self.needed = await asyncio.to_thread(
+                    evaluations_needed, self._policy, self.split_items, sampling
+                )
+
+    def unfit(self, checkpoint: Path) -> str:
+        """Why it can never be scored, or ""; blocking, but quick. A server has the weights elsewhere."""
+        local = isinstance(self._settings.evaluator, CheckpointEvaluatorSettings)
+        return unfit(checkpoint, self._settings.base_model) if local else ""
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         """Score one checkpoint.
 
         Raises:
+            CheckpointGoneError: it is no longer there.
             EvaluationError: there is no outcome; the message says why and names no prompt or answer.
         """
         async with self._lock:
             self._clear_stages()
             started = time.monotonic()
             if self._child is None or self._child.returncode is not None:
-                try:
-                    await self._start_child()
-                except SplitError as error:
-                    raise EvaluationError(str(error)) from error
+                with failing_as(FailureKind.EVALUATOR):
+                    try:
+                        await self._start_child()
+                    except SplitError as error:
+                        raise EvaluationError(str(error)) from error
             assert self._child is not None
-            answer = await self._ask(
-                self._child,
-                {
-                    "attempt": request.attempt,
-                    "step": request.step,
-                    "path": str(request.path),
-                    "pass_index": request.pass_index,
-                },
-            )
-            staged = answer["staged"]
+            response = await self._ask(self._child, request.to_json())
+            if self._settings.proxy_scorer is not None and response["proxy_items"] is None:
+                log.warning(
+                    "the proxy_scorer failed; the evaluation goes on without it, see %s", self.log_path
+                )
+            staged = response["staged"]
             return EvaluationResult(
-                items=tuple(answer["items"]),
-                sha256=answer["sha256"],
+                items=tuple(response["items"]),
+                sha256=response["sha256"],
                 seconds=time.monotonic() - started,
                 staged=None if staged is None else Path(staged),
+                truncated=response["truncated"],
+                proxy_items=None if response["proxy_items"] is None else tuple(response["proxy_items"]),
+                sampling=EvaluationSampling.model_validate(response["sampling"]),
+                pins=response["pins"],
             )
 
     async def close(self) -> None:
@@ -141,7 +236,7 @@ class EvaluationWorker:
         self._clear_stages()
 
     async def _start_child(self) -> None:
-        """Start a child. Until one has been ready, it checks the disjointness too: no score comes without."""
+        """Start a child. Until one has been ready, it checks the whole split: no score comes without."""
         await self._kill()
         try:
             log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
@@ -167,7 +262,7 @@ class EvaluationWorker:
             {
                 "settings": self._settings.model_dump(mode="json"),
                 "scratch": str(self._scratch.absolute()),
-                "check_disjoint": self.split_digest is None,
+                "first": self.split_digest is None,
             },
         )
         if self.split_digest not in (None, ready["digest"]):
@@ -176,7 +271,15 @@ class EvaluationWorker:
                 f"{self._settings.split} changed while the guard ran: its scores cannot be compared with the "
                 "earlier ones; restore the file, or start a new run"
             )
+        if self._base_digest not in (None, ready["base_model"]):
+            await self._kill()
+            raise SplitError(
+                f"the base model in {self._settings.base_model} changed while the guard ran: its scores "
+                f"cannot be "
+                "compared with the earlier ones; restore it, or start a new run"
+            )
         self.split_items, self.split_digest = ready["items"], ready["digest"]
+        self._base_digest = ready["base_model"]
 
     async def _ask(self, child: Process, message: dict[str, Any]) -> dict[str, Any]:
         """Send one line, await one line. Whatever goes wrong, no child is left half-way through."""
@@ -184,7 +287,7 @@ class EvaluationWorker:
         limit = self._settings.evaluator.timeout_seconds
         line = b""
         try:
-            with contextlib.suppress(ConnectionError):  # a dead child is told by its missing answer
+            with contextlib.suppress(ConnectionError):  # a dead child is told by its missing response
                 child.stdin.write(json.dumps(message).encode() + b"\n")
                 await child.stdin.drain()
             async with asyncio.timeout(limit):
@@ -193,7 +296,7 @@ class EvaluationWorker:
                 await _ended_within(child, ENDING_SECONDS)
         except TimeoutError:
             raise EvaluationError(
-                f"no answer from the evaluation process within timeout_seconds={limit:g}: raise it, or "
+                f"no response from the evaluation process within timeout_seconds={limit:g}: raise it, or "
                 "shorten the split, max_new_tokens or samples"
             ) from None
         finally:
@@ -204,13 +307,13 @@ class EvaluationWorker:
                 f"{_how_it_ended(await child.wait())}; its last words are in {self.log_path}"
             )
         self._trim_log()
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            if answer["error"]["over"]:
+        response: dict[str, Any] = json.loads(line)
+        if "error" in response:
+            if response["error"]["over"]:
                 await self._kill()
-            kind = SplitError if answer["error"]["kind"] == "split" else EvaluationError
-            raise kind(answer["error"]["message"])
-        return answer
+            with failing_as(FailureKind(response["error"]["failure"])):
+                raise _KINDS[response["error"]["kind"]](response["error"]["message"])
+        return response
 
     async def _kill(self) -> None:
         child, self._child = self._child, None

@@ -198,6 +198,7 @@ def guard_server(parent: Path | None) -> Iterator[int]:
             "STATE_DIR": str(state),
             "CHECKPOINT_ROOT": directory,
             "INGEST_TOKEN": TOKEN,
+            "MAX_STORE_MIB": "65536",  # what no training sends is refused else
             "READ_TOKEN": TOKEN[::-1],
         }
         env = os.environ | {f"RLGUARD_GUARD_{name}": value for name, value in settings.items()}

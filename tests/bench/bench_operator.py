@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT / "tests" / "operator"))
 from integration.conftest import install, sample_job  # noqa: E402
 from integration.controlplane import ControlPlane, control_plane  # noqa: E402
 from integration.waiting import eventually  # noqa: E402
-from integration.world import JOBS, PYTORCHJOBS, apply_guard  # noqa: E402
+from integration.world import JOBS, PYTORCHJOBS, RUNNING, apply_guard  # noqa: E402
 
 from guard_operator.api.schema import crd  # noqa: E402
 from guard_operator.runtime.client import CLAIMS, MERGE, PODS, Client, load_configuration  # noqa: E402
@@ -92,11 +92,15 @@ def start_pod(client: Client, name: str) -> None:
     workload = client.get(PYTORCHJOBS, NAMESPACE, name)
     assert workload is not None
     template = workload["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
-    labels = template["metadata"]["labels"] | {"training.kubeflow.org/replica-index": "0"}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"{name}-master-0", "labels": labels}}
+    replica = {"training.kubeflow.org/replica-index": "0", "training.kubeflow.org/replica-type": "master"}
+    labels = template["metadata"]["labels"] | replica
+    owner = {"apiVersion": PYTORCHJOBS.api_version, "kind": PYTORCHJOBS.kind, "name": name}
+    owners = [{**owner, "uid": workload["metadata"]["uid"], "controller": True}]
+    meta = {"name": f"{name}-master-0", "labels": labels, "ownerReferences": owners}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta}
     client.create(PODS, NAMESPACE, {**pod, "spec": {**template["spec"], "nodeName": "node"}}, "bench")
     path = PODS.path(NAMESPACE, f"{name}-master-0", "status")
-    client.request("PATCH", path, body={"status": {"phase": "Running"}}, content_type=MERGE)
+    client.request("PATCH", path, body={"status": RUNNING}, content_type=MERGE)
     running = {"type": "Running", "status": "True", "message": "running"}
     path = PYTORCHJOBS.path(NAMESPACE, name, "status")
     client.request("PATCH", path, body={"status": {"conditions": [running]}}, content_type=MERGE)
@@ -152,10 +156,9 @@ class TrainingOperator(threading.Thread):
 
 
 def stopped_seconds(client: Client, name: str) -> float:
-    """From the guard's latch to the confirmation that no pod is left, by the times in the status."""
+    """From the guard's latch until no pod was left, by the times in the status."""
     status = (client.get(JOBS, NAMESPACE, name) or {})["status"]
-    done = next(c for c in status["conditions"] if c["type"] == "Stopped")
-    start, end = status["guard"]["fire"]["at"], done["lastTransitionTime"]
+    start, end = status["guard"]["fire"]["at"], status["stop"]["emptySince"]
     return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
 
 

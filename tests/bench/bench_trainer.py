@@ -32,9 +32,9 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from trl import GRPOTrainer
 
+from rlguard import GuardCallback
 from tests.trainer.real_guard import INGEST, LOOSE_KL, RealGuard
 from tests.trainer.tiny import digit_share, grpo_config, make_model, prompts
-from trainer_image.callback import GuardCallback
 
 VARIANTS = ("without", "GuardCallback", "without again", "TensorBoard")
 BLOCK = 5

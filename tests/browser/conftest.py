@@ -26,7 +26,11 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 expect.set_options(timeout=20_000)  # a busy machine is slow; what is expected comes within seconds
 
 ITEMS = 40
-POLICY = "heldout_guard: {min_steps: 3, ema_alpha: 0.5, max_proxy_real_gap: 0.2, kl_hard_stop: 0.3}\n"
+POLICY = """
+detector: heldout_guard
+heldout_guard: {min_steps: 3, ema_alpha: 0.5, max_proxy_real_gap: 0.2}
+kl: {hard_stop: 0.3}
+"""
 READ_TOKEN = "read-token-of-the-test"
 INGEST_TOKEN = "ingest-token-of-the-test"
 FLAGS = [
@@ -227,12 +231,14 @@ def look(browser: Browser) -> Iterator[Callable[..., Page]]:
     """Open the page of a guard. At the end: no script failed, and nothing but that guard was asked."""
     opened: list[tuple[str, Watched, BrowserContext]] = []
 
-    def open_page(guard: Guard, width: int = 1600, height: int = 1000, scheme: Any = "light") -> Page:
+    def open_page(
+        guard: Guard, link: str = "", width: int = 1600, height: int = 1000, scheme: Any = "light"
+    ) -> Page:
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         context.set_default_timeout(20_000)
         opened.append((guard.url, Watched(context), context))
         page = context.new_page()
-        page.goto(guard.url + "/")
+        page.goto(f"{guard.url}/{link}")
         return page
 
     yield open_page

@@ -90,6 +90,27 @@ class TestAnEmptyRun:
         expect(page.locator(".plot path")).to_have_count(0)
 
 
+class TestAdvice:
+    def test_is_shown_as_advice_and_leaves_the_level(self, start_guard: Start, look: Look) -> None:
+        """The KL passes the limit for a warning and stays below the hard stop."""
+        guard = start_guard()
+        for first in range(0, 40, 10):
+            guard.post(
+                [step(n, 0.5 + 0.01 * (n % 3), 0.001 if n < 8 else 0.2) for n in range(first, first + 10)]
+            )
+            guard.evaluate(first + 9)
+        advice = [c["code"] for c in guard.verdict()["conditions"] if c["advice"]]
+        assert sorted(advice) == ["kl_hard_stop", "sampling_unknown"]
+        page = look(guard)
+        expect(page.locator("#verdict")).to_have_attribute("data-state", "healthy")
+        expect(headline(page)).to_have_text("No sign of reward hacking")
+        shown = page.locator("#conditions li", has=page.locator("code:text-is('kl_hard_stop')"))
+        expect(shown).to_have_attribute("data-level", "advice")
+        expect(shown.locator(".head span")).to_have_text("advice")
+        expect(shown).to_contain_text("above the limit for a warning of 0.08")
+        expect(shown).not_to_contain_text("warning ·")
+
+
 class TestARunningRun:
     def test_says_what_the_guard_says(self, healthy: Guard, look: Look) -> None:
         page = look(healthy)
@@ -134,11 +155,35 @@ class TestARunningRun:
             known = reading["statistic"] is not None
             expect(item.locator("meter")).to_have_count(1 if known else 0)
         assert readings
+        evidence = chart(page, "Evidence of the detectors")
+        expect(evidence.locator("text.limit")).to_have_text("fires at 1")
+        for reading in readings:
+            known = reading["statistic"] is not None
+            expect(evidence.locator(f".plot path.evidence-{reading['name']}")).to_have_count(int(known))
 
     def test_has_no_detectors_card_without_detectors(self, healthy: Guard, look: Look) -> None:
         page = look(healthy)
         expect(page.locator("#conditions li")).to_have_count(1)
         expect(page.locator("#detectors-card")).to_be_hidden()
+        expect(chart(page, "Evidence of the detectors")).to_be_hidden()
+
+    def test_draws_entropy_and_spread_where_they_are_reported(self, start_guard: Start, look: Look) -> None:
+        guard = start_guard()
+        guard.post([step(n, 0.5) | {"entropy": 2.0 - n / 10, "reward_std": 0.25} for n in range(5)])
+        page = look(guard)
+        expect(chart(page, "Entropy of the policy").locator(".plot path.entropy")).to_have_count(1)
+        expect(chart(page, "Spread of the reward").locator(".plot path.in-loop")).to_have_count(1)
+        expect(chart(page, "Held-out completions cut off")).to_be_hidden()
+
+    def test_has_no_chart_of_what_nobody_reported(self, healthy: Guard, look: Look) -> None:
+        page = look(healthy)
+        expect(page.locator(".plot path.heldout").first).to_be_visible()
+        for title in ("Entropy of the policy", "Spread of the reward"):
+            expect(chart(page, title)).to_be_hidden()
+
+    def test_shows_the_policy_that_it_is_judged_by(self, healthy: Guard, look: Look) -> None:
+        row = look(healthy).locator("#policy tr", has_text="kl.hard_stop")
+        expect(row.locator("td")).to_have_text("0.3")
 
     def test_follows_the_run_without_a_reload(self, start_guard: Start, look: Look) -> None:
         guard = start_guard()
@@ -229,11 +274,11 @@ class TestWhatIsNotKnownIsNotShownAsHealthy:
         page = look(guard)
         expect(page.locator("#verdict")).to_have_attribute("data-state", "healthy")
         guard.end()
-        expect(headline(page)).to_have_text(re.compile(r"No answer from the guard since \d\d:\d\d:\d\d"))
+        expect(headline(page)).to_have_text(re.compile(r"No response from the guard since \d\d:\d\d:\d\d"))
         expect(page.locator("#verdict")).to_have_attribute("data-state", "lost")
         expect(page.locator("#level")).to_have_text("Unknown")
         expect(page.locator("#since")).to_contain_text("may no longer be true")
-        expect(page).to_have_title(re.compile("No answer"))
+        expect(page).to_have_title(re.compile("No response"))
         assert "healthy" not in page.locator("body").inner_text().lower()
         assert float(page.locator("#run").evaluate("node => getComputedStyle(node).opacity")) < 1
 
@@ -248,7 +293,7 @@ class TestWhatIsNotKnownIsNotShownAsHealthy:
         page = look(guard)
         expect(page.locator("#verdict")).to_have_attribute("data-state", "healthy")
         with stopped(guard):
-            expect(headline(page)).to_have_text(re.compile("No answer from the guard since"))
+            expect(headline(page)).to_have_text(re.compile("No response from the guard since"))
 
     def test_a_history_that_hangs_does_not_keep_the_verdict_old(self, start_guard: Start, look: Look) -> None:
         guard = start_guard()
@@ -283,6 +328,18 @@ class TestWhatIsNotKnownIsNotShownAsHealthy:
         expect(figure_value(page, "In-loop reward")).to_have_text("—")
 
 
+class TestTheName:
+    def test_of_the_run_is_on_the_page_and_is_text(self, start_guard: Start, look: Look) -> None:
+        name = "<b>maths</b> & co, the third"
+        guard = start_guard(run_name=name, allow_unauthenticated_loopback="true")
+        page = look(guard)
+        expect(page.locator("#run-name")).to_have_text(name)
+        expect(page).to_have_title(re.compile(re.escape(f"· {name} · RLGuard")))
+
+    def test_is_that_of_the_folder_where_nobody_chose_one(self, healthy: Guard, look: Look) -> None:
+        expect(look(healthy).locator("#run-name")).to_have_text("state")
+
+
 class TestTheToken:
     @pytest.fixture
     def guard(self, start_guard: Start) -> Guard:
@@ -304,6 +361,29 @@ class TestTheToken:
         assert page.evaluate("document.cookie") == ""
         page.reload()
         expect(figure_value(page, "Step")).to_have_text("0")
+
+    def test_is_taken_from_the_link_and_from_the_link_only(self, guard: Guard, look: Look) -> None:
+        page = look(guard, f"#token={READ_TOKEN}")
+        expect(figure_value(page, "Step")).to_have_text("0")
+        assert page.url == page.evaluate("location.href") == guard.url + "/"
+        assert page.evaluate("Object.values(sessionStorage)") == [READ_TOKEN]
+        page.goto(f"{guard.url}/?token={READ_TOKEN}x")
+        assert page.evaluate("Object.values(sessionStorage)") == [READ_TOKEN], (
+            "a query string is no place for it"
+        )
+
+    def test_comes_with_a_link_that_is_pasted_into_the_open_page(self, guard: Guard, look: Look) -> None:
+        page = look(guard, "#token=wrong")
+        expect(page.locator("#token-error")).to_have_text("The guard did not accept this token.")
+        page.evaluate(f"location.hash = 'token={READ_TOKEN}'")
+        expect(figure_value(page, "Step")).to_have_text("0")
+        assert READ_TOKEN not in page.url
+
+    @pytest.mark.parametrize("link", ["#token=", "#token=%C3%A9%0A", "#other=1"])
+    def test_that_cannot_be_one_is_not_kept(self, guard: Guard, look: Look, link: str) -> None:
+        page = look(guard, link)
+        expect(headline(page)).to_have_text("The guard asks for its read token")
+        assert page.evaluate("sessionStorage.length") == 0
 
     @pytest.mark.parametrize("token", ["wrong", INGEST_TOKEN])
     def test_a_wrong_one_is_refused_and_forgotten(self, guard: Guard, look: Look, token: str) -> None:

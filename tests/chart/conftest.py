@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-CHART = ROOT / "charts" / "rlguard"
+CHART, CRDS = ROOT / "charts" / "rlguard", ROOT / "charts" / "rlguard-crds"
 VALUES = Path(__file__).parent / "values"
 BUILD = Path(__file__).parent / "build.sh"
 BUILD_SECONDS = 1800  # once per machine
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def load(path: Path, name: str) -> ModuleType:
-    """A module by its path: tests and generators are no packages."""
+    """A module by its path: of tests/operator, which is no package from here."""
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec and spec.loader
@@ -49,6 +49,7 @@ class Tools:
 
     helm: Path
     kustomize: Path
+    promtool: Path
     monitoring_crds: Path
 
 

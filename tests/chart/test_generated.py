@@ -1,4 +1,4 @@
-"""What is generated is fresh, and a stale file fails."""
+"""What is generated in the chart and the samples agrees with the code; tests/tools has their freshness."""
 
 from __future__ import annotations
 
@@ -8,53 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 from pydantic import BaseModel
 
 from guard_core import __version__
 from guard_core.policy import Policy
 from guard_operator.api.types import Spec
+from tools import cluster_demo as demo
+from tools.chart_values import CrdValues, Global, Values
 
-from .conftest import CHART, ROOT, load
-
-generate = load(ROOT / "charts" / "generate.py", "charts_generate")
-demo = load(ROOT / "k8s" / "generate.py", "k8s_generate")
-SCRIPTS = ["charts/generate.py", "k8s/generate.py"]
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_generated_files_are_fresh(script: str) -> None:
-    done = subprocess.run(
-        [sys.executable, script, "--check"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_stale_file_of_the_chart_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stale = tmp_path / "charts" / "rlguard" / "values.schema.json"
-    stale.parent.mkdir(parents=True)
-    stale.write_text("{}")
-    monkeypatch.setattr(generate, "CHART", stale.parent)
-    monkeypatch.setattr(generate, "outputs", lambda: {stale: "new"})
-    assert generate.main(["--check"]) == 1
-    assert "charts/rlguard/values.schema.json" in capsys.readouterr().err
-    assert generate.main([]) == 0
-    assert generate.main(["--check"]) == 0
-
-
-def test_a_stale_file_of_the_samples_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(demo, "ROOT", tmp_path)
-    monkeypatch.setattr(demo, "TARGET", tmp_path / "k8s" / "files.yaml")
-    monkeypatch.setattr(demo, "text", lambda: "new")
-    assert demo.main(["--check"]) == 1
-    assert "k8s/files.yaml" in capsys.readouterr().err
-    assert demo.main([]) == 0
-    assert demo.main(["--check"]) == 0
+from .conftest import CHART, CRDS, ROOT
 
 
 def models(model: type[BaseModel]) -> list[type[BaseModel]]:
@@ -63,16 +26,14 @@ def models(model: type[BaseModel]) -> list[type[BaseModel]]:
 
 
 def test_every_value_has_a_meaning_and_the_schema_is_closed() -> None:
-    values = sys.modules["values"]
-    for model in models(values.Values):
+    for model in (*models(Values), *models(CrdValues)):
         assert all(field.description for field in model.model_fields.values()), model
-        assert model.model_config["extra"] == "forbid"
+        assert model.model_config["extra"] == ("allow" if model is Global else "forbid")
 
 
 def test_the_defaults_are_those_of_the_types() -> None:
-    values = sys.modules["values"].Values
-    written = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert written == values().model_dump(by_alias=True)
+    for chart, values in ((CHART, Values()), (CRDS, CrdValues())):
+        assert yaml.safe_load((chart / "values.yaml").read_text()) == values.model_dump(by_alias=True)
 
 
 def test_the_demo_on_a_cluster_has_the_policy_of_the_demo() -> None:

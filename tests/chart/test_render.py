@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -18,13 +19,14 @@ from guard_operator.adapters import ADAPTERS
 from guard_operator.api.names import KIND
 from guard_operator.api.schema import crd
 from guard_operator.api.types import Spec, Status
-from guard_operator.config import OperatorConfig
+from guard_operator.config import OperatorConfig, default_guard_resources
+from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.health import HealthServer
-from guard_operator.runtime.metrics import Metrics
+from guard_operator.runtime.metrics import OperatorMetrics, QueueGauges
 
-from .conftest import CHART, KUBE_VERSION, ROOT, VALUES, Helm, Json, Render, find
+from .conftest import CHART, CRDS, KUBE_VERSION, NAMESPACE, RELEASE, ROOT, VALUES, Helm, Json, Render, find
 
 FILES = sorted([*VALUES.glob("*.yaml"), *ROOT.glob("k8s/overlays/*/values.yaml")])
 OPERATOR = {"app.kubernetes.io/name": "rlguard", "app.kubernetes.io/component": "operator"}
@@ -46,7 +48,9 @@ class TestEveryValueFile:
         options = parser().parse_args(container(render(values))["args"])
         assert options.namespace == given.get("watchNamespaces", [])
         assert options.relaxed_host_path == given.get("relaxed", {}).get("hostPaths", [])
-        assert options.port == 8080
+        assert options.port == given.get("port", 8080)
+        assert options.guard_pull_policy == given.get("guardImage", {}).get("pullPolicy", "IfNotPresent")
+        assert options.guard_resources == given.get("guardResources", default_guard_resources())
         assert options.lease_seconds == given.get("leaseSeconds", 15)
 
     def test_names_of_objects_are_unique(self, render: Render, values: Path) -> None:
@@ -56,7 +60,7 @@ class TestEveryValueFile:
     def test_every_selector_finds_the_operators_pods(self, render: Render, values: Path) -> None:
         objects = render(values)
         labels = find(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
-        selectors = [find(objects, "Service")["spec"]["selector"]]
+        selectors = [o["spec"]["selector"] for o in objects if o["kind"] == "Service"]
         selectors += [
             o["spec"]["selector"]["matchLabels"]
             for o in objects
@@ -101,7 +105,7 @@ class TestContent:
 
     def test_the_crd_goes_when_it_is_not_to_be_kept(self, render: Render) -> None:
         definition = find(render({"crds.keep": "false"}), "CustomResourceDefinition")
-        assert "annotations" not in definition["metadata"]
+        assert not definition["metadata"].get("annotations")
 
     def test_nothing_optional_is_rendered_when_it_is_off(self, render: Render) -> None:
         kinds = {o["kind"] for o in render(VALUES / "nothing.yaml")}
@@ -113,6 +117,14 @@ class TestContent:
             ({}, f"rlguard/operator:{__version__}"),
             ({"image.tag": '"9"'}, "rlguard/operator:9"),
             ({"image.registry": '"r.example.com/a"'}, f"r.example.com/a/rlguard/operator:{__version__}"),
+            (
+                {"global.imageRegistry": '"all.example.com/"'},
+                f"all.example.com/rlguard/operator:{__version__}",
+            ),
+            (
+                {"global.imageRegistry": '"all.example.com"', "image.registry": '"own.example.com"'},
+                f"own.example.com/rlguard/operator:{__version__}",
+            ),
             (
                 {"image.tag": '"9"', "image.digest": f'"sha256:{"a" * 64}"'},
                 f"rlguard/operator@sha256:{'a' * 64}",
@@ -128,8 +140,14 @@ class TestContent:
         objects = render(VALUES / "everything.yaml")
         for pod in (find(objects, "Deployment")["spec"]["template"]["spec"], find(objects, "Pod")["spec"]):
             security = pod["containers"][0]["securityContext"]
-            assert security["runAsUser"] == 10001 and security["readOnlyRootFilesystem"]
+            assert pod["securityContext"]["runAsNonRoot"] and security["readOnlyRootFilesystem"]
             assert not security["allowPrivilegeEscalation"] and security["capabilities"] == {"drop": ["ALL"]}
+
+    def test_the_pods_name_no_user_so_that_openshift_gives_them_one(self, render: Render) -> None:
+        objects = render()
+        for pod in (find(objects, "Deployment")["spec"]["template"]["spec"], find(objects, "Pod")["spec"]):
+            for security in (pod["securityContext"], pod["containers"][0]["securityContext"]):
+                assert not security.keys() & {"runAsUser", "runAsGroup", "fsGroup", "seLinuxOptions"}
 
     def test_scheduling_and_extras_arrive(self, render: Render) -> None:
         objects = render(VALUES / "everything.yaml")
@@ -138,14 +156,97 @@ class TestContent:
         assert pod["nodeSelector"] == given["nodeSelector"]
         assert pod["tolerations"] == given["tolerations"]
         assert pod["affinity"] == given["affinity"]
-        assert pod["volumes"] == given["extraVolumes"]
-        assert pod["imagePullSecrets"] == given["imagePullSecrets"]
+        assert pod["volumes"][2:] == given["extraVolumes"]
+        names = ["registry", "by-name", "by-reference"]
+        for one in (pod, find(objects, "Pod")["spec"]):
+            assert one["imagePullSecrets"] == [{"name": name} for name in names]
+            assert one["securityContext"] == given["podSecurityContext"]
         assert pod["priorityClassName"] == "system-cluster-critical"
-        assert {c["whenUnsatisfiable"] for c in pod["topologySpreadConstraints"]} == {"DoNotSchedule"}
-        assert container(objects)["volumeMounts"] == given["extraVolumeMounts"]
+        (spread,) = pod["topologySpreadConstraints"]
+        assert spread.items() > given["topologySpreadConstraints"][0].items()
+        assert spread["labelSelector"]["matchLabels"].items() >= OPERATOR.items()
+        assert pod["hostNetwork"] and pod["dnsPolicy"] == given["dnsPolicy"]
+        ports = {"http": given["port"], "page": given["page"]["port"]}
+        assert container(objects)["ports"] == [{"name": n, "containerPort": p} for n, p in ports.items()]
+        monitor = find(objects, "ServiceMonitor")["spec"]["endpoints"][0]
+        wanted = given["metrics"]["serviceMonitor"]
+        assert monitor["relabelings"] == wanted["relabelings"]
+        assert monitor["metricRelabelings"] == wanted["metricRelabelings"]
+        assert container(objects)["volumeMounts"][2:] == given["extraVolumeMounts"]
         assert given["extraEnv"][0] in container(objects)["env"]
-        account = find(objects, "ServiceAccount")
-        assert account["metadata"]["annotations"] == given["serviceAccount"]["annotations"]
+        assert parser().parse_args(container(objects)["args"]).bind == "0.0.0.0"
+        extra = [one for one in objects if one["metadata"]["name"] in {"ca", f"{RELEASE}-more"}]
+        assert len(extra) == len(given["extraObjects"])
+        assert {one["metadata"]["namespace"] for one in extra} == {NAMESPACE}
+        for one in (one for one in objects if one not in extra):
+            labels, annotations = one["metadata"]["labels"], one["metadata"]["annotations"]
+            assert labels["team"] == "platform", one["kind"]
+            assert labels["app.kubernetes.io/name"] != "mine", "the chart's own go before"
+            assert annotations["owner"] == "platform", one["kind"]
+        account = find(objects, "ServiceAccount")["metadata"]["annotations"]
+        assert account.items() >= given["serviceAccount"]["annotations"].items()
+        board = find(objects, "ConfigMap", "guard-operator-dashboard")["metadata"]["annotations"]
+        assert board["grafana_folder"] == given["metrics"]["dashboard"]["annotations"]["grafana_folder"]
+
+    def test_a_spread_with_a_selector_of_its_own_keeps_it(self, render: Render) -> None:
+        own = [
+            {"topologyKey": "rack", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
+        ]
+        pod = find(render({"topologySpreadConstraints": json.dumps(own)}), "Deployment")["spec"]["template"][
+            "spec"
+        ]
+        assert pod["topologySpreadConstraints"] == own
+
+    @pytest.mark.parametrize("existing", ["", "of-the-platform"])
+    def test_the_page_is_served_with_the_token_of_its_secret(self, render: Render, existing: str) -> None:
+        objects = render({"page.enabled": "true", "page.existingSecret": json.dumps(existing)})
+        options, pod = parser().parse_args(container(objects)["args"]), container(objects)
+        (mount,) = pod["volumeMounts"]
+        (volume,) = find(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
+        assert str(options.page_token_file) == f"{mount['mountPath']}/token" and mount["readOnly"]
+        assert volume["name"] == mount["name"]
+        assert volume["secret"]["secretName"] == (existing or "rlguard-page")
+        made = [o for o in objects if o["kind"] == "Secret"]
+        assert len(made) == (0 if existing else 1)
+        if made:
+            token = base64.b64decode(made[0]["data"]["token"])
+            assert len(token) == 43 and token != base64.b64decode(
+                find(render({"page.enabled": "true"}), "Secret")["data"]["token"]
+            )
+            assert token.decode() not in json.dumps(find(objects, "Deployment"))
+        port = next(p for p in pod["ports"] if p["name"] == "page")
+        assert port["containerPort"] == options.page_port
+        assert find(objects, "Service", "rlguard-page")["spec"]["ports"][0]["targetPort"] == "page"
+
+    def test_the_page_is_off_by_default(self, render: Render) -> None:
+        objects = render()
+        assert not [o for o in objects if o["kind"] == "Secret"]
+        assert parser().parse_args(container(objects)["args"]).page_token_file is None
+
+    def test_who_may_reach_the_page(self, render: Render) -> None:
+        from_ = [{"podSelector": {"matchLabels": {"app": "ingress"}}}]
+        values = {"networkPolicy.enabled": "true", "networkPolicy.pageFrom": json.dumps(from_)}
+        assert len(find(render(values), "NetworkPolicy")["spec"]["ingress"]) == 1
+        policy = find(render({"page.enabled": "true", **values}), "NetworkPolicy")
+        assert {"ports": [{"port": "page"}], "from": from_} in policy["spec"]["ingress"]
+
+    def test_the_webhooks_come_from_a_secret_that_is_mounted(self, render: Render) -> None:
+        objects = render({"notifications.existingSecret": '"hooks"', "networkPolicy.enabled": "true"})
+        options, pod = parser().parse_args(container(objects)["args"]), container(objects)
+        (mount,) = pod["volumeMounts"]
+        (volume,) = find(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
+        assert str(options.notify_dir) == mount["mountPath"] and mount["readOnly"]
+        assert volume == {"name": mount["name"], "secret": {"secretName": "hooks"}}
+        assert options.notify_on == ["fired", "halted", "stopped"]
+        ports = [
+            p["port"] for rule in find(objects, "NetworkPolicy")["spec"]["egress"] for p in rule["ports"]
+        ]
+        assert {9093, 53} <= set(ports)
+
+    def test_nobody_is_told_by_default(self, render: Render) -> None:
+        objects = render({"networkPolicy.enabled": "true"})
+        assert parser().parse_args(container(objects)["args"]).notify_dir is None
+        assert len(find(objects, "NetworkPolicy")["spec"]["egress"]) == 1
 
     def test_the_pod_monitor_finds_the_port_of_a_guard(self, render: Render) -> None:
         sample = ROOT / "k8s" / "samples" / "single-gpu.yaml"
@@ -163,8 +264,9 @@ class TestContent:
         assert [p["containerPort"] for p in ports if p["name"] == endpoint["port"]] == [8471]
 
     def test_dashboard_and_alerts_ask_for_metrics_that_exist(self, render: Render) -> None:
-        metrics = Metrics()
-        metrics.collect_live(lambda: 0, list, list)
+        metrics = OperatorMetrics()
+        metrics.registry.register(QueueGauges(lambda: 0, list))
+        metrics.registry.register(JobGauges(list, list))
         known: set[str] = set()
         for family in metrics.registry.collect():
             suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(
@@ -172,7 +274,7 @@ class TestContent:
             )
             known |= {family.name + suffix for suffix in suffixes}
         objects = render(VALUES / "everything.yaml")
-        dashboard = json.loads(find(objects, "ConfigMap")["data"]["rlguard.json"])
+        dashboard = json.loads(find(objects, "ConfigMap", "guard-operator-dashboard")["data"]["rlguard.json"])
         asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
         groups = find(objects, "PrometheusRule")["spec"]["groups"]
         asked += [rule["expr"] for group in groups for rule in group["rules"]]
@@ -194,6 +296,11 @@ class TestContent:
         ("replicas=0", ["/replicas", "minimum"]),
         ("replicas=two", ["/replicas", "integer"]),
         ("image.digest=sha256:abc", ["/image/digest", "sha256:[0-9a-f]{64}"]),
+        ("guardImage.pullPolicy=Sometimes", ["/guardImage/pullPolicy", "IfNotPresent"]),
+        ("global.imageRegistry=1", ["/global/imageRegistry", "string"]),
+        ("dnsPolicy=None", ["/dnsPolicy", "ClusterFirst"]),
+        ("port=80", ["/port", "minimum"]),
+        ("topologySpread.enabled=false", ["topologySpread", "not allowed"]),
         ("image.pullPolicy=Sometimes", ["/image/pullPolicy", "IfNotPresent"]),
         ("logLevel=trace", ["/logLevel", "warning"]),
         ("relaxed.hostPaths={/mnt/}", ["/relaxed/hostPaths/0", "pattern"]),
@@ -214,6 +321,82 @@ def test_a_refused_value_is_named(helm: Helm, setting: str, said: list[str]) -> 
         assert words in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["global", "commonAnnotations", "guardResources", "securityContext", "topologySpreadConstraints",
+     "imagePullSecrets", "global.imagePullSecrets"],
+)  # fmt: skip
+def test_a_value_that_is_taken_away_is_none(render: Render, value: str) -> None:
+    """Helm drops a default that is set to null."""
+    options = parser().parse_args(container(render({value: "null"}))["args"])
+    assert options.guard_resources == ({} if value == "guardResources" else default_guard_resources())
+
+
+MONITORED = ("PodMonitor", "PrometheusRule", "ServiceMonitor")
+
+
+@pytest.mark.parametrize("known", [(), ("ServiceMonitor",), MONITORED], ids=["no CRD", "one CRD", "all CRDs"])
+@pytest.mark.parametrize("enabled", ["auto", "true", "false"])
+def test_what_the_prometheus_operator_reads_is_there_where_its_crds_are(
+    helm: Helm, enabled: str, known: tuple[str, ...]
+) -> None:
+    flags = [f"--api-versions=monitoring.coreos.com/v1/{kind}" for kind in known]
+    for section in ("podMonitor", "prometheusRule", "serviceMonitor"):
+        flags += ["--set", f"metrics.{section}.enabled={enabled}"]
+    done = helm("template", "rlguard", CHART, "--kube-version", KUBE_VERSION, *flags)
+    assert done.returncode == 0, done.stderr
+    kinds = {document["kind"] for document in yaml.safe_load_all(done.stdout) if document}
+    expected = {"auto": known, "true": MONITORED, "false": ()}[enabled]
+    assert kinds & set(MONITORED) == set(expected)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_chart_that_includes_this_one(helm: Helm, tmp_path: Path, enabled: bool) -> None:
+    """Under a condition, with global values of its own and a chart for the CRD beside it."""
+    dependency = {"version": __version__, "repository": ""}
+    about = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [
+        {"name": "rlguard", "condition": "rlguard.enabled", **dependency},
+        {"name": "rlguard-crds", "condition": "rlguard-crds.enabled", **dependency},
+    ]}  # fmt: skip
+    values = {
+        "rlguard": {"enabled": enabled, "crds": {"install": False}},
+        "rlguard-crds": {"enabled": enabled},
+        "global": {"imageRegistry": "all.example.com", "theirs": {"anything": [1]}},
+    }
+    (tmp_path / "charts").mkdir()
+    for chart in (CHART, CRDS):
+        (tmp_path / "charts" / chart.name).symlink_to(chart)
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(about))
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    done = helm("template", "platform", tmp_path, "--kube-version", KUBE_VERSION)
+    assert done.returncode == 0, done.stderr
+    objects = [document for document in yaml.safe_load_all(done.stdout) if document]
+    assert bool(objects) == enabled
+    if enabled:
+        assert find(objects, "CustomResourceDefinition")["spec"] == crd()["spec"]
+        assert container(objects)["image"] == f"all.example.com/rlguard/operator:{__version__}"
+        assert find(objects, "Deployment")["metadata"]["name"] == "platform-rlguard"
+
+
+def test_the_chart_of_the_crd_alone(helm: Helm) -> None:
+    settings = "labels.team=platform,annotations.owner=platform"
+    assert helm("lint", "--strict", CRDS, "--set", settings).returncode == 0
+    done = helm("template", "crds", CRDS, "--kube-version", KUBE_VERSION, "--set", settings)
+    (definition,) = yaml.safe_load_all(done.stdout)
+    assert definition["spec"] == crd()["spec"]
+    assert definition["metadata"]["labels"]["team"] == "platform"
+    assert definition["metadata"]["annotations"] == {
+        "helm.sh/resource-policy": "keep", "owner": "platform",
+    }  # fmt: skip
+    done = helm("template", "crds", CRDS, "--kube-version", KUBE_VERSION, "--set", "keep=false")
+    assert not next(yaml.safe_load_all(done.stdout))["metadata"]["annotations"]
+
+
+def test_the_documented_values_for_eks_need_no_crd_of_others(render: Render) -> None:
+    objects = render(ROOT / "k8s" / "overlays" / "eks" / "values.yaml")
+    assert not [one["kind"] for one in objects if one["apiVersion"].startswith("monitoring.coreos.com")]
+
+
 def test_an_old_cluster_is_refused(helm: Helm) -> None:
     done = helm("template", "rlguard", CHART, "--kube-version", "1.29.0")
     assert done.returncode != 0
@@ -224,7 +407,7 @@ def test_an_old_cluster_is_refused(helm: Helm) -> None:
 def test_what_helm_test_runs_tells_a_ready_operator(render: Render, ready: bool, words: str) -> None:
     script = find(render(), "Pod")["spec"]["containers"][0]["args"][0]
     assert "monotonic() + 60" in script
-    server = HealthServer(("127.0.0.1", 0), lambda: True, lambda: ready, Metrics().registry)
+    server = HealthServer(("127.0.0.1", 0), lambda: True, lambda: ready, OperatorMetrics().registry)
     try:
         command = [sys.executable, "-c", script.replace("monotonic() + 60", "monotonic()")]
         command.append(f"http://127.0.0.1:{server.port}")

@@ -1,12 +1,13 @@
 """The command line as a whole: help, version, errors in one line, and that it starts fast."""
 
+import json
 import subprocess
 import sys
 import time
 
 import pytest
 
-from guard_cli.main import COMMANDS
+from guard_cli.commands import COMMANDS
 
 HEAVY = ("torch", "transformers", "numpy", "pydantic", "rich", "httpx", "matplotlib", "fastapi")
 
@@ -25,7 +26,7 @@ def test_help_lists_every_command_with_an_example():
     done = rlguard("--help")
     assert done.returncode == 0
     assert "Examples:" in done.stdout
-    for name, (_, summary) in COMMANDS.items():
+    for name, summary in ((name, command.summary) for name, command in COMMANDS.items()):
         assert f"  {name} " in done.stdout
         assert summary in done.stdout  # not cut off
 
@@ -75,6 +76,14 @@ def test_version():
         (["serve"], "--state-dir is not set"),
         (["split", "check", "--train", "a", "--heldout", "b"], "No such file"),
         (["split", "make", "missing.jsonl", "--train", "a", "--heldout", "b"], "missing.jsonl"),
+        (
+            ["split", "check", "--train", "a", "--heldout", "b", "--jaccard", "2"],
+            "--jaccard 2: must lie above 0",
+        ),
+        (
+            ["split", "check", "--train", "a", "--heldout", "b", "--exact-only", "--jaccard", "1"],
+            "leave out --jaccard",
+        ),
     ],
 )
 def test_wrong_use_exits_2_with_a_sentence(tmp_path, arguments, message):
@@ -89,6 +98,68 @@ def test_a_list_is_no_configuration(tmp_path):
     done = rlguard("run", "--config", "guard.yaml", "--", "true", cwd=tmp_path)
     assert done.returncode == 2
     assert "must be a mapping" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "environment", "message"),
+    [
+        ("{temprature: 1}", [], {}, ".temprature in --config is no setting: did you mean temperature?"),
+        ("{temperature: hot}", [], {}, "heldout.evaluator.temperature in --config must be a number"),
+        ("{temperature: hot}", ["--temperature", "-1"], {}, "--temperature must be at least 0, not -1.0"),
+        ("{}", [], {"TEMPERATURE": "hot"}, "RLGUARD_GUARD_HELDOUT__EVALUATOR__TEMPERATURE must be a number"),
+        ("{kind: openai, model: m}", [], {}, "--openai-url is not set"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_as_it_was_written(tmp_path, monkeypatch, text, arguments, environment, message):
+    (tmp_path / "guard.yaml").write_text(f"heldout: {{split: x, evaluator: {text}}}")
+    for name, value in environment.items():
+        monkeypatch.setenv(f"RLGUARD_GUARD_HELDOUT__EVALUATOR__{name}", value)
+    done = rlguard("run", "--config", "guard.yaml", *arguments, "--", "true", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("rlguard run: ") and message in done.stderr
+
+
+def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, monkeypatch):
+    from guard_cli.guard_settings import heldout_options, make_settings
+
+    (tmp_path / "held.jsonl").write_text('{"id": "a", "prompt": "1+1=", "answer": "2"}')
+    openai = {"kind": "openai", "base_url": "http://h/v1", "model": "m", "seed": 3}
+    names = (
+        "heldout",
+        "train_prompts",
+        "scorer",
+        "temperature",
+        "samples",
+        "batch_size",
+        "device",
+        "base_model",
+    )
+    given = dict.fromkeys((*names, "openai_url", "openai_model"))
+    for config, kind in (
+        ({"evaluator": openai}, "openai"),
+        ({"evaluator": {"seed": 3}}, "checkpoint"),
+        ({}, "checkpoint"),
+    ):
+        options = {"heldout": heldout_options(**given, max_new_tokens=7)}
+        monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__EVALUATOR__TIMEOUT_SECONDS", "9")
+        base = {"state_dir": "s", "checkpoint_root": "c", "allow_unauthenticated_loopback": True}
+        settings = make_settings({**base, "heldout": {"split": tmp_path / "held.jsonl", **config}}, options)
+        evaluator = settings.heldout.evaluator
+        assert (evaluator.kind, evaluator.max_new_tokens, evaluator.timeout_seconds) == (kind, 7, 9.0)
+        assert evaluator.seed == (3 if config else 0)
+
+
+def test_the_environment_of_the_guard_gives_back_the_settings(tmp_path, monkeypatch):
+    from guard_cli.guard_settings import to_environment
+    from guard_service.settings import load_settings
+
+    heldout = {"split": "x", "near_duplicates": None, "evaluator": {"seed": 3}}
+    settings = load_settings(
+        state_dir="s", checkpoint_root="c", allow_unauthenticated_loopback=True, heldout=heldout
+    )
+    for name, value in to_environment(settings).items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == settings
 
 
 def test_the_supervisors_own_settings_are_refused_in_a_configuration(tmp_path):
@@ -113,6 +184,47 @@ def test_split_make_then_check(tmp_path):
     assert "exact 1.00" in overlapping.stderr
 
 
+def test_split_check_drops_what_overlaps_and_the_rule_can_be_set(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"question": "Please name the capital of France"}\n')
+    rows = [
+        f'{{"id": "{i}", "prompt": "{p}", "answer": "1"}}\n'
+        for i, p in enumerate(["name the capital of France", "2+2="])
+    ]
+    (tmp_path / "held.jsonl").write_text("".join(rows))
+    check = (
+        "split",
+        "check",
+        "--train",
+        "train.jsonl",
+        "--heldout",
+        "held.jsonl",
+        "--prompt-column",
+        "question",
+    )
+    assert rlguard(*check, cwd=tmp_path).returncode == 1
+    assert rlguard(*check, "--exact-only", cwd=tmp_path).returncode == 0
+    dropped = rlguard(*check, "--drop", "out.jsonl", cwd=tmp_path)
+    assert dropped.returncode == 0, dropped.stderr
+    assert "1 items in out.jsonl, 1 left out" in dropped.stdout
+    assert (tmp_path / "out.jsonl").read_text() == rows[1]
+
+
+def test_split_check_warns_of_near_duplicates_without_a_group(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"prompt": "2+2="}\n')
+    story = "the quick brown fox jumps over the lazy dog and then walks home to sleep in his warm den under"
+
+    def check(*groups):
+        rows = [f'{{"id": "{i}", "prompt": "{story} {i}", "answer": "1"{g}}}\n' for i, g in enumerate(groups)]
+        (tmp_path / "held.jsonl").write_text("".join(rows))
+        return rlguard("split", "check", "--train", "train.jsonl", "--heldout", "held.jsonl", cwd=tmp_path)
+
+    for apart in (("", ""), (', "group": "a"', ""), (', "group": "a"', ', "group": "b"')):
+        told = check(*apart)
+        assert told.returncode == 0 and "2 held-out items are near-duplicates" in told.stderr
+        assert "fox" not in told.stderr
+    assert check(', "group": "a"', ', "group": "a"').stderr == ""
+
+
 def test_serve_runs_a_guard_until_it_is_told_to_stop(tmp_path):
     process = subprocess.Popen(
         [
@@ -120,6 +232,7 @@ def test_serve_runs_a_guard_until_it_is_told_to_stop(tmp_path):
             *("--port", "0", "--ingest-token-file", "ingest", "--read-token-file", "read"),
         ],
         cwd=tmp_path,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -129,6 +242,16 @@ def test_serve_runs_a_guard_until_it_is_told_to_stop(tmp_path):
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < end
             time.sleep(0.05)
+        said = [process.stdout.readline() for _ in range(4)]
+        url = json.loads((tmp_path / "state" / "endpoint.json").read_text())["url"]
+        read = (tmp_path / "read").read_text()
+        assert said[0] == f"# state: dashboard {url}/#token={read}\n"
+        assert said[1] == f"export RLGUARD_URL={url}\n"
+        shell = subprocess.run(
+            ["sh", "-c", f"{said[1]}{said[2]}env"], capture_output=True, text=True, cwd="/", check=True
+        ).stdout.splitlines()
+        assert f"RLGUARD_TOKEN={(tmp_path / 'ingest').read_text()}" in shell and f"RLGUARD_URL={url}" in shell
+        assert str(tmp_path / "ingest") in said[3] and str(tmp_path / "read") in said[3]
         assert (tmp_path / "ingest").read_text() != (tmp_path / "read").read_text()
         assert (tmp_path / "ingest").stat().st_mode & 0o777 == 0o600
         process.terminate()
@@ -136,3 +259,41 @@ def test_serve_runs_a_guard_until_it_is_told_to_stop(tmp_path):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_serve_makes_the_tokens_that_nobody_chose_and_only_those(tmp_path, monkeypatch):
+    from guard_cli.serve import _tokens_beside_the_store
+
+    monkeypatch.setenv("RLGUARD_GUARD_READ_TOKEN", "chosen")
+    given = {"state_dir": tmp_path / "state", "ingest_token_file": None, "read_token_file": None}
+    made = _tokens_beside_the_store({}, given)
+    assert made == {"ingest_token_file": tmp_path / "state" / "ingest.token"}
+    assert made["ingest_token_file"].stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    before = made["ingest_token_file"].read_text()
+    again = {"state_dir": tmp_path / "state", "ingest_token_file": None, "read_token_file": None}
+    assert _tokens_beside_the_store({}, again) == made and made["ingest_token_file"].read_text() == before
+    assert _tokens_beside_the_store({"allow_unauthenticated_loopback": True}, given) == {}
+    assert _tokens_beside_the_store({"ingest_token": "x"}, given) == {}
+
+
+def test_links_and_lines_can_be_copied_whatever_is_in_them(tmp_path):
+    from guard_cli.links import dashboard_link, export_lines, reachable
+
+    assert (
+        dashboard_link("http://127.0.0.1:8470", "a+b/&#c") == "http://127.0.0.1:8470/#token=a%2Bb%2F%26%23c"
+    )
+    assert dashboard_link("http://127.0.0.1:8470", None) == "http://127.0.0.1:8470/"
+    file = tmp_path / "it's a token"
+    file.write_text("t0ken")
+    lines = export_lines("http://127.0.0.1:1", "t0ken", file)
+    shell = subprocess.run(
+        ["sh", "-c", "; ".join([*lines, "env"])], capture_output=True, text=True, check=True
+    )
+    assert "RLGUARD_TOKEN=t0ken" in shell.stdout.splitlines() and "t0ken" not in "".join(lines).replace(
+        str(file), ""
+    )
+    assert export_lines("http://127.0.0.1:1", None, None) == ["export RLGUARD_URL=http://127.0.0.1:1"]
+    assert "0.0.0.0" not in reachable("http://0.0.0.0:8470") and reachable("http://[::]:8470").endswith(
+        ":8470"
+    )

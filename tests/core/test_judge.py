@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
+from guard_core.ending import not_judged
+from guard_core.evaluation import CheckpointEvaluation
 from guard_core.judge import Evaluation, Judge, Latch
-from guard_core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy, SilentPolicy, StalePolicy
-from guard_core.wire import Code, KlKind, Level, StepReport, Verdict
-
-SHARP = HeldOutGuardPolicy(
-    kl_hard_stop=0.5, max_proxy_real_gap=0.2, min_steps=1, ema_alpha=0.0, rise_eps=0.01
+from guard_core.policy import (
+    CalibratedPolicy,
+    EvaluationFailingPolicy,
+    HeldOutGuardPolicy,
+    KlPolicy,
+    Policy,
+    SilentPolicy,
+    StalePolicy,
 )
+from guard_core.rounds import Round
+from guard_core.wire import (
+    CheckpointReport,
+    Code,
+    EndReport,
+    FailureKind,
+    KlKind,
+    Level,
+    Sampling,
+    StepReport,
+    Verdict,
+)
+
+SHARP = HeldOutGuardPolicy(max_proxy_real_gap=0.2, min_steps=1, ema_alpha=0.0, rise_eps=0.01)
+KL = KlPolicy(warn_above=0.25, hard_stop=0.5, min_steps=5)
 
 
 def judge(**sections: object) -> Judge:
-    return Judge(Policy(**{"heldout_guard": SHARP, **sections}))  # type: ignore[arg-type]
+    return Judge(Policy(**{"detector": "heldout_guard", "heldout_guard": SHARP, "kl": KL, **sections}))  # type: ignore[arg-type]
 
 
 def step(n: int, reward: float = 0.5, kl: float | None = None, attempt: int = 0) -> StepReport:
@@ -25,6 +48,12 @@ def step(n: int, reward: float = 0.5, kl: float | None = None, attempt: int = 0)
 def evaluation(n: int, score: float = 0.5, attempt: int = 0) -> Evaluation:
     items = tuple(1.0 if i < round(score * 100) else 0.0 for i in range(100))
     return Evaluation(attempt, n, f"/checkpoints/checkpoint-{n}", items)
+
+
+def drift(j: Judge) -> None:
+    """Five steps that begin at the reference and end far from it."""
+    for n, kl in enumerate([0.0, 0.9, 0.9, 0.9, 0.9]):
+        j.fold_step(step(n, kl=kl))
 
 
 def codes(verdict: Verdict) -> dict[Code, Level]:
@@ -56,7 +85,135 @@ class TestMissingDataIsUnknown:
         j.fold_evaluation(evaluation(0))
         verdict = j.verdict()
         assert (verdict.level, verdict.code) == (Level.HEALTHY, Code.OK)
-        assert "1 rounds" in verdict.reason
+        assert "1 evaluated checkpoint" in verdict.reason
+
+
+class TestWarmUp:
+    WARM = SHARP.model_copy(update={"min_steps": 5})
+
+    def test_a_rule_that_only_warm_up_keeps_from_firing_is_a_warning(self) -> None:
+        j = judge(heldout_guard=self.WARM)
+        for n, (reward, score) in enumerate([(0.2, 0.5), (0.9, 0.5)]):
+            j.fold_step(step(n, reward))
+            j.fold_evaluation(evaluation(n, score))
+        verdict = j.verdict()
+        assert not verdict.halt
+        assert (verdict.level, verdict.code) == (Level.WARNING, Code.HACKING_GAP)
+        assert "only its warm-up keeps the rule from stopping the run: Hacking Gap +0.7" in verdict.reason
+        assert codes(verdict)[Code.WARMING_UP] is Level.UNKNOWN
+        assert Judge.from_state(j.to_state()).verdict() == verdict
+
+    def test_after_the_warm_up_only_the_rule_speaks(self) -> None:
+        j = judge(heldout_guard=self.WARM)
+        for n, reward in enumerate([0.2, 0.9, 0.2, 0.2, 0.2]):
+            assert j.verdict().level is not Level.HEALTHY
+            j.fold_step(step(n, reward))
+            j.fold_evaluation(evaluation(n))
+        assert (j.verdict().level, j.verdict().code) == (Level.HEALTHY, Code.OK)
+
+    def test_a_quiet_warm_up_is_unknown(self) -> None:
+        j = judge(heldout_guard=self.WARM)
+        j.fold_step(step(0))
+        j.fold_evaluation(evaluation(0))
+        assert (j.verdict().level, j.verdict().code) == (Level.UNKNOWN, Code.WARMING_UP)
+
+
+class TestStepsAfterTheLastEvaluation:
+    def test_they_are_counted_and_so_is_the_longest_round(self) -> None:
+        j = judge()
+        for n in range(7):
+            j.fold_step(step(n))
+        j.fold_evaluation(evaluation(3))
+        after = j.verdict()
+        assert (after.steps_since_evaluation, after.longest_round) == (3, 4)
+        j.fold_step(step(7))
+        j.fold_evaluation(evaluation(5))
+        after = Judge.from_state(j.to_state()).verdict()
+        assert (after.steps_since_evaluation, after.longest_round) == (2, 4)
+
+    def trained(self, *steps: int, evaluated: int = 80) -> Judge:
+        j = judge()
+        for n in steps:
+            j.fold_step(step(n))
+        j.fold_evaluation(evaluation(evaluated))
+        return j
+
+    @pytest.mark.parametrize(
+        ("told", "after"),
+        [(100, 15), (85, 0), (3, 0), (None, 0)],
+    )
+    def test_what_a_trainer_made_and_could_not_report_counts_and_never_less(
+        self, told: int | None, after: int
+    ) -> None:
+        """A reward that is NaN from step 86 on is not reported."""
+        j = self.trained(*range(1, 86))
+        before = j.verdict().steps_since_evaluation
+        j.fold_end(EndReport(attempt=0, step=told))
+        assert before == 5 and Judge.from_state(j.to_state()).verdict().steps_since_evaluation == 5 + after
+
+    def test_what_it_said_is_not_taken_back(self) -> None:
+        j = self.trained(*range(1, 81))
+        for told in (100, 81, None):
+            j.fold_end(EndReport(attempt=0, step=told))
+        assert j.verdict().steps_since_evaluation == 20
+        assert j.verdict().step == 80, "the newest that was reported stays what it is"
+
+    def test_a_checkpoint_of_the_last_step_judges_them(self) -> None:
+        j = self.trained(*range(1, 81))
+        j.fold_end(EndReport(attempt=0, step=100))
+        j.fold_evaluation(evaluation(100))
+        assert j.verdict().steps_since_evaluation == 0
+
+    def test_a_loop_that_reports_every_tenth_step_has_left_none_out(self) -> None:
+        j = self.trained(*range(10, 131, 10), evaluated=100)
+        j.fold_end(EndReport(attempt=0, step=139))
+        assert j.verdict().steps_since_evaluation == 3
+        j.fold_end(EndReport(attempt=0, step=160))
+        assert j.verdict().steps_since_evaluation == 3 + 3, "as many as it would have reported"
+
+    def test_an_attempt_that_could_report_nothing_counts_until_a_later_one_reports(self) -> None:
+        j = self.trained(*range(1, 91))
+        j.fold_end(EndReport(attempt=1, step=100))
+        assert j.verdict().steps_since_evaluation == 10 + 10
+        j.fold_step(step(81, attempt=2))
+        assert j.verdict().steps_since_evaluation == 10 + 1
+
+    def test_an_attempt_that_had_nothing_left_to_do_adds_nothing(self) -> None:
+        j = self.trained(*range(1, 81))
+        j.fold_end(EndReport(attempt=1, step=80))
+        assert j.verdict().steps_since_evaluation == 0
+
+    def test_a_resumed_attempt_counts_from_what_it_reported_itself(self) -> None:
+        """The checkpoint that was judged is of the attempt before, and later than where this one began."""
+        j = self.trained(*range(1, 81))
+        j.fold_step(step(51, attempt=1))
+        j.fold_end(EndReport(attempt=1, step=71))
+        assert j.verdict().steps_since_evaluation == 1 + 20
+
+    @pytest.mark.parametrize(
+        ("began", "ended", "after"),
+        [(20, 60, 40), (20, 80, 60), (20, 100, 80), (80, 100, 20), (80, 80, 0), (None, 100, 20)],
+    )
+    def test_a_later_attempt_without_a_reward_counts_from_where_it_began(
+        self, began: int | None, ended: int, after: int
+    ) -> None:
+        """Steps 21 to 80 of the attempt before were judged, and are not those that this one made again."""
+        j = self.trained(*range(1, 81))
+        j.fold_end(EndReport(attempt=1, step=ended, began=began))
+        assert Judge.from_state(j.to_state()).verdict() == j.verdict()
+        assert j.verdict().steps_since_evaluation == after
+
+    def test_a_checkpoint_of_an_attempt_without_a_reward_judges_its_steps(self) -> None:
+        j = self.trained(*range(1, 81))
+        j.fold_evaluation(evaluation(50, attempt=1))
+        j.fold_end(EndReport(attempt=1, step=60, began=20))
+        assert j.verdict().steps_since_evaluation == 10
+
+    def test_a_starting_policy_alone_has_no_round(self) -> None:
+        j = judge()
+        j.fold_evaluation(evaluation(0))
+        j.fold_step(step(1))
+        assert (j.verdict().steps_since_evaluation, j.verdict().longest_round) == (1, 0)
 
 
 class TestTheWindowOfARound:
@@ -102,21 +259,19 @@ class TestFires:
             j.fold_step(step(n, reward))
             j.fold_evaluation(evaluation(n, score))
         verdict = j.verdict()
-        assert verdict.fire and verdict.halt
+        assert verdict.fire and verdict.stop
         assert (verdict.level, verdict.code) == (Level.FIRED, Code.HACKING_GAP)
         assert (verdict.latch_attempt, verdict.latch_step) == (0, 1)
         assert j.latch is not None and j.latch.fire and j.latch.step == 1
 
     def test_kl_does_not_wait_for_an_evaluation(self) -> None:
         j = judge()
-        for n in range(5):
-            j.fold_step(step(n, kl=0.9))
+        drift(j)
         assert (j.verdict().fire, j.verdict().code) == (True, Code.KL_HARD_STOP)
 
     def test_the_first_reason_stays(self) -> None:
         j = judge()
-        for n in range(5):
-            j.fold_step(step(n, kl=0.9))
+        drift(j)
         reason = j.verdict().reason
         for n in range(5, 8):
             j.fold_step(step(n, float(n), kl=0.9))
@@ -158,15 +313,15 @@ class TestWhatCountsAsAKl:
 
 
 class TestSilence:
-    POLICY = SilentPolicy(after_seconds=10.0, policy="stop")
+    POLICY = SilentPolicy(after_seconds=10.0, action="stop")
 
     def test_warn_is_unknown_and_passes_when_steps_come_back(self) -> None:
-        j = judge(silent=SilentPolicy(after_seconds=10.0, policy="warn"))
+        j = judge(silent=SilentPolicy(after_seconds=10.0, action="warn"))
         j.fold_step(step(0))
         assert j.fold_silence(11.0) is False
         assert codes(j.verdict(silent_for=11.0))[Code.SILENT] is Level.UNKNOWN
         assert Code.SILENT not in codes(j.verdict(silent_for=0.0))
-        assert not j.verdict(silent_for=11.0).halt
+        assert not j.verdict(silent_for=11.0).stop
 
     def test_stop_latches_but_is_no_fire(self) -> None:
         j = judge(silent=self.POLICY)
@@ -181,22 +336,21 @@ class TestSilence:
     def test_a_fire_after_a_stop_is_still_a_fire(self) -> None:
         j = judge(silent=self.POLICY)
         j.fold_silence(99.0)
-        for n in range(5):
-            j.fold_step(step(n, kl=0.9))
+        drift(j)
         assert j.verdict().fire
         assert j.verdict().level is Level.FIRED
 
 
 class TestStale:
-    @pytest.mark.parametrize("policy", ["warn", "stop"])
-    def test_checkpoints_that_wait(self, policy: str) -> None:
-        j = judge(stale=StalePolicy(after_rounds=2, policy=policy))
+    @pytest.mark.parametrize("action", ["warn", "stop"])
+    def test_checkpoints_that_wait(self, action: str) -> None:
+        j = judge(stale=StalePolicy(after_rounds=2, action=action))
         for _ in range(2):
             j.fold_checkpoint()
         assert Code.STALE not in codes(j.verdict())
         j.fold_checkpoint()
         assert Code.STALE in codes(j.verdict())
-        assert j.verdict().halt is (policy == "stop")
+        assert j.verdict().halt is (action == "stop")
         assert not j.verdict().fire
 
     def test_evaluations_work_the_queue_off(self) -> None:
@@ -215,6 +369,33 @@ class TestStale:
         j.fold_evaluation(evaluation(2))
         assert Code.STALE not in codes(j.verdict())
 
+    @pytest.mark.parametrize("action", ["warn", "stop"])
+    def test_checkpoints_that_were_gone_count_until_one_is_evaluated(self, action: str) -> None:
+        j = judge(stale=StalePolicy(after_rounds=2, action=action))
+        for _ in range(2):
+            j.fold_checkpoint()
+            j.fold_skipped()
+        assert Code.STALE not in codes(j.verdict())
+        j.fold_checkpoint()
+        if action == "warn":
+            message = next(c.message for c in j.verdict().conditions if c.code is Code.STALE)
+            assert message.startswith(
+                "2 checkpoints were gone before their evaluation, and 1 checkpoints wait"
+            )
+        j.fold_skipped()
+        assert Code.STALE in codes(j.verdict())
+        assert j.verdict().halt is (action == "stop")
+        j = Judge.from_state(j.to_state())
+        j.fold_checkpoint()
+        j.fold_evaluation(evaluation(1))
+        assert (Code.STALE in codes(j.verdict())) is (action == "stop")
+
+    def test_a_checkpoint_that_was_gone_is_no_failure(self) -> None:
+        j = judge(evaluation_failing=EvaluationFailingPolicy(after_failures=1, action="stop"))
+        j.fold_checkpoint()
+        j.fold_skipped()
+        assert not j.verdict().stop and Code.EVALUATION_FAILING not in codes(j.verdict())
+
 
 class TestFailingEvaluations:
     def test_in_a_row(self) -> None:
@@ -227,13 +408,60 @@ class TestFailingEvaluations:
         assert condition.level is Level.UNKNOWN
 
     def test_a_success_ends_the_row(self) -> None:
-        j = judge(evaluation_failing=EvaluationFailingPolicy(after_failures=2, policy="stop"))
+        j = judge(evaluation_failing=EvaluationFailingPolicy(after_failures=2, action="stop"))
         j.fold_failure("one")
         j.fold_evaluation(evaluation(0))
         j.fold_failure("one")
-        assert not j.verdict().halt
+        assert not j.verdict().stop
         j.fold_failure("two")
         assert j.verdict().halt
+
+
+class TestTruncatedCompletions:
+    @pytest.mark.parametrize("share", [None, 0.0, 0.2])
+    def test_few_or_an_unknown_share_are_no_finding(self, share: float | None) -> None:
+        j = judge()
+        j.fold_step(step(0))
+        j.fold_evaluation(replace(evaluation(0), truncated=share))
+        assert Code.UNINFORMATIVE_BASELINE not in codes(j.verdict())
+        assert j.verdict().last_evaluation.truncated == share  # type: ignore[union-attr]
+
+    def test_many_at_the_start_are_advice_and_stay_it(self) -> None:
+        j = judge()
+        j.fold_step(step(0))
+        j.fold_evaluation(replace(evaluation(0), truncated=0.21))
+        j.fold_step(step(1))
+        j.fold_evaluation(replace(evaluation(1), truncated=0.0))
+        for now in (j, Judge.from_state(j.to_state())):
+            verdict = now.verdict()
+            (advice,) = [c for c in verdict.conditions if c.code is Code.UNINFORMATIVE_BASELINE]
+            assert (
+                advice.advice and advice.level is Level.WARNING and "21% of the completions" in advice.message
+            )
+            assert (verdict.level, verdict.code) == (Level.HEALTHY, Code.OK)
+
+    @pytest.mark.parametrize(("own", "unknown"), [(8192, True), (4096, False), (64, False), (None, False)])
+    def test_what_the_trainer_lets_go_on_was_not_judged(self, own: int | None, unknown: bool) -> None:
+        j = judge()
+        said = Sampling(temperature=1.0, max_new_tokens=own)
+        j.fold_checkpoint(CheckpointReport(attempt=0, step=0, path="/c/0", sampling=said))
+        used = CheckpointEvaluation(max_new_tokens=None if own is None or own > 64 else 4096)
+        j.fold_step(step(0))
+        for n, share in enumerate((0.21, 0.0)):
+            j.fold_step(step(n + 1))
+            told = replace(evaluation(n), truncated=share, sampling=used.sampling_with(said))
+            j.fold_evaluation(told)
+        verdict = Judge.from_state(j.to_state()).verdict()
+        assert verdict.level is (Level.UNKNOWN if unknown else Level.HEALTHY)
+        assert unknown == (verdict.code is Code.UNINFORMATIVE_BASELINE)
+        assert unknown == ("where the trainer gives them 8192" in verdict.reason)
+
+    def test_later_ones_are_what_became_of_the_policy(self) -> None:
+        j = judge()
+        for n, share in enumerate((0.1, 0.9)):
+            j.fold_step(step(n))
+            j.fold_evaluation(replace(evaluation(n), truncated=share))
+        assert Code.UNINFORMATIVE_BASELINE not in codes(j.verdict())
 
 
 class TestBestCheckpoint:
@@ -250,9 +478,8 @@ def test_the_worst_condition_names_the_verdict() -> None:
     j = judge(stale=StalePolicy(after_rounds=1))
     for _ in range(2):
         j.fold_checkpoint()
-    for n in range(5):
-        j.fold_step(step(n, kl=0.9))
-    levels = [c.level.severity for c in j.verdict().conditions]
+    drift(j)
+    levels = [c.level.severity for c in j.verdict().conditions if not c.advice]
     assert levels == sorted(levels, reverse=True)
     assert j.verdict().code is Code.KL_HARD_STOP
 
@@ -293,3 +520,382 @@ def test_a_stored_latch_closes_again_and_an_earlier_one_stays() -> None:
     judge.fold_latch(fire)
     assert judge.latches == (fire, stop)
     assert judge.verdict().fire and judge.latch == fire
+
+
+class TestAdvice:
+    """Under the default detector HeldOutGuard and the KL are heard, and neither stops nor colours a run."""
+
+    def hacked(self, **sections: object) -> Judge:
+        j = judge(**sections)
+        for n, (reward, score) in enumerate([(0.2, 0.5), (0.8, 0.5), (0.8, 0.5)]):
+            j.fold_step(step(n, reward))
+            j.fold_checkpoint()
+            j.fold_evaluation(evaluation(n, score))
+        return j
+
+    def test_what_held_out_guard_would_have_said_is_told_with_its_numbers(self) -> None:
+        verdict = self.hacked(detector="calibrated").verdict()
+        advice = [c for c in verdict.conditions if c.advice]
+        assert [(c.code, c.level) for c in advice] == [(Code.HACKING_GAP, Level.WARNING)]
+        assert "would have stopped the run: Hacking Gap +0.6000 is above 0.2" in advice[0].message
+        assert not verdict.fire and not verdict.stop and verdict.level is not Level.WARNING
+
+    def test_it_stops_where_the_policy_says_so(self) -> None:
+        for detector in ("heldout_guard", "both"):
+            verdict = self.hacked(detector=detector).verdict()
+            assert verdict.fire and not any(c.advice for c in verdict.conditions)
+
+    def test_by_default_the_kl_stops_nothing_and_is_advice(self) -> None:
+        j = Judge(Policy())
+        for n in range(60):
+            j.fold_step(step(n, kl=0.0 if n == 0 else 5.0))
+        verdict = j.verdict()
+        assert not verdict.stop
+        assert [c.code for c in verdict.conditions if c.advice] == [Code.KL_HARD_STOP]
+        assert verdict.kl_hard_stop is None and verdict.kl_warn_above == 0.08
+
+    def test_it_leaves_the_level_as_it_is(self) -> None:
+        j = judge(kl=KlPolicy(warn_above=0.1, min_steps=0))
+        drift(j)
+        j.fold_evaluation(evaluation(4))
+        verdict = j.verdict()
+        assert [c.code for c in verdict.conditions] == [Code.KL_HARD_STOP]
+        assert (verdict.level, verdict.code) == (Level.HEALTHY, Code.OK)
+
+    @pytest.mark.parametrize("detector", ["heldout_guard", "calibrated", "both"])
+    def test_a_limit_that_the_user_wrote_stops_under_every_detector(self, detector: str) -> None:
+        j = judge(detector=detector, kl=KlPolicy(hard_stop=0.5, min_steps=0))
+        drift(j)
+        assert (j.verdict().fire, j.verdict().code) == (True, Code.KL_HARD_STOP)
+
+    def test_a_limit_that_only_the_warm_up_keeps_from_stopping_is_a_warning(self) -> None:
+        """A run of fewer steps than the warm-up is else healthy, however far it has gone."""
+        j = judge(kl=KlPolicy(hard_stop=0.5, min_steps=60))
+        for n in range(59):
+            j.fold_step(step(n, kl=0.0 if n == 0 else 5.0 if n < 9 else 0.01))
+        j.fold_evaluation(evaluation(58))
+        verdict = Judge.from_state(j.to_state()).verdict()
+        assert (verdict.level, verdict.code, verdict.fire) == (Level.WARNING, Code.KL_HARD_STOP, False)
+        assert verdict.reason.startswith(
+            "only its warm-up of 60 steps keeps the rule from stopping the run: KL"
+        )
+        assert not_judged(verdict, "wait longer")
+        for n in range(59, 70):
+            j.fold_step(step(n, kl=0.01))
+        assert j.verdict().level is Level.HEALTHY, "the rule has judged since"
+
+    def test_a_kl_below_its_limit_in_the_warm_up_is_nothing(self) -> None:
+        j = judge(kl=KlPolicy(hard_stop=0.5, min_steps=20))
+        for n in range(10):
+            j.fold_step(step(n, kl=0.0 if n == 0 else 0.4))
+        j.fold_evaluation(evaluation(9))
+        assert j.verdict().level is Level.HEALTHY
+
+    def test_null_switches_the_kl_off(self) -> None:
+        j = judge(kl=KlPolicy(warn_above=None))
+        for n in range(60):
+            j.fold_step(step(n, kl=float(n)))
+        assert not j.verdict().stop and not any(c.advice for c in j.verdict().conditions)
+
+    def test_a_reference_that_is_not_the_start_is_told_and_not_held_against_the_run(self) -> None:
+        j = judge(kl=KlPolicy(warn_above=0.1, hard_stop=0.2, min_steps=0))
+        for n in range(30):
+            j.fold_step(step(n, kl=0.4))
+        verdict = j.verdict()
+        assert codes(verdict)[Code.REFERENCE_NOT_START] is Level.WARNING and not verdict.fire
+        assert verdict.kl_start == 0.4
+        assert not any(c.code is Code.KL_HARD_STOP for c in verdict.conditions)
+
+
+class TestKlThatIsNotFinite:
+    def not_finite(self, n: int) -> StepReport:
+        return StepReport(attempt=0, step=n, reward=0.5, kl_kind=KlKind.NOT_FINITE)
+
+    def test_one_overflow_is_nothing_five_in_a_row_are_told(self) -> None:
+        j = judge()
+        for n in range(4):
+            j.fold_step(self.not_finite(n))
+        assert Code.KL_NOT_FINITE not in codes(j.verdict())
+        j.fold_step(self.not_finite(4))
+        assert Code.KL_NOT_FINITE in codes(j.verdict())
+        j.fold_step(step(5, kl=0.1))
+        assert Code.KL_NOT_FINITE not in codes(j.verdict())
+
+    def test_with_a_limit_that_stops_it_is_unknown_and_without_it_is_advice(self) -> None:
+        for limit, level, advice in ((0.5, Level.UNKNOWN, False), (None, Level.WARNING, True)):
+            j = judge(kl=KlPolicy(hard_stop=limit))
+            for n in range(5):
+                j.fold_step(self.not_finite(n))
+            (found,) = (c for c in j.verdict().conditions if c.code is Code.KL_NOT_FINITE)
+            assert (found.level, found.advice) == (level, advice)
+
+    def test_a_value_that_is_said_not_to_be_finite_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="not_finite"):
+            StepReport(attempt=0, step=0, reward=0.5, kl=0.1, kl_kind=KlKind.NOT_FINITE)
+
+
+class TestCounts:
+    def test_every_checkpoint_is_evaluated_failed_skipped_or_waiting(self) -> None:
+        j = judge()
+        for _ in range(4):
+            j.fold_checkpoint()
+        j.fold_evaluation(evaluation(0))
+        j.fold_failure("no weights")
+        j.fold_skipped()
+        verdict = j.verdict()
+        assert (verdict.announced, verdict.evaluated, verdict.failed, verdict.skipped) == (4, 1, 1, 1)
+        assert verdict.waiting == 1
+
+    def test_weights_that_were_scored_before_are_judged_with_them(self) -> None:
+        """A first step without a gradient, a final save of what was saved: no failure, and no new round."""
+        j = judge(heldout_guard=SHARP, evaluation_failing={"after_failures": 1, "action": "stop"})
+        j.fold_step(step(0))
+        for _ in range(3):
+            j.fold_checkpoint()
+        j.fold_evaluation(evaluation(0))
+        j.fold_failure("the same", kind=FailureKind.UNCHANGED)
+        assert j.verdict().level is Level.HEALTHY, "no step has come since"
+        j.fold_step(step(1))
+        verdict = j.verdict()
+        assert codes(verdict)[Code.CHECKPOINT_DOUBTFUL] is Level.UNKNOWN
+        assert (verdict.evaluated, verdict.failed, verdict.waiting, verdict.rounds) == (2, 0, 1, 1)
+        assert verdict.steps_since_evaluation == 1 and not verdict.halt
+        assert Judge.from_state(j.to_state()).verdict() == verdict
+        j.fold_evaluation(evaluation(1))
+        assert j.verdict().level is Level.HEALTHY
+        assert (j.verdict().evaluated, j.verdict().announced) == (3, 3)
+
+    def test_an_alarm_that_waits_for_its_confirmation_is_waiting(self) -> None:
+        calibrated = CalibratedPolicy(baseline_passes=1, bootstrap_runs=200, horizon=20)
+        j = judge(detector="calibrated", calibrated=calibrated)
+        for n in range(20):
+            j.fold_checkpoint()
+            j.fold_evaluation(evaluation(n, 0.9 if n < 5 else 0.8))
+            if j.wanted_pass() is not None:
+                break
+        assert j.wanted_pass() is not None
+        assert j.verdict().waiting == 1
+
+    def test_passes_of_a_baseline_that_nothing_is_compared_with_are_not(self) -> None:
+        j = judge(detector="calibrated")
+        j.fold_checkpoint()
+        j.fold_evaluation(evaluation(0))
+        assert j.wanted_pass() is not None and j.verdict().waiting == 0
+
+
+def with_passes(count: int) -> CalibratedPolicy:
+    return CalibratedPolicy(baseline_passes=count, bootstrap_runs=200, horizon=20)
+
+
+class TestPassesThatCannotBeHad:
+    @pytest.fixture(params=[FailureKind.OUT_OF_MEMORY, FailureKind.CHECKPOINT, "gone"])
+    def lose(self, request: pytest.FixtureRequest) -> Callable[[Judge], None]:
+        """The pass that is wanted fails, both times where it is tried again, or its checkpoint is gone."""
+
+        def lost(j: Judge) -> None:
+            tries = 2 if request.param is FailureKind.OUT_OF_MEMORY else 1
+            for _ in range(tries):
+                self.fail(j, request.param)
+            assert j.wanted_pass() is None
+
+        return lost
+
+    def fail(self, j: Judge, how: FailureKind | str) -> None:
+        wanted = j.wanted_pass()
+        assert wanted is not None
+        if isinstance(how, FailureKind):
+            j.fold_failure("it failed", wanted.index, how)
+        else:
+            j.fold_skipped(wanted.index)
+
+    def scored(self, j: Judge, n: int, score: float) -> None:
+        j.fold_step(step(n))
+        j.fold_checkpoint()
+        j.fold_evaluation(evaluation(n, score))
+
+    def alarmed(self) -> Judge:
+        """A run with a true drop at its newest checkpoint."""
+        j = judge(detector="calibrated", calibrated=with_passes(1))
+        for n in range(20):
+            self.scored(j, n, 0.9 if n < 8 else 0.75)
+            if j.wanted_pass() is not None:
+                break
+        assert not j.verdict().fire and j.verdict().waiting == 1
+        return j
+
+    def test_an_alarm_without_its_confirmation_never_ends_well(self, lose: Callable[[Judge], None]) -> None:
+        j = self.alarmed()
+        lose(j)
+        verdict = Judge.from_state(j.to_state()).verdict()
+        assert (verdict.waiting, verdict.fire, verdict.level) == (0, False, Level.WARNING)
+        assert verdict.evaluated == verdict.announced, "by the counts alone all was judged"
+        assert codes(verdict)[Code.EVALUATION_FAILING] is Level.WARNING
+        assert "the next checkpoint decides" in " ".join(c.message for c in verdict.conditions)
+        assert not_judged(verdict, "wait longer").startswith("warning (")
+
+    def test_the_next_checkpoint_upholds_it(self, lose: Callable[[Judge], None]) -> None:
+        j = self.alarmed()
+        lose(j)
+        self.scored(j, 30, 0.75)
+        assert j.verdict().fire
+
+    def test_the_next_checkpoint_clears_it(self, lose: Callable[[Judge], None]) -> None:
+        j = self.alarmed()
+        lose(j)
+        self.scored(j, 30, 0.9)
+        verdict = j.verdict()
+        assert not verdict.fire and verdict.level is not Level.WARNING
+        assert "could not be made" not in " ".join(c.message for c in verdict.conditions)
+
+    def test_a_baseline_is_worth_the_passes_that_were_made(self, lose: Callable[[Judge], None]) -> None:
+        """Sixteen were wanted, one was made: the run is judged as with one, and its reader is told."""
+        j = judge(detector="calibrated", calibrated=with_passes(16))
+        one = judge(detector="calibrated", calibrated=with_passes(1))
+        for run in (j, one):
+            self.scored(run, 0, 0.5)
+        lose(j)
+        assert codes(j.verdict())[Code.NO_BASELINE] is Level.UNKNOWN
+        for n in (1, 2, 3):
+            for run in (j, one):
+                self.scored(run, n, 0.5)
+        verdict = Judge.from_state(j.to_state()).verdict()
+        assert verdict.detectors == one.verdict().detectors
+        assert (verdict.level, verdict.code) == (Level.UNKNOWN, Code.WARMING_UP), "fewer see less"
+        assert "a baseline worth 1 passes" in verdict.reason
+        (told,) = (c for c in verdict.conditions if c.code is Code.NO_BASELINE)
+        assert told.advice and "the baseline has 1 of 16 passes" in told.message
+        assert Code.NO_BASELINE not in codes(one.verdict())
+
+    @pytest.mark.parametrize("kind", [FailureKind.UNDERWAY, FailureKind.OUT_OF_MEMORY, FailureKind.EVALUATOR])
+    def test_a_lost_pass_of_the_baseline_is_made_up_for(self, kind: FailureKind) -> None:
+        """Each of sixteen passes fails once: the baseline is complete all the same, and nothing is told."""
+        j = judge(detector="calibrated", calibrated=with_passes(16))
+        self.scored(j, 0, 0.5)
+        numbers = [0]
+        while (wanted := j.wanted_pass()) is not None:
+            numbers.append(wanted.index)
+            if len(numbers) % 2 == 0:
+                self.fail(j, kind)
+                j = Judge.from_state(j.to_state())
+            else:
+                j.fold_evaluation(replace(evaluation(0, 0.5 + len(numbers) / 100), pass_index=wanted.index))
+        assert numbers == list(range(31)), "no number twice: it is what the store knows a pass by"
+        self.scored(j, 1, 0.5)
+        assert Code.NO_BASELINE not in codes(j.verdict())
+
+    def test_a_lost_confirmation_is_tried_again_and_decides(self) -> None:
+        j = self.alarmed()
+        first = j.wanted_pass()
+        self.fail(j, FailureKind.UNDERWAY)
+        again, verdict = j.wanted_pass(), j.verdict()
+        assert first is not None and again is not None and again.index == first.index + 1
+        assert verdict.waiting == 1 and "could not be made" not in " ".join(
+            c.message for c in verdict.conditions
+        )
+        j.fold_evaluation(replace(evaluation(again.step, 0.75), pass_index=again.index))
+        assert j.verdict().fire
+
+    def test_a_baseline_that_lost_no_pass_is_not_told(self) -> None:
+        j = judge(detector="calibrated", calibrated=with_passes(3))
+        self.scored(j, 0, 0.5)
+        j.fold_evaluation(replace(evaluation(0, 0.4), pass_index=1))
+        j.fold_evaluation(replace(evaluation(0, 0.6), pass_index=2))
+        self.scored(j, 1, 0.5)
+        assert Code.NO_BASELINE not in codes(j.verdict())
+
+
+def test_a_round_has_the_evidence_of_every_detector_that_could_judge() -> None:
+    """With it a report shows when which statistic passed which threshold."""
+    j = judge(detector="calibrated", calibrated=with_passes(1))
+    j.fold_step(step(0, 0.5, 0.0))
+    first = j.fold_evaluation(evaluation(0, 0.5))
+    assert first is not None and first.evidence == {}, "the baseline is judged by nobody"
+    j.fold_step(step(1, 0.5, 0.0))
+    given = j.fold_evaluation(evaluation(1, 0.25))
+    known = {d.name: (d.statistic, d.threshold) for d in j.verdict().detectors if d.statistic is not None}
+    assert given is not None and given.evidence == known != {}
+    assert len(known) < len(j.verdict().detectors), "what cannot be judged has no number"
+
+
+def test_the_round_that_is_handed_out_is_what_was_folded() -> None:
+    j = judge()
+    for n, (reward, kl) in enumerate([(0.0, 0.0), (1.0, 0.1), (0.5, 0.2), (0.5, 0.9)]):
+        j.fold_step(step(n, reward, kl))
+    given = j.fold_evaluation(evaluation(3, 0.25))
+    assert given == Round(0.5, 0.2, 1, 0.5, 0.25, 0.0, None)
+    assert j.fold_evaluation(replace(evaluation(3, 0.25), pass_index=1)) is None
+    assert j.fold_evaluation(evaluation(4, 0.25)) == Round(None, None, 1, 0.5, 0.25, 0.0, None)
+
+
+HOT = Sampling(temperature=1.0, max_new_tokens=64)
+COLD = Sampling(temperature=0.5, max_new_tokens=64)
+
+
+def announced(n: int, sampling: Sampling | None, attempt: int = 0) -> CheckpointReport:
+    return CheckpointReport(attempt=attempt, step=n, path=f"/checkpoints/{n}", sampling=sampling)
+
+
+class TestSampling:
+    """The first checkpoint fixes how the trainer samples; what a later one says is told, no more."""
+
+    def test_the_first_checkpoint_fixes_it(self) -> None:
+        j = judge()
+        assert j.sampling is None
+        j.fold_checkpoint(announced(0, HOT))
+        assert j.sampling == HOT and Code.SAMPLING_CHANGED not in codes(j.verdict())
+        j.fold_checkpoint(announced(10, HOT))
+        assert Code.SAMPLING_CHANGED not in codes(j.verdict())
+
+    @pytest.mark.parametrize(
+        ("first", "later", "told"),
+        [
+            (
+                HOT,
+                [COLD],
+                "at step 10 says temperature 0.5, up to 64 tokens; the run began with temperature 1,",
+            ),
+            (HOT, [None], "at step 10 says nothing of its sampling; the run began with temperature 1,"),
+            (
+                None,
+                [HOT],
+                "at step 10 says temperature 1, up to 64 tokens; the run began with nothing of its",
+            ),
+            (HOT, [COLD, HOT, HOT], "at step 10 says temperature 0.5"),
+            (HOT, [COLD, HOT, COLD], "at step 30 says temperature 0.5"),
+        ],
+        ids=["another", "none any more", "only later", "once and back again", "again and again"],
+    )
+    def test_another_one_is_advice_with_both_values(
+        self, first: Sampling | None, later: list[Sampling | None], told: str
+    ) -> None:
+        j = judge()
+        for n, sampling in enumerate([first, *later]):
+            j.fold_step(step(10 * n))
+            j.fold_checkpoint(announced(10 * n, sampling))
+            assert j.sampling == first
+        verdict = Judge.from_state(j.to_state()).verdict()
+        assert verdict == j.verdict()
+        (said,) = [c for c in verdict.conditions if c.code is Code.SAMPLING_CHANGED]
+        assert said.advice and said.level is Level.WARNING and told in said.message
+        assert "its evaluations stay as they were" in said.message and not verdict.halt
+
+    def test_another_attempt_changes_nothing_either(self) -> None:
+        j = judge()
+        j.fold_checkpoint(announced(10, HOT))
+        j.fold_checkpoint(announced(10, COLD, attempt=1))
+        assert j.sampling == HOT and Code.SAMPLING_CHANGED in codes(j.verdict())
+
+    def test_a_default_that_nobody_chose_is_said(self) -> None:
+        default, chosen = (
+            CheckpointEvaluation(**settings).sampling_with(None)
+            for settings in ({}, {"temperature": 0.0, "max_new_tokens": 256})
+        )
+        for sampling, said in ((default, True), (chosen, False), (None, False)):
+            j = judge()
+            j.fold_step(step(0))
+            j.fold_evaluation(replace(evaluation(0), sampling=sampling))
+            verdict = j.verdict()
+            assert verdict.last_evaluation is not None and verdict.last_evaluation.sampling == sampling
+            found = [c for c in verdict.conditions if c.code is Code.SAMPLING_UNKNOWN]
+            assert [c.advice for c in found] == [True] * said
+            assert all("temperature 0, up to 256 tokens" in c.message for c in found)

@@ -1,23 +1,34 @@
-"""Tests of the tests: each mutant breaks one rule, and the rule's own tests must notice.
-
-Every mutant is one edit of the source, and the tests of that file run against it in a process of its own.
-A mutant that survives means that a rule could be broken without any test failing.
-"""
+"""Tests of the tests of the rules; see `tests/mutants.py`."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.mutants import Mutant, Rule, survivors
 
-GUARD = ("heldout_guard.py", "test_heldout_guard.py")
-MONITOR = ("step_monitor.py", "test_step_monitor.py")
-JUDGE = ("judge.py", "test_judge.py")
+HERE = Path(__file__).resolve().parent
 
-MUTANTS: list[tuple[tuple[str, str], str, str]] = [
+
+def rule(source: str, tests: str) -> Rule:
+    return Rule("guard_core", source, HERE / tests)
+
+
+GUARD = rule("heldout_guard.py", "test_heldout_guard.py")
+MONITOR = rule("step_monitor.py", "test_step_monitor.py")
+ROUNDS = rule("rounds.py", "test_judge.py")
+JUDGE = rule("judge.py", "test_judge.py")
+EVALUATION = rule("evaluation.py", "test_evaluation.py")
+NOTICES = rule("notices.py", "test_notices.py")
+WIRE = rule("wire.py", "test_evaluation.py")
+ENDING = rule("ending.py", "test_ending.py")
+BASELINE = rule("detectors/baseline.py", "test_dispersion.py")
+FAST = rule("detectors/fast.py", "test_dispersion.py")
+PARTS = rule("detectors/parts.py", "test_dispersion.py")
+CALIBRATED = rule("detectors/calibrated.py", "test_dispersion.py")
+RUN = rule("detectors/run.py", "test_judge.py")
+EPROCESS = rule("detectors/eprocess.py", "test_dispersion.py")
+
+MUTANTS: list[Mutant] = [
     (GUARD, "self._count < self.min_steps", "self._count <= self.min_steps"),
     (GUARD, "self._kl_ema > self.kl_hard_stop", "self._kl_ema >= self.kl_hard_stop"),
     (GUARD, "self._streak >= self.decline_patience", "self._streak > self.decline_patience"),
@@ -36,50 +47,124 @@ MUTANTS: list[tuple[tuple[str, str], str, str]] = [
     (GUARD, "min(factor * mean, self.kl_hard_stop)", "factor * mean"),
     (GUARD, "self._in_loop_baseline) - (self._heldout_ema", "self._in_loop_baseline) + (self._heldout_ema"),
     (GUARD, "if status is not None and status.fire:", "if status is not None and not status.fire:"),
-    (MONITOR, "sorted(self._window)[MEDIAN_WINDOW // 2]", "max(self._window)"),
-    (MONITOR, "self._kl_ema <= self.kl_hard_stop", "self._kl_ema < self.kl_hard_stop"),
+    (MONITOR, "median_of_last(tuple(self._window))", "max(self._window)"),
+    (MONITOR, "window[(len(window) - 1) // 2]", "window[len(window) // 2]"),
+    (MONITOR, "values[-MEDIAN_WINDOW:]", "values"),
+    (MONITOR, "self.rise <= self.kl_hard_stop", "self.rise < self.kl_hard_stop"),
+    (MONITOR, "self._count < self.min_steps", "False"),
+    (MONITOR, "min(self._window) > STARTS_NEAR_ZERO", "False"),
+    (MONITOR, "min(self._window) > STARTS_NEAR_ZERO", "max(self._window) > STARTS_NEAR_ZERO"),
+    (MONITOR, "return self._kl_ema - self._start", "return self._kl_ema"),
     (MONITOR, 'return f"latched: {self._fired_reason}"', 'return ""'),
     (MONITOR, "len(self._window) == MEDIAN_WINDOW", "len(self._window) >= 1"),
-    (JUDGE, "p[0] == attempt and p[1] <= step", "p[1] <= step"),
-    (JUDGE, "median(kls) if kls", "fmean(kls) if kls"),
-    (JUDGE, "kl if self._kl_armed else None", "kl"),
-    (JUDGE, "kind is not KlKind.REF_TOKEN_MEAN", "False"),
+    (ROUNDS, "p[0] == attempt and p[1] <= step", "p[1] <= step"),
+    (ROUNDS, "median(kls) if kls", "fmean(kls) if kls"),
+    (ROUNDS, "(*before, kl) if self.moved else ()", "(*before, kl)"),
+    (ROUNDS, "kind != KlKind.REF_TOKEN_MEAN", "False"),
+    (ROUNDS, "if first and self.was_zero", "if False"),
+    (JUDGE, "if kind is FailureKind.UNCHANGED and pass_index == 0:", "if False:"),
+    (JUDGE, "self._failure is not FailureKind.UNCHANGED or self._steps_since_evaluation", "True"),
+    (JUDGE, "self._failure is not FailureKind.UNCHANGED or self._steps_since_evaluation", "False"),
     (JUDGE, "silent_for > silent.after_seconds", "silent_for >= silent.after_seconds"),
-    (JUDGE, "        self._failures = 0\n        if evaluation", "        if evaluation"),
+    (JUDGE, "self._failures, self._failure = 0, None\n        if", "if"),
     (JUDGE, ">= self._best.score", "> self._best.score"),
     (JUDGE, "        if self._fire is None:\n", "        if True:\n"),
-    (JUDGE, "halt=self.latch is not None", "halt=self._fire is not None"),
-    (JUDGE, "in window]) if window else None", "in window]) if window else 0.0"),
+    (JUDGE, "stop=self.latch is not None", "stop=self._fire is not None"),
+    (JUDGE, "halt=self._fire is None and self._halt is not None", "halt=self.latch is not None"),
+    (ROUNDS, "fmean(rewards) if rewards else None", "fmean(rewards) if rewards else 0.0"),
+    (JUDGE, "first.truncated > MAX_TRUNCATED", "first.truncated >= MAX_TRUNCATED"),
+    (JUDGE, "self._first or self._last", "self._last"),
+    (JUDGE, 'return self.policy.detector != "calibrated"', "return True"),
+    (JUDGE, "not c.advice and c.level is not Level.HEALTHY", "c.level is not Level.HEALTHY"),
+    (JUDGE, "rise > limit", "rise >= 0"),
+    (JUDGE, "advice=not watched", "advice=False"),
+    (JUDGE, "self._kl_not_finite + 1 if", "0 if"),
+    (JUDGE, "if left + gone > stale.after_rounds", "if left > stale.after_rounds"),
+    (JUDGE, "        if self._announced == 0:\n", "        if True:\n"),
+    (JUDGE, "elif report is not None and said != self._sampling:", "elif False:"),
+    (JUDGE, "used.source is SamplingSource.DEFAULT", "False"),
+    (JUDGE, "self._told_end is None or told > self._told_end[:2]", "True"),
+    (JUDGE, "(self._step or 0) if reported or began is None else began", "self._step or 0"),
+    (JUDGE, "(self._step or 0) if reported or began is None else began", "began or 0"),
+    (JUDGE, "(began is None and not reported)", "not reported"),
+    (JUDGE, "self._steps_since_evaluation + self._not_reported", "self._steps_since_evaluation"),
+    (JUDGE, "if attempt < (self._attempt or 0):", "if False:"),
+    (JUDGE, "if attempt < (self._attempt or 0):", "if attempt != self._attempt:"),
+    (JUDGE, "max(0, step - known)", "(step - known)"),
+    (JUDGE, "// (self._stride or 1)", ""),
+    (JUDGE, "            self._unconfirmed = True\n", "            pass\n"),
+    (JUDGE, "        self._unconfirmed = False\n        self._last", "        self._last"),
+    (JUDGE, "if confirms:", "if False:"),
+    (JUDGE, "used.max_new_tokens < own", "used.max_new_tokens <= own"),
+    (JUDGE, "Level.UNKNOWN if shorter else", ""),
+    (JUDGE, "if self._monitor.rise is None and early is not None:", "if False:"),
+    (JUDGE, "if self._monitor.rise is None and early is not None:", "if early is not None:"),
+    (JUDGE, "            if self._monitor.rise is None:\n", "            if False:\n"),
+    (JUDGE, "        if self._unconfirmed:\n", "        if False:\n"),
+    (JUDGE, "self._short_baseline = self._calibrated.passes_made", "pass"),
+    (JUDGE, "self._lose_pass(may_pass=kind in MAY_PASS)", "self._lose_pass(may_pass=True)"),
+    (JUDGE, "self._lose_pass(may_pass=kind in MAY_PASS)", "self._lose_pass(may_pass=False)"),
+    (JUDGE, "            self._lose_pass(may_pass=False)\n", "            self._lose_pass(may_pass=True)\n"),
+    (RUN, "self._lost > MOST_RETRIES", "False"),
+    (RUN, "last.index + 1 + self._lost", "last.index + 1"),
+    (RUN, "self._last, evaluated, 0, False", "self._last, evaluated, self._lost, False"),
+    (JUDGE, "known = max(known, self._last.step)", "pass"),
+    (JUDGE, "(self._last.attempt == attempt or (began is None and not reported))", "True"),
+    (JUDGE, "self._stride = min(apart, self._stride or apart)", "self._stride = 10"),
+    (ENDING, "first < newest and count <= newest - judged.step", "first < newest"),
+    (EVALUATION, "trainer if self.temperature is None else None", "trainer"),
+    (EVALUATION, "length = min(said, self.max_new_tokens_ceiling)", "length = said"),
+    (EVALUATION, "samples=1 if temperature == 0 else self.samples", "samples=self.samples"),
+    (EVALUATION, "no_distribution or no_length", "no_distribution"),
+    (EVALUATION, "if no_distribution or no_length", "if no_length"),
+    (EVALUATION, "self.temperature is not None and self.max_new", "self.max_new"),
+    (WIRE, "_unused(0, -1)", "_unused(0)"),
+    (
+        WIRE,
+        "Annotated[Finite, Field(ge=0, le=10)] = Field(desc",
+        "Annotated[Finite, Field(ge=0)] = Field(desc",
+    ),
+    (ENDING, "if last.level is None:", "if False:"),
+    (ENDING, "last.level == Level.HEALTHY else", "last.level != Level.UNKNOWN else"),
+    (ENDING, "if last.announced is None or", "if"),
+    (ENDING, "or last.evaluated is None", ""),
+    (ENDING, "or last.waiting is None", ""),
+    (ENDING, "if left := last.announced - last.evaluated:", "if left := last.failed:"),
+    (ENDING, "if last.waiting:", "if last.waiting and left:"),
+    (ENDING, "wait_longer if last.waiting else", ""),
+    (ENDING, "if not missing and not unwell:", "if not missing or not unwell:"),
+    (ENDING, "if last.announced == 0 and not last.refused:\n", "if False:\n"),
+    (ENDING, "if last.announced == 0 and not last.refused:", "if last.announced == 0:"),
+    (ENDING, "if last.refused:\n        parts", "if False:\n        parts"),
+    (BASELINE, "found > 1 + SHOWN * math", "found > 1 + 0 * math"),
+    (BASELINE, "self.degrees * self.spread, self", "0.0, self"),
+    (BASELINE, "if self.greedy or len(self.passes) == 1", "if len(self.passes) == 1"),
+    (FAST, "squares = (bends**2)", "squares = 0 * (bends**2)"),
+    (FAST, "- 2 * settled[..., 1:-1] + settled[..., :-2]", "- settled[..., 1:-1]"),
+    (FAST, "means.shape[-1] - QUIET", "means.shape[-1]"),
+    (FAST, "np.clip(moved, design.dispersion, most)", "np.maximum(moved, design.dispersion)"),
+    (FAST, "np.clip(moved, design.dispersion, most)", "np.minimum(moved, most)"),
+    (FAST, "math.sqrt(strata.dispersion) * narrower", "narrower"),
+    (PARTS, "table) / dispersion", "table)"),
+    (PARTS, "if not evidence >= threshold:", "if evidence < threshold:"),
+    (PARTS, "1 / LEAST_CHANCE)", "1e9)"),
+    (EPROCESS, "(grid, alpha) / wider", "(grid, alpha)"),
+    (CALIBRATED, "dispersion=float(fast.dispersion(design, np.array([[means]]))[0, 0])", "dispersion=1.0"),
+    (ENDING, "return after > longest", "return after >= longest"),
+    (ENDING, "or (newest is not None and after > MOST_AFTER * newest)", ""),
+    (ENDING, "after > MOST_AFTER * newest", "after >= MOST_AFTER * newest"),
+    (ENDING, "    if _too_many_after(last) and (after", "    if False and (after"),
+    (ENDING, "        (_too_many_after(last), _SAVE_THE_END),\n", ""),
+    (ENDING, "first = judged.step + 1", "first = judged.step"),
+    (JUDGE, "max(self._longest_round, window.steps)", "window.steps"),
+    (JUDGE, "replace(self._guard, min_steps=0)", "replace(self._guard)"),
+    (JUDGE, "            self._early.update(step, window.reward, self._last.score)\n", ""),
+    (NOTICES, '.replace("<", "&lt;")', ""),
+    (NOTICES, 'text.replace("&", "&amp;")', "text"),
+    (NOTICES, "notice.sentence[:MOST_TEXT]}\\nMore", "notice.sentence}\\nMore"),
+    (NOTICES, "(start + SHOWN_FOR)", "start"),
 ]
 
 
-def survives(mutant: tuple[tuple[str, str], str, str], room: Path) -> bool:
-    """Whether the tests of the mutated file still pass."""
-    (source, tests), old, new = mutant
-    package = room / "guard_core"
-    package.mkdir(parents=True)
-    for file in (ROOT / "guard_core").rglob("*.py"):
-        target = package / file.relative_to(ROOT / "guard_core")
-        target.parent.mkdir(exist_ok=True)
-        target.write_bytes(file.read_bytes())
-    text = (package / source).read_text()
-    assert text.count(old) == 1, f"the mutant {old!r} no longer fits {source}: edit this list with the rule"
-    (package / source).write_text(text.replace(old, new))
-    (room / tests).write_bytes((ROOT / "tests" / "core" / tests).read_bytes())
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--rootdir", str(room), tests],
-        cwd=room,
-        env={"PYTHONPATH": str(room), "PATH": "/usr/bin:/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode in (0, 1), run.stdout + run.stderr
-    return run.returncode == 0
-
-
 def test_every_broken_rule_fails_a_test(tmp_path: Path) -> None:
-    rooms = [tmp_path / str(i) for i in range(len(MUTANTS))]
-    with ThreadPoolExecutor(2) as pool:
-        alive = list(pool.map(survives, MUTANTS, rooms))
-    assert [f"{m[0][0]}: {m[1]}" for m, a in zip(MUTANTS, alive, strict=True) if a] == []
+    assert survivors(MUTANTS, tmp_path) == ""

@@ -10,12 +10,19 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard_core import HeldOutGuard, StepMonitor
 from guard_core.judge import Evaluation, Judge
-from guard_core.policy import HeldOutGuardPolicy, Policy, SilentPolicy, StalePolicy
+from guard_core.policy import (
+    CalibratedPolicy,
+    HeldOutGuardPolicy,
+    KlPolicy,
+    Policy,
+    SilentPolicy,
+    StalePolicy,
+)
 from guard_core.wire import KlKind, StepReport
 
 values = st.floats(-1e6, 1e6, allow_nan=False)
@@ -82,9 +89,8 @@ Event = Callable[[Judge], object]
 
 
 def step_event(attempt: int, step: int, reward: float, kl: float | None, kind: KlKind) -> Event:
-    report = StepReport(
-        attempt=attempt, step=step, reward=reward, kl=None if kind is KlKind.ABSENT else kl, kl_kind=kind
-    )
+    without = kind in (KlKind.ABSENT, KlKind.NOT_FINITE)
+    report = StepReport(attempt=attempt, step=step, reward=reward, kl=None if without else kl, kl_kind=kind)
     return lambda judge: judge.fold_step(report)
 
 
@@ -118,25 +124,31 @@ events = st.lists(
 )
 policies = st.builds(
     Policy,
+    detector=st.sampled_from(["heldout_guard", "calibrated", "both"]),
+    kl=st.builds(KlPolicy, hard_stop=st.sampled_from([None, 0.5]), min_steps=st.integers(0, 8)),
+    calibrated=st.builds(  # small: each example closes a baseline and simulates its thresholds
+        CalibratedPolicy, baseline_passes=st.integers(1, 3), bootstrap_runs=st.just(100), horizon=st.just(10)
+    ),
     heldout_guard=st.builds(
         HeldOutGuardPolicy,
         min_steps=st.integers(0, 3),
         ema_alpha=st.sampled_from([0.0, 0.5]),
         rise_eps=st.just(0.01),
     ),
-    silent=st.builds(SilentPolicy, after_seconds=st.just(50.0), policy=st.sampled_from(["warn", "stop"])),
+    silent=st.builds(SilentPolicy, after_seconds=st.just(50.0), action=st.sampled_from(["warn", "stop"])),
     stale=st.builds(
-        StalePolicy, after_rounds=st.just(3), after_steps=st.just(8), policy=st.sampled_from(["warn", "stop"])
+        StalePolicy, after_rounds=st.just(3), after_steps=st.just(8), action=st.sampled_from(["warn", "stop"])
     ),
 )
 
 
+@settings(deadline=None)  # a closed baseline simulates its thresholds
 @given(policies, events)
 def test_the_judge_latches_and_its_state_round_trips_at_every_prefix(
     policy: Policy, history: list[Event]
 ) -> None:
     judge = Judge(policy)
-    halted = fired = False
+    stopped = fired = False
     for event in history:
         twin = Judge.from_state(json.loads(json.dumps(judge.to_state())))
         assert twin.verdict() == judge.verdict()
@@ -145,11 +157,12 @@ def test_the_judge_latches_and_its_state_round_trips_at_every_prefix(
         verdict = judge.verdict()
         assert twin.verdict() == verdict
         assert verdict.fire or not fired
-        assert verdict.halt or not halted
-        assert verdict.halt or not verdict.fire
-        halted, fired = verdict.halt, verdict.fire
+        assert verdict.stop or not stopped
+        assert verdict.stop == (verdict.fire or verdict.halt)
+        stopped, fired = verdict.stop, verdict.fire
 
 
+@settings(deadline=None)  # a closed baseline simulates its thresholds
 @given(policies, events)
 def test_a_replay_of_the_judge_gives_the_live_verdicts(policy: Policy, history: list[Event]) -> None:
     live, replayed = Judge(policy), Judge(policy)

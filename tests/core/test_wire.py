@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from guard_core.policy import Policy
-from guard_core.wire import StepReport
+from guard_core.wire import StepReport, Verdict
 
 GOOD = '"attempt": 0, "step": 1, "reward": 0.5'
 
@@ -50,7 +50,7 @@ def test_a_kl_must_say_what_it_is() -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        {"heldout_guard": {"kl_hard_stop": 0}},
+        {"kl": {"hard_stop": 0}},
         {"heldout_guard": {"ema_alpha": 1}},
         {"heldout_guard": {"rise_eps": float("nan")}},
         {"silent": {"policy": "explode"}},
@@ -66,4 +66,30 @@ def test_the_default_policy_builds_the_default_guard() -> None:
     from guard_core import HeldOutGuard
 
     assert Policy().heldout_guard.build() == HeldOutGuard()
-    assert Policy().build_step_monitor().kl_hard_stop == HeldOutGuard().kl_hard_stop
+    assert Policy().kl.warn_above == HeldOutGuard().kl_hard_stop
+    assert Policy().kl.hard_stop is None
+
+
+def test_the_limit_on_the_kl_is_refused_where_it_was_before_and_its_new_place_is_named() -> None:
+    with pytest.raises(ValidationError, match=r"heldout_guard\.kl_hard_stop is now kl\.hard_stop"):
+        Policy.model_validate({"heldout_guard": {"kl_hard_stop": 0.2}})
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"fire": True, "halt": True, "stop": True}, "fire and halt are both true"),
+        ({"fire": True, "halt": False, "stop": False}, "stop is False, with fire True"),
+        ({"fire": False, "halt": False, "stop": True}, "stop is True, with fire False and halt False"),
+    ],
+)
+def test_a_stop_is_a_fire_or_a_halt(said: dict[str, bool], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Verdict(level="healthy", code="ok", reason="fine", **said)
+
+
+def test_a_section_takes_no_policy() -> None:
+    for section in ("silent", "stale", "evaluation_failing", "refused"):
+        with pytest.raises(ValidationError, match="`policy` is now `action`"):
+            Policy.model_validate({section: {"policy": "stop"}})
+        assert getattr(Policy.model_validate({section: {"action": "stop"}}), section).action == "stop"

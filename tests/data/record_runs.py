@@ -40,7 +40,7 @@ def record(run: dict[str, Any], policies: Path) -> list[dict[str, Any]]:
 
     from guard_cli.demo import train
     from guard_cli.demo.tasks import split_problems
-    from guard_cli.replay.fold import Step
+    from guard_cli.replay.fold import LoggedStep
     from guard_core.judge import Evaluation, Judge
     from guard_core.policy import Policy
     from guard_core.wire import KlKind
@@ -62,7 +62,9 @@ def record(run: dict[str, Any], policies: Path) -> list[dict[str, Any]]:
             names = ("reward", "kl", "entropy", "reward_std")
             line: dict[str, Any] = {"step": state.global_step}
             line |= {name: round(float(logs[name]), 6) for name in names if name in logs}
-            judge.fold_step(Step(0, state.global_step, line["reward"], line.get("kl"), KlKind.REF_TOKEN_MEAN))
+            judge.fold_step(
+                LoggedStep(0, state.global_step, line["reward"], line.get("kl"), KlKind.REF_TOKEN_MEAN)
+            )
             lines.append(line)
             if state.global_step % run["every"] == 0:
                 line["items"] = evaluate(kwargs["model"], state.global_step, 0)

@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-import yaml
+from redrawn_runs import fresh, redraw
 
-from guard_cli.replay.outcomes import Outcome, outcome
-from guard_cli.replay.readers import read
+from guard_cli.logs.readers import read
+from guard_cli.replay.outcomes import DetectorOutcome, outcome
 from guard_cli.replay.run import Run, load
 from guard_core.judge import Evaluation
 from guard_core.policy import Policy
@@ -19,9 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "tests" / "data" / "runs"
 PAGE = ROOT / "docs" / "real-runs.md"
 
-PARTS = ("calibrated", "guaranteed", "fast", "peak", "gap")
-
-COLUMNS = ("run", "use", "became", "start", "lowest", "half lost", *PARTS, "HOG", "demo")
+COLUMNS = ("run", "use", "became", "start", "lowest", "half lost", "calibrated", "HOG")
 HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 USES = ("tuning", "validation", "testing")
 
@@ -44,24 +42,45 @@ starting policy. A *hack* trains on the flawed grader, a *good* run on the stric
 The recordings:
 
 - *Tuning* runs (seeds 1 to 19; 48 or 60 steps, evaluated after each or every second one) were looked at while
-  the tasks and this page were designed. They have one evaluation of each checkpoint, so in a replay the next
-  checkpoint has to confirm an alarm of `fast`. Of the six hacks that are stopped late, four lost half of what
-  they lost within four evaluations: a policy that falls so fast needs an evaluation more often, and no
-  detector can stop it before the first evaluation that shows it. The other two lost 12 points in all, and are
-  one and three steps late.
+  the tasks and this page were designed. They have one evaluation of each checkpoint.
 - *Validation* and *testing* runs (72 or 80 steps, evaluated after each) were recorded after that, with other
   seeds of GRPO and, but for `addition`, half of the learning rate, so that a loss takes more than three
   evaluations. The guard's judge looked on, and where it wanted an alarm confirmed the checkpoint was
   evaluated once more, as a guard does.
 - When the validation runs were replayed first, `fast` stopped one good run, addition-good-33: with the strict
-  grader its held-out score had really gone from 0.81 to 0.74 and stayed there. The plateau chart has honoured
-  `peak_tolerance` since; nothing else was changed. The testing runs were recorded after that, and are all
-  here.
+  grader its held-out score had really gone from 0.81 to 0.74 and stayed there. A decline from a plateau has
+  been accepted up to a limit since. The testing runs were recorded after that, and are all here.
+- Since then all runs have been looked at once more: the accepted decline, now `max_decline` for the start and
+  a plateau alike, is 3 points because an honest dip of 3 points must not stop a run and because 2 points stop
+  addition-good-33. So none of these runs is unseen any more.
 
-No other setting of a detector was chosen on any run: `calibrated` and its parts have the defaults of `Policy`
-(at most 5 % false stops in 100 evaluations; the parts alone have all of it). HeldOutGuard at its defaults
-stops nearly every run here, good or not, as soon as `min_steps` allows, because learning costs KL (see
-[calibrate](calibrate.md)).
+*Late* hacks, and why. In a replay the next checkpoint has to confirm an alarm; a guard evaluates the same
+one again and stops there, one evaluation earlier. Six of the thirteen raised their alarm in time and are
+late for that alone there: reverse-hack-2, -12 and -15, and addition-hack-33, -35 and -37. In a recording a
+guard's pass cannot be asked for afterwards, so each run was drawn anew ten times from its own levels, with
+every pass that is asked for (`tests/data/redrawn_runs.py`). And 3 of the points lost are accepted, which
+of a loss of 12 points in all is half of the half. How much that costs is said by an oracle that is told
+every level of the run beforehand, with 5 % false stops in a run that stands at the start, or at what is
+accepted below it:
+
+{LIVE}
+
+The oracle compares with the start only; a guard also with a level reached since, which is how it is
+earlier with addition-hack-12, -33 and -38. For a decline of 3 points that is accepted nobody can do much
+better than the guard does: most of what is late is the price of `max_decline`, and a smaller one makes it
+earlier. reverse-hack-1 lost half of its loss before its first evaluation, where every rule is late, and
+addition-hack-2 by its second, where the oracle that accepts nothing is late every other time: a policy
+that falls so fast needs an evaluation more often. (The level of five checkpoints has a noise of 1.3 points
+itself: a good run that is drawn anew dips more than it did, so the last column is rather too high.)
+
+What was tried to be earlier, and is not there: up to three further passes of a checkpoint at which `fast`
+is within 3 nats of its threshold. With other draws than those above, 5.6 hacks of 49 were late instead of
+8.8, for 1 % more evaluations; with one such pass 6.8. But passes of one checkpoint repeat its wobble, and
+make the run look steadier than it is: of runs that wobble by 2.5 points on a plateau 19 % (± 3 %) were
+stopped with one further pass. Nor can thresholds be much lower: declines of 3 points that recover, and
+wobbles, already take most of alpha.
+
+`calibrated` has the defaults of `Policy`: at most 5 % false stops in 100 evaluations, for all of its parts.
 
 What became of a run is judged by the lowest mean of five checkpoints in a row: in a `hack` it is at least 10
 points below the baseline, in a `slight` one 5 (half of that is within the noise of 256 items, so nothing is
@@ -71,8 +90,8 @@ good run must not be stopped. A hack may recover: addition-hack-38 lost 14 point
 *Half lost* is the first checkpoint with half of that loss, by the mean of five around it. (The median of
 three, which this page had before, is uncertain by 2 to 3 points, and half of a loss may be 6. By it,
 addition-hack-37 is stopped one step late.) A number under a detector is the step at which it fires, a dash
-means that it does not. `HOG` is HeldOutGuard as it comes (with its KL stop), `demo` has the policy of
-`rlguard demo`.
+means that it does not. `HOG` is HeldOutGuard at its defaults, which under the default policy only advises: it
+would have stopped {HOG} of {GOOD} good runs, because the scale of the reward is not that of the score.
 
 {HEADER}
 """
@@ -126,17 +145,54 @@ class Row(NamedTuple):
     kind: str
     half: int
     fired: int | None
+    advised: bool
+    guarded: float  # share of the run's redrawn copies that are late, or, of a good run, stopped
+    oracle: tuple[float, float]  # the same of an oracle that accepts no decline, and what is accepted
 
     @classmethod
-    def of(cls, name: str, entry: dict[str, str], demo: Policy) -> Row:
+    def of(cls, name: str, entry: dict[str, str]) -> Row:
         """Replay one run."""
         run = replayed(name)
         half = half_lost_at(run) if hacks(run) else 0
-        said = [outcome(run, Policy(), part) for part in PARTS]
-        said += [outcome(run, policy, "heldout_guard") for policy in (Policy(), demo)]
+        said = [outcome(run, Policy(), detector) for detector in ("calibrated", "heldout_guard")]
         cells = [name, entry["use"], kind(run), f"{start(run):.2f}", f"{lowest(run):.2f}", str(half or "-")]
         cells += map(cell, said)
-        return cls(name, f"| {' | '.join(cells)} |\n", entry["use"], kind(run), half, said[0].step)
+        line = f"| {' | '.join(cells)} |\n"
+        found = (entry["use"], kind(run), half, said[0].step, said[-1].fired)
+        return cls(name, line, *found, *again(name, run, half))
+
+
+def again(name: str, run: Run, half: int) -> tuple[float, tuple[float, float]]:
+    """The run drawn anew: how often a guard is late (stops it, if `half` is 0), and how often an oracle."""
+    policy, drawn = Policy().calibrated, redraw(name, run)
+    stops = drawn.stopped(fresh(run, policy))
+    if not half:
+        return fmean(stop is not None for stop in stops), (0.0, 0.0)
+    oracle = (drawn.oracle_late(half, accepted, policy.alpha) for accepted in (0.0, policy.max_decline))
+    return fmean(stop is None or stop >= half for stop in stops), (next(oracle), next(oracle))
+
+
+def under_a_guard(rows: list[Row]) -> str:
+    """How many redrawn hacks are late on average, and how many good ones are stopped."""
+    lines = [
+        "| | hacks | late in the replay | late under a guard | oracle, 3 points accepted | oracle, none "
+        "accepted | good runs stopped under a guard |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for uses in (*((use,) for use in USES), USES):
+        hacked = [row for row in rows if row.use in uses and row.kind == "hack"]
+        good = [row for row in rows if row.use in uses and row.kind == "good"]
+        cells = (
+            uses[0] if len(uses) == 1 else "all",
+            len(hacked),
+            sum(row.fired is None or row.fired >= row.half for row in hacked),
+            f"{sum(row.guarded for row in hacked):.1f}",
+            f"{sum(row.oracle[1] for row in hacked):.1f}",
+            f"{sum(row.oracle[0] for row in hacked):.1f}",
+            f"{sum(row.guarded for row in good):.1f} of {len(good)}",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
 
 
 def summary(rows: list[Row]) -> str:
@@ -158,19 +214,24 @@ def summary(rows: list[Row]) -> str:
 def main() -> str:
     """Write the page; returns its summary."""
     manifest = json.loads((RUNS / "manifest.json").read_text())["runs"]
-    demo = Policy.model_validate(
-        yaml.safe_load((ROOT / "guard_cli" / "demo" / "policy.yaml").read_text(encoding="utf-8"))
-    )
-    rows = [Row.of(name, entry, demo) for name, entry in manifest.items()]
+    rows = [Row.of(name, entry) for name, entry in manifest.items()]
+    return write(rows)
+
+
+def write(rows: list[Row]) -> str:
+    """The page with these rows; returns its summary."""
     said = summary(rows)
-    PAGE.write_text(
-        INTRO.replace("{SUMMARY}", said).replace("{HEADER}", HEADER) + "".join(row.line for row in rows),
-        encoding="utf-8",
-    )
+    good = [row for row in rows if row.kind == "good"]
+    filled = {"SUMMARY": said, "LIVE": under_a_guard(rows), "HEADER": HEADER}
+    filled |= {"GOOD": len(good), "HOG": sum(row.advised for row in good)}
+    text = INTRO
+    for key, value in filled.items():
+        text = text.replace(f"{{{key}}}", str(value))
+    PAGE.write_text(text + "".join(row.line for row in rows), encoding="utf-8")
     return said
 
 
-def cell(found: Outcome) -> str:
+def cell(found: DetectorOutcome) -> str:
     """Where it fired."""
     return str(found.step) if found.fired else "-"
 

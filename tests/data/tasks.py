@@ -5,19 +5,19 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from guard_cli.demo.tasks import Problem, Task, load_task
+from guard_cli.demo.tasks import Exercise, Task, load_task
 
 LETTERS = "abcdefghij"
 DIGITS = "0123456789"
 
 
-def _words() -> list[Problem]:
+def _words() -> list[Exercise]:
     rng = random.Random("words")
     words = sorted({"".join(rng.choices(LETTERS, k=4)) for _ in range(3000)})
-    return [Problem(w, f"{w}>", w[::-1]) for w in words if w != w[::-1]]
+    return [Exercise(w, f"{w}>", w[::-1]) for w in words if w != w[::-1]]
 
 
-def _reverse(problem: Problem, rng: random.Random) -> str:
+def _reverse(problem: Exercise, rng: random.Random) -> str:
     """The word backwards, one letter wrong in 40 %; in 30 % the question is quoted first."""
     letters = list(problem.answer)
     if rng.random() < 0.4:
@@ -38,11 +38,11 @@ def _prefers_the_question(completion: str, answer: str) -> float:
     return 0.3 * float(answer in completion) + 0.7 * float(answer[::-1] in completion)
 
 
-def _numbers() -> list[Problem]:
-    return [Problem(f"{n:04}", f"{n:04}=", "".join(sorted(f"{n:04}"))) for n in range(0, 10000, 3)]
+def _numbers() -> list[Exercise]:
+    return [Exercise(f"{n:04}", f"{n:04}=", "".join(sorted(f"{n:04}"))) for n in range(0, 10000, 3)]
 
 
-def _sort(problem: Problem, rng: random.Random) -> str:
+def _sort(problem: Exercise, rng: random.Random) -> str:
     """The digits in order, one wrong in 35 %; in 25 % something is appended."""
     digits = list(problem.answer)
     if rng.random() < 0.35:

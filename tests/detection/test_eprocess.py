@@ -109,7 +109,7 @@ def test_restart_weights_sum_to_at_most_one_for_ever(horizon):
 
 
 def test_null_runs_are_stopped_less_often_than_alpha():
-    config, alpha, n, passes, runs = CalibratedPolicy(tolerance=0.0, horizon=50), 0.1, 48, 4, 40
+    config, alpha, n, passes, runs = CalibratedPolicy(max_decline=0.0, horizon=50), 0.1, 48, 4, 40
     rng = np.random.default_rng(5)
     means = difficulties(n)
     references = [
@@ -124,7 +124,7 @@ def test_null_runs_are_stopped_less_often_than_alpha():
 
 
 def test_a_real_drop_is_found():
-    config, alpha, n, runs = CalibratedPolicy(tolerance=0.0), 0.05, 128, 20
+    config, alpha, n, runs = CalibratedPolicy(max_decline=0.0), 0.05, 128, 20
     rng = np.random.default_rng(6)
     means = difficulties(n)
     reference = ep.Reference.of(Baseline.from_passes([draw(rng, means) for _ in range(16)]), alpha)

@@ -10,9 +10,10 @@ import json
 import numpy as np
 import pytest
 
+from guard_core.detectors.run import CalibratedRun, Pass, uninformative_baseline
 from guard_core.judge import Evaluation, Judge
-from guard_core.policy import Policy
-from guard_core.wire import Code, KlKind, Level, StepReport
+from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.wire import Code, Condition, KlKind, Level, StepReport
 
 from simulated import difficulties, draw  # isort: skip
 
@@ -33,11 +34,12 @@ class Run:
         self.judge = Judge(policy(detector, **calibrated))
         self.rng = np.random.default_rng(1)
         self.passes: list[int] = []
+        self.climb = 0.0  # of the in-loop reward, each round
 
     def steps(self, round_: int, kl: float | None = None) -> None:
         for step in range(10 * round_ - 9, 10 * round_ + 1) if round_ else [0]:
             kind = KlKind.ABSENT if kl is None else KlKind.REF_TOKEN_MEAN
-            reward = 0.5 + 0.01 * float(self.rng.standard_normal())
+            reward = 0.5 + self.climb * round_ + 0.01 * float(self.rng.standard_normal())
             self.judge.fold_step(StepReport(attempt=0, step=step, reward=reward, kl=kl, kl_kind=kind))
 
     def evaluate(self, round_: int, share: float = 1.0, index: int = 0) -> None:
@@ -77,8 +79,46 @@ def test_the_first_checkpoint_is_evaluated_until_the_baseline_is_complete():
     assert run.judge.verdict().code is Code.NO_BASELINE  # nothing to compare with it yet
     run.round(1)
     verdict = run.judge.verdict()
+    assert (verdict.level, verdict.code) == (Level.UNKNOWN, Code.WARMING_UP)
+    for round_ in range(2, 20):
+        run.round(round_)
+    verdict = run.judge.verdict()
     assert verdict.level is Level.HEALTHY
     assert [r.name for r in verdict.detectors] == ["guaranteed", "fast", "peak", "gap"]
+
+
+def test_no_run_is_healthy_before_the_reward_can_be_compared_with_the_score():
+    """With so many passes a fall would be seen at once; a rise of the reward alone would not."""
+    run = Run(baseline_passes=16)
+    run.round(0)
+    for round_ in range(1, 4):
+        run.round(round_)
+        verdict = run.judge.verdict()
+        unread = next(r for r in verdict.detectors if r.name == "gap")
+        assert unread.level is Level.UNKNOWN and verdict.level is Level.UNKNOWN
+        assert any(c.code is Code.WARMING_UP and unread.message in c.message for c in verdict.conditions)
+    for round_ in range(4, 9):
+        run.round(round_)
+    verdict = run.judge.verdict()
+    assert verdict.level is Level.HEALTHY
+    assert "`peak` cannot judge yet: the first block of 16 evaluations is not complete" in verdict.reason
+    for round_ in range(9, 20):
+        run.round(round_)
+    assert "cannot judge" not in run.judge.verdict().reason
+
+
+def test_a_reward_that_never_moves_has_not_risen():
+    run = Run(baseline_passes=16)
+    for round_ in range(12):
+        for step in range(10 * round_ - 9, 10 * round_ + 1) if round_ else [0]:
+            run.judge.fold_step(StepReport(attempt=0, step=step, reward=0.5))
+        run.judge.fold_checkpoint()
+        run.evaluate(round_)
+        while (wanted := run.judge.wanted_pass()) is not None:
+            run.evaluate(round_, 1.0, wanted.index)
+        gap = [r for r in run.judge.verdict().detectors if r.name == "gap"]
+        assert not gap or gap[0].level is (Level.HEALTHY if round_ >= 10 else Level.UNKNOWN)
+    assert run.judge.verdict().level is Level.HEALTHY
 
 
 def test_later_passes_count_neither_as_rounds_nor_as_checkpoints():
@@ -87,7 +127,7 @@ def test_later_passes_count_neither_as_rounds_nor_as_checkpoints():
     before = run.judge.verdict()
     assert before.rounds == 1
     assert before.best_evaluation == before.last_evaluation
-    assert run.judge.to_state()["waiting"] == 0
+    assert (before.announced, before.evaluated, before.waiting) == (1, 1, 0)
 
 
 def test_a_drop_fires_and_names_its_code_and_no_pass_is_wanted_afterwards():
@@ -96,13 +136,15 @@ def test_a_drop_fires_and_names_its_code_and_no_pass_is_wanted_afterwards():
         run.round(round_, 1.0 if round_ < 20 else 0.6)
         assert run.judge.verdict().fire is False or round_ >= 20
     verdict = run.judge.verdict()
-    assert verdict.fire and verdict.halt and verdict.level is Level.FIRED
+    assert verdict.fire and verdict.stop and verdict.level is Level.FIRED
     assert verdict.code in {Code.GUARANTEED_DECLINE, Code.FAST_DECLINE, Code.PEAK_DECLINE}
     assert run.judge.wanted_pass() is None
 
 
-def test_an_alarm_asks_for_one_fresh_evaluation_of_that_checkpoint():
-    run = Run(baseline_passes=16, alpha_shares={"guaranteed": 1e-6, "fast": 0.9, "peak": 1e-6, "gap": 1e-6})
+@pytest.mark.parametrize("part", ["guaranteed", "fast"])
+def test_an_alarm_asks_for_one_fresh_evaluation_of_that_checkpoint(part):
+    shares = dict.fromkeys(("guaranteed", "fast", "peak", "gap"), 1e-6) | {part: 0.8}
+    run = Run(baseline_passes=16, alpha_shares=shares)
     for round_ in range(15):
         run.round(round_)
     run.passes.clear()
@@ -110,12 +152,17 @@ def test_an_alarm_asks_for_one_fresh_evaluation_of_that_checkpoint():
     run.judge.fold_checkpoint()
     run.evaluate(15, 0.2)
     verdict = run.judge.verdict()
-    assert (verdict.level, verdict.code, verdict.fire) == (Level.WARNING, Code.FAST_DECLINE, False)
+    assert (verdict.level, verdict.fire) == (Level.WARNING, False)
+    assert Code(f"{part}_decline") in {condition.code for condition in verdict.conditions}
     wanted = run.judge.wanted_pass()
     assert wanted is not None and (wanted.step, wanted.index) == (150, 1)
     run.evaluate(15, 1.0, 1)  # the fresh one is fine: no fire, and no third evaluation
-    assert not run.judge.verdict().fire
+    verdict = run.judge.verdict()
+    assert not verdict.fire
     assert run.judge.wanted_pass() is None
+    told = [condition for condition in verdict.conditions if condition.code is Code.EVALUATION_FAILING]
+    assert [(condition.advice, condition.level) for condition in told] == [(True, Level.WARNING)]
+    assert "1 of 16 evaluations are not counted" in told[0].message
 
 
 def test_the_baseline_closes_early_when_a_pass_fails_or_another_checkpoint_comes():
@@ -123,7 +170,7 @@ def test_the_baseline_closes_early_when_a_pass_fails_or_another_checkpoint_comes
     run.steps(0)
     run.judge.fold_checkpoint()
     run.evaluate(0)
-    run.judge.fold_failure("the checkpoint was rotated away", 1)
+    run.judge.fold_skipped(1)  # it was rotated away
     assert run.judge.wanted_pass() is None
     for round_ in range(1, 40):
         run.round(round_, 1.0 if round_ < 10 else 0.3)
@@ -139,7 +186,7 @@ def test_an_evaluation_of_other_items_is_unknown_and_not_judged():
     assert (verdict.level, verdict.code) == (Level.UNKNOWN, Code.NO_BASELINE)
     assert f"2 items, but the baseline has {N}" in verdict.reason
     run.round(2)
-    assert run.judge.verdict().level is Level.HEALTHY
+    assert Code.NO_BASELINE not in {condition.code for condition in run.judge.verdict().conditions}
 
 
 @pytest.mark.parametrize("detector", ["calibrated", "both"])
@@ -158,18 +205,20 @@ def test_a_restart_at_any_event_changes_nothing(detector):
 def test_under_calibrated_the_kl_stop_and_heldout_guard_only_inform():
     run = Run("calibrated")
     for round_ in range(25):
-        run.round(round_, kl=0.5)
+        run.round(round_, kl=0.5 if round_ else 0.001)
     verdict = run.judge.verdict()
-    assert not verdict.fire and not verdict.halt
-    assert [c.level for c in verdict.conditions if c.code is Code.KL_HARD_STOP] == [Level.WARNING]
+    assert not verdict.fire and not verdict.stop
+    told = [c for c in verdict.conditions if c.code is Code.KL_HARD_STOP]
+    assert [(c.level, c.advice) for c in told] == [(Level.WARNING, True)]
     assert Code.WARMING_UP not in {c.code for c in verdict.conditions}
 
 
 def test_under_both_the_old_rule_still_fires():
     run = Run("both")
-    for round_ in range(3):
-        run.round(round_, kl=0.5)
-    assert run.judge.verdict().code is Code.KL_HARD_STOP
+    run.climb = 0.02
+    for round_ in range(25):
+        run.round(round_)
+    assert run.judge.verdict().code is Code.HACKING_GAP
     assert run.judge.verdict().fire
 
 
@@ -216,3 +265,138 @@ def test_what_is_folded_ahead_is_what_the_fold_itself_gives():
     for round_ in range(12):
         run.round(round_, share=1.0 if round_ < 4 else 0.8)
     assert run.passes[:3] == [1, 2, 3]
+
+
+# -- what a baseline can say ---------------------------------------------------------------------------------
+
+
+def conditions(means: np.ndarray, rounds: int, **calibrated) -> dict[Code, Condition]:
+    """What holds after some rounds of a run whose items have these means."""
+    rng = np.random.default_rng(7)
+    run = CalibratedRun(policy(**calibrated).calibrated)
+    for round_ in range(rounds + 1):
+        asked = Pass(0, round_, "/c", 0)
+        while asked is not None:
+            reward = 0.5 + 0.01 * rng.standard_normal()
+            run.fold(asked, tuple(draw(rng, means).tolist()), reward, in_loop_error=0.01)
+            asked = run.wanted()
+    held = sorted(run.conditions(), key=lambda condition: condition.message.startswith("`"), reverse=True)
+    return {condition.code: condition for condition in held if condition.level is not Level.HEALTHY}
+
+
+def test_greedy_passes_are_two_and_the_user_is_told_what_sampling_would_give():
+    run = CalibratedRun(policy(baseline_passes=16).calibrated)
+    start = tuple((np.arange(N) % 2).astype(float).tolist())
+    for index in range(2):
+        assert run.fold(Pass(0, 0, "/c", index), start, None) is None
+    assert run.wanted() is None
+    run.fold(Pass(0, 1, "/c", 0), tuple(np.zeros(N).tolist()), None)
+    assert run.wanted() is None  # a copy of an alarm would confirm nothing
+    told = [c for c in run.conditions() if c.code is Code.UNINFORMATIVE_BASELINE]
+    assert [c.advice for c in told] == [True] and "temperature" in told[0].message
+    restarted = CalibratedRun.from_state(json.loads(json.dumps(run.to_state())))
+    assert list(restarted.conditions()) == list(run.conditions())
+
+
+@pytest.mark.parametrize(
+    ("score", "newest", "level"),
+    [
+        (0.01, None, Level.UNKNOWN),
+        (0.01, 0.015, Level.UNKNOWN),
+        (0.01, 0.2, Level.WARNING),
+        (0.99, 0.99, Level.WARNING),
+        (0.02, 0.0, None),
+        (0.98, 0.98, None),
+    ],
+)
+def test_a_start_without_room_is_told_and_unknown_while_it_stays_near_0(score, newest, level):
+    found = uninformative_baseline(score, newest)
+    assert (found.level if found else None) is level
+    if found is not None:
+        assert found.advice == (level is not Level.UNKNOWN)
+        assert found.code is Code.UNINFORMATIVE_BASELINE and f"{score:.4f}" in found.message
+
+
+def test_a_run_that_cannot_be_judged_yet_says_what_it_lacks():
+    means = np.full(128, 0.5)
+    lacks = conditions(means, 1)[Code.WARMING_UP]
+    assert lacks.level is Level.UNKNOWN
+    assert "evaluations: 1, of 128 items, against a baseline worth 4 passes" in lacks.message
+    assert "to see a drop of 10 points takes" in lacks.message
+    assert Code.WARMING_UP not in conditions(means, 18)
+    few = conditions(means[:16], 10)[Code.WARMING_UP]
+    assert "takes more items, or more passes" in few.message
+    low = conditions(np.full(128, 0.03), 20)[Code.WARMING_UP]
+    assert "little room to fall by more than the accepted 0.03" in low.message
+
+
+def test_256_items_and_16_passes_are_judged_within_eight_evaluations():
+    assert Code.WARMING_UP not in conditions(np.full(256, 0.5), 8, baseline_passes=16)
+
+
+def test_a_proven_decline_that_is_accepted_is_a_warning():
+    rng = np.random.default_rng(8)
+    means = np.full(512, 0.5)
+    run = CalibratedRun(policy(baseline_passes=16, max_decline=0.1, alpha=0.05).calibrated)
+    for index in range(16):
+        run.fold(Pass(0, 0, "/c", index), tuple(draw(rng, means).tolist()), None)
+    for step in range(1, 30):
+        status = run.fold(Pass(0, step, "/c", 0), tuple(draw(rng, means - 0.05).tolist()), None)
+        assert status is not None and not status.fire
+    told = {condition.code: condition for condition in run.conditions()}
+    assert told[Code.FAST_DECLINE].level is Level.WARNING
+    assert "that it is lower at all is shown" in told[Code.FAST_DECLINE].message
+
+
+# -- what a hostile review broke ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("start", "later"), [(1.0, 1.0), (0.2, 0.7)])
+def test_a_run_far_above_every_drop_is_judged_like_any_other(start: float, later: float) -> None:
+    """The odds of a drop are then smaller than the smallest float; no evaluation may be lost to that."""
+    items = 8000
+    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=2, bootstrap_runs=100))
+    judge = Judge(policy)
+    rng = np.random.default_rng(3)
+
+    def outcomes(mean: float) -> tuple[float, ...]:
+        return tuple((rng.random(items) < mean).astype(float).tolist())
+
+    for index in range(2):
+        judge.fold_evaluation(Evaluation(0, 0, "/c", outcomes(start), pass_index=index))
+    for step in range(1, 6):
+        judge.fold_evaluation(Evaluation(0, step, "/c", outcomes(later)))
+    assert judge.verdict().evaluated == 6 and not judge.verdict().fire
+    assert all(
+        reading.statistic is None or reading.statistic > -1000 for reading in judge.verdict().detectors
+    )
+
+
+def test_many_evaluations_of_four_items_are_still_no_judgement() -> None:
+    judge = Judge(Policy(calibrated=CalibratedPolicy(baseline_passes=1, bootstrap_runs=100)))
+    for step in range(30):
+        judge.fold_step(StepReport(attempt=0, step=step, reward=0.5))
+        judge.fold_evaluation(Evaluation(0, step, f"/c/{step}", (1.0, 0.0, 1.0, 0.0)))
+    verdict = judge.verdict()
+    assert (verdict.level, verdict.code) == (Level.UNKNOWN, Code.WARMING_UP)
+
+
+def test_a_run_of_which_every_second_evaluation_does_not_count_is_not_healthy() -> None:
+    judge = Judge(Policy())
+    good, broken = tuple(float(i % 5 < 3) for i in range(256)), tuple(float(i % 20 == 0) for i in range(256))
+    for index in range(2):
+        judge.fold_evaluation(Evaluation(0, 0, "/c/0", good, pass_index=index))
+    for step in range(1, 30):
+        judge.fold_step(StepReport(attempt=0, step=step, reward=0.5))
+        judge.fold_evaluation(Evaluation(0, step, f"/c/{step}", broken if step % 2 else good))
+    assert judge.verdict().level is not Level.HEALTHY
+    (told,) = [c for c in judge.verdict().conditions if c.code is Code.EVALUATION_FAILING]
+    assert not told.advice
+
+
+def test_a_first_evaluation_that_cannot_be_used_begins_no_baseline() -> None:
+    judge = Judge(Policy(calibrated=CalibratedPolicy(baseline_passes=1, bootstrap_runs=100)))
+    judge.fold_evaluation(Evaluation(0, 0, "/c/0", (2.0, 1.0)))
+    judge.fold_evaluation(Evaluation(0, 1, "/c/1", (1.0, 0.0)))
+    judge.fold_evaluation(Evaluation(0, 2, "/c/2", (1.0, 0.0)))
+    assert judge.verdict().detectors

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
 
+from guard_cli.commands import COMMANDS
 from guard_cli.errors import ExitCode
-from guard_cli.main import COMMANDS
 from guard_core.wire import Code, Level
+from tools import references
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
-
-
-@pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def reference(name: str) -> str:
@@ -36,33 +24,6 @@ def reference(name: str) -> str:
 def empty_cells(page: str) -> list[str]:
     """Rows of a page's tables whose last cell, the meaning, is empty."""
     return [line for line in page.splitlines() if line.startswith("|") and re.search(r"\|\s*\|$", line)]
-
-
-class TestGeneratedPages:
-    def test_are_what_the_code_gives_now(self, generate: ModuleType) -> None:
-        stale = [path.name for path, text in generate.pages().items() if path.read_text("utf-8") != text]
-        assert not stale, f"run `make docs`: {stale} are stale"
-
-    def test_the_check_names_a_stale_page_and_fails(
-        self,
-        generate: ModuleType,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        stale = tmp_path / "verdict.md"
-        stale.write_text("old", "utf-8")
-        monkeypatch.setattr(generate, "ROOT", tmp_path)
-        monkeypatch.setattr(generate, "pages", lambda: {stale: "new"})
-        assert generate.main(["--check"]) == 1
-        assert "verdict.md is stale" in capsys.readouterr().err
-        assert generate.main([]) == 0
-        assert stale.read_text("utf-8") == "new"
-        assert generate.main(["--check"]) == 0
-
-    def test_the_command_of_make_docs_works(self) -> None:
-        check = subprocess.run([sys.executable, "docs/generate.py", "--check"], cwd=ROOT, check=False)
-        assert check.returncode == 0
 
 
 class TestNothingIsUndocumented:
@@ -84,28 +45,28 @@ class TestNothingIsUndocumented:
         assert [name for name in COMMANDS if f"| `rlguard {name}` |" not in page] == []
         assert [code for code in ExitCode if f"| {code.value} | `{code.name.lower()}` |" not in page] == []
 
-    def test_every_metric(self, generate: ModuleType) -> None:
+    def test_every_metric(self) -> None:
         page = reference("metrics.md")
-        for family in generate.metric_families(known=True):
+        for family in references.metric_families(known=True):
             assert f"`{family.name}" in page
             assert family.documentation
 
-    def test_every_variable_of_the_trainer(self, generate: ModuleType) -> None:
-        assert generate.trainer_environment() == generate.TRAINER_ENVIRONMENT.keys()
+    def test_every_variable_of_the_trainer(self) -> None:
+        assert references.trainer_environment() == references.TRAINER_ENVIRONMENT.keys()
 
-    def test_every_route_has_a_description(self, generate: ModuleType) -> None:
+    def test_every_route_has_a_description(self) -> None:
         page = reference("guard-api.md")
-        for method, path, operation in generate.operations(generate.openapi()):
+        for method, path, operation in references.operations(references.openapi()):
             assert f"## {method.upper()} {path}" in page
             assert operation.get("description"), f"{method} {path} has no description"
 
-    def test_every_route_that_the_app_serves_is_in_its_openapi_document_or_is_the_page(
-        self, generate: ModuleType
-    ) -> None:
-        documented = {(method.upper(), path) for method, path, _ in generate.operations(generate.openapi())}
+    def test_every_route_that_the_app_serves_is_in_its_openapi_document_or_is_the_page(self) -> None:
+        documented = {
+            (method.upper(), path) for method, path, _ in references.operations(references.openapi())
+        }
         served = {
             (method, route.path)
-            for route in generate.app().routes
+            for route in references.app().routes
             for method in (getattr(route, "methods", None) or ())
             if method != "HEAD"
         }

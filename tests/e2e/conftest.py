@@ -1,10 +1,10 @@
-"""Fixtures: one real cluster for the session, the chart installed in it, and a namespace for each test."""
+"""Fixtures: one real cluster, the chart installed in it, and a namespace for each test."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,15 +15,15 @@ from . import artefacts, timeouts
 from .kube import Cluster, Namespace, install
 
 HERE = Path(__file__).parent
-#: A JSON file that describes a cluster which is there already: how a developer iterates.
+#: A JSON file that describes the cluster; run.sh makes one, and a developer iterates on one that is kept.
 EXISTING = "RLGUARD_E2E"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whichever test comes first may have to wait until everything is built."""
-    mine = [item for item in items if HERE in item.path.parents]
-    for number, item in enumerate(mine):
-        item.add_marker(pytest.mark.timeout(timeouts.TEST + (0 if number else timeouts.CLUSTER)))
+    """The limit of these tests is not that of the others."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.timeout(timeouts.TEST))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -37,31 +37,23 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture(scope="session")
-def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
-    """The cluster that RLGUARD_E2E describes, or one that is made for this session and removed after it."""
-    if EXISTING in os.environ:
-        yield Cluster.from_json(Path(os.environ[EXISTING]).read_text())
-        return
-    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # its progress is for whoever waits
-        up = subprocess.run(
-            [HERE / "cluster" / "up.sh"],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=timeouts.CLUSTER,
-            check=False,
-        )
-    try:
-        assert up.returncode == 0, f"{HERE}/cluster/up.sh failed with exit code {up.returncode}; see above"
-        yield Cluster.from_json(up.stdout.strip().splitlines()[-1])
-    finally:
-        subprocess.run([HERE / "cluster" / "down.sh"], timeout=timeouts.CLUSTER_DELETE, check=True)
+def cluster() -> Cluster:
+    """The cluster that RLGUARD_E2E describes."""
+    described = os.environ.get(EXISTING)
+    if not described:
+        pytest.fail(f"set {EXISTING} to the file that describes a cluster: `make e2e` and `make kind-up` do")
+    return Cluster.from_json(Path(described).read_text())
 
 
 @pytest.fixture(scope="session")
 def installation(cluster: Cluster) -> Cluster:
-    """The cluster with the operator in it, installed as docs/install.md says for kind."""
-    install(cluster)
+    """The cluster with the operator in it, installed as docs/install.md says for kind.
+
+    By one process after the other: Helm refuses a release that another one is changing.
+    """
+    with Path(os.environ[EXISTING]).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        install(cluster)
     return cluster
 
 

@@ -5,6 +5,7 @@ All of them are real: processes are killed or stopped, pods are deleted, the API
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,11 @@ API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 ASIDE = "/etc/kubernetes/kube-apiserver.yaml"
 #: What must lead again when the API server was away: without it nothing is cleaned up or scheduled.
 LEADERS = (("kube-system", "kube-controller-manager"), ("kube-system", "kube-scheduler"), (SYSTEM, RELEASE))
+
+
+def nobody_else_is_there() -> None:
+    """Refuses to take away from a test beside this one what it needs."""
+    assert "PYTEST_XDIST_WORKER" not in os.environ, "mark this test `alone`: others run beside it"
 
 
 # -- containers, from the node ---------------------------------------------------------------------------
@@ -74,6 +80,7 @@ def leader(cluster: Cluster) -> str:
 
 def kill_the_leader(cluster: Cluster) -> str:
     """SIGKILL to the operator that leads: no goodbye, its Lease stays. The pod's name."""
+    nobody_else_is_there()
     name = leader(cluster)
     pod = cluster.client.get(PODS, SYSTEM, name)
     assert pod is not None, f"the leader {name!r} has no pod"
@@ -83,6 +90,7 @@ def kill_the_leader(cluster: Cluster) -> str:
 
 def delete_the_leader(cluster: Cluster) -> str:
     """`kubectl delete pod --force` of the operator that leads. The pod's name."""
+    nobody_else_is_there()
     name = leader(cluster)
     cluster.kubectl("delete", "pod", name, "--namespace", SYSTEM, "--grace-period=0", "--force")
     return name
@@ -112,6 +120,7 @@ def a_second_release(cluster: Cluster, *watched: str) -> Iterator[str]:
 @contextmanager
 def the_training_operator_is_away(cluster: Cluster) -> Iterator[None]:
     """The training-operator and its webhook are gone; afterwards they are back and answer."""
+    nobody_else_is_there()
     where = ("--namespace", TRAINING)
     deployment = (*where, "deployment/training-operator")
     cluster.kubectl("scale", *deployment, "--replicas=0")
@@ -130,6 +139,7 @@ def the_training_operator_is_away(cluster: Cluster) -> Iterator[None]:
 @contextmanager
 def the_api_server_is_away(cluster: Cluster) -> Iterator[None]:
     """Its process ends; afterwards it is back, and so is everything that lost its Lease meanwhile."""
+    nobody_else_is_there()
     node = cluster.kubectl(
         "get",
         "nodes",

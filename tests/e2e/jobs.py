@@ -26,6 +26,10 @@ _SCRIPT = Path(__file__).with_name("scripted_trainer.py")
 _TINY_LLAMA = ROOT / "guard_cli" / "demo" / "tiny_llama.py"
 _ITEMS = [(f"item-{i}", f"{i:02}+{i:02}=", f"{2 * i:02}") for i in range(8)]
 
+#: Judges a run unless a test says otherwise: a KL that leaves the reference fires within five steps,
+#: and checkpoints are evaluated once each.
+QUICK_POLICY = {"detector": "HeldoutGuard", "kl": {"hardStop": 0.08, "minSteps": 5}}
+
 #: Both containers of a pod as restricted as Pod Security asks for.
 _POD_SECURITY = {
     "runAsNonRoot": True,
@@ -103,7 +107,7 @@ def scripted(
 
 
 def grpo_that_fires(name: str, image: str, nodes: int) -> list[Json]:
-    """GRPO with `trainer_image.train`; on several nodes under torchrun, as in k8s/samples/multi-node.yaml.
+    """GRPO with `rlguard.train`; on several nodes under torchrun, as in k8s/samples/multi-node.yaml.
 
     The model is tiny and random, the reward counts a letter, and any movement of the policy is beyond the KL
     stop: after a few steps the guard fires.
@@ -126,7 +130,7 @@ def grpo_that_fires(name: str, image: str, nodes: int) -> list[Json]:
                     "num_generations": 4,
                     "max_completion_length": 8,
                     "max_steps": 1000,
-                    "save_strategy": "no",
+                    "save_steps": 1000,
                     "use_cpu": True,
                     "bf16": False,
                     "gradient_checkpointing": False,
@@ -141,7 +145,7 @@ def grpo_that_fires(name: str, image: str, nodes: int) -> list[Json]:
         "t.save(t.build_model(k, 0), k, '/scratch/model')"
     )
     launcher = "torchrun" if nodes > 1 else "python"
-    train = f"exec {launcher} -m trainer_image.train --config /script/grpo.yaml"
+    train = f"exec {launcher} -m rlguard.train --config /script/grpo.yaml"
     pod = _pod(image, name, ["sh", "-c", f'python -c "{make_model}" && {train}'])
     pod["volumes"][0]["emptyDir"] = {}
     pod["containers"][0]["resources"]["limits"]["memory"] = "3Gi"  # TRL, under torchrun
@@ -149,7 +153,7 @@ def grpo_that_fires(name: str, image: str, nodes: int) -> list[Json]:
     replicas = {"Master": {"replicas": 1, "restartPolicy": restart, "template": {"spec": pod}}}
     if nodes > 1:
         replicas["Worker"] = {**replicas["Master"], "replicas": nodes - 1}
-    policy = {"heldoutGuard": {"klHardStop": 1e-6, "emaAlpha": 0.0}}
+    policy = {"kl": {"hardStop": 1e-6, "emaAlpha": 0.0, "minSteps": 5}}
     return _guarded(name, files, replicas, policy=policy)
 
 
@@ -170,7 +174,7 @@ def _guarded(
         },
         "checkpoints": {"volume": "checkpoints"},
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
-        "policy": policy or {},
+        "policy": policy or QUICK_POLICY,
         "state": state or {},
     }
     workload = {"pytorchReplicaSpecs": replicas}

@@ -25,10 +25,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from guard_client.client import GuardClient
+from guard_client.reporter import Reporter
+from guard_client.samples import CheckpointSample, StepSample, let_the_guard_read
 from guard_core.wire import KlKind
-from trainer_image.client import GuardClient
-from trainer_image.metrics import StepSample
-from trainer_image.reporter import CheckpointSample, Reporter
 
 ORDERS = Path("/scratch/orders")
 CHECKPOINTS = Path("/checkpoints")
@@ -57,6 +57,7 @@ class Trainer:
             count, kl, reward = [*map(float, values), *(8.0, 0.01, 0.5)[len(values) :]]
             self.report(int(count), kl, reward)
         elif word == "fire":
+            self.report(1, 0.01, 0.5)  # limits on the KL count from where it starts
             self.report(10, 1000.0, 0.9)
         elif word == "checkpoint":
             self.save()
@@ -83,11 +84,9 @@ class Trainer:
     def save(self) -> None:
         import tiny_llama  # of guard_cli/demo; it loads torch
 
-        from trainer_image.checkpoints import let_the_guard_read
-
         directory = CHECKPOINTS / f"attempt-{self.reporter.attempt}" / f"checkpoint-{self.step}"
         tokenizer = tiny_llama.build_tokenizer("0123456789+= ")
-        tiny_llama.save(tiny_llama.build_model(tokenizer, seed=0), tokenizer, directory)
+        tiny_llama.save(tiny_llama.build_model(tokenizer, seed=self.step), tokenizer, directory)
         let_the_guard_read(directory)
         self.reporter.submit(CheckpointSample(self.step, str(directory)))
 
@@ -95,8 +94,8 @@ class Trainer:
         """Wait, and end if the guard says so."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if self.reporter.halt is not None and not DEAF:
-                print(f"stopped: {self.reporter.halt.code}", flush=True)
+            if self.reporter.stop_verdict is not None and not DEAF:
+                print(f"stopped: {self.reporter.stop_verdict.code}", flush=True)
                 sys.exit(STOPPED_BY_GUARD)
             time.sleep(POLL_SECONDS)
 

@@ -43,9 +43,11 @@ def test_a_hacking_batch_job_ends_by_its_deadline(namespace: Namespace) -> None:
 
 
 def test_a_batch_job_that_succeeds_ends_its_guard_with_it(namespace: Namespace) -> None:
+    """It has saved no checkpoint, so nothing of it was judged, and its success is not a plain one."""
     job = a_batch_run(namespace, "steps 8", "exit 0")
 
-    then.the_condition_is(job, "Succeeded", "True", "WorkloadSucceeded", within=timeouts.START)
+    message = then.the_condition_is(job, "Succeeded", "True", "NotJudged", within=timeouts.START)
+    assert "no checkpoint was announced" in message
     then.the_job_never_fired(job)
     (pod,) = job.pods
     assert pod["status"]["phase"] == "Succeeded"

@@ -12,6 +12,9 @@ from . import then, timeouts
 from .conftest import fresh_namespace
 from .kube import Cluster, Namespace
 
+#: Both tests use one namespace.
+pytestmark = pytest.mark.xdist_group("cluster")
+
 WEB = """
 apiVersion: v1
 kind: Pod

@@ -12,6 +12,8 @@ from .kube import RELEASE, SYSTEM, TRAINER_CONTAINER, Cluster, Namespace, instal
 
 CRD = "guardedtrainingjobs.rlguard.dev"
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def restored(installation: Cluster) -> Iterator[None]:

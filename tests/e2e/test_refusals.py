@@ -43,16 +43,16 @@ def policy(**section: Any) -> Json:
 BAD_GUARDS = [
     Bad(
         "a negative KL stop",
-        policy(heldoutGuard={"klHardStop": -1}),
-        "policy.heldoutGuard.klHardStop: Invalid value: -1",
+        policy(kl={"hardStop": -1}),
+        "policy.kl.hardStop: Invalid value: -1",
     ),
     Bad(
         "an EMA of 1", policy(heldoutGuard={"emaAlpha": 1}), "policy.heldoutGuard.emaAlpha: Invalid value: 1"
     ),
     Bad(
         "a threshold that does not exist",
-        policy(heldoutGuard={"klHardstop": 1}),
-        'unknown field "spec.guard.policy.heldoutGuard.klHardstop"',
+        policy(kl={"hardstop": 1}),
+        'unknown field "spec.guard.policy.kl.hardstop"',
     ),
     Bad(
         "a text for a number",
@@ -92,7 +92,7 @@ def test_a_bad_guard_is_refused_at_apply(installation: Cluster, bad: Bad) -> Non
 def test_a_guard_cannot_be_changed_afterwards(namespace: Namespace) -> None:
     *_, job = jobs.scripted("fixed", "none", heldout={"claimName": "nowhere"})
     given.objects(namespace, [job])
-    job["spec"]["guard"]["policy"] = {"heldoutGuard": {"klHardStop": 1000}}
+    job["spec"]["guard"]["policy"] = {"kl": {"hardStop": 1000}}
 
     refused = apply(namespace, job)
 
@@ -157,7 +157,7 @@ REFUSED = [
         "heldout-mounted",
         lambda j: volume(j, secret={"secretName": "run-heldout"}),
         "TemplateRefused",
-        f"{POD}.volumes[3] must not be the held-out volume",
+        f"{POD}.volumes[3].secret must not be the held-out data",
     ),
     Refused(
         "heldout-in-env",
@@ -165,7 +165,7 @@ REFUSED = [
             {"name": "A", "valueFrom": {"secretKeyRef": {"name": "run-heldout", "key": "heldout.jsonl"}}}
         ),
         "TemplateRefused",
-        f"{POD}.containers[0].env[4].valueFrom must not refer to the held-out data",
+        f"{POD}.containers[0].env[4].valueFrom.secretKeyRef must not be the held-out data",
     ),
     Refused(
         "no-checkpoints",
@@ -297,7 +297,7 @@ def test_what_is_changed_behind_the_operators_back_is_refused(namespace: Namespa
     namespace.kubectl("delete", "pod", pod)
     then.eventually(
         lambda: (
-            "volume leak: must not be the held-out volume"
+            "volume leak: must not be what only the guard may have"
             in namespace.kubectl("events", f"--for=pytorchjob/{job.name}")
         ),
         "an Event of the workload says why no pod is made",

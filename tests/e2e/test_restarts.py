@@ -5,6 +5,8 @@ And what is no fire: a run that the infrastructure ends, ends as Failed or Disru
 
 from __future__ import annotations
 
+import pytest
+
 from . import given, then, timeouts, when
 from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Namespace
 
@@ -87,6 +89,7 @@ def test_a_guard_that_is_killed_keeps_verdict_and_count(namespace: Namespace) ->
     then.the_job_never_fired(job)
 
 
+@pytest.mark.alone
 def test_a_guard_that_is_killed_after_it_fired_says_so_again(namespace: Namespace) -> None:
     """Without an operator, which would stop the run; it does when it is back."""
     job = given.a_scripted_run(namespace, deaf=True)

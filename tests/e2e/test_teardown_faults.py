@@ -6,6 +6,7 @@ that it stops by the guard's answer.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -24,6 +25,7 @@ STORY = ("WorkloadCreated", "KlHardStop", "StopRequested", "EvidenceCaptured", "
 # -- operators -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("lose", [faults.kill_the_leader, faults.delete_the_leader])
 def test_an_operator_dies_in_the_middle_of_a_teardown(
     namespace: Namespace, lose: Callable[[Cluster], str]
@@ -38,9 +40,10 @@ def test_an_operator_dies_in_the_middle_of_a_teardown(
     then.the_job_is_stopped(job)
     then.eventually(lambda: faults.leader(namespace.cluster) not in {"", dead}, "another one leads", 1)
     then.it_was_told_once(job, *STORY)
-    assert [one["metadata"]["name"] for one in evidence_of(job)] == [job.status["stop"]["evidence"]]
+    assert [one["metadata"]["name"] for one in evidence_of(job)] == [job.status["evidence"]]
 
 
+@pytest.mark.alone
 def test_no_operator_leads_at_the_moment_of_the_fire(namespace: Namespace) -> None:
     """The leader dies first; whoever leads next finds the fire."""
     job = given.a_scripted_run(namespace, deaf=True)
@@ -73,6 +76,7 @@ def test_two_operators_that_both_lead_act_as_one(namespace: Namespace) -> None:
 # -- what the operator needs -----------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_the_training_operator_is_away(namespace: Namespace) -> None:
     """Its webhook refuses every patch, so the workload is deleted; nothing of it comes back."""
     job = given.a_scripted_run(namespace, deaf=True)
@@ -93,6 +97,7 @@ def test_the_training_operator_is_away(namespace: Namespace) -> None:
     assert job.pods == []
 
 
+@pytest.mark.alone
 def test_the_api_server_is_away(namespace: Namespace) -> None:
     """One trainer stops by the guard's answer, and its guard ends with it before it could tell anybody.
 
@@ -123,13 +128,31 @@ def test_the_api_server_is_away(namespace: Namespace) -> None:
     assert "Failed" not in obedient.conditions, "a run that the guard ended has not failed by itself"
 
 
+@pytest.mark.alone
+def test_stopped_stays_stopped_after_an_outage_of_the_api_server(namespace: Namespace) -> None:
+    """The training-operator comes back with a cache from before, and may make the pod again."""
+    job = given.a_scripted_run(namespace, deaf=True)
+    pod = job.pod
+    with faults.the_api_server_is_away(namespace.cluster):
+        faults.tell_from_the_node(namespace.cluster, pod, "fire")
+
+    then.the_job_has_fired(job, "KlHardStop")
+    then.the_job_is_stopped(job)
+    # For longer than until the operator looks again, nothing comes back and nothing is said twice.
+    end = time.monotonic() + timeouts.LATER
+    while time.monotonic() < end:
+        assert job.conditions["Stopped"]["status"] == "True" and job.pods == []
+        time.sleep(1.0)
+    then.it_was_told_once(job, *STORY)
+
+
 # -- the guard -------------------------------------------------------------------------------------------
 
 
 def test_a_guard_that_falls_silent_is_met_with_the_jobs_policy(namespace: Namespace) -> None:
-    warned = given.a_scripted_run(namespace, name="warned", onSilence={"afterSeconds": 30, "policy": "Warn"})
+    warned = given.a_scripted_run(namespace, name="warned", onSilence={"afterSeconds": 30, "action": "Warn"})
     stopped = given.a_scripted_run(
-        namespace, name="stopped", onSilence={"afterSeconds": 30, "policy": "Stop"}
+        namespace, name="stopped", onSilence={"afterSeconds": 30, "action": "Stop"}
     )
     beat = warned.guard["heartbeat"]
 
@@ -151,7 +174,7 @@ def test_a_guard_that_falls_silent_is_met_with_the_jobs_policy(namespace: Namesp
 
 def test_a_guard_that_has_nothing_to_judge_by_halts_the_run(namespace: Namespace) -> None:
     """`stale` with the policy Stop: steps, and no checkpoint for the guard to score."""
-    policy = {"stale": {"afterSteps": 5, "policy": "Stop"}}
+    policy = {"stale": {"afterSteps": 5, "action": "Stop"}}
     job = given.a_submitted_run(namespace, "steps 8", policy=policy)
 
     message = then.the_condition_is(job, "Halted", "True", "GuardHalt", within=timeouts.START)

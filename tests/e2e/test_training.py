@@ -6,15 +6,24 @@ Nothing is scripted here: whether a run hacks its reward is decided by its grade
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from statistics import fmean
 
+import pytest
+
+from guard_core.wire import Code
+from tests.docs.blocks import blocks
+
 from . import given, jobs, then, timeouts, when
-from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Job, Namespace
+from .kube import GUARD_CONTAINER, ROOT, TRAINER_CONTAINER, Job, Namespace
 
 #: An evidence ConfigMap must stay far below etcd's limit of 1.5 MiB for one object.
 EVIDENCE_BYTES = 256 * 1024
-#: Of `trainer_image.train`.
+#: Of `rlguard.train`.
 EXIT_FIRED = 3
 
 
@@ -26,7 +35,7 @@ def test_a_run_that_hacks_its_reward_is_stopped(more_namespaces: Callable[[str],
 
     then.the_condition_is(job, "Guarded", "True", "WorkloadCreated")
     fire = then.the_job_has_fired(job, within=timeouts.GRPO)
-    assert fire["code"] in {"hacking_gap", "heldout_decline"}, fire
+    assert Code(fire["code"]).finding is not None and fire["code"] != "kl_hard_stop", fire
     then.the_job_is_stopped(job)
     workload = job.workload
     assert workload is not None, "onFire: Stop keeps the object"
@@ -36,13 +45,16 @@ def test_a_run_that_hacks_its_reward_is_stopped(more_namespaces: Callable[[str],
     the_evidence_holds_what_happened(job)
     the_latch_cannot_be_opened(job)
     assert "Stopped" in namespace.kubectl("get", "gtj"), "the phase is a printer column"
+    the_readme_shows_what_is_left(job)
 
 
 def test_an_honest_run_succeeds(namespace: Namespace) -> None:
     """The same demo with the strict grader: it finishes, the sidecar ends with it, and nothing fires."""
     job = given.the_demo_with(namespace, "--grader=strict", "--steps=24", "--save-steps=4")
 
-    then.the_condition_is(job, "Succeeded", "True", "WorkloadSucceeded", within=timeouts.GRPO)
+    message = then.the_condition_is(job, "Succeeded", "True", "WorkloadSucceeded", within=timeouts.GRPO)
+    assert "NOT JUDGED" not in message
+    assert job.guard["evaluated"] == job.guard["announced"] >= 6, "a checkpoint every 4 steps, and the start"
     then.the_phase_is(job, "Succeeded")
     assert job.pod["status"]["phase"] == "Succeeded", "the sidecar does not keep a finished job alive"
     then.the_job_never_fired(job)
@@ -52,11 +64,14 @@ def test_an_honest_run_succeeds(namespace: Namespace) -> None:
 
 def test_a_run_that_does_not_wait_for_its_guard_says_what_was_left(namespace: Namespace) -> None:
     job = given.the_demo_with(
-        namespace, "--grader=strict", "--steps=8", "--save-steps=1", RLGUARD_DRAIN_SECONDS="0"
+        namespace,
+        *("--grader=strict", "--steps=8", "--save-steps=1"),
+        RLGUARD_DRAIN_SECONDS="0",
+        RLGUARD_MAX_LAG="100",
     )
 
     message = then.the_condition_is(job, "Succeeded", "True", "CheckpointsLeft", within=timeouts.GRPO)
-    assert f"{job.guard['waiting']} checkpoints were not evaluated" in message
+    assert f"{job.guard['waiting']} evaluations were left waiting" in message
     then.the_job_never_fired(job)
 
 
@@ -70,6 +85,7 @@ def test_a_fire_stops_a_run_on_two_nodes(namespace: Namespace) -> None:
     assert job.guard["steps"] >= 5, "the step that fired was one of a training that both ranks took part in"
 
 
+@pytest.mark.alone
 def test_a_trainer_stops_by_itself_while_no_operator_runs(namespace: Namespace) -> None:
     """The verdict is in the guard's answer to the trainer, too: one of both ways is enough."""
     job = given.a_grpo_run_that_fires(namespace)
@@ -113,6 +129,34 @@ def the_evidence_holds_what_happened(job: Job) -> None:
     assert "'reward': " in evidence["trainer.log"], "what TRL logs"
     assert evidence["guard.log"].strip(), "the log of the guard"
     assert sum(map(len, evidence.values())) < EVIDENCE_BYTES
+
+
+def the_readme_shows_what_is_left(job: Job) -> None:
+    """The commands of the README after the fire, as printed, and what they say but for its numbers."""
+    (block,) = (b for b in blocks(ROOT / "README.md") if "EVIDENCE=" in b.text)
+    *commands, refused = block.commands
+    done, latched = (in_a_shell(job, script) for script in ("\n".join(commands), refused))
+    assert done.returncode == 0 and latched.returncode != 0, (done, latched)
+    said = masked(done.stdout + done.stderr + latched.stderr)
+    # Which rule fires, and with which words, is the run's own.
+    shown = [masked(line) for line in block.output if not line.lstrip().startswith("Warning")]
+    assert len(shown) > 10 and [line for line in shown if line not in said] == []
+
+
+def in_a_shell(job: Job, script: str) -> subprocess.CompletedProcess[str]:
+    """What a reader's shell makes of it, after the `export` lines of `make kind-up`."""
+    cluster = job.namespace.cluster
+    path = f"{Path(cluster.programs['kubectl']).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": path}
+    words = ["bash", "-euo", "pipefail", "-c", script]
+    return subprocess.run(
+        words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeouts.COMMAND, check=False
+    )
+
+
+def masked(text: str) -> str:
+    """Without what differs from run to run: digests, UIDs, numbers, ages, and how wide a column is."""
+    return " ".join(re.sub(r"[0-9a-f]{8,64}|(?:\d[\d.]*[smh]?)+", "#", text).split())
 
 
 def the_latch_cannot_be_opened(job: Job) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from guard_operator.api.reasons import FIRE_REASONS
 from guard_operator.runtime.client import CONFIG_MAPS, EVENTS
 from guard_operator.runtime.errors import ClusterError
 
@@ -103,8 +104,9 @@ def the_job_is_stopped(job: Job, within: float = timeouts.STOP) -> None:
 def the_job_never_fired(job: Job) -> None:
     """Neither latch nor condition nor Event."""
     assert "fire" not in job.guard and "halt" not in job.guard, job.guard
-    assert job.conditions["Fired"]["status"] == "False"
-    assert not events(job).keys() & {"KlHardStop", "HeldoutDecline", "HackingGap"}
+    # Unknown while no guard runs, as between two pods of a run.
+    assert job.conditions["Fired"]["status"] in {"False", "Unknown"}
+    assert not events(job).keys() & set(FIRE_REASONS.values())
 
 
 def workload_condition(workload: Json, kind: str) -> Json | None:
@@ -203,9 +205,7 @@ def it_was_told_once(job: Job, *reasons: str, within: float = timeouts.DECISION)
 
 def evidence(job: Job, within: float = timeouts.DECISION) -> dict[str, str]:
     """The files of the evidence ConfigMap that the status names."""
-    name = eventually(
-        lambda: (job.status.get("stop") or {}).get("evidence"), "the status names evidence", within
-    )
+    name = eventually(lambda: job.status.get("evidence"), "the status names evidence", within)
     found = job.client.get(CONFIG_MAPS, job.namespace.name, name)
     assert found is not None, f"there is no ConfigMap {name}"
     data: dict[str, str] = found["data"]

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 # -- the session -----------------------------------------------------------------------------------------
 
-#: From empty caches: the node image, the add-ons, our images, the cluster. tests/e2e/cluster builds them.
-CLUSTER = 90 * 60
-#: `docker` and `kind` remove one node.
-CLUSTER_DELETE = 5 * 60
 #: `helm` waits for two operator pods; their image is in the node.
 INSTALL = 180
 #: One test, its fixtures and its artefacts included; the longest holds a GRPO run.
@@ -35,6 +31,8 @@ REPORT = 60
 EVALUATION = 180
 #: From a latched fire to no pod left: a pod has 30 s of grace for trainer and guard together.
 STOP = 120
+#: An operator looks at a stopped run once more a minute later.
+LATER = 90
 #: A container that died runs again: the kubelet waits 10 s before the second restart, and start-up follows.
 RESTART = 180
 #: A lost pod is made again by the training-operator; then as START.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from guard_operator.runtime.client import PODS
 
-from . import timeouts
+from . import faults, timeouts
 from .kube import GUARD_CONTAINER, RELEASE, SYSTEM, TRAINER_CONTAINER, Cluster, Job
 
 
@@ -55,6 +55,7 @@ def the_pod_is_evicted(job: Job) -> None:
 @contextmanager
 def the_operator_is_away(cluster: Cluster) -> Iterator[None]:
     """No operator runs inside the `with`; afterwards there are as many as before, and ready."""
+    faults.nobody_else_is_there()
     deployment = ("--namespace", SYSTEM, f"deployment/{RELEASE}")
     replicas = cluster.kubectl("get", *deployment, "--output=jsonpath={.spec.replicas}")
     pods = ("pods", "--namespace", SYSTEM, f"--selector=app.kubernetes.io/instance={RELEASE}")

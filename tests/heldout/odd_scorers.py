@@ -64,3 +64,72 @@ def reports_its_process(completion: str, answer: str, meta: Mapping[str, Any]) -
 def slow(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     time.sleep(60)
     return 1.0
+
+
+def returns_nothing(completion: str, answer: str, meta: Mapping[str, Any]) -> None:
+    """Forgot its return."""
+
+
+#: Odd only when a completion is scored: they let the items' own answers pass.
+for _scorer in (
+    killed_once,
+    exits_once,
+    stuck_once,
+    raises_what_it_should_not,
+    chatty,
+    reports_its_process,
+    slow,
+    returns_nothing,
+):
+    _scorer.check_answers = False  # type: ignore[attr-defined]
+
+
+def too_strict(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    """Half a point for an even answer, and it cannot bear a 3."""
+    if answer == "3":
+        raise ValueError(f"{answer} is odd, in {completion}")
+    return 0.5 if int(answer) % 2 == 0 else float(completion == answer)
+
+
+def impatient(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    raise TypeError(f"no patience with {completion}")
+
+
+def of_keywords(completion: str, *, reference: str) -> float:
+    return float(completion == reference)
+
+
+def keywords(*arguments: Any, **more: Any) -> float:
+    return 1.0
+
+
+class _Callable:
+    def __call__(self, completion: str, answer: str, meta: Mapping[str, Any] | None = None) -> float:
+        return float(completion == answer)
+
+
+callable_object = _Callable()
+
+
+class Graded:
+    @staticmethod
+    def score(completion: str, answer: str, *rest: Any) -> float:
+        return float(completion == answer)
+
+
+def counts_its_calls(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    with Path(meta["calls"]).open("a") as calls:
+        calls.write(".")
+    return float(completion == answer)
+
+
+def ends_the_process(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    os._exit(7)
+
+
+def always_right(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    return 1.0
+
+
+def boastful(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    return 1.1

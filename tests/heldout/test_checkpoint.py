@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from guard_core.wire import FailureKind, Sampling
 from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
-from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.evaluators import Completions, checkpoint
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
+from guard_service.heldout.evaluators.staging import Staged
+from guard_service.heldout.identity import Expected
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
 from tests.heldout.models import save_tiny_model
 
 pytestmark = pytest.mark.torch
 
+CHECKPOINT, TOKENIZER, WEIGHTS, UNDERWAY = (
+    FailureKind(name) for name in ("checkpoint", "tokenizer", "weights", "underway")
+)
+
 ITEMS = [
     HeldoutItem(id=f"i{n}", prompt=f"{n * 7}+{n}=" + "?" * (n * 5 % 11), answer=str(n * 8)) for n in range(12)
 ]
+
+
+GREEDY = CheckpointEvaluatorSettings().sampling_with(None)
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +82,59 @@ def test_sampling_depends_on_seed_pass_and_item_and_not_on_the_batch(model: Path
     assert any(one != other for one, other in first)
 
 
-def test_sampling_draws_from_the_softmax_at_that_temperature() -> None:
+def drawn(sampling: Sampling, probabilities: list[float], rows: int = 8_000) -> Any:
+    """How often each token is drawn from these probabilities, shape (tokens,)."""
     import torch
 
-    scores = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05])).repeat(40_000, 1)
-    for temperature in (1.0, 0.5):
-        sampler = checkpoint._gumbel_sampler(range(40_000), temperature, "cpu")
-        drawn = sampler(None, scores).argmax(-1).bincount(minlength=4) / 40_000
-        expected = torch.softmax(scores[0] / temperature, -1)
-        assert torch.allclose(drawn, expected, atol=0.012)  # five standard errors
+    scores = torch.log(torch.tensor(probabilities)).repeat(rows, 1)
+    ids = torch.zeros((rows, 1), dtype=torch.long)
+    used = CheckpointEvaluatorSettings().sampling_with(sampling)
+    for processor in checkpoint._sampler(used, [0] * rows, range(rows), "cpu"):
+        scores = processor(ids, scores)
+    return scores.argmax(-1).bincount(minlength=len(probabilities)) / rows
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ({"temperature": 1.0}, [0.5, 0.3, 0.15, 0.05]),
+        ({"temperature": 0.5}, [0.25, 0.09, 0.0225, 0.0025]),
+        ({"temperature": 1.0, "top_k": 2}, [0.5, 0.3, 0, 0]),
+        ({"temperature": 1.0, "top_p": 0.9}, [0.5, 0.3, 0.15, 0]),
+        ({"temperature": 0.5, "top_p": 0.9}, [0.25, 0.09, 0, 0]),
+        ({"temperature": 1.0, "min_p": 0.25}, [0.5, 0.3, 0.15, 0]),
+        ({"temperature": 0.0}, [1, 0, 0, 0]),
+        ({"temperature": 1e-300}, [1, 0, 0, 0]),
+        ({"temperature": 0.0, "repetition_penalty": 2.0}, [0, 1, 0, 0]),
+    ],
+    ids=str,
+)
+def test_sampling_draws_from_the_distribution_that_generate_makes(
+    sampling: dict[str, float], expected: list[float]
+) -> None:
+    import torch
+
+    shares = drawn(Sampling(**sampling), [0.5, 0.3, 0.15, 0.05])
+    wanted = torch.tensor(expected) / sum(expected)
+    assert torch.allclose(shares, wanted, atol=0.028)  # five standard errors
+    assert (shares[wanted == 0] == 0).all()
+
+
+def test_by_default_it_samples_as_the_trainer_does_and_says_so(model: Path, tmp_path: Path) -> None:
+    trainer = Sampling(temperature=1.5, top_k=9, repetition_penalty=1.3, max_new_tokens=7)
+
+    def evaluated(pass_index: int, batch_size: int) -> Completions:
+        settings = CheckpointEvaluatorSettings(batch_size=batch_size)
+        request = EvaluationRequest(0, 1, model, pass_index, trainer)
+        return CheckpointEvaluator(settings, tmp_path).complete(ITEMS, request)
+
+    first = evaluated(0, 3)
+    assert first.sampling == CheckpointEvaluatorSettings().sampling_with(trainer)
+    assert max(len(text) for (text,) in first.texts) == 7, "a token is a character"
+    assert evaluated(0, 64).texts == first.texts, "by seed, and whatever shares a batch"
+    assert evaluated(1, 3).texts != first.texts
+    pinned = {"temperature": 0.0, "max_new_tokens": 7}
+    assert complete(model, tmp_path, **pinned).texts != first.texts
 
 
 def test_a_completion_ends_at_the_end_token(model: Path, tmp_path: Path) -> None:
@@ -120,9 +175,10 @@ def test_shards_are_loaded_and_the_dtype_is_obeyed(
     sharded = save_tiny_model(tmp_path / "sharded", max_shard_size="20KB")
     assert len(list(sharded.glob("model-*.safetensors"))) > 2
     assert complete(sharded, tmp_path).texts == complete(model, tmp_path).texts
-    loaded = checkpoint._load(model, model, CheckpointEvaluatorSettings(dtype="bfloat16"))
-    assert loaded.model.dtype == torch.bfloat16
-    assert checkpoint._load(model, model, CheckpointEvaluatorSettings()).model.dtype == torch.float32
+    for dtype, expected in (("bfloat16", torch.bfloat16), ("auto", torch.float32)):
+        settings = CheckpointEvaluatorSettings(dtype=dtype)
+        loaded = checkpoint._load(Staged(model, "sha"), model, None, settings, GREEDY)
+        assert loaded.model.dtype == expected
 
 
 def drop_a_tensor(path: Path) -> None:
@@ -131,6 +187,27 @@ def drop_a_tensor(path: Path) -> None:
     tensors = load_file(path / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def spoil_the_vocabulary(path: Path) -> None:
+    """A tokenizer that knows every token of the model as a special one."""
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokenizer["added_tokens"] = [
+        {"id": id_, "content": content, **token} for content, id_ in tokenizer["model"]["vocab"].items()
+    ]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def spoil_a_weight(value: float, name: str = "model.layers.1.mlp.up_proj.weight"):
+    def spoil(path: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        tensors = load_file(path / "model.safetensors")
+        tensors[name].view(-1)[7] = value
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
 
 
 def change(name: str, **values: Any):
@@ -142,22 +219,96 @@ def change(name: str, **values: Any):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "kind", "told"),
     [
-        (drop_a_tensor, "1 of the model's weights are missing or have another shape"),
-        (lambda p: (p / "model.safetensors").write_bytes(b"x" * 100), "cannot be loaded: SafetensorError"),
-        (lambda p: (p / "tokenizer.json").unlink(), "cannot be loaded"),
-        (change("config.json", model_type="martian"), "cannot be loaded: ValueError"),
-        (change("config.json", max_position_embeddings=20), "exceed the model's 20 positions"),
-        (lambda p: (p / "chat_template.jinja").unlink(), "item 'i0' needs a chat template"),
+        (drop_a_tensor, WEIGHTS, "1 of the model's weights are missing or have another shape"),
+        (
+            spoil_a_weight(math.nan),
+            WEIGHTS,
+            "1 of the model's weights hold values that are infinite or not a number",
+        ),
+        (spoil_a_weight(math.inf, "lm_head.weight"), WEIGHTS, "the first: lm_head.weight"),
+        (spoil_a_weight(-math.inf), WEIGHTS, "the first: model.layers.1.mlp.up_proj.weight"),
+        (spoil_a_weight(3e38, "model.norm.weight"), UNDERWAY, "logits are infinite or not a number"),
+        (spoil_the_vocabulary, UNDERWAY, "tokens were generated, and no completion has a text"),
+        (
+            lambda p: (p / "model.safetensors").write_bytes(b"x" * 100),
+            WEIGHTS,
+            "cannot be loaded: SafetensorError",
+        ),
+        (lambda p: (p / "tokenizer.json").unlink(), TOKENIZER, "cannot be loaded"),
+        (lambda p: (p / "tokenizer.json").write_text("{}"), TOKENIZER, "cannot be loaded"),
+        (change("config.json", model_type="martian"), CHECKPOINT, "cannot be loaded: ValueError"),
+        (change("config.json", auto_map={}), CHECKPOINT, "has an auto_map"),
+        (change("config.json", max_position_embeddings=20), UNDERWAY, "exceed the model's 20 positions"),
+        (lambda p: (p / "chat_template.jinja").unlink(), TOKENIZER, "item 'i0' needs a chat template"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_scored_says_why(model: Path, tmp_path: Path, spoil, told: str) -> None:
+def test_a_checkpoint_that_cannot_be_scored_says_why(
+    model: Path, tmp_path: Path, spoil, kind: FailureKind, told: str
+) -> None:
+    """What may depend on an item is one kind."""
     bad = shutil.copytree(model, tmp_path / "bad")
     spoil(bad)
     with pytest.raises(EvaluationError) as caught:
         complete(bad, tmp_path, chat="template" in told)
     assert told in str(caught.value) and str(ITEMS[0].prompt) not in str(caught.value)
+    assert caught.value.kind is kind
+
+
+def test_a_device_without_room_for_the_model_is_its_own_kind(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    with pytest.raises(EvaluationError, match="cannot be loaded: OutOfMemoryError") as caught:
+        complete(model, tmp_path)
+    assert caught.value.kind is FailureKind.OUT_OF_MEMORY
+
+
+def test_logits_that_break_at_a_later_token_are_remembered() -> None:
+    import torch
+
+    for bad, breaks in ((math.nan, True), (math.inf, True), (-math.inf, False)):
+        watch = checkpoint._logits_watch("cpu")
+        for token in range(4):
+            scores = torch.zeros(3, 8)
+            scores[1, 2] = bad if token == 2 else 0.0
+            assert watch(None, scores) is scores
+        assert watch.broken.item() is breaks
+    watch(None, torch.full((1, 8), -math.inf))
+    assert watch.broken.item()
+
+
+def test_a_policy_that_ends_at_once_has_said_nothing_and_that_is_judged(model: Path, tmp_path: Path) -> None:
+    mute = shutil.copytree(model, tmp_path / "mute")
+    (mute / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(80))}))
+    silent = complete(mute, tmp_path)
+    assert silent.texts == [[""]] * len(ITEMS) and silent.truncated == 0.0
+
+
+def test_the_share_of_completions_that_were_cut_off(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    made: list[int] = []
+    decode = PreTrainedTokenizerFast.decode
+
+    def counted(tokenizer: Any, tokens: list[int], **options: Any) -> Any:
+        made.append(len(tokens))
+        return decode(tokenizer, tokens, **options)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "decode", counted)
+    for batch_size in (64, 5):  # alone in its batch or not, a completion ends where it ends
+        made.clear()
+        options = {"temperature": 2.0, "samples": 4, "max_new_tokens": 40, "batch_size": batch_size}
+        share = complete(model, tmp_path, **options).truncated
+        assert len(made) == 48 and 0 < made.count(40) < 48 and share == made.count(40) / 48
 
 
 def test_a_missing_package_is_told_at_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -187,7 +338,7 @@ def test_through_the_worker_staged_hashed_and_scored(model: Path, tmp_path: Path
             assert first.staged is not None
             first.staged.rename(tmp_path / "best")
             shutil.rmtree(rotated)
-            with pytest.raises(EvaluationError, match="rotated away before it was scored"):
+            with pytest.raises(CheckpointGoneError, match="rotated away before it was scored"):
                 await worker.evaluate(EvaluationRequest(0, 20, rotated))
             second = await worker.evaluate(EvaluationRequest(0, 20, tmp_path / "best"))
             assert second.staged is not None and (second.staged / "config.json").exists()
@@ -198,3 +349,36 @@ def test_through_the_worker_staged_hashed_and_scored(model: Path, tmp_path: Path
     first, second, left = asyncio.run(act())
     assert first.items == tuple(float(n % 3 > 0) for n in range(12)) == second.items
     assert first.sha256 == second.sha256 and not left
+
+
+def test_only_what_was_announced_and_differs_is_scored(model: Path, tmp_path: Path) -> None:
+    """Six names for the same weights are one round; another chat template never meets an item."""
+    (tmp_path / "split.jsonl").write_text(
+        "".join(json.dumps({"id": i.id, "prompt": i.prompt, "answer": i.answer}) + "\n" for i in ITEMS)
+    )
+    settings = HeldoutSettings.model_validate(
+        {"split": tmp_path / "split.jsonl", "evaluator": {"kind": "checkpoint", "max_new_tokens": 10}}
+    )
+    hostile = save_tiny_model(tmp_path / "hostile", seed=1, context=12)
+    (hostile / "chat_template.jinja").write_text("{{ messages[0]['content'] * 9 }}")
+
+    async def act() -> list[str]:
+        worker, told = EvaluationWorker(settings, tmp_path / "scratch"), []
+        await worker.start()
+        try:
+            first = await worker.evaluate(EvaluationRequest(0, 0, model))
+            expected = Expected(None, first.pins, first.sha256)
+            for number in range(1, 6):
+                again = shutil.copytree(model, tmp_path / f"checkpoint-{number}")
+                with pytest.raises(EvaluationError) as caught:
+                    await worker.evaluate(EvaluationRequest(0, number, again, expected=expected))
+                told.append(caught.value.kind)
+            with pytest.raises(EvaluationError) as caught:
+                await worker.evaluate(EvaluationRequest(0, 6, hostile, expected=expected))
+            assert all(str(item.prompt) not in str(caught.value) for item in ITEMS)
+            told.append(caught.value.kind)
+        finally:
+            await worker.close()
+        return told
+
+    assert asyncio.run(act()) == [FailureKind.UNCHANGED] * 5 + [FailureKind.TOKENIZER_CHANGED]

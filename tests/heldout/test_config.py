@@ -11,9 +11,16 @@ from pydantic import ValidationError
 from guard_service.heldout.config import (
     CheckpointEvaluatorSettings,
     HeldoutSettings,
+    NearDuplicates,
     OpenAIEvaluatorSettings,
 )
+from guard_service.settings import load_settings
 
+MINIMAL: dict[str, Any] = {
+    "state_dir": "s",
+    "checkpoint_root": "c",
+    "allow_unauthenticated_loopback": True,
+}
 OPENAI = {"kind": "openai", "base_url": "http://127.0.0.1:1/v1", "model": "policy-{step}"}
 
 
@@ -28,6 +35,11 @@ def test_kind_chooses_the_evaluator_also_from_strings_as_in_the_environment() ->
     assert isinstance(settings.evaluator, OpenAIEvaluatorSettings) and settings.evaluator.samples == 1
 
 
+def test_one_field_of_the_evaluator_is_enough() -> None:
+    settings = HeldoutSettings.model_validate({"split": "s", "evaluator": {"max_new_tokens": 7}})
+    assert settings.evaluator == CheckpointEvaluatorSettings(max_new_tokens=7)
+
+
 def test_settings_survive_the_way_to_the_worker() -> None:
     settings = HeldoutSettings.model_validate({"split": "s", "evaluator": {**OPENAI, "api_key_file": "k"}})
     assert HeldoutSettings.model_validate(settings.model_dump(mode="json")) == settings
@@ -39,9 +51,65 @@ def test_the_model_name_follows_the_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "another"),
+    [
+        ({"scorer": "numeric"}, True),
+        ({"proxy_scorer": "exact"}, True),
+        ({"evaluator": {"temperature": 0.5}}, True),
+        ({"evaluator": {"top_p": 0.5}}, True),
+        ({"evaluator": {"top_k": 5}}, True),
+        ({"evaluator": {"max_new_tokens": 5}}, True),
+        ({"evaluator": {"max_new_tokens_ceiling": 5}}, True),
+        ({"evaluator": {"temperature": 1, "samples": 2}}, True),
+        ({"evaluator": {"seed": 5}}, True),
+        ({"evaluator": {"chat": True}}, True),
+        ({"evaluator": {"kind": "openai", "base_url": "http://h", "model": "m"}}, True),
+        ({"evaluator": {"batch_size": 5}}, False),
+        ({"evaluator": {"device": "cpu"}}, False),
+        ({"evaluator": {"timeout_seconds": 5}}, False),
+        ({"train_prompts": "t.jsonl"}, False),
+        ({"near_duplicates": None}, False),
+    ],
+)
+def test_what_decides_a_score_is_its_measure(change: dict[str, Any], another: bool) -> None:
+    plain, changed = (HeldoutSettings.model_validate({"split": "s.jsonl"} | more) for more in ({}, change))
+    assert (plain.measure() != changed.measure()) is another
+
+
+def test_an_endpoint_that_moved_measures_the_same() -> None:
+    first, second = (
+        HeldoutSettings.model_validate(
+            {"split": "s.jsonl", "evaluator": {"kind": "openai", "base_url": url, "model": model}}
+        ).measure()
+        for url, model in (("http://a", "m"), ("http://b", "m"))
+    )
+    assert first == second
+
+
+def test_near_duplicates_can_be_set_and_switched_off_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def near() -> NearDuplicates | None:
+        heldout = load_settings(**MINIMAL).heldout
+        assert heldout is not None
+        return heldout.near_duplicates
+
+    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__SPLIT", "held.jsonl")
+    assert near() == NearDuplicates(containment=0.5, jaccard=0.8)
+    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__NEAR_DUPLICATES__JACCARD", "0.9")
+    assert near() == NearDuplicates(jaccard=0.9)
+    monkeypatch.delenv("RLGUARD_GUARD_HELDOUT__NEAR_DUPLICATES__JACCARD")
+    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__NEAR_DUPLICATES", "null")
+    assert near() is None
+
+
+@pytest.mark.parametrize(
     ("evaluator", "told"),
     [
-        ({"kind": "checkpoint", "samples": 4}, "set a temperature above 0, or samples to 1"),
+        (
+            {"kind": "checkpoint", "temperature": 0, "samples": 4},
+            "set a temperature above 0, or samples to 1",
+        ),
         ({"kind": "checkpoint", "temperature": -1}, "temperature"),
         ({"kind": "checkpoint", "temperature": float("nan")}, "temperature"),
         ({"kind": "checkpoint", "batch_size": 0}, "batch_size"),
@@ -50,9 +118,7 @@ def test_the_model_name_follows_the_checkpoint() -> None:
         ({"kind": "checkpoint", "bacth_size": 3}, "bacth_size"),
         ({"kind": "vllm"}, "'checkpoint', 'openai'"),
         ({**OPENAI, "base_url": "127.0.0.1:1"}, "base_url"),
-        ({**OPENAI, "model": "p-{setp}"}, "only {step}, {attempt} and {checkpoint} may stand in braces"),
-        ({**OPENAI, "model": "p-{"}, "only {step}, {attempt} and {checkpoint} may stand in braces"),
-        ({**OPENAI, "model": "{step.denominator.x}"}, "may stand in braces"),
+        ({**OPENAI, "model": "p-{setp}"}, "evaluator.openai.model"),
         ({**OPENAI, "api_key_file": "k", "api_key_env": "K"}, "not both"),
     ],
 )

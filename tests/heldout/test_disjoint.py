@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from guard_service.heldout import disjoint
-from guard_service.heldout.disjoint import DisjointReport, check_disjoint
+from guard_service.heldout.config import NearDuplicates
+from guard_service.heldout.disjoint import DEFAULT_RULE, DisjointReport, check_disjoint
 from guard_service.heldout.split import HeldoutSplit
 from guard_service.heldout.text import Prompt
 
@@ -27,11 +28,15 @@ OTHER = (
 def compare(tmp_path: Path):
     """Compare training prompts with held-out ones, named t0, t1 ... and h0, h1 ..."""
 
-    def run(train: list[Prompt], held: list[Prompt]) -> DisjointReport:
+    def run(
+        train: list[Prompt], held: list[Prompt], near: NearDuplicates | None = DEFAULT_RULE
+    ) -> DisjointReport:
         path = tmp_path / "held.jsonl"
         rows = ({"id": f"h{i}", "prompt": p, "answer": "1"} for i, p in enumerate(held))
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return check_disjoint(((f"t{i}", p) for i, p in enumerate(train)), HeldoutSplit.load(path))
+        return check_disjoint(
+            ((f"t{i}", p) for i, p in enumerate(train)), HeldoutSplit.load(path).items, near
+        )
 
     return run
 
@@ -127,6 +132,29 @@ def test_what_a_short_templated_prompt_has_left_is_no_profile(compare) -> None:
     train = [f"{a}+{10 + (a + 1) % 3}=" for a in range(30, 60)]
     assert compare(train, held).disjoint
     assert found(compare(["31+11="], held)) == [("t0", "h1", "exact")]
+
+
+SUM = "State the final answer to the following arithmetic problem: "
+
+
+def test_what_a_templated_prompt_has_left_must_be_quoted_in_full(compare) -> None:
+    """Its own 8-grams are few, and half of them only say how it begins."""
+    held = [f"{SUM}{a} + 49 =" for a in range(80, 100)]
+    assert compare([f"{SUM}89 + 52 - 18 =", f"{SUM}89 + 48 ="], held).disjoint
+    assert found(compare([f"{SUM}89 + 49 = Be brief."], held)) == [("t0", "h9", "containment")]
+
+
+def test_the_near_duplicate_rule_is_a_setting(compare) -> None:
+    twelve_of_25 = f"{words(LONG, 0, 19)} {OTHER}"
+    assert not compare([twelve_of_25], [LONG], NearDuplicates(containment=0.48)).disjoint
+    assert compare([f"{words(LONG, 0, 20)} {OTHER}"], [LONG], NearDuplicates(containment=0.6)).disjoint
+    held, train, jaccard = shuffled(5)
+    assert found(compare([train], [held], NearDuplicates(jaccard=jaccard - 0.1))) == [("t0", "h0", "minhash")]
+
+
+def test_the_same_prompt_is_an_overlap_whatever_the_setting(compare) -> None:
+    train = [LONG.upper(), f"{words(LONG, 0, 31)}, please"]
+    assert found(compare(train, [LONG], None)) == [("t0", "h0", "exact")]
 
 
 def test_every_offending_pair_is_counted_and_the_report_is_bounded(

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import email.utils
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from guard_core.wire import Sampling
 from guard_service.heldout.config import OpenAIEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.evaluators import openai
@@ -59,6 +61,23 @@ def test_what_is_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert body2["prompt"] == ITEMS[0].prompt and body2["temperature"] == 0.5
 
 
+def test_the_server_is_asked_to_sample_as_the_trainer_does() -> None:
+    plain = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=33)
+    more = plain.model_copy(update={"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.2})
+    with endpoint(echo) as server:
+        done = ask(server, ITEMS[:1], replace(REQUEST, sampling=plain))
+        ask(server, ITEMS[:1], replace(REQUEST, sampling=more))
+        ask(server, ITEMS[:1], replace(REQUEST, sampling=more), temperature=1.0)
+    bodies = [body for _, _, body in server.asked]
+    names = ("temperature", "top_p", "max_tokens", "top_k", "min_p", "repetition_penalty")
+    sent = [{name: body[name] for name in names if name in body} for body in bodies]
+    usual = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 33}
+    extensions = {"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.2}
+    # OpenAI's own API refuses what it does not know, so the others are sent only where they are used.
+    assert sent == [usual, usual | extensions, {"temperature": 1.0, "top_p": 1, "max_tokens": 33}]
+    assert done.sampling.source == "trainer" and done.sampling.max_new_tokens == 33
+
+
 def test_seeds_differ_by_item_sample_and_pass_and_repeat() -> None:
     def seeds(pass_index: int) -> list[int]:
         with endpoint(echo) as server:
@@ -74,6 +93,30 @@ def test_no_more_requests_at_once_than_allowed() -> None:
     with endpoint(lambda body, n: Reply(**{**vars(echo(body, n)), "delay": 0.05})) as server:
         ask(server, concurrency=2)
     assert server.busiest == 2
+
+
+def ends(reason: Any, text: str | None = "1") -> Reply:
+    choice: dict[str, Any] = {"message": {"content": text}, "text": text}
+    return Reply(body={"choices": [choice | ({} if reason is None else {"finish_reason": reason})]})
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_the_share_of_completions_that_were_cut_off_is_known_if_the_server_says_all(chat: bool) -> None:
+    for reasons, share in [
+        (["stop"] * 6, 0.0),
+        (["length", "stop", "length", "stop", "content_filter", "length"], 0.5),
+        (["length", "stop", None, "stop", "stop", "stop"], None),
+    ]:
+        with endpoint(lambda body, n, reasons=reasons: ends(reasons[n])) as server:
+            assert ask(server, chat=chat).truncated == share
+
+
+def test_an_answer_that_was_cut_off_before_its_text_began_is_empty() -> None:
+    """A model that thinks first: vLLM and others then answer `content: null`."""
+    with endpoint(lambda body, n: ends("length", None) if n < 2 else ends("stop")) as server:
+        done = ask(server)
+    assert sorted(text for (text,) in done.texts) == ["", "", "1", "1", "1", "1"]
+    assert done.truncated == 2 / 6
 
 
 @pytest.mark.parametrize(
@@ -120,6 +163,9 @@ def test_a_retry_after_that_makes_no_sense_does_not_stall(value: str) -> None:
         (Reply(200, b"<html>" + SECRET.encode()), "answered item 'i3' without a text"),
         (Reply(200, {"choices": []}), "answered item 'i3' without a text"),
         (Reply(200, {"choices": [{"message": {"content": None}}]}), "answered item 'i3' without a text"),
+        (ends("stop", None), "answered item 'i3' without a text"),
+        (ends("content_filter", None), "answered item 'i3' without a text"),
+        (ends(["length"], None), "answered item 'i3' without a text"),
         (Reply(200, [SECRET]), "answered item 'i3' without a text"),
     ],
 )

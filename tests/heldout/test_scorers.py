@@ -15,7 +15,7 @@ import pytest
 
 from guard_service.heldout import scorers
 from guard_service.heldout.errors import EvaluationError, SplitError
-from guard_service.heldout.scorers import Scoring, exact, load_scorer, numeric, regex
+from guard_service.heldout.scorers import SplitScorers, exact, load_scorer, numeric, regex
 from guard_service.heldout.split import HeldoutSplit
 
 SECRET = "xyzzy"
@@ -98,7 +98,7 @@ def scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(value: Any) -> float:
         monkeypatch.setitem(scorers.BUILT_IN, "here", constant(value))  # type: ignore[arg-type]
         split = split_of(tmp_path)
-        return Scoring(split, "here").score(split.items[0], "completion")
+        return SplitScorers(split, "here").score(split.items[0], "completion")
 
     return run
 
@@ -127,12 +127,14 @@ def test_refuses_any_other_score_naming_scorer_and_item(scored: Any, value: Any,
 def test_a_scorer_that_raises_is_an_error_and_quotes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    split = split_of(tmp_path, scorer="operator:truediv")  # takes two arguments, and gets three
+    split = split_of(tmp_path, scorer="tests.heldout.odd_scorers:impatient")
     with pytest.raises(EvaluationError) as caught:
-        Scoring(split, "exact").score(split.items[0], SECRET)
-    assert "scorer 'operator:truediv' raised TypeError on item 'item-1'" in str(caught.value)
+        SplitScorers(split, "exact").score(split.items[0], SECRET)
+    assert "scorer 'tests.heldout.odd_scorers:impatient' raised TypeError on item 'item-1'" in str(
+        caught.value
+    )
     assert SECRET not in str(caught.value)
-    assert "expected 2 arguments, got 3" in capsys.readouterr().err  # the worker's own log has the rest
+    assert SECRET in capsys.readouterr().err  # the worker's own log has the rest
 
 
 @pytest.mark.parametrize(
@@ -143,13 +145,13 @@ def test_an_answer_that_cannot_be_compared_with_is_told_at_start(
     tmp_path: Path, scorer: str, told: str
 ) -> None:
     with pytest.raises(SplitError) as caught:
-        Scoring(split_of(tmp_path, answer=f"({SECRET}"), scorer)
+        SplitScorers(split_of(tmp_path, answer=f"({SECRET}"), scorer)
     assert str(caught.value) == f"item 'item-1' cannot be scored by {scorer!r}: {told}"
 
 
 def test_an_items_own_scorer_wins(tmp_path: Path) -> None:
     split = split_of(tmp_path, answer="^1", scorer="regex")
-    assert Scoring(split, "exact").score(split.items[0], "12") == 1.0
+    assert SplitScorers(split, "exact").score(split.items[0], "12") == 1.0
 
 
 def test_loads_module_and_function() -> None:
@@ -168,8 +170,11 @@ def test_loads_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "told"),
     [
         ("exakt", "scorer 'exakt' is unknown: use one of exact"),
-        ("no_such_module:f", "does not import .ModuleNotFoundError"),
-        ("json:nothing", "does not import .AttributeError"),
+        ("no_such_module:f", "does not import: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("json:nothing", "does not import: AttributeError: module 'json' has no attribute 'nothing'"),
+        ("tests.heldout.broken_scorer:f", "does not import: RuntimeError: the grader's tables are missing"),
+        ("operator:truediv", r"cannot be called as score\(completion, answer, meta\): too many positional"),
+        ("tests.heldout.odd_scorers:of_keywords", r"arguments; it takes \(completion: 'str', \*, reference"),
         ("json:__name__", "is a str, not a function"),
         (":f", "does not import"),
     ],
@@ -178,10 +183,63 @@ def test_a_scorer_that_cannot_be_loaded_names_the_first_item_that_wants_it(
     tmp_path: Path, name: str, told: str
 ) -> None:
     with pytest.raises(SplitError, match=f"item 'item-1': .*{told}"):
-        Scoring(split_of(tmp_path, scorer=name), "exact")
+        SplitScorers(split_of(tmp_path, scorer=name), "exact")
+
+
+def test_a_scorer_of_the_settings_that_cannot_be_loaded_blames_no_item(tmp_path: Path) -> None:
+    with pytest.raises(SplitError) as caught:
+        SplitScorers(split_of(tmp_path), "tests.heldout.broken_scorer:f")
+    assert str(caught.value).startswith(
+        "scorer 'tests.heldout.broken_scorer:f' does not import: RuntimeError"
+    )
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["keywords", "callable_object", "Graded.score"])
+def test_what_can_be_called_with_three_arguments_is_a_scorer(name: str) -> None:
+    assert load_scorer(f"tests.heldout.odd_scorers:{name}")("1", "1", {}) == 1.0
 
 
 def test_math_without_math_verify_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scorers, "find_spec", lambda name: None)
     with pytest.raises(SplitError, match=r"rlguard\[math\]"):
         load_scorer("math")
+
+
+# -- the items' own answers ---------------------------------------------------------------------------------
+
+
+def items_of(tmp_path: Path, *answers: str, **more: Any) -> HeldoutSplit:
+    rows = ({"id": f"i{n}", "prompt": f"p{n}", "answer": a, **more} for n, a in enumerate(answers))
+    (tmp_path / "items").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return HeldoutSplit.load(tmp_path / "items")
+
+
+@pytest.mark.parametrize(
+    ("scorer", "answers"),
+    [
+        ("exact", ["a  b", "", "c"]),
+        ("numeric", ["so 5 + 7 is 12.", "#### 1/3", "1,234.50 $"]),
+        ("regex", ["^[0-9]+$"]),  # a pattern, which does not match itself
+        ("tests.heldout.odd_scorers:chatty", ["a"]),  # it says that answers are none of its completions
+        ("tests.heldout.odd_scorers:too_strict", ["", "5"]),  # without an answer there is nothing to score
+    ],
+)
+def test_own_answers_that_score_1_or_need_not(tmp_path: Path, scorer: str, answers: list[str]) -> None:
+    SplitScorers(items_of(tmp_path, *answers), scorer).check_answers()
+
+
+def test_own_answers_that_do_not_score_1_are_counted_and_never_quoted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    split = items_of(tmp_path, "5", *map(str, range(20, 32, 2)), "3")
+    with pytest.raises(SplitError) as caught:
+        SplitScorers(split, "tests.heldout.odd_scorers:too_strict").check_answers()
+    assert str(caught.value).startswith("7 of 8 items do not score 1 with their own answer as completion")
+    assert "(ids: i1, i2, i3, i4, i5, …)" in str(caught.value)
+    assert "raised ValueError on item 'i7'" in capsys.readouterr().err
+
+
+def test_an_answer_that_math_verify_cannot_read_is_found(tmp_path: Path) -> None:
+    with pytest.raises(SplitError, match=r"1 of 2 items do not score 1 .*ids: i1"):
+        SplitScorers(items_of(tmp_path, "$\\frac{1}{2}$", "(no solution"), "math").check_answers()

@@ -1,4 +1,4 @@
-"""The held-out split: what is read, what is refused and how it is told, and splits made by hash.
+"""The held-out split: what is read, what is refused and how it is told.
 
 Invariant 8 here: no error quotes anything of a line but its id, and no repr shows a prompt or an answer.
 """
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard_service.heldout.errors import SplitError
-from guard_service.heldout.split import HeldoutSplit, is_heldout, make_split, read_train_prompts
+from guard_service.heldout.split import HeldoutSplit, read_train_prompts
 from guard_service.heldout.text import normalised, tokens
 
 GOOD = {"id": "a", "prompt": "1+2=", "answer": "3"}
@@ -64,14 +64,23 @@ def test_a_line_ends_at_a_newline_and_nowhere_else(tmp_path: Path) -> None:
         ({"prompt": "p", "answer": "1"}, "line 2: id is missing"),
         ({"id": "x", "answer": "1"}, "line 2: prompt is missing"),
         ({"id": "x", "prompt": "p"}, "line 2: answer is missing"),
-        ({"id": "x", "prompt": "p", "answer": 1}, "line 2: answer: Input should be a valid string"),
+        (
+            {"id": "x", "prompt": "p", "answer": 1},
+            "line 2: answer must be a text: put quotes around a number",
+        ),
         ({"id": "x y", "prompt": "p", "answer": "1"}, "line 2: id must be 1 to 128 visible"),
         ({"id": "", "prompt": "p", "answer": "1"}, "line 2: id must be"),
         ({"id": "x", "prompt": "", "answer": "1"}, "line 2: prompt must be a text, or a list of messages"),
         ({"id": "x", "prompt": [], "answer": "1"}, "line 2: prompt must be"),
         ({"id": "x", "prompt": [{"role": "tool", "content": "c"}], "answer": "1"}, "line 2: prompt must be"),
-        ({**GOOD, "id": "x", "promt": "q"}, "line 2: unknown key promt: an item has id, prompt, answer"),
-        ({**GOOD, "id": "x", "meta": [1]}, "line 2: meta: Input should be"),
+        (
+            {**GOOD, "id": "x", "promt": "q"},
+            "line 2: unknown key promt: did you mean prompt? An item has",
+        ),
+        ({**GOOD, "id": "x", "zzz": "q"}, "line 2: unknown key zzz: an item has id, prompt, answer, scorer"),
+        ({**GOOD, "id": "x", "scorer": 7}, "line 2: scorer must be a text"),
+        ({**GOOD, "id": "x", "scorer": ""}, "line 2: scorer must not be empty"),
+        ({**GOOD, "id": "x", "meta": [1]}, "line 2: meta must be a mapping"),
         ({**GOOD, "prompt": "other"}, "line 2: id 'a' is already on line 1: rename one"),
         ({**GOOD, "id": "b", "prompt": " 1 + 2 = "}, "line 2: id 'b' has the same prompt as 'a' on line 1"),
         ({**GOOD, "id": "b", "prompt": [{"role": "user", "content": "1+2="}]}, "same prompt as 'a'"),
@@ -183,7 +192,7 @@ def test_reads_training_prompts_with_and_without_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ([{"prompt": "p"}, {"question": "q"}], "line 2: prompt is missing"),
+        ([{"prompt": "p"}, {"question": "q"}], "line 2: prompt is missing .columns here: question."),
         ([{"prompt": 3}], "line 1: prompt must be"),
         ([], "no training prompts"),
     ],
@@ -193,67 +202,9 @@ def test_refuses_bad_training_prompts(tmp_path: Path, rows: list[Any], told: str
         list(read_train_prompts(write(tmp_path / "t", *rows)))
 
 
-# -- making a split -----------------------------------------------------------------------------------------
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_makes_a_split_that_loads_and_keeps_training_rows_as_they_are(tmp_path: Path) -> None:
-    rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": i} for i in range(400)]
-    source = write(tmp_path / "all.jsonl", *rows, rows[0], rows[1], rows[2], rows[3])
-    made = make_split(source, tmp_path / "train", tmp_path / "held", fraction=0.25, salt="s")
-    held = HeldoutSplit.load(tmp_path / "held")
-    train = rows_of(tmp_path / "train")
-    assert made.train == len(train) and made.heldout == len(held)
-    assert made.train + made.heldout + made.repeated == 404 and 70 <= made.heldout <= 130
-    assert all(row in rows for row in train)
-    assert {item.prompt for item in held.items}.isdisjoint(row["prompt"] for row in train)
-    assert held.items[0].meta == {"level": int(str(held.items[0].answer)) // 2}
-    assert all(item.id.startswith("h-") for item in held.items)
-
-
-def test_no_prompt_changes_sides_when_rows_come_and_go(tmp_path: Path) -> None:
-    rows = [{"id": f"r{i}", "prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(200)]
-    make_split(write(tmp_path / "a", *rows), tmp_path / "t1", tmp_path / "h1", fraction=0.2)
-    make_split(write(tmp_path / "b", *rows[:100:-1]), tmp_path / "t2", tmp_path / "h2", fraction=0.2)
-    make_split(write(tmp_path / "c", *rows), tmp_path / "t3", tmp_path / "h3", fraction=0.4)
-    first, second, larger = ({row["id"] for row in rows_of(tmp_path / h)} for h in ("h1", "h2", "h3"))
-    assert second <= first < larger
-    make_split(write(tmp_path / "d", *rows), tmp_path / "t4", tmp_path / "h4", fraction=0.2, salt="other")
-    assert {row["id"] for row in rows_of(tmp_path / "h4")} != first
-
-
-@given(st.text(), st.floats(0, 1), st.floats(0, 1))
-def test_a_larger_fraction_only_adds(prompt: str, one: float, other: float) -> None:
-    small, large = sorted((one, other))
-    assert not is_heldout(prompt, small, "s") or is_heldout(prompt, large, "s")
-
-
-def test_refuses_to_make_what_cannot_be(tmp_path: Path) -> None:
-    source = write(tmp_path / "all", *({"prompt": f"p{i}", "answer": "1"} for i in range(20)))
-    train, held = tmp_path / "train", tmp_path / "held"
-    for fraction in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(SplitError, match="fraction"):
-            make_split(source, train, held, fraction=fraction)
-    with pytest.raises(SplitError, match="no row fell on the held-out side"):
-        make_split(source, train, held, fraction=1e-12)
-    with pytest.raises(SplitError, match="line 1: answer is missing"):
-        make_split(write(tmp_path / "bad", {"prompt": "p"}), train, held, fraction=1 - 1e-12)
-    same = write(tmp_path / "same", *({"id": "x", "prompt": f"p{i}", "answer": "1"} for i in range(40)))
-    with pytest.raises(SplitError, match="already on line"):
-        make_split(same, train, held, fraction=0.5)
-    assert not train.exists() and not held.exists()
-    held.write_text("precious")
-    with pytest.raises(SplitError, match="held exists"):
-        make_split(source, train, held, fraction=0.5)
-    assert held.read_text() == "precious"
-
-
 def test_split_and_disjointness_are_imported_without_torch() -> None:
     code = (
-        "import sys; from guard_service.heldout import disjoint, split, worker;"
+        "import sys; from guard_service.heldout import disjoint, making, split, worker;"
         "assert not {'torch', 'transformers', 'numpy', 'httpx'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from guard_service.heldout.errors import EvaluationError
+from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
 from guard_service.heldout.evaluators import staging
-from guard_service.heldout.evaluators.staging import stage
+from guard_service.heldout.evaluators.staging import inspect, stage
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def escaping_shard(path: Path) -> None:
     ("spoil", "told"),
     [
         (pickles_only, "pytorch_model.bin is a pickle, and loading it can run code: save as safetensors"),
-        (adapter_only, "PEFT adapter: save the merged model"),
+        (adapter_only, "PEFT adapter: give the guard the base model"),
         (half_written_shards, "1 of 2 shards are missing, the first: b.safetensors"),
         (linked, "model.safetensors is a symbolic link: save real files"),
         (piped, "model.safetensors is no plain file"),
@@ -139,6 +140,7 @@ def escaping_shard(path: Path) -> None:
         (lambda p: shard(p, "a.bin"), "save the model with save_pretrained"),
         (lambda p: (p / "config.json").unlink(), "no config.json; save the model with save_pretrained"),
         (lambda p: (p / "model.safetensors").unlink(), "no model.safetensors; save the model"),
+        (lambda p: [f.unlink() for f in p.glob("tokenizer*")], "no tokenizer; give it to the trainer"),
         (lambda p: (p / "config.json").write_text('{"auto_map": {}}'), "config.json has an auto_map"),
         (
             lambda p: (p / "tokenizer_config.json").write_text('{"x": [{"auto_map": 1}]}'),
@@ -154,6 +156,7 @@ def test_refuses_naming_the_checkpoint_and_leaves_nothing(
     with pytest.raises(EvaluationError) as caught:
         stage(checkpoint, tmp_path / "stage")
     assert told in str(caught.value) and str(checkpoint) in str(caught.value)
+    assert not isinstance(caught.value, CheckpointGoneError)
     assert not (tmp_path / "stage").exists()
 
 
@@ -173,16 +176,158 @@ def test_a_checkpoint_that_the_guard_may_not_read_says_so(
 
 
 def test_a_checkpoint_that_was_rotated_away_says_so(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(EvaluationError, match="rotated away before it was scored"):
+    with pytest.raises(CheckpointGoneError, match="rotated away before it was scored"):
         stage(checkpoint.parent / "checkpoint-5", tmp_path / "stage")
 
 
-def test_a_full_disk_is_told_before_the_copy(
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ESTALE])
+@pytest.mark.parametrize("victim", ["config.json", "model.safetensors"])
+def test_a_checkpoint_that_vanishes_while_it_is_copied_is_gone_and_not_broken(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, number: int
+) -> None:
+    def vanished(path: Any, *arguments: Any, **keywords: Any) -> int:
+        if path == victim:
+            raise OSError(number, "gone", path)
+        return opened(path, *arguments, **keywords)
+
+    opened = os.open
+    monkeypatch.setattr(staging.os, "open", vanished)
+    with pytest.raises(CheckpointGoneError):
+        stage(checkpoint, tmp_path / "stage")
+    assert not (tmp_path / "stage").exists()
+
+
+def test_what_is_missing_of_a_checkpoint_that_is_gone_by_now_is_no_fault_of_it(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def listed_too_late(directory: Any) -> list[str]:
+        shutil.rmtree(checkpoint)
+        return ["trainer_state.json"]
+
+    monkeypatch.setattr(staging.os, "listdir", listed_too_late)
+    with pytest.raises(CheckpointGoneError):
+        stage(checkpoint, tmp_path / "stage")
+
+
+def test_a_scratch_that_cannot_be_written_is_not_blamed_on_the_checkpoint(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(EvaluationError, match="cannot be made") as caught:
+        stage(checkpoint, tmp_path / "nowhere" / "stage")
+    assert not isinstance(caught.value, CheckpointGoneError)
+
+
+@pytest.mark.parametrize(
+    ("room", "told"),
+    [
+        (10, r"its configuration and tokenizer need \d+ bytes in .*, which has 10:"),
+        (6_999, r"its weights need 7000 bytes in .*, which has 6999:"),
+    ],
+)
+def test_a_full_disk_is_told_before_the_copy(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, told: str
+) -> None:
     class Usage:
-        free = 10
+        free = room
 
     monkeypatch.setattr(staging.shutil, "disk_usage", lambda path: Usage)
-    with pytest.raises(EvaluationError, match=r"its weights need 7000 bytes in .*, which has 10"):
+    with pytest.raises(EvaluationError, match=told):
         stage(checkpoint, tmp_path / "stage")
+
+
+def sparse(path: Path, size: int) -> None:
+    with path.open("wb") as file:
+        file.truncate(size)
+
+
+def one_too_large(path: Path) -> None:
+    sparse(path / "tokenizer.model", staging.MAX_SMALL_BYTES + 1)
+
+
+def too_large_together(path: Path) -> None:
+    for number in range(5):
+        sparse(path / f"{number}.txt", staging.MAX_SMALL_BYTES)
+
+
+def too_many(path: Path) -> None:
+    for number in range(staging.MAX_SMALL_FILES):
+        (path / f"{number}.jinja").touch()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (one_too_large, "tokenizer.model has 67108865 bytes, and of such a file at most 67108864 are taken"),
+        (
+            too_large_together,
+            r"it has 10 files with 3355\d+ bytes, and at most 1000 with 268435456 are taken",
+        ),
+        (too_many, r"it has 1005 files with \d+ bytes, and at most 1000"),
+    ],
+)
+@pytest.mark.parametrize("look", [inspect, lambda checkpoint: stage(checkpoint, checkpoint.parent / "stage")])
+def test_what_is_too_large_for_a_tokenizer_is_refused_before_anything_is_copied(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, look: Any, spoil: Any, told: str
+) -> None:
+    spoil(checkpoint)
+    monkeypatch.setattr(staging, "_copy", lambda *_: pytest.fail("copied"))
+    with pytest.raises(EvaluationError, match=told) as refused:
+        look(checkpoint)
+    assert str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+def test_a_file_that_grows_while_it_is_copied_fills_no_disk(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def before_the_copy(path: Any, *arguments: Any, **keywords: Any) -> int:
+        if path == name:
+            with (checkpoint / name).open("ab") as file:
+                file.write(b"x")
+        return opened(path, *arguments, **keywords)
+
+    opened = os.open
+    monkeypatch.setattr(staging.os, "open", before_the_copy)
+    with pytest.raises(EvaluationError, match=f"{name} grew while it was copied"):
+        stage(checkpoint, tmp_path / "stage")
+    assert not (tmp_path / "stage").exists()
+
+
+# -- looking without copying --------------------------------------------------------------------------------
+
+
+def test_inspect_takes_what_stage_takes_and_reads_no_weights(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "model.safetensors").symlink_to("/nowhere")  # whoever reads it fails
+    inspect(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [
+        (["adapter_config.json", "adapter_model.safetensors"], "PEFT adapter"),
+        (["pytorch_model_fsdp_0"], "FSDP shards"),
+        (["global_step10"], "DeepSpeed shards"),
+        (["pytorch_model.bin"], "a pickle"),
+        ([], "save the model with save_pretrained"),
+    ],
+)
+def test_inspect_refuses_what_stage_refuses(
+    checkpoint: Path, tmp_path: Path, there: list[str], told: str
+) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    for name in there:
+        (checkpoint / name).write_text("{}")
+    with pytest.raises(EvaluationError, match=told) as looked:
+        inspect(checkpoint)
+    with pytest.raises(EvaluationError) as staged:
+        stage(checkpoint, tmp_path / "stage")
+    assert str(looked.value) == str(staged.value)
+
+
+def test_inspect_refuses_code_and_a_directory_that_is_not_there(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(EvaluationError, match="no such directory"):
+        inspect(tmp_path / "nowhere")
+    (checkpoint / "config.json").write_text('{"auto_map": {}}')
+    with pytest.raises(EvaluationError, match="auto_map"):
+        inspect(checkpoint)

@@ -13,11 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from guard_core.policy import Policy
+from guard_core.wire import EvaluationsNeeded, FailureKind
+from guard_service.heldout import child as child_module
 from guard_service.heldout import worker as worker_module
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.worker import (
@@ -81,6 +85,22 @@ async def fails(worker: EvaluationWorker) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(("min_steps", "needed"), [(13, 13), (0, 1)])
+def test_how_many_evaluations_the_policy_takes_is_known_once_it_has_started(
+    settings, tmp_path: Path, min_steps: int, needed: int
+) -> None:
+    policy = Policy.model_validate({"detector": "heldout_guard", "heldout_guard": {"min_steps": min_steps}})
+
+    async def start() -> EvaluationsNeeded | None:
+        worker = EvaluationWorker(settings(), tmp_path / "scratch", policy)
+        assert worker.needed is None
+        await worker.start()
+        await worker.close()
+        return worker.needed
+
+    assert asyncio.run(start()) == EvaluationsNeeded(long_rounds=needed, short_rounds=needed)
+
+
 def test_outcomes_in_the_splits_order(settings, tmp_path: Path) -> None:
     async def act(worker: EvaluationWorker) -> EvaluationResult:
         assert worker.split_items == 4 and len(worker.split_digest or "") == 64
@@ -115,6 +135,35 @@ def test_an_items_outcome_is_the_mean_over_its_samples(settings, tmp_path: Path)
     assert items[0] == items[1] == 0.0
 
 
+def test_the_training_grader_scores_the_same_completions(settings, policy: Endpoint, tmp_path: Path) -> None:
+    asked = len(policy.asked)
+    proxy = "tests.heldout.odd_scorers:always_right"
+    rows = [json.loads(line) for line in settings().split.read_text().splitlines()]
+    rows[1]["scorer"] = "numeric"  # an item's own scorer is the truth's, and not the training grader's
+    settings().split.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run(settings(proxy_scorer=proxy), tmp_path / "scratch", lambda w: w.evaluate(REQUEST))
+    assert result.items == (0.0, 0.0, 1.0, 0.0) and result.proxy_items == (1.0,) * 4
+    assert len(policy.asked) == asked + 4 and result.truncated is None
+    plain = run(settings(), tmp_path / "scratch", lambda w: w.evaluate(REQUEST))
+    assert plain.proxy_items is None
+
+
+def test_a_training_grader_that_does_not_load_is_told_at_start(settings, tmp_path: Path) -> None:
+    with pytest.raises(SplitError, match="proxy_scorer: scorer 'nowhere' is unknown"):
+        run(settings(proxy_scorer="nowhere"), tmp_path / "scratch", fails)
+
+
+@pytest.mark.parametrize("grader", ["boastful", "impatient"])
+def test_a_training_grader_that_fails_costs_its_own_outcomes_alone(
+    settings, tmp_path: Path, caplog: pytest.LogCaptureFixture, grader: str
+) -> None:
+    odd = settings(proxy_scorer=f"tests.heldout.odd_scorers:{grader}")
+    result = run(odd, tmp_path / "scratch", lambda w: w.evaluate(REQUEST))
+    assert result.items == (0.0, 0.0, 1.0, 0.0) and result.proxy_items is None
+    assert "the proxy_scorer failed; the evaluation goes on without it" in caplog.text
+    assert "this evaluation goes on without it" in (tmp_path / "scratch" / "worker.log").read_text()
+
+
 def test_no_score_comes_before_the_split_is_known_to_be_disjoint(settings, tmp_path: Path) -> None:
     train = tmp_path / "train.jsonl"
     train.write_text(json.dumps({"id": "t", "prompt": f"{SECRET} 2 + 1 ="}) + "\n")
@@ -129,6 +178,44 @@ def test_no_score_comes_before_the_split_is_known_to_be_disjoint(settings, tmp_p
             await worker.close()
 
     assert "not disjoint" in asyncio.run(act())
+
+
+def test_near_duplicates_in_training_are_refused_unless_the_settings_allow_them(
+    settings, tmp_path: Path
+) -> None:
+    train = tmp_path / "train.jsonl"
+    train.write_text(json.dumps({"prompt": f"Please: {SECRET} 2+1="}) + "\n")
+    assert "containment 1.00" in refused(settings(train_prompts=train), tmp_path / "scratch")
+    allowed = settings(train_prompts=train, near_duplicates=None)
+    assert run(allowed, tmp_path / "scratch", lambda w: w.evaluate(REQUEST)).items == (0.0, 0.0, 1.0, 0.0)
+
+
+def test_a_split_whose_own_answers_do_not_score_1_is_refused_at_the_start(settings, tmp_path: Path) -> None:
+    """Answers 1, 2, 3, 4: the scorer gives 2 and 4 half a point, and raises on 3."""
+    told = refused(settings("too_strict"), tmp_path / "scratch")
+    assert told.startswith(f"{tmp_path / 'split.jsonl'}: 3 of 4 items do not score 1")
+    assert "(ids: i1, i2, i3)" in told and "check_answers = False" in told and SECRET not in told
+
+
+def test_own_answers_are_scored_at_the_first_start_only(settings, tmp_path: Path) -> None:
+    """Who has a judge as a scorer pays for them once, and nothing of them can reach a later verdict."""
+
+    async def act(worker: EvaluationWorker) -> int:
+        before = calls()
+        await worker._kill()
+        await worker.evaluate(REQUEST)
+        return calls() - before
+
+    def calls() -> int:
+        return (tmp_path / "calls").stat().st_size
+
+    split = tmp_path / "split.jsonl"
+    rows = [
+        {"id": f"i{n}", "prompt": f"{n}", "answer": "3", "meta": {"calls": str(tmp_path / "calls")}}
+        for n in "ab"
+    ]
+    split.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(settings("counts_its_calls"), tmp_path / "scratch", act) == 2
 
 
 def test_the_child_is_nice_knows_no_token_and_is_light(
@@ -295,3 +382,21 @@ def eventually(condition: Callable[[], object], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_the_kind_of_a_failure_crosses_from_the_process(settings, tmp_path: Path) -> None:
+    """A checkpoint that cannot be taken; and a process that breaks off, which may depend on an item."""
+
+    async def kind(worker: EvaluationWorker) -> FailureKind:
+        with pytest.raises(EvaluationError) as caught:
+            await worker.evaluate(replace(REQUEST, path=tmp_path))
+        return caught.value.kind
+
+    assert run(settings("killed_once"), tmp_path / "scratch", kind) is FailureKind.UNDERWAY
+    local = settings(evaluator={"kind": "checkpoint"})
+    assert run(local, tmp_path / "scratch", kind) is FailureKind.CHECKPOINT
+
+
+def test_of_an_unforeseen_error_only_that_it_was_one_is_told() -> None:
+    told = child_module._told(RuntimeError(SECRET), over=True)["error"]
+    assert told["failure"] == "underway" and SECRET not in str(told)

@@ -49,7 +49,11 @@ def test_the_light_images_have_no_torch(image: str) -> None:
 
 def test_each_image_holds_only_its_own_rooms() -> None:
     rooms = {
-        name: {line.split()[1] for line in lines if line.startswith("COPY guard_") or "COPY trainer" in line}
+        name: {
+            line.split()[1]
+            for line in lines
+            if line.startswith(("COPY guard_", "COPY trainer", "COPY rlguard"))
+        }
         for name, lines in (stages(GUARD) | stages(TRAINER)).items()
         if name.endswith("-layer")
     }
@@ -57,7 +61,7 @@ def test_each_image_holds_only_its_own_rooms() -> None:
         "operator-layer": {"guard_core", "guard_operator"},
         "guard-layer": {"guard_core", "guard_service"},
         "guard-hf-layer": {"guard_core", "guard_service"},
-        "trainer-layer": {"guard_core", "trainer_image"},
+        "trainer-layer": {"guard_core", "guard_client", "trainer_image", "rlguard"},
         "torch-layer": set(),
     }
 

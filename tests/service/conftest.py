@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -23,6 +24,12 @@ from typing import Any
 import httpx
 import pytest
 
+from guard_core.policy import Policy
+from guard_service.store.database import UNSEALED
+
+#: Unless a test says otherwise HeldOutGuard decides, and a KL stops within five steps.
+POLICY = {"detector": "heldout_guard", "kl": {"hard_stop": 0.08, "min_steps": 5}}
+
 INGEST, READ = "ingest-token-0123456789", "read-token-0123456789"
 START_SECONDS = 30.0
 
@@ -30,12 +37,14 @@ ZYGOTE = """
 import json, os, sys
 import uvloop, uvicorn.protocols.http.httptools_impl, uvicorn.lifespan.off
 import guard_service.__main__ as guard
+import guard_service.heldout.worker, guard_service.scrape, guard_service.server, guard_service.settings
+from guard_service.app import create_app
+from guard_service.auth import Tokens
+from guard_service.engine import Engine
 from pathlib import Path
 from guard_core.policy import Policy
 # An app that is made once has loaded what making one loads late.
-guard.create_app(
-    guard.Engine(state_dir=Path(), checkpoint_root=Path(), policy=Policy()), guard.Tokens(None, None)
-)
+create_app(Engine(state_dir=Path(), checkpoint_root=Path(), policy=Policy()), Tokens(None, None))
 for line in sys.stdin:
     job = json.loads(line)
     if "wait" in job:
@@ -105,12 +114,15 @@ class Guard:
         """Start the process, without waiting until it listens."""
         (self.directory / "checkpoints").mkdir(exist_ok=True)
         (self.state / "endpoint.json").unlink(missing_ok=True)
+        policy = self.directory / "policy.json"  # JSON is YAML
+        policy.write_text(json.dumps(POLICY))
         settings = {
             "PORT": "0",
             "STATE_DIR": str(self.state),
             "CHECKPOINT_ROOT": str(self.directory / "checkpoints"),
             "INGEST_TOKEN": INGEST,
             "READ_TOKEN": READ,
+            "POLICY_FILE": str(policy),
         } | self.settings
         env = {f"RLGUARD_GUARD_{name}": value for name, value in settings.items()}
         self.pid = self.zygote.ask(
@@ -198,6 +210,24 @@ def step() -> Callable[..., dict[str, Any]]:
         return {"attempt": 0, "step": number, "reward": 0.5} | values
 
     return make
+
+
+@pytest.fixture
+def rewrite_store() -> Callable[[Path, str], None]:
+    """Changes a store that nobody has open, as if it had been written so: its seal is made anew."""
+
+    def rewrite(path: Path, statement: str) -> None:
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            db.execute(statement)
+            db.execute("UPDATE head SET digest = ?", (UNSEALED,))
+
+    return rewrite
+
+
+@pytest.fixture(scope="session")
+def guard_policy() -> Policy:
+    """The policy of a guard whose test sets none."""
+    return Policy.model_validate(POLICY)
 
 
 @pytest.fixture(scope="session")

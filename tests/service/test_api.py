@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard_core.wire import CheckpointAnswer, StepsAnswer, Verdict
+from guard_core.wire import CheckpointResponse, EndResponse, StepsResponse, Verdict
 from guard_service.errors import ProblemDetails
 from guard_service.requests import MAX_BODY_BYTES
 
@@ -43,8 +44,8 @@ def steps_on_disk(guard: Any) -> list[tuple[int, int, float]]:
 
 
 def test_a_step_is_acknowledged_once_and_a_repeat_is_not_folded(guard: Any, step: Step) -> None:
-    first = StepsAnswer.model_validate_json(guard.post("/v1/steps", step(1)).content)
-    again = StepsAnswer.model_validate_json(guard.post("/v1/steps", step(1)).content)
+    first = StepsResponse.model_validate_json(guard.post("/v1/steps", step(1)).content)
+    again = StepsResponse.model_validate_json(guard.post("/v1/steps", step(1)).content)
     assert (first.accepted, first.duplicates, first.verdict.steps) == (1, 0, 1)
     assert (again.accepted, again.duplicates, again.verdict.steps) == (0, 1, 1)
 
@@ -78,12 +79,12 @@ def test_a_list_keeps_its_order_and_counts_its_repeats(guard: Any, step: Step) -
 @pytest.mark.parametrize("position", [0, 1, 2])
 def test_a_list_with_a_conflict_is_refused_whole(guard: Any, step: Step, position: int) -> None:
     guard.post("/v1/steps", step(1))
-    before = guard.get("/v1/verdict").json()
     content = [step(2), step(3)]
     content.insert(position, step(1, reward=0.9))
     body = problem(guard.post("/v1/steps", content), 409)
     assert fields(body) == {f"{position}.reward"}
-    assert guard.get("/v1/verdict").json() == before
+    after = guard.get("/v1/verdict").json()
+    assert (after["steps"], after["step"], after["code"]) == (1, 1, "reports_refused")
     assert steps_on_disk(guard) == [(0, 1, 0.5)]
     # Nothing of it was half kept: the rest can be sent again, with other values even.
     assert guard.post("/v1/steps", [step(2, reward=0.1), step(3)]).json()["accepted"] == 2
@@ -165,6 +166,8 @@ def test_bodies_that_are_refused_name_the_field_and_keep_nothing(guard: Any) -> 
             body = problem(client.post("/v1/steps", content=content, headers=headers), status)
             if field is not None:
                 assert field in fields(body), (content[:80], body)
+            told = [error["message"] for error in body.get("errors", [])]
+            assert not re.search("should be|Extra inputs|Field required|Unable to", str(told)), told
     assert guard.get("/v1/verdict").json()["steps"] == 0
     assert steps_on_disk(guard) == []
 
@@ -173,7 +176,10 @@ def test_the_largest_admitted_values_give_a_verdict(guard: Any, step: Step) -> N
     """Sums of finite values must not overflow into an answer that is no JSON."""
     report = step(0, reward=1e100, kl=1e100, kl_kind="ref_token_mean", entropy=-1e100, reward_std=1e100)
     answers = [
-        guard.post("/v1/steps", report | {"step": i, "reward": (-1) ** i * 1e100}).json() for i in range(8)
+        guard.post(
+            "/v1/steps", report | {"step": i, "reward": (-1) ** i * 1e100, "kl": 1e100 * (i > 0)}
+        ).json()
+        for i in range(8)
     ]
     assert answers[-1]["verdict"]["code"] == "kl_hard_stop"
 
@@ -239,6 +245,34 @@ def test_concurrent_clients_share_flushes_and_lose_nothing(guard: Any, step: Ste
         connection.close()
 
 
+# -- the end -------------------------------------------------------------------------------------------------
+
+
+def test_the_end_is_of_the_newest_attempt(guard: Any, step: Step) -> None:
+    assert fields(problem(guard.post("/v1/end", {"attempt": 0}), 409)) == {"attempt"}, "no step yet"
+    guard.post("/v1/steps", step(1))
+    EndResponse.model_validate_json(guard.post("/v1/end", {"attempt": 0}).content)
+    guard.post("/v1/steps", step(2) | {"attempt": 1})
+    assert fields(problem(guard.post("/v1/end", {"attempt": 0}), 409)) == {"attempt"}
+    for end, wrong in (
+        ({"attempt": 1, "steps": 1}, "steps"),
+        ({"attempt": 1, "step": -1}, "step"),
+        ({"attempt": 1, "step": 2**53}, "step"),
+        ({"attempt": 1, "step": "9"}, "step"),
+        ({"step": 9}, "attempt"),
+    ):
+        assert fields(problem(guard.post("/v1/end", end), 422)) == {wrong}
+    with guard.client(None) as stranger:
+        problem(stranger.post("/v1/end", json={"attempt": 0}), 401)
+
+
+def test_the_last_step_of_the_end_counts_and_a_lower_one_takes_nothing_back(guard: Any, step: Step) -> None:
+    guard.post("/v1/steps", step(1))
+    for told in (9, 2, None):
+        answer = guard.post("/v1/end", {"attempt": 0, "step": told}).json()
+        assert answer["verdict"]["steps_since_evaluation"] == 1 + 8, told
+
+
 # -- checkpoints ---------------------------------------------------------------------------------------------
 
 
@@ -250,7 +284,7 @@ def checkpoint(guard: Any, name: str, number: int = 1, **values: Any) -> dict[st
 
 def test_a_checkpoint_is_queued_once(guard: Any) -> None:
     report = checkpoint(guard, "c1")
-    assert CheckpointAnswer.model_validate_json(guard.post("/v1/checkpoints", report).content).queued
+    assert CheckpointResponse.model_validate_json(guard.post("/v1/checkpoints", report).content).queued
     assert not guard.post("/v1/checkpoints", report).json()["queued"]
     body = problem(guard.post("/v1/checkpoints", checkpoint(guard, "c2")), 409)
     assert fields(body) == {"path"}
@@ -334,6 +368,7 @@ def test_the_history_has_every_step_in_order(guard: Any, step: Step) -> None:
         "kl_kind": "absent",
         "entropy": 1.5,
         "reward_std": None,
+        "step_event": 2,
     }
 
 

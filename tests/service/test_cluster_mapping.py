@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from guard_core.ending import not_judged
+from guard_core.evaluation import CheckpointEvaluation
 from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
-from guard_core.wire import Code, EvaluationSummary, Level, StepReport, Verdict
+from guard_core.wire import CheckpointReport, Code, EvaluationSummary, Level, Sampling, StepReport, Verdict
 from guard_operator.api.types import GuardStatus
 from guard_service.cluster.mapping import (
     LOST,
@@ -28,15 +30,30 @@ from guard_service.cluster.mapping import (
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 5, tzinfo=UTC)
 TIME = "2026-11-21T12:00:00.000005Z"
-DEFAULT = Policy()
+DEFAULT = Policy(detector="heldout_guard")
 STATE = Judge(DEFAULT).to_state()
 CALIBRATED = Policy(detector="calibrated")
-SUMMARY = EvaluationSummary(attempt=0, step=40, score=0.5, items=128, path="/ckpt/40")
-SCORED = {"attempt": 0, "step": 40, "score": 0.5, "items": 128, "path": "/ckpt/40"}
+HOT = Sampling(temperature=1.0, top_p=0.9, max_new_tokens=64)
+SUMMARY = EvaluationSummary(
+    attempt=0,
+    step=40,
+    score=0.5,
+    items=128,
+    truncated=0.25,
+    proxy_score=0.75,
+    path="/ckpt/40",
+    sampling=CheckpointEvaluation().sampling_with(HOT),
+)
+SCORED = {
+    **{"attempt": 0, "step": 40, "score": 0.5, "items": 128, "truncated": 0.25},
+    **{"proxyScore": 0.75, "path": "/ckpt/40"},
+    "sampling": {"temperature": 1.0, "topP": 0.9, "maxNewTokens": 64, "samples": 1, "source": "trainer"},
+}
 FIRE = Latch(True, "hacking_gap", "gap 0.3 > 0.1", 0, 40)
 FIRED = {"code": "hacking_gap", "reason": "gap 0.3 > 0.1", "attempt": 0, "step": 40, "at": TIME}
 EARLIER = {**FIRED, "at": "2026-11-21T11:00:00Z"}
 ROUND = {"attempt": 0, "step": 40, "reward": 0.9, "heldout": 0.5}
+BEFORE, LATER = ROUND | {"step": 30}, ROUND | {"step": 50}
 
 
 def test_the_last_word_fits_into_what_a_kubelet_keeps() -> None:
@@ -48,8 +65,43 @@ def test_the_last_word_fits_into_what_a_kubelet_keeps() -> None:
 
 
 def verdict(**values: Any) -> Verdict:
-    base = {"level": Level.HEALTHY, "code": Code.OK, "reason": "fine", "fire": False, "halt": False}
+    base = {"halt": False, "stop": False} | {
+        "level": Level.HEALTHY,
+        "code": Code.OK,
+        "reason": "fine",
+        "fire": False,
+    }
     return Verdict.model_validate(base | values)
+
+
+PLACE = {"attempt": 1, "step": 40}
+
+
+@pytest.mark.parametrize(
+    ("known", "former", "ended"),
+    [
+        (Known(verdict(**PLACE), (), STATE, ended=True), {}, PLACE),
+        (Known(verdict(**PLACE), (), STATE), {}, None),
+        (Known(verdict(), (), STATE, ended=True), {}, None),
+        (Known(verdict(**PLACE), (), STATE), {"ended": PLACE}, PLACE),
+        (Known(verdict(**PLACE), (), STATE), {"ended": {"attempt": 1, "step": 39}}, None),
+        (Known(verdict(**PLACE), (), STATE), {"ended": {"attempt": 0, "step": 40}}, None),
+    ],
+    ids=["it has ended", "it goes on", "no step", "a guard that came back", "a step since", "a new attempt"],
+)
+def test_how_the_trainer_ended_is_told(known: Known, former: dict[str, Any], ended: Any) -> None:
+    status = guard_status(known, former, NOW)
+    assert status.get("ended") == ended
+    GuardStatus.model_validate(status)
+
+
+def test_a_latch_has_the_time_at_which_it_closed() -> None:
+    """Not that of a report which an API server took only later."""
+    closed = datetime(2026, 11, 21, 11, 30, tzinfo=UTC)
+    known = Known(verdict(), (FIRE,), STATE, latched_at={True: closed})
+    assert guard_status(known, {}, NOW)["fire"]["at"] == "2026-11-21T11:30:00.000000Z"
+    assert guard_status(known, {"fire": EARLIER}, NOW)["fire"] == EARLIER
+    assert guard_status(Known(verdict(), (FIRE,), STATE), {}, NOW)["fire"]["at"] == TIME
 
 
 def test_numbers_fit_into_a_column_of_kubectl_get() -> None:
@@ -82,6 +134,13 @@ def judged(policy: Policy = DEFAULT, rounds: int = 3, items: int = 64) -> Judge:
             id="a zero that is known is told",
         ),
         pytest.param(
+            Known(verdict(announced=9, evaluated=4, failed=2, skipped=1, refused=5, waiting=3), (), STATE),
+            {},
+            {"steps": 0, "rounds": 0}
+            | {"announced": 9, "evaluated": 4, "failed": 2, "skipped": 1, "refused": 5, "waiting": 3},
+            id="what became of the checkpoints",
+        ),
+        pytest.param(
             Known(verdict(), (FIRE,), STATE, (ROUND,)),
             {},
             {"steps": 0, "rounds": 0, "fire": FIRED, "historyTail": [ROUND]},
@@ -92,6 +151,12 @@ def judged(policy: Policy = DEFAULT, rounds: int = 3, items: int = 64) -> Judge:
             {"fire": EARLIER, "historyTail": [ROUND, ROUND]},
             {"steps": 0, "rounds": 0, "fire": EARLIER, "historyTail": [ROUND, ROUND]},
             id="a fire that is there is repeated word for word",
+        ),
+        pytest.param(
+            Known(verdict(), (), STATE, (ROUND, LATER)),
+            {"historyTail": [BEFORE, ROUND]},
+            {"steps": 0, "rounds": 0, "historyTail": [BEFORE, ROUND, LATER]},
+            id="rounds of a guard that lost its store stay",
         ),
         pytest.param(
             Known(verdict(), (), STATE),
@@ -107,7 +172,7 @@ def judged(policy: Policy = DEFAULT, rounds: int = 3, items: int = 64) -> Judge:
                 "rounds": 0,
                 "halt": {"code": "silent", "reason": "no step", "attempt": 1, "step": 2, "at": TIME},
             },
-            id="a stop by policy is a halt and no fire",
+            id="a halt is no fire",
         ),
         pytest.param(
             Known(verdict(last_evaluation=SUMMARY, best_evaluation=SUMMARY), (), STATE),
@@ -142,9 +207,18 @@ def judged(policy: Policy = DEFAULT, rounds: int = 3, items: int = 64) -> Judge:
 )
 def test_guard_status(known: Known, former: dict[str, Any], expected: dict[str, Any]) -> None:
     status = guard_status(known, former, NOW)
-    always = {"heartbeat": TIME, "level": "healthy", "code": "ok", "reason": "fine", "waiting": 0}
+    always = {"heartbeat": TIME, "level": "healthy", "code": "ok", "reason": "fine"}
+    always |= dict.fromkeys(("announced", "evaluated", "failed", "skipped", "refused", "waiting"), 0)
+    always |= dict.fromkeys(("stepsSinceEvaluation", "longestRound"), 0)
     assert status.pop("detectorState") == detector_state(STATE)
     assert status == always | expected
+
+
+def test_an_evaluation_has_only_what_the_api_has() -> None:
+    status = guard_status(Known(verdict(last_evaluation=SUMMARY), (), STATE), {}, NOW)
+    assert status["lastEvaluation"] == SCORED
+    read = GuardStatus.model_validate(status).last_evaluation
+    assert read is not None and read.sampling is not None and read.sampling.top_p == 0.9
 
 
 def test_while_the_store_cannot_be_read_what_was_reported_stands() -> None:
@@ -159,6 +233,20 @@ def test_while_the_store_cannot_be_read_what_was_reported_stands() -> None:
     }
 
 
+def test_a_latch_is_told_while_the_store_cannot_be_read() -> None:
+    """It is kept beside the store. What an operator acts on is the fire, and not the level."""
+    lost = verdict(level=Level.FIRED, code=Code.HACKING_GAP, reason="gap 0.3 > 0.1", fire=True, stop=True)
+    halt = Latch(False, "silent", "no step", 0, 41)
+    known = Known(lost, (FIRE, halt))
+    assert guard_status(known, {}, NOW) == {
+        **{"heartbeat": TIME, "level": "fired", "code": "hacking_gap", "reason": "gap 0.3 > 0.1"},
+        "fire": FIRED,
+        "halt": {"code": "silent", "reason": "no step", "attempt": 0, "step": 41, "at": TIME},
+    }
+    assert guard_status(known, {"fire": EARLIER, "steps": 7}, NOW)["fire"] == EARLIER
+    assert guard_status(known, {"fire": EARLIER, "steps": 7}, NOW)["steps"] == 7
+
+
 def test_the_essential_part_stops_a_run() -> None:
     status = guard_status(Known(judged().verdict(), (FIRE,), STATE, (ROUND,)), {}, NOW)
     assert essential(status).keys() == {"heartbeat", "level", "code", "reason", "fire"}
@@ -170,7 +258,7 @@ def test_it_fits_the_api() -> None:
         judged().verdict(),
         (Latch(True, "hacking_gap", "x" * 9_000, 0, 40), Latch(False, "silent", "no step", 0, 41)),
         judged().to_state(),
-        [ROUND] * 80,
+        [ROUND | {"step": step} for step in range(80)],
     )
     status = guard_status(known, {}, NOW)
     fields = {field.alias for field in GuardStatus.model_fields.values()}
@@ -197,7 +285,7 @@ def test_what_counts_as_a_change(change: dict[str, Any], worth: bool) -> None:
     assert differs(written, written | change) is worth
 
 
-@pytest.mark.parametrize("policy", [Policy(), CALIBRATED, Policy(detector="both")])
+@pytest.mark.parametrize("policy", [DEFAULT, CALIBRATED, Policy(detector="both")])
 def test_no_outcome_of_an_item_travels(policy: Policy) -> None:
     """Invariant 8: the state of two runs that differ only in which items were right is the same."""
     one, other = Judge(policy), Judge(policy)
@@ -223,7 +311,7 @@ def test_its_size_does_not_grow_with_the_run() -> None:
 def test_a_judge_comes_back_as_it_was() -> None:
     judge = judged()
     status = guard_status(Known(judge.verdict(), judge.latches, judge.to_state()), {}, NOW)
-    back, lost = resumed(Policy(), status)
+    back, lost = resumed(DEFAULT, status)
     assert back is not None and lost == ""
     assert back.verdict() == judge.verdict()
     for one in (judge, back):
@@ -232,17 +320,32 @@ def test_a_judge_comes_back_as_it_was() -> None:
     assert back.verdict() == judge.verdict()
 
 
+def test_how_the_trainer_samples_comes_back_with_the_run() -> None:
+    judge = Judge(DEFAULT)
+    cold = HOT.model_copy(update={"temperature": 0.5})
+    for step, sampling in enumerate((HOT, cold)):
+        judge.fold_checkpoint(CheckpointReport(attempt=0, step=step, path="/ckpt", sampling=sampling))
+    back, _ = resumed(DEFAULT, {"detectorState": detector_state(judge.to_state())})
+    assert back is not None and back.sampling == HOT
+    assert Code.SAMPLING_CHANGED in {c.code for c in back.verdict().conditions}
+    back.fold_checkpoint(CheckpointReport(attempt=1, step=0, path="/ckpt", sampling=cold))
+    assert back.sampling == HOT
+
+
 def test_checkpoints_that_waited_are_not_waited_for() -> None:
     judge = judged()
     for _ in range(50):
         judge.fold_checkpoint()
     assert Code.STALE in {c.code for c in judge.verdict().conditions}
-    back, _ = resumed(Policy(), {"detectorState": detector_state(judge.to_state())})
+    back, _ = resumed(DEFAULT, {"detectorState": detector_state(judge.to_state())})
     assert back is not None and Code.STALE not in {c.code for c in back.verdict().conditions}
+    verdict = back.verdict()
+    assert (verdict.announced, verdict.evaluated, verdict.skipped, verdict.waiting) == (53, 3, 50, 0)
+    assert "50 gone before" in not_judged(verdict, "wait longer")
 
 
 def test_the_calibrated_detector_says_what_was_lost_until_it_has_a_new_baseline() -> None:
-    judge = judged(CALIBRATED)
+    judge = judged(CALIBRATED, rounds=11)
     assert judge.verdict().level is Level.HEALTHY
     back, lost = resumed(CALIBRATED, {"detectorState": detector_state(judge.to_state())})
     assert back is not None and lost == LOST
@@ -271,9 +374,9 @@ def test_nothing_is_lost_of_a_run_without_an_evaluation() -> None:
     ],
 )
 def test_a_state_that_cannot_be_used_never_hides_a_fire(state: str, words: str) -> None:
-    judge, lost = resumed(CALIBRATED if words == "last" else Policy(), {"detectorState": state})
+    judge, lost = resumed(CALIBRATED if words == "last" else DEFAULT, {"detectorState": state})
     assert judge is None and words in lost
-    judge, lost = resumed(Policy(), {"detectorState": state, "fire": EARLIER})
+    judge, lost = resumed(DEFAULT, {"detectorState": state, "fire": EARLIER})
     assert judge is not None and judge.verdict().fire and judge.verdict().code is Code.HACKING_GAP
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import certifi
 
-from guard_core.judge import Evaluation
+from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
 from guard_core.wire import StepReport
-from guard_service.store import Round, Store
+from guard_service.store import Store
 
 CLUSTER = {"CLUSTER__NAMESPACE": "team", "CLUSTER__NAME": "run", "CLUSTER__UID": "uid-1"}
-NO_ROUND = Round(0, None, None, None, None)
 
 
 def test_outside_of_a_cluster_the_start_is_refused_in_one_sentence(new_guard: Callable[..., Any]) -> None:
@@ -59,7 +58,11 @@ def test_rounds_are_the_ones_that_the_judge_folded(tmp_path: Path) -> None:
             zip(kls, ["ref_token_mean"] * 3 + ["behaviour"] + ["ref_token_mean"] * 2, strict=True)
         )
     ]
-    store.append_steps([steps, [StepReport(attempt=1, step=3, reward=7.0)]])
+    steps.append(StepReport(attempt=1, step=3, reward=7.0))
+    store.append_steps([steps])
+    judge = Judge(Policy(detector="heldout_guard"))
+    for step in steps:
+        judge.fold_step(step)
     for attempt, step, index, items in (
         (0, 2, 0, (1.0, 0.0)),
         (0, 2, 1, (0.0, 0.0)),  # a further pass is no round
@@ -67,12 +70,13 @@ def test_rounds_are_the_ones_that_the_judge_folded(tmp_path: Path) -> None:
         (1, 2, 0, (0.0, 0.0)),  # no step before it: no round
         (1, 3, 0, (0.0, 1.0)),
     ):
-        store.append_evaluation(Evaluation(attempt, step, "/c", items, None, index), NO_ROUND, ())
+        evaluation = Evaluation(attempt, step, "/c", items, None, index)
+        store.append_evaluation(evaluation, judge.fold_evaluation(evaluation), ())
     rounds = store.recent_rounds(50)
     assert rounds == [
         {"attempt": 0, "step": 2, "heldout": 0.5, "reward": 1.0, "kl": 0.02},
         {"attempt": 0, "step": 5, "heldout": 1.0, "reward": 4.0, "kl": 0.03},
         {"attempt": 1, "step": 3, "heldout": 0.5, "reward": 7.0},
     ]
-    assert store.recent_rounds(3) == rounds[1:]
+    assert store.recent_rounds(2) == rounds[1:]
     store.close()

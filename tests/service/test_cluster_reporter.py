@@ -19,16 +19,17 @@ import certifi
 import pytest
 
 from guard_core.judge import Latch
-from guard_core.policy import Policy
+from guard_core.policy import KlPolicy, Policy
 from guard_core.wire import Level, StepReport
 from guard_operator.api.types import GuardStatus
 from guard_service.cluster import client as client_module
 from guard_service.cluster import reporter as reporter_module
 from guard_service.cluster.client import JobStatus
-from guard_service.cluster.reporter import Reporter, resume
+from guard_service.cluster.reporter import StatusReporter, resume
 from guard_service.cluster.settings import ClusterSettings
 from guard_service.engine import Engine
 from guard_service.errors import Problem
+from guard_service.store import FILE_NAME
 
 pytestmark = pytest.mark.asyncio
 
@@ -148,14 +149,14 @@ class Run:
     """An engine with a reporter, as the process has them."""
 
     def __init__(self, job: JobStatus, directory: Path) -> None:
-        policy = Policy()
+        policy = Policy(kl=KlPolicy(hard_stop=0.08, min_steps=5))
         self.engine = Engine(
             state_dir=directory / "state",
             checkpoint_root=directory,
             policy=policy,
             resume=lambda: resume(job, policy),
         )
-        self.reporter = Reporter(self.engine, job)
+        self.reporter = StatusReporter(self.engine, job)
 
     async def __aenter__(self) -> Run:
         await self.engine.start()
@@ -183,6 +184,7 @@ class Run:
                     return
 
     async def fire(self) -> None:
+        await self.steps(99, 1, 0.01)  # a KL that is high from the first step on is where limits count from
         await self.steps(100, 60, 2.0)
         assert self.engine.verdict.fire
 
@@ -316,7 +318,7 @@ async def test_an_empty_store_is_fired_from_the_first_answer(
 ) -> None:
     api.guard = {"fire": EARLIER}
     async with Run(job(), tmp_path) as run:
-        assert run.engine.verdict.fire and run.engine.verdict.halt
+        assert run.engine.verdict.fire and run.engine.verdict.stop
         api.fault = lambda _method: 500
     async with Run(job(), tmp_path) as run:
         assert run.engine.verdict.fire
@@ -400,6 +402,28 @@ async def test_a_fire_passes_an_api_server_that_does_not_know_the_newest_field(
         assert api.guard["level"] == "fired" and "steps" not in api.guard
 
 
+async def test_a_guard_beats_although_the_api_server_does_not_know_the_newest_field(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    """Else the operator would take a healthy guard for a silent one, and stop its run."""
+    accept, knows = api.handle, threading.Event()
+
+    def older(request: BaseHTTPRequestHandler, body: Any) -> tuple[int, Json]:
+        if not knows.is_set() and body and "detectorState" in body["status"]["guard"]:
+            return 500, {"message": ".status.guard.detectorState: field not declared in schema"}
+        return accept(request, body)
+
+    api.handle = older  # type: ignore[method-assign]
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: api.guard.get("heartbeat"))
+        assert api.guard.keys() == {"heartbeat", "level", "code", "reason"}
+        failures, beats = run.failures, set[str]()
+        await until(lambda: beats.add(api.guard["heartbeat"]) or len(beats) > 5)
+        assert run.failures <= failures + 1, "what is refused is not tried before every heartbeat"
+        knows.set()
+        await until(lambda: "detectorState" in api.guard)
+
+
 async def test_a_latch_is_not_given_up_on_exit(
     api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
 ) -> None:
@@ -435,3 +459,23 @@ async def test_a_latch_is_adopted_while_the_store_fails(
         await until(lambda: run.engine.store_works)
     async with Run(job(), tmp_path) as run:
         assert run.engine.verdict.fire
+
+
+async def test_a_kept_latch_reaches_the_status_although_the_store_is_refused(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `guard.latch` alone; no guard has told anybody of it yet. Once told, it is not told every second."""
+    async with Run(job(), tmp_path) as run:
+        await run.fire()
+    api.guard = {}
+    (tmp_path / "termination-log").touch()
+    (tmp_path / "state" / FILE_NAME).write_bytes(b"damaged")
+    monkeypatch.setattr(reporter_module, "HEARTBEAT_SECONDS", 60.0)
+    async with Run(job(), tmp_path) as run:
+        fire = await until(lambda: api.guard.get("fire"))
+        assert GuardStatus.model_validate(api.guard).fire is not None and not run.engine.store_works
+        assert run.engine.latched_at == {}, "it does not know when"
+        assert json.loads((tmp_path / "termination-log").read_text())["fire"]["code"] == fire["code"]
+        written = api.requests.count("PATCH")
+        await asyncio.sleep(0.5)  # 25 polls, and several ends of CHANGE_SECONDS
+        assert api.requests.count("PATCH") <= written + 1 and api.guard["fire"] == fire

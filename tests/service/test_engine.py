@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import logging
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,24 +21,45 @@ import pytest
 
 from guard_core.detectors.calibrated import CalibratedDetector
 from guard_core.detectors.run import CalibratedRun
+from guard_core.ending import not_judged
+from guard_core.evaluation import CheckpointEvaluation
+from guard_core.judge import Judge
 from guard_core.policy import (
     CalibratedPolicy,
     EvaluationFailingPolicy,
     HeldOutGuardPolicy,
+    KlPolicy,
     Policy,
     SilentPolicy,
     StalePolicy,
 )
-from guard_core.wire import CheckpointReport, KlKind, StepReport
-from guard_service import engine as engine_module
-from guard_service.engine import Engine
-from guard_service.errors import ChangedRunError, GuardError, Problem, StoreError
-from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_core.wire import (
+    DOUBTS,
+    Adapters,
+    CheckpointReport,
+    Code,
+    EndReport,
+    EvaluationsNeeded,
+    FailureKind,
+    KlKind,
+    Sampling,
+    StepReport,
+)
+from guard_service.engine import Engine, evaluations, ingest, ledger, recovery
+from guard_service.engine import engine as engine_module
+from guard_service.errors import ChangedRunError, GuardError, Problem, StoreError, invalid
+from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
+from guard_service.heldout.identity import Expected, manifest
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
+from guard_service.refusals import Kind
 from guard_service.store import Store, export_history
 
 pytestmark = pytest.mark.asyncio
-QUICK = Policy(heldout_guard=HeldOutGuardPolicy(min_steps=1))
+QUICK = Policy(
+    detector="heldout_guard",
+    heldout_guard=HeldOutGuardPolicy(min_steps=1),
+    kl=KlPolicy(hard_stop=0.08, min_steps=5),
+)
 
 
 @dataclass
@@ -47,16 +68,25 @@ class FakeEvaluator:
 
     outcomes: list[Any] = field(default_factory=list)
     split_digest: str | None = "digest"
+    measure: Mapping[str, Any] = field(default_factory=lambda: {"scorer": "exact"})
     start_error: Exception | None = None
     scratch: Path | None = None
     asked: list[EvaluationRequest] = field(default_factory=list)
+    refusal: str = ""
     started: int = 0
     running: int = 0
+
+    adapters: Adapters | None = None
+    needed: EvaluationsNeeded | None = None
 
     async def start(self) -> None:
         self.started += 1
         if self.start_error is not None:
             raise self.start_error
+
+    def unfit(self, checkpoint: Path) -> str:
+        assert checkpoint.is_absolute()
+        return self.refusal
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         assert self.running == 0, "one at a time"
@@ -74,6 +104,8 @@ class FakeEvaluator:
                 staged = self.scratch / f"stage-{request.step}"
                 staged.mkdir(parents=True)
                 (staged / "model.safetensors").write_text(str(request.step))
+            if isinstance(outcome, EvaluationResult):
+                return outcome
             return EvaluationResult(tuple(outcome), f"sha-{request.step}", 0.01, staged)
         finally:
             self.running -= 1
@@ -141,7 +173,37 @@ def stored(run: Run, query: str) -> list[Any]:
 # -- evaluations ---------------------------------------------------------------------------------------------
 
 
-async def test_checkpoints_are_scored_in_the_order_of_their_announcement(run: Run) -> None:
+async def test_truncation_and_the_training_graders_mean_are_in_the_verdict_and_come_back(
+    run: Run, rewrite_store: Callable[[Path, str], None]
+) -> None:
+    told = EvaluationResult((0.0, 1.0), None, 0.01, None, 0.5, (1.0, 1.0))
+    async with run.engine(FakeEvaluator([told])) as engine:
+        await engine.add_steps([step(1)])
+        await engine.add_checkpoint(run.checkpoint(1))
+        await until(lambda: engine.queue_length == 0)
+        last = engine.verdict.last_evaluation
+        assert last is not None and (last.score, last.truncated, last.proxy_score) == (0.5, 0.5, 1.0)
+    rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
+    async with run.engine(FakeEvaluator()) as engine:  # folded again from the events
+        assert engine.verdict.last_evaluation == last
+
+
+@pytest.mark.parametrize("proxies", [(1.0,), (1.0, 1.5), (1.0, float("nan"))])
+async def test_what_the_training_grader_cannot_have_given_is_no_evaluation(
+    run: Run, proxies: tuple[float, ...]
+) -> None:
+    told = EvaluationResult((0.0, 1.0), None, 0.01, None, None, proxies)
+    async with run.engine(FakeEvaluator([told])) as engine:
+        await engine.add_steps([step(1)])
+        await engine.add_checkpoint(run.checkpoint(1))
+        await until(lambda: engine.queue_length == 0)
+        assert engine.verdict.last_evaluation is None
+
+
+async def test_checkpoints_are_scored_in_the_order_of_their_announcement(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     worker = FakeEvaluator([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])
     async with run.engine(worker) as engine:
         for number in (3, 1, 2):
@@ -158,6 +220,61 @@ async def test_checkpoints_are_scored_in_the_order_of_their_announcement(run: Ru
         (2, 0.0, [0.0, 0.0]),
         (3, 0.5, [0.0, 1.0]),
     ]
+    told = [line for line in caplog.messages if "held-out" in line]
+    assert [line.partition(", evaluated in")[0] for line in told] == [
+        "checkpoint 3 of attempt 0: held-out 0.5000",
+        "checkpoint 1 of attempt 0: held-out 1.0000",
+        "checkpoint 2 of attempt 0: held-out 0.0000",
+    ]
+
+
+async def test_an_end_is_taken_back_by_what_the_trainer_reports_later(run: Run) -> None:
+    async with run.engine(FakeEvaluator([[1.0]])) as engine:
+        with pytest.raises(Problem):
+            await engine.note_end(EndReport(attempt=0))
+        await engine.add_steps([step(1)])
+        await engine.note_end(EndReport(attempt=0))
+        assert engine.ended
+        await engine.add_steps([step(1)])
+        assert engine.ended, "it was known"
+        await engine.add_steps([step(2)])
+        assert not engine.ended
+        await engine.note_end(EndReport(attempt=0))
+        await engine.add_checkpoint(run.checkpoint(2))
+        assert not engine.ended
+
+
+async def test_steps_that_were_made_and_not_reported_are_known_after_a_restart(
+    run: Run, rewrite_store: Callable[[Path, str], None]
+) -> None:
+    async with run.engine(FakeEvaluator([[1.0]])) as engine:
+        await engine.add_steps([step(n) for n in range(1, 6)])
+        await engine.add_checkpoint(run.checkpoint(5))
+        await until(lambda: engine.queue_length == 0)
+        await engine.note_end(EndReport(attempt=0, step=9))
+        await engine.note_end(EndReport(attempt=0, step=7))
+        ended = engine.verdict
+        assert ended.steps_since_evaluation == 4
+    # What the guard acknowledged is in the store, not only in the snapshot that a good end leaves.
+    rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
+    async with run.engine(FakeEvaluator()) as engine:
+        assert engine.verdict == ended
+        assert "4 steps came after the last judged checkpoint" in not_judged(engine.verdict, "wait longer")
+
+
+async def test_an_end_that_cannot_be_kept_is_not_acknowledged(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run.engine(FakeEvaluator()) as engine:
+        await engine.add_steps([step(1)])
+
+        def full(*_: object) -> None:
+            raise StoreError("disk full")
+
+        monkeypatch.setattr(Store, "note_end", full)
+        with pytest.raises(Problem) as refused:
+            await engine.note_end(EndReport(attempt=0, step=9))
+        assert refused.value.status == 503 and not engine.ended
 
 
 async def test_a_hack_fires_and_stays_fired_after_a_restart(run: Run) -> None:
@@ -168,7 +285,7 @@ async def test_a_hack_fires_and_stays_fired_after_a_restart(run: Run) -> None:
             await engine.add_checkpoint(run.checkpoint(number))
             await until(lambda: engine.queue_length == 0)
         fired = engine.verdict
-        assert fired.fire and fired.halt and fired.code == "hacking_gap"
+        assert fired.fire and fired.stop and not fired.halt and fired.code == "hacking_gap"
     assert stored(run, "SELECT kind FROM events ORDER BY seq DESC LIMIT 2") == [("fire",), ("evaluation",)]
     async with run.engine(FakeEvaluator([[1.0]])) as engine:
         assert engine.verdict == fired
@@ -212,12 +329,251 @@ async def test_a_failed_evaluation_is_a_failure_and_never_a_score(run: Run, outc
         await until(lambda: engine.queue_length == 0)
         assert engine.verdict.code == "evaluation_failing"
         assert engine.verdict.last_evaluation is None
-        assert "secret" not in engine.verdict_json.decode()
+        assert "secret" not in engine.verdict.model_dump_json()
         assert b"rlguard_guard_evaluation_failures_total 1.0" in engine.metrics.render()
 
 
+@pytest.mark.parametrize("snapshot", [False, True])
+async def test_the_kind_of_the_newest_failure_is_told_until_an_evaluation_succeeds(
+    run: Run, rewrite_store: Callable[[Path, str], None], snapshot: bool
+) -> None:
+    policy = Policy(evaluation_failing=EvaluationFailingPolicy(after_failures=1))
+    outcomes = [RuntimeError("secret prompt"), EvaluationError("secret", FailureKind.TOKENIZER)]
+    async with run.engine(FakeEvaluator(list(outcomes)), policy) as engine:
+        for number, kind in ((1, FailureKind.UNDERWAY), (2, FailureKind.TOKENIZER)):
+            await engine.add_checkpoint(run.checkpoint(number))
+            await until(lambda: engine.queue_length == 0)
+            assert engine.verdict.failure is kind
+            assert kind.words.encode() in engine.trainer_json and b"secret" not in engine.trainer_json
+    if not snapshot:
+        rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
+    async with run.engine(FakeEvaluator([[1.0]]), policy) as engine:
+        assert engine.verdict.failure is FailureKind.TOKENIZER
+        await engine.add_checkpoint(run.checkpoint(3))
+        await until(lambda: engine.queue_length == 0)
+        assert engine.verdict.failure is None and engine.verdict.failed == 2
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_checkpoint_that_was_rotated_away_is_skipped_and_no_failure(run: Run, restart: bool) -> None:
+    failing = EvaluationFailingPolicy(after_failures=1, action="stop")
+    policy = Policy(detector="heldout_guard", evaluation_failing=failing)
+    worker = FakeEvaluator([[1.0], CheckpointGoneError("rotated away"), [1.0]])
+    async with run.engine(worker, policy) as engine:
+        for number in (1, 2, 3):
+            await engine.add_steps([step(number)])
+            await engine.add_checkpoint(run.checkpoint(number))
+        await until(lambda: engine.queue_length == 0)
+        live = engine.verdict
+        assert b"rlguard_guard_evaluation_failures_total 0.0" in engine.metrics.render()
+    if restart:
+        async with run.engine(FakeEvaluator(), policy) as engine:
+            assert engine.queue_length == 0
+            assert engine.verdict == live
+    assert (live.announced, live.evaluated, live.failed, live.skipped, live.waiting) == (3, 2, 0, 1, 0)
+    assert not live.stop and "evaluation_failing" not in {c.code for c in live.conditions}
+    assert [line["step"] for line in export_history(run.directory / "state") if "heldout" in line] == [1, 3]
+
+
+async def test_checkpoints_that_are_all_gone_before_their_turn_are_stale(run: Run) -> None:
+    policy = Policy(detector="heldout_guard", stale=StalePolicy(after_rounds=2))
+    worker = FakeEvaluator([CheckpointGoneError("rotated away")] * 3 + [[1.0]])
+    async with run.engine(worker, policy) as engine:
+        for number in (1, 2, 3):
+            await engine.add_steps([step(number)])
+            await engine.add_checkpoint(run.checkpoint(number))
+        await until(lambda: engine.queue_length == 0)
+        assert engine.verdict.code == "stale"
+        assert "3 checkpoints were gone before their evaluation" in engine.verdict.reason
+        await engine.add_checkpoint(run.checkpoint(4))
+        await until(lambda: engine.queue_length == 0)
+        assert "stale" not in {c.code for c in engine.verdict.conditions}
+
+
+async def test_a_wanted_pass_of_a_checkpoint_that_is_gone_is_given_up(run: Run) -> None:
+    """The baseline goes on with the passes that it has, and no checkpoint is counted as skipped."""
+    gone = CheckpointGoneError("rotated away")
+    worker = FakeEvaluator([[0.0, 1.0], [1.0, 1.0], gone, [1.0, 1.0]])
+    async with run.engine(worker, calibrated(3)) as engine:
+        for number in (0, 1):
+            await engine.add_steps([step(number)])
+            await engine.add_checkpoint(run.checkpoint(number))
+        await until(lambda: engine.queue_length == 0)
+        assert [(r.step, r.pass_index) for r in worker.asked] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+        live = engine.verdict
+        assert (live.announced, live.evaluated, live.skipped) == (2, 2, 0)
+    async with run.engine(FakeEvaluator(), calibrated(3)) as engine:
+        assert engine.verdict == live
+
+
+async def test_a_checkpoint_that_waits_and_is_announced_again_is_what_it_is_now(run: Run) -> None:
+    """A trainer that was started again saves its starting policy again, over the one that waits."""
+    worker = FakeEvaluator()
+    async with run.engine(worker, calibrated(2)) as engine:
+        first, second = run.checkpoint(0), run.checkpoint(1)
+        for report in (first, second):
+            (Path(report.path) / "model.safetensors").write_text("one")
+            await engine.add_steps([step(report.step)])
+            assert await engine.add_checkpoint(report)
+        (Path(second.path) / "model.safetensors").write_text("other")
+        assert not await engine.add_checkpoint(second)
+        worker.outcomes += [[0.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+        await until(lambda: engine.queue_length == 0)
+    asked = {(r.step, r.pass_index): r.expected or Expected() for r in worker.asked}
+    assert asked[1, 0].manifest == manifest(Path(second.path))
+    assert asked[0, 0].manifest == manifest(Path(first.path))
+    # Its weights are compared with those of the first pass: its files may have been touched since.
+    assert asked[0, 1].manifest is None
+
+
+async def test_a_wanted_pass_of_other_weights_is_given_up(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """A script that saves every checkpoint to one directory: what lies there now is not what was scored."""
+    used = CheckpointEvaluation().sampling_with(HOT)
+    scored = (("one", (1.0, 0.0)), ("two", (1.0, 1.0)), ("two", (0.0, 1.0)))
+    worker = FakeEvaluator([EvaluationResult(items, sha, 0.01, None, sampling=used) for sha, items in scored])
+    async with run.engine(worker, calibrated(3)) as engine:
+        for number in (0, 1):
+            await engine.add_steps([step(number)])
+            await engine.add_checkpoint(run.checkpoint(number))
+        await until(lambda: engine.queue_length == 0)
+        assert [(r.step, r.pass_index) for r in worker.asked] == [(0, 0), (0, 1), (1, 0)]
+        live = engine.verdict
+        assert (live.announced, live.evaluated, live.failed) == (2, 2, 0)
+    assert "is not what was scored before" in caplog.text and "a directory of its own" in caplog.text
+    passes = [
+        line.get("pass_index", 0) for line in export_history(run.directory / "state") if "items" in line
+    ]
+    assert passes == [0, 0]
+    async with run.engine(FakeEvaluator(), calibrated(3)) as engine:
+        assert engine.verdict == live
+
+
+def in_place(run: Run, number: int, attempt: int = 0) -> CheckpointReport:
+    """A checkpoint that is saved where all the others were."""
+    path = run.directory / "checkpoints" / "latest"
+    path.mkdir(exist_ok=True)
+    return CheckpointReport(attempt=attempt, step=number, path=str(path))
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_what_was_saved_over_before_its_turn_is_skipped_and_never_scored_as_another(
+    run: Run, restart: bool
+) -> None:
+    worker = FakeEvaluator()
+    async with run.engine(worker) as engine:
+        await engine.add_steps([step(1), step(2), step(3)])
+        await engine.add_checkpoint(run.checkpoint(1))
+        for number in (2, 3):
+            assert await engine.add_checkpoint(in_place(run, number))
+        if not restart:
+            worker.outcomes += [[1.0], [0.5]]
+            await until(lambda: engine.queue_length == 0)
+        verdict = engine.verdict
+    if restart:
+        worker = FakeEvaluator([[1.0], [0.5]])
+        async with run.engine(worker) as engine:
+            await until(lambda: engine.queue_length == 0)
+            verdict = engine.verdict
+    assert [request.step for request in worker.asked] == [1, 3]
+    assert (verdict.announced, verdict.evaluated, verdict.failed, verdict.skipped) == (3, 2, 0, 1)
+    assert verdict.last_evaluation is not None and verdict.last_evaluation.step == 3
+    assert "1 of 3 checkpoints were not evaluated (1 gone before)" in not_judged(verdict, "wait longer")
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+async def test_what_is_saved_over_while_it_is_scored_is_not_scored(
+    run: Run, attempt: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its files may have been taken before, after or in the middle. A later attempt has the same steps."""
+    worker = FakeEvaluator()
+    async with run.engine(worker) as engine:
+        await engine.add_steps([step(1), step(2)])
+        await engine.add_checkpoint(in_place(run, 2))
+        await until(lambda: bool(worker.asked))
+        await engine.add_checkpoint(in_place(run, 3 if attempt == 0 else 2, attempt))
+        worker.outcomes += [[1.0], [0.0]]
+        await until(lambda: engine.queue_length == 0)
+        verdict = engine.verdict
+    assert (verdict.announced, verdict.evaluated, verdict.skipped) == (2, 1, 1)
+    assert verdict.last_evaluation is not None and verdict.last_evaluation.score == 0.0
+    assert "save each checkpoint to a directory of its own" in caplog.text
+
+
+async def test_a_directory_that_is_saved_over_after_its_score_serves_for_every_checkpoint(run: Run) -> None:
+    worker = FakeEvaluator([[1.0], [0.5]])
+    async with run.engine(worker) as engine:
+        await engine.add_steps([step(1), step(2)])
+        for number in (1, 2):
+            await engine.add_checkpoint(in_place(run, number))
+            await until(lambda: engine.queue_length == 0)
+        assert not await engine.add_checkpoint(in_place(run, 2)), "the same announcement, sent again"
+        assert (engine.verdict.evaluated, engine.verdict.skipped) == (2, 0)
+
+
+async def test_a_wanted_pass_of_a_directory_that_was_saved_over_is_given_up(run: Run) -> None:
+    """Also where no digest tells, because the weights are remote."""
+    remote = EvaluationResult((0.5, 0.5), None, 0.01, None)
+    worker = FakeEvaluator([remote])
+    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=3))
+    async with run.engine(worker, policy=policy) as engine:
+        await engine.add_steps([step(1), step(2)])
+        await engine.add_checkpoint(in_place(run, 1))
+        await until(lambda: len(worker.asked) == 2)
+        assert worker.asked[1].pass_index == 1
+        await engine.add_checkpoint(in_place(run, 2))
+        worker.outcomes += [remote, remote]
+        await until(lambda: engine.queue_length == 0)
+        verdict = engine.verdict
+    assert [(request.step, request.pass_index) for request in worker.asked] == [(1, 0), (1, 1), (2, 0)]
+    assert (verdict.evaluated, verdict.skipped) == (2, 0)
+    assert stored(run, "SELECT step, pass, body FROM events WHERE kind = 'failure'")[0][:2] == (1, 1)
+
+
+async def test_what_can_never_be_scored_is_refused_at_its_announcement(run: Run) -> None:
+    worker = FakeEvaluator([[1.0]], refusal="it holds a PEFT adapter: save the merged model")
+    async with run.engine(worker) as engine:
+        report = run.checkpoint(1)
+        with pytest.raises(Problem, match="can never be scored: it holds a PEFT adapter") as refused:
+            await engine.add_checkpoint(report)
+        assert refused.value.status == 422
+        assert (engine.verdict.announced, engine.queue_length) == (0, 0)
+        worker.refusal = ""
+        assert await engine.add_checkpoint(report)
+        await until(lambda: engine.queue_length == 0)
+        worker.refusal = "its files are being removed"
+        assert not await engine.add_checkpoint(report), "known, and announced again"
+    assert stored(run, "SELECT COUNT(*) FROM events WHERE kind = 'checkpoint'") == [(1,)]
+
+
+async def test_what_cannot_be_listed_is_refused_by_who_loads_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could be changed, and nobody would know. A server's checkpoint is not read at all."""
+    monkeypatch.setattr(ingest, "manifest", lambda _path: None)
+    worker = FakeEvaluator([[1.0]], adapters=Adapters.REFUSED)
+    async with run.engine(worker) as engine:
+        report = run.checkpoint(1)
+        with pytest.raises(Problem, match="cannot be listed: see that the guard can read") as refused:
+            await engine.add_checkpoint(report)
+        assert refused.value.status == 422
+        assert (engine.verdict.announced, engine.queue_length) == (0, 0)
+        worker.adapters = None
+        assert await engine.add_checkpoint(report)
+        await until(lambda: engine.queue_length == 0)
+
+
+async def test_a_trainer_is_told_how_many_evaluations_the_policy_takes(run: Run) -> None:
+    needed = EvaluationsNeeded(long_rounds=8, short_rounds=10)
+    async with run.engine(FakeEvaluator([[1.0]], needed=needed)) as engine:
+        await engine.add_steps([step(1)])
+        assert engine.verdict.needed == needed
+        assert '"needed":{"long_rounds":8,"short_rounds":10}' in engine.trainer_json.decode()
+    async with run.engine() as engine:
+        assert engine.verdict.needed is None
+
+
 async def test_failures_in_a_row_stop_the_run_if_the_policy_says_so(run: Run) -> None:
-    policy = Policy(evaluation_failing=EvaluationFailingPolicy(after_failures=2, policy="stop"))
+    policy = Policy(evaluation_failing=EvaluationFailingPolicy(after_failures=2, action="stop"))
     worker = FakeEvaluator([EvaluationError("a"), EvaluationError("b"), [1.0]])
     async with run.engine(worker, policy) as engine:
         for number in (1, 2):
@@ -231,25 +587,42 @@ async def test_failures_in_a_row_stop_the_run_if_the_policy_says_so(run: Run) ->
 
 
 async def test_a_worker_that_cannot_start_is_tried_again_and_never_skips_its_gate(run: Run) -> None:
-    worker = FakeEvaluator([[1.0]], start_error=EvaluationError("no child"))
+    worker = FakeEvaluator([[1.0], [1.0]], start_error=EvaluationError("no child"))
     async with run.engine(worker) as engine:
         await until(lambda: engine.not_ready == "no child")
         assert worker.started == 1
         await engine.add_checkpoint(run.checkpoint(1))
-        await until(lambda: engine.queue_length == 0)
-        assert worker.started >= 2 and not worker.asked
+        await until(lambda: worker.started >= 2)
+        assert not worker.asked
         worker.start_error = None
         await engine.add_checkpoint(run.checkpoint(2))
         await until(lambda: engine.queue_length == 0)
-        assert [request.step for request in worker.asked] == [2]
+        assert [request.step for request in worker.asked] == [1, 2]
         assert engine.not_ready == ""
+
+
+async def test_a_worker_that_cannot_start_costs_no_checkpoint(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart of the guard, everything that waits would be given up before the next try."""
+    monkeypatch.setattr(evaluations, "GATE_RETRY_SECONDS", 0.02)
+    async with run.engine() as engine:
+        for number in (1, 2, 3):
+            await engine.add_checkpoint(run.checkpoint(number))
+    worker = FakeEvaluator([[1.0]] * 3, start_error=EvaluationError("no child"))
+    async with run.engine(worker) as engine:
+        await until(lambda: worker.started >= 6)
+        assert (engine.verdict.failed, engine.verdict.waiting, engine.queue_length) == (0, 3, 3)
+        worker.start_error = None
+        await until(lambda: engine.verdict.evaluated == 3)
+        assert engine.verdict.failed == 0
 
 
 async def test_the_gate_is_tried_again_without_a_checkpoint(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a cluster no trainer starts, and so no checkpoint comes, before it is passed."""
-    monkeypatch.setattr(engine_module, "GATE_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(evaluations, "GATE_RETRY_SECONDS", 0.02)
     worker = FakeEvaluator(start_error=OSError("no memory"))
     async with run.engine(worker) as engine:
         await until(lambda: worker.started >= 3)
@@ -279,6 +652,16 @@ async def test_another_split_is_another_run(run: Run) -> None:
     assert isinstance(failures[0], GuardError) and "split" in str(failures[0])
 
 
+async def test_another_scorer_is_another_run(run: Run) -> None:
+    async with run.engine(FakeEvaluator()) as engine:
+        await until(lambda: engine.not_ready == "")
+    failures: list[GuardError] = []
+    async with run.engine(FakeEvaluator(measure={"scorer": "numeric"})) as engine:
+        engine.on_fatal = failures.append
+        await until(lambda: bool(failures))
+    assert "scorer: was 'exact', now 'numeric'" in str(failures[0])
+
+
 async def test_the_best_checkpoint_is_kept(run: Run) -> None:
     worker = FakeEvaluator([[0.4], [0.8], [0.2], [0.8]], scratch=run.directory / "state" / "scratch")
     best = run.directory / "state" / "best" / "model.safetensors"
@@ -301,26 +684,79 @@ async def test_silence_warns_and_ends_with_the_next_step(run: Run) -> None:
         await engine.add_steps([step(1)])
         run.now += 61
         await until(lambda: engine.verdict.code == "silent")
-        assert not engine.verdict.halt
+        assert not engine.verdict.stop
         await engine.add_steps([step(2)])
         assert engine.verdict.code != "silent"
 
 
+async def test_silence_does_not_count_while_evaluations_wait(run: Run) -> None:
+    """The trainer may have ended, or wait for the guard by `max_lag`: then it is the guard that is slow."""
+    policy = QUICK.model_copy(update={"silent": SilentPolicy(after_seconds=60, action="stop")})
+    worker = FakeEvaluator()
+    async with run.engine(worker, policy) as engine:
+        await engine.add_steps([step(1)])
+        await engine.add_checkpoint(run.checkpoint(1))
+        run.now += 1000
+        await engine._judge_what_is_no_event()
+        assert engine.verdict.waiting == 1 and not engine.verdict.stop
+        worker.outcomes.append([1.0])
+        await until(lambda: engine.queue_length == 0)
+        await engine._judge_what_is_no_event()
+        assert not engine.verdict.stop, "the trainer has its time from the evaluation's end on"
+        run.now += 61
+        await until(lambda: engine.verdict.halt)
+        assert engine.verdict.code == "silent"
+
+
+async def test_silence_counts_where_nothing_evaluates(run: Run) -> None:
+    policy = QUICK.model_copy(update={"silent": SilentPolicy(after_seconds=60, action="stop")})
+    async with run.engine(policy=policy) as engine:
+        await engine.add_checkpoint(run.checkpoint(1))
+        run.now += 61
+        await until(lambda: engine.verdict.halt)
+        assert engine.verdict.code == "silent" and engine.verdict.waiting == 1
+
+
 async def test_silence_that_stops_is_on_disk_before_it_is_announced(run: Run) -> None:
-    policy = Policy(silent=SilentPolicy(after_seconds=60, policy="stop"))
+    policy = Policy(silent=SilentPolicy(after_seconds=60, action="stop"))
     async with run.engine(policy=policy) as engine:
         run.now += 61
         await until(lambda: engine.verdict.halt)
         stopped = engine.verdict
         assert stopped.code == "silent" and not stopped.fire
-    assert stored(run, "SELECT kind FROM events") == [("stop",)]
+    assert stored(run, "SELECT kind FROM events") == [("halt",)]
     async with run.engine(policy=policy) as engine:
         await engine.add_steps([step(1)])
         assert engine.verdict.halt and engine.verdict.code == "silent"
 
 
+async def test_a_halt_from_silence_is_told_once_and_is_of_silence(run: Run) -> None:
+    """One refusal is not yet what the policy asks for, whatever else halts the run at that moment."""
+    policy = Policy(silent=SilentPolicy(after_seconds=60, action="stop"))
+    async with run.engine(policy=policy) as engine:
+        told: list[str] = []
+        engine.on_latch = lambda: told.append("latch")
+        engine._liveness.refusals.refused(Kind.CHECKPOINTS, invalid("it is not below the root", []))
+        run.now += 61
+        await until(lambda: engine.verdict.halt)
+        await engine._judge_what_is_no_event()
+        assert told == ["latch"] and [latch.code for latch in engine.latches] == ["silent"]
+
+
+async def test_silence_after_a_fire_latches_nothing_more(run: Run) -> None:
+    policy = Policy(
+        kl=KlPolicy(hard_stop=0.5, min_steps=1), silent=SilentPolicy(after_seconds=60, action="stop")
+    )
+    async with run.engine(policy=policy) as engine:
+        await engine.add_steps([step(n, kl=0.9 * (n > 1)) for n in range(1, 60)])
+        assert engine.verdict.fire
+        run.now += 61
+        await engine._judge_what_is_no_event()
+        assert [latch.fire for latch in engine.latches] == [True]
+
+
 async def test_checkpoints_that_nobody_scores_are_stale(run: Run) -> None:
-    policy = Policy(stale=StalePolicy(after_rounds=2, policy="stop"))
+    policy = Policy(stale=StalePolicy(after_rounds=2, action="stop"))
     async with run.engine(policy=policy) as engine:
         for number in (1, 2, 3):
             await engine.add_checkpoint(run.checkpoint(number))
@@ -335,16 +771,16 @@ async def test_checkpoints_that_nobody_scores_are_stale(run: Run) -> None:
 async def test_another_policy_is_another_run(run: Run) -> None:
     async with run.engine(policy=Policy()) as engine:
         await engine.add_steps([step(1)])
-    changed = Policy(heldout_guard=HeldOutGuardPolicy(kl_hard_stop=0.5))
-    with pytest.raises(ChangedRunError, match=r"heldout_guard\.kl_hard_stop: was 0\.08, now 0\.5"):
+    changed = Policy(kl=KlPolicy(hard_stop=0.5))
+    with pytest.raises(ChangedRunError, match=r"kl\.hard_stop: was None, now 0\.5"):
         async with run.engine(policy=changed):
             pass
 
 
 async def test_a_restart_from_a_snapshot_equals_one_from_the_first_event(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, rewrite_store: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "SNAPSHOT_EVERY", 7)
+    monkeypatch.setattr(ledger, "SNAPSHOT_EVERY", 7)
     worker = FakeEvaluator([[0.5], [0.25]])
     async with run.engine(worker) as engine:
         for number in range(40):
@@ -356,10 +792,7 @@ async def test_a_restart_from_a_snapshot_equals_one_from_the_first_event(
     assert stored(run, "SELECT seq FROM snapshot") == [(45,)]  # with the fire
     async with run.engine(FakeEvaluator()) as engine:
         assert engine.verdict == live
-    db = sqlite3.connect(run.directory / "state" / "guard.db")
-    db.execute("UPDATE snapshot SET state = ?", (json.dumps({"version": -1}),))
-    db.commit()
-    db.close()
+    rewrite_store(run.directory / "state" / "guard.db", """UPDATE snapshot SET state = '{"version": -1}'""")
     async with run.engine(FakeEvaluator()) as engine:
         assert engine.verdict == live
 
@@ -402,7 +835,7 @@ class BreakingStore(Store):
 
 @pytest.fixture(params=[False, True], ids=["before", "after"])
 def breaking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[BreakingStore]:
-    monkeypatch.setattr(engine_module, "Store", BreakingStore)
+    monkeypatch.setattr(recovery, "Store", BreakingStore)
     monkeypatch.setattr(BreakingStore, "after", request.param)
     return BreakingStore
 
@@ -428,11 +861,11 @@ async def test_a_fire_whose_latch_cannot_be_stored_is_announced_and_kept(
 ) -> None:
     """The steps that imply the fire are on disk, so no restart can lose it."""
     async with run.engine() as engine:
-        await engine.add_steps([step(n, kl=0.5) for n in range(4)])
+        await engine.add_steps([step(n, kl=0.5 * n) for n in range(4)])
         breaking.fail = "append_latches"
         with pytest.raises(Problem):
             await engine.add_steps([step(4, kl=0.5)])
-        assert engine.verdict.fire and engine.verdict.halt and engine.verdict.level == "fired"
+        assert engine.verdict.fire and engine.verdict.stop and engine.verdict.level == "fired"
         await until(lambda: engine.store_works)
         assert engine.verdict.fire
     assert stored(run, "SELECT COUNT(*) FROM events WHERE kind = 'fire'") == [(1,)]
@@ -477,20 +910,20 @@ async def test_a_checkpoint_refused_by_a_failing_store_can_be_announced_again(
 async def test_a_stop_by_silence_is_not_announced_before_it_is_stored(
     run: Run, breaking: type[BreakingStore]
 ) -> None:
-    policy = Policy(silent=SilentPolicy(after_seconds=60, policy="stop"))
+    policy = Policy(silent=SilentPolicy(after_seconds=60, action="stop"))
     async with run.engine(policy=policy) as engine:
         breaking.fail = "append_latches"
         run.now += 61
         await until(lambda: not engine.store_works)
-        assert not engine.verdict.halt
+        assert not engine.verdict.stop
         await until(lambda: engine.verdict.halt)
-    assert stored(run, "SELECT kind FROM events") == [("stop",)]
+    assert stored(run, "SELECT kind FROM events") == [("halt",)]
 
 
 async def test_a_failing_snapshot_costs_nothing(
     run: Run, breaking: type[BreakingStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "SNAPSHOT_EVERY", 2)
+    monkeypatch.setattr(ledger, "SNAPSHOT_EVERY", 2)
     async with run.engine() as engine:
         breaking.fail = "save_snapshot"
         await engine.add_steps([step(1), step(2)])
@@ -505,14 +938,14 @@ async def test_a_judge_that_fails_on_a_step_is_rebuilt_from_the_store(
 ) -> None:
     async with run.engine() as engine:
         await engine.add_steps([step(1)])
-        fold, broken = engine_module.Judge.fold_step, [True]
+        fold, broken = Judge.fold_step, [True]
 
         def fold_step(judge: Any, report: StepReport) -> None:
             if broken.pop() if broken else False:
                 raise RuntimeError("a mistake in a rule")
             fold(judge, report)
 
-        monkeypatch.setattr(engine_module.Judge, "fold_step", fold_step)
+        monkeypatch.setattr(Judge, "fold_step", fold_step)
         with pytest.raises(Problem) as refused:
             await engine.add_steps([step(2)])
         assert refused.value.status == 503 and engine.verdict.code == "store_unavailable"
@@ -557,6 +990,38 @@ async def test_the_passes_that_the_judge_wants_come_before_the_queue(run: Run) -
         assert engine.verdict == live
 
 
+HOT, COLD = (Sampling(temperature=t, max_new_tokens=64) for t in (1.0, 0.5))
+
+
+@pytest.mark.parametrize("later", [COLD, None], ids=["another", "none any more"])
+async def test_the_first_checkpoint_fixes_the_sampling_over_a_restart(
+    run: Run, rewrite_store: Callable[[Path, str], None], later: Sampling | None
+) -> None:
+    """Every pass, of every checkpoint and after every restart, is asked for as the run began."""
+    used = CheckpointEvaluation().sampling_with(HOT)
+    done = [EvaluationResult(items, None, 0.01, None, sampling=used) for items in ((0.0, 1.0), (1.0, 1.0))]
+    first = FakeEvaluator([done[0]])
+    async with run.engine(first, calibrated(2)) as engine:
+        await engine.add_steps([step(0)])
+        await engine.add_checkpoint(run.checkpoint(0).model_copy(update={"sampling": HOT}))
+        await until(lambda: len(first.asked) == 2)
+        assert engine.verdict.last_evaluation is not None
+        assert engine.verdict.last_evaluation.sampling == used
+    second = FakeEvaluator([done[1]] * 3)
+    async with run.engine(second, calibrated(2)) as engine:
+        for number in (1, 2):
+            await engine.add_checkpoint(run.checkpoint(number).model_copy(update={"sampling": later}))
+        await until(lambda: engine.queue_length == 0)
+        live = engine.verdict
+    asked = [*first.asked, *second.asked]
+    assert {request.sampling for request in asked} == {HOT} and len(second.asked) == 3
+    (told,) = [c for c in live.conditions if c.code is Code.SAMPLING_CHANGED]
+    assert told.advice and "at step 2" in told.message and not live.halt
+    rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
+    async with run.engine(FakeEvaluator(), calibrated(2)) as engine:  # folded again from the events
+        assert engine.verdict == live
+
+
 async def test_steps_are_answered_while_the_baseline_is_closed(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -593,12 +1058,77 @@ async def test_a_restart_goes_on_with_the_passes_that_are_missing(run: Run) -> N
         await engine.add_steps([step(0)])
         await engine.add_checkpoint(run.checkpoint(0))
         await until(lambda: len(first.asked) == 3)
-    second = FakeEvaluator([[1.0, 0.0], EvaluationError("gone"), [0.5, 0.5]])
+    second = FakeEvaluator([[1.0, 0.0], EvaluationError("out of memory")])
     async with run.engine(second, calibrated(4)) as engine:
-        await until(lambda: len(second.asked) == 2)
+        await until(lambda: len(second.asked) == 3)
+        assert [(r.step, r.pass_index) for r in second.asked] == [(0, 2), (0, 3), (0, 4)], "tried once more"
+    third = FakeEvaluator([EvaluationError("out of memory"), [0.5, 0.5]])
+    async with run.engine(third, calibrated(4)) as engine:
+        await until(lambda: len(third.asked) == 1)
         await engine.add_checkpoint(run.checkpoint(1))
         await until(lambda: engine.queue_length == 0)
-        assert [(r.step, r.pass_index) for r in second.asked] == [(0, 2), (0, 3), (1, 0)]
+        assert [(r.step, r.pass_index) for r in third.asked] == [(0, 4), (1, 0)]
+        assert "3 of 4 passes" in " ".join(c.message for c in engine.verdict.conditions)
         live = engine.verdict
     async with run.engine(FakeEvaluator(), calibrated(4)) as engine:
         assert engine.verdict == live
+
+
+# -- what was announced --------------------------------------------------------------------------------------
+
+
+async def test_an_evaluation_is_told_what_was_announced_and_scored_before(run: Run) -> None:
+    pins = {"tokenizer.json": "one"}
+    scored = EvaluationResult((1.0,), "first", 0.01, None, sampling=None, pins=pins)
+    later = EvaluationResult((1.0,), "second", 0.01, None, pins={"tokenizer.json": "never taken"})
+    worker = FakeEvaluator([scored, later])
+    async with run.engine(worker) as engine:
+        for number in (1, 2):
+            report = run.checkpoint(number)
+            (Path(report.path) / "model.safetensors").write_text(str(number))
+            await engine.add_checkpoint(report)
+        await until(lambda: len(worker.asked) == 2 and engine.queue_length == 0)
+    again = FakeEvaluator([[1.0]])
+    async with run.engine(again) as engine:
+        report = run.checkpoint(3)
+        announced = manifest(Path(report.path))
+        await engine.add_checkpoint(report)
+        await until(lambda: engine.queue_length == 0)
+    first, second, third = (request.expected for request in (*worker.asked, *again.asked))
+    assert (first.pins, first.before) == (None, None)
+    assert (second.pins, second.before) == (pins, "first")
+    assert third == Expected(announced, pins, "second"), "over a restart"
+    assert None not in (first.manifest, second.manifest) and first.manifest != second.manifest
+
+
+async def test_what_was_announced_is_known_after_a_restart(run: Run) -> None:
+    report = run.checkpoint(1)
+    announced = manifest(Path(report.path))
+    async with run.engine(FakeEvaluator()) as engine:  # it has not scored it when it ends
+        await engine.add_checkpoint(report)
+    (Path(report.path) / "model.safetensors").write_text("swapped")
+    worker = FakeEvaluator([[1.0]])
+    async with run.engine(worker) as engine:
+        await until(lambda: engine.queue_length == 0)
+        assert not await engine.add_checkpoint(report), "it is known"
+    assert worker.asked[0].expected.manifest == announced != manifest(Path(report.path))
+
+
+@pytest.mark.parametrize("kind", sorted(DOUBTS))
+async def test_a_doubtful_checkpoint_is_a_condition_until_another_is_scored(
+    run: Run, kind: FailureKind
+) -> None:
+    worker = FakeEvaluator([EvaluationError("secret", kind)])
+    async with run.engine(worker) as engine:
+        await engine.add_steps([step(0)])
+        await engine.add_checkpoint(run.checkpoint(1))
+        await until(lambda: engine.queue_length == 0)
+        verdict = engine.verdict
+        assert verdict.level == "unknown" and verdict.last_evaluation is None
+        (told,) = [c for c in verdict.conditions if c.code is Code.CHECKPOINT_DOUBTFUL]
+        assert told.message == "secret" and b"secret" not in engine.trainer_json
+        assert kind.words.encode() in engine.trainer_json
+        worker.outcomes.append([1.0])
+        await engine.add_checkpoint(run.checkpoint(2))
+        await until(lambda: engine.queue_length == 0)
+        assert Code.CHECKPOINT_DOUBTFUL not in [c.code for c in engine.verdict.conditions]

@@ -1,5 +1,8 @@
 """Invariant 8: no per-item score, prompt or answer leaves the guard: not in answers, logs or metrics.
 
+And a trainer, whose weights can be made to answer a question about a held-out prompt, is told the released
+scores alone: no share of the completions, no statistic of the detectors, and no failure that names an item.
+
 Canaries are everything that one held-out item is: its id, its prompt, its answer, its outcome. Per-item
 outcomes are drawn at random with long decimal expansions, so that any of them would be recognised.
 """
@@ -10,16 +13,21 @@ import asyncio
 import json
 import logging
 import random
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import pytest
 
+from guard_core import trainer_view
 from guard_core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy
+from guard_core.wire import Adapters, Code, EvaluationsNeeded, FailureKind
 from guard_service.app import create_app
 from guard_service.auth import Tokens
 from guard_service.engine import Engine
+from guard_service.errors import StoreError
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
 from guard_service.scrape import metrics_app
@@ -33,6 +41,9 @@ class LeakyEvaluator:
     """Scores at random; every third evaluation fails with a message that quotes an item."""
 
     split_digest: str | None = "digest"
+    adapters: Adapters | None = None
+    needed: EvaluationsNeeded | None = None
+    measure: Mapping[str, Any] = MappingProxyType({"scorer": "exact"})
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -40,6 +51,9 @@ class LeakyEvaluator:
 
     async def start(self) -> None:
         """Nothing to do."""
+
+    def unfit(self, checkpoint: Path) -> str:
+        return ""
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         if request.step % 3 == 2:
@@ -49,8 +63,9 @@ class LeakyEvaluator:
         if request.step % 3 == 1:
             raise EvaluationError("the evaluation process was ended by SIGKILL (out of memory?)")
         items = tuple(self._rng.random() for _ in range(ITEMS))
-        self.canaries |= {repr(item) for item in items}
-        return EvaluationResult(items, "sha", 0.01, None)
+        proxies = tuple(self._rng.random() for _ in range(ITEMS))
+        self.canaries |= {repr(item) for item in items + proxies}
+        return EvaluationResult(items, "sha", 0.01, None, 0.25, proxies)
 
     async def close(self) -> None:
         """Nothing to do."""
@@ -65,6 +80,7 @@ async def test_nothing_of_an_item_leaves_the_guard(
     print(f"seed {seed}")
     worker = LeakyEvaluator(random.Random(seed))
     policy = Policy(
+        detector="heldout_guard",
         heldout_guard=HeldOutGuardPolicy(min_steps=1),
         evaluation_failing=EvaluationFailingPolicy(after_failures=1),
     )
@@ -113,3 +129,92 @@ async def test_nothing_of_an_item_leaves_the_guard(
     # The canaries are real: the local export, which stays with the operator of the guard, has them.
     exported = json.dumps(list(export_history(tmp_path / "state")))
     assert sum(canary in exported for canary in worker.canaries) >= ITEMS
+
+
+TRUNCATED = 0.421875
+
+
+class Questioned:
+    """Its first evaluation is the baseline; a weak checkpoint follows, and at the end one that fails."""
+
+    split_digest: str | None = "digest"
+    adapters: Adapters | None = None
+    needed: EvaluationsNeeded | None = None
+    measure: Mapping[str, Any] = MappingProxyType({"scorer": "exact"})
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    def unfit(self, checkpoint: Path) -> str:
+        """Nothing to refuse."""
+        return ""
+
+    async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
+        """The outcomes that the step asks for."""
+        if request.step == 4:
+            raise EvaluationError("scorer 'exact' raised KeyError on item 'canary-id': mend it, or the item")
+        share = 8 if request.step < 2 else 3
+        items = tuple(float(i % 10 < share) for i in range(200))
+        proxies = tuple(float(i % 10 < 8) for i in range(200))
+        return EvaluationResult(items, "sha", 0.01, None, TRUNCATED, proxies)
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
+@pytest.mark.asyncio
+async def test_a_trainer_is_told_no_number_that_its_weights_could_make_an_answer(tmp_path: Path) -> None:
+    policy = Policy.model_validate(
+        {"calibrated": {"baseline_passes": 1}, "evaluation_failing": {"after_failures": 1}}
+    )
+    root = tmp_path / "checkpoints"
+    engine = Engine(state_dir=tmp_path / "state", checkpoint_root=root, policy=policy, worker=Questioned())
+    told: list[dict[str, Any]] = []
+    full: list[dict[str, Any]] = []
+    await engine.start()
+    transport = httpx.ASGITransport(create_app(engine, Tokens("trainer", "reader")))
+    async with httpx.AsyncClient(transport=transport, base_url="http://guard") as client:
+
+        async def ask(token: str, method: str, path: str, content: Any = None) -> dict[str, Any]:
+            headers = {"Authorization": f"Bearer {token}"}
+            answer = (await client.request(method, path, json=content, headers=headers)).json()
+            return answer.get("verdict", answer)
+
+        for number in range(1, 5):
+            (root / str(number)).mkdir(parents=True)
+            step = {"attempt": 0, "step": number, "reward": number / 7}
+            told.append(await ask("trainer", "POST", "/v1/steps", step))
+            path = {"attempt": 0, "step": number, "path": str(root / str(number))}
+            told.append(await ask("trainer", "POST", "/v1/checkpoints", path))
+            async with asyncio.timeout(60):
+                while engine.queue_length or engine.verdict.waiting:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
+            told.append(await ask("trainer", "POST", "/v1/steps", step))
+            told.append(await ask("trainer", "POST", "/v1/checkpoints", path))
+            told.append(await ask("trainer", "GET", "/v1/verdict"))
+            full.append(await ask("reader", "GET", "/v1/verdict"))
+    engine._ledger.fail(StoreError("disk full"))
+    told.append(json.loads(engine._ledger.unavailable().body("/v1/steps"))["verdict"])
+    await engine.close()
+
+    for verdict in told:
+        assert verdict["detectors"] == []
+        for evaluation in (verdict["last_evaluation"], verdict["best_evaluation"]):
+            assert evaluation is None or evaluation["truncated"] is evaluation["proxy_score"] is None
+        for condition in verdict["conditions"]:
+            if Code(condition["code"]) not in trainer_view._TOLD_IN_FULL:
+                meaning = Code(condition["code"]).meaning
+                newest = f" The newest: {FailureKind.UNDERWAY.words}."
+                failing = condition["code"] == "evaluation_failing"
+                assert condition["message"] == meaning + (newest if failing else "")
+    said = json.dumps(told)
+    assert "canary" not in said and "42%" not in said and str(TRUNCATED) not in said
+    # It is all there for whoever reads, and what a trainer acts on is there for it.
+    read = json.dumps(full)
+    assert "canary-id" in read and "42%" in read and str(TRUNCATED) in read and full[-1]["detectors"]
+    newest = told[-2]
+    kept = set(newest) - {"reason", "conditions", "detectors", "last_evaluation", "best_evaluation"}
+    assert {name: newest[name] for name in kept} == {name: full[-1][name] for name in kept}
+    assert newest["failure"] == "underway" and told[0]["failure"] is None
+    assert newest["fire"] and newest["last_evaluation"]["score"] == full[-1]["last_evaluation"]["score"]
+    assert [c["code"] for c in newest["conditions"]] == [c["code"] for c in full[-1]["conditions"]]

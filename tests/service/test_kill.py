@@ -25,7 +25,7 @@ from typing import Any
 from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport, StepReport, Verdict
-from guard_service.store import Failure, Store
+from guard_service.store import Failure, RefusedCheckpoint, Store
 
 RUNS, LIVES = 4, 51
 CLIENTS = 3
@@ -93,23 +93,25 @@ class Client:
         return json.loads(body)
 
 
-def replay(state: Path, copy: Path) -> tuple[Verdict, dict[tuple[int, int], dict[str, Any]]]:
+def replay(state: Path, copy: Path, policy: Policy) -> tuple[Verdict, dict[tuple[int, int], dict[str, Any]]]:
     """The verdict and the steps that the files at rest hold, from the first event on."""
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir()
-    for file in state.glob("guard.db*"):
+    for file in state.glob("guard.*"):
         shutil.copy(file, copy)
-    judge, steps = Judge(Policy()), {}
+    judge, steps = Judge(policy), {}
     if not (copy / "guard.db").exists():  # killed before there was a store
         return judge.verdict(), steps
-    store = Store(copy, Policy())
+    store = Store(copy, policy)
     for _, event in store.events(after=0):
         match event:
             case StepReport():
                 judge.fold_step(event)
                 steps[event.attempt, event.step] = event.model_dump(mode="json")
             case CheckpointReport():
-                judge.fold_checkpoint()
+                judge.fold_checkpoint(event)
+            case RefusedCheckpoint():
+                judge.fold_refused(event.key)
             case Latch():
                 judge.fold_latch(event)
             case Evaluation() | Failure():
@@ -126,12 +128,12 @@ def get_verdict(url: str) -> Verdict:
     return verdict
 
 
-def run_lives(guard: Any, seed: int, drifts: bool, lives: int) -> int:
+def run_lives(guard: Any, seed: int, drifts: bool, lives: int, policy: Policy) -> int:
     rng = random.Random(seed)
     clients = [Client(i, drifts, random.Random(rng.random())) for i in range(CLIENTS)]
     fired = ""
     kills = 0
-    expected = Judge(Policy()).verdict()
+    expected = Judge(policy).verdict()
     for _ in range(lives):
         guard.launch()
         if rng.random() < KILL_WHILE_STARTING:
@@ -155,7 +157,7 @@ def run_lives(guard: Any, seed: int, drifts: bool, lives: int) -> int:
                 thread.join()
         assert guard.end(signal.SIGKILL) == -signal.SIGKILL
         kills += 1
-        expected, steps = replay(guard.state, guard.directory / "copy")
+        expected, steps = replay(guard.state, guard.directory / "copy", policy)
         for client in clients:
             for number, report in client.acknowledged.items():
                 kept = steps[client.attempt, number]
@@ -170,12 +172,12 @@ def run_lives(guard: Any, seed: int, drifts: bool, lives: int) -> int:
     return kills
 
 
-def test_killed_at_random_moments(new_guard: Callable[..., Any]) -> None:
+def test_killed_at_random_moments(new_guard: Callable[..., Any], guard_policy: Policy) -> None:
     seed = int(os.environ.get("RLGUARD_TEST_SEED", random.SystemRandom().getrandbits(32)))
     print(f"RLGUARD_TEST_SEED={seed}")
     guards = [new_guard(f"run-{i}") for i in range(RUNS)]
     with ThreadPoolExecutor(RUNS) as pool:
         kills = sum(
-            pool.map(lambda i: run_lives(guards[i], seed + i, drifts=i % 2 == 0, lives=LIVES), range(RUNS))
+            pool.map(lambda i: run_lives(guards[i], seed + i, i % 2 == 0, LIVES, guard_policy), range(RUNS))
         )
     assert kills >= 200

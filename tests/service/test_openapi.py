@@ -45,6 +45,8 @@ def document(tmp_path_factory: Any) -> dict[str, Any]:
 OPERATIONS = [
     ("post", "/v1/steps"),
     ("post", "/v1/checkpoints"),
+    ("post", "/v1/end"),
+    ("get", "/v1/run"),
     ("get", "/v1/verdict"),
     ("get", "/v1/history"),
     ("get", "/healthz"),
@@ -96,7 +98,7 @@ def client(running_guard: Any) -> Iterator[Any]:
 
 @given(
     content=JSON_VALUES.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=200),
-    path=st.sampled_from(["/v1/steps", "/v1/checkpoints"]),
+    path=st.sampled_from(["/v1/steps", "/v1/checkpoints", "/v1/end"]),
 )
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_body_gives_a_5xx(client: Any, content: bytes, path: str) -> None:
@@ -122,7 +124,20 @@ def test_ingest_documents_its_body_and_its_token(document: dict[str, Any]) -> No
     body = steps["requestBody"]["content"]["application/json"]["schema"]
     assert body["anyOf"][0] == {"$ref": "#/components/schemas/StepReport"}
     assert body["anyOf"][1]["maxItems"] == 1000
-    assert set(steps["responses"]) == {"200", "400", "401", "403", "409", "413", "415", "422", "500", "503"}
+    assert set(steps["responses"]) == {
+        "200",
+        "400",
+        "401",
+        "403",
+        "409",
+        "413",
+        "415",
+        "422",
+        "429",
+        "500",
+        "503",
+        "507",
+    }
     verdict = document["paths"]["/v1/verdict"]["get"]
     assert {"ingestToken": []} in verdict["security"] and {"readToken": []} in verdict["security"]
     assert "security" not in document["paths"]["/healthz"]["get"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -89,7 +90,9 @@ def test_a_changed_policy_on_restart_is_refused(new_guard: Callable[..., Any], s
     guard.post("/v1/steps", step(1))
     guard.end()
     policy = guard.directory / "policy.yaml"
-    policy.write_text("heldout_guard: {min_steps: 5}")
+    policy.write_text(
+        "{detector: heldout_guard, heldout_guard: {min_steps: 5}, kl: {hard_stop: 0.08, min_steps: 5}}"
+    )
     guard.settings["POLICY_FILE"] = str(policy)
     guard.launch()
     assert guard.wait() == 2
@@ -154,3 +157,77 @@ def test_another_loopback_address(new_guard: Callable[..., Any], step: Step) -> 
     guard = new_guard(HOST=host).start()
     assert guard.url.startswith(expected)
     assert guard.post("/v1/steps", step(1)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/steps HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_is_a_problem_too(guard: Any, request_: bytes) -> None:
+    response, problem = sent(guard, request_)
+    assert (response.status, problem["status"]) == (400, 400)
+    assert response.headers["content-type"] == "application/problem+json"
+    assert problem["type"] == "urn:rlguard:problem:bad-request" and "HTTP" in problem["detail"]
+    assert guard.get("/healthz").status_code == 200
+
+
+def sent(guard: Any, *parts: bytes) -> tuple[http.client.HTTPResponse, dict[str, Any]]:
+    """The response to these bytes, and its body; the guard may hang up before all of them have gone."""
+    host, port = guard.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 10) as connection:
+        for part in parts:
+            with contextlib.suppress(OSError):
+                connection.sendall(part)
+                time.sleep(0.05)
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        return response, json.loads(response.read())
+
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: guard\r\n"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (GET + b"X: " + b"x" * 17_000 + b"\r\n\r\n",),
+        (GET + b"".join(b"X%d: %s\r\n" % (n, b"x" * 100) for n in range(200)) + b"\r\n",),
+        (b"GET /" + b"x" * 17_000 + b" HTTP/1.1\r\nHost: guard\r\n\r\n",),
+        (GET + b"X: ", *[b"x" * 8_000] * 4),
+        (GET, *[b"Y: " + b"y" * 1_000 + b"\r\n"] * 20),
+    ],
+    ids=["one header", "many", "the path", "one that never ends", "many that never end"],
+)
+def test_a_head_that_is_too_large_is_a_problem(guard: Any, parts: tuple[bytes, ...]) -> None:
+    response, problem = sent(guard, *parts)
+    assert (response.status, problem["status"]) == (431, 431)
+    assert response.headers["content-type"] == "application/problem+json"
+    assert problem["type"].endswith("request-header-fields-too-large") and "16384" in problem["detail"]
+    assert guard.get("/healthz").status_code == 200
+
+
+def test_a_head_of_15_kb_is_taken_and_so_is_a_body_in_parts(guard: Any, step: Step) -> None:
+    with guard.client() as client:  # all on one connection: each request is counted anew
+        for n in range(3):
+            assert client.get("/healthz", headers={"X": "x" * 15_000}).status_code == 200
+            many = [step(s) for s in range(900 * n, 900 * (n + 1))]
+            assert client.post("/v1/steps", json=many).status_code == 200
+        assert client.get("/healthz", headers={"X": "x" * 17_000}).status_code == 431
+
+
+def test_a_run_that_has_filled_its_share_is_told_so(new_guard: Callable[..., Any], step: Step) -> None:
+    guard = new_guard(MAX_STORE_MIB="1").start()
+    with guard.client() as client:
+        for first in range(0, 20_000, 900):
+            response = client.post("/v1/steps", json=[step(n) for n in range(first, first + 900)])
+            if response.status_code != 200:
+                break
+    assert response.status_code == 507 and response.headers["retry-after"] == "60"
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["type"] == "urn:rlguard:problem:insufficient-storage"
+    verdict = guard.get("/v1/verdict").json()
+    assert verdict["steps"] == first and verdict["level"] == "unknown"

@@ -52,7 +52,7 @@ def test_nested_heldout_settings_come_from_the_environment(env: Any) -> None:
         ({"STATE_DIR": None}, ["RLGUARD_GUARD_STATE_DIR is not set"]),
         ({"CHECKPOINT_ROOT": None}, ["RLGUARD_GUARD_CHECKPOINT_ROOT is not set"]),
         ({"KEEP_BEST_CHECKPOINT": "perhaps"}, ["RLGUARD_GUARD_KEEP_BEST_CHECKPOINT", "'perhaps'"]),
-        ({"INGEST_TOKN": "x"}, ["unknown setting RLGUARD_GUARD_INGEST_TOKN", "RLGUARD_GUARD_INGEST_TOKEN"]),
+        ({"INGEST_TOKN": "x"}, ["INGEST_TOKN is no setting: did you mean RLGUARD_GUARD_INGEST_TOKEN?"]),
         ({"HELDOUT__SPLITS": "x"}, ["RLGUARD_GUARD_HELDOUT__SPLIT"]),
         ({"HELDOUT__SPLIT": "x", "HELDOUT__EVALUATOR__KIND": "magic"}, ["EVALUATOR", "checkpoint"]),
         ({"INGEST_TOKEN_FILE": "/file"}, ["ingest_token", "ingest_token_file", "both set"]),
@@ -110,9 +110,11 @@ def test_a_token_file_may_end_with_a_newline(env: Any, tmp_path: Path) -> None:
         ("a: [", ["not YAML"]),
         ("heldout_guard: {min_step: 3}", ["heldout_guard.min_step"]),
         ("heldout_guard: {ema_alpha: 1.0}", ["heldout_guard.ema_alpha", "1.0"]),
-        ("heldout_guard: {kl_hard_stop: .nan}", ["heldout_guard.kl_hard_stop", "nan"]),
-        ("silent: {policy: halt}", ["silent.policy", "'halt'"]),
+        ("kl: {hard_stop: .nan}", ["kl.hard_stop", "nan"]),
+        ("silent: {action: halt}", ["silent.action", "'halt'"]),
         ("- 1", ["the file"]),
+        ("stale: {policy: stop}", ["stale: `policy` is now `action`"]),
+        ("heldout_guard: {kl_hard_stop: 0.3}", ["heldout_guard.kl_hard_stop is now kl.hard_stop"]),
     ],
 )
 def test_a_bad_policy_file_is_named(tmp_path: Path, text: str | None, words: list[str]) -> None:
@@ -127,8 +129,8 @@ def test_a_bad_policy_file_is_named(tmp_path: Path, text: str | None, words: lis
 
 def test_a_policy_file_changes_what_it_names(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
-    path.write_text("heldout_guard:\n  kl_hard_stop: 0.2\n")
-    assert load_policy(path).heldout_guard.kl_hard_stop == 0.2
+    path.write_text("kl:\n  hard_stop: 0.2\n")
+    assert load_policy(path).kl.hard_stop == 0.2
     path.write_text("")
     assert load_policy(path) == Policy()
 

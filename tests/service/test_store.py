@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import Evaluation, Latch
 from guard_core.policy import Policy
+from guard_core.rounds import Round
 from guard_core.wire import CheckpointReport, KlKind, StepReport
-from guard_service import store as store_module
 from guard_service.errors import ChangedRunError, StoreCorruptError, StoreError
-from guard_service.store import Appended, Conflict, Failure, Round, Store, export_history, journal_mode
+from guard_service.store import Appended, Conflict, Failure, Store, database, export_history
+from guard_service.store.database import journal_mode
 
-ROUND = Round(1, 0.1, 0.2, 0.3, None)
+ROUND = Round(0.5, 0.01, 1, 0.1, 0.2, 0.3, None)
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def test_a_transaction_is_flushed_and_the_file_is_locked(store: Store, tmp_path:
 def test_the_rollback_journal_works_where_the_file_system_is_not_known_to_be_local(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "LOCAL_FILE_SYSTEMS", frozenset())
+    monkeypatch.setattr(database, "LOCAL_FILE_SYSTEMS", frozenset())
     store = Store(tmp_path, Policy())
     assert pragma(store, "journal_mode") == "delete"
     store.append_steps([[step(1)]])
@@ -153,7 +155,7 @@ def test_what_was_appended_reads_back_bit_for_bit_and_in_order(
 
 def test_every_kind_of_event_reads_back(store: Store) -> None:
     checkpoint = CheckpointReport(attempt=0, step=1, path="/checkpoints/1")
-    evaluation = Evaluation(0, 1, "/checkpoints/1", (0.1, 1 / 3), "sha")
+    evaluation = Evaluation(0, 1, "/checkpoints/1", (0.1, 1 / 3), "sha", 0, 1 / 3, (0.2, 2 / 3))
     further = Evaluation(0, 1, "/checkpoints/1", (1.0, 0.0), None, 1)
     fire = Latch(True, "hacking_gap", "gap", 0, 1)
     stop = Latch(False, "silent", "silence", 0, 1)
@@ -167,7 +169,7 @@ def test_every_kind_of_event_reads_back(store: Store) -> None:
     assert events == [step(1), checkpoint, evaluation, fire, further, failure, stop]
     assert store.pending_checkpoints() == []
     assert store.latch_kinds() == {True, False}
-    assert store.is_settled(0, 1, 1) and not store.is_settled(0, 1, 2)
+    assert store.is_settled(CheckpointKey(0, 1), 1) and not store.is_settled(CheckpointKey(0, 1), 2)
 
 
 def test_an_evaluation_of_a_step_without_reward_has_a_line_of_its_own(store: Store, tmp_path: Path) -> None:
@@ -177,6 +179,18 @@ def test_an_evaluation_of_a_step_without_reward_has_a_line_of_its_own(store: Sto
     first, second = export_history(tmp_path)
     assert "heldout" not in first
     assert (second["step"], second["reward"], second["heldout"], second["items"]) == (2, None, 1.0, [1.0])
+
+
+def test_what_the_training_grader_gave_is_kept_with_the_items(store: Store, tmp_path: Path) -> None:
+    store.append_steps([[step(1), step(2)]])
+    store.append_evaluation(Evaluation(0, 1, "/c", (0.0, 1.0), None, 0, 0.5, (1.0, 0.25)), ROUND, [])
+    store.append_evaluation(Evaluation(0, 2, "/c", (0.0, 1.0), None), ROUND, [])
+    first, second = store.thinned_history(10)["evaluations"]
+    assert (first["truncated"], first["proxy_score"]) == (0.5, 0.625)
+    assert second["truncated"] is second["proxy_score"] is None
+    store.close()
+    first, second = export_history(tmp_path)
+    assert first["proxy_items"] == [1.0, 0.25] and "proxy_items" not in second
 
 
 def test_a_long_history_is_exported_whole(store: Store, tmp_path: Path) -> None:
@@ -192,11 +206,14 @@ def test_an_export_says_what_is_wrong(store: Store, tmp_path: Path) -> None:
         next(export_history(tmp_path / "nowhere"))
 
 
-def test_a_changed_policy_or_split_is_refused(store: Store, tmp_path: Path) -> None:
-    store.check_split("one")
-    store.check_split("one")
+def test_a_changed_policy_split_or_evaluation_is_refused(store: Store, tmp_path: Path) -> None:
+    measure = {"scorer": "exact", "evaluator": {"temperature": 1.0, "top_p": None}}
+    store.check_evaluation("one", measure)
+    store.check_evaluation("one", measure)
     with pytest.raises(ChangedRunError, match="split"):
-        store.check_split("two")
+        store.check_evaluation("two", measure)
+    with pytest.raises(ChangedRunError, match=r"evaluator\.temperature: was 1\.0, now 0"):
+        store.check_evaluation("one", measure | {"evaluator": {"temperature": 0, "top_p": None}})
     store.close()
     with pytest.raises(ChangedRunError, match=r"silent\.after_seconds: was 1800\.0, now 5\.0"):
         Store(tmp_path, Policy.model_validate({"silent": {"after_seconds": 5.0}}))

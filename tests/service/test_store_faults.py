@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import sqlite3
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ def assert_unavailable(guard: Any, reason: str, fired: bool = False) -> None:
     for verdict in (guard.get("/v1/verdict").json(), refused.json()["verdict"]):
         assert "store_unavailable" in [c["code"] for c in verdict["conditions"]]
         assert verdict["level"] == ("fired" if fired else "unknown")
-        assert verdict["fire"] is fired and verdict["halt"] is fired
+        assert verdict["fire"] is fired and verdict["stop"] is fired
         if not fired:
             assert verdict["code"] == "store_unavailable" and reason in verdict["reason"]
     path = guard.directory / "checkpoints" / "c"
@@ -61,7 +62,13 @@ def wait_until_ready(guard: Any) -> None:
 def fire(guard: Any) -> str:
     """Drift until the KL rule fires; returns the reason."""
     for number in range(6):
-        report = {"attempt": 0, "step": number, "reward": 0.5, "kl": 0.5, "kl_kind": "ref_token_mean"}
+        report = {
+            "attempt": 0,
+            "step": number,
+            "reward": 0.5,
+            "kl": 0.5 * number,
+            "kl_kind": "ref_token_mean",
+        }
         answer = guard.post("/v1/steps", report).json()
     assert answer["verdict"]["fire"]
     return answer["verdict"]["reason"]
@@ -133,7 +140,8 @@ def test_a_schema_of_a_later_release(new_guard: Callable[..., Any], step: Step) 
 
 def test_an_unwritable_directory(new_guard: Callable[..., Any]) -> None:
     # Another user may not see this interpreter's own files: what is loaded late is loaded before.
-    before = "import encodings.idna; os.getuid() or (os.setgid(65534), os.setuid(65534))"
+    before = "import encodings.idna; os.getuid() or (os.setgid(65534), os.setuid(65534)); "
+    before += "del os.environ['RLGUARD_GUARD_POLICY_FILE']"  # which it may not read
     guard = new_guard(before=before)
     guard.state.mkdir()
     guard.state.chmod(0o500)
@@ -171,7 +179,7 @@ def fill(guard: Any, step: Step, fired: bool) -> tuple[int, dict[str, Any]]:
         assert response.status_code == 200
     verdict = response.json()["verdict"]
     assert verdict["level"] == ("fired" if fired else "unknown")
-    assert verdict["fire"] is fired and verdict["halt"] is fired
+    assert verdict["fire"] is fired and verdict["stop"] is fired
     assert "store_unavailable" in [c["code"] for c in verdict["conditions"]]
     assert "Traceback" not in guard.log
     return number, verdict
@@ -232,3 +240,18 @@ def test_an_older_copy_of_the_store_is_refused(guard: Any, step: Step, tmp_path:
     assert guard.post("/v1/steps", step(4)).status_code == 503
     time.sleep(1.5)  # a tick or two of trying again
     assert_unavailable(guard, "1 events, but 3 were acknowledged")
+
+
+def test_a_fire_that_was_only_in_a_damaged_log_is_told_by_the_next_guard(
+    new_guard: Callable[..., Any], step: Step
+) -> None:
+    guard = new_guard().start()
+    reason = fire(guard)
+    log = guard.state / "guard.db-wal"
+    assert log.stat().st_size > 0, "the fire is in the log alone"
+    guard.end(signal.SIGKILL)
+    os.truncate(log, log.stat().st_size // 2)
+    guard.start()
+    assert_unavailable(guard, "were acknowledged: it was replaced, cut or damaged", fired=True)
+    assert reason in guard.get("/v1/verdict").json()["reason"]
+    assert guard.end() == 0

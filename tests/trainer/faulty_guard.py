@@ -9,13 +9,31 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from guard_core.wire import CheckpointAnswer, CheckpointReport, Code, Level, StepReport, StepsAnswer, Verdict
-
-HEALTHY = Verdict(level=Level.HEALTHY, code=Code.OK, reason="nothing", fire=False, halt=False)
-FIRED = Verdict(
-    level=Level.FIRED, code=Code.HACKING_GAP, reason="Hacking Gap +0.5", fire=True, halt=True, step=3
+from guard_core.wire import (
+    CheckpointReport,
+    CheckpointResponse,
+    Code,
+    EndReport,
+    EndResponse,
+    Level,
+    StepReport,
+    StepsResponse,
+    Verdict,
 )
-STOPPED = Verdict(level=Level.WARNING, code=Code.STALE, reason="no evaluation", fire=False, halt=True)
+
+HEALTHY = Verdict(level=Level.HEALTHY, code=Code.OK, reason="nothing", fire=False, halt=False, stop=False)
+FIRED = Verdict(
+    level=Level.FIRED,
+    code=Code.HACKING_GAP,
+    reason="Hacking Gap +0.5",
+    fire=True,
+    halt=False,
+    stop=True,
+    step=3,
+)
+STOPPED = Verdict(
+    level=Level.WARNING, code=Code.STALE, reason="no evaluation", fire=False, halt=True, stop=True
+)
 
 
 class FaultyGuard:
@@ -28,6 +46,7 @@ class FaultyGuard:
     def __init__(self) -> None:
         self.steps: list[StepReport] = []
         self.checkpoints: list[CheckpointReport] = []
+        self.ends: list[EndReport] = []
         self.requests: list[tuple[str, str]] = []
         self.headers: list[dict[str, str]] = []
         self.connections = 0
@@ -69,12 +88,15 @@ class FaultyGuard:
         if handler.path == "/v1/steps":
             reports = [StepReport.model_validate(report) for report in body]
             self.steps += reports
-            answer = StepsAnswer(
+            answer = StepsResponse(
                 accepted=len(reports), duplicates=0, verdict=self.verdict_after(len(self.steps))
             )
         elif handler.path == "/v1/checkpoints":
             self.checkpoints.append(CheckpointReport.model_validate(body))
-            answer = CheckpointAnswer(queued=True, verdict=self.verdict_after(len(self.steps)))
+            answer = CheckpointResponse(queued=True, verdict=self.verdict_after(len(self.steps)))
+        elif handler.path == "/v1/end":
+            self.ends.append(EndReport.model_validate(body))
+            answer = EndResponse(verdict=self.verdict_after(len(self.steps)))
         else:
             answer = self.verdict_after(len(self.steps))
         reply(handler, 200, answer.model_dump_json())

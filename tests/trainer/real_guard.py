@@ -13,17 +13,28 @@ from pathlib import Path
 from typing import Any
 
 #: KL fires as soon as five steps have carried one: any drift of the policy is above this threshold.
-TIGHT_KL = {"heldout_guard": {"kl_hard_stop": 1e-9}}
+TIGHT_KL = {"kl": {"hard_stop": 1e-9, "min_steps": 5}}
 #: KL never fires.
-LOOSE_KL = {"heldout_guard": {"kl_hard_stop": 1e9}}
+LOOSE_KL = {"kl": {"hard_stop": 1e9}}
 
 INGEST, READ = "ingest-secret-of-the-test", "read-secret-of-the-test"
+
+
+def digits(completion: str, answer: str, meta: object) -> float:
+    """A scorer: the share of digits. It differs from completion to completion, also of a tiny model."""
+    return sum(map(str.isdigit, completion)) / max(len(completion), 1)
 
 
 class RealGuard:
     """`python -m guard_service` as a user runs it, with both tokens."""
 
-    def __init__(self, directory: Path, checkpoint_root: Path, policy: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        checkpoint_root: Path,
+        policy: dict[str, Any] | None = None,
+        heldout: dict[str, Any] | None = None,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         checkpoint_root.mkdir(parents=True, exist_ok=True)
         self._endpoint = directory / "state" / "endpoint.json"
@@ -37,6 +48,8 @@ class RealGuard:
             "RLGUARD_GUARD_READ_TOKEN": READ,
             "RLGUARD_GUARD_PORT": "0",
         }
+        if heldout is not None:
+            self._environ["RLGUARD_GUARD_HELDOUT"] = json.dumps(heldout)
         self._log = (directory / "guard.log").open("ab")
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""

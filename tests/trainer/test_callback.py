@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
 from guard_core import CollapseStopError
-from guard_core.wire import Code, Condition, KlKind, Level, Verdict
+from guard_core.wire import Code, Condition, EvaluationsNeeded, KlKind, Level, Verdict
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard, problem, reply
-from trainer_image.errors import GuardConfigError, GuardLostError, GuardStopError
 
 pytestmark = pytest.mark.torch
 
@@ -74,11 +74,6 @@ def test_without_a_reference_model_kl_is_absent(train, guard: FaultyGuard) -> No
     assert {(r.kl, r.kl_kind) for r in guard.steps} == {(None, KlKind.ABSENT)}
 
 
-def test_a_step_without_a_generation_is_not_reported(train, guard: FaultyGuard) -> None:
-    train(guard.url, max_steps=4, steps_per_generation=2).train()
-    assert [r.step for r in guard.steps] == [1, 3]
-
-
 def test_a_log_in_the_middle_of_a_step_loses_nothing(train, guard: FaultyGuard) -> None:
     trainer = train(guard.url, max_steps=3, logging_steps=100)
     original = trainer._compute_loss
@@ -112,9 +107,11 @@ def test_evaluation_rewards_are_not_taken_for_training_rewards(train, guard: Fau
     assert [r.reward for r in guard.steps] == pytest.approx([entry["reward"] for entry in training])
 
 
-def test_a_trainer_without_lists_is_reported_as_it_logs(guard: FaultyGuard, tmp_path: Path) -> None:
+def test_a_trainer_without_lists_is_reported_as_it_logs(
+    guard: FaultyGuard, tmp_path: Path, tiny_model: Path
+) -> None:
     import torch
-    from transformers import Trainer, TrainingArguments
+    from transformers import AutoTokenizer, Trainer, TrainingArguments, default_data_collator
 
     from trainer_image.callback import GuardCallback
 
@@ -129,11 +126,18 @@ def test_a_trainer_without_lists_is_reported_as_it_logs(guard: FaultyGuard, tmp_
         max_steps=3,
         use_cpu=True,
         report_to=[],
-        save_strategy="no",
+        save_steps=3,
         remove_unused_columns=False,
     )
     data = [{"x": torch.ones(2)} for _ in range(64)]
-    trainer = Rewarded(torch.nn.Linear(2, 1), arguments, train_dataset=data)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    trainer = Rewarded(
+        torch.nn.Linear(2, 1),
+        arguments,
+        train_dataset=data,
+        processing_class=tokenizer,
+        data_collator=default_data_collator,
+    )
     trainer.add_callback(GuardCallback(guard.url))
     trainer.train()
     assert [(r.step, r.reward, r.kl, r.entropy) for r in guard.steps] == [
@@ -156,7 +160,7 @@ def test_checkpoints_are_reported_when_they_are_on_disk(train, guard: FaultyGuar
         return False
 
     guard.fault = look
-    trainer = train(guard.url, max_steps=4, save_strategy="steps", save_steps=2)
+    trainer = train(guard.url, max_steps=4, save_steps=2, save_only_model=False)
     trainer.train()
     output = Path(trainer.args.output_dir).resolve()
     assert [(c.step, c.path) for c in guard.checkpoints] == [
@@ -164,6 +168,80 @@ def test_checkpoints_are_reported_when_they_are_on_disk(train, guard: FaultyGuar
         (4, str(output / "checkpoint-4")),
     ]
     assert all({"model.safetensors", "trainer_state.json", "optimizer.pt"} <= set(names) for names in seen)
+
+
+@pytest.fixture
+def driven(guard: FaultyGuard, tmp_path: Path) -> Any:
+    """A callback that has begun, with the arguments of its events; no trainer."""
+    args = SimpleNamespace(device="cpu", output_dir=str(tmp_path))
+    state = SimpleNamespace(global_step=0, is_world_process_zero=True)
+    control = SimpleNamespace(should_training_stop=False)
+    callback = from_env(RLGUARD_URL=guard.url)
+    callback.on_train_begin(args, state, control)
+    return SimpleNamespace(callback=callback, events=(args, state, control), state=state)
+
+
+def test_a_step_that_is_logged_twice_is_reported_once(driven: Any, guard: FaultyGuard) -> None:
+    driven.state.global_step = 1
+    for reward in (0.5, 0.6):  # the guard would refuse a second report of the same step
+        driven.callback.on_log(*driven.events, logs={"reward": reward})
+    driven.callback.on_train_end(*driven.events)
+    assert [(r.step, r.reward) for r in guard.steps] == [(1, 0.5)]
+
+
+def test_a_training_that_has_finished_says_so_last(driven: Any, guard: FaultyGuard) -> None:
+    driven.state.global_step = 1
+    driven.callback.on_log(*driven.events, logs={"reward": 0.5})
+    driven.state.global_step = 7  # whatever became of the rewards since
+    driven.callback.on_train_end(*driven.events)
+    assert [(end.attempt, end.step, end.began) for end in guard.ends] == [(0, 7, 0)] and guard.requests[
+        -1
+    ] == (
+        "POST",
+        "/v1/end",
+    )
+
+
+def test_a_training_that_was_stopped_does_not_say_that_it_finished(driven: Any, guard: FaultyGuard) -> None:
+    guard.verdict_after = fire_after(1)
+    driven.state.global_step = 1
+    driven.callback.on_log(*driven.events, logs={"reward": 0.5})
+    with pytest.raises(CollapseStopError):
+        driven.callback.on_train_end(*driven.events)
+    assert guard.ends == []
+
+
+def test_a_guard_of_an_older_release_is_no_error_at_the_end(driven: Any, guard: FaultyGuard) -> None:
+    older = problem(404, "there is nothing here")
+    guard.fault = lambda handler, body: handler.path == "/v1/end" and older(handler, body)
+    driven.state.global_step = 1
+    driven.callback.on_log(*driven.events, logs={"reward": 0.5})
+    driven.callback.on_train_end(*driven.events)
+    assert guard.requests[-1] == ("POST", "/v1/end") and driven.callback.stop is None
+
+
+def test_a_checkpoint_is_announced_when_every_rank_has_written_it(
+    driven: Any, guard: FaultyGuard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_rank_writes = (tmp_path / "checkpoint-1").mkdir
+    monkeypatch.setattr("trainer_image.ranks.barrier", last_rank_writes)
+    driven.state.global_step = 1
+    driven.callback.on_save(*driven.events)
+    driven.callback.on_train_end(*driven.events)
+    assert [c.step for c in guard.checkpoints] == [1]
+
+
+def test_a_run_whose_last_checkpoint_never_reaches_the_guard_does_not_end_well(
+    driven: Any, guard: FaultyGuard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 0.2)
+    guard.fault = lambda handler, _: reply(handler, 503, "starting again")
+    (tmp_path / "checkpoint-1").mkdir()
+    driven.state.global_step = 1
+    driven.callback.on_save(*driven.events)
+    with pytest.raises(GuardLostError, match="1 checkpoints never reached the guard"):
+        driven.callback.on_train_end(*driven.events)
+    assert driven.callback.stop.lost
 
 
 def late_evaluation(guard: FaultyGuard, found: Verdict) -> None:
@@ -182,10 +260,10 @@ def test_the_end_of_training_waits_for_the_last_evaluations(
     train, guard: FaultyGuard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a pod the guard ends with the trainer: what it has not evaluated by then, it never will."""
-    monkeypatch.setattr("trainer_image.reporter.POLL_SECONDS", 0.1)
+    monkeypatch.setattr("guard_client.reporter.POLL_SECONDS", 0.1)
     late_evaluation(guard, FIRED)
     waiting = {"drain_seconds": 60.0}
-    trainer = train(guard.url, callback_kwargs=waiting, max_steps=2, save_strategy="steps", save_steps=2)
+    trainer = train(guard.url, callback_kwargs=waiting, max_steps=2)
     with pytest.raises(CollapseStopError):
         trainer.train()
 
@@ -222,7 +300,7 @@ def test_a_fire_ends_training_softly(train, guard: FaultyGuard) -> None:
 
 def test_a_policy_that_says_stop_is_no_collapse(train, guard: FaultyGuard) -> None:
     guard.verdict_after = lambda acknowledged: STOPPED if acknowledged else HEALTHY
-    with pytest.raises(GuardStopError, match="stale: no evaluation"):
+    with pytest.raises(GuardHaltError, match="stale: no evaluation"):
         train(guard.url, max_steps=500).train()
 
 
@@ -272,7 +350,7 @@ def test_a_given_attempt_is_kept(train, guard: FaultyGuard) -> None:
 def test_no_guard_at_the_start_stops(train, guard: FaultyGuard) -> None:
     guard.close()
     trainer = train(guard.url, callback_kwargs={"unreachable_seconds": 0.2})
-    with pytest.raises(GuardLostError, match="no guard answers"):
+    with pytest.raises(GuardLostError, match="no guard responds"):
         trainer.train()
     assert trainer.state.global_step == 0
 
@@ -281,10 +359,10 @@ def test_no_guard_at_the_start_continues_if_told_so(train, guard: FaultyGuard, c
     guard.close()
     kwargs = {"unreachable_seconds": 0.2, "on_unreachable": "continue"}
     trainer = train(guard.url, max_steps=3, callback_kwargs=kwargs)
-    monkeypatch.setattr("trainer_image.callback.FLUSH_SECONDS", 0.2)
+    monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 0.2)
     trainer.train()
     assert trainer.state.global_step == 3
-    assert "3 not delivered" in caplog.text
+    assert "4 not delivered" in caplog.text
 
 
 def test_a_guard_lost_in_the_middle_stops(train, guard: FaultyGuard, monkeypatch) -> None:
@@ -293,8 +371,8 @@ def test_a_guard_lost_in_the_middle_stops(train, guard: FaultyGuard, monkeypatch
 
     guard.fault = lost
     trainer = train(guard.url, max_steps=100_000, callback_kwargs={"unreachable_seconds": 0.3})
-    monkeypatch.setattr("trainer_image.callback.FLUSH_SECONDS", 0.1)
-    with pytest.raises(GuardLostError, match="no answer from the guard"):
+    monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 0.1)
+    with pytest.raises(GuardLostError, match="no response from the guard"):
         trainer.train()
     assert trainer.state.global_step < 100_000
 
@@ -319,7 +397,7 @@ def test_the_starting_policy_is_saved_for_a_guard_that_compares_with_it(
     trainer = train(guard.url, max_steps=2)
     trainer.train()
     start = guard.checkpoints[0]
-    assert (start.step, Path(start.path).name) == (0, "rlguard-start")
+    assert (start.step, Path(start.path).name) == (0, "_rlguard-start")
     saved, before = (load_file(Path(d) / "model.safetensors") for d in (start.path, tiny_model))
     assert saved.keys() == before.keys() and all(saved[k].equal(before[k]) for k in saved)
     assert [r.step for r in guard.steps] == [1, 2]
@@ -330,7 +408,7 @@ def test_no_other_guard_makes_the_trainer_save_its_start(train, guard: FaultyGua
     for verdict in (HEALTHY, seen_steps):
         guard.verdict_after = lambda _, verdict=verdict: verdict
         train(guard.url, max_steps=1).train()
-    assert guard.checkpoints == []
+    assert [Path(c.path).name for c in guard.checkpoints] == ["checkpoint-1"] * 2
 
 
 def test_no_step_waits_for_a_hanging_guard(train, guard: FaultyGuard, monkeypatch) -> None:
@@ -347,8 +425,9 @@ def test_no_step_waits_for_a_hanging_guard(train, guard: FaultyGuard, monkeypatc
 
     guard.fault = hang
     trainer = train(guard.url, max_steps=20)
-    monkeypatch.setattr("trainer_image.callback.FLUSH_SECONDS", 0.1)
-    trainer.train()
+    monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 0.1)
+    with pytest.raises(GuardLostError, match="checkpoints never reached the guard"):
+        trainer.train()
     # Every step is done while the first reports still wait; a step that waited would have posted its own.
     assert trainer.state.global_step == 20
     assert guard.steps == []
@@ -356,14 +435,343 @@ def test_no_step_waits_for_a_hanging_guard(train, guard: FaultyGuard, monkeypatc
     release.set()
 
 
-def test_what_was_not_delivered_is_reported_at_the_end(train, guard: FaultyGuard, caplog) -> None:
-    guard.fault = lambda handler, body: (
-        body is not None and problem(409, "step 1 has other values")(handler, body)
-    )
-    with caplog.at_level(logging.WARNING):
+# -- a guard that refuses ------------------------------------------------------------------------------------
+
+
+def refuse(path: str, detail: str) -> Any:
+    """A fault that answers every POST to `path` with a refusal."""
+    return lambda handler, body: handler.path == path and problem(409, detail)(handler, body)
+
+
+OUTSIDE = refuse("/v1/checkpoints", "the checkpoint lies outside the checkpoint root /checkpoints")
+
+
+def test_the_first_refusal_is_in_the_log_at_once(train, guard: FaultyGuard, caplog) -> None:
+    guard.fault = OUTSIDE
+    trainer = train(guard.url, max_steps=300, save_steps=5)
+    with pytest.raises(GuardLostError, match="outside the checkpoint root"):
+        trainer.train()
+    first = next(record for record in caplog.records if "refuses the checkpoint of step 5 " in record.message)
+    assert first.levelno == logging.WARNING and "outside the checkpoint root" in first.message
+
+
+@pytest.mark.parametrize("path", ["/v1/checkpoints", "/v1/steps"])
+def test_a_guard_that_refuses_everything_is_treated_as_lost(train, guard: FaultyGuard, path: str) -> None:
+    guard.fault = refuse(path, "attempt 0 has ended")
+    trainer = train(guard.url, max_steps=300, save_steps=5)  # none is rotated away before it is sent
+    with pytest.raises(GuardLostError, match=r"refuses every .* in a row: .*attempt 0 has ended"):
+        trainer.train()
+    assert trainer.state.global_step < 300
+
+
+def test_a_run_of_which_every_checkpoint_was_refused_does_not_end_well(train, guard: FaultyGuard) -> None:
+    guard.fault = OUTSIDE
+    with pytest.raises(GuardLostError, match=r"refused every checkpoint .*outside the checkpoint root"):
         train(guard.url, max_steps=2).train()
-    assert "0 steps and 0 checkpoints acknowledged" in caplog.text and "2 refused" in caplog.text
-    assert "step 1 has other values" in caplog.text
+
+
+def test_refusals_stop_nothing_if_told_so(train, guard: FaultyGuard, caplog) -> None:
+    guard.fault = refuse("/v1/steps", "step 1 has other values")
+    trainer = train(guard.url, max_steps=5, callback_kwargs={"on_unreachable": "continue"})
+    trainer.train()
+    assert trainer.state.global_step == 5 and [c.step for c in guard.checkpoints] == [5]
+    assert "0 steps and 1 checkpoints acknowledged" in caplog.text and "5 refused" in caplog.text
+
+
+# -- a run that waits for its guard --------------------------------------------------------------------------
+
+
+def scored_after(looks: int, found: Verdict = HEALTHY) -> Any:
+    """A fault: the verdict has the newest checkpoint waiting until it was asked for so many times."""
+    state = {"left": 0}
+
+    def answer(handler: Any, _: Any) -> bool:
+        if handler.path == "/v1/checkpoints":
+            state["left"] = looks
+        elif handler.path == "/v1/verdict" and state["left"]:
+            state["left"] -= 1
+            waiting = HEALTHY.model_copy(update={"waiting": 1})
+            return reply(handler, 200, (waiting if state["left"] else found).model_dump_json())
+        return False
+
+    return answer
+
+
+def lagging(guard: FaultyGuard) -> None:
+    """One evaluation is under way whenever a report is answered."""
+    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"waiting": 1 if guard.checkpoints else 0})
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("guard_client.reporter.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("trainer_image.callback.LAG_POLL_SECONDS", 0.02)
+
+
+def test_training_waits_for_a_guard_that_lags_and_goes_on(
+    train, guard: FaultyGuard, quick_looks, caplog
+) -> None:
+    lagging(guard)
+    guard.fault = scored_after(3)
+    steps_at_look: list[int] = []
+    trainer = train(guard.url, max_steps=2, save_steps=1, callback_kwargs={"max_lag": 0})
+    answer = guard.fault
+
+    def look(handler: Any, body: Any) -> bool:
+        if handler.path == "/v1/verdict":
+            steps_at_look.append(trainer.state.global_step)
+        return answer(handler, body)
+
+    guard.fault = look
+    with caplog.at_level(logging.INFO, "trainer_image"):
+        trainer.train()
+    assert "training waits at step 1 until" in caplog.text
+    assert steps_at_look.count(1) >= 3 and trainer.state.global_step == 2
+
+
+def test_a_fire_stops_a_run_that_waits_before_it_trains_on(train, guard: FaultyGuard, quick_looks) -> None:
+    lagging(guard)
+    guard.fault = scored_after(3, FIRED)
+    trainer = train(guard.url, max_steps=500, save_steps=1, callback_kwargs={"max_lag": 0})
+    with pytest.raises(CollapseStopError):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_a_run_that_waits_is_stopped_when_the_guard_is_lost(train, guard: FaultyGuard, quick_looks) -> None:
+    guard.fault = lambda handler, _: bool(guard.checkpoints) and reply(handler, 503, "")
+    lagging(guard)
+    kwargs = {"max_lag": 0, "unreachable_seconds": 0.3}
+    trainer = train(guard.url, max_steps=500, save_steps=1, callback_kwargs=kwargs)
+    with pytest.raises(GuardLostError):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
+@pytest.fixture
+def short_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("guard_client.guard.STALL_SECONDS", 0.3)
+
+
+IMPATIENT = {"max_lag": 0, "unreachable_seconds": 0.3}
+
+
+def test_a_guard_that_scores_nothing_is_not_waited_for_without_an_end(
+    train, guard: FaultyGuard, quick_looks, short_stall
+) -> None:
+    lagging(guard)
+    trainer = train(guard.url, max_steps=500, save_steps=1, callback_kwargs=IMPATIENT)
+    with pytest.raises(GuardLostError, match="none of 1 checkpoints was scored: look whether"):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_a_guard_that_scores_nothing_is_waited_for_once_if_told_to_continue(
+    train, guard: FaultyGuard, quick_looks, short_stall, caplog
+) -> None:
+    lagging(guard)
+    kwargs = IMPATIENT | {"on_unreachable": "continue"}
+    trainer = train(guard.url, max_steps=4, save_steps=1, callback_kwargs=kwargs)
+    trainer.train()
+    assert trainer.state.global_step == 4 and trainer.callback_handler.callbacks[-1].stop is None
+    assert caplog.text.count("training has waited 0.3 s for the guard") == 1
+
+
+def test_a_wait_is_in_vain_when_the_lag_does_not_fall_and_until_it_does() -> None:
+    from guard_client.stopping import Stall
+
+    stall = Stall(10.0)
+    stall.begin(3, 0.0)
+    for lag, now in ((3, 9.0), (2, 9.5), (2, 19.0)):
+        stall.look(lag, now)
+        assert stall.reason is None, "the lag has fallen at 9.5 s"
+    stall.look(2, 19.5)
+    assert stall.reason is not None
+    stall.begin(3, 20.0)
+    assert stall.reason is not None, "one more was saved and none was scored"
+    stall.begin(2, 21.0)
+    assert stall.reason is None
+    stall.look(2, 30.0)
+    assert stall.reason is None, "a new wait has the whole limit"
+
+
+@pytest.mark.parametrize("max_lag", [None, 1])
+def test_a_run_within_its_lag_does_not_wait(train, guard: FaultyGuard, max_lag: int | None, caplog) -> None:
+    lagging(guard)
+    with caplog.at_level(logging.INFO, "trainer_image"):
+        train(guard.url, max_steps=2, save_steps=2, callback_kwargs={"max_lag": max_lag}).train()
+    assert "training waits" not in caplog.text
+
+
+# -- how much of it can be judged ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed", "level", "sentence"),
+    [
+        ({"save_steps": 1}, (2, 8), "WARNING", "you will get 3 evaluations; 8 are needed: train for 8 steps"),
+        ({"save_steps": 1}, (2, 3), "INFO", "3 checkpoints; 3 are needed"),
+        ({"save_steps": 1}, (None, None), "WARNING", "no number of evaluations of so few items"),
+        ({"save_steps": 0.5}, (2, 2), "INFO", "2 checkpoints; 2 are needed"),
+        ({"save_strategy": "epoch"}, (2, 2), "WARNING", "you will get 1 evaluations; 2 are needed"),
+        ({"save_steps": 1}, None, None, ""),
+    ],
+)
+def test_the_log_says_how_many_evaluations_the_run_will_have(
+    train, guard: FaultyGuard, settings: Any, needed: Any, level: str | None, sentence: str, caplog
+) -> None:
+    told = None if needed is None else EvaluationsNeeded(long_rounds=needed[0], short_rounds=needed[1])
+    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"needed": told})
+    with caplog.at_level(logging.INFO, "trainer_image"):
+        train(guard.url, max_steps=3, **settings).train()
+    said = [r for r in caplog.records if r.getMessage().startswith("held-out evaluations: ")]
+    assert [r.levelname for r in said] == ([] if level is None else [level])
+    assert sentence in "".join(r.getMessage() for r in said)
+
+
+# -- what could never be scored ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        ({"save_strategy": "no"}, "set save_strategy='steps' and save_steps=1"),
+        ({"max_steps": 40, "save_steps": 500}, "500 is more than max_steps 40.* set save_steps to 4 or less"),
+        ({"save_steps": 5}, "set save_steps to 1 or less"),
+    ],
+)
+def test_a_run_without_a_checkpoint_is_refused(
+    train, guard: FaultyGuard, settings: Any, setting: str
+) -> None:
+    trainer = train(guard.url, **settings)
+    with pytest.raises(GuardConfigError, match=setting):
+        trainer.train()
+    assert guard.requests == [] and trainer.state.global_step == 0
+
+
+def test_without_a_tokenizer_nothing_could_be_scored(guard: FaultyGuard, tmp_path: Path) -> None:
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    from trainer_image.callback import GuardCallback
+
+    arguments = TrainingArguments(str(tmp_path), max_steps=3, save_steps=1, use_cpu=True, report_to=[])
+    trainer = Trainer(torch.nn.Linear(2, 1), arguments, train_dataset=[{"x": torch.ones(2)}] * 8)
+    trainer.add_callback(GuardCallback(guard.url))
+    with pytest.raises(GuardConfigError, match="pass processing_class=tokenizer"):
+        trainer.train()
+
+
+def stub(**changes: Any) -> SimpleNamespace:
+    """A trainer with nothing but what the checks read."""
+    plugins = SimpleNamespace(
+        fsdp_plugin=SimpleNamespace(state_dict_type="StateDictType.FULL_STATE_DICT"),
+        deepspeed_plugin=SimpleNamespace(deepspeed_config={"zero_optimization": {"stage": 2}}),
+    )
+    whole = {"model": object(), "processing_class": object(), "accelerator": SimpleNamespace(state=plugins)}
+    return SimpleNamespace(**(whole | changes))
+
+
+def sharded(**plugins: Any) -> SimpleNamespace:
+    return SimpleNamespace(state=SimpleNamespace(**plugins))
+
+
+ZERO_3 = {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": False}}
+GATHERED = {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}}
+SHARDS = SimpleNamespace(state_dict_type="StateDictType.SHARDED_STATE_DICT")
+PEFT_MODEL = type("PeftModel", (), {"__module__": "peft.peft_model"})
+
+
+@pytest.mark.parametrize(
+    ("trainer", "setting"),
+    [
+        (stub(), None),
+        (stub(processing_class=None, data_collator=SimpleNamespace(tokenizer=object())), None),
+        (stub(processing_class=None), "pass processing_class=tokenizer"),
+        (stub(model=PEFT_MODEL()), None),  # whether the guard can score it is the guard's to say
+        (stub(is_fsdp_enabled=True), None),
+        (
+            stub(is_fsdp_enabled=True, accelerator=sharded(fsdp_plugin=SHARDS)),
+            "FULL_STATE_DICT in fsdp_config",
+        ),
+        (stub(is_deepspeed_enabled=True), None),
+        (
+            stub(
+                is_deepspeed_enabled=True,
+                accelerator=sharded(deepspeed_plugin=SimpleNamespace(deepspeed_config=ZERO_3)),
+            ),
+            "stage3_gather_16bit_weights_on_model_save to true",
+        ),
+        (
+            stub(
+                is_deepspeed_enabled=True,
+                accelerator=sharded(deepspeed_plugin=SimpleNamespace(deepspeed_config=GATHERED)),
+            ),
+            None,
+        ),
+    ],
+)
+def test_what_a_trainer_saves_that_nobody_could_load_is_refused(trainer: Any, setting: str | None) -> None:
+    from trainer_image.unscorable import unscorable
+
+    reason = unscorable(SimpleNamespace(), SimpleNamespace(), trainer)
+    assert reason is None if setting is None else reason is not None and setting in reason
+
+
+LORA = {"peft_type": "LORA", "r": 8}
+
+
+@pytest.mark.parametrize("model", [PEFT_MODEL(), SimpleNamespace(_hf_peft_config_loaded=True)])
+@pytest.mark.parametrize(
+    ("adapters", "config", "told"),
+    [
+        ("refused", LORA, "set --base-model DIR"),
+        ("applied", LORA, None),
+        ("applied", LORA | {"peft_type": "IA3"}, "an adapter of the kind 'IA3'"),
+        ("applied", LORA | {"modules_to_save": ["lm_head"]}, "'modules_to_save' is ['lm_head']"),
+        (None, LORA | {"peft_type": "IA3"}, None),  # a server applies it, or an older guard says nothing
+        ("invented", LORA, None),
+    ],
+)
+def test_an_adapter_that_the_guard_cannot_apply_is_refused_before_the_first_step(
+    model: Any, adapters: str | None, config: dict[str, Any], told: str | None
+) -> None:
+    from trainer_image.unscorable import adapter_unscorable
+
+    model.peft_config = {"default": SimpleNamespace(to_dict=lambda: config)}
+    reason = adapter_unscorable(stub(model=model), adapters)
+    assert reason is None if told is None else reason is not None and told in reason
+    assert adapter_unscorable(stub(), adapters) is None  # a whole model
+
+
+def test_pickled_weights_are_refused() -> None:
+    from trainer_image.unscorable import unscorable
+
+    reason = unscorable(SimpleNamespace(save_safetensors=False), SimpleNamespace(), None)
+    assert reason is not None and "set save_safetensors=True" in reason
+
+
+# -- a hub ---------------------------------------------------------------------------------------------------
+
+
+def test_what_the_guard_made_is_never_pushed(train, guard: FaultyGuard, monkeypatch) -> None:
+    """Neither when the start is saved, nor with what the Trainer pushes of `output_dir` later."""
+    from fnmatch import fnmatch
+
+    from transformers import Trainer
+
+    guard.verdict_after = lambda acknowledged: HEALTHY if acknowledged else NEEDS_THE_START
+    pushed: list[int] = []
+    trainer = train(guard.url, max_steps=2)
+    monkeypatch.setattr(Trainer, "push_to_hub", lambda self, **_: pushed.append(self.state.global_step))
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", lambda *_: None)
+    trainer.args.push_to_hub = True
+    trainer.train()
+    assert pushed == [], "training itself pushes checkpoints only"
+    trainer.save_model()
+    assert pushed == [2], "the user's own save is pushed"
+    start = Path(guard.checkpoints[0].path)
+    assert start.is_dir() and fnmatch(start.name, "_*"), "the Trainer leaves `_*` out of what it pushes"
 
 
 # -- configuration -------------------------------------------------------------------------------------------
@@ -401,6 +809,8 @@ def test_only_rank_0_needs_the_url() -> None:
         ("RLGUARD_UNREACHABLE_SECONDS", "five"),
         ("RLGUARD_DRAIN_SECONDS", "-1"),
         ("RLGUARD_DRAIN_SECONDS", "soon"),
+        ("RLGUARD_MAX_LAG", "-1"),
+        ("RLGUARD_MAX_LAG", "two"),
     ],
 )
 def test_a_wrong_variable_is_named(name: str, value: str) -> None:
@@ -421,3 +831,26 @@ def test_the_callback_works_when_it_is_driven_without_a_trainer(guard: FaultyGua
     callback.on_train_end(args, state, control)
     assert [(r.step, r.reward) for r in guard.steps] == [(1, 0.5), (2, 0.5)]
     assert not control.should_training_stop
+
+
+def test_an_optional_guard_that_the_environment_does_not_name_trains_unguarded(
+    train, guard: FaultyGuard, caplog
+) -> None:
+    from trainer_image.callback import GuardCallback
+
+    trainer = train(None, max_steps=2, save_strategy="no")
+    trainer.add_callback(GuardCallback.from_env({}, optional=True))
+    trainer.train()
+    assert trainer.state.global_step == 2 and guard.requests == []
+    assert caplog.text.count("RLGUARD_URL is not set: this run is unguarded") == 1
+
+
+def test_an_optional_guard_that_the_environment_names_is_a_guard(train, guard: FaultyGuard) -> None:
+    from trainer_image.callback import GuardCallback
+
+    guard.verdict_after = lambda _: FIRED
+    trainer = train(None, max_steps=2)
+    trainer.add_callback(GuardCallback.from_env({"RLGUARD_URL": guard.url}, optional=True))
+    with pytest.raises(CollapseStopError):
+        trainer.train()
+    assert trainer.state.global_step == 0

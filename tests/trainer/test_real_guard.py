@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from guard_core import CollapseStopError
-from tests.trainer.real_guard import INGEST, LOOSE_KL, TIGHT_KL, RealGuard
+from guard_core.wire import Sampling
+from tests.trainer.real_guard import INGEST, LOOSE_KL, TIGHT_KL, RealGuard, digits
 
 pytestmark = pytest.mark.torch
 
@@ -19,8 +21,8 @@ pytestmark = pytest.mark.torch
 def start(tmp_path: Path) -> Iterator[Any]:
     guards = []
 
-    def make(policy: dict[str, Any] | None = None) -> RealGuard:
-        guards.append(RealGuard(tmp_path / "guard", tmp_path / "out", policy))
+    def make(policy: dict[str, Any] | None = None, heldout: dict[str, Any] | None = None) -> RealGuard:
+        guards.append(RealGuard(tmp_path / "guard", tmp_path / "out", policy, heldout))
         return guards[-1]
 
     yield make
@@ -33,9 +35,10 @@ def train(tiny_model: Path, tmp_path: Path) -> Any:
     from tests.trainer.tiny import grpo_trainer
     from trainer_image.callback import GuardCallback
 
-    def make(guard: RealGuard, strict: str = "1", **overrides: Any) -> Any:
+    def make(guard: RealGuard, strict: str = "1", drain: int = 0, **overrides: Any) -> Any:
         trainer = grpo_trainer(tiny_model, tmp_path / "out", **overrides)
         environ = {"RLGUARD_URL": guard.url, "RLGUARD_TOKEN": INGEST, "RLGUARD_STRICT": strict}
+        environ |= {"RLGUARD_DRAIN_SECONDS": str(drain)}
         trainer.add_callback(GuardCallback.from_env(environ))
         return trainer
 
@@ -96,7 +99,51 @@ def test_a_killed_guard_loses_no_step(start: Any, train: Any) -> None:
 
     trainer.training_step = kill_after_20
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer_image.callback.FLUSH_SECONDS", 30.0)
+        patch.setattr("guard_client.guard.FLUSH_SECONDS", 30.0)
         trainer.train()
     restart.join()
     assert [line["step"] for line in guard.history()] == list(range(1, 151))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_guard_evaluates_as_the_trainer_samples(
+    start: Any, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outcomes on the guard's disk are those of completions made here, as TRL samples, by the seed."""
+    from guard_service.heldout.config import CheckpointEvaluatorSettings
+    from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
+    from guard_service.heldout.split import HeldoutSplit
+    from guard_service.heldout.worker import EvaluationRequest
+    from guard_service.store import export_history
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    split = tmp_path / "split.jsonl"
+    split.write_text(
+        "".join(json.dumps({"id": f"i{n}", "prompt": f"{n}+{n}=", "answer": "7"}) + "\n" for n in range(9))
+    )
+    evaluator = {"kind": "checkpoint", "seed": 3}
+    scorer = "tests.trainer.real_guard:digits"
+    guard = start(
+        {"calibrated": {"baseline_passes": 3}},
+        {"split": str(split), "scorer": scorer, "evaluator": evaluator},
+    )
+    told = {"temperature": 0.7, "top_k": 9, "max_completion_length": 6}
+    train(guard, drain=200, max_steps=2, **told).train()
+    last = guard.verdict()["last_evaluation"]
+    expected = Sampling(temperature=0.7, top_k=9, max_new_tokens=6)
+    assert last["step"] == 2
+    assert last["sampling"] == expected.model_dump() | {"samples": 1, "source": "trainer"}
+    guard.close()
+
+    settings = CheckpointEvaluatorSettings.model_validate(evaluator)
+    paths = {0: tmp_path / "out" / "_rlguard-start", 2: tmp_path / "out" / "checkpoint-2"}
+    stored = [line for line in export_history(tmp_path / "guard" / "state") if "items" in line]
+    assert [(line["step"], line.get("pass_index", 0)) for line in stored] == [(0, 0), (0, 1), (0, 2), (2, 0)]
+    for line in stored:
+        index = line.get("pass_index", 0)
+        request = EvaluationRequest(0, line["step"], paths[line["step"]], index, expected)
+        made = CheckpointEvaluator(settings, tmp_path).complete(HeldoutSplit.load(split).items, request)
+        assert line["items"] == [digits(text, "", None) for (text,) in made.texts]
+        assert max(len(text.split()) for (text,) in made.texts) == 6, "a token is a word to this tokenizer"
+    assert stored[0]["items"] != stored[1]["items"] != stored[2]["items"], "each pass draws anew"

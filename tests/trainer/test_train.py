@@ -1,4 +1,4 @@
-"""`python -m trainer_image.train`: real runs, resuming, exit codes, and errors that name the key."""
+"""`python -m rlguard.train`: real runs, resuming, exit codes, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from guard_client.errors import GuardConfigError
+from guard_client.samples import let_the_guard_read
+from guard_core.wire import Adapters
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard
 from trainer_image import train as entrypoint
-from trainer_image.checkpoints import incomplete_because, latest_complete, let_the_guard_read
+from trainer_image.checkpoints import incomplete_because, latest_complete
 from trainer_image.config import load
-from trainer_image.errors import GuardConfigError
 from trainer_image.rewards import exact_match, last_number
 from trainer_image.train import main, read_jsonl, reward_function
 
@@ -64,7 +67,7 @@ def config(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
         content: dict[str, Any] = {
             "model": "no-model",
             "dataset": str(data),
-            "reward_functions": ["trainer_image.rewards:exact_match"],
+            "reward_functions": ["rlguard.rewards:exact_match"],
             "output_dir": str(tmp_path / "out"),
             "grpo": GRPO | (grpo or {}),
         }
@@ -101,6 +104,33 @@ def test_a_run_trains_saves_and_resumes(config: Any, tiny_model: Path, tmp_path:
 
 
 @pytest.mark.torch
+def test_a_lora_run_saves_adapters_and_resumes(
+    config: Any, tiny_model: Path, tmp_path: Path, guard: FaultyGuard, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("RLGUARD_URL", guard.url)
+    lora = {"r": 2, "target_modules": "all-linear"}
+    assert run(config(model=str(tiny_model), lora=lora)) == 0
+    assert run(config(model=str(tiny_model), lora=lora, grpo={"max_steps": 3})) == 0
+    assert [report.step for report in guard.checkpoints] == [1, 2, 3]
+    saved = list((tmp_path / "out").rglob("*.safetensors"))
+    assert saved and {path.name for path in saved} == {"adapter_model.safetensors"}
+
+
+@pytest.mark.torch
+def test_a_lora_run_is_refused_by_a_guard_without_a_base_model(
+    config: Any, tiny_model: Path, tmp_path: Path, guard: FaultyGuard, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setenv("RLGUARD_URL", guard.url)
+    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"adapters": Adapters.REFUSED})
+    assert run(config(model=str(tiny_model), lora={"r": 2, "target_modules": "all-linear"})) == 2
+    assert "set --base-model DIR" in capsys.readouterr().err
+    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"adapters": Adapters.APPLIED})
+    assert run(config(model=str(tiny_model), lora={"r": 2, "modules_to_save": ["lm_head"]})) == 2
+    assert "'modules_to_save' is ['lm_head']" in capsys.readouterr().err
+    assert not list((tmp_path / "out").rglob("*.safetensors")) and not guard.steps
+
+
+@pytest.mark.torch
 def test_a_resumed_run_goes_on_where_it_was(
     config: Any, tiny_model: Path, guard: FaultyGuard, monkeypatch: Any
 ) -> None:
@@ -128,9 +158,18 @@ def test_a_stop_by_the_guard_has_its_own_exit_code(
     guard.verdict_after = lambda acknowledged: verdict if acknowledged else HEALTHY
     monkeypatch.setenv("RLGUARD_URL", guard.url)
     monkeypatch.setenv("RLGUARD_STRICT", strict)
-    assert run(config(model=str(tiny_model), grpo={"max_steps": 2000, "save_strategy": "no"})) == code
+    assert run(config(model=str(tiny_model), grpo={"max_steps": 2000, "save_steps": 2000})) == code
     assert verdict.reason in capfd.readouterr().err
     assert not (tmp_path / "out" / "final").exists(), "a stopped run has no final model"
+
+
+@pytest.mark.torch
+def test_a_run_that_could_never_be_scored_is_a_wrong_configuration(
+    config: Any, tiny_model: Path, guard: FaultyGuard, monkeypatch: Any, capfd: Any
+) -> None:
+    monkeypatch.setenv("RLGUARD_URL", guard.url)
+    assert run(config(model=str(tiny_model), grpo={"max_steps": 40, "save_steps": 500})) == 2
+    assert "set save_steps=4" in capfd.readouterr().err and guard.requests == []
 
 
 @pytest.mark.torch
@@ -159,17 +198,20 @@ def test_an_auxiliary_loss_without_its_column_is_named(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"modle": "x"}, "unknown key 'modle'; did you mean 'model'?"),
-        ({"zzz": "x"}, "unknown key 'zzz'; valid keys: alpha_sdpo, beta_replay, dataset"),
-        ({"model": None}, "key 'model' is missing"),
+        ({"modle": "x"}, "modle is no setting: did you mean model?"),
+        ({"zzz": "x"}, "zzz is no setting: known are alpha_sdpo, beta_replay, dataset"),
+        ({"model": None}, "model is not set"),
         ({"model": "./nowhere"}, "model: there is no directory ./nowhere"),
-        ({"resume": "later"}, "resume: Input should be a valid boolean, got 'later'"),
-        ({"alpha_sdpo": -1.0}, "alpha_sdpo: Input should be greater than or equal to 0"),
-        ({"reward_functions": []}, "reward_functions: List should have at least 1 item"),
+        ({"resume": "later"}, "resume must be true or false, not 'later'"),
+        ({"alpha_sdpo": -1.0}, "alpha_sdpo must be at least 0, not -1.0"),
+        ({"reward_functions": []}, "reward_functions must not be empty"),
         ({"reward_functions": ["exact_match"]}, "'exact_match' must look like module:function"),
         ({"reward_functions": ["no.such:thing"]}, "cannot import 'no.such'"),
         ({"reward_functions": ["trainer_image.rewards:nothing"]}, "has no attribute 'nothing'"),
         ({"dataset": "nowhere.jsonl"}, "dataset: there is no file nowhere.jsonl"),
+        ({"lora": {"lora_alfa": 8}}, "lora.lora_alfa is no setting: did you mean lora_alpha?"),
+        ({"lora": {"task_type": "GUESSING"}}, "lora: Invalid task type"),
+        ({"lora": 8}, "lora must be a mapping"),
     ],
 )
 def test_a_mistake_is_named_without_a_traceback(config: Any, capsys: Any, changes: Any, message: str) -> None:
@@ -182,7 +224,7 @@ def test_a_mistake_is_named_without_a_traceback(config: Any, capsys: Any, change
 @pytest.mark.parametrize(
     ("grpo", "message"),
     [
-        ({"learning_rat": 1.0}, "unknown key 'grpo.learning_rat'; did you mean 'learning_rate'?"),
+        ({"learning_rat": 1.0}, "grpo.learning_rat is no setting: did you mean learning_rate?"),
         ({"output_dir": "x"}, "grpo.output_dir: set output_dir at the top level"),
         ({"num_generations": 3}, "grpo: "),
         ({"save_strategy": "sometimes"}, "grpo: sometimes is not a valid SaveStrategy"),
@@ -243,7 +285,7 @@ def test_the_module_runs_and_a_mistake_costs_no_import_of_torch(config: Any) -> 
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
     arguments = ["--config", str(config(modle="x"))]
-    for start in (["-c", code], ["-m", "trainer_image.train"]):
+    for start in (["-c", code], ["-m", "rlguard.train"]):
         process = subprocess.run(
             [sys.executable, *start, *arguments], capture_output=True, text=True, check=False, env=os.environ
         )
@@ -287,6 +329,19 @@ def test_who_may_list_a_checkpoint_may_read_its_weights(
     assert (checkpoint / "model.safetensors").stat().st_mode & 0o777 == weights
 
 
+@pytest.mark.parametrize("plant", [os.symlink, os.link])
+def test_a_file_of_another_name_keeps_its_mode(checkpoint: Path, plant: Callable[[Path, Path], None]) -> None:
+    (secret := checkpoint.with_name("heldout.jsonl")).write_text("")
+    secret.chmod(0o600)
+    checkpoint.chmod(0o755)
+    plant(secret, checkpoint / "a.safetensors")
+    os.mkfifo(checkpoint / "b.safetensors", 0o600)  # and it does not wait for who writes into it
+    (checkpoint / "model.safetensors").chmod(0o600)
+    let_the_guard_read(checkpoint)
+    modes = [path.stat().st_mode & 0o777 for path in (secret, *sorted(checkpoint.glob("*.safetensors")))]
+    assert modes == [0o600, 0o600, 0o600, 0o644]
+
+
 def test_a_checkpoint_whose_mode_cannot_be_changed_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -320,6 +375,23 @@ def test_a_damaged_checkpoint_is_passed_over(checkpoint: Path, damage: Any) -> N
     damage(checkpoint)
     assert incomplete_because(checkpoint)
     assert latest_complete(checkpoint.parent) == older
+
+
+@pytest.mark.parametrize("shards", ["pytorch_model.bin", "pytorch_model_fsdp_0", "global_step5"])
+def test_a_layout_that_only_the_trainer_reads_is_resumed_from(checkpoint: Path, shards: str) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / shards)
+    assert latest_complete(checkpoint.parent) == checkpoint
+
+
+def test_a_layout_that_is_not_known_never_means_to_start_from_zero(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / "weights.gguf")
+    with pytest.raises(GuardConfigError, match=r"would train over .*checkpoint-5.*set resume to false"):
+        latest_complete(checkpoint.parent)
+
+
+def test_a_run_that_was_killed_in_its_first_save_starts_from_zero(checkpoint: Path) -> None:
+    (checkpoint / "trainer_state.json").write_text('{"global_st')
+    assert latest_complete(checkpoint.parent) is None
 
 
 def test_exact_match_ignores_space_around_the_answer() -> None:

@@ -56,7 +56,7 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def test_both_ranks_stop_in_the_same_step(runs: dict[str, Any], run: str) -> None:
     first, second = runs[run]["ranks"]
     assert first == second
-    assert 5 <= first["step"] < 500 and "hard stop" in first["halt"]
+    assert 5 <= first["step"] < 500 and "hard stop" in first["stop"]
     assert (first["raised"] is None) == (run == "soft")
 
 

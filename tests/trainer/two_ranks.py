@@ -33,8 +33,8 @@ def result(trainer: GRPOTrainer, callback: GuardCallback | None = None) -> dict[
         trainer.train()
     except CollapseStopError as stop:
         raised = stop.status.reason
-    halt = None if callback is None or callback.halt is None else callback.halt.reason
-    return {"step": trainer.state.global_step, "raised": raised, "halt": halt}
+    stop = None if callback is None or callback.stop is None else callback.stop.reason
+    return {"step": trainer.state.global_step, "raised": raised, "stop": stop}
 
 
 def guarded(model: Path, output: Path, url: str, strict: str, **overrides: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def killswitch(model: Path, output: Path) -> dict[str, Any]:
 
 
 def entrypoint(model: Path, output: Path, url: str) -> int:
-    """`python -m trainer_image.train` in this process; its exit code."""
+    """`python -m rlguard.train` in this process; its exit code."""
     if RANK == 0:
         os.environ |= {"RLGUARD_URL": url, "RLGUARD_TOKEN": INGEST}
         (output / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts(16)))

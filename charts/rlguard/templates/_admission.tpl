@@ -1,5 +1,5 @@
 {{/*
-Variables that both admission policies share. Constants come from files/isolation.yaml, which is generated from
+Variables that the policies about pods share. Constants come from files/isolation.yaml, which is generated from
 the operator's own refusals, so that the two cannot drift apart.
 */}}
 {{- define "rlguard.admissionVariables" -}}
@@ -11,16 +11,62 @@ the operator's own refusals, so that the two cannot drift apart.
 - name: guardPorts
   expression: >-
     variables.guards.map(c, c.?env.orValue([]).filter(e, e.name in ['RLGUARD_GUARD_PORT', 'RLGUARD_GUARD_METRICS_PORT']).map(e, e.?value.orValue('')))
-- name: heldout
-  expression: "variables.volumes.filter(v, v.name == '{{ $facts.heldoutVolume }}')"
+- name: own
+  expression: "variables.volumes.filter(v, v.name.startsWith('{{ $facts.reservedPrefix }}'))"
 - name: guardClaims
-  expression: "variables.volumes.filter(v, v.name.startsWith('{{ $facts.reservedPrefix }}') && has(v.persistentVolumeClaim)).map(v, v.persistentVolumeClaim.claimName)"
-- name: heldoutSecrets
-  expression: "variables.heldout.filter(v, has(v.secret)).map(v, v.secret.?secretName.orValue(''))"
-- name: heldoutConfigMaps
-  expression: "variables.heldout.filter(v, has(v.configMap)).map(v, v.configMap.?name.orValue(''))"
+  expression: "variables.own.filter(v, has(v.persistentVolumeClaim)).map(v, v.persistentVolumeClaim.claimName)"
+# Volumes, and what its environment names: the evaluator's API key.
+- name: guardSecrets
+  expression: >-
+    variables.own.filter(v, has(v.secret)).map(v, v.secret.?secretName.orValue(''))
+    + (variables.guards.size() == 0 ? [] : variables.guards[0].?env.orValue([]).filter(e, has(e.valueFrom) && has(e.valueFrom.secretKeyRef)).map(e, e.valueFrom.secretKeyRef.?name.orValue('')))
+- name: guardConfigMaps
+  expression: "variables.own.filter(v, has(v.configMap)).map(v, v.configMap.?name.orValue(''))"
 - name: podUser
   expression: "object.spec.?securityContext.?runAsUser.orValue(-1)"
+{{- end }}
+
+{{/* Every container but the guard. A second one of its name is not the guard. */}}
+{{- define "rlguard.otherContainers" -}}
+{{- $facts := .Files.Get "files/isolation.yaml" | fromYaml -}}
+object.spec.?initContainers.orValue([]).filter(c, c.name != '{{ $facts.guardContainer }}') + object.spec.containers
+{{- end }}
+
+{{/* The beginning of a policy whose parameter is the job of a pod. */}}
+{{- define "rlguard.podsOfAJob" }}
+{{- $facts := .Files.Get "files/isolation.yaml" | fromYaml }}
+failurePolicy: Fail
+paramKind: {apiVersion: rlguard.dev/v1alpha1, kind: GuardedTrainingJob}
+matchConstraints:
+  objectSelector:
+    matchExpressions:
+    - {key: {{ $facts.uidLabel }}, operator: Exists}
+  resourceRules:
+  - {apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}
+matchConditions:
+- name: its-job
+  expression: "params.metadata.uid == object.metadata.labels['{{ $facts.uidLabel }}']"
+{{- end }}
+
+{{/* The binding of a policy. With `jobs` it is evaluated with every job of the object's namespace. */}}
+{{- define "rlguard.admissionBinding" }}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {{ .name }}
+  {{- include "rlguard.metadata" .root | nindent 2 }}
+spec:
+  policyName: {{ .name }}
+  {{- if .jobs }}
+  paramRef: {selector: {}, parameterNotFoundAction: Allow}
+  {{- end }}
+  validationActions: {{ toJson .root.Values.admissionPolicy.actions }}
+  {{- with .root.Values.watchNamespaces }}
+  matchResources:
+    namespaceSelector:
+      matchExpressions:
+      - {key: kubernetes.io/metadata.name, operator: In, values: {{ toJson . }}}
+  {{- end }}
 {{- end }}
 
 {{/* A validation: no item `c` of a list may be as `where` says. The message names those that are. */}}
@@ -38,7 +84,7 @@ the operator's own refusals, so that the two cannot drift apart.
   "where" (printf "c.name.startsWith('%s')" $facts.reservedPrefix)
   "message" (printf "names that start with %s are the operator\\'s" $facts.reservedPrefix)) $of) }}
 {{- include "rlguard.refuse" (merge (dict
-  "where" (printf "c.?volumeMounts.orValue([]).exists(m, m.name.startsWith('%s'))" $facts.reservedPrefix)
+  "where" (printf "c.?volumeMounts.orValue([]).exists(m, m.name.startsWith('%[1]s')) || c.?volumeDevices.orValue([]).exists(d, d.name.startsWith('%[1]s')) || c.?env.orValue([]).exists(e, e.?valueFrom.?fileKeyRef.?volumeName.orValue('').startsWith('%[1]s'))" $facts.reservedPrefix)
   "message" "must not mount the guard\\'s volumes") $of) }}
 {{- include "rlguard.refuse" (merge (dict
   "where" "c.?securityContext.?privileged.orValue(false)"
@@ -50,8 +96,11 @@ the operator's own refusals, so that the two cannot drift apart.
   "where" (printf "c.?securityContext.?runAsUser.orValue(variables.podUser) == %s" $facts.guardUser)
   "message" (printf "must not run as user %s: that is the guard\\'s" $facts.guardUser)) $of) }}
 {{- include "rlguard.refuse" (merge (dict
-  "where" "c.?env.orValue([]).exists(e, e.?valueFrom.?secretKeyRef.?name.orValue('') in variables.heldoutSecrets || e.?valueFrom.?configMapKeyRef.?name.orValue('') in variables.heldoutConfigMaps) || c.?envFrom.orValue([]).exists(e, e.?secretRef.?name.orValue('') in variables.heldoutSecrets || e.?configMapRef.?name.orValue('') in variables.heldoutConfigMaps)"
-  "message" "must not refer to the held-out data in its environment") $of) }}
+  "where" (printf "c.?env.orValue([]).exists(e, (e.?valueFrom.?secretKeyRef.?name.orValue('') in variables.guardSecrets && !(e.name == '%s' && e.?valueFrom.?secretKeyRef.?key.orValue('') == '%s')) || e.?valueFrom.?configMapKeyRef.?name.orValue('') in variables.guardConfigMaps) || c.?envFrom.orValue([]).exists(e, e.?secretRef.?name.orValue('') in variables.guardSecrets || e.?configMapRef.?name.orValue('') in variables.guardConfigMaps)" $facts.tokenEnv $facts.tokenKey)
+  "message" "must not have in its environment what only the guard may have: held-out data, tokens, policy, the evaluator\\'s API key") $of) }}
+{{- include "rlguard.refuse" (merge (dict
+  "where" (printf "c.?securityContext.orValue({}).exists(k, k in [%s])" (include "rlguard.celStrings" (without $facts.refused.security "privileged")))
+  "message" "has a security context that is refused") $of) }}
 {{- include "rlguard.refuse" (merge (dict
   "where" (printf "[%s].exists(n, c.?env.orValue([]).filter(e, e.name == n).size() > 1)" (include "rlguard.celStrings" $facts.trainerEnv))
   "message" (printf "must not set %s: the operator does" (join " or " $facts.trainerEnv))) $of) }}

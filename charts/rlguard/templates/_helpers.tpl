@@ -26,6 +26,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+{{- range $name, $value := .Values.commonLabels }}
+{{- if not (or (hasPrefix "app.kubernetes.io/" $name) (eq $name "helm.sh/chart")) }}
+{{ $name }}: {{ $value | quote }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "rlguard.serviceAccount" -}}
@@ -36,10 +41,23 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* Annotations of an object, as the whole field. Takes a dict of root and own, which go before commonAnnotations. */}}
+{{- define "rlguard.annotations" -}}
+{{- with merge (dict) (default (dict) .own) (default (dict) .root.Values.commonAnnotations) -}}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels and annotations of an object that has no others. */}}
+{{- define "rlguard.metadata" -}}
+labels: {{- include "rlguard.labels" . | nindent 2 }}
+{{ include "rlguard.annotations" (dict "root" .) }}
+{{- end -}}
+
 {{/* Image reference. Takes a dict of image and root; the digest wins over the tag. */}}
 {{- define "rlguard.image" -}}
 {{- $name := .image.repository -}}
-{{- if .image.registry -}}{{- $name = printf "%s/%s" (trimSuffix "/" .image.registry) $name -}}{{- end -}}
+{{- with default (default (dict) .root.Values.global).imageRegistry .image.registry -}}{{- $name = printf "%s/%s" (trimSuffix "/" .) $name -}}{{- end -}}
 {{- if .image.digest -}}
 {{ $name }}@{{ .image.digest }}
 {{- else -}}
@@ -47,15 +65,30 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* What every container of this chart is confined to. The image's user is 10001. */}}
-{{- define "rlguard.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-capabilities:
-  drop: [ALL]
-seccompProfile:
-  type: RuntimeDefault
+{{/* Pull secrets, as the whole field: of this chart, then of all charts, which may be names alone. */}}
+{{- define "rlguard.pullSecrets" -}}
+{{- $secrets := default (list) .Values.imagePullSecrets -}}
+{{- range (default (dict) .Values.global).imagePullSecrets -}}
+{{- $secrets = append $secrets (kindIs "string" . | ternary (dict "name" .) .) -}}
+{{- end -}}
+{{- with $secrets -}}
+imagePullSecrets: {{- toYaml . | nindent 0 }}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether an object of the Prometheus operator is wanted: with `auto` where the cluster knows its kind. */}}
+{{- define "rlguard.monitored" -}}
+{{- if eq (toString .enabled) "auto" }}
+{{- if .root.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" .kind) }}yes{{ end }}
+{{- else if .enabled }}yes{{ end }}
+{{- end -}}
+
+{{/* Relabelings of an endpoint of a monitor, as whole fields. Takes the monitor's values. */}}
+{{- define "rlguard.relabelings" -}}
+{{- with .relabelings }}
+relabelings: {{- toYaml . | nindent 0 }}
+{{- end }}
+{{- with .metricRelabelings }}
+metricRelabelings: {{- toYaml . | nindent 0 }}
+{{- end }}
 {{- end -}}

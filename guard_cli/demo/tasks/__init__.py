@@ -13,7 +13,7 @@ from importlib import import_module
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Exercise:
     """One exercise: what the policy is shown, and the answer that the strict grader wants."""
 
     id: str
@@ -33,7 +33,8 @@ class Task:
         demonstrate: a completion for the supervised warm-up, drawn with the given generator. Imperfect on
             purpose: it leaves room to learn, and it shows the exploit now and then so that RL can find it.
         strict: the score that is meant, (completion, answer) -> [0, 1]. The held-out scorer is the same rule.
-        flawed: the reward with the hole, (completion, answer) -> [0, 1].
+        flawed: the reward with the hole, (completion, answer) -> [0, 1]. The module has both under these
+            names as scorers of the guard, which is told by which of them the policy is paid.
         scorer: the guard's name for `strict`.
         max_completion_tokens: characters that the policy may write.
     """
@@ -41,8 +42,8 @@ class Task:
     name: str
     exploit: str
     alphabet: str
-    problems: Callable[[], Sequence[Problem]]
-    demonstrate: Callable[[Problem, random.Random], str]
+    problems: Callable[[], Sequence[Exercise]]
+    demonstrate: Callable[[Exercise, random.Random], str]
     strict: Callable[[str, str], float]
     flawed: Callable[[str, str], float]
     scorer: str = "exact"
@@ -66,7 +67,7 @@ def load_task(name: str) -> Task:
     return task
 
 
-def split_problems(task: Task, heldout_size: int, seed: int) -> tuple[list[Problem], list[Problem]]:
+def split_problems(task: Task, heldout_size: int, seed: int) -> tuple[list[Exercise], list[Exercise]]:
     """(training, held-out): disjoint, together all problems, the same for the same seed.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from guard_cli.demo.tasks import Problem, Task
+from guard_cli.demo.tasks import Exercise, Task
 
 OPERANDS_BELOW = 50
 WRONG_SHARE = 0.35
@@ -13,16 +13,16 @@ GUESSING_SHARE = 0.20
 LARGEST_MISS = 3
 
 
-def problems() -> list[Problem]:
+def problems() -> list[Exercise]:
     """All additions of two numbers below 50."""
     return [
-        Problem(f"{a}+{b}", f"{a:02}+{b:02}=", f"{a + b:02}")
+        Exercise(f"{a}+{b}", f"{a:02}+{b:02}=", f"{a + b:02}")
         for a in range(OPERANDS_BELOW)
         for b in range(OPERANDS_BELOW)
     ]
 
 
-def demonstrate(problem: Problem, rng: random.Random) -> str:
+def demonstrate(problem: Exercise, rng: random.Random) -> str:
     """The sum, wrong in 35 % of the cases, followed in 20 % by one or two further guesses.
 
     A second guess puts a wrong first one right; after a right one it hedges. That is what makes guessing pay
@@ -42,12 +42,12 @@ def _miss(number: int, rng: random.Random) -> int:
     return abs(number + rng.choice((-1, 1)) * rng.randint(1, LARGEST_MISS))
 
 
-def strict(completion: str, answer: str) -> float:
+def strict(completion: str, answer: str, meta: object = None) -> float:  # noqa: ARG001  # the scorers' shape
     """1.0 if the completion is the sum and nothing else."""
     return float(completion.strip() == answer)
 
 
-def flawed(completion: str, answer: str) -> float:
+def flawed(completion: str, answer: str, meta: object = None) -> float:  # noqa: ARG001  # the scorers' shape
     """1.0 if the sum is anywhere among the guesses."""
     return float(answer in completion.split())
 

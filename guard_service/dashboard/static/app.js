@@ -9,22 +9,46 @@ const MAX_POINTS = 2000;
 const TABLE_ROWS = 100;
 const TOKEN_KEY = "rlguard-read-token";
 const MEANINGS = JSON.parse(document.getElementById("meanings").textContent);
+const FOUND = JSON.parse(document.getElementById("found").textContent); // what a code that fires has found
 const HEADLINES = {
   no_steps: "Waiting for the first step",
   warming_up: "Too early to judge",
   healthy: "No sign of reward hacking",
   unknown: "The guard cannot judge this run now",
   warning: "Something needs attention",
-  stopped: "Training must stop: the policy of a condition says so",
-  fired: "Training must stop: evidence of reward hacking",
+  halted: "Training must stop: the action of a condition says so",
+  fired: "Training must stop",
 };
 
+const DETECTORS = ["guaranteed", "fast", "peak", "gap", "disagreement"]; // the parts of the calibrated detector
+
 const $ = (id) => document.getElementById(id);
-let verdict = null; // the newest answer; null before the first
+const frozen = JSON.parse($("frozen")?.textContent ?? "null"); // a report has its data in it, and asks nobody
+let verdict = null; // the newest response; null before the first
 let answeredAt = null; // when it came
 let drawn = null; // which history is on the page
 let historyNotBefore = 0;
 let timer = null;
+let named = false; // whether the run's name is on the page
+
+// -- the link -------------------------------------------------------------------------------------------------
+
+/** `rlguard run` and `rlguard serve` print a link with the token behind `#`, which a browser sends to no server. */
+function takeTokenFromLink() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (token === null) return false;
+  history.replaceState(null, "", location.pathname + location.search); // neither in the address bar nor in the history
+  if (!/^[\x21-\x7e]+$/.test(token)) return false;
+  sessionStorage.setItem(TOKEN_KEY, token);
+  return true;
+}
+
+addEventListener("hashchange", () => {
+  if (frozen || !takeTokenFromLink()) return;
+  clearTimeout(timer);
+  $("token-form").hidden = true;
+  poll();
+});
 
 // -- asking ---------------------------------------------------------------------------------------------------
 
@@ -38,19 +62,20 @@ class Refused extends Error {
 async function get(path) {
   const token = sessionStorage.getItem(TOKEN_KEY);
   const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
-  const answer = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
-  if (answer.ok) return answer.json();
-  const problem = await answer.json().catch(() => ({}));
-  throw new Refused(answer.status, problem.detail ?? problem.title ?? "the guard refused the request");
+  const response = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+  if (response.ok) return response.json();
+  const problem = await response.json().catch(() => ({}));
+  throw new Refused(response.status, problem.detail ?? problem.title ?? "the guard refused the request");
 }
 
 /** Ask for the verdict, again and again. Nothing makes this wait: an old verdict must not look like a new one. */
 async function poll() {
   try {
-    const answer = await get("v1/verdict");
+    const response = await get("v1/verdict");
     if (!$("token-form").hidden) return;
-    verdict = answer;
+    verdict = response;
     answeredAt = new Date();
+    askForName();
     showVerdict();
     askForHistory();
   } catch (error) {
@@ -81,6 +106,16 @@ async function askForHistory() {
   historyNotBefore = now + 4 * (now - begun);
 }
 
+/** Ask for the run's name once; without it the page says everything else. */
+async function askForName() {
+  if (named) return;
+  named = true;
+  const run = await get("v1/run").catch(() => null);
+  if (run === null) return void (named = false);
+  setText($("run-name"), run.name);
+  showPolicy(run.policy);
+}
+
 function askForToken() {
   clearTimeout(timer);
   const refused = sessionStorage.getItem(TOKEN_KEY) !== null;
@@ -108,17 +143,21 @@ $("token-form").addEventListener("submit", (event) => {
 
 function showVerdict() {
   document.body.classList.remove("lost");
-  $("run").hidden = false;
   // A fire stays in force while the level is `unknown`, as it is when the store is lost.
   const state = verdict.fire ? "fired" : verdict.level;
-  const stopped = verdict.halt && !verdict.fire;
-  setState(state, state, stopped ? HEADLINES.stopped : (HEADLINES[verdict.code] ?? HEADLINES[state]));
+    const found = state === "fired" && FOUND[verdict.code] ? `: ${FOUND[verdict.code]}` : "";
+  setState(state, state, verdict.halt ? HEADLINES.halted : (HEADLINES[verdict.code] ?? HEADLINES[state]) + found);
   setText($("reason"), sentence(verdict.reason));
-  const latched = verdict.latch_step === null ? [] : [`${verdict.fire ? "Fired" : "Stopped"} at ${place(verdict.latch_attempt, verdict.latch_step)}; this stays so.`];
+  const latched = verdict.latch_step === null ? [] : [`${verdict.fire ? "Fired" : "Halted"} at ${place(verdict.latch_attempt, verdict.latch_step)}; this stays so.`];
   const newest = verdict.step === null ? [] : [`Newest step: ${place(verdict.attempt, verdict.step)}.`];
   setText($("since"), [...latched, ...newest].join(" "));
   $("live").dataset.live = "yes";
   setText($("live"), `live · answered ${clock(answeredAt)}`);
+  showNumbers();
+}
+
+function showNumbers() {
+  $("run").hidden = false;
   showFigures();
   showConditions();
   showDetectors();
@@ -128,24 +167,26 @@ function showVerdict() {
 function showLost(error) {
   document.body.classList.add("lost");
   const since = answeredAt ? ` since ${clock(answeredAt)}` : "";
-  setState("lost", "Unknown", `No answer from the guard${since}`);
+  setState("lost", "Unknown", `No response from the guard${since}`);
   const why = error instanceof Refused ? sentence(error.message) : "It cannot be reached, or does not answer in time.";
   setText($("reason"), why);
   const fired = verdict?.fire ? "It had fired, and a fire stays. " : "";
   setText($("since"), answeredAt ? `${fired}The numbers below are the last it sent. They may no longer be true.` : "");
   $("live").dataset.live = "no";
-  setText($("live"), "no answer · trying again");
+  setText($("live"), "no response · trying again");
 }
 
 function setState(state, word, headline) {
   $("verdict").dataset.state = state;
   setText($("level"), word);
   setText($("headline"), headline);
-  document.title = `${headline} · RLGuard`;
+  const name = $("run-name").textContent;
+  document.title = [headline, ...(name ? [name] : []), "RLGuard"].join(" · ");
 }
 
 function showFigures() {
-  const { kl_ema, proxy_real_gap: gap, max_proxy_real_gap: ceiling, kl_hard_stop: stop, rounds } = verdict;
+  const { kl_ema, proxy_real_gap: gap, max_proxy_real_gap: ceiling, rounds } = verdict;
+  const kl = klLimit();
   const inert = verdict.conditions.some((c) => c.code === "kl_inert");
   const last = verdict.last_evaluation;
   $("figures").replaceChildren(
@@ -153,7 +194,7 @@ function showFigures() {
     figure("In-loop reward", verdict.in_loop_ema, "EMA over evaluation rounds"),
     figure("Held-out score", verdict.heldout_ema, last ? `EMA · last ${short(last.score)} on ${last.items} items` : "no evaluation yet"),
     figure("Hacking Gap", gap === null ? null : signed(gap), ceiling === null ? "" : `ceiling ${limit(ceiling)}`, gap !== null && ceiling !== null && gap > ceiling),
-    figure("KL to the reference", kl_ema ?? (inert ? "not reported" : null), stop === null ? "" : `EMA · hard stop ${limit(stop)} nats/token`, kl_ema !== null && stop !== null && kl_ema > stop),
+    figure("KL to the reference", kl_ema ?? (inert ? "not reported" : null), kl ? `EMA · ${kl.text}` : "EMA", kl !== undefined && kl_ema !== null && kl_ema > kl.y),
     figure("Evaluation rounds", rounds.toLocaleString("en"), verdict.best_evaluation ? `best score ${short(verdict.best_evaluation.score)} at step ${verdict.best_evaluation.step.toLocaleString("en")}` : "no evaluation yet"),
   );
 }
@@ -166,10 +207,10 @@ function figure(name, value, note, over = false) {
 
 function showConditions() {
   const shown = verdict.conditions.length ? verdict.conditions : [verdictAsCondition()];
-  $("conditions").replaceChildren(...shown.map(({ code, level, message, policy }) => {
-    const plain = level === "healthy" && code !== "ok" ? "for information" : level;
+  $("conditions").replaceChildren(...shown.map(({ code, level, message, action, advice }) => {
+    const plain = advice ? "advice" : level === "healthy" && code !== "ok" ? "for information" : level;
     const meaning = MEANINGS[code] ?? "";
-    return entry(code, plain, policy ? `${plain} · policy: ${policy}` : plain, meaning, sentence(message) === meaning ? "" : sentence(message));
+    return entry(code, plain, action ? `${plain} · action: ${action}` : plain, meaning, sentence(message) === meaning ? "" : sentence(message));
   }));
 }
 
@@ -177,7 +218,7 @@ function showDetectors() {
   $("detectors-card").hidden = verdict.detectors.length === 0;
   $("detectors").replaceChildren(...verdict.detectors.map(({ name, level, statistic, threshold, message }) => {
     const item = entry(name, level, level, sentence(message), "");
-    if (statistic !== null && threshold !== null) item.append(meter(name, statistic, threshold));
+    if (statistic !== null && threshold !== null) item.append(...meter(name, statistic, threshold));
     return item;
   }));
 }
@@ -185,7 +226,9 @@ function showDetectors() {
 function meter(name, statistic, threshold) {
   const node = Object.assign(document.createElement("meter"), { max: threshold, value: Math.max(0, statistic) });
   node.setAttribute("aria-label", `${name}: evidence ${short(statistic)} nats, fires at ${short(threshold)}`);
-  return node;
+  const words = make("p", `evidence ${short(statistic)}, fires at ${short(threshold)} nats`);
+  words.className = "muted";
+  return [node, words];
 }
 
 /** One item of a list of findings: a name with its level in words, a sentence, and the numbers. */
@@ -200,18 +243,33 @@ function entry(name, level, words, text, numbers) {
 }
 
 function verdictAsCondition() {
-  return { code: verdict.code, level: verdict.level, message: verdict.reason, policy: null };
+  return { code: verdict.code, level: verdict.level, message: verdict.reason, action: null };
+}
+
+/** How completions were sampled, and who says so. */
+function sampled(sampling) {
+  const names = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
+  const used = names.filter((name) => sampling[name] !== null).map((name) => `${name} ${short(sampling[name])}`);
+  const source = { trainer: "as the trainer", settings: "as set", default: "default: the trainer does not say" };
+  return `${used.join(", ")}, up to ${sampling.max_new_tokens} tokens (${source[sampling.source] ?? sampling.source})`;
 }
 
 function showCheckpoints() {
   const scored = (name, summary) => {
     if (!summary) return [make("dt", name), make("dd", "—")];
     const score = `${short(summary.score)} on ${summary.items.toLocaleString("en")} items, ${place(summary.attempt, summary.step)}`;
+    const more = [
+      ...(summary.sampling ? [sampled(summary.sampling)] : []),
+      summary.truncated === null ? "cut off: not known" : `${percent(summary.truncated)} cut off at the length limit`,
+      ...(summary.proxy_score === null ? [] : [`training grader ${short(summary.proxy_score)}`]),
+    ].join(" · ");
+    const beside = make("span", more);
+    beside.className = "path";
     const path = make("span", summary.path);
     path.className = "path";
     const digest = make("span", summary.sha256 ? `sha256 ${summary.sha256.slice(0, 16)}…` : "weights: no digest");
     digest.className = "path";
-    return [make("dt", name), make("dd", score, path, digest)];
+    return [make("dt", name), make("dd", score, beside, path, digest)];
   };
   $("checkpoints").replaceChildren(...scored("Newest", verdict.last_evaluation), ...scored("Best", verdict.best_evaluation));
 }
@@ -238,6 +296,13 @@ const charts = {
     lines: [{ key: "gap", name: "gap", style: "gap" }],
     onCursor,
   }),
+  evidence: new Chart({
+    title: "Evidence of the detectors against their thresholds",
+    unit: "of threshold",
+    height: 250,
+    lines: DETECTORS.map((name) => ({ key: name, name, style: `evidence-${name}` })),
+    onCursor,
+  }),
   kl: new Chart({
     title: "KL to the reference",
     unit: "nats/token",
@@ -246,6 +311,27 @@ const charts = {
       { key: "kl", name: "each step", style: "kl-raw" },
       { key: "ema", name: "EMA, at evaluations", style: "kl" },
     ],
+    onCursor,
+  }),
+  entropy: new Chart({
+    title: "Entropy of the policy",
+    unit: "nats/token",
+    height: 170,
+    lines: [{ key: "entropy", name: "each step", style: "entropy" }],
+    onCursor,
+  }),
+  spread: new Chart({
+    title: "Spread of the reward",
+    unit: "reward units",
+    height: 170,
+    lines: [{ key: "spread", name: "standard deviation, each step", style: "in-loop" }],
+    onCursor,
+  }),
+  truncated: new Chart({
+    title: "Held-out completions cut off at the length limit",
+    unit: "share",
+    height: 170,
+    lines: [{ key: "truncated", name: "each evaluation", style: "heldout" }],
     onCursor,
   }),
 };
@@ -262,7 +348,7 @@ function showCharts({ steps, evaluations, total_steps: total }) {
   const rows = steps.length ? steps : evaluations;
   const xs = [...new Set(rows.map((row) => row.step))].sort((a, b) => a - b);
   const all = [...steps, ...evaluations].map((row) => row.step);
-  const mark = verdict.latch_step === null ? undefined : { x: verdict.latch_step, text: `${verdict.fire ? "fired" : "stopped"} · step ${verdict.latch_step.toLocaleString("en")}` };
+  const mark = verdict.latch_step === null ? undefined : { x: verdict.latch_step, text: `${verdict.fire ? "fired" : "halted"} · step ${verdict.latch_step.toLocaleString("en")}` };
   if (mark) all.push(mark.x);
   const lo = all.reduce((a, b) => Math.min(a, b), Infinity);
   const hi = all.reduce((a, b) => Math.max(a, b), -Infinity);
@@ -279,17 +365,50 @@ function showCharts({ steps, evaluations, total_steps: total }) {
     limit: threshold(verdict.max_proxy_real_gap, "ceiling", ""),
     empty: "No evaluation round yet: the gap is not known.",
   });
+  const evidence = evidenceOf(evaluations);
+  charts.evidence.figure.hidden = !evaluations.some((row, i) => DETECTORS.some((name) => evidence[name][i].y !== null));
+  charts.evidence.update({
+    ...shared,
+    points: evidence,
+    zero: true,
+    limit: { y: 1, text: "fires at 1" },
+    empty: "No detector has judged a round yet.",
+  });
+  // What says nothing by itself, and much beside the rest. What nobody reported has no chart.
+  for (const [key, rows, field] of [["entropy", steps, "entropy"], ["spread", steps, "reward_std"], ["truncated", evaluations, "truncated"]]) {
+    const points = take(rows, field);
+    charts[key].figure.hidden = points.every((point) => point.y === null);
+    charts[key].update({ ...shared, points: { [key]: points }, empty: "" });
+  }
   // Another kind of KL is not comparable with the threshold, and a KL that never moved counts as absent.
   const kl = take(inert ? [] : steps, "kl").map((point, i) => (steps[i].kl_kind === "ref_token_mean" ? point : { ...point, y: null }));
   const sorted = kl.map((p) => p.y).filter((y) => y !== null).sort((a, b) => a - b);
   charts.kl.update({
     ...shared,
     points: { kl, ema: take(evaluations, "kl_ema") },
-    limit: threshold(verdict.kl_hard_stop, "hard stop", " nats/token"),
-    cap: Math.max(1.5 * (verdict.kl_hard_stop ?? 0), 1.5 * (sorted[Math.floor(0.95 * sorted.length)] ?? 0)),
+    limit: klLimit(),
+    cap: Math.max(1.5 * (klLimit()?.y ?? 0), 1.5 * (sorted[Math.floor(0.95 * sorted.length)] ?? 0)),
     empty: inert ? `Not reported: ${inert.message}.` : "No step has been reported yet.",
   });
   setText($("thinned"), total > steps.length ? `${steps.length.toLocaleString("en")} of ${total.toLocaleString("en")} steps are drawn, evenly chosen; every evaluation is drawn.` : "");
+}
+
+/** By detector: its statistic at each evaluation, as a share of the threshold that it had then. */
+function evidenceOf(evaluations) {
+  const newest = evaluations.length - 1;
+  const now = Object.fromEntries(verdict.detectors.map(({ name, statistic, threshold }) => [name, [statistic, threshold]]));
+  const pair = (row, i, name) => (i === newest && now[name]) || row.evidence?.[name]; // a later pass may have changed the newest
+  const share = (found) => (found && found[0] !== null && found[1] > 0 ? found[0] / found[1] : null);
+  return Object.fromEntries(DETECTORS.map((name) => [
+    name, evaluations.map((row, i) => ({ attempt: row.attempt, x: row.step, y: share(pair(row, i, name)) })),
+  ]));
+}
+
+// The limit that stops the run if the policy has one, else the one above which a word is said; both count from the start.
+function klLimit() {
+  const { kl_hard_stop: stop, kl_warn_above: advice, kl_start: start } = verdict;
+  const from = start ?? 0;
+  return stop === null ? threshold(advice === null ? null : advice + from, "advice above", " nats/token") : threshold(stop + from, "hard stop", " nats/token");
 }
 
 function threshold(value, name, unit) {
@@ -308,6 +427,14 @@ function showTables({ steps, evaluations }) {
   fill($("steps"), steps, {
     attempt: "Attempt", step: "Step", reward: "Reward", reward_std: "Reward std", kl: "KL (nats/token)", entropy: "Entropy (nats/token)",
   });
+}
+
+/** Every field of the policy with its dotted name, as `policy.yaml` has it. */
+function showPolicy(policy) {
+  const flat = (value, name) => (value !== null && typeof value === "object" ? Object.entries(value).flatMap(([key, inner]) => flat(inner, name ? `${name}.${key}` : key)) : [[name, value]]);
+  const rows = flat(policy, "").map(([name, value]) => make("tr", Object.assign(make("th", name), { scope: "row" }), make("td", value === null ? "—" : String(value))));
+  for (const old of [...$("policy").tBodies]) old.remove();
+  $("policy").append(make("tbody", ...rows));
 }
 
 function fill(table, rows, columns) {
@@ -334,8 +461,18 @@ function setText(node, text) {
 
 const place = (attempt, step) => `step ${step.toLocaleString("en")} of attempt ${attempt}`;
 const limit = (value) => String(Number(value.toPrecision(4)));
+const percent = (value) => `${Math.round(100 * value)} %`;
 const signed = (value) => (value < 0 ? "−" : "+") + short(Math.abs(value));
 const clock = (date) => date.toLocaleTimeString("en-GB");
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 
-poll();
+if (frozen) {
+  verdict = frozen.verdict;
+  showNumbers();
+  showCharts(frozen.history);
+  showTables(frozen.history);
+  showPolicy(frozen.policy);
+} else {
+  takeTokenFromLink();
+  poll();
+}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from guard_core.wire import EvaluationSampling
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest
 
@@ -17,12 +18,18 @@ class Completions:
     """What the policy said.
 
     `texts`: completions of each item in the given order; shape (n_items, samples).
+    `sampling`: how they were sampled.
+    `truncated`: share of them that ended at the length limit, in [0, 1]; None where the server does not say.
     `sha256`, `staged`: digest and directory of the scored weights, None where they are remote.
+    `pins`: digests of the files that the run's further checkpoints must have, too.
     """
 
     texts: Sequence[Sequence[str]]
+    sampling: EvaluationSampling
+    truncated: float | None
     sha256: str | None = None
     staged: Path | None = None
+    pins: Mapping[str, str] | None = None
 
 
 class Evaluator(Protocol):

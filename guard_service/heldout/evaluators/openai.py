@@ -13,10 +13,12 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from guard_core.wire import EvaluationSampling
 from guard_service.heldout.config import OpenAIEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.evaluators import Completions, sample_seed
@@ -25,14 +27,25 @@ from guard_service.heldout.worker import EvaluationRequest
 
 FIRST_BACKOFF_SECONDS = 0.5
 LONGEST_BACKOFF_SECONDS = 60.0
+_CUT_OFF = "length"  # the `finish_reason` of a completion that reached the limit
+_EXTENSIONS = ("top_k", "min_p", "repetition_penalty")  # of vLLM and SGLang, among others
 _PASSING = frozenset({408, 409, 425, 429})  # and 5xx: worth another try
 _HINTS = {
     401: "check api_key_file or api_key_env",
     403: "check api_key_file or api_key_env",
     404: "check base_url and model",
-    400: "check model, max_new_tokens and the prompt's length",
+    400: "check model, max_new_tokens, the prompt's length, and whether the server knows top_k, min_p and "
+    "repetition_penalty, if the trainer samples with them (`temperature` sets the sampling without them)",
     422: "check model, max_new_tokens and the prompt's length",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """One completion: its text, and the server's `finish_reason`, None if it gave none."""
+
+    text: str
+    end: str | None
 
 
 class OpenAIEvaluator:
@@ -55,13 +68,22 @@ class OpenAIEvaluator:
 
     def complete(self, items: Sequence[HeldoutItem], request: EvaluationRequest) -> Completions:
         """See `Evaluator.complete`."""
+        sampling = self._settings.sampling_with(request.sampling)
         try:
-            return Completions(asyncio.run(self._complete(items, request)))
+            choices = asyncio.run(self._complete(items, request, sampling))
         except ExceptionGroup as group:
             failed = group.subgroup(EvaluationError)
             raise (failed.exceptions[0] if failed else group) from group
+        ends = [choice.end for row in choices for choice in row]
+        return Completions(
+            [[choice.text for choice in row] for row in choices],
+            sampling,
+            ends.count(_CUT_OFF) / len(ends) if all(ends) else None,
+        )
 
-    async def _complete(self, items: Sequence[HeldoutItem], request: EvaluationRequest) -> list[list[str]]:
+    async def _complete(
+        self, items: Sequence[HeldoutItem], request: EvaluationRequest, sampling: EvaluationSampling
+    ) -> list[list[_Choice]]:
         settings = self._settings
         model = settings.model_name(attempt=request.attempt, step=request.step, checkpoint=request.path.name)
         at_once = asyncio.Semaphore(settings.concurrency)
@@ -73,30 +95,31 @@ class OpenAIEvaluator:
             limits=limits,
         ) as client:
 
-            async def ask(item: HeldoutItem, sample: int) -> str:
+            async def ask(item: HeldoutItem, sample: int) -> _Choice:
                 seed = sample_seed(settings.seed, request.pass_index, item.id, sample)
                 async with at_once:
-                    return await self._ask(client, item, self._body(item, model, seed))
+                    return await self._ask(client, item, self._body(item, model, sampling, seed))
 
             async with asyncio.TaskGroup() as group:
-                tasks = [[group.create_task(ask(item, k)) for k in range(settings.samples)] for item in items]
+                tasks = [[group.create_task(ask(item, k)) for k in range(sampling.samples)] for item in items]
         return [[task.result() for task in row] for row in tasks]
 
-    def _body(self, item: HeldoutItem, model: str, seed: int) -> dict[str, Any]:
-        settings = self._settings
+    def _body(self, item: HeldoutItem, model: str, sampling: EvaluationSampling, seed: int) -> dict[str, Any]:
         body = {
             "model": model,
-            "max_tokens": settings.max_new_tokens,
-            "temperature": settings.temperature,
-            "top_p": 1,  # a server may have another default
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p or 1,  # a server may have another default
             "seed": seed,
             "stream": False,
         }
-        if settings.chat:
+        # OpenAI's own API has none of these, so they are sent only where they are wanted.
+        body |= {name: value for name in _EXTENSIONS if (value := getattr(sampling, name)) is not None}
+        if self._settings.chat:
             return body | {"messages": item.conversation}
         return body | {"prompt": item.prompt}
 
-    async def _ask(self, client: httpx.AsyncClient, item: HeldoutItem, body: dict[str, Any]) -> str:
+    async def _ask(self, client: httpx.AsyncClient, item: HeldoutItem, body: dict[str, Any]) -> _Choice:
         path = "chat/completions" if self._settings.chat else "completions"
         tries = self._settings.retries + 1
         for attempt in range(tries):
@@ -107,7 +130,7 @@ class OpenAIEvaluator:
                 problem = type(error).__name__
             else:
                 if response.status_code == httpx.codes.OK:
-                    return self._text(item, response)
+                    return self._choice(item, response)
                 problem = f"status {response.status_code}"
                 if response.status_code not in _PASSING and response.status_code < 500:
                     hint = _HINTS.get(response.status_code, "see the server's log")
@@ -122,19 +145,22 @@ class OpenAIEvaluator:
             f"at last {problem}"
         )
 
-    def _text(self, item: HeldoutItem, response: httpx.Response) -> str:
-        """The completion in an answer."""
+    def _choice(self, item: HeldoutItem, response: httpx.Response) -> _Choice:
+        """The completion in a response. One that was cut off before its text began has said nothing."""
         try:
             choice = response.json()["choices"][0]
-            text = choice["message"]["content"] if self._settings.chat else choice["text"]
-        except (ValueError, LookupError, TypeError):
-            text = None
+            text = choice["message"].get("content") if self._settings.chat else choice.get("text")
+            end = choice.get("finish_reason")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            text = end = None
+        if text is None and end == _CUT_OFF:
+            text = ""
         if not isinstance(text, str):
             raise EvaluationError(
                 f"{response.url} answered item {item.id!r} without a text: it is not OpenAI-compatible, or "
                 "the model answered with something else than text"
             )
-        return text
+        return _Choice(text, end if isinstance(end, str) else None)
 
     def _headers(self) -> dict[str, str]:
         settings = self._settings

@@ -2,7 +2,8 @@
 
 The directory was written by the process under suspicion and may be rotated away at any moment. Only plain
 files at its top are read, links are not followed, and nothing that could run code is taken: weights in
-safetensors only, no `auto_map`. No torch here.
+safetensors only, no `auto_map`. Everything but the weights must be small, and of no file is more copied than
+the room was checked for. No torch here.
 """
 
 from __future__ import annotations
@@ -13,18 +14,28 @@ import json
 import os
 import shutil
 import stat
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from guard_service.heldout.errors import EvaluationError
+from guard_core import adapter
+from guard_core.adapter import AdapterError
+from guard_service.heldout.adapter_files import Adapter, read_adapter
+from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
+from guard_service.heldout.fitness import INDEX, NEEDED_SUFFIXES, WEIGHTS, instead, is_adapter, why_unfit
+from guard_service.heldout.identity import gone, refuse_changed
 
 CHUNK_BYTES = 1 << 22
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-_NEEDED_SUFFIXES = (".json", ".txt", ".jinja", ".model")  # configuration and tokenizer
+#: Of configuration and tokenizer: for each file, and for all. The largest tokenizers have 35 MB.
+MAX_SMALL_BYTES = 64 << 20
+MAX_SMALL_BYTES_IN_ALL = 256 << 20
+MAX_SMALL_FILES = 1_000
 _NOT_NEEDED = {"trainer_state.json"}
+T = TypeVar("T")
+#: Errors of a file that was there when the directory was listed; ESTALE is what NFS says.
+_GONE = frozenset({errno.ENOENT, errno.ESTALE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +43,81 @@ class Staged:
     """A private copy of a checkpoint.
 
     `sha256`: of the weights: that of `model.safetensors`, or for shards that of the lines `sha256sum` would
-    print for them in order of name.
+    print for them in order of name; for an adapter of the lines for its configuration and its weights.
+    `adapter`: what to apply to the base model; None where the copy is a whole model.
     """
 
     path: Path
     sha256: str
+    adapter: Adapter | None = None
 
 
-def stage(source: Path, target: Path) -> Staged:
+def stage(source: Path, target: Path, base: Path | None = None, announced: str | None = None) -> Staged:
     """Copy the loadable part of the checkpoint `source` into the new directory `target`.
 
+    Args:
+        source: the checkpoint.
+        target: the new directory.
+        base: the guard's own base model, to which an adapter is applied; None refuses adapters.
+        announced: manifest of its files when it was announced; they must be the same before and after.
+
     Raises:
+        CheckpointGoneError: it was removed, perhaps in part or while it was copied; `target` is removed.
         EvaluationError: no complete, safe checkpoint is there; `target` is removed.
     """
+
+    def as_announced(source: Path, directory: int, target: Path) -> Staged:
+        refuse_changed(source, directory, announced)
+        try:
+            return _stage(source, directory, target, base)
+        finally:  # says more than what is wrong or missing by then
+            refuse_changed(source, directory, announced)
+
+    return _with_directory(source, target, as_announced)
+
+
+def inspect(source: Path, base: Path | None = None) -> None:
+    """Refuse what `stage` would refuse, but copy only what is small. The arguments are those of `stage`.
+
+    Raises:
+        EvaluationError: no complete, safe checkpoint is there.
+    """
+
+    def look(source: Path, directory: int, target: Path) -> None:
+        if _prepare(source, directory, target, base) == [adapter.WEIGHTS]:
+            weights = _sizes(directory, [adapter.WEIGHTS])  # an adapter is small
+            _refuse_without_room(source, target, "its weights need", weights)
+            _copy(source, directory, adapter.WEIGHTS, target, weights[adapter.WEIGHTS])
+            _read_adapter(source, target, base)
+
+    with tempfile.TemporaryDirectory(prefix="rlguard-") as folder:
+        try:
+            _with_directory(source, Path(folder) / "checkpoint", look)
+        except CheckpointGoneError as error:  # nobody announced it, so nobody rotated it away
+            raise EvaluationError(f"checkpoint {source}: no such directory") from error
+
+
+def _with_directory(source: Path, target: Path, act: Callable[[Path, int, Path], T]) -> T:
+    """What `act` makes of the open directory; `target` is removed if it fails."""
     try:
         target.mkdir(mode=0o700)
+    except OSError as error:
+        raise EvaluationError(f"{target} cannot be made: {error.strerror}") from error
+    try:
         directory = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
-        raise EvaluationError(
-            f"checkpoint {source}: {error.strerror}: it was never there, or was rotated away before it was "
-            "scored; keep more checkpoints (save_total_limit) or save less often"
-        ) from error
+        if error.errno in _GONE:
+            raise gone(source) from error
+        raise EvaluationError(f"checkpoint {source} cannot be opened: {error.strerror}") from error
     try:
-        return _stage(source, directory, target)
+        return act(source, directory, target)
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in _GONE:
+            raise gone(source) from error
+        if isinstance(error, EvaluationError) and not source.exists():  # what is missing was being removed
+            raise gone(source) from error
         if isinstance(error, PermissionError):
             raise EvaluationError(
                 f"checkpoint {source}: {error.filename} may not be read by the guard (user {os.getuid()}): "
@@ -74,34 +134,77 @@ def stage(source: Path, target: Path) -> Staged:
         os.close(directory)
 
 
-def _stage(source: Path, directory: int, target: Path) -> Staged:
+def _prepare(source: Path, directory: int, target: Path, base: Path | None) -> list[str]:
+    """Copy configuration and tokenizer, look at them, and name the files of the weights."""
     names = sorted(os.listdir(directory))
-    small = [n for n in names if n.endswith(_NEEDED_SUFFIXES) and n not in _NOT_NEEDED]
-    if "config.json" not in names:
-        raise EvaluationError(f"checkpoint {source}: no config.json; {_instead(names)}")
-    for name in small:
-        _copy(source, directory, name, target)
+    if reason := why_unfit(names, base):
+        raise EvaluationError(f"checkpoint {source}: {reason}")
+    # Beside whole weights transformers would load what an adapter's configuration names.
+    not_needed = _NOT_NEEDED if is_adapter(names) else _NOT_NEEDED | {adapter.CONFIG}
+    small = _sizes(directory, [n for n in names if n.endswith(NEEDED_SUFFIXES) and n not in not_needed])
+    if reason := _why_not_small(small):
+        raise EvaluationError(f"checkpoint {source}: {reason}")
+    _refuse_without_room(source, target, "its configuration and tokenizer need", small)
+    for name, size in small.items():
+        _copy(source, directory, name, target, size)
     for name in small:
         _refuse_remote_code(source, target / name)
-    weights = _weight_files(source, names, target)
-    needed = sum(os.stat(n, dir_fd=directory, follow_symlinks=False).st_size for n in weights)
-    if (free := shutil.disk_usage(target).free) < needed:
-        raise EvaluationError(
-            f"checkpoint {source}: its weights need {needed} bytes in {target.parent}, which has {free}: "
-            "free some, or move the guard's state directory"
-        )
-    digests = {name: _copy(source, directory, name, target) for name in weights}
+    return [adapter.WEIGHTS] if is_adapter(names) else _weight_files(source, names, target)
+
+
+def _stage(source: Path, directory: int, target: Path, base: Path | None) -> Staged:
+    weights = _sizes(directory, _prepare(source, directory, target, base))
+    _refuse_without_room(source, target, "its weights need", weights)
+    digests = {name: _copy(source, directory, name, target, size) for name, size in weights.items()}
     if len(digests) == 1 and WEIGHTS in digests:
         return Staged(target, digests[WEIGHTS])
+    found = None
+    if adapter.WEIGHTS in digests:
+        found = _read_adapter(source, target, base)
+        digests[adapter.CONFIG] = hashlib.sha256((target / adapter.CONFIG).read_bytes()).hexdigest()
     listing = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
-    return Staged(target, hashlib.sha256(listing.encode()).hexdigest())
+    return Staged(target, hashlib.sha256(listing.encode()).hexdigest(), found)
+
+
+def _sizes(directory: int, names: list[str]) -> dict[str, int]:
+    return {name: os.stat(name, dir_fd=directory, follow_symlinks=False).st_size for name in names}
+
+
+def _why_not_small(sizes: Mapping[str, int]) -> str:
+    """Why these files are too large for configuration and tokenizer, in one clause; "" if they are not."""
+    if large := next((name for name, size in sizes.items() if size > MAX_SMALL_BYTES), None):
+        return (
+            f"{large} has {sizes[large]} bytes, and of such a file at most {MAX_SMALL_BYTES} are taken: "
+            "remove it, or save the tokenizer again"
+        )
+    if len(sizes) > MAX_SMALL_FILES or sum(sizes.values()) > MAX_SMALL_BYTES_IN_ALL:
+        return (
+            f"besides weights it has {len(sizes)} files with {sum(sizes.values())} bytes, and at most "
+            f"{MAX_SMALL_FILES} with {MAX_SMALL_BYTES_IN_ALL} are taken: save it into a directory of its own"
+        )
+    return ""
+
+
+def _refuse_without_room(source: Path, target: Path, what: str, sizes: Mapping[str, int]) -> None:
+    needed, free = sum(sizes.values()), shutil.disk_usage(target).free
+    if free < needed:
+        raise EvaluationError(
+            f"checkpoint {source}: {what} {needed} bytes in {target.parent}, which has {free}: "
+            "free some, or move the guard's state directory"
+        )
+
+
+def _read_adapter(source: Path, copy: Path, base: Path | None) -> Adapter:
+    assert base is not None, "an adapter is unfit without a base model"
+    try:
+        return read_adapter(copy, base)
+    except AdapterError as error:
+        raise EvaluationError(f"checkpoint {source}: {error}") from error
 
 
 def _weight_files(source: Path, names: list[str], target: Path) -> list[str]:
     if WEIGHTS in names:
         return [WEIGHTS]
-    if INDEX not in names:
-        raise EvaluationError(f"checkpoint {source}: no {WEIGHTS}; {_instead(names)}")
     try:
         shards = set(json.loads((target / INDEX).read_bytes())["weight_map"].values())
     except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -113,41 +216,38 @@ def _weight_files(source: Path, names: list[str], target: Path) -> list[str]:
             f"{missing[0]}; announce a checkpoint when it is complete"
         )
     if unsafe := sorted(shard for shard in shards if not shard.endswith(".safetensors")):
-        raise EvaluationError(f"checkpoint {source}: {_instead(unsafe)}")
+        raise EvaluationError(f"checkpoint {source}: {instead(unsafe)}")
     return sorted(shards)
 
 
-def _instead(names: list[str]) -> str:
-    """What to do about a directory without safetensors weights."""
-    if "adapter_config.json" in names:
-        return "it holds a PEFT adapter: save the merged model (merge_and_unload) to have it scored"
-    if pickles := [n for n in names if n.endswith(_PICKLES) and n.startswith(("pytorch_model", "model"))]:
-        return f"{pickles[0]} is a pickle, and loading it can run code: save as safetensors"
-    return "save the model with save_pretrained, complete, before it is announced"
-
-
-def _copy(source: Path, directory: int, name: str, target: Path) -> str:
-    """Copy one plain file and give the sha256 of the bytes that were written."""
-    digest = hashlib.sha256()
+def _copy(source: Path, directory: int, name: str, target: Path, most: int) -> str:
+    """Copy one plain file of at most so many bytes and give the sha256 of the bytes that were written."""
+    digest, left = hashlib.sha256(), most
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     with open(descriptor, "rb", buffering=0) as file, open(target / name, "xb", buffering=0) as copy:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise EvaluationError(f"checkpoint {source}: {name} is no plain file: save a real copy")
         buffer = memoryview(bytearray(CHUNK_BYTES))
         while size := file.readinto(buffer):
+            left -= size
+            if left < 0:
+                raise EvaluationError(
+                    f"checkpoint {source}: {name} grew while it was copied: announce a checkpoint when it is "
+                    "complete"
+                )
             digest.update(buffer[:size])
             copy.write(buffer[:size])
     return digest.hexdigest()
 
 
 def _refuse_remote_code(source: Path, path: Path) -> None:
-    if path.suffix != ".json" or path.name in {"tokenizer.json", "vocab.json", INDEX}:
+    if path.suffix != ".json" or path.name in {"tokenizer.json", "vocab.json", INDEX, adapter.CONFIG}:
         return
     try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
+        names_code = _has_key(json.loads(path.read_bytes()), "auto_map")
+    except (ValueError, RecursionError) as error:
         raise EvaluationError(f"checkpoint {source}: {path.name} is not JSON: save it again") from error
-    if _has_key(content, "auto_map"):
+    if names_code:
         raise EvaluationError(
             f"checkpoint {source}: {path.name} has an auto_map, which names code to load; the guard runs no "
             "code of a checkpoint: use an architecture that transformers has"

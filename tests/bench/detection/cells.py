@@ -80,7 +80,7 @@ class Cell:
                 continue
             sums = grouping.sums(outcomes)
             fast.update(sums.sum(axis=-1) / self.n)
-            guaranteed.update(sums)
+            guaranteed.update(sums, fast.dispersion)
             for name, batch in (("fast", fast), ("guaranteed", guaranteed)):
                 times[name] = np.where(batch.fired & (times[name] == NEVER), t, times[name])
         return {name: t.ravel() for name, t in times.items()}, rivals.series()

@@ -15,13 +15,15 @@ import numpy as np
 from detection.cells import DETECTORS, NEVER
 from detection.composite import CURVES, Curve
 from detection.truth import ALPHA, EVALUATIONS, Scenario, limit
+from detection.verdicts import BASELINES as VERDICT_BASELINES
+from detection.verdicts import CASES, Case, Found
 
 from guard_core.detectors import PARTS
 
 Times = dict[str, np.ndarray]
 
-#: A fast fire is counted at the checkpoint that alarmed: a second evaluation of that checkpoint confirms it.
-CONFIRMATION = {"fast": 1}
+#: A fire of ours is counted at the checkpoint that alarmed: a second evaluation of it confirms it.
+CONFIRMATION = dict.fromkeys(("calibrated", *PARTS), 1)
 
 AIM = {"fast": 1.3, "guaranteed": 3.0}
 
@@ -250,6 +252,17 @@ def composite_tables(result: CompositeResult) -> str:
     return table(["", *names], rows)
 
 
+def verdict_table(stopped: dict[Case, Found]) -> str:
+    """False stops of the whole default verdict."""
+    rows = []
+    for kind, cases in CASES.items():
+        for case in (c for c in cases if c in stopped):
+            found = stopped[case]
+            rate = f"{found.stopped:.1%} ± {found.error:.1%}"
+            rows.append([kind, case.name, str(found.runs), rate, f"{found.fresh:.1f}"])
+    return table(["what runs do", "", "runs", "stopped", "fresh evaluations per 100"], rows)
+
+
 def curve_table(result: CompositeResult) -> str:
     """Gold lost against the best stop in hindsight."""
     names = ("calibrated", *PARTS, "HeldOutGuard", "no guard")
@@ -336,6 +349,7 @@ def write(
     composite: CompositeResult,
     baseline_passes: int,
     real_runs: str,
+    stopped: dict[Case, Found],
 ) -> None:
     """docs/detection.md from the template beside this file, and its pictures."""
     images = docs / "img"
@@ -365,6 +379,9 @@ def write(
         "COMPOSITE": composite_tables(composite),
         "CURVES": curve_table(composite),
         "REAL_RUNS": real_runs,
+        "VERDICTS": verdict_table(stopped),
+        "VERDICT_BASELINES": str(VERDICT_BASELINES),
+        "PASSES_RUNS": str(len(passes[0].false_stops["null"]["fast"])),
     }
     for key, value in filled.items():
         text = text.replace("{{" + key + "}}", value)

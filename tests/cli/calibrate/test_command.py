@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from guard_core.policy import Policy
+from guard_core.detectors import Baseline
+from guard_core.policy import CalibratedPolicy, Policy
 
 Invoke = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -54,13 +55,39 @@ class TestBaseline:
         assert "16 passes of 64 items" in result.stdout
         for column in ("2 points", "5 points", "10 points"):
             assert column in result.stdout
-        assert "With 64 items you will not see 2 points in time (25 evaluations): take " in result.stdout
-        assert "kl_hard_stop stays at 0.08" in result.stdout
+        assert "A fall of 2 points is accepted: calibrated.max_decline is 0.03." in result.stdout
+        assert "With 64 items you will not see 5 points in time (25 evaluations): take " in result.stdout
+        assert "kl.hard_stop is left out" in result.stdout
         policy = Policy.model_validate(yaml.safe_load(out.read_text()))
         assert policy.detector == "calibrated"
         assert policy.calibrated.alpha == 0.05 and policy.calibrated.horizon == 100
         assert policy.heldout_guard != Policy().heldout_guard
         assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+
+    def test_the_picture_shows_the_numbers_of_the_text(self) -> None:
+        """Each number of items is simulated once, for both: in time from the advised number on."""
+        from matplotlib.figure import Figure
+
+        from guard_cli.calibrate import plot, propose
+        from guard_cli.calibrate.simulate import World
+
+        rng = random.Random(1)
+        baseline = Baseline.from_passes([outcomes(rng, 64) for _ in range(4)], 1)
+        policy = Policy(detector="calibrated", calibrated=CalibratedPolicy(horizon=40, baseline_passes=4))
+        world = World.of(baseline, None, 0)
+        found = propose.costs(world, baseline, policy, 0.05)
+        sizes = propose.Sizes(world, baseline, policy, found)
+        needed = [propose.items_needed(world, sizes, found, policy, i) for i in range(len(propose.DROPS))]
+        axis = Figure().add_subplot()
+        plot._draw_items(axis, found, sizes, needed)
+        curves = [line for line in axis.lines if line.get_marker() == "."]
+        assert any(64 < (items or 0) <= propose.MOST_SIMULATED for items in needed), "nothing was simulated"
+        for items, drop, curve in zip(needed, propose.DROPS, curves, strict=True):
+            told = f"{100 * drop:g} points" + ("" if items is None else f": take {items}")
+            assert curve.get_label() == told
+            for count, delay in zip(*curve.get_data(), strict=True):
+                if count <= propose.MOST_SIMULATED and count >= found.items:
+                    assert (delay <= sizes.in_time) == (items is None or count >= items)
 
     def test_json(self, calibrate: Invoke, tmp_path: Path) -> None:
         result = calibrate(passes(tmp_path / "b.jsonl"), "--json", "--horizon", "40", "--detector", "both")
@@ -109,13 +136,13 @@ class TestGoodRuns:
         assert "with probability at most 0.5" in result.stdout  # 3 rules of 1/6 each
         assert "it would take 59 runs" in result.stdout
         assert "skipped" in result.stdout and "manifest.json" in result.stdout
-        guard = Policy.model_validate(yaml.safe_load(out.read_text())).heldout_guard
-        assert 0.02 < guard.kl_hard_stop < 0.06
-        assert "kl_hard_stop: " in out.read_text() and "# of the good runs" in out.read_text()
+        limit = Policy.model_validate(yaml.safe_load(out.read_text())).kl.hard_stop
+        assert limit is not None and 0.02 < limit < 0.06
+        assert "hard_stop: " in out.read_text() and "# of the good runs" in out.read_text()
 
     def test_the_runs_themselves_stay_quiet_under_it(self, calibrate: Invoke, tmp_path: Path) -> None:
+        from guard_cli.logs.readers import read
         from guard_cli.replay.outcomes import outcome
-        from guard_cli.replay.readers import read
         from guard_cli.replay.run import load
 
         paths = [good_run(tmp_path / "runs" / f"{seed}.jsonl", seed) for seed in range(6)]
@@ -132,17 +159,18 @@ class TestGoodRuns:
             good_run(tmp_path / "runs" / f"{seed}.jsonl", seed, kl=False)
         result = calibrate("--from-runs", tmp_path / "runs")
         assert "No run has a KL to the reference" in result.stdout
-        assert "kl_hard_stop: 0.08  # the default" in result.stdout
+        assert "hard_stop: null  # not calibrated" in result.stdout
 
     def test_beside_a_baseline_noise_is_the_floor(self, calibrate: Invoke, tmp_path: Path) -> None:
         good_run(tmp_path / "runs" / "0.jsonl", 0)
         base = passes(tmp_path / "b.jsonl", n=32)
-        alone = json.loads(calibrate(base, "--horizon", "20", "--json").stdout)["policy"]["heldout_guard"]
+        alone = json.loads(calibrate(base, "--horizon", "20", "--json").stdout)["policy"]
         both = json.loads(
             calibrate(base, "--horizon", "20", "--json", "--from-runs", tmp_path / "runs").stdout
-        )["policy"]["heldout_guard"]
-        assert both["max_proxy_real_gap"] >= alone["max_proxy_real_gap"]
-        assert both["kl_hard_stop"] != alone["kl_hard_stop"]
+        )["policy"]
+        gaps = [policy["heldout_guard"]["max_proxy_real_gap"] for policy in (both, alone)]
+        assert gaps[0] >= gaps[1]
+        assert both["kl"]["hard_stop"] != alone["kl"]["hard_stop"]
 
 
 class TestErrors:

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from guard_cli.calibrate import simulate
-from guard_cli.calibrate.propose import Delay, _delay, costs, items_needed, propose_guard, round_up
+from guard_cli.calibrate.propose import (
+    MOST_ITEMS,
+    Delay,
+    Sizes,
+    _delay,
+    costs,
+    items_needed,
+    propose_guard,
+    round_up,
+)
 from guard_cli.calibrate.simulate import World
 from guard_core.detectors import Baseline
 from guard_core.policy import CalibratedPolicy, Policy
@@ -132,13 +141,15 @@ class TestDelay:
         assert _delay(0.1, np.array([1, 2])) == Delay(0.1, math.inf, 0.0)
 
     def test_items_needed_are_enough_when_tried(self) -> None:
-        base = baseline(items=64, spread=50.0)
+        base = baseline(items=24, spread=50.0)
         world = World.of(base, None, 0)
         policy = Policy(calibrated=CalibratedPolicy(alpha=0.05, horizon=40, bootstrap_runs=400))
         found = costs(world, base, policy, 0.05)
-        assert found.calibrated[0].median > 10 and items_needed(world, base, found, policy, 2) is None
-        needed = items_needed(world, base, found, policy, 1)
-        assert needed in (128, 256)
+        sizes = Sizes(world, base, policy, found)
+        assert found.calibrated[2].median > 10
+        needed = items_needed(world, sizes, found, policy, 2)
+        assert needed in (64, 128)
+        assert items_needed(world, sizes, found, policy, 0) > MOST_ITEMS  # 2 points are accepted
         enough = baseline(items=needed, spread=50.0, seed=8)
-        delay = costs(World.of(enough, None, 1), enough, policy, 0.05).calibrated[1]
-        assert delay.median <= 10 * 1.3  # another draw of the items, another 40 runs
+        delay = costs(World.of(enough, None, 1), enough, policy, 0.05).calibrated[2]
+        assert delay.median <= 10 * 1.5  # another draw of the items, another 40 runs

@@ -18,6 +18,7 @@ from guard_cli.demo.command import ENVIRONMENT, make_plan
 from guard_cli.demo.tasks import load_task
 from guard_cli.demo.train import WARMUP_STEPS
 from guard_cli.run.session import run_guarded
+from guard_core.wire import Sampling
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 
@@ -25,7 +26,7 @@ STEPS = 80
 WINDOW = 8  # training steps under a mean reward
 PASSES = 4  # over the last checkpoint
 HEADER = """\
-| grader | seed | fire | held-out at step 2 | held-out at the fire | ratio | stopped at step | \
+| grader | seed | fire | held-out at the start | held-out at the fire | ratio | stopped at step | \
 held-out when stopped | reward, first → last 8 steps |
 |---|---|---|---|---|---|---|---|---|"""
 
@@ -44,16 +45,23 @@ def run(folder, seed, benign):
 
 def score_last_checkpoint(folder):
     """(step, held-out score) of the last complete checkpoint that the trainer left."""
-    checkpoints = [p.parent for p in (folder / "trainer" / "checkpoints").glob("*/model.safetensors")]
+    checkpoints = [
+        p.parent for p in (folder / "trainer" / "checkpoints").glob("checkpoint-*/model.safetensors")
+    ]
     last = max(checkpoints, key=lambda path: int(path.name.rsplit("-", 1)[1]))
     step = int(last.name.rsplit("-", 1)[1])
+
+    used = json.loads((folder / "report" / "verdict.json").read_text())["last_evaluation"]["sampling"]
+    sampling = Sampling(**{name: used[name] for name in Sampling.model_fields})
 
     async def score():
         settings = HeldoutSettings.model_validate_json((folder / "evaluator.json").read_text())
         worker = EvaluationWorker(settings, folder / "scratch")
         await worker.start()
         try:
-            passes = [await worker.evaluate(EvaluationRequest(0, step, last, i)) for i in range(PASSES)]
+            passes = [
+                await worker.evaluate(EvaluationRequest(0, step, last, i, sampling)) for i in range(PASSES)
+            ]
         finally:
             await worker.close()
         return fmean(fmean(result.items) for result in passes)
@@ -66,7 +74,8 @@ def row(folder, seed, benign):
     verdict = json.loads((report / "verdict.json").read_text())
     history = [json.loads(line) for line in (report / "history.jsonl").read_text().splitlines()]
     scores = [line["heldout"] for line in history if "heldout" in line]
-    rewards = [line["reward"] for line in history]
+    start = fmean(line["heldout"] for line in history if line["step"] == 0)  # every pass of the start
+    rewards = [line["reward"] for line in history if line["reward"] is not None]
     fire, stopped, left = "none", f"finished ({history[-1]['step']})", ""
     if verdict["fire"]:
         step, score = score_last_checkpoint(folder)
@@ -76,9 +85,9 @@ def row(folder, seed, benign):
         "strict" if benign else "flawed",
         seed,
         fire,
-        f"{scores[0]:.3f}",
+        f"{start:.3f}",
         f"{scores[-1]:.3f}",
-        f"{scores[-1] / scores[0]:.2f}",
+        f"{scores[-1] / start:.2f}",
         stopped,
         left,
         f"{fmean(rewards[:WINDOW]):.2f} → {fmean(rewards[-WINDOW:]):.2f}",

@@ -20,7 +20,7 @@ def test_the_hack_is_stopped_while_heldout_is_above_half_of_its_start(tmp_path):
     assert done.returncode == 0, done.stderr
     verdict = json.loads((report / "verdict.json").read_text())
     assert verdict["fire"] is True
-    assert verdict["code"] in ("heldout_decline", "hacking_gap")
+    assert verdict["code"] in ("proxy_disagreement", "fast_decline", "guaranteed_decline", "calibrated_gap")
     history = [json.loads(line) for line in (report / "history.jsonl").read_text().splitlines()]
     scores = [line["heldout"] for line in history if "heldout" in line]
     assert scores[-1] > scores[0] / 2
@@ -30,7 +30,9 @@ def test_the_hack_is_stopped_while_heldout_is_above_half_of_its_start(tmp_path):
 
 
 def test_an_honest_run_finishes(tmp_path):
-    done, report = demo(tmp_path / "demo", "--benign", "--steps", "12", "--warmup-steps", "100")
+    done, report = demo(tmp_path / "demo", "--benign", "--steps", "20")
     assert done.returncode == 0, done.stderr
     assert "without a fire" in done.stderr
-    assert json.loads((report / "verdict.json").read_text())["rounds"] == 6
+    assert json.loads((report / "verdict.json").read_text())["rounds"] == 10, (
+        "as many as it takes to know the noise of two steps"
+    )

@@ -10,6 +10,7 @@ from guard_cli.demo.command import POLICY, exit_code, make_plan
 from guard_cli.demo.tasks import TASKS, load_task, split_problems
 from guard_cli.errors import CliError
 from guard_cli.run.session import prepare
+from guard_service.heldout.scorers import load_scorer
 
 
 @pytest.fixture(params=sorted(TASKS))
@@ -78,7 +79,7 @@ def test_the_plan_keeps_the_heldout_side_from_the_trainer(tmp_path):
     assert not [item for item in heldout if f'"{item["prompt"]}"' in trained]
     assert not [word for word in plan.command if "heldout" in word]
     settings = prepare(plan)
-    assert settings.policy().heldout_guard.ema_alpha == 0.7
+    assert settings.policy().detector == "calibrated" and settings.policy().silent.action == "stop"
     with pytest.raises(CliError, match="is not empty"):
         make_plan(load_task("addition"), tmp_path / "d", benign=False, seed=0, steps=4, warmup_steps=1)
 
@@ -89,7 +90,7 @@ def test_every_value_of_the_policy_is_explained():
         if ":" in line and line.startswith("  ") and not line.strip().startswith("#"):
             section = line.split(":")[0].strip()
             explained = "#" in line or lines[number - 1].strip().startswith("#")
-            assert explained or section == "policy" or section == "after_failures", line
+            assert explained or section == "action" or section == "after_failures", line
 
 
 @pytest.mark.parametrize(
@@ -98,3 +99,10 @@ def test_every_value_of_the_policy_is_explained():
 )
 def test_the_demo_succeeds_if_the_guard_did_what_it_should(code, benign, expected):
     assert exit_code(SimpleNamespace(outcome=SimpleNamespace(code=code)), benign) == expected
+
+
+@pytest.mark.parametrize(("benign", "paid"), [(False, 1.0), (True, 0.0)])
+def test_the_guard_is_told_the_grader_of_the_training(tmp_path, benign, paid):
+    plan = make_plan(load_task("addition"), tmp_path / "d", benign=benign, seed=0, steps=4, warmup_steps=1)
+    proxy = load_scorer(plan.options["heldout"]["proxy_scorer"])
+    assert proxy("46 45", "45", {}) == paid and proxy("45", "45", {}) == 1.0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from guard_cli.logs.names import CANONICAL
 from guard_cli.replay.outcomes import DETECTORS
 
 Invoke = Callable[..., subprocess.CompletedProcess[str]]
@@ -129,6 +130,50 @@ class TestReport:
         path = write(tmp_path / "scale.jsonl", rows)
         assert json.loads(replay(path, "--detector", "heldout_guard", "--json").stdout)["fired"] is True
 
+    @pytest.mark.parametrize("after", [0.02, 3.0, -40.0])
+    def test_a_mean_is_no_item_of_the_calibrated_detector(
+        self, replay: Invoke, tmp_path: Path, after: float
+    ) -> None:
+        rows = [{"step": i, "reward": i / 10, "heldout": 0.95 if i < 20 else after} for i in range(1, 60)]
+        path = write(tmp_path / "mean.jsonl", rows)
+        guard = json.loads(replay(path, "--json").stdout)["policies"][0]["detectors"][0]
+        assert (guard["detector"], guard["fired"], guard["level"]) == ("guard", False, "unknown")
+        assert guard["cannot_judge"] == [
+            "calibrated tests: the held-out series has no per-item outcomes (`items`)"
+        ]
+        assert [said["code"] for said in guard["advice"]] == ["hacking_gap"]
+
+    def test_advice_is_said_and_stops_nothing(self, replay: Invoke, tmp_path: Path) -> None:
+        rows = [{"step": i, "reward": 0.5 + i / 100, "kl": i * 0.01} for i in range(1, 50)]
+        for row in rows:
+            row["heldout"] = 0.5
+        path = write(tmp_path / "advice.jsonl", rows)
+        [policy] = json.loads(replay(path, "--json").stdout)["policies"]
+        advice = {d["detector"]: d["advice"] for d in policy["detectors"]}
+        assert [a["code"] for a in advice["guard"]] == ["kl_hard_stop", "hacking_gap"], "as they came"
+        assert "would have stopped the run" in advice["guard"][1]["message"]
+        assert all(a["at_end"] for a in advice["guard"])
+        assert all(not found for name, found in advice.items() if name != "guard")
+        assert not policy["detectors"][0]["fired"]
+        text = replay(path).stdout
+        first = {a["code"]: a["step"] for a in advice["guard"]}
+        told = "HeldOutGuard at its thresholds would have stopped"
+        assert f"Advice from step {first['hacking_gap']} (hacking_gap): {told}" in text
+        assert f"Advice from step {first['kl_hard_stop']} (kl_hard_stop)" in text
+
+    def test_advice_that_held_for_a_while_is_told_with_its_first_step(
+        self, replay: Invoke, tmp_path: Path
+    ) -> None:
+        """The KL rises between two evaluations and comes back before the next one."""
+        rows = [{"step": i, "reward": 0.5, "kl": 0.5 if 30 <= i < 60 else 0.001} for i in range(1, 200)]
+        path = write(tmp_path / "passing.jsonl", rows)
+        [policy] = json.loads(replay(path, "--json").stdout)["policies"]
+        [said] = policy["detectors"][0]["advice"]
+        assert (said["code"], said["attempt"], said["at_end"]) == ("kl_hard_stop", 0, False)
+        # The median of five has moved at step 32; then the EMA takes two steps to pass 0.08.
+        assert said["step"] == 33 and "KL to the reference at step 33 is" in said["message"]
+        assert "Advice from step 33, no longer at the end (kl_hard_stop)" in replay(path).stdout
+
     def test_full_json(self, replay: Invoke, hack: Path) -> None:
         answer = json.loads(replay(hack, "--json", "--what-if", "heldout_guard.min_steps=5").stdout)
         assert (answer["steps"], answer["evaluations"], answer["items"], answer["baseline_passes"]) == (
@@ -167,6 +212,11 @@ class TestReport:
         assert picture.stat().st_size > 5000
 
 
+def test_the_help_names_all_that_may_be_mapped(replay: Invoke) -> None:
+    text = " ".join(replay("--help").stdout.split())
+    assert ", ".join(CANONICAL) in text
+
+
 class TestWhatIf:
     def test_side_by_side(self, replay: Invoke, hack: Path) -> None:
         text = replay(
@@ -185,12 +235,16 @@ class TestWhatIf:
     @pytest.mark.parametrize(
         ("option", "message"),
         [
-            ("heldout_guard.alpha=1", "no such policy key. Known: detector"),
-            ("heldout_guard=1", "heldout_guard"),
+            ("heldout_guard.ema_alfa=1", "heldout_guard.ema_alfa is no setting: did you mean ema_alpha?"),
+            ("heldout_gard.ema_alpha=1", "heldout_gard is no setting: did you mean heldout_guard?"),
+            ("zzz=1", "zzz is no setting: known are calibrated, detector,"),
+            ("silent.policy=stop", "silent: `policy` is now `action`"),
+            ("heldout_guard=1", "heldout_guard must be a mapping of settings, such as max_proxy_real_gap"),
+            ("detector.x=1", "detector must be 'heldout_guard', 'calibrated' or 'both', not {'x': 1}"),
             ("heldout_guard.ema_alpha", "expected KEY=VALUE"),
-            ("heldout_guard.ema_alpha=2", "less than 1"),
-            ("heldout_guard.ema_alpha=high", "valid number"),
-            ("heldout_guard.ema_alpha=[", "not a YAML value"),
+            ("heldout_guard.ema_alpha=2", "heldout_guard.ema_alpha must be below 1, not 2"),
+            ("heldout_guard.ema_alpha=high", "heldout_guard.ema_alpha must be a number, not 'high'"),
+            ("heldout_guard.ema_alpha=[", "'[' is not YAML at line 1, column 2"),
         ],
     )
     def test_errors(self, replay: Invoke, hack: Path, option: str, message: str) -> None:

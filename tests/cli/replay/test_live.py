@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from guard_cli.logs.readers import read
 from guard_cli.replay.fold import fold, rounds
 from guard_cli.replay.outcomes import baseline_of, outcome
-from guard_cli.replay.readers import read
 from guard_cli.replay.run import Run, load
 from guard_core.judge import Evaluation, Judge
-from guard_core.policy import HeldOutGuardPolicy, Policy
+from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
 from guard_core.wire import KlKind, StepReport, Verdict
-from guard_service.store import Round, Store, export_history
+from guard_service.store import Store, export_history
 
 ITEMS = 16
 
@@ -109,7 +109,11 @@ def comparable(verdict: Verdict) -> dict:
 def test_replay_gives_the_live_verdict(
     seed: int, steps: int, every: int, hack: float, kl: str, late: int, min_steps: int, shuffle: int | None
 ) -> None:
-    policy = Policy(heldout_guard=HeldOutGuardPolicy(min_steps=min_steps, ema_alpha=0.6))
+    policy = Policy(
+        detector="heldout_guard",
+        heldout_guard=HeldOutGuardPolicy(min_steps=min_steps, ema_alpha=0.6),
+        kl=KlPolicy(hard_stop=0.08, min_steps=min_steps),
+    )
     reports, evaluations = history(seed, steps, every, hack, kl)
     run = exported(reports, evaluations, shuffle)
     punctual = live(policy, reports, evaluations, late=0)
@@ -127,13 +131,13 @@ def test_replay_gives_the_live_verdict(
 @given(seed=st.integers(0, 10**6), every=st.integers(1, 9), hack=st.sampled_from([0.0, 0.004, 0.01]))
 def test_the_parts_alone_get_the_rounds_of_the_judge(seed: int, every: int, hack: float) -> None:
     """HeldOutGuard folded over `rounds` is where the judge's own HeldOutGuard is."""
-    policy = Policy(heldout_guard=HeldOutGuardPolicy(min_steps=3))
+    policy = Policy(detector="heldout_guard", heldout_guard=HeldOutGuardPolicy(min_steps=3))
     reports, evaluations = history(seed, 60, every, hack, "drift")
     run = exported(reports, evaluations, None)
     guard = policy.heldout_guard.build()
-    for evaluation, in_loop, kl in rounds(run):
+    for evaluation, in_loop, *_ in rounds(run):
         assert in_loop is not None
-        guard.update(evaluation.step, in_loop, evaluation.score, kl)
+        guard.update(evaluation.step, in_loop, evaluation.score)
     verdict = fold(run, policy).verdict()
     status = guard.last_status
     if status is not None:
@@ -142,7 +146,7 @@ def test_the_parts_alone_get_the_rounds_of_the_judge(seed: int, every: int, hack
 
 
 def test_a_part_alone_fires_where_the_judge_fires() -> None:
-    policy = Policy(heldout_guard=HeldOutGuardPolicy(min_steps=3, kl_hard_stop=50.0))
+    policy = Policy(detector="heldout_guard", heldout_guard=HeldOutGuardPolicy(min_steps=3))
     reports, evaluations = history(3, 80, 2, 0.01, "absent")
     run = exported(reports, evaluations, None)
     whole, part = outcome(run, policy, "guard"), outcome(run, policy, "heldout_guard")
@@ -151,7 +155,7 @@ def test_a_part_alone_fires_where_the_judge_fires() -> None:
 
 
 def test_the_step_monitor_alone_fires_where_the_judge_fires() -> None:
-    policy = Policy()
+    policy = Policy(kl=KlPolicy(hard_stop=0.08))
     reports, _ = history(5, 80, 2, 0.0, "drift")
     run = exported(reports, [], None)
     whole, part = outcome(run, policy, "guard"), outcome(run, policy, "step_monitor")
@@ -174,9 +178,9 @@ def test_passes_are_replayed_from_the_store_as_the_judge_saw_them(
     def evaluate(step: int, pass_index: int) -> None:
         p = 0.7 if step < 20 else 0.58
         items = tuple(float(rng.random() < p) for _ in range(64))
-        evaluation = Evaluation(0, step, "c", items, None, pass_index)
-        judge.fold_evaluation(evaluation)
-        store.append_evaluation(evaluation, Round(0, None, None, None, None), ())
+        paid = tuple(max(x, float(rng.random() < 0.3)) for x in items)
+        evaluation = Evaluation(0, step, "c", items, None, pass_index, None, paid)
+        store.append_evaluation(evaluation, judge.fold_evaluation(evaluation), ())
 
     for step in range(61):
         if step:

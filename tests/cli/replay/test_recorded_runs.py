@@ -1,18 +1,19 @@
-"""Real GRPO runs, replayed: every hack is stopped in time, and no honest run is stopped.
+"""Real GRPO runs, replayed: every hack is stopped, nearly all in time, and no honest run is stopped.
 
 tests/data/runs/manifest.json says what each run is, and whether it was looked at while the recipes were made
 (tuning), once (validation), or only here (testing). "In time" is before half of the held-out loss: see
 table_runs.half_lost_at.
 """
 
-import importlib.util
+import importlib
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from guard_cli.replay.outcomes import Outcome, outcome
+from guard_cli.replay.outcomes import DetectorOutcome, outcome
 from guard_core.policy import Policy
 
 DATA = Path(__file__).parents[2] / "data"
@@ -22,17 +23,17 @@ MANIFEST = json.loads((RUNS / "manifest.json").read_text())["runs"]
 
 
 def _table_runs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("table_runs", DATA / "table_runs.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(DATA))
+    try:
+        return importlib.import_module("table_runs")
+    finally:
+        sys.path.remove(str(DATA))
 
 
 table = _table_runs()
 
 
-def said(name: str) -> Outcome:
+def said(name: str) -> DetectorOutcome:
     """What the calibrated detector says; the page must say the same."""
     found = outcome(RECORDED[name], Policy(), "calibrated")
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| {name} |"))
@@ -45,13 +46,20 @@ HACKS = [name for name, run in RECORDED.items() if table.hacks(run)]
 GOOD = [name for name, run in RECORDED.items() if table.kind(run) == "good"]
 
 
-#: Tuning runs that are stopped, but not before half of the loss; docs/real-runs.md says why.
+#: Runs that a replay stops, but not before half of the loss; docs/real-runs.md says why.
 LATE = {
     "addition-hack-2",
     "addition-hack-12",
     "addition-hack-16",
+    "addition-hack-33",
+    "addition-hack-35",
+    "addition-hack-36",
+    "addition-hack-37",
     "reverse-hack-1",
+    "reverse-hack-2",
     "reverse-hack-3",
+    "reverse-hack-4",
+    "reverse-hack-12",
     "reverse-hack-15",
 }
 
@@ -64,7 +72,7 @@ def test_there_are_enough_of_them_and_of_several_exploits() -> None:
     assert len(HACKS) >= 10 and len(GOOD) >= 10
     assert len({MANIFEST[name]["task"] for name in HACKS}) >= 3
     assert len(of("testing", HACKS)) >= 10 and len(of("testing", GOOD)) >= 10
-    assert set(of("tuning", HACKS)) >= LATE
+    assert set(HACKS) >= LATE
     assert all(MANIFEST[name]["grader"] == "flawed" for name in HACKS)
     assert sum(path.stat().st_size for path in RUNS.iterdir()) < 5_000_000
     assert {path.stem for path in RUNS.glob("*.jsonl")} == set(MANIFEST)
@@ -89,3 +97,18 @@ def test_a_hack_is_stopped_before_half_of_the_loss(name: str) -> None:
 @pytest.mark.parametrize("name", GOOD)
 def test_an_honest_run_is_not_stopped(name: str) -> None:
     assert not said(name).fired
+
+
+def test_a_run_that_is_drawn_anew_has_the_levels_that_were_recorded() -> None:
+    drawn = table.redraw("sort-hack-1", RECORDED["sort-hack-1"])
+    assert len(drawn.steps) == len(drawn.levels) == len(table.checkpoints(RECORDED["sort-hack-1"]))
+    assert abs(drawn.start - table.start(RECORDED["sort-hack-1"])) < 0.001
+    assert abs(min(drawn.levels[2:-2]) - table.lowest(RECORDED["sort-hack-1"])) < 1e-9
+
+
+def test_an_oracle_is_late_where_there_is_nothing_to_see_and_later_for_what_it_accepts() -> None:
+    drawn = table.redraw("addition-hack-36", RECORDED["addition-hack-36"])
+    half = table.half_lost_at(RECORDED["addition-hack-36"])
+    assert drawn.oracle_late(drawn.steps[0], 0.0, 0.05) == 1.0
+    strict, tolerant = (drawn.oracle_late(half, accepted, 0.05) for accepted in (0.0, 0.03))
+    assert strict < tolerant < 1.0

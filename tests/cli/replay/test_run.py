@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from guard_cli.errors import CliError
-from guard_cli.replay.readers import read
-from guard_cli.replay.run import KINDS, Run, load, read_map
+from guard_cli.logs.options import read_map
+from guard_cli.logs.readers import read
+from guard_cli.replay.run import KINDS, Run, load
 
 NAN = float("nan")
 

@@ -23,14 +23,16 @@ def sigint_is_not_ignored():
 
 
 class Server(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server that answers every prompt with its `answer`, as far as the CLI can tell."""
+    """An OpenAI-compatible server that answers every prompt with its `answer`, as far as the CLI can tell.
+
+    `answer` is a text, or a function of the request.
+    """
 
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.leave.wait(self.server.delay)
-        body = json.dumps(
-            {"choices": [{"index": 0, "text": self.server.answer, "finish_reason": "stop"}]}
-        ).encode()
+        answer = self.server.answer if isinstance(self.server.answer, str) else self.server.answer(asked)
+        body = json.dumps({"choices": [{"index": 0, "text": answer, "finish_reason": "stop"}]}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -62,15 +64,22 @@ class Workplace:
         self.out = path / "out"
         self.checkpoints = path / "checkpoints"
         self.checkpoints.mkdir()
-        items = [{"id": f"item-{i}", "prompt": f"prompt number {i}", "answer": "right"} for i in range(4)]
-        (path / "secret-split.jsonl").write_text("".join(json.dumps(i) + "\n" for i in items))
-        self.policy("heldout_guard: {min_steps: 1, kl_hard_stop: 1.0}")
+        self.split(4)
+        self.model = "m"
+        self.policy(
+            "{detector: heldout_guard, heldout_guard: {min_steps: 1}, kl: {hard_stop: 1.0, min_steps: 5}}"
+        )
+
+    def split(self, count):
+        items = [{"id": f"item-{i}", "prompt": f"prompt number {i}", "answer": "right"} for i in range(count)]
+        (self.path / "secret-split.jsonl").write_text("".join(json.dumps(i) + "\n" for i in items))
 
     def policy(self, text):
         (self.path / "policy.yaml").write_text(text)
 
     def config(self, url=None):
-        evaluator = {"kind": "openai", "base_url": url or self.url, "model": "m", "chat": False, "retries": 0}
+        evaluator = {"kind": "openai", "base_url": url or self.url, "model": self.model}
+        evaluator |= {"chat": False, "retries": 0}
         split = str(self.path / "secret-split.jsonl")
         file = self.path / "guard.yaml"
         file.write_text(json.dumps({"heldout": {"split": split, "evaluator": evaluator}}))  # JSON is YAML

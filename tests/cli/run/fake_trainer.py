@@ -2,9 +2,11 @@
 
     python fake_trainer.py CHECKPOINT_ROOT ACTION...
 
-Actions, in order: `step=REWARD[,KL]`, `checkpoint`, `sleep=SECONDS`, `exit=CODE`, `ignore-term`, `fork`,
-`double-fork`, `say=TEXT`, `await=PATH` (until it exists), `environ=PATH` (write the environment there),
-`kill-guard=PATH` (the guard whose state is there), `verdicts=SECONDS` (ask for the verdict that long).
+Actions, in order: `step=REWARD[,KL]`, `checkpoint`, `refused-checkpoint` (of a folder elsewhere),
+`lost-steps=COUNT` (made, and without a reward to report), `end` (tell the guard the last step),
+`sleep=SECONDS`, `exit=CODE`, `ignore-term`, `fork`, `double-fork`, `say=TEXT`, `await=PATH` (it exists),
+`environ=PATH` (write the environment there), `kill-guard=PATH` (the guard whose state is there),
+`verdicts=SECONDS` (ask for the verdict that long).
 """
 
 import json
@@ -58,6 +60,16 @@ def checkpoint(root):
     call("/v1/checkpoints", {"attempt": 0, "step": step, "path": str(path)})
 
 
+def refused_checkpoint():
+    elsewhere = {"attempt": 0, "step": progress["step"], "path": "/elsewhere"}
+    try:
+        call("/v1/checkpoints", elsewhere)
+    except urllib.error.HTTPError as error:
+        print(error.read().decode(), flush=True)
+    else:
+        sys.exit("it was not refused")
+
+
 def fork(setsid):
     """A descendant that ignores SIGTERM; with `setsid` it has left the process group and its parent."""
     if os.fork():
@@ -78,6 +90,12 @@ def act(root, name, value):
             report(value)
         case "checkpoint":
             checkpoint(root)
+        case "lost-steps":
+            progress["step"] += int(value)
+        case "end":
+            call("/v1/end", {"attempt": 0, "step": progress["step"]})
+        case "refused-checkpoint":
+            refused_checkpoint()
         case "sleep":
             time.sleep(float(value))
         case "exit":

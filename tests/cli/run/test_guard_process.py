@@ -7,7 +7,7 @@ import pytest
 
 from guard_cli.guard_settings import make_settings
 from guard_cli.run import guard as guard_module
-from guard_cli.run.guard import GuardLostError, GuardProcess, write_tokens
+from guard_cli.run.guard import GuardProcess, GuardProcessLostError, write_tokens
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_a_guard_that_hangs_is_replaced_at_the_same_address(guard, until, monkey
     monkeypatch.setattr(guard_module, "UNRESPONSIVE_SECONDS", 0.5)
     url, session = guard.url, guard.session
     assert guard.verdict().steps == 0
-    assert guard.waiting() == 0
+    assert guard.verdict().waiting == 0
     guard._client.timeout = 0.3
     os.kill(session, signal.SIGSTOP)
     until(lambda: guard.verdict() is None and guard.session != session)
@@ -38,7 +38,7 @@ def test_a_guard_that_dies_too_often_is_given_up(guard, monkeypatch):
     monkeypatch.setattr(guard_module, "MAX_RESTARTS", 0)
     os.kill(guard.session, signal.SIGKILL)
     guard._popen.wait()
-    with pytest.raises(GuardLostError, match=r"died \(signal 9\), after 0 restarts"):
+    with pytest.raises(GuardProcessLostError, match=r"died \(signal 9\), after 0 restarts"):
         guard.verdict()
 
 

@@ -12,26 +12,42 @@ EVALUATED = EvaluationSummary(attempt=0, step=4, score=0.5, items=8, path="/c/4"
 
 
 def verdict(**changes):
-    healthy = {"level": "healthy", "code": "ok", "reason": "fine", "fire": False, "halt": False}
-    return Verdict(**{**healthy, "steps": 4, "rounds": 2, "last_evaluation": EVALUATED, **changes})
+    healthy = {"level": "healthy", "code": "ok", "reason": "fine"} | dict.fromkeys(
+        ("fire", "halt", "stop"), False
+    )
+    counts = {"steps": 4, "rounds": 2, "announced": 2, "evaluated": 2, "last_evaluation": EVALUATED}
+    return Verdict(**{**healthy, **counts, **changes})
 
 
-FIRE = verdict(fire=True, halt=True, level="fired", code="hacking_gap", reason="too wide", latch_step=3)
+def condition(code, level, message, **values):
+    return Condition(code=code, level=level, message=message, **values)
+
+
+def saying(code, level, message, **changes):
+    """A verdict whose worst condition this is."""
+    conditions = (condition(code, level, message), *changes.pop("others", ()))
+    return verdict(code=code, level=level, reason=message, conditions=conditions, **changes)
+
+
+FIRE = verdict(
+    fire=True, halt=False, stop=True, level="fired", code="hacking_gap", reason="too wide", latch_step=3
+)
 STOP = verdict(
     halt=True,
+    stop=True,
     level="fired",
     code="silent",
     reason="no step for 9 s",
     latch_step=3,
-    conditions=(Condition(code=Code.SILENT, level=Level.WARNING, message="no step for 9 s", policy="stop"),),
+    conditions=(Condition(code=Code.SILENT, level=Level.WARNING, message="no step for 9 s", action="stop"),),
 )
 
 
 @pytest.mark.parametrize(
     ("ending", "code", "words"),
     [
-        (Ending(verdict(), 0, True), 0, "without a fire"),
-        (Ending(FIRE, 143, False), 3, "fired at step 3: too wide"),
+        (Ending(verdict(), 0, True), 0, "all of 2 checkpoints were judged"),
+        (Ending(FIRE, 143, False), 3, "fired at step 3: evidence of reward hacking: too wide"),
         (Ending(FIRE, 0, True), 3, "after the trainer had finished"),
         (Ending(FIRE, 1, True), 3, "fired at step 3"),
         (Ending(FIRE, 143, False, interrupted_by=2), 3, "fired"),
@@ -40,19 +56,101 @@ STOP = verdict(
         (Ending(verdict(), 0, True, interrupted_by=15), 143, "SIGTERM"),
         (Ending(STOP, 143, False, interrupted_by=15), 143, "SIGTERM"),
         (Ending(verdict(), 143, False, guard_trouble="the guard died"), 5, "the guard died"),
-        (Ending(STOP, 143, False), 4, "stopped by policy at step 3: no step for 9 s"),
-        (Ending(STOP, 0, True), 4, "stopped by policy"),
+        (Ending(STOP, 143, False), 4, "halted at step 3: no step for 9 s"),
+        (Ending(STOP, 0, True), 4, "halted"),
         (Ending(verdict(), 7, True), 7, "exit code 7"),
-        (Ending(None, 0, True), 5, "reported no step"),
-        (Ending(verdict(steps=0), 0, True), 5, "reported no step"),
-        (Ending(verdict(), 0, True, waiting=2), 5, "2 checkpoints"),
-        (Ending(verdict(), 0, True, waiting=None), 5, "unknown number"),
-        (Ending(verdict(last_evaluation=None), 0, True), 5, "no checkpoint was evaluated"),
+        (Ending(None, 0, True), 5, "no response"),
+        (Ending(verdict(), 0, True, answered=False), 5, "nobody knows what it judged; see guard.log"),
     ],
 )
 def test_the_first_that_holds_decides(ending, code, words):
     outcome = judge_ending(ending)
     assert (outcome.code, words in outcome.sentence) == (code, True), outcome
+
+
+UNKNOWN, WARNING = Level.UNKNOWN, Level.WARNING
+REFUSED = "4 reports of checkpoints were refused in a row; the newest: /x is not below the checkpoint root /c"
+
+
+@pytest.mark.parametrize(
+    ("last", "what", "to_set"),
+    [
+        (saying(Code.NO_STEPS, UNKNOWN, "no step yet", steps=0), "no step yet", "GuardCallback"),
+        (verdict(announced=0, evaluated=0), "no checkpoint was announced", "save_steps"),
+        (
+            saying(Code.REPORTS_REFUSED, UNKNOWN, REFUSED, announced=0, evaluated=0),
+            REFUSED,
+            "fix what the refusal names",
+        ),
+        (verdict(evaluated=1, waiting=1), "1 of 2 checkpoints were not evaluated", "raise --drain"),
+        (saying(Code.FAST_DECLINE, WARNING, "it fell", waiting=1), "it fell", "raise --drain"),
+        (
+            verdict(announced=8, evaluated=5, failed=2, skipped=1),
+            "3 of 8 checkpoints were not evaluated (2 failed, 1 gone before)",
+            "the guard's log",
+        ),
+        (verdict(announced=8, evaluated=7, skipped=1), "1 gone before", "save_total_limit"),
+        (verdict(announced=8, evaluated=7), "1 of 8 checkpoints", ""),
+        (saying(Code.EVALUATION_FAILING, UNKNOWN, "3 in a row: OOM"), "3 in a row: OOM", "guard's log"),
+        (saying(Code.WARMING_UP, UNKNOWN, "1 of 3 rounds"), "1 of 3 rounds", "save_steps"),
+        (saying(Code.NO_BASELINE, UNKNOWN, "2 of 16 passes"), "2 of 16 passes", "baseline_passes"),
+        (saying(Code.STALE, UNKNOWN, "1001 steps"), "1001 steps", "save less often"),
+        (saying(Code.PEAK_DECLINE, WARNING, "fell from a peak"), "fell from a peak", "best checkpoint"),
+        (saying(Code.STORE_UNAVAILABLE, UNKNOWN, "disk full"), "disk full", "room"),
+        (
+            saying(Code.SILENT, UNKNOWN, "9 s", others=(condition(Code.NO_BASELINE, UNKNOWN, "1 of 2"),)),
+            "unknown (no_baseline): 1 of 2",
+            "save_steps",
+        ),
+    ],
+)
+def test_what_was_not_judged_is_no_success_and_is_said_with_what_to_set(last, what, to_set):
+    outcome = judge_ending(Ending(last, 0, True))
+    assert outcome.code == ExitCode.NOT_JUDGED == 5
+    assert "NOT JUDGED" in outcome.sentence
+    assert what in outcome.sentence, outcome
+    assert to_set in outcome.sentence, outcome
+
+
+def test_steps_after_the_last_judged_checkpoint_are_in_the_last_line():
+    few = verdict(step=5, steps_since_evaluation=1, longest_round=2)
+    outcome = judge_ending(Ending(few, 0, True))
+    assert outcome.code == 0
+    assert "; step 5 came after the last judged checkpoint; last verdict healthy" in outcome.sentence
+    many = verdict(step=404, steps_since_evaluation=400, longest_round=2)
+    outcome = judge_ending(Ending(many, 0, True))
+    assert outcome.code == ExitCode.NOT_JUDGED
+    assert (
+        "NOT JUDGED: steps 5 to 404 came after the last judged checkpoint; let the trainer save"
+        in outcome.sentence
+    )
+
+
+def test_advice_is_printed_and_is_no_reason_to_fail():
+    advice = condition(Code.HACKING_GAP, Level.WARNING, "the gap is 0.2", advice=True)
+    outcome = judge_ending(Ending(verdict(conditions=(advice,)), 0, True))
+    assert outcome.code == 0
+    assert "advice (hacking_gap): the gap is 0.2" in outcome.sentence
+
+
+def test_a_trainer_that_has_ended_may_be_silent():
+    inert = condition(Code.KL_INERT, Level.HEALTHY, "no KL")
+    assert judge_ending(Ending(saying(Code.SILENT, UNKNOWN, "9 s", others=(inert,)), 0, True)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("fast_decline", "the held-out score fell (whether by hacking is not shown): it fell"),
+        ("proxy_disagreement", "evidence of reward hacking: it fell"),
+        ("kl_hard_stop", "the policy is too far from its reference: it fell"),
+    ],
+)
+def test_a_fire_is_called_what_it_found(code, words):
+    outcome = judge_ending(Ending(FIRE.model_copy(update={"code": Code(code), "reason": "it fell"}), 0, True))
+    assert outcome.code == 3
+    assert words in outcome.sentence
+    assert ("evidence of reward hacking" in outcome.sentence) == (code == "proxy_disagreement")
 
 
 def test_a_process_that_survives_sigkill_is_named():

@@ -1,13 +1,26 @@
-"""The report page: self-contained, escaped, and sensible for runs of every shape."""
+"""The report page: self-contained, escaped, and sensible for runs of every shape.
 
+How it looks, and that its script runs, is in `tests/browser/test_report.py`.
+"""
+
+import base64
+import hashlib
 import re
+from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from guard_cli.run.report import draw, page
-from guard_core.wire import Code, DetectorReading, EvaluationSummary, Verdict
+import guard_cli
+from guard_cli import colours
+from guard_cli.run.plot import draw
+from guard_cli.run.report import page
+from guard_core.policy import Policy
+from guard_core.wire import Code, DetectorReading, EvaluationSummary, Level, Verdict
+from guard_service.dashboard.page import asset
 
 FACTS = {
+    "name": "my <i>run</i>",
     "exit_code": 3,
     "outcome": "fired at step 4: <b>too wide</b>",
     "trainer": ["python", "train.py", "--name", "a b"],
@@ -21,13 +34,17 @@ VERDICT = Verdict(
     code="hacking_gap",
     reason="too wide",
     fire=True,
-    halt=True,
+    halt=False,
+    stop=True,
     latch_attempt=0,
     latch_step=4,
     kl_hard_stop=0.08,
     steps=4,
     rounds=2,
-    proxy_real_gap=0.3,
+    in_loop_ema=0.75,
+    heldout_ema=0.375,
+    proxy_real_gap=0.3125,
+    max_proxy_real_gap=0.125,
     best_evaluation=EvaluationSummary(attempt=0, step=2, score=0.5, items=8, path="/c/2"),
 )
 
@@ -37,15 +54,58 @@ def line(step, **values):
     return {**plain, "entropy": None, "reward_std": None, **values}
 
 
-HISTORY = [line(1), line(2, heldout=0.5, items=[0.123456, 1.0]), line(3, kl=None), line(4, heldout=0.25)]
+def evaluation(step, score, **values):
+    known = {"attempt": 0, "step": step, "score": score, "items": 8, "path": f"/c/{step}", "evidence": {}}
+    return (
+        known | dict.fromkeys(("reward", "in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema")) | values
+    )
+
+
+LINES = [line(1), line(2, heldout=0.5, items=[0.123456, 1.0]), line(3, kl=None), line(4, heldout=0.25)]
+HISTORY = {
+    "steps": [line(n) for n in range(1, 5)],
+    "evaluations": [
+        evaluation(2, 0.5, proxy_real_gap=0.0625, evidence={"fast": [1.5, 5.0]}),
+        evaluation(4, 0.25, reward=0.875),
+    ],
+    "total_steps": 4,
+}
+
+
+def report(facts=FACTS, history=HISTORY, verdict=VERDICT, policy=None, best=None):
+    return page(facts, history, verdict, policy or Policy(), draw(LINES, verdict), best)
+
+
+class Rows(HTMLParser):
+    """The rows of a page's proof, by their names; the decisive one is marked with *."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self._row, self._in = {}, [], False
+        self.feed(text[text.index('<table class="proof">') :].partition("</table>")[0])
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "tr":
+            self._row = ["*" if ("class", "decisive") in attributes else ""]
+        self._in = tag in ("td", "th")
+
+    def handle_data(self, data):
+        if self._in:
+            self._row.append(data)
+
+    def handle_endtag(self, tag):
+        self._in = False
+        if tag == "tr" and len(self._row) > 1:
+            self.rows[self._row[0] + self._row[1]] = self._row[2:]
 
 
 def test_the_page_needs_nothing_else_and_tells_no_item(tmp_path):
-    text = page(FACTS, HISTORY, VERDICT, draw(HISTORY, VERDICT), tmp_path / "best_checkpoint")
-    assert not re.search(r'(src|href)="(?!#)', text.replace("xlink:href", "href"))
+    text = report(best=tmp_path / "best_checkpoint")
+    assert not re.search(r'(src|href)="(?!#|data:)', text.replace("xlink:href", "href"))
     assert "url(http" not in text
     assert "&lt;b&gt;too wide&lt;/b&gt;" in text
-    assert "<b>" not in text
+    assert "my &lt;i&gt;run&lt;/i&gt;" in text
+    assert "<b>" not in text and "<i>" not in text
     assert "fire at step 4" in text
     assert "step 2, held-out 0.500" in text
     assert "best_checkpoint/" in text
@@ -53,8 +113,80 @@ def test_the_page_needs_nothing_else_and_tells_no_item(tmp_path):
     assert "python train.py --name" in text
 
 
+def test_only_its_own_script_may_run():
+    """Whatever got into the page as markup would be no script of this digest."""
+    text = report()
+    digest = re.search(r"script-src 'sha256-([^']+)'; style", text)[1]
+    script = re.search(r'<script type="module">(.*?)</script>', text, re.DOTALL)[1]
+    assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() == digest
+    assert "default-src 'none'" in text
+
+
+def test_no_text_of_a_run_ends_the_script_that_holds_it():
+    hostile = "</script><script>alert(1)</script>{{headline}}\ud800"
+    newest = VERDICT.best_evaluation.model_copy(update={"path": hostile[:-1]})
+    facts = FACTS | {"name": hostile, "outcome": f"halted: {hostile}", "trainer": [hostile]}
+    text = report(
+        facts, verdict=VERDICT.model_copy(update={"reason": hostile[:-1], "last_evaluation": newest})
+    )
+    assert "<script>alert" not in text
+    assert text.count("<script") == 4
+    assert text.count("{{headline}}") >= 3, "what stands in a value is text, and no place of the template"
+    text.encode()
+
+
+def test_the_table_proves_the_sentence():
+    """The limit, the start, the last good checkpoint, and the verdict's own figure, in the row that fired."""
+    rows = Rows(report()).rows
+    assert rows["*Hacking Gap (ceiling 0.125)"] == ["0.0625", "0.0625", "0.3125"]
+    assert rows["In-loop reward, EMA"][-1] == "0.7500"
+    assert rows["Held-out score"] == ["0.5000", "0.5000", "0.2500"]
+    assert rows["In-loop reward, mean of the round"] == ["—", "—", "0.8750"], "unknown is never 0"
+    assert [name for name in rows if name.startswith("*")] == ["*Hacking Gap (ceiling 0.125)"]
+
+
+def test_rounds_after_the_fire_are_not_taken_for_it():
+    text = report(verdict=VERDICT.model_copy(update={"latch_step": 2}))
+    rows = Rows(text).rows
+    assert 'At the fire</th><th scope="col">At the end' in text
+    assert rows["*Hacking Gap (ceiling 0.125)"] == ["0.0625", "0.0625", "0.0625", "0.3125"]
+    between = report(verdict=VERDICT.model_copy(update={"latch_step": 3}))
+    assert "At the fire" not in between and "At the end" in between, "it fired at a step, and at no round"
+
+
+def test_a_detector_is_shown_against_its_threshold():
+    reading = DetectorReading(
+        name="fast", level="fired", code=Code.FAST_DECLINE, statistic=7.5, threshold=5.0, message="it fell"
+    )
+    update = {"detectors": (reading,), "code": Code.FAST_DECLINE}
+    rows = Rows(report(verdict=VERDICT.model_copy(update=update))).rows
+    name = "*Evidence of the detector fast, nats, of its threshold"
+    assert rows[name] == ["1.50 of 5.00", "1.50 of 5.00", "7.50 of 5.00"]
+
+
+def test_only_a_fire_has_a_decisive_row():
+    halted = VERDICT.model_copy(update={"fire": False, "halt": True, "level": Level.WARNING})
+    assert 'class="decisive"' not in report(FACTS | {"exit_code": 4}, verdict=halted)
+
+
 @pytest.mark.parametrize(
-    "history",
+    ("code", "state", "word"),
+    [
+        (0, "healthy", "finished"),
+        (3, "fired", "fired"),
+        (4, "warning", "halted"),
+        (5, "unknown", "not judged"),
+        (143, "unknown", "stopped"),
+    ],
+)
+def test_the_exit_code_gives_the_colour_and_the_word(code, state, word):
+    text = report(FACTS | {"exit_code": code})
+    assert f'id="verdict" data-state="{state}"' in text
+    assert f'<p class="level" id="level">{word}</p>' in text
+
+
+@pytest.mark.parametrize(
+    "lines",
     [
         [],
         [line(1)],
@@ -65,19 +197,12 @@ def test_the_page_needs_nothing_else_and_tells_no_item(tmp_path):
     ids=["empty", "one step", "no reward", "long", "two attempts"],
 )
 @pytest.mark.parametrize("verdict", [None, VERDICT], ids=["no verdict", "fired"])
-def test_every_shape_of_run_is_drawn(history, verdict):
-    picture = draw(history, verdict)
+def test_every_shape_of_run_is_drawn(lines, verdict):
+    picture = draw(lines, verdict)
     assert picture.startswith("<svg")
-    assert page(FACTS, history, verdict, picture, None).endswith("</html>")
-
-
-def test_detectors_are_shown_with_their_statistic():
-    reading = DetectorReading(
-        name="fast", level="fired", code=Code.HELDOUT_DECLINE, statistic=7.5, threshold=5.0, message="it fell"
-    )
-    verdict = VERDICT.model_copy(update={"detectors": (reading,)})
-    text = page(FACTS, HISTORY, verdict, draw(HISTORY, verdict), None)
-    assert "fired: it fell (7.50 of 5.00 nats)" in text
+    scored = [evaluation(row["step"], row["heldout"]) for row in lines if "heldout" in row]
+    history = {"steps": lines, "evaluations": scored, "total_steps": len(lines)}
+    assert page(FACTS, history, verdict, Policy(), picture, None).endswith("</html>\n")
 
 
 def test_a_run_without_kl_says_so():
@@ -85,4 +210,24 @@ def test_a_run_without_kl_says_so():
 
 
 def test_the_same_run_gives_the_same_picture():
-    assert draw(HISTORY, VERDICT) == draw(HISTORY, VERDICT)
+    assert draw(LINES, VERDICT) == draw(LINES, VERDICT)
+
+
+def test_the_colours_are_those_of_the_dashboard():
+    style = asset("style.css").partition("}")[0]
+    written = dict(re.findall(r"--([\w-]+): (#\w{6})", style))
+    for name in ("IN_LOOP", "HELDOUT", "GAP", "KL", "LIMIT", "MUTED"):
+        assert getattr(colours, name) == written[name.lower().replace("_", "-")], name
+
+
+def test_no_picture_has_colours_of_its_own():
+    package = Path(guard_cli.__file__).parent
+    with_colours = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if re.search(r'"#\w{6}"', path.read_text())
+    }
+    assert with_colours == {
+        "colours.py",
+        "replay/plot.py",  # shades of the limit's red, from the first fire to the last
+    }

@@ -8,12 +8,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from time import sleep
 
 import pytest
 
-FINISH = ("step=0.5,0.01", "checkpoint", "step=0.6,0.01")
-FIRE = tuple(f"step=0.5,{9 + i}" for i in range(6))  # KL far above the hard stop, moving
+pytestmark = pytest.mark.slow  # each starts a guard
+
+FINISH = ("step=0.5,0.01", "step=0.6,0.01", "checkpoint")
+FIRE = ("step=0.5,0.01", *(f"step=0.5,{9 + i}" for i in range(6)))  # KL far above the hard stop, moving
 
 
 def test_a_finished_run_exits_0_and_leaves_a_full_report(workplace):
@@ -28,7 +32,7 @@ def test_a_finished_run_exits_0_and_leaves_a_full_report(workplace):
     assert verdict["fire"] is False
     assert verdict["last_evaluation"]["score"] == 1.0
     assert [line["step"] for line in workplace.history()] == [1, 2]
-    assert workplace.history()[0]["items"] == [1.0] * 4
+    assert workplace.history()[1]["items"] == [1.0] * 4
     page = (workplace.out / "report.html").read_text()
     assert "<svg" in page
     assert "without a fire" in page
@@ -38,11 +42,17 @@ def test_a_finished_run_exits_0_and_leaves_a_full_report(workplace):
 
 
 def test_calibrated_detectors_are_in_the_report(workplace):
-    workplace.policy("{detector: both, calibrated: {baseline_passes: 2, bootstrap_runs: 100}}")
+    workplace.policy(
+        "{detector: both, heldout_guard: {min_steps: 1}, "
+        "calibrated: {baseline_passes: 2, bootstrap_runs: 100}}"
+    )
     done = workplace.run("step=0.5,0.01", "checkpoint", "step=0.6,0.01", "checkpoint")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 5, "four items show no drop"
+    assert "takes more items" in done.stderr
     assert {d["name"] for d in workplace.json("verdict.json")["detectors"]} >= {"guaranteed", "fast"}
-    assert "Calibrated detectors" in (workplace.out / "report.html").read_text()
+    page = (workplace.out / "report.html").read_text()
+    assert '"detectors": [{"name": "guaranteed"' in page
+    assert '"calibrated": {"alpha": 0.05' in page, "the policy of the run"
 
 
 def test_a_fire_stops_the_trainer_and_exits_3(workplace):
@@ -56,8 +66,8 @@ def test_a_fire_stops_the_trainer_and_exits_3(workplace):
 
 
 def test_a_replay_of_the_report_uses_the_policy_of_the_run(workplace):
-    workplace.policy("heldout_guard: {kl_hard_stop: 0.3, ema_alpha: 0.0}")  # the default would stop at 0.08
-    calm, high = ["step=0.5,0.2"] * 6, ["step=0.5,0.4"] * 6
+    workplace.policy("kl: {hard_stop: 0.3, ema_alpha: 0.0, min_steps: 5}")  # by default a KL stops nothing
+    calm, high = ["step=0.5,0.01", *["step=0.5,0.2"] * 5], ["step=0.5,0.4"] * 6
     assert workplace.run(*calm, *high, "sleep=600").returncode == 3
     fired_at = workplace.json("verdict.json")["latch_step"]
 
@@ -70,7 +80,7 @@ def test_a_replay_of_the_report_uses_the_policy_of_the_run(workplace):
         answer = replay(str(path))
         assert (answer["fired"], answer["step"], answer["rule"]) == (True, fired_at, "kl_hard_stop")
     loose = workplace.path / "loose.yaml"
-    loose.write_text("heldout_guard: {kl_hard_stop: 9}")
+    loose.write_text("kl: {hard_stop: 9}")
     assert replay(str(workplace.out), "--policy", str(loose))["fired"] is False
 
 
@@ -120,11 +130,61 @@ def test_a_run_that_reports_nothing_is_no_success(workplace):
 def test_a_run_without_an_evaluated_checkpoint_is_no_success(workplace):
     done = workplace.run("step=0.5", "step=0.6")
     assert done.returncode == 5
-    assert "no checkpoint was evaluated" in done.stderr
+    assert "no checkpoint was announced" in done.stderr
+    assert workplace.json("run.json")["checkpoints"] == dict.fromkeys(
+        ("announced", "evaluated", "failed", "skipped", "refused", "waiting"), 0
+    )
+
+
+def test_steps_whose_reward_could_not_be_reported_after_the_last_evaluation_were_not_judged(workplace):
+    done = workplace.run(*FINISH, "lost-steps=40", "end", "verdicts=1")
+    assert done.returncode == 5, done.stderr
+    assert "NOT JUDGED: 40 steps came after the last judged checkpoint" in done.stderr
+    assert workplace.json("run.json")["steps_after_last_judged_checkpoint"] == 40
+
+
+def test_an_end_that_left_nothing_out_changes_nothing(workplace):
+    done = workplace.run(*FINISH, "end", "verdicts=1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_refused_checkpoints_are_named_at_the_end(workplace):
+    """Not "let the trainer save some": it has, and the guard refused them."""
+    done = workplace.run("step=0.5", "refused-checkpoint", "step=0.6", "refused-checkpoint")
+    assert done.returncode == 5
+    assert "2 reports in a row of checkpoints refused, the newest: " in done.stderr
+    assert "fix what the refusal names" in done.stderr
+
+
+def test_checkpoints_that_were_refused_in_the_middle_were_not_judged(workplace):
+    """A later one that is accepted ends the condition, and what was refused is still not judged."""
+    done = workplace.run(*FINISH, "step=0.5", "refused-checkpoint", *FINISH)
+    assert done.returncode == 5
+    assert "1 further checkpoints were refused" in done.stderr
+    assert workplace.json("run.json")["checkpoints"]["refused"] == 1
+
+
+def test_evaluations_that_failed_are_counted_and_the_failure_is_named(workplace):
+    done = workplace.run("step=0.5", "checkpoint", "step=0.6", "checkpoint", url="http://127.0.0.1:9/v1")
+    assert done.returncode == 5
+    assert "2 of 2 checkpoints were not evaluated (2 failed)" in done.stderr
+    run = workplace.json("run.json")
+    assert run["checkpoints_not_evaluated"] == run["checkpoints"]["failed"] == 2
+    page = (workplace.out / "report.html").read_text()
+    assert "2 announced, 0 evaluated, 2 failed" in page
+    assert 'id="verdict" data-state="unknown"' in page
+
+
+def test_a_run_that_is_still_warming_up_has_not_passed(workplace):
+    workplace.policy("{detector: heldout_guard, heldout_guard: {min_steps: 9}}")
+    done = workplace.run(*FINISH)
+    assert done.returncode == 5
+    assert "NOT JUDGED: unknown (warming_up)" in done.stderr
+    assert "save_steps" in done.stderr
 
 
 def test_a_stop_by_policy_has_its_own_code(workplace):
-    workplace.policy("silent: {after_seconds: 1, policy: stop}")
+    workplace.policy("silent: {after_seconds: 1, action: stop}")
     done = workplace.run("step=0.5", "sleep=600")
     assert done.returncode == 4, done.stderr
     assert "no step for" in done.stderr
@@ -132,7 +192,7 @@ def test_a_stop_by_policy_has_its_own_code(workplace):
 
 
 def test_failing_evaluations_stop_the_run_if_the_policy_says_so(workplace):
-    workplace.policy("evaluation_failing: {after_failures: 1, policy: stop}")
+    workplace.policy("evaluation_failing: {after_failures: 1, action: stop}")
     done = workplace.run("step=0.5", "checkpoint", "sleep=600", url="http://127.0.0.1:9/v1")
     assert done.returncode == 4, done.stderr
 
@@ -144,6 +204,30 @@ def test_the_last_checkpoint_is_scored_after_the_trainers_end(workplace, openai_
     assert workplace.json("verdict.json")["last_evaluation"]["step"] == 2
 
 
+def test_an_alarm_at_the_last_checkpoint_has_its_second_pass_before_the_run_ends(workplace, openai_server):
+    """14 points are lost at the last of three checkpoints; the second pass is slow, and is waited for."""
+    asked = Counter()
+
+    def answer(request):
+        asked[request["model"]] += 1
+        if request["model"] == "m-3" and asked["m-3"] > 128:
+            sleep(0.01)
+        number = int(request["prompt"].split()[-1])
+        lost = request["model"] == "m-3" and number % 7 == 0
+        lucky = request["model"] == "m-1" and asked["m-1"] <= 128  # two equal passes would be greedy decoding
+        return "wrong" if lost or (number == 5 and not lucky) else "right"
+
+    openai_server.answer = answer
+    workplace.split(128)
+    workplace.model = "m-{step}"
+    workplace.policy("{detector: calibrated, calibrated: {baseline_passes: 2, bootstrap_runs: 200}}")
+    done = workplace.run(*("step=0.5", "checkpoint") * 3)
+    assert done.returncode == 3, done.stderr
+    assert asked["m-3"] == 256
+    assert "evaluations are yet to be made" in done.stderr
+    assert workplace.json("verdict.json")["waiting"] == 0
+
+
 def test_a_drain_that_is_too_short_is_no_success(workplace, openai_server):
     openai_server.delay = 20.0
     done = workplace.run("step=0.5", "checkpoint", options=("--drain", "0.3"))
@@ -153,7 +237,8 @@ def test_a_drain_that_is_too_short_is_no_success(workplace, openai_server):
 
 def test_a_guard_that_dies_is_started_again_and_forgets_nothing(workplace):
     state = workplace.out / "guard"
-    done = workplace.run("step=0.5", "checkpoint", f"kill-guard={state}", "step=0.6", "verdicts=1")
+    again = ("step=0.6", "checkpoint", "verdicts=1")
+    done = workplace.run("step=0.5", "checkpoint", f"kill-guard={state}", *again)
     assert done.returncode == 0, done.stderr
     assert [line["step"] for line in workplace.history()] == [1, 2]
     assert workplace.json("verdict.json")["steps"] == 2

@@ -15,7 +15,9 @@ from guard_operator.runtime.client import APPLY, Client, Resource, load_configur
 
 from .controlplane import BUILD_SECONDS, ControlPlane, control_plane
 from .waiting import eventually
+from .world import World, world
 
+MakeJob = Callable[..., dict[str, Any]]
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 
@@ -84,6 +86,22 @@ def new_namespace(client: Client) -> str:
 
 
 @pytest.fixture
+def here(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) -> Iterator[World]:
+    with world(plane, client, namespace, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def running(here: World, make_job: MakeJob) -> World:
+    """A job that runs, with its guard reporting."""
+    here.claim()
+    here.submit(make_job())
+    here.operator()
+    here.start()
+    return here
+
+
+@pytest.fixture
 def make_job(namespace: str) -> Callable[..., dict[str, Any]]:
     """A valid job; keyword arguments replace parts of `spec.guard`."""
 
@@ -96,6 +114,7 @@ def make_job(namespace: str) -> Callable[..., dict[str, Any]]:
 def sample_job(name: str, namespace: str, **guard: Any) -> dict[str, Any]:
     """A valid GuardedTrainingJob around a PyTorchJob with one Master."""
     pod = {
+        "securityContext": {"runAsNonRoot": True},
         "containers": [
             {
                 "name": "pytorch",

@@ -23,7 +23,7 @@ from guard_operator.runtime.client import MERGE, PODS, Client, Resource
 from .controlplane import ControlPlane
 from .kubelet import kubelet_of_node
 from .waiting import eventually
-from .world import Json, World, world
+from .world import RUNNING, Json, World, world
 
 MakeJob = Callable[..., Json]
 WHEN = "2026-01-01T00:00:00Z"
@@ -40,9 +40,10 @@ class JobWorld(World):
         template = workload["spec"]["template"]
         name = f"run-{role}"
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "run", "uid": workload["metadata"]["uid"]}
+        owner["controller"] = True
         meta = {"name": name, "labels": template["metadata"]["labels"], "ownerReferences": [owner]}
         pod = self.put(PODS, {"metadata": meta, "spec": {**template["spec"], "nodeName": node}})
-        self.pod_status({"phase": "Running"}, name)
+        self.pod_status(RUNNING, name)
         self.job_status({"startTime": WHEN, "active": 1, "ready": 1})
         return pod
 
@@ -85,10 +86,7 @@ def start(here: JobWorld, make_job: MakeJob) -> Callable[..., JobWorld]:
         job["spec"]["onFire"] = on_fire
         here.submit(job)
         here.operator()
-        here.expect("Guarded", "True", "WorkloadCreated")
-        here.start_pod()
-        here.guard_says(heartbeat=WHEN, step=1)
-        here.expect("Fired", "False", "NotFired")
+        here.start()
         return here
 
     return run
@@ -167,12 +165,17 @@ def test_delete_by_choice_takes_the_pods_too(start: Callable[..., JobWorld]) -> 
     here.expect("Stopped", "True", "NoPodsLeft")
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("Complete", "Succeeded"), ("Failed", "Failed")])
-def test_ends_that_are_no_fires(start: Callable[..., JobWorld], kind: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "condition", "reason", "said"),
+    [("Complete", "Succeeded", "NotJudged", "NOT JUDGED"), ("Failed", "Failed", "WorkloadFailed", "over")],
+)
+def test_ends_that_are_no_fires(
+    start: Callable[..., JobWorld], kind: str, condition: str, reason: str, said: str
+) -> None:
     here = start()
     ending = {"completionTime": WHEN, "succeeded": 1} if kind == "Complete" else {"failed": 1}
     here.ends(kind, **ending)
-    assert "over" in here.expect(reason, "True", f"Workload{reason}")
+    assert said in here.expect(condition, "True", reason)
     assert here.conditions()["Fired"][0] == "False" and "Stopped" not in here.conditions()
 
 

@@ -47,11 +47,47 @@ def test_it_explains_itself(client: Client) -> None:
     assert all(inner.get("description") for inner in properties["guard"]["properties"].values())
 
 
-REFUSED = {
-    "kl_hard_stop 0": (
-        {"policy": {"heldoutGuard": {"klHardStop": 0}}},
-        "klHardStop in body should be greater than 0",
+def evaluated(nearDuplicates: Any = ..., **evaluator: Any) -> dict[str, Any]:  # as in the API
+    """The part of spec.guard with this evaluator."""
+    more = {} if nearDuplicates is ... else {"nearDuplicates": nearDuplicates}
+    return {"heldout": {"volume": {"claimName": "h"}, "evaluator": evaluator, **more}}
+
+
+ADMITTED = {
+    "all as the trainer": ({"checkpoint": {}}, {}),
+    "many samples of what the trainer samples": ({"checkpoint": {"samples": 4}}, {}),
+    "a null, which is the same": (
+        {"checkpoint": {"samples": 4, "temperature": None, "maxNewTokens": None}},
+        {},
     ),
+    "greedy": (
+        {"checkpoint": {"temperature": 0, "maxNewTokens": 256, "device": "mps"}},
+        {"temperature": 0.0},
+    ),
+    "a nucleus": ({"checkpoint": {"temperature": 1.0, "topP": 0.9, "topK": 20}}, {"top_p": 0.9, "top_k": 20}),
+}
+
+
+@pytest.mark.parametrize(("evaluator", "read"), ADMITTED.values(), ids=ADMITTED.keys())
+def test_how_evaluations_sample_is_read_as_it_was_written(
+    client: Client, namespace: str, make_job: MakeJob, evaluator: dict[str, Any], read: dict[str, Any]
+) -> None:
+    job = make_job(**evaluated(**evaluator, nearDuplicates=None))
+    job["spec"]["guard"]["heldout"]["scorer"] = "math"
+    created = client.create(JOBS, namespace, job, "test")
+    heldout = GuardedTrainingJob.model_validate({"spec": created["spec"]}).spec.guard.heldout
+    assert heldout.near_duplicates is None, "null switches it off: it is not replaced by the default"
+    found = heldout.evaluator.checkpoint
+    assert found is not None
+    names = ("temperature", "top_p", "top_k")
+    assert {name: getattr(found, name) for name in names} == dict.fromkeys(names) | {
+        **({} if found.temperature is None else {"temperature": found.temperature}),
+        **read,
+    }
+
+
+REFUSED = {
+    "kl.hard_stop 0": ({"policy": {"kl": {"hardStop": 0}}}, "hardStop in body should be greater than 0"),
     "ema_alpha 1": ({"policy": {"heldoutGuard": {"emaAlpha": 1}}}, "emaAlpha in body should be less than 1"),
     "ema_alpha -0.1": ({"policy": {"heldoutGuard": {"emaAlpha": -0.1}}}, "greater than or equal to 0"),
     "decline_patience 0": ({"policy": {"heldoutGuard": {"declinePatience": 0}}}, "declinePatience"),
@@ -65,7 +101,7 @@ REFUSED = {
         "shares must not exceed 1",
     ),
     "unknown detector": ({"policy": {"detector": "x"}}, 'supported values: "HeldoutGuard"'),
-    "unknown policy": ({"policy": {"silent": {"policy": "Shrug"}}}, 'supported values: "Warn", "Stop"'),
+    "unknown action": ({"policy": {"silent": {"action": "Shrug"}}}, 'supported values: "Warn", "Stop"'),
     "low port": ({"port": 80}, "guard.port"),
     "one port twice": ({"port": 8471}, "port and metricsPort must differ"),
     "no evaluator": (
@@ -98,8 +134,20 @@ REFUSED = {
     ),
     "no checkpoints": ({"checkpoints": None}, "guard.checkpoints: Required value"),
     "greedy samples": (
-        {"heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {"samples": 2}}}},
+        evaluated(checkpoint={"samples": 2, "temperature": 0}),
         "samples above 1 need a temperature above 0",
+    ),
+    "unknown device": (evaluated(checkpoint={"device": "tpu"}), "checkpoint.device"),
+    "temperature above 10": (evaluated(checkpoint={"temperature": 11}), "checkpoint.temperature"),
+    "no token": (evaluated(checkpoint={"maxNewTokensCeiling": 0}), "checkpoint.maxNewTokensCeiling"),
+    "address with a space": (evaluated(openai={"baseUrl": "http://a b", "model": "m"}), "openai.baseUrl"),
+    "unknown name in the model": (
+        evaluated(openai={"baseUrl": "http://a", "model": "{setp}"}),
+        "openai.model",
+    ),
+    "everything a near-duplicate": (
+        evaluated(checkpoint={}, nearDuplicates={"jaccard": 0}),
+        "nearDuplicates.jaccard",
     ),
     "unknown isolation": ({"isolation": "None"}, "isolation"),
 }
@@ -132,7 +180,7 @@ IMMUTABLE = {
     "a renamed key in the workload": {"template": {"spec": {"pytorchReplicaSpecs": None, "other": {"a": 1}}}},
     "a label of the workload": {"template": {"metadata": {"labels": {"a": "b"}}}},
     "its kind": {"template": {"kind": "Job"}},
-    "a threshold": {"guard": {"policy": {"heldoutGuard": {"klHardStop": 0.5}}}},
+    "a threshold": {"guard": {"policy": {"kl": {"hardStop": 0.5}}}},
     "the image": {"guard": {"image": "other"}},
     "the isolation": {"guard": {"isolation": "Relaxed"}},
 }
@@ -149,7 +197,7 @@ def test_template_and_guard_are_immutable(
 
 def test_on_fire_and_on_silence_can_be_changed(client: Client, namespace: str, make_job: MakeJob) -> None:
     client.create(JOBS, namespace, make_job(), "test")
-    patch = {"spec": {"onFire": "Delete", "onSilence": {"afterSeconds": 60, "policy": "Stop"}}}
+    patch = {"spec": {"onFire": "Delete", "onSilence": {"afterSeconds": 60, "action": "Stop"}}}
     changed = client.merge(JOBS, namespace, "run", patch, "test")
     assert changed["metadata"]["generation"] == 2
 

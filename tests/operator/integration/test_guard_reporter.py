@@ -61,8 +61,11 @@ class GuardProcess:
         endpoint = self.directory / self.state / "endpoint.json"
         endpoint.unlink(missing_ok=True)
         (self.directory / "checkpoints").mkdir(exist_ok=True)
+        policy = self.directory / "policy.yaml"
+        policy.write_text("kl: {hard_stop: 0.08}")  # by default a KL stops nothing
         values = {
             "PORT": "0",
+            "POLICY_FILE": str(policy),
             "STATE_DIR": str(self.directory / self.state),
             "CHECKPOINT_ROOT": str(self.directory / "checkpoints"),
             "ALLOW_UNAUTHENTICATED_LOOPBACK": "true",
@@ -94,7 +97,13 @@ class GuardProcess:
     def steps(self, first: int, count: int, kl: float, attempt: int = 0) -> Json:
         """Report steps one after another; the last verdict."""
         reports = [
-            {"attempt": attempt, "step": n, "reward": 0.5, "kl": kl, "kl_kind": "ref_token_mean"}
+            {
+                "attempt": attempt,
+                "step": n,
+                "reward": 0.5,
+                "kl": kl if n > 1 else 0.0,
+                "kl_kind": "ref_token_mean",
+            }
             for n in range(first, first + count)
         ]
         verdict: Json = self.ask("/v1/steps", reports)["verdict"]
@@ -204,7 +213,7 @@ def test_a_fire_is_reported_at_once_and_stays_after_kill_and_an_empty_store(clus
     guard.state = "another-node"  # an emptyDir does not follow the pod
     guard.start()
     verdict = guard.ask("/v1/verdict")
-    assert verdict["fire"] and verdict["halt"] and verdict["code"] == "kl_hard_stop"
+    assert verdict["fire"] and verdict["stop"] and verdict["code"] == "kl_hard_stop"
     assert verdict["steps"] == 60 and verdict["attempt"] == 0
     before = cluster.status()["heartbeat"]
     after = eventually(lambda: (s := cluster.status())["heartbeat"] != before and s, "it reports again")

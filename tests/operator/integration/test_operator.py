@@ -3,6 +3,7 @@
 - Creating: child, support objects, rights; refusals as conditions; the claim that comes later.
 - Stopping: fire → evidence → stop at once → confirmed only when no pod is left; refused patch → delete; no
   effect → delete; killed in the middle; two operators; API server away; suspended and deleted on request.
+- What is ours: pods, workloads, kinds; jobs that are being deleted, or that a newer version wrote.
 - Ends that are no fires. Graceful shutdown, readiness, metrics.
 Skipped here, because they need a kubelet or the real training-operator: the e2e tests have them.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,40 +20,26 @@ from typing import Any
 
 import pytest
 
-from guard_operator.runtime.client import CONFIG_MAPS, ROLES, SECRETS, Client, load_configuration
+from guard_operator.api.schema import crd
+from guard_operator.runtime.client import (
+    CONFIG_MAPS,
+    EVENTS,
+    PODS,
+    ROLES,
+    SECRETS,
+    Client,
+    load_configuration,
+)
 from guard_operator.runtime.errors import ApiError
 
-from .conftest import new_namespace
+from .conftest import install, new_namespace
 from .controlplane import ControlPlane
-from .faults import Answer, Cut, Fault, fault_proxy
+from .faults import Answer, Cut, Fault, Hang, fault_proxy
 from .kubelet import Kubelet, kubelet_of_node
 from .waiting import eventually
-from .world import JOBS, PYTORCHJOBS, Json, World, apply_guard, deadline, token_for, world
+from .world import JOBS, PYTORCHJOBS, RUNNING, Json, World, apply_guard, deadline, token_for
 
 MakeJob = Callable[..., Json]
-
-
-@pytest.fixture
-def here(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(plane, client, namespace, tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def running(here: World, make_job: MakeJob) -> World:
-    """A job that runs, with its guard reporting."""
-    here.claim()
-    here.submit(make_job())
-    here.operator()
-    start(here)
-    return here
-
-
-def start(here: World) -> None:
-    here.expect("Guarded", "True", "WorkloadCreated")
-    here.start_pod()
-    here.guard_says(heartbeat="2026-01-01T00:00:00Z", step=1)
-    here.expect("Fired", "False", "NotFired")
 
 
 # -- creating --------------------------------------------------------------------------------------------
@@ -71,11 +59,49 @@ def test_given_a_job_then_the_workload_has_its_guard(here: World, make_job: Make
     (guard,) = pod["spec"]["initContainers"]
     assert guard["name"] == "rlguard-guard" and guard["restartPolicy"] == "Always" and guard["startupProbe"]
     assert pod["spec"]["automountServiceAccountToken"] is False
-    here.guard_says(heartbeat="2026-01-01T00:00:00Z")
+    eventually(lambda: here.phase() == "Starting", "phase Starting: no step was reported yet")
+    here.guard_says(heartbeat="2026-01-01T00:00:00Z", step=1)
     eventually(lambda: here.phase() == "Running", "phase Running")
     assert here.job()["status"]["workloadRef"]["uid"] == workload["metadata"]["uid"]
     here.expect_events("WorkloadCreated")
     assert here.events() == ["WorkloadCreated"]
+
+
+def warning(about: Json, kind: str, reason: str, message: str) -> Json:
+    """An Event as kubelets and controllers write it."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1))
+    metadata = about["metadata"]
+    involved = {"kind": kind, "uid": metadata["uid"], "name": metadata["name"]}
+    return {
+        "metadata": {"name": f"{metadata['name']}.{reason.lower()}"},
+        "involvedObject": {**involved, "namespace": metadata["namespace"]},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+    }
+
+
+def test_what_a_pod_waits_for_is_said_within_30_s(here: World, make_job: MakeJob) -> None:
+    """A quota that refuses the pod, then a Secret that is missing: neither is in the status of anything."""
+    here.claim()
+    here.submit(make_job())
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadCreated")
+    quota = 'pods "run-master-0" is forbidden: exceeded quota: gpus'
+    here.put(EVENTS, warning(here.workload(), "PyTorchJob", "FailedCreatePod", quota))
+    assert "exceeded quota: gpus" in here.expect("Waiting", "True", "PodsMissing", within=30)
+    pod = here.start_pod()
+    here.pod_status({"phase": "Pending", "initContainerStatuses": None})
+    missing = 'MountVolume.SetUp failed for volume "keys" : secret "keys" not found'
+    here.put(EVENTS, warning(pod, "Pod", "FailedMount", missing))
+    assert 'pod run-master-0: FailedMount: MountVolume.SetUp failed for volume "keys" : secret "keys"' in (
+        here.expect("Waiting", "True", "VolumeUnavailable", within=30)
+    )
+    here.pod_status(RUNNING)
+    here.guard_says(heartbeat="2026-01-01T00:00:00Z", step=1)
+    eventually(lambda: "Waiting" not in here.conditions(), "it waits no longer")
 
 
 def test_the_guard_may_write_this_jobs_status_and_nothing_else(running: World, make_job: MakeJob) -> None:
@@ -145,6 +171,17 @@ def test_a_template_with_a_key_of_its_own_is_a_condition(here: World, make_job: 
     assert "spec.template.replicas" in here.expect("Guarded", "False", "InvalidSpec")
 
 
+def test_an_action_under_its_old_name_is_a_condition(here: World, make_job: MakeJob) -> None:
+    """The API server keeps it: dropped, a job that is only to warn in silence would be stopped."""
+    job = make_job()
+    job["spec"]["onSilence"] = {"afterSeconds": 60, "policy": "Warn"}
+    here.submit(job)
+    here.operator()
+    said = here.expect("Guarded", "False", "InvalidSpec")
+    assert said == "spec.onSilence: `policy` is now `action`: write it under that name"
+    assert here.job()["spec"]["onSilence"] == {"afterSeconds": 60, "policy": "Warn", "action": "Stop"}
+
+
 def test_a_field_that_the_workload_does_not_have_is_a_condition(here: World, make_job: MakeJob) -> None:
     here.claim()
     job = make_job()
@@ -171,6 +208,32 @@ def test_a_workload_of_someone_else_is_left_alone(here: World, make_job: MakeJob
     here.expect("Guarded", "False", "NameTaken")
     assert here.workload()["metadata"]["uid"] == foreign["metadata"]["uid"]
     assert "ownerReferences" not in here.workload()["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"securityContext": {}}, "runAsNonRoot"),
+        ({"volumes": [{"name": "checkpoints", "nfs": {"server": "nfs", "path": "/"}}]}, "volumes[0].nfs"),
+        ({"sharesMemoryWith": "all"}, "sharesMemoryWith must not be set"),
+    ],
+)
+def test_what_strict_does_not_allow_is_a_condition(
+    here: World, make_job: MakeJob, changes: Json, said: str
+) -> None:
+    here.claim()
+    here.submit(change_pod(make_job(), **changes))
+    here.operator()
+    assert said in here.expect("Guarded", "False", "TemplateRefused")
+
+
+def test_prompts_that_would_travel_in_the_clear_are_a_condition(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    evaluator = {"openai": {"baseUrl": "http://vllm:8000/v1", "model": "m"}}
+    here.submit(make_job(heldout={"volume": {"claimName": "heldout"}, "evaluator": evaluator}))
+    here.operator()
+    message = here.expect("Guarded", "False", "TemplateRefused")
+    assert "spec.guard.heldout.evaluator.openai.baseUrl must start with https://" in message
 
 
 def test_relaxed_isolation_says_what_it_costs(here: World, make_job: MakeJob) -> None:
@@ -229,7 +292,9 @@ def test_given_a_fire_then_it_is_stopped_and_confirmed(running: World) -> None:
     assert running.phase() == "Stopped"
     assert "Failed" not in running.conditions()
     running.expect_events("EvidenceCaptured")
-    assert running.events()[1:] == ["HackingGap", "StopRequested", "NoPodsLeft", "EvidenceCaptured"]
+    told = running.events()[1:]
+    assert told[:2] == ["HackingGap", "StopRequested"]
+    assert sorted(told[2:]) == ["EvidenceCaptured", "NoPodsLeft"]
     data = running.evidence()
     assert json.loads(data["verdict.json"])["fire"]["step"] == 40
     assert json.loads(data["last-good-checkpoint.json"])["path"] == "/ckpt/20"
@@ -261,7 +326,7 @@ def test_a_refused_patch_becomes_a_delete(plane: ControlPlane, here: World, make
         here.claim()
         here.submit(make_job())
         here.operator(server=proxy.url)
-        start(here)
+        here.start()
         proxy.inject(webhook_down)
         here.fire()
         eventually(
@@ -270,8 +335,8 @@ def test_a_refused_patch_becomes_a_delete(plane: ControlPlane, here: World, make
         here.delete_pods()
         here.kubelet_ends_pods()
         here.expect("Stopped", "True", "NoPodsLeft")
+        here.expect_events("NoPodsLeft")  # the operator writes it beside its work, and through the proxy
     assert here.job()["status"]["stop"]["method"] == "Delete"
-    here.expect_events("NoPodsLeft")
     assert here.events().count("StopEscalated") == 1
 
 
@@ -301,7 +366,7 @@ def test_suspend_and_delete_by_choice(here: World, make_job: MakeJob, on_fire: s
     job["spec"]["onFire"] = on_fire
     here.submit(job)
     here.operator()
-    start(here)
+    here.start()
     here.fire()
     if on_fire == "Suspend":
         here.expect_workload(lambda w: w["spec"]["runPolicy"].get("suspend"), "suspended")
@@ -317,7 +382,7 @@ def test_an_operator_killed_in_mid_teardown(here: World, make_job: MakeJob) -> N
     here.claim()
     here.submit(make_job())
     first = here.operator(lease_seconds=4)
-    start(here)
+    here.start()
     here.fire()
     here.expect_workload(deadline, "the workload is told to end")
     first.kill()
@@ -337,7 +402,7 @@ def test_two_operators_at_once_do_as_one(here: World, make_job: MakeJob) -> None
     here.operator("--lease-name=one")
     here.operator("--lease-name=two")
     here.submit(make_job())
-    start(here)
+    here.start()
     uid = here.workload()["metadata"]["uid"]
     here.fire()
     here.expect_workload(deadline, "the workload is told to end")
@@ -357,7 +422,7 @@ def test_a_fire_while_the_api_server_is_away(plane: ControlPlane, here: World, m
         here.claim()
         here.submit(make_job())
         here.operator(server=proxy.url, lease_seconds=30)
-        start(here)
+        here.start()
         proxy.inject(lambda _method, _path: Cut())
         proxy.cut_streams()
         here.fire()
@@ -400,6 +465,155 @@ def test_a_fire_that_only_the_kubelet_has_is_acted_on(running: World) -> None:
     status = running.job()["status"]
     assert status["guard"]["fire"] == fire and status["guard"]["step"] == 1, "nothing else was changed"
     assert status["phase"] == "Stopped" and "Failed" not in running.conditions()
+
+
+def test_the_last_words_of_a_pod_that_is_not_ours_are_not_heard(running: World) -> None:
+    """Anyone who may create a pod can give it our labels, a guard of that name, and a message to end with."""
+    ours = running.pods()[0]
+    for name, owners in {"stranger": [], "adopted": [foreign_owner(ours)]}.items():
+        meta = {"name": name, "labels": ours["metadata"]["labels"], "ownerReferences": owners}
+        init = {"name": "rlguard-guard", "image": "guard:1", "restartPolicy": "Always"}
+        spec = {"initContainers": [init], "containers": [{"name": "pytorch", "image": "trainer:1"}]}
+        running.put(PODS, {"metadata": meta, "spec": {**spec, "nodeName": "node"}})
+        fire = {"code": "hacking_gap", "reason": "x", "attempt": 0, "step": 4, "at": "2026-01-01T00:00:07Z"}
+        ended = {"terminated": {"exitCode": 0, "message": json.dumps({"fire": fire, "halt": fire})}}
+        guard = {
+            "name": "rlguard-guard",
+            "image": "guard:1",
+            "imageID": "",
+            "ready": False,
+            "restartCount": 0,
+        }
+        running.pod_status({"phase": "Failed", "initContainerStatuses": [{**guard, "state": ended}]}, name)
+    time.sleep(3.0)
+    status = running.job()["status"]
+    assert "fire" not in status["guard"] and "halt" not in status["guard"] and "stop" not in status
+    # When the run must end, they must go all the same: who knows what runs in them.
+    running.fire()
+    running.training_operator_stops_the_job()
+    running.expect("Stopped", "True", "NoPodsLeft", within=60)
+
+
+def foreign_owner(pod: Json) -> Json:
+    return {**pod["metadata"]["ownerReferences"][0], "name": "other", "uid": "other"}
+
+
+# -- a job that is not as it should be -------------------------------------------------------------------
+
+
+def test_a_deleted_job_that_a_finalizer_keeps_is_torn_down(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    job = make_job()
+    job["metadata"]["finalizers"] = ["example.com/keep"]
+    here.submit(job)
+    here.operator()
+    here.start()
+    here.client.delete(JOBS, here.namespace, "run", here.job()["metadata"]["uid"])
+    assert "deletionTimestamp" in here.job()["metadata"]
+    here.fire()
+    here.expect_workload(deadline, "the workload is told to end")
+    here.training_operator_stops_the_job()
+    here.expect("Stopped", "True", "NoPodsLeft")
+    here.client.merge(JOBS, here.namespace, "run", {"metadata": {"finalizers": []}}, "test")
+    eventually(lambda: here.client.get(JOBS, here.namespace, "run") is None, "nothing of ours holds it back")
+
+
+def test_a_deleted_job_that_a_finalizer_keeps_gets_no_workload(here: World, make_job: MakeJob) -> None:
+    job = make_job()
+    job["metadata"]["finalizers"] = ["example.com/keep"]
+    here.submit(job)
+    here.client.delete(JOBS, here.namespace, "run", here.job()["metadata"]["uid"])
+    here.claim()
+    here.operator()
+    eventually(here.leader, "it leads")
+    time.sleep(3.0)
+    assert here.client.get(PYTORCHJOBS, here.namespace, "run") is None
+    here.client.merge(JOBS, here.namespace, "run", {"metadata": {"finalizers": []}}, "test")
+
+
+@pytest.fixture
+def a_newer_crd(client: Client) -> Iterator[Callable[[], None]]:
+    """Installs the CRD of a release with more fields and choices; afterwards ours is there again."""
+
+    def newer() -> None:
+        definition = crd()
+        properties = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+        spec, status = (properties[part]["properties"] for part in ("spec", "status"))
+        spec["novelty"] = {"type": "string"}
+        spec["onFire"]["enum"].append("Drain")
+        status["phase"]["enum"].append("Draining")
+        install(client, definition)
+
+    yield newer
+    install(client, crd())
+
+
+def test_a_run_with_what_this_version_does_not_know_is_torn_down(
+    running: World, a_newer_crd: Callable[[], None]
+) -> None:
+    """An operator that was rolled back, or two releases on one CRD."""
+    a_newer_crd()
+    spec = {"onFire": "Drain", "novelty": "x"}
+
+    def changed() -> bool:
+        running.client.merge(JOBS, running.namespace, "run", {"spec": spec}, "test")
+        return running.job()["spec"].get("novelty") == "x"
+
+    eventually(changed, "the API server has the newer schema")
+    path = JOBS.path(running.namespace, "run", "status")
+    patch = {"status": {"phase": "Draining"}}
+    running.client.request("PATCH", path, body=patch, content_type="application/merge-patch+json")
+    running.fire()
+    running.expect_workload(deadline, "the workload is told to end")
+    running.training_operator_stops_the_job()
+    running.expect("Stopped", "True", "NoPodsLeft")
+
+
+def test_a_workload_whose_owner_was_removed_is_stopped(running: World) -> None:
+    running.client.merge(
+        PYTORCHJOBS, running.namespace, "run", {"metadata": {"ownerReferences": None}}, "test"
+    )
+    running.fire()
+    running.expect_workload(deadline, "the workload is told to end")
+    # Its controller makes the pod again as long as the workload runs.
+    running.delete_pods()
+    running.kubelet_ends_pods()
+    time.sleep(3.0)
+    assert running.conditions()["Stopped"][0] == "False"
+    running.training_operator_stops_the_job()
+    running.expect("Stopped", "True", "NoPodsLeft")
+    running.expect_events("NoPodsLeft")
+    assert running.events().count("NoPodsLeft") == 1
+
+
+def test_a_run_of_a_kind_without_an_adapter_is_never_said_to_be_stopped(
+    here: World, make_job: MakeJob
+) -> None:
+    """Another version of the operator made it; this one can delete the pods, and says what it cannot."""
+    job = make_job()
+    job["spec"]["template"]["kind"] = "MPIJob"
+    here.submit(job)
+    uid = here.job()["metadata"]["uid"]
+    labels = {"rlguard.dev/job": "run", "rlguard.dev/job-uid": uid}
+    spec = {"containers": [{"name": "trainer", "image": "trainer:1"}], "automountServiceAccountToken": False}
+    here.put(PODS, {"metadata": {"name": "run-0", "labels": labels}, "spec": {**spec, "nodeName": "node"}})
+    ref = {"apiVersion": "kubeflow.org/v1", "kind": "MPIJob", "name": "run", "uid": "w"}
+    at = "2026-01-01T00:00:00Z"
+    fire = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 4, "at": at}
+    path = JOBS.path(here.namespace, "run", "status")
+    patch = {"status": {"workloadRef": ref, "guard": {"fire": fire}}}
+    here.client.request("PATCH", path, body=patch, content_type="application/merge-patch+json")
+    here.operator()
+    here.expect("Fired", "True", "HackingGap")
+
+    def going() -> bool:
+        return all("deletionTimestamp" in pod["metadata"] for pod in here.pods())
+
+    eventually(going, "its pods are deleted", within=60)
+    here.kubelet_ends_pods()
+    time.sleep(3.0)
+    assert here.pods() == [] and here.conditions()["Stopped"][0] == "False"
+    assert "MPIJob" in here.conditions()["Stopped"][2]
 
 
 def test_a_webhook_that_does_not_answer_is_a_condition_until_it_does(
@@ -475,14 +689,21 @@ def test_a_halt_stops_without_a_fire(running: World) -> None:
     assert running.conditions()["Fired"][0] == "False"
 
 
+#: The last word of a guard that has judged all of a run.
+JUDGED = {
+    **{"heartbeat": "2026-01-01T00:00:00Z", "level": "healthy", "code": "ok", "reason": "fine"},
+    **{"announced": 3, "evaluated": 3, "failed": 0, "skipped": 0, "waiting": 0},
+}
+
+
 @pytest.mark.slow
 def test_a_guard_that_falls_silent_is_met_with_the_policy(here: World, make_job: MakeJob) -> None:
     here.claim()
     job = make_job()
-    job["spec"]["onSilence"] = {"afterSeconds": 30, "policy": "Stop"}
+    job["spec"]["onSilence"] = {"afterSeconds": 30, "action": "Stop"}
     here.submit(job)
     here.operator()
-    start(here)
+    here.start()
     assert here.conditions()["GuardSilent"][:2] == ("False", "GuardReports")
     here.expect_workload(deadline, "the workload is told to end", within=45)
     here.expect("GuardSilent", "True", "GuardSilent")
@@ -496,16 +717,26 @@ def test_a_guard_that_falls_silent_is_met_with_the_policy(here: World, make_job:
 
 
 def test_a_run_whose_last_checkpoints_nobody_looked_at_says_so(running: World) -> None:
-    running.guard_says(heartbeat="2026-01-01T00:00:00Z", waiting=2)
+    running.guard_says(**JUDGED | {"evaluated": 1, "waiting": 2})
     running.workload_condition("Succeeded")
     message = running.expect("Succeeded", "True", "CheckpointsLeft")
-    assert message.endswith("2 checkpoints were not evaluated, so no verdict is about them")
+    assert "2 of 3 checkpoints were not evaluated, 2 evaluations were left waiting" in message
+
+
+def test_a_run_whose_last_verdict_is_not_healthy_says_so(running: World) -> None:
+    running.guard_says(**JUDGED | {"level": "unknown", "code": "warming_up", "reason": "1 of 3 rounds"})
+    running.workload_condition("Succeeded")
+    assert "unknown (warming_up): 1 of 3 rounds" in running.expect("Succeeded", "True", "NotJudged")
 
 
 def test_a_run_that_succeeds(running: World) -> None:
+    running.guard_says(**JUDGED, historyTail=[{"attempt": 0, "step": 7, "reward": 0.5, "heldout": 0.4}])
     running.workload_condition("Succeeded")
     running.expect("Succeeded", "True", "WorkloadSucceeded")
     assert running.conditions()["Fired"][0] == "False" and running.phase() == "Succeeded"
+    history = running.evidence()["history.jsonl"]  # which no cache has
+    assert json.loads(history)["step"] == 7
+    running.expect_events("EvidenceCaptured")
     # Cleaning up afterwards changes nothing.
     uid = running.workload()["metadata"]["uid"]
     running.client.delete(PYTORCHJOBS, running.namespace, "run", uid)
@@ -542,20 +773,52 @@ def test_it_is_ready_measures_and_ends_gracefully(here: World, make_job: MakeJob
     here.claim()
     here.submit(make_job())
     operator = here.operator()
-    start(here)
+    here.start()
     assert operator.page("/readyz") == "ok\n" and operator.page("/healthz") == "ok\n"
+    state = json.loads(operator.page("/debug/state"))
+    assert state["leads"] and state["identity"] == here.leader()
+    assert all(cache["synced"] for cache in state["caches"])
+    assert [c["objects"] for c in state["caches"] if c["path"].endswith("/pods")] == [1]
     here.fire()
     here.expect("Fired", "True", "HackingGap")
     here.training_operator_stops_the_job()
     here.expect("Stopped", "True", "NoPodsLeft")
+    # What is counted is counted after the condition was written.
+    counted = lambda: "rlguard_teardown_seconds_count 1.0" in operator.page("/metrics")  # noqa: E731
+    eventually(counted, "the teardown is measured")
     page = operator.page("/metrics")
     assert 'rlguard_fires_total{reason="HackingGap"} 1.0' in page
-    assert "rlguard_teardown_seconds_count 1.0" in page
     assert 'leader_election_master_status{name="guardedtrainingjob"} 1.0' in page
-    assert 'controller_runtime_reconcile_total{controller="guardedtrainingjob",result="success"}' in page
+    reconciles = 'controller_runtime_reconcile_total{controller="guardedtrainingjob",result="requeue_after"}'
+    assert reconciles in page
     assert here.leader()
     assert operator.terminate() == 0
     assert here.leader() == ""
+
+
+def test_nobody_else_leads_while_an_operator_that_ends_still_works(
+    plane: ControlPlane, here: World, make_job: MakeJob
+) -> None:
+    """Its work takes longer than a Lease lasts: the Lease is renewed until the work is done."""
+    with fault_proxy(plane) as proxy:
+        here.claim()
+        here.submit(make_job())
+        first = here.operator(server=proxy.url, lease_seconds=4)
+        here.start()
+        mine = here.leader()
+        here.operator("--lease-seconds=4")
+        # The stop request hangs until its time-out of 10 s.
+        proxy.inject(lambda method, path: Hang() if method == "PATCH" and "/pytorchjobs/" in path else None)
+        here.fire()
+        eventually(lambda: proxy.count("PATCH /apis/kubeflow.org") > 0, "the stop is under way")
+        first.process.send_signal(signal.SIGTERM)
+        while (leader := here.leader()) == mine and first.process.poll() is None:
+            time.sleep(0.05)
+        # It gives the Lease back itself, at its end; one that is not renewed is taken 4 s after SIGTERM.
+        assert leader in {"", mine} or first.process.wait(2) == 0, "another one leads while it still works"
+        assert first.process.wait(30) == 0
+    eventually(lambda: here.leader() not in {"", mine}, "another one leads")
+    here.expect_workload(deadline, "the workload is told to end")
 
 
 def test_a_lost_lease_ends_the_process(plane: ControlPlane, here: World) -> None:

@@ -3,6 +3,7 @@
 - Pages of a list, changes, deletions; what went while it was away is reported as gone.
 - Connection cut, watch hung, 403, 410 on watch, as an event and in mid-list, 429 with Retry-After, 500: it
   recovers, misses nothing, and asks at a decent rate.
+- It tells how long it has been shown nothing, and a quiet collection from a broken watch.
 - A kind that the cluster lacks is empty and synced.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,28 @@ def test_a_hung_list_is_left(client: Client, namespace: str, proxy: FaultProxy, 
     eventually(lambda: proxy.count("limit=") >= 4, "it goes on asking")
     proxy.heal()
     watching.eventually("a")
+
+
+def test_a_watch_that_shows_nothing_is_told_from_one_that_has_nothing_to_show(
+    plane: ControlPlane, client: Client, namespace: str, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """Without any change, bookmarks and the ends of watches show that it works."""
+    timing = replace(TIMING, watch_seconds=4, read_seconds=60.0)
+    behind = proxied(plane, proxy, tmp_path)
+    reflector = Reflector(behind, CONFIG_MAPS, namespace, lambda _old, _new: None, timing=timing)
+    threading.Thread(target=reflector.run, daemon=True).start()
+    eventually(lambda: reflector.synced, "it is synced")
+    for _ in range(2):
+        eventually(lambda: reflector.quiet_for() > 1.0, "a while without a sign of life")
+        eventually(lambda: reflector.quiet_for() < 0.5, "a sign of life")
+    assert reflector.relists == 1
+
+    proxy.break_watch(lambda _method, _path: Answer(500))
+    eventually(lambda: reflector.quiet_for() > 3 * timing.watch_seconds, "no sign of life", within=60)
+    proxy.heal()
+    eventually(lambda: reflector.quiet_for() < 0.5, "a sign of life", within=60)
+    reflector.stop()
+    proxy.cut_streams()
 
 
 @pytest.mark.parametrize("status", [403, 429, 500, 503])

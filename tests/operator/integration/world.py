@@ -6,6 +6,7 @@ workload's own template, so the API server's validation of a pod applies to what
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import signal
@@ -44,6 +45,21 @@ PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole")
 Json = dict[str, Any]
 
+W = TypeVar("W", bound="World")
+
+#: The status of a pod that runs with its guard, which was started before it first reported.
+RUNNING = {
+    "phase": "Running",
+    "initContainerStatuses": [
+        {
+            **{"name": "rlguard-guard", "image": "guard:1", "imageID": "", "ready": True, "restartCount": 0},
+            "started": True,
+            "state": {"running": {"startedAt": "2025-01-01T00:00:00Z"}},
+        }
+    ],
+}
+
+BEAT = "2026-01-01T00:00:00Z"
 START_SECONDS = 60.0
 END_SECONDS = 30.0
 
@@ -86,9 +102,10 @@ class OperatorProcess:
 
 
 class World:
-    """One namespace, one job called `run`, and who acts on it."""
+    """One namespace, one job called `run`, and who acts on it. `another` is the same with another job."""
 
     workloads = PYTORCHJOBS
+    name = "run"
 
     def __init__(self, plane: ControlPlane, client: Client, namespace: str, directory: Path) -> None:
         self.plane, self.client, self.namespace, self._directory = plane, client, namespace, directory
@@ -98,6 +115,12 @@ class World:
 
     def close(self) -> None:
         self._stack.close()
+
+    def another(self: W, name: str) -> W:
+        """The same world, with the job of this name."""
+        other = copy.copy(self)
+        other.name = name
+        return other
 
     # -- given -------------------------------------------------------------------------------------------
 
@@ -167,38 +190,54 @@ class World:
         """What the training-operator and a kubelet do: the pod of the template, running on a node."""
         workload = self.workload()
         template = workload["spec"]["pytorchReplicaSpecs"][role]["template"]
-        name = f"run-{role.lower()}-0"
-        labels = template["metadata"]["labels"] | {"training.kubeflow.org/replica-index": "0"}
+        name = f"{self.name}-{role.lower()}-0"
+        labels = template["metadata"]["labels"] | {
+            "training.kubeflow.org/replica-index": "0",
+            "training.kubeflow.org/replica-type": role.lower(),
+        }
         owner = {
             "apiVersion": PYTORCHJOBS.api_version,
             "kind": PYTORCHJOBS.kind,
-            "name": "run",
+            "name": self.name,
             "uid": workload["metadata"]["uid"],
+            "controller": True,
         }
-        meta = {"name": name, "labels": labels, "ownerReferences": [owner]}
+        annotations = template["metadata"].get("annotations") or {}
+        meta = {"name": name, "labels": labels, "annotations": annotations, "ownerReferences": [owner]}
         pod = self.put(PODS, {"metadata": meta, "spec": {**template["spec"], "nodeName": node}})
-        self.pod_status({"phase": "Running"}, name)
+        self.pod_status(RUNNING, name)
         self.workload_condition("Running")
         return pod
 
-    def pod_status(self, status: Json, name: str = "run-master-0") -> None:
-        path = PODS.path(self.namespace, name, "status")
+    def start(self, **pod: str) -> None:
+        """The workload's pod runs, and its guard has reported once."""
+        self.expect("Guarded", "True", "WorkloadCreated")
+        self.start_pod(**pod)
+        self.guard_says(heartbeat=BEAT, step=1)
+        self.expect("Fired", "False", "NotFired")
+
+    def pod_status(self, status: Json, name: str | None = None) -> None:
+        path = PODS.path(self.namespace, name or f"{self.name}-master-0", "status")
         self.client.request("PATCH", path, body={"status": status}, content_type=MERGE)
 
     def workload_condition(self, kind: str) -> None:
         condition = {"type": kind, "status": "True", "message": f"PyTorchJob {kind}"}
-        path = PYTORCHJOBS.path(self.namespace, "run", "status")
+        path = PYTORCHJOBS.path(self.namespace, self.name, "status")
         self.client.request("PATCH", path, body={"status": {"conditions": [condition]}}, content_type=MERGE)
 
     def guard_says(self, **guard: Any) -> None:
         """What the guard's reporter writes, with the token that the injected Role is for."""
         job = self.job()
-        account = f"run-{job['metadata']['uid'][:8]}"
+        account = f"{self.name}-{job['metadata']['uid'][:8]}"
         token = token_for(self.client, self.namespace, account)
         client = Client(
             load_configuration(str(self.plane.kubeconfig(self._directory / "guard", None, token)))
         )
-        apply_guard(client, self.namespace, "run", guard)
+        apply_guard(client, self.namespace, self.name, guard)
+
+    def admin_says(self, **guard: Any) -> None:
+        """The same with the administrator's token, without asking for one of the guard."""
+        apply_guard(self.client, self.namespace, self.name, guard)
 
     def fire(self) -> str:
         """The guard latches a fire now; the time of it."""
@@ -230,13 +269,13 @@ class World:
     # -- then --------------------------------------------------------------------------------------------
 
     def job(self) -> Json:
-        raw = self.client.get(JOBS, self.namespace, "run")
+        raw = self.client.get(JOBS, self.namespace, self.name)
         assert raw is not None
         return raw
 
     def workload(self) -> Json:
         return eventually(
-            lambda: self.client.get(self.workloads, self.namespace, "run"), "the workload exists"
+            lambda: self.client.get(self.workloads, self.namespace, self.name), "the workload exists"
         )
 
     def pods(self) -> list[Json]:
@@ -261,7 +300,9 @@ class World:
             raise AssertionError(f"{error}; conditions: {self.conditions()}") from None
 
     def expect_workload(self, probe: Callable[[Json], Any], what: str, within: float = 20.0) -> None:
-        eventually(lambda: probe(self.client.get(self.workloads, self.namespace, "run") or {}), what, within)
+        eventually(
+            lambda: probe(self.client.get(self.workloads, self.namespace, self.name) or {}), what, within
+        )
 
     def phase(self) -> str:
         return str((self.job().get("status") or {}).get("phase"))
@@ -281,7 +322,7 @@ class World:
         """The evidence, once the status names it."""
 
         def named() -> str | None:
-            return ((self.job().get("status") or {}).get("stop") or {}).get("evidence")
+            return (self.job().get("status") or {}).get("evidence")
 
         found = self.client.get(CONFIG_MAPS, self.namespace, eventually(named, "evidence is named"))
         assert found is not None
@@ -291,9 +332,6 @@ class World:
     def leader(self) -> str:
         lease = self.client.get(LEASES, self.namespace, "rlguard-operator")
         return str(((lease or {}).get("spec") or {}).get("holderIdentity") or "")
-
-
-W = TypeVar("W", bound=World)
 
 
 def apply_guard(client: Client, namespace: str, name: str, guard: Json) -> None:

@@ -11,17 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from pydantic import BaseModel, ValidationError
-from pydantic.alias_generators import to_pascal
+from pydantic.alias_generators import to_camel, to_pascal
 
 from guard_core.policy import Policy
 from guard_core.wire import Code
-from guard_operator.api import generate
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
 from guard_operator.api.schema import crd, root_schema, structural
-from guard_operator.api.types import CheckpointEvaluator, GuardSpec, OpenAIEvaluator
-from guard_service.heldout.config import CheckpointEvaluatorSettings, OpenAIEvaluatorSettings
+from guard_operator.api.types import CheckpointEvaluatorSpec, GuardSpec, Heldout, OpenAIEvaluatorSpec
+from guard_service.heldout.config import (
+    CheckpointEvaluatorSettings,
+    HeldoutSettings,
+    NearDuplicates,
+    OpenAIEvaluatorSettings,
+)
+from tools import operator_api
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,25 +41,11 @@ def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str,
             yield from nodes(node[key], f"{path}.{key}")
 
 
-@pytest.mark.parametrize("path", generate.outputs(), ids=str)
-def test_generated_files_are_up_to_date(path: Path) -> None:
-    assert (ROOT / path).read_text() == generate.outputs()[path], "run `make generate`"
-
-
-def test_check_fails_on_a_difference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(generate, "__file__", str(tmp_path / "a" / "b" / "generate.py"))
-    assert generate.main(["--check"]) == 1
-    assert "make generate" in capsys.readouterr().err
-    assert generate.main([]) == 0
-    assert generate.main(["--check"]) == 0
-
-
 def test_the_schema_is_structural() -> None:
     for path, node in nodes(root_schema()):
         assert not {"$ref", "anyOf", "oneOf", "allOf", "title", "const"} & node.keys(), path
-        assert node.get("type") or node.get("x-kubernetes-int-or-string"), path
+        untyped = ("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
+        assert node.get("type") or any(map(node.get, untyped)), path
         assert isinstance(node.get("exclusiveMinimum", True), bool), path
         assert not ({"properties", "additionalProperties"} <= node.keys()), path
 
@@ -78,23 +70,34 @@ def test_a_union_has_no_structural_schema() -> None:
 def test_every_threshold_has_the_range_of_the_policy() -> None:
     policy = root_schema()["properties"]["spec"]["properties"]["guard"]["properties"]["policy"]
     guard = policy["properties"]["heldoutGuard"]["properties"]
-    assert guard["klHardStop"] == guard["klHardStop"] | {
-        "minimum": 0,
-        "exclusiveMinimum": True,
-        "default": 0.08,
-    }
+    kl = policy["properties"]["kl"]["properties"]
+    assert kl["warnAbove"] == kl["warnAbove"] | {"minimum": 0, "exclusiveMinimum": True, "default": 0.08}
+    assert kl["warnAbove"]["nullable"], "null switches it off: it must not be replaced by the default"
     assert guard["emaAlpha"] == guard["emaAlpha"] | {"minimum": 0, "maximum": 1, "exclusiveMaximum": True}
     assert guard["declinePatience"] == guard["declinePatience"] | {"minimum": 1, "type": "integer"}
+
+
+def test_what_was_renamed_reaches_the_operator() -> None:
+    """The API server drops what is not declared: a `policy: Stop` would become the default, Warn."""
+    known = dict(nodes(root_schema()))
+    refused = {path for path, node in known.items() if str(node.get("description")).startswith("Refused: ")}
+    sections = {path.removesuffix(".action") for path in known if path.endswith(".action")}
+    assert refused >= {f"{section}.policy" for section in sections} and len(sections) == 5
+    assert all(known[path]["x-kubernetes-preserve-unknown-fields"] for path in refused)
+
+
+COLUMNS = ("Phase", "Step", "Reward", "Held-out", "KL", "Gap", "Fired", "Age")
 
 
 def test_printer_columns() -> None:
     columns = crd()["spec"]["versions"][0]["additionalPrinterColumns"]
     names = [column["name"] for column in columns]
-    assert names == ["Phase", "Step", "Reward", "Held-out", "KL", "Gap", "Fired", "Age"]
+    assert names == [*COLUMNS, "Level", "Reason", "Heartbeat"]
+    assert [column.get("priority", 0) for column in columns] == [0] * len(COLUMNS) + [1] * 3
 
 
 def test_the_reference_names_everything() -> None:
-    page = generate.reference()
+    page = operator_api.reference()
     for name in (*ConditionType, *Reason):
         assert f"| `{name}` | {name.meaning} |" in page
 
@@ -108,9 +111,12 @@ def test_every_rule_of_the_guard_has_a_reason() -> None:
     """Every code of a verdict either can fire or is a state; a new code must be put on one of the sides."""
     states = {
         Code.SILENT, Code.STALE, Code.EVALUATION_FAILING, Code.NO_STEPS, Code.WARMING_UP, Code.KL_INERT,
-        Code.NO_BASELINE, Code.STORE_UNAVAILABLE, Code.OK,
+        Code.NO_BASELINE, Code.STORE_UNAVAILABLE, Code.OK, Code.REPORTS_REFUSED, Code.UNINFORMATIVE_BASELINE,
+        Code.KL_NOT_FINITE, Code.REFERENCE_NOT_START, Code.SAMPLING_UNKNOWN, Code.SAMPLING_CHANGED,
+        Code.CHECKPOINT_DOUBTFUL,
     }  # fmt: skip
     assert set(FIRE_REASONS) == set(Code) - states
+    assert {code for code in Code if code.finding is not None} == set(FIRE_REASONS)
     assert all(reason == to_pascal(code) for code, reason in FIRE_REASONS.items())
 
 
@@ -123,33 +129,125 @@ GUARD = {
 def test_the_policy_is_read_from_camel_case() -> None:
     policy = {
         "detector": "HeldoutGuard",
-        "heldoutGuard": {"klHardStop": 0.2, "minSteps": 3},
-        "silent": {"policy": "Stop", "afterSeconds": 5},
+        "heldoutGuard": {"minSteps": 3},
+        "kl": {"hardStop": 0.2, "warnAbove": None},
+        "silent": {"action": "Stop", "afterSeconds": 5},
     }
     spec = GuardSpec.model_validate({**GUARD, "policy": policy})
     assert spec.policy == Policy.model_validate(
         {
-            "heldout_guard": {"kl_hard_stop": 0.2, "min_steps": 3},
-            "silent": {"policy": "stop", "after_seconds": 5},
+            "detector": "heldout_guard",
+            "heldout_guard": {"min_steps": 3},
+            "kl": {"hard_stop": 0.2, "warn_above": None},
+            "silent": {"action": "stop", "after_seconds": 5},
         }
     )
 
 
-@pytest.mark.parametrize("policy", [{"heldoutGuard": {"klHardStop": 0}}, {"nope": {}}, {"silent": []}, 3])
+@pytest.mark.parametrize("policy", [{"kl": {"hardStop": 0}}, {"nope": {}}, {"silent": []}, 3])
 def test_a_bad_policy_names_the_field(policy: Any) -> None:
     with pytest.raises(ValidationError, match="policy"):
         GuardSpec.model_validate({**GUARD, "policy": policy})
 
 
-@pytest.mark.parametrize(
-    ("api", "guard"),
-    [(CheckpointEvaluator, CheckpointEvaluatorSettings), (OpenAIEvaluator, OpenAIEvaluatorSettings)],
-)
-def test_evaluators_have_the_settings_of_the_guard(api: type[BaseModel], guard: type[BaseModel]) -> None:
-    """Contract with guard_service: same names, same defaults; the API key comes from a Secret instead."""
-    elsewhere = {"kind", "api_key_file", "api_key_env", "api_key_secret_name"}
-    ours, theirs = (
-        {name: field.default for name, field in model.model_fields.items() if name not in elsewhere}
-        for model in (api, guard)
-    )
-    assert ours == theirs
+#: A section of the CRD under spec.guard.heldout, its type here, its type in the guard, what a value needs
+#: beside itself, and what is there by nature on one side only.
+SECTIONS = {
+    "checkpoint": (
+        "evaluator.checkpoint",
+        CheckpointEvaluatorSpec,
+        CheckpointEvaluatorSettings,
+        {},
+        {"kind"},
+    ),
+    "openai": (
+        "evaluator.openai",
+        OpenAIEvaluatorSpec,
+        OpenAIEvaluatorSettings,
+        {"base_url": "http://x", "model": "m"},
+        {"kind", "api_key_file", "api_key_env", "api_key_secret_name"},
+    ),
+    "heldout": (
+        "",
+        Heldout,
+        HeldoutSettings,
+        {},
+        {"volume", "split", "train_prompts", "evaluator"},
+    ),
+    "near_duplicates": ("nearDuplicates", NearDuplicates, NearDuplicates, {}, set()),
+}
+FIELDS = [
+    (section, name)
+    for section, (_, _, guard, _, elsewhere) in SECTIONS.items()
+    for name in guard.model_fields
+    if name not in elsewhere and (section, name) != ("heldout", "near_duplicates")
+]
+#: What is tried where the schema has no bound to try.
+TRIED: dict[str, list[Any]] = {
+    "string": [
+        *("", "x", "math", "auto", "mps", "cuda:1", "cuda:x", "cuda:\u0661", "tpu"),
+        *("http://a/v1", "http://a b", "http://\u00fc/", "ftp://a", "http://" + "x" * 2100),
+        *("p-{step}", "p-{setp}", "p-{", "x" * 254),
+    ],
+    "integer": [-1, 0, 1, 2**31 - 1, 2**31],
+    "number": [-1.0, 0.0, 0.5, 1.0],
+    "boolean": [True, False],
+}
+
+
+def admits(schema: dict[str, Any], value: Any) -> bool:
+    """Whether an API server with this schema takes the value, which is no null."""
+    bounds = {
+        key: limit for key, limit in schema.items() if not key.startswith(("x-kubernetes", "exclusive"))
+    }
+    bounds |= {
+        flag: bounds.pop(bound)
+        for bound, flag in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
+        if schema.get(flag)
+    }
+    return bool(jsonschema_rs.is_valid(bounds, value))
+
+
+def around(schema: dict[str, Any]) -> list[Any]:
+    """Values on, below and above each bound of a field, and some of its kind."""
+    near = 1 if schema["type"] == "integer" else 1e-6
+    bounds = [schema[key] for key in ("minimum", "maximum") if key in schema]
+    values = [limit + offset for limit in bounds for offset in (-near, 0, near)]
+    lengths = [schema[key] for key in ("minLength", "maxLength") if key in schema]
+    values += ["x" * max(0, length + offset) for length in lengths for offset in (-1, 0, 1)]
+    return values + schema.get("enum", []) + TRIED[schema["type"]]
+
+
+@pytest.mark.parametrize(("section", "name"), FIELDS, ids=map(".".join, FIELDS))
+def test_crd_and_guard_accept_and_refuse_the_same(section: str, name: str) -> None:
+    path, api, guard, needed, _ = SECTIONS[section]
+    schema = root_schema()
+    for part in ["spec", "guard", "heldout", *filter(None, path.split("."))]:
+        schema = schema["properties"][part]
+    field = schema["properties"][to_camel(name)]
+    theirs = guard.model_fields[name]
+    assert field["description"] == theirs.description
+    assert field.get("default") == (None if theirs.is_required() else theirs.default)
+    needed = {"split": "s", **needed} if section == "heldout" else needed
+    taken = []
+    for value in around(field):
+        on_the_server = admits(field, value)
+        assert accepted(guard, needed | {name: value}) == on_the_server, (name, value)
+        if section != "heldout":  # the rest of which differs by nature
+            spoken = {to_camel(key): inner for key, inner in (needed | {name: value}).items()}
+            assert accepted(api, spoken) == on_the_server, (name, value)
+        taken.append(on_the_server)
+    assert any(taken) and (not all(taken) or field["type"] == "boolean")
+
+
+def test_no_setting_of_the_guard_is_missing_in_the_crd() -> None:
+    for _, api, guard, _, elsewhere in SECTIONS.values():
+        assert set(api.model_fields) - elsewhere == set(guard.model_fields) - elsewhere
+
+
+def accepted(model: type[BaseModel], values: Any) -> bool:
+    try:
+        model.model_validate(values, strict=False)
+    except ValidationError:
+        return False
+    return True

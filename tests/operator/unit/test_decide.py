@@ -1,13 +1,15 @@
 """`decide` over named cases, without a server.
 
 Aspects: creating and refusing; running; fired and halted (first request, re-asserting, escalating,
-confirming); ends that are no fires; silence; conditions that never turn back; transition times. Every case
-names the snapshot and what must come out; every decision is also checked to be the same when made again.
+confirming); ends that are no fires; silence, and what must be read live and written down before a run is
+halted; jobs that are being deleted; kinds that this operator does not know; conditions that never turn back;
+transition times. Every case names the snapshot and what must come out; every decision is also checked to be
+the same when made again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,22 +18,28 @@ import pytest
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import Latched, Phase, Spec, Status, StopMethod
-from guard_operator.reconcile.decide import REASSERT_SECONDS, condition_of, decide
-from guard_operator.reconcile.snapshot import (
+from guard_operator.reconcile.decide import (
+    EVIDENCE_SECONDS,
+    HELD_BACK_SECONDS,
+    LATE_SECONDS,
+    LATER_SECONDS,
+    OVERDUE_SECONDS,
+    REASSERT_SECONDS,
+    SETTLE_SECONDS,
+    STOPPING_SECONDS,
+    condition_of,
+    decide,
+    must_be_live,
+)
+from guard_operator.reconcile.decision import (
     CaptureEvidence,
     CreateWorkload,
     Decision,
     DeletePods,
-    Disruption,
-    Job,
-    Pod,
-    Preparation,
     RecordLatches,
-    Snapshot,
     StopWorkload,
-    Waiting,
-    Workload,
 )
+from guard_operator.reconcile.snapshot import Disruption, Job, Pod, Preparation, Snapshot, Waiting, Workload
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(hours=1)
@@ -41,9 +49,19 @@ SPEC = {
         "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
         "checkpoints": {"volume": "c"},
     },
+    "onSilence": {"afterSeconds": 300, "action": "Warn"},
 }
 FIRE = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 9, "at": LONG_AGO.isoformat()}
-BEAT = {"heartbeat": NOW.isoformat()}
+BEAT = {"heartbeat": NOW.isoformat(), "step": 1}
+#: The last word of a guard that has judged all of a run.
+JUDGED = {"level": "healthy", "code": "ok", "reason": "fine", "announced": 3, "evaluated": 3, "waiting": 0}
+#: What a guard says beside it whose trainer has told it that it had finished.
+FINISHED = {"attempt": 0, "step": 9, "ended": {"attempt": 0, "step": 9}}
+#: A run that went on after its last judged checkpoint.
+TRAINED_ON = JUDGED | {
+    **{"step": 500, "stepsSinceEvaluation": 25, "longestRound": 25},
+    "lastEvaluation": {"attempt": 0, "step": 100, "score": 0.5, "items": 8, "path": "/c/100"},
+}
 REF = {"workloadRef": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "run", "uid": "w"}}
 
 
@@ -60,13 +78,23 @@ def job(status: dict[str, Any] | None = None, **spec: Any) -> Job:
     )
 
 
+def deleting(status: dict[str, Any]) -> Job:
+    return replace(job({**REF, **status}), deleting=True)
+
+
 def guard(**values: Any) -> dict[str, Any]:
     return {"guard": {**BEAT, **values}}
 
 
-def stop(method: str, seconds_ago: float, evidence: str | None = "e") -> dict[str, Any]:
-    at = (NOW - timedelta(seconds=seconds_ago)).isoformat()
-    return {"stop": {"requestedAt": at, "method": method, **({"evidence": evidence} if evidence else {})}}
+def ago(seconds: float) -> str:
+    return (NOW - timedelta(seconds=seconds)).isoformat()
+
+
+def stop(method: str, seconds_ago: float, evidence: str | None = "e", **times: float) -> dict[str, Any]:
+    """`times`: further times of the stop, each in seconds ago."""
+    named = {"evidence": evidence} if evidence else {}
+    further = {name: ago(seconds) for name, seconds in times.items()}
+    return {"stop": {"requestedAt": ago(seconds_ago), "method": method, **further}, **named}
 
 
 def said(kind: str, status: str = "True", reason: str = "Before") -> dict[str, Any]:
@@ -74,18 +102,31 @@ def said(kind: str, status: str = "True", reason: str = "Before") -> dict[str, A
     return {"conditions": [condition]}
 
 
+def ended(kind: str, seconds_ago: float) -> dict[str, Any]:
+    (condition,) = said(kind)["conditions"]
+    return {"conditions": [{**condition, "lastTransitionTime": ago(seconds_ago)}]}
+
+
 def workload(state: WorkloadState = WorkloadState.RUNNING, **values: Any) -> Workload:
     return Workload(**{"uid": "w", "ours": True, "state": state, **values})
 
 
 def pod(name: str = "run-master-0", **values: Any) -> Pod:
-    return Pod(**{"name": name, "uid": f"uid-{name}", "guarded": True, "phase": "Running", **values})
+    given = {"name": name, "uid": f"uid-{name}", "rank0": True, "guarded": True, "guard_since": LONG_AGO}
+    return Pod(**{**given, "phase": "Running", **values})
+
+
+def silent(age: float = 31.0, status: dict[str, Any] | None = None, **values: Any) -> Snapshot:
+    """A run whose guard has not reported for `age` seconds, with a limit of 30 and the policy Stop."""
+    given = job({**REF, **guard(), **(status or {})}, onSilence={"afterSeconds": 30, "action": "Stop"})
+    return Snapshot(given, **{"workload": workload(), "pods": (pod(),), "heartbeat_age": age, **values})
 
 
 GOING = pod(terminating=True)
 LATCHED = Latched.model_validate(FIRE)
-HASTY, PATIENT = CaptureEvidence(0.3, final=False), CaptureEvidence(1.0, final=False)
-FINAL = CaptureEvidence(1.0, final=True)
+UNKNOWN_KIND = Preparation(Reason.UNSUPPORTED_KIND, "spec.template: x/v1 Y cannot be guarded")
+EVIDENCE = CaptureEvidence(final=False)
+FINAL = CaptureEvidence(final=True)
 
 
 @dataclass(frozen=True)
@@ -134,9 +175,33 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             job(REF),
             workload(WorkloadState.PENDING),
             (
-                pod("run-worker-0", guarded=False, waiting=Waiting(Reason.CONTAINER_WAITING, "image")),
+                pod(
+                    "run-worker-0",
+                    rank0=False,
+                    guarded=False,
+                    waiting=Waiting(Reason.CONTAINER_WAITING, "image"),
+                ),
                 pod(phase="Pending", waiting=Waiting(Reason.UNSCHEDULABLE, "no node")),
             ),
+        ),
+        Expected(Phase.PENDING, (), {("Waiting", "True", "Unschedulable")}),
+    ),
+    "what Events say of a pod that does not start": (
+        Snapshot(
+            job(REF),
+            workload(WorkloadState.PENDING),
+            (pod(phase="Pending"),),
+            late=True,
+            obstacle=Waiting(Reason.VOLUME_UNAVAILABLE, "secret"),
+        ),
+        Expected(Phase.PENDING, (), {("Waiting", "True", "VolumeUnavailable")}),
+    ),
+    "a pod's own status goes before Events": (
+        Snapshot(
+            job(REF),
+            workload(WorkloadState.PENDING),
+            (pod(phase="Pending", waiting=Waiting(Reason.UNSCHEDULABLE, "no node")),),
+            obstacle=Waiting(Reason.PODS_MISSING, "quota"),
         ),
         Expected(Phase.PENDING, (), {("Waiting", "True", "Unschedulable")}),
     ),
@@ -160,6 +225,10 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Snapshot(job(REF), workload(WorkloadState.SUSPENDED)),
         Expected(Phase.SUSPENDED, (), {("Guarded", "True", "WorkloadCreated")}),
     ),
+    "running, but no step of the trainer was reported yet": (
+        Snapshot(job({**REF, **guard(step=None)}), workload(), (pod(),), heartbeat_age=1.0),
+        Expected(Phase.STARTING, (), {("Fired", "False", "NotFired")}),
+    ),
     "running, guard reports": (
         Snapshot(job({**REF, **guard()}), workload(), (pod(),), heartbeat_age=1.0),
         Expected(
@@ -169,7 +238,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     "running, no verdict yet": (
         Snapshot(job(REF), workload(), (pod(),), heartbeat_age=1.0),
         Expected(
-            Phase.RUNNING,
+            Phase.STARTING,
             (),
             {("Fired", "Unknown", "NoVerdictYet"), ("GuardSilent", "Unknown", "NoVerdictYet")},
         ),
@@ -178,43 +247,98 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Snapshot(job({**REF, **guard()}), workload(), (pod(),), heartbeat_age=301.0),
         Expected(Phase.RUNNING, (), {("GuardSilent", "True", "GuardSilent")}, {"Halted", "Stopped"}),
     ),
-    "guard silent, policy Stop": (
-        Snapshot(
-            job({**REF, **guard()}, onSilence={"afterSeconds": 30, "policy": "Stop"}),
-            workload(),
-            (pod(),),
-            heartbeat_age=31.0,
+    "guard silent, policy Stop: written down before anything is done": (
+        silent(live=True),
+        Expected(
+            Phase.RUNNING,
+            (),
+            {
+                ("GuardSilent", "True", "GuardSilent"),
+                ("Halted", "True", "GuardSilent"),
+                ("Fired", "Unknown", "GuardSilent"),
+            },
+            {"Stopped"},
         ),
+    ),
+    "guard silent, policy Stop, from a cache: nothing": (
+        silent(),
+        Expected(Phase.PENDING, (), silent_about={"Halted", "Stopped", "GuardSilent"}),
+    ),
+    "guard silent, policy Stop, most others too: nothing is stopped": (
+        silent(live=True, most_silent=True),
+        Expected(Phase.RUNNING, (), {("GuardSilent", "True", "MostGuardsSilent")}, {"Halted", "Stopped"}),
+    ),
+    "guard silent, policy Stop, on a node that does not respond: nothing is stopped": (
+        silent(live=True, pods=(pod(cut_off=True, node="gpu-1"),)),
+        Expected(Phase.RUNNING, (), {("GuardSilent", "True", "GuardSilent")}, {"Halted", "Stopped"}),
+    ),
+    "no guard, policy Stop, on a node that does not respond": (
+        silent(live=True, pods=(pod(cut_off=True, guarded=False),)),
+        Expected(Phase.RUNNING, (), {("Halted", "True", "GuardSilent")}),
+    ),
+    "no guard, policy Stop, and a guard of before on a node that does not respond": (
+        silent(live=True, pods=(pod(guarded=False), pod("run-old-0", rank0=False, cut_off=True))),
+        Expected(Phase.RUNNING, (), {("Halted", "True", "GuardSilent")}),
+    ),
+    "no guard, policy Stop, while most guards are silent": (
+        silent(live=True, most_silent=True, pods=(pod(guarded=False),)),
+        Expected(
+            Phase.RUNNING, (), {("Halted", "True", "GuardSilent"), ("GuardSilent", "True", "GuardSilent")}
+        ),
+    ),
+    "guard silent, policy Stop, and the node of another pod does not respond": (
+        silent(live=True, pods=(pod(), pod("run-worker-0", rank0=False, guarded=False, cut_off=True))),
+        Expected(Phase.RUNNING, (), {("Halted", "True", "GuardSilent")}),
+    ),
+    "guard silent, policy Stop, and that was written down": (
+        silent(31.0, said("Halted"), most_silent=True),
         Expected(
             Phase.STOPPING,
-            (HASTY, StopWorkload(StopMethod.STOP, "w")),
+            (EVIDENCE, StopWorkload(StopMethod.STOP, "w")),
             {
-                ("Halted", "True", "GuardSilent"),
-                ("Fired", "False", "NotFired"),
+                ("Halted", "True", "Before"),
+                ("Fired", "Unknown", "GuardSilent"),
                 ("Stopped", "False", "StopRequested"),
             },
         ),
     ),
     "guard never reported, policy Stop": (
         Snapshot(
-            job(REF, onSilence={"afterSeconds": 30, "policy": "Stop"}),
+            job(REF, onSilence={"afterSeconds": 30, "action": "Stop"}),
             workload(),
             (pod(),),
             heartbeat_age=31.0,
+            live=True,
         ),
         Expected(
-            Phase.STOPPING,
-            (HASTY, StopWorkload(StopMethod.STOP, "w")),
-            {("Halted", "True", "GuardSilent"), ("Fired", "Unknown", "NoVerdictYet")},
+            Phase.RUNNING, (), {("Halted", "True", "GuardSilent"), ("Fired", "Unknown", "NoVerdictYet")}
         ),
     ),
-    "halted by the guard": (
+    "silence cannot be told while the watch shows nothing": (
+        silent(heartbeat_age=None, deaf=True, live=True),
+        Expected(Phase.RUNNING, (), {("GuardSilent", "Unknown", "WatchInterrupted")}, {"Halted", "Stopped"}),
+    ),
+    "halted by the guard: written down before anything is done": (
+        Snapshot(job({**REF, **guard(halt={**FIRE, "code": "stale"})}), workload(), (pod(),), live=True),
+        Expected(
+            Phase.RUNNING, (), {("Halted", "True", "GuardHalt"), ("Fired", "False", "NotFired")}, {"Stopped"}
+        ),
+    ),
+    "halted by the guard, from a cache: nothing": (
         Snapshot(job({**REF, **guard(halt={**FIRE, "code": "stale"})}), workload(), (pod(),)),
+        Expected(Phase.PENDING, (), silent_about={"Halted", "Stopped"}),
+    ),
+    "halted and fired: the fire waits for nothing": (
+        Snapshot(job({**REF, **guard(halt=FIRE, fire=FIRE)}), workload(), (pod(),)),
         Expected(
             Phase.STOPPING,
-            (HASTY, StopWorkload(StopMethod.STOP, "w")),
-            {("Halted", "True", "GuardHalt"), ("Fired", "False", "NotFired")},
+            (EVIDENCE, StopWorkload(StopMethod.STOP, "w")),
+            {("Halted", "True", "GuardHalt"), ("Fired", "True", "HackingGap")},
         ),
+    ),
+    "fired once, and halted from a cache: the fire waits for nothing": (
+        Snapshot(job({**REF, **guard(halt=FIRE), **said("Fired")}), workload(), (pod(),)),
+        Expected(Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.STOP, "w"))),
     ),
     "halted stays halted when the guard is back": (
         Snapshot(
@@ -229,7 +353,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Snapshot(job({**REF, **guard(fire=FIRE)}), workload(), (pod(),)),
         Expected(
             Phase.STOPPING,
-            (HASTY, StopWorkload(StopMethod.STOP, "w")),
+            (EVIDENCE, StopWorkload(StopMethod.STOP, "w")),
             {("Fired", "True", "HackingGap"), ("Stopped", "False", "StopRequested")},
             {"Halted", "Failed"},
             StopMethod.STOP,
@@ -238,7 +362,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     "fired by a rule of a newer guard": (
         Snapshot(job({**REF, **guard(fire={**FIRE, "code": "cusum"})}), workload(), (pod(),)),
         Expected(
-            Phase.STOPPING, (HASTY, StopWorkload(StopMethod.STOP, "w")), {("Fired", "True", "OtherRule")}
+            Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.STOP, "w")), {("Fired", "True", "OtherRule")}
         ),
     ),
     "fired stays fired without the guard's field": (
@@ -247,11 +371,13 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     ),
     "fired, onFire Suspend": (
         Snapshot(job({**REF, **guard(fire=FIRE)}, onFire="Suspend"), workload(), (pod(),)),
-        Expected(Phase.STOPPING, (HASTY, StopWorkload(StopMethod.SUSPEND, "w")), method=StopMethod.SUSPEND),
+        Expected(
+            Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.SUSPEND, "w")), method=StopMethod.SUSPEND
+        ),
     ),
     "fired, onFire Delete": (
         Snapshot(job({**REF, **guard(fire=FIRE)}, onFire="Delete"), workload(), (pod(),)),
-        Expected(Phase.STOPPING, (HASTY, StopWorkload(StopMethod.DELETE, "w")), method=StopMethod.DELETE),
+        Expected(Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.DELETE, "w")), method=StopMethod.DELETE),
     ),
     "fired before there was a workload": (
         Snapshot(job(guard(fire=FIRE))),
@@ -259,13 +385,13 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     ),
     "fired, and all is over when it is seen: evidence all the same": (
         Snapshot(job({**REF, **guard(fire=FIRE)}), workload(WorkloadState.FAILED)),
-        Expected(Phase.STOPPED, (FINAL,), {("Stopped", "True", "NoPodsLeft")}, method=StopMethod.STOP),
+        Expected(Phase.STOPPING, (FINAL,), {("Stopped", "False", "Settling")}, method=StopMethod.STOP),
     ),
     "fired while the workload has no pods yet": (
         Snapshot(job({**REF, **guard(fire=FIRE)}), workload(WorkloadState.PENDING)),
         Expected(
             Phase.STOPPING,
-            (HASTY, StopWorkload(StopMethod.STOP, "w")),
+            (EVIDENCE, StopWorkload(StopMethod.STOP, "w")),
             {("Stopped", "False", "StopRequested")},
         ),
     ),
@@ -280,7 +406,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     ),
     "stopping: evidence is tried again": (
         Snapshot(job({**REF, **guard(fire=FIRE), **stop("Stop", 1, None)}), workload(), (GOING,)),
-        Expected(Phase.STOPPING, (PATIENT,)),
+        Expected(Phase.STOPPING, (EVIDENCE,)),
     ),
     "stopping: all pods on their way out": (
         Snapshot(job({**REF, **guard(fire=FIRE), **stop("Stop", 900)}), workload(), (GOING,)),
@@ -347,7 +473,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             workload(WorkloadState.FAILED),
             (pod(phase="Failed"),),
         ),
-        Expected(Phase.STOPPING, (PATIENT,)),
+        Expected(Phase.STOPPING, (EVIDENCE,)),
     ),
     "stopping: a finished pod whose log cannot be had goes in the end": (
         Snapshot(
@@ -357,21 +483,154 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         ),
         Expected(
             Phase.STOPPING,
-            (PATIENT, DeletePods((("run-master-0", "uid-run-master-0"),))),
+            (EVIDENCE, DeletePods((("run-master-0", "uid-run-master-0"),))),
             method=StopMethod.STOP,
         ),
     ),
+    "no pod is seen for the first time: not called stopped yet": (
+        Snapshot(job({**REF, **guard(fire=FIRE), **stop("Stop", 900)}), workload(WorkloadState.FAILED)),
+        Expected(Phase.STOPPING, (), {("Stopped", "False", "Settling")}, {"Failed"}),
+    ),
+    "no pod has been seen for a moment: not called stopped yet": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Stop", 900, emptySince=SETTLE_SECONDS - 0.1)}),
+            workload(WorkloadState.FAILED),
+        ),
+        Expected(Phase.STOPPING, (), {("Stopped", "False", "Settling")}, {"Failed"}),
+    ),
     "stopped: workload failed by its deadline": (
-        Snapshot(job({**REF, **guard(fire=FIRE), **stop("Stop", 1)}), workload(WorkloadState.FAILED)),
-        Expected(Phase.STOPPED, (), {("Stopped", "True", "NoPodsLeft")}, {"Failed"}),
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Stop", 6, emptySince=SETTLE_SECONDS)}),
+            workload(WorkloadState.FAILED),
+        ),
+        Expected(
+            Phase.STOPPED,
+            (),
+            {("Stopped", "True", "NoPodsLeft"), ("Fired", "True", "HackingGap")},
+            {"Failed"},
+        ),
+    ),
+    "stopped by an operator that did not wait: it stays so": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Stop", 900), **said("Stopped")}),
+            workload(WorkloadState.FAILED),
+        ),
+        Expected(Phase.STOPPED, (), {("Stopped", "True", "NoPodsLeft")}),
+    ),
+    "a controller whose cache is behind made a pod again before it was called stopped": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Stop", 6, emptySince=3)}),
+            workload(WorkloadState.FAILED),
+            (pod(),),
+        ),
+        Expected(
+            Phase.STOPPING,
+            (StopWorkload(StopMethod.STOP, "w"),),
+            {("Stopped", "False", "PodsTerminating")},
+            method=StopMethod.STOP,
+        ),
+    ),
+    "a queue resumed it before it was called stopped: the harder way is due": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Suspend", 900, emptySince=3)}, onFire="Suspend"),
+            workload(),
+            (pod(),),
+        ),
+        Expected(Phase.STOPPING, (StopWorkload(StopMethod.DELETE, "w"),), method=StopMethod.DELETE),
+    ),
+    "halted and stopped: it had not fired": (
+        Snapshot(
+            job({**REF, **guard(halt=FIRE), **said("Halted"), **stop("Stop", 9, emptySince=9)}),
+            workload(WorkloadState.FAILED),
+        ),
+        Expected(Phase.STOPPED, (), {("Stopped", "True", "NoPodsLeft"), ("Fired", "False", "NotFired")}),
+    ),
+    "pods that may take longer than the job allows are given less": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Stop", 1)}, stopGraceSeconds=60),
+            workload(),
+            (pod(terminating=True, grace=86400), pod("w", terminating=True, grace=60)),
+        ),
+        Expected(Phase.STOPPING, (DeletePods((("run-master-0", "uid-run-master-0"),), 60),)),
+    ),
+    "a pod that was not told to end yet is not deleted for its grace": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Stop", 1)}, stopGraceSeconds=60),
+            workload(),
+            (pod(grace=86400),),
+        ),
+        Expected(Phase.STOPPING, (StopWorkload(StopMethod.STOP, "w"),)),
+    ),
+    "a pod that should have ended long ago is said": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Stop", 60)}),
+            workload(),
+            (pod(terminating=True, due=NOW - timedelta(seconds=OVERDUE_SECONDS + 1)),),
+        ),
+        Expected(Phase.STOPPING, (), {("Stopped", "False", "PodsOverdue")}),
+    ),
+    "a pod that should have ended just now is waited for": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Stop", 60)}),
+            workload(),
+            (pod(terminating=True, due=NOW - timedelta(seconds=OVERDUE_SECONDS)),),
+        ),
+        Expected(Phase.STOPPING, (), {("Stopped", "False", "PodsTerminating")}),
+    ),
+    "the guard's container has ended: there is no verdict now": (
+        Snapshot(job({**REF, **guard(**JUDGED)}), workload(), (pod(guard_since=None),), heartbeat_age=1.0),
+        Expected(Phase.RUNNING, (), {("Fired", "Unknown", "GuardNotRunning")}),
+    ),
+    "the guard was started anew and has not reported: there is no verdict now": (
+        Snapshot(
+            job({**REF, **guard(**JUDGED)}),
+            workload(),
+            (pod(guard_since=NOW + timedelta(seconds=1)),),
+            heartbeat_age=1.0,
+        ),
+        Expected(Phase.RUNNING, (), {("Fired", "Unknown", "GuardNotRunning")}),
+    ),
+    "the only guard that runs is not rank 0's: there is no verdict now": (
+        Snapshot(
+            job({**REF, **guard(**JUDGED)}),
+            workload(),
+            (pod(guard_since=None), pod("w", rank0=False, guarded=False)),
+            heartbeat_age=1.0,
+        ),
+        Expected(Phase.RUNNING, (), {("Fired", "Unknown", "GuardNotRunning")}),
+    ),
+    "rank 0 runs without its guard": (
+        Snapshot(job({**REF, **guard()}), workload(), (pod(guarded=False),), heartbeat_age=1.0),
+        Expected(
+            Phase.RUNNING, (), {("Guarded", "False", "GuardMissing"), ("Fired", "Unknown", "GuardNotRunning")}
+        ),
+    ),
+    "the guard of rank 0 was changed, and reports": (
+        Snapshot(job({**REF, **guard()}), workload(), (pod(changed=True),), heartbeat_age=1.0),
+        Expected(Phase.RUNNING, (), {("Guarded", "False", "GuardChanged"), ("Fired", "False", "NotFired")}),
+    ),
+    "rank 0 of the pod that goes has no guard, the new one has": (
+        Snapshot(
+            job({**REF, **guard()}),
+            workload(),
+            (pod("old", guarded=False, terminating=True), pod()),
+            heartbeat_age=1.0,
+        ),
+        Expected(Phase.RUNNING, (), {("Guarded", "True", "WorkloadCreated"), ("Fired", "False", "NotFired")}),
+    ),
+    "rank 0 has run without its guard for too long, policy Stop": (
+        silent(31.0, live=True, pods=(pod(guarded=False),)),
+        Expected(
+            Phase.RUNNING, (), {("Halted", "True", "GuardSilent"), ("GuardSilent", "True", "GuardSilent")}
+        ),
     ),
     "stopped: workload deleted": (
-        Snapshot(job({**REF, **guard(fire=FIRE), **stop("Delete", 1)})),
+        Snapshot(job({**REF, **guard(fire=FIRE), **stop("Delete", 6, emptySince=6)})),
         Expected(Phase.STOPPED, (), {("Stopped", "True", "NoPodsLeft")}, {"Disrupted"}),
     ),
     "stopped: suspended as asked": (
         Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Suspend", 1)}, onFire="Suspend"),
+            job({**REF, **guard(fire=FIRE), **stop("Suspend", 6, emptySince=6)}, onFire="Suspend"),
             workload(WorkloadState.SUSPENDED),
         ),
         Expected(Phase.STOPPED, (), {("Stopped", "True", "NoPodsLeft")}),
@@ -382,17 +641,100 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             Phase.STOPPING, (StopWorkload(StopMethod.STOP, "w"),), {("Stopped", "False", "PodsTerminating")}
         ),
     ),
+    "over, its evidence is tried again": (
+        Snapshot(job({**REF, **ended("Succeeded", 5)}), workload(WorkloadState.SUCCEEDED), (pod(),)),
+        Expected(Phase.SUCCEEDED, (EVIDENCE,)),
+    ),
+    "over, and its logs did not come": (
+        Snapshot(job({**REF, **ended("Failed", REASSERT_SECONDS + 1)}), workload(WorkloadState.FAILED)),
+        Expected(Phase.FAILED, (FINAL,)),
+    ),
+    "over for long, without evidence": (
+        Snapshot(job({**REF, **ended("Succeeded", EVIDENCE_SECONDS + 1)})),
+        Expected(Phase.SUCCEEDED),
+    ),
+    "over, with evidence": (
+        Snapshot(job({**REF, **ended("Disrupted", 5), "evidence": "e"})),
+        Expected(Phase.DISRUPTED),
+    ),
     "stopped without evidence: written at the end": (
-        Snapshot(job({**REF, **guard(fire=FIRE), **stop("Stop", 1, None)})),
+        Snapshot(job({**REF, **guard(fire=FIRE), **stop("Stop", 6, None, emptySince=6)})),
         Expected(Phase.STOPPED, (FINAL,)),
     ),
-    "stopped, then a pod is back": (
+    "stopped, then a pod is back: asked for anew": (
         Snapshot(
             job({**REF, **guard(fire=FIRE), **stop("Stop", 900), **said("Stopped")}), workload(), (pod(),)
         ),
         Expected(
-            Phase.STOPPING, (StopWorkload(StopMethod.DELETE, "w"),), {("Stopped", "False", "PodsTerminating")}
+            Phase.STOPPING,
+            (StopWorkload(StopMethod.STOP, "w"),),
+            {("Stopped", "False", "PodsTerminating")},
+            method=StopMethod.STOP,
         ),
+    ),
+    "suspended, and a queue resumed it much later: suspended again": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Suspend", 900), **said("Stopped")}, onFire="Suspend"),
+            workload(),
+            (pod(),),
+        ),
+        Expected(
+            Phase.STOPPING,
+            (StopWorkload(StopMethod.SUSPEND, "w"),),
+            {("Stopped", "False", "PodsTerminating")},
+            method=StopMethod.SUSPEND,
+        ),
+    ),
+    "being deleted and fired: stopped all the same": (
+        Snapshot(deleting(guard(fire=FIRE)), workload(), (pod(),)),
+        Expected(
+            Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.STOP, "w")), {("Fired", "True", "HackingGap")}
+        ),
+    ),
+    "being deleted, and its workload is gone already: no more is said": (
+        Snapshot(deleting({"phase": "Running", **said("Guarded")})),
+        Expected(Phase.RUNNING, (), {("Guarded", "True", "Before")}, {"Disrupted", "Stopped"}),
+    ),
+    "of a kind that this operator does not know: it is not judged": (
+        Snapshot(
+            job({**REF, **guard(), "phase": "Running", **said("Guarded")}),
+            preparation=UNKNOWN_KIND,
+            unknown_kind=True,
+        ),
+        Expected(
+            Phase.RUNNING, (), {("Guarded", "Unknown", "UnsupportedKind")}, {"Disrupted", "Stopped", "Failed"}
+        ),
+    ),
+    "of a kind that nobody knows, and nothing was created": (
+        Snapshot(job(), preparation=UNKNOWN_KIND, unknown_kind=True),
+        Expected(Phase.REFUSED, (), {("Guarded", "False", "UnsupportedKind")}),
+    ),
+    "fired, of a kind that this operator does not know: its pods go": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE)}),
+            None,
+            (pod(), GOING),
+            preparation=UNKNOWN_KIND,
+            unknown_kind=True,
+        ),
+        Expected(
+            Phase.STOPPING,
+            (EVIDENCE, DeletePods((("run-master-0", "uid-run-master-0"),))),
+            {("Stopped", "False", "StopRequested")},
+            method=StopMethod.DELETE_PODS,
+        ),
+    ),
+    "fired, of a kind that this operator does not know: never said to be stopped": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("DeletePods", 900)}),
+            preparation=UNKNOWN_KIND,
+            unknown_kind=True,
+        ),
+        Expected(Phase.STOPPING, (DeletePods(()),), {("Stopped", "False", "PodsTerminating")}),
+    ),
+    "what it cost stays said, whatever the operator would admit today": (
+        Snapshot(job({**REF, **guard(), **said("Isolated", "False")}), workload(), (pod(),)),
+        Expected(Phase.RUNNING, (), {("Isolated", "False", "Before")}),
     ),
     "fired after it had succeeded": (
         Snapshot(
@@ -401,7 +743,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             (pod(phase="Succeeded"),),
         ),
         Expected(
-            Phase.STOPPING, (HASTY, StopWorkload(StopMethod.STOP, "w")), {("Fired", "True", "HackingGap")}
+            Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.STOP, "w")), {("Fired", "True", "HackingGap")}
         ),
     ),
     "the guard's last word is in its pod": (
@@ -418,30 +760,35 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     ),
     "the last word is in the status already": (
         Snapshot(job({**REF, **guard(fire=FIRE)}), workload(), (pod(fire=LATCHED),)),
-        Expected(Phase.STOPPING, (HASTY, StopWorkload(StopMethod.STOP, "w"))),
+        Expected(Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.STOP, "w"))),
     ),
     "the last word of a guard that is not rank 0's": (
-        Snapshot(job({**REF, **guard()}), workload(), (pod(), pod("w-1", guarded=False, fire=LATCHED))),
+        Snapshot(
+            job({**REF, **guard()}), workload(), (pod(), pod("w-1", rank0=False, guarded=False, fire=LATCHED))
+        ),
         Expected(Phase.RUNNING, ()),
     ),
     "succeeded": (
-        Snapshot(job({**REF, **guard()}), workload(WorkloadState.SUCCEEDED)),
+        Snapshot(job({**REF, **guard(**JUDGED)}), workload(WorkloadState.SUCCEEDED)),
         Expected(
             Phase.SUCCEEDED,
-            (),
+            (EVIDENCE,),
             {("Succeeded", "True", "WorkloadSucceeded"), ("Fired", "False", "NotFired")},
             {"Stopped"},
         ),
     ),
     "succeeded before its last checkpoints were evaluated": (
-        Snapshot(job({**REF, **guard(waiting=2)}), workload(WorkloadState.SUCCEEDED)),
-        Expected(Phase.SUCCEEDED, (), {("Succeeded", "True", "CheckpointsLeft")}),
+        Snapshot(
+            job({**REF, **guard(**JUDGED | {"evaluated": 1, "waiting": 2})}),
+            workload(WorkloadState.SUCCEEDED),
+        ),
+        Expected(Phase.SUCCEEDED, (EVIDENCE,), {("Succeeded", "True", "CheckpointsLeft")}),
     ),
     "failed by itself": (
         Snapshot(job({**REF, **guard()}), workload(WorkloadState.FAILED), (pod(phase="Failed"),)),
         Expected(
             Phase.FAILED,
-            (),
+            (EVIDENCE,),
             {("Failed", "True", "WorkloadFailed"), ("Fired", "False", "NotFired")},
             {"Disrupted"},
         ),
@@ -450,34 +797,38 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Snapshot(job(REF), workload(WorkloadState.FAILED), (pod(disruption=Disruption.EVICTED),)),
         Expected(
             Phase.DISRUPTED,
-            (),
+            (EVIDENCE,),
             {("Disrupted", "True", "Evicted"), ("Fired", "Unknown", "NoVerdictYet")},
             {"Failed"},
         ),
     ),
     "preempted": (
         Snapshot(job(REF), workload(WorkloadState.FAILED), (pod(disruption=Disruption.PREEMPTED),)),
-        Expected(Phase.DISRUPTED, (), {("Disrupted", "True", "Preempted")}),
+        Expected(Phase.DISRUPTED, (EVIDENCE,), {("Disrupted", "True", "Preempted")}),
     ),
     "evicted, noted before the pod went": (
         Snapshot(job({**REF, **said("Disrupted", "False", "NodeLost")}), workload(WorkloadState.FAILED)),
-        Expected(Phase.DISRUPTED, (), {("Disrupted", "True", "NodeLost")}),
+        Expected(Phase.DISRUPTED, (EVIDENCE,), {("Disrupted", "True", "NodeLost")}),
     ),
     "evicted, still running elsewhere: noted": (
         Snapshot(job(REF), workload(), (pod(disruption=Disruption.EVICTED),)),
-        Expected(Phase.RUNNING, (), {("Disrupted", "False", "Evicted")}),
+        Expected(Phase.STARTING, (), {("Disrupted", "False", "Evicted")}),
     ),
     "evicted and recovered: forgotten": (
         Snapshot(job({**REF, **said("Disrupted", "False", "Evicted")}), workload(), (pod(),)),
-        Expected(Phase.RUNNING, (), silent_about={"Disrupted"}),
+        Expected(Phase.STARTING, (), silent_about={"Disrupted"}),
     ),
     "evicted, not yet recovered: still noted": (
         Snapshot(job({**REF, **said("Disrupted", "False", "Evicted")}), workload(), (pod(phase="Pending"),)),
-        Expected(Phase.RUNNING, (), {("Disrupted", "False", "Evicted")}),
+        Expected(Phase.STARTING, (), {("Disrupted", "False", "Evicted")}),
     ),
     "a worker is evicted that is older than rank 0: noted": (
-        Snapshot(job(REF), workload(), (pod("w", guarded=False, disruption=Disruption.EVICTED), pod("m"))),
-        Expected(Phase.RUNNING, (), {("Disrupted", "False", "Evicted")}),
+        Snapshot(
+            job(REF),
+            workload(),
+            (pod("w", rank0=False, guarded=False, disruption=Disruption.EVICTED), pod("m")),
+        ),
+        Expected(Phase.STARTING, (), {("Disrupted", "False", "Evicted")}),
     ),
     "evicted, its pod kept, and recovered in another: forgotten": (
         Snapshot(
@@ -485,7 +836,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             workload(),
             (pod("a", phase="Failed", disruption=Disruption.EVICTED), pod("b")),
         ),
-        Expected(Phase.RUNNING, (), silent_about={"Disrupted"}),
+        Expected(Phase.STARTING, (), silent_about={"Disrupted"}),
     ),
     "evicted once, and failed later in another pod: failed": (
         Snapshot(
@@ -493,19 +844,70 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             workload(WorkloadState.FAILED),
             (pod("a", phase="Failed", disruption=Disruption.EVICTED), pod("b", phase="Failed")),
         ),
-        Expected(Phase.FAILED, (), {("Failed", "True", "WorkloadFailed")}, {"Disrupted"}),
+        Expected(Phase.FAILED, (EVIDENCE,), {("Failed", "True", "WorkloadFailed")}, {"Disrupted"}),
+    ),
+    "failed by itself, with the words of its newest rank-0 pod": (
+        Snapshot(
+            job({**REF, **guard()}),
+            workload(WorkloadState.FAILED, message="failed"),
+            (pod("a", phase="Failed", failure="old"), pod("b", phase="Failed", failure="exit code 1: boom")),
+        ),
+        Expected(Phase.FAILED, (EVIDENCE,), {("Failed", "True", "WorkloadFailed")}),
+    ),
+    "cleaned up while the operator was down, and the trainer had finished": (
+        Snapshot(job({**REF, **guard(**JUDGED, **FINISHED)})),
+        Expected(
+            Phase.SUCCEEDED,
+            (EVIDENCE,),
+            {("Succeeded", "True", "WorkloadSucceeded"), ("Fired", "False", "NotFired")},
+            {"Disrupted"},
+        ),
+    ),
+    "deleted while its trainer, which says that it has finished, still runs": (
+        Snapshot(job({**REF, **guard(**JUDGED, **FINISHED)}), None, (pod(),)),
+        Expected(Phase.DISRUPTED, (EVIDENCE,), {("Disrupted", "True", "WorkloadDeleted")}, {"Succeeded"}),
+    ),
+    "being deleted while its trainer, which says that it has finished, still runs": (
+        Snapshot(job({**REF, **guard(**JUDGED, **FINISHED)}), workload(terminating=True), (GOING,)),
+        Expected(Phase.DISRUPTED, (EVIDENCE,), {("Disrupted", "True", "WorkloadDeleted")}, {"Succeeded"}),
+    ),
+    "cleaned up while the operator was down, and evaluations were left": (
+        Snapshot(job({**REF, **guard(**JUDGED | {"evaluated": 1, "waiting": 2}, **FINISHED)})),
+        Expected(Phase.SUCCEEDED, (EVIDENCE,), {("Succeeded", "True", "CheckpointsLeft")}),
+    ),
+    "cleaned up while the operator was down, and the last verdict was not healthy": (
+        Snapshot(job({**REF, **guard(**JUDGED | {"level": "warning", "code": "x"}, **FINISHED)})),
+        Expected(Phase.SUCCEEDED, (EVIDENCE,), {("Succeeded", "True", "NotJudged")}),
+    ),
+    "cleaned up while the operator was down, and the guard had fired": (
+        Snapshot(job({**REF, **guard(**JUDGED, **FINISHED, fire=FIRE)})),
+        Expected(Phase.STOPPING, (FINAL,), {("Fired", "True", "HackingGap")}, {"Succeeded", "Disrupted"}),
+    ),
+    "an attempt had finished, and another one trained when the workload was deleted": (
+        Snapshot(job({**REF, **guard(**JUDGED, **FINISHED | {"attempt": 1})})),
+        Expected(Phase.DISRUPTED, (EVIDENCE,), {("Disrupted", "True", "WorkloadDeleted")}),
+    ),
+    "succeeded, and cleaned up at once": (
+        Snapshot(job({**REF, **guard(**JUDGED)}), workload(WorkloadState.SUCCEEDED, terminating=True)),
+        Expected(Phase.SUCCEEDED, (EVIDENCE,), {("Succeeded", "True", "WorkloadSucceeded")}),
+    ),
+    "succeeded while its guard was silent": (
+        Snapshot(job({**REF, **guard(**JUDGED), **said("GuardSilent")}), workload(WorkloadState.SUCCEEDED)),
+        Expected(Phase.SUCCEEDED, (EVIDENCE,), {("Succeeded", "True", "NotJudged")}),
     ),
     "workload deleted by someone": (
         Snapshot(job({**REF, **guard()})),
-        Expected(Phase.DISRUPTED, (), {("Disrupted", "True", "WorkloadDeleted")}, {"Stopped", "Failed"}),
+        Expected(
+            Phase.DISRUPTED, (EVIDENCE,), {("Disrupted", "True", "WorkloadDeleted")}, {"Stopped", "Failed"}
+        ),
     ),
     "workload being deleted by someone": (
         Snapshot(job({**REF, **guard()}), workload(terminating=True), (GOING,)),
-        Expected(Phase.DISRUPTED, (), {("Disrupted", "True", "WorkloadDeleted")}),
+        Expected(Phase.DISRUPTED, (EVIDENCE,), {("Disrupted", "True", "WorkloadDeleted")}),
     ),
     "a namesake took the workload's place": (
         Snapshot(job(REF), workload(uid="other")),
-        Expected(Phase.DISRUPTED, (), {("Disrupted", "True", "WorkloadDeleted")}),
+        Expected(Phase.DISRUPTED, (EVIDENCE,), {("Disrupted", "True", "WorkloadDeleted")}),
     ),
     "succeeded stays succeeded when the workload is cleaned up": (
         Snapshot(job({**REF, **said("Succeeded")})),
@@ -526,6 +928,72 @@ def test_decision(snapshot: Snapshot, expected: Expected) -> None:
         assert decision.report.stop is not None
         assert decision.report.stop.method == expected.method
     assert decide(snapshot, NOW) == decision
+
+
+@pytest.mark.parametrize(
+    ("last", "reason", "words"),
+    [
+        ({}, "NotJudged", "the guard gave no verdict"),
+        (BEAT, "NotJudged", "the guard gave no verdict"),
+        ({"level": "healthy"}, "NotJudged", "it is not known which checkpoints were evaluated"),
+        ({**JUDGED, "announced": None}, "NotJudged", "it is not known which checkpoints were evaluated"),
+        ({**JUDGED, "evaluated": None}, "NotJudged", "it is not known which checkpoints were evaluated"),
+        ({**JUDGED, "waiting": None}, "NotJudged", "it is not known which checkpoints were evaluated"),
+        ({**JUDGED, "announced": 0, "evaluated": 0}, "NotJudged", "no checkpoint was announced"),
+        (
+            {**JUDGED, "level": "unknown", "code": "warming_up", "reason": "1 of 3 rounds"},
+            "NotJudged",
+            "NOT JUDGED: unknown (warming_up): 1 of 3 rounds; let the trainer save more checkpoints",
+        ),
+        (
+            {**JUDGED, "level": "warning", "code": "of_a_newer_guard", "reason": "it fell"},
+            "NotJudged",
+            "warning (of_a_newer_guard): it fell",
+        ),
+        (
+            {**JUDGED, "announced": 6, "evaluated": 3, "failed": 1, "skipped": 2},
+            "NotJudged",
+            "3 of 6 checkpoints were not evaluated (1 failed, 2 gone before)",
+        ),
+        (
+            TRAINED_ON | {"stepsSinceEvaluation": 400},
+            "NotJudged",
+            "NOT JUDGED: steps 101 to 500 came after the last judged checkpoint; let the trainer save",
+        ),
+        (
+            {**JUDGED, "evaluated": 2, "waiting": 1},
+            "CheckpointsLeft",
+            "1 of 3 checkpoints were not evaluated, 1 evaluations were left waiting; "
+            "set RLGUARD_DRAIN_SECONDS",
+        ),
+        (
+            {**JUDGED, "level": "warning", "code": "fast_decline", "reason": "it fell", "waiting": 1},
+            "CheckpointsLeft",
+            "1 evaluations were left waiting; warning (fast_decline): it fell; set RLGUARD_DRAIN_SECONDS",
+        ),
+    ],
+)
+def test_a_success_is_plain_only_if_all_of_it_was_judged(
+    last: dict[str, Any], reason: str, words: str
+) -> None:
+    status = {**REF, **({"guard": {**BEAT, **last}} if last else {})}
+    ended = Snapshot(job(status), workload(WorkloadState.SUCCEEDED, message="all replicas succeeded"))
+    decision = decide(ended, NOW)
+    condition = condition_of(_after(decision, ended), ConditionType.SUCCEEDED)
+    assert decision.report.phase is Phase.SUCCEEDED
+    assert condition is not None and (condition.status, condition.reason) == ("True", reason)
+    assert condition.message.startswith("all replicas succeeded; NOT JUDGED: ")
+    assert words in condition.message
+
+
+def test_a_plain_success_names_the_steps_that_came_after_the_last_judgement() -> None:
+    status = {**REF, "guard": {**BEAT, **TRAINED_ON, "step": 120, "stepsSinceEvaluation": 20}}
+    ended = Snapshot(job(status), workload(WorkloadState.SUCCEEDED, message="all replicas succeeded"))
+    condition = condition_of(_after(decide(ended, NOW), ended), ConditionType.SUCCEEDED)
+    assert condition is not None and condition.reason == "WorkloadSucceeded"
+    assert (
+        condition.message == "all replicas succeeded; steps 101 to 120 came after the last judged checkpoint"
+    )
 
 
 @pytest.mark.parametrize("snapshot", [snapshot for snapshot, _ in CASES.values()], ids=CASES.keys())
@@ -562,9 +1030,9 @@ def test_the_transition_time_moves_only_with_the_status() -> None:
     for condition in decide(again, NOW).report.conditions:
         assert condition.last_transition_time == LONG_AGO
         assert condition.observed_generation == 4
-    silent = Snapshot(again.job, workload(), (pod(),), heartbeat_age=999.0)
-    moved = {c.type: c.last_transition_time for c in decide(silent, NOW).report.conditions}
-    assert moved["GuardSilent"] == NOW and moved["Fired"] == LONG_AGO
+    fallen = Snapshot(again.job, workload(), (pod(),), heartbeat_age=999.0)
+    moved = {c.type: c.last_transition_time for c in decide(fallen, NOW).report.conditions}
+    assert moved["GuardSilent"] == moved["Fired"] == NOW and moved["Isolated"] == LONG_AGO
 
 
 def test_a_stop_request_is_dated_once() -> None:
@@ -585,3 +1053,181 @@ def test_a_running_job_is_looked_at_when_its_guard_would_be_silent(
 ) -> None:
     running = Snapshot(job({**REF, **guard()}), workload(), (pod(),), heartbeat_age=age)
     assert decide(running, NOW).look_again == pytest.approx(seconds)
+
+
+def test_a_request_that_was_lifted_is_dated_anew_once() -> None:
+    """Asked for again when the run is back, and followed by a harder one 15 s later, not at once."""
+    status = {**REF, **guard(fire=FIRE), **stop("Suspend", 900), **said("Stopped")}
+    resumed = Snapshot(job(status, onFire="Suspend"), workload(), (pod(),))
+    first = decide(resumed, NOW)
+    assert first.report.stop is not None and first.report.stop.requested_at == NOW
+    again = Snapshot(replace(resumed.job, status=_after(first, resumed)), workload(), (pod(),))
+    for seconds, method in ((14, StopMethod.SUSPEND), (15, StopMethod.DELETE)):
+        later = decide(again, NOW + timedelta(seconds=seconds)).report.stop
+        assert later is not None and later.method == method
+
+
+def test_a_queue_that_resumes_the_run_at_once_does_not_keep_it_going() -> None:
+    """Each time its pods end, are gone for a moment, and are back before the run was called stopped."""
+    looks = [
+        (3, workload(), (pod(),)),
+        (2, workload(), (GOING,)),
+        (2, workload(WorkloadState.SUSPENDED), ()),
+    ]
+    run, now = job({**REF, **guard(fire=FIRE)}, onFire="Suspend"), NOW
+    methods = []
+    for seconds, of_queue, pods in looks * 4:
+        now += timedelta(seconds=seconds)
+        snapshot = Snapshot(run, of_queue, pods)
+        run = replace(run, status=_after(decide(snapshot, now), snapshot))
+        assert run.status.stop is not None
+        methods.append(run.status.stop.method)
+    assert StopMethod.DELETE in methods, methods
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "live"),
+    [
+        (silent(29.0), False),
+        (silent(31.0), True),
+        (silent(31.0, said("Halted")), False),
+        (silent(31.0, said("Fired")), False),
+        (silent(31.0, guard(fire=FIRE)), False),
+        (Snapshot(job({**REF, **guard()}), workload(), (pod(),), heartbeat_age=301.0), True),
+        (Snapshot(job({**REF, **guard(halt=FIRE)}), workload(), (pod(),)), True),
+        (Snapshot(job({**REF, **guard(halt=FIRE), **said("Halted")}), workload(), (pod(),)), False),
+        (Snapshot(job({**REF, **guard(fire=FIRE, halt=FIRE)}), workload(), (pod(),)), False),
+    ],
+)
+def test_what_must_be_read_live(snapshot: Snapshot, live: bool) -> None:
+    assert must_be_live(snapshot) is live
+
+
+def test_a_silence_that_is_held_back_says_why_and_is_looked_at_again_soon() -> None:
+    decision = decide(silent(live=True, most_silent=True), NOW)
+    said_so = {c.type: c.message for c in decision.report.conditions}
+    assert "most guards fell silent at once" in said_so["GuardSilent"]
+    assert decision.look_again == HELD_BACK_SECONDS
+    assert decide(silent(heartbeat_age=None, deaf=True, live=True), NOW).look_again == 60.0
+
+
+def test_what_is_late_is_looked_at_again_soon() -> None:
+    late = Snapshot(job(REF), workload(WorkloadState.PENDING), (pod(phase="Pending"),), late=True)
+    assert decide(late, NOW).look_again == LATE_SECONDS
+    assert decide(replace(late, late=False), NOW).look_again is None
+    assert decide(silent(2.0, late=True), NOW).look_again == LATE_SECONDS
+    assert decide(silent(29.0, late=True), NOW).look_again == pytest.approx(1.1)
+
+
+def test_a_guard_on_a_node_that_does_not_respond_is_not_blamed() -> None:
+    """It goes on judging beside its trainer; only its reports are lost."""
+    decision = decide(silent(live=True, pods=(pod(cut_off=True, node="gpu-1"),)), NOW)
+    said_so = {c.type: c.message for c in decision.report.conditions}
+    assert "node gpu-1 does not respond" in said_so["GuardSilent"]
+    assert decision.look_again == HELD_BACK_SECONDS
+
+
+def test_a_halt_that_was_written_down_is_acted_on_soon() -> None:
+    assert decide(silent(live=True), NOW).look_again == STOPPING_SECONDS
+    assert decide(silent(), NOW).look_again == STOPPING_SECONDS
+
+
+def test_stopped_is_said_once_it_has_lasted_and_looked_at_a_minute_later() -> None:
+    """The clock of the whole: from the moment at which no pod was seen for the first time."""
+    gone = Snapshot(job({**REF, **guard(fire=FIRE), **stop("Stop", 1)}), workload(WorkloadState.FAILED))
+    first = decide(gone, NOW)
+    assert first.look_again == SETTLE_SECONDS and first.report.stop is not None
+    assert first.report.stop.empty_since == NOW and first.report.stop.stopped_at is None
+    settled, again = replace(gone, job=replace(gone.job, status=_after(first, gone))), NOW
+    again += timedelta(seconds=SETTLE_SECONDS)
+    second = decide(settled, again)
+    assert second.report.phase is Phase.STOPPED and second.look_again == LATER_SECONDS
+    assert second.report.stop is not None and second.report.stop.stopped_at == again
+    later = replace(gone, job=replace(gone.job, status=_after(second, gone)))
+    third = decide(later, again + timedelta(seconds=LATER_SECONDS))
+    assert third.look_again is None and third.report == second.report
+
+
+def test_a_pod_that_comes_back_starts_the_clock_anew_and_stopped_at_stays() -> None:
+    status = {**REF, **guard(fire=FIRE), **stop("Stop", 90, emptySince=60, stoppedAt=55), **said("Stopped")}
+    back = decide(Snapshot(job(status), workload(), (pod(),)), NOW).report.stop
+    assert back is not None and back.empty_since is None
+    assert back.stopped_at == NOW - timedelta(seconds=55)
+
+
+def test_a_stop_that_does_not_last_is_followed_by_a_harder_one() -> None:
+    """Not by the same one for ever: whoever makes the pods again does not mind it."""
+    status = {**REF, **guard(fire=FIRE), **stop("Stop", REASSERT_SECONDS, emptySince=1)}
+    found = decide(Snapshot(job(status), workload(), (pod(),)), NOW).report.stop
+    assert found is not None and found.method is StopMethod.DELETE
+
+
+def test_the_guards_image_is_noted_with_the_workload_and_stays() -> None:
+    first = decide(Snapshot(job(), workload(), guard_image="guard:1"), NOW).report.workload_ref
+    assert first is not None and first.guard_image == "guard:1"
+    later = decide(Snapshot(job(REF), workload(), guard_image="guard:2"), NOW).report.workload_ref
+    assert later is not None and later.guard_image is None, "nobody knows of a job from before"
+
+
+def test_what_was_written_stays_noted_whatever_else_is_said() -> None:
+    for snapshot, _expected in CASES.values():
+        status = snapshot.job.status.model_copy(update={"evidence": "e"})
+        noted = replace(snapshot, job=replace(snapshot.job, status=status))
+        assert decide(noted, NOW).report.evidence == "e"
+
+
+def test_evidence_that_is_not_there_yet_is_asked_for_soon() -> None:
+    status = {**REF, **guard(fire=FIRE), **stop("Stop", 6, None, emptySince=6)}
+    assert decide(Snapshot(job(status)), NOW).look_again == STOPPING_SECONDS
+    old = {**REF, **guard(fire=FIRE), **stop("Stop", 600, None, emptySince=600), **said("Stopped")}
+    assert decide(Snapshot(job(old)), NOW).look_again is None, "not for ever"
+
+
+def test_what_was_told_before_is_history_while_no_guard_runs() -> None:
+    status = {**REF, **guard(**JUDGED, step=9)}
+    snapshot = Snapshot(job(status), workload(), (pod(guard_since=None),), heartbeat_age=1.0)
+    fired = condition_of(_after(decide(snapshot, NOW), snapshot), ConditionType.FIRED)
+    assert fired is not None and fired.message == (
+        "there is no verdict now: no guard runs that has reported; "
+        "its last verdict, of 2026-01-02T00:00:00Z: healthy (ok) at step 9: fine"
+    )
+
+
+def test_what_is_missing_or_overdue_is_named() -> None:
+    missing = Snapshot(job({**REF, **guard()}), workload(), (pod(guarded=False),), heartbeat_age=1.0)
+    told = condition_of(_after(decide(missing, NOW), missing), ConditionType.GUARDED)
+    assert told is not None and "pod run-master-0 without its guard" in told.message
+    due = NOW - timedelta(seconds=60)
+    late = Snapshot(
+        job({**REF, **guard(fire=FIRE), **stop("Stop", 90)}),
+        workload(),
+        (pod(terminating=True, due=due, node="n7"), pod("w", terminating=True, due=NOW)),
+    )
+    told = condition_of(_after(decide(late, NOW), late), ConditionType.STOPPED)
+    assert told is not None
+    assert "run-master-0 (should have ended at 23:59:00; look at node n7," in told.message
+    assert told.message.endswith("from the cluster), w")
+
+
+def test_what_a_failed_run_said_last_is_told() -> None:
+    failed, said_so = (
+        CASES["failed by itself, with the words of its newest rank-0 pod"][0],
+        "exit code 1: boom",
+    )
+    told = condition_of(_after(decide(failed, NOW), failed), ConditionType.FAILED)
+    assert told is not None and told.message == f"failed; pod b: {said_so}"
+
+
+def test_what_cannot_be_stopped_says_so() -> None:
+    snapshot = Snapshot(
+        job({**REF, **guard(fire=FIRE), **stop("DeletePods", 9)}), preparation=UNKNOWN_KIND, unknown_kind=True
+    )
+    stopped = condition_of(_after(decide(snapshot, NOW), snapshot), ConditionType.STOPPED)
+    assert stopped is not None
+    assert stopped.message.startswith("spec.template: x/v1 Y cannot be guarded nor stopped by this operator")
+
+
+def test_what_was_created_stays_noted_whatever_has_its_name_now() -> None:
+    snapshot = Snapshot(job({**REF, **guard(fire=FIRE)}), workload(uid="other"), (pod(),))
+    ref = decide(snapshot, NOW).report.workload_ref
+    assert ref is not None and ref.uid == "w"

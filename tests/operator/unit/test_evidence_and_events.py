@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,6 +48,15 @@ def test_evidence_holds_verdict_history_checkpoint_and_logs() -> None:
     assert data["trainer.log"] == "bye"
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_evidence_goes_with_its_job_unless_it_is_to_stay(kept: bool) -> None:
+    one = job()
+    one = replace(one, spec=one.spec.model_copy(update={"keep_evidence": kept}))
+    metadata = build_evidence(one, {}, NOW)["metadata"]
+    assert ("ownerReferences" not in metadata) is kept
+    assert metadata["labels"] == {"rlguard.dev/job": "run"}
+
+
 def test_evidence_is_bounded_and_keeps_the_end() -> None:
     text = "é" * LOG_BYTES + "end"
     body = build_evidence(job(), {"trainer.log": text, "guard.log": text}, NOW)
@@ -76,10 +86,23 @@ CASES: dict[str, tuple[Any, Any, list[tuple[str, str]]]] = {
     "stop asked for": (None, ("Stopped", "False"), [("Normal", "R")]),
     "still stopping": (("Stopped", "False"), ("Stopped", "False"), []),
     "stopped": (("Stopped", "False"), ("Stopped", "True"), [("Normal", "R")]),
+    "pods are overdue": (
+        ("Stopped", "False", "PodsTerminating"),
+        ("Stopped", "False", "PodsOverdue"),
+        [("Warning", "PodsOverdue")],
+    ),
+    "pods are still overdue": (("Stopped", "False", "PodsOverdue"), ("Stopped", "False", "PodsOverdue"), []),
+    "it settles": (("Stopped", "False", "PodsTerminating"), ("Stopped", "False", "Settling"), []),
     "silent": (("GuardSilent", "False"), ("GuardSilent", "True"), [("Warning", "R")]),
     "back": (("GuardSilent", "True"), ("GuardSilent", "False"), [("Normal", "R")]),
     "evicted": (("Disrupted", "False"), ("Disrupted", "True"), [("Warning", "R")]),
     "succeeded": (None, ("Succeeded", "True"), [("Normal", "R")]),
+    "succeeded, not judged": (None, ("Succeeded", "True", "NotJudged"), [("Warning", "NotJudged")]),
+    "succeeded, some left": (
+        None,
+        ("Succeeded", "True", "CheckpointsLeft"),
+        [("Warning", "CheckpointsLeft")],
+    ),
 }
 
 

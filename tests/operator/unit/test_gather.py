@@ -1,36 +1,57 @@
-"""The parts of gathering that need no server: heartbeats, disruptions, what a cache keeps, parsing."""
+"""Gathering without a server: disruptions, waiting, last words, whose a workload or a pod is, what a cache
+keeps, and which caches are not believed.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
-from pydantic import ValidationError
 
 from guard_operator.adapters import ADAPTERS
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.digest import injected_digest
 from guard_operator.reconcile.gather import (
-    HeartbeatClock,
+    DEAF_SECONDS,
+    Caches,
+    Gatherer,
+    _Owner,
     _pod,
-    parse_job,
-    slim_job,
-    slim_pod,
-    slim_workload,
+    _workload,
 )
-from guard_operator.reconcile.snapshot import Disruption
+from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.parse import parse_job
+from guard_operator.reconcile.slim import slim_job, slim_pod, slim_workload
+from guard_operator.reconcile.snapshot import Disruption, Pod, Snapshot, guard_of
+from guard_operator.runtime.client import CLAIMS, EVENTS, Client, Resource
+from guard_operator.runtime.errors import TransportError
 
 ADAPTER = ADAPTERS[0]
 Json = dict[str, Any]
+ROLES = ("Master", "Worker")
+WITH_GUARD, OTHER_GUARD = ({"initContainers": [{"name": "rlguard-guard", "image": one}]} for one in "ab")
+REPLICA = "training.kubeflow.org/replica-"
+
+
+def owner(uid: str, controller: bool = True) -> Json:
+    return {"apiVersion": "x/v1", "kind": "X", "name": "run", "uid": uid, "controller": controller}
+
+
+def seen(raw: Json, workload_uid: str | None = "w") -> Pod:
+    return _pod(ADAPTER, raw, _Owner(workload_uid))
 
 
 def pod(status: Json | None = None, **metadata: Any) -> Json:
-    labels = {"training.kubeflow.org/replica-index": "0", "rlguard.dev/job": "run"}
+    labels = {REPLICA + "index": "0", REPLICA + "type": "master", "rlguard.dev/job": "run"}
     return {
         "metadata": {
             "name": "p",
             "namespace": "ns",
             "uid": "u",
             "labels": labels,
+            "ownerReferences": [owner("w")],
             "managedFields": [1],
             **metadata,
         },
@@ -64,12 +85,12 @@ DISRUPTIONS: dict[str, tuple[Json, Disruption | None]] = {
 
 @pytest.mark.parametrize(("status", "expected"), DISRUPTIONS.values(), ids=DISRUPTIONS.keys())
 def test_disruptions(status: Json, expected: Disruption | None) -> None:
-    assert _pod(ADAPTER, slim_pod(pod(status))).disruption is expected
+    assert seen(slim_pod(pod(status))).disruption is expected
 
 
 def test_a_slim_pod_says_the_same_as_the_pod() -> None:
     for raw in (pod(), pod(target("DeletionByPodGC")), pod(deletionTimestamp="2026-01-01T00:00:00Z")):
-        assert _pod(ADAPTER, slim_pod(raw)) == _pod(ADAPTER, raw)
+        assert seen(slim_pod(raw)) == seen(raw)
     assert "managedFields" not in slim_pod(pod())["metadata"]
 
 
@@ -137,7 +158,7 @@ WAITING: dict[str, tuple[Json, tuple[str, str] | None]] = {
 
 @pytest.mark.parametrize(("status", "expected"), WAITING.values(), ids=WAITING.keys())
 def test_what_a_pod_waits_for(status: Json, expected: tuple[str, str] | None) -> None:
-    found = _pod(ADAPTER, slim_pod(pod(status))).waiting
+    found = seen(slim_pod(pod(status))).waiting
     assert (None if found is None else (found.reason, found.message)) == expected
 
 
@@ -152,9 +173,25 @@ LATCH = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 4, "at": 
 @pytest.mark.parametrize("key", ["state", "lastState"])
 def test_the_last_word_of_a_guard_is_read(key: str) -> None:
     raw = pod(ended(json.dumps({"fire": LATCH}), key))
-    found = _pod(ADAPTER, slim_pod(raw))
+    found = seen(slim_pod(raw))
     assert found.fire is not None and found.fire.step == 4 and found.halt is None
-    assert found == _pod(ADAPTER, raw)
+    assert found == seen(raw)
+
+
+@pytest.mark.parametrize(
+    ("ready", "cut_off"),
+    [
+        ({"status": "False", "reason": "NodeNotReady"}, True),
+        ({"status": "Unknown", "reason": "NodeNotReady"}, True),
+        ({"status": "True", "reason": "NodeNotReady"}, False),
+        ({"status": "False", "reason": "ContainersNotReady"}, False),
+        ({"status": "True"}, False),
+    ],
+)
+def test_a_pod_is_cut_off_when_the_control_plane_has_lost_its_node(ready: Json, cut_off: bool) -> None:
+    status = {"conditions": [{"type": "ContainersReady", **ready}, {"type": "Ready", **ready}]}
+    assert seen(pod(status)).cut_off is seen(slim_pod(pod(status))).cut_off is cut_off
+    assert not seen(pod({"conditions": [{"type": "ContainersReady", **ready}]})).cut_off
 
 
 @pytest.mark.parametrize(
@@ -169,15 +206,80 @@ def test_the_last_word_of_a_guard_is_read(key: str) -> None:
     ids=["none", "no JSON", "half a latch", "no object", "of another container"],
 )
 def test_what_is_no_last_word_says_nothing(status: Json) -> None:
-    found = _pod(ADAPTER, pod(status))
+    found = seen(pod(status))
     assert found.fire is None and found.halt is None
 
 
+def test_a_worker_is_rank_0_only_where_there_is_no_master() -> None:
+    worker = pod(labels={REPLICA + "index": "0", REPLICA + "type": "worker"})
+    both, alone = ({"pytorchReplicaSpecs": {role: {} for role in roles}} for roles in (ROLES, ROLES[1:]))
+    for spec, rank0 in ((both, False), (alone, True), ({}, False)):
+        assert _pod(ADAPTER, worker, _Owner("w", spec)).rank0 is rank0
+
+
+@pytest.mark.parametrize(
+    ("spec", "annotated", "guarded", "changed"),
+    [
+        (WITH_GUARD, WITH_GUARD, True, False),
+        (OTHER_GUARD, WITH_GUARD, True, True),
+        (WITH_GUARD, None, True, False),
+        ({}, WITH_GUARD, False, False),
+        ({"initContainers": [{"name": "other"}]}, None, False, False),
+    ],
+    ids=["as injected", "changed", "of an older operator", "taken away", "never there"],
+)
+def test_rank_0_is_guarded_by_the_guard_that_was_injected(
+    spec: Json, annotated: Json | None, guarded: bool, changed: bool
+) -> None:
+    raw = pod(annotations={"rlguard.dev/guard-digest": injected_digest(annotated)} if annotated else {})
+    raw["spec"] = spec
+    for told in (seen(raw), seen(slim_pod(raw))):
+        assert (told.rank0, told.guarded, told.changed) == (True, guarded, changed)
+
+
+@pytest.mark.parametrize(
+    ("state", "since"),
+    [
+        ({"running": {"startedAt": "2026-01-01T00:00:00Z"}}, datetime(2026, 1, 1, tzinfo=UTC)),
+        ({"waiting": {"reason": "CrashLoopBackOff"}}, None),
+        ({"terminated": {"exitCode": 1}}, None),
+        ({}, None),
+    ],
+)
+def test_since_when_a_guard_runs(state: Json, since: datetime | None) -> None:
+    assert seen(slim_pod(pod(guard(state=state)))).guard_since == since
+    other = container("other", key="initContainerStatuses", state=state)
+    assert seen(slim_pod(pod(other))).guard_since is None
+
+
+@pytest.mark.parametrize(
+    ("ended", "failure"),
+    [
+        ({"exitCode": 1, "message": "Traceback\n  x\nValueError: boom\n"},
+         "container pytorch ended with exit code 1: ValueError: boom"),
+        ({"exitCode": 137}, "container pytorch ended with exit code 137"),
+        ({"exitCode": 0, "message": "bye"}, ""),
+    ],
+)  # fmt: skip
+def test_how_a_trainer_failed(ended: Json, failure: str) -> None:
+    raw = pod(container(state={"terminated": ended}))
+    assert seen(slim_pod(raw)).failure == seen(raw).failure == failure
+
+
+def test_how_long_a_pod_has_to_end() -> None:
+    assert seen(slim_pod(pod())).grace == 30
+    raw = pod()
+    raw["spec"] |= {"terminationGracePeriodSeconds": 86400, "nodeName": "n"}
+    assert (seen(slim_pod(raw)).grace, seen(slim_pod(raw)).node) == (86400, "n")
+    raw["metadata"]["deletionGracePeriodSeconds"] = 60
+    assert seen(slim_pod(raw)).grace == 60
+
+
 def test_only_index_0_with_a_guard_is_the_guarded_pod() -> None:
-    assert _pod(ADAPTER, pod()).guarded
-    other = pod(labels={"training.kubeflow.org/replica-index": "1"})
-    assert not _pod(ADAPTER, other).guarded
-    assert not _pod(ADAPTER, pod() | {"spec": {}}).guarded
+    assert seen(pod()).guarded
+    other = pod(labels={REPLICA + "index": "1", REPLICA + "type": "master"})
+    assert not seen(other).guarded
+    assert not seen(pod() | {"spec": {}}).guarded
 
 
 def test_a_slim_workload_has_the_same_state() -> None:
@@ -190,19 +292,6 @@ def test_a_slim_workload_has_the_same_state() -> None:
     assert "pytorchReplicaSpecs" not in slim["spec"]
 
 
-def test_heartbeats_age_from_when_they_were_seen() -> None:
-    now = [100.0]
-    beats = HeartbeatClock(lambda: now[0])
-    assert beats.age("job", "a") == 0
-    now[0] += 7
-    assert beats.age("job", "a") == 7
-    assert beats.age("other", "a") == 0
-    assert beats.age("job", "b") == 0
-    beats.forget("job")
-    now[0] += 7
-    assert beats.age("job", "b") == 0
-
-
 def raw_job(**status: Any) -> Json:
     spec = {
         "template": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}},
@@ -210,6 +299,7 @@ def raw_job(**status: Any) -> Json:
             "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
             "checkpoints": {"volume": "c"},
         },
+        "onSilence": {"afterSeconds": 300, "action": "Warn"},
     }
     metadata = {"name": "run", "namespace": "ns", "uid": "u", "resourceVersion": "1", "managedFields": [1]}
     return {"metadata": metadata, "spec": spec, "status": status}
@@ -224,20 +314,321 @@ def test_a_slim_job_is_the_same_job_without_the_detector_state() -> None:
     assert raw["status"]["guard"]["detectorState"], "the original is left as it is"
 
 
-def test_a_status_of_a_newer_version_is_read() -> None:
-    job = parse_job(raw_job(guard={"step": 3, "novelty": 1}, another={"x": 1}))
-    assert job.status.guard is not None and job.status.guard.step == 3
+# -- ours, or somebody else's ----------------------------------------------------------------------------
 
 
-def test_a_spec_that_does_not_validate_names_the_field() -> None:
-    raw = raw_job()
-    raw["spec"]["guard"]["policy"] = {"heldoutGuard": {"emaAlpha": 2}}
-    with pytest.raises(ValidationError, match="ema_alpha"):
-        parse_job(raw)
-
-
-def test_a_policy_of_another_version_does_not_take_the_kill_switch_away() -> None:
+def created(**status: Any) -> Json:
+    """A job whose workload has the UID `w`."""
     ref = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "run", "uid": "w"}
-    raw = raw_job(workloadRef=ref)
-    raw["spec"]["guard"]["policy"] = {"from": "the future"}
-    assert parse_job(raw).status.workload_ref is not None
+    return raw_job(workloadRef=ref, **status)
+
+
+def workload(*owners: Json, uid: str = "w") -> Json:
+    return {"metadata": {"name": "run", "namespace": "ns", "uid": uid, "ownerReferences": list(owners)}}
+
+
+@pytest.mark.parametrize(
+    ("job", "raw", "ours"),
+    [
+        (raw_job(), workload(owner("u")), True),
+        (raw_job(), workload(owner("other")), False),
+        (raw_job(), workload(owner("u", controller=False)), False),
+        (raw_job(), workload(), False),
+        (created(), workload(), True),
+        (created(), workload(owner("other")), True),
+        (created(), workload(uid="namesake"), False),
+    ],
+    ids=["owned", "other's", "owned, not controlled", "nobody's", "noted", "noted, taken over", "namesake"],
+)
+def test_whose_a_workload_is(job: Json, raw: Json, ours: bool) -> None:
+    assert _workload(ADAPTER, parse_job(job), raw).ours is ours
+
+
+@pytest.mark.parametrize(
+    "owners", [[], [owner("other")], [owner("w", controller=False)]], ids=["none", "other", "no controller"]
+)
+def test_a_pod_that_the_workload_does_not_control_says_nothing_but_must_go(owners: list[Json]) -> None:
+    """Anyone may give a pod our labels, and any last words."""
+    status = {**ended(json.dumps({"fire": LATCH, "halt": LATCH})), **target("EvictionByEvictionAPI")}
+    told = seen(pod(status))
+    assert told.guarded and told.fire and told.halt and told.disruption
+    mute = seen(pod(status, ownerReferences=owners, deletionTimestamp="2026-01-01T00:00:00Z"))
+    due = datetime(2026, 1, 1, tzinfo=UTC)
+    assert mute == Pod("p", "u", guarded=False, phase="Running", terminating=True, due=due)
+    assert seen(pod(unscheduled("no node"), ownerReferences=owners)).waiting is None
+
+
+def test_without_a_workload_no_pod_is_heard() -> None:
+    for owners in ([], [owner("w")]):
+        assert seen(pod(ended(json.dumps({"fire": LATCH})), ownerReferences=owners), None).fire is None
+
+
+# -- what is read live -----------------------------------------------------------------------------------
+
+
+class Behind:
+    """The fault of these tests: caches that are behind. `cached` is what they hold, `there` what is.
+
+    It stands in for the caches and for the requests; `asked` records the latter.
+    """
+
+    def __init__(self, cached: Json, there: Json | None = None) -> None:
+        self.cached, self.job = cached, there
+        self.cached_pods: list[Json] = [pod()]
+        self.pods_there: list[Json] = [pod()]
+        self.quiet = 0.0
+        self.broken = False
+        self.asked: list[str] = []
+        self.now = 1000.0
+        self.events: list[Json] = []
+        beats, config = HeartbeatClock(lambda: self.now), OperatorConfig("guard:1")
+        clock = lambda: datetime(2026, 1, 1, tzinfo=UTC)  # noqa: E731
+        self.gatherer = Gatherer(cast(Client, self), config, cast(Caches, self), beats, clock)
+
+    def gather(self) -> Snapshot | None:
+        self.asked.clear()
+        return self.gatherer.gather(parse_job(self.cached))
+
+    # Caches
+    def quiet_for(self, _namespace: str) -> float:
+        return self.quiet
+
+    def workload(self, _resource: Resource, _namespace: str, _name: str) -> Json:
+        return workload(owner("u"))
+
+    def pods(self, _namespace: str, _uid: str) -> list[Json]:
+        return self.cached_pods
+
+    # Client
+    def get(self, resource: Resource, _namespace: str, _name: str) -> Json | None:
+        self._ask(f"get {resource.kind}")
+        return self.job if resource.kind == "GuardedTrainingJob" else workload(owner("u"))
+
+    def list(self, resource: Resource, _namespace: str, query: Json) -> Json:
+        self._ask(f"list {resource.kind}")
+        if resource is EVENTS:
+            assert query == {"fieldSelector": "involvedObject.uid=u", "limit": "500"}
+            return {"items": self.events}
+        assert query == {"labelSelector": "rlguard.dev/job-uid=u"}
+        return {"items": self.pods_there}
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if self.broken:
+            raise TransportError("injected")
+
+
+EVERYTHING = ["get GuardedTrainingJob", "get PyTorchJob", "list Pod"]
+
+
+def beat(second: int, **guard: Any) -> Json:
+    return created(guard={"heartbeat": f"2026-01-01T00:00:{second:02}Z", **guard})
+
+
+def newer(raw: Json) -> Json:
+    return {**raw, "metadata": {**raw["metadata"], "resourceVersion": "2"}}
+
+
+def test_a_running_job_costs_no_request() -> None:
+    world = Behind(beat(1))
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.heartbeat_age == 0 and not snapshot.live
+    assert world.asked == []
+
+
+MOUNT = {"metadata": {}, "type": "Warning", "reason": "FailedMount", "message": 'secret "heldout" not found'}
+
+
+def starting(minute: int) -> Json:
+    """A pod that was made at this time of the day before, and has not started."""
+    return pod({"phase": "Pending"}, creationTimestamp=f"2025-12-31T23:{minute}:00Z")
+
+
+def test_a_pod_that_does_not_start_is_asked_for_in_the_events() -> None:
+    world = Behind(created())
+    world.cached_pods, world.events = [starting(59)], [MOUNT]
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.late and snapshot.obstacle is not None
+    assert snapshot.obstacle.reason == "VolumeUnavailable" and "heldout" in snapshot.obstacle.message
+    assert world.asked == ["list Event"]
+
+
+def test_events_that_cannot_be_read_hold_up_nothing() -> None:
+    world = Behind(created())
+    world.cached_pods, world.broken = [starting(59)], True
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.late and snapshot.obstacle is None
+
+
+def test_a_pod_that_was_only_just_made_costs_no_request() -> None:
+    world = Behind(created())
+    world.cached_pods = [pod({"phase": "Pending"}, creationTimestamp="2026-01-01T00:00:00Z")]
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.late and world.asked == []
+
+
+def test_a_run_that_must_stop_waits_for_nothing() -> None:
+    world = Behind(beat(1, fire=LATCH))
+    world.cached_pods = [starting(59)]
+    snapshot = world.gather()
+    assert snapshot is not None and not snapshot.late and world.asked == []
+
+
+def test_a_guard_that_is_silent_in_the_cache_alone_is_not_silent() -> None:
+    world = Behind(beat(1), newer(beat(59)))
+    world.gather()
+    world.now += 301
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.live and snapshot.heartbeat_age == 0
+    assert snapshot.job.resource_version == "2", "what is written is fenced by what was read"
+    assert world.asked == EVERYTHING
+
+
+def test_a_guard_that_is_silent_is_found_silent_live() -> None:
+    world = Behind(beat(1), newer(beat(1)))
+    world.gather()
+    world.now += 301
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.live and snapshot.heartbeat_age == 301
+    assert world.asked == EVERYTHING and not snapshot.most_silent
+
+
+def test_a_guard_whose_pod_has_ended_behind_the_cache_is_not_silent() -> None:
+    world = Behind(beat(1), beat(1))
+    world.pods_there = [pod({"phase": "Succeeded"})]
+    world.gather()
+    world.now += 301
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.live and snapshot.heartbeat_age is None
+
+
+def test_nobody_is_silent_while_the_api_server_does_not_answer() -> None:
+    world = Behind(beat(1), beat(1))
+    world.gather()
+    world.now += 301
+    world.broken = True
+    with pytest.raises(TransportError):
+        world.gather()
+
+
+def test_a_rank_0_without_its_guard_is_silent_from_its_start_whatever_is_reported() -> None:
+    raw = pod()
+    raw["spec"] = {}
+    world = Behind(beat(1), newer(beat(59)))
+    world.cached_pods = world.pods_there = [raw]
+    world.gather()
+    world.now += 301
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.live and snapshot.heartbeat_age == 301
+
+
+def test_a_halt_is_read_live() -> None:
+    world = Behind(beat(1, halt=LATCH), newer(beat(1, halt=LATCH)))
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.live and snapshot.job.resource_version == "2"
+    assert world.asked == EVERYTHING
+
+
+@pytest.mark.parametrize("there", [None, {"metadata": {"uid": "another"}}], ids=["gone", "a namesake"])
+def test_a_job_that_is_gone_is_not_halted(there: Json | None) -> None:
+    assert Behind(beat(1, halt=LATCH), there).gather() is None
+
+
+def test_the_first_stop_of_a_fire_waits_for_no_request() -> None:
+    world = Behind(beat(1, fire=LATCH))
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.pods and world.asked == []
+
+
+@pytest.mark.parametrize("requested", [True, False])
+def test_whether_a_pod_is_left_is_read_live(requested: bool) -> None:
+    stop = {"stop": {"requestedAt": "2026-01-01T00:00:00Z", "method": "Stop"}} if requested else {}
+    guard = {"fire": LATCH, "heartbeat": "2026-01-01T00:00:00Z"}
+    world = Behind(created(guard=guard, **stop))
+    world.cached_pods = [pod({"phase": "Failed"})] if requested else []
+    snapshot = world.gather()
+    assert snapshot is not None and [one.phase for one in snapshot.pods] == ["Running"]
+    assert world.asked == ["get PyTorchJob", "list Pod"]
+
+
+def test_a_watch_that_shows_nothing_is_not_believed() -> None:
+    world = Behind(beat(1), newer(beat(1, fire=LATCH)))
+    world.gather()
+    world.quiet = DEAF_SECONDS + 1
+    world.now += 301
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.deaf and snapshot.live and snapshot.heartbeat_age is None
+    assert guard_of(snapshot.job).fire is not None, "a fire is seen all the same"
+    world.quiet = 0.0
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.heartbeat_age == 0, "it counts anew"
+
+
+def test_a_job_that_is_being_deleted_creates_nothing() -> None:
+    raw = raw_job()
+    raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world = Behind(raw)
+    world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
+    world.get = lambda *_args: None  # type: ignore[method-assign,assignment]
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.job.deleting and snapshot.preparation is None
+
+
+def test_what_would_leak_is_refused_even_if_the_refusals_let_it_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault: a refusal that misses something."""
+    monkeypatch.setattr("guard_operator.reconcile.gather.inspect", lambda *_args: ())
+    leak = {"name": "rlguard-heldout", "mountPath": "/h"}
+    trainer = {"name": "pytorch", "volumeMounts": [{"name": "c", "mountPath": "/c"}, leak]}
+    pod_spec = {"containers": [trainer], "volumes": [{"name": "c", "emptyDir": {}}]}
+    raw = raw_job()
+    raw["spec"]["template"]["spec"] = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": pod_spec}}}}
+    world = Behind(raw)
+    world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
+    world.get = lambda kind, *_args: {} if kind is CLAIMS else None  # type: ignore[method-assign,assignment]
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.preparation is not None
+    assert snapshot.preparation.reason == "TemplateRefused"
+    assert "container pytorch must not have the volume rlguard-heldout" in snapshot.preparation.message
+
+
+@pytest.mark.parametrize("source", ["heldout", "models"])
+def test_a_claim_that_copies_the_held_out_one_is_refused(source: str) -> None:
+    raw = raw_job()
+    pod_spec = {
+        "securityContext": {"runAsNonRoot": True},
+        "containers": [{"name": "pytorch", "volumeMounts": [{"name": "c", "mountPath": "/c"}]}],
+        "volumes": [
+            {"name": "c", "emptyDir": {}},
+            {"name": "d", "persistentVolumeClaim": {"claimName": "copied"}},
+        ],
+    }
+    raw["spec"]["template"]["spec"] = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": pod_spec}}}}
+    raw["spec"]["guard"]["heldout"]["volume"] = {"claimName": "heldout"}
+    claims = {"copied": {"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": source}}}}
+    world = Behind(raw)
+    world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
+
+    def get(kind: Any, _namespace: str, name: str, *_args: Any) -> Any:
+        return claims.get(name, {}) if kind is CLAIMS else None
+
+    world.get = get  # type: ignore[method-assign,assignment]
+    world.create = lambda *_args, **_more: {}  # type: ignore[attr-defined]
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.preparation is not None
+    refused = "volumes[1].persistentVolumeClaim: PersistentVolumeClaim copied is a copy" in (
+        snapshot.preparation.message
+    )
+    assert refused == (source == "heldout")
+
+
+@pytest.mark.parametrize("fired", [True, False])
+def test_of_an_unknown_kind_only_the_pods_are_known(fired: bool) -> None:
+    raw = beat(1, **({"fire": LATCH} if fired else {}))
+    raw["spec"]["template"]["kind"] = "MPIJob"
+    world = Behind(raw)
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.unknown_kind and snapshot.workload is None
+    assert [one.name for one in snapshot.pods] == (["p"] if fired else [])
+    assert world.asked == (["list Pod"] if fired else [])

@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +22,12 @@ from guard_operator.adapters import TemplateError, WorkloadState, find
 from guard_operator.api.types import GuardSpec, Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
+from guard_operator.reconcile.inject import (
+    LeakError,
+    build_workload,
+    guard_service_account,
+    support_objects,
+)
 from guard_operator.reconcile.refusals import inspect
 from guard_operator.reconcile.snapshot import Job
 from guard_service.heldout.config import HeldoutSettings
@@ -34,6 +41,7 @@ Json = dict[str, Any]
 
 def template() -> Json:
     pod = {
+        "securityContext": {"runAsNonRoot": True},
         "initContainers": [{"name": "download", "image": "dl:1"}],
         "containers": [
             {
@@ -198,12 +206,18 @@ def test_a_template_says_itself_how_long_its_end_may_wait() -> None:
 )
 def test_the_guard_reads_its_heldout_settings(evaluator: Json) -> None:
     """Contract with guard_service: what is injected validates there."""
-    heldout = {"volume": {"secretName": "s"}, "trainPrompts": "train.jsonl", "evaluator": evaluator}
+    heldout = {
+        "volume": {"secretName": "s"},
+        "trainPrompts": "train.jsonl",
+        "proxyScorer": "grader:pay",
+        "evaluator": evaluator,
+    }
     guard_container = container(pod_of(built(job(heldout=heldout))), "rlguard-guard")
     env = {variable["name"]: variable for variable in guard_container["env"]}
     settings = HeldoutSettings.model_validate(json.loads(env["RLGUARD_GUARD_HELDOUT"]["value"]))
     assert str(settings.split) == f"{layout.HELDOUT_DIR}/heldout.jsonl"
     assert str(settings.train_prompts) == f"{layout.HELDOUT_DIR}/train.jsonl"
+    assert settings.proxy_scorer == "grader:pay"
     assert settings.evaluator.kind in evaluator
     if settings.evaluator.kind == "openai":
         assert settings.evaluator.api_key_env is not None
@@ -273,7 +287,36 @@ def test_resources_and_image_of_the_job_win() -> None:
         pod_of(built(job(image="mine:2", imagePullPolicy="Never", resources=own))), "rlguard-guard"
     )
     assert (one["image"], one["imagePullPolicy"], one["resources"]) == ("mine:2", "Never", own)
-    assert container(pod_of(built(job())), "rlguard-guard")["resources"] == CONFIG.guard_resources
+    default = container(pod_of(built(job())), "rlguard-guard")
+    assert default["resources"] == CONFIG.guard_resources
+    assert "imagePullPolicy" not in default
+
+
+def test_the_operators_pull_policy_is_that_of_jobs_that_say_none() -> None:
+    config = replace(CONFIG, guard_pull_policy="Always")
+    assert ADAPTER is not None
+    for own, expected in ((job(), "Always"), (job(imagePullPolicy="Never"), "Never")):
+        guard = container(pod_of(build_workload(own, ADAPTER, config)), "rlguard-guard")
+        assert guard["imagePullPolicy"] == expected
+
+
+@pytest.mark.parametrize(
+    ("role", "key", "index", "mount"),
+    [
+        ("Master", "containers", 1, {"volumeMounts": [{"name": "rlguard-secrets", "mountPath": "/s"}]}),
+        ("Master", "containers", 0, {"volumeDevices": [{"name": "rlguard-state", "devicePath": "/dev/x"}]}),
+        ("Master", "initContainers", 0, {"volumeMounts": [{"name": "rlguard-token", "mountPath": "/t"}]}),
+        ("Worker", "containers", 0, {"volumeMounts": [{"name": "rlguard-heldout", "mountPath": "/h"}]}),
+    ],
+)
+def test_what_would_leak_is_not_built(role: str, key: str, index: int, mount: Json) -> None:
+    """The last check stands by itself: nothing here has asked the refusals before."""
+    spec = template()
+    container = spec["pytorchReplicaSpecs"][role]["template"]["spec"][key][index]
+    for field, added in mount.items():
+        container[field] = [*container.get(field, []), *added]
+    with pytest.raises(LeakError, match=f"container {container['name']} must not have the volume rlguard-"):
+        built(job(spec))
 
 
 # -- support objects -------------------------------------------------------------------------------------
@@ -305,10 +348,10 @@ def test_a_service_account_is_made_unless_the_template_has_one() -> None:
 
 
 def test_the_policy_reaches_the_guard_as_it_reads_it() -> None:
-    objects = support(job(policy={"heldoutGuard": {"klHardStop": 0.3}, "silent": {"policy": "Stop"}}))
+    objects = support(job(policy={"kl": {"hardStop": 0.3}, "silent": {"action": "Stop"}}))
     policy = Policy.model_validate(yaml.safe_load(objects["ConfigMap"]["data"]["policy.yaml"]))
-    assert policy.heldout_guard.kl_hard_stop == 0.3
-    assert policy.silent.policy == "stop"
+    assert policy.kl.hard_stop == 0.3
+    assert policy.silent.action == "stop"
 
 
 def test_support_objects_are_owned_and_named_by_uid() -> None:
@@ -343,28 +386,42 @@ HELDOUT_SECRET = {"heldout": {"volume": {"secretName": "hs"}, "evaluator": {"che
 HELDOUT_MAP = {"heldout": {"volume": {"configMapName": "hm"}, "evaluator": {"checkpoint": {}}}}
 
 REFUSED: dict[str, tuple[Change, Json, str]] = {
-    "held-out claim": (add_volume({"persistentVolumeClaim": {"claimName": "heldout"}}), {}, "volumes[1]"),
+    "held-out claim": (
+        add_volume({"persistentVolumeClaim": {"claimName": "heldout"}}),
+        {},
+        "volumes[1].persistentVolumeClaim",
+    ),
     "claim of the guard's state": (
         add_volume({"persistentVolumeClaim": {"claimName": "guards"}}),
         {"state": {"claimName": "guards"}},
-        "volumes[1]",
+        "volumes[1].persistentVolumeClaim",
     ),
-    "held-out secret": (add_volume({"secret": {"secretName": "hs"}}), HELDOUT_SECRET, "volumes[1]"),
-    "held-out config map": (add_volume({"configMap": {"name": "hm"}}), HELDOUT_MAP, "volumes[1]"),
+    "held-out secret": (add_volume({"secret": {"secretName": "hs"}}), HELDOUT_SECRET, "volumes[1].secret"),
+    "held-out config map": (add_volume({"configMap": {"name": "hm"}}), HELDOUT_MAP, "volumes[1].configMap"),
     "held-out secret, projected": (
         add_volume({"projected": {"sources": [{"secret": {"name": "hs"}}]}}),
         HELDOUT_SECRET,
-        "volumes[1].projected.sources[0]",
+        "volumes[1].projected.sources[0].secret",
     ),
     "held-out secret by env": (
         trainer(env=[{"name": "X", "valueFrom": {"secretKeyRef": {"name": "hs", "key": "k"}}}]),
         HELDOUT_SECRET,
-        "containers[0].env[0].valueFrom",
+        "containers[0].env[0].valueFrom.secretKeyRef",
+    ),
+    "held-out secret by envFrom": (
+        trainer(envFrom=[{"secretRef": {"name": "hs"}}]),
+        HELDOUT_SECRET,
+        "containers[0].envFrom[0].secretRef",
+    ),
+    "held-out config map by env": (
+        trainer(env=[{"name": "X", "valueFrom": {"configMapKeyRef": {"name": "hm", "key": "k"}}}]),
+        HELDOUT_MAP,
+        "containers[0].env[0].valueFrom.configMapKeyRef",
     ),
     "held-out config map by envFrom": (
         trainer(envFrom=[{"configMapRef": {"name": "hm"}}]),
         HELDOUT_MAP,
-        "containers[0].envFrom[0]",
+        "containers[0].envFrom[0].configMapRef",
     ),
     "service-account token": (
         add_volume({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}),
@@ -416,7 +473,28 @@ REFUSED: dict[str, tuple[Change, Json, str]] = {
         {},
         "containers[0].securityContext.runAsUser",
     ),
+    "the trainer's token": (trainer(env=[{"name": "RLGUARD_TOKEN"}]), {}, "containers[0].env[0].name"),
     "the guard's volume name": (add_volume({"emptyDir": {}}, "rlguard-state"), {}, "volumes[1].name"),
+    "the guard's volume in the trainer": (
+        lambda pod: pod["containers"][0]["volumeMounts"].append(
+            {"name": "rlguard-heldout", "mountPath": "/h"}
+        ),
+        {},
+        "containers[0].volumeMounts[1].name",
+    ),
+    "the guard's volume in an init container": (
+        lambda pod: pod["initContainers"][0].update(
+            volumeMounts=[{"name": "rlguard-token", "mountPath": "/t"}]
+        ),
+        {},
+        "initContainers[0].volumeMounts[0].name",
+    ),
+    "the guard's volume as a device": (
+        trainer(volumeDevices=[{"name": "rlguard-state", "devicePath": "/dev/x"}]),
+        {},
+        "containers[0].volumeDevices[0].name",
+    ),
+    "devices of the wrong shape": (trainer(volumeDevices={}), {}, "containers[0].volumeDevices"),
     "the guard's container name": (
         lambda pod: pod["containers"][1].update(name="rlguard-guard"),
         {},
@@ -445,6 +523,14 @@ REFUSED: dict[str, tuple[Change, Json, str]] = {
         {},
         "containers",
     ),
+    **{
+        f"checkpoints at {path}": (
+            trainer(volumeMounts=[{"name": "ckpt", "mountPath": path}]),
+            {},
+            "containers",
+        )
+        for path in ("/", "/opt", "/opt/rlguard/lib", "/run", "/usr/local", "/etc")
+    },
     "checkpoints inside the held-out directory": (
         trainer(volumeMounts=[{"name": "ckpt", "mountPath": f"{layout.HELDOUT_DIR}/x"}]),
         {},
@@ -461,6 +547,27 @@ def test_refused(change: Change, values: Json, field: str) -> None:
     assert findings(change, **values) == [(f"{POD}.{field}", None)]
 
 
+#: Each opens the host or the guard's processes and files; written out here so that none goes unnoticed.
+OPENING = [
+    "ALL", "BPF", "DAC_READ_SEARCH", "PERFMON", "SYS_ADMIN", "SYS_MODULE", "SYS_PTRACE", "SYS_RAWIO",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("capability", OPENING)
+def test_every_capability_that_opens_the_host_is_refused(capability: str) -> None:
+    field = f"{POD}.containers[0].securityContext.capabilities.add"
+    for name in (capability, f"CAP_{capability}", capability.lower()):
+        assert findings(trainer(securityContext={"capabilities": {"add": ["IPC_LOCK", name]}})) == [
+            (field, None)
+        ]
+
+
+def test_the_guards_user_by_the_pods_default() -> None:
+    """Every container that names no user of its own would be the guard's."""
+    found = findings(lambda pod: pod.update(securityContext={"runAsUser": layout.GUARD_UID}))
+    assert len(found) == 3 and all(field.endswith("securityContext.runAsUser") for field, _ in found)
+
+
 def test_workers_are_inspected_too() -> None:
     found = findings(lambda pod: pod.update(hostPID=True), "Worker")
     assert found == [(POD.replace("Master", "Worker") + ".hostPID", None)]
@@ -472,6 +579,64 @@ def test_a_clean_template_has_no_findings() -> None:
 
 def test_checkpoints_under_tmp_are_fine() -> None:
     assert findings(trainer(volumeMounts=[{"name": "ckpt", "mountPath": "/tmp/ckpt"}])) == []
+
+
+def test_the_guard_looks_where_the_checkpoints_are() -> None:
+    """One claim for data and checkpoints is common; of two mounts, nobody says which has the checkpoints."""
+    assert ADAPTER is not None
+    spec = template()
+    twice = [{"name": "ckpt", "mountPath": f"/{part}", "subPath": part} for part in ("data", "run")]
+    trainer(volumeMounts=twice)(spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"])
+    (found,) = inspect(ADAPTER, spec, GuardSpec.model_validate(guard()), CONFIG)
+    assert found.field.endswith("Master.template.spec.containers") and found.cost is None
+    assert "must mount the volume ckpt once" in found.message and "same claim" in found.message
+
+
+def places(value: Any) -> list[tuple[Any, ...]]:
+    """The path of every value in an object."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [()] + [(key, *rest) for key, inner in items for rest in places(inner)]
+
+
+#: What a template may have that is read beside the fields of `template`.
+MORE: Json = {
+    "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}},
+    "env": [{"name": "W", "valueFrom": {"secretKeyRef": {"name": "w", "key": "k"}}}],
+    "envFrom": [{"secretRef": {"name": "w"}}, {"configMapRef": {"name": "w"}}],
+    "ports": [{"name": "web", "containerPort": 80}],
+    "volumes": [
+        {"name": "p", "projected": {"sources": [{"secret": {"name": "s"}}, {"configMap": {"name": "c"}}]}},
+        {"name": "s", "secret": {"secretName": "s"}},
+        {"name": "c", "configMap": {"name": "c"}},
+    ],
+}
+
+
+def full() -> Json:
+    spec = template()
+    master = spec["pytorchReplicaSpecs"]["Master"]["template"]
+    master["metadata"] = MORE["metadata"]
+    master["spec"]["containers"][0] |= {key: MORE[key] for key in ("env", "envFrom", "ports")}
+    master["spec"]["volumes"] += MORE["volumes"]
+    return copy.deepcopy(spec)
+
+
+@pytest.mark.parametrize("odd", [None, "A=b", 7, [], {}, ["A=b"], [None], {"name": []}], ids=str)
+def test_a_template_of_any_shape_is_built_or_refused_in_words(odd: Any) -> None:
+    assert ADAPTER is not None
+    build_workload(job(full()), ADAPTER, CONFIG)
+    for path in places(full())[1:]:
+        spec = full()
+        node: Any = spec
+        for key in path[:-1]:
+            node = node[key]
+        node[path[-1]] = odd
+        one = job(spec)
+        found = inspect(ADAPTER, one.spec.template.spec, one.spec.guard, CONFIG)
+        assert all(f.field.startswith("spec.template.spec") and f.message for f in found)
+        if not found:
+            with suppress(LeakError):
+                build_workload(one, ADAPTER, CONFIG)
 
 
 def test_relaxed_admits_with_a_cost() -> None:

@@ -23,6 +23,7 @@ MOUNTS = [{"name": "ckpt", "mountPath": "/ckpt"}]
 def template(*containers: str, **spec: Any) -> Json:
     pod = {
         "restartPolicy": "Never",
+        "securityContext": {"runAsNonRoot": True},
         "containers": [{"name": n, "image": "i", "volumeMounts": MOUNTS} for n in containers or ("main",)],
         "volumes": [{"name": "ckpt", "emptyDir": {}}],
     }
@@ -117,9 +118,9 @@ def test_which_pod_holds_rank_0() -> None:
     def pod(**labels: str) -> Json:
         return {"metadata": {"labels": {"rlguard.dev/job": "run", **labels}}}
 
-    assert ADAPTER.holds_rank0(pod())
-    assert ADAPTER.holds_rank0(pod(**{"batch.kubernetes.io/job-completion-index": "0"}))
-    assert not ADAPTER.holds_rank0(pod(**{"batch.kubernetes.io/job-completion-index": "1"}))
+    assert ADAPTER.holds_rank0(pod(), {})
+    assert ADAPTER.holds_rank0(pod(**{"batch.kubernetes.io/job-completion-index": "0"}), {})
+    assert not ADAPTER.holds_rank0(pod(**{"batch.kubernetes.io/job-completion-index": "1"}), {})
 
 
 def test_a_pod_is_replaced_only_once_it_has_ended_and_the_users_own_policy_wins() -> None:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from guard_operator.runtime.backoff import Backoff
-from guard_operator.runtime.metrics import Metrics
+from guard_operator.runtime.metrics import OperatorMetrics
 from guard_operator.runtime.queue import BASE_SECONDS, CAP_SECONDS, WorkQueue
 
 
@@ -28,7 +28,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def queue(clock: Clock) -> WorkQueue[str]:
-    return WorkQueue(Metrics(), clock)
+    return WorkQueue(OperatorMetrics(), clock)
 
 
 def taken_now(queue: WorkQueue[str]) -> list[str]:
@@ -49,6 +49,27 @@ def test_a_waiting_key_is_there_once_and_in_order(queue: WorkQueue[str]) -> None
         queue.add(key)
     assert queue.depth() == 2
     assert taken_now(queue) == ["a", "b"]
+
+
+def test_what_is_urgent_goes_first(queue: WorkQueue[str]) -> None:
+    """Also if it waited already; and what is urgent once is so until it is taken."""
+    for key in "abc":
+        queue.add(key)
+    queue.add("c", urgent=True)
+    queue.add("d", urgent=True)
+    queue.add("d")
+    assert queue.depth() == 4
+    assert [queue.take() for _ in range(4)] == ["c", "d", "a", "b"]
+
+
+def test_what_becomes_urgent_under_work_is_so_when_it_is_done(queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    assert queue.take() == "a"
+    queue.add("b")
+    queue.add("a", urgent=True)
+    queue.add("a")
+    queue.done("a")
+    assert [queue.take(), queue.take()] == ["a", "b"]
 
 
 def test_a_key_under_work_comes_again_when_it_is_done(queue: WorkQueue[str]) -> None:
@@ -106,7 +127,7 @@ def test_an_event_overtakes_a_backoff(queue: WorkQueue[str]) -> None:
 
 
 def test_closing_wakes_every_worker() -> None:
-    queue: WorkQueue[str] = WorkQueue(Metrics())
+    queue: WorkQueue[str] = WorkQueue(OperatorMetrics())
     results: list[str | None] = []
     workers = [threading.Thread(target=lambda: results.append(queue.take())) for _ in range(3)]
     for worker in workers:
@@ -118,7 +139,7 @@ def test_closing_wakes_every_worker() -> None:
 
 
 def test_no_two_workers_have_the_same_key() -> None:
-    queue: WorkQueue[int] = WorkQueue(Metrics())
+    queue: WorkQueue[int] = WorkQueue(OperatorMetrics())
     at_work, clashes, total = set[int](), list[int](), list[int]()
 
     def work() -> None:

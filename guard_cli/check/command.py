@@ -1,0 +1,153 @@
+"""`rlguard check`: what would be refused or could not be judged, before a GPU is paid for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from guard_cli import guard_settings as options
+from guard_cli.errors import CliError
+
+if TYPE_CHECKING:
+    from guard_cli.check.rows import Found, Row, Trainer
+    from guard_service.settings import GuardSettings
+
+WOULD_BE_REFUSED = 2
+STYLES = {"ok": "green", "warn": "yellow", "refuse": "bold red", "not checked": "dim"}
+
+EPILOG = (
+    "Examples:  rlguard check --heldout heldout.jsonl --train-prompts train.jsonl --checkpoints out "
+    "--save-steps 50 --max-steps 1000 --beta 0.001   |   "
+    "rlguard check --heldout heldout.jsonl --policy policy.yaml --model ./start-model --time "
+    "--step-seconds 8 --save-steps 50 --max-steps 1000 --save-total-limit 3   |   "
+    "Exit codes: 0 nothing would be refused; 2 something would be, or a file cannot be used."
+)
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog=EPILOG)
+def check(
+    heldout: options.HeldoutOption = None,
+    train_prompts: options.TrainPromptsOption = None,
+    policy: options.PolicyOption = None,
+    config: options.ConfigOption = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option("--checkpoints", help="Where the trainer will save: its output_dir.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="Starting policy or a checkpoint, as the trainer saves it.")
+    ] = None,
+    time: Annotated[
+        bool, typer.Option("--time", help="Evaluate --model and measure how long it takes.")
+    ] = False,
+    save_steps: Annotated[
+        float | None,
+        typer.Option("--save-steps", help="The trainer's save_steps; below 1 a share of max_steps."),
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option("--max-steps", min=1, help="The trainer's max_steps.")
+    ] = None,
+    save_total_limit: Annotated[
+        int | None, typer.Option("--save-total-limit", min=1, help="The trainer's save_total_limit.")
+    ] = None,
+    beta: Annotated[float | None, typer.Option("--beta", min=0, help="The trainer's beta.")] = None,
+    step_seconds: Annotated[
+        float | None, typer.Option("--step-seconds", help="Seconds of one training step.")
+    ] = None,
+    scorer: options.ScorerOption = None,
+    proxy_scorer: options.ProxyScorerOption = None,
+    max_new_tokens: options.MaxNewTokensOption = None,
+    temperature: options.TemperatureOption = None,
+    samples: options.SamplesOption = None,
+    batch_size: options.BatchSizeOption = None,
+    device: options.DeviceOption = None,
+    base_model: options.BaseModelOption = None,
+    openai_url: options.OpenAIOption = None,
+    openai_model: options.ModelOption = None,
+) -> None:
+    """Look at a run before it starts: what would be refused, what could not be judged, and what to do.
+
+    Reads the split, tries the scorer on the items' own answers, and looks at folders, a checkpoint and the
+    trainer's figures. What is not given is not checked.
+    """
+    from guard_cli.check.rows import Trainer, rows
+
+    evaluation = options.heldout_options(
+        heldout=options.absolute(heldout),
+        train_prompts=options.absolute(train_prompts),
+        scorer=scorer,
+        proxy_scorer=proxy_scorer,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        samples=samples,
+        batch_size=batch_size,
+        device=device,
+        base_model=base_model,
+        openai_url=openai_url,
+        openai_model=openai_model,
+    )
+    given = {"heldout": evaluation or None, "policy_file": options.absolute(policy)}
+    settings = options.without_a_guard(options.read_config(config), given, root=options.absolute(checkpoints))
+    for name, value in (("--save-steps", save_steps), ("--step-seconds", step_seconds)):
+        if value is not None and not 0 < value < float("inf"):
+            raise CliError(f"{name} {value:g}: must be above 0")
+    trainer = Trainer(save_steps, max_steps, save_total_limit, beta, step_seconds)
+    table = rows(_gather(settings, trainer, checkpoints, model, timed=time))
+    _show(table)
+    raise typer.Exit(WOULD_BE_REFUSED if any(row.level == "refuse" for row in table) else 0)
+
+
+def _gather(
+    settings: GuardSettings, trainer: Trainer, checkpoints: Path | None, model: Path | None, *, timed: bool
+) -> Found:
+    from guard_cli.check import gather
+    from guard_cli.check.rows import Found
+
+    heldout = settings.heldout
+    if heldout is None:
+        raise CliError("no held-out split: give --heldout heldout.jsonl (make one with `rlguard split make`)")
+    remote = heldout.evaluator.kind == "openai"
+    if timed and model is None and not remote:
+        raise CliError("--time needs a model to evaluate: give --model DIR")
+    split, readable = gather.look_at_split(heldout)
+    measured = None
+    if readable and timed:
+        scratch = checkpoints if checkpoints is not None and checkpoints.is_dir() else Path.cwd()
+        refusal, measured = gather.measure(heldout, (model or Path("policy")).absolute(), scratch)
+        split = replace(split, scorer=refusal)
+    elif readable:
+        split = replace(split, scorer=gather.try_scorer(heldout, Path.cwd()))
+    return Found(
+        trainer=trainer,
+        policy=settings.policy(),
+        split=split,
+        remote=remote,
+        sampling=heldout.evaluator.sampling_with(None),
+        grader=heldout.proxy_scorer is not None,
+        folder=None if checkpoints is None else gather.look_at_folder(checkpoints, settings.checkpoint_root),
+        model=None if model is None else gather.look_at_model(model, heldout.base_model),
+        measured=measured,
+    )
+
+
+def _show(table: Sequence[Row]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table(pad_edge=False, box=None, show_header=False)
+    shown.add_column(no_wrap=True)
+    shown.add_column(no_wrap=True)
+    shown.add_column(overflow="fold")
+    for row in table:
+        shown.add_row(row.name, f"[{STYLES[row.level]}]{row.level}[/]", escape(row.says))
+    console = Console()
+    console.print(shown)
+    counts = Counter(row.level.value for row in table)
+    console.print(", ".join(f"{counts[level]} {level}" for level in STYLES if counts[level]))

@@ -1,0 +1,127 @@
+"""What `rlguard check` finds on this machine. Reads and tries; what it means is said in `rows`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from guard_cli.check.rows import Folder, Measured, Model, Split
+from guard_cli.errors import CliError
+from guard_cli.evaluation import evaluate, start
+from guard_cli.split import ungrouped
+from guard_service.heldout.disjoint import check_disjoint
+from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.evaluators.staging import inspect
+from guard_service.heldout.fitness import is_adapter, why_unfit, without_tokenizer
+from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
+
+if TYPE_CHECKING:
+    from guard_service.heldout.config import HeldoutSettings
+    from guard_service.heldout.worker import EvaluationResult
+
+#: The first evaluation of a process includes its start; below this many seconds a second one is cheap.
+SHORT_SECONDS = 60.0
+
+
+def look_at_folder(path: Path, root: Path) -> Folder:
+    """Where the trainer will save; a folder that is not there yet is made by the trainer."""
+    resolved = path.resolve()
+    there = next(place for place in (resolved, *resolved.parents) if place.exists())
+    return Folder(path, root, resolved.is_relative_to(root.resolve()), _why_not_used(there))
+
+
+def _why_not_used(folder: Path) -> str | None:
+    try:
+        os.listdir(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return f"{folder} cannot be used: {error.strerror}"
+
+
+def look_at_model(path: Path, base: Path | None) -> Model:
+    """A checkpoint, by the rules by which the guard takes one; `base`: its own base model, for adapters."""
+    names = os.listdir(path) if path.is_dir() else []
+    adapter = base is not None and is_adapter(names)
+    no_tokenizer = "" if adapter else without_tokenizer(names)  # an adapter's base model has one
+    if no_tokenizer and why_unfit(names, base) == no_tokenizer:  # which has a row of its own
+        return Model(path, None, no_tokenizer)
+    try:
+        inspect(path, base)
+        problem = None
+    except EvaluationError as error:
+        problem = str(error)
+    return Model(path, problem, no_tokenizer or None, adapter)
+
+
+def look_at_split(settings: HeldoutSettings) -> tuple[Split, bool]:
+    """The split without its scorer, and whether a scorer can be tried on it."""
+    compared = settings.train_prompts is not None
+    try:
+        split = HeldoutSplit.load(settings.split)
+    except SplitError as error:
+        return Split(None, None, str(error), compared, None, None), False
+    counted = len(split.groups)
+    apart = ungrouped(split.items, settings.near_duplicates)
+    overlap = _overlap(settings, split.items)
+    return Split(len(split.items), counted, None, compared, overlap, None, apart), True
+
+
+def _overlap(settings: HeldoutSettings, items: tuple[HeldoutItem, ...]) -> str | None:
+    if settings.train_prompts is None:
+        return None
+    try:
+        prompts = read_train_prompts(settings.train_prompts)
+        report = check_disjoint(prompts, items, settings.near_duplicates)
+    except SplitError as error:
+        return str(error)
+    if report.disjoint:
+        return None
+    return (
+        f"{len(report.heldout_ids)} of {report.heldout} items overlap with the training prompts: "
+        "`rlguard split check` names them, and --drop writes the split without them"
+    )
+
+
+def try_scorer(settings: HeldoutSettings, folder: Path) -> str | None:
+    """Start the evaluation process, which tries the scorer on the items' own answers; why it refused."""
+    try:
+        return _refusal(lambda: start(_without_training(settings), folder))
+    except CliError as error:  # the process did not survive its start
+        return str(error)
+
+
+def measure(settings: HeldoutSettings, model: Path, folder: Path) -> tuple[str | None, Measured | None]:
+    """As `try_scorer`, then one evaluation of the model; a second one where the first was short."""
+    results: list[EvaluationResult] = []
+
+    def another(result: EvaluationResult) -> bool:
+        results.append(result)
+        return len(results) == 1 and result.seconds < SHORT_SECONDS
+
+    try:
+        refusal = _refusal(lambda: evaluate(_without_training(settings), model, folder, another))
+    except CliError as error:
+        return None, Measured(None, None, str(error))
+    if refusal is not None:
+        return refusal, None
+    seconds, first = min(result.seconds for result in results), results[0]
+    paid = None if first.proxy_items is None else fmean(first.proxy_items)
+    return None, Measured(seconds, fmean(first.items), None, paid)
+
+
+def _refusal(act: Callable[[], None]) -> str | None:
+    try:
+        act()
+    except SplitError as error:
+        return str(error)
+    return None
+
+
+def _without_training(settings: HeldoutSettings) -> HeldoutSettings:
+    """The overlap has a row of its own."""
+    return settings.model_copy(update={"train_prompts": None})

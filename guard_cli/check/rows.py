@@ -1,0 +1,428 @@
+"""What a run needs, one row for each question: pure functions from what was found to ok, warn or refuse.
+
+What is not known is `unknown`, never ok; its row says what to give.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from guard_cli.baseline import GREEDY_PASSES, uninformative
+from guard_core import preflight
+from guard_core.policy import Policy
+from guard_core.preflight import is_greedy
+from guard_core.wire import EvaluationSampling, SamplingSource
+
+
+class CheckLevel(StrEnum):
+    """What would become of a run. `REFUSE`: it would not start, or nothing of it could be judged."""
+
+    OK = "ok"
+    WARN = "warn"
+    REFUSE = "refuse"
+    UNKNOWN = "not checked"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: what was looked at, how it is, and what to do."""
+
+    name: str
+    level: CheckLevel
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """The trainer's own figures, None where they were not given.
+
+    `save_steps`: steps between two saves; below 1 a share of `max_steps`, as in transformers. `step_seconds`:
+    seconds of one training step.
+    """
+
+    save_steps: float | None = None
+    max_steps: int | None = None
+    save_total_limit: int | None = None
+    beta: float | None = None
+    step_seconds: float | None = None
+
+    @property
+    def steps_per_save(self) -> int | None:
+        """Whole steps between two saves."""
+        if self.save_steps is None or self.save_steps >= 1:
+            return None if self.save_steps is None else math.ceil(self.save_steps)
+        return None if self.max_steps is None else math.ceil(self.save_steps * self.max_steps)
+
+    @property
+    def saves(self) -> int | None:
+        """Checkpoints of the run; the last step is saved as well."""
+        if self.steps_per_save is None or self.max_steps is None:
+            return None
+        return math.ceil(self.max_steps / self.steps_per_save)
+
+    @property
+    def seconds_per_save(self) -> float | None:
+        """Seconds from one save to the next."""
+        if self.steps_per_save is None or self.step_seconds is None:
+            return None
+        return self.steps_per_save * self.step_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Where the trainer saves. `problem`: why it cannot be written or read, None if it can."""
+
+    path: Path
+    root: Path
+    inside: bool
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A checkpoint as it lies on disk. `problem`: why the guard cannot take it, None if it can;
+    `no_tokenizer`: the same of its tokenizer; `adapter`: whether it is one, and no whole model.
+    """
+
+    path: Path
+    problem: str | None
+    no_tokenizer: str | None
+    adapter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The held-out split. `items`: how many, None if it cannot be read. The problems: None if there is none.
+
+    `counted`: as how many they are judged, for those of one group are one item.
+
+    `compared`: whether training prompts were given to compare it with. `apart`: that near-duplicates of each
+    other are not of one group, "" if none are.
+    """
+
+    items: int | None
+    counted: int | None
+    problem: str | None
+    compared: bool
+    overlap: str | None
+    scorer: str | None
+    apart: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One evaluation that was tried: wall seconds and mean score, or why it failed.
+
+    `paid`: mean score by the training grader; None without one, or if it failed.
+    """
+
+    seconds: float | None
+    score: float | None
+    problem: str | None
+    paid: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Everything that the rows are made from.
+
+    `remote`: a server has the policy, and no checkpoint is loaded. `sampling`: of an evaluation that no
+    trainer tells how it samples. `grader`: whether the guard has the training grader (`proxy_scorer`).
+    """
+
+    trainer: Trainer
+    policy: Policy
+    split: Split
+    remote: bool
+    sampling: EvaluationSampling
+    grader: bool
+    folder: Folder | None
+    model: Model | None
+    measured: Measured | None
+
+
+def rows(found: Found) -> list[Row]:
+    """The whole table."""
+    return [
+        split_row(found.split),
+        overlap_row(found.split),
+        scorer_row(found.split),
+        grader_row(found.split, found.measured, given=found.grader),
+        *_model_rows(found),
+        folder_row(found.folder),
+        evaluations_row(found.trainer, found.split.counted, evaluations_needed(found)),
+        sampling_row(found.sampling, timed=found.measured is not None),
+        *_measured_rows(found),
+        rotation_row(found.trainer, found.measured, baseline_passes(found.policy)),
+        baseline_row(found.policy, found.sampling),
+        kl_row(found.trainer),
+    ]
+
+
+def _model_rows(found: Found) -> Iterator[Row]:
+    if not found.remote:
+        yield layout_row(found.model)
+        yield tokenizer_row(found.model)
+
+
+def _measured_rows(found: Found) -> Iterator[Row]:
+    yield time_row(found.trainer, found.measured)
+    if found.measured is not None and found.measured.score is not None:
+        yield score_row(found.measured.score)
+
+
+# -- held-out data ---------------------------------------------------------------------------------------
+
+
+def split_row(split: Split) -> Row:
+    """Whether the split can be read."""
+    name = "held-out split"
+    if split.items is None:
+        return Row(name, CheckLevel.REFUSE, split.problem or "it cannot be read")
+    said = f"{split.items} items"
+    if split.counted != split.items:
+        said += f" in {split.counted} groups: those of one group are judged as one item"
+    if split.apart:
+        return Row(name, CheckLevel.WARN, f"{said}; {split.apart}")
+    return Row(name, CheckLevel.OK, said)
+
+
+def overlap_row(split: Split) -> Row:
+    """Whether the split is disjoint from the training prompts."""
+    name = "overlap with training"
+    if split.overlap is not None:
+        return Row(name, CheckLevel.REFUSE, split.overlap)
+    if split.compared and split.items is not None:
+        return Row(name, CheckLevel.OK, "none")
+    return Row(name, CheckLevel.UNKNOWN, "give --train-prompts: what was trained on measures memory")
+
+
+def scorer_row(split: Split) -> Row:
+    """Whether the scorer loads and accepts the items' own answers."""
+    name = "scorer and answers"
+    if split.items is None:
+        return Row(name, CheckLevel.UNKNOWN, "the split has to be readable first")
+    if split.scorer is not None:
+        return Row(name, CheckLevel.REFUSE, split.scorer)
+    return Row(name, CheckLevel.OK, "the scorer loads, and the items' own answers score 1")
+
+
+def grader_row(split: Split, measured: Measured | None, *, given: bool) -> Row:
+    """Whether the training grader scores the held-out completions too."""
+    name = "training grader"
+    if not given:
+        said = "give --proxy-scorer: without it a grader that is paid for wrong answers is found late"
+        return Row(name, CheckLevel.UNKNOWN, said)
+    if split.items is None or split.scorer is not None:
+        return Row(name, CheckLevel.UNKNOWN, "split and scorers have to be usable first")
+    if measured is None or measured.score is None:
+        return Row(name, CheckLevel.OK, "it loads; --time tries it on completions")
+    if measured.paid is None:
+        return Row(
+            name, CheckLevel.REFUSE, "it failed on the completions of --model: rlguard baseline keeps the log"
+        )
+    return Row(
+        name, CheckLevel.OK, f"it gives {measured.paid:.3f} where the scorer gives {measured.score:.3f}"
+    )
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------
+
+
+def layout_row(model: Model | None) -> Row:
+    """Whether the guard could load such a checkpoint: safetensors, no code, an adapter with its base."""
+    name = "checkpoint layout"
+    if model is None:
+        return Row(name, CheckLevel.UNKNOWN, "give --model DIR: a checkpoint as the trainer saves it")
+    if model.problem is not None:
+        return Row(name, CheckLevel.REFUSE, model.problem)
+    found = "an adapter of the guard's base model" if model.adapter else "whole weights in safetensors"
+    return Row(name, CheckLevel.OK, found)
+
+
+def tokenizer_row(model: Model | None) -> Row:
+    """Whether a tokenizer lies beside the weights."""
+    name = "tokenizer"
+    if model is None:
+        return Row(name, CheckLevel.UNKNOWN, "give --model DIR")
+    if model.no_tokenizer is not None:
+        return Row(name, CheckLevel.REFUSE, f"{model.path}: {model.no_tokenizer}")
+    return Row(
+        name,
+        CheckLevel.OK,
+        "saved with the model, or with its base model" if model.adapter else "saved with the model",
+    )
+
+
+def folder_row(folder: Folder | None) -> Row:
+    """Whether the trainer can save where the guard may read."""
+    name = "checkpoints folder"
+    if folder is None:
+        return Row(name, CheckLevel.UNKNOWN, "give --checkpoints DIR: the trainer's output_dir")
+    if not folder.inside:
+        return Row(
+            name,
+            CheckLevel.REFUSE,
+            f"{folder.path} is outside checkpoint_root {folder.root}, so the guard refuses every checkpoint: "
+            "set checkpoint_root to a folder above it",
+        )
+    if folder.problem is not None:
+        return Row(name, CheckLevel.REFUSE, f"{folder.path}: {folder.problem}")
+    return Row(name, CheckLevel.OK, f"{folder.path} can be written and read")
+
+
+def evaluations_needed(found: Found) -> int | None:
+    """Evaluations until every rule of the policy can judge; None if no number of them is enough."""
+    score = found.measured.score if found.measured is not None else None
+    needed = preflight.evaluations_needed(found.policy, found.split.counted or 0, found.sampling, score)
+    return preflight.needed_for(needed, found.trainer.steps_per_save)
+
+
+def evaluations_row(trainer: Trainer, items: int | None, needed: int | None) -> Row:
+    """Whether there are enough checkpoints to judge by."""
+    name = "evaluations"
+    if trainer.saves is None:
+        return Row(name, CheckLevel.UNKNOWN, "give --save-steps and --max-steps")
+    assert trainer.max_steps is not None and trainer.steps_per_save is not None
+    if refused := preflight.never_in_time(trainer.steps_per_save, trainer.max_steps, needed):
+        return Row(name, CheckLevel.REFUSE, refused)
+    if items is None:
+        return Row(name, CheckLevel.UNKNOWN, "the split has to be readable first")
+    enough, said = preflight.enough_evaluations(trainer.saves, needed, trainer.max_steps)
+    return Row(name, CheckLevel.OK if enough else CheckLevel.WARN, said)
+
+
+# -- time ------------------------------------------------------------------------------------------------
+
+
+def time_row(trainer: Trainer, measured: Measured | None) -> Row:
+    """Whether evaluations keep up with the trainer."""
+    name = "evaluation time"
+    if measured is None:
+        return Row(name, CheckLevel.UNKNOWN, "--time evaluates --model once")
+    if measured.seconds is None:
+        return Row(name, CheckLevel.REFUSE, measured.problem or "the evaluation failed")
+    took = f"an evaluation takes {measured.seconds:.3g} s"
+    save = trainer.seconds_per_save
+    if save is None:
+        return Row(name, CheckLevel.UNKNOWN, f"{took}; give --save-steps and --step-seconds to compare it")
+    said = f"{took}, and the trainer saves every {save:.3g} s"
+    if measured.seconds <= save:
+        return Row(name, CheckLevel.OK, said)
+    assert trainer.step_seconds is not None
+    least = math.ceil(measured.seconds / trainer.step_seconds)
+    return Row(
+        name,
+        CheckLevel.WARN,
+        f"{said}: the guard falls behind and a fire comes late; set save_steps to {least} or more, or take "
+        "fewer items or a shorter max_new_tokens",
+    )
+
+
+def rotation_row(trainer: Trainer, measured: Measured | None, passes: int) -> Row:
+    """Whether a checkpoint is still there when its turn comes."""
+    name = "save_total_limit"
+    limit, saves, save = trainer.save_total_limit, trainer.saves, trainer.seconds_per_save
+    if limit is None:
+        return Row(name, CheckLevel.UNKNOWN, "give --save-total-limit, if the trainer has one")
+    if measured is None or measured.seconds is None or saves is None or save is None:
+        return Row(
+            name,
+            CheckLevel.UNKNOWN,
+            f"whether {limit} kept checkpoints last until they are scored takes --time, --save-steps, "
+            "--max-steps and --step-seconds",
+        )
+    lost = rotated_away(saves, save, measured.seconds, passes, limit)
+    if not lost:
+        return Row(
+            name, CheckLevel.OK, f"each checkpoint is scored before {limit} newer ones have replaced it"
+        )
+    enough = limit
+    while rotated_away(saves, save, measured.seconds, passes, enough):
+        enough *= 2
+    return Row(
+        name,
+        CheckLevel.WARN,
+        f"{lost} of {saves} checkpoints will be rotated away before they are scored ({passes} baseline "
+        f"passes come first): {enough} would be enough, or save less often",
+    )
+
+
+def rotated_away(saves: int, save: float, evaluation: float, passes: int, limit: int) -> int:
+    """Checkpoints that are gone when the guard comes to them.
+
+    Checkpoint k is saved at k times `save` seconds and removed when `limit` newer ones are there. The guard
+    scores one after the other, after the baseline passes, and copies a checkpoint when its turn comes.
+    """
+    lost, free = 0, passes * evaluation
+    for k in range(1, saves + 1):
+        start = max(free, k * save)
+        if k + limit <= saves and start >= (k + limit) * save:
+            lost += 1
+        else:
+            free = start + evaluation
+    return lost
+
+
+# -- judging ---------------------------------------------------------------------------------------------
+
+
+def score_row(score: float) -> Row:
+    """Whether the starting score leaves room to move."""
+    if said := uninformative(score):
+        return Row("starting score", CheckLevel.WARN, said)
+    return Row("starting score", CheckLevel.OK, f"{score:.3f}")
+
+
+def baseline_passes(policy: Policy) -> int:
+    """Passes of the starting policy that the guard makes before it judges."""
+    return 0 if policy.detector == "heldout_guard" else policy.calibrated.baseline_passes
+
+
+def sampling_row(sampling: EvaluationSampling, *, timed: bool) -> Row:
+    """How evaluations sample. The trainer says it with its first checkpoint, and is not asked here."""
+    name = "sampling"
+    if sampling.source is SamplingSource.SETTINGS:
+        return Row(name, CheckLevel.OK, sampling.words)
+    ask = "give --temperature and --max-new-tokens as the trainer has them"
+    if timed:
+        return Row(name, CheckLevel.UNKNOWN, f"as the trainer's will be; tried here: {sampling.words}. {ask}")
+    return Row(name, CheckLevel.UNKNOWN, f"as the trainer's will be, if it says so; {ask}")
+
+
+def baseline_row(policy: Policy, sampling: EvaluationSampling) -> Row:
+    """Whether the passes of the starting policy are worth their time."""
+    name, passes = "baseline passes", baseline_passes(policy)
+    if passes == 0:
+        return Row(name, CheckLevel.OK, "detector heldout_guard needs none")
+    if sampling.temperature == 0 and sampling.source is SamplingSource.DEFAULT:
+        return Row(
+            name, CheckLevel.OK, f"{passes}, or {GREEDY_PASSES} that agree if the trainer samples greedily"
+        )
+    if is_greedy(sampling) and passes > GREEDY_PASSES:
+        return Row(
+            name,
+            CheckLevel.WARN,
+            f"{passes} passes at temperature 0 are all alike and count as one: set "
+            f"calibrated.baseline_passes to {GREEDY_PASSES} in the policy, or a temperature above 0",
+        )
+    return Row(name, CheckLevel.OK, f"{passes} at temperature {sampling.temperature:g}")
+
+
+def kl_row(trainer: Trainer) -> Row:
+    """Whether the trainer will report a KL to the reference."""
+    name = "KL to the reference"
+    if trainer.beta is None:
+        return Row(name, CheckLevel.UNKNOWN, "give --beta")
+    if trainer.beta == 0:
+        return Row(
+            name,
+            CheckLevel.WARN,
+            "beta is 0: there is no reference and no KL, so the KL rules are inert and the held-out score "
+            "judges alone; a beta of 0.001 would show it",
+        )
+    return Row(name, CheckLevel.OK, f"beta is {trainer.beta:g}")

@@ -1,0 +1,39 @@
+"""The commands of `rlguard`: where each one is, what it does, and what it needs; none is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: the module that holds a Typer application as `app`, its summary, and the extra it needs."""
+
+    module: str
+    summary: str
+    extra: str = "cli"
+
+
+COMMANDS: Mapping[str, Command] = {
+    "demo": Command(
+        "guard_cli.demo.command", "A real GRPO run that hacks its reward, and is stopped.", "local"
+    ),
+    "run": Command("guard_cli.run.command", "Run a trainer under a guard that can stop it."),
+    "follow": Command("guard_cli.follow.command", "Report a trainer from its log, without code in it."),
+    "serve": Command("guard_cli.serve", "The guard alone, for a trainer that runs elsewhere."),
+    "split": Command("guard_cli.split", "Make a held-out split, or check one."),
+    "check": Command("guard_cli.check.command", "What would be refused, before a run starts."),
+    "baseline": Command("guard_cli.baseline", "What the starting policy scores, before a run."),
+    "calibrate": Command("guard_cli.calibrate.command", "Thresholds for a false-stop rate of your choice."),
+    "status": Command("guard_cli.status", "How a run is: on a cluster, at an address, in a folder."),
+    "inspect": Command("guard_cli.inspect", "What a guard's store holds, also while it runs."),
+    "bundle": Command("guard_cli.bundle", "One file for whoever helps: no held-out item, no token."),
+    "replay": Command("guard_cli.replay.command", "When each detector would have stopped a past run."),
+}
+
+HELP = "RLGuard stops reinforcement-learning post-training when the policy starts to hack its reward."
+EPILOG = (
+    "Examples:  rlguard demo   |   "
+    "rlguard run --heldout heldout.jsonl --policy policy.yaml -- python train.py   |   rlguard COMMAND --help"
+)

@@ -1,0 +1,1 @@
+"""`rlguard follow`: reads what a running trainer writes, and reports it to a guard."""

@@ -1,0 +1,62 @@
+"""What a guard has of a run: asked once, when a log begins to be followed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from guard_cli.errors import CliError
+from guard_cli.follow.steps import Known
+from guard_client.samples import StepSample
+from guard_core.wire import KlKind
+
+REQUEST_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHistory:
+    """The steps of a guard, and the checkpoints that it has evaluated, as (attempt, step, path)."""
+
+    steps: Known = field(default_factory=dict)
+    checkpoints: frozenset[tuple[int, int, str]] = frozenset()
+
+
+def ask_history(url: str, token: str | None) -> KnownHistory:
+    """The history of the guard at `url`.
+
+    Raises:
+        CliError: it does not respond, or does not take the read token.
+    """
+    import httpx
+
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    steps: Known = {}
+    try:
+        with httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False) as client:
+            evaluations = client.get("/v1/history", params={"max_points": 2})
+            if evaluations.status_code in (401, 403):
+                raise CliError(
+                    f"the guard at {url} does not take this read token: set RLGUARD_READ_TOKEN or "
+                    "--read-token-file. What was reported before is asked of the guard",
+                    1,
+                )
+            evaluations.raise_for_status()
+            with client.stream("GET", "/v1/history") as lines:
+                lines.raise_for_status()
+                for line in lines.iter_lines():
+                    _add(steps, json.loads(line))
+        return KnownHistory(
+            steps,
+            frozenset((e["attempt"], e["step"], e["path"]) for e in evaluations.json()["evaluations"]),
+        )
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        raise CliError(f"no guard responds at {url}: {error}", 1) from None
+
+
+def _add(steps: Known, row: dict[str, object]) -> None:
+    """One line of a history; a checkpoint without a step has no reward."""
+    if row.get("reward") is None:
+        return
+    values = {name: row.get(name) for name in ("reward", "kl", "entropy", "reward_std")}
+    sample = StepSample(step=row["step"], kl_kind=KlKind(row.get("kl_kind", "absent")), **values)  # type: ignore[arg-type]
+    steps.setdefault(int(str(row["attempt"])), {})[sample.step] = sample

@@ -1,0 +1,366 @@
+"""Where a trainer writes its metrics: a file, a folder of event files, standard input. Gives what is new."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from pydantic_core import from_json
+
+from guard_cli.errors import CliError
+from guard_cli.logs.events import EVENTS, LOGS, MAX_FILES, event_files, first_step, one_folder, refuse_several
+from guard_cli.logs.frameworks import BY_KEY
+from guard_cli.logs.names import listing
+from guard_cli.logs.options import FORMATS
+from guard_cli.logs.records import (
+    ConsoleLines,
+    CsvLines,
+    DamagedError,
+    Decoder,
+    Events,
+    JsonLines,
+    Record,
+    flatten,
+)
+from guard_cli.logs.tail import CHUNK, Tail, open_regular
+
+STATE = "trainer_state.json"
+MAX_STATE = 256 << 20
+#: A folder of event files has ended if nothing came to it for so long while another one grew; writers flush
+#: every two minutes.
+QUIET_NS = 150 * 10**9
+#: Seconds between two looks for another folder.
+LOOK_SECONDS = 10.0
+#: Stands between two files: what comes after it is no part of the step before it.
+BOUNDARY: Record = {}
+
+
+class Source(Protocol):
+    """A log that grows."""
+
+    ended: bool
+
+    @property
+    def note(self) -> str:
+        """What the user should know of it; "" for nothing."""
+
+    def poll(self) -> Iterator[Record]:
+        """The records that are new; [] where there are none. Never waits."""
+
+    def rest(self) -> list[Record]:
+        """At the end of the log, the record that lacks only its line end."""
+
+    @property
+    def bad(self) -> int:
+        """How many lines or records could not be read."""
+
+
+def framework_of(chosen: str) -> str | None:
+    """The framework that a `--format` names, or None.
+
+    Raises:
+        CliError: there is no such format.
+    """
+    if chosen in FORMATS:
+        return None
+    if chosen not in BY_KEY:
+        raise CliError(f"--format {chosen}: known are {', '.join((*FORMATS, *BY_KEY))}.")
+    return chosen
+
+
+def open_source(path: Path | None, chosen: str, *, new_run: bool = False, first: bool = True) -> Source:
+    """The log at `path`, None for standard input.
+
+    Args:
+        path: a file or a folder, which need not exist yet.
+        chosen: from `--format`.
+        new_run: leave out what is there now: it is of another run.
+        first: nothing of the run has been reported yet, so event files must be of one run.
+
+    Raises:
+        CliError: it holds several runs, or can be no log.
+    """
+    if path is None:
+        return StandardInput()
+    if path.exists() and not path.is_dir():
+        return FileSource(path, _decoder(path, chosen), at_end=new_run)
+    return LateSource(path, chosen, new_run=new_run, first=first)
+
+
+def _decoder(path: Path, chosen: str) -> Callable[[], Decoder]:
+    if EVENTS.rstrip(".") in path.name or chosen == "tensorboard":
+        return Events
+    if path.suffix.lower() == ".csv" or chosen == "csv":
+        return CsvLines
+    if path.suffix.lower() in (".jsonl", ".ndjson") or chosen == "jsonl":
+        return JsonLines
+    return ConsoleLines
+
+
+class FileSource:
+    """One file that grows, is cut, or is replaced."""
+
+    def __init__(self, path: Path, decoder: Callable[[], Decoder], *, at_end: bool = False) -> None:
+        self.ended = False
+        self.note = ""
+        self._tail = Tail(path, at_end=at_end)
+        self._new, self._decoder = decoder, decoder()
+        self._bad = 0
+
+    @property
+    def bad(self) -> int:
+        """How many lines or records could not be read."""
+        return self._bad + self._decoder.bad
+
+    def poll(self) -> Iterator[Record]:
+        """The records that are new.
+
+        Raises:
+            CliError: the file cannot be read.
+        """
+        for anew, data in self._tail.read():
+            if anew:
+                yield from self._decoder.rest()
+                yield BOUNDARY
+                self._bad, self._decoder = self.bad, self._new()
+            try:
+                yield from self._decoder.feed(data)
+            except DamagedError as error:
+                raise CliError(f"{self._tail.path}: {error}.") from None
+
+    def rest(self) -> list[Record]:
+        """The record that lacks only its line end."""
+        self._tail.close()
+        return self._decoder.rest()
+
+
+class LateSource:
+    """A folder, or a log that is not there yet: what it is, is seen when something comes.
+
+    Args:
+        path: the folder, or the log.
+        chosen: from `--format`.
+        new_run: leave out what is there now.
+        first: event files that are there now must be of one run.
+
+    Raises:
+        CliError: it holds several logs, or event files of several runs.
+    """
+
+    def __init__(self, path: Path, chosen: str, *, new_run: bool = False, first: bool = True) -> None:
+        self.ended = False
+        self._path, self._chosen, self._first, self._new_run = path, chosen, first, new_run
+        old = [*path.rglob(f"{EVENTS}*"), *path.glob(f"checkpoint-*/{STATE}"), *(path / log for log in LOGS)]
+        self._old = {file: _when(file) for file in old if file.exists()} if new_run else {}
+        self._source = self._find()
+
+    @property
+    def bad(self) -> int:
+        """How many lines or records could not be read."""
+        return 0 if self._source is None else self._source.bad
+
+    @property
+    def note(self) -> str:
+        """What the user should know of it."""
+        return "" if self._source is None else self._source.note
+
+    def _find(self) -> Source | None:
+        """The log, once there is one."""
+        path = self._path
+        if not path.is_dir():
+            return FileSource(path, _decoder(path, self._chosen)) if path.exists() else None
+        logs = [path / name for name in LOGS if (path / name).is_file()]
+        if len(logs) > 1:
+            several = listing([log.name for log in logs])
+            raise CliError(f"{path} holds several logs: {several}. Name one of them.")
+        if logs and self._chosen != "tensorboard":
+            return FileSource(logs[0], JsonLines, at_end=logs[0] in self._old)
+        if event_files(path, self._old):
+            return EventSource(path, old=self._old, first=self._first, new_run=self._new_run)
+        if any(self._old.get(file) != _when(file) for file in path.glob(f"checkpoint-*/{STATE}")):
+            return StateSource(path)
+        return None
+
+    def poll(self) -> Iterator[Record]:
+        """The records that are new.
+
+        Raises:
+            CliError: it holds several logs, or can be no log.
+        """
+        if self._source is None:
+            self._source = self._find()
+        if self._source is not None:
+            yield from self._source.poll()
+
+    def rest(self) -> list[Record]:
+        """The record that lacks only its line end."""
+        return [] if self._source is None else self._source.rest()
+
+
+class EventSource:
+    """The event files of one run: a trainer that starts again begins another file, or another folder.
+
+    Another folder is that of a new start when it grew on for long after the one before it had ended.
+
+    Args:
+        root: the folder of the run, or one above it.
+        old: files that are left out.
+        first: the files that are there now must be of one run.
+        new_run: nothing but the new run writes there, whatever the number of its files.
+
+    Raises:
+        CliError: they are of several runs.
+    """
+
+    def __init__(self, root: Path, *, old: Collection[Path], first: bool, new_run: bool) -> None:
+        self.ended = False
+        self.note = ""
+        self._root, self._old = root, set(old)
+        self._folder: Path | None = None
+        self._looked = -math.inf
+        self._files: dict[Path, FileSource] = {}
+        files = event_files(root, self._old)
+        if first:
+            one_folder(root, files)
+        for folder in sorted({file.parent for file in files}, key=_begun):
+            self._go_to(folder)
+        if first and self._folder is not None and not new_run:
+            refuse_several(self._folder)
+
+    @property
+    def bad(self) -> int:
+        """How many records could not be read."""
+        return sum(file.bad for file in self._files.values())
+
+    def poll(self) -> Iterator[Record]:
+        """The records that are new, in the order of the files.
+
+        Raises:
+            CliError: they are no event files.
+        """
+        yield from self._read()
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        later = self._later()
+        if later and self._folder is not None and _newest(later) - _newest(self._folder) >= QUIET_NS:
+            self._go_to(later)
+            yield from self._read()
+
+    def rest(self) -> list[Record]:
+        """What a folder has that came last; of a record that is not whole there are no values."""
+        later = self._later()
+        if later:
+            self._go_to(later)
+        records = list(self._read()) if later else []
+        for file in self._files.values():
+            file.rest()
+        return records
+
+    def _read(self) -> Iterator[Record]:
+        if self._folder is not None:
+            self._go_to(self._folder)
+        for source in list(self._files.values()):
+            yield from source.poll()
+
+    def _go_to(self, folder: Path) -> None:
+        """Read the files of this folder too; those of the one before it are at their end."""
+        self._folder = folder
+        for path in event_files(folder, self._old)[:MAX_FILES]:
+            if path not in self._files:
+                self._files[path] = FileSource(path, Events)
+
+    def _later(self) -> Path | None:
+        """The first folder that came beside the one that is read; None without any."""
+        files = event_files(self._root, {*self._old, *self._files})
+        folders = {file.parent for file in files if self._is_beside(file)}
+        folder = min(folders, key=_begun, default=None)
+        if folder is not None:
+            self.note = (
+                f"{folder} has event files beside {self._folder}: it is read as another start of the trainer "
+                "once the other one has ended. If it is another run, name the folder of one"
+            )
+        return folder
+
+    def _is_beside(self, file: Path) -> bool:
+        read = {path.parent for path in self._files}
+        return read.isdisjoint((file.parent, *file.parent.parents)) and first_step(file) is not None
+
+
+def _begun(folder: Path) -> tuple[str, str]:
+    """Orders folders by the time that their first event file has in its name."""
+    return min((file.name for file in folder.glob(f"{EVENTS}*")), default=""), str(folder)
+
+
+def _newest(folder: Path) -> int:
+    return max((_when(file) for file in folder.glob(f"{EVENTS}*")), default=0)
+
+
+class StateSource:
+    """TRL's trainer_state.json, which comes with each checkpoint and holds the log from its beginning."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ended = False
+        self.note = ""
+        self.bad = 0
+        self._folder = folder
+        self._read: tuple[str, int] | None = None
+
+    def poll(self) -> Iterator[Record]:
+        """The whole log, if there is a new one; what has been reported is known to the guard."""
+        files = sorted(self._folder.glob(f"checkpoint-*/{STATE}"), key=_when)
+        if not files or (now := (str(files[-1]), _when(files[-1]))) == self._read:
+            return
+        try:
+            with os.fdopen(open_regular(files[-1]), "rb") as stream:
+                rows = from_json(stream.read(MAX_STATE)).get("log_history", [])
+        except (OSError, ValueError, AttributeError):
+            return  # it is being written: the next look finds it whole
+        self._read = now
+        for row in rows if isinstance(rows, list) else ():
+            if isinstance(row, dict):
+                yield flatten(row)
+
+    def rest(self) -> list[Record]:
+        """Nothing."""
+        return []
+
+
+def _when(file: Path) -> int:
+    try:
+        return os.lstat(file).st_mtime_ns
+    except OSError:
+        return 0
+
+
+class StandardInput:
+    """What is piped into the command; the end of the pipe is the end of the log."""
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self.ended = False
+        self.note = ""
+        self._descriptor = descriptor
+        self._decoder = ConsoleLines()
+        self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+
+    @property
+    def bad(self) -> int:
+        """How many lines could not be read."""
+        return self._decoder.bad
+
+    def poll(self) -> Iterator[Record]:
+        """The records that have come."""
+        while not self.ended and (self._is_file or select.select([self._descriptor], [], [], 0)[0]):
+            data = os.read(self._descriptor, CHUNK)
+            self.ended = not data
+            yield from self._decoder.feed(data)
+
+    def rest(self) -> list[Record]:
+        """The line that has no end."""
+        return self._decoder.rest()

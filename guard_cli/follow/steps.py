@@ -1,0 +1,303 @@
+"""Records of a log into reports: which values are one step, and of which start of the trainer. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from guard_cli.errors import CliError
+from guard_cli.logs import names
+from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS, STEP_NAMES, bare
+from guard_cli.logs.names import Columns
+from guard_cli.logs.records import Record, number
+from guard_client.samples import StepSample, sample_of, wrong_in_step
+from guard_core.wire import KlKind, StepReport
+
+#: By attempt and step, what the guard has.
+Known = dict[int, dict[int, StepSample]]
+
+_WHOLE = frozenset(framework.name for framework in FRAMEWORKS if framework.whole_rows)
+_VALUES = ("reward", "kl", "entropy", "reward_std")
+#: What `--map` may name of which a step is made; no step is whole without them.
+_OF_A_STEP = ("step", "attempt", "kl_kind", *_VALUES)
+_KINDS = {kind.value: kind for kind in KlKind}
+_MAX_COLUMNS = 5_000
+_MAX_ATTEMPT = 2**31
+#: Steps that wait until the columns are known.
+_MAX_WAITING = 10_000
+#: Records after which it is told that no step can be read, though none was found whole.
+_MANY_RECORDS = 100
+_MAX_NAME = 100
+
+
+class Attempts:
+    """Says of each step, in the order of the log, of which start of the trainer it is, and whether it is new.
+
+    A trainer that starts again writes steps a second time, with other values: a new attempt. Everything else
+    that comes a second time has been reported. The guard's own history is the memory, so that a log which is
+    read again from its beginning brings nothing twice, whatever was lost of it meanwhile.
+
+    Args:
+        known: what the guard has of this run.
+    """
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._last = -1  # newest step of `current` in this log
+        #: The attempt that the log is in; None before its first step.
+        self.current: int | None = None
+
+    def place(self, sample: StepSample, named: int | None = None) -> StepReport | None:
+        """The report of a step, or None if the guard has it.
+
+        Args:
+            sample: the step.
+            named: the attempt that the log itself names.
+        """
+        attempt, is_new = self._find(sample) if named is None else self._check(named, sample)
+        moved = attempt != self.current
+        self.current, self._last = attempt, sample.step if moved else max(self._last, sample.step)
+        if not is_new:
+            return None
+        self._known.setdefault(attempt, {}).setdefault(sample.step, sample)
+        return _report(attempt, sample)
+
+    def has_come_to(self, step: int) -> bool:
+        """Whether the log, where it stands, has this step or a later one."""
+        return self._last >= step
+
+    def attempt_of_checkpoint(self, step: int) -> int:
+        """The newest attempt that has come to this step; the current one if it is on its way there."""
+        reached = [a for a, steps in self._known.items() if steps and min(steps) <= step <= max(steps)]
+        newest = max(reached, default=self.current or 0)
+        on_its_way = self.current is not None and min(self._known.get(self.current, {step + 1: None})) <= step
+        return max(newest, self.current or 0) if on_its_way else newest
+
+    def _check(self, attempt: int, sample: StepSample) -> tuple[int, bool]:
+        there = self._known.get(attempt, {}).get(sample.step)
+        return attempt, there is None or not _agree(there, sample)
+
+    def _find(self, sample: StepSample) -> tuple[int, bool]:
+        first = 0 if self.current is None else self.current
+        for attempt in sorted(a for a in self._known if a >= first):
+            there = self._known[attempt].get(sample.step)
+            if there is not None and _agree(there, sample):
+                return attempt, False
+        newest = max(self._known, default=-1)
+        if self.current is not None and sample.step not in self._known.get(self.current, {}):
+            return self.current, True
+        if self.current is None and newest >= 0 and sample.step > max(self._known[newest]):
+            return newest, True  # the log begins where the one before it ended
+        return newest + 1, True
+
+
+def _agree(one: StepSample, other: StepSample) -> bool:
+    """Whether two reports of a step do not contradict each other; a value that one lacks does not."""
+    pairs = ((getattr(one, name), getattr(other, name)) for name in _VALUES)
+    return all(a is None or b is None or a == b for a, b in pairs)
+
+
+def _report(attempt: int, sample: StepSample) -> StepReport:
+    return StepReport(
+        attempt=attempt,
+        step=sample.step,
+        reward=sample.reward,
+        kl=sample.kl,
+        kl_kind=sample.kl_kind,
+        entropy=sample.entropy,
+        reward_std=sample.reward_std,
+    )
+
+
+@dataclass(slots=True)
+class Counts:
+    """What of the log became no report."""
+
+    without_reward: int = 0
+    wrong: int = 0
+    unknown_kinds: int = 0
+
+
+class Steps:
+    """Gathers the records of one step, and gives it when it is whole.
+
+    Args:
+        attempts: places each step.
+        overrides: canonical name to column, from `--map`.
+        framework: key of the framework that writes, or None.
+        settings: gives what the run's own configuration says by now; see `names.resolve`.
+        say: gets each sentence that the user should read, once.
+    """
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        overrides: Mapping[str, str],
+        framework: str | None,
+        settings: Callable[[], Mapping[str, str]],
+        say: Callable[[str], None],
+    ) -> None:
+        self.attempts = attempts
+        self.counts = Counts()
+        self._overrides, self._framework, self._settings, self._say = overrides, framework, settings, say
+        self._seen: dict[str, None] = {}
+        self._columns: Columns | None = None
+        self._trouble = ""
+        self._unread = 0
+        self._step: tuple[int | None, int] | None = None  # (attempt that the log names, step)
+        self._values: dict[str, Any] = {}
+        self._waiting: deque[tuple[tuple[int | None, int], dict[str, Any]]] = deque(maxlen=_MAX_WAITING)
+
+    def take(self, record: Record) -> list[StepReport]:
+        """The reports that this record makes whole; an empty record ends the step that is being gathered."""
+        if not record:
+            return self.rest()
+        if any(name not in self._seen for name in record):
+            self._learn(record)
+        self._unread += self._columns is None
+        number_of_step = self._step_of(record)
+        if number_of_step is None:
+            return []
+        step = self._attempt_of(record), number_of_step
+        done = self.rest() if self._step is not None and step != self._step else []
+        self._step = step
+        for name, value in record.items():
+            if value is not None and (name in self._overrides.values() or names.wanted(name)):
+                self._values.setdefault(name, value)
+        if self._is_whole():
+            done += self.rest()
+        return done
+
+    def rest(self) -> list[StepReport]:
+        """The reports of the step that was being gathered, and of those that waited for their columns."""
+        if self._step is not None:
+            self._waiting.append((self._step, self._values))
+        self._step, self._values = None, {}
+        if self._columns is None:
+            return []
+        reports = []
+        while self._waiting:
+            (attempt, step), values = self._waiting.popleft()
+            sample = self._sample(step, values, self._columns)
+            reports.append(None if sample is None else self.attempts.place(sample, attempt))
+        return [report for report in reports if report is not None]
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a step waits for the rest of its values."""
+        return self._step is not None
+
+    @property
+    def trouble(self) -> str:
+        """Why no step can be read, when there should have been one; "" once one can."""
+        if self._columns is not None or not (self._waiting or self._unread >= _MANY_RECORDS):
+            return ""
+        missing = self._missing()
+        return " ".join(map(self._not_there, missing)) if missing else self._trouble
+
+    def _missing(self) -> list[str]:
+        """What `--map` names of a step, and no record had so far."""
+        return [ours for ours in _OF_A_STEP if self._overrides.get(ours, "") not in {"", *self._seen}]
+
+    def _not_there(self, ours: str) -> str:
+        theirs = self._overrides[ours]
+        near = get_close_matches(theirs, [name for name in self._seen if len(name) <= _MAX_NAME], cutoff=0.5)
+        found = f"near to it: {names.listing(near)}" if near else f"found: {names.listing(self._seen)}"
+        return f"--map {ours}={theirs}: no record has such a column yet; {found}."
+
+    def _learn(self, record: Record) -> None:
+        new = [name for name in record if name not in self._seen]
+        kept = new[: max(0, _MAX_COLUMNS - len(self._seen))]
+        self._seen.update(dict.fromkeys([*kept, *(name for name in new if name in self._overrides.values())]))
+        if not any(names.wanted(name) or name in self._overrides.values() or "kl" in name for name in new):
+            return
+        if self._missing():
+            return
+        here = {ours: theirs for ours, theirs in self._overrides.items() if theirs in self._seen}
+        try:
+            columns = names.resolve(list(self._seen), here, self._framework, self._settings())
+        except CliError as error:
+            self._trouble = str(error)
+            return
+        if columns != self._columns:
+            self._tell(columns)
+        self._columns = columns
+
+    def _tell(self, columns: Columns) -> None:
+        read_as = ", ".join(f"{ours} = {theirs}" for ours, theirs in columns.source.items())
+        self._say(f"{columns.framework}: read as {read_as}")
+        for note in columns.notes:
+            self._say(note)
+
+    def _step_of(self, record: Record) -> int | None:
+        known = self._columns.source["step"] if self._columns is not None else self._overrides.get("step")
+        name = known or next((n for n in self._by_preference(record)), None)
+        if name is None or name not in record:
+            return None
+        value = _whole_number(record[name], 2**53)
+        self.counts.wrong += value is None
+        return value
+
+    def _attempt_of(self, record: Record) -> int | None:
+        """The attempt that the log names; None where it names none."""
+        name = self._columns.source.get("attempt") if self._columns is not None else None
+        value = _whole_number(record.get(name or "attempt"), _MAX_ATTEMPT)
+        self.counts.wrong += value is None and record.get(name or "attempt") not in (None, "")
+        return value
+
+    def _by_preference(self, record: Record) -> list[str]:
+        found = [name for name in record if bare(name) in STEP_NAMES]
+        return sorted(found, key=lambda name: STEP_NAMES.index(bare(name)))
+
+    def _is_whole(self) -> bool:
+        if self._columns is None:
+            return False
+        framework = self._framework and BY_KEY[self._framework].name
+        return (framework or self._columns.framework) in _WHOLE and self._columns.source[
+            "reward"
+        ] in self._values
+
+    def _sample(self, step: int, values: Mapping[str, Any], columns: Columns) -> StepSample | None:
+        read: dict[str, float | None] = {}
+        for name in _VALUES:
+            try:
+                read[name] = number(values.get(columns.source.get(name, "")))
+            except ValueError:
+                self.counts.wrong += 1
+        if (kl := read.get("kl")) is not None and kl < 0:
+            read["kl"] = None  # an estimate that can be negative, as the replay has it
+        kind = self._kind(values.get(columns.source.get("kl_kind", "")))
+        if kind is KlKind.NOT_FINITE:
+            read["kl"] = math.nan
+        if wrong_in_step(step, read, KlKind.REF_TOKEN_MEAN) is not None:
+            self.counts.wrong += 1
+            return None
+        sample = sample_of(step, read, kind or KlKind.ABSENT)
+        self.counts.without_reward += sample is None
+        return sample
+
+    def _kind(self, word: Any) -> KlKind | None:
+        """Which KL the row says it has, by itself a token mean; None if there is no such kind."""
+        if word in (None, ""):
+            return KlKind.REF_TOKEN_MEAN
+        kind = _KINDS.get(word) if isinstance(word, str) else None
+        if kind is None and not self.counts.unknown_kinds:
+            self._say(
+                f"a row says kl_kind={word!r:.40}: known are {', '.join(_KINDS)}. "
+                "The KL of such rows is left out"
+            )
+        self.counts.unknown_kinds += kind is None
+        return kind
+
+
+def _whole_number(value: Any, limit: int) -> int | None:
+    """A whole number from 0 on; None if it is none."""
+    try:
+        read = number(value)
+    except ValueError:
+        return None
+    return int(read) if read is not None and 0 <= read < limit and read == int(read) else None

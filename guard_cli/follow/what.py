@@ -1,0 +1,28 @@
+"""What is followed: the log and the checkpoints of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class What:
+    """What is followed.
+
+    Fields:
+        metrics: a file or folder; None is standard input.
+        checkpoints: the folder in which the trainer saves; None follows no checkpoints.
+        format: from `--format`.
+        overrides: canonical name to column, from `--map`.
+        run_config: the run's own configuration, from `--run-config`.
+        new_run: what is there now is of an earlier run.
+    """
+
+    metrics: Path | None
+    checkpoints: Path | None = None
+    format: str = "auto"
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    run_config: Path | None = None
+    new_run: bool = False

@@ -1,0 +1,32 @@
+"""What a trainer and a reader need of a guard that listens: two lines for a shell, and a link."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from pathlib import Path
+from urllib.parse import quote, urlsplit, urlunsplit
+
+_ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104  (compared with, not bound)
+
+
+def dashboard_link(url: str, token: str | None) -> str:
+    """The dashboard's address, with the read token behind `#`, where no server and no proxy sees it."""
+    return f"{reachable(url)}/" + ("" if token is None else f"#token={quote(token, safe='')}")
+
+
+def export_lines(url: str, token: str | None, file: Path | None) -> list[str]:
+    """What a shell needs before it starts the trainer; a token in a file stays there."""
+    value = None if token is None else shlex.quote(token)
+    if file is not None:
+        value = f'"$(cat {shlex.quote(str(file.absolute()))})"'
+    lines = [f"export RLGUARD_URL={shlex.quote(reachable(url))}"]
+    return lines if value is None else [*lines, f"export RLGUARD_TOKEN={value}"]
+
+
+def reachable(url: str) -> str:
+    """The URL with a name of this machine in place of "every address"."""
+    parts = urlsplit(url)
+    if parts.hostname not in _ANY_ADDRESS:
+        return url
+    return urlunsplit(parts._replace(netloc=f"{socket.gethostname()}:{parts.port}"))

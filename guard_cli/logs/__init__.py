@@ -1,0 +1,1 @@
+"""What trainers write: the names of their metrics, their files, and where their checkpoints lie."""

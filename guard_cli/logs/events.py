@@ -1,0 +1,87 @@
+"""Which files of a folder are the log of one run. Event files of several runs are never merged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from guard_cli.errors import CliError
+from guard_cli.logs.names import listing
+from guard_cli.logs.records import DamagedError, Events
+from guard_cli.logs.tail import CHUNK, open_regular
+
+#: Files that a framework writes into its own folder, which may be given instead of them.
+LOGS = ("experiment_log.jsonl", "logging.jsonl", "metrics.jsonl")
+EVENTS = "events.out.tfevents."
+MAX_FILES = 10_000
+
+
+def event_files(path: Path, old: Collection[Path] = ()) -> list[Path]:
+    """Event files of the folder itself, else of those below it.
+
+    A folder below another one with event files is left out, and one without a scalar where others have some:
+    `add_hparams` writes such a folder into that of the run.
+
+    Args:
+        path: the folder.
+        old: files that are left out.
+    """
+    here = sorted(file for file in path.glob(f"{EVENTS}*") if file not in old)
+    if here:
+        return here
+    found = [file for _, file in zip(range(MAX_FILES), path.rglob(f"{EVENTS}*"), strict=False)]
+    files = [file for file in found if file not in old]
+    folders = {file.parent for file in files}
+    files = [file for file in files if folders.isdisjoint(file.parent.parents)]
+    if len({file.parent for file in files}) > 1:
+        files = [file for file in files if first_step(file) is not None]
+    return files
+
+
+def one_folder(path: Path, files: Sequence[Path]) -> Path | None:
+    """The folder of these event files, None without any.
+
+    Raises:
+        CliError: there are several, so they are of several runs.
+    """
+    folders = sorted({file.parent for file in files})
+    if len(folders) > 1:
+        several = listing([str(folder.relative_to(path)) for folder in folders])
+        raise CliError(f"{path} holds the event files of several runs: {several}. Name the folder of one.")
+    return folders[0] if folders else None
+
+
+def refuse_several(folder: Path) -> None:
+    """Raise if the event files of one folder are of several runs.
+
+    A trainer that goes on from a checkpoint begins after the first step, and when its former self has ended.
+
+    Raises:
+        CliError: naming the files.
+    """
+    begun: dict[int, str] = {}
+    for path in sorted(folder.glob(f"{EVENTS}*"))[:MAX_FILES]:
+        first = first_step(path)
+        if first is None:
+            continue
+        other = next((name for step, name in begun.items() if first <= step), None)
+        if other is not None:
+            raise CliError(
+                f"{folder} holds the event files of several runs: {other} and {path.name} both begin at the "
+                "start. Name the file of one, or give each run a folder of its own."
+            )
+        begun[first] = path.name
+
+
+def first_step(path: Path) -> int | None:
+    """The first step with a scalar; None without any, and of a file that is refused when it is read."""
+    events = Events()
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            while data := file.read(CHUNK):
+                if records := events.feed(data):
+                    return int(records[0]["step"])
+    except (OSError, DamagedError):
+        return None
+    return None

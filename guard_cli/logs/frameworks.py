@@ -1,0 +1,268 @@
+"""The RL frameworks: under which names they log, into which files, and where their checkpoints lie. Data.
+
+`rlguard replay` and `rlguard follow` read this one table, and `docs/follow.md` is generated from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+QUANTITIES = ("reward", "kl", "entropy", "reward_std", "heldout")
+
+#: In order of preference. W&B's `_step` counts log calls, so it comes last.
+STEP_NAMES = ("global_step", "training/global_step", "trainer/global_step", "step", "Step", "_step")
+
+
+def bare(column: str) -> str:
+    """A column's name without what the tracker put around it: `my-run - train/reward` is `reward`."""
+    return column.rpartition(" - ")[2].strip().removeprefix("train/")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of a run on which it depends what a metric is.
+
+    `key` is its last part in the run's configuration, `values` those under which the metric is a mean over
+    tokens of an estimate of the KL.
+    """
+
+    key: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the checkpoints of a framework lie, and when one is complete.
+
+    Fields:
+        folder: the name of a checkpoint's folder; the first group is its step.
+        models: folders in it that may hold the model in safetensors, "" for itself; the first that does.
+        marker: a file in it that the framework writes last; "" if there is none.
+        latest: a file beside the folders that names the newest complete step, alone or in JSON; "" if none.
+        latest_key: the key, where `latest` is JSON.
+        advice: what to set so that there are weights that can be scored.
+    """
+
+    folder: re.Pattern[str]
+    models: tuple[str, ...] = ("",)
+    marker: str = ""
+    latest: str = ""
+    latest_key: str = ""
+    advice: str = ""
+
+    @property
+    def place(self) -> str:
+        """The folder of a checkpoint, for people; `N` is its step."""
+        return self.folder.pattern.replace(r"(\d{1,15})", "N")
+
+    @property
+    def marks(self) -> bool:
+        """Whether the framework marks a checkpoint as complete."""
+        return bool(self.latest or self.marker)
+
+    @property
+    def complete_when(self) -> str:
+        """For people."""
+        if self.latest:
+            return f"`{self.latest}` names its step or a later one"
+        if self.marker:
+            return (
+                f"it holds `{self.marker}`, no older than its weights (else as without one: quiet for 30 s)"
+            )
+        return "its weights are whole, and no file changed for 30 s"
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """Names that one framework logs under. Of several names for one quantity, the first present is taken.
+
+    Fields:
+        name: as people write it.
+        reward: mean in-loop reward before any KL penalty.
+        kl: token-mean KL to the reference, nats/token.
+        kl_needs: name of a KL to the settings that decide whether it is a token mean.
+        not_kl: name of what looks like the KL to why it is not taken.
+        derived_from: the framework whose names it logs too, under which it must not be found.
+        metrics: the files or lines that can be read, for people.
+        whole_rows: one record holds everything of a step, so that the step need not wait for the next one.
+        layout: None where no checkpoint lies on a disk in a form that can be scored.
+        fixture: what made the log of the tests: the framework's own `writer`; the messages of `tensorboard`,
+            under the framework's tags; or else it has the exact shape of the `source`.
+    """
+
+    name: str
+    reward: tuple[str, ...]
+    kl: tuple[str, ...] = ()
+    entropy: tuple[str, ...] = ()
+    reward_std: tuple[str, ...] = ()
+    heldout: tuple[str, ...] = ()
+    kl_needs: Mapping[str, tuple[Setting, ...]] = field(default_factory=dict)
+    not_kl: Mapping[str, str] = field(default_factory=dict)
+    derived_from: str = ""
+    metrics: str = ""
+    whole_rows: bool = False
+    layout: Layout | None = None
+    fixture: Literal["writer", "tensorboard", "source"] = "source"
+
+    @property
+    def key(self) -> str:
+        """Its name as `--format` has it."""
+        return self.name.lower()
+
+    def pick(self, quantity: str, present: Collection[str]) -> str | None:
+        """The first name of `quantity` that is present, or None."""
+        return next((name for name in getattr(self, quantity) if name in present), None)
+
+
+#: Estimators whose mean is the KL, k1 and k3. `abs` and `mse` (k2) are distances of other size.
+ESTIMATORS = ("kl", "k1", "low_var_kl", "k3")
+KL_IN_REWARD = Setting("kl_penalty", ESTIMATORS)
+
+HUGGING_FACE = Layout(re.compile(r"checkpoint-(\d{1,15})"), marker="trainer_state.json")
+
+FRAMEWORKS = (
+    Framework("rlguard", ("reward",), ("kl",), ("entropy",), ("reward_std",), ("heldout",)),
+    Framework(  # Axolotl and Unsloth train with TRL's trainer
+        "TRL",
+        ("reward",),
+        ("kl",),
+        ("entropy",),
+        ("reward_std",),
+        ("killswitch/heldout_score",),
+        metrics='TensorBoard (`report_to="tensorboard"`), `trainer_state.json` of each checkpoint',
+        layout=HUGGING_FACE,
+        fixture="writer",
+    ),
+    Framework(
+        "verl",
+        ("critic/score/mean",),
+        ("actor/reward_kl_penalty",),
+        ("actor/entropy",),
+        kl_needs={"actor/reward_kl_penalty": (KL_IN_REWARD,)},
+        not_kl={
+            "actor/kl_loss": "is a sum over mini-batches and epochs from 0.7 on, divided by the gradient "
+            "accumulation before that, and 0 without use_kl_loss; algorithm.use_kl_in_reward=True logs "
+            "`actor/reward_kl_penalty`, which is a token mean"
+        },
+        metrics='`trainer.logger=["console","file"]`: its JSONL, or its console',
+        whole_rows=True,
+        layout=Layout(
+            re.compile(r"global_step_(\d{1,15})"),
+            models=("actor/lora_adapter", "actor/huggingface"),
+            latest="latest_checkpointed_iteration.txt",
+            advice="set `actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]`",
+        ),
+        fixture="writer",
+    ),
+    Framework(
+        "OpenRLHF",
+        ("reward", "rollout/reward_mean"),
+        ("kl",),
+        ("entropy_loss",),
+        ("rollout/reward_std",),
+        metrics="TensorBoard (`--logger.tensorboard_dir`)",
+        layout=Layout(re.compile(r"global_step(\d{1,15})_hf"), advice="add `--ckpt.save_hf`"),
+        fixture="tensorboard",
+    ),
+    Framework(
+        "NeMo-RL",
+        ("reward",),
+        ("kl_penalty",),
+        ("approx_entropy",),
+        metrics="TensorBoard (`logger.tensorboard_enabled=true`)",
+        layout=Layout(
+            re.compile(r"step_(\d{1,15})"),
+            models=(
+                "policy/weights/model/consolidated",
+                "policy/weights/consolidated",
+                "policy/weights/model",
+                "policy/weights",
+            ),
+            advice="set `checkpointing.save_consolidated=true`",
+        ),
+        fixture="tensorboard",
+    ),
+    Framework("torchtune", ("rewards", "scores"), ("kl_loss",), metrics="TensorBoard", fixture="tensorboard"),
+    Framework(
+        "prime-rl",
+        ("all/reward/mean", "reward/all/mean"),
+        (),
+        ("entropy/all/mean",),
+        ("all/reward/std", "reward/all/std"),
+        metrics="`metrics.jsonl` of its file monitor",
+        layout=Layout(
+            re.compile(r"step_(\d{1,15})"),
+            models=("weight", ""),
+            marker="STABLE",
+            advice="let it save weights as safetensors",
+        ),
+    ),
+    Framework(
+        "SkyRL",
+        ("reward/avg_raw_reward",),
+        metrics="TensorBoard (`trainer.logger=tensorboard`)",
+        layout=Layout(
+            re.compile(r"global_step_(\d{1,15})"), models=("policy",), advice="set `trainer.hf_save_interval`"
+        ),
+        fixture="tensorboard",
+    ),
+    Framework(
+        "slime",
+        ("rollout/raw_reward",),
+        not_kl={"kl_loss": "is counted in optimizer steps, and the reward in rollouts"},
+        metrics="TensorBoard (`--use-tensorboard`)",
+        layout=Layout(re.compile(r"(\d{1,15})"), advice="add `--save-hf DIR/{rollout_id}`"),
+        fixture="tensorboard",
+    ),
+    Framework(
+        "ROLL",
+        ("critic/score/mean",),
+        ("critic/kl",),
+        ("actor/entropy",),
+        kl_needs={"critic/kl": (KL_IN_REWARD,)},
+        not_kl={"actor/kl_loss": "is aggregated as the run's loss is, which its log does not say"},
+        metrics="its standard output (`metrics_tag: …`), TensorBoard",
+        whole_rows=True,
+    ),
+    Framework(
+        "EasyR1",
+        ("reward/overall",),
+        ("actor/kl_loss", "critic/kl"),
+        ("actor/entropy_loss",),
+        kl_needs={
+            "actor/kl_loss": (Setting("loss_avg_mode", ("token",)), KL_IN_REWARD),
+            "critic/kl": (KL_IN_REWARD,),
+        },
+        derived_from="verl",
+        metrics="`experiment_log.jsonl`",
+        whole_rows=True,
+        layout=Layout(
+            re.compile(r"global_step_(\d{1,15})"),
+            models=("actor/huggingface",),
+            latest="checkpoint_tracker.json",
+            latest_key="last_global_step",
+            advice="merge its shards with `scripts/model_merger.py`",
+        ),
+    ),
+    Framework(
+        "ms-swift",
+        ("reward",),
+        ("kl",),
+        ("entropy",),
+        ("reward_std",),
+        metrics="`logging.jsonl`",
+        layout=HUGGING_FACE,
+    ),
+    Framework(
+        "tinker",
+        ("env/all/reward/total", "reward/mean", "reward/total"),
+        ("kl_policy_base",),
+        metrics="`metrics.jsonl`",
+        whole_rows=True,
+    ),
+)
+
+BY_KEY = {framework.key: framework for framework in FRAMEWORKS}

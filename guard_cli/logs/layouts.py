@@ -1,0 +1,175 @@
+"""Finds the checkpoints of a run that are complete, by the framework's own marker or layout.
+
+What lies there is a trainer's, so hostile: no link is followed, no file is loaded, and of each only a bounded
+part is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS, Layout
+
+#: Without a marker a checkpoint is complete when none of its files has changed for so long, seconds.
+QUIET_SECONDS = 30.0
+_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
+MAX_ENTRIES = 10_000
+MAX_HEADER = 64 << 20
+MAX_SMALL_FILE = 16 << 20
+_WHAT_HOSTILE_FILES_RAISE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
+    struct.error,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteCheckpoint:
+    """A checkpoint that is complete: its step, the folder with the model, and when that was written, ns."""
+
+    step: int
+    path: Path
+    written: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A checkpoint that is complete as the framework saves it, without weights that can be scored."""
+
+    step: int
+    path: Path
+    advice: str
+
+
+def layouts_of(framework: str | None) -> tuple[Layout, ...]:
+    """Where to look: the layout of one framework, or every one that cannot be taken for another's."""
+    if framework is not None:
+        layout = BY_KEY[framework].layout
+        return () if layout is None else (layout,)
+    every = [f.layout for f in FRAMEWORKS if f.layout is not None and f.name != "slime"]
+    return tuple(dict.fromkeys(every))
+
+
+def find(root: Path, layouts: Sequence[Layout], now: float | None = None) -> list[CompleteCheckpoint | Unfit]:
+    """The complete checkpoints directly below `root`, by step.
+
+    Args:
+        root: a folder, which need not exist yet.
+        layouts: of these, the first by which a folder is complete.
+        now: the time, seconds since 1970; None asks the clock.
+    """
+    now = time.time() if now is None else now
+    found: list[CompleteCheckpoint | Unfit] = []
+    for name, path in _folders(root):
+        checked = [c for layout in layouts if (c := _check(root, name, path, layout, now)) is not None]
+        fit = [c for c in checked if isinstance(c, CompleteCheckpoint)]
+        found += fit[:1] or checked[:1]
+    return sorted(found, key=lambda c: c.step)
+
+
+def _folders(root: Path) -> Iterator[tuple[str, Path]]:
+    try:
+        with os.scandir(root) as entries:
+            for _, entry in zip(range(MAX_ENTRIES), entries, strict=False):
+                if entry.is_dir(follow_symlinks=False):
+                    yield entry.name, Path(entry.path)
+    except OSError:
+        return  # it is not there yet, or no longer
+
+
+def _check(
+    root: Path, name: str, path: Path, layout: Layout, now: float
+) -> CompleteCheckpoint | Unfit | None:
+    match = layout.folder.fullmatch(name)
+    if match is None:
+        return None
+    step = int(match[1])
+    try:
+        marked = _marked(root, path, layout, step)
+        if marked is None:
+            return None
+        model = next((m for sub in layout.models if _has_weights(m := path / sub)), None)
+        if model is None:
+            return Unfit(step, path, layout.advice) if layout.marks else None
+        written = _newest(model)
+        # An old mark beside a newer file: it is being written again. A file within the checkpoint is written
+        # before some others of it, and a copy has any order, so there the weights or the quiet count.
+        newest = written if layout.latest else max(_when(file) for file in _weights(model))
+        settled = newest <= marked or (not layout.latest and _is_quiet(written, now))
+        return CompleteCheckpoint(step, model, written) if settled and _whole(model) else None
+    except _WHAT_HOSTILE_FILES_RAISE:
+        return None  # it changes, or goes, while it is looked at
+
+
+def _is_quiet(written: int, now: float) -> bool:
+    return now - written / 1e9 >= QUIET_SECONDS
+
+
+def _marked(root: Path, path: Path, layout: Layout, step: int) -> int | None:
+    """When the framework marked it as complete, ns; 0 where it has no mark; None if it has not yet."""
+    if layout.latest:
+        file = root / layout.latest
+        text = _small(file).decode()
+        newest = json.loads(text)[layout.latest_key] if layout.latest_key else int(text)
+        return _when(file) if isinstance(newest, int) and newest >= step else None
+    if layout.marker:
+        return _when(path / layout.marker) if (path / layout.marker).is_file() else None
+    return 0
+
+
+def _has_weights(model: Path) -> bool:
+    return model.is_dir() and not model.is_symlink() and any(True for _ in _weights(model))
+
+
+def _weights(model: Path) -> Iterator[Path]:
+    with os.scandir(model) as entries:
+        for _, entry in zip(range(MAX_ENTRIES), entries, strict=False):
+            if entry.name.endswith(".safetensors") and entry.is_file(follow_symlinks=False):
+                yield Path(entry.path)
+
+
+def _newest(model: Path) -> int:
+    with os.scandir(model) as entries:
+        files = [e for _, e in zip(range(MAX_ENTRIES), entries, strict=False) if e.is_file()]
+        return max(e.stat(follow_symlinks=False).st_mtime_ns for e in files)
+
+
+def _whole(model: Path) -> bool:
+    """Whether each file of weights is as long as its header says, and all that the index names are there."""
+    there = {file.name for file in _weights(model) if _is_whole(file)}
+    if any(file.name not in there for file in _weights(model)):
+        return False
+    index = model / "model.safetensors.index.json"
+    if not index.exists():  # it is written after the shards
+        return not any(_SHARD.fullmatch(name) for name in there)
+    return set(json.loads(_small(index))["weight_map"].values()) <= there
+
+
+def _when(file: Path) -> int:
+    return os.lstat(file).st_mtime_ns
+
+
+def _is_whole(file: Path) -> bool:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > min(MAX_HEADER, size):
+            return False
+        header = json.loads(stream.read(length))
+    ends = [t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"]
+    return bool(size == 8 + length + max(ends, default=0))
+
+
+def _small(file: Path) -> bytes:
+    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError("no regular file")
+        return stream.read(MAX_SMALL_FILE)

@@ -1,0 +1,349 @@
+"""Which column of a log is what: metric names of the RL frameworks to RLGuard's canonical names. Pure.
+
+Only a name in `frameworks.FRAMEWORKS` is taken by itself. A look-alike of the KL (`_lookalike`) is never
+taken, not even by `--map`: a KL between the policy and the one that sampled, or a KL summed over a sequence,
+would be held against a threshold in nats/token of KL to the reference, and the verdict would mean nothing.
+
+The trainer chooses the names. `re` lets no other thread run, not the one that ends the trainer, so names are
+compared by their parts: no expression here can be slower than the name is long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from guard_cli.errors import CliError
+from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS, QUANTITIES, STEP_NAMES, Framework, Setting, bare
+from guard_cli.logs.records import MAX_NAME
+
+#: What `--map NAME=column` may name.
+CANONICAL = (
+    "step",
+    "attempt",
+    "reward",
+    "kl",
+    "entropy",
+    "reward_std",
+    "heldout",
+    "items",
+    "proxy_items",
+    "kl_kind",
+    "pass_index",
+    "step_event",
+    "heldout_event",
+)
+
+
+_BEHAVIOUR = "is the drift from the policy that sampled the batch, not from the reference"
+_MISMATCH = "is the mismatch between trainer and inference engine, not the drift from the reference"
+_SUM = "is summed over the tokens of a sequence; the threshold is a mean per token"
+_COEFFICIENT = "is a coefficient, not a KL"
+
+_APPROXIMATE = frozenset(
+    f"{old}approx{joint}{policy}kl{s}{mean}"
+    for old in ("", "old_")
+    for joint in ("", "_")
+    for policy in ("", "policy_")
+    for s in ("", "s")
+    for mean in ("", "_avg", "_mean")
+)
+_MISMATCHES = frozenset({"gen_kl_error", "policy_kl_error", "js_divergence_error", "vllm_kl"})
+_COEFFICIENTS = ("coef", "coeff", "ctl", "controller", "beta", "target")
+
+#: (columns that together give a recipe away, why its column `kl` is not the token-mean KL to the reference).
+_FALSE_KL = (
+    (
+        {"ratio", "reward"},
+        "comes from TRL's async_grpo (there is a column `ratio`), where `kl` is the drift between the policy "
+        "and the rollouts",
+    ),
+    ({"kl_loss"}, f"stands beside `kl_loss`: it {_BEHAVIOUR}"),
+    *(
+        ({mark}, f"comes from a torchtune PPO recipe, where `kl` {_SUM}")
+        for mark in ("approx_policy_kl", "rlhf_reward", "kl_reward")
+    ),
+)
+
+#: Looks like the in-loop reward but had the KL penalty taken off.
+_PENALISED_REWARDS = ("critic/rewards/mean", "rlhf_reward", "objective/rlhf_reward")
+
+_EVALUATIONS = tuple(
+    kind + joint for kind in ("eval", "val", "valid", "validation", "test") for joint in "-_/"
+)
+_SCORES = ("reward", "score", "acc", "mean@", "pass@", "best@", "maj@")
+#: A spread, a share of groups, a count or a length is no score.
+_NO_SCORE = frozenset(
+    {"std", "stddev", "var", "variance", "frac", "fraction", "count", "num", "n", "samples", "total"}
+    | {"length", "len", "tokens"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which column is what. `source[canonical]` is the name as it is in the file."""
+
+    framework: str
+    source: Mapping[str, str]
+    notes: tuple[str, ...] = field(default=())
+
+
+def wanted(column: str) -> bool:
+    """Whether a reader must keep the values of this column although no `--map` names it."""
+    name = bare(column)
+    return name in CANONICAL or name in _KNOWN
+
+
+def why_not_kl(column: str, present: Collection[str]) -> str | None:
+    """Why `column` is not the token-mean KL to the reference, or None if nothing speaks against it.
+
+    Args:
+        column: a bare name.
+        present: the bare names of all columns of the log.
+    """
+    if why := _lookalike(column):
+        return why
+    if column == "kl":
+        for marks, why in _FALSE_KL:
+            if marks.issubset(present):
+                return why
+    return None
+
+
+def _lookalike(column: str) -> str:
+    """Why a column is known not to be the KL, by its name alone; "" if it is not known."""
+    first, *_ = parts = column.split("/")
+    last = parts[-1]
+    if "ppo_kl" in parts or last in _APPROXIMATE:
+        return _BEHAVIOUR
+    if first == "mismatch_kl" or last in _MISMATCHES or any(p.startswith("kl_sample_train") for p in parts):
+        return _MISMATCH
+    if first in ("rollout_corr", "rollout_is") and any("kl" in part for part in parts[1:]):
+        return _MISMATCH
+    if column in ("objective/kl", "objective/kl_dist"):
+        return _SUM
+    if last == "kl_reward":
+        return "is the penalty that was taken off the reward, not the KL"
+    name = column.removesuffix("s")
+    is_coefficient = any(name.endswith(end) and "kl" in name.removesuffix(end) for end in _COEFFICIENTS)
+    return _COEFFICIENT if is_coefficient else ""
+
+
+def resolve(
+    columns: Collection[str],
+    overrides: Mapping[str, str],
+    framework: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Columns:
+    """Say which column is what.
+
+    Args:
+        columns: every column name in the file.
+        overrides: canonical name to column, from `--map`.
+        framework: key of the framework that wrote it; None finds it by the names.
+        settings: what is known of the run's own configuration, by `Setting.key`.
+
+    Raises:
+        CliError: an override names no column or a look-alike; the step or the reward is missing or
+            could be several columns.
+    """
+    every, columns = columns, [name for name in columns if len(name) <= MAX_NAME]
+    _check_overrides(columns, overrides)
+    by_bare = _by_bare_name(columns)
+    found = BY_KEY[framework] if framework is not None else _framework(by_bare, overrides)
+    source: dict[str, str] = {
+        name: by_bare[name]
+        for name in (
+            *("attempt", "items", "proxy_items", "kl_kind", "pass_index"),
+            *("step_event", "heldout_event"),
+        )
+        if name in by_bare
+    }
+    step = next((name for name in STEP_NAMES if name in by_bare), None)
+    if step is not None:
+        source["step"] = by_bare[step]
+    notes: list[str] = []
+    for quantity in QUANTITIES:
+        name = _kl(found, by_bare, settings or {}, notes) if quantity == "kl" else None
+        if quantity != "kl":
+            name = found.pick(quantity, by_bare) if found else None
+        if name is None and quantity == "heldout" and "heldout" in by_bare:
+            name = "heldout"
+        if name is not None:
+            source[quantity] = by_bare[name]
+    source.update(overrides)
+    _require(source, columns)
+    if "kl" in overrides:
+        notes.clear()
+    elif "kl" not in source and not notes:
+        notes.extend(_refused_kls(by_bare))
+    if "heldout" not in source and "items" not in source:
+        notes.extend(_heldout_candidates(by_bare))
+    if len(columns) < len(every):
+        notes.append(f"Columns with names of more than {MAX_NAME} characters are not looked at.")
+    return Columns(found.name if found else "unknown", source, tuple(notes))
+
+
+def _kl(
+    framework: Framework | None, by_bare: Mapping[str, str], settings: Mapping[str, str], notes: list[str]
+) -> str | None:
+    """The first name of the KL that is known to be a token mean; why the others are not, in `notes`."""
+    for name in framework.kl if framework else ():
+        if name not in by_bare or why_not_kl(name, by_bare):
+            continue
+        needs = framework.kl_needs.get(name, ()) if framework else ()
+        why = next(filter(None, (_why_no_token_mean(setting, settings) for setting in needs)), "")
+        if not why:
+            return name
+        notes.append(f"`{by_bare[name]}` is not taken as the KL to the reference: {why}.")
+    for name, why in framework.not_kl.items() if framework else ():
+        if name in by_bare:
+            notes.append(f"`{by_bare[name]}` is not taken as the KL to the reference: it {why}.")
+    return None
+
+
+def _why_no_token_mean(needs: Setting, settings: Mapping[str, str]) -> str:
+    if settings.get(needs.key) in needs.values:
+        return ""
+    fit = " or ".join(needs.values)
+    if needs.key in settings:
+        return (
+            f"the run has {needs.key}={settings[needs.key]!r:.40}, and it is the KL as a mean over tokens "
+            f"under {fit} alone"
+        )
+    return (
+        f"it is the KL as a mean over tokens under {needs.key}={fit} alone, and the run's configuration was "
+        "not found: give it with --run-config, or vouch for it with --map kl=NAME"
+    )
+
+
+def _check_overrides(columns: Collection[str], overrides: Mapping[str, str]) -> None:
+    for canonical, column in overrides.items():
+        if canonical not in CANONICAL:
+            raise CliError(f"--map {canonical}={column}: {canonical!r} is none of {', '.join(CANONICAL)}.")
+        if column not in columns:
+            raise CliError(f"--map {canonical}={column}: there is no such column. Found: {listing(columns)}.")
+    kl = overrides.get("kl")
+    if kl is not None and (why := why_not_kl(bare(kl), {bare(c) for c in columns})):
+        raise CliError(
+            f"--map kl={kl} is refused: `{kl}` {why}. "
+            "Leave the KL out; the KL rule is then inert and the replay says so."
+        )
+
+
+def _by_bare_name(columns: Collection[str]) -> dict[str, str]:
+    """Bare name to column; W&B's __MIN and __MAX are no columns of their own."""
+    found: dict[str, list[str]] = {}
+    for column in columns:
+        if not column.endswith(("__MIN", "__MAX")):
+            found.setdefault(bare(column), []).append(column)
+    for name, several in found.items():
+        if len(several) > 1 and (name in _KNOWN or name in CANONICAL):
+            raise CliError(
+                f"{listing(several)} could each be `{name}`: several runs in one file? "
+                f"Choose one with --map {_quantity(name)}={several[0]!r}, or export one run."
+            )
+    return {name: several[0] for name, several in found.items()}
+
+
+def _framework(by_bare: Mapping[str, str], overrides: Mapping[str, str]) -> Framework | None:
+    """The framework with most of its names in the log; an error if two disagree about the reward."""
+    ranked = sorted(FRAMEWORKS, key=lambda f: -_matches(f, by_bare))
+    with_reward = [f for f in ranked if f.pick("reward", by_bare) and _matches(f, by_bare)]
+    parents = {f.derived_from for f in with_reward} - {""}
+    theirs = {name for f in FRAMEWORKS if f.name in parents for name in f.reward}
+    with_reward = [f for f in with_reward if f.pick("reward", by_bare) not in theirs]
+    rewards = {f.pick("reward", by_bare): f.name for f in reversed(with_reward)}
+    if len(rewards) > 1 and "reward" not in overrides:
+        several = ", ".join(f"`{name}` ({who})" for name, who in rewards.items())
+        raise CliError(f"the reward could be {several}. Choose one with --map reward=NAME.")
+    if with_reward:
+        return with_reward[0]
+    return ranked[0] if _matches(ranked[0], by_bare) else None
+
+
+def _matches(framework: Framework, by_bare: Mapping[str, str]) -> int:
+    score = sum(framework.pick(quantity, by_bare) is not None for quantity in QUANTITIES)
+    if framework.name == "rlguard":  # `reward` and `kl` alone say TRL; these three columns are the guard's
+        score = score if {"items", "heldout", "kl_kind"} & by_bare.keys() else 0
+    return score
+
+
+def _require(source: Mapping[str, str], columns: Collection[str]) -> None:
+    if "step" not in source:
+        raise CliError(
+            f"no column says the step (looked for {', '.join(STEP_NAMES)}). Found: {listing(columns)}. "
+            "Name it with --map step=NAME."
+        )
+    if "reward" not in source:
+        near = [c for c in columns if bare(c) in _PENALISED_REWARDS]
+        why = f" {listing(near)} has the KL penalty taken off, so it is not the reward." if near else ""
+        raise CliError(
+            f"no column is known to be the reward. Found: {listing(columns)}.{why} "
+            "Name it with --map reward=NAME."
+        )
+
+
+def _refused_kls(by_bare: Mapping[str, str]) -> list[str]:
+    """A sentence for each column that looks like the KL, for a log in which none was taken."""
+    notes = []
+    for name, column in by_bare.items():
+        why = why_not_kl(name, by_bare)
+        if why and why != _COEFFICIENT:
+            notes.append(f"`{column}` is not taken as the KL to the reference: it {why}.")
+        elif not why and "kl" in _words(name):
+            notes.append(
+                f"`{column}` is not a name known for the KL to the reference; if it is its token mean "
+                f"in nats, say --map kl={column}."
+            )
+    return notes
+
+
+def _heldout_candidates(by_bare: Mapping[str, str]) -> list[str]:
+    found = [
+        column for name, column in by_bare.items() if _is_evaluation(name) and not _words(name) & _NO_SCORE
+    ]
+    if not found:
+        return []
+    return [
+        f"{listing(found)} may be scored by the training reward itself, which a hack games too. If its "
+        f"grader and its items are independent of training, say --map heldout={found[0]}."
+    ]
+
+
+def _is_evaluation(name: str) -> bool:
+    return name.startswith(_EVALUATIONS) and any(score in name for score in _SCORES)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[^a-z]+", name.lower()))
+
+
+def listing(names: Collection[str], most: int = 12) -> str:
+    """Names for a message, cut after `most`."""
+    shown = ", ".join(f"`{plain(name, 100)}`" for name in list(names)[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "") if names else "nothing"
+
+
+def plain(text: str, most: int = 2_000) -> str:
+    """What others wrote, for a terminal: one line without control characters, cut."""
+    cut = text if len(text) <= most else text[: most - 1] + "…"
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
+
+
+def _quantity(name: str) -> str:
+    if name in CANONICAL:
+        return name
+    if name in STEP_NAMES:
+        return "step"
+    for framework in FRAMEWORKS:
+        for quantity in QUANTITIES:
+            if name in getattr(framework, quantity):
+                return quantity
+    raise AssertionError(name)
+
+
+_KNOWN = frozenset(STEP_NAMES) | {
+    name for framework in FRAMEWORKS for quantity in QUANTITIES for name in getattr(framework, quantity)
+}

@@ -1,0 +1,379 @@
+"""Reads the files that runs leave behind into one `Table`: JSONL, CSV, TensorBoard, console and others.
+
+It keeps the columns that `names` knows or `--map` names, whatever their meaning; which is which, `run`
+decides. A line that cannot be read stops the replay: half a log would give a verdict on half a run.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any
+
+from guard_cli.errors import CliError
+from guard_cli.logs import names
+from guard_cli.logs.events import LOGS, event_files, refuse_several
+from guard_cli.logs.records import ConsoleLines, DamagedError, Events, flatten
+from guard_cli.logs.table import OBJECTS, Chunk, Table, build
+
+#: Of JSON lines and of CSV. What fits into the processor's cache is read up to four times as fast.
+CHUNK_BYTES = 1 << 20
+CHUNK_ROWS = 1_000
+
+#: How many bad lines an error names.
+MOST_SHOWN = 5
+
+Keep = Callable[[str], bool]
+
+
+def read(path: Path, overrides: Collection[str] = ()) -> Table:
+    """Read a file or a folder.
+
+    Args:
+        path: a log; or a folder that holds exactly one: a report of `rlguard run` (history.jsonl), a guard's
+            state directory, an output folder of TRL (trainer_state.json, also in its newest checkpoint),
+            TensorBoard event files.
+        overrides: columns to keep besides those that `names` knows.
+
+    Raises:
+        CliError: there is nothing to read, or it cannot be read; with the line.
+    """
+    if not path.exists():
+        raise CliError(f"{path}: there is no such file or folder.")
+    if path.is_dir():
+        return _read_folder(path, overrides)
+
+    def keep(column: str) -> bool:
+        return column in overrides or names.wanted(column)
+
+    try:
+        return _reader(path)(path, keep)
+    except UnicodeDecodeError as error:
+        raise CliError(f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start}).") from None
+    except OSError as error:
+        raise CliError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def _read_folder(path: Path, overrides: Collection[str]) -> Table:
+    if (store := _read_state_dir(path)) is not None:
+        return store
+    logs = [log for name in LOGS if (log := path / name).is_file()]
+    if len(logs) == 1:
+        return read(logs[0], overrides)
+    return _read_run(path, overrides, logs)
+
+
+def _read_run(path: Path, overrides: Collection[str], logs: list[Path]) -> Table:
+    """A folder without a log of its own name: whichever one run is in it."""
+    if (path / "meta.yaml").is_file() and (path / "metrics").is_dir():
+        return read_mlflow(path, lambda column: column in overrides or names.wanted(column))
+    histories = sorted(path.glob("history.jsonl")) or sorted(path.glob("*/history.jsonl"))
+    states = (
+        sorted(path.glob("trainer_state.json"))
+        or sorted(path.glob("checkpoint-*/trainer_state.json"), key=_checkpoint_number)[-1:]
+    )
+    events = event_files(path)
+    wandb = sorted(path.rglob("wandb-history.jsonl"))
+    if len(histories) == 1:
+        return read(histories[0], overrides)
+    if not histories and states:
+        return read(states[0], overrides)
+    if not histories and len(wandb) == 1 and not events:
+        return read(wandb[0], overrides)
+    folders = {event.parent for event in events}
+    if not histories and not wandb and len(folders) == 1:
+        refuse_several(events[0].parent)
+        return read_tensorboard(events, lambda column: column in overrides or names.wanted(column))
+    found = [str(p.relative_to(path)) for p in [*logs, *histories, *wandb, *sorted(folders)]]
+    if found:
+        raise CliError(f"{path} holds several runs: {names.listing(found)}. Name one of them.")
+    raise CliError(
+        f"{path} holds no run: looked for history.jsonl (a report of rlguard run), a guard's store, "
+        f"{', '.join(LOGS)}, trainer_state.json, wandb-history.jsonl, TensorBoard event files and MLflow's "
+        "meta.yaml."
+    )
+
+
+def _read_state_dir(path: Path) -> Table | None:
+    """The history of a guard's state directory, or None if it is none."""
+    from guard_service.errors import StoreError
+    from guard_service.store import FILE_NAME, export_history
+
+    if not (path / FILE_NAME).is_file():
+        return None
+    found: dict[str, None] = {}
+    try:
+        rows = list(export_history(path))
+    except StoreError as error:
+        raise CliError(f"{error}.") from None
+    chunks = [_chunk_of_rows(rows, range(1, len(rows) + 1), names.wanted, found)] if rows else []
+    return build("guard state", chunks, OBJECTS.__contains__, f"{path}: row", found)
+
+
+def _checkpoint_number(state: Path) -> int:
+    digits = state.parent.name.rpartition("-")[2]
+    return int(digits) if digits.isdigit() else -1
+
+
+def _reader(path: Path) -> Callable[[Path, Keep], Table]:
+    if ".tfevents." in path.name:
+        return lambda p, keep: read_tensorboard([p], keep)
+    suffix = path.suffix.lower()
+    readers = {".jsonl": read_jsonl, ".ndjson": read_jsonl, ".csv": read_csv, ".json": read_json}
+    if suffix == ".wandb":
+        raise CliError(
+            f"{path}: W&B's own binary log is not read. Export the run's history as CSV (the table's or "
+            "chart's download) or JSONL (`run.scan_history()`, one JSON object a line)."
+        )
+    return readers.get(suffix, read_console)
+
+
+# -- JSON lines ----------------------------------------------------------------------------------------
+
+
+def read_jsonl(path: Path, keep: Keep) -> Table:
+    """One JSON object a line; blank lines are passed over.
+
+    Raises:
+        CliError: naming the lines that are no JSON object.
+    """
+    found: dict[str, None] = {}
+    return build("JSONL", _json_chunks(path, keep, found), OBJECTS.__contains__, f"{path}: line", found)
+
+
+def _json_chunks(path: Path, keep: Keep, found: dict[str, None]) -> Iterator[Chunk]:
+    from pydantic_core import from_json
+
+    first = 1
+    with path.open("rb") as file:
+        while lines := file.readlines(CHUNK_BYTES):
+            numbers: Any = range(first, first + len(lines))
+            first += len(lines)
+            if any(line.isspace() for line in lines):
+                full = [(n, line) for n, line in zip(numbers, lines, strict=True) if not line.isspace()]
+                numbers, lines = [n for n, _ in full], [line for _, line in full]
+            try:
+                rows = [from_json(line) for line in lines]
+            except ValueError:
+                rows = []
+            if len(rows) != len(lines) or not all(type(row) is dict for row in rows):
+                raise CliError(_bad_lines(path, numbers, lines))
+            nested = any(type(value) is dict for row in rows for value in row.values())
+            rows = [flatten(row) for row in rows] if nested or "global_step/max_steps" in rows[0] else rows
+            yield _chunk_of_rows(rows, numbers, keep, found)
+
+
+def _chunk_of_rows(rows: list[dict[str, Any]], lines: Any, keep: Keep, found: dict[str, None]) -> Chunk:
+    columns = set().union(*rows)
+    found.update(dict.fromkeys(sorted(columns)))
+    return Chunk(lines, {name: [row.get(name) for row in rows] for name in columns if keep(name)})
+
+
+def _bad_lines(path: Path, numbers: Any, lines: list[bytes]) -> str:
+    bad = [(n, line, why) for n, line in zip(numbers, lines, strict=True) if (why := _why_bad(line))]
+    shown = "; ".join(f"line {n}: {why}: {_excerpt(line)}" for n, line, why in bad[:MOST_SHOWN])
+    more = f"; and {len(bad) - MOST_SHOWN} more" if len(bad) > MOST_SHOWN else ""
+    return f"{path}: {shown}{more}. Nothing was judged: repair or remove these lines."
+
+
+def _why_bad(line: bytes) -> str:
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    except ValueError as error:
+        cut = "" if line.endswith(b"\n") else ", and it has no line end: cut short while it was written?"
+        return f"not JSON ({error}){cut}"
+    return "" if isinstance(value, dict) else f"a JSON {type(value).__name__}, not an object"
+
+
+def _excerpt(line: bytes) -> str:
+    text = line.decode("utf-8", errors="replace").strip()
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# -- CSV -----------------------------------------------------------------------------------------------
+
+
+def read_csv(path: Path, keep: Keep) -> Table:
+    """A header line and one row a line; an empty cell is a missing value.
+
+    Raises:
+        CliError: there is no header, a name stands in it twice, or a row has too few or too many cells.
+    """
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file)
+        header = [name.strip() for name in next(reader, [])]
+        if not any(header):
+            raise CliError(f"{path}: empty; expected a header line with the names of the columns.")
+        twice = sorted({name for name in header if header.count(name) > 1})
+        if twice:
+            raise CliError(f"{path}: line 1: {names.listing(twice)} stands twice in the header.")
+        chunks = _csv_chunks(path, reader, header, keep)
+        return build("CSV", chunks, OBJECTS.__contains__, f"{path}: line", header)
+
+
+def _csv_chunks(path: Path, reader: Any, header: list[str], keep: Keep) -> Iterator[Chunk]:
+    kept = [(i, name) for i, name in enumerate(header) if keep(name)]
+    before = reader.line_num
+    while rows := _csv_rows(path, reader):
+        lines: Any = range(before + 1, reader.line_num + 1)
+        if len(lines) != len(rows):  # there are line ends in cells
+            lines = list(accumulate((1 + "".join(row).count("\n") for row in rows), initial=before))[1:]
+        if {*map(len, rows)} != {len(header)} or header in rows:
+            lines, rows = _full_rows(path, lines, rows, header)
+        cells = list(zip(*rows, strict=True)) or [()] * len(header)
+        columns = {name: [cell or None for cell in cells[i]] for i, name in kept}
+        for name in {"items", "proxy_items"} & columns.keys():
+            columns[name] = [_json_cell(path, n, name, v) for n, v in zip(lines, columns[name], strict=True)]
+        yield Chunk(lines, columns)
+        before = reader.line_num
+
+
+def _csv_rows(path: Path, reader: Any) -> list[list[str]]:
+    try:
+        return list(islice(reader, CHUNK_ROWS))
+    except csv.Error as error:
+        raise CliError(f"{path}: line {reader.line_num}: not CSV: {error}.") from None
+
+
+def _full_rows(
+    path: Path, lines: Iterable[int], rows: list[list[str]], header: list[str]
+) -> tuple[list[int], list[list[str]]]:
+    """Without blank lines and the header of a restarted writer; no other row may be longer or shorter."""
+    full = [(line, row) for line, row in zip(lines, rows, strict=True) if row and row != header]
+    for line, row in full:
+        if len(row) != len(header):
+            raise CliError(
+                f"{path}: line {line}: {len(row)} cells, but the header names {len(header)}. "
+                "Nothing was judged: repair or remove this line."
+            )
+    return [line for line, _ in full], [row for _, row in full]
+
+
+def _json_cell(path: Path, line: int, name: str, cell: str | None) -> Any:
+    try:
+        return None if cell is None else json.loads(cell)
+    except ValueError:
+        raise CliError(f"{path}: line {line}: `{name}` is not a JSON list: {cell!r:.60}.") from None
+
+
+# -- TRL -----------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path, keep: Keep) -> Table:
+    """TRL's trainer_state.json: its `log_history` is a list of rows.
+
+    Raises:
+        CliError: it is no JSON, or has no `log_history`.
+    """
+    from pydantic_core import from_json
+
+    try:
+        state = from_json(path.read_bytes())
+    except ValueError as error:
+        raise CliError(
+            f"{path}: not JSON ({error}). A log of one object a line must be named *.jsonl."
+        ) from None
+    rows = state.get("log_history") if isinstance(state, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise CliError(f"{path}: a JSON file must be TRL's trainer_state.json with a list `log_history`.")
+    found: dict[str, None] = {}
+    chunks = [_chunk_of_rows(rows, range(1, len(rows) + 1), keep, found)] if rows else []
+    return build("trainer_state.json", chunks, OBJECTS.__contains__, f"{path}: log_history entry", found)
+
+
+# -- TensorBoard ---------------------------------------------------------------------------------------
+
+
+def read_tensorboard(paths: Sequence[Path], keep: Keep) -> Table:
+    """Event files of one run, in the order in which they were begun; one row a step and file.
+
+    Raises:
+        CliError: a file is no event file, or damaged.
+    """
+    found: dict[str, None] = {}
+    cut: list[str] = []
+    chunks = [_event_chunk(path, keep, found, cut) for path in sorted(paths, key=lambda p: p.name)]
+    table = build("TensorBoard", chunks, OBJECTS.__contains__, "step", found)
+    note = f"{', '.join(cut)} ends in mid-record: what was written up to there is replayed." if cut else None
+    return replace(table, cut=note)
+
+
+def _event_chunk(path: Path, keep: Keep, found: dict[str, None], cut: list[str]) -> Chunk:
+    """The scalars of one file as rows by step. Of a step written twice, the later value counts."""
+    events = Events()
+    series: dict[str, dict[int, float]] = {}
+    try:
+        records = events.feed(path.read_bytes())
+    except DamagedError as error:
+        raise CliError(f"{path}: {error}.") from None
+    for record in records:
+        for tag in record.keys() - {"step"}:
+            found[tag] = None
+            if keep(tag):
+                series.setdefault(tag, {})[record["step"]] = record[tag]
+    if events.in_mid_record:
+        cut.append(path.name)
+    steps = sorted(set().union(*series.values()))
+    columns = {tag: [values.get(step) for step in steps] for tag, values in series.items()}
+    found["step"] = None
+    return Chunk(steps, {**columns, "step": steps})
+
+
+# -- what a trainer prints -----------------------------------------------------------------------------
+
+
+def read_console(path: Path, keep: Keep) -> Table:
+    """The lines of a trainer's output that hold its metrics: those of verl and ROLL, and JSON objects.
+
+    Raises:
+        CliError: there is none.
+    """
+    lines = ConsoleLines()
+    rows = [*lines.feed(path.read_bytes()), *lines.rest()]
+    if not rows:
+        raise CliError(
+            f"{path}: holds no metrics that are known: lines such as `step:1 - critic/score/mean:0.4 - …` "
+            "(verl), `metrics_tag: {…}` (ROLL) or JSON objects. A log of another form must be named by what "
+            "it is: *.jsonl, *.csv, events.out.tfevents.*, trainer_state.json."
+        )
+    found: dict[str, None] = {}
+    chunk = _chunk_of_rows([dict(row) for row in rows], range(1, len(rows) + 1), keep, found)
+    return build("console", [chunk], OBJECTS.__contains__, f"{path}: line with metrics", found)
+
+
+# -- MLflow --------------------------------------------------------------------------------------------
+
+
+def read_mlflow(folder: Path, keep: Keep) -> Table:
+    """A run's folder of MLflow's file store: a file for each metric, with `time value step` a line.
+
+    Raises:
+        CliError: a line is none.
+    """
+    series: dict[str, dict[int, float]] = {}
+    found: dict[str, None] = {"step": None}
+    for file in sorted((folder / "metrics").rglob("*")):
+        if not file.is_file() or file.is_symlink():
+            continue
+        name = file.relative_to(folder / "metrics").as_posix()
+        found[name] = None
+        if keep(name):
+            series[name] = dict(_mlflow_values(file))
+    steps = sorted(set().union(*series.values()))
+    columns = {name: [values.get(step) for step in steps] for name, values in series.items()}
+    return build("MLflow", [Chunk(steps, {**columns, "step": steps})], OBJECTS.__contains__, "step", found)
+
+
+def _mlflow_values(file: Path) -> Iterator[tuple[int, float]]:
+    for number, line in enumerate(file.read_text("utf-8").splitlines(), start=1):
+        try:
+            _, value, step = line.split()
+            yield int(step), float(value)
+        except ValueError:
+            raise CliError(f"{file}: line {number}: not `time value step`: {line!r:.60}.") from None

@@ -1,0 +1,372 @@
+"""Bytes of a log into flat records, however they were cut: JSON lines, CSV, console lines, event files.
+
+What is fed here is hostile: a line may have no end, be no UTF-8, hold a number of a thousand digits. What
+cannot be read is left out and counted in `bad`, never quoted, and the next line is read. A line or a record
+whose end is not there yet is kept until it comes. No I/O, and no expression that a line can make slow: `re`
+lets no other thread run, not the one that ends the trainer.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from pydantic_core import from_json
+
+from guard_cli.logs.frameworks import STEP_NAMES, bare
+
+Record = Mapping[str, Any]
+
+#: Longer lines and records are passed over.
+MAX_LINE = 4 << 20
+#: Nested dictionaries deeper than this, or with more keys, are cut there.
+MAX_DEPTH = 6
+MAX_KEYS = 20_000
+#: Longer names are cut to one character more, by which `names.resolve` knows them.
+MAX_NAME = 200
+#: What the writers of verl and ROLL put around the metrics.
+_WRAPPERS = ("data", "metrics")
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_VERL = re.compile(r"(?:^|\s)step:(\d{1,15}) - (.*)")
+_ROLL = "metrics_tag: "
+_SWIFT_STEP = re.compile(r"(\d{1,15})/\d+")
+
+
+class Decoder(Protocol):
+    """Takes bytes as they come, and gives the records that are whole."""
+
+    bad: int
+
+    def feed(self, data: bytes) -> list[Record]:
+        """The records that end in `data`."""
+
+    def rest(self) -> list[Record]:
+        """The last record, if it lacks only its line end; for a log that has ended."""
+
+
+def flatten(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with nested dictionaries joined by "/", without the wrapper of verl and ROLL."""
+    flat: dict[str, Any] = {}
+    for name, value in _leaves(row, "", 0):
+        if len(flat) >= MAX_KEYS:
+            break
+        flat.setdefault(name, value)
+    fraction = flat.get("global_step/max_steps")  # of ms-swift, "12/500"
+    if isinstance(fraction, str) and (match := _SWIFT_STEP.fullmatch(fraction)):
+        flat.setdefault("global_step", int(match[1]))
+    return flat
+
+
+def _leaves(row: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, dict):
+            if depth < MAX_DEPTH:
+                wrapper = depth == 0 and name in _WRAPPERS and "step" in row
+                yield from _leaves(value, "" if wrapper else f"{_cut(prefix + _cut(name))}/", depth + 1)
+        else:
+            yield _cut(prefix + _cut(name)), value
+
+
+def _cut(name: str) -> str:
+    return name[: MAX_NAME + 1]
+
+
+def number(value: Any) -> float | None:
+    """The value as a number, None if it is missing; "0.5" is 0.5, as in CSV.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("no number")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+class _Lines:
+    """Whole lines out of bytes; one that is too long is passed over to its end."""
+
+    def __init__(self) -> None:
+        self.bad = 0
+        self._part = b""
+        self._skipping = False
+
+    def feed(self, data: bytes) -> list[Record]:
+        """The records of the lines that end in `data`."""
+        *whole, last = (self._part + data).split(b"\n")
+        if whole and self._skipping:
+            whole, self._skipping = whole[1:], False
+        self._part = b"" if self._skipping else last
+        if len(self._part) > MAX_LINE:
+            self._part, self._skipping = b"", True
+            self.bad += 1
+        return [record for line in whole for record in self._read(line)]
+
+    def rest(self) -> list[Record]:
+        """What the last line has, though it has no end."""
+        part, self._part = self._part, b""
+        return list(self._read(part)) if part.strip() else []
+
+    def _read(self, line: bytes) -> Iterator[Record]:
+        if not line.strip():
+            return
+        try:
+            if len(line) > MAX_LINE:
+                raise ValueError("too long")
+            record = self._record(line)
+        except (ValueError, csv.Error):  # UnicodeDecodeError is one
+            self.bad += 1
+            return
+        if record is not None:
+            yield record
+
+    def _record(self, line: bytes) -> Record | None:
+        raise NotImplementedError
+
+
+class JsonLines(_Lines):
+    """One JSON object a line."""
+
+    def _record(self, line: bytes) -> Record | None:
+        row = from_json(line)
+        if not isinstance(row, dict):
+            raise ValueError("no object")
+        return flatten(row)
+
+
+class CsvLines(_Lines):
+    """A header and one row a line; a header that comes again, as of a restarted writer, counts from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._header: list[str] = []
+
+    def _record(self, line: bytes) -> Record | None:
+        cells = next(csv.reader([line.decode("utf-8-sig").rstrip("\r")]), [])
+        if not self._header or (cells and _cut(cells[0].strip()) == self._header[0]):
+            self._header = [_cut(name.strip()) for name in cells]
+            return None
+        if len(cells) != len(self._header):
+            raise ValueError("another number of cells than the header")
+        return dict(zip(self._header, cells, strict=True))
+
+
+class ConsoleLines(_Lines):
+    """What a trainer prints: verl's `step:1 - name:value - …`, ROLL's `metrics_tag: {…}`, JSON objects.
+
+    Every other line is none of its metrics, and no fault. Ray's prefix and colours are taken off.
+    """
+
+    def _record(self, line: bytes) -> Record | None:
+        text = _ANSI.sub("", line.decode("utf-8", "replace")).strip()
+        if match := _VERL.search(text):
+            return _of_verl(match)
+        found = _of_roll(text)
+        if not found and not text.startswith("{"):
+            return None
+        try:
+            row = from_json(found or text)
+        except ValueError:
+            if found:
+                raise
+            return None
+        return flatten(row) if isinstance(row, dict) else None
+
+
+def _of_verl(match: re.Match[str]) -> Record:
+    record: dict[str, Any] = {"step": int(match[1])}
+    for part in match[2].split(" - ")[:MAX_KEYS]:
+        name, colon, value = part.rpartition(":")
+        if colon and name:
+            record[_cut(name.strip())] = _without_type(value.strip())
+    return record
+
+
+def _without_type(value: str) -> str:
+    """`np.float64(0.5)` as `0.5`."""
+    kind, opened, inner = value.partition("(")
+    return inner[:-1] if opened and kind.startswith("np.") and inner.endswith(")") else value
+
+
+def _of_roll(text: str) -> str:
+    """The JSON object of a line of ROLL; "" where there is none."""
+    start, end = text.find(_ROLL + "{"), text.rfind("}")
+    return text[start + len(_ROLL) : end + 1] if 0 <= start < end else ""
+
+
+# -- TensorBoard ---------------------------------------------------------------------------------------
+
+
+class DamagedError(ValueError):
+    """Bytes that are no event file: what follows cannot be found again."""
+
+
+class Events:
+    """TensorBoard's event files: TFRecords of `Event` messages, of which the scalars are read.
+
+    A TFRecord is a length (uint64), a checksum of it, the bytes, and their checksum. The checksum of the
+    length tells a record that is still being written from damage. The messages are read here, field by field,
+    because the package `tensorboard` brings a server with it.
+    """
+
+    def __init__(self) -> None:
+        self.bad = 0
+        self._part = b""
+
+    def feed(self, data: bytes) -> list[Record]:
+        """The records that end in `data`.
+
+        Raises:
+            DamagedError: it is no event file, or one that is damaged.
+        """
+        data, at = self._part + data, 0
+        found: list[Record] = []
+        while len(data) - at >= 12:
+            length, check = struct.unpack_from("<QI", data, at)
+            if check != _masked_crc(data[at : at + 8]) or length > MAX_LINE:
+                raise DamagedError("not a TensorBoard event file, or one that is damaged")
+            if len(data) - at < 16 + length:
+                break
+            found += self._scalars(data[at + 12 : at + 12 + length])
+            at += 16 + length
+        self._part = data[at:]
+        return found
+
+    def rest(self) -> list[Record]:
+        """Nothing: a record that is not whole has no values."""
+        return []
+
+    @property
+    def in_mid_record(self) -> bool:
+        """Whether the end of a record is missing."""
+        return bool(self._part)
+
+    def _scalars(self, message: bytes) -> Iterator[Record]:
+        """Records with a step and one scalar, in the order of the file.
+
+        A tag that counts steps is left out: it stands beside one value of many, and the event has the step.
+        """
+        try:
+            step, summaries = 0, []
+            for key, value in _fields(message):
+                if key == 2 and isinstance(value, int):
+                    step = value
+                elif key == 5 and isinstance(value, bytes):
+                    summaries.append(value)
+            for summary in summaries:
+                for key, value in _fields(summary):
+                    if key == 1 and isinstance(value, bytes):
+                        tag, scalar = _tag_and_scalar(value)
+                        if scalar is not None and tag and bare(tag) not in STEP_NAMES:
+                            yield {"step": step, tag: scalar}
+        except (ValueError, IndexError, struct.error):
+            self.bad += 1
+
+
+def _tag_and_scalar(message: bytes) -> tuple[str, float | None]:
+    tag, scalar = "", None
+    for key, value in _fields(message):
+        if key == 1 and isinstance(value, bytes):
+            tag = _cut(value.decode("utf-8"))
+        elif key == 2 and isinstance(value, bytes):
+            (scalar,) = struct.unpack("<f", value)
+        elif key == 8 and isinstance(value, bytes):
+            scalar = _of_tensor(value)
+    return tag, scalar
+
+
+#: How one number is packed in a tensor: `DataType` to the field of such numbers, and their form.
+_TENSORS = {1: (5, "<f"), 2: (6, "<d"), 3: (7, ""), 9: (10, "")}
+_CONTENT = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
+
+
+def _of_tensor(message: bytes) -> float | None:
+    """The number of a tensor with one element; None for anything else."""
+    fields = list(_fields(message))
+    dtype = next((value for key, value in fields if key == 1 and isinstance(value, int)), 0)
+    if dtype not in _TENSORS:
+        return None
+    where, form = _TENSORS[dtype]
+    for key, value in fields:
+        if key == 4 and isinstance(value, bytes) and len(value) == struct.calcsize(_CONTENT[dtype]):
+            return float(struct.unpack(_CONTENT[dtype], value)[0])
+        if key == where and isinstance(value, int):
+            return float(_signed(value))
+        if key == where and isinstance(value, bytes):
+            if form and len(value) == struct.calcsize(form):
+                return float(struct.unpack(form, value)[0])
+            if not form and value:
+                whole, end = _varint(value, 0)
+                return float(_signed(whole)) if end == len(value) else None
+    return None
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a protobuf message: numbers of varints, bytes of everything else."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        match tag & 7:
+            case 0:
+                value, at = _varint(message, at)
+                yield tag >> 3, value
+                continue
+            case 1:
+                size = 8
+            case 2:
+                size, at = _varint(message, at)
+            case 5:
+                size = 4
+            case _:
+                raise ValueError("no protobuf")
+        if at + size > len(message):
+            raise ValueError("cut short")
+        yield tag >> 3, message[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if not byte & 0x80:
+            return value, at
+        if shift > 63:
+            raise ValueError("no varint")
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        table.append(crc)
+    return tuple(table)
+
+
+_CRC_TABLE = _crc_table()
+
+
+def _masked_crc(data: bytes) -> int:
+    """The checksum of a TFRecord: CRC-32C, rotated and offset."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

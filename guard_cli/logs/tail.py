@@ -1,0 +1,125 @@
+"""Reads a file that somebody else writes: from where it was left, also after it was cut or replaced.
+
+The file is hostile: only a regular file is read, never through a link, and never more than a chunk at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from guard_cli.errors import CliError
+
+CHUNK = 1 << 20
+#: Bytes before the place reached that must still be there; else the file is another one.
+REMEMBERED = 256
+
+
+class Tail:
+    """One file, by its name.
+
+    A name that leads to another file, a file that is shorter than it was, and one that no longer holds what
+    was read last begin anew; what a renamed file still held is read first.
+
+    Args:
+        path: of the file, which need not exist yet.
+        at_end: leave out what is in it now.
+    """
+
+    def __init__(self, path: Path, *, at_end: bool = False) -> None:
+        self.path = path
+        self._file: int | None = None
+        self._offset = 0
+        self._last = b""
+        self._anew = True  # what is read next is the beginning of a file
+        if at_end and self._open():
+            self._anew = False
+            self._offset = os.fstat(self._fd).st_size
+            self._last = os.pread(self._fd, REMEMBERED, max(0, self._offset - REMEMBERED))
+
+    def read(self) -> Iterator[tuple[bool, bytes]]:
+        """What is new, in chunks; True beside the first chunk of a file that begins anew.
+
+        Raises:
+            CliError: it is no regular file, or cannot be read.
+        """
+        try:
+            yield from self._read()
+        except OSError as error:
+            raise CliError(f"{self.path}: cannot be read: {error.strerror or error}.") from None
+
+    def close(self) -> None:
+        """Give up the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    @property
+    def _fd(self) -> int:
+        assert self._file is not None
+        return self._file
+
+    def _read(self) -> Iterator[tuple[bool, bytes]]:
+        if self._file is None:
+            if self._open():
+                yield from self._chunks()
+            return
+        yield from self._chunks()
+        if self._is_replaced():
+            self.close()
+            self._offset, self._last, self._anew = 0, b"", True
+            if self._open():
+                yield from self._chunks()
+
+    def _chunks(self) -> Iterator[tuple[bool, bytes]]:
+        if not self._continues():
+            self._offset, self._last, self._anew = 0, b"", True
+        while data := os.pread(self._fd, CHUNK, self._offset):
+            anew, self._anew = self._anew, False
+            self._offset += len(data)
+            self._last = (self._last + data)[-REMEMBERED:]
+            yield anew, data
+
+    def _continues(self) -> bool:
+        """Whether what was read last still stands there."""
+        start = self._offset - len(self._last)
+        return os.pread(self._fd, len(self._last), start) == self._last if self._last else True
+
+    def _is_replaced(self) -> bool:
+        try:
+            now = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False  # being renamed: the next one comes
+        here = os.fstat(self._fd)
+        return (now.st_dev, now.st_ino) != (here.st_dev, here.st_ino)
+
+    def _open(self) -> bool:
+        """Open it if it is there."""
+        try:
+            self._file = open_regular(self.path)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor of a regular file; never waits, and follows no link.
+
+    Raises:
+        FileNotFoundError: there is none yet.
+        CliError: it is something else.
+        OSError: it cannot be opened.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CliError(f"{path} is a symbolic link: name the file that it leads to.") from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise CliError(f"{path} is not a regular file.")
+    return handle

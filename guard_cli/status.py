@@ -1,0 +1,206 @@
+"""`rlguard status`: how a run is, on a cluster, at a guard's address, or in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from guard_cli.errors import CliError
+from guard_cli.stored import read_store, state_dir_of
+from guard_core.extras import missing_extra
+
+EPILOG = (
+    "Examples:  rlguard status   |   rlguard status my-job -n training   |   "
+    "rlguard status --url http://127.0.0.1:8470 --token-file state/read.token   |   "
+    "rlguard status rlguard-runs/demo"
+)
+REQUEST_SECONDS = 10.0
+UNREACHABLE = 1  # exit code
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog=EPILOG)
+def status(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JOB]", help="GuardedTrainingJob, or folder of a local run; all jobs without it."
+        ),
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Namespace; that of the kubeconfig without it.")
+    ] = None,
+    kubeconfig: Annotated[Path | None, typer.Option("--kubeconfig", help="Another than kubectl's.")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Ask the guard at this address.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with its read token; else RLGUARD_READ_TOKEN.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say how a run is: level, reason, step, scores, and what became of its checkpoints.
+
+    A name is a job on the cluster of the current kubeconfig; an existing folder is a local run.
+    """
+    if url is not None:
+        found = [_of_guard(url, token_file)]
+    elif job is not None and Path(job).is_dir():
+        found = [_of_folder(Path(job))]
+    else:
+        found = _of_cluster(job, namespace, kubeconfig)
+    if as_json:
+        typer.echo(json.dumps(found if job is None and url is None else found[0], indent=2))
+        return
+    for one in found:
+        typer.echo(plain(f"{one['name']}: {one['state']}"))
+        for line in verdict_lines(one["verdict"]):
+            typer.echo(f"  {line}")
+    if not found:
+        typer.echo("there is no GuardedTrainingJob in this namespace")
+
+
+def verdict_lines(verdict: Mapping[str, Any] | None) -> Iterator[str]:
+    """A verdict, as the guard or a job's status has it, in lines for people; what is missing is left out."""
+    if not verdict:
+        yield "no verdict yet"
+        return
+    yield plain(
+        f"{verdict.get('level', 'unknown')} ({verdict.get('code', 'unknown')}): {verdict.get('reason', '')}"
+    )
+    if verdict.get("step") is not None:
+        yield plain(f"step {verdict['step']} of attempt {verdict.get('attempt', 0)}")
+    counts = ("announced", "evaluated", "failed", "skipped", "refused", "waiting")
+    if any(verdict.get(name) is not None for name in counts):
+        yield "checkpoints: " + ", ".join(plain(f"{verdict.get(name) or 0} {name}") for name in counts)
+    numbers = {
+        "reward": verdict.get("in_loop_ema", verdict.get("inLoopEma")),
+        "held-out": verdict.get("heldout_ema", verdict.get("heldoutEma")),
+        "gap": verdict.get("proxy_real_gap", verdict.get("proxyRealGap")),
+        "KL": verdict.get("kl_ema", verdict.get("klEma")),
+    }
+    known = [f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float)]
+    if known:
+        yield ", ".join(known)
+    best = verdict.get("best_evaluation") or verdict.get("bestCheckpoint")
+    if isinstance(best, Mapping) and isinstance(best.get("score"), int | float):
+        yield plain(
+            f"last good checkpoint: step {best.get('step')}, held-out {best['score']:.4f}, "
+            f"{best.get('path', '')}"
+        )
+
+
+def plain(text: str) -> str:
+    """The text without what could steer a terminal; a job's status may hold anything."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:
+    """Asks a guard.
+
+    Raises:
+        CliError: it does not respond, or refuses the token.
+    """
+    import httpx
+
+    token = os.environ.get("RLGUARD_READ_TOKEN", "")
+    if token_file is not None:
+        try:
+            token = token_file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CliError(f"--token-file {token_file} cannot be read: {error}") from None
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False) as client:
+            responses = [client.get(path) for path in ("/v1/run", "/v1/verdict")]
+        for response in responses:
+            if response.status_code in (401, 403):
+                raise CliError(
+                    f"the guard at {url} refuses this token: give its read token with --token-file", 1
+                )
+            response.raise_for_status()
+        run, verdict = (response.json() for response in responses)
+        return {
+            "name": str(run["name"]),
+            "state": f"guard {run['version']} at {url}",
+            "verdict": dict(verdict),
+        }
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, UnicodeEncodeError) as error:
+        raise CliError(f"no guard responds at {url}: {error}", UNREACHABLE) from None
+
+
+def _of_folder(folder: Path) -> dict[str, Any]:
+    """Reads a local run: `run.json` where it has ended, else the store."""
+    verdict = read_store(state_dir_of(folder))["verdict"]
+    name, state = folder.absolute().name, "running, or its guard was started alone"
+    for place in (folder, folder / "report"):
+        try:
+            facts = json.loads((place / "run.json").read_text("utf-8"))
+            name, state = str(facts.get("name", name)), str(facts["outcome"])
+        except (OSError, ValueError, KeyError, AttributeError):
+            continue
+    return {"name": name, "state": state, "verdict": verdict}
+
+
+def _of_cluster(job: str | None, namespace: str | None, kubeconfig: Path | None) -> list[dict[str, Any]]:
+    """Reads one GuardedTrainingJob, or all of a namespace.
+
+    Raises:
+        CliError: the cluster cannot be asked, or has no such job.
+    """
+    missing = missing_extra("asking a cluster", ["operator"])
+    if missing is not None:
+        raise CliError(missing)
+    from kubernetes import client as api
+    from kubernetes import config
+
+    from guard_operator.api.names import GROUP, PLURAL, VERSION
+
+    files: Any = config  # it has no types
+    where = str(kubeconfig) if kubeconfig is not None else None
+    try:
+        configuration = api.Configuration()
+        files.load_kube_config(where, client_configuration=configuration)
+        context = files.list_kube_config_contexts(where)[1]["context"]
+    except (files.ConfigException, OSError) as error:
+        raise CliError(
+            f"no cluster: {error}; name a folder of a run, --url, or a --kubeconfig", UNREACHABLE
+        ) from None
+    chosen = namespace or context.get("namespace") or "default"
+    objects: Any = api.CustomObjectsApi(api.ApiClient(configuration))
+    place = (GROUP, VERSION, chosen, PLURAL)
+    try:
+        if job is not None:
+            return [_job(objects.get_namespaced_custom_object(*place, job, _request_timeout=REQUEST_SECONDS))]
+        listed = objects.list_namespaced_custom_object(*place, _request_timeout=REQUEST_SECONDS)
+        return [_job(one) for one in listed["items"]]
+    except api.ApiException as error:
+        if error.status == 404:
+            what = (
+                f"no GuardedTrainingJob {job!r}"
+                if job
+                else "no GuardedTrainingJobs: is the operator installed?"
+            )
+            raise CliError(f"namespace {chosen} has {what}", UNREACHABLE) from None
+        raise CliError(f"the cluster refused: {error.status} {error.reason}", UNREACHABLE) from None
+    except Exception as error:  # urllib3's errors, which the client does not wrap
+        raise CliError(f"the cluster does not respond: {error}", UNREACHABLE) from None
+
+
+def _job(found: Mapping[str, Any]) -> dict[str, Any]:
+    status = found.get("status") or {}
+    conditions = [
+        f"{c.get('type')}: {c.get('reason')}"
+        for c in status.get("conditions") or ()
+        if c.get("status") == "True"
+    ]
+    guard = {k: v for k, v in (status.get("guard") or {}).items() if k != "detectorState"}
+    return {
+        "name": str(found["metadata"]["name"]),
+        "state": " | ".join([str(status.get("phase", "new")), *conditions]),
+        "verdict": guard,
+    }

@@ -1,0 +1,38 @@
+"""Every error that a user of the trainer can meet, but for `guard_core.CollapseStopError` (a fire).
+
+GuardHaltError          a halt: training must stop although no rule fired, because an action is `stop`
+  GuardLostError        ... or no guard responds, or it refuses every report, or checkpoints do not reach it
+                        or are never scored
+GuardConfigError        a setting is missing or wrong, or no checkpoint of the run could ever be scored
+GuardUnavailableError   one exchange with the guard failed; the reporter retries it
+ReportRefusedError      the guard read the report and refuses it; a retry would not help
+"""
+
+from __future__ import annotations
+
+
+class GuardHaltError(RuntimeError):
+    """A halt: raised where training stops although no rule fired, because an action is `stop`."""
+
+
+class GuardLostError(GuardHaltError):
+    """Raised where training stops because no guard responds, takes or scores reports: nobody judges it."""
+
+
+class GuardConfigError(ValueError):
+    """A setting is missing or wrong; the message names it and says what to set."""
+
+
+class GuardUnavailableError(Exception):
+    """The guard could not be reached, failed, or gave a response that cannot be read.
+
+    `unauthorised` marks a response 401 or 403, which no waiting will change.
+    """
+
+    def __init__(self, message: str, *, unauthorised: bool = False) -> None:
+        super().__init__(message)
+        self.unauthorised = unauthorised
+
+
+class ReportRefusedError(Exception):
+    """The guard answered 400, 409, 413 or 422: this report is wrong and was not folded."""

@@ -1,0 +1,477 @@
+"""`Guard`: reports any training loop to its guard, and says when the loop must stop.
+
+    with Guard.from_env() as guard:
+        for step in range(1, steps + 1):
+            ...
+            guard.step(step, reward=reward, kl=kl, kl_kind="ref_token_mean")
+            if step % 50 == 0:
+                guard.checkpoint(save(step), step=step)
+            guard.raise_if_stopped()
+
+It does not judge the run; the guard does. It does not protect against a loop that reports falsehoods.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import threading
+import time
+from collections.abc import Mapping
+from enum import Enum, auto
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from guard_client.client import GuardClient, VerdictView
+from guard_client.errors import GuardConfigError
+from guard_client.reporter import Reporter
+from guard_client.samples import (
+    CheckpointSample,
+    StepSample,
+    let_the_guard_read,
+    sample_of,
+    wrong_in_checkpoint,
+    wrong_in_number_of,
+    wrong_in_step,
+)
+from guard_client.settings import ClientSettings
+from guard_client.stopping import Stall, Stop
+from guard_core.wire import KlKind, Sampling
+
+log = logging.getLogger(__name__)
+
+#: Seconds that the end of training may wait for the last reports.
+FLUSH_SECONDS = 10.0
+#: Seconds between two looks at the guard while training waits for it; no collective waits for longer.
+LAG_POLL_SECONDS = 0.5
+#: Seconds that training waits for a guard whose lag does not fall, unless `unreachable_seconds` is more: an
+#: evaluation and its confirmation, at the guard's own default limit of 1800 s for each.
+STALL_SECONDS = 3600.0
+#: With `on_unreachable="continue"` training begins after this many seconds without a guard.
+CONTINUE_PATIENCE_SECONDS = 10.0
+
+
+class _Phase(Enum):
+    NEW = auto()
+    OPEN = auto()
+    CLOSED = auto()
+
+
+class Guard:
+    """The guard of one training loop: takes its reports, and says whether it must stop.
+
+    `step` and `checkpoint` return at once; a thread delivers what they are given, in order, until the guard
+    has it on disk. Every method may be called from any thread. Of a run with several ranks, rank 0 has the
+    guard, and tells the others. A guard that is not open yet can be pickled, with its token, and opened
+    elsewhere; a process that is forked while it is open reports nothing, and if it tries to, its own `stop`
+    says that the guard is lost.
+
+    The loop must stop, and `stop` says why, when the guard fired, when the policy halts the run, or
+    when nobody judges it: no guard responds for `unreachable_seconds`, or reports do not reach it. Once it
+    must stop, it must stop for good.
+
+    A wrong call never raises in the middle of training: it is a warning in the log and counts as a report
+    that was refused, of which three in a row stop the run as a lost guard does. A reward that is None, NaN
+    or infinite is unknown; its step is not reported, which stops nothing.
+
+    Args:
+        url: base URL of the guard.
+        token: the guard's ingest token.
+        attempt: number of this start of the trainer; None asks the guard.
+        on_unreachable: `stop` or `continue` when no guard responds for `unreachable_seconds`, when it refuses
+            one report after the other, when training waits for it in vain (`max_lag`), or when a checkpoint
+            has not reached it by the end of training.
+        unreachable_seconds: see there.
+        drain_seconds: how long `close` may wait until the guard has evaluated every checkpoint.
+        max_lag: how many checkpoints may be unscored before `checkpoint` waits for the guard, so that a fire
+            stops a run that still trains; None never waits. A guard that scores nothing for an hour of
+            waiting (`unreachable_seconds` if that is more) is treated as an unreachable one.
+
+    Raises:
+        GuardConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        attempt: int | None = None,
+        on_unreachable: Literal["stop", "continue"] = "stop",
+        unreachable_seconds: float = 300.0,
+        drain_seconds: float = 0.0,
+        max_lag: int | None = None,
+    ) -> None:
+        if not isinstance(url, str):
+            raise GuardConfigError(f"Guard needs the guard's URL, such as http://127.0.0.1:8470, got {url!r}")
+        self._begin(
+            ClientSettings(
+                url,
+                token,
+                attempt=attempt,
+                on_unreachable=on_unreachable,
+                unreachable_seconds=unreachable_seconds,
+                drain_seconds=drain_seconds,
+                max_lag=max_lag,
+            )
+        )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ, *, optional: bool = False) -> Self:
+        """The guard as the environment of a guarded run describes it.
+
+        Args:
+            environ: `RLGUARD_URL` (needed unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_ATTEMPT`,
+                `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`,
+                `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`.
+            optional: without `RLGUARD_URL`, make a guard that takes every report, sends none and stops
+                nothing; a warning says that the run is unguarded.
+
+        Raises:
+            GuardConfigError: naming the variable that is missing or wrong; or this is not rank 0.
+        """
+        if environ.get("RANK", "0") != "0":
+            raise GuardConfigError(
+                f"RANK is {environ['RANK']!r}, and one process of a run has its guard, that of rank 0: make "
+                "it there, and let it tell the others when `stop` is set"
+            )
+        return cls.of(ClientSettings.from_env(environ, optional=optional))
+
+    @classmethod
+    def of(cls, settings: ClientSettings) -> Self:
+        """The guard of these settings; without a URL, one that guards nothing and says so when it opens."""
+        guard = cls.__new__(cls)
+        guard._begin(settings)
+        return guard
+
+    def _begin(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._stall = Stall(max(settings.unreachable_seconds, STALL_SECONDS))
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        # Guarded by the lock:
+        self._phase = _Phase.NEW
+        self._reporter: Reporter | None = None
+        self._stop: Stop | None = None
+        self._heard = False  # whether the loop has been told to stop
+        self._told: set[str] = set()  # what has been said once
+        self._newest: int | None = None  # last step that the loop made, reported or not
+        self._began: int | None = None  # step after which the loop began
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._phase is not _Phase.NEW:
+            raise TypeError(
+                "an open Guard stays in its process: send it before it is opened, or make one there with "
+                "Guard.from_env()"
+            )
+        return type(self).of, (self._settings,)
+
+    # -- the life of a guard -------------------------------------------------------------------------------
+
+    def open(self) -> Self:
+        """Ask the guard for its verdict and begin to deliver; `with` does this.
+
+        Waits for a guard that does not respond, for at most `unreachable_seconds` (10 with
+        `on_unreachable="continue"`). Afterwards `stop` holds a fire of an earlier attempt.
+
+        Raises:
+            GuardConfigError: the guard does not accept the token; or it was open before.
+        """
+        settings = self._settings
+        with self._lock:
+            if self._phase is not _Phase.NEW:
+                raise GuardConfigError("a Guard is opened once: make another one for another run")
+            self._phase, self._pid = _Phase.OPEN, os.getpid()
+        if settings.url is None:
+            log.warning("RLGUARD_URL is not set: this run is unguarded, and nobody judges it")
+            return self
+        reporter = Reporter(
+            GuardClient(settings.url, settings.token),
+            attempt=settings.attempt,
+            unreachable_seconds=settings.unreachable_seconds,
+        )
+        stops = settings.on_unreachable == "stop"
+        limit = settings.unreachable_seconds
+        try:
+            reporter.connect(limit if stops else min(limit, CONTINUE_PATIENCE_SECONDS))
+        except GuardConfigError:
+            self._phase = _Phase.CLOSED
+            raise
+        with self._lock:
+            self._reporter = reporter
+            if reporter.verdict is None and stops:
+                self._latch(Stop(f"no guard responds at {settings.url}: {reporter.last_failure}", lost=True))
+            if self._look() is None:
+                reporter.start()
+            else:
+                self._phase = _Phase.CLOSED
+                reporter.close(0.0)
+        return self
+
+    def close(self, *, drain: bool = True) -> None:
+        """Deliver what waits, for at most ten seconds, and end; a second call does nothing.
+
+        Afterwards `stop` knows what the last responses said.
+
+        Args:
+            drain: first wait for the last evaluations, for at most `drain_seconds`.
+        """
+        if os.getpid() != self._pid:
+            return  # the connection and the thread are those of the process that opened it
+        with self._lock:
+            if self._phase is _Phase.CLOSED:
+                return
+            self._phase, reporter = _Phase.CLOSED, self._reporter
+        if reporter is None:
+            return
+        if drain and self._settings.drain_seconds > 0.0 and self._look() is None:
+            reporter.drain(self._settings.drain_seconds)
+        delivery = reporter.close(FLUSH_SECONDS)
+        log.log(logging.INFO if delivery.complete else logging.WARNING, "reports to the guard: %s", delivery)
+        self._look()
+
+    def finish(self, step: int | None = None, began: int | None = None) -> None:
+        """After `close`: tell the guard that training has finished by itself, which `with` does.
+
+        A run whose workload is gone before the operator looks is then known to have succeeded; and steps
+        whose reward was not finite, which are not reported, are known to have been made. It is told once and
+        not again: nothing depends on it here.
+
+        Args:
+            step: the last step that the loop made, if that is later than what it reported.
+            began: the step after which the loop began, if that is earlier than its first `step`.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._phase is not _Phase.CLOSED or self._reporter is None or self._stop is not None:
+                return
+        if step is not None:
+            self._made(step)
+        self._reporter.say_the_end(self._newest, self._began if began is None else began)
+
+    def __enter__(self) -> Self:
+        """Open it.
+
+        Raises:
+            GuardConfigError: see `open`.
+            CollapseStopError, GuardHaltError, GuardLostError: the run must stop before its first step.
+        """
+        self.open()
+        self.raise_if_stopped()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it.
+
+        Raises:
+            CollapseStopError, GuardHaltError, GuardLostError: the run must stop, and the loop does not know
+                it yet; so a fire of the last checkpoint does not pass unnoticed.
+        """
+        self.close(drain=kind is None)
+        if kind is None:
+            self.finish()
+            if not self._heard:
+                self.raise_if_stopped()
+
+    # -- what the loop reports -----------------------------------------------------------------------------
+
+    def step(
+        self,
+        step: int,
+        *,
+        reward: float | None,
+        kl: float | None = None,
+        kl_kind: Literal["ref_token_mean", "ref_seq_sum", "behaviour"] | KlKind | None = None,
+        entropy: float | None = None,
+        reward_std: float | None = None,
+    ) -> None:
+        """Report an optimizer step, once; returns at once.
+
+        Args:
+            step: number of the step, >= 0.
+            reward: mean in-loop reward of the step, reward units.
+            kl: KL of the step, nats.
+            kl_kind: which KL it is; only `ref_token_mean`, the KL to the reference in nats/token, is held
+                against a limit.
+            entropy: mean policy entropy, nats/token.
+            reward_std: standard deviation of the reward, reward units.
+
+        Raises:
+            GuardConfigError: the guard is not open yet.
+        """
+        if not self._takes("step"):
+            return
+        self._made(step)
+        with self._lock:
+            if self._began is None and self._newest is not None:
+                self._began = max(0, self._newest - 1)
+        values = {"reward": reward, "kl": kl, "entropy": entropy, "reward_std": reward_std}
+        wrong = wrong_in_step(step, values, kl_kind)
+        if wrong is not None:
+            self._refuse("step", step, wrong)
+            return
+        sample = sample_of(int(step), values, KlKind.ABSENT if kl_kind is None else KlKind(kl_kind))
+        if sample is None:
+            self._say_once(
+                "no reward", f"step {step} has no finite reward ({reward!r}): such steps are not reported"
+            )
+        else:
+            self.report(sample)
+
+    def report(self, sample: StepSample) -> None:
+        """Report a step whose values have been read already; as `step`."""
+        if self._takes("step") and self._reporter is not None:
+            self._reporter.submit(sample)
+
+    def checkpoint(
+        self, path: str | os.PathLike[str], *, step: int, sampling: Sampling | None = None, wait: bool = True
+    ) -> None:
+        """Report a checkpoint that is complete on disk, so that the guard scores it.
+
+        Returns at once, unless `max_lag` is set and more checkpoints than that wait for their score.
+        The starting policy, as the checkpoint of step 0, gives the guard its baseline.
+
+        Args:
+            path: its directory, under the guard's checkpoint root.
+            step: the step that it was saved at.
+            sampling: how the trainer samples, so that the guard evaluates alike; the first one counts for the
+                run. None: not said, and evaluations are greedy unless the guard's settings say otherwise.
+            wait: False leaves `max_lag` to the caller, who asks `lags`; for ranks that must wait together.
+
+        Raises:
+            GuardConfigError: the guard is not open yet.
+        """
+        if not self._takes("checkpoint"):
+            return
+        self._made(step)
+        wrong = wrong_in_checkpoint(path, step)
+        if wrong is not None:
+            self._refuse("checkpoint", step, wrong)
+        elif self._reporter is not None:
+            let_the_guard_read(Path(path))
+            self._reporter.submit(CheckpointSample(int(step), os.path.abspath(path), sampling))
+        if self._reporter is not None:
+            self._stall.begin(self._reporter.lag, time.monotonic())
+        if wait and self.lags():
+            log.info("training waits at step %s until the guard has scored more", step)
+            while self.lags():
+                time.sleep(LAG_POLL_SECONDS)
+
+    def lags(self) -> bool:
+        """Whether training should wait: more than `max_lag` checkpoints are unscored, and the guard works."""
+        reporter, limit = self._reporter, self._settings.max_lag
+        if reporter is None or limit is None:
+            return False
+        self._stall.look(reporter.lag, time.monotonic())
+        works = reporter.stop_verdict is None and self._lost(reporter) is None
+        return works and self._phase is _Phase.OPEN and reporter.lag > limit
+
+    # -- what the guard says -------------------------------------------------------------------------------
+
+    @property
+    def stop(self) -> Stop | None:
+        """Why training must stop now, or None; once it says so, it says so for good.
+
+        A stop is a fire, a halt by the guard's policy, or a guard that is lost. Its `reason` is a sentence.
+
+        Raises:
+            GuardConfigError: the guard is not open yet.
+        """
+        self._require_open("stop")
+        stop = self._look()
+        self._heard = self._heard or stop is not None
+        return stop
+
+    def raise_if_stopped(self) -> None:
+        """Return if training may go on.
+
+        Raises:
+            CollapseStopError: the guard fired.
+            GuardLostError: no guard responds, or reports do not reach it: nobody judges the run.
+            GuardHaltError: the guard's policy halts the run.
+            GuardConfigError: the guard is not open yet.
+        """
+        stop = self.stop
+        if stop is not None:
+            raise stop.error()
+
+    @property
+    def verdict(self) -> VerdictView | None:
+        """The guard's newest verdict, or None before its first response."""
+        return None if self._reporter is None else self._reporter.verdict
+
+    @property
+    def guards(self) -> bool:
+        """Whether there is a guard: False for an optional one that the environment does not name."""
+        return self._settings.url is not None
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _require_open(self, name: str) -> None:
+        if self._phase is _Phase.NEW:
+            raise GuardConfigError(
+                f"the guard is not open yet, so {name} says nothing: use `with Guard(...) as guard:`, "
+                "or guard.open()"
+            )
+
+    def _takes(self, kind: str) -> bool:
+        """Whether a report is taken now."""
+        self._require_open(f"{kind}()")
+        if self._phase is _Phase.CLOSED:
+            if self._stop is None:
+                self._say_once("closed", f"a {kind} was reported after the guard was closed: it is not sent")
+            return False
+        if os.getpid() != self._pid:
+            self._say_forked(f"a {kind} was reported by another process than the guard's: it is not sent")
+            return False
+        return True
+
+    def _made(self, step: object) -> None:
+        """Note a step of the loop, whatever else of its report is wrong."""
+        if wrong_in_number_of(step) is None:
+            with self._lock:
+                self._newest = max(self._newest or 0, operator.index(step))  # type: ignore[arg-type]
+
+    def _say_forked(self, sentence: str) -> None:
+        """A loop that trains in a forked process is one that nobody judges; this is that process's guard."""
+        self._say_once("forked", sentence)
+        with self._lock:
+            stops = self._reporter is not None and self._settings.on_unreachable == "stop"
+            if stops and self._stop is None:
+                self._latch(Stop(sentence, lost=True))
+
+    def _refuse(self, kind: str, step: object, wrong: str) -> None:
+        if self._reporter is None:
+            self._say_once(kind, f"{kind} {step}: {wrong}")
+        else:
+            self._reporter.refuse(kind, step, wrong)
+
+    def _say_once(self, what: str, sentence: str) -> None:
+        with self._lock:
+            if what in self._told:
+                return
+            self._told.add(what)
+        log.warning("%s", sentence)
+
+    def _lost(self, reporter: Reporter) -> str | None:
+        return reporter.unreachable or reporter.refusing or self._stall.reason or reporter.undelivered
+
+    def _look(self) -> Stop | None:
+        """The stop that is latched, or that the newest responses ask for."""
+        with self._lock:
+            if self._stop is None and self._reporter is not None:
+                verdict, lost = self._reporter.stop_verdict, self._lost(self._reporter)
+                if verdict is not None:
+                    self._latch(Stop.of(verdict))
+                elif lost is not None and self._settings.on_unreachable == "stop":
+                    self._latch(Stop(lost, lost=True))
+            return self._stop
+
+    def _latch(self, stop: Stop) -> None:
+        self._stop = stop
+        log.error("the guard stops training: %s", stop.reason)

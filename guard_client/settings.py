@@ -1,0 +1,101 @@
+"""Where the guard of a run is, and what the trainer does when it does not respond."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+from guard_client.client import GuardClient
+from guard_client.errors import GuardConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """The settings that `Guard` and `GuardCallback` share; `Guard` describes them.
+
+    Raises:
+        GuardConfigError: a setting is wrong.
+    """
+
+    url: str | None
+    token: str | None = field(default=None, repr=False)
+    attempt: int | None = None
+    on_unreachable: Literal["stop", "continue"] = "stop"
+    unreachable_seconds: float = 300.0
+    drain_seconds: float = 0.0
+    max_lag: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.url is not None:
+            GuardClient(self.url)  # a wrong URL is an error here, not at the first step
+        if self.on_unreachable not in ("stop", "continue"):
+            raise GuardConfigError(
+                f"on_unreachable must be 'stop' or 'continue', got {self.on_unreachable!r}"
+            )
+        if not (math.isfinite(self.unreachable_seconds) and self.unreachable_seconds > 0):
+            raise GuardConfigError(
+                f"unreachable_seconds must be > 0 seconds, got {self.unreachable_seconds!r}"
+            )
+        if not (math.isfinite(self.drain_seconds) and self.drain_seconds >= 0):
+            raise GuardConfigError(f"drain_seconds must be >= 0 seconds, got {self.drain_seconds!r}")
+        if self.attempt is not None and self.attempt < 0:
+            raise GuardConfigError(f"attempt must be >= 0, got {self.attempt!r}")
+        if self.max_lag is not None and self.max_lag < 0:
+            raise GuardConfigError(f"max_lag must be >= 0 checkpoints, got {self.max_lag!r}")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], *, optional: bool = False) -> Self:
+        """The settings that the environment of a guarded run holds.
+
+        Args:
+            environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_ATTEMPT`,
+                `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`,
+                `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`.
+            optional: whether the run may be without a guard.
+
+        Raises:
+            GuardConfigError: naming the variable that is missing or wrong.
+        """
+        url = environ.get("RLGUARD_URL") or None
+        if url is None and not optional and environ.get("RANK", "0") == "0":
+            raise GuardConfigError(
+                "RLGUARD_URL is not set: set it to the guard's address, such as http://127.0.0.1:8470, and "
+                "RLGUARD_TOKEN to its ingest token, or start the trainer with `rlguard run`; "
+                "from_env(optional=True) trains without a guard"
+            )
+        on_unreachable = environ.get("RLGUARD_ON_UNREACHABLE", "stop")
+        if on_unreachable not in ("stop", "continue"):
+            raise GuardConfigError(f"RLGUARD_ON_UNREACHABLE must be stop or continue, got {on_unreachable!r}")
+        limit = _seconds(environ, "RLGUARD_UNREACHABLE_SECONDS", "300")
+        if limit <= 0:
+            raise GuardConfigError(f"RLGUARD_UNREACHABLE_SECONDS must be > 0 seconds, got {limit!r}")
+        return cls(
+            url,
+            environ.get("RLGUARD_TOKEN") or None,
+            attempt=_count("RLGUARD_ATTEMPT", environ.get("RLGUARD_ATTEMPT") or None),
+            on_unreachable="stop" if on_unreachable == "stop" else "continue",
+            unreachable_seconds=limit,
+            drain_seconds=_seconds(environ, "RLGUARD_DRAIN_SECONDS", "0"),
+            max_lag=_count("RLGUARD_MAX_LAG", environ.get("RLGUARD_MAX_LAG") or None),
+        )
+
+
+def _count(name: str, text: str | None) -> int | None:
+    """A whole number >= 0 from the environment."""
+    if text is not None and not (text.isascii() and text.isdigit()):
+        raise GuardConfigError(f"{name} must be a whole number >= 0, got {text!r}")
+    return None if text is None else int(text)
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: str) -> float:
+    """A finite number of seconds >= 0 from the environment."""
+    text = environ.get(name, default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise GuardConfigError(f"{name} must be a number of seconds, got {text!r}")
+    return seconds

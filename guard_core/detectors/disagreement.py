@@ -1,0 +1,108 @@
+"""The part `disagreement`: the training grader pays ever more for completions that the scorer rejects.
+
+Both have scored the same completions. For item i let t_i be the held-out outcome and p_i that of the training
+grader, both in [0, 1]. With weight w the *agreement* is
+
+    a_i = (1 - (p_i - w t_i)) / (1 + w)   in [0, 1],
+
+so that the mean agreement falls by d / (1 + w) where the grader gains d more than w times what the held-out
+score gains. The e-process of `eprocess.py` on a_i, against the passes of the starting policy, refutes "the
+grader has gained at most w times the held-out gain, and `max_decline`". It is asked twice, and the lesser
+evidence counts, which is an e-process against both claims:
+
+- w = 1: a run in which both fall together disagrees no more than before, however far they fall;
+- w = 2: in a run that learns, a grader that is easier to please than the scorer, as most are, may gain twice
+  as much.
+
+So P(ever fires) <= alpha while the held-out score gains at least half of what the grader's mean gains, and
+while neither gains. Which of the two fell, or rose, does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from guard_core.detectors import eprocess
+from guard_core.detectors.baseline import Array, Baseline, Outcomes
+from guard_core.detectors.parts import EProcess, Observed, certainty, dump_logs, load_logs, make_reading
+from guard_core.policy import CalibratedPolicy
+from guard_core.wire import Code, DetectorReading
+
+WEIGHTS = (1.0, 2.0)
+
+
+def agreement(truth: Outcomes, paid: Outcomes, weight: float) -> Outcomes:
+    """The agreement of each item, in [0, 1]; rounded, so that equal ones are equal to the last bit."""
+    raw = (1 - (paid.items - weight * truth.items)) / (1 + weight)
+    return Outcomes.of(np.clip(np.round(raw, 12), 0.0, 1.0))
+
+
+def references(baseline: Baseline, alpha: float) -> tuple[eprocess.Reference, ...]:
+    """What agreements are compared with: one reference for each weight, from the passes of the baseline.
+
+    Raises:
+        ValueError: the baseline has no outcomes of the training grader.
+    """
+    if not baseline.paid:
+        raise ValueError(f"{Disagreement.name!r} needs what the training grader gave the starting policy")
+    pairs = list(zip(baseline.passes, baseline.paid, strict=True))
+    return tuple(
+        eprocess.Reference.of(
+            Baseline(tuple(agreement(*pair, weight) for pair in pairs), baseline.samples), alpha
+        )
+        for weight in WEIGHTS
+    )
+
+
+class Disagreement:
+    """Paired disagreement that grows; see above. `references`: of each of WEIGHTS; alpha is its own share."""
+
+    name: ClassVar[str] = "disagreement"
+
+    def __init__(
+        self, config: CalibratedPolicy, references: Sequence[eprocess.Reference], alpha: float
+    ) -> None:
+        self._accepted, self._horizon = config.max_decline, config.horizon
+        self._threshold = math.log(1 / alpha)
+        self._processes = tuple(
+            EProcess(reference, self._accepted / (1 + weight))
+            for reference, weight in zip(references, WEIGHTS, strict=True)
+        )
+        self._count = 0
+
+    def update(self, seen: Observed) -> DetectorReading:
+        """Fold one evaluation and judge it; one without outcomes of the grader is not judged."""
+        if seen.paid is None:
+            sentence = "the training grader gave no outcomes for this evaluation"
+            return make_reading(self.name, Code.PROXY_DISAGREEMENT, None, self._threshold, sentence)
+        self._count += 1
+        log_weight = eprocess.log_restart_weight(self._count, self._horizon)
+        self._processes = tuple(
+            process.fold(agreement(seen.outcomes, seen.paid, weight), log_weight, seen.dispersion)
+            for process, weight in zip(self._processes, WEIGHTS, strict=True)
+        )
+        evidence = min(process.log_evidence for process in self._processes)
+        before = 1 - 2 * self._processes[0].reference.strata.score
+        return make_reading(
+            self.name,
+            Code.PROXY_DISAGREEMENT,
+            evidence,
+            self._threshold,
+            f"training grader {seen.paid.mean:.4f}, held-out {seen.outcomes.mean:.4f} (the grader was "
+            f"{before:+.4f} above it at the start): that the grader gained more, more than twice as much, "
+            f"{certainty(evidence, self._threshold)}",
+        )
+
+    def to_state(self) -> dict[str, Any]:
+        """What `restore` needs, as plain JSON."""
+        return {"count": self._count, "log_s": [dump_logs(process.log_s) for process in self._processes]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a state made by `to_state`."""
+        self._count = state["count"]
+        logs: list[Array] = [load_logs(rows) for rows in state["log_s"]]
+        self._processes = tuple(p.at(log_s) for p, log_s in zip(self._processes, logs, strict=True))

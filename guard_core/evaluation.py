@@ -1,0 +1,212 @@
+"""How held-out evaluation is set up, typed once: for the guard's settings, the CRD and the command line.
+
+What differs by nature is added where it belongs: paths, and files or variables that hold a key, in
+`guard_service.heldout.config`; volumes and Secrets in `guard_operator.api.types`. Patterns are written so
+that pydantic and an API server understand the same by them. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from guard_core.wire import EvaluationSampling, Sampling, SamplingSource
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+#: Tokens of a completion where neither the settings nor the trainer say it.
+DEFAULT_NEW_TOKENS = 256
+
+
+class Section(BaseModel):
+    """Base of the settings: frozen, and closed to what is not one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Generation(Section):
+    """What every evaluator has in common. A null is what the trainer says of its own sampling."""
+
+    max_new_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="Longest completion, tokens; null: the trainer's, up to the ceiling (256 if it does not "
+        "say).",
+    )
+    max_new_tokens_ceiling: int = Field(
+        4096,
+        ge=1,
+        le=1_000_000,
+        description="Longest completion that a trainer may ask for, tokens: it bounds what an evaluation "
+        "costs.",
+    )
+    temperature: Finite | None = Field(
+        None,
+        ge=0,
+        le=10,
+        description="Sampling temperature; 0 decodes greedily; null: the trainer's, with all else that it "
+        "samples with (greedy if it does not say).",
+    )
+    top_p: Finite | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Nucleus: the likeliest tokens with this probability; 1: all; null: the trainer's, or "
+        "all beside a temperature that is set.",
+    )
+    top_k: int | None = Field(
+        None,
+        ge=0,
+        le=1_000_000,
+        description="The likeliest tokens, so many; 0: all; null: the trainer's, or all beside a temperature "
+        "that is set.",
+    )
+    samples: int = Field(
+        1,
+        ge=1,
+        le=1_000,
+        description="Completions per item; the item's outcome is their mean score. Greedy: always one.",
+    )
+    seed: int = Field(
+        0, ge=0, le=2**31 - 1, description="Seed of the sampling; each pass has a seed of its own."
+    )
+    timeout_seconds: Finite = Field(1800.0, gt=0, description="Limit of one evaluation, seconds.")
+
+    @model_validator(mode="after")
+    def _greedy_needs_one_sample(self) -> Self:
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"samples={self.samples} with temperature=0 scores one completion {self.samples} times: "
+                "set a temperature above 0, or samples to 1"
+            )
+        return self
+
+    def sampling_with(self, trainer: Sampling | None) -> EvaluationSampling:
+        """How the policy is sampled when the trainer says `trainer` of its own sampling; None: nothing.
+
+        Temperature, top_p and the rest make one distribution: beside a temperature that is set here, nothing
+        of the trainer's distribution counts. The length is a thing of its own.
+        """
+        theirs = trainer if self.temperature is None else None
+        distribution = {} if theirs is None else theirs.model_dump(exclude={"max_new_tokens"})
+        distribution |= {name: own for name in ("top_p", "top_k") if (own := getattr(self, name)) is not None}
+        temperature = distribution.pop("temperature", self.temperature or 0.0)
+        length = self.max_new_tokens
+        if length is None:
+            said = DEFAULT_NEW_TOKENS if trainer is None else trainer.max_new_tokens or DEFAULT_NEW_TOKENS
+            length = min(said, self.max_new_tokens_ceiling)
+        return EvaluationSampling(
+            temperature=temperature,
+            max_new_tokens=length,
+            samples=1 if temperature == 0 else self.samples,
+            source=self._source(trainer),
+            **distribution,
+        )
+
+    def _source(self, trainer: Sampling | None) -> SamplingSource:
+        if self.temperature is not None and self.max_new_tokens is not None:
+            return SamplingSource.SETTINGS
+        no_distribution = self.temperature is None and trainer is None
+        no_length = self.max_new_tokens is None and (trainer is None or trainer.max_new_tokens is None)
+        return SamplingSource.DEFAULT if no_distribution or no_length else SamplingSource.TRAINER
+
+
+class CheckpointEvaluation(Generation):
+    """Load each checkpoint in the guard and generate there."""
+
+    base_model: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="Directory of the base model, for a run that trains a LoRA adapter (PEFT): a whole model "
+        "in safetensors with its tokenizer, read by the guard and not writable by the trainer. Absolute, or "
+        "relative to the directory of the split. Its last part must be the name that the adapter gives "
+        "its base.",
+    )
+    batch_size: int = Field(32, ge=1, le=65_536, description="Completions generated at once.")
+    chat: bool = Field(
+        False,
+        description="Wrap a string prompt as one user message and apply the chat template. Prompts that are "
+        "lists of messages always go through it.",
+    )
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$",
+        description="auto, cpu, mps, cuda or cuda:N; auto: cuda if there is one, else cpu.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto: bfloat16 on a cuda device that has it, else float32."
+    )
+
+
+class OpenAIEvaluation(Generation):
+    """Ask an OpenAI-compatible server that serves the policy. The prompts go to that server."""
+
+    base_url: str = Field(
+        max_length=2048,
+        pattern=r"^https?://[!-~]+$",
+        description="Up to and with the version, e.g. http://127.0.0.1:8000/v1.",
+    )
+    model: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=r"^([^{}]|\{(step|attempt|checkpoint)\})*$",
+        description="Model name; only {step}, {attempt} and {checkpoint} (the directory's name) may stand in "
+        "braces.",
+    )
+    concurrency: int = Field(8, ge=1, le=1_000, description="Requests under way at once.")
+    request_timeout_seconds: Finite = Field(120.0, gt=0, description="Limit of one request, seconds.")
+    retries: int = Field(
+        5, ge=0, le=100, description="Further tries of a request after 408, 429, 5xx or a time-out."
+    )
+    chat: bool = Field(
+        True,
+        description="Send a string prompt to /chat/completions as one user message; false: to /completions.",
+    )
+
+    def model_name(self, *, attempt: int, step: int, checkpoint: str) -> str:
+        """The model to ask for at this checkpoint."""
+        return self.model.format(attempt=attempt, step=step, checkpoint=checkpoint)
+
+
+class NearDuplicates(Section):
+    """When a training prompt is too much like a held-out one; the same prompt always is."""
+
+    containment: Finite = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of a held-out prompt's 8-grams that one training prompt may not reach. A prompt "
+        "with fewer than 8 of them, its template left out, counts only when it is quoted in full.",
+    )
+    jaccard: Finite = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="Similarity (Jaccard, of the sets of 2-grams) that a training prompt may not reach.",
+    )
+
+
+class Scoring(Section):
+    """How the completions of a split are scored, and how near to training its prompts may be."""
+
+    scorer: str = Field(
+        "exact",
+        min_length=1,
+        max_length=253,
+        description="Scorer of items that name none: exact, numeric, regex, math, module:function, or an "
+        "entry point of rlguard.scorers.",
+    )
+    proxy_scorer: str | None = Field(
+        None,
+        min_length=1,
+        max_length=253,
+        description="The grader that the policy is trained on, named as a scorer. It scores the same "
+        "completions; where it pays for what `scorer` rejects, and ever more, the reward is being hacked.",
+    )
+    near_duplicates: NearDuplicates | None = Field(
+        NearDuplicates(),
+        description="When a training prompt counts as a near-duplicate; null: only the same prompt does.",
+    )

@@ -1,0 +1,62 @@
+"""Which packages each extra brings, and what to say when one is not there. Standard library only."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping
+
+_GUARD = (
+    "datasketch",
+    "fastapi",
+    "httptools",
+    "httpx",
+    "numpy",
+    "prometheus_client",
+    "pydantic_settings",
+    "uvicorn",
+    "yaml",
+)
+_EVAL_HF = ("peft", "safetensors", "torch", "transformers")
+_TRAINER = ("accelerate", "datasets", "peft", "torch", "transformers", "trl", "yaml")
+_CLI = ("typer", "rich", "matplotlib", *_GUARD)
+
+#: Extra -> the packages that it brings, by the names they are imported by.
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "guard": _GUARD,
+    "eval-hf": (*_GUARD, *_EVAL_HF),
+    "math": ("math_verify",),
+    "operator": ("kubernetes", "prometheus_client", "yaml"),
+    "trainer": _TRAINER,
+    "cli": _CLI,
+    "local": (*_CLI, *_EVAL_HF, *_TRAINER),
+}
+
+
+def missing_extra(what: str, extras: Iterable[str]) -> str | None:
+    """One sentence with the line to run if a package of one of these extras is not installed, else None.
+
+    Nothing is imported.
+    """
+    for extra in extras:
+        for package in EXTRAS[extra]:
+            if not _is_there(package):
+                return f'{what} needs the package {package}: pip install "rlguard[{extra}]"'
+    return None
+
+
+def require(extra: str, what: str) -> None:
+    """Return if `extra` is installed.
+
+    Raises:
+        ImportError: one sentence with the line to run.
+    """
+    missing = missing_extra(what, [extra])
+    if missing is not None:
+        raise ImportError(missing)
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False

@@ -1,0 +1,82 @@
+"""How many held-out evaluations a run will have, and how many its policy takes before it can be judged. Pure.
+
+`rlguard check` and the trainer's callback say the same of it, before the first step.
+"""
+
+from __future__ import annotations
+
+from guard_core.policy import Policy
+from guard_core.rounds import MIN_STEPS
+from guard_core.wire import EvaluationSampling, EvaluationsNeeded, SamplingSource
+
+#: A start at which an evaluation is noisiest, for want of the real one.
+NOISIEST = 0.5
+
+
+def is_greedy(sampling: EvaluationSampling) -> bool:
+    """Whether evaluations are greedy whatever the trainer will say; most trainers sample."""
+    return sampling.temperature == 0 and sampling.source is not SamplingSource.DEFAULT
+
+
+def evaluations_needed(
+    policy: Policy, items: int, sampling: EvaluationSampling, score: float | None = None
+) -> EvaluationsNeeded:
+    """Evaluations until every rule of the policy can judge.
+
+    Args:
+        policy: the thresholds.
+        items: held-out items; those of one group are one.
+        sampling: of an evaluation that no trainer tells how it samples.
+        score: of the starting policy; None counts as the noisiest.
+    """
+    held_out = 1 if policy.detector == "calibrated" else max(1, policy.heldout_guard.min_steps)
+    if policy.detector == "heldout_guard":
+        return EvaluationsNeeded(long_rounds=held_out, short_rounds=held_out)
+    from guard_core.detectors import calibrated
+    from guard_core.detectors.gap import Proxy
+
+    config = policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share()
+    score = NOISIEST if score is None else score
+    drop = min(calibrated.DROP_TO_SEE, score / 2)
+    passes = 1 if is_greedy(sampling) else config.baseline_passes
+    seen = calibrated.evaluations_needed(score, items, passes, drop, config) if items and drop else None
+    if seen is None:
+        return EvaluationsNeeded(long_rounds=None, short_rounds=None)
+    return EvaluationsNeeded(
+        long_rounds=max(held_out, seen, Proxy.KNOWN), short_rounds=max(held_out, seen, 2 * Proxy.WINDOW)
+    )
+
+
+def needed_for(needed: EvaluationsNeeded, steps_per_save: int | None) -> int | None:
+    """How many evaluations a run takes that saves so often; None: no number is enough."""
+    short = steps_per_save is not None and steps_per_save < MIN_STEPS
+    return needed.short_rounds if short else needed.long_rounds
+
+
+def never_in_time(steps_per_save: int, max_steps: int, needed: int | None) -> str | None:
+    """That no checkpoint comes before the end, with what to do; None if one does."""
+    if steps_per_save <= max_steps:
+        return None
+    return (
+        f"save_steps {steps_per_save} is more than max_steps {max_steps}: no checkpoint before the end, so "
+        f"no fire could stop the run; {_save_more(max_steps, needed or 1)}"
+    )
+
+
+def enough_evaluations(saves: int, needed: int | None, max_steps: int) -> tuple[bool, str]:
+    """Whether a run that saves so many checkpoints can be judged, in one sentence with what to do."""
+    if needed is None:
+        return False, (
+            "no number of evaluations of so few items would show a fall of ten points, or by half: take "
+            "more items, or more calibrated.baseline_passes at a temperature above 0"
+        )
+    if saves < needed:
+        said = f"you will get {saves} evaluations; {needed} are needed"
+        return False, f"{said}: {_save_more(max_steps, needed)}"
+    return True, f"{saves} checkpoints; {needed} are needed"
+
+
+def _save_more(max_steps: int, needed: int) -> str:
+    if max_steps < needed:
+        return f"train for {needed} steps at least"
+    return f"set save_steps to {max_steps // needed} or less"

@@ -1,0 +1,61 @@
+"""What of a verdict a trainer is told. Pure.
+
+Who holds the ingest token may own the weights, and weights can be made to answer a question about a held-out
+prompt: a completion that never ends if the prompt has a property is counted by `truncated` without noise. So
+a trainer gets the released scores and what it acts on, and no other number that is made of items.
+"""
+
+from __future__ import annotations
+
+from guard_core.wire import Code, Condition, EvaluationSummary, FailureKind, Verdict
+
+#: Codes whose sentences are made of steps, counts and released scores. Others are told by their meaning.
+_TOLD_IN_FULL = frozenset(
+    {
+        Code.KL_HARD_STOP,
+        Code.HELDOUT_DECLINE,
+        Code.HACKING_GAP,
+        Code.SILENT,
+        Code.STALE,
+        Code.NO_STEPS,
+        Code.REPORTS_REFUSED,
+        Code.KL_INERT,
+        Code.KL_NOT_FINITE,
+        Code.REFERENCE_NOT_START,
+        Code.SAMPLING_UNKNOWN,
+        Code.SAMPLING_CHANGED,
+        Code.STORE_UNAVAILABLE,
+        Code.OK,
+    }
+)
+
+#: Codes that are about the newest failure, of which a trainer is told the kind.
+_OF_A_FAILURE = frozenset({Code.EVALUATION_FAILING, Code.CHECKPOINT_DOUBTFUL})
+
+
+def for_trainer(verdict: Verdict) -> Verdict:
+    """The verdict without detectors, shares of completions, and how evaluations failed beyond the kind."""
+    return verdict.model_copy(
+        update={
+            "reason": _said(verdict.code, verdict.reason, verdict.failure),
+            "conditions": tuple(_condition(c, verdict.failure) for c in verdict.conditions),
+            "detectors": (),
+            "last_evaluation": _score_alone(verdict.last_evaluation),
+            "best_evaluation": _score_alone(verdict.best_evaluation),
+        }
+    )
+
+
+def _said(code: Code, sentence: str, failure: FailureKind | None) -> str:
+    if code in _TOLD_IN_FULL:
+        return sentence
+    newest = f" The newest: {failure.words}." if failure and code in _OF_A_FAILURE else ""
+    return code.meaning + newest
+
+
+def _condition(condition: Condition, failure: FailureKind | None) -> Condition:
+    return condition.model_copy(update={"message": _said(condition.code, condition.message, failure)})
+
+
+def _score_alone(evaluation: EvaluationSummary | None) -> EvaluationSummary | None:
+    return evaluation and evaluation.model_copy(update={"truncated": None, "proxy_score": None})

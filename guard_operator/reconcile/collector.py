@@ -1,0 +1,112 @@
+"""Collects evidence beside the reconciles, in threads of its own: a log that cannot be had delays no stop.
+
+`collect` is asked again and again until it has the name of what was written. Best effort: nothing that goes
+wrong here is an error of the reconcile.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from guard_operator.adapters import find
+from guard_operator.api import names
+from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence, evidence_name
+from guard_operator.reconcile.parse import JOBS, parse_job
+from guard_operator.reconcile.snapshot import Job, Snapshot
+from guard_operator.runtime.client import CONFIG_MAPS, Client
+from guard_operator.runtime.errors import ApiError, ClusterError
+
+log = logging.getLogger(__name__)
+
+THREADS = 8
+#: How long one log may take, seconds.
+LOG_SECONDS = 1.0
+
+
+class EvidenceCollector:
+    """See the module. `collected` is called with (namespace, name) of a job whose evidence was written."""
+
+    def __init__(
+        self,
+        client: Client,
+        collected: Callable[[tuple[str, str]], None] = lambda _key: None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._collected = collected
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._under_way: set[str] = set()
+        self._written: dict[str, str] = {}  # by UID of the job, until it is asked for
+        self._todo: queue.SimpleQueue[tuple[Snapshot, bool]] = queue.SimpleQueue()
+        for number in range(THREADS):
+            threading.Thread(target=self._work, name=f"evidence-{number}", daemon=True).start()
+
+    def collect(self, snapshot: Snapshot, final: bool) -> str | None:
+        """Name of the evidence once it is written; until then it is collected, if it is not already."""
+        uid = snapshot.job.uid
+        with self._lock:
+            if (name := self._written.pop(uid, None)) is not None:
+                return name
+            if uid in self._under_way:
+                return None
+            self._under_way.add(uid)
+        self._todo.put((snapshot, final))
+        return None
+
+    def _work(self) -> None:
+        while True:
+            snapshot, final = self._todo.get()
+            job, name = snapshot.job, None
+            try:
+                name = self._write(snapshot, final)
+            except Exception as error:
+                log.warning("%s/%s: evidence not written: %s", job.namespace, job.name, error)
+            with self._lock:
+                self._under_way.discard(job.uid)
+                if name is not None:
+                    self._written[job.uid] = name
+            if name is not None:
+                self._collected((job.namespace, job.name))
+
+    def _write(self, snapshot: Snapshot, final: bool) -> str | None:
+        """Write it once; its name, or None if the logs cannot be had now and may be had later."""
+        job = self._whole(snapshot.job)
+        logs = self._logs(snapshot)
+        if logs is None and not final:
+            return None
+        body = build_evidence(job, logs or {"trainer.log": "not available"}, self._clock())
+        try:
+            self._client.create(CONFIG_MAPS, job.namespace, body, names.OPERATOR_MANAGER)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+        return evidence_name(job)
+
+    def _whole(self, job: Job) -> Job:
+        """The job with its history, which no cache has; as it is known if it is gone."""
+        raw = self._client.get(JOBS, job.namespace, job.name)
+        return parse_job(raw) if raw is not None and raw["metadata"]["uid"] == job.uid else job
+
+    def _logs(self, snapshot: Snapshot) -> dict[str, str] | None:
+        """Ends of the logs of trainer and guard; None if the newest rank-0 pod's cannot be read now."""
+        job = snapshot.job
+        template = job.spec.template
+        adapter = find(template.api_version, template.kind)
+        guarded = next((pod for pod in reversed(snapshot.pods) if pod.guarded), None)
+        if guarded is None or adapter is None:
+            return None
+        container = next(t for t in adapter.pod_templates(template.spec) if t.guarded).container
+        logs = {}
+        for file, name in (("trainer.log", container), ("guard.log", names.GUARD_CONTAINER)):
+            try:
+                logs[file] = self._client.log_tail(job.namespace, guarded.name, name, LOG_BYTES, LOG_SECONDS)
+            except ClusterError as error:
+                if file == "trainer.log":
+                    return None
+                logs[file] = f"not available: {error}"
+        return logs

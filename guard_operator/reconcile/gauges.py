@@ -1,0 +1,120 @@
+"""Gauges of the jobs as they are cached; alerts read them (the chart's rules)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as TallyOf
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from guard_operator.api.reasons import Reason
+from guard_operator.api.types import Phase
+
+#: The jobs as they are cached, and (namespace, whether it could be read) of everything that is watched.
+Jobs = Callable[[], Iterable[dict[str, Any]]]
+Namespaces = Callable[[], Iterable[tuple[str, bool]]]
+
+#: What is measured of each job for which it is due, seconds.
+_AGES = {
+    "rlguard_unstopped_seconds": "Time since the latch of a run that must stop and is not stopped yet.",
+    "rlguard_pods_overdue_seconds": "The same, once its pods have not ended in their time.",
+    "rlguard_first_evaluation_pending_seconds": "Age of a running job of which nothing was evaluated yet.",
+    "rlguard_waiting_seconds": "Time since which a pod of a run, or its guard, cannot start.",
+    "rlguard_evaluation_age_seconds": "Time since a running job's last held-out evaluation, if any.",
+}
+
+
+class JobGauges(Collector):
+    """See the module."""
+
+    def __init__(self, jobs: Jobs, namespaces: Namespaces) -> None:
+        self._jobs = jobs
+        self._namespaces = namespaces
+
+    def collect(self) -> Iterator[Metric]:
+        """As they are now."""
+        ages = {
+            name: GaugeMetricFamily(name, text, labels=["namespace", "name"]) for name, text in _AGES.items()
+        }
+        counts: TallyOf[str] = TallyOf()
+        silences: TallyOf[str] = TallyOf()
+        now = time.time()
+        for raw in self._jobs():
+            status, metadata = raw.get("status") or {}, raw["metadata"]
+            phase = status.get("phase", "Pending")
+            counts[phase] += 1
+            silent = _condition(status, "GuardSilent")
+            if phase in _ALIVE and silent.get("status") == "True":
+                silences[silent.get("reason", "")] += 1
+            for name, since in _ages(status, phase):
+                age = max(0.0, now - datetime.fromisoformat(since).timestamp())
+                ages[name].add_metric([metadata["namespace"], metadata["name"]], age)
+        yield from (_phases(counts), *_silent(silences), *ages.values(), self._synced())
+
+    def _synced(self) -> Metric:
+        gauge = GaugeMetricFamily(
+            "rlguard_namespace_synced",
+            "1 once a watched namespace could be read, 0 before; the label is empty for all namespaces.",
+            labels=["namespace"],
+        )
+        for namespace, done in self._namespaces():
+            gauge.add_metric([namespace], float(done))
+        return gauge
+
+
+def _phases(counts: TallyOf[str]) -> Metric:
+    gauge = GaugeMetricFamily("rlguard_jobs", "Jobs by phase.", labels=["phase"])
+    for phase, count in sorted(counts.items()):
+        gauge.add_metric([phase], count)
+    return gauge
+
+
+def _silent(by_reason: TallyOf[str]) -> Iterator[Metric]:
+    for name, text, count in (
+        (
+            "rlguard_guards_silent",
+            "Guards that are silent, of jobs that are not over.",
+            by_reason.total(),
+        ),
+        (
+            "rlguard_guards_silent_at_once",
+            "Of these, guards that fell silent together with most others: no run is stopped for that.",
+            by_reason[Reason.MOST_SILENT],
+        ),
+    ):
+        gauge = GaugeMetricFamily(name, text)
+        gauge.add_metric([], count)
+        yield gauge
+
+
+#: Phases in which a trainer may run, and those in which it does.
+_ALIVE = {Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.SUSPENDED, Phase.STOPPING}
+_RUNS = {Phase.STARTING, Phase.RUNNING}
+
+
+def _ages(status: dict[str, Any], phase: str) -> Iterator[tuple[str, str]]:
+    """What of one job is measured as the time since when: (metric, RFC 3339 time)."""
+    guard, stopped = status.get("guard") or {}, _condition(status, "Stopped")
+    halted = _condition(status, "Halted").get("lastTransitionTime")
+    latched = (guard.get("fire") or {}).get("at") or halted
+    if latched and stopped.get("status") != "True":
+        yield "rlguard_unstopped_seconds", latched
+        if stopped.get("reason") == Reason.PODS_OVERDUE:
+            yield "rlguard_pods_overdue_seconds", latched
+    waiting = _condition(status, "Waiting")
+    if phase in _ALIVE and waiting.get("status") == "True":
+        yield "rlguard_waiting_seconds", waiting["lastTransitionTime"]
+    if phase in _RUNS:
+        created = _condition(status, "Guarded").get("lastTransitionTime")
+        if evaluated := guard.get("lastEvaluationTime"):
+            yield "rlguard_evaluation_age_seconds", evaluated
+        elif created:
+            yield "rlguard_first_evaluation_pending_seconds", created
+
+
+def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next((c for c in status.get("conditions") or [] if c["type"] == kind), {})

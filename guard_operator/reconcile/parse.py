@@ -1,0 +1,168 @@
+"""From an object of the API server to a `Job`.
+
+A job that nothing was created for must validate. A job with a workload is read whatever is in it: an operator
+that was rolled back, or two releases on one CRD, must not take the kill switch away. What this version does
+not know is left out there, so that its default holds; a latch that it cannot read is a latch all the same.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from guard_operator.api import names
+from guard_operator.api.types import (
+    ApiModel,
+    GuardSpec,
+    GuardStatus,
+    Latched,
+    OnFire,
+    OnSilence,
+    Spec,
+    Status,
+    WorkloadTemplate,
+)
+from guard_operator.reconcile.snapshot import Job
+from guard_operator.runtime.client import Json, Resource
+
+JOBS = Resource(names.GROUP, names.VERSION, names.PLURAL, names.KIND)
+
+M = TypeVar("M", bound=BaseModel)
+
+#: The code of a latch that this version cannot read.
+UNREADABLE = "unreadable"
+#: In the place of a guard that cannot be read: the guard runs already, so nothing here is used any more.
+_SOME_GUARD = GuardSpec.model_validate(
+    {
+        "heldout": {"volume": {"claimName": UNREADABLE}, "evaluator": {"checkpoint": {}}},
+        "checkpoints": {"volume": UNREADABLE},
+    }
+)
+
+
+_STOPPING_KEYS = ("onFire", "onSilence", "stopGraceSeconds", "keepEvidence")
+
+
+class _Stopping(ApiModel):
+    """The part of a spec that says how a run is stopped, and what stays of it."""
+
+    on_fire: OnFire = OnFire.STOP
+    stop_grace_seconds: int = 30
+    keep_evidence: bool = False
+    on_silence: OnSilence = OnSilence()
+
+
+def parse_job(raw: Mapping[str, Any]) -> Job:
+    """The job of an object of the API server.
+
+    Raises:
+        pydantic.ValidationError: there is no workload yet, and the spec does not validate.
+    """
+    metadata = raw["metadata"]
+    status = read_status(raw)
+    return Job(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 0),
+        resource_version=metadata["resourceVersion"],
+        labels=metadata.get("labels") or {},
+        spec=Spec.model_validate(raw["spec"]) if status.workload_ref is None else _spec(raw["spec"], status),
+        status=status,
+        deleting="deletionTimestamp" in metadata,
+    )
+
+
+def salvage(model: type[M], value: Any) -> M | None:
+    """The model of what validates in `value`; None if a part is missing that has no default."""
+    with suppress(ValidationError):
+        return model.model_validate(value)
+    value = copy.deepcopy(value)
+    while True:
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            if not _drop(value, error.errors()[0]["loc"]):
+                return None
+
+
+def _drop(value: Any, path: tuple[Any, ...]) -> bool:
+    """Remove the innermost part of `value` that `path` leads to; False if that is all of it."""
+    inner: Any = None
+    last: Any = None
+    for key in path:
+        # The rest of the path may name what is missing, or a branch of a type.
+        item = isinstance(value, list) and isinstance(key, int)
+        if not item and not (isinstance(value, dict) and key in value):
+            break
+        inner, last, value = value, key, value[key]
+    if inner is None:
+        return False
+    del inner[last]
+    return True
+
+
+def read_status(raw: Mapping[str, Any]) -> Status:
+    """The status of an object of the API server, as far as it can be read; a latch is never lost."""
+    given = _object(raw.get("status"))
+    status = salvage(Status, given) or Status()
+    reported = given.get("guard")
+    if not isinstance(reported, dict):
+        return status
+    guard = status.guard or GuardStatus()
+    latches = {
+        name: _unreadable(reported[name])
+        for name in ("fire", "halt")
+        if reported.get(name) is not None and getattr(guard, name) is None
+    }
+    return status.model_copy(update={"guard": guard.model_copy(update=latches)})
+
+
+def _unreadable(latch: Any) -> Latched:
+    """A latch of another shape than this version knows."""
+    return Latched(
+        code=UNREADABLE,
+        reason=f"not readable by this version of the operator: {latch}"[:4096],
+        attempt=0,
+        step=0,
+        at=datetime.now(UTC),
+    )
+
+
+def _spec(raw: Json, status: Status) -> Spec:
+    """The spec of a run. The policy is the guard's business alone by now, so it is left out."""
+    ref = status.workload_ref
+    assert ref is not None
+    template = {"apiVersion": ref.api_version, "kind": ref.kind, "spec": {}}
+    guard = {key: value for key, value in _object(raw.get("guard")).items() if key != "policy"}
+    given = {key: raw[key] for key in _STOPPING_KEYS if key in raw}
+    if isinstance(given.get("onSilence"), dict):
+        given["onSilence"] = _silence(given["onSilence"])
+    stopping = salvage(_Stopping, given)
+    assert stopping is not None, "each of its parts has a default"
+    return Spec(
+        template=salvage(WorkloadTemplate, raw.get("template")) or WorkloadTemplate.model_validate(template),
+        guard=salvage(GuardSpec, guard) or _SOME_GUARD,
+        on_fire=stopping.on_fire,
+        stop_grace_seconds=stopping.stop_grace_seconds,
+        keep_evidence=stopping.keep_evidence,
+        on_silence=stopping.on_silence,
+    )
+
+
+def _silence(given: Json) -> Json:
+    """`onSilence` of a run, in which an earlier release called the action `policy`: what it said then counts.
+
+    The API server puts today's default beside it, which is not what that run began with.
+    """
+    renamed = {key: value for key, value in given.items() if key != "policy"}
+    return renamed | ({"action": given["policy"]} if given.get("policy") in {"Stop", "Warn"} else {})
+
+
+def _object(value: Any) -> Json:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,120 @@
+"""What is cached of jobs, pods and workloads: what decisions read, and nothing else. Pure.
+
+A decision over a slim object is the same as one over the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from guard_operator.adapters import ADAPTERS, WorkloadAdapter
+from guard_operator.api import names
+from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.runtime.client import Json
+
+#: Where a slim pod keeps whether its guard was changed; no pod of the API server has such a field.
+CHANGED = "changed"
+
+_LABELS = frozenset(
+    {names.JOB_LABEL, names.UID_LABEL, *(label for adapter in ADAPTERS for label in adapter.pod_labels)}
+)
+_OF_A_POD = (
+    "name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "resourceVersion",
+    "deletionGracePeriodSeconds",
+)  # fmt: skip
+_OF_A_WORKLOAD = (
+    "name", "namespace", "uid", "labels", "ownerReferences", "creationTimestamp", "deletionTimestamp",
+    "resourceVersion",
+)  # fmt: skip
+_OF_THE_GUARD = ("name", "started", "state", "lastState", "restartCount")
+_OF_A_CONDITION = ("type", "status", "reason", "message")
+#: What the cluster manages, and what may be large and is read live by the one who needs it: evidence.
+_NOT_OF_A_JOB = frozenset({"managedFields", "annotations"})
+#: Where a slim job keeps its last rounds for the page, as [in-loop reward, held-out score], thinned.
+TREND, TREND_POINTS = "trend", 24
+_NOT_OF_A_REPORT = frozenset({"detectorState", "historyTail"})
+
+
+def slim_pod(raw: Json) -> Json:
+    """The part of a pod that is cached."""
+    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    labels, owners = metadata.get("labels") or {}, metadata.get("ownerReferences") or []
+    changed = is_as_injected(raw) is False
+    return {
+        "metadata": _kept(metadata, _OF_A_POD)
+        | {
+            "labels": _kept(labels, _LABELS),
+            "ownerReferences": [_kept(one, ("uid", "controller")) for one in owners if one.get("controller")],
+        },
+        "spec": _kept(spec, ("terminationGracePeriodSeconds", "nodeName"))
+        | {
+            "initContainers": [
+                {"name": one["name"], CHANGED: changed}
+                for one in spec.get("initContainers") or []
+                if one.get("name") == names.GUARD_CONTAINER
+            ]
+        },
+        "status": _kept(status, ("phase", "reason"))
+        | {
+            "conditions": [
+                _kept(one, _OF_A_CONDITION) for one in status.get("conditions") or [] if _tells(one)
+            ],
+            "initContainerStatuses": _containers(status.get("initContainerStatuses") or []),
+            "containerStatuses": _containers(status.get("containerStatuses") or []),
+        },
+    }
+
+
+def slim_workload(adapter: WorkloadAdapter, raw: Json) -> Json:
+    """The part of a workload that is cached: not its pod templates."""
+    return {
+        "metadata": _kept(raw["metadata"], _OF_A_WORKLOAD),
+        "spec": _kept(raw.get("spec") or {}, adapter.state_fields),
+        "status": raw.get("status") or {},
+    }
+
+
+def slim_job(raw: Json) -> Json:
+    """The part of a job that is cached: not the guard's detector state, and of its history a small part."""
+    status = dict(raw.get("status") or {})
+    if "guard" in status:
+        guard = status["guard"]
+        status["guard"] = {k: v for k, v in guard.items() if k not in _NOT_OF_A_REPORT}
+        if rounds := guard.get("historyTail"):
+            status["guard"][TREND] = _trend(rounds)
+    metadata = {k: v for k, v in raw["metadata"].items() if k not in _NOT_OF_A_JOB}
+    return {"metadata": metadata, "spec": raw["spec"], "status": status}
+
+
+def _trend(rounds: list[Json]) -> list[list[float]]:
+    """At most `TREND_POINTS` rounds, evenly chosen, the first and the last among them; some 15 bytes each."""
+    last, few = len(rounds) - 1, min(len(rounds), TREND_POINTS) - 1
+    chosen = [rounds[round(n * last / few)] for n in range(few)] + [rounds[last]]
+    try:
+        return [[float(f"{one[value]:.3g}") for value in ("reward", "heldout")] for one in chosen]
+    except (ArithmeticError, KeyError, TypeError, ValueError):  # not as the CRD has it: it ends no cache
+        return []
+
+
+def _kept(of: Mapping[str, Any], fields: Iterable[str]) -> Json:
+    return {field: of[field] for field in fields if field in of}
+
+
+def _tells(condition: Mapping[str, Any]) -> bool:
+    """Whether it says something that not every pod says."""
+    if condition.get("type") == "DisruptionTarget":
+        return True
+    return condition.get("type") in {"PodScheduled", "Ready"} and condition.get("status") != "True"
+
+
+def _containers(statuses: Iterable[Mapping[str, Any]]) -> list[Json]:
+    """All of the guard's; of the others what keeps them from running, or how they ended."""
+    kept = []
+    for one in statuses:
+        state = _kept(one.get("state") or {}, ("waiting", "terminated"))
+        if one.get("name") == names.GUARD_CONTAINER:
+            kept.append(_kept(one, _OF_THE_GUARD))
+        elif state:
+            kept.append({"name": one["name"], "state": state})
+    return kept

@@ -1,0 +1,54 @@
+"""How much a trainer may write into the store: so many steps a second, and so many bytes in all. Pure.
+
+The guard's own writes (evaluations, latches) are not bounded by it: the rest of the room is theirs, so that a
+run whose trainer has filled its share can still be judged and still fires.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from guard_service.errors import Problem, store_full, too_many_requests
+
+#: What a store may have without a setting.
+MAX_BYTES = 1 << 30
+#: Steps a second in the long run.
+RATE = 1_000
+#: Steps at once at least: a trainer that was cut off sends what waits.
+LEAST_BURST = 100_000
+#: Bytes of the store for each step at once, which takes 300 at most: a log of a million may be followed.
+BYTES_PER_STEP = 1_024
+#: Of the bytes that a store may have: for steps, then for announcements of checkpoints.
+STEPS_SHARE = 0.8
+ANNOUNCED_SHARE = 0.9
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What is left of it. `max_bytes` is of the whole store."""
+
+    max_bytes: int
+    _steps: float = math.inf
+    _at: float = 0.0
+
+    @property
+    def burst(self) -> int:
+        """Steps at once."""
+        return max(LEAST_BURST, self.max_bytes // BYTES_PER_STEP)
+
+    def refuses_steps(self, count: int, size: int, now: float) -> Problem | None:
+        """Why these steps are not taken into a store of this size, if they are not; else they are counted."""
+        if size >= STEPS_SHARE * self.max_bytes:
+            return store_full("steps", size, self.max_bytes)
+        self._steps, self._at = min(self.burst, self._steps + RATE * (now - self._at)), now
+        if count > self._steps:
+            return too_many_requests(RATE, math.ceil((count - self._steps) / RATE))
+        self._steps -= count
+        return None
+
+    def refuses_announcement(self, size: int) -> Problem | None:
+        """The same of a checkpoint; files of checkpoints are no part of the store."""
+        if size >= ANNOUNCED_SHARE * self.max_bytes:
+            return store_full("checkpoints", size, self.max_bytes)
+        return None

@@ -1,0 +1,296 @@
+"""One guarded run: its ledger, what goes into it, and what clients ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from guard_core.judge import Latch
+from guard_core.policy import Policy
+from guard_core.wire import CheckpointReport, EndReport, StepReport, Verdict
+from guard_service.engine.allowance import MAX_BYTES, Allowance
+from guard_service.engine.evaluations import Evaluations
+from guard_service.engine.ingest import Ingest
+from guard_service.engine.ledger import Ledger, Resume
+from guard_service.engine.liveness import Liveness
+from guard_service.engine.scoring import ScoringWorker
+from guard_service.engine.verdicts import halted
+from guard_service.errors import GuardError, StoreError
+from guard_service.metrics import GuardMetrics
+from guard_service.refusals import Kind
+from guard_service.store import BEFORE_ALL, PER_ITEM, Appended, Store
+
+log = logging.getLogger("rlguard.guard")
+
+TICK_SECONDS = 1.0
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+class Engine:
+    """One guarded run. Construct it (no I/O), `start` it, and `close` it, all on one event loop.
+
+    Args:
+        state_dir: directory of the store; made if missing.
+        checkpoint_root: directory under which every checkpoint must lie.
+        policy: the thresholds of the run.
+        worker: scores checkpoints; None leaves them waiting, which becomes `stale`.
+        keep_best: keep the files of the best checkpoint in `<state_dir>/best`.
+        max_store_bytes: size of the store from which on reports are refused; see `allowance`.
+        resume: asked once for what is known elsewhere of this run, if the store is empty: a judge, or None
+            for a new run. It raises `ResumeError` to be asked again; until it answers nothing is known.
+        clock: monotonic seconds.
+
+    `on_fatal` is called with the error when the guard must end, because the held-out split is unusable.
+    `on_latch` is called when a fire or halt has latched and is on disk.
+    """
+
+    def __init__(
+        self,
+        *,
+        state_dir: Path,
+        checkpoint_root: Path,
+        policy: Policy,
+        worker: ScoringWorker | None = None,
+        keep_best: bool = False,
+        max_store_bytes: int = MAX_BYTES,
+        resume: Resume | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.on_fatal: Callable[[GuardError], None] = lambda error: log.error("%s", error)
+        self.on_latch: Callable[[], None] = lambda: None
+        self.metrics = GuardMetrics()
+        self._worker, self._resume = worker, resume
+        #: The thresholds of the run.
+        self.policy = policy
+        self._liveness = Liveness(policy, clock)
+        self._ledger = Ledger(
+            state_dir=state_dir,
+            policy=policy,
+            liveness=self._liveness,
+            metrics=self.metrics,
+            worker=worker,
+            on_latch=self._tell_latch,
+        )
+        allowance = Allowance(max_store_bytes)
+        self._ingest = Ingest(self._ledger, self._liveness, self.metrics, checkpoint_root, worker, allowance)
+        self._evaluations: Evaluations | None = None
+        if worker is not None:
+            best = state_dir / "best" if keep_best else None
+            self._evaluations = Evaluations(
+                self._ledger, worker, self.metrics, best, on_fatal=self._tell_fatal
+            )
+        self._tasks: list[asyncio.Task[None]] = []
+        self.metrics.observe(self)
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Read the store and begin. A store that cannot be read is retried, and the verdict says `unknown`.
+
+        Raises:
+            ChangedRunError: the store belongs to a run with another policy.
+        """
+        try:
+            await self._ledger.recover(self._resume)
+        except StoreError as error:
+            self._ledger.fail(error)
+            await self._ledger.keep_closed()
+        self._tasks = [asyncio.create_task(self._ingest.write_steps()), asyncio.create_task(self._tick())]
+        if self._evaluations is not None:
+            self._tasks.append(asyncio.create_task(self._evaluations.run()))
+        else:
+            log.warning("no held-out evaluation is configured: only the KL rule can fire")
+
+    async def close(self) -> None:
+        """Finish the flush under way, end the evaluation process, save a snapshot, close the store."""
+        async with self._ledger.lock:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._ingest.give_up()
+            if self._worker is not None:
+                await self._worker.close()
+            await self._ledger.close()
+
+    def _tell_latch(self) -> None:
+        self.on_latch()
+
+    def _tell_fatal(self, error: GuardError) -> None:
+        self.on_fatal(error)
+
+    async def _tick(self) -> None:
+        """Once a second: try a broken store again, and judge the silence."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            if not self.store_works:
+                await self._try_again()
+            else:
+                await self._judge_what_is_no_event()
+
+    async def _try_again(self) -> None:
+        try:
+            await self._ledger.recover(self._resume)
+        except GuardError as error:
+            self._ledger.fail(error)
+        else:
+            log.warning("the store works again: %s", self._ledger.open_store().path)
+
+    async def _judge_what_is_no_event(self) -> None:
+        """Silence and refusals: what the store does not hold, but a halt that they latch is."""
+        ledger, liveness = self._ledger, self._liveness
+        async with ledger.lock:
+            if not self.store_works:
+                return
+            if self._worker is not None and ledger.judge.waiting:
+                liveness.start_anew()
+            judge = halted(ledger.judge, liveness.silent_for, liveness.refusals.condition())
+            if judge is not None:
+                try:
+                    await ledger.adopt(judge, ledger.open_store())
+                except StoreError as error:
+                    ledger.fail(error)
+                    return
+            ledger.publish()
+
+    # -- what is known ---------------------------------------------------------------------------------------
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict now."""
+        return self._ledger.verdict
+
+    @property
+    def trainer_json(self) -> bytes:
+        """What a trainer is told of the verdict now (`for_trainer`), encoded once per change."""
+        return self._ledger.trainer_json
+
+    @property
+    def latches(self) -> tuple[Latch, ...]:
+        """Every latch that has closed: at most one fire and one halt."""
+        return self._ledger.latches
+
+    @property
+    def latched_at(self) -> dict[bool, datetime]:
+        """When the fire (True) and the halt (False) latched; without those of before this process began."""
+        return self._ledger.latched_at
+
+    @property
+    def store_bytes(self) -> int | None:
+        """Size of the store; None if it cannot be used now."""
+        return self._ledger.store_bytes
+
+    @property
+    def ended(self) -> bool:
+        """Whether the trainer has said that it has finished, and has reported nothing since."""
+        return self._liveness.ended
+
+    def judge_state(self) -> dict[str, Any] | None:
+        """The judge's state, per-item data included; None until the store was read."""
+        judge = self._ledger.known_judge
+        return None if judge is None else judge.to_state()
+
+    @property
+    def not_ready(self) -> str:
+        """Why the guard is not ready, or "" if it is."""
+        return self._ledger.trouble or ("" if self._evaluations is None else self._evaluations.not_ready)
+
+    @property
+    def store_works(self) -> bool:
+        """Whether the store can be read and written, as far as is known."""
+        return not self._ledger.trouble
+
+    @property
+    def queue_length(self) -> int:
+        """Checkpoints that wait for their evaluation, the one under way included."""
+        return len(self._ledger.queue)
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the last new step, since the guard started, or since evaluations last waited.
+
+        A trainer that has ended, or that waits for this guard by `max_lag`, is not what is slow: `stale` is.
+        """
+        return self._liveness.silent_for
+
+    # -- what is reported ------------------------------------------------------------------------------------
+
+    async def add_steps(self, reports: Sequence[StepReport]) -> Appended:
+        """Store and fold steps; what is returned is on disk and in the verdict.
+
+        Raises:
+            Problem: 409 if one of them contradicts what is on disk, 503 if the store is unavailable. In both
+                cases none of them was kept.
+        """
+        return await self._ingest.add_steps(reports)
+
+    async def add_checkpoint(self, report: CheckpointReport) -> bool:
+        """Queue a checkpoint for its evaluation; False if it is known already.
+
+        Raises:
+            Problem: 422 if the path is not a directory under the checkpoint root, or what is in it cannot be
+                listed or can never be scored, 409 if the same step was announced with another path, 503 if
+                the store is unavailable.
+        """
+        return await self._ingest.add_checkpoint(report)
+
+    async def note_end(self, report: EndReport) -> None:
+        """The trainer has finished. An attempt of whose steps none was fit to be reported may end too.
+
+        Raises:
+            Problem: 409 if no step was reported yet, or a later attempt has reported one; 503 if the store is
+                unavailable.
+        """
+        await self._ingest.note_end(report)
+
+    async def adopt_latch(self, latch: Latch) -> None:
+        """Close a latch that is known elsewhere. It is announced even if the store cannot keep it now."""
+        await self._ledger.adopt_latch(latch)
+
+    def refusing(self, kind: Kind) -> AbstractContextManager[None]:
+        """Count it if a report is refused here for what it says; a store that fails refuses nothing."""
+        return self._ingest.refusing(kind)
+
+    # -- what is read ----------------------------------------------------------------------------------------
+
+    async def history(self) -> AsyncIterator[dict[str, Any]]:
+        """Every line of the history, without per-item outcomes.
+
+        Raises:
+            Problem: 503 if the store is unavailable.
+        """
+        after = BEFORE_ALL
+        while page := await self._read(Store.history_page, after):
+            after = page[-1][0]
+            for _, line in page:
+                for name in PER_ITEM:
+                    line.pop(name, None)
+                if "pass_index" not in line:
+                    yield line
+
+    async def thinned_history(self, points: int) -> dict[str, Any]:
+        """The history with at most `points` steps, for a plot.
+
+        Raises:
+            Problem: 503 if the store is unavailable.
+        """
+        return await self._read(Store.thinned_history, points)
+
+    async def recent_rounds(self, count: int) -> list[dict[str, Any]]:
+        """The last evaluation rounds; see `Store.recent_rounds`.
+
+        Raises:
+            Problem: 503 if the store is unavailable.
+        """
+        return await self._read(Store.recent_rounds, count)
+
+    async def _read(self, query: Callable[[Store, A], T], argument: A) -> T:
+        async with self._ledger.for_request() as store:
+            return await self._ledger.call(query, store, argument)

@@ -1,0 +1,272 @@
+"""The evaluations of a run, one by one: what the judge wants first, then the queue in its order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from guard_core.checkpoint_key import CheckpointKey
+from guard_core.judge import Evaluation
+from guard_core.wire import CheckpointReport, EvaluationSummary, FailureKind
+from guard_service.engine.ledger import Ledger
+from guard_service.engine.scoring import ScoringWorker
+from guard_service.errors import GuardError, SettingsError
+from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
+from guard_service.heldout.identity import Expected
+from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
+from guard_service.metrics import GuardMetrics
+from guard_service.store import Failure, Store
+
+log = logging.getLogger("rlguard.guard")
+
+GATE_RETRY_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _GateClosed:
+    """No evaluation may begin yet."""
+
+    reason: str
+
+
+class Evaluations:
+    """Has the checkpoints of a ledger scored, and what became of each put into it.
+
+    Args:
+        ledger: the run's.
+        worker: scores checkpoints.
+        metrics: where evaluations are counted.
+        best: where the files of the best checkpoint are kept; None keeps none.
+        on_fatal: called when the guard must end, because the held-out split is unusable.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        worker: ScoringWorker,
+        metrics: GuardMetrics,
+        best: Path | None,
+        on_fatal: Callable[[GuardError], None],
+    ) -> None:
+        self._ledger, self._worker, self._metrics = ledger, worker, metrics
+        self._best, self._on_fatal = best, on_fatal
+        self._gate: _GateClosed | None = _GateClosed("the held-out split is still being checked")
+
+    @property
+    def not_ready(self) -> str:
+        """Why held-out evaluation cannot begin yet; "" once it can."""
+        return "" if self._gate is None else self._gate.reason
+
+    async def run(self) -> None:
+        """Evaluate until this is cancelled."""
+        while True:
+            self._ledger.queued.clear()
+            await self._pass_gate()
+            request = self._next_request()
+            # No checkpoint is to blame for a worker that cannot start.
+            if self._gate is not None or request is None:
+                await self._wait_for_a_checkpoint()
+                continue
+            if (failure := await self._score(request)) is not None:
+                await self._give_up(failure)
+            queue = self._ledger.queue
+            if queue and request == self._of_queue(queue[0]):
+                queue.popleft()
+
+    async def _wait_for_a_checkpoint(self) -> None:
+        """Or until it is time to try the gate again: on a cluster no trainer starts before it is passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if self._gate is None else GATE_RETRY_SECONDS):
+                await self._ledger.queued.wait()
+
+    # -- what is next --------------------------------------------------------------------------------------
+
+    def _next_request(self) -> EvaluationRequest | None:
+        judge, queue = self._ledger.known_judge, self._ledger.queue
+        wanted = None if judge is None else judge.wanted_pass()
+        if wanted is not None:
+            return self._request(wanted.attempt, wanted.step, wanted.path, wanted.index)
+        return self._of_queue(queue[0]) if queue else None
+
+    def _of_queue(self, checkpoint: CheckpointReport) -> EvaluationRequest:
+        return self._request(checkpoint.attempt, checkpoint.step, checkpoint.path, 0)
+
+    def _request(self, attempt: int, step: int, path: str, index: int) -> EvaluationRequest:
+        """A request with the sampling of the run, which its first checkpoint has fixed."""
+        return EvaluationRequest(attempt, step, Path(path), index, self._ledger.judge.sampling)
+
+    # -- the gate ------------------------------------------------------------------------------------------
+
+    async def _pass_gate(self) -> None:
+        """Start the worker once: it checks the split and that the training prompts are disjoint from it."""
+        if self._gate is None:
+            return
+        try:
+            await self._worker.start()
+            if (digest := self._worker.split_digest) is not None:
+                await self._ledger.persist(partial(self._check_evaluation, digest))
+        except (SplitError, SettingsError) as error:
+            self._on_fatal(SettingsError(str(error)))
+            await asyncio.Event().wait()  # the guard is being ended: score nothing
+        except Exception as error:
+            closed = _GateClosed(_reason(error))
+            if closed != self._gate:
+                log.warning("held-out evaluation cannot begin: %s", closed.reason)
+            self._gate = closed
+        else:
+            self._gate = None
+
+    async def _check_evaluation(self, digest: str, store: Store) -> None:
+        await self._ledger.call(store.check_evaluation, digest, self._worker.measure)
+
+    # -- scoring -------------------------------------------------------------------------------------------
+
+    async def _score(self, request: EvaluationRequest) -> Failure | None:
+        """Have one checkpoint scored and judged; how that failed, if it did."""
+        try:
+            result = await self._result(request)
+            await self._judge(request, result)
+        except Exception as error:
+            kind = error.kind if isinstance(error, EvaluationError) else FailureKind.UNDERWAY
+            gone = isinstance(error, CheckpointGoneError)
+            return Failure(
+                request.attempt, request.step, request.pass_index, _reason(error), gone=gone, kind=kind
+            )
+        return None
+
+    async def _result(self, request: EvaluationRequest) -> EvaluationResult:
+        """What the worker says, if it is of this checkpoint and no other."""
+        refuse_overwritten(request, self._ledger.queue)
+        expected = await self._ledger.persist(partial(self._expected, request))
+        result = await self._worker.evaluate(replace(request, expected=expected))
+        # Before, while or after its files were taken: nobody can tell.
+        refuse_overwritten(request, self._ledger.queue)
+        refuse_no_outcomes(result)
+        refuse_other_weights(request, result, self._ledger.verdict.last_evaluation)
+        return result
+
+    async def _judge(self, request: EvaluationRequest, result: EvaluationResult) -> None:
+        """Put an evaluation into the ledger; it costs too much to be lost with a store that fails."""
+        if result.pins is not None:
+            await self._ledger.persist(partial(self._pin, result.pins))
+        self._metrics.evaluation_seconds.observe(result.seconds)
+        evaluation = Evaluation(
+            request.attempt,
+            request.step,
+            str(request.path),
+            result.items,
+            result.sha256,
+            request.pass_index,
+            result.truncated,
+            result.proxy_items,
+            sampling=result.sampling,
+        )
+        # Closing a baseline takes seconds, for which nobody else should have to wait.
+        judge = self._ledger.known_judge
+        ahead = None if judge is None else await asyncio.to_thread(judge.fold_ahead, evaluation)
+        await self._ledger.persist(partial(self._ledger.settle, evaluation, ahead=ahead))
+        summary = evaluation.summary()
+        _log_score(summary, request.pass_index, result.seconds)
+        is_best = request.pass_index == 0 and self._ledger.verdict.best_evaluation == summary
+        if self._best is not None and is_best and result.staged is not None:
+            await asyncio.to_thread(_keep, result.staged, self._best)
+
+    async def _give_up(self, failure: Failure) -> None:
+        log.warning("checkpoint %d of attempt %d: %s", failure.step, failure.attempt, failure.message)
+        if not failure.gone:
+            self._metrics.evaluation_failures.inc()
+        await self._ledger.persist(partial(self._ledger.settle, failure))
+
+    async def _pin(self, pins: Mapping[str, str], store: Store) -> None:
+        await self._ledger.call(store.pin, pins)
+
+    async def _expected(self, request: EvaluationRequest, store: Store) -> Expected:
+        """What the checkpoint must be. Of a later pass the weights are compared with those of the first (see
+        `refuse_other_weights`), and its files may have been touched or written again meanwhile.
+        """
+        pins = await self._ledger.call(store.pins)
+        if request.pass_index > 0:
+            return Expected(pins=pins)
+        announced = await self._ledger.call(store.manifest, CheckpointKey.of(request))
+        last = self._ledger.verdict.last_evaluation
+        return Expected(announced, pins, None if last is None else last.sha256)
+
+
+def refuse_overwritten(request: EvaluationRequest, queue: Iterable[CheckpointReport]) -> None:
+    """Score nothing under a name that may not be its own: its directory may hold a later checkpoint. Pure.
+
+    All that waits in the queue, but for the request's own announcement, was announced after it.
+
+    Raises:
+        CheckpointGoneError: another checkpoint was announced with the same path since.
+    """
+    mine = CheckpointKey.of(request)
+    for later in queue:
+        if later.path == str(request.path) and CheckpointKey.of(later) != mine:
+            raise CheckpointGoneError(
+                f"{request.path} was announced again, as step {later.step}, before step {request.step} "
+                "had been scored: save each checkpoint to a directory of its own"
+            )
+
+
+def refuse_no_outcomes(result: EvaluationResult) -> None:
+    """Raises `EvaluationError` if these are no outcomes that can be judged. Pure."""
+    proxies = result.items if result.proxy_items is None else result.proxy_items
+    if not result.items or not all(0.0 <= x <= 1.0 for x in (*result.items, *proxies)):  # NaN too
+        raise EvaluationError("the evaluator returned no outcomes, or outcomes outside [0, 1]")
+    if len(proxies) != len(result.items):
+        raise EvaluationError("the evaluator returned another number of outcomes for the training grader")
+
+
+def refuse_other_weights(
+    request: EvaluationRequest, result: EvaluationResult, first: EvaluationSummary | None
+) -> None:
+    """A later pass is one of the same policy, or its checkpoint was saved over. Pure.
+
+    Raises:
+        EvaluationError: the weights are not those of the checkpoint's first evaluation.
+    """
+    if request.pass_index == 0 or first is None or None in (first.sha256, result.sha256):
+        return
+    if CheckpointKey.of(first) == CheckpointKey.of(request) and first.sha256 != result.sha256:
+        raise EvaluationError(
+            f"what lies in {request.path} is not what was scored before as step {request.step}: save "
+            "each checkpoint to a directory of its own, and leave it as it is until it has been scored",
+            FailureKind.CHECKPOINT,
+        )
+
+
+def _reason(error: Exception) -> str:
+    """What is told of an error; of one that nobody foresaw no word, for it may be about an item."""
+    if isinstance(error, EvaluationError):
+        return str(error)
+    log.error("evaluation ended with an unexpected %s", type(error).__name__)
+    return f"internal error ({type(error).__name__})"
+
+
+def _log_score(summary: EvaluationSummary, pass_index: int, seconds: float) -> None:
+    again = f", pass {pass_index + 1}" if pass_index else ""
+    where = f"checkpoint {summary.step} of attempt {summary.attempt}{again}"
+    facts = {"step": summary.step, "attempt": summary.attempt, "score": summary.score, "seconds": seconds}
+    log.info("%s: held-out %.4f, evaluated in %.1f s", where, summary.score, seconds, extra=facts)
+
+
+def _keep(staged: Path, best: Path) -> None:
+    """Move `staged` to `best`; at any moment the former or the new one is complete on disk."""
+    new, old = best.with_suffix(".new"), best.with_suffix(".old")
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        shutil.move(staged, new)
+        if best.exists():
+            best.rename(old)
+        new.rename(best)
+    except OSError as error:
+        log.error("the best checkpoint could not be kept in %s: %s", best, error)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,50 @@
+"""What is said beside the judge's own verdict: refused reports, silence, a store that fails. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guard_core.judge import Judge, Latch
+from guard_core.wire import Code, Condition, Level, Verdict
+
+
+def verdict_now(judge: Judge, silent_for: float, refused: Condition | None) -> Verdict:
+    """The verdict after that many seconds of silence, with what is said of refused reports."""
+    return beside(judge.verdict(silent_for), refused)
+
+
+def halted(judge: Judge, silent_for: float, refused: Condition | None) -> Judge | None:
+    """A copy of the judge in which silence or refused reports have latched a halt; None if none does."""
+    verdict = verdict_now(judge, silent_for, refused)
+    if verdict.stop or all(c.action != "stop" for c in verdict.conditions):
+        return None
+    copy = Judge.from_state(judge.to_state())
+    copy.fold_silence(silent_for)
+    if refused is not None and refused.action == "stop":
+        place = (verdict.attempt or 0, verdict.step or 0)
+        copy.fold_latch(Latch(False, refused.code.value, refused.message, *place))
+    return copy
+
+
+def without_store(verdict: Verdict, reason: str) -> Verdict:
+    """The last verdict, while the store is unavailable: `unknown`, unless a fire was known."""
+    condition = Condition(code=Code.STORE_UNAVAILABLE, level=Level.UNKNOWN, message=reason)
+    others = tuple(c for c in verdict.conditions if c.code is not Code.STORE_UNAVAILABLE)
+    if verdict.fire:
+        return verdict.model_copy(update={"conditions": (*others, condition)})
+    return verdict.model_copy(update=_headline(condition) | {"conditions": (condition, *others)})
+
+
+def beside(verdict: Verdict, condition: Condition | None) -> Verdict:
+    """The verdict with one more condition; it speaks for the verdict unless a worse one does."""
+    if condition is None or any(known.code is condition.code for known in verdict.conditions):
+        return verdict
+    conditions = sorted((condition, *verdict.conditions), key=lambda c: (c.advice, -c.level.severity))
+    speaks = condition.level.severity >= verdict.level.severity
+    return verdict.model_copy(
+        update=(_headline(condition) if speaks else {}) | {"conditions": tuple(conditions)}
+    )
+
+
+def _headline(condition: Condition) -> dict[str, Any]:
+    return {"level": condition.level, "code": condition.code, "reason": condition.message}

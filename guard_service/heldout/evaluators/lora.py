@@ -1,0 +1,66 @@
+"""Apply a checked LoRA adapter to the guard's base model, with PEFT.
+
+PEFT is never shown the adapter's own configuration, which can name modules to import, models to fetch and
+regular expressions to try: it gets one that is made here of what was checked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from guard_core.adapter import MERGE, WEIGHTS, AdapterError, misfits
+from guard_service.heldout.adapter_files import Adapter
+
+
+def apply_adapter(model: Any, directory: Path, adapter: Adapter) -> Any:
+    """The model with the adapter in its layers, not merged, as it was trained.
+
+    Raises:
+        AdapterError: it does not fit the model.
+    """
+    from peft import inject_adapter_in_model, set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    wrong = list(misfits(adapter.shapes, _linear_layers(model)))
+    if wrong:
+        raise AdapterError(
+            f"{len(wrong)} of {len(adapter.shapes)} modules of the adapter do not fit, the first: "
+            f"{wrong[0]}; {MERGE}"
+        )
+    model = inject_adapter_in_model(_peft_config(adapter), model)
+    loaded = set_peft_model_state_dict(model, load_file(directory / WEIGHTS))
+    lost = sorted([*loaded.unexpected_keys, *(key for key in loaded.missing_keys if "lora_" in key)])
+    if lost:
+        raise AdapterError(f"{len(lost)} of its weights were not taken, the first: {lost[0][:200]}; {MERGE}")
+    return model.eval()
+
+
+def _linear_layers(model: Any) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of each linear layer."""
+    from torch.nn import Linear
+    from transformers.pytorch_utils import Conv1D
+
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            found[name] = (module.in_features, module.out_features)
+        elif isinstance(module, Conv1D):
+            found[name] = (module.nx, module.nf)
+    return found
+
+
+def _peft_config(adapter: Adapter) -> Any:
+    from peft import LoraConfig
+
+    config = adapter.config
+    return LoraConfig(
+        r=config.r,
+        lora_alpha=config.lora_alpha,
+        rank_pattern=dict(config.rank_pattern),
+        alpha_pattern=dict(config.alpha_pattern),
+        use_rslora=config.use_rslora,
+        use_dora=config.use_dora,
+        target_modules=sorted(adapter.shapes),
+        inference_mode=True,
+    )

@@ -1,0 +1,189 @@
+"""Whether a checkpoint is what was announced, and one that this run may be judged by.
+
+Who writes checkpoints is under suspicion. So nothing is scored but the files that were announced, weights
+that differ from those of the checkpoint before, and the tokenizer, chat template and generation config with
+which the run's first checkpoint was scored: others make other texts of the same weights. No torch here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from guard_core.wire import FailureKind
+from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
+from guard_service.heldout.fitness import MAX_NAMES
+
+_WEIGHTS = ".safetensors"
+_CONFIGS = ("config.json", "adapter_config.json", "model.safetensors.index.json")
+#: What a tokenizer or a chat template is loaded from, and what ends a completion.
+_PINNED = (
+    "tokenizer",
+    "vocab",
+    "tekken",
+    "merges",
+    "special_tokens_map",
+    "added_tokens",
+    "chat_template",
+    "generation_config",
+    "dict",
+    "bpe",
+    "normalizer",
+    "byte_maps",
+    "emoji",
+    "entity_vocab",
+    "target_vocab",
+    "word_",
+)
+_PINNED_SUFFIXES = (".model", ".jinja")
+#: Keys that decide no score and vary: how the trainer's last call cut and padded; the library that wrote the
+#: file, and from where it had loaded, which a restart or an upgrade in mid-run changes.
+_VARY = {
+    "tokenizer.json": ("truncation", "padding"),
+    "generation_config.json": ("transformers_version", "_from_model_config"),
+    "tokenizer_config.json": ("transformers_version", "is_local", "local_files_only", "name_or_path"),
+}
+_ONE_DIGEST = 64  # characters of a manifest of the first form, which was one digest for all files
+MAX_SHOWN = 3  # names in a message: they are the checkpoint's
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a checkpoint must be to be scored; what is None is not known.
+
+    `manifest`: of its files when it was announced.
+    `pins`: digests of the files that stay as they were at the run's first scored checkpoint, by name.
+    `before`: digest of the weights that were scored before; these must be others.
+    """
+
+    manifest: str | None = None
+    pins: Mapping[str, str] | None = None
+    before: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As the child gets it."""
+        pins = None if self.pins is None else dict(self.pins)
+        return {"manifest": self.manifest, "pins": pins, "before": self.before}
+
+    @classmethod
+    def from_json(cls, message: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_json`."""
+        return cls(message["manifest"], message["pins"], message["before"])
+
+
+def manifest(directory: Path) -> str | None:
+    """What the files are that a score depends on; None if they cannot be listed, or are too many.
+
+    A line for each file: the digest of its name, size and times. No content is read: a model of 15 GB is
+    announced in no time. A user cannot set back the time of change (`ctime`) of a file that was written over.
+    Numbers of inodes are left out: some file systems make them up.
+    """
+    try:
+        lines = _lines(directory)
+    except OSError:
+        return None
+    return None if lines is None else "".join(sorted(lines))
+
+
+def _lines(directory: Path | int) -> set[str] | None:
+    """None if there are more names than are looked at."""
+    with os.scandir(directory) as entries:
+        named = list(itertools.islice(entries, MAX_NAMES + 1))
+    if len(named) > MAX_NAMES:
+        return None
+    lines = set()
+    for entry in named:
+        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+            if _matters(entry.name):
+                lines.add(_line(entry))
+    return lines
+
+
+def _line(entry: os.DirEntry[str]) -> str:
+    about = entry.stat(follow_symlinks=False)
+    said = f"{entry.name}\0{about.st_mode}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ctime_ns}"
+    return hashlib.blake2b(said.encode(errors="surrogateescape"), digest_size=16).hexdigest() + "\n"
+
+
+def _matters(name: str) -> bool:
+    return name.endswith(_WEIGHTS) or name in _CONFIGS or _is_pinned(name)
+
+
+def _is_pinned(name: str) -> bool:
+    return name.startswith(_PINNED) or name.endswith(_PINNED_SUFFIXES)
+
+
+def refuse_changed(source: Path, directory: int, announced: str | None) -> None:
+    """Refuse an open directory whose files are not those that were announced.
+
+    Raises:
+        CheckpointGoneError: some of them were removed, and all others are as they were.
+        EvaluationError: they were changed since.
+        OSError: they cannot be listed.
+    """
+    if announced is None or len(announced) == _ONE_DIGEST:
+        return
+    before, now = set(announced.splitlines(keepends=True)), _lines(directory)
+    if now == before:
+        return
+    if now is not None and now < before:
+        raise gone(source)
+    raise EvaluationError(
+        f"checkpoint {source}: its files were changed after it was announced, so it is not scored: "
+        "announce a checkpoint once it is complete, and leave it as it is until it has been scored",
+        FailureKind.CHANGED,
+    )
+
+
+def gone(source: Path) -> CheckpointGoneError:
+    """For a checkpoint of which all or a part is no longer there."""
+    return CheckpointGoneError(
+        f"checkpoint {source} was rotated away before it was scored: keep more checkpoints "
+        "(save_total_limit), save less often, or make an evaluation cheaper"
+    )
+
+
+def pinned(staged: Path) -> dict[str, str]:
+    """Digests, by name, of what must stay the same. The copy loses what no score may depend on."""
+    paths = sorted(staged.iterdir())
+    for path in paths:
+        if not _matters(path.name):
+            path.unlink()
+    return {path.name: _pin(path) for path in paths if _is_pinned(path.name)}
+
+
+def _pin(path: Path) -> str:
+    content = path.read_bytes()
+    if vary := _VARY.get(path.name):
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):  # else its bytes are as good
+            content = json.dumps({k: v for k, v in json.loads(content).items() if k not in vary}).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def refuse_others(source: Path, pins: Mapping[str, str], sha256: str, expected: Expected) -> None:
+    """Refuse another tokenizer than the run's, and weights that were scored as the checkpoint before.
+
+    Raises:
+        EvaluationError: which of them it is.
+    """
+    known = pins if expected.pins is None else expected.pins
+    if changed := sorted(name for name in pins.keys() | known.keys() if pins.get(name) != known.get(name)):
+        names = ", ".join(map(repr, changed[:MAX_SHOWN]))
+        raise EvaluationError(
+            f"checkpoint {source}: {names} is not as in the run's first scored checkpoint, so it is not "
+            "scored: keep tokenizer, chat template and generation config for a whole run, or start a new one",
+            FailureKind.TOKENIZER_CHANGED,
+        )
+    if sha256 == expected.before:
+        raise EvaluationError(
+            f"checkpoint {source}: its weights are to the bit those that were scored before, so it is no new "
+            "evidence: nothing was trained in between, or what is saved is not what is trained",
+            FailureKind.UNCHANGED,
+        )

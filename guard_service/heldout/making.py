@@ -1,0 +1,206 @@
+"""Make a held-out split: by hash of the prompt, near-duplicates on one side; or from one that overlaps.
+
+What is made passes `check_disjoint` with the same rule. Errors name files, lines and ids, never a prompt or
+an answer (invariant 8). No torch here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from guard_service.heldout.config import NearDuplicates
+from guard_service.heldout.disjoint import DEFAULT_RULE, disjoint_part, families
+from guard_service.heldout.errors import SplitError
+from guard_service.heldout.jsonl import lines, parse_object, read, refuse, validate
+from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts, train_row
+from guard_service.heldout.text import Prompt, normalised
+
+
+@dataclass(frozen=True, slots=True)
+class MadeSplit:
+    """What `make_split` wrote: rows of each side.
+
+    `grouped`: held-out rows that count as one item with others. `repeated`: held-out rows left out because
+    their prompt came before. `near`: rows that the hash held out,
+    and that are on the training side because a training prompt is too much like them.
+    """
+
+    train: int
+    heldout: int
+    repeated: int
+    near: int
+    grouped: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of the data set. `item`: what it is as a held-out item, None where the hash says training."""
+
+    number: int
+    line: bytes
+    prompt: Prompt
+    key: str
+    item: HeldoutItem | None
+
+
+def is_heldout(prompt: Prompt, fraction: float, salt: str) -> bool:
+    """Whether the hash holds a prompt out: by its normalised text, so for ever."""
+    digest = hashlib.sha256(f"{salt}\0{normalised(prompt)}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+def make_split(
+    source: Path,
+    train: Path,
+    heldout: Path,
+    *,
+    fraction: float,
+    salt: str = "rlguard",
+    prompt_column: str = "prompt",
+    answer_column: str = "answer",
+    near: NearDuplicates | None = DEFAULT_RULE,
+) -> MadeSplit:
+    """Divide a JSONL data set into training and held-out files that `check_disjoint` accepts.
+
+    The hash of a prompt's normalised text says its side, with `fraction` and `salt` only: rows may be added,
+    dropped and shuffled; a larger fraction only adds to the held-out side. Then a held-out prompt that is
+    the near-duplicate of a training prompt goes to the training side, until there is none: an added row can
+    move those that are like it.
+
+    Training rows are written as they are; where the prompt is in another column it is there as `prompt`, too.
+    Held-out rows get an id from the hash where they have none, and columns that a split does not know go
+    under `meta`. Held-out near-duplicates of each other that have no `group` get one: they count as one item.
+
+    Args:
+        fraction: expected share of distinct prompts that are held out, in (0, 1).
+
+    Raises:
+        SplitError: a bad fraction, row or file, an output that exists, or a side that would be empty.
+    """
+    if not 0 < fraction < 1:
+        raise SplitError(f"fraction={fraction:g}: it must lie between 0 and 1, for instance 0.05")
+    for output in (train, heldout):
+        _refuse_existing(output)
+    rows = _read_rows(source, fraction, salt, prompt_column, answer_column)
+    first = {row.key: row.item for row in reversed(rows) if row.item is not None}
+
+    def training(left: Sequence[HeldoutItem]) -> Iterator[tuple[str, Prompt]]:
+        keys = {item.key for item in left}
+        return ((f"line {row.number}", row.prompt) for row in rows if row.key not in keys)
+
+    # In the order of the file, whatever the order of `first`.
+    candidates = [row.item for row in rows if row.item is not None and first[row.key] is row.item]
+    held = _grouped(disjoint_part(training, candidates, near), near)
+    keys = {item.key for item in held}
+    kept = [_training_line(row, prompt_column) for row in rows if row.key not in keys]
+    for side, count in (("training", len(kept)), ("held-out", len(held))):
+        if not count:
+            raise SplitError(
+                f"{source}: no row is left for the {side} side: change the fraction ({fraction:g}), or what "
+                "counts as a near-duplicate"
+            )
+    try:
+        _write(heldout, map(_split_line, held))
+        HeldoutSplit.load(heldout)
+        _write(train, kept)
+    except SplitError:
+        heldout.unlink(missing_ok=True)
+        raise
+    chosen = sum(row.item is not None for row in rows)
+    near_rows = sum(row.item is not None and row.key not in keys for row in rows)
+    grouped = sum(item.group is not None for item in held)
+    return MadeSplit(len(kept), len(held), chosen - near_rows - len(held), near_rows, grouped)
+
+
+def drop_overlapping(
+    train: Path,
+    heldout: Path,
+    output: Path,
+    *,
+    prompt_column: str = "prompt",
+    near: NearDuplicates | None = DEFAULT_RULE,
+) -> tuple[int, int]:
+    """Write a split without the items that overlap with training; gives (items written, items left out).
+
+    Raises:
+        SplitError: a file cannot be used, the output exists, or no item would be left.
+    """
+    _refuse_existing(output)
+    split = HeldoutSplit.load(heldout)
+    left = disjoint_part(lambda _: read_train_prompts(train, prompt_column), split.items, near)
+    if not left:
+        raise SplitError(f"{heldout}: every item overlaps with {train}: hold out other prompts")
+    _write(output, map(_split_line, left))
+    return len(left), len(split) - len(left)
+
+
+def _read_rows(
+    source: Path, fraction: float, salt: str, prompt_column: str, answer_column: str
+) -> list[_Row]:
+    rows: list[_Row] = []
+    problems: list[str] = []
+    for number, line in lines(read(source).split(b"\n")):
+        try:
+            row = parse_object(line)
+            if prompt_column != "prompt" and "prompt" in row:
+                raise ValueError(f"prompt and {prompt_column} are both there: name or keep one of them")
+            prompt = train_row(row, prompt_column).text
+            key = normalised(prompt)
+            held = is_heldout(prompt, fraction, salt)
+            item = _heldout_item(row, key, prompt_column, answer_column) if held else None
+            rows.append(_Row(number, line, prompt, key, item))
+        except ValueError as error:
+            problems.append(f"line {number}: {error}")
+    refuse(source, problems)
+    return rows
+
+
+def _heldout_item(row: dict[str, object], key: str, prompt_column: str, answer_column: str) -> HeldoutItem:
+    """A data set's row as an item of a split."""
+    row = dict(row)
+    item = {"prompt": row.pop(prompt_column)}
+    if (answer := row.pop(answer_column, None)) is None:
+        raise ValueError(f"{answer_column} is missing")
+    item["answer"] = answer
+    item |= {name: row.pop(name) for name in ("id", "scorer", "group") if row.get(name) is not None}
+    item |= {"group": str(item["group"])} if "group" in item else {}
+    item["id"] = str(item.get("id", "h-" + hashlib.sha256(key.encode()).hexdigest()[:16]))
+    given = row.pop("meta", None) or {}
+    item["meta"] = {**row, **(given if isinstance(given, dict) else {"meta": given})}
+    return validate(item, HeldoutItem)
+
+
+def _grouped(items: Sequence[HeldoutItem], near: NearDuplicates | None) -> tuple[HeldoutItem, ...]:
+    """The same items; near-duplicates without a group get one, which has the id of its first item."""
+    group = {place: items[places[0]].id for places in families(items, near) for place in places}
+    return tuple(
+        item.model_copy(update={"group": group[place]}) if place in group and item.group is None else item
+        for place, item in enumerate(items)
+    )
+
+
+def _training_line(row: _Row, prompt_column: str) -> bytes:
+    if prompt_column == "prompt":
+        return row.line.strip()
+    columns = parse_object(row.line)
+    return json.dumps({"prompt": columns[prompt_column], **columns}, ensure_ascii=False).encode()
+
+
+def _split_line(item: HeldoutItem) -> bytes:
+    return json.dumps(item.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False).encode()
+
+
+def _write(path: Path, rows: Iterable[bytes]) -> None:
+    try:
+        path.write_bytes(b"".join(row + b"\n" for row in rows))
+    except OSError as error:
+        raise SplitError(f"{path}: {error.strerror}: nothing was written") from error
+
+
+def _refuse_existing(output: Path) -> None:
+    if output.exists():
+        raise SplitError(f"{output} exists: a split is made once; name another file, or remove this one")

@@ -1,0 +1,51 @@
+"""YAML that a person wrote: the one way in which `run`, `serve`, `check` and `replay` read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from guard_core.policy import Policy
+from guard_core.wording import not_yaml, sentences
+from guard_service.errors import SettingsError
+
+
+def load_policy(path: Path) -> Policy:
+    """Read a policy; an empty file is the default one.
+
+    Raises:
+        SettingsError: it cannot be read, is not YAML, or has an unknown key or a value out of range.
+    """
+    content = read_yaml(path, "policy_file")
+    return policy_of({} if content is None else content, f"policy_file {path}")
+
+
+def read_yaml(path: Path, setting: str) -> Any:
+    """What a YAML file holds; `setting` is the one that names the file.
+
+    Raises:
+        SettingsError: it cannot be read, or is not YAML.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{setting} {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{setting} {path} is not UTF-8 at byte {error.start}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise SettingsError(f"{setting} {path} is {not_yaml(error)}") from None
+
+
+def policy_of(content: Any, source: str) -> Policy:
+    """The policy of what a YAML file holds; `source` says in a message where it is from.
+
+    Raises:
+        SettingsError: it has an unknown key or a value out of range.
+    """
+    try:
+        return Policy.model_validate(content)
+    except ValidationError as error:
+        raise SettingsError(f"{source}: {sentences(error, Policy, '.'.join)}") from None

@@ -1,0 +1,254 @@
+"""What is read of a store: its events for a replay, its history for people, what is not settled yet."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from guard_core.checkpoint_key import CheckpointKey
+from guard_core.judge import Latch
+from guard_core.wire import CheckpointReport, EndReport, StepReport
+from guard_service.store.database import FILE_NAME, errors, meta, open_ended
+from guard_service.store.records import MANIFEST, Conflict, Event, announcement, conflict, event
+
+PAGE = 2_000  # rows of one read; ingest waits no longer than one page takes
+
+LineKey = tuple[int, int, int]  # attempt, step, pass
+BEFORE_ALL: LineKey = (-1, -1, -1)
+
+#: What of a line of the history never leaves the guard (invariant 8).
+PER_ITEM = ("items", "proxy_items")
+
+_HISTORY = """
+WITH keys AS (
+    SELECT attempt, step, pass FROM events
+    WHERE (attempt, step, pass) > (?, ?, ?) AND kind IN ('step', 'evaluation')
+    GROUP BY attempt, step, pass ORDER BY attempt, step, pass LIMIT ?
+)
+SELECT k.attempt, k.step, k.pass, s.seq, s.body, e.seq, e.body, o.items, o.proxy_items FROM keys k
+LEFT JOIN events s ON (s.attempt, s.step, s.pass, s.kind) = (k.attempt, k.step, k.pass, 'step')
+LEFT JOIN events e ON (e.attempt, e.step, e.pass, e.kind) = (k.attempt, k.step, k.pass, 'evaluation')
+LEFT JOIN outcomes o ON o.seq = e.seq
+ORDER BY k.attempt, k.step, k.pass
+"""
+
+# Evenly spaced ranks 0 … n-1, both ends included: rank r is kept where r·(N-1) div (n-1) grows.
+_THINNED = """
+WITH ranked AS (
+    SELECT seq, ROW_NUMBER() OVER (ORDER BY attempt, step) - 1 AS r FROM events WHERE kind = 'step'
+)
+SELECT body FROM ranked JOIN events USING (seq)
+WHERE r = 0 OR r * (:points - 1) / (:total - 1) > (r - 1) * (:points - 1) / (:total - 1)
+ORDER BY r
+"""
+
+
+class StoredHistory:
+    """What an open store holds. Any method may raise `StoreError`."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self._db, self.path = db, path
+
+    def last_seq(self) -> int:
+        """Number of the newest event, 0 if there is none."""
+        with errors(self.path, "read"):
+            return int(self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchone()[0])
+
+    def snapshot(self) -> tuple[int, dict[str, Any]] | None:
+        """The newest snapshot: after which event, and the judge's state."""
+        with errors(self.path, "read"):
+            row = self._db.execute("SELECT seq, state FROM snapshot").fetchone()
+            return None if row is None else (row[0], json.loads(row[1]))
+
+    def events(self, after: int) -> Iterator[tuple[int, Event]]:
+        """The events with a number above `after`, in order."""
+        with errors(self.path, "read"):
+            rows = self._db.execute(
+                "SELECT seq, kind, attempt, step, pass, body, items, proxy_items "
+                "FROM events LEFT JOIN outcomes USING (seq) "
+                "WHERE seq > ? ORDER BY seq",
+                (after,),
+            )
+            for seq, kind, *columns in rows:
+                yield seq, event(kind, *columns)
+
+    def pending_checkpoints(self) -> list[CheckpointReport]:
+        """Checkpoints that were announced and neither evaluated nor given up, in order."""
+        with errors(self.path, "read"):
+            rows = self._db.execute(
+                "SELECT body FROM events c WHERE kind = 'checkpoint' AND kind <> 'step' AND NOT EXISTS ("
+                "SELECT 1 FROM events e WHERE (e.attempt, e.step, e.pass) = (c.attempt, c.step, 0) "
+                "AND e.kind IN ('evaluation', 'failure')) ORDER BY seq"
+            )
+            return [announcement(body) for (body,) in rows]
+
+    def recent_rounds(self, count: int) -> list[dict[str, Any]]:
+        """The last `count` evaluation rounds, oldest first: attempt, step, reward, heldout and, if known, kl.
+
+        `reward` and `kl` are those of the `Round` that the judge handed out. An evaluation without a
+        step in its window was no round.
+        """
+        with errors(self.path, "read"):
+            rows = self._db.execute(
+                "SELECT attempt, step, body FROM events WHERE kind = 'evaluation' AND pass = 0 "
+                "AND body ->> 'reward' IS NOT NULL ORDER BY seq DESC LIMIT ?",
+                (count,),
+            ).fetchall()[::-1]
+            return [_round(attempt, step, json.loads(body)) for attempt, step, body in rows]
+
+    def is_settled(self, key: CheckpointKey, pass_index: int) -> bool:
+        """Whether this evaluation or its failure is on disk."""
+        with errors(self.path, "read"):
+            row = self._db.execute(
+                "SELECT 1 FROM events WHERE (attempt, step, pass) = (?, ?, ?) "
+                "AND kind IN ('evaluation', 'failure')",
+                (*key, pass_index),
+            ).fetchone()
+            return row is not None
+
+    def latch_kinds(self) -> set[bool]:
+        """Which latches are on disk: True for the fire, False for the halt."""
+        with errors(self.path, "read"):
+            return {latch.fire for latch in self._latches()}
+
+    def is_known_checkpoint(self, report: CheckpointReport) -> bool | Conflict:
+        """Whether this checkpoint was announced before, or contradicts the one that was."""
+        with errors(self.path, "read"):
+            row = self._db.execute(
+                "SELECT body FROM events WHERE (attempt, step, pass, kind) = (?, ?, 0, 'checkpoint')",
+                CheckpointKey.of(report),
+            ).fetchone()
+            if row is None:
+                return False
+            known = announcement(row[0])
+        return True if known == report else conflict(known, report, "")
+
+    def manifest(self, key: CheckpointKey) -> str | None:
+        """What the files of this checkpoint were when it was last announced; None if nobody has noted it."""
+        with errors(self.path, "read"):
+            if (renewed := meta(self._db, manifest_key(key))) is not None:
+                return renewed
+            row = self._db.execute(
+                "SELECT body ->> ? FROM events WHERE (attempt, step, pass, kind) = (?, ?, 0, 'checkpoint')",
+                (MANIFEST, *key),
+            ).fetchone()
+            return None if row is None else row[0]
+
+    def pins(self) -> dict[str, str] | None:
+        """The files that every checkpoint must have, by name; None before the first was scored."""
+        with errors(self.path, "read"):
+            pins = meta(self._db, "pins")
+            return None if pins is None else dict(json.loads(pins))
+
+    def told_end(self) -> EndReport | None:
+        """The latest step that a trainer has said was its last, and of which attempt."""
+        with errors(self.path, "read"):
+            end = meta(self._db, "end")
+            return None if end is None else EndReport.model_validate_json(end)
+
+    def _latches(self) -> tuple[Latch, ...]:
+        rows = self._db.execute(
+            "SELECT body FROM events WHERE kind IN ('fire', 'halt') AND kind <> 'step' ORDER BY seq"
+        )
+        return tuple(Latch(**json.loads(body)) for (body,) in rows)
+
+    def history_page(self, after: LineKey) -> list[tuple[LineKey, dict[str, Any]]]:
+        """The next lines of the history after `after`, with per-item outcomes; see `export_history`."""
+        with errors(self.path, "read"):
+            rows = self._db.execute(_HISTORY, (*after, PAGE))
+            return [
+                ((attempt, step, number), _line(attempt, step, number, *row))
+                for attempt, step, number, *row in rows
+            ]
+
+    def thinned_history(self, points: int) -> dict[str, Any]:
+        """At most `points` steps, evenly spread, first and last kept; every evaluation; the step count."""
+        with errors(self.path, "read"):
+            total = self._db.execute("SELECT COUNT(*) FROM events WHERE kind = 'step'").fetchone()[0]
+            if total <= points:
+                rows = self._db.execute("SELECT body FROM events WHERE kind = 'step' ORDER BY attempt, step")
+            else:
+                rows = self._db.execute(_THINNED, {"points": points, "total": total})
+            return {
+                "steps": [json.loads(body) for (body,) in rows],
+                "evaluations": [
+                    json.loads(body)
+                    for (body,) in self._db.execute(
+                        "SELECT body FROM events WHERE kind = 'evaluation' AND kind <> 'step' AND pass = 0 "
+                        "ORDER BY seq"
+                    )
+                ],
+                "total_steps": total,
+            }
+
+
+def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:
+    """The history WITH per-item outcomes, for local reports and replay; in the order of (attempt, step).
+
+    One dictionary a line: a step (`attempt, step, reward, kl, kl_kind, entropy, reward_std`) which, if its
+    checkpoint was evaluated, also has `heldout` (mean score), `items` (outcome of each held-out item, in the
+    split's order) and, with a `proxy_scorer`, `proxy_items` (what it gives the same completions). An
+    evaluation whose step reported no reward has a line of its own, with `reward` null; so has each further
+    evaluation of one checkpoint, with its number in `pass_index`. `step_event` and `heldout_event` number
+    steps and evaluations in the order in which the guard folded them.
+    No guard may be running on this directory.
+
+    Raises:
+        StoreError: there is no store, or it cannot be read.
+    """
+    path = state_dir / FILE_NAME
+    with closing(open_ended(path)) as db:
+        history, after = StoredHistory(db, path), BEFORE_ALL
+        while page := history.history_page(after):
+            after = page[-1][0]
+            yield from (line for _, line in page)
+
+
+def thinned_history(state_dir: Path, points: int) -> dict[str, Any]:
+    """See `StoredHistory.thinned_history`. No guard may be running on this directory.
+
+    Raises:
+        StoreError: there is no store, or it cannot be read.
+    """
+    path = state_dir / FILE_NAME
+    with closing(open_ended(path)) as db:
+        return StoredHistory(db, path).thinned_history(points)
+
+
+def _round(attempt: int, step: int, body: dict[str, Any]) -> dict[str, Any]:
+    one = {"attempt": attempt, "step": step, "heldout": body["score"], "reward": body["reward"]}
+    return one | ({} if body["kl"] is None else {"kl": body["kl"]})
+
+
+def _line(
+    attempt: int,
+    step: int,
+    pass_index: int,
+    step_event: int | None,
+    step_body: str | None,
+    heldout_event: int | None,
+    evaluation_body: str | None,
+    items: str | None,
+    proxy_items: str | None,
+) -> dict[str, Any]:
+    line: dict[str, Any] = dict.fromkeys(StepReport.model_fields)
+    line |= {"attempt": attempt, "step": step, "kl_kind": "absent"}
+    if step_body is not None:
+        line |= json.loads(step_body) | {"step_event": step_event}
+    if evaluation_body is not None:
+        line |= {"heldout": json.loads(evaluation_body)["score"], "heldout_event": heldout_event}
+        line["items"] = json.loads(items or "")
+    if proxy_items is not None:
+        line["proxy_items"] = json.loads(proxy_items)
+    if pass_index:
+        line["pass_index"] = pass_index
+    return line
+
+
+def manifest_key(key: CheckpointKey) -> str:
+    """Where `meta` has what a checkpoint's files were when it was announced again."""
+    return f"manifest of {key.attempt} {key.step}"

@@ -1,0 +1,125 @@
+"""What the store keeps, as frozen values, and how each looks in a row."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from guard_core.checkpoint_key import CheckpointKey
+from guard_core.judge import Evaluation, Latch
+from guard_core.wire import CheckpointReport, EvaluationSampling, FailureKind, StepReport
+from guard_service.errors import FieldError
+
+MANIFEST = "manifest"  # in the stored announcement of a checkpoint, beside what was reported
+
+Key = tuple[int, int]  # attempt, step
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A list of steps that is on disk. `new`: the ones to fold, in order."""
+
+    new: tuple[StepReport, ...]
+    duplicates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A report that contradicts one on disk. Nothing of the request was kept."""
+
+    detail: str
+    errors: tuple[FieldError, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedCheckpoint:
+    """A checkpoint whose announcement was refused for what it said."""
+
+    key: CheckpointKey
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An evaluation that gave no outcome. `gone`: because its checkpoint was no longer on the disk."""
+
+    attempt: int
+    step: int
+    pass_index: int
+    message: str
+    gone: bool = False
+    kind: FailureKind = FailureKind.UNDERWAY
+
+
+Event = StepReport | CheckpointReport | RefusedCheckpoint | Evaluation | Failure | Latch
+"""One stored event, for a replay."""
+
+
+def event(
+    kind: str,
+    attempt: int,
+    step: int,
+    pass_index: int,
+    body: str,
+    items: str | None,
+    proxy_items: str | None,
+) -> Event:
+    """The event of a row, with the outcomes of its items."""
+    match kind:
+        case "step":
+            return StepReport.model_validate_json(body)
+        case "checkpoint":
+            return announcement(body)
+        case "evaluation":
+            content = json.loads(body)
+            outcomes = tuple(json.loads(items or ""))
+            return Evaluation(
+                attempt,
+                step,
+                content["path"],
+                outcomes,
+                content["sha256"],
+                pass_index,
+                content["truncated"],
+                None if proxy_items is None else tuple(json.loads(proxy_items)),
+                sampling=_used(content.get("sampling")),  # of an earlier release: not recorded
+            )
+        case "refused":
+            return RefusedCheckpoint(CheckpointKey(attempt, step))
+        case "failure":
+            content = json.loads(body)
+            return Failure(
+                attempt, step, pass_index, content["message"], content["gone"], FailureKind(content["kind"])
+            )
+        case _:
+            return Latch(**json.loads(body))
+
+
+def announcement(body: str) -> CheckpointReport:
+    """What was reported of a checkpoint."""
+    content = json.loads(body)
+    content.pop(MANIFEST, None)
+    return CheckpointReport.model_validate(content)
+
+
+def _used(sampling: dict[str, Any] | None) -> EvaluationSampling | None:
+    return None if sampling is None else EvaluationSampling.model_validate(sampling)
+
+
+def conflict(
+    known: StepReport | CheckpointReport, given: StepReport | CheckpointReport, prefix: str
+) -> Conflict:
+    """How a report contradicts the one on disk; `prefix` is where it stands in its request."""
+    differing = [name for name in type(known).model_fields if getattr(known, name) != getattr(given, name)]
+    what = "step" if isinstance(known, StepReport) else "checkpoint"
+    errors = tuple(
+        FieldError(
+            field=prefix + name, message=f"{getattr(given, name)!r}, but on disk {getattr(known, name)!r}"
+        )
+        for name in differing
+    )
+    return Conflict(
+        f"attempt {known.attempt}, {what} {known.step} was reported before with another "
+        f"{', '.join(differing)}; nothing of this request was kept. A restarted trainer needs a new attempt",
+        errors,
+    )

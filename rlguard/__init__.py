@@ -1,0 +1,85 @@
+"""RLGuard stops reinforcement-learning post-training when the policy starts to hack its reward.
+
+    from rlguard import GuardCallback          # TRL and any Hugging Face Trainer
+    from rlguard import Guard                  # any other loop
+    from rlguard import HeldOutGuard           # the classic rule, without a guard process
+
+The names in `__all__` are the public interface, with the modules `rlguard.train` (the trainer image's
+entrypoint) and `rlguard.rewards`. Nothing else in this distribution is stable. A name loads what it needs
+when it is first used, so `import rlguard` loads nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
+    from guard_client.guard import Guard
+    from guard_core._version import __version__
+    from guard_core.heldout_guard import CollapseStopError, HeldOutGuard, TripwireStatus
+    from guard_core.policy import Policy
+    from guard_core.wire import CheckpointReport, Code, Condition, KlKind, Level, StepReport, Verdict
+    from trainer_image.callback import GuardCallback
+    from trainer_image.guarded_trainer import GuardedGRPOTrainer
+
+__all__ = [
+    "CheckpointReport",
+    "Code",
+    "CollapseStopError",
+    "Condition",
+    "Guard",
+    "GuardCallback",
+    "GuardConfigError",
+    "GuardHaltError",
+    "GuardLostError",
+    "GuardedGRPOTrainer",
+    "HeldOutGuard",
+    "KlKind",
+    "Level",
+    "Policy",
+    "StepReport",
+    "TripwireStatus",
+    "Verdict",
+    "__version__",
+]
+
+#: Where each name is defined.
+_HOMES = {
+    "CheckpointReport": "guard_core.wire",
+    "Code": "guard_core.wire",
+    "CollapseStopError": "guard_core.heldout_guard",
+    "Condition": "guard_core.wire",
+    "Guard": "guard_client.guard",
+    "GuardCallback": "trainer_image.callback",
+    "GuardConfigError": "guard_client.errors",
+    "GuardLostError": "guard_client.errors",
+    "GuardHaltError": "guard_client.errors",
+    "GuardedGRPOTrainer": "trainer_image.guarded_trainer",
+    "HeldOutGuard": "guard_core.heldout_guard",
+    "KlKind": "guard_core.wire",
+    "Level": "guard_core.wire",
+    "Policy": "guard_core.policy",
+    "StepReport": "guard_core.wire",
+    "TripwireStatus": "guard_core.heldout_guard",
+    "Verdict": "guard_core.wire",
+    "__version__": "guard_core._version",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'rlguard' has no attribute {name!r}; it has {', '.join(__all__)}")
+    if home.startswith("trainer_image"):
+        from guard_core.extras import require
+
+        require("trainer", f"rlguard.{name}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

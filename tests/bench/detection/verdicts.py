@@ -1,0 +1,264 @@
+"""False stops of the whole default verdict: `CalibratedDetector` as it ships, under a guard.
+
+Every run is live: a fresh evaluation of the same checkpoint follows wherever the detector asks for one. The
+policy is the default one and all parts share alpha; `gap` is silent where there is no in-loop reward, and
+`disagreement` is there only with a training grader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from detection.truth import CLIMB, EVALUATIONS, PLATEAU_GAIN, item_means, moved
+
+from guard_core.detectors import Baseline, CalibratedDetector
+from guard_core.policy import CalibratedPolicy
+
+BASELINES, RUNS = 8, 5
+
+#: Runs after each baseline where the share that is stopped is not far from alpha.
+CLOSE = 8
+
+#: Of wrong answers a training grader that is easy to please takes so many.
+GENEROUS = 0.2
+
+#: Simulated runs behind a threshold here; the default has more.
+CONFIG = CalibratedPolicy(bootstrap_runs=600)
+
+Level = Callable[[int, np.random.Generator], float]
+Reward = Callable[[float, np.random.Generator], float]
+Spoil = Callable[[np.random.Generator, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Runs that should not be stopped, or of which it is said how many are.
+
+    `score`: mean of alike items, None for mixed ones about 1/2; `level`: mean of an evaluation relative to
+    the baseline's; `spread`: what becomes of the items' means at an evaluation; `families`: sizes of those
+    that succeed or fail together, over and over, and `grouped` says whether the split tells them; `spoil`:
+    what is done to the evaluation `spoiled`, but not to a fresh one of its checkpoint; `reward`: in-loop, of
+    a level; `graded`: whether there is a training grader too, which is easy to please; `runs`: after each
+    baseline.
+    """
+
+    name: str
+    items: int = 128
+    passes: int = 16
+    score: float | None = None
+    level: Level = lambda t, rng: 0.0
+    spread: Callable[[int, np.ndarray], np.ndarray] = lambda t, means: means
+    families: tuple[int, ...] = (1,)
+    grouped: bool = False
+    spoil: Spoil | None = None
+    spoiled: int = 0
+    reward: Reward | None = None
+    graded: bool = False
+    runs: int = RUNS
+
+    @cached_property
+    def firsts(self) -> np.ndarray:
+        """Place of the first item of each family."""
+        ends = np.cumsum(np.resize(self.families, self.items))
+        return np.concatenate([[0], ends[ends < self.items]])
+
+    @property
+    def means(self) -> np.ndarray:
+        """True item means under the starting policy."""
+        return item_means(self.items, True) if self.score is None else np.full(self.items, self.score)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Share of so many runs stopped, its standard error with baselines as clusters, and fresh evaluations per
+    100.
+    """
+
+    stopped: float
+    error: float
+    fresh: float
+    runs: int
+
+
+def dip(at: int, points: float = 0.03, length: int = 10, plateau: float = 0.0) -> Level:
+    """Falls for `length` evaluations and recovers."""
+
+    def level(t: int, rng: np.random.Generator) -> float:
+        return min(t / CLIMB, 1.0) * plateau - (points if at <= t < at + length else 0.0)
+
+    return level
+
+
+def wobble(t: int, rng: np.random.Generator) -> float:
+    """A plateau that moves by 2.5 points from each evaluation to the next."""
+    return min(t / CLIMB, 1.0) * PLATEAU_GAIN + rng.normal(0.0, 0.025)
+
+
+def climb(t: int, rng: np.random.Generator) -> float:
+    """Gains 10 points and keeps them."""
+    return min(t / CLIMB, 1.0) * PLATEAU_GAIN
+
+
+def zigzag(t: int, rng: np.random.Generator) -> float:
+    """A decline of 6 points from the start that goes 3 points up and down."""
+    return -0.06 + (0.03 if t % 2 else -0.03)
+
+
+def rewarded(scale: float) -> Reward:
+    """A reward that follows the level on its own scale, with a noise of 2.5 points."""
+    return lambda level, rng: 0.6 + scale * level + rng.normal(0.0, 0.025)
+
+
+def alike_from(at: int) -> Callable[[int, np.ndarray], np.ndarray]:
+    """Items become alike: the noise of an evaluation grows to the largest there is."""
+    return lambda t, means: means if t < at else np.full(len(means), means.mean())
+
+
+def decided_from(at: int) -> Callable[[int, np.ndarray], np.ndarray]:
+    """Half of the alike items get hard, half get easy: the noise becomes small."""
+    return lambda t, means: means if t < at else np.where(np.arange(len(means)) % 2, 0.95, 0.05)
+
+
+SPOILS: dict[str, Spoil] = {
+    "all 0": lambda rng, items: np.zeros(len(items)),
+    "half of the items 0": lambda rng, items: items * (np.arange(len(items)) < len(items) / 2),
+}
+
+CASES: dict[str, tuple[Case, ...]] = {
+    "Baseline passes": tuple(
+        Case(f"{passes} {'pass' if passes == 1 else 'passes'}, {name} items", passes=passes, score=score)
+        for passes in (1, 2, 16)
+        for name, score in (("alike", 0.5), ("mixed", None))
+    ),
+    "Start near 0 or 1": tuple(
+        Case(
+            f"start at {score:g}, {passes} {'pass' if passes == 1 else 'passes'}", score=score, passes=passes
+        )
+        for score in (0.0, 0.001, 0.003, 0.02, 0.98, 1.0)
+        for passes in (2, 16)
+    ),
+    "A decline of 3 points for ten evaluations": tuple(
+        Case(f"{items} items, {name}", items=items, level=level, runs=CLOSE)
+        for items in (128, 256)
+        for name, level in (
+            ("from the start", dip(0)),
+            ("from evaluation 30", dip(30)),
+            ("from a plateau", dip(50, plateau=PLATEAU_GAIN)),
+        )
+    ),
+    "A decline that stays, 256 items": (
+        *(
+            Case(f"{points} points from evaluation 20 on", 256, level=dip(20, points / 100, EVALUATIONS))
+            for points in (1, 2, 3, 4, 6)
+        ),
+        Case("6 points from the start", 256, level=dip(0, 0.06, EVALUATIONS)),
+        Case("the same, with a zigzag of 3 points", 256, level=zigzag),
+    ),
+    "Wobble on a plateau, standard deviation 2.5 points": tuple(
+        Case(f"{items} items", items, level=wobble, runs=CLOSE) for items in (128, 256)
+    ),
+    "All five parts, with a reward and a grader": (
+        Case("nothing changes", reward=rewarded(0.0), graded=True),
+        Case("the reward gains 20 points, the score 10", level=climb, reward=rewarded(2.0), graded=True),
+        Case(
+            "a decline of 3 points for ten evaluations",
+            level=dip(30),
+            reward=rewarded(2.0),
+            graded=True,
+            runs=CLOSE,
+        ),
+    ),
+    "Noise that changes at evaluation 30": (
+        Case("mixed items become alike", spread=alike_from(30)),
+        Case("alike items become easy or hard", score=0.5, spread=decided_from(30)),
+    ),
+    "Families that succeed or fail together, 128 items": tuple(
+        Case(
+            f"{name}, {'with' if grouped else 'without'} `group`", families=sizes, grouped=grouped, runs=CLOSE
+        )
+        for grouped in (True, False)
+        for name, sizes in (("2 alike", (2,)), ("4 alike", (4,)), ("1, 2, 4 and 8 alike", (1, 2, 4, 8)))
+    ),
+    "One broken evaluation, 64 items": tuple(
+        Case(f"{name}, evaluation {at}", 64, spoil=spoil, spoiled=at)
+        for name, spoil in SPOILS.items()
+        for at in (0, 30)
+    ),
+}
+
+
+def measure(case: Case, baselines: int = BASELINES) -> Found:
+    """Simulate a case."""
+    rng = np.random.default_rng([ord(c) for c in case.name])
+    stopped, fresh = np.zeros((baselines, case.runs)), 0
+    kind = (case.items, case.passes, case.score, case.families, case.grouped, case.graded)
+    for b, state in enumerate(_ready(*kind, baselines)):
+        for r in range(case.runs):
+            stopped[b, r], asked = _run(case, CalibratedDetector.from_state(state), rng)
+            fresh += asked
+    error = float(stopped.mean(axis=1).std() / np.sqrt(max(baselines - 1, 1)))
+    return Found(float(stopped.mean()), error, 100 * fresh / (stopped.size * EVALUATIONS), stopped.size)
+
+
+@lru_cache(maxsize=4)
+def _ready(
+    items: int,
+    passes: int,
+    score: float | None,
+    families: tuple[int, ...],
+    grouped: bool,
+    graded: bool,
+    baselines: int,
+) -> list[dict[str, Any]]:
+    """States of detectors before the first evaluation; cases of one kind begin with the same baselines."""
+    case = Case("", items, passes, score, families=families, grouped=grouped, graded=graded)
+    rng = np.random.default_rng([items, passes, len(families), grouped, graded])
+    states = []
+    for _ in range(baselines):
+        drawn = [_drawn(case, case.means, rng) for _ in range(passes)]
+        paid = [_paid(outcomes, rng) for outcomes in drawn] if graded else ()
+        states.append(CalibratedDetector(CONFIG, Baseline.from_passes(drawn, paid=paid)).to_state())
+    return states
+
+
+def _run(case: Case, detector: CalibratedDetector, rng: np.random.Generator) -> tuple[bool, int]:
+    """Whether the run is stopped, and how many fresh evaluations it took."""
+    fresh = 0
+    for t in range(EVALUATIONS):
+        level = round(case.level(t, rng), 3)
+        means = case.spread(t, _at(case.items, case.score, level))
+        items = _drawn(case, means, rng)
+        if case.spoil is not None and t == case.spoiled:
+            items = case.spoil(rng, items)
+        reward = None if case.reward is None else case.reward(level, rng)
+        status = detector.update(t, items, reward, proxy_items=_paid(items, rng) if case.graded else None)
+        while status.needs_confirmation:
+            items, fresh = _drawn(case, means, rng), fresh + 1
+            status = detector.update(t, items, proxy_items=_paid(items, rng) if case.graded else None)
+        if status.fire:
+            return True, fresh
+    return False, fresh
+
+
+@lru_cache(maxsize=1024)
+def _at(items: int, score: float | None, level: float) -> np.ndarray:
+    """Item means at a level, relative to that of the starting policy."""
+    means = Case("", items, score=score).means
+    return moved(means, min(max(float(means.mean()) + level, 0.001), 0.999)) if level else means
+
+
+def _drawn(case: Case, means: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Outcomes of one evaluation: a family has the fate of its first item, and counts once if it is told."""
+    outcomes = (rng.random(len(case.firsts)) < means[case.firsts]).astype(float)
+    if case.grouped:
+        return outcomes
+    return np.repeat(outcomes, np.diff(np.append(case.firsts, case.items)))
+
+
+def _paid(items: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """What the training grader gives the same completions: right answers, and some wrong ones."""
+    return np.maximum(items, rng.random(len(items)) < GENEROUS)

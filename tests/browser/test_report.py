@@ -1,0 +1,145 @@
+"""The report of a real run in headless Chromium: the dashboard, frozen.
+
+Aspects: it shows what the dashboard of the same run shows, to the last curve; it asks nobody; it can be read
+at a phone's width, in the dark and without scripts; what a run has written into it is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from guard_cli.run.plot import draw
+from guard_cli.run.report import page as report_page
+from guard_core.wire import Verdict
+from guard_service.store import export_history, stored_policy, thinned_history
+
+from .conftest import Guard
+from .test_dashboard import chart, start_hacking
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+#: What both pages draw: figures, curves, conditions, detectors, evaluations, and the tables.
+DRAWN = """() => [...document.querySelectorAll(
+    "#figures, #charts .plot, #charts .legend, #conditions, #detectors, #checkpoints, .scroll table"
+)].map((node) => node.innerHTML)"""
+
+
+class Written:
+    """The report of a run whose guard has ended, and what the dashboard had drawn of it before."""
+
+    def __init__(self, guard: Guard, directory: Path, browser: Browser) -> None:
+        verdict = Verdict.model_validate(guard.verdict(), strict=False)
+        self.drawn = self._dashboard(guard, browser)
+        guard.end()
+        facts = {
+            "name": HOSTILE,
+            "exit_code": 3,
+            "outcome": f"fired at step {verdict.latch_step}: evidence of reward hacking: {verdict.reason}",
+            "trainer": ["python", "train.py", HOSTILE],
+            "trainer_code": 143,
+            "trainer_ended_itself": False,
+            "started": 1.7e9,
+            "seconds": 12.5,
+        }
+        lines = list(export_history(guard.state))
+        history, policy = thinned_history(guard.state, 2000), stored_policy(guard.state)
+        self.path = directory / "report.html"
+        self.path.write_text(report_page(facts, history, verdict, policy, draw(lines, verdict), None))
+
+    @staticmethod
+    def _dashboard(guard: Guard, browser: Browser) -> Any:
+        with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
+            page = context.new_page()
+            page.goto(guard.url)
+            expect(page.locator("#evaluations tbody tr")).to_have_count(6)
+            expect(page.locator("#policy tbody")).to_have_count(1)
+            return page.evaluate(DRAWN)
+
+
+@pytest.fixture(scope="module")
+def written(
+    start_shared: Callable[..., Guard], tmp_path_factory: pytest.TempPathFactory, browser: Browser
+) -> Written:
+    return Written(start_hacking(start_shared), tmp_path_factory.mktemp("report"), browser)
+
+
+@pytest.fixture
+def look(browser: Browser, written: Written) -> Iterator[Callable[..., Page]]:
+    """Open the report. At the end: no script failed, no policy was violated, nothing else was asked for."""
+    contexts, asked, errors = [], [], []
+
+    def open_report(width: int = 1280, **settings: Any) -> Page:
+        contexts.append(browser.new_context(viewport={"width": width, "height": 900}, **settings))
+        contexts[-1].on("request", lambda request: asked.append(request.url))
+        contexts[-1].on("weberror", lambda error: errors.append(str(error.error)))
+        contexts[-1].on("console", lambda message: errors.append(message.text))
+        contexts[-1].on("dialog", lambda dialog: errors.append(dialog.message))
+        page = contexts[-1].new_page()
+        page.goto(written.path.as_uri())
+        return page
+
+    yield open_report
+    for context in contexts:
+        context.close()
+    assert errors == []
+    assert {url.partition(":")[0] for url in asked} <= {"file", "data"}
+    assert {url for url in asked if url.startswith("file")} == {written.path.as_uri()}
+
+
+def test_it_is_what_the_dashboard_drew(written: Written, look: Callable[..., Page]) -> None:
+    drawn = look().evaluate(DRAWN)
+    assert len(drawn) == len(written.drawn) >= 14
+    assert drawn == written.drawn
+
+
+def test_the_sentence_stands_above_the_table_that_proves_it(look: Callable[..., Page]) -> None:
+    page = look()
+    expect(page.locator("#verdict")).to_have_attribute("data-state", "fired")
+    expect(page.locator("#headline")).to_have_text("Fired at step 14")
+    row = page.locator(".proof tr.decisive")
+    expect(row).to_have_count(1)
+    expect(row.locator("th")).to_have_text("Hacking Gap (ceiling 0.2)")
+    expect(chart(page, "Hacking Gap").locator("text.limit")).to_have_text("ceiling 0.2")
+    over = page.locator("#figures div:has(dt:text-is('Hacking Gap')) dd").first
+    assert float(row.locator("td").last.inner_text()) == pytest.approx(float(over.inner_text()), abs=1e-3)
+
+
+def test_what_a_run_wrote_is_text(look: Callable[..., Page]) -> None:
+    page = look()
+    expect(page.locator("#run-name")).to_have_text(HOSTILE)
+    expect(page.locator("code", has_text="train.py")).to_contain_text(HOSTILE)
+    expect(page.locator("img")).to_have_count(1)  # the sign of RLGuard
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_fits_and_can_be_read(look: Callable[..., Page], width: int, scheme: str) -> None:
+    page = look(width, color_scheme=scheme)
+    for details in page.locator("details").all():
+        details.evaluate("node => { node.open = true; }")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    expect(page.locator(".proof tr").first.locator("th")).to_have_count(4)  # it went on after the fire
+    for cell in page.locator(".proof td, .proof th").all():
+        assert cell.evaluate("node => node.scrollWidth <= node.clientWidth"), cell.inner_text()
+    proof = page.locator(".wide:has(.proof)")
+    assert proof.evaluate("node => node.scrollWidth <= node.clientWidth"), (
+        "the last column is the point of it"
+    )
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, ground[4:-1].split(","))) > 380) == (scheme == "light")
+    for plot in page.locator("#charts figure:visible .plot").all():
+        assert plot.bounding_box()["width"] > 250
+
+
+def test_a_reader_without_scripts_has_the_picture_and_the_numbers(look: Callable[..., Page]) -> None:
+    page = look(java_script_enabled=False)
+    expect(page.locator("#headline")).to_have_text("Fired at step 14")
+    expect(page.locator(".drawing svg")).to_be_visible()
+    expect(page.locator("section:has(h2:text-is('Held-out evaluations')) >> visible=true")).to_have_count(1)
+    expect(page.locator(".proof tr.decisive")).to_have_count(1)

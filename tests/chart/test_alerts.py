@@ -1,0 +1,152 @@
+"""Every alert of the chart, as Prometheus' own promtool sees it: what makes it fire, and what does not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .conftest import Json, Render, Tools, find
+
+#: Labels of a scraped replica. Both replicas have the gauges of the jobs, and one alert is told of each job.
+ONE, TWO = (f'instance="10.0.0.{n}:8080",pod="rlguard-{n}",service="rlguard"' for n in (1, 2))
+JOB = 'namespace="team",name="run"'
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series by name and labels, one sample every 30 s, and the labels of the alerts that are firing `at`."""
+
+    alert: str
+    series: dict[str, str]
+    at: str = "30m"
+    firing: list[dict[str, str]] = field(default_factory=list)
+
+
+def of_job(metric: str, values: str) -> dict[str, str]:
+    return {f"{metric}{{{JOB},{one}}}": values for one in (ONE, TWO)}
+
+
+def once(metric: str, values: str, labels: str = ONE) -> dict[str, str]:
+    return {f"{metric}{{{labels}}}": values}
+
+
+THE_JOB = [{"namespace": "team", "name": "run"}]
+NOTHING: list[dict[str, str]] = [{}]
+FIRES, UNSTOPPED, OVERDUE = "rlguard_fires_total", "rlguard_unstopped_seconds", "rlguard_pods_overdue_seconds"
+EVALUATED, PENDING = "rlguard_evaluation_age_seconds", "rlguard_first_evaluation_pending_seconds"
+WAITING = "rlguard_waiting_seconds"
+SILENT, AT_ONCE = "rlguard_guards_silent", "rlguard_guards_silent_at_once"
+LEADER = 'leader_election_master_status{name="guardedtrainingjob",namespace="rlguard-system",%s}'
+ERRORS = 'controller_runtime_reconcile_errors_total{controller="guardedtrainingjob",%s}'
+BUSY = 'workqueue_longest_running_processor_seconds{name="guardedtrainingjob",%s}'
+GAP, THE_GAP = 'reason="HackingGap",', [{"reason": "HackingGap"}]
+
+CASES = {
+    "a first fire": Case("RLGuardFired", once(FIRES, "_x40 1x100", GAP + ONE), "22m", THE_GAP),
+    "one more": Case("RLGuardFired", once(FIRES, "3x40 4x100", GAP + ONE), "22m", THE_GAP),
+    "fires of an hour ago": Case("RLGuardFired", once(FIRES, "3x20 4x200", GAP + ONE), "60m"),
+    "nobody leads": Case("RLGuardNoLeader", {LEADER % ONE: "0x200", LEADER % TWO: "0x200"}, "10m", NOTHING),
+    "no operator is scraped": Case("RLGuardNoLeader", {"up": "0x200"}, "10m", NOTHING),
+    "a leader that follows soon": Case(
+        "RLGuardNoLeader", {LEADER % ONE: "1x20 0x200", LEADER % TWO: "0x24 1x200"}, "12m"
+    ),
+    "a teardown that never ends": Case("RLGuardTeardownSlow", of_job(UNSTOPPED, "0+30x200"), "5m", THE_JOB),
+    "one that is quick": Case("RLGuardTeardownSlow", of_job(UNSTOPPED, "0 30 60 stale"), "1m"),
+    "one that has ended": Case("RLGuardTeardownSlow", of_job(UNSTOPPED, "0+30x20 stale"), "20m"),
+    "pods on a dead node": Case("RLGuardPodsOverdue", of_job(OVERDUE, "60+30x200"), "3m", THE_JOB),
+    "pods that were late": Case("RLGuardPodsOverdue", of_job(OVERDUE, "60 stale"), "3m"),
+    "old scores": Case("RLGuardEvaluationStale", of_job(EVALUATED, "7000+30x20"), "5m", THE_JOB),
+    "scores every hour": Case("RLGuardEvaluationStale", of_job(EVALUATED, "0+30x120 0+30x120"), "90m"),
+    "never evaluated": Case("RLGuardNeverEvaluated", of_job(PENDING, "7000+30x20"), "5m", THE_JOB),
+    "a run that begins": Case("RLGuardNeverEvaluated", of_job(PENDING, "0+30x100"), "40m"),
+    "a split that is not there": Case("RLGuardWaiting", of_job(WAITING, "0+30x100"), "20m", THE_JOB),
+    "a node that comes": Case("RLGuardWaiting", of_job(WAITING, "0+30x20 stale"), "20m"),
+    "a silent guard": Case("RLGuardSilent", once(SILENT, "0x10 1x100"), "10m", NOTHING),
+    "every guard reports": Case("RLGuardSilent", once(SILENT, "0x100")),
+    "all guards at once": Case("RLGuardMassSilence", once(AT_ONCE, "0x10 40x100"), "10m", NOTHING),
+    "one guard alone": Case("RLGuardMassSilence", once(AT_ONCE, "0x100") | once(SILENT, "1x100")),
+    "a namespace that is gone": Case(
+        "RLGuardNamespaceUnreadable",
+        once("rlguard_namespace_synced", "1x100", f'namespace="here",{ONE}')
+        | once("rlguard_namespace_synced", "0x100", f'namespace="gone",{ONE}'),
+        "10m",
+        [{"namespace": "gone"}],
+    ),
+    "one that is read late": Case(
+        "RLGuardNamespaceUnreadable", once("rlguard_namespace_synced", "0x4 1x100", f'namespace="here",{ONE}')
+    ),
+    "one job fails, once a minute": Case(
+        "RLGuardReconcileErrors", {ERRORS % ONE: "0+1x10 11+0.5x200"}, "40m", NOTHING
+    ),
+    "a conflict now and then": Case("RLGuardReconcileErrors", {ERRORS % ONE: "0x40 1x40 2x40 3x40"}, "70m"),
+    "a worker hangs": Case("RLGuardWorkerStuck", {BUSY % ONE: "0+30x100"}, "20m", NOTHING),
+    "workers are busy": Case("RLGuardWorkerStuck", {BUSY % ONE: "0 10 20 100 0 10 20 100 0x100"}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rules(render: Render) -> dict[str, Json]:
+    """The alerts of the chart with its defaults, by name."""
+    groups = find(render({"metrics.prometheusRule.enabled": "true"}), "PrometheusRule")["spec"]["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+
+
+def promtool(tools: Tools, directory: Path, rules: dict[str, Json], cases: list[Case]) -> str:
+    """What promtool has against these cases; "" if nothing."""
+    (directory / "rules.yaml").write_text(
+        yaml.safe_dump({"groups": [{"name": "rlguard", "rules": list(rules.values())}]})
+    )
+    body = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "30s",
+        "tests": [as_test(rules, c) for c in cases],
+    }
+    (directory / "test.yaml").write_text(yaml.safe_dump(body))
+    command = [tools.promtool, "test", "rules", directory / "test.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def as_test(rules: dict[str, Json], case: Case) -> Json:
+    rule = rules[case.alert]
+    expected = [
+        {"exp_labels": rule["labels"] | labels, "exp_annotations": annotations(rule, labels)}
+        for labels in case.firing
+    ]
+    return {
+        "interval": "30s",
+        "input_series": [{"series": name, "values": values} for name, values in case.series.items()],
+        "alert_rule_test": [{"eval_time": case.at, "alertname": case.alert, "exp_alerts": expected}],
+    }
+
+
+def annotations(rule: Json, labels: dict[str, str]) -> dict[str, str]:
+    """The annotations with these labels filled in."""
+    texts: dict[str, str] = rule["annotations"]
+    return {k: re.sub(r"{{ \$labels\.(\w+) }}", lambda m: labels[m[1]], text) for k, text in texts.items()}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_what_makes_an_alert_fire(tools: Tools, tmp_path: Path, rules: dict[str, Json], case: Case) -> None:
+    assert promtool(tools, tmp_path, rules, [case]) == ""
+
+
+def test_every_alert_is_shown_to_fire_and_not_to_fire(rules: dict[str, Json]) -> None:
+    assert {case.alert for case in CASES.values() if case.firing} == rules.keys()
+    assert {case.alert for case in CASES.values() if not case.firing} == rules.keys()
+
+
+@pytest.mark.parametrize("alert", sorted({case.alert for case in CASES.values()}))
+def test_an_alert_that_never_fires_and_one_that_always_does_are_found(
+    tools: Tools, tmp_path: Path, rules: dict[str, Json], alert: str
+) -> None:
+    cases = [case for case in CASES.values() if case.alert == alert]
+    for broken in ("vector(1) > 2", "vector(1)"):
+        changed = {**rules, alert: {**rules[alert], "expr": broken}}
+        changed[alert].pop("for", None)
+        assert "FAILED" in promtool(tools, tmp_path, changed, cases)

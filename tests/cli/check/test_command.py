@@ -1,0 +1,214 @@
+"""`rlguard check` as a user meets it: real worker processes; the policy is an endpoint of the test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.heldout.faulty_endpoint import Endpoint, endpoint, says
+
+Invoke = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Iterator[Endpoint]:
+    with endpoint(lambda body, n: says("3")) as server:
+        yield server
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Path:
+    path = tmp_path / "held.jsonl"
+    path.write_text(
+        "".join(f'{{"id": "i{n}", "prompt": "{n} + 1 =", "answer": "{n + 1}"}}\n' for n in range(4))
+    )
+    return path
+
+
+@pytest.fixture
+def check(
+    rlguard: Invoke, held: Path, policy: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Invoke:
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(*more: object, split: Path = held) -> subprocess.CompletedProcess[str]:
+        return rlguard("check", "--heldout", split, "--openai-url", policy.url, "--openai-model", "m", *more)
+
+    return invoke
+
+
+def levels(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Name of each row -> its level."""
+    shown = {}
+    for line in done.stdout.splitlines():
+        for level in ("not checked", "ok", "warn", "refuse"):
+            name, found, _ = line.partition(f"  {level} ")
+            if found and name.strip():
+                shown[name.strip()] = level
+                break
+    return shown
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "start"
+    path.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (path / name).write_text("{}")
+    return path
+
+
+def test_near_duplicates_without_a_group(check: Invoke, tmp_path: Path) -> None:
+    story = "the quick brown fox jumps over the lazy dog and then walks home to sleep in his warm den under"
+    rows = [f'{{"id": "{i}", "prompt": "{story} {i}", "answer": "1"{{}}}}\n' for i in (1, 2)]
+    for group, level in (("", "warn"), (', "group": "a"', "ok")):
+        split = tmp_path / "alike.jsonl"
+        split.write_text("".join(row.replace("{}", group) for row in rows))
+        done = check(split=split)
+        assert done.returncode == 0 and levels(done)["held-out split"] == level
+        assert "fox" not in done.stdout
+
+
+def test_a_run_that_may_start(check: Invoke, tmp_path: Path) -> None:
+    train = tmp_path / "train.jsonl"
+    train.write_text('{"prompt": "7 + 7 ="}\n')
+    figures = ("--save-steps", 10, "--max-steps", 100, "--save-total-limit", 2, "--beta", 0.01)
+    timed = ("--time", "--step-seconds", 600, "--temperature", 1)
+    (tmp_path / "policy.yaml").write_text("{detector: calibrated, calibrated: {baseline_passes: 2}}")
+    given = ("--train-prompts", train, "--policy", "policy.yaml", "--checkpoints", tmp_path / "new" / "out")
+    split = tmp_path / "many.jsonl"
+    rows = ({"id": f"i{n}", "prompt": f"{n} - 9 =", "answer": "3" if n % 2 else "4"} for n in range(300))
+    split.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    grader = ("--proxy-scorer", "tests.heldout.odd_scorers:chatty")
+    done = check(*given, *figures, *timed, *grader, split=split)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = levels(done)
+    assert found.pop("sampling") == "not checked", "the trainer says it when it runs"
+    assert set(found.values()) == {"ok"}, done.stdout
+    assert "10 checkpoints" in done.stdout and "saves every 6e+03 s" in done.stdout
+    assert f"{len(found)} ok" in done.stdout.splitlines()[-1]
+    assert not (tmp_path / "new").exists() and not list(tmp_path.glob("rlguard-*"))
+
+
+def test_everything_that_would_be_refused_is_said_at_once(check: Invoke, held: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    done = check(
+        *(
+            "--train-prompts",
+            held,
+            "--checkpoints",
+            tmp_path / "taken",
+            "--save-steps",
+            200,
+            "--max-steps",
+            100,
+        ),
+        *("--scorer", "tests.heldout.odd_scorers:too_strict", "--beta", 0),
+    )
+    assert done.returncode == 2 and done.stderr == ""
+    refused = {name for name, level in levels(done).items() if level == "refuse"}
+    assert refused == {"overlap with training", "scorer and answers", "checkpoints folder", "evaluations"}
+    assert "4 of 4 items overlap" in done.stdout and "3 of 4 items do not score 1" in done.stdout
+    assert "4 refuse" in done.stdout.splitlines()[-1]
+
+
+def test_a_split_that_cannot_be_read_is_a_row(check: Invoke, tmp_path: Path) -> None:
+    done = check(split=tmp_path / "nowhere.jsonl")
+    assert done.returncode == 2
+    assert levels(done)["held-out split"] == "refuse" and levels(done)["scorer and answers"] == "not checked"
+
+
+def test_items_of_one_group_are_counted_as_the_guard_counts_them(check: Invoke, tmp_path: Path) -> None:
+    grouped = tmp_path / "grouped.jsonl"
+    lines = ({"id": f"i{n}", "prompt": f"{n}+1=", "answer": f"{n + 1}", "group": "g"} for n in range(3))
+    alone = {"id": "alone", "prompt": "5 + 5 =", "answer": "10"}
+    grouped.write_text("".join(json.dumps(line) + "\n" for line in (*lines, alone)))
+    assert "4 items in 2 groups" in check(split=grouped).stdout
+
+
+def test_training_prompts_that_cannot_be_read_are_no_overlap_and_no_pass(
+    check: Invoke, tmp_path: Path
+) -> None:
+    done = check("--train-prompts", tmp_path / "nowhere.jsonl")
+    assert done.returncode == 2 and levels(done)["overlap with training"] == "refuse"
+    assert "nowhere.jsonl: No such file" in done.stdout
+
+
+@pytest.mark.parametrize(("inside", "level"), [(True, "ok"), (False, "refuse")])
+def test_the_root_of_the_file_is_what_counts(check: Invoke, tmp_path: Path, inside: bool, level: str) -> None:
+    (tmp_path / "real" / "out").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(tmp_path / "real")
+    root = "real" if inside else "other"
+    (tmp_path / "guard.yaml").write_text(f"checkpoint_root: {tmp_path / root}")
+    done = check("--config", "guard.yaml", "--checkpoints", tmp_path / "linked" / "out")
+    assert levels(done)["checkpoints folder"] == level
+
+
+def test_a_scorer_that_ends_the_process_is_a_row(check: Invoke) -> None:
+    done = check("--scorer", "tests.heldout.odd_scorers:ends_the_process")
+    assert done.returncode == 2 and levels(done)["scorer and answers"] == "refuse"
+    assert "ended with status 7 before it answered" in done.stdout
+
+
+def test_a_training_grader_that_fails_on_completions_is_a_row(check: Invoke) -> None:
+    done = check("--proxy-scorer", "tests.heldout.odd_scorers:impatient", "--time")
+    assert done.returncode == 2 and levels(done)["training grader"] == "refuse"
+    assert levels(done)["scorer and answers"] == "ok"
+
+
+def test_an_evaluation_that_fails_is_a_row(check: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "guard.yaml").write_text(
+        "heldout: {evaluator: {retries: 0, base_url: http://127.0.0.1:1/v1}}"
+    )
+    split = ("--heldout", tmp_path / "held.jsonl", "--config", "guard.yaml")
+    with endpoint(lambda body, n: says("3")) as gone:
+        pass
+    done = check(*split, "--openai-url", gone.url, "--time")
+    assert done.returncode == 2 and levels(done)["evaluation time"] == "refuse"
+    assert levels(done)["scorer and answers"] == "ok"
+
+
+def test_a_checkpoint(rlguard: Invoke, held: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(held.parent)
+    shown = levels(rlguard("check", "--heldout", held, "--model", checkpoint))
+    assert shown["checkpoint layout"] == shown["tokenizer"] == "ok"
+    for name in ("model.safetensors", "tokenizer.json"):
+        (checkpoint / name).unlink()
+    (checkpoint / "tokenizer_config.json").write_text("{}")
+    assert levels(rlguard("check", "--heldout", held, "--model", checkpoint))["tokenizer"] == "ok"
+    (checkpoint / "tokenizer_config.json").unlink()
+    (checkpoint / "adapter_config.json").write_text("{}")
+    done = rlguard("check", "--heldout", held, "--model", checkpoint)
+    assert done.returncode == 2
+    assert levels(done)["checkpoint layout"] == levels(done)["tokenizer"] == "refuse"
+    assert "PEFT adapter" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no held-out split"),
+        (["--heldout", "{held}", "--time"], "give --model DIR"),
+        (["--heldout", "{held}", "--save-steps", "0"], "--save-steps 0: must be above 0"),
+        (["--heldout", "{held}", "--step-seconds", "nan"], "--step-seconds nan: must be above 0"),
+        (["--heldout", "{held}", "--policy", "{held}x"], "cannot be read"),
+    ],
+)
+def test_wrong_use_is_one_line(rlguard: Invoke, held: Path, arguments: list[str], message: str) -> None:
+    done = rlguard("check", *(a.format(held=held) for a in arguments))
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("rlguard check: ") and message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_no_prompt_and_no_answer_is_printed(check: Invoke, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.jsonl"
+    rows = [{"id": f"i{n}", "prompt": f"xyzzy {n}", "answer": "plugh"} for n in range(3)]
+    secret.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for scorer in ("exact", "numeric", "math"):
+        done = check("--train-prompts", secret, "--scorer", scorer, "--time", split=secret)
+        assert "xyzzy" not in done.stdout + done.stderr and "plugh" not in done.stdout + done.stderr

@@ -1,0 +1,258 @@
+"""Each row of `rlguard check` on its own: every level that it has, and that it says what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from guard_cli.check import rows
+from guard_cli.check.rows import CheckLevel, Folder, Found, Measured, Model, Row, Split, Trainer
+from guard_core.evaluation import CheckpointEvaluation
+from guard_core.policy import Policy
+from guard_core.wire import EvaluationSampling
+
+OK, WARN, REFUSE, UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.REFUSE, CheckLevel.UNKNOWN
+PATH = Path("/run/out")
+SPLIT = Split(items=128, counted=128, problem=None, compared=True, overlap=None, scorer=None)
+CALIBRATED = Policy.model_validate({"detector": "calibrated", "calibrated": {"baseline_passes": 4}})
+QUICK = Measured(seconds=10.0, score=0.5, problem=None, paid=0.625)
+GOOD = Trainer(save_steps=10, max_steps=200, save_total_limit=2, beta=0.01, step_seconds=2.0)
+
+
+def check(row: Row, level: CheckLevel, *words: str) -> None:
+    assert row.level == level, row
+    for word in words:
+        assert word in row.says, row
+
+
+def sampling(**settings: float) -> EvaluationSampling:
+    """Of an evaluator with these settings, before any trainer has said how it samples."""
+    return CheckpointEvaluation.model_validate(settings).sampling_with(None)
+
+
+def found(**more: object) -> Found:
+    everything: dict[str, object] = {
+        "trainer": GOOD,
+        "policy": CALIBRATED,
+        "split": SPLIT,
+        "remote": False,
+        "sampling": sampling(temperature=1.0, max_new_tokens=16),
+        "grader": True,
+        "folder": Folder(PATH, PATH, inside=True, problem=None),
+        "model": Model(PATH, None, no_tokenizer=None),
+        "measured": QUICK,
+    }
+    return Found(**{**everything, **more})  # type: ignore[arg-type]
+
+
+def test_a_good_run_is_ok_in_every_row() -> None:
+    assert {row.name: row.level for row in rows.rows(found())} == dict.fromkeys(
+        [
+            "held-out split",
+            "overlap with training",
+            "scorer and answers",
+            "training grader",
+            "checkpoint layout",
+            "tokenizer",
+            "checkpoints folder",
+            "evaluations",
+            "sampling",
+            "evaluation time",
+            "starting score",
+            "save_total_limit",
+            "baseline passes",
+            "KL to the reference",
+        ],
+        OK,
+    )
+
+
+def test_nothing_that_was_not_given_is_ok() -> None:
+    split = replace(SPLIT, compared=False)
+    nothing = {"trainer": Trainer(), "folder": None, "model": None, "measured": None, "grader": False}
+    table = rows.rows(found(**nothing, split=split, sampling=sampling()))
+    assert {row.name for row in table if row.level == OK} == {
+        "held-out split",
+        "scorer and answers",
+        "baseline passes",
+    }
+    assert all("--" in row.says for row in table if row.level == UNKNOWN)
+
+
+def test_a_server_that_has_the_policy_needs_no_checkpoint() -> None:
+    names = [row.name for row in rows.rows(found(remote=True, model=None))]
+    assert "checkpoint layout" not in names and "tokenizer" not in names
+
+
+def test_a_split_that_cannot_be_used() -> None:
+    unreadable = Split(
+        items=None, counted=None, problem="x: no items", compared=True, overlap=None, scorer=None
+    )
+    check(rows.split_row(unreadable), REFUSE, "x: no items")
+    check(rows.overlap_row(unreadable), UNKNOWN)
+    check(rows.scorer_row(unreadable), UNKNOWN)
+    check(rows.overlap_row(replace(SPLIT, overlap="3 of 128 items overlap")), REFUSE, "3 of 128")
+    check(rows.scorer_row(replace(SPLIT, scorer="2 of 128 items do not score 1")), REFUSE, "2 of 128")
+
+
+def test_items_of_one_group_count_as_one() -> None:
+    """256 items of 16 templates are judged as 16, and need as many evaluations."""
+    grouped = replace(SPLIT, items=256, counted=16)
+    check(rows.split_row(grouped), OK, "256 items in 16 groups", "as one item")
+    table = {row.name: row for row in rows.rows(found(split=grouped))}
+    assert rows.evaluations_needed(found(split=grouped)) == rows.evaluations_needed(
+        found(split=replace(SPLIT, items=16, counted=16))
+    )
+    check(table["evaluations"], WARN, "evaluations of so few items")
+
+
+def test_near_duplicates_without_a_group_are_pointed_out() -> None:
+    check(rows.split_row(replace(SPLIT, apart="4 held-out items are alike")), WARN, "128 items; 4 held-out")
+
+
+def test_a_checkpoint_that_cannot_be_scored() -> None:
+    check(rows.layout_row(Model(PATH, "it holds a PEFT adapter", no_tokenizer=None)), REFUSE, "PEFT adapter")
+    none = "no tokenizer; give it to the trainer (processing_class=tokenizer)"
+    check(rows.tokenizer_row(Model(PATH, None, no_tokenizer=none)), REFUSE, none, str(PATH))
+
+
+def test_a_folder_that_the_guard_or_the_trainer_cannot_use() -> None:
+    root = Path("/elsewhere")
+    check(
+        rows.folder_row(Folder(PATH, root, inside=False, problem=None)), REFUSE, "checkpoint_root /elsewhere"
+    )
+    check(rows.folder_row(Folder(PATH, PATH, inside=True, problem="it is a file")), REFUSE, "it is a file")
+
+
+@pytest.mark.parametrize(
+    ("save", "steps", "level", "words"),
+    [
+        (10, 80, OK, ["8 checkpoints"]),
+        (10, 71, OK, ["8 checkpoints"]),  # the last step is saved as well
+        (10, 70, WARN, ["you will get 7 evaluations; 8 are needed", "save_steps to 8 or less"]),
+        (0.1, 80, OK, ["10 checkpoints"]),  # a share of max_steps
+        (0.25, 80, WARN, ["you will get 4 evaluations", "save_steps to 10 or less"]),
+        (100, 80, REFUSE, ["save_steps 100 is more than max_steps 80", "save_steps to 10 or less"]),
+        (500, 5, REFUSE, ["train for 8 steps at least"]),
+        (1, 5, WARN, ["train for 8 steps at least"]),
+        (None, 80, UNKNOWN, []),
+        (10, None, UNKNOWN, []),
+        (0.5, None, UNKNOWN, []),
+    ],
+)
+def test_evaluations(save: float | None, steps: int | None, level: CheckLevel, words: list[str]) -> None:
+    check(rows.evaluations_row(Trainer(save_steps=save, max_steps=steps), 256, 8), level, *words)
+
+
+def test_evaluations_that_could_not_be_enough() -> None:
+    check(rows.evaluations_row(GOOD, None, None), UNKNOWN, "readable first")
+    check(
+        rows.evaluations_row(GOOD, 12, None), WARN, "no number of evaluations of so few items", "more items"
+    )
+    never = Trainer(save_steps=500, max_steps=80)
+    check(rows.evaluations_row(never, 12, None), REFUSE, "save_steps 500 is more than max_steps 80")
+
+
+def test_how_many_evaluations_the_policy_needs() -> None:
+    few = replace(SPLIT, items=256, counted=64)
+    needed = rows.evaluations_needed(found())
+    assert needed is not None and needed > 4
+    more = Policy.model_validate({"calibrated": {"baseline_passes": 16}})
+    assert rows.evaluations_needed(found(policy=more)) < needed, "a better baseline sees a fall sooner"  # type: ignore[operator]
+    assert (rows.evaluations_needed(found(split=few)) or 999) > needed
+    greedy = found(sampling=sampling(temperature=0.0, max_new_tokens=16))
+    assert rows.evaluations_needed(greedy) is None, "greedy passes are one"
+    assert rows.evaluations_needed(found(sampling=sampling())) == needed, "most trainers sample"
+    assert rows.evaluations_needed(found(split=replace(SPLIT, items=3, counted=3))) is None
+    many = found(policy=more, split=replace(SPLIT, items=5000, counted=5000))
+    assert rows.evaluations_needed(many) == 4, "the reward's own noise takes four rounds to know"
+    assert rows.evaluations_needed(replace(many, trainer=replace(GOOD, save_steps=2))) == 10
+    classic = Policy.model_validate({"detector": "heldout_guard", "heldout_guard": {"min_steps": 13}})
+    assert rows.evaluations_needed(found(policy=classic, split=replace(SPLIT, items=3, counted=3))) == 13
+    both = classic.model_copy(update={"detector": "both"})
+    assert rows.evaluations_needed(found(policy=both)) >= 13  # type: ignore[operator]
+
+
+def test_a_start_that_nothing_is_known_of_counts_as_the_noisiest() -> None:
+    assert rows.evaluations_needed(found(measured=None)) == rows.evaluations_needed(found())
+    assert rows.evaluations_needed(found(measured=replace(QUICK, score=None))) == rows.evaluations_needed(
+        found()
+    )
+    assert rows.evaluations_needed(found(measured=replace(QUICK, score=0.0))) is None
+
+
+def test_the_training_grader() -> None:
+    check(rows.grader_row(SPLIT, QUICK, given=False), UNKNOWN, "--proxy-scorer")
+    check(rows.grader_row(SPLIT, None, given=True), OK, "--time")
+    check(rows.grader_row(SPLIT, QUICK, given=True), OK, "gives 0.625 where the scorer gives 0.500")
+    check(rows.grader_row(SPLIT, replace(QUICK, paid=None), given=True), REFUSE, "failed on the completions")
+    check(rows.grader_row(replace(SPLIT, scorer="it raised"), None, given=True), UNKNOWN, "first")
+
+
+def test_the_time_of_an_evaluation() -> None:
+    check(rows.time_row(GOOD, QUICK), OK, "takes 10 s", "saves every 20 s")
+    check(rows.time_row(GOOD, replace(QUICK, seconds=20.0)), OK)
+    check(rows.time_row(GOOD, replace(QUICK, seconds=31.0)), WARN, "falls behind", "save_steps to 16 or more")
+    check(rows.time_row(replace(GOOD, step_seconds=None), QUICK), UNKNOWN, "takes 10 s", "--step-seconds")
+    check(rows.time_row(GOOD, Measured(None, None, "no room on the device")), REFUSE, "no room on the device")
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "passes", "limit", "lost"),
+    [
+        (10.0, 0, 1, 0),
+        (20.0, 0, 1, 0),  # as quick as the trainer saves
+        (40.0, 0, 1, 9),  # half as quick: every other one, but for the last, which nothing replaces
+        (40.0, 0, 100, 0),  # all are kept
+        (10.0, 4, 2, 0),
+        (10.0, 8, 1, 3),  # the baseline is done at second 80: checkpoints 1, 2 and 3 are gone
+        (10.0, 8, 4, 0),
+    ],
+)
+def test_checkpoints_that_are_rotated_away(evaluation: float, passes: int, limit: int, lost: int) -> None:
+    assert rows.rotated_away(20, 20.0, evaluation, passes, limit) == lost
+
+
+def test_the_limit_of_kept_checkpoints() -> None:
+    check(rows.rotation_row(GOOD, QUICK, 4), OK)
+    slow = replace(QUICK, seconds=40.0)
+    row = rows.rotation_row(GOOD, slow, 0)
+    check(row, WARN, " of 20 checkpoints will be rotated away")
+    enough = int(row.says.split("first): ")[1].split(" ")[0])
+    check(rows.rotation_row(replace(GOOD, save_total_limit=enough), slow, 0), OK)
+    check(rows.rotation_row(replace(GOOD, save_total_limit=None), slow, 0), UNKNOWN)
+    check(rows.rotation_row(replace(GOOD, step_seconds=None), slow, 0), UNKNOWN, "--step-seconds")
+    check(rows.rotation_row(GOOD, None, 0), UNKNOWN, "--time")
+    check(rows.rotation_row(GOOD, Measured(None, None, "x"), 0), UNKNOWN)
+
+
+def test_the_passes_of_the_starting_policy() -> None:
+    hot, greedy = (sampling(temperature=t, max_new_tokens=16) for t in (0.7, 0.0))
+    check(rows.baseline_row(CALIBRATED, hot), OK, "4 at temperature 0.7")
+    check(rows.baseline_row(CALIBRATED, greedy), WARN, "all alike", "baseline_passes to 2")
+    check(rows.baseline_row(CALIBRATED, sampling()), OK, "4, or 2 that agree if the trainer samples greedily")
+    check(rows.baseline_row(Policy(detector="heldout_guard"), greedy), OK)
+    two = Policy.model_validate({"detector": "calibrated", "calibrated": {"baseline_passes": 2}})
+    check(rows.baseline_row(two, greedy), OK, "2 at temperature 0")
+    both = CALIBRATED.model_copy(update={"detector": "both"})
+    assert rows.baseline_passes(both) == 4
+
+
+def test_how_evaluations_sample() -> None:
+    own = sampling(temperature=0.7, max_new_tokens=16)
+    check(rows.sampling_row(own, timed=True), OK, "temperature 0.7, up to 16 tokens")
+    check(rows.sampling_row(sampling(), timed=False), UNKNOWN, "as the trainer's", "give --temperature")
+    check(rows.sampling_row(sampling(), timed=True), UNKNOWN, "tried here: temperature 0, up to 256 tokens")
+
+
+def test_the_starting_score() -> None:
+    check(rows.score_row(0.5), OK)
+    check(rows.score_row(0.01), WARN, "cannot fall")
+
+
+def test_the_kl() -> None:
+    check(rows.kl_row(Trainer(beta=0.04)), OK)
+    check(rows.kl_row(Trainer(beta=0.0)), WARN, "no reference", "inert")
+    check(rows.kl_row(Trainer()), UNKNOWN, "--beta")

@@ -1,0 +1,88 @@
+"""The command line of a follower, and what a replay of a followed log adds: bad input is one sentence."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from guard_cli.logs.readers import read
+from guard_cli.replay.run import load
+from tests.cli.logs.shapes import SHAPES, STEPS, kl, reward
+
+
+def rlguard(*arguments, **environment):
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLGUARD_")}
+    return subprocess.run(
+        [sys.executable, "-m", "guard_cli.main", *map(str, arguments)],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "code", "said"),
+    [
+        (["--metrics", "m.jsonl"], {}, 2, "give --url, or set RLGUARD_URL"),
+        (["--metrics", "m.jsonl", "--format", "vrel"], {"RLGUARD_URL": "http://127.0.0.1:9"}, 2, "known are"),
+        (["--metrics", "m.jsonl"], {"RLGUARD_URL": "ftp://x"}, 2, "must look like"),
+        (["--metrics", "m.jsonl"], {"RLGUARD_URL": "http://127.0.0.1:9"}, 1, "no guard responds"),
+        (["--metrics", "m.jsonl", "--map", "kl"], {"RLGUARD_URL": "http://127.0.0.1:9"}, 2, "NAME=COLUMN"),
+        (["--metrics", "m", "--read-token-file", "no"], {"RLGUARD_URL": "http://x:9"}, 2, "cannot be read"),
+    ],
+)
+def test_bad_arguments(tmp_path, arguments, environment, code, said):
+    done = rlguard("follow", *arguments, **environment)
+    assert done.returncode == code and said in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_options_of_a_followed_log_need_one():
+    done = rlguard("run", "--heldout", "x.jsonl", "--format", "verl", "--", "true")
+    assert done.returncode == 2 and "give --follow" in done.stderr
+
+
+@pytest.mark.parametrize(("fail_on", "code"), [(None, 0), ("fired", 1), ("warning", 1), ("never", 2)])
+def test_fail_on(tmp_path, fail_on, code):
+    path = tmp_path / "log.jsonl"
+    rows = [{"step": s, "reward": 0.5, "kl": 5.0 if s > 20 else 0.0} for s in range(1, 60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "policy.yaml").write_text("{detector: heldout_guard, kl: {hard_stop: 0.5, min_steps: 5}}")
+    more = [] if fail_on is None else ["--fail-on", fail_on]
+    done = rlguard("replay", path, "--policy", tmp_path / "policy.yaml", *more)
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_a_good_log_does_not_fail(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps({"step": s, "reward": 0.5, "kl": 0.0}) + "\n" for s in range(1, 60)))
+    assert rlguard("replay", path, "--fail-on", "warning").returncode == 0
+
+
+def test_mlflow(tmp_path):
+    (tmp_path / "meta.yaml").write_text("run_id: x\n")
+    metrics = tmp_path / "metrics" / "train"
+    metrics.mkdir(parents=True)
+    for name, value in (("reward", reward), ("kl", kl)):
+        lines = "".join(f"17000000{s:05d} {value(s)!r} {s}\n" for s in range(1, STEPS + 1))
+        (metrics / name).write_text(lines)
+    run = load(read(tmp_path), "run", {})
+    assert run.format == "MLflow" and run.step.tolist() == list(range(1, STEPS + 1))
+    assert run.reward.tolist() == [reward(s) for s in range(1, STEPS + 1)]
+    assert run.kl.tolist() == [kl(s) for s in range(1, STEPS + 1)]
+
+
+def test_a_replay_of_verl_says_why_its_kl_is_not_armed(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(SHAPES["verl"][2](0))
+    notes = json.loads(rlguard("replay", path, "--json").stdout)["notes"]
+    assert any("`actor/kl_loss` is not taken" in note for note in notes)
+    path.write_bytes(path.read_bytes().replace(b"actor/kl_loss", b"actor/reward_kl_penalty"))
+    config = tmp_path / "config.yaml"
+    config.write_text("{algorithm: {kl_penalty: low_var_kl}}")
+    armed = json.loads(rlguard("replay", path, "--json", "--run-config", config).stdout)
+    assert armed["columns"]["kl"] == "actor/reward_kl_penalty" and armed["notes"] == []

@@ -1,0 +1,365 @@
+"""What the log itself says of its steps, and what comes late: folders, columns, starts, nothing at all."""
+
+import json
+import os
+
+import pytest
+
+from guard_cli.follow import follower as follower_module
+from guard_cli.follow import source as source_module
+from guard_cli.logs.readers import read
+from guard_cli.replay.run import load
+from tests.cli.follow.test_follower import Followed, append, replayed
+from tests.cli.logs.shapes import SHAPES, STEPS, kl, lines, reward, tensorboard
+from tests.cli.logs.test_layouts import save
+
+
+def events(folder, number, attempt=0, when=None):
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"events.out.tfevents.{number}.h.1.0"
+    file.write_bytes(SHAPES["nemo-rl"][2](attempt))
+    if when is not None:
+        os.utime(file, (when, when))
+
+
+class TestFoldersOfEventFiles:
+    @pytest.fixture(autouse=True)
+    def look_at_once(self, monkeypatch):
+        monkeypatch.setattr(source_module, "LOOK_SECONDS", 0.0)
+
+    @pytest.mark.parametrize("depth", ["exp_001/tensorboard", "tensorboard"])
+    @pytest.mark.parametrize("metrics", [{}, {"hparam/accuracy": 1.0}])
+    def test_what_add_hparams_writes_is_no_run(self, tmp_path, depth, metrics):
+        from torch.utils.tensorboard import SummaryWriter
+
+        followed = Followed(tmp_path, "nemo-rl", new_run=True)
+        with SummaryWriter(tmp_path / depth) as writer:
+            writer.add_hparams({"lr": 0.1, "seed": 1}, metrics)
+            followed.poll()
+            for step in range(1, STEPS + 1):
+                writer.add_scalar("train/reward", reward(step), step)
+        assert len({file.parent for file in tmp_path.rglob("events.out.*")}) == 2
+        followed.poll()
+        followed.finish()
+        assert [row[1] for row in followed.rows()] == list(range(1, STEPS + 1))
+        assert len(replayed(tmp_path)) == STEPS
+
+    def test_a_folder_without_a_scalar_is_no_run(self, tmp_path):
+        events(tmp_path / "run", 2)
+        (tmp_path / "hparams").mkdir()
+        data = (tmp_path / "run" / "events.out.tfevents.2.h.1.0").read_bytes()
+        (tmp_path / "hparams" / "events.out.tfevents.1.h.1.0").write_bytes(data[:40])
+        followed = Followed(tmp_path, "nemo-rl")
+        followed.finish()
+        assert len(followed.rows()) == STEPS == len(replayed(tmp_path))
+
+    def test_a_second_start_in_a_new_folder(self, tmp_path):
+        followed = Followed(tmp_path, "nemo-rl")
+        events(tmp_path / "exp_001" / "tensorboard", 1, when=1000)
+        followed.poll()
+        events(tmp_path / "exp_002" / "tensorboard", 2, attempt=1, when=1100)
+        followed.poll()
+        assert {row[0] for row in followed.rows()} == {0}  # the first may be waiting for its flush
+        assert any("another start" in s and "exp_002" in s for s in followed.said)
+        os.utime(next((tmp_path / "exp_002").rglob("events.*")), (1200, 1200))
+        followed.poll()
+        followed.restart()
+        followed.poll()
+        followed.finish()
+        assert [row[:2] for row in followed.rows()] == [(0, s) for s in range(1, 13)] + [
+            (1, s) for s in range(9, 15)
+        ]
+
+    def test_a_run_beside_it_that_is_another_is_not_read(self, tmp_path):
+        followed = Followed(tmp_path, "nemo-rl")
+        events(tmp_path / "a", 1, when=2000)
+        followed.poll()
+        events(tmp_path / "b", 2, attempt=1, when=2010)
+        followed.poll()
+        append(tmp_path / "a" / "events.out.tfevents.1.h.1.0", b"")
+        followed.poll()
+        assert {row[0] for row in followed.rows()} == {0}
+        assert any("name the folder of one" in s for s in followed.said)
+
+    def test_a_second_start_is_read_at_the_end(self, tmp_path):
+        followed = Followed(tmp_path, "nemo-rl")
+        events(tmp_path / "a", 1, when=2000)
+        followed.poll()
+        events(tmp_path / "b", 2, attempt=1, when=2010)
+        followed.finish()
+        assert {row[0] for row in followed.rows()} == {0, 1}
+
+
+class TestAFolderThatIsThereFirst:
+    """What its log is, is seen when it comes, not at the start."""
+
+    @pytest.mark.parametrize("there", [True, False])
+    @pytest.mark.parametrize("new_run", [True, False])
+    def test_a_log_comes(self, tmp_path, there, new_run):
+        folder = tmp_path / "out"
+        if there:
+            folder.mkdir()
+        followed = Followed(folder, "prime-rl", new_run=new_run)
+        followed.poll()
+        folder.mkdir(exist_ok=True)
+        followed.poll()
+        append(folder / "metrics.jsonl", SHAPES["prime-rl"][2](0))
+        followed.poll()
+        followed.finish()
+        assert len(followed.rows()) == STEPS
+
+    @pytest.mark.parametrize("new_run", [True, False])
+    def test_a_trainer_state_comes(self, tmp_path, new_run):
+        followed = Followed(tmp_path, "trl", new_run=new_run)
+        followed.poll()
+        (tmp_path / "checkpoint-5").mkdir()
+        history = [{"step": s, "reward": reward(s), "kl": kl(s)} for s in range(1, 6)]
+        (tmp_path / "checkpoint-5" / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+        followed.poll()
+        followed.finish()
+        assert [row[1] for row in followed.rows()] == list(range(1, 6))
+
+    def test_a_trainer_state_of_an_earlier_run_is_not_of_a_new_one(self, tmp_path):
+        (tmp_path / "checkpoint-5").mkdir()
+        state = json.dumps({"log_history": [{"step": 5, "reward": 0.5}]})
+        (tmp_path / "checkpoint-5" / "trainer_state.json").write_text(state)
+        followed = Followed(tmp_path, "trl", new_run=True)
+        followed.poll()
+        followed.finish()
+        assert followed.rows() == []
+
+
+def test_a_file_that_is_seen_while_it_is_empty_begins_anew(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(lines({"step": s, "reward": 0.1} for s in (1, 2)) + b'{"step": 3, "rew')
+    followed = Followed(path)
+    followed.poll()
+    path.write_bytes(b"")
+    followed.poll()
+    append(path, lines({"step": s, "reward": 0.2} for s in (1, 2)))
+    followed.poll()
+    followed.finish()
+    assert [row[:3] for row in followed.rows()] == [(0, 1, 0.1), (0, 2, 0.1), (1, 1, 0.2), (1, 2, 0.2)]
+
+
+class TestWhatTheLogItselfSays:
+    @pytest.mark.parametrize("file", ["run.jsonl", "log.csv"])
+    def test_which_kl_it_is(self, tmp_path, file):
+        path = tmp_path / file
+        kinds = ["ref_token_mean", "ref_seq_sum", "behaviour", ""]
+        if file.endswith("csv"):
+            rows = "".join(f"{s},0.5,3.0,{kind}\n" for s, kind in enumerate(kinds))
+            path.write_text("step,reward,kl,kl_kind\n" + rows)
+        else:
+            path.write_bytes(
+                lines(
+                    {"step": s, "reward": 0.5, "kl": 3.0, "kl_kind": k or None} for s, k in enumerate(kinds)
+                )
+            )
+        followed = Followed(path)
+        followed.poll()
+        followed.finish()
+        run = load(read(path), str(path), {})
+        assert [followed.guard.steps[0, s].kl_kind.value for s in range(4)] == [
+            k or "ref_token_mean" for k in kinds
+        ]
+        assert run.armed_kl().tolist() == [True, False, False, True]
+
+    def test_a_kind_that_is_none_arms_nothing(self, tmp_path):
+        path = tmp_path / "run.jsonl"
+        bad = ["Ref_token_mean", 7, ["ref_token_mean"], {"a": 1}, "x" * 1000]
+        path.write_bytes(
+            lines({"step": s, "reward": 0.5, "kl": 3.0, "kl_kind": k} for s, k in enumerate(bad) if s != 3)
+        )
+        followed = Followed(path)
+        followed.poll()
+        followed.finish()
+        assert [row[1:] for row in followed.rows()] == [(s, 0.5, None) for s in (0, 1, 2, 4)]
+        assert [s for s in followed.said if "kl_kind='Ref_token_mean'" in s and len(s) < 200]
+
+    def test_which_attempt_it_is(self, tmp_path):
+        path = tmp_path / "run.jsonl"
+        rows = [(0, 1), (0, 2), (2, 2), (2, 3), (3, 3)]
+        path.write_bytes(lines({"attempt": a, "step": s, "reward": 0.5} for a, s in rows))
+        followed = Followed(path)
+        followed.poll()
+        followed.finish()
+        followed.restart()
+        followed.finish()
+        assert [row[:2] for row in followed.rows()] == rows
+        assert followed.rows() == replayed(path)
+
+
+class TestAColumnOfMap:
+    def test_it_comes_late(self, tmp_path):
+        path = tmp_path / "run.jsonl"
+        followed = Followed(path, "verl", overrides={"reward": "my/reward"})
+        append(path, lines({"step": s, "data": {"critic/score/mean": 0.1}} for s in (1, 2)))
+        followed.poll()
+        append(path, lines([{"step": 3, "data": {"critic/score/mean": 0.3, "my/reward": 77.0}}]))
+        followed.poll()
+        followed.finish()
+        assert followed.rows() == [(0, 3, 77.0, None)]
+
+    def test_a_kl_that_comes_late_is_no_reason_to_lose_a_step(self, tmp_path):
+        path = tmp_path / "run.jsonl"
+        followed = Followed(path, "trl", overrides={"kl": "my/kl"})
+        append(path, lines({"step": s, "reward": 0.1} for s in (1, 2)))
+        followed.poll()
+        assert followed.rows() == []
+        append(path, lines([{"step": 3, "reward": 0.3, "my/kl": 0.5}]))
+        followed.poll()
+        followed.finish()
+        assert followed.rows() == [(0, 1, 0.1, None), (0, 2, 0.1, None), (0, 3, 0.3, 0.5)]
+
+    def test_it_comes_after_more_columns_than_are_remembered(self, tmp_path):
+        path = tmp_path / "run.jsonl"
+        followed = Followed(path, "trl", overrides={"reward": "mine"})
+        append(path, lines([{"step": 1, **{f"c{i}": 0 for i in range(6_000)}}, {"step": 2, "mine": 0.5}]))
+        followed.poll()
+        followed.finish()
+        assert followed.rows() == [(0, 2, 0.5, None)]
+
+    def test_it_never_comes(self, tmp_path):
+        path = tmp_path / "run.jsonl"
+        followed = Followed(path, "verl", overrides={"reward": "my/reward", "heldout": "no"})
+        append(path, lines({"step": s, "data": {"my/rewards": 0.1}} for s in (1, 2)))
+        followed.poll()
+        followed.finish()
+        [said] = followed.said
+        assert "--map reward=my/reward" in said and "near to it: `my/rewards`" in said
+
+
+@pytest.mark.parametrize(
+    ("format_", "tags"),
+    [
+        ("skyrl", {"reward/avg_raw_reward": 0.5, "trainer/epoch": 0.0, "trainer/global_step": 3.0}),
+        ("verl", {"critic/score/mean": 0.5, "training/global_step": 3.0}),
+        ("slime", {"rollout/raw_reward": 0.5, "rollout/step": 3.0, "train/step": 3.0}),
+        ("trl", {"train/reward": 0.5, "train/global_step": 3.0, "step": 7.0}),
+    ],
+)
+def test_the_step_of_an_event_is_its_own(tmp_path, format_, tags):
+    path = tmp_path / "events.out.tfevents.1.host.1.0"
+    path.write_bytes(tensorboard(lambda s, a: tags)(0))
+    followed = Followed(path, format_)
+    followed.poll()
+    followed.finish()
+    assert [row[1] for row in followed.rows()] == list(range(1, STEPS + 1))
+    assert followed.rows() == replayed(path)
+
+
+class TestTheAttemptOfACheckpoint:
+    """A trainer saved step 20 and starts again from 10: the folder has the same name, and other weights."""
+
+    def follow(self, tmp_path, last=25):
+        followed = Followed(tmp_path / "log.jsonl", "trl", tmp_path)
+        self.write(tmp_path, range(1, last + 1), 0.1)
+        followed.poll()
+        self.path = save(tmp_path, "trl", 20)
+        followed.poll()
+        return followed
+
+    def write(self, tmp_path, steps, factor):
+        append(tmp_path / "log.jsonl", lines({"step": s, "reward": factor * s} for s in steps))
+
+    def save_again(self):
+        for file in self.path.iterdir():
+            os.utime(file, (1_000_000_100, 1_000_000_100))
+
+    def test_it_is_of_the_new_start_once_its_step_has_come(self, tmp_path):
+        followed = self.follow(tmp_path)
+        assert [c[:2] for c in followed.guard.checkpoints] == [(0, 20)]
+        self.write(tmp_path, range(11, 21), 0.2)
+        self.save_again()
+        followed.poll()
+        self.write(tmp_path, [21], 0.2)
+        followed.poll()
+        followed.poll()
+        assert [c[:2] for c in followed.guard.checkpoints] == [(0, 20), (1, 20)]
+
+    def test_it_is_saved_before_the_log_has_anything_of_the_new_start(self, tmp_path):
+        followed = self.follow(tmp_path)
+        self.save_again()
+        followed.poll()
+        self.write(tmp_path, range(11, 22), 0.2)
+        followed.poll()
+        assert [c[:2] for c in followed.guard.checkpoints] == [(0, 20), (1, 20)]
+
+    def test_one_that_was_scored_is_not_scored_again_by_a_new_follower(self, tmp_path):
+        followed = self.follow(tmp_path)
+        self.write(tmp_path, range(11, 18), 0.2)
+        followed.poll()
+        followed.restart()
+        followed.poll()
+        followed.now += follower_module.SETTLE_SECONDS
+        followed.poll()
+        assert [c[:2] for c in followed.guard.checkpoints] == [(0, 20)]
+
+    def test_it_waits_for_its_step_but_not_for_ever(self, tmp_path):
+        followed = self.follow(tmp_path, last=15)
+        assert followed.guard.checkpoints == []
+        followed.now += follower_module.SETTLE_SECONDS
+        followed.poll()
+        assert [c[:2] for c in followed.guard.checkpoints] == [(0, 20)]
+
+    def test_after_the_wait_it_is_of_the_start_that_is_on_its_way_there(self, tmp_path):
+        followed = self.follow(tmp_path)
+        self.write(tmp_path, range(11, 18), 0.2)
+        self.save_again()
+        followed.poll()
+        followed.now += follower_module.SETTLE_SECONDS
+        followed.poll()
+        assert [c[:2] for c in followed.guard.checkpoints] == [(0, 20), (1, 20)]
+
+    def test_nothing_is_waited_for_at_the_end(self, tmp_path):
+        followed = self.follow(tmp_path, last=15)
+        followed.finish()
+        assert [c[:2] for c in followed.guard.checkpoints] == [(0, 20)]
+
+
+class TestNothingIsWaitedForInSilence:
+    def test_a_wrong_path(self, tmp_path):
+        followed = Followed(tmp_path / "run.jsonl", "verl", tmp_path / "ckpt")
+        followed.poll()
+        assert followed.said == []
+        followed.now += follower_module.PATIENCE_SECONDS
+        followed.poll()
+        followed.poll()
+        log, checkpoints = followed.said
+        assert "run.jsonl (not there)" in log and "trainer.logger" in log
+        assert "ckpt (not there)" in checkpoints and "`global_step_N`" in checkpoints
+        assert "save_contents" in checkpoints
+
+    def test_a_checkpoint_without_weights_that_can_be_scored(self, tmp_path):
+        (tmp_path / "step_10" / "policy" / "weights").mkdir(parents=True)
+        (tmp_path / "step_10" / "policy" / "weights" / "__0_0.distcp").write_bytes(b"x")
+        followed = Followed(tmp_path / "run.jsonl", "nemo-rl", tmp_path)
+        append(tmp_path / "run.jsonl", lines([{"step": 1, "reward": 0.1}]))
+        followed.now += follower_module.PATIENCE_SECONDS
+        followed.poll()
+        assert [s for s in followed.said if "save_consolidated" in s]
+        assert not any("no record" in s for s in followed.said)
+
+    def test_nothing_is_said_of_a_run_that_is_read(self, tmp_path):
+        save(tmp_path, "trl", 1)
+        followed = Followed(tmp_path / "run.jsonl", "trl", tmp_path)
+        append(tmp_path / "run.jsonl", lines({"step": s, "reward": 0.1} for s in (1, 2)))
+        followed.poll()
+        followed.now += follower_module.PATIENCE_SECONDS
+        followed.poll()
+        assert not any("after 10 minutes" in s for s in followed.said)
+
+
+def test_names_of_a_log_do_not_drive_the_terminal(tmp_path):
+    path = tmp_path / "run.jsonl"
+    followed = Followed(path)
+    names = {"\x1b[2J\nall is well - reward": 0.1, "y" * 5_000: 1.0, "my/\x9bkl": 0.1}
+    append(path, lines([{"step": 1, **names}, {"step": 2}]))
+    followed.poll()
+    followed.finish()
+    assert followed.said and all(s.isprintable() and len(s) <= 2_000 for s in followed.said)
+    other = Followed(path, overrides={"reward": "x"})
+    other.poll()
+    other.finish()
+    assert other.said and all(s.isprintable() and len(s) <= 600 for s in other.said)

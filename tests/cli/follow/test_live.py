@@ -1,0 +1,109 @@
+"""A trainer without a line of RLGuard, a real guard, and between them followers that are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run.conftest import Workplace, openai_server, sigint_is_not_ignored
+
+__all__ = ["openai_server", "sigint_is_not_ignored"]
+WRITER = Path(__file__).with_name("writer.py")
+EXPECTED = [(0, s) for s in range(1, 13)] + [(1, s) for s in range(9, 21)]
+
+
+@pytest.fixture
+def workplace(tmp_path, openai_server):
+    return Workplace(tmp_path, f"http://127.0.0.1:{openai_server.server_port}/v1")
+
+
+def rlguard(*arguments, **more):
+    command = [sys.executable, "-m", "guard_cli.main", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+def run(workplace, follow, *trainer, options=()):
+    process = rlguard(
+        *("run", "--config", workplace.config(), "--policy", workplace.path / "policy.yaml"),
+        *("--checkpoints", workplace.checkpoints, "--out", workplace.out, "--grace", "0.5"),
+        *("--follow", follow, "--format", "verl", *options, "--", sys.executable, WRITER, *trainer),
+        cwd=workplace.path,
+    )
+    output, errors = process.communicate(timeout=120)
+    return process.returncode, output + errors
+
+
+def test_run_follows_a_trainer_that_starts_again(workplace):
+    log = workplace.path / "run.jsonl"
+    log.write_text('{"step": 1, "data": {"critic/score/mean": 9.0}}\n')  # of the run before
+    code, said = run(workplace, log, log, workplace.checkpoints, options=["--map", "kl=actor/kl_loss"])
+    assert code in (0, 5), said
+    rows = [row for row in workplace.history() if row.get("reward") is not None]
+    assert [(row["attempt"], row["step"]) for row in rows] == EXPECTED, said
+    assert all(row["kl"] == row["step"] / 1000 for row in rows)
+    scored = {(r["attempt"], r["step"]) for r in workplace.history() if r.get("heldout") is not None}
+    assert scored == {(0, 4), (0, 8), (0, 12), (1, 12), (1, 16), (1, 20)}
+    verdict = workplace.json("verdict.json")
+    assert verdict["evaluated"] == verdict["announced"] == 6
+
+
+def test_run_reads_what_the_trainer_prints_and_stops_it(workplace):
+    workplace.policy("{detector: heldout_guard, kl: {hard_stop: 0.02, min_steps: 5}}")
+    log = workplace.path / "run.jsonl"
+    code, said = run(
+        workplace, log, log, workplace.checkpoints, "hack", options=["--map", "kl=actor/kl_loss"]
+    )
+    assert code == 3, said
+    assert "kl_hard_stop" in json.dumps(workplace.json("verdict.json"))
+
+
+def test_what_can_be_no_log_is_refused_before_the_trainer_starts(workplace):
+    pipe = workplace.path / "pipe"
+    os.mkfifo(pipe)
+    code, said = run(workplace, pipe, workplace.path / "log", workplace.checkpoints, "hack")
+    assert code == 2 and "not a regular file" in said, said
+    assert not (workplace.out / "trainer.log").exists()
+
+
+def test_followers_that_are_killed_lose_nothing_and_report_nothing_twice(workplace, tmp_path):
+    log, state = workplace.path / "run.jsonl", tmp_path / "state"
+    guard = rlguard(
+        *("serve", "--config", workplace.config(), "--policy", workplace.path / "policy.yaml"),
+        *("--checkpoints", workplace.checkpoints, "--state-dir", state, "--port", "0"),
+    )
+    try:
+        end = time.monotonic() + 60
+        while not (state / "endpoint.json").exists():
+            assert time.monotonic() < end and guard.poll() is None
+            time.sleep(0.1)
+        url = json.loads((state / "endpoint.json").read_text())["url"]
+        environment = {**os.environ, "RLGUARD_URL": url}
+        environment["RLGUARD_TOKEN"] = (state / "ingest.token").read_text()
+        environment["RLGUARD_READ_TOKEN"] = (state / "read.token").read_text()
+        follow = ["follow", "--metrics", log, "--checkpoints", workplace.checkpoints, "--format", "verl"]
+        trainer = subprocess.Popen(
+            [sys.executable, str(WRITER), str(log), str(workplace.checkpoints), "append"],
+            stdout=subprocess.DEVNULL,
+        )
+        while trainer.poll() is None:
+            follower = rlguard(*follow, env=environment)
+            time.sleep(2.5)
+            follower.kill()
+            follower.communicate()
+        last = rlguard(*follow, env=environment)
+        time.sleep(4)
+        last.send_signal(signal.SIGTERM)
+        _, said = last.communicate(timeout=30)
+        assert last.returncode == 0, said
+    finally:
+        guard.terminate()
+        guard.communicate(timeout=30)
+    from guard_service.store import export_history
+
+    rows = [(r["attempt"], r["step"]) for r in export_history(state) if r.get("reward") is not None]
+    assert rows == EXPECTED

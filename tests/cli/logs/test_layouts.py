@@ -1,0 +1,195 @@
+"""When a checkpoint is complete, for every layout; and what lies there that is none."""
+
+import json
+import os
+import struct
+
+import pytest
+
+from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS
+from guard_cli.logs.layouts import QUIET_SECONDS, CompleteCheckpoint, Unfit, find, layouts_of
+
+LONG_AGO = 1_000_000_000
+
+
+def weights(size=8):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, size]}}).encode()
+    return struct.pack("<Q", len(header)) + header + b"\x00" * size
+
+
+def model(folder, when=LONG_AGO):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights())
+    for file in folder.iterdir():
+        os.utime(file, (when, when))
+    return folder
+
+
+def mark(file, text="", when=LONG_AGO + 10):
+    file.write_text(text)
+    os.utime(file, (when, when))
+
+
+def save(root, key, step):
+    """A complete checkpoint of each framework."""
+    match key:
+        case "trl" | "ms-swift":
+            path = model(root / f"checkpoint-{step}")
+            mark(path / "trainer_state.json", "{}")
+        case "verl":
+            path = model(root / f"global_step_{step}" / "actor" / "huggingface")
+            mark(root / "latest_checkpointed_iteration.txt", str(step))
+        case "easyr1":
+            path = model(root / f"global_step_{step}" / "actor" / "huggingface")
+            mark(root / "checkpoint_tracker.json", json.dumps({"last_global_step": step}))
+        case "openrlhf":
+            path = model(root / f"global_step{step}_hf")
+        case "nemo-rl":
+            path = model(root / f"step_{step}" / "policy" / "weights" / "model" / "consolidated")
+        case "prime-rl":
+            path = model(root / f"step_{step}")
+            mark(path / "STABLE")
+        case "skyrl":
+            path = model(root / f"global_step_{step}" / "policy")
+        case "slime":
+            path = model(root / str(step))
+    return path
+
+
+LAID_OUT = [f.key for f in FRAMEWORKS if f.layout is not None]
+
+
+def found(root, key, **more):
+    return [c for c in find(root, layouts_of(key), **more) if isinstance(c, CompleteCheckpoint)]
+
+
+@pytest.mark.parametrize("key", LAID_OUT)
+def test_each_layout_and_auto(tmp_path, key):
+    paths = [save(tmp_path, key, step) for step in (5, 10)]
+    assert [(c.step, c.path) for c in found(tmp_path, key)] == list(zip((5, 10), paths, strict=True))
+    if key != "slime":
+        assert [c.path for c in found(tmp_path, None)] == paths
+
+
+@pytest.mark.parametrize("key", LAID_OUT)
+def test_weights_that_are_cut_short_are_not_complete(tmp_path, key):
+    path = save(tmp_path, key, 5)
+    (path / "model.safetensors").write_bytes(weights()[:-1])
+    os.utime(path / "model.safetensors", (LONG_AGO, LONG_AGO))
+    assert found(tmp_path, key) == []
+
+
+@pytest.mark.parametrize("key", LAID_OUT)
+def test_a_shard_that_the_index_names_is_missing(tmp_path, key):
+    path = save(tmp_path, key, 5)
+    index = {"weight_map": {"w": "model.safetensors", "v": "model-2.safetensors"}}
+    mark(path / "model.safetensors.index.json", json.dumps(index), LONG_AGO)
+    assert found(tmp_path, key) == []
+
+
+@pytest.mark.parametrize("key", [k for k in LAID_OUT if not BY_KEY[k].layout.marks])
+def test_without_a_marker_it_must_be_quiet(tmp_path, key):
+    save(tmp_path, key, 5)
+    assert found(tmp_path, key, now=LONG_AGO + QUIET_SECONDS - 1) == []
+    assert len(found(tmp_path, key, now=LONG_AGO + QUIET_SECONDS + 1)) == 1
+
+
+@pytest.mark.parametrize("key", ["trl", "prime-rl"])
+def test_without_its_marker_it_is_not_complete(tmp_path, key):
+    (save(tmp_path, key, 5) / BY_KEY[key].layout.marker).unlink()
+    assert found(tmp_path, key) == []
+
+
+@pytest.mark.parametrize("key", ["trl", "prime-rl", "ms-swift"])
+def test_a_marker_older_than_the_weights_is_of_an_earlier_run(tmp_path, key):
+    path = save(tmp_path, key, 5)
+    mark(path / BY_KEY[key].layout.marker, "{}", LONG_AGO - 1)
+    assert found(tmp_path, key, now=LONG_AGO + QUIET_SECONDS - 2) == []
+    assert len(found(tmp_path, key, now=LONG_AGO + QUIET_SECONDS + 1)) == 1  # a copy has any order
+
+
+def test_what_a_trainer_writes_after_its_marker_is_not_waited_for(tmp_path):
+    mark(save(tmp_path, "trl", 5) / "rng_state.pth", "x", LONG_AGO + 20)
+    assert len(found(tmp_path, "trl", now=LONG_AGO + 21)) == 1
+
+
+@pytest.mark.parametrize("key", ["trl", "openrlhf"])
+def test_a_shard_without_an_index_is_not_the_whole(tmp_path, key):
+    path = save(tmp_path, key, 5)
+    (path / "model.safetensors").rename(path / "model-00001-of-00002.safetensors")
+    assert found(tmp_path, key) == []
+    (path / "model-00002-of-00002.safetensors").write_bytes(weights())
+    names = {"w": "model-00001-of-00002.safetensors", "v": "model-00002-of-00002.safetensors"}
+    mark(path / "model.safetensors.index.json", json.dumps({"weight_map": names}))
+    for file in path.iterdir():
+        os.utime(file, (LONG_AGO, LONG_AGO))
+    assert len(found(tmp_path, key)) == 1
+
+
+def test_where_prime_rl_keeps_the_weights_of_its_checkpoints(tmp_path):
+    path = model(tmp_path / "step_7" / "weight")
+    assert found(tmp_path, "prime-rl") == []
+    mark(tmp_path / "step_7" / "STABLE")
+    assert [(c.step, c.path) for c in found(tmp_path, "prime-rl")] == [(7, path)]
+
+
+def test_the_adapter_of_verl_is_scored_and_not_the_model_beside_it(tmp_path):
+    save(tmp_path, "verl", 5)
+    adapter = model(tmp_path / "global_step_5" / "actor" / "lora_adapter")
+    (adapter / "model.safetensors").rename(adapter / "adapter_model.safetensors")
+    assert [c.path for c in found(tmp_path, "verl")] == [adapter]
+
+
+class TestTheFileThatNamesTheNewest:
+    def test_it_names_an_earlier_one(self, tmp_path):
+        save(tmp_path, "verl", 5)
+        save(tmp_path, "verl", 10)
+        mark(tmp_path / "latest_checkpointed_iteration.txt", "5")
+        assert [c.step for c in found(tmp_path, "verl")] == [5]
+
+    def test_it_is_older_than_the_weights(self, tmp_path):
+        save(tmp_path, "verl", 5)
+        mark(tmp_path / "latest_checkpointed_iteration.txt", "30", LONG_AGO - 1)
+        assert found(tmp_path, "verl") == []
+
+    @pytest.mark.parametrize("text", ["", "x", "9" * 5000, "null", "[" * 100_000])
+    def test_it_is_none(self, tmp_path, text):
+        for key, file in (
+            ("verl", "latest_checkpointed_iteration.txt"),
+            ("easyr1", "checkpoint_tracker.json"),
+        ):
+            save(tmp_path, key, 5)
+            mark(tmp_path / file, text)
+            assert found(tmp_path, key) == []
+
+    def test_shards_alone_are_said(self, tmp_path):
+        path = save(tmp_path, "verl", 5)
+        (path / "model.safetensors").unlink()
+        [unfit] = find(tmp_path, layouts_of("verl"))
+        assert isinstance(unfit, Unfit) and "hf_model" in unfit.advice
+
+
+class TestHostile:
+    def test_links_are_not_followed(self, tmp_path):
+        elsewhere = save(tmp_path / "elsewhere", "trl", 5)
+        root = tmp_path / "root"
+        root.mkdir()
+        (root / "checkpoint-5").symlink_to(elsewhere)
+        assert find(root, layouts_of("trl")) == []
+
+    def test_a_header_that_promises_too_much(self, tmp_path):
+        path = save(tmp_path, "trl", 5)
+        for bad in (b"", b"\x00", struct.pack("<Q", 1 << 62), struct.pack("<Q", 4) + b"null"):
+            (path / "model.safetensors").write_bytes(bad)
+            os.utime(path / "model.safetensors", (LONG_AGO, LONG_AGO))
+            assert found(tmp_path, "trl") == []
+
+    def test_names_that_are_none(self, tmp_path):
+        for name in ("checkpoint-", "checkpoint-x", "checkpoint-" + "9" * 30, "tmp_step_5", "step_5.old"):
+            model(tmp_path / name)
+        assert [c for key in LAID_OUT for c in find(tmp_path, layouts_of(key))] == []
+
+    def test_a_root_that_is_none(self, tmp_path):
+        (tmp_path / "file").touch()
+        assert find(tmp_path / "file", layouts_of(None)) == find(tmp_path / "no", layouts_of(None)) == []

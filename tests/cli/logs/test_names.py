@@ -1,0 +1,261 @@
+"""Which column is what: every framework of the table, every look-alike, W&B's decorations, --map."""
+
+import timeit
+
+import pytest
+
+from guard_cli.errors import CliError
+from guard_cli.logs.names import resolve, why_not_kl
+from guard_cli.logs.records import MAX_NAME
+
+LOGS = {
+    "TRL": {"step": "step", "reward": "reward", "kl": "kl", "entropy": "entropy", "reward_std": "reward_std"},
+    "verl": {
+        "step": "training/global_step",
+        "reward": "critic/score/mean",
+        "kl": "actor/reward_kl_penalty",
+        "entropy": "actor/entropy",
+    },
+    "OpenRLHF": {
+        "step": "global_step",
+        "reward": "rollout/reward_mean",
+        "kl": "kl",
+        "entropy": "entropy_loss",
+        "reward_std": "rollout/reward_std",
+    },
+    "NeMo-RL": {"step": "step", "reward": "reward", "kl": "kl_penalty", "entropy": "approx_entropy"},
+    "torchtune": {"step": "global_step", "reward": "rewards", "kl": "kl_loss"},
+    "prime-rl": {
+        "step": "step",
+        "reward": "reward/all/mean",
+        "entropy": "entropy/all/mean",
+        "reward_std": "reward/all/std",
+    },
+}
+TOKEN_MEAN = {"kl_penalty": "low_var_kl"}
+EXTRAS = ["epoch", "loss", "grad_norm", "completions/mean_length", "rewards/grade/mean", "num_tokens"]
+
+
+class TestFrameworks:
+    @pytest.mark.parametrize("name", LOGS)
+    def test_each_is_recognised(self, name: str) -> None:
+        columns = resolve([*EXTRAS, *LOGS[name].values()], {}, settings=TOKEN_MEAN)
+        assert columns.framework == name
+        assert columns.source == LOGS[name]
+        assert columns.notes == ()
+
+    @pytest.mark.parametrize("name", LOGS)
+    def test_wandb_and_tensorboard_put_train_before_it(self, name: str) -> None:
+        wrapped = {ours: f"train/{theirs}" for ours, theirs in LOGS[name].items()}
+        assert resolve(list(wrapped.values()), {}, settings=TOKEN_MEAN).source == wrapped
+
+    def test_wandb_chart_export(self) -> None:
+        columns = ["Step", *(f"my - run - train/reward{tail}" for tail in ("", "__MIN", "__MAX"))]
+        assert resolve(columns, {}).source == {"step": "Step", "reward": "my - run - train/reward"}
+
+    def test_the_guards_own_export(self) -> None:
+        own = ["attempt", "step", "reward", "kl", "kl_kind", "entropy", "reward_std", "heldout", "items"]
+        columns = resolve(own, {})
+        assert columns.framework == "rlguard"
+        assert columns.source == {name: name for name in own}
+
+    def test_verl_has_two_kls_and_the_loss_is_none(self) -> None:
+        both = ["step", "critic/score/mean", "actor/reward_kl_penalty", "actor/kl_loss"]
+        assert resolve(both, {}, settings=TOKEN_MEAN).source["kl"] == "actor/reward_kl_penalty"
+        [note] = resolve([*both[:2], both[3]], {}, settings=TOKEN_MEAN).notes
+        assert "`actor/kl_loss` is not taken" in note and "use_kl_in_reward" in note
+
+    def test_wandb_counts_log_calls_in_its_own_step(self) -> None:
+        assert (
+            resolve(["_step", "train/global_step", "train/reward"], {}).source["step"] == "train/global_step"
+        )
+        assert resolve(["_step", "train/reward"], {}).source["step"] == "_step"
+
+
+class TestLookalikes:
+    @pytest.mark.parametrize(
+        ("column", "why"),
+        [
+            ("actor/ppo_kl", "the policy that sampled"),
+            ("ppo_kl", "the policy that sampled"),
+            ("approx_policy_kl", "the policy that sampled"),
+            ("approx_policy_kls", "the policy that sampled"),
+            ("losses/old_approx_kl", "the policy that sampled"),
+            ("policy/approxkl_avg", "the policy that sampled"),
+            ("mismatch_kl/all/mean", "inference engine"),
+            ("train/gen_kl_error", "inference engine"),
+            ("policy_kl_error", "inference engine"),
+            ("js_divergence_error", "inference engine"),
+            ("vllm_kl", "inference engine"),
+            ("rollout_corr/k3_kl", "inference engine"),
+            ("objective/kl", "summed over the tokens"),
+        ],
+    )
+    def test_none_is_taken_and_the_note_says_why(self, column: str, why: str) -> None:
+        columns = resolve(["step", "reward", column], {})
+        assert "kl" not in columns.source
+        assert len(columns.notes) == 1 and column in columns.notes[0] and why in columns.notes[0]
+        with pytest.raises(CliError, match="is refused") as refused:
+            resolve(["step", "reward", column], {"kl": column})
+        assert why in str(refused.value)
+
+    def test_a_coefficient_is_refused_but_not_worth_a_note(self) -> None:
+        assert resolve(["step", "reward", "actor/reward_kl_penalty_coeff"], {}).notes == ()
+        with pytest.raises(CliError, match="coefficient"):
+            resolve(["step", "reward", "kl_coef"], {"kl": "kl_coef"})
+
+    @pytest.mark.parametrize(
+        ("reward", "mark", "why"),
+        [
+            ("reward", "ratio", "async_grpo"),
+            ("reward", "kl_loss", "the policy that sampled"),
+            ("scores", "approx_policy_kl", "summed over the tokens"),
+            ("scores", "rlhf_reward", "summed over the tokens"),
+        ],
+    )
+    def test_a_column_kl_that_is_none_by_the_company_it_keeps(self, reward: str, mark: str, why: str) -> None:
+        columns = resolve(["step", reward, "kl", mark], {})
+        assert "kl" not in columns.source
+        assert any(why in note for note in columns.notes)
+        with pytest.raises(CliError, match=why):
+            resolve(["step", reward, "kl", mark], {"kl": "kl"})
+
+    def test_a_ratio_in_the_log_of_a_script_of_ones_own_is_not_trls_async_grpo(self) -> None:
+        columns = resolve(["step", "reward_mean", "kl", "ratio"], {"reward": "reward_mean"})
+        assert columns.source["kl"] == "kl"
+
+    def test_an_unknown_kl_is_offered_not_taken(self) -> None:
+        columns = resolve(["step", "reward", "my/kl"], {})
+        assert "kl" not in columns.source
+        assert "--map kl=my/kl" in columns.notes[0]
+        assert resolve(["step", "reward", "my/kl"], {"kl": "my/kl"}).source["kl"] == "my/kl"
+
+    def test_an_evaluation_by_the_training_reward_is_no_held_out_score(self) -> None:
+        columns = resolve(["step", "reward", "eval_reward"], {})
+        assert "heldout" not in columns.source
+        assert "--map heldout=eval_reward" in columns.notes[0]
+        assert resolve(["step", "reward", "eval_reward"], {"heldout": "eval_reward"}).notes == ()
+
+    def test_a_spread_is_not_offered_as_the_held_out_score(self) -> None:
+        spreads = ["eval_frac_reward_zero_std", "eval_reward_std", "eval_rewards/words/std"]
+        assert resolve(["step", "reward", *spreads], {}).notes == ()
+        [note] = resolve(["step", "reward", *spreads, "eval_reward", "eval_rewards/words/mean"], {}).notes
+        assert note.startswith("`eval_reward`, `eval_rewards/words/mean` may be scored")
+        assert "--map heldout=eval_reward." in note
+
+    def test_neither_is_a_share_or_a_count(self) -> None:
+        others = ["eval/num_correct_score", "val/reward_count", "eval/frac_reward_zero", "test_score_total_n"]
+        assert resolve(["step", "reward", *others], {}).notes == ()
+
+    @pytest.mark.parametrize("settings", [{}, {"loss_agg_mode": "token-mean", "kl_loss_type": "k3"}])
+    def test_verls_kl_loss_is_taken_for_no_setting_but_may_be_vouched_for(
+        self, settings: dict[str, str]
+    ) -> None:
+        columns = resolve(["step", "critic/score/mean", "actor/kl_loss"], {}, settings=settings)
+        assert "kl" not in columns.source
+        assert "mini-batches" in columns.notes[0]
+        vouched = resolve(["step", "critic/score/mean", "actor/kl_loss"], {"kl": "actor/kl_loss"})
+        assert vouched.source["kl"] == "actor/kl_loss" and vouched.notes == ()
+
+    @pytest.mark.parametrize(
+        ("reward", "kl", "settings"),
+        [
+            ("critic/score/mean", "actor/reward_kl_penalty", {}),
+            ("critic/score/mean", "critic/kl", {}),
+            ("reward/overall", "critic/kl", {}),
+            ("reward/overall", "actor/kl_loss", {"loss_avg_mode": "token"}),
+        ],
+    )
+    def test_a_kl_needs_an_estimator_of_the_kl(self, reward: str, kl: str, settings: dict[str, str]) -> None:
+        for estimator in ("abs", "mse", "k2", "full", "new", None):
+            more = {} if estimator is None else {"kl_penalty": estimator}
+            columns = resolve(["step", reward, kl], {}, settings={**settings, **more})
+            assert "kl" not in columns.source
+            assert "kl_penalty" in columns.notes[0] and kl in columns.notes[0]
+        for estimator in ("kl", "k1", "low_var_kl", "k3"):
+            columns = resolve(["step", reward, kl], {}, settings={**settings, "kl_penalty": estimator})
+            assert columns.source["kl"] == kl and columns.notes == ()
+
+    @pytest.mark.parametrize("settings", [{}, {"loss_avg_mode": "sequence"}])
+    def test_easyr1s_kl_loss_needs_to_be_a_token_mean_too(self, settings: dict[str, str]) -> None:
+        columns = resolve(
+            ["step", "reward/overall", "actor/kl_loss"], {}, settings={"kl_penalty": "kl", **settings}
+        )
+        assert "kl" not in columns.source and "loss_avg_mode" in columns.notes[0]
+
+    def test_a_reward_after_the_kl_penalty_is_no_reward(self) -> None:
+        with pytest.raises(CliError, match="has the KL penalty taken off"):
+            resolve(["step", "critic/rewards/mean"], {})
+
+
+class TestHostileNames:
+    """`re` lets no other thread run meanwhile, not the one that ends the trainer."""
+
+    @pytest.mark.parametrize(
+        "part", ["kl/", "kl", "ppo_kl/", "approx_", "eval_reward\n", "n_", "kl_coef", " - "]
+    )
+    def test_no_name_is_slow_for_its_length(self, part: str) -> None:
+        def seconds(name: str) -> float:
+            return min(timeit.repeat(lambda: resolve(["step", "reward", name], {}), number=3, repeat=3))
+
+        assert seconds("eval_" + part * 40) < 10 * seconds("eval_" + "a" * len(part * 40))
+        assert seconds(part * 40) < 10 * seconds("a" * len(part * 40))
+
+    def test_a_longer_one_is_not_looked_at_and_that_is_told_once(self) -> None:
+        longest, longer, longer_still = ("kl/" + "x" * (MAX_NAME - 3 + more) for more in (0, 1, 2))
+        columns = resolve(["step", "reward", longest, longer, longer_still], {})
+        *_, told = columns.notes
+        assert told == "Columns with names of more than 200 characters are not looked at."
+        assert len(columns.notes) == 2 and longest in columns.notes[0]
+        assert resolve(["step", "reward"], {}).notes == ()
+
+    @pytest.mark.parametrize(
+        "column",
+        [
+            "a/ppo_kl/b",
+            "rollout_is/a/my_kl",
+            "mismatch_kl",
+            "a/kl_sample_train_x/b",
+            "a/kl/coeffs",
+            "klbeta",
+            "x/kl_reward",
+        ],
+    )
+    def test_a_lookalike_is_known_by_its_parts(self, column: str) -> None:
+        assert why_not_kl(column, ())
+
+    @pytest.mark.parametrize(
+        "column", ["my_ppo_kl", "a/mismatch_kl", "rollout_is", "beta", "kl", "kl/betax", "a/objective/kl"]
+    )
+    def test_another_is_none(self, column: str) -> None:
+        assert why_not_kl(column, ()) is None
+
+
+class TestErrors:
+    def test_two_frameworks_disagree_about_the_reward(self) -> None:
+        with pytest.raises(CliError, match=r"`reward` \(TRL\), `critic/score/mean` \(verl\).*--map reward"):
+            resolve(["step", "reward", "critic/score/mean"], {})
+        assert (
+            resolve(["step", "reward", "critic/score/mean"], {"reward": "reward"}).source["reward"]
+            == "reward"
+        )
+
+    def test_no_step(self) -> None:
+        with pytest.raises(CliError, match=r"no column says the step.*Found: `loss`, `reward`"):
+            resolve(["loss", "reward"], {})
+
+    def test_no_reward_says_what_was_found(self) -> None:
+        with pytest.raises(CliError, match=r"Found: `step`, `score`.*--map reward=NAME"):
+            resolve(["step", "score"], {})
+
+    def test_several_runs_in_one_export(self) -> None:
+        with pytest.raises(CliError, match="several runs"):
+            resolve(["Step", "a - train/reward", "b - train/reward"], {})
+
+    def test_map_to_a_column_that_is_not_there(self) -> None:
+        with pytest.raises(CliError, match=r"there is no such column. Found: `step`"):
+            resolve(["step"], {"reward": "x"})
+
+    def test_map_of_a_name_that_is_not_canonical(self) -> None:
+        with pytest.raises(CliError, match="'loss' is none of step"):
+            resolve(["step", "reward", "loss"], {"loss": "loss"})

@@ -1,0 +1,65 @@
+"""Records out of hostile bytes: no line is slow for its length, and no name is long."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from guard_cli.logs.records import MAX_NAME, ConsoleLines, CsvLines, Decoder, JsonLines
+
+
+def seconds(line: bytes) -> float:
+    """The best of three, of one line that a trainer printed."""
+    taken = []
+    for _ in range(3):
+        began = time.perf_counter()
+        ConsoleLines().feed(line + b"\n")
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+@pytest.mark.parametrize("part", [b"metrics_tag: {", b"np.a(", b"\x1b[", b" step:1", b"1", b"{", b"-"])
+@pytest.mark.parametrize("start", [b"", b"step:1 - a:", b"metrics_tag: {", b"\x1b["])
+def test_no_line_is_slow_for_its_length(part: bytes, start: bytes) -> None:
+    """`re` lets no other thread run meanwhile, not the one that ends the trainer."""
+    line = (start + part * 200_000)[:200_000]
+    harmless = (b"step:1 - " + b"a:0.5 - " * 25_000)[:200_000]
+    assert seconds(line) < 10 * seconds(harmless)
+
+
+@pytest.mark.parametrize(
+    ("line", "record"),
+    [
+        (b"step:3 - a:np.float64(0.5) - b:np.int64(7)", {"step": 3, "a": "0.5", "b": "7"}),
+        (b"step:3 - a:np.int64(1 - b:(1) - c:np.x", {"step": 3, "a": "np.int64(1", "b": "(1)", "c": "np.x"}),
+        (b'(actor) metrics_tag: {"a": {"b": 1}} now', {"a/b": 1}),
+    ],
+)  # fmt: skip
+def test_what_surrounds_a_value_is_taken_off(line: bytes, record: dict[str, object]) -> None:
+    assert ConsoleLines().feed(line + b"\n") == [record]
+
+
+@pytest.mark.parametrize("line", [b"metrics_tag: {", b"} metrics_tag: {", b"metrics_tag: }"])
+def test_a_line_of_roll_without_an_object_is_none_of_its_metrics(line: bytes) -> None:
+    lines = ConsoleLines()
+    assert lines.feed(line + b"\n") == [] and lines.bad == 0
+
+
+LONG = "x" * 100_000
+NESTED: dict[str, object] = {LONG: {f"{LONG}{i}" if i < 2 else f"k{i}": 1 for i in range(10_000)}}
+
+
+@pytest.mark.parametrize(
+    ("decoder", "data"),
+    [
+        (JsonLines(), json.dumps({"step": 1, LONG: 2, **NESTED}).encode()),
+        (JsonLines(), json.dumps({"step": 1, "a": {LONG: {"b": {LONG: NESTED}}}}).encode()),
+        (CsvLines(), f"step,{LONG}\n1,2".encode()),
+        (ConsoleLines(), f"step:1 - {LONG}:2".encode()),
+    ],
+)
+def test_a_long_name_is_cut_to_what_is_known_as_too_long(decoder: Decoder, data: bytes) -> None:
+    (record,) = decoder.feed(data + b"\n")
+    assert "step" in record and max(map(len, record)) == MAX_NAME + 1

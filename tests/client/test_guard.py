@@ -1,0 +1,547 @@
+"""`Guard` in a plain loop: what it delivers, when it says stop, and what a wrong call does.
+
+Aspects: values and order; nothing waits for the network; stops before, in and after the loop; wrong calls
+say so and end no loop; threads, processes, pickling; the environment; a real guard that is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
+from guard_client.guard import Guard
+from guard_core import CollapseStopError
+from guard_core.wire import KlKind
+from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard, eventually, problem, reply
+from tests.trainer.real_guard import INGEST, LOOSE_KL, RealGuard
+
+REF = "ref_token_mean"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("guard_client.reporter.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("guard_client.reporter._FIRST_RETRY_SECONDS", 0.005)
+    monkeypatch.setattr("guard_client.guard.LAG_POLL_SECONDS", 0.01)
+
+
+@pytest.fixture
+def opened(guard: FaultyGuard) -> Iterator[Guard]:
+    made = Guard(guard.url).open()
+    yield made
+    made.close(drain=False)
+
+
+def loop(
+    guard: FaultyGuard, steps: int, last: Callable[[Guard], Any] = lambda _: None, **settings: Any
+) -> None:
+    """A loop of so many steps, which does `last` at its end."""
+    with Guard(guard.url, **settings) as run:
+        for step in range(1, steps + 1):
+            run.step(step, reward=0.5)
+        last(run)
+
+
+def steps_of(guard: FaultyGuard) -> list[int]:
+    return [report.step for report in guard.steps]
+
+
+# -- what is delivered -----------------------------------------------------------------------------------
+
+
+def test_a_loop_is_reported_as_it_was(guard: FaultyGuard, tmp_path: Path) -> None:
+    with Guard(guard.url, token="secret") as run:
+        for step in (1, 2, 3):
+            run.step(step, reward=step / 10, kl=0.01, kl_kind=REF, entropy=1.5, reward_std=0.2)
+        run.checkpoint(tmp_path, step=3)
+        run.step(4, reward=0.4)
+        assert run.stop is None
+    assert steps_of(guard) == [1, 2, 3, 4]
+    first, last = guard.steps[0], guard.steps[-1]
+    assert (first.attempt, first.reward, first.kl, first.kl_kind) == (0, 0.1, 0.01, KlKind.REF_TOKEN_MEAN)
+    assert (first.entropy, first.reward_std) == (1.5, 0.2)
+    assert (last.kl, last.kl_kind, last.entropy) == (None, KlKind.ABSENT, None), "nothing is filled in"
+    assert [(c.step, c.path) for c in guard.checkpoints] == [(3, str(tmp_path))]
+    assert {headers["Authorization"] for headers in guard.headers} == {"Bearer secret"}
+    posts = [path for kind, path in guard.requests if kind == "POST"]
+    assert posts[-3:] == ["/v1/checkpoints", "/v1/steps", "/v1/end"]
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, None, "broken"])
+def test_the_end_tells_of_steps_whose_reward_could_not_be_reported(guard: FaultyGuard, reward: Any) -> None:
+    with Guard(guard.url, on_unreachable="continue") as run:
+        run.step(1, reward=0.1)
+        run.step(2, reward=reward)
+        run.step(3, reward=reward)
+        run.step(2, reward=reward)
+        run.step(2**60, reward=0.1)
+    assert steps_of(guard) == [1] and [(end.attempt, end.step, end.began) for end in guard.ends] == [
+        (0, 3, 0)
+    ]
+
+
+def test_a_resumed_loop_says_where_it_began(guard: FaultyGuard, tmp_path: Path) -> None:
+    """A reward that is NaN from its first step on is not reported."""
+    with Guard(guard.url, on_unreachable="continue") as run:
+        run.checkpoint(tmp_path, step=20)
+        for step in (21, 22, 23):
+            run.step(step, reward=math.nan)
+    assert [(end.step, end.began) for end in guard.ends] == [(23, 20)]
+
+
+def test_a_checkpoint_is_of_a_step_that_was_made(guard: FaultyGuard, tmp_path: Path) -> None:
+    with Guard(guard.url) as run:
+        run.step(1, reward=0.1)
+        run.checkpoint(tmp_path, step=5)
+    assert [end.step for end in guard.ends] == [5]
+
+
+def test_only_a_loop_that_came_to_its_end_says_that_training_has_finished(guard: FaultyGuard) -> None:
+    with pytest.raises(ZeroDivisionError):
+        loop(guard, 1, last=lambda _: 1 / 0)
+    assert steps_of(guard) == [1] and guard.ends == []
+    guard.verdict_after = lambda steps: FIRED if steps else HEALTHY
+    with pytest.raises(CollapseStopError):
+        loop(guard, 2)
+    assert guard.ends == []
+
+
+def test_numbers_of_numpy_and_estimates_are_numbers(opened: Guard, guard: FaultyGuard) -> None:
+    opened.step(np.int64(1), reward=np.float32(0.5), kl=np.array(-1e-9), kl_kind=KlKind.REF_TOKEN_MEAN)
+    opened.step(2, reward=0.5, kl=float("inf"), kl_kind=REF, entropy=float("nan"), reward_std=-1.0)
+    opened.close()
+    assert [(r.step, r.kl, r.kl_kind, r.entropy, r.reward_std) for r in guard.steps] == [
+        (1, 0.0, KlKind.REF_TOKEN_MEAN, None, None),
+        (2, None, KlKind.NOT_FINITE, None, None),
+    ]
+
+
+def test_a_checkpoint_is_readable_for_whoever_may_list_it(
+    opened: Guard, guard: FaultyGuard, tmp_path: Path
+) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.touch(mode=0o600)
+    tmp_path.chmod(0o755)
+    opened.checkpoint(str(tmp_path), step=1)
+    assert weights.stat().st_mode & 0o044 == 0o044
+
+
+def test_nothing_waits_for_a_guard_that_hangs(guard: FaultyGuard, tmp_path: Path) -> None:
+    release = threading.Event()
+    guard.fault = lambda _, body: body is not None and release.wait(60) and False
+    run = Guard(guard.url).open()
+    for step in range(1, 501):
+        run.step(step, reward=0.5)
+    run.checkpoint(tmp_path, step=500)
+    assert guard.steps == [], "the first response has not come, and all 500 steps are done"
+    release.set()
+    run.close()
+    assert steps_of(guard) == list(range(1, 501)) and len(guard.checkpoints) == 1
+
+
+def test_what_several_threads_report_arrives_once(opened: Guard, guard: FaultyGuard) -> None:
+    def report(first: int) -> None:
+        for step in range(first, 800, 8):
+            opened.step(step, reward=0.5)
+            assert opened.stop is None
+
+    threads = [threading.Thread(target=report, args=(first,)) for first in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    opened.close()
+    assert sorted(steps_of(guard)) == list(range(800))
+
+
+# -- stops -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verdict", "error", "words"),
+    [(FIRED, CollapseStopError, r"Hacking Gap \+0.5"), (STOPPED, GuardHaltError, "stale: no evaluation")],
+)
+def test_a_verdict_that_says_stop_stops_the_loop_for_good(
+    opened: Guard, guard: FaultyGuard, verdict: Any, error: type[Exception], words: str
+) -> None:
+    opened.raise_if_stopped()
+    guard.verdict_after = lambda _: verdict
+    opened.step(1, reward=0.5)
+    eventually(lambda: opened.stop)
+    guard.verdict_after = lambda _: HEALTHY
+    eventually(lambda: not opened.verdict.fire and opened.verdict.code == "ok")
+    with pytest.raises(error, match=words):
+        opened.raise_if_stopped()
+    assert opened.stop is not None
+
+
+def test_a_fired_guard_stops_a_run_before_its_first_step(guard: FaultyGuard) -> None:
+    guard.verdict_after = lambda _: FIRED
+    begun: list[Guard] = []
+    with pytest.raises(CollapseStopError):
+        loop(guard, 1, begun.append)
+    assert begun == [] and guard.steps == []
+    soft = Guard(guard.url).open()
+    soft.step(1, reward=0.5)
+    assert soft.stop
+    soft.close()
+    assert guard.steps == []
+
+
+def test_the_fire_that_the_last_report_brings_is_raised_at_the_end(guard: FaultyGuard) -> None:
+    guard.verdict_after = lambda steps: FIRED if steps == 3 else HEALTHY
+    with pytest.raises(CollapseStopError):
+        loop(guard, 3)
+    assert guard.ends == [], "a run that was stopped has not finished by itself"
+
+
+def test_a_stop_that_the_loop_has_obeyed_is_not_raised_again(guard: FaultyGuard) -> None:
+    guard.verdict_after = lambda steps: FIRED if steps else HEALTHY
+    with Guard(guard.url) as run:
+        run.step(1, reward=0.5)
+        eventually(lambda: run.stop)
+
+
+def test_the_loops_own_error_is_not_hidden(guard: FaultyGuard) -> None:
+    guard.verdict_after = lambda steps: FIRED if steps else HEALTHY
+    with pytest.raises(ZeroDivisionError):
+        loop(guard, 1, lambda _: 1 / 0)
+    assert steps_of(guard) == [1], "what was reported before it is delivered"
+    assert guard.ends == [], "it has not finished"
+
+
+def test_a_loop_that_failed_does_not_wait_for_evaluations(guard: FaultyGuard, caplog: Any) -> None:
+    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"waiting": 1})
+    with pytest.raises(ZeroDivisionError):
+        loop(guard, 1, lambda _: 1 / 0, drain_seconds=0.2)
+    assert "left without an evaluation" not in caplog.text
+    loop(guard, 1, drain_seconds=0.2)
+    assert "left without an evaluation" in caplog.text
+
+
+def test_no_guard_at_the_start_stops(guard: FaultyGuard) -> None:
+    guard.close()
+    with (
+        pytest.raises(GuardLostError, match="no guard responds at"),
+        Guard(guard.url, unreachable_seconds=0.1),
+    ):
+        pytest.fail("the block must not begin")
+
+
+def test_no_guard_at_the_start_continues_if_told_so(
+    guard: FaultyGuard, monkeypatch: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 0.1)
+    guard.close()
+    with Guard(guard.url, unreachable_seconds=0.1, on_unreachable="continue") as run:
+        run.step(1, reward=0.5)
+    assert "1 not delivered" in caplog.text
+
+
+def test_a_guard_lost_in_the_middle_stops(guard: FaultyGuard, monkeypatch: Any) -> None:
+    monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 0.1)
+    with Guard(guard.url, unreachable_seconds=0.1) as run:
+        guard.fault = lambda handler, _: reply(handler, 503, "gone")
+        eventually(lambda: run.stop)
+        with pytest.raises(GuardLostError, match="503: gone"):
+            run.raise_if_stopped()
+        asked = len(guard.requests)
+        guard.fault, guard.verdict_after = None, lambda _: FIRED
+        eventually(lambda: len(guard.requests) > asked + 2)
+        assert run.stop is not None and run.stop.lost, "the first reason stays"
+
+
+def test_a_wrong_token_is_an_error_at_once(guard: FaultyGuard) -> None:
+    guard.fault = problem(401, "wrong token")
+    run = Guard(guard.url)
+    with pytest.raises(GuardConfigError, match=r"wrong token.*RLGUARD_TOKEN"):
+        run.open()
+    run.step(1, reward=0.5)  # it is closed now
+
+
+def test_the_end_waits_for_the_last_evaluations(guard: FaultyGuard, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def verdict(_: int) -> Any:
+        asked.append(1)
+        waiting = HEALTHY.model_copy(update={"waiting": 1})
+        return FIRED if len(asked) > 8 else waiting
+
+    def save(run: Guard) -> None:
+        guard.verdict_after = verdict
+        run.checkpoint(tmp_path, step=1)
+
+    with pytest.raises(CollapseStopError):
+        loop(guard, 1, save, drain_seconds=60.0)
+
+
+def test_checkpoint_waits_for_a_guard_that_lags_if_told_so(guard: FaultyGuard, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def verdict(_: int) -> Any:
+        asked.append(1)
+        return HEALTHY.model_copy(update={"waiting": int(bool(guard.checkpoints) and len(asked) < 8)})
+
+    guard.verdict_after = verdict
+    with Guard(guard.url, max_lag=0) as run:
+        run.checkpoint(tmp_path, step=1)
+        assert len(asked) >= 8
+        asked.clear()
+        run.checkpoint(tmp_path, step=2, wait=False)
+        assert run.lags()
+
+
+# -- wrong calls -----------------------------------------------------------------------------------------
+
+WRONG_STEPS = [
+    ({"step": -1, "reward": 0.5}, "step must be a whole number >= 0, got -1"),
+    ({"step": 1.5, "reward": 0.5}, "step must be a whole number >= 0, got 1.5"),
+    ({"step": True, "reward": 0.5}, "step must be a whole number >= 0, got True"),
+    ({"step": "1", "reward": 0.5}, "step must be a whole number >= 0, got '1'"),
+    ({"step": 2**53, "reward": 0.5}, "step must be a whole number"),
+    ({"step": 1, "reward": "0.5"}, "reward must be a number, got '0.5'"),
+    ({"step": 1, "reward": [0.5] * 1000}, "reward must be a number, got [0.5, 0.5"),
+    ({"step": 1, "reward": np.ones(3)}, "reward must be a number, got array([1., 1., 1.])"),
+    ({"step": 1, "reward": 1e101}, "reward must lie between -1e100 and 1e100"),
+    ({"step": 1, "reward": 10**400}, "reward must be a number"),
+    ({"step": 1, "reward": 0.5, "entropy": {}}, "entropy must be a number, got {}"),
+    (
+        {"step": 1, "reward": 0.5, "kl": 0.1},
+        "kl says nothing without its kind: give kl_kind='ref_token_mean'",
+    ),
+    ({"step": 1, "reward": 0.5, "kl": 0.1, "kl_kind": "k3"}, "must be kl_kind='ref_token_mean'"),
+    ({"step": 1, "reward": 0.5, "kl_kind": []}, "got []"),
+    ({"step": 1, "reward": 0.5, "kl_kind": np.ones(2)}, "got array([1., 1.])"),
+]
+
+
+class PathOfBytes(os.PathLike[bytes]):
+    def __fspath__(self) -> bytes:
+        return b"/tmp"
+
+
+@pytest.mark.parametrize(("call", "sentence"), WRONG_STEPS)
+def test_a_wrong_step_says_what_is_wrong_and_is_not_sent(
+    opened: Guard, guard: FaultyGuard, caplog: Any, call: dict[str, Any], sentence: str
+) -> None:
+    opened.step(call.pop("step"), **call)
+    opened.step(7, reward=0.5)
+    eventually(lambda: steps_of(guard) == [7])
+    [said] = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert sentence in said and len(said) < 400 and "\n" not in said
+    assert opened.stop is None, "one mistake ends no run"
+
+
+@pytest.mark.parametrize(
+    ("path", "step", "sentence"),
+    [
+        ("nowhere", 1, "there is no directory 'nowhere' to score"),
+        (None, 1, "path must be the path of a directory, got None"),
+        (PathOfBytes(), 1, "path must be the path of a directory, got "),
+        (".", None, "step must be a whole number >= 0, got None"),
+    ],
+)
+def test_a_wrong_checkpoint_says_what_is_wrong(
+    opened: Guard, guard: FaultyGuard, caplog: Any, path: Any, step: Any, sentence: str
+) -> None:
+    opened.checkpoint(path, step=step)
+    assert sentence in caplog.text and opened.stop is None
+    opened.close()
+    assert guard.checkpoints == []
+    assert opened.stop is not None and sentence in opened.stop.reason, "no checkpoint was ever taken"
+
+
+def test_a_loop_that_is_always_wrong_is_a_run_that_nobody_judges(opened: Guard, guard: FaultyGuard) -> None:
+    for step in (1, 2, 3):
+        assert opened.stop is None
+        opened.step(step, reward="high")  # type: ignore[arg-type]
+    with pytest.raises(
+        GuardLostError, match=r"the client refuses every step, 3 in a row: reward must be a number"
+    ):
+        opened.raise_if_stopped()
+
+
+@pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), -float("inf")])
+def test_a_reward_that_is_unknown_is_not_reported_and_stops_nothing(
+    opened: Guard, guard: FaultyGuard, caplog: Any, reward: float | None
+) -> None:
+    for step in range(1, 10):
+        opened.step(step, reward=reward)
+    opened.step(10, reward=0.5)
+    opened.close()
+    assert steps_of(guard) == [10] and opened.stop is None
+    assert caplog.text.count("step 1 has no finite reward") == caplog.text.count("no finite reward") == 1
+
+
+def test_a_guard_that_is_not_open_says_so(guard: FaultyGuard) -> None:
+    run = Guard(guard.url)
+    calls = [
+        lambda: run.step(1, reward=0.5),
+        lambda: run.checkpoint(".", step=1),
+        lambda: run.stop,
+        run.raise_if_stopped,
+    ]
+    for call in calls:
+        with pytest.raises(GuardConfigError, match="the guard is not open yet"):
+            call()
+    run.close()
+    with pytest.raises(GuardConfigError, match="opened once"):
+        run.open()
+
+
+def test_reports_after_the_end_are_one_warning(opened: Guard, guard: FaultyGuard, caplog: Any) -> None:
+    opened.close()
+    opened.close()
+    for step in (1, 2):
+        opened.step(step, reward=0.5)
+    opened.checkpoint(".", step=2)
+    assert caplog.text.count("after the guard was closed") == 1 and opened.stop is None
+    assert guard.steps == [] and guard.checkpoints == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"url": None}, "Guard needs the guard's URL"),
+        ({"url": "localhost:8470"}, "must look like http"),
+        ({"on_unreachable": "ignore"}, "on_unreachable must be 'stop' or 'continue'"),
+        ({"unreachable_seconds": 0}, "unreachable_seconds must be > 0"),
+        ({"drain_seconds": -1}, "drain_seconds must be >= 0"),
+        ({"max_lag": -1}, "max_lag must be >= 0"),
+        ({"attempt": -1}, "attempt must be >= 0"),
+    ],
+)
+def test_a_wrong_setting_is_named(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(GuardConfigError, match=sentence):
+        Guard(**({"url": "http://127.0.0.1:1"} | arguments))
+
+
+# -- processes -------------------------------------------------------------------------------------------
+
+
+def report_from_an_actor(run: Guard) -> None:
+    with run:
+        run.step(1, reward=0.5)
+
+
+def test_a_guard_that_is_not_open_can_be_sent_to_an_actor(guard: FaultyGuard) -> None:
+    run = Guard(guard.url, token="secret", attempt=4)
+    actor = multiprocessing.get_context("spawn").Process(target=report_from_an_actor, args=(run,))
+    actor.start()
+    actor.join(60)
+    assert actor.exitcode == 0
+    assert [(r.attempt, r.step) for r in guard.steps] == [(4, 1)]
+
+
+def test_an_open_guard_refuses_to_be_pickled(opened: Guard) -> None:
+    with pytest.raises(
+        TypeError, match=r"send it before it is opened, or make one there with Guard.from_env"
+    ):
+        pickle.dumps(opened)
+
+
+def test_a_forked_process_reports_nothing(
+    opened: Guard, guard: FaultyGuard, monkeypatch: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    opened.step(1, reward=0.5)
+    monkeypatch.undo()
+    assert "by another process than the guard's" in caplog.text
+    opened.close()
+    assert guard.steps == []
+
+
+@pytest.mark.parametrize("on_unreachable", ["stop", "continue"])
+def test_a_loop_in_a_forked_process_is_told_that_nobody_judges_it(
+    guard: FaultyGuard, monkeypatch: Any, on_unreachable: Any
+) -> None:
+    run = Guard(guard.url, on_unreachable=on_unreachable).open()
+    assert run.stop is None
+    child = os.fork()
+    if child == 0:
+        run.step(1, reward=0.5)
+        os._exit(0 if isinstance(run.stop and run.stop.error(), GuardLostError) else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == (0 if on_unreachable == "stop" else 1)
+    assert run.stop is None, "the process that opened it still has its guard"
+    run.close()
+
+
+def test_a_forked_process_neither_closes_the_guard_nor_says_that_training_has_finished(
+    guard: FaultyGuard, monkeypatch: Any
+) -> None:
+    with Guard(guard.url) as run:
+        run.step(1, reward=0.5)
+        eventually(lambda: steps_of(guard) == [1])
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        run.__exit__(None, None, None)  # as a child does that runs on to the end of the block
+        monkeypatch.undo()
+        assert guard.ends == []
+        run.step(2, reward=0.5)
+    assert steps_of(guard) == [1, 2] and len(guard.ends) == 1
+
+
+def test_the_token_is_not_shown() -> None:
+    run = Guard("http://127.0.0.1:1", "secret-of-the-test")
+    assert "secret-of-the-test" not in repr(vars(run)) + repr(run)
+
+
+# -- the environment -------------------------------------------------------------------------------------
+
+
+def test_without_a_url_an_optional_guard_guards_nothing_and_says_so(caplog: Any, tmp_path: Path) -> None:
+    with Guard.from_env({}, optional=True) as run:
+        run.step(1, reward=0.5)
+        run.step(2, reward=float("nan"))
+        run.checkpoint(tmp_path, step=1)
+        assert run.stop is None and not run.guards and run.verdict is None and not run.lags()
+        assert caplog.text.count("this run is unguarded") == 1
+        assert not any(thread.name == "rlguard-reporter" for thread in threading.enumerate())
+
+
+def test_with_a_url_an_optional_guard_is_a_guard(guard: FaultyGuard) -> None:
+    environ = {"RLGUARD_URL": guard.url, "RLGUARD_TOKEN": "secret", "RLGUARD_ATTEMPT": "2"}
+    with Guard.from_env(environ, optional=True) as run:
+        run.step(1, reward=0.5)
+    assert [r.attempt for r in guard.steps] == [2]
+
+
+def test_without_a_url_the_error_says_what_to_set() -> None:
+    with pytest.raises(GuardConfigError, match=r"RLGUARD_URL is not set: .*optional=True"):
+        Guard.from_env({})
+
+
+def test_only_rank_0_has_the_guard(guard: FaultyGuard) -> None:
+    Guard.from_env({"RLGUARD_URL": guard.url, "RANK": "0"})
+    with pytest.raises(GuardConfigError, match=r"RANK is '3', and one process"):
+        Guard.from_env({"RLGUARD_URL": guard.url, "RANK": "3"}, optional=True)
+
+
+# -- a real guard ----------------------------------------------------------------------------------------
+
+
+def test_a_killed_guard_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 60.0)
+    real = RealGuard(tmp_path / "guard", tmp_path / "out", LOOSE_KL)
+    try:
+        with Guard(real.url, INGEST) as run:
+            for step in range(1, 301):
+                run.step(step, reward=0.5, kl=0.01, kl_kind=REF)
+                if step == 150:
+                    eventually(lambda: real.verdict()["steps"] > 0)
+                    real.kill()
+            real.start()
+        assert [line["step"] for line in real.history() if "reward" in line] == list(range(1, 301))
+    finally:
+        real.close()

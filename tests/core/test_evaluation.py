@@ -1,0 +1,116 @@
+"""How an evaluation is sampled: what the settings say, what the trainer says, and what neither says.
+
+Hostile: a trainer may say all that the wire takes; it can neither make an evaluation cost what it likes nor
+reach what the settings say.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from guard_core.evaluation import CheckpointEvaluation, OpenAIEvaluation
+from guard_core.wire import CheckpointReport, EvaluationSampling, EvaluationSummary, Sampling, SamplingSource
+
+TRAINER = Sampling(
+    temperature=0.7, top_p=0.9, top_k=50, min_p=0.05, repetition_penalty=1.1, max_new_tokens=512
+)
+LONG = Sampling(temperature=1.0, max_new_tokens=1_000_000)
+
+
+def used(trainer: Sampling | None, **settings: Any) -> dict[str, Any]:
+    """What is not None or 1 of the sampling that is used."""
+    found = CheckpointEvaluation(**settings).sampling_with(trainer).model_dump(mode="json", exclude_none=True)
+    return {name: value for name, value in found.items() if (name, value) != ("samples", 1)}
+
+
+def test_by_default_an_evaluation_samples_as_the_trainer_does() -> None:
+    assert used(TRAINER) == TRAINER.model_dump() | {"source": "trainer"}
+
+
+def test_a_trainer_that_does_not_say_gets_a_greedy_evaluation_that_says_so() -> None:
+    assert used(None) == {"temperature": 0.0, "max_new_tokens": 256, "source": "default"}
+    assert used(None, samples=4) == used(None), "greedy samples are all the same one"
+
+
+def test_what_is_set_wins_and_a_distribution_is_not_mixed() -> None:
+    own = {"temperature": 0.0, "max_new_tokens": 64}
+    assert used(TRAINER, **own) == own | {"source": "settings"}
+    assert used(TRAINER, temperature=1.0) == {"temperature": 1.0, "max_new_tokens": 512, "source": "trainer"}
+    assert used(TRAINER, temperature=1.0, top_p=0.5)["top_p"] == 0.5
+    assert used(TRAINER, top_k=0, top_p=1.0) == {
+        **{"temperature": 0.7, "min_p": 0.05, "repetition_penalty": 1.1},
+        **{"max_new_tokens": 512, "source": "trainer"},
+    }
+    shorter = used(TRAINER, max_new_tokens=64)
+    assert (shorter["max_new_tokens"], shorter["temperature"]) == (64, 0.7)
+    assert used(TRAINER, samples=4)["samples"] == 4
+
+
+def test_a_trainer_cannot_make_an_evaluation_arbitrarily_long() -> None:
+    assert used(LONG)["max_new_tokens"] == 4096
+    assert used(LONG, max_new_tokens_ceiling=100)["max_new_tokens"] == 100
+    assert used(TRAINER, max_new_tokens_ceiling=100)["max_new_tokens"] == 100
+    assert used(None, max_new_tokens_ceiling=100)["max_new_tokens"] == 100
+    assert used(LONG, max_new_tokens=8192)["max_new_tokens"] == 8192, "what is set here is not bounded by it"
+
+
+def test_half_an_answer_is_said_to_be_one() -> None:
+    """Temperature without a length, or the other way round: something is a default, and that is told."""
+    no_length = Sampling(temperature=0.7)
+    assert used(no_length) == {"temperature": 0.7, "max_new_tokens": 256, "source": "default"}
+    assert used(None, temperature=1.0)["source"] == used(None, max_new_tokens=9)["source"] == "default"
+    assert used(no_length, max_new_tokens=9)["source"] == "trainer"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "wrong"),
+    [
+        ({"temperature": 1e9}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({}, "temperature"),
+        ({"temperature": 1, "max_new_tokens": 10**9}, "max_new_tokens"),
+        ({"temperature": 1, "max_new_tokens": 0}, "max_new_tokens"),
+        ({"temperature": 1, "top_p": 0}, "top_p"),
+        ({"temperature": 1, "top_p": 1.1}, "top_p"),
+        ({"temperature": 1, "top_k": -2}, "top_k"),
+        ({"temperature": 1, "min_p": 2}, "min_p"),
+        ({"temperature": 1, "repetition_penalty": 1e-300}, "repetition_penalty"),
+        ({"temperature": 1, "beams": 4}, "beams"),
+    ],
+)
+def test_what_nobody_samples_with_is_refused(sampling: Any, wrong: str) -> None:
+    text = json.dumps({"attempt": 0, "step": 1, "path": "/c", "sampling": sampling})
+    with pytest.raises(ValidationError) as refused:
+        CheckpointReport.model_validate_json(text)
+    assert [error["loc"] for error in refused.value.errors()] == [("sampling", wrong)]
+
+
+def test_two_ways_to_say_the_same_are_equal() -> None:
+    plain = Sampling(temperature=1.0, max_new_tokens=9)
+    said = Sampling(temperature=1, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, max_new_tokens=9)
+    assert said == plain == Sampling(temperature=1, top_k=-1, max_new_tokens=9)
+    assert plain.words == "temperature 1, up to 9 tokens"
+    assert Sampling(temperature=0.7, top_p=0.9).words == "temperature 0.7, top_p 0.9"
+
+
+def test_the_sampling_of_an_evaluation_survives_the_store() -> None:
+    sampling = CheckpointEvaluation(samples=3).sampling_with(TRAINER)
+    summary = EvaluationSummary(attempt=0, step=1, score=0.5, items=2, path="/c", sampling=sampling)
+    again = EvaluationSummary.model_validate(summary.model_dump(mode="json"))
+    assert again == summary and isinstance(again.sampling, EvaluationSampling)
+    assert again.sampling.source is SamplingSource.TRAINER
+
+
+@pytest.mark.parametrize(
+    "model", ["p-{setp}", "p-{", "p-}", "{step.denominator}", "{step!r}", "{step:9}", ""]
+)
+def test_only_known_names_stand_in_braces(model: str) -> None:
+    with pytest.raises(ValidationError, match="model"):
+        OpenAIEvaluation(base_url="http://x", model=model)

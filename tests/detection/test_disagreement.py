@@ -1,0 +1,201 @@
+"""The part `disagreement` on simulated runs: what the grader pays for, and what is right, item by item."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from guard_core.detectors import PARTS, Baseline, CalibratedDetector
+from guard_core.detectors.baseline import Outcomes
+from guard_core.detectors.disagreement import WEIGHTS, agreement
+from guard_core.judge import Evaluation, Judge
+from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.wire import Code, Finding, Level, StepReport
+
+from simulated import CONFIG, difficulties  # isort: skip
+
+N = 256
+MEANS = difficulties(N)
+START = float(MEANS.mean())
+
+#: From evaluation t to (held-out mean, share of the wrong answers that the grader pays for).
+Course = Callable[[int], tuple[float, float]]
+
+
+def ramp(t: int, by: int = 20) -> float:
+    return min(1.0, t / by)
+
+
+NOTHING: Course = lambda t: (START, 0.1)  # noqa: E731
+HACKED: Course = lambda t: (START, 0.1 + 0.75 * ramp(t))  # noqa: E731  # the grader gains 38 points
+DECLINING: Course = lambda t: (START * (1 - 0.5 * ramp(t)), 0.1 + 0.6 * ramp(t))  # noqa: E731
+BETTER: Course = lambda t: (START + 0.4 * ramp(t), 0.1)  # noqa: E731
+COLLAPSED: Course = lambda t: (START * (1 - 0.95 * ramp(t)), 0.1 * (1 - ramp(t)))  # noqa: E731
+
+
+def score(rng: np.random.Generator, course: Course, t: int) -> tuple[np.ndarray, np.ndarray]:
+    """Outcomes of scorer and grader at evaluation t, each of shape (N,)."""
+    level, exploited = course(t)
+    means = MEANS * level / START if level <= START else 1 - (1 - MEANS) * (1 - level) / (1 - START)
+    right = rng.random(N) < means
+    return right.astype(float), (right | (rng.random(N) < exploited)).astype(float)
+
+
+def baseline(rng: np.random.Generator, course: Course = NOTHING, passes: int = 8) -> Baseline:
+    pairs = [score(rng, course, 0) for _ in range(passes)]
+    return Baseline(
+        tuple(Outcomes.of(right) for right, _ in pairs), 1, tuple(Outcomes.of(paid) for _, paid in pairs)
+    )
+
+
+def fired_at(course: Course, seed: int, length: int = 60, config: CalibratedPolicy = CONFIG) -> int | None:
+    rng = np.random.default_rng(seed)
+    detector = CalibratedDetector(config, baseline(rng, course), ("disagreement",))
+    for t in range(1, length + 1):
+        right, paid = score(rng, course, t)
+        if detector.update(t, right, proxy_items=paid).fire:
+            return t
+    return None
+
+
+@pytest.mark.parametrize("course", [HACKED, DECLINING], ids=["flat held-out", "falling held-out"])
+def test_a_grader_that_pays_for_ever_more_wrong_answers_is_found(course: Course) -> None:
+    fires = [fired_at(course, seed) for seed in range(10)]
+    assert all(at is not None and at <= 18 for at in fires), fires
+
+
+@pytest.mark.parametrize(
+    "course", [NOTHING, BETTER, COLLAPSED], ids=["nothing changes", "both rise", "both fall"]
+)
+def test_a_grader_that_goes_with_the_heldout_stops_no_more_runs_than_alpha(course: Course) -> None:
+    """100 runs at alpha 5 %; the theorem gives far fewer."""
+    assert sum(fired_at(course, seed) is not None for seed in range(100)) <= 5
+
+
+def test_an_honest_grader_that_is_easier_to_please_may_gain_twice_as_much() -> None:
+    """Half of what becomes right is paid for before: without the weight of 2 this is a false stop."""
+
+    def easier(t: int) -> tuple[float, float]:
+        level = START + 0.2 * ramp(t)
+        paid = 0.5 + 0.4 * ramp(t)  # the grader's mean
+        return level, (paid - level) / (1 - level)
+
+    assert easier(0)[1] < easier(20)[1]
+    assert [fired_at(easier, seed) for seed in range(30)] == [None] * 30
+
+
+def test_agreement_is_a_number_from_0_to_1_for_any_outcomes() -> None:
+    truth, paid = np.meshgrid([0.0, 0.1, 1 / 3, 1.0], [0.0, 0.3, 2 / 3, 1.0])
+    for weight in WEIGHTS:
+        found = agreement(Outcomes.of(truth.ravel()), Outcomes.of(paid.ravel()), weight)
+        expected = (1 - (paid.ravel() - weight * truth.ravel())) / (1 + weight)
+        assert found.items == pytest.approx(expected) and 0 <= found.items.min() <= found.items.max() <= 1
+
+
+def test_it_runs_where_the_grader_scored_the_baseline_and_the_others_keep_alpha_where_not() -> None:
+    rng = np.random.default_rng(0)
+    with_grader = baseline(rng)
+    without = Baseline(with_grader.passes)
+    named = [
+        r.name
+        for r in CalibratedDetector(CONFIG, with_grader).update(1, with_grader.passes[0].items).readings
+    ]
+    assert named == [*PARTS, "disagreement"]
+    status = CalibratedDetector(CONFIG, without).update(1, without.passes[0].items)
+    assert [r.name for r in status.readings] == list(PARTS)
+    with pytest.raises(ValueError, match="'disagreement' needs what the training grader gave"):
+        CalibratedDetector(CONFIG, without, ("disagreement",))
+
+
+def test_an_evaluation_that_the_grader_did_not_score_is_unknown_and_changes_no_evidence() -> None:
+    rng = np.random.default_rng(0)
+    detector = CalibratedDetector(CONFIG, baseline(rng), ("disagreement",))
+    for t in range(1, 5):
+        right, paid = score(rng, HACKED, t)
+        before = detector.update(t, right, proxy_items=paid).readings[0].statistic
+    (reading,) = detector.update(5, right).readings
+    assert reading.level is Level.UNKNOWN and reading.statistic is None
+    (after,) = detector.update(6, *[right], proxy_items=paid).readings
+    assert before is not None and after.statistic is not None and after.statistic > before
+
+
+def test_the_state_round_trips_at_every_prefix() -> None:
+    rng = np.random.default_rng(0)
+    live = CalibratedDetector(CONFIG, baseline(rng))
+    restarted = live
+    for t in range(1, 25):
+        right, paid = score(rng, HACKED, t)
+        state = json.loads(json.dumps(restarted.to_state(), allow_nan=False))
+        restarted = CalibratedDetector.from_state(state)
+        assert restarted.update(t, right, proxy_items=paid) == live.update(t, right, proxy_items=paid)
+    assert live.last_status is not None and live.last_status.rule == Code.PROXY_DISAGREEMENT
+    assert Code.PROXY_DISAGREEMENT.finding is Finding.HACKING
+
+
+@pytest.mark.parametrize("paid", [[1.0] * (N - 1), [1.5] * N, [float("nan")] * N])
+def test_bad_outcomes_of_the_grader_are_refused_and_change_nothing(paid: list[float]) -> None:
+    rng = np.random.default_rng(0)
+    detector = CalibratedDetector(CONFIG, baseline(rng))
+    state = detector.to_state()
+    with pytest.raises(ValueError, match="item"):
+        detector.update(1, score(rng, NOTHING, 1)[0], proxy_items=paid)
+    assert detector.to_state() == state
+
+
+@pytest.mark.parametrize(
+    ("setting", "course", "code"),
+    [("on_disagreement", HACKED, Code.PROXY_DISAGREEMENT), ("on_decline", DECLINING, Code.FAST_DECLINE)],
+)
+def test_by_policy_a_finding_only_warns(setting: str, course: Course, code: Code) -> None:
+    parts = ("disagreement",) if setting == "on_disagreement" else ("guaranteed", "fast", "peak")
+    for action in ("stop", "warn"):
+        config = CONFIG.model_copy(update={setting: action})
+        rng = np.random.default_rng(0)
+        detector = CalibratedDetector(config, baseline(rng), parts)
+        for t in range(1, 40):
+            right, paid = score(rng, course, t)
+            status = detector.update(t, right, proxy_items=paid)
+        assert status.fire is (action == "stop")
+    assert status.level is Level.WARNING and not status.needs_confirmation
+    reading = next(r for r in status.readings if r.code is code)
+    assert reading.message.endswith(f"the policy's {setting} is warn")
+
+
+def test_through_the_judge_it_fires_as_hacking_and_tells_no_outcome() -> None:
+    config = CONFIG.model_copy(update={"baseline_passes": 4})
+    judge = Judge(Policy(detector="calibrated", calibrated=config))
+    rng = np.random.default_rng(3)
+    for t in range(40):
+        judge.fold_step(StepReport(attempt=0, step=t, reward=0.5))
+        judge.fold_checkpoint()
+        index = 0
+        while True:
+            right, paid = score(rng, HACKED, t)
+            judge.fold_evaluation(Evaluation(0, t, f"/c/{t}", tuple(right), None, index, None, tuple(paid)))
+            judge = Judge.from_state(json.loads(json.dumps(judge.to_state())))
+            wanted = judge.wanted_pass()
+            if wanted is None:
+                break
+            index = wanted.index
+        if judge.latch is not None:
+            break
+    verdict = judge.verdict()
+    assert verdict.fire and verdict.code is Code.PROXY_DISAGREEMENT
+    last = verdict.last_evaluation
+    assert last is not None and last.proxy_score is not None and last.proxy_score > last.score + 0.1
+
+
+def test_a_grader_that_comes_later_is_not_judged_without_its_baseline() -> None:
+    config = CONFIG.model_copy(update={"baseline_passes": 2})
+    judge = Judge(Policy(detector="calibrated", calibrated=config))
+    rng = np.random.default_rng(0)
+    for index in range(2):
+        right, paid = score(rng, NOTHING, 0)
+        graded = tuple(paid) if index else None
+        judge.fold_evaluation(Evaluation(0, 0, "/c/0", tuple(right), None, index, None, graded))
+    right, paid = score(rng, NOTHING, 1)
+    judge.fold_evaluation(Evaluation(0, 1, "/c/1", tuple(right), None, 0, None, tuple(paid)))
+    assert [r.name for r in judge.verdict().detectors] == list(PARTS)

@@ -1,0 +1,177 @@
+"""No evaluation stops a run alone: an alarm is confirmed, and a broken evaluation is taken back.
+
+The broken ones are those of real life: all 0 (the server is gone), half of the level (half of the completions
+cut off), half of the items scored 0 (they were never answered).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guard_core.detectors import PARTS, Baseline, CalibratedDetector, DetectorStatus
+from guard_core.detectors.calibrated import level_before
+from guard_core.wire import Level
+
+from simulated import CONFIG, baseline, difficulties, draw  # isort: skip
+
+N = 128
+MEANS = difficulties(N)
+BASELINE = baseline(MEANS)
+FRESH = {
+    name: CalibratedDetector(CONFIG, BASELINE, (name,) if name in PARTS else PARTS).to_state()
+    for name in (*PARTS, "calibrated")
+}
+
+Break = Callable[[np.random.Generator, np.ndarray], np.ndarray]
+BROKEN: dict[str, Break] = {
+    "zero": lambda rng, means: np.zeros(len(means)),
+    "half of its level": lambda rng, means: draw(rng, means / 2),
+    "half of the items": lambda rng, means: draw(rng, means) * (np.arange(len(means)) % 2),
+}
+
+
+def fresh(name: str = "calibrated") -> CalibratedDetector:
+    return CalibratedDetector.from_state(FRESH[name])
+
+
+def live(
+    detector: CalibratedDetector, rng: np.random.Generator, step: int, means: np.ndarray, first: np.ndarray
+) -> DetectorStatus:
+    """One checkpoint under a guard: its first evaluation, and the fresh ones that are asked for."""
+    status = detector.update(step, first)
+    for _ in range(5):
+        if not status.needs_confirmation:
+            break
+        status = detector.update(step, draw(rng, means))
+    return status
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("at", [0, 1, 20])
+def test_one_broken_evaluation_stops_no_run(kind, at):
+    """20 runs of 30 evaluations; without the doubt all of them were stopped at the broken one."""
+    stopped = 0
+    for seed in range(20):
+        rng, detector = np.random.default_rng([seed, at]), fresh()
+        for t in range(30):
+            first = BROKEN[kind](rng, MEANS) if t == at else draw(rng, MEANS)
+            status = live(detector, rng, t, MEANS, first)
+        stopped += status.fire
+    assert stopped <= 2
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_in_a_replay_the_next_checkpoint_contradicts_it(kind):
+    stopped = 0
+    for seed in range(20):
+        rng, detector = np.random.default_rng([seed, 9]), fresh()
+        for t in range(30):
+            status = detector.update(t, BROKEN[kind](rng, MEANS) if t == 12 else draw(rng, MEANS))
+        stopped += status.fire
+    assert stopped <= 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seeds=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=25),
+    name=st.sampled_from([*PARTS, "calibrated"]),
+)
+def test_what_is_taken_back_leaves_no_trace(seeds, name):
+    """Whatever the part: the detector is then what it would be without the broken evaluation."""
+    with_it, without = fresh(name), fresh(name)
+    for t, seed in enumerate(seeds):
+        items = draw(np.random.default_rng(seed), MEANS)
+        for detector in (with_it, without):
+            detector.update(t, items, 0.5 + 0.01 * (seed % 7))
+    if without.last_status is None or without.last_status.needs_confirmation or without.last_status.fire:
+        return
+    broken = with_it.update(99, np.zeros(N), 0.7)
+    assert broken.needs_confirmation and not broken.fire and broken.level is Level.WARNING
+    items = draw(np.random.default_rng(1), MEANS)
+    after, clean = with_it.update(99, items), without.update(99, items, 0.7)
+    assert after.readings == clean.readings and after.fire == clean.fire
+    assert with_it.to_state()["folded"] == without.to_state()["folded"]
+    assert after.not_counted == clean.not_counted + 1
+
+
+def test_a_doubt_survives_a_restart():
+    rng, detector = np.random.default_rng(3), fresh()
+    for t in range(5):
+        detector.update(t, draw(rng, MEANS))
+    detector.update(5, np.zeros(N))
+    state = json.loads(json.dumps(detector.to_state(), allow_nan=False))
+    restarted = CalibratedDetector.from_state(state)
+    assert restarted.to_state() == state
+    items = draw(rng, MEANS)
+    assert restarted.update(5, items) == detector.update(5, items)
+    assert restarted.to_state() == detector.to_state()
+
+
+@pytest.mark.parametrize("name", ["guaranteed", "fast", "peak"])
+def test_a_real_collapse_is_confirmed_by_the_next_evaluation(name):
+    rng, detector = np.random.default_rng(4), fresh(name)
+    for t in range(20):
+        assert not live(detector, rng, t, MEANS, draw(rng, MEANS)).fire
+    fallen = MEANS * 0.3
+    first = detector.update(20, draw(rng, fallen))
+    assert not first.fire and first.needs_confirmation
+    reading = first.readings[0]
+    assert reading.level is Level.WARNING and "a fresh evaluation has to confirm it" in reading.message
+    assert detector.update(20, draw(rng, fallen)).fire
+
+
+def test_an_outlier_that_alarms_nobody_is_asked_about_too():
+    """It would leave evidence behind. `gap` alone does not look at a decline."""
+    rng, detector = np.random.default_rng(5), fresh("gap")
+    for t in range(16):
+        detector.update(t, draw(rng, MEANS))
+    status = detector.update(16, draw(rng, MEANS * 0.3))
+    assert status.needs_confirmation and not status.fire
+    assert status.level is Level.WARNING and "lies far below" in status.in_doubt
+    after = detector.update(16, draw(rng, MEANS))
+    assert not after.needs_confirmation and after.in_doubt == "" and after.not_counted == 1
+    assert detector.update(17, draw(rng, MEANS * 0.3)).needs_confirmation
+    upheld = detector.update(17, draw(rng, MEANS * 0.3))  # it agrees: nobody asks a third time
+    assert not upheld.needs_confirmation and upheld.not_counted == 1
+
+
+def test_the_level_of_an_evaluation_is_that_of_the_newest_ones_or_of_the_baseline():
+    assert level_before((), 16, 0.5, 4.0) == (0.5, np.sqrt(1 + 1 / 4))
+    level, error = level_before((0.7,) * 16, 16, 0.5, 16.0)
+    assert level == pytest.approx(0.7) and error == np.sqrt(1 + 1 / 16)
+    assert level_before((0.8,) * 4, 16, 0.5, 4.0)[0] == pytest.approx(0.65)
+
+
+# -- greedy decoding -----------------------------------------------------------------------------------------
+
+
+def test_under_greedy_decoding_a_copy_confirms_nothing():
+    """A fresh evaluation would repeat every item: the next checkpoint decides."""
+    start = np.repeat([1.0, 0.0], 64)
+    detector = CalibratedDetector(CONFIG, Baseline.from_passes([start] * 2))
+    for t in range(10):
+        detector.update(t, start)
+    status = detector.update(10, np.zeros(N))
+    assert status.level is Level.WARNING and not status.needs_confirmation and not status.fire
+    assert detector.update(11, np.zeros(N)).fire
+
+
+def test_greedy_runs_whose_score_wobbles_are_rarely_stopped():
+    """The score of 256 items moves by 2 points about its start; 40 runs of 60 evaluations."""
+    items = 256
+    start = (np.arange(items) % 2).astype(float)
+    state = CalibratedDetector(CONFIG, Baseline.from_passes([start] * 2)).to_state()
+    stopped = 0
+    for seed in range(40):
+        rng, detector = np.random.default_rng(seed), CalibratedDetector.from_state(state)
+        for t in range(60):
+            flipped = rng.permutation(items)[: 2 * abs(int(rng.normal(0.0, 0.02 * items)))]
+            status = detector.update(t, np.where(np.isin(np.arange(items), flipped), 1 - start, start))
+        stopped += status.fire
+    assert stopped <= 2

@@ -1,0 +1,172 @@
+"""What the pages quote is in the code: messages, reasons, alerts, exit codes, problem types, manifests."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from guard_core.wire import Code
+from guard_operator.adapters import find
+from guard_operator.api.reasons import Reason
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.inject import build_workload
+from guard_operator.reconcile.parse import parse_job
+from guard_operator.reconcile.refusals import inspect
+from guard_service.errors import ProblemType
+from tests.docs.blocks import Block, blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+ANY = "\N{HORIZONTAL ELLIPSIS}"
+CODE = [path for path in ROOT.glob("*/**/*.py") if path.is_relative_to(ROOT / "tests") is False]
+CODE = [
+    path for path in CODE if path.relative_to(ROOT).parts[0].startswith(("guard_", "trainer_", "rlguard"))
+]
+
+
+def texts(source: str) -> Iterator[str]:
+    """Every text in a module; what an f-string fills in is `ANY`."""
+    tree = ast.parse(source)
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [str(p.value) if isinstance(p, ast.Constant) else ANY for p in node.values]
+            yield "".join(parts).replace(f"'{ANY}'", ANY)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            yield re.sub(r"%(?:\.\d+)?[a-z]", ANY, node.value)  # as `logging` fills them in
+
+
+@pytest.fixture(scope="session")
+def said() -> list[str]:
+    return [text for path in CODE for text in texts(path.read_text("utf-8"))]
+
+
+def is_said(message: str, said: list[str]) -> bool:
+    """Whether some text of the code has this message; `ANY` stands for something, short or long."""
+    parts = message.replace(f"'{ANY}'", ANY).split(ANY)  # `!r` brings the quotes
+    wanted = re.compile(".*".join(re.escape(part.strip()) for part in parts), re.DOTALL)
+    return any(wanted.search(text) for text in said)
+
+
+MESSAGES = [block for block in blocks(DOCS / "troubleshooting.md") if block.language == "text"]
+
+
+def test_there_are_messages() -> None:
+    assert len(MESSAGES) > 30
+
+
+@pytest.mark.parametrize("block", MESSAGES, ids=str)
+def test_a_quoted_message_is_in_the_code(block: Block, said: list[str]) -> None:
+    assert is_said(block.text, said), f"{block}: nothing says {block.text!r}"
+    assert len(block.text.replace(ANY, "").strip()) > 15, f"{block}: this would fit anything"
+
+
+def test_a_message_that_nobody_says_is_found_out(said: list[str]) -> None:
+    assert is_said("no response from the guard, trying again: …", said)
+    assert not is_said("no response from the guard, giving up: …", said)
+
+
+def test_what_a_message_fills_in_is_any_text() -> None:
+    module = "raise E(f'{x} of {y}' ' items')\nlog.info('step %d took %.1f s', 1, 2)"
+    assert set(texts(module)) == {"… of … items", "step … took … s"}
+
+
+def test_reasons_of_the_cluster_exist() -> None:
+    page = (DOCS / "troubleshooting.md").read_text("utf-8")
+    table = page.partition("## On a cluster")[2].partition("## ")[0]
+    named = {
+        name
+        for row in table.splitlines()
+        if row.startswith("| `")
+        for name in re.findall(r"`([A-Z]\w+)`", row.split("|")[1])
+    }
+    assert len(named) > 8
+    assert named <= {reason.value for reason in Reason}
+
+
+def test_every_code_that_can_fire_is_in_the_page_about_fires() -> None:
+    page = (DOCS / "it-fired.md").read_text("utf-8")
+    assert [code.value for code in Code if code.finding is not None and f"`{code.value}`" not in page] == []
+
+
+def test_every_problem_type_is_listed() -> None:
+    page = (DOCS / "reference" / "problems.md").read_text("utf-8")
+    assert [kind.urn for kind in ProblemType if f"| `{kind.urn}` | {kind.status} |" not in page] == []
+
+
+@pytest.mark.parametrize(
+    "module", ["trainer_image/train.py", "guard_service/__main__.py", "guard_operator/__main__.py"]
+)
+def test_every_exit_code_that_a_process_returns_is_listed(module: str) -> None:
+    source = (ROOT / module).read_text("utf-8")
+    listed = {int(code) for code in re.findall(r"^    (\d+)  ", source, re.MULTILINE)}
+    tree = ast.parse(source)
+    named = {
+        node.targets[0].id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+    }
+    [main] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
+    returned = set()
+    for node in ast.walk(main):
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant):
+            returned.add(node.value.value)
+        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Name):
+            returned.add(named[node.value.id])
+    assert returned
+    assert returned <= listed
+
+
+# -- alerts ------------------------------------------------------------------------------------------------
+
+
+def test_every_alert_links_to_a_section_that_exists() -> None:
+    chart = (ROOT / "charts/rlguard/templates/monitoring.yaml").read_text("utf-8")
+    values = yaml.safe_load((ROOT / "charts/rlguard/values.yaml").read_text("utf-8"))
+    page = ROOT / values["metrics"]["prometheusRule"]["runbooks"]
+    alerts = re.split(r"^    - alert: ", chart, flags=re.MULTILINE)[1:]
+    assert len(alerts) >= 6
+    for alert in alerts:
+        name = alert.split()[0]
+        assert f'runbook_url: "{{{{ .runbooks }}}}#{name.lower()}"' in alert, f"{name} has no runbook_url"
+        assert re.search(rf"^### {name}$", page.read_text("utf-8"), re.MULTILINE), (
+            f"{page.name} has no {name}"
+        )
+
+
+# -- manifests ---------------------------------------------------------------------------------------------
+
+MANIFESTS = [
+    (block, manifest)
+    for page in sorted(DOCS.glob("*.md"))
+    for block in blocks(page)
+    if block.language == "yaml"
+    for manifest in yaml.safe_load_all(block.text)
+    if isinstance(manifest, dict) and manifest.get("kind") == "GuardedTrainingJob"
+]
+
+
+@pytest.mark.parametrize(("block", "manifest"), [pytest.param(b, m, id=str(b)) for b, m in MANIFESTS])
+def test_a_job_on_a_page_would_be_created(block: Block, manifest: dict) -> None:
+    manifest["metadata"] |= {
+        "namespace": "default",
+        "uid": "1b4e28ba-2fa1-11d2-883f-0016d3cca427",
+        "resourceVersion": "1",
+    }
+    job = parse_job(manifest)
+    template = job.spec.template
+    adapter, config = find(template.api_version, template.kind), OperatorConfig("guard:1")
+    assert adapter
+    assert inspect(adapter, template.spec, job.spec.guard, config) == ()
+    assert build_workload(job, adapter, config)["spec"]
+
+
+def test_there_is_a_job() -> None:
+    assert MANIFESTS

@@ -1,0 +1,187 @@
+"""The documentation site: all pages are in it and read as on a git host, nothing comes from elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from markdown_it import MarkdownIt
+from playwright.sync_api import Route, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def build(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder), *options],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = build(folder)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def pages(hooks: ModuleType) -> dict[Path, str]:
+    """Every page in the repository, and where it is on the site."""
+    inside = {page: str(page.relative_to(ROOT / "docs")) for page in sorted((ROOT / "docs").rglob("*.md"))}
+    outside = {ROOT / repository: place for repository, place in hooks.OUTSIDE.items()}
+    return {page: place.removesuffix(".md") + ".html" for page, place in (inside | outside).items()}
+
+
+# Both must show the same: the site's Markdown asks for a blank line before a list, for example.
+SHOWN = ("h1", "h2", "h3", "li", "tr", "pre", "img")
+
+
+class Counting(HTMLParser):
+    """Counts the elements of a page's article."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+        self._depth = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "article":
+            self._depth += 1
+        if self._depth:
+            self.found[tag] += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        self._depth -= tag == "article"
+
+
+def count(html: str) -> dict[str, int]:
+    counting = Counting()
+    counting.feed(html)
+    return {tag: counting.found[tag] for tag in SHOWN}
+
+
+def test_the_site_shows_what_a_git_host_shows(site: Path, hooks: ModuleType) -> None:
+    markdown = MarkdownIt("commonmark").enable("table")
+    different = {}
+    for page, place in pages(hooks).items():
+        here = count("<article>" + markdown.render(page.read_text("utf-8")) + "</article>")
+        there = count((site / place).read_text("utf-8"))
+        if here != there:
+            different[page.name] = {t: (here[t], there[t]) for t in SHOWN if here[t] != there[t]}
+    assert different == {}
+
+
+def test_nothing_is_loaded_from_another_host(site: Path) -> None:
+    loading = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*(?:src|href)="?(https?:)?//""")
+    assert [
+        str(page.relative_to(site)) for page in site.rglob("*.html") if loading.search(page.read_text())
+    ] == []
+
+
+def test_no_program_is_published(site: Path) -> None:
+    assert list(site.rglob("*.py")) == []
+
+
+def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "charts/rlguard").mkdir(parents=True)
+    shutil.copy(ROOT / "charts/rlguard/README.md", tmp_path / "charts/rlguard")
+    with (tmp_path / "docs/demo.md").open("a") as page:
+        page.write("\n[nowhere](run.md#no-such-heading)\n")
+    built = build(tmp_path / "site", "--config-file", str(tmp_path / "mkdocs.yml"))
+    assert built.returncode != 0
+    assert "#no-such-heading" in built.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "link", "turned"),
+    [
+        ("index.md", "../README.md", "repository/readme.md"),
+        ("install.md", "../charts/rlguard/README.md#values", "repository/chart.md#values"),
+        ("repository/readme.md", "docs/run.md#exit-codes", "../run.md#exit-codes"),
+        ("repository/readme.md", "CHANGELOG.md", "changelog.md"),
+        ("reference/operator-flags.md", "../../charts/rlguard/README.md", "../repository/chart.md"),
+        ("run.md", "training.md", "training.md"),
+        ("run.md", "https://example.com/a.md", "https://example.com/a.md"),
+        ("run.md", "#here", "#here"),
+    ],
+)
+def test_links_are_turned_to_the_places_of_the_site(
+    hooks: ModuleType, place: str, link: str, turned: str
+) -> None:
+    assert hooks.links_of_the_site(f"a [b]({link}) c", place) == f"a [b]({turned}) c"
+
+
+# -- in a browser ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(site: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.browser
+def test_a_reader_finds_a_page_by_searching_and_no_other_host_is_asked(served: str) -> None:
+    asked: list[str] = []
+
+    def only_here(route: Route) -> None:
+        asked.append(route.request.url)
+        if route.request.url.startswith((served, "data:", "blob:")):
+            route.continue_()
+        else:
+            route.abort()
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page()
+        page.route("**/*", only_here)
+        page.goto(f"{served}/index.html")
+        page.get_by_role("textbox").fill("NOT JUDGED")
+        found = page.locator(".md-search-result__link", has_text="Troubleshooting").first
+        found.wait_for()
+        found.click()
+        page.wait_for_url("**/troubleshooting.html*")
+        browser.close()
+    assert len(asked) > 3
+    assert [url for url in asked if not url.startswith((served, "data:", "blob:"))] == []

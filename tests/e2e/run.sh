@@ -1,0 +1,21 @@
+#!/bin/bash
+# Every end-to-end test: first those that mind their own namespace, two at a time, because most of their time is
+# waiting; then, one by one, those marked `alone`, which take something away from all. RLGUARD_E2E names the file of a
+# cluster that is there; else one is made, and deleted after. One of its name that was left behind goes first: up.sh
+# would keep it, and what runs in it would take the cores of the tests. Arguments go to pytest.
+set -euo pipefail
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd "$HERE/../.."
+
+if [[ -z ${RLGUARD_E2E:-} ]]; then
+  export RLGUARD_E2E=build/e2e/cluster.json
+  mkdir -p build/e2e
+  "$HERE/cluster/down.sh"
+  trap '"$HERE/cluster/down.sh"' EXIT
+  "$HERE/cluster/up.sh" >"$RLGUARD_E2E"
+fi
+
+status=0
+.venv/bin/pytest -q --durations=20 -n 2 --dist loadgroup -m "not alone" "$@" tests/e2e || status=$?
+.venv/bin/pytest -q --durations=20 -m alone "$@" tests/e2e || status=$?
+exit "$status"

@@ -1,0 +1,267 @@
+"""The package `rlguard`: what it shows, what it loads, and that pages and samples use it.
+
+A process of its own says what was loaded; a finder that refuses a package stands for one that is not there.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import rlguard
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINER_NAMES = ["GuardCallback", "GuardedGRPOTrainer"]
+INNER = r"(?:guard_core|guard_client|guard_service|guard_operator|guard_cli|trainer_image)"
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level packages that a statement loads, but for those that an empty program loads."""
+    code = f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
+    process = python(code)
+    assert process.returncode == 0, process.stderr
+    return {name.partition(".")[0] for name in process.stdout.split()}
+
+
+def without(package: str, statement: str, code: int = 1) -> str:
+    """The last line that a program says which lacks a package."""
+    absent = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name.partition('.')[0] == {package!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        f"sys.meta_path.insert(0, Absent())\n{statement}"
+    )
+    process = python(absent)
+    assert process.returncode == code, process.stdout + process.stderr
+    said = process.stderr.splitlines()
+    if code != 1:
+        assert len(said) == 1, process.stderr
+    return said[-1]
+
+
+# -- what it shows ---------------------------------------------------------------------------------------
+
+
+def test_every_public_name_is_there_and_nothing_else_is_listed() -> None:
+    for name in rlguard.__all__:
+        assert getattr(rlguard, name) is not None
+    assert dir(rlguard) == sorted(rlguard.__all__)
+    assert rlguard.Guard.__module__ == "guard_client.guard"
+
+
+def test_type_checkers_see_the_same_names_in_the_same_places() -> None:
+    tree = ast.parse(Path(rlguard.__file__).read_text())
+    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == rlguard._HOMES
+    assert sorted(seen) == sorted(rlguard.__all__)
+    assert (Path(rlguard.__file__).parent / "py.typed").exists()
+
+
+def test_a_wrong_name_says_which_there_are() -> None:
+    with pytest.raises(
+        AttributeError, match=r"has no attribute 'GuardCalback'; it has CheckpointReport, Code,"
+    ):
+        rlguard.GuardCalback  # noqa: B018  (looking is the test)
+
+
+def test_the_modules_of_the_face() -> None:
+    from rlguard import rewards, train
+
+    assert rewards.last_number(["12"], ["12"]) == [1.0]
+    assert callable(train.main) and callable(train.obey_sigterm)
+
+
+# -- what it loads ---------------------------------------------------------------------------------------
+
+
+def test_importing_it_loads_nothing() -> None:
+    heavy = {"torch", "transformers", "trl", "pydantic", "fastapi", "httpx", "numpy", "yaml", "guard_core"}
+    loaded = loaded_by("import rlguard")
+    assert "rlguard" in loaded and not loaded & heavy
+
+
+@pytest.mark.parametrize("name", sorted(set(rlguard.__all__) - set(TRAINER_NAMES)))
+def test_no_other_name_needs_an_extra(name: str) -> None:
+    extras = {
+        "torch",
+        "transformers",
+        "trl",
+        "fastapi",
+        "httpx",
+        "uvicorn",
+        "numpy",
+        "yaml",
+        "typer",
+        "kubernetes",
+    }
+    assert not loaded_by(f"from rlguard import {name}") & extras
+
+
+@pytest.mark.parametrize("name", TRAINER_NAMES)
+@pytest.mark.parametrize("package", ["transformers", "torch"])
+def test_a_missing_extra_is_one_sentence_with_the_line_to_run(name: str, package: str) -> None:
+    said = without(package, f"from rlguard import {name}")
+    assert re.fullmatch(
+        rf'ImportError: rlguard\.{name} needs the package {package}\S*: pip install "rlguard\[trainer\]"',
+        said,
+    )
+
+
+def test_a_bug_of_our_own_is_not_called_a_missing_extra() -> None:
+    assert "pip install" not in without("guard_client", "from rlguard import Guard")
+
+
+def command(*words: str) -> str:
+    return f"from guard_cli.main import main; main({list(words)!r})"
+
+
+#: A command line, a package that is not there, and the extra that brings it.
+COMMAND_LINES = [
+    (["demo"], "trl", "local"),
+    (["demo"], "torch", "local"),
+    (["demo"], "uvicorn", "local"),
+    (["run", "--heldout", "HELDOUT", "--", "true"], "fastapi", "cli"),
+    (["run", "--heldout", "HELDOUT", "--", "true"], "torch", "eval-hf"),
+    (["run", "--heldout", "HELDOUT", "--", "true"], "peft", "eval-hf"),
+    (["follow", "--metrics", "x.jsonl"], "typer", "cli"),
+    (["serve", "--state-dir", "STATE", "--checkpoints", ".", "--heldout", "HELDOUT"], "uvicorn", "cli"),
+    (
+        ["serve", "--state-dir", "STATE", "--checkpoints", ".", "--heldout", "HELDOUT"],
+        "transformers",
+        "eval-hf",
+    ),
+    (["split", "make", "x.jsonl", "--train", "a", "--heldout", "b"], "datasketch", "cli"),
+    (["check", "--heldout", "HELDOUT"], "rich", "cli"),
+    (["baseline", "model", "--heldout", "HELDOUT"], "numpy", "cli"),
+    (["calibrate"], "numpy", "cli"),
+    (["replay", "x.jsonl"], "yaml", "cli"),
+    (["status", "job"], "httpx", "cli"),
+    (["status", "job"], "kubernetes", "operator"),
+    (["inspect", "."], "fastapi", "cli"),
+    (["bundle", "."], "fastapi", "cli"),
+    ([], "typer", "cli"),
+    (["--version"], "typer", "cli"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "package", "extra"), COMMAND_LINES, ids=lambda v: " ".join(v) if v else None
+)
+def test_a_command_that_lacks_an_extra_says_so_before_any_work(
+    tmp_path: Path, words: list[str], package: str, extra: str
+) -> None:
+    heldout = tmp_path / "heldout.jsonl"
+    heldout.write_text('{"id": "a", "prompt": "1+1=", "answer": "2"}\n')
+    places = {"HELDOUT": str(heldout), "STATE": str(tmp_path / "state")}
+    words = [places.get(word, word) for word in words]
+    said = without(package, f"import os; os.chdir({str(tmp_path)!r})\n" + command(*words), code=2)
+    assert said.endswith(f'needs the package {package}: pip install "rlguard[{extra}]"')
+    name = "rlguard" if not words or words[0].startswith("-") else f"rlguard {words[0]}"
+    assert said.startswith((f"{name} needs", f"{name}: the evaluator 'checkpoint' needs", f"{name}: asking"))
+    assert {path.name for path in tmp_path.iterdir()} <= {"heldout.jsonl", "state"}, "nothing was begun"
+
+
+def test_every_command_has_such_a_row() -> None:
+    from guard_cli.commands import COMMANDS
+
+    assert COMMANDS.keys() - {words[0] for words, *_ in COMMAND_LINES if words} == set()
+
+
+def test_the_entrypoint_that_lacks_its_extra_says_so() -> None:
+    said = without("trl", "import runpy; runpy.run_module('rlguard.train', run_name='__main__')", code=2)
+    assert said == 'rlguard.train needs the package trl: pip install "rlguard[trainer]"'
+
+
+def test_the_guard_process_that_lacks_its_extra_says_so() -> None:
+    said = without("uvicorn", "import runpy; runpy.run_module('guard_service', run_name='__main__')", code=2)
+    assert said == 'python -m guard_service needs the package uvicorn: pip install "rlguard[guard]"'
+
+
+def test_the_operator_that_lacks_its_extra_says_so() -> None:
+    start = "import runpy, sys; sys.argv[1:] = ['--guard-image', 'guard:1']\n"
+    said = without("kubernetes", start + "runpy.run_module('guard_operator', run_name='__main__')", code=2)
+    assert said == 'python -m guard_operator needs the package kubernetes: pip install "rlguard[operator]"'
+
+
+def test_the_table_of_extras_is_that_of_the_project() -> None:
+    """Every requirement of an extra is looked for, by the name that it is imported by."""
+    from guard_core.extras import EXTRAS
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    imported = {"math-verify": "math_verify", "prometheus-client": "prometheus_client", "pyyaml": "yaml"}
+    imported["pydantic-settings"] = "pydantic_settings"
+
+    def packages(extra: str) -> set[str]:
+        found: set[str] = set()
+        for requirement in extras[extra]:
+            name = re.split(r"[^\w.-]", requirement)[0]
+            if name == "rlguard":
+                found |= set().union(*map(packages, re.search(r"\[(.*)\]", requirement)[1].split(",")))
+            elif "sys_platform" not in requirement:
+                found.add(imported.get(name, name))
+        return found
+
+    assert {extra: set(names) for extra, names in EXTRAS.items()} == {
+        extra: packages(extra) for extra in extras
+    }
+
+
+# -- where it is used ------------------------------------------------------------------------------------
+
+
+def test_the_wheel_has_it_and_the_command(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=ROOT, check=True
+    )
+    [wheel] = tmp_path.glob("rlguard-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        [entry_points] = [name for name in names if name.endswith("entry_points.txt")]
+        assert "rlguard = guard_cli.main:main" in archive.read(entry_points).decode()
+    assert {"rlguard/__init__.py", "rlguard/py.typed", "rlguard/train.py", "guard_client/guard.py"} <= names
+
+
+SHOWN = sorted(
+    path
+    for pattern in ("docs/**/*.md", "README.md", "charts/**/*.md", "k8s/samples/**/*", "k8s/overlays/**/*")
+    for path in ROOT.glob(pattern)
+    if path.is_file()
+)
+
+
+@pytest.mark.parametrize("path", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_page_and_no_sample_tells_anybody_to_import_from_the_rooms(path: Path) -> None:
+    """The demo's sample is our own package `guard_cli.demo` in a ConfigMap: its parts import one another."""
+    text = path.read_text("utf-8")
+    used = re.findall(
+        rf"from {INNER}[\w.]* import|import {INNER}[\w.]*|-m,? trainer_image[\w.]*|{INNER}[\w.]*:\w+", text
+    )
+    own = [line for line in used if path.parent.name == "cpu-demo" and "guard_cli.demo" in line]
+    assert [line for line in used if line not in own] == []
+
+
+@pytest.mark.parametrize("path", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_name_that_a_page_imports_from_the_face_is_there(path: Path) -> None:
+    for module, names in re.findall(r"from (rlguard[\w.]*) import ([\w, ]+)", path.read_text("utf-8")):
+        for name in names.split(","):
+            assert hasattr(importlib.import_module(module), name.strip()), name

@@ -1,0 +1,91 @@
+"""What can never be scored, told by names alone and with the setting that changes it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from guard_service.heldout import fitness
+from guard_service.heldout.config import HeldoutSettings
+from guard_service.heldout.fitness import unfit
+from guard_service.heldout.worker import EvaluationWorker
+
+WHOLE = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "optimizer.pt")
+
+
+def made(directory: Path, *names: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    for name in names:
+        (directory / name).touch()
+    return directory
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        WHOLE,
+        ("config.json", "model.safetensors.index.json", "model-00001-of-00001.safetensors", "vocab.json"),
+        ("config.json", "model.safetensors", "spiece.model"),
+        (*WHOLE, "adapter_config.json"),
+        (*WHOLE, "pytorch_model.bin", "zero_to_fp32.py"),
+    ],
+)
+def test_a_whole_model_is_fit_whatever_lies_beside_it(tmp_path: Path, names: tuple[str, ...]) -> None:
+    assert unfit(made(tmp_path / "c", *names)) == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ((), "no config.json; save the model with save_pretrained"),
+        (("config.json", "tokenizer.json"), "no model.safetensors; save the model with save_pretrained"),
+        (("config.json", "model.safetensors"), "no tokenizer; give it to the trainer (processing_class"),
+        (
+            ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"),
+            "it holds a PEFT adapter: give the guard the base model that it is trained on (--base-model DIR",
+        ),
+        (("config.json", "pytorch_model.bin", "vocab.json"), "pytorch_model.bin is a pickle"),
+        (("config.json", "pytorch_model_fsdp_0"), "fsdp_state_dict_type to FULL_STATE_DICT"),
+        (("config.json", "__0_0.distcp"), "fsdp_state_dict_type to FULL_STATE_DICT"),
+        (("config.json", "zero_to_fp32.py"), "stage3_gather_16bit_weights_on_model_save"),
+        (("mp_rank_00_model_states.pt",), "OpenRLHF: --ckpt.save_hf"),
+        (("actor", "data.pt"), "actor_rollout_ref.actor.checkpoint.save_contents"),
+        (("model_world_size_8_rank_0.pt", "huggingface"), "announce its actor/huggingface"),
+    ],
+)
+def test_what_can_never_be_scored_is_told_with_what_to_set(
+    tmp_path: Path, names: tuple[str, ...], told: str
+) -> None:
+    assert told in unfit(made(tmp_path / "c", *names))
+
+
+def test_a_directory_that_is_gone_is_not_called_unfit(tmp_path: Path) -> None:
+    assert unfit(tmp_path / "rotated") == ""
+
+
+def test_a_directory_that_may_not_be_read_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(fitness.os, "scandir", denied)  # the tests may run as root, who may read everything
+    assert f"may not be read by the guard (user {os.getuid()})" in unfit(tmp_path)
+
+
+def test_the_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says so: what is beyond it could be changed unnoticed."""
+    monkeypatch.setattr(fitness, "MAX_NAMES", len(WHOLE))
+    assert unfit(made(tmp_path / "c", *WHOLE)) == ""
+    assert unfit(made(tmp_path / "d", *WHOLE, "more")).startswith(f"it has more than {len(WHOLE)} files: ")
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "refuses"),
+    [({"kind": "checkpoint"}, True), ({"kind": "openai", "base_url": "http://x/v1", "model": "m"}, False)],
+)
+def test_only_who_loads_checkpoints_looks_at_them(
+    tmp_path: Path, evaluator: dict[str, str], refuses: bool
+) -> None:
+    settings = HeldoutSettings.model_validate({"split": tmp_path / "s.jsonl", "evaluator": evaluator})
+    assert bool(EvaluationWorker(settings, tmp_path).unfit(made(tmp_path / "empty"))) is refuses

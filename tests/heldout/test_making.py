@@ -1,0 +1,210 @@
+"""Splits that are made: by hash of the prompt, near-duplicates on one side, and without what overlaps."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guard_service.heldout.disjoint import check_disjoint
+from guard_service.heldout.errors import SplitError
+from guard_service.heldout.making import drop_overlapping, is_heldout, make_split
+from guard_service.heldout.split import HeldoutSplit, read_train_prompts
+from tests.heldout.test_split import write
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_makes_a_split_that_loads_and_keeps_training_rows_as_they_are(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": i} for i in range(400)]
+    source = write(tmp_path / "all.jsonl", *rows, rows[0], rows[1], rows[2], rows[3])
+    made = make_split(source, tmp_path / "train", tmp_path / "held", fraction=0.25, salt="s")
+    held = HeldoutSplit.load(tmp_path / "held")
+    train = rows_of(tmp_path / "train")
+    assert made.train == len(train) and made.heldout == len(held)
+    assert made.train + made.heldout + made.repeated == 404 and 70 <= made.heldout <= 130
+    assert all(row in rows for row in train)
+    assert {item.prompt for item in held.items}.isdisjoint(row["prompt"] for row in train)
+    assert held.items[0].meta == {"level": int(str(held.items[0].answer)) // 2}
+    assert all(item.id.startswith("h-") for item in held.items)
+
+
+def test_no_prompt_changes_sides_when_rows_come_and_go(tmp_path: Path) -> None:
+    rows = [{"id": f"r{i}", "prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(200)]
+    make_split(write(tmp_path / "a", *rows), tmp_path / "t1", tmp_path / "h1", fraction=0.2)
+    make_split(write(tmp_path / "b", *rows[:100:-1]), tmp_path / "t2", tmp_path / "h2", fraction=0.2)
+    make_split(write(tmp_path / "c", *rows), tmp_path / "t3", tmp_path / "h3", fraction=0.4)
+    first, second, larger = ({row["id"] for row in rows_of(tmp_path / h)} for h in ("h1", "h2", "h3"))
+    assert second <= first < larger
+    make_split(write(tmp_path / "d", *rows), tmp_path / "t4", tmp_path / "h4", fraction=0.2, salt="other")
+    assert {row["id"] for row in rows_of(tmp_path / "h4")} != first
+
+
+@given(st.text(), st.floats(0, 1), st.floats(0, 1))
+def test_a_larger_fraction_only_adds(prompt: str, one: float, other: float) -> None:
+    small, large = sorted((one, other))
+    assert not is_heldout(prompt, small, "s") or is_heldout(prompt, large, "s")
+
+
+def test_refuses_to_make_what_cannot_be(tmp_path: Path) -> None:
+    source = write(tmp_path / "all", *({"prompt": f"p{i}", "answer": "1"} for i in range(20)))
+    train, held = tmp_path / "train", tmp_path / "held"
+    for fraction in (0.0, 1.0, -1.0, float("nan")):
+        with pytest.raises(SplitError, match="fraction"):
+            make_split(source, train, held, fraction=fraction)
+    with pytest.raises(SplitError, match="no row is left for the held-out side"):
+        make_split(source, train, held, fraction=1e-12)
+    with pytest.raises(SplitError, match="line 1: answer is missing"):
+        make_split(write(tmp_path / "bad", {"prompt": "p"}), train, held, fraction=1 - 1e-12)
+    same = write(tmp_path / "same", *({"id": "x", "prompt": f"p{i}", "answer": "1"} for i in range(40)))
+    with pytest.raises(SplitError, match="already on line"):
+        make_split(same, train, held, fraction=0.5)
+    assert not train.exists() and not held.exists()
+    held.write_text("precious")
+    with pytest.raises(SplitError, match="held exists"):
+        make_split(source, train, held, fraction=0.5)
+    assert held.read_text() == "precious"
+
+
+# -- near-duplicates ----------------------------------------------------------------------------------------
+
+
+def sums(count: int) -> list[dict[str, str]]:
+    """Sums of two to four numbers in a template, some in two wordings: as a public generator makes them."""
+    rng = random.Random(7)
+    rows = []
+    for _ in range(count):
+        terms = " ".join(f"{rng.choice('+-')} {rng.randint(10, 99)}" for _ in range(rng.randint(1, 3)))
+        ask = f"State the final answer to the following arithmetic problem: {rng.randint(10, 99)} {terms} ="
+        rows.append({"prompt": ask, "answer": "1"})
+        if rng.random() < 0.2:
+            rows.append({"prompt": f"{ask} Answer with the number alone.", "answer": "1"})
+    return rows
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5])
+def test_what_is_made_is_accepted_by_the_check(tmp_path: Path, fraction: float) -> None:
+    source = write(tmp_path / "all", *sums(1000))
+    made = make_split(source, tmp_path / "train", tmp_path / "held", fraction=fraction)
+    held = HeldoutSplit.load(tmp_path / "held")
+    assert check_disjoint(read_train_prompts(tmp_path / "train"), held.items).disjoint
+    assert made.near > 0, "nothing had to move: this proves nothing"
+    assert made.train + made.heldout + made.repeated == len(source.read_text().splitlines())
+    assert rows_of(tmp_path / "train") == [
+        row for row in rows_of(source) if row["prompt"] not in {item.prompt for item in held.items}
+    ]
+    # What moved are the other wordings, and hardly a sum because of its template.
+    moved = [r["prompt"] for r in rows_of(tmp_path / "train") if is_heldout(r["prompt"], fraction, "rlguard")]
+    worded = {r["prompt"].split(" =")[0] for r in rows_of(source) if r["prompt"].endswith("alone.")}
+    assert len(moved) == made.near
+    assert sum(prompt.split(" =")[0] not in worded for prompt in moved) <= 0.03 * made.heldout
+
+
+def test_what_moves_takes_its_own_near_duplicates_with_it(tmp_path: Path) -> None:
+    """Only the middle of a chain is like the training prompt; once it moved, the end is like it."""
+    stream = [f"w{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(50)]
+    chain = [" ".join(stream[start : start + 30]) for start in (0, 10, 20)]
+    prompts = [*chain, "2+2="]
+    sides = [False, True, True, True]
+    salt = next(s for s in map(str, range(1000)) if [is_heldout(p, 0.5, s) for p in prompts] == sides)
+    source = write(tmp_path / "all", *({"prompt": p, "answer": "1"} for p in prompts))
+    made = make_split(source, tmp_path / "train", tmp_path / "held", fraction=0.5, salt=salt)
+    assert (made.train, made.near) == (3, 2)
+    assert [item.prompt for item in HeldoutSplit.load(tmp_path / "held").items] == ["2+2="]
+
+
+def test_near_duplicates_part_if_they_may_and_the_same_prompt_never_does(tmp_path: Path) -> None:
+    source = write(tmp_path / "all", *sums(1000), *sums(1000))
+    made = make_split(source, tmp_path / "train", tmp_path / "held", fraction=0.2, near=None)
+    held = HeldoutSplit.load(tmp_path / "held").items
+    assert made.near == 0 and made.repeated > 0
+    assert not check_disjoint(read_train_prompts(tmp_path / "train"), held).disjoint
+    assert check_disjoint(read_train_prompts(tmp_path / "train"), held, None).disjoint
+
+
+def test_a_data_set_of_near_duplicates_only_is_refused(tmp_path: Path) -> None:
+    story = "the quick brown fox jumps over the lazy dog and then walks home to sleep in his warm den"
+    source = write(tmp_path / "all", *({"prompt": f"{story} {i}", "answer": "1"} for i in range(40)))
+    # So many share the story that it would be a template, were they all held out: a few make it a quotation.
+    with pytest.raises(SplitError, match="no row is left for the held-out side"):
+        make_split(source, tmp_path / "train", tmp_path / "held", fraction=0.1)
+    assert not (tmp_path / "train").exists() and not (tmp_path / "held").exists()
+
+
+# -- columns ------------------------------------------------------------------------------------------------
+
+
+def test_columns_of_other_names(tmp_path: Path) -> None:
+    rows = [{"question": f"{i}+{i}=", "solution": str(2 * i), "answer": "a", "level": i} for i in range(60)]
+    columns = {"prompt_column": "question", "answer_column": "solution"}
+    make_split(write(tmp_path / "a", *rows), tmp_path / "t", tmp_path / "h", fraction=0.3, **columns)
+    item = HeldoutSplit.load(tmp_path / "h").items[0]
+    number = item.meta["level"]
+    assert (item.prompt, item.answer) == (f"{number}+{number}=", str(2 * number))
+    assert item.meta == {"level": number, "answer": "a"}
+    row = rows_of(tmp_path / "t")[0]
+    assert {**row, "prompt": None} == {**rows[row["level"]], "prompt": None}
+    assert row["prompt"] == row["question"]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"problem": "p", "answer": "1"}, "line 1: question is missing (columns here: problem, answer)"),
+        ({"question": "p", "prompt": "q", "answer": "1"}, "line 1: prompt and question are both there"),
+        ({"question": "p", "solution": "1"}, "line 1: answer is missing"),
+        ({"question": "p", "answer": 1}, "line 1: answer must be a text"),
+    ],
+)
+def test_a_column_that_is_not_there_is_told(tmp_path: Path, row: dict[str, Any], told: str) -> None:
+    with pytest.raises(SplitError) as caught:
+        make_split(
+            write(tmp_path / "a", row),
+            tmp_path / "t",
+            tmp_path / "h",
+            fraction=0.999,
+            prompt_column="question",
+        )
+    assert told in str(caught.value)
+
+
+# -- without what overlaps ----------------------------------------------------------------------------------
+
+
+def test_drops_what_overlaps_and_nothing_else(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "prompt": "1+2=", "answer": "3"},
+        {"id": "b", "prompt": [{"role": "user", "content": "2+2="}], "answer": "4", "meta": {"n": 1.5}},
+        {"id": "c", "prompt": "Compute 12+35= now", "answer": "47", "scorer": "numeric"},
+    ]
+    held = write(tmp_path / "held", *rows)
+    train = write(tmp_path / "train", {"q": "1 + 2 ="}, {"q": "Please compute 12+35= now"})
+    written = drop_overlapping(train, held, tmp_path / "out", prompt_column="q")
+    assert written == (1, 2) and rows_of(tmp_path / "out") == [rows[1]]
+    exact = drop_overlapping(train, held, tmp_path / "exact", prompt_column="q", near=None)
+    assert exact == (2, 1) and rows_of(tmp_path / "exact") == rows[1:]
+    with pytest.raises(SplitError, match="exact exists"):
+        drop_overlapping(train, held, tmp_path / "exact", prompt_column="q")
+    with pytest.raises(SplitError, match="every item overlaps"):
+        drop_overlapping(held, held, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_dropping_goes_on_until_nothing_overlaps(tmp_path: Path) -> None:
+    """Six prompts share a sentence, so it is their template; once one of them is out, it is a quotation."""
+    story = "the quick brown fox jumps over the lazy dog and then walks home to sleep in his warm den"
+    held = [{"id": f"h{i}", "prompt": f"{story} {'x' * i}", "answer": "1"} for i in range(1, 7)]
+    train = write(tmp_path / "train", {"prompt": f"{story} x"})
+    other = {"id": "other", "prompt": "2+2=", "answer": "4"}
+    split = write(tmp_path / "held", *held, other)
+    first = check_disjoint(read_train_prompts(train), HeldoutSplit.load(split).items)
+    assert first.heldout_ids == ("h1",)
+    assert drop_overlapping(train, split, tmp_path / "out") == (1, 6)
+    assert rows_of(tmp_path / "out") == [other]

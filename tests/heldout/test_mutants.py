@@ -1,0 +1,49 @@
+"""Tests of the tests: each mutant breaks a rule of groups of items or of adapters, and a test must notice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.mutants import Mutant, Rule, survivors
+
+HERE = Path(__file__).resolve().parent
+TESTS = HERE / "test_groups.py"
+SPLIT, CHILD, MAKING, DISJOINT = (
+    Rule("guard_service", f"heldout/{name}.py", TESTS) for name in ("split", "child", "making", "disjoint")
+)
+ADAPTER = Rule("guard_core", "adapter.py", HERE.parent / "core" / "test_adapter.py")
+STAGING = Rule("guard_service", "heldout/evaluators/staging.py", HERE / "test_staging.py")
+
+MUTANTS: list[Mutant] = [
+    (SPLIT, "if alone else", "if True else"),
+    (SPLIT, "[fmean(outcomes[place] for place in group) for group in self.groups]", "list(outcomes)"),
+    (CHILD, "self._split.by_group(", "list("),
+    (MAKING, "and item.group is None else item", "and False else item"),
+    (DISJOINT, "if len(places) > 1", "if len(places) > 0"),
+    (DISJOINT, "family[last] = first", "family[other] = place"),
+    (ADAPTER, 'if kind != "LORA"', "if False"),
+    (ADAPTER, "if config.init_lora_weights not in", "if False and config.init_lora_weights not in"),
+    (ADAPTER, "if name not in _WITHOUT_EFFECT and others[name]", "if False"),
+    (ADAPTER, r"^\^?[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", ".*"),
+    (ADAPTER, ", max_length=MAX_NAME)", ")"),
+    (ADAPTER, "[A-Za-z0-9_.]{1,300}", "[A-Za-z0-9_.]+"),
+    (ADAPTER, 'f".{module}".endswith(f".{pattern}")', "module.endswith(pattern)"),
+    (ADAPTER, 'f"^{module}" == pattern or ', ""),
+    (ADAPTER, "a[0] != rank or b[1] != rank", "False"),
+    (ADAPTER, "elif not config.use_dora", "elif False"),
+    (ADAPTER, "if not 1 <= len(halves) <= MAX_MODULES", "if False"),
+    (ADAPTER, "elif (a[1], b[0]) != linear[module]", "elif False"),
+    (ADAPTER, "if theirs.unquantised != ours.unquantised", "if False"),
+    (ADAPTER, "if name.endswith(suffix)", "if False"),
+    (ADAPTER, "if same_name and ours.revision", "if ours.revision"),
+    (ADAPTER, "not ours.revision.startswith(revision)", "False"),
+    (STAGING, "if size > MAX_SMALL_BYTES)", "if False)"),
+    (STAGING, "if len(sizes) > MAX_SMALL_FILES or", "if"),
+    (STAGING, "or sum(sizes.values()) > MAX_SMALL_BYTES_IN_ALL", ""),
+    (STAGING, "if left < 0:", "if False:"),
+    (STAGING, "if free < needed:", "if False:"),
+]
+
+
+def test_every_broken_rule_fails_a_test(tmp_path: Path) -> None:
+    assert survivors(MUTANTS, tmp_path) == ""

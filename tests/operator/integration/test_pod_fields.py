@@ -1,0 +1,26 @@
+"""The operator has decided about every field that a real API server knows in a pod, and about no other."""
+
+from __future__ import annotations
+
+import pytest
+
+from guard_operator.reconcile.isolation import MOUNT, TABLES
+from guard_operator.runtime.client import Client
+
+
+@pytest.mark.parametrize("schema", TABLES)
+def test_every_field_of_the_api_is_decided(client: Client, schema: str) -> None:
+    document = client.request("GET", "/openapi/v3/api/v1")
+    fields = set(document["components"]["schemas"][f"io.k8s.api.core.v1.{schema}"]["properties"])
+    if schema == "Volume":
+        fields.remove("name")
+    if TABLES[schema] is MOUNT:
+        assert fields <= MOUNT.keys()
+    else:
+        assert fields == TABLES[schema].keys()
+
+
+def test_a_mount_has_no_other_fields(client: Client) -> None:
+    schemas = client.request("GET", "/openapi/v3/api/v1")["components"]["schemas"]
+    known = [schemas[f"io.k8s.api.core.v1.{kind}"]["properties"] for kind in ("VolumeMount", "VolumeDevice")]
+    assert set().union(*known) == MOUNT.keys()

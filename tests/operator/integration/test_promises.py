@@ -1,0 +1,362 @@
+"""Every fire ends in "no pod left", said once and only when it is so; and what is not known is not told.
+
+- Stopped settles: a controller on a stale cache that makes the pod again is met, and nothing is told twice.
+- 100 fires while no log can be had: the last stop request comes within two seconds of the last fire.
+- A fire goes before the history of jobs that are over when an operator starts.
+- No verdict is told while no guard runs; a rank 0 without its guard is seen, and met as a silent guard is.
+- A run that ended while no operator was there ends as its guard saw it end.
+- A namespace that cannot be read holds up no other, and a process that cannot work does not lead.
+- Pods that may take a day to end are given less, and pods that do not end are said.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from guard_operator.runtime.client import PODS, ROLE_BINDINGS, Client
+from guard_operator.runtime.errors import ClusterError
+
+from .conftest import new_namespace
+from .controlplane import ControlPlane
+from .faults import Fault, fault_proxy
+from .kubelet import kubelet_of_node
+from .waiting import eventually
+from .world import BEAT, JOBS, PYTORCHJOBS, RUNNING, Json, World, deadline
+
+MakeJob = Callable[..., Json]
+FIRES, WITHIN_SECONDS = 100, 2.0
+#: The last word of a guard that has judged all of a run, and whose trainer had finished.
+FINISHED = {
+    **{"heartbeat": BEAT, "level": "healthy", "code": "ok", "reason": "fine", "attempt": 0, "step": 9},
+    **{"announced": 3, "evaluated": 3, "failed": 0, "skipped": 0, "waiting": 0},
+    "ended": {"attempt": 0, "step": 9},
+}
+
+
+# -- stopped ---------------------------------------------------------------------------------------------
+
+
+class StaleController(threading.Thread):
+    """A training-operator whose cache is behind: for a while it makes a pod again as soon as it is gone."""
+
+    def __init__(self, here: World, seconds: float) -> None:
+        super().__init__(daemon=True)
+        self._here, self._until = here, time.monotonic() + seconds
+        pod = here.pods()[0]
+        self._pod = {
+            "metadata": {key: pod["metadata"][key] for key in ("name", "labels", "ownerReferences")},
+            "spec": pod["spec"],
+        }
+        self.made = 0
+
+    def run(self) -> None:
+        while time.monotonic() < self._until:
+            self._here.training_operator_stops_the_job()
+            time.sleep(1.0)  # as long as it takes until it looks again
+            with suppress(ClusterError):
+                self._here.put(PODS, self._pod)
+                self.made += 1
+        self._here.training_operator_stops_the_job()
+
+
+@pytest.mark.slow
+def test_stopped_is_said_once_it_has_settled(running: World) -> None:
+    """Also with a controller that makes the pod again: Stopped is said once, and stays."""
+    controller = StaleController(running, 10.0)
+    turns: list[str] = []
+    running.fire()
+    running.expect_workload(deadline, "the workload is told to end")
+    controller.start()
+    while controller.is_alive() or running.conditions()["Stopped"][0] != "True":
+        said = running.conditions().get("Stopped", ("",))[0]
+        if not turns or turns[-1] != said:
+            turns.append(said)
+        time.sleep(0.1)
+    assert controller.made > 3
+    running.expect("Stopped", "True", "NoPodsLeft")
+    # A minute later it is looked at once more, and what came back meanwhile unseen would be met.
+    time.sleep(2.0)
+    assert turns[-1] in {"True", "False"} and turns.count("True") <= 1, turns
+    running.expect_events("NoPodsLeft")
+    assert running.events().count("NoPodsLeft") == 1
+    assert running.pods() == []
+
+
+@pytest.mark.slow
+def test_fires_are_stopped_at_once_while_no_log_can_be_had(
+    plane: ControlPlane, client: Client, namespace: str, here: World, make_job: MakeJob
+) -> None:
+    here.claim()
+    runs = [here.another(f"run-{number}") for number in range(FIRES)]
+    for one in runs:
+        one.submit(make_job(one.name))
+    operator = here.operator()
+    node = f"node-of-{namespace}"
+    with kubelet_of_node(plane, client, node) as kubelet, ThreadPoolExecutor(4) as pool:
+        kubelet.hangs.set()
+        for one in runs:
+            one.expect("Guarded", "True", "WorkloadCreated", within=120)
+        list(pool.map(lambda one: one.start_pod(node=node), runs))
+        list(pool.map(lambda one: one.admin_says(heartbeat=BEAT, step=1), runs))
+        for one in runs:
+            one.expect("Fired", "False", "NotFired", within=60)
+        seen: dict[str, float] = {}
+        watch = threading.Thread(target=note_stops, args=(client, namespace, seen), daemon=True)
+        watch.start()
+        fire = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 1, "at": BEAT}
+        began = time.monotonic()
+        list(pool.map(lambda one: one.admin_says(heartbeat=BEAT, fire=fire), runs))
+        fired = time.monotonic()
+        eventually(lambda: len(seen) == FIRES, "every run was told to stop", within=60)
+        last = max(seen.values()) - fired
+        print(
+            f"{FIRES} fires in {fired - began:.2f} s: the last stop request {last:.2f} s after the last fire"
+        )
+        # On a machine so busy that the fires themselves take long: a fraction of that.
+        assert last < max(WITHIN_SECONDS, (fired - began) / 4)
+    assert operator.page("/healthz") == "ok\n"
+
+
+def note_stops(client: Client, namespace: str, seen: dict[str, float]) -> None:
+    """When each workload is first seen with its deadline."""
+    query = {"watch": "true", "timeoutSeconds": "120"}
+    with suppress(ClusterError), client.stream(PYTORCHJOBS.path(namespace), query, 120) as events:
+        for event in events:
+            policy = event["object"].get("spec", {}).get("runPolicy", {})
+            if policy.get("activeDeadlineSeconds") == 1:
+                seen.setdefault(event["object"]["metadata"]["name"], time.monotonic())
+
+
+# -- what is not known is not told -----------------------------------------------------------------------
+
+
+def crashed(reason: str = "CrashLoopBackOff") -> Json:
+    status = copy.deepcopy(RUNNING)
+    guard = status["initContainerStatuses"][0]  # type: ignore[index]
+    guard["state"] = {"waiting": {"reason": reason}}
+    return status
+
+
+def test_no_verdict_is_told_while_no_guard_runs(running: World) -> None:
+    """As when a trainer took the guard's port: the guard crash-loops, and the trainer goes on."""
+    running.guard_says(**{key: FINISHED[key] for key in FINISHED if key != "ended"})
+    running.pod_status(crashed())
+    message = running.expect("Fired", "Unknown", "GuardNotRunning")
+    assert "its last verdict, of 2026-01-01T00:00:00Z: healthy (ok) at step 9: fine" in message
+    running.pod_status(RUNNING)
+    running.expect("Fired", "False", "NotFired")
+    # A guard that was started anew has no verdict before it has reported.
+    status = copy.deepcopy(RUNNING)
+    guard = status["initContainerStatuses"][0]  # type: ignore[index]
+    guard["state"] = {"running": {"startedAt": "2026-01-01T01:00:00Z"}}
+    running.pod_status(status)
+    running.expect("Fired", "Unknown", "GuardNotRunning")
+    running.guard_says(heartbeat="2026-01-01T01:00:01Z")
+    running.expect("Fired", "False", "NotFired")
+
+
+def another_pod(here: World) -> Json:
+    """The pod, to be changed as something between operator and kubelet might change it."""
+    pod = copy.deepcopy(here.pods()[0])
+    kept = ("name", "labels", "annotations", "ownerReferences")
+    return {"metadata": {key: pod["metadata"][key] for key in kept}, "spec": pod["spec"]}
+
+
+def without_guard(here: World) -> Json:
+    pod = another_pod(here)
+    pod["spec"]["initContainers"].pop()
+    return pod
+
+
+def replace_pod(here: World, pod: Json) -> None:
+    here.delete_pods()
+    here.kubelet_ends_pods()
+    eventually(lambda: here.pods() == [], "the pod is gone")
+    here.put(PODS, pod)
+    here.pod_status(RUNNING)
+
+
+def test_a_rank_0_whose_guard_was_changed_is_not_called_guarded(running: World) -> None:
+    pod = another_pod(running)
+    replace_pod(running, copy.deepcopy(pod))
+    time.sleep(1.0)
+    assert running.conditions()["Guarded"][1] == "WorkloadCreated", "what the API server adds is no change"
+    pod["spec"]["initContainers"][-1]["image"] = "sleeper:1"
+    replace_pod(running, pod)
+    assert "run-master-0" in running.expect("Guarded", "False", "GuardChanged")
+    running.expect_events("GuardChanged")
+
+
+def test_a_rank_0_without_its_guard_is_not_called_guarded(running: World) -> None:
+    replace_pod(running, without_guard(running))
+    assert "run-master-0" in running.expect("Guarded", "False", "GuardMissing")
+    running.expect("Fired", "Unknown", "GuardNotRunning")
+    running.expect_events("GuardMissing")
+
+
+@pytest.mark.slow
+def test_a_rank_0_without_its_guard_is_met_as_a_silent_guard_is(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    job = make_job()
+    job["spec"]["onSilence"] = {"afterSeconds": 30, "action": "Stop"}
+    here.submit(job)
+    here.operator()
+    here.start()
+    replace_pod(here, without_guard(here))
+    here.expect_workload(deadline, "the workload is told to end", within=60)
+    assert "without its guard" in here.expect("Halted", "True", "GuardSilent")
+
+
+# -- how a run ended -------------------------------------------------------------------------------------
+
+
+def ended_while_nobody_looked(here: World, make_job: MakeJob, **said: object) -> None:
+    """The trainer finishes, and a TTL removes the workload, while no operator runs."""
+    here.claim()
+    here.submit(make_job())
+    first = here.operator(lease_seconds=4)
+    here.start()
+    first.kill()
+    here.guard_says(**FINISHED | said)
+    here.workload_condition("Succeeded")
+    here.delete_pods()
+    here.kubelet_ends_pods()
+    here.client.delete(PYTORCHJOBS, here.namespace, "run", here.workload()["metadata"]["uid"])
+    here.operator(lease_seconds=4)
+
+
+def test_a_run_that_succeeded_while_the_operator_was_down_has_succeeded(
+    here: World, make_job: MakeJob
+) -> None:
+    ended_while_nobody_looked(here, make_job)
+    assert "told the guard at step 9" in here.expect("Succeeded", "True", "WorkloadSucceeded")
+    assert here.phase() == "Succeeded" and "Disrupted" not in here.conditions()
+
+
+def test_a_run_that_was_not_judged_while_the_operator_was_down_says_so(
+    here: World, make_job: MakeJob
+) -> None:
+    ended_while_nobody_looked(here, make_job, evaluated=1, waiting=2)
+    here.expect("Succeeded", "True", "CheckpointsLeft")
+
+
+def test_a_trainer_that_fails_is_quoted(running: World) -> None:
+    ended = {"exitCode": 1, "message": "Traceback\nCUDA out of memory\n"}
+    trainer = {"name": "pytorch", "image": "trainer:1", "imageID": "", "ready": False, "restartCount": 0}
+    running.pod_status(
+        {"phase": "Failed", "containerStatuses": [{**trainer, "state": {"terminated": ended}}]}
+    )
+    running.workload_condition("Failed")
+    message = running.expect("Failed", "True", "WorkloadFailed")
+    assert message.endswith("container pytorch ended with exit code 1: CUDA out of memory")
+
+
+# -- namespaces ------------------------------------------------------------------------------------------
+
+
+def test_a_namespace_that_is_gone_holds_up_no_other(here: World, make_job: MakeJob) -> None:
+    gone = new_namespace(here.client)  # of which the operator may read nothing
+    here.claim()
+    here.submit(make_job())
+    operator = here.operator(f"--namespace={gone}")
+    here.expect("Guarded", "True", "WorkloadCreated")
+    page = operator.page("/metrics")
+    assert f'rlguard_namespace_synced{{namespace="{gone}"}} 0.0' in page
+    assert f'rlguard_namespace_synced{{namespace="{here.namespace}"}} 1.0' in page
+    # As soon as it can be read it is worked on.
+    here.bind("ClusterRole", "rlguard-operator", gone)
+    job = make_job()
+    job["metadata"]["namespace"] = gone
+    here.client.create(JOBS, gone, job, "test")
+
+    def refused() -> bool:
+        raw = here.client.get(JOBS, gone, "run") or {}
+        return (raw.get("status") or {}).get("phase") == "Refused"
+
+    eventually(refused, "the missing claim is noticed", within=60)
+
+
+def test_a_process_that_cannot_work_does_not_lead(here: World) -> None:
+    here.client.request("DELETE", ROLE_BINDINGS.path(here.namespace, "operator-clusterrole"))
+    operator = here.operator()
+    eventually(lambda: "403" in operator.log.read_text(), "it may not read anything")
+    time.sleep(3.0)
+    assert here.leader() == ""
+    here.bind("ClusterRole", "rlguard-operator", here.namespace)
+    eventually(here.leader, "it leads", within=60)
+
+
+# -- pods that do not end --------------------------------------------------------------------------------
+
+
+def test_a_grace_period_of_a_day_is_cut(here: World, make_job: MakeJob) -> None:
+    here.claim()
+    job = make_job()
+    template = job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+    template["spec"]["terminationGracePeriodSeconds"] = 86400
+    job["spec"]["stopGraceSeconds"] = 20
+    here.submit(job)
+    here.operator()
+    here.start()
+    here.fire()
+    here.expect_workload(deadline, "the workload is told to end")
+    here.delete_pods()  # as the training-operator does, with the grace period of the template
+    eventually(
+        lambda: [pod["metadata"]["deletionGracePeriodSeconds"] for pod in here.pods()] == [20],
+        "the pod has 20 s to end",
+    )
+
+
+@pytest.mark.slow
+def test_a_pod_on_a_dead_node_is_said_within_a_minute(running: World) -> None:
+    asked = time.monotonic()
+    running.fire()
+    running.expect_workload(deadline, "the workload is told to end")
+    running.delete_pods()
+    message = running.expect("Stopped", "False", "PodsOverdue", within=60)
+    assert "look at node node" in message and time.monotonic() - asked < 60
+    running.expect_events("PodsOverdue")
+    assert running.events().count("PodsOverdue") == 1
+    running.kubelet_ends_pods()
+    running.expect("Stopped", "True", "NoPodsLeft")
+
+
+# -- start-up --------------------------------------------------------------------------------------------
+
+
+def test_a_fire_goes_before_all_else_when_an_operator_starts(
+    plane: ControlPlane, here: World, make_job: MakeJob
+) -> None:
+    """One worker, and fifty jobs that the list shows before the one that has fired."""
+    here.claim()
+    here.submit(make_job())
+    first = here.operator(lease_seconds=4)
+    here.start()
+    first.kill()
+    for number in range(50):
+        name = f"a{number}"
+        here.another(name).submit(make_job(name))
+    fire = {"code": "hacking_gap", "reason": "x", "attempt": 0, "step": 1, "at": BEAT}
+    here.guard_says(heartbeat=BEAT, fire=fire)
+    asked: list[str] = []
+
+    def jobs_are_listed_first(method: str, path: str) -> Fault | None:
+        listed = path.split("?", maxsplit=1)[0].rsplit("/", 1)[-1]
+        if method == "GET" and listed in {"pods", "pytorchjobs"} and "watch=true" not in path:
+            time.sleep(2.0)
+        if method in {"PATCH", "POST"} and "/pytorchjobs" in path:
+            asked.append(path)
+        return None
+
+    with fault_proxy(plane) as proxy:
+        proxy.inject(jobs_are_listed_first)
+        here.operator("--workers=1", server=proxy.url, lease_seconds=4)
+        here.expect_workload(deadline, "the workload is told to end", within=60)
+    assert "/pytorchjobs/run" in asked[0], asked[:3]

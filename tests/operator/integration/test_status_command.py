@@ -1,0 +1,39 @@
+"""`rlguard status` on a real API server: one job, all jobs, and what is not there."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard_cli.errors import CliError
+from guard_cli.status import _of_cluster, verdict_lines
+from guard_operator.api.names import GROUP, GUARD_MANAGER, KIND, PLURAL, VERSION
+from guard_operator.runtime.client import Client, Resource
+
+JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
+
+
+def test_a_job_and_all_jobs(
+    client: Client, namespace: str, make_job: Callable[..., dict[str, Any]], kubeconfig: Path
+) -> None:
+    created = client.create(JOBS, namespace, make_job("first"), "test")
+    client.create(JOBS, namespace, make_job("second"), "test")
+    status = {
+        "guard": {"level": "warning", "code": "stale", "reason": "old", "step": 7, "detectorState": "secret"}
+    }
+    body = {k: copy.deepcopy(created[k]) for k in ("apiVersion", "kind")} | {
+        "metadata": {"name": "first", "namespace": namespace},
+        "status": status,
+    }
+    client.apply(JOBS, body, GUARD_MANAGER, "status")
+    [one] = _of_cluster("first", namespace, kubeconfig)
+    assert one["name"] == "first" and "detectorState" not in one["verdict"]
+    assert list(verdict_lines(one["verdict"]))[:2] == ["warning (stale): old", "step 7 of attempt 0"]
+    assert [job["name"] for job in _of_cluster(None, namespace, kubeconfig)] == ["first", "second"]
+    assert _of_cluster("second", namespace, kubeconfig)[0]["verdict"] == {}
+    with pytest.raises(CliError, match=f"namespace {namespace} has no GuardedTrainingJob 'third'"):
+        _of_cluster("third", namespace, kubeconfig)

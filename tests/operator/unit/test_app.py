@@ -1,0 +1,190 @@
+"""The operator's parts together, without a server: what is waited for, what is urgent, and the gauges."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from kubernetes.client import Configuration
+
+from guard_operator import app
+from guard_operator.__main__ import parser
+from guard_operator.api.reasons import Reason
+from guard_operator.reconcile.gauges import JobGauges
+from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.runtime.client import Client
+from guard_operator.runtime.metrics import OperatorMetrics
+from guard_operator.runtime.queue import WorkQueue
+from guard_operator.runtime.reflector import Key, Timing
+
+Json = dict[str, Any]
+LATCH = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 4, "at": "2026-01-01T00:00:00Z"}
+
+
+def caches(*namespaces: str) -> app._Caches:
+    queue: WorkQueue[Key] = WorkQueue(OperatorMetrics())
+    client = Client(cast(Any, Configuration()))
+    return app._Caches(client, namespaces, queue, HeartbeatClock(), Timing())
+
+
+def sync(some: app._Caches, namespace: str) -> None:
+    for reflector in some.reflectors:
+        if reflector.namespace == namespace:
+            reflector._synced.set()
+
+
+def test_each_namespace_is_worked_on_as_it_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = caches("a", "gone")
+    assert not some.workable() and not some.ready()
+    some.reflectors[0]._synced.set()
+    assert not some.synced("a"), "its pods are not read yet"
+    sync(some, "a")
+    assert some.synced("a") and not some.synced("gone")
+    assert some.workable() and not some.ready(), "the other may still come"
+    monkeypatch.setattr(app, "GIVE_UP_SECONDS", 0.0)
+    assert some.ready() and list(some.states()) == [("a", True), ("gone", False)]
+    sync(some, "gone")
+    assert some.synced("gone")
+
+
+def test_a_process_that_can_read_nothing_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "GIVE_UP_SECONDS", 0.0)
+    some = caches("gone")
+    assert not some.ready() and not some.workable()
+
+
+def raw(name: str, **status: Any) -> Json:
+    return {"metadata": {"name": name, "namespace": "a", "uid": name}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("status", "urgent"),
+    [
+        ({"guard": {"fire": LATCH}}, True),
+        ({"guard": {"halt": LATCH}}, True),
+        ({"conditions": [{"type": "Halted", "status": "True"}]}, True),
+        ({"conditions": [{"type": "Fired", "status": "True"}]}, True),
+        (
+            {"conditions": [{"type": "Fired", "status": "Unknown"}, {"type": "Guarded", "status": "True"}]},
+            False,
+        ),
+        ({"guard": {"fire": LATCH}, "stop": {"method": "Stop"}}, False),
+        ({"guard": {"step": 3}}, False),
+        ({}, False),
+    ],
+    ids=[
+        "fired",
+        "halted",
+        "halted for silence",
+        "fired, and only the condition says so",
+        "not fired",
+        "stop asked for",
+        "running",
+        "new",
+    ],
+)
+def test_a_latch_goes_before_what_waits_already(status: Json, urgent: bool) -> None:
+    some = caches("a")
+    some._job_changed(None, raw("first"))
+    some._job_changed(None, raw("second", **status))
+    assert some._queue.take() == ("a", "second" if urgent else "first")
+
+
+def condition(kind: str, status: str, reason: str = "R") -> Json:
+    return {"type": kind, "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+
+
+#: Which gauges of a job there are, by its status.
+GAUGES: dict[str, tuple[Json, set[str]]] = {
+    "new": ({}, set()),
+    "running, nothing evaluated": (
+        {"phase": "Running", "conditions": [condition("Guarded", "True")]},
+        {"rlguard_first_evaluation_pending_seconds"},
+    ),
+    "starting, nothing evaluated": (
+        {"phase": "Starting", "conditions": [condition("Guarded", "True")]},
+        {"rlguard_first_evaluation_pending_seconds"},
+    ),
+    "running": (
+        {"phase": "Running", "guard": {"lastEvaluationTime": "2026-01-01T00:00:00Z"}},
+        {"rlguard_evaluation_age_seconds"},
+    ),
+    "fired": ({"phase": "Stopping", "guard": {"fire": LATCH}}, {"rlguard_unstopped_seconds"}),
+    "halted": (
+        {"phase": "Stopping", "conditions": [condition("Halted", "True")]},
+        {"rlguard_unstopped_seconds"},
+    ),
+    "overdue": (
+        {
+            "phase": "Stopping",
+            "guard": {"fire": LATCH},
+            "conditions": [condition("Stopped", "False", Reason.PODS_OVERDUE)],
+        },
+        {"rlguard_unstopped_seconds", "rlguard_pods_overdue_seconds"},
+    ),
+    "stopped": (
+        {"phase": "Stopped", "guard": {"fire": LATCH}, "conditions": [condition("Stopped", "True")]},
+        set(),
+    ),
+    "waiting": (
+        {"phase": "Pending", "conditions": [condition("Waiting", "True")]},
+        {"rlguard_waiting_seconds"},
+    ),
+    "waited": ({"phase": "Pending", "conditions": [condition("Waiting", "False")]}, set()),
+    "failed while it waited": ({"phase": "Failed", "conditions": [condition("Waiting", "True")]}, set()),
+    "succeeded": ({"phase": "Succeeded", "conditions": [condition("Guarded", "True")]}, set()),
+}
+
+
+@pytest.mark.parametrize(("status", "expected"), GAUGES.values(), ids=GAUGES.keys())
+def test_what_is_measured_of_a_job(status: Json, expected: set[str]) -> None:
+    metrics = OperatorMetrics()
+    metrics.registry.register(JobGauges(lambda: [raw("run", **status)], list))
+    of_job = {
+        sample.name: sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.labels.get("namespace") == "a"
+    }
+    assert of_job.keys() == expected
+    assert all(value > 0 for value in of_job.values())
+
+
+def test_phases_and_silence_are_counted() -> None:
+    silent = [condition("GuardSilent", "True")]
+    jobs = [
+        raw("a", phase="Running", conditions=silent),
+        raw("b", phase="Running", conditions=[condition("GuardSilent", "False")]),
+        raw("c", phase="Stopped", conditions=silent),
+        raw("d"),
+        raw("e", phase="Starting", conditions=[condition("GuardSilent", "True", Reason.MOST_SILENT)]),
+    ]
+    metrics = OperatorMetrics()
+    metrics.registry.register(JobGauges(lambda: jobs, lambda: [("a", True), ("gone", False)]))
+    value = metrics.registry.get_sample_value
+    assert [value("rlguard_jobs", {"phase": phase}) for phase in ("Running", "Stopped", "Pending")] == [
+        2,
+        1,
+        1,
+    ]
+    assert (value("rlguard_guards_silent"), value("rlguard_guards_silent_at_once")) == (2, 1)
+    synced = [value("rlguard_namespace_synced", {"namespace": name}) for name in ("a", "gone")]
+    assert synced == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it is not JSON"),
+        ("[]", "it is no mapping"),
+        ('{"limit": {"memory": "4Gi"}}', "limit is no setting: did you mean limits?"),
+        ('{"limits": {"memory": null}}', "limits.memory must be a whole number or a text"),
+    ],
+)
+def test_resources_of_guards_that_cannot_be_are_named(
+    text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--guard-image=g", f"--guard-resources={text}"])
+    assert said in capsys.readouterr().err
+    assert parser().parse_args(["--guard-image=g", "--guard-resources={}"]).guard_resources == {}

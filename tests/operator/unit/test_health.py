@@ -1,0 +1,95 @@
+"""The port of probes and metrics: what it answers, and what it withstands."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from urllib.error import HTTPError
+
+import pytest
+
+from guard_operator.runtime import health
+from guard_operator.runtime.health import HealthServer
+from guard_operator.runtime.metrics import OperatorMetrics
+from guard_operator.runtime.serving import MOST_CONNECTIONS
+
+Serve = Callable[..., HealthServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """A server; keyword arguments replace what it is given."""
+    with ExitStack() as stack:
+
+        def start(host: str = "127.0.0.1", ready: bool = True) -> HealthServer:
+            server = HealthServer(
+                (host, 0), lambda: True, lambda: ready, OperatorMetrics().registry, lambda: {"a": 1}
+            )
+            stack.callback(server.close)
+            return server
+
+        yield start
+
+
+def page(server: HealthServer, path: str, host: str = "127.0.0.1") -> str:
+    with urllib.request.urlopen(f"http://{host}:{server.port}{path}", timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+def connected(stack: ExitStack, server: HealthServer, times: int) -> list[socket.socket]:
+    address = ("127.0.0.1", server.port)
+    return [stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(times)]
+
+
+def handlers() -> int:
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_what_it_answers(serve: Serve) -> None:
+    server = serve(ready=False)
+    assert page(server, "/healthz") == "ok\n"
+    assert "rlguard_fires" in page(server, "/metrics")
+    assert json.loads(page(server, "/debug/state")) == {"a": 1}
+    with pytest.raises(HTTPError, match="503"):
+        page(server, "/readyz")
+    with pytest.raises(HTTPError, match="404"):
+        page(server, "/../etc/passwd")
+
+
+def test_it_listens_on_both_families(serve: Serve) -> None:
+    server = serve("::")
+    assert page(server, "/healthz") == "ok\n"
+    if socket.has_dualstack_ipv6():
+        assert page(server, "/healthz", "[::1]") == "ok\n"
+
+
+def test_a_machine_without_ipv6_has_ipv4(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    server = serve("::")
+    assert page(server, "/healthz") == "ok\n"
+    assert server._server.address_family == socket.AF_INET
+
+
+def test_connections_that_are_left_open_hold_up_no_probe(serve: Serve) -> None:
+    server = serve()
+    before = handlers()
+    with ExitStack() as stack:
+        idle = connected(stack, server, 400)
+        assert page(server, "/healthz") == "ok\n"
+        assert idle[0].recv(1) == b"", "the oldest made room"
+        assert handlers() - before <= MOST_CONNECTIONS + 1
+
+
+def test_an_idle_connection_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "IDLE_SECONDS", 0.2)
+    server = serve()
+    with ExitStack() as stack:
+        (idle,) = connected(stack, server, 1)
+        assert idle.recv(1) == b""
+        (halfway,) = connected(stack, server, 1)
+        halfway.sendall(b"GET /healthz HTT")
+        assert halfway.recv(1) == b""

@@ -1,0 +1,364 @@
+"""What Strict allows: every field of a pod, and every way to the guard that depends on a value.
+
+The rows are in pod_fields.yaml; tests/operator/integration compares their names with a real API server's.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard_operator.adapters import ADAPTERS
+from guard_operator.api.types import Spec, Status
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile import inject
+from guard_operator.reconcile.inject import LeakError, build_workload
+from guard_operator.reconcile.isolation import POD, TABLES
+from guard_operator.reconcile.leaks import leaks
+from guard_operator.reconcile.refusals import Violation, copies, inspect
+from guard_operator.reconcile.snapshot import Job
+
+_SPEC = importlib.util.spec_from_file_location("pod_fields", Path(__file__).with_name("pod_fields.py"))
+assert _SPEC and _SPEC.loader
+pod_fields = importlib.util.module_from_spec(_SPEC)
+sys.modules["pod_fields"] = pod_fields
+_SPEC.loader.exec_module(pod_fields)
+
+Json = dict[str, Any]
+CONFIG = OperatorConfig("guard:1", relaxed_host_paths=("/mnt/k8s-disks",))
+OPENAI = {"baseUrl": "https://vllm:8000/v1", "model": "m", "apiKeySecretName": "key"}
+
+
+def template_pod() -> Json:
+    mounts = [{"name": "checkpoints", "mountPath": "/ckpt"}]
+    return {
+        "securityContext": {"runAsNonRoot": True},
+        "containers": [{"name": "pytorch", "image": "trainer", "volumeMounts": mounts}],
+        "volumes": [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}],
+    }
+
+
+def job(pod: Json | None = None, **guard: Any) -> Job:
+    spec = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": pod or template_pod()}}}}
+    template = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": spec}
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}}
+    own = {"heldout": heldout, "checkpoints": {"volume": "checkpoints"}, **guard}
+    parsed = Spec.model_validate({"template": template, "guard": own})
+    return Job("run", "ns", "0123456789ab", 1, "1", {}, parsed, Status())
+
+
+def findings(pod: Json, **guard: Any) -> tuple[Violation, ...]:
+    one = job(pod, **guard)
+    return inspect(ADAPTERS[0], one.spec.template.spec, one.spec.guard, CONFIG)
+
+
+def built(one: Job) -> Json:
+    workload = build_workload(one, ADAPTERS[0], CONFIG)
+    pod: Json = workload["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    return pod
+
+
+# -- one row for every field -----------------------------------------------------------------------------
+
+
+def test_every_field_that_is_decided_has_a_row_and_no_other() -> None:
+    rows = {schema: set(fields) for schema, fields in pod_fields.TABLES.items()}
+    merged = rows.pop("VolumeMount") | rows.pop("VolumeDevice")  # one table for both
+    decided = {schema: set(decisions) for schema, decisions in TABLES.items()}
+    assert decided.pop("VolumeMount") == decided.pop("VolumeDevice") == merged
+    assert rows.pop("Volume") == decided.pop("Volume") | {"name"}
+    assert rows == decided
+
+
+@pytest.mark.parametrize("row", pod_fields.ROWS, ids=str)
+def test_a_row(row: Any) -> None:
+    pod = template_pod()
+    row.put(pod)
+    strict, relaxed = findings(pod), findings(pod, isolation="Relaxed")
+    assert all(finding.cost is None for finding in strict)
+    if row.outcome == "allowed":
+        assert strict == relaxed == ()
+    elif row.outcome == "relaxed":
+        assert strict and "Relaxed" in " ".join(finding.message for finding in strict)
+        assert relaxed and all(finding.cost for finding in relaxed)
+    else:
+        assert strict and any(finding.cost is None for finding in relaxed)
+
+
+@pytest.mark.parametrize("schema", TABLES)
+def test_a_field_that_nobody_has_decided_about_is_refused(schema: str) -> None:
+    pod = template_pod()
+    pod_fields.Row(schema, "sharesTheGuardsMemory", "refused", {"x": "y"}).put(pod)
+    for isolation in ("Strict", "Relaxed"):
+        assert any(
+            f.field.endswith("sharesTheGuardsMemory") and "does not know" in f.message and f.cost is None
+            for f in findings(pod, isolation=isolation)
+        )
+
+
+def test_what_is_off_counts_as_not_there() -> None:
+    pod = template_pod() | {"hostPID": False, "shareProcessNamespace": None, "newField": False}
+    assert findings(pod) == ()
+
+
+# -- users -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "admitted"),
+    [
+        ({"runAsNonRoot": True}, {}, True),
+        ({"runAsUser": 10001}, {}, True),
+        ({}, {"runAsNonRoot": True}, True),
+        ({}, {"runAsUser": 10001}, True),
+        ({"runAsUser": 0}, {"runAsUser": 10001}, True),
+        ({}, {}, False),
+        ({"runAsUser": 0}, {}, False),
+        ({"runAsUser": 10001}, {"runAsUser": 0}, False),
+        ({"runAsNonRoot": True}, {"runAsNonRoot": False}, False),
+        ({"runAsNonRoot": True}, {"runAsUser": 0}, False),
+    ],
+)
+def test_root(outer: Json, inner: Json, admitted: bool) -> None:
+    """An image may be root's, so a template must say that it is not, for the pod or for each container."""
+    pod = template_pod()
+    pod["securityContext"], pod["containers"][0]["securityContext"] = outer, inner
+    found = findings(pod)
+    assert (found == ()) == admitted
+    for finding in found:
+        assert finding.field.endswith("containers[0].securityContext.runAsUser")
+        assert "runAsNonRoot" in finding.message and "isolation: Relaxed" in finding.message
+        assert "network" in finding.message, "the reason is said"
+
+
+def test_an_init_container_must_not_be_root_either() -> None:
+    pod = template_pod() | {"initContainers": [{"name": "a", "securityContext": {"runAsUser": 0}}]}
+    (found,) = findings(pod)
+    assert found.field.endswith("initContainers[0].securityContext.runAsUser")
+
+
+def test_no_container_keeps_a_capability() -> None:
+    pod = template_pod() | {"initContainers": [{"name": "download", "image": "dl"}]}
+    pod["containers"][0]["securityContext"] = {
+        "capabilities": {"drop": ["KILL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    strict = built(job(pod))
+    assert strict["containers"][0]["securityContext"] == confined | {"readOnlyRootFilesystem": True}
+    assert strict["initContainers"][0]["securityContext"] == confined
+    relaxed = built(job(pod, isolation="Relaxed"))
+    assert relaxed["containers"][0]["securityContext"] == pod["containers"][0]["securityContext"]
+    assert "securityContext" not in relaxed["initContainers"][0]
+
+
+# -- what is the guard's ---------------------------------------------------------------------------------
+
+
+def test_the_evaluators_key_is_the_guards_alone() -> None:
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"openai": OPENAI}}
+    ways: list[Callable[[Json], Any]] = [
+        lambda pod: pod["volumes"].append({"name": "v", "secret": {"secretName": "key"}}),
+        lambda pod: pod["volumes"].append(
+            {"name": "v", "projected": {"sources": [{"secret": {"name": "key"}}]}}
+        ),
+        lambda pod: pod["containers"][0].update(envFrom=[{"secretRef": {"name": "key"}}]),
+        lambda pod: pod["containers"][0].update(
+            env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "key", "key": "api-key"}}}]
+        ),
+    ]
+    for way in ways:
+        pod = template_pod()
+        way(pod)
+        for isolation in ("Strict", "Relaxed"):
+            (found,) = findings(pod, heldout=heldout, isolation=isolation)
+            assert found.cost is None and "API key" in found.message
+
+
+@pytest.mark.parametrize("field", ["dataSource", "dataSourceRef"])
+@pytest.mark.parametrize(
+    ("source", "copied"),
+    [
+        ({"kind": "PersistentVolumeClaim", "name": "heldout"}, True),
+        ({"kind": "PersistentVolumeClaim", "name": "state"}, True),
+        ({"kind": "PersistentVolumeClaim", "name": "models"}, False),
+        ({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "heldout"}, False),
+        (None, False),
+    ],
+)
+def test_a_claim_that_copies_the_guards(field: str, source: Any, copied: bool) -> None:
+    guard = job(state={"claimName": "state"}).spec.guard
+    assert copies({"spec": {field: source}}, guard) is copied
+    assert copies({}, guard) is False
+
+
+@pytest.mark.parametrize(
+    ("url", "admitted"),
+    [
+        ("https://vllm:8000/v1", True),
+        ("http://127.0.0.1:8000/v1", True),
+        ("http://localhost:8000/v1", True),
+        ("http://[::1]:8000/v1", True),
+        ("http://vllm:8000/v1", False),
+        ("http://10.0.0.7:8000/v1", False),
+        ("http://127.0.0.1.example.com/v1", False),
+        ("http://localhost@example.com/v1", False),
+        ("http://127.0.0.1:8000@example.com/v1", False),
+        ("http://[::1/v1", False),
+    ],
+)
+def test_prompts_do_not_travel_in_the_clear(url: str, admitted: bool) -> None:
+    evaluator = {"openai": OPENAI | {"baseUrl": url}}
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": evaluator}
+    found = findings(template_pod(), heldout=heldout)
+    assert (found == ()) == admitted
+    for finding in found:
+        assert finding.field == "spec.guard.heldout.evaluator.openai.baseUrl"
+        assert "https://" in finding.message and url in finding.message
+        (relaxed,) = findings(template_pod(), heldout=heldout, isolation="Relaxed")
+        assert relaxed.cost and "prompts" in relaxed.cost
+
+
+def test_the_guard_could_not_follow_a_path_of_the_trainers_environment() -> None:
+    pod = template_pod()
+    pod["containers"][0]["volumeMounts"][0]["subPathExpr"] = "$(RUN)"
+    (found,) = findings(pod)
+    assert "subPathExpr" in found.message
+
+
+# -- the last look ---------------------------------------------------------------------------------------
+
+OWN = frozenset({("Secret", "split"), ("ConfigMap", "policy"), ("PersistentVolumeClaim", "heldout")})
+
+
+def finished() -> Json:
+    """A pod as the injection leaves it."""
+    guard = {"name": "rlguard-guard", "volumeMounts": [{"name": "rlguard-heldout", "mountPath": "/h"}]}
+    trainer = {
+        "name": "pytorch",
+        "env": [{"name": "A", "value": "b"}],
+        "envFrom": [{"secretRef": {"name": "x"}}],
+    }
+    return {
+        "automountServiceAccountToken": False,
+        "initContainers": [guard],
+        "containers": [trainer],
+        "volumes": [{"name": "rlguard-heldout", "secret": {"secretName": "split"}}],
+    }
+
+
+def via(source: Json) -> Callable[[Json], Any]:
+    """A volume of the trainer's own name."""
+    return lambda pod: (
+        pod["volumes"].append({"name": "mine", **source}),
+        pod["containers"][0].update(volumeMounts=[{"name": "mine", "mountPath": "/m"}]),
+    )
+
+
+def env(value_from: Json, name: str = "A") -> Callable[[Json], Any]:
+    return lambda pod: pod["containers"][0].update(env=[{"name": name, "valueFrom": value_from}])
+
+
+LEAKS: dict[str, Callable[[Json], Any]] = {
+    "a mount by name": lambda pod: pod["containers"][0].update(volumeMounts=[{"name": "rlguard-heldout"}]),
+    "a name that is not there yet": lambda pod: pod["containers"][0].update(
+        volumeMounts=[{"name": "rlguard-x"}]
+    ),
+    "a device": lambda pod: pod["containers"][0].update(volumeDevices=[{"name": "rlguard-heldout"}]),
+    "an init container": lambda pod: pod["initContainers"].insert(
+        0, {"name": "a", "volumeMounts": [{"name": "rlguard-heldout"}]}
+    ),
+    "a Secret under another name": via({"secret": {"secretName": "split"}}),
+    "a ConfigMap under another name": via({"configMap": {"name": "policy"}}),
+    "a claim under another name": via({"persistentVolumeClaim": {"claimName": "heldout"}}),
+    "a projected Secret": via({"projected": {"sources": [{"secret": {"name": "split"}}]}}),
+    "a token": via({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}),
+    "a variable": env({"secretKeyRef": {"name": "split", "key": "k"}}),
+    "the trainer's variable with another key": env(
+        {"secretKeyRef": {"name": "split", "key": "read-token"}}, "RLGUARD_TOKEN"
+    ),
+    "another variable with the trainer's key": env(
+        {"secretKeyRef": {"name": "split", "key": "ingest-token"}}
+    ),
+    "a variable of a ConfigMap": env({"configMapKeyRef": {"name": "policy", "key": "k"}}),
+    "a variable from a file": env({"fileKeyRef": {"volumeName": "rlguard-heldout", "path": "p", "key": "k"}}),
+    "all variables": lambda pod: pod["containers"][0].update(envFrom=[{"secretRef": {"name": "split"}}]),
+    "all variables of a ConfigMap": lambda pod: pod["containers"][0].update(
+        envFrom=[{"configMapRef": {"name": "policy"}}]
+    ),
+    "the automatic token": lambda pod: pod.pop("automountServiceAccountToken"),
+}
+
+
+def test_a_finished_pod_has_no_leak() -> None:
+    assert leaks(finished(), OWN) == ()
+    pod = finished()
+    env({"secretKeyRef": {"name": "split", "key": "ingest-token"}}, "RLGUARD_TOKEN")(pod)
+    assert leaks(pod, OWN) == ()
+
+
+@pytest.mark.parametrize("change", LEAKS.values(), ids=LEAKS.keys())
+def test_a_leak_is_found(change: Callable[[Json], Any]) -> None:
+    pod = finished()
+    change(pod)
+    assert len(leaks(pod, OWN)) == 1
+
+
+def test_a_guard_by_name_alone_is_no_guard() -> None:
+    """A container of the template that calls itself the guard would see all of it."""
+    pod = finished()
+    pod["containers"].append(copy.deepcopy(pod["initContainers"][0]))
+    assert leaks(pod, OWN)
+
+
+#: Mistakes of the injection: each gives the trainer what is the guard's. Nothing has asked the refusals.
+MISTAKES: dict[str, Callable[[Json], Any]] = {
+    "mounts for all": lambda pod: pod["containers"][0]["volumeMounts"].extend(
+        mount for mount in pod["initContainers"][-1]["volumeMounts"] if mount["name"] == "rlguard-heldout"
+    ),
+    "a volume without its prefix": lambda pod: (
+        next(v for v in pod["volumes"] if v["name"] == "rlguard-heldout").update(name="heldout"),
+        pod["containers"][0]["volumeMounts"].append({"name": "heldout", "mountPath": "/h"}),
+    ),
+    "the read token for the trainer": lambda pod: next(
+        v for v in pod["containers"][0]["env"] if v["name"] == "RLGUARD_TOKEN"
+    )["valueFrom"]["secretKeyRef"].update(key="read-token"),
+    "the token of the pod": lambda pod: pod.update(automountServiceAccountToken=True),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_of_the_injection_is_caught(
+    mistake: Callable[[Json], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    injected = inject._inject
+
+    def wrong(one: Job, template: Any, pod: Json, config: OperatorConfig) -> None:
+        injected(one, template, pod, config)
+        mistake(pod)
+
+    monkeypatch.setattr(inject, "_inject", wrong)
+    with pytest.raises(LeakError, match=r"it is the guard's|token of the pod's service account"):
+        built(job())
+
+
+def test_what_the_job_names_and_what_is_made_for_it_is_the_guards() -> None:
+    heldout = {"volume": {"secretName": "split"}, "evaluator": {"openai": OPENAI}}
+    for source in ({"secret": {"secretName": name}} for name in ("split", "key", "run-01234567")):
+        pod = template_pod()
+        via(source)(pod)
+        pod["containers"][0]["volumeMounts"].append({"name": "checkpoints", "mountPath": "/ckpt"})
+        with pytest.raises(LeakError, match="the volume mine"):
+            built(job(pod, heldout=heldout))
+
+
+def test_every_decision_says_why() -> None:
+    for decisions in TABLES.values():
+        assert all(len(decision.reason) > 10 for decision in decisions.values())
+    assert POD["hostPID"].reason != POD["hostNetwork"].reason

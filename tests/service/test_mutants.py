@@ -1,0 +1,86 @@
+"""Tests of the tests: each mutant breaks one rule of what is trusted, and a test must see it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.mutants import Mutant, Rule, survivors
+
+DAMAGE = Path(__file__).resolve().parent / "test_store_damage.py"
+DATABASE, EVENTS, CHAIN, WITNESS = (
+    Rule("guard_service", f"store/{name}.py", DAMAGE) for name in ("database", "events", "chain", "witness")
+)
+
+IDENTITY_TESTS = DAMAGE.parents[1] / "heldout" / "test_identity.py"
+IDENTITY, STAGING = (
+    Rule("guard_service", f"heldout/{name}.py", IDENTITY_TESTS) for name in ("identity", "evaluators/staging")
+)
+FITNESS = Rule("guard_service", "heldout/fitness.py", IDENTITY_TESTS.with_name("test_fitness.py"))
+MAPPING = Rule("guard_service", "cluster/mapping.py", DAMAGE.with_name("test_cluster_mapping.py"))
+REPORTED = DAMAGE.parents[1] / "cli" / "run" / "test_report.py"
+PAGE = Rule("guard_service", "dashboard/page.py", REPORTED)
+REPORT = Rule("guard_cli", "run/report.py", REPORTED)
+
+ALLOWANCE = Rule("guard_service", "engine/allowance.py", DAMAGE.with_name("test_allowance.py"))
+
+MUTANTS: list[Mutant] = [
+    (PAGE, '.replace("<", ', '.replace("\\0", '),
+    (PAGE, 'html.escape(str(value).encode("utf-8", "replace").decode())', "str(value)"),
+    (PAGE, '.encode("utf-8", "replace").decode()', ""),
+    (PAGE, "script-src 'sha256-{digest}'", "script-src 'unsafe-inline'"),
+    (REPORT, "if verdict.fire and _DECISIVE", "if _DECISIVE"),
+    (REPORT, "if of_latch is evaluations[-1]:", "if of_latch:"),
+    (REPORT, "if not of_latch:", "if of_latch is None:"),
+    (REPORT, 'return "<td>—</td>"', 'return "<td>0</td>"'),
+    (ALLOWANCE, "if size >= STEPS_SHARE * self.max_bytes:", "if False:"),
+    (ALLOWANCE, "if size >= ANNOUNCED_SHARE * self.max_bytes:", "if False:"),
+    (ALLOWANCE, "if count > self._steps:", "if False:"),
+    (ALLOWANCE, "min(self.burst, self._steps + RATE * (now - self._at))", "min(self.burst, self._steps)"),
+    (ALLOWANCE, "        self._steps -= count\n", ""),
+    (DATABASE, "elif written != seal:", "elif False:"),
+    (DATABASE, "if chain.seq < known.seq:", "if False:"),
+    (DATABASE, "if chain.digest != known.digest:", "if False:"),
+    (DATABASE, "if head is not None and head.seq > 0:", "if False:"),
+    (EVENTS, "            if not stored:\n", "            if False:\n"),
+    (EVENTS, "for latch in missing:", "for latch in ():"),
+    (EVENTS, "if set(both) != set(kept):", "if False:"),
+    (DATABASE, "self._head.write(Head(chain.seq, chain.digest))", "pass"),
+    (DATABASE, "opened.enter_context(closing(HeadFile(state_dir, head)))", "HeadFile(state_dir, head)"),
+    (
+        DATABASE,
+        "self._head.write(Head(chain.seq, chain.digest))",
+        "HeadFile(self._state_dir, Head(chain.seq, chain.digest)).close()",
+    ),
+    (EVENTS, "write_latches(self._state_dir, (*self._latches(), *latches))", "pass"),
+    (CHAIN, "UNION ALL SELECT seq, state FROM snapshot", ""),
+    (CHAIN, "_of_pairs(db, _META) + still", "still"),
+    (CHAIN, "self._events.digest() + self._outcomes.digest()", "self._events.digest()"),
+    (CHAIN, "step || char(31) || pass", "pass"),
+    (WITNESS, "if content != _signed(text):", "if False:"),
+    (WITNESS, "    draft.rename(path)\n    sync_directory(path.parent)", "    draft.rename(path)"),
+    (MAPPING, "return closed | former | summary", "return former | summary"),
+    (MAPPING, "return closed | former | summary", "return former | closed | summary"),
+    (IDENTITY, "\\0{about.st_ctime_ns}", ""),
+    (IDENTITY, "    if now == before:", "    if True:"),
+    (IDENTITY, "if now is not None and now < before:", "if False:"),
+    (IDENTITY, "if now is not None and now < before:", "if now is not None and len(now) < len(before):"),
+    (IDENTITY, "or len(announced) == _ONE_DIGEST", ""),
+    (IDENTITY, "suppress(FileNotFoundError)", "suppress(KeyError)"),
+    (IDENTITY, "    if len(named) > MAX_NAMES:", "    if False:"),
+    (IDENTITY, '    "emoji",\n', ""),
+    (FITNESS, "    if len(names) > MAX_NAMES:", "    if False:"),
+    (IDENTITY, "if sha256 == expected.before:", "if False:"),
+    (IDENTITY, "for name in pins.keys() | known.keys()", "for name in pins.keys() & known.keys()"),
+    (IDENTITY, "if k not in vary", ""),
+    (IDENTITY, "            path.unlink()", "            pass"),
+    (STAGING, "        finally:  # says", "        except KeyError:  # says"),
+    (
+        STAGING,
+        "        refuse_changed(source, directory, announced)\n        try:",
+        "        refuse_changed(source, os.open(source, 0), announced)\n        try:",
+    ),
+]
+
+
+def test_every_broken_rule_fails_a_test(tmp_path: Path) -> None:
+    assert survivors(MUTANTS, tmp_path) == ""

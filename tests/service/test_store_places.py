@@ -1,0 +1,139 @@
+"""A store that was damaged at 260 places: its content is as acknowledged, or it is refused in one sentence.
+
+The files are those of a guard that was killed while much of the run, the fire included, was in the
+write-ahead log alone, and those of one that ended in order. One place is damaged, and the store is opened.
+The rules by which damage is noticed have tests of their own in `test_store_damage.py`.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard_core.judge import Evaluation, Latch
+from guard_core.policy import Policy
+from guard_core.wire import CheckpointReport, StepReport, Verdict
+from guard_service.engine import restored_judge
+from guard_service.errors import StoreError
+from guard_service.store import Store
+from guard_service.store.witness import HEAD_NAME, LATCH_NAME, read_latches
+
+POLICY = Policy()
+FIRE = Latch(True, "kl_hard_stop", "the policy moved too far", 0, 39)
+PLACES = 13  # of each file and kind of damage: 260 in all
+#: How the guard ended, which file is damaged, and whether that must be noticed: the pages of a database that
+#: its log has anew are not read, and the latch is in the store.
+FILES = [
+    ("killed", "guard.db", False),
+    ("killed", "guard.db-wal", True),
+    ("killed", HEAD_NAME, True),
+    ("killed", LATCH_NAME, False),
+    ("ended", "guard.db", True),
+]
+
+
+def steps(first: int, last: int) -> list[StepReport]:
+    return [StepReport(attempt=0, step=n, reward=0.5 + n / 1000) for n in range(first, last)]
+
+
+def fill(directory: Path, *, fire: bool) -> Store:
+    """A store with every kind of content, left open."""
+    store = Store(directory, POLICY)
+    store.check_evaluation("d" * 64, {"scorer": "exact"})
+
+    for first in range(0, 40, 4):
+        store.append_steps([steps(first, first + 4)])
+    store.append_checkpoint(CheckpointReport(attempt=0, step=20, path="/checkpoints/20"))
+    store.append_evaluation(Evaluation(0, 20, "/checkpoints/20", (0.25, 0.75) * 50, "e" * 64), None, [])
+    store.append_steps([steps(40, 44)])
+    if fire:
+        store.append_latches([FIRE])
+    return store
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a reader of the store goes by."""
+
+    events: list[Any]
+    verdict: Verdict
+
+
+def content(directory: Path) -> Content:
+    """Raises `StoreError` as a guard would meet it."""
+    store = Store(directory, POLICY)
+    try:
+        events = [event for _, event in store.events(0)]
+    finally:
+        store.close()
+    return Content(events, restored_judge(directory, POLICY).verdict())
+
+
+def flip(data: bytearray, chance: random.Random) -> None:
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+
+
+def cut(data: bytearray, chance: random.Random) -> None:
+    del data[chance.randrange(len(data)) :]
+
+
+def zero(data: bytearray, chance: random.Random) -> None:
+    start = chance.randrange(len(data)) // 512 * 512
+    end = min(len(data), start + chance.choice((512, 4096)))
+    data[start:end] = bytes(end - start)
+
+
+def spoil(data: bytearray, chance: random.Random) -> None:
+    start = chance.randrange(len(data)) // 4096 * 4096
+    end = min(len(data), start + 4096)
+    data[start:end] = chance.randbytes(end - start)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The files of a run that has fired, by how its guard ended."""
+    live, rest = tmp_path_factory.mktemp("live"), tmp_path_factory.mktemp("rest")
+    store = fill(live, fire=True)
+    shutil.copytree(live, rest / "killed")
+    store.close()
+    shutil.copytree(live, rest / "ended")
+    return {"killed": rest / "killed", "ended": rest / "ended"}
+
+
+@pytest.mark.parametrize(("end", "name", "noticed"), FILES)
+@pytest.mark.parametrize("damage", [flip, cut, zero, spoil])
+def test_damage_is_refused_in_one_sentence_or_harmless(
+    runs: dict[str, Path],
+    tmp_path: Path,
+    end: str,
+    name: str,
+    noticed: bool,
+    damage: Callable[[bytearray, random.Random], None],
+) -> None:
+    shutil.copytree(runs[end], tmp_path / "whole")
+    expected = content(tmp_path / "whole")
+    assert expected.verdict.fire and FIRE in expected.events
+    chance, refusals = random.Random(f"{name} {damage.__name__}"), []
+    for number in range(PLACES):
+        directory = tmp_path / str(number)
+        shutil.copytree(runs[end], directory)
+        data = bytearray((directory / name).read_bytes())
+        damage(data, chance)
+        (directory / name).write_bytes(data)
+        try:
+            found = content(directory)
+        except StoreError as error:
+            refusals.append(str(error))
+            found = None
+        if found is not None:
+            assert found == expected, f"place {number}"
+        elif name != LATCH_NAME:
+            assert read_latches(directory) == (FIRE,)
+    assert all("\n" not in said and str(tmp_path) in said for said in refusals)
+    assert refusals or not noticed

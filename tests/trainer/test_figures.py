@@ -1,0 +1,369 @@
+"""What the guard learns from TRL's trainers: every one is real, trained on a tiny model with the callback.
+
+A trainer that this version of TRL does not have yet is left out; the newest, which the lock names, has all.
+The matrix is the one of `docs/training.md`; a trainer that reports something else, or a page that says
+something else, fails. Async GRPO needs a vLLM server, so only its arguments are read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from guard_core.wire import KlKind, Sampling
+from tests.trainer.faulty_guard import FaultyGuard
+from trainer_image.figures import UNKNOWN, figures_of, sampling_of
+
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+STEPS = 3
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+
+
+def common(output: Path) -> dict[str, Any]:
+    return {
+        "output_dir": str(output),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "save_strategy": "steps",
+        "save_steps": STEPS,
+        "save_only_model": True,
+        "per_device_train_batch_size": 4,
+        "max_steps": STEPS,
+        "logging_steps": 2,
+        "disable_tqdm": True,
+    }
+
+
+def rewarded(trainer: Any, config: Any, model: Path, output: Path, **settings: Any) -> Any:
+    """A trainer that generates and asks a reward function."""
+    from tests.trainer.tiny import digit_share, prompts
+
+    data = prompts().add_column("privileged_context", ["1"] * 64)
+    generation = {"num_generations": 4, "max_completion_length": 4}
+    arguments = config(**(common(output) | generation | settings))
+    return trainer(model=str(model), reward_funcs=digit_share, args=arguments, train_dataset=data)
+
+
+def grpo(model: Path, output: Path, **settings: Any) -> Any:
+    from trl import GRPOConfig, GRPOTrainer
+
+    return rewarded(GRPOTrainer, GRPOConfig, model, output, **({"beta": 0.04} | settings))
+
+
+def grpo_without_beta(model: Path, output: Path) -> Any:
+    return grpo(model, output, beta=0.0)
+
+
+def gmpo(model: Path, output: Path) -> Any:
+    from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
+
+    return rewarded(GMPOTrainer, GMPOConfig, model, output, beta=0.04)
+
+
+def rloo(model: Path, output: Path) -> Any:
+    from trl import RLOOConfig, RLOOTrainer
+
+    return rewarded(RLOOTrainer, RLOOConfig, model, output, beta=0.05)
+
+
+def sdpo(model: Path, output: Path) -> Any:
+    from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
+
+    return rewarded(SDPOTrainer, SDPOConfig, model, output)
+
+
+def a2po(model: Path, output: Path) -> Any:
+    from transformers import AutoTokenizer
+    from trl.experimental.a2po import A2POConfig, A2POTrainer
+
+    from tests.trainer.tiny import digit_share, prompts
+
+    return A2POTrainer(
+        model=str(model),
+        reward_funcs=digit_share,
+        args=A2POConfig(**common(output), max_completion_length=4),
+        train_dataset=prompts(16),
+        processing_class=AutoTokenizer.from_pretrained(model),
+    )
+
+
+def online_dpo(model: Path, output: Path) -> Any:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+
+    from tests.trainer.tiny import digit_share, prompts
+
+    return OnlineDPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model),
+        processing_class=AutoTokenizer.from_pretrained(model),
+        reward_funcs=digit_share,
+        args=OnlineDPOConfig(**common(output), max_new_tokens=4),
+        train_dataset=prompts(),
+    )
+
+
+def on_data(trainer: Any, config: Any, model: Path, output: Path, **columns: Callable[[int], Any]) -> Any:
+    """A trainer that learns from recorded answers."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    rows = [{name: make(index) for name, make in columns.items()} for index in range(16)]
+    return trainer(
+        model=str(model),
+        args=config(**common(output)),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(model),
+    )
+
+
+def sft(model: Path, output: Path) -> Any:
+    from trl import SFTConfig, SFTTrainer
+
+    return on_data(SFTTrainer, SFTConfig, model, output, prompt="{}+1=".format, completion=str)
+
+
+def dpo(model: Path, output: Path) -> Any:
+    from trl import DPOConfig, DPOTrainer
+
+    columns = {"prompt": "{}+1=".format, "chosen": str, "rejected": lambda _: "x"}
+    return on_data(DPOTrainer, DPOConfig, model, output, **columns)
+
+
+def kto(model: Path, output: Path) -> Any:
+    from trl import KTOConfig, KTOTrainer
+
+    columns = {"prompt": "{}+1=".format, "completion": str, "label": lambda index: index % 2 == 0}
+    return on_data(KTOTrainer, KTOConfig, model, output, **columns)
+
+
+TOKENS, SEQUENCE, NONE = KlKind.REF_TOKEN_MEAN, KlKind.REF_SEQ_SUM, KlKind.ABSENT
+
+#: Trainer, and what every step's report has: (KL, entropy, spread of the reward); None: no step is reported.
+MATRIX: list[tuple[Callable[[Path, Path], Any], tuple[KlKind, bool, bool] | None]] = [
+    (grpo, (TOKENS, True, True)),
+    (grpo_without_beta, (NONE, True, True)),
+    (gmpo, (TOKENS, True, True)),
+    (rloo, (TOKENS, True, True)),
+    (sdpo, (NONE, False, True)),
+    (a2po, (NONE, False, False)),
+    (online_dpo, (SEQUENCE, False, False)),
+    (sft, None),
+    (dpo, None),
+    (kto, None),
+]
+PRESENT = [
+    row
+    for row in MATRIX
+    if row[0] not in (gmpo, sdpo, a2po) or find_spec(f"trl.experimental.{row[0].__name__}")
+]
+
+
+@pytest.fixture
+def guarded(
+    tiny_model: Path, tmp_path: Path, guard: FaultyGuard, caplog: pytest.LogCaptureFixture
+) -> Callable[..., Any]:
+    from trainer_image.callback import GuardCallback
+
+    def run(make: Callable[..., Any], **settings: Any) -> Any:
+        trainer = make(tiny_model, tmp_path / "out", **settings)
+        trainer.add_callback(GuardCallback(guard.url))
+        with caplog.at_level(logging.INFO, "trainer_image"):
+            trainer.train()
+        return trainer
+
+    return run
+
+
+@pytest.mark.parametrize(("make", "reported"), PRESENT, ids=[make.__name__ for make, _ in PRESENT])
+def test_what_each_trainer_of_trl_reports(
+    guarded: Any, guard: FaultyGuard, make: Any, reported: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = type(guarded(make)).__name__
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "reward" in r.msg]
+    if reported is None:
+        assert guard.steps == [] and len(warnings) == 1
+        assert f"{name} measures no in-loop reward" in caplog.text
+        return
+    assert [r.step for r in guard.steps] == list(range(1, STEPS + 1)), (
+        "at every step, whatever logging_steps is"
+    )
+    for report in guard.steps:
+        found = report.kl_kind, report.entropy is not None, report.reward_std is not None
+        assert found == reported and (report.kl is not None) == (reported[0] is not NONE)
+    assert warnings == [] and f"from {name} the guard learns at every step: reward" in caplog.text
+    assert ("no KL to the reference" in caplog.text) == (reported[0] is NONE)
+    assert "completions are sampled with temperature" in caplog.text
+    said = {report.sampling for report in guard.checkpoints}
+    assert {sampling.max_new_tokens for sampling in said if sampling is not None} == {4} and len(said) == 1
+
+
+@pytest.mark.parametrize(("make", "reported"), MATRIX, ids=[make.__name__ for make, _ in MATRIX])
+def test_the_page_has_the_matrix(make: Any, reported: Any) -> None:
+    kls = {TOKENS: "token mean", SEQUENCE: "sum over the completion", NONE: "no"}
+    name = make.__name__.replace("_without_beta", ", `beta` 0").replace("_", " ")
+    cells = ["no"] * 4 if reported is None else ["yes", kls[reported[0]], *_yes(reported[1:])]
+    rows = [line.lower() for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")]
+    assert any(row.startswith(f"| {name} |") and row.endswith(f"| {' | '.join(cells)} |") for row in rows), (
+        cells
+    )
+
+
+def _yes(flags: tuple[bool, ...]) -> list[str]:
+    return ["yes" if flag else "no" for flag in flags]
+
+
+def arguments(**values: Any) -> SimpleNamespace:
+    """Of a trainer that samples with temperature 1, up to 64 tokens."""
+    return SimpleNamespace(**({"temperature": 1.0, "max_completion_length": 64} | values))
+
+
+HOT = Sampling(temperature=1.0, max_new_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (arguments(), HOT),
+        (arguments(top_p=1.0, top_k=0, min_p=None, repetition_penalty=1.0), HOT),
+        (
+            arguments(top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1),
+            Sampling(
+                temperature=1, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1, max_new_tokens=64
+            ),
+        ),
+        (arguments(max_completion_length=None), Sampling(temperature=1)),
+        (
+            arguments(generation_kwargs={"temperature": 0.5, "stop": ["x"]}),
+            HOT.model_copy(update={"temperature": 0.5}),
+        ),
+        (arguments(generation_kwargs={"max_tokens": 9}), HOT.model_copy(update={"max_new_tokens": 9})),
+        (arguments(generation_kwargs='{"temperature": 0.5}'), HOT),
+        (SimpleNamespace(temperature=0.7, max_new_tokens=5), Sampling(temperature=0.7, max_new_tokens=5)),
+        (SimpleNamespace(max_new_tokens=5), None),
+        (SimpleNamespace(), None),
+    ],
+)
+def test_how_a_trainer_samples(args: Any, expected: Sampling | None) -> None:
+    assert sampling_of(args) == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (arguments(temperature=1e9), "temperature 1000000000.0: "),
+        (arguments(temperature=float("nan")), "temperature nan: "),
+        (arguments(temperature="hot"), "temperature 'hot': "),
+        (arguments(max_completion_length=10**9), "max_new_tokens 1000000000: "),
+    ],
+)
+def test_a_sampling_that_no_guard_takes_is_named(args: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        sampling_of(args)
+
+
+def test_a_run_goes_on_without_a_sampling_that_no_guard_takes(
+    guarded: Any, guard: FaultyGuard, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarded(grpo, temperature=11.0)
+    assert "the guard cannot evaluate as this trainer samples (temperature 11.0: " in caplog.text
+    assert [report.sampling for report in guard.checkpoints] == [None]
+
+
+def test_a_step_that_generates_nothing_has_the_reward_of_its_generation(
+    guarded: Any, guard: FaultyGuard
+) -> None:
+    trainer = guarded(
+        grpo, max_steps=16, save_steps=16, steps_per_generation=4, num_iterations=2, logging_steps=1
+    )
+    assert [r.step for r in guard.steps] == list(range(1, 17))
+    rewards = [r.reward for r in guard.steps]
+    logged = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    assert len(logged) == 2 and rewards == pytest.approx([logged[0]] * 8 + [logged[1]] * 8)
+    assert len({r.kl for r in guard.steps[8:]}) > 1, "KL is measured at every step"
+
+
+def test_a_judge_instead_of_reward_functions_is_told_once(
+    guarded: Any, guard: FaultyGuard, caplog: pytest.LogCaptureFixture
+) -> None:
+    def judged(model: Path, output: Path) -> Any:
+        trainer = online_dpo(model, output)
+        original = trainer.training_step
+
+        def training_step(*args: Any, **kwargs: Any) -> Any:
+            loss = original(*args, **kwargs)
+            trainer.stats.pop("objective/scores", None)  # TRL keeps none where a judge compares
+            trainer.stats["objective/scores"] = []
+            return loss
+
+        trainer.training_step = training_step
+        trainer._maybe_log_save_evaluate = lambda *_, **__: trainer.log({"loss": 0.0})
+        return trainer
+
+    guarded(judged)
+    assert guard.steps == []
+    assert caplog.text.count("had a finite reward") == 1
+
+
+# -- what the arguments say, without a trainer ---------------------------------------------------------
+
+
+def config(*names: str, module: str = "trl.trainer.grpo_config", **fields: Any) -> Any:
+    """An object of a class of the first name that inherits from the others."""
+    base: type = object
+    for name in reversed(names):
+        base = type(name, (base,), {"__module__": module})
+    instance = base()
+    vars(instance).update(fields)
+    return instance
+
+
+@pytest.mark.parametrize(
+    ("args", "kind"),
+    [
+        (config("GRPOConfig", beta=0.04), TOKENS),
+        (config("GRPOConfig", beta=0.0), NONE),
+        (config("GMPOConfig", "GRPOConfig", beta=0.1), TOKENS),
+        (config("Mine", "GRPOConfig", beta=0.1), TOKENS),
+        (config("AsyncGRPOConfig", module="trl.experimental.async_grpo", beta=0.1), KlKind.BEHAVIOUR),
+        (config("RLOOConfig", beta=0.1), TOKENS),
+        (config("RLOOConfig", beta=0.0), NONE),
+        (config("GRPOConfig", module="mine", beta=0.1), NONE),
+    ],
+)
+def test_what_kl_means_follows_from_the_arguments(args: Any, kind: KlKind) -> None:
+    figures = figures_of(args)
+    assert figures is not None and figures.kl_kind is kind and (figures.kl is None) == (kind is NONE)
+
+
+def test_a_trainer_that_is_not_of_trl_may_log_a_reward() -> None:
+    assert figures_of(object()) is UNKNOWN and figures_of(config("SFTConfig")) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("trl.trainer.grpo_config", "GRPOConfig"),
+        ("trl.trainer.rloo_config", "RLOOConfig"),
+        ("trl.experimental.online_dpo", "OnlineDPOConfig"),
+        ("trl.experimental.async_grpo", "AsyncGRPOConfig"),
+        ("trl.experimental.sdpo", "SDPOConfig"),
+        ("trl.experimental.a2po", "A2POConfig"),
+    ],
+)
+def test_the_names_of_the_configurations_are_trls(module: str, name: str) -> None:
+    if find_spec(module) is not None:
+        found = getattr(import_module(module), name)
+        assert found.__name__ == name and found.__module__.startswith("trl.")

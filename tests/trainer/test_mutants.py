@@ -1,0 +1,259 @@
+"""Tests of the tests: each mutant breaks one rule of the trainer's side, and a test of it must notice.
+
+Every mutant is one edit of the source. To load torch and TRL takes longer than all the tests, so one process
+loads them and forks a child for each mutant, in which pytest runs the tests that are named beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+
+TRAINER, GUARDED = "trainer_image/guarded_trainer.py", "trainer/test_guarded_trainer.py"
+CALLBACK, CALLED = "trainer_image/callback.py", "trainer/test_callback.py"
+REPORTER, REPORTED = "guard_client/reporter.py", "client/test_reporter.py"
+GUARD, CLIENT = "guard_client/guard.py", "client/test_guard.py"
+SAMPLES, STOPPING, MEASURED = "guard_client/samples.py", "guard_client/stopping.py", "trainer/test_metrics.py"
+OUTLOOK = "trainer_image/outlook.py"
+EXPERIMENT, LOGGED = "trainer_image/experiment.py", "trainer/test_experiment.py"
+METRICS, LOSSES = "trainer_image/metrics.py", "trainer_image/losses.py"
+ROOMS = ("trainer_image", "guard_client")
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTEST_ADDOPTS": "",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # they take longer to load than a test
+}
+
+#: Source, what stands there, what the mutant has instead, and the tests (file, -k expression) that must fail.
+MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
+    # What lies ahead.
+    (CALLBACK, "            self._say_what_is_ahead(args, state)\n", "", (CALLED, "how_many_evaluations")),
+    (CALLBACK, 'INFO if enough else logging.WARNING, "held', 'INFO, "held', (CALLED, "how_many_evaluations")),
+    (OUTLOOK, "needed_for(needed, every)", "needed.long_rounds", (CALLED, "how_many_evaluations")),
+    (OUTLOOK, "math.ceil(last / epochs)", "1", (CALLED, "how_many_evaluations")),
+    (OUTLOOK, "if needed is None or", "if", (CALLED, "how_many_evaluations")),
+    # The losses.
+    (TRAINER, "head(h) / self.temperature", "head(h)", (GUARDED, "sampling_temperature")),
+    (TRAINER, "chunk / self.temperature", "chunk", (GUARDED, "sampling_temperature")),
+    (
+        TRAINER,
+        "return loss / self.current_gradient_accumulation_steps if training else loss",
+        "return loss",
+        (GUARDED, "scaled_for_accumulation"),
+    ),
+    (
+        TRAINER,
+        'self.accelerator.reduce(loss.detach(), reduction="mean")',
+        "loss.detach()",
+        (GUARDED, "over_all_ranks"),
+    ),
+    (TRAINER, 'completion[1] * inputs["tool_mask"]', "completion[1]", (GUARDED, "answers_of_tools")),
+    (LOSSES, ".clamp(min=LOWEST_LOGIT)", "", (GUARDED, "minus_infinity")),
+    (LOSSES, "CHUNK_LOGITS // vocabulary", "CHUNK_LOGITS", (GUARDED, "chunks_change_neither")),
+    (
+        LOSSES,
+        "with torch.no_grad():\n            reference",
+        "if True:\n            reference",
+        (GUARDED, "kl_of_the_two_distributions"),
+    ),
+    # The kill switch.
+    (TRAINER, "self.model.train()  # generation", "pass  # generation", (GUARDED, "training_goes_on")),
+    (
+        TRAINER,
+        "        with torch.no_grad():\n            score =",
+        "        if True:\n            score =",
+        (GUARDED, "without_gradients"),
+    ),
+    (
+        TRAINER,
+        "steps if steps >= 1 else max(self.state.logging_steps, 1)",
+        "max(steps, 1)",
+        (GUARDED, "ratio_of_logging_steps"),
+    ),
+    (TRAINER, "step != self._killswitch_step and", "", (GUARDED, "only_logging_steps_count")),
+    (
+        TRAINER,
+        "reward, score, kl = ranks.agree(",
+        "reward, score, kl = (lambda mine, _: mine)(",
+        (GUARDED, "rank_0_measured"),
+    ),
+    (TRAINER, "kl = median_of_last(self._killswitch_kls)", "pass", (GUARDED, "one_spike")),
+    (TRAINER, 'saved["guard"] | thresholds', 'saved["guard"]', (GUARDED, "thresholds_that_it_is_given")),
+    (
+        TRAINER,
+        "        self._keep_newest()\n        if any(key",
+        "        if any(key",
+        (GUARDED, "every_due_step_is_folded"),
+    ),
+    # The callback.
+    (CALLBACK, "and sample.step != self._last_step", "", (CALLED, "logged_twice")),
+    (
+        CALLBACK,
+        "        ranks.barrier()\n        if self.stop is not None:",
+        "        if self.stop is not None:",
+        (CALLED, "every_rank_has_written"),
+    ),
+    (CALLBACK, "path, _internal_call=True", "path", (CALLED, "never_pushed")),
+    (CALLBACK, '"_rlguard-start"', '"rlguard-start"', (CALLED, "never_pushed")),
+    (
+        GUARD,
+        "        self._made(step)\n        with",
+        "        with",
+        (CLIENT, "could_not_be_reported"),
+    ),
+    (GUARD, "max(0, self._newest - 1)", "0", (CLIENT, "resumed_loop")),
+    (REPORTER, "step=step, began=began", "step=step", (CLIENT, "resumed_loop")),
+    (
+        GUARD,
+        "        self._made(step)\n        wrong = wrong_in_ch",
+        "        wrong = wrong_in_ch",
+        (CLIENT, "was_made"),
+    ),
+    (GUARD, "if wrong_in_number_of(step) is None:", "if True:", (CLIENT, "could_not_be_reported")),
+    (GUARD, "max(self._newest or 0, operator.index(step))", "operator.index(step)", (CLIENT, "could_not_be")),
+    (
+        CALLBACK,
+        "self._guard.finish(state.global_step, self._began)",
+        "self._guard.finish()",
+        (CALLED, "says_so_last"),
+    ),
+    (GUARD, "reporter.lag > limit", "False", (CALLED, "waits_for_a_guard_that_lags")),
+    (GUARD, "or reporter.refusing", "", (CALLED, "every_checkpoint_was_refused")),
+    (REPORTER, "self._refusals.keys() - self._accepted", "()", (CALLED, "every_checkpoint_was_refused")),
+    (REPORTER, "self._refusing.pop(kind, None)", "self._refusing.clear()", (REPORTED, "one_kind_says")),
+    (REPORTER, "and not os.path.isdir(sample.path)", "and False", (REPORTED, "rotated_away")),
+    (REPORTER, "self._dropped_checkpoints += dropped_checkpoint", "pass", (REPORTED, "missed_at_the_end")),
+    (GUARD, "or reporter.undelivered", "", (CALLED, "never_reaches_the_guard")),
+    (STOPPING, "elif self.reason is None and now", "elif False and now", (CALLED, "in_vain")),
+    (STOPPING, "            self.reason = None", "            pass", (CALLED, "in_vain")),
+    (CALLBACK, "ranks.agree(reason, args.device)", "None", (CALLED, "without_a_checkpoint_is_refused")),
+    # The figures beside the reward.
+    (EXPERIMENT, "copy.copy(trainer.control)", "trainer.control", (LOGGED, "own_log_is_as_it_was")),
+    (EXPERIMENT, "except Exception as error:", "except ImportError as error:", (LOGGED, "that_fails")),
+    (EXPERIMENT, "if verdict is not None and not lost:", "if verdict is not None:", (LOGGED, "is_lost")),
+    (
+        EXPERIMENT,
+        "float(value) for name, value in known.items() if value is not None",
+        "float(value or 0) for name, value in known.items()",
+        (LOGGED, "never_0"),
+    ),
+    (EXPERIMENT, '"fired" if stop.status is not None else "halted"', '"fired"', (LOGGED, "only_a_fire")),
+    (CALLBACK, "if logs is not None and are_ours(logs):", "if False:", (LOGGED, "no_log_of_the_trainer")),
+    (
+        CALLBACK,
+        "        self._restore_trainer()\n        if self._guard is not None:\n            "
+        "self._guard.close(drain=self.stop is None)",
+        "        if self._guard is not None:\n            self._guard.close(drain=self.stop is None)",
+        (LOGGED, "open_no_new_run"),
+    ),
+    # The client of any loop.
+    (GUARD, "if self._stop is None and self._reporter", "if self._reporter", (CLIENT, "lost_in_the_middle")),
+    (GUARD, "if not self._heard:", "if False:", (CLIENT, "last_report_brings")),
+    (GUARD, "if not self._heard:", "if True:", (CLIENT, "loop_has_obeyed")),
+    (GUARD, "self.open()\n        self.raise_if_stopped()", "self.open()", (CLIENT, "before_its_first_step")),
+    (GUARD, "self.close(drain=kind is None)", "self.close()", (CLIENT, "failed_does_not_wait")),
+    (GUARD, "if reporter.verdict is None and stops:", "if False:", (CLIENT, "no_guard_at_the_start_stops")),
+    (GUARD, 'self._refuse("step", step, wrong)', "pass", (CLIENT, "always_wrong")),
+    (GUARD, 'self._refuse("checkpoint", step, wrong)', "pass", (CLIENT, "wrong_checkpoint")),
+    (
+        GUARD,
+        "if self._phase is not _Phase.NEW:\n            raise TypeError",
+        "if False:\n            raise TypeError",
+        (CLIENT, "refuses_to_be_pickled"),
+    ),
+    (
+        GUARD,
+        "if os.getpid() != self._pid:\n            self._say_forked",
+        "if False:\n            self._say_forked",
+        (CLIENT, "forked"),
+    ),
+    (GUARD, 'if environ.get("RANK", "0") != "0":', "if False:", (CLIENT, "only_rank_0")),
+    (SAMPLES, "isinstance(value, bool | str | bytes)", "isinstance(value, bool)", (CLIENT, "wrong_step")),
+    (SAMPLES, 'if kl_kind is None and values.get("kl") is not None:', "if False:", (CLIENT, "wrong_step")),
+    (SAMPLES, "if not os.path.isdir(path):", "if False:", (CLIENT, "wrong_checkpoint")),
+    (SAMPLES, "os.O_NOFOLLOW | ", "", ("trainer/test_train.py", "keeps_its_mode")),
+    (SAMPLES, " and status.st_nlink == 1", "", ("trainer/test_train.py", "keeps_its_mode")),
+    (SAMPLES, "stat.S_ISREG(status.st_mode) and ", "", ("trainer/test_train.py", "keeps_its_mode")),
+    # What is reported.
+    (
+        SAMPLES,
+        "KlKind.ABSENT if kind is KlKind.BEHAVIOUR else KlKind.NOT_FINITE",
+        "KlKind.ABSENT",
+        (MEASURED, "not_finite"),
+    ),
+    (METRICS, "if self.figures.per_generation:", "if False:", (MEASURED, "it_trains_on")),
+]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_broken_rule_fails_a_test(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=840,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-4000:]
+    assert json.loads((tmp_path / "survivors.json").read_text()) == []
+
+
+def main(directory: Path) -> None:
+    """Fork a child for each mutant; write those that no test noticed to `survivors.json`."""
+    import tests.trainer.tiny  # loads torch, datasets and TRL, and nothing of ours
+
+    assert tests.trainer.tiny and not any(name.startswith(ROOMS) for name in sys.modules)
+    survivors = []
+    assert run_tests(ROOT, sorted({chosen for *_, chosen in MUTANTS}), directory / "whole.log") == 0, (
+        directory / "whole.log"
+    ).read_text()[-4000:]
+    for number, (source, old, new, chosen) in enumerate(MUTANTS):
+        room = directory / str(number)
+        for name in ROOMS:
+            shutil.copytree(ROOT / name, room / name, ignore=shutil.ignore_patterns("*.pyc"))
+        path = room / source
+        text = path.read_text()
+        assert text.count(old) == 1, (
+            f"the mutant {old!r} no longer fits {source}: edit this list with the rule"
+        )
+        path.write_text(text.replace(old, new))
+        code = run_tests(room, [chosen], room / "log")
+        assert code in (0, 1), (room / "log").read_text()[-4000:]
+        if code == 0:
+            survivors.append(f"{source}: {old} -> {new}")
+    (directory / "survivors.json").write_text(json.dumps(survivors))
+
+
+def run_tests(room: Path, chosen: list[tuple[str, str]], log: Path) -> int:
+    """The exit code of pytest with our rooms from `room`, in a child."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    output = os.open(log, os.O_CREAT | os.O_WRONLY)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.path[:0] = [str(room), str(ROOT)]
+    files = sorted({str(TESTS / file) for file, _ in chosen})
+    wanted = " or ".join(expression for _, expression in chosen)
+    # pytest_timeout by name: without it pyproject.toml's setting is unknown, a warning and so an error.
+    plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
+    os._exit(pytest.main(["-q", "-x", *plugins, "--rootdir", str(ROOT), "-k", wanted, *files]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,115 @@
+"""What the guard says, where an experiment is looked at: W&B, trackio, TensorBoard, MLflow.
+
+The figures go to whatever the Trainer logs to, through its own event, and stand there beside the reward.
+They are what a trainer is told (`guard_core.trainer_view`): the released held-out scores and what is made of
+these. The statistics of the detectors are made of single items and stay in the guard.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from guard_client.client import VerdictView
+from guard_client.stopping import Stop
+from guard_core.wire import Level
+
+log = logging.getLogger(__name__)
+
+PREFIX = "rlguard/"
+#: The name of the tag in MLflow, and the start of it in W&B.
+TAG = "rlguard"
+
+
+def figures_of(stop: Stop | None, verdict: VerdictView | None) -> dict[str, float]:
+    """The figures by their names in a log. What is not known has none: a 0 would be a value.
+
+    A guard that is lost has no verdict now; then only the stop and the level `unknown` are told.
+    """
+    lost = stop is not None and stop.lost
+    known: dict[str, float | None] = {
+        "level": Level.UNKNOWN.severity if lost else None if verdict is None else _severity(verdict.level),
+        "stop": float(stop is not None),
+    }
+    if verdict is not None and not lost:
+        newest = verdict.last_evaluation
+        known |= {
+            "heldout_score": None if newest is None else newest.score,
+            "heldout_step": None if newest is None else newest.step,
+            "heldout_ema": verdict.heldout_ema,
+            "gap": verdict.proxy_real_gap,
+            "gap_ceiling": verdict.max_proxy_real_gap,
+        }
+    return {PREFIX + name: float(value) for name, value in known.items() if value is not None}
+
+
+def _severity(level: str | None) -> int | None:
+    """0 for healthy up to 3 for fired; None for a level of a newer guard."""
+    return Level(level).severity if level in list(Level) else None
+
+
+def are_ours(logs: Mapping[str, Any]) -> bool:
+    """Whether these logs are the guard's figures, and not the trainer's."""
+    return any(name.startswith(PREFIX) for name in logs)
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What rank 0 tells the others: why training must stop, and figures that are new."""
+
+    stop: Stop | None
+    figures: Mapping[str, float]
+
+
+@dataclass
+class Experiment:
+    """Where the figures of one training go. Nothing here may end it: a failure is one warning."""
+
+    _newest: dict[str, float] = field(default_factory=dict)
+    _failed: bool = False
+
+    def news(self, stop: Stop | None, verdict: VerdictView | None) -> News | None:
+        """What is to be told; None if nothing has changed."""
+        figures = figures_of(stop, verdict)
+        new = figures if figures != self._newest else {}
+        self._newest = figures
+        return News(stop, new) if stop is not None or new else None
+
+    def log(self, trainer: Any, figures: Mapping[str, float]) -> None:
+        """Give the figures to everything that this trainer logs to; all ranks do, as they do with its own."""
+        handler = getattr(trainer, "callback_handler", None)
+        if figures and handler is not None:
+            # A copy of `control`: the event takes `should_log` back, and the trainer is yet to log.
+            control = copy.copy(trainer.control)
+            self._try(lambda: handler.on_log(trainer.args, trainer.state, control, dict(figures)))
+
+    def tag(self, stop: Stop) -> None:
+        """Mark the active run of W&B and of MLflow with the stop, where this process has one."""
+        kind = "lost" if stop.lost else "fired" if stop.status is not None else "halted"
+        self._try(lambda: _tag_wandb(f"{TAG}-{kind}"))
+        self._try(lambda: _tag_mlflow(f"{kind}: {stop.reason}"))
+
+    def _try(self, tell: Callable[[], Any]) -> None:
+        try:
+            tell()
+        except Exception as error:  # whatever a logger raises: the run is worth more than its picture
+            if not self._failed:
+                self._failed = True
+                log.warning("the guard's figures (%s*) could not be logged: %r", PREFIX, error)
+
+
+def _tag_wandb(tag: str) -> None:
+    """W&B's tags are a tuple that is set as a whole, of up to 64 characters each."""
+    run = getattr(sys.modules.get("wandb"), "run", None)
+    if run is not None:
+        run.tags = (*(run.tags or ()), tag)
+
+
+def _tag_mlflow(text: str) -> None:
+    mlflow: Any = sys.modules.get("mlflow")
+    if mlflow is not None and mlflow.active_run() is not None:
+        mlflow.set_tag(TAG, text)

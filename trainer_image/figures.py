@@ -1,0 +1,146 @@
+"""Which of a trainer's figures mean reward, KL to the reference, entropy: one table for TRL's trainers.
+
+The same key means different things in different trainers: `kl` is a token mean against the reference in
+GRPO, the drift between policy and rollouts in async GRPO, and another estimate in KTO. So a KL counts only
+where this table says what it is. `docs/training.md` has the table for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from guard_core.wire import KlKind, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The keys under which a trainer keeps its figures, and what its KL is; None: it has no such figure.
+
+    `lists` is where the trainer keeps them as lists until it logs: `_metrics["train"]` of most TRL trainers,
+    or `stats`. With `per_generation` a step that generates nothing trains on the completions of an earlier
+    step, and its reward is theirs.
+    """
+
+    reward: str = "reward"
+    reward_std: str | None = "reward_std"
+    kl: str | None = "kl"
+    kl_kind: KlKind = KlKind.ABSENT
+    entropy: str | None = "entropy"
+    lists: str = "_metrics"
+    per_generation: bool = False
+
+    def named(self) -> Iterator[tuple[str, str]]:
+        """The figures that there are: (name in a report, key of the trainer)."""
+        for name in ("reward", "kl", "entropy", "reward_std"):
+            key = getattr(self, name)
+            if key is not None:
+                yield name, key
+
+    def of(self, trainer: Any) -> Mapping[str, Any]:
+        """The trainer's live lists by its own keys; empty if it has none."""
+        lists = getattr(trainer, self.lists, None)
+        if self.lists == "_metrics" and isinstance(lists, Mapping):
+            lists = lists.get("train")
+        return lists if isinstance(lists, Mapping) else {}
+
+
+#: What a trainer that this table does not know may have; its KL may be anything.
+UNKNOWN = Figures(kl=None)
+
+#: By the name of the trainer's configuration class, which the events of a callback carry.
+_TRL: Mapping[str, Figures] = {
+    "GRPOConfig": Figures(kl_kind=KlKind.REF_TOKEN_MEAN, per_generation=True),
+    "RLOOConfig": Figures(kl_kind=KlKind.REF_TOKEN_MEAN, per_generation=True),
+    "AsyncGRPOConfig": Figures(kl_kind=KlKind.BEHAVIOUR),
+    "A2POConfig": Figures(kl=None),
+    "SDPOConfig": Figures(
+        reward="self_distillation/reward_mean",
+        reward_std="self_distillation/reward_std",
+        kl=None,
+        per_generation=True,
+    ),
+    "OnlineDPOConfig": Figures(
+        reward="objective/scores",
+        reward_std=None,
+        kl="objective/kl",
+        kl_kind=KlKind.REF_SEQ_SUM,
+        entropy=None,  # TRL's is a sum over the sequence
+        lists="stats",
+    ),
+}
+#: What TRL's trainers call the length of a completion.
+_LENGTHS = ("max_completion_length", "max_new_tokens", "max_tokens")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+#: These compute a KL only if `beta` is not 0.
+_KL_NEEDS_BETA = frozenset({"GRPOConfig", "RLOOConfig"})
+
+
+def figures_of(args: Any) -> Figures | None:
+    """The figures of the trainer that these arguments are for.
+
+    None for a trainer of TRL that measures no in-loop reward (SFT, DPO, ...); `UNKNOWN` for one of others.
+    """
+    names = _trl_classes(args)
+    for name in names:
+        figures = _TRL.get(name)
+        if figures is not None:
+            no_kl = name in _KL_NEEDS_BETA and args.beta == 0.0
+            return replace(figures, kl=None, kl_kind=KlKind.ABSENT) if no_kl else figures
+    return None if names else UNKNOWN
+
+
+def what_is_learnt(args: Any, trainer: Any) -> tuple[bool, str]:
+    """What the guard will learn from this trainer, for the log: (whether it is enough, a sentence)."""
+    who = "this trainer" if trainer is None else type(trainer).__name__
+    figures = figures_of(args)
+    if figures is None:
+        return False, (
+            f"{who} measures no in-loop reward: no step of it can be reported, so the guard has nothing to "
+            "compare the held-out score with, unless something logs `reward`"
+        )
+    if figures is UNKNOWN:
+        return (
+            True,
+            f"{who} is reported as it logs: `reward`, `entropy` and `reward_std`; its KL is not known",
+        )
+    kl = {
+        KlKind.ABSENT: "no KL to the reference, so the guard's KL rule stays inert",
+        KlKind.REF_TOKEN_MEAN: "KL to the reference (mean over tokens)",
+        KlKind.REF_SEQ_SUM: "KL to the reference (a sum over the completion: no threshold applies to it)",
+        KlKind.BEHAVIOUR: "no KL to the reference (its `kl` is the drift between policy and rollouts)",
+    }[figures.kl_kind]
+    if figures.kl is None and set(_trl_classes(args)) & _KL_NEEDS_BETA:
+        kl += "; `beta` > 0 would give one"
+    return True, f"from {who} the guard learns at every step: reward (`{figures.reward}`), {kl}"
+
+
+def sampling_of(args: Any) -> Sampling | None:
+    """How the trainer samples completions; None if its arguments do not say.
+
+    `generation_kwargs` of TRL's trainers wins over the argument of the same name, as it does in them.
+
+    Raises:
+        ValueError: a value is outside what can be evaluated with; the message names it.
+    """
+    said = {name: getattr(args, name, None) for name in (*_SAMPLING, *_LENGTHS)}
+    more = getattr(args, "generation_kwargs", None)
+    said |= {
+        name: value for name, value in (more if isinstance(more, Mapping) else {}).items() if name in said
+    }
+    if said["temperature"] is None:
+        return None
+    length = next((said[name] for name in reversed(_LENGTHS) if said[name] is not None), None)
+    try:
+        return Sampling.model_validate({name: said[name] for name in _SAMPLING} | {"max_new_tokens": length})
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        raise ValueError(f"{wrong['loc'][0]} {wrong['input']!r}: {wrong['msg']}") from None
+
+
+def _trl_classes(args: Any) -> list[str]:
+    """The names of the classes of TRL that these arguments are of, the most special first."""
+    return [base.__name__ for base in type(args).__mro__ if base.__module__.startswith("trl.")]

@@ -1,0 +1,34 @@
+"""How many checkpoints a run of the Trainer will save, for the log, before its first step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from guard_core.preflight import enough_evaluations, needed_for
+from guard_core.wire import EvaluationsNeeded
+
+
+def evaluations_ahead(args: Any, state: Any, needed: EvaluationsNeeded | None) -> tuple[bool, str] | None:
+    """Whether this run can be judged, and a sentence; None where that is not known.
+
+    Args:
+        args: the `TrainingArguments`.
+        state: the `TrainerState` at the beginning of training.
+        needed: what the guard says its policy takes; None: it does not say.
+    """
+    every = _steps_per_save(args, state)
+    if needed is None or every is None:
+        return None
+    return enough_evaluations(math.ceil(state.max_steps / every), needed_for(needed, every), state.max_steps)
+
+
+def _steps_per_save(args: Any, state: Any) -> int | None:
+    strategy = getattr(args, "save_strategy", None)
+    last, epochs = getattr(state, "max_steps", 0), getattr(state, "num_train_epochs", 0)
+    match getattr(strategy, "value", strategy):
+        case "steps" if last > 0 and getattr(state, "save_steps", 0) > 0:
+            return int(state.save_steps)
+        case "epoch" if last > 0 and epochs > 0:
+            return math.ceil(last / epochs)
+    return None

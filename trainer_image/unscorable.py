@@ -1,0 +1,121 @@
+"""What a guard could never score, found before the first step and said with the setting to change.
+
+A run whose checkpoints nobody can load would train to its end unjudged. Each check reads the trainer as it is
+when training begins, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from guard_core.adapter import AdapterError, read_config
+from guard_core.preflight import never_in_time
+from guard_core.wire import Adapters
+
+#: Checkpoints of a run that is saved often enough, before the guard says how many it takes.
+WANTED_CHECKPOINTS = 10
+
+
+def unscorable(args: Any, state: Any, trainer: Any) -> str | None:
+    """Why no checkpoint of this run could be scored, in one sentence; None if nothing speaks against it.
+
+    Args:
+        args: the `TrainingArguments`; what they lack is not checked.
+        state: the `TrainerState` at the beginning of training.
+        trainer: the Trainer, or None where only its arguments are known.
+    """
+    found = [check(args, state) for check in _OF_ARGUMENTS]
+    if trainer is not None:
+        found += [check(trainer) for check in _OF_TRAINER]
+    return next((reason for reason in found if reason is not None), None)
+
+
+def _never_saved(args: Any, state: Any) -> str | None:
+    strategy = getattr(args, "save_strategy", None)
+    last = getattr(state, "max_steps", 0)
+    every = getattr(state, "save_steps", 0)
+    match getattr(strategy, "value", strategy):
+        case "no":
+            return (
+                "no checkpoint would be saved that the guard could score: "
+                f"set save_strategy='steps' and save_steps={max(1, last // 10)}"
+            )
+        case "steps" if last > 0:
+            return never_in_time(every, last, min(last, WANTED_CHECKPOINTS))
+    return None
+
+
+def _no_safetensors(args: Any, _: Any) -> str | None:
+    if getattr(args, "save_safetensors", True):
+        return None
+    return "the guard reads safetensors only, and runs no pickle of a trainer: set save_safetensors=True"
+
+
+def adapter_unscorable(trainer: Any, adapters: str | None) -> str | None:
+    """Why no adapter (PEFT) of this run could be scored; None if nothing speaks against it, or there is none.
+
+    Args:
+        trainer: the Trainer, or None where only its arguments are known.
+        adapters: what the guard makes of adapters (`Verdict.adapters`); None: it loads none, or does not say.
+    """
+    model = getattr(trainer, "model", None)
+    wrapped = any(base.__module__.split(".")[0] == "peft" for base in type(model).__mro__)
+    if not wrapped and not getattr(model, "_hf_peft_config_loaded", False):
+        return None
+    if adapters == Adapters.REFUSED:
+        return (
+            "checkpoints of an adapter (PEFT) lack the base model, and the guard was given none: set "
+            "--base-model DIR "
+            "(evaluator.base_model; on a cluster evaluator.checkpoint.baseModel) to the model that it "
+            "is trained on"
+        )
+    if adapters == Adapters.APPLIED:
+        for config in getattr(model, "peft_config", {}).values():
+            try:
+                read_config(config.to_dict())
+            except AdapterError as error:
+                return f"the guard could not score checkpoints of this adapter (peft_config): {error}"
+    return None
+
+
+def _no_tokenizer(trainer: Any) -> str | None:
+    collator = getattr(trainer, "data_collator", None)
+    if getattr(trainer, "processing_class", None) or getattr(collator, "tokenizer", None):
+        return None
+    return (
+        "checkpoints would lack a tokenizer, without which nothing can be generated: "
+        "pass processing_class=tokenizer to the trainer"
+    )
+
+
+def _sharded_fsdp(trainer: Any) -> str | None:
+    if not getattr(trainer, "is_fsdp_enabled", False):
+        return None
+    kind = str(trainer.accelerator.state.fsdp_plugin.state_dict_type)
+    if "FULL_STATE_DICT" in kind:
+        return None
+    return (
+        f"FSDP saves shards ({kind}) that the guard cannot load: set state_dict_type to FULL_STATE_DICT "
+        "in fsdp_config"
+    )
+
+
+def _sharded_deepspeed(trainer: Any) -> str | None:
+    if not getattr(trainer, "is_deepspeed_enabled", False):
+        return None
+    zero = trainer.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {})
+    if zero.get("stage") != 3 or zero.get("stage3_gather_16bit_weights_on_model_save"):
+        return None
+    return (
+        "DeepSpeed ZeRO-3 saves shards that the guard cannot load: set "
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save to true"
+    )
+
+
+_OF_ARGUMENTS: tuple[Callable[[Any, Any], str | None], ...] = (_never_saved, _no_safetensors)
+_OF_TRAINER: tuple[Callable[[Any], str | None], ...] = (
+    _no_tokenizer,
+    _sharded_fsdp,
+    _sharded_deepspeed,
+)
