@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
-STATE_VERSION = 9
+STATE_VERSION = 10
 
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000
@@ -83,7 +83,8 @@ class Evaluation:
 
     `truncated`: share of the completions that were cut off at the length limit; None where it is not known.
 
-    `proxy_items`: what the training grader gives the same completions, as `items`; None without one.
+    `proxy_items`: what the training grader gives the same completions, as `items`; None without one, () where
+    it failed.
 
     `mean_only`: `items` is a mean alone, on any scale, from a log without outcomes. HeldOutGuard takes it;
     the calibrated detector would take it for the outcome of one item, so it is not given it.
@@ -115,7 +116,7 @@ class Evaluation:
             score=self.score,
             items=len(self.items),
             truncated=self.truncated,
-            proxy_score=None if self.proxy_items is None else fmean(self.proxy_items),
+            proxy_score=fmean(self.proxy_items) if self.proxy_items else None,
             path=self.path,
             sha256=self.sha256,
             sampling=self.sampling,

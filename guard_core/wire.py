@@ -286,7 +286,8 @@ _MEANINGS = {
     Code.NO_BASELINE: "The passes of the starting policy are not complete, so declines cannot be judged yet.",
     Code.SILENT: "The trainer has reported no step for too long.",
     Code.STALE: "Checkpoints or steps arrive, but no evaluation has finished for too long.",
-    Code.EVALUATION_FAILING: "Held-out evaluations failed several times in a row.",
+    Code.EVALUATION_FAILING: "Held-out evaluations failed several times in a row, or the training grader did "
+    "on some of them.",
     Code.CHECKPOINT_DOUBTFUL: "The newest checkpoint was not scored, because it is not what this run may be "
     "judged by: other files than were announced, another tokenizer, or the weights of the one before.",
     Code.NO_STEPS: "No step has been reported yet.",

@@ -110,7 +110,7 @@ def measure(settings: HeldoutSettings, model: Path, folder: Path) -> tuple[str |
     if refusal is not None:
         return refusal, None
     seconds, first = min(result.seconds for result in results), results[0]
-    paid = None if first.proxy_items is None else fmean(first.proxy_items)
+    paid = fmean(first.proxy_items) if first.proxy_items else None
     return None, Measured(seconds, fmean(first.items), None, paid)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import islice, zip_longest
+from itertools import islice
 from math import isnan
 from typing import NamedTuple
 
@@ -53,7 +53,7 @@ def fold(
     judge = Judge(_for_baseline(policy, len(run.baseline)))
     if run.baseline:
         judge.fold_checkpoint()
-    for i, (items, paid) in enumerate(zip_longest(run.baseline, run.baseline_paid)):
+    for i, (items, paid) in enumerate(zip(run.baseline, run.baseline_paid, strict=True)):
         judge.fold_evaluation(Evaluation(0, 0, "", items, pass_index=i, proxy_items=paid))
     seen = 0
     steps = _steps(run)

@@ -185,7 +185,7 @@ def _calibrated(run: Run, policy: Policy, name: str) -> DetectorOutcome:
             evaluation.items,
             in_loop,
             kl,
-            proxy_items=evaluation.proxy_items,
+            proxy_items=evaluation.proxy_items or None,
             in_loop_error=in_loop_error,
         )
         if status.fire:
@@ -206,13 +206,12 @@ def baseline_of(run: Run) -> Sequence[tuple[float, ...]]:
     return first if len(first) > 1 else ()
 
 
-def paid_of(run: Run) -> Sequence[tuple[float, ...]]:
-    """What the training grader gave the passes of `baseline_of`; () where one of them has nothing."""
+def paid_of(run: Run) -> Sequence[tuple[float, ...] | None]:
+    """What the training grader gave the passes of `baseline_of`; None where it gave nothing."""
     if run.baseline or not baseline_of(run):
-        return run.baseline_paid
-    first = [e.proxy_items for e in run.evaluations if _same_checkpoint(e, run.evaluations[0])]
-    known = [paid for paid in first if paid is not None]
-    return known if len(known) == len(first) else ()
+        return [paid or None for paid in run.baseline_paid]
+    first = run.evaluations[0]
+    return [e.proxy_items or None for e in run.evaluations if _same_checkpoint(e, first)]
 
 
 def _same_checkpoint(a: Evaluation, b: Evaluation) -> bool:

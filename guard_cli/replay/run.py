@@ -43,8 +43,8 @@ class Run:
     are in the order in which a guard folded them, where the log is a guard's; else by attempt and step, and
     by pass where a checkpoint was evaluated again. `ends`: how many steps come before each evaluation.
     `baseline` passes of the starting policy over the items, shape (passes, items), `baseline_paid` what the
-    training grader gave them, () where a pass has none. `has_items`: whether evaluations carry per-item
-    outcomes or only their mean.
+    training grader gave them, None where a pass has nothing and () where it failed. `has_items`: whether
+    evaluations carry per-item outcomes or only their mean.
     """
 
     source: str
@@ -60,7 +60,7 @@ class Run:
     evaluations: tuple[Evaluation, ...]
     ends: tuple[int, ...]
     baseline: tuple[tuple[float, ...], ...]
-    baseline_paid: tuple[tuple[float, ...], ...]
+    baseline_paid: tuple[tuple[float, ...] | None, ...]
     has_items: bool
     notes: tuple[str, ...]
 
@@ -105,7 +105,7 @@ def load(
         columns=columns,
         **_in_order(merged.steps(notes), scored),
         baseline=baseline,
-        baseline_paid=tuple(rows.paid[row] for row in baseline_rows if rows.paid.keys() >= {*baseline_rows}),
+        baseline_paid=tuple(rows.paid.get(row) for row in baseline_rows),
         has_items=bool(merged.items),
         notes=tuple(notes),
     )
@@ -258,7 +258,7 @@ class _Rows:
     def _check_lengths(self) -> None:
         """Outcomes have one order and one number everywhere."""
         every = [*self.items.items(), *self.paid.items()]
-        lengths = {len(outcomes): row for row, outcomes in reversed(every)}
+        lengths = {len(outcomes): row for row, outcomes in reversed(every) if outcomes}
         if len(lengths) > 1:
             (a, row_a), (b, row_b) = list(lengths.items())[:2]
             raise CliError(
@@ -267,7 +267,8 @@ class _Rows:
             )
 
     def _outcomes(self, row: int, name: str, value: Any) -> tuple[float, ...]:
-        good = isinstance(value, list) and value and all(_is_outcome(x) for x in value)
+        failed = name == "proxy_items" and value == []  # the training grader did
+        good = isinstance(value, list) and (value or failed) and all(_is_outcome(x) for x in value)
         if not good:
             raise CliError(f"{self.at(row)}: {name} must be a list of outcomes from 0 to 1: {value!r:.60}.")
         return tuple(float(x) for x in value)

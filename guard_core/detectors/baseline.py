@@ -151,7 +151,7 @@ class Baseline:
 
     `passes`: R evaluations of n items; `samples`: independent samples behind each outcome (k).
 
-    `paid`: what the training grader gave each pass, or nothing.
+    `paid`: what the training grader gave each pass, None where it failed; () without a grader.
 
     Passes that are all identical (greedy decoding) carry the information of one; they count as one in
     `precision`.
@@ -159,21 +159,22 @@ class Baseline:
 
     passes: tuple[Outcomes, ...]
     samples: int = 1
-    paid: tuple[Outcomes, ...] = ()
+    paid: tuple[Outcomes | None, ...] = ()
 
     @classmethod
     def from_passes(
         cls,
         passes: Sequence[Sequence[float]] | Array,
         samples: int = 1,
-        paid: Sequence[Sequence[float]] | Array = (),
+        paid: Sequence[Sequence[float] | None] | Array = (),
     ) -> Self:
         """Check and keep the passes.
 
         Args:
             passes: shape (R, n), R >= 1; all passes over the same items in the same order.
             samples: independent samples that each outcome is the mean of, >= 1.
-            paid: what the training grader gave each pass, of the same shape, or nothing.
+            paid: what the training grader gave each pass, of the same shape; None for a pass on which it
+                failed, () without a grader.
 
         Raises:
             ValueError: no pass, passes of different length, or an outcome outside [0, 1].
@@ -185,8 +186,18 @@ class Baseline:
         first = check_items(passes[0])
         if len(paid) not in (0, len(passes)):
             raise ValueError(f"{len(passes)} passes, but the training grader's outcomes are for {len(paid)}")
-        checked, graded = (tuple(Outcomes.of(check_items(r, first.size)) for r in x) for x in (passes, paid))
-        return cls(checked, samples, graded)
+
+        def checked(outcomes: Sequence[float] | Array) -> Outcomes:
+            return Outcomes.of(check_items(outcomes, first.size))
+
+        graded = tuple(None if given is None else checked(given) for given in paid)
+        return cls(tuple(checked(outcomes) for outcomes in passes), samples, graded)
+
+    @property
+    def graded(self) -> tuple[tuple[Outcomes, Outcomes], ...]:
+        """The passes that the training grader scored, each with what it gave."""
+        paid = self.paid or (None,) * len(self.passes)
+        return tuple((p, given) for p, given in zip(self.passes, paid, strict=True) if given is not None)
 
     @property
     def items(self) -> int:

@@ -25,7 +25,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -36,10 +36,10 @@ from guard_core.detectors.eprocess import Reference
 from guard_core.detectors.gap import Gap
 from guard_core.detectors.parts import Fast, Guaranteed, Observed, Part, Peak
 from guard_core.policy import CalibratedPolicy
-from guard_core.wire import DetectorReading, Finding, Level
+from guard_core.wire import Code, DetectorReading, Finding, Level
 
-#: 6: how much the passes and the run vary. A guard folds its events again on another version.
-STATE_VERSION = 6
+#: 7: the rewards of all rounds. A guard folds its events again on another version.
+STATE_VERSION = 7
 
 #: The parts that run wherever there is a baseline.
 PARTS = ("guaranteed", "fast", "peak", "gap")
@@ -164,7 +164,7 @@ class CalibratedDetector:
         self, config: CalibratedPolicy, baseline: Baseline, parts: Sequence[str] | None = None
     ) -> None:
         if parts is None:
-            parts = (*PARTS, DISAGREEMENT) if baseline.paid else PARTS
+            parts = (*PARTS, DISAGREEMENT) if baseline.graded else PARTS
         alphas = split_alpha(config, parts)
         reference = Reference.of(baseline, min(alphas.values()))
         thresholds = fast.thresholds(reference.strata, config, alphas["fast"]) if "fast" in alphas else None
@@ -440,13 +440,17 @@ def level_before(means: Sequence[float], window: int, score: float, passes: floa
     return (math.fsum(means) + weight * score) / count, math.sqrt(1 + 1 / count)
 
 
+def action(code: Code, config: CalibratedPolicy) -> Literal["warn", "stop"]:
+    """What a part that fires with this code does, by the policy; where it only warns, it gives advice."""
+    return config.on_decline if code.finding is Finding.DECLINE else config.on_disagreement
+
+
 def _by_policy(reading: DetectorReading, config: CalibratedPolicy) -> DetectorReading:
     """A part at its threshold whose finding only warns by the policy."""
-    declined = reading.code.finding is Finding.DECLINE
-    action = config.on_decline if declined else config.on_disagreement
-    if reading.level is not Level.FIRED or action == "stop":
+    if reading.level is not Level.FIRED or action(reading.code, config) == "stop":
         return reading
-    message = f"{reading.message}; the policy's {'on_decline' if declined else 'on_disagreement'} is warn"
+    setting = "on_decline" if reading.code.finding is Finding.DECLINE else "on_disagreement"
+    message = f"{reading.message}; the policy's {setting} is warn"
     return reading.model_copy(update={"level": Level.WARNING, "message": message})
 
 

@@ -47,12 +47,11 @@ def references(baseline: Baseline, alpha: float) -> tuple[eprocess.Reference, ..
     Raises:
         ValueError: the baseline has no outcomes of the training grader.
     """
-    if not baseline.paid:
+    if not baseline.graded:
         raise ValueError(f"{Disagreement.name!r} needs what the training grader gave the starting policy")
-    pairs = list(zip(baseline.passes, baseline.paid, strict=True))
     return tuple(
         eprocess.Reference.of(
-            Baseline(tuple(agreement(*pair, weight) for pair in pairs), baseline.samples), alpha
+            Baseline(tuple(agreement(*pair, weight) for pair in baseline.graded), baseline.samples), alpha
         )
         for weight in WEIGHTS
     )

@@ -1,15 +1,17 @@
 """The part `gap`: the in-loop reward has risen, and the held-out score provably not as it should have.
 
 HeldOutGuard subtracts the two gains, which means something only if both are on one scale. Here the reward has
-*risen* when its gain is RISEN times its own noise, whatever its units. While it has, the held-out mean is due
-a gain: FRACTION of what the reward gained, but no more than `gap_gain`, and no more than FRACTION of what was
-left to gain, so that neither a reward in other units nor a score near 1 asks for too much. An e-process
-tests whether the held-out mean is at least that far above its baseline, and fires when that is refuted. What
-is due is known before the evaluation's outcomes are, so that they are betted against as `eprocess.py` says.
+*risen* when the rewards after some round lie RISEN standard errors above those before it, over all rounds of
+the run and in whatever units. While it has, the held-out mean is due a gain: FRACTION of what the reward
+gained, but no more than `gap_gain`, and no more than FRACTION of what was left to gain, so that neither a
+reward in other units nor a score near 1 asks for too much. An e-process tests whether the held-out mean is at
+least that far above its baseline, and fires when that is refuted. What is due is known before the
+evaluation's outcomes are, so that they are betted against as `eprocess.py` says.
 
 P(ever fires) <= alpha over runs whose held-out mean has gained what was due whenever their reward has risen:
 runs that are honest in that sense. A run in which nothing changes is protected by RISEN, and by the little
-that is due for a small rise.
+that is due for a small rise. A large rise of LIKELY standard errors stops nothing, and is a warning until the
+held-out score has risen too. What cannot be told from the reward's noise is no rise: it is only shown.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
+
+import numpy as np
 
 from guard_core.detectors import eprocess
 from guard_core.detectors.parts import EProcess, Observed, certainty, dump_logs, load_logs, make_reading
@@ -29,82 +34,120 @@ from guard_core.wire import Code, DetectorReading, Level
 AT_FIRST_RISE = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """What the reward gained, reward units; `z`: in standard errors, None while its noise is not known."""
+
+    gain: float
+    z: float | None
+
+
 @dataclass(frozen=True)
 class Proxy:
     """The in-loop reward's rise on its own scale: every field is invariant to an offset of the reward.
 
-    `origin`: the first reward; `first`, `last`: up to WINDOW rewards minus it; `squares`: sum of squared
-    successive differences, `count` rewards so far; `errors`: sum of the squared standard errors that came
-    with `known` of them.
+    `origin`: the first reward; `last`: up to WINDOW rewards minus it; `blocks`: sums of `per` such rewards
+    each, of which the last may have fewer; `squares`: sum of squared successive differences, `count` rewards
+    so far; `errors`: sum of the squared standard errors that came with `known` of them.
     """
 
     origin: float = 0.0
-    first: tuple[float, ...] = ()
     last: tuple[float, ...] = ()
+    blocks: tuple[float, ...] = ()
+    per: int = 1
     squares: float = 0.0
     count: int = 0
     errors: float = 0.0
     known: int = 0
 
+    #: Fewest rewards on either side of a rise, once there are twice as many.
     WINDOW: ClassVar[int] = 5
 
     #: Rewards with a standard error from which on their noise is known.
     KNOWN: ClassVar[int] = 4
+
+    #: Degrees of freedom of a standard error, which comes from four steps or more.
+    PER_ERROR: ClassVar[float] = 4.0
+
+    #: Most blocks; beyond, neighbours become one. Even.
+    MOST: ClassVar[int] = 128
 
     def fold(self, reward: float, error: float | None) -> Proxy:
         """Fold the mean reward since the last evaluation, and its standard error where it is known."""
         origin = self.origin if self.count else reward
         value = reward - origin
         step = value - self.last[-1] if self.last else 0.0
+        blocks, per = self.blocks, self.per
+        if self.count == self.MOST * per:
+            blocks, per = tuple(a + b for a, b in zip(blocks[::2], blocks[1::2], strict=True)), 2 * per
+        begun = self.count % per > 0
         return Proxy(
             origin,
-            (*self.first, value)[: self.WINDOW],
             (*self.last, value)[-self.WINDOW :],
+            (*blocks[:-1], blocks[-1] + value) if begun else (*blocks, value),
+            per,
             self.squares + step * step,
             self.count + 1,
             self.errors + (0.0 if error is None else error * error),
             self.known + (error is not None),
         )
 
-    @property
-    def window(self) -> int:
-        """How many of the first and of the last rewards are compared; one reward is both."""
-        return max(1, min(self.WINDOW, self.count // 2))
+    @cached_property
+    def rise(self) -> Rise:
+        """The rise at the round where it stands out most; of one that has gone by half, what is left."""
+        window = max(1, min(self.WINDOW, self.count // 2))
+        before = self.per * np.arange(1, len(self.blocks))
+        fits = (before >= window) & (self.count - before >= window)
+        if not fits.any():
+            return Rise(0.0, None)
+        sums, before = np.cumsum(self.blocks)[:-1][fits], before[fits]
+        after = self.count - before
+        low, high = sums / before, (math.fsum(self.blocks) - sums) / after
+        at = int(np.argmax((high - low) / np.sqrt(1 / before + 1 / after)))
+        level, count = float(high[at]), int(after[at])
+        newest = math.fsum(self.last[-window:]) / window
+        if newest < (float(low[at]) + level) / 2:
+            level, count = newest, window
+        gain = level - float(low[at])
+        return Rise(gain, self._z(gain, math.sqrt(1 / int(before[at]) + 1 / count)))
 
-    @property
-    def gain(self) -> float:
-        """Mean of the last window minus mean of the first, reward units."""
-        k = self.window
-        return (math.fsum(self.last[-k:]) - math.fsum(self.first[:k])) / k
-
-    @property
-    def z(self) -> float | None:
-        """`gain` in units of its noise; None while that is not known.
+    def _z(self, gain: float, scale: float) -> float | None:
+        """`gain` in units of `scale` times the noise of one reward; None while that is not known.
 
         The variance of one reward is the mean square of the standard errors, which the steps behind each
         reward give, or that of successive rewards (von Neumann, 1941: half the mean squared successive
         difference, whatever slow trend there is) once there are enough of them; the larger of the two,
         because steps may go together.
         """
-        variances = []
+        found = []  # variances, and the degrees of freedom that each is about worth
         if self.known >= self.KNOWN:
-            variances.append(self.errors / self.known)
+            found.append((self.errors / self.known, self.PER_ERROR * self.known))
         if self.count >= 2 * self.WINDOW:
-            variances.append(self.squares / (2 * (self.count - 1)))
-        variance = max(variances, default=0.0)
-        return None if variance == 0.0 else self.gain / math.sqrt(2 * variance / self.window)
+            found.append((self.squares / (2 * (self.count - 1)), 2 * (self.count - 1) / 3))
+        variance, freedom = map(max, zip(*found, strict=True)) if found else (0.0, 0.0)
+        return as_normal(gain / (scale * math.sqrt(variance)), freedom) if variance else None
+
+
+def as_normal(t: float, freedom: float) -> float:
+    """The normal deviate that is about as rare as Student's t (Wallace, 1959)."""
+    wide = math.sqrt(freedom * math.log1p(t * t / freedom))
+    return math.copysign(wide * (8 * freedom + 1) / (8 * freedom + 3), t)
 
 
 class Gap:
     """Proxy gain against held-out gain, each on its own scale; see above. `alpha` is the part's own share.
 
-    While the proxy has risen and neither a held-out rise nor its absence is shown, the level is warning.
+    While the proxy has risen, or is likely to have risen so far that the most is due, and neither a held-out
+    rise nor its absence is shown, the level is warning.
     """
 
     name: ClassVar[str] = "gap"
 
-    #: Standard errors by which the proxy must have gained.
-    RISEN = 6.0
+    #: Standard errors by which the proxy must have gained, wherever in 100 rounds that is looked for.
+    RISEN = 4.5
+
+    #: And by which a gain that is large is likely enough for a warning.
+    LIKELY = 3.5
 
     #: Of the reward's gain, and of what is left to gain, that is due.
     FRACTION = 0.25
@@ -123,7 +166,7 @@ class Gap:
         self._recent = (*self._recent, seen.outcomes.mean)[-Proxy.WINDOW :]
         if seen.in_loop_reward is not None:
             self._proxy = self._proxy.fold(seen.in_loop_reward, seen.in_loop_error)
-        z = self._proxy.z
+        gain, z = self._proxy.rise.gain, self._proxy.rise.z
         if z is None:
             count = self._proxy.count
             still = count >= 2 * Proxy.WINDOW  # enough of them, and yet no noise
@@ -135,7 +178,7 @@ class Gap:
             )
             known = Level.HEALTHY if still else Level.UNKNOWN
             return make_reading(self.name, Code.CALIBRATED_GAP, None, self._threshold, sentence, known)
-        risen, due = z >= self.RISEN, min(self._most, self.FRACTION * max(self._proxy.gain, 0.0))
+        risen, due = z >= self.RISEN, min(self._most, self.FRACTION * max(gain, 0.0))
         if risen:
             self._rises += 1
             due_now = EProcess(self._process.reference, -due).at(self._process.log_s)
@@ -146,14 +189,16 @@ class Gap:
         strata, runs = self._process.reference.strata, len(self._recent)
         gained = math.fsum(self._recent) / runs - strata.score
         error = math.sqrt(strata.variance / len(strata.groups) * (1 / runs + 1 / strata.precision))
+        need = "" if risen else f"; it counts from {self.RISEN:g} on"
         sentence = (
-            f"in-loop reward gained {self._proxy.gain:+.4f} ({z:.1f} standard errors), held-out "
-            f"{gained:+.4f} ± {2 * error:.4f}: that the held-out gained less than is due for that (now "
-            f"{due:.4f}) {certainty(evidence, self._threshold)}"
+            f"in-loop reward gained {gain:+.4f} ({z:.1f} standard errors{need}), held-out {gained:+.4f} ± "
+            f"{2 * error:.4f}: that the held-out gained less than is due for that (now {due:.4f}) "
+            f"{certainty(evidence, self._threshold)}"
         )
         level = None
         if evidence < self._threshold:
-            level = Level.WARNING if risen and gained <= 2 * error else Level.HEALTHY
+            matters = risen or (z >= self.LIKELY and due == self._most)
+            level = Level.WARNING if matters and gained <= 2 * error else Level.HEALTHY
         elif not risen:
             level = Level.WARNING
         return make_reading(self.name, Code.CALIBRATED_GAP, evidence, self._threshold, sentence, level)
@@ -171,7 +216,7 @@ class Gap:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state made by `to_state`."""
         proxy = dict(state["proxy"])
-        self._proxy = replace(Proxy(**proxy), first=tuple(proxy["first"]), last=tuple(proxy["last"]))
+        self._proxy = replace(Proxy(**proxy), last=tuple(proxy["last"]), blocks=tuple(proxy["blocks"]))
         self._rises, self._recent = state["rises"], tuple(state["recent"])
         self._process = self._process.at(load_logs(state["log_s"]))
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.detectors.baseline import Baseline, Outcomes, check_items
-from guard_core.detectors.calibrated import CalibratedDetector, DetectorStatus
+from guard_core.detectors.calibrated import DISAGREEMENT, CalibratedDetector, DetectorStatus, action
 from guard_core.detectors.gap import Gap
 from guard_core.policy import CalibratedPolicy
 from guard_core.wire import Code, Condition, DetectorReading, Level
@@ -52,7 +52,10 @@ class CalibratedRun:
     def __init__(self, config: CalibratedPolicy) -> None:
         self._config = config
         self._passes: list[Outcomes] = []
-        self._paid: list[Outcomes] = []
+        self._paid: list[Outcomes | None] = []  # of each pass
+        self._has_grader = False
+        self._made = self._ungraded = 0  # evaluations after the baseline; those that the grader failed on
+        self._graded = True  # whether the newest one is none of them
         self._last: Pass | None = None
         self._lost = 0  # wanted passes in a row that failed
         self._gave_up = False
@@ -67,26 +70,31 @@ class CalibratedRun:
         proxy_items: tuple[float, ...] | None = None,
         in_loop_error: float | None = None,
     ) -> DetectorStatus | None:
-        """Fold one evaluation; None while the baseline is gathered or if the items are unusable."""
+        """Fold one evaluation; None while the baseline is gathered or if the items are unusable.
+
+        `proxy_items`: as in `guard_core.judge.Evaluation`.
+        """
         first, self._last, self._lost, self._gave_up = self._last, evaluated, 0, False
         try:
             outcomes = check_items(items, self._items)
-            paid = None if proxy_items is None else check_items(proxy_items, outcomes.size)
+            paid = check_items(proxy_items, outcomes.size) if proxy_items else None
         except ValueError as error:
             self._unusable = f"the evaluation at step {evaluated.step} cannot be judged: {error}"
             return None
         self._unusable = ""
+        self._has_grader = self._has_grader or proxy_items is not None
         # An evaluation that was unusable has begun no baseline.
         begins = first is None or not self._passes or evaluated.same_checkpoint(first)
         if self._detector is None and begins:
             self._passes.append(Outcomes.of(outcomes))
-            if paid is not None:
-                self._paid.append(Outcomes.of(paid))
+            self._paid.append(None if paid is None else Outcomes.of(paid))
             greedy = len(self._passes) == 2 and self._passes[0].same_as(self._passes[1])
             if greedy or len(self._passes) == self._config.baseline_passes:
                 self._close_baseline()
             return None
         detector = self._detector or self._close_baseline()
+        self._graded = paid is not None or not self._has_grader
+        self._made, self._ungraded = self._made + 1, self._ungraded + (not self._graded)
         return detector.update(
             evaluated.step, outcomes, in_loop_reward, proxy_items=paid, in_loop_error=in_loop_error
         )
@@ -146,9 +154,15 @@ class CalibratedRun:
         if self._detector is not None:
             yield from self._about_the_baseline(self._detector)
             yield from self._about_evaluations(self._detector)
+            yield from self._about_the_grader(self._detector)
         for reading in self.readings:
             if reading.level is Level.WARNING:
-                yield Condition(code=reading.code, level=Level.WARNING, message=reading.message)
+                yield Condition(
+                    code=reading.code,
+                    level=Level.WARNING,
+                    message=reading.message,
+                    advice=action(reading.code, self._config) == "warn",
+                )
 
     def _about_the_baseline(self, detector: CalibratedDetector) -> Iterator[Condition]:
         if uninformative := uninformative_baseline(detector.score, detector.newest):
@@ -184,6 +198,30 @@ class CalibratedRun:
                 "the server fail?)",
             )
 
+    def _about_the_grader(self, detector: CalibratedDetector) -> Iterator[Condition]:
+        """What the training grader has not scored, `disagreement` has not judged: that is never healthy.
+
+        One that failed now and then has failed now and then, as long as it scored the newest evaluation.
+        """
+        if self._has_grader and DISAGREEMENT not in detector.part_names:
+            yield Condition(
+                code=Code.EVALUATION_FAILING,
+                level=Level.UNKNOWN,
+                message="the training grader (`proxy_scorer`) scored no pass of the starting policy, so "
+                f"`{DISAGREEMENT}` cannot judge this run: see in the guard's log what the grader failed of, "
+                "and start the run again",
+            )
+        elif self._ungraded:
+            few = self._graded and self._ungraded <= max(1, FEW_NOT_COUNTED * self._made)
+            yield Condition(
+                code=Code.EVALUATION_FAILING,
+                level=Level.WARNING if few else Level.UNKNOWN,
+                advice=few,
+                message=f"the training grader (`proxy_scorer`) failed on {self._ungraded} of {self._made} "
+                f"evaluations{'' if self._graded else ', the newest too'}, which `{DISAGREEMENT}` could not "
+                "judge",
+            )
+
     @property
     def _items(self) -> int | None:
         if self._detector is not None:
@@ -191,8 +229,7 @@ class CalibratedRun:
         return len(self._passes[0].codes) if self._passes else None
 
     def _close_baseline(self) -> CalibratedDetector:
-        paid = tuple(self._paid) if len(self._paid) == len(self._passes) else ()
-        baseline = Baseline(tuple(self._passes), self._config.samples, paid)
+        baseline = Baseline(tuple(self._passes), self._config.samples, tuple(self._paid))
         self._detector = CalibratedDetector(self._config, baseline)
         self._passes, self._paid = [], []
         return self._detector
@@ -202,7 +239,8 @@ class CalibratedRun:
         return {
             "config": self._config.model_dump(mode="json"),
             "passes": [outcomes.to_state() for outcomes in self._passes],
-            "paid": [outcomes.to_state() for outcomes in self._paid],
+            "paid": [None if outcomes is None else outcomes.to_state() for outcomes in self._paid],
+            "grader": [self._has_grader, self._made, self._ungraded, self._graded],
             "last": None if self._last is None else asdict(self._last),
             "lost": self._lost,
             "gave_up": self._gave_up,
@@ -215,7 +253,8 @@ class CalibratedRun:
         """Rebuild from `to_state`."""
         run = cls(CalibratedPolicy.model_validate(state["config"]))
         run._passes = [Outcomes.from_state(outcomes) for outcomes in state["passes"]]
-        run._paid = [Outcomes.from_state(outcomes) for outcomes in state["paid"]]
+        run._paid = [None if paid is None else Outcomes.from_state(paid) for paid in state["paid"]]
+        run._has_grader, run._made, run._ungraded, run._graded = state["grader"]
         run._last = None if state["last"] is None else Pass(**state["last"])
         run._lost, run._gave_up, run._unusable = state["lost"], state["gave_up"], state["unusable"]
         if state["detector"] is not None:
@@ -226,10 +265,10 @@ class CalibratedRun:
 def _cannot_judge_yet(readings: Sequence[DetectorReading]) -> Iterator[Condition]:
     """Which parts have too little to go by. Without `gap` nobody compares the reward with the score, so a run
     has not been judged. What another part lacks is only said: until `peak` has a level to compare with, the
-    others watch for a fall, and a grader that failed once has failed once.
+    others watch for a fall. What `disagreement` lacks is told with the grader.
     """
     for reading in readings:
-        if reading.level is Level.UNKNOWN:
+        if reading.level is Level.UNKNOWN and reading.name != DISAGREEMENT:
             yield Condition(
                 code=Code.WARMING_UP,
                 level=Level.UNKNOWN if reading.name == Gap.name else Level.HEALTHY,

@@ -217,7 +217,7 @@ def refuse_overwritten(request: EvaluationRequest, queue: Iterable[CheckpointRep
 
 def refuse_no_outcomes(result: EvaluationResult) -> None:
     """Raises `EvaluationError` if these are no outcomes that can be judged. Pure."""
-    proxies = result.items if result.proxy_items is None else result.proxy_items
+    proxies = result.proxy_items or result.items
     if not result.items or not all(0.0 <= x <= 1.0 for x in (*result.items, *proxies)):  # NaN too
         raise EvaluationError("the evaluator returned no outcomes, or outcomes outside [0, 1]")
     if len(proxies) != len(result.items):

@@ -103,14 +103,14 @@ class HeldoutEvaluation:
         }
 
     def _proxy_outcomes(self, completions: Completions) -> list[float] | None:
-        """What the training grader gives; None without one, or where it fails: the score still counts."""
+        """What the training grader gives; None without one, [] where it fails: the score still counts."""
         if self._proxy is None:
             return None
         try:
             return self._outcomes(self._proxy, completions)
         except EvaluationError as error:
             print(f"proxy_scorer: {error}; this evaluation goes on without it", file=sys.stderr)
-            return None
+            return []
 
     def _outcomes(self, scoring: SplitScorers | ProxyScoring, completions: Completions) -> list[float]:
         """Mean score of the completions of each item, or group of items. No label of a group goes on."""

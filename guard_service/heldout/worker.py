@@ -114,7 +114,8 @@ class EvaluationResult:
     `staged`: directory with the files that were hashed and scored, None where they are remote. It is removed
     at the next request; rename it to keep it.
     `truncated`: share of the completions that ended at the length limit, in [0, 1]; None where not known.
-    `proxy_items`: what the training grader gives the same completions, as `items`; None without one.
+    `proxy_items`: what the training grader gives the same completions, as `items`; None without one, () where
+    it failed.
     `sampling`: how the completions were sampled.
     `pins`: digests of the files that further checkpoints of the run must have; None where they are remote.
     """
@@ -214,7 +215,8 @@ class EvaluationWorker:
                         raise EvaluationError(str(error)) from error
             assert self._child is not None
             response = await self._ask(self._child, request.to_json())
-            if self._settings.proxy_scorer is not None and response["proxy_items"] is None:
+            paid = response["proxy_items"]
+            if paid == []:
                 log.warning(
                     "the proxy_scorer failed; the evaluation goes on without it, see %s", self.log_path
                 )
@@ -225,7 +227,7 @@ class EvaluationWorker:
                 seconds=time.monotonic() - started,
                 staged=None if staged is None else Path(staged),
                 truncated=response["truncated"],
-                proxy_items=None if response["proxy_items"] is None else tuple(response["proxy_items"]),
+                proxy_items=None if paid is None else tuple(paid),
                 sampling=EvaluationSampling.model_validate(response["sampling"]),
                 pins=response["pins"],
             )

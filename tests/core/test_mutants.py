@@ -7,6 +7,8 @@ from pathlib import Path
 from tests.mutants import Mutant, Rule, survivors
 
 HERE = Path(__file__).resolve().parent
+DETECTION = HERE.parent / "detection"
+SIMULATED = (DETECTION / "simulated.py",)
 
 
 def rule(source: str, tests: str) -> Rule:
@@ -26,6 +28,8 @@ FAST = rule("detectors/fast.py", "test_dispersion.py")
 PARTS = rule("detectors/parts.py", "test_dispersion.py")
 CALIBRATED = rule("detectors/calibrated.py", "test_dispersion.py")
 RUN = rule("detectors/run.py", "test_judge.py")
+GAP = Rule("guard_core", "detectors/gap.py", DETECTION / "test_gap.py", SIMULATED)
+GRADER = Rule("guard_core", "detectors/run.py", DETECTION / "test_disagreement.py", SIMULATED)
 EPROCESS = rule("detectors/eprocess.py", "test_dispersion.py")
 
 MUTANTS: list[Mutant] = [
@@ -159,6 +163,19 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "max(self._longest_round, window.steps)", "window.steps"),
     (JUDGE, "replace(self._guard, min_steps=0)", "replace(self._guard)"),
     (JUDGE, "            self._early.update(step, window.reward, self._last.score)\n", ""),
+    (GAP, "    LIKELY = 3.5", "    LIKELY = 6.0"),
+    (GAP, "    RISEN = 4.5", "    RISEN = 3.0"),
+    (GAP, "z >= self.LIKELY and due == self._most", "False"),
+    (GAP, "if newest < (float(low[at]) + level) / 2:", "if False:"),
+    (GAP, "(before >= window) & (self.count - before >= window)", "before >= 1"),
+    (GAP, "if self.count == self.MOST * per:", "if False:"),
+    (GAP, "variance, freedom = map(max,", "variance, freedom = map(min,"),
+    (GRADER, "paid is not None or not self._has_grader", "True"),
+    (GRADER, "self._has_grader and DISAGREEMENT not in detector.part_names", "False"),
+    (GRADER, "self._has_grader or proxy_items is not None", "self._has_grader or bool(proxy_items)"),
+    (GRADER, "few = self._graded and", "few ="),
+    (GRADER, "self._ungraded <= max(1, FEW_NOT_COUNTED * self._made)", "True"),
+    (GRADER, 'advice=action(reading.code, self._config) == "warn"', "advice=False"),
     (NOTICES, '.replace("<", "&lt;")', ""),
     (NOTICES, 'text.replace("&", "&amp;")', "text"),
     (NOTICES, "notice.sentence[:MOST_TEXT]}\\nMore", "notice.sentence}\\nMore"),

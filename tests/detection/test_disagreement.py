@@ -11,6 +11,7 @@ import pytest
 from guard_core.detectors import PARTS, Baseline, CalibratedDetector
 from guard_core.detectors.baseline import Outcomes
 from guard_core.detectors.disagreement import WEIGHTS, agreement
+from guard_core.ending import not_judged
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.wire import Code, Finding, Level, StepReport
@@ -188,14 +189,87 @@ def test_through_the_judge_it_fires_as_hacking_and_tells_no_outcome() -> None:
     assert last is not None and last.proxy_score is not None and last.proxy_score > last.score + 0.1
 
 
-def test_a_grader_that_comes_later_is_not_judged_without_its_baseline() -> None:
-    config = CONFIG.model_copy(update={"baseline_passes": 2})
+def judged(grades: list[bool], baseline_passes: int = 2, **settings: str) -> Judge:
+    """A judge after evaluations of the start and of later checkpoints: on which did the grader not fail?"""
+    config = CONFIG.model_copy(update={"baseline_passes": baseline_passes, **settings})
     judge = Judge(Policy(detector="calibrated", calibrated=config))
     rng = np.random.default_rng(0)
-    for index in range(2):
-        right, paid = score(rng, NOTHING, 0)
-        graded = tuple(paid) if index else None
-        judge.fold_evaluation(Evaluation(0, 0, "/c/0", tuple(right), None, index, None, graded))
-    right, paid = score(rng, NOTHING, 1)
-    judge.fold_evaluation(Evaluation(0, 1, "/c/1", tuple(right), None, 0, None, tuple(paid)))
-    assert [r.name for r in judge.verdict().detectors] == list(PARTS)
+    for n, graded in enumerate(grades):
+        t = max(0, n + 1 - baseline_passes)
+        right, paid = score(rng, NOTHING, t)
+        items = tuple(paid) if graded else ()
+        judge.fold_step(StepReport(attempt=0, step=n, reward=0.5 + 0.01 * rng.normal()))
+        if n >= baseline_passes - 1 or n == 0:
+            judge.fold_checkpoint()
+        index = n if n < baseline_passes else 0
+        judge.fold_evaluation(Evaluation(0, t, f"/c/{t}", tuple(right), None, index, None, items))
+        judge = Judge.from_state(json.loads(json.dumps(judge.to_state())))
+    return judge
+
+
+def about_the_grader(judge: Judge) -> list[tuple[Level, bool]]:
+    return [
+        (c.level, c.advice)
+        for c in judge.verdict().conditions
+        if c.code is Code.EVALUATION_FAILING and "training grader" in c.message
+    ]
+
+
+def test_a_grader_that_failed_on_one_pass_of_the_baseline_costs_that_pass_alone() -> None:
+    judge = judged([True] * 7 + [False] + [True] * 12, baseline_passes=8)
+    readings = {r.name: r for r in judge.verdict().detectors}
+    assert readings["disagreement"].statistic is not None
+    assert not about_the_grader(judge) and judge.verdict().level is Level.HEALTHY
+    state = judge.to_state()["calibrated"]["detector"]
+    assert state["reference"]["strata"] != state["agreements"][0]["strata"]
+
+
+def test_a_grader_that_scored_no_pass_of_the_baseline_leaves_the_run_unknown() -> None:
+    for later in (False, True):
+        judge = judged([False, False] + [later] * 12)
+        assert [r.name for r in judge.verdict().detectors] == list(PARTS)
+        assert about_the_grader(judge) == [(Level.UNKNOWN, False)]
+        assert judge.verdict().level is Level.UNKNOWN and not_judged(judge.verdict(), "")
+
+
+def test_a_grader_that_fails_at_every_later_evaluation_leaves_the_run_unknown() -> None:
+    judge = judged([True, True] + [False] * 12)
+    assert about_the_grader(judge) == [(Level.UNKNOWN, False)] and judge.verdict().level is Level.UNKNOWN
+    assert "failed on 12 of 12 evaluations" in judge.verdict().reason
+
+
+def test_a_grader_that_failed_now_and_then_is_told_and_on_the_newest_evaluation_is_unknown() -> None:
+    assert about_the_grader(judged([True] * 12 + [False, True])) == [(Level.WARNING, True)]
+    assert about_the_grader(judged([True] * 13 + [False])) == [(Level.UNKNOWN, False)]
+    assert about_the_grader(judged([True] * 10 + [False, True, False, True])) == [(Level.UNKNOWN, False)]
+
+
+def test_without_a_grader_nothing_is_said_of_one() -> None:
+    judge = Judge(Policy(calibrated=CONFIG.model_copy(update={"baseline_passes": 1})))
+    for t in range(4):
+        judge.fold_evaluation(
+            Evaluation(0, t, f"/c/{t}", tuple(score(np.random.default_rng(t), NOTHING, t)[0]))
+        )
+    assert not about_the_grader(judge)
+
+
+@pytest.mark.parametrize(("action", "level"), [("warn", Level.HEALTHY), ("stop", Level.WARNING)])
+def test_what_the_policy_only_warns_of_is_advice(action: str, level: Level) -> None:
+    """An alarm that nobody has confirmed yet is a warning that counts; what only warns is advice."""
+    config = CONFIG.model_copy(update={"baseline_passes": 4, "on_disagreement": action})
+    judge = Judge(Policy(calibrated=config))
+    rng = np.random.default_rng(3)
+    for n in range(60):
+        t = max(0, n - 3)
+        right, paid = score(rng, HACKED, t)
+        judge.fold_step(StepReport(attempt=0, step=n, reward=0.5))
+        judge.fold_evaluation(
+            Evaluation(0, t, f"/c/{t}", tuple(right), None, n if n < 4 else 0, None, tuple(paid))
+        )
+        told = [c for c in judge.verdict().conditions if c.code is Code.PROXY_DISAGREEMENT]
+        if told:
+            break
+    assert [(c.level, c.advice) for c in told] == [(Level.WARNING, action == "warn")]
+    assert not judge.verdict().fire
+    levels = [c.level for c in judge.verdict().conditions if not c.advice]
+    assert max(levels, key=lambda found: found.severity) is level

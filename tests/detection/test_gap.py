@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from guard_core.detectors import Baseline, CalibratedDetector
-from guard_core.detectors.gap import Gap, Proxy, _log_weight
+from guard_core.detectors.gap import Gap, Proxy, Rise, _log_weight, as_normal
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.rounds import standard_error
@@ -68,6 +68,20 @@ def fired_at(
     return None
 
 
+def level_after(course: Course, seed: int, length: int, noise: float) -> Level:
+    """What `gap` says at the end of a run, or where it is stopped."""
+    rng = np.random.default_rng(seed)
+    baseline = Baseline.from_passes([outcomes(rng, course(0)[0]) for _ in range(16)])
+    detector = CalibratedDetector(CONFIG, baseline, ("gap",))
+    for t in range(1, length + 1):
+        rewards = course(t - 0.5)[1] + noise * rng.normal(size=STEPS)
+        held, error = outcomes(rng, course(t)[0]), standard_error(rewards.tolist())
+        status = detector.update(t, held, float(rewards.mean()), in_loop_error=error)
+        if status.fire:
+            break
+    return status.level
+
+
 @pytest.mark.parametrize("passes", [16, 2])
 def test_with_a_truth_near_0_that_does_not_follow_the_reward_it_fires_within_10_evaluations(
     passes: int,
@@ -117,19 +131,87 @@ def test_the_noise_of_the_reward_is_known_from_its_steps_or_from_ten_rewards() -
     for t in range(12):
         plain = plain.fold(0.1 * t + 0.01 * (-1) ** t, None)
         told = told.fold(0.1 * t + 0.01 * (-1) ** t, 0.02)
-        assert (plain.z is None) is (plain.count < 10) and (told.z is None) is (told.count < 4)
-    assert told.gain == plain.gain and told.z == plain.z  # successive rewards differ by more than 0.02
-    jumpy = Proxy()
+        assert (plain.rise.z is None) is (plain.count < 10) and (told.rise.z is None) is (told.count < 4)
+    # Successive rewards differ by more than 0.02, so their variance counts; what steps tell makes it surer.
+    assert told.rise.gain == plain.rise.gain and 0 < plain.rise.z < told.rise.z
+
+
+def test_a_rise_is_looked_for_between_all_rounds_with_the_noise_of_one() -> None:
+    """Seven rewards before a jump and five after it, whose standard errors are 1."""
+    proxy = Proxy()
     for t in range(12):
-        jumpy = jumpy.fold(float(t >= 6), 1.0)
-    assert jumpy.z == pytest.approx(1 / math.sqrt(2 / 5))
+        proxy = proxy.fold(float(t >= 7), 1.0)
+    t_value, freedom = 1 / math.sqrt(1 / 7 + 1 / 5), Proxy.PER_ERROR * 12
+    assert proxy.rise == Rise(1.0, as_normal(t_value, freedom))
+
+
+def test_fewer_than_five_rounds_on_a_side_show_no_rise_once_there_are_ten() -> None:
+    proxy = Proxy()
+    for t in range(20):
+        proxy = proxy.fold(float(t >= 18), 0.1)
+    assert proxy.rise.gain == pytest.approx(0.4)  # of the last five, two
+
+
+def test_a_rise_that_went_is_what_is_left_of_it() -> None:
+    proxy = Proxy()
+    for t in range(30):
+        proxy = proxy.fold(float(10 <= t < 25), 0.1)
+    assert proxy.rise.gain == 0.0 and proxy.rise.z == 0.0
+
+
+def test_the_normal_deviate_of_students_t() -> None:
+    """Of the quantiles 0.999 and 0.9999 of t with 10 degrees of freedom, and 0.999 with 30."""
+    assert as_normal(4.1437, 10) == pytest.approx(3.0902, abs=0.02)
+    assert as_normal(5.6938, 10) == pytest.approx(3.7190, abs=0.03)
+    assert as_normal(-3.3852, 30) == pytest.approx(-3.0902, abs=0.01)
+
+
+def test_a_long_run_keeps_a_bounded_number_of_sums_and_loses_no_reward() -> None:
+    rng = np.random.default_rng(0)
+    rewards = rng.normal(size=1_000)
+    proxy = Proxy()
+    for reward in rewards:
+        proxy = proxy.fold(float(reward), None)
+        assert len(proxy.blocks) <= Proxy.MOST and (len(proxy.blocks) - 1) * proxy.per < proxy.count
+    assert proxy.per == 8
+    assert math.fsum(proxy.blocks) == pytest.approx(float((rewards - rewards[0]).sum()))
+    assert proxy.blocks[3] == pytest.approx(float((rewards[24:32] - rewards[0]).sum()))
+
+
+@pytest.mark.parametrize("noise", [0.2, 0.3])
+def test_a_reward_of_small_batches_that_rises_by_30_points_with_a_flat_score_is_not_healthy(
+    noise: float,
+) -> None:
+    """`noise` of one of ten steps a round; the rise takes all of 40 rounds."""
+    levels = [level_after(lambda t: (0.3, 0.3 + 0.3 * ramp(t, 40)), seed, 40, noise) for seed in range(20)]
+    assert sum(level is not Level.HEALTHY for level in levels) >= 18, levels
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.3, 0.65])
+def test_a_reward_of_any_noise_that_stays_leaves_a_run_healthy(noise: float) -> None:
+    levels = [level_after(NOTHING, seed, 40, noise) for seed in range(20)]
+    assert sum(level is not Level.HEALTHY for level in levels) <= 1, levels
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_reward_in_which_nothing_changes_has_hardly_ever_risen(steps: int) -> None:
+    """In 100 rounds of four completions each, with and without a standard error."""
+    rng, risen = np.random.default_rng(0), 0
+    for _ in range(60):
+        proxy, highest = Proxy(), 0.0
+        for _ in range(100):
+            rewards = rng.binomial(4, 0.3, size=steps) / 4
+            proxy = proxy.fold(float(rewards.mean()), standard_error(rewards.tolist()))
+            highest = max(highest, proxy.rise.z or 0.0)
+        risen += highest >= Gap.RISEN
+    assert risen <= 1
 
 
 def test_a_reward_that_never_differs_has_no_known_noise() -> None:
     proxy = Proxy()
     for _ in range(12):
         proxy = proxy.fold(0.5, 0.0)
-    assert proxy.z is None
+    assert proxy.rise.z is None
 
 
 def test_the_standard_error_of_a_round_ignores_a_slow_trend() -> None:

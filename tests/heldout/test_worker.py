@@ -159,7 +159,7 @@ def test_a_training_grader_that_fails_costs_its_own_outcomes_alone(
 ) -> None:
     odd = settings(proxy_scorer=f"tests.heldout.odd_scorers:{grader}")
     result = run(odd, tmp_path / "scratch", lambda w: w.evaluate(REQUEST))
-    assert result.items == (0.0, 0.0, 1.0, 0.0) and result.proxy_items is None
+    assert result.items == (0.0, 0.0, 1.0, 0.0) and result.proxy_items == ()
     assert "the proxy_scorer failed; the evaluation goes on without it" in caplog.text
     assert "this evaluation goes on without it" in (tmp_path / "scratch" / "worker.log").read_text()
 

@@ -193,6 +193,15 @@ def test_what_the_training_grader_gave_is_kept_with_the_items(store: Store, tmp_
     assert first["proxy_items"] == [1.0, 0.25] and "proxy_items" not in second
 
 
+def test_that_the_training_grader_failed_is_kept(store: Store, tmp_path: Path) -> None:
+    failed = Evaluation(0, 1, "/c", (0.0, 1.0), None, 0, 0.5, ())
+    store.append_evaluation(failed, ROUND, [])
+    assert failed.summary().proxy_score is None
+    assert [event.proxy_items for _, event in store.events(0) if isinstance(event, Evaluation)] == [()]
+    store.close()
+    assert next(iter(export_history(tmp_path)))["proxy_items"] == []
+
+
 def test_a_long_history_is_exported_whole(store: Store, tmp_path: Path) -> None:
     store.append_steps([[step(i) for i in range(4_500)]])
     store.close()

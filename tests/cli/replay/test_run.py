@@ -111,6 +111,17 @@ class TestHeldOut:
         assert [(e.step, e.items) for e in run.evaluations] == [(0, (1.0, 1.0)), (1, (0.0, 1.0))]
         assert run.has_items
 
+    def test_a_training_grader_that_failed_is_known_from_one_that_is_not_there(self, tmp_path: Path) -> None:
+        rows = [
+            {"step": 0, "items": [1, 0], "proxy_items": [1, 1]},
+            {"step": 0, "items": [0, 0], "proxy_items": []},
+            {"step": 0, "items": [0, 1]},
+            row(1, items=[0, 1], proxy_items=[]),
+        ]
+        run = run_of(tmp_path, rows)
+        assert run.baseline_paid == ((1.0, 1.0), (), None)
+        assert run.evaluations[0].proxy_items == ()
+
     def test_an_evaluation_whose_step_had_no_reward(self, tmp_path: Path) -> None:
         run = run_of(tmp_path, [row(1), {"step": 2, "items": [1, 0]}, row(3)])
         assert run.step.tolist() == [1, 3]
