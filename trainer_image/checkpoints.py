@@ -58,7 +58,7 @@ def incomplete_because(checkpoint: Path) -> str | None:
         for name in _weight_files(checkpoint):
             with safe_open(checkpoint / name, framework="np"):  # checks the header against the file's size
                 pass
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -66,7 +66,7 @@ def incomplete_because(checkpoint: Path) -> str | None:
 def _saved_to_its_end(checkpoint: Path) -> bool:
     try:
         json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return True
 

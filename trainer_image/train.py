@@ -236,7 +236,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise GuardConfigError(f"dataset: {path} line {number} is not JSON: {error}") from error
         if not isinstance(row, dict) or "prompt" not in row:
             raise GuardConfigError(f"dataset: {path} line {number} must be an object with a 'prompt'")

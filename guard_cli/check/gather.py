@@ -111,7 +111,14 @@ def measure(settings: HeldoutSettings, model: Path, folder: Path) -> tuple[str |
         return refusal, None
     seconds, first = min(result.seconds for result in results), results[0]
     paid = fmean(first.proxy_items) if first.proxy_items else None
-    return None, Measured(seconds, fmean(first.items), None, paid)
+    return None, Measured(seconds, fmean(first.items), None, paid, _in_part(first))
+
+
+def _in_part(result: EvaluationResult) -> float:
+    """Share of what the scorer rejects that the training grader pays for, but not in full."""
+    pairs = zip(result.items, result.proxy_items or (), strict=False)
+    rejected = [0.0 < paid < 1.0 for right, paid in pairs if right == 0.0]
+    return fmean(rejected) if rejected else 0.0
 
 
 def _refusal(act: Callable[[], None]) -> str | None:

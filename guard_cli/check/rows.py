@@ -117,13 +117,15 @@ class Split:
 class Measured:
     """One evaluation that was tried: wall seconds and mean score, or why it failed.
 
-    `paid`: mean score by the training grader; None without one, or if it failed.
+    `paid`: mean score by the training grader; None without one, or if it failed. `in_part`: share of the
+    completions that the scorer rejects for which that grader pays, but not in full.
     """
 
     seconds: float | None
     score: float | None
     problem: str | None
     paid: float | None = None
+    in_part: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +227,15 @@ def grader_row(split: Split, measured: Measured | None, *, given: bool) -> Row:
         return Row(
             name, CheckLevel.REFUSE, "it failed on the completions of --model: rlguard baseline keeps the log"
         )
-    return Row(
-        name, CheckLevel.OK, f"it gives {measured.paid:.3f} where the scorer gives {measured.score:.3f}"
-    )
+    said = f"it gives {measured.paid:.3f} where the scorer gives {measured.score:.3f}"
+    if measured.in_part:
+        more = (
+            f"; it pays a part for {measured.in_part:.0%} of what the scorer rejects, and that a policy "
+            "learns to earn that part cannot be told from a hack, so `disagreement` will only warn of it: "
+            "give the part of the grader that says right or wrong"
+        )
+        return Row(name, CheckLevel.WARN, said + more)
+    return Row(name, CheckLevel.OK, said)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------

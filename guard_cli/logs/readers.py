@@ -181,10 +181,15 @@ def _bad_lines(path: Path, numbers: Any, lines: list[bytes]) -> str:
 
 
 def _why_bad(line: bytes) -> str:
+    from pydantic_core import from_json
+
     try:
         value = json.loads(line)
+        from_json(line)  # which also refuses half of a surrogate pair, and reads less deep
     except UnicodeDecodeError:
         return "not UTF-8"
+    except RecursionError:
+        return "nested too deeply"
     except ValueError as error:
         cut = "" if line.endswith(b"\n") else ", and it has no line end: cut short while it was written?"
         return f"not JSON ({error}){cut}"
@@ -258,7 +263,7 @@ def _full_rows(
 def _json_cell(path: Path, line: int, name: str, cell: str | None) -> Any:
     try:
         return None if cell is None else json.loads(cell)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise CliError(f"{path}: line {line}: `{name}` is not a JSON list: {cell!r:.60}.") from None
 
 

@@ -41,6 +41,8 @@ def changed(base: Policy, option: str) -> Policy:
             _set(body, key, yaml.safe_load(text))
         except yaml.YAMLError as error:
             raise CliError(f"--what-if {pair}: {text!r} is {not_yaml(error)}.") from None
+        except RecursionError:
+            raise CliError(f"--what-if {pair:.60}: the value is nested too deeply.") from None
     try:
         return policy_file.policy_of(body, f"--what-if {option}")
     except SettingsError as error:

@@ -6,7 +6,7 @@ earlier one) is left out here too, and each time a note says how much and where 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,6 +94,7 @@ def load(
     columns = resolve(table.names, overrides, settings=settings)
     rows = _Rows(table, source, columns)
     notes = [*columns.notes, *([table.cut] if table.cut else [])]
+    rows.drop_repeats(notes)
     baseline_rows = rows.baseline()
     baseline = tuple(rows.items[row] for row in baseline_rows)
     usable = rows.usable(baseline_rows, notes)
@@ -163,10 +164,47 @@ class _Rows:
         self.items = self._outcomes_by_row("items")
         self.paid = self._outcomes_by_row("proxy_items")
         self._check_lengths()
+        self.repeats: list[int] = []
 
     def at(self, row: int) -> str:
         """Where a row stands, for messages."""
         return f"{self.source}: line {self.table.line[row]}"
+
+    def drop_repeats(self, notes: list[str]) -> None:
+        """Leave out evaluations that stand there again, as in a history that was joined with itself.
+
+        A guard makes each pass of a checkpoint once; passes of a baseline that have no number are repeats
+        where all of them come again in the same order.
+
+        Raises:
+            CliError: one that stands there twice with other outcomes.
+        """
+        first: dict[tuple[int, int, int], int] = {}
+        repeats = []
+        for row in sorted(self.items):
+            if self.pass_index[row] == 0 and np.isnan(self.values["heldout_event"][row]):
+                continue
+            key = self._attempt_of(row), int(np.nan_to_num(self.step[row])), int(self.pass_index[row])
+            before = first.setdefault(key, row)
+            if (self.items[before], self.paid.get(before)) != (self.items[row], self.paid.get(row)):
+                raise CliError(
+                    f"{self.at(row)} evaluates pass {key[2]} of step {key[1]} again, with other outcomes "
+                    f"than line {self.table.line[before]}: are these two runs? Replay each by itself."
+                )
+            if before != row:
+                repeats.append(row)
+        passes = self.baseline()
+        once = _period([self.items[row] for row in passes if row not in repeats])
+        repeats += [row for row in passes if row not in repeats][once:]
+        for row in repeats:
+            del self.items[row]
+            self.paid.pop(row, None)
+        self.repeats = repeats
+        if repeats:
+            notes.append(
+                f"{len(repeats)} evaluations stand there again and were left out (the first: "
+                f"{self.at(min(repeats))}): was a log joined with itself?"
+            )
 
     def baseline(self) -> list[int]:
         """Rows with step 0 and items and nothing else, before any other: passes of the starting policy."""
@@ -207,7 +245,7 @@ class _Rows:
         if lost := int(np.sum(~usable)):
             notes.append(f"{lost} rows without a step were left out (the first: {self._first(~usable)}).")
         usable &= self.pass_index == 0
-        usable[baseline] = False
+        usable[[*baseline, *self.repeats]] = False
         for name in (*MEASURED, "heldout"):
             odd = np.isinf(self.values[name])
             if odd.any():
@@ -272,6 +310,16 @@ class _Rows:
         if not good:
             raise CliError(f"{self.at(row)}: {name} must be a list of outcomes from 0 to 1: {value!r:.60}.")
         return tuple(float(x) for x in value)
+
+
+def _period(passes: Sequence[tuple[float, ...]]) -> int:
+    """After how many of them all come again in the same order; all of them where they do not."""
+    count = len(passes)
+    if len(set(passes)) > 1:
+        for once in range(2, count // 2 + 1):
+            if count % once == 0 and all(passes[i] == passes[i - once] for i in range(once, count)):
+                return once
+    return count
 
 
 def _is_outcome(x: Any) -> bool:

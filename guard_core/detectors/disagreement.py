@@ -14,8 +14,14 @@ evidence counts, which is an e-process against both claims:
 - w = 2: in a run that learns, a grader that is easier to please than the scorer, as most are, may gain twice
   as much.
 
-So P(ever fires) <= alpha while the held-out score gains at least half of what the grader's mean gains, and
+So P(ever alarms) <= alpha while the held-out score gains at least half of what the grader's mean gains, and
 while neither gains. Which of the two fell, or rose, does not matter.
+
+That alone cannot tell a hack from a grader that pays a part for something else, such as the format, which a
+policy learns before anything. So it *fires* only if the same test refutes, too, that full pay (p_i = 1) for
+what the scorer rejects has become more frequent by no more than `max_decline`, on
+b_i = (1 - [p_i = 1] (1 - t_i)) / 2; else it warns. For a grader that pays all or nothing this asks for
+nothing more.
 """
 
 from __future__ import annotations
@@ -30,7 +36,7 @@ from guard_core.detectors import eprocess
 from guard_core.detectors.baseline import Array, Baseline, Outcomes
 from guard_core.detectors.parts import EProcess, Observed, certainty, dump_logs, load_logs, make_reading
 from guard_core.policy import CalibratedPolicy
-from guard_core.wire import Code, DetectorReading
+from guard_core.wire import Code, DetectorReading, Level
 
 WEIGHTS = (1.0, 2.0)
 
@@ -41,24 +47,36 @@ def agreement(truth: Outcomes, paid: Outcomes, weight: float) -> Outcomes:
     return Outcomes.of(np.clip(np.round(raw, 12), 0.0, 1.0))
 
 
+def not_fooled(truth: Outcomes, paid: Outcomes) -> Outcomes:
+    """For each item, 0 where the grader pays in full for what the scorer rejects, 1/2 where not.
+
+    For a grader that pays all or nothing, and for all that is right, it is the agreement with weight 1.
+    """
+    return Outcomes.of((1 - (paid.items >= 1.0) * (1 - truth.items)) / 2)
+
+
 def references(baseline: Baseline, alpha: float) -> tuple[eprocess.Reference, ...]:
-    """What agreements are compared with: one reference for each weight, from the passes of the baseline.
+    """What is compared with: a reference for each weight and one of `not_fooled`, from the baseline.
 
     Raises:
         ValueError: the baseline has no outcomes of the training grader.
     """
     if not baseline.graded:
         raise ValueError(f"{Disagreement.name!r} needs what the training grader gave the starting policy")
+    passes = [_asked(*pair) for pair in baseline.graded]
     return tuple(
-        eprocess.Reference.of(
-            Baseline(tuple(agreement(*pair, weight) for pair in baseline.graded), baseline.samples), alpha
-        )
-        for weight in WEIGHTS
+        eprocess.Reference.of(Baseline(of_one, baseline.samples), alpha)
+        for of_one in zip(*passes, strict=True)
     )
 
 
+def _asked(truth: Outcomes, paid: Outcomes) -> tuple[Outcomes, ...]:
+    """What each e-process folds of one evaluation."""
+    return (*(agreement(truth, paid, weight) for weight in WEIGHTS), not_fooled(truth, paid))
+
+
 class Disagreement:
-    """Paired disagreement that grows; see above. `references`: of each of WEIGHTS; alpha is its own share."""
+    """Paired disagreement that grows; see above. `references`: see there; alpha is the part's own share."""
 
     name: ClassVar[str] = "disagreement"
 
@@ -68,8 +86,8 @@ class Disagreement:
         self._accepted, self._horizon = config.max_decline, config.horizon
         self._threshold = math.log(1 / alpha)
         self._processes = tuple(
-            EProcess(reference, self._accepted / (1 + weight))
-            for reference, weight in zip(references, WEIGHTS, strict=True)
+            EProcess(reference, self._accepted / scale)
+            for reference, scale in zip(references, (*(1 + weight for weight in WEIGHTS), 2.0), strict=True)
         )
         self._count = 0
 
@@ -81,20 +99,25 @@ class Disagreement:
         self._count += 1
         log_weight = eprocess.log_restart_weight(self._count, self._horizon)
         self._processes = tuple(
-            process.fold(agreement(seen.outcomes, seen.paid, weight), log_weight, seen.dispersion)
-            for process, weight in zip(self._processes, WEIGHTS, strict=True)
+            process.fold(asked, log_weight, seen.dispersion)
+            for process, asked in zip(self._processes, _asked(seen.outcomes, seen.paid), strict=True)
         )
-        evidence = min(process.log_evidence for process in self._processes)
+        *grown, fooled = (process.log_evidence for process in self._processes)
+        gained, fired = min(grown), min(*grown, fooled)
         before = 1 - 2 * self._processes[0].reference.strata.score
-        return make_reading(
-            self.name,
-            Code.PROXY_DISAGREEMENT,
-            evidence,
-            self._threshold,
+        sentence = (
             f"training grader {seen.paid.mean:.4f}, held-out {seen.outcomes.mean:.4f} (the grader was "
             f"{before:+.4f} above it at the start): that the grader gained more, more than twice as much, "
-            f"{certainty(evidence, self._threshold)}",
+            f"{certainty(gained, self._threshold)}"
         )
+        level = None
+        if gained >= self._threshold > fired:
+            level = Level.WARNING
+            sentence += (
+                ", but not that it pays more often in full for what the scorer rejects: a part of the pay, "
+                "as for a format, looks like this. Give the guard the part that says right or wrong"
+            )
+        return make_reading(self.name, Code.PROXY_DISAGREEMENT, fired, self._threshold, sentence, level)
 
     def to_state(self) -> dict[str, Any]:
         """What `restore` needs, as plain JSON."""

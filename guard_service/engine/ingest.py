@@ -235,7 +235,10 @@ class Ingest:
     async def note_end(self, report: EndReport) -> None:
         """The trainer has finished; see `Engine.note_end`."""
         newest = self._ledger.verdict.attempt
-        if newest is None or report.attempt < newest:
+        if newest is None:
+            message = f"attempt {report.attempt} has reported no step yet, so it cannot have ended"
+            raise conflict(message, [FieldError(field="attempt", message=message)])
+        if report.attempt < newest:
             message = f"attempt {report.attempt} is not the newest that reported a step"
             raise conflict(f"{message}: {newest}", [FieldError(field="attempt", message=message)])
         async with self._ledger.for_request() as store:

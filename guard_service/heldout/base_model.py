@@ -53,7 +53,7 @@ def look_at(path: Path) -> BaseModel:
             raise SplitError(f"base_model {path}: {problem}")
         stamps = _stamps(path)
         listing = "".join(f"{_sha256(path / name)}  {name}\n" for name, _, _ in stamps)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SplitError(f"base_model {path}: a configuration in it is not JSON: copy it again") from error
     except OSError as error:
         raise SplitError(

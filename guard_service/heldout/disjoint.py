@@ -3,7 +3,7 @@
 A held-out item that was trained on measures memory: the guard would see a score that does not fall while the
 policy hacks. Three rules, the usual ones of decontamination, on the tokens of `text.tokens`:
 
-- exact: the normalised prompts are equal;
+- exact: the normalised prompts are equal, or what their users ask is, where no other held-out item asks it;
 - containment: at least half (`NearDuplicates.containment`) of the held-out prompt's 8-grams occur in one
   training prompt. Fewer than 8 of them are no profile: without its template "solve: 89 + 49 =" begins like
   every "solve: 89 + b", so such a prompt has to be quoted in full. A prompt of fewer than 8 tokens has no
@@ -14,7 +14,8 @@ policy hacks. Three rules, the usual ones of decontamination, on the tokens of `
   survive what breaks 8-grams: sentences in another order, a word put in here and there. Again fewer than 8
   pairs are no profile of a text.
 
-The exact rule always holds; the other two are settings.
+The exact rule always holds; the other two are settings. They compare what users ask, because a system message
+is mostly the same for all; or every turn, where that does not tell the held-out items apart.
 
 An n-gram that more than 5 held-out prompts share is their template ("answer the following question ...") and
 identifies none of them, so the two approximate rules leave it out. Otherwise every templated data set would
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING, Literal
 
 from guard_service.heldout.config import NearDuplicates
 from guard_service.heldout.split import HeldoutItem
-from guard_service.heldout.text import Prompt, normalised, prompt_text, tokens
+from guard_service.heldout.text import Prompt, asked, normalised, prompt_text, tokens, whole_text
 
 if TYPE_CHECKING:
     from datasketch import MinHash
@@ -199,8 +200,12 @@ class _Index:
 
     def __init__(self, heldout: Sequence[HeldoutItem], near: NearDuplicates | None) -> None:
         self._near = near
+        questions = [asked(item.conversation) for item in heldout]
+        asking = Counter(questions)
+        self._asked = {question: i for i, question in enumerate(questions) if asking[question] == 1}
         self._exact = {item.key: i for i, item in enumerate(heldout)}
-        held = [tokens(prompt_text(item.conversation)) for item in heldout]
+        self._text = prompt_text if len(self._asked) == len(heldout) else whole_text
+        held = [tokens(self._text(item.conversation)) for item in heldout]
         self._long = _Grams.of([_ngrams(t, CONTAINMENT_GRAM) for t in held])
         short = [t if SHORTEST_QUOTATION <= len(t) < CONTAINMENT_GRAM else [] for t in held]
         self._short = {tuple(t): i for i, t in enumerate(short) if t}
@@ -211,15 +216,16 @@ class _Index:
     def matches(self, prompt: Prompt) -> list[tuple[int, Rule, float]]:
         """Held-out items that the training prompt gives away, with the first rule that holds for each."""
         found: dict[int, tuple[Rule, float]] = {}
-        if (same := self._exact.get(normalised(prompt))) is not None:
-            found[same] = ("exact", 1.0)
+        for same in (self._exact.get(normalised(prompt)), self._asked.get(asked(prompt))):
+            if same is not None:
+                found[same] = ("exact", 1.0)
         if self._near is not None:
             for item, rule, value in self._near_duplicates(prompt, self._near):
                 found.setdefault(item, (rule, value))
         return [(item, rule, value) for item, (rule, value) in found.items()]
 
     def _near_duplicates(self, prompt: Prompt, near: NearDuplicates) -> Iterable[tuple[int, Rule, float]]:
-        words = tokens(prompt_text(prompt))
+        words = tokens(self._text(prompt))
         for size in self._short_sizes:
             for gram in _ngrams(words, size) & self._short.keys():
                 yield self._short[gram], "containment", 1.0

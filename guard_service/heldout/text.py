@@ -17,8 +17,16 @@ _SENTENCE_PUNCTUATION = frozenset('.,;:?"`\u201c\u201d\u00ab\u00bb\u3001\u3002')
 _APOSTROPHES = str.maketrans("\u2018\u2019", "''")
 
 
+def whole_text(prompt: Prompt) -> str:
+    """The text that identifies a prompt: every turn with its role; of what only users say, what they say."""
+    if isinstance(prompt, str):
+        return prompt
+    alone = all(m["role"] == "user" for m in prompt)
+    return "\n".join(m["content"] if alone else f"{m['role']}: {m['content']}" for m in prompt)
+
+
 def prompt_text(prompt: Prompt) -> str:
-    """The text that identifies a prompt: of chat messages what the user said; system messages are shared."""
+    """The text that a prompt asks: of chat messages what the user said; system messages are mostly shared."""
     if isinstance(prompt, str):
         return prompt
     said = [m["content"] for m in prompt if m["role"] == "user"]
@@ -32,6 +40,15 @@ def tokens(text: str) -> list[str]:
 
 
 def normalised(prompt: Prompt) -> str:
-    """Two prompts are the same if this is: tokens joined by one space."""
-    text = prompt_text(prompt)
+    """Two prompts are the same if this is, of the whole of each."""
+    return _joined(whole_text(prompt))
+
+
+def asked(prompt: Prompt) -> str:
+    """Two prompts ask the same if this is, whatever stands around it."""
+    return _joined(prompt_text(prompt))
+
+
+def _joined(text: str) -> str:
+    """Tokens joined by one space."""
     return " ".join(tokens(text) or text.split())

@@ -28,6 +28,7 @@ FAST = rule("detectors/fast.py", "test_dispersion.py")
 PARTS = rule("detectors/parts.py", "test_dispersion.py")
 CALIBRATED = rule("detectors/calibrated.py", "test_dispersion.py")
 RUN = rule("detectors/run.py", "test_judge.py")
+DISAGREEMENT = Rule("guard_core", "detectors/disagreement.py", DETECTION / "test_disagreement.py", SIMULATED)
 GAP = Rule("guard_core", "detectors/gap.py", DETECTION / "test_gap.py", SIMULATED)
 GRADER = Rule("guard_core", "detectors/run.py", DETECTION / "test_disagreement.py", SIMULATED)
 EPROCESS = rule("detectors/eprocess.py", "test_dispersion.py")
@@ -163,6 +164,10 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "max(self._longest_round, window.steps)", "window.steps"),
     (JUDGE, "replace(self._guard, min_steps=0)", "replace(self._guard)"),
     (JUDGE, "            self._early.update(step, window.reward, self._last.score)\n", ""),
+    (DISAGREEMENT, "fired = min(grown), min(*grown, fooled)", "fired = min(grown), min(grown)"),
+    (DISAGREEMENT, "fired = min(grown), min(*grown, fooled)", "fired = min(grown), fooled"),
+    (DISAGREEMENT, "(paid.items >= 1.0) * (1 - truth.items)", "(paid.items > 0.0) * (1 - truth.items)"),
+    (DISAGREEMENT, "if gained >= self._threshold > fired:", "if False:"),
     (GAP, "    LIKELY = 3.5", "    LIKELY = 6.0"),
     (GAP, "    RISEN = 4.5", "    RISEN = 3.0"),
     (GAP, "z >= self.LIKELY and due == self._most", "False"),

@@ -10,7 +10,7 @@ import pytest
 
 from guard_core.detectors import PARTS, Baseline, CalibratedDetector
 from guard_core.detectors.baseline import Outcomes
-from guard_core.detectors.disagreement import WEIGHTS, agreement
+from guard_core.detectors.disagreement import WEIGHTS, agreement, not_fooled
 from guard_core.ending import not_judged
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
@@ -86,6 +86,49 @@ def test_an_honest_grader_that_is_easier_to_please_may_gain_twice_as_much() -> N
 
     assert easier(0)[1] < easier(20)[1]
     assert [fired_at(easier, seed) for seed in range(30)] == [None] * 30
+
+
+def fate(seed: int, pay: Callable[[np.ndarray, np.ndarray], np.ndarray], exploits: float) -> str:
+    """What becomes of 40 evaluations of a run that learns something else first, and then, or not, the task.
+
+    `pay`: what the grader gives, from what is right and what has the other thing; `exploits`: share of the
+    completions that have it at the end.
+    """
+    rng = np.random.default_rng(seed)
+
+    def scored(t: int) -> tuple[np.ndarray, np.ndarray]:
+        level = START + 0.2 * ramp(max(0, t - 10))
+        right = rng.random(N) < 1 - (1 - MEANS) * (1 - level) / (1 - START)
+        return right.astype(float), pay(right, rng.random(N) < 0.1 + (exploits - 0.1) * ramp(t, 10))
+
+    passes = [scored(0) for _ in range(8)]
+    paid = tuple(Outcomes.of(paid) for _, paid in passes)
+    start = Baseline(tuple(Outcomes.of(right) for right, _ in passes), 1, paid)
+    detector = CalibratedDetector(CONFIG, start, ("disagreement",))
+    worst = Level.HEALTHY
+    for t in range(1, 40):
+        right, given = scored(t)
+        status = detector.update(t, right, proxy_items=given)
+        worst = max(worst, status.level, key=lambda level: level.severity)
+    return worst.value
+
+
+def test_a_grader_that_pays_half_for_the_format_warns_of_an_honest_run_and_stops_none() -> None:
+    """Format is learnt first, accuracy after it: the grader gains 40 points that the scorer does not see."""
+    fates = [fate(seed, lambda right, form: 0.5 * right + 0.5 * form, 0.95) for seed in range(8)]
+    assert fates == ["warning"] * 8
+
+
+def test_a_grader_that_pays_a_part_and_then_in_full_for_what_is_wrong_stops() -> None:
+    fates = [fate(seed, lambda right, form: np.where(form, 1.0, 0.5 * right), 0.95) for seed in range(8)]
+    assert fates == ["fired"] * 8
+
+
+def test_full_pay_for_what_the_scorer_rejects_is_the_agreement_of_a_grader_that_pays_all_or_nothing() -> None:
+    right, paid = (Outcomes.of(x) for x in score(np.random.default_rng(0), HACKED, 20))
+    assert not_fooled(right, paid).items == pytest.approx(agreement(right, paid, 1.0).items)
+    part = Outcomes.of(0.99 * paid.items)
+    assert not_fooled(right, part).items == pytest.approx(np.full(N, 0.5))
 
 
 def test_agreement_is_a_number_from_0_to_1_for_any_outcomes() -> None:

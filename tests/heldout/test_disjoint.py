@@ -68,6 +68,22 @@ def test_exact_through_chat_messages(compare) -> None:
     assert compare([chat], [both_told]).disjoint  # the system message alone is no overlap
 
 
+def system(content: str, question: str = "Solve the task above, in one line.") -> list[dict[str, str]]:
+    return [{"role": "system", "content": content}, {"role": "user", "content": question}]
+
+
+def test_items_that_differ_in_the_system_turn_are_told_apart_by_it(compare) -> None:
+    held = [system(LONG), system(OTHER)]
+    assert compare([system("Add two and three and tell me what it comes to.")], held).disjoint
+    for near in (DEFAULT_RULE, None):
+        assert compare([system(OTHER)], held, near).heldout_ids == ("h1",)
+
+
+def test_a_question_that_one_item_asks_is_the_same_under_another_system_turn(compare) -> None:
+    for told in ("3 + 4", system("Think.", "3 + 4")):
+        assert compare([told], [system("Be brief.", "3 + 4"), system("Be brief.", "5 + 6")]).pairs == 1
+
+
 @pytest.mark.parametrize(("end", "overlaps"), [(20, True), (19, False)])
 def test_containment_of_half_the_8_grams(compare, end: int, overlaps: bool) -> None:
     # 32 tokens have 25 8-grams; 20 leading tokens have 13 of them, 19 have 12.

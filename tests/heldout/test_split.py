@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.split import HeldoutSplit, read_train_prompts
-from guard_service.heldout.text import normalised, tokens
+from guard_service.heldout.text import asked, normalised, tokens
 
 GOOD = {"id": "a", "prompt": "1+2=", "answer": "3"}
 
@@ -172,9 +172,19 @@ def test_scripts_without_spaces_give_a_token_a_character() -> None:
     assert tokens("東京はabc12") == ["東", "京", "は", "abc", "12"]
 
 
-def test_the_system_message_is_no_part_of_what_a_prompt_asks() -> None:
-    talk = [{"role": "system", "content": "Think."}, {"role": "user", "content": "2+2="}]
-    assert normalised(talk) == normalised("2+2=")
+def test_the_system_message_is_a_part_of_a_prompt_and_not_of_what_it_asks() -> None:
+    think, hurry = (
+        [{"role": "system", "content": c}, {"role": "user", "content": "2+2="}] for c in ("a", "b")
+    )
+    assert asked(think) == asked(hurry) == asked("2+2=")
+    assert len({normalised(think), normalised(hurry), normalised("2+2=")}) == 3
+    assert normalised([{"role": "user", "content": "2+2="}]) == normalised("2+2=")
+
+
+def test_turns_count_with_their_roles() -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    swapped = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+    assert normalised(turns) != normalised(swapped)
 
 
 # -- training prompts ---------------------------------------------------------------------------------------

@@ -249,7 +249,9 @@ def test_concurrent_clients_share_flushes_and_lose_nothing(guard: Any, step: Ste
 
 
 def test_the_end_is_of_the_newest_attempt(guard: Any, step: Step) -> None:
-    assert fields(problem(guard.post("/v1/end", {"attempt": 0}), 409)) == {"attempt"}, "no step yet"
+    early = problem(guard.post("/v1/end", {"attempt": 0}), 409)
+    assert fields(early) == {"attempt"}
+    assert early["detail"] == "attempt 0 has reported no step yet, so it cannot have ended"
     guard.post("/v1/steps", step(1))
     EndResponse.model_validate_json(guard.post("/v1/end", {"attempt": 0}).content)
     guard.post("/v1/steps", step(2) | {"attempt": 1})

@@ -207,7 +207,7 @@ def _weight_files(source: Path, names: list[str], target: Path) -> list[str]:
         return [WEIGHTS]
     try:
         shards = set(json.loads((target / INDEX).read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise EvaluationError(f"checkpoint {source}: {INDEX} has no weight_map: save it again") from error
     missing = sorted(str(shard) for shard in shards if shard not in names)
     if missing:

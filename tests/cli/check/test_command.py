@@ -88,6 +88,7 @@ def test_a_run_that_may_start(check: Invoke, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = levels(done)
     assert found.pop("sampling") == "not checked", "the trainer says it when it runs"
+    assert found.pop("training grader") == "warn", "it pays one half for whatever is said"
     assert set(found.values()) == {"ok"}, done.stdout
     assert "10 checkpoints" in done.stdout and "saves every 6e+03 s" in done.stdout
     assert f"{len(found)} ok" in done.stdout.splitlines()[-1]

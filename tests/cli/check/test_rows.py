@@ -188,6 +188,8 @@ def test_the_training_grader() -> None:
     check(rows.grader_row(SPLIT, None, given=True), OK, "--time")
     check(rows.grader_row(SPLIT, QUICK, given=True), OK, "gives 0.625 where the scorer gives 0.500")
     check(rows.grader_row(SPLIT, replace(QUICK, paid=None), given=True), REFUSE, "failed on the completions")
+    partly = rows.grader_row(SPLIT, replace(QUICK, in_part=0.25), given=True)
+    check(partly, WARN, "pays a part for 25% of what the scorer rejects")
     check(rows.grader_row(replace(SPLIT, scorer="it raised"), None, given=True), UNKNOWN, "first")
 
 

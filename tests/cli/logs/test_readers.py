@@ -54,6 +54,31 @@ class TestJsonLines:
         assert "line 5: not JSON" in message and "cut short" in message
         assert "line 4" not in message and "Nothing was judged" in message
 
+    @pytest.mark.parametrize("depth", [300, 100_000])
+    def test_a_line_that_is_nested_too_deeply_is_named(self, tmp_path: Path, depth: int) -> None:
+        path = tmp_path / "log.jsonl"
+        path.write_text('{"step":1,"reward":1}\n{"step":2,"x":' + "[" * depth + "]" * depth + "}\n")
+        with pytest.raises(CliError, match=r"line 2: .*(nested too deeply|recursion limit)"):
+            replayed(path)
+        whole = tmp_path / "trainer_state.json"
+        whole.write_text('{"log_history":' + "[" * depth + "]" * depth + "}")
+        with pytest.raises(CliError, match=r"not JSON \(recursion limit"):
+            replayed(whole)
+
+    @pytest.mark.parametrize("line", ['{"step":2,"a\\ud800":1}', '{"step":2,"reward":"\\udc00"}'])
+    def test_half_of_a_surrogate_pair_is_named(self, tmp_path: Path, line: str) -> None:
+        path = tmp_path / "log.jsonl"
+        path.write_text('{"step":1,"reward":1}\n' + line + "\n")
+        with pytest.raises(CliError, match=r"line 2: not JSON .*hex escape") as error:
+            replayed(path)
+        assert str(error.value).encode()
+
+    def test_a_cell_that_is_nested_too_deeply_is_named(self, tmp_path: Path) -> None:
+        path = tmp_path / "log.csv"
+        path.write_text("step,reward,items\n1,1,[1]\n2,1," + "[" * 100_000 + "\n")
+        with pytest.raises(CliError, match="line 3: `items` is not a JSON list"):
+            replayed(path)
+
     def test_many_bad_lines_are_counted(self, tmp_path: Path) -> None:
         path = tmp_path / "log.jsonl"
         path.write_text("x\n" * 12)
