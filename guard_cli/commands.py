@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from guard_cli.epilog import epilog
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -33,7 +35,8 @@ COMMANDS: Mapping[str, Command] = {
 }
 
 HELP = "RLGuard stops reinforcement-learning post-training when the policy starts to hack its reward."
-EPILOG = (
-    "Examples:  rlguard demo   |   "
-    "rlguard run --heldout heldout.jsonl --policy policy.yaml -- python train.py   |   rlguard COMMAND --help"
+EPILOG = epilog(
+    "rlguard demo",
+    "rlguard run --heldout heldout.jsonl --policy policy.yaml -- python train.py",
+    note="`rlguard COMMAND --help` explains one command.",
 )

@@ -10,14 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.stored import read_store, state_dir_of
 from guard_core.extras import missing_extra
 
-EPILOG = (
-    "Examples:  rlguard status   |   rlguard status my-job -n training   |   "
-    "rlguard status --url http://127.0.0.1:8470 --token-file state/read.token   |   "
-    "rlguard status rlguard-runs/demo"
+EPILOG = epilog(
+    "rlguard status",
+    "rlguard status my-job -n training",
+    "rlguard status --url http://127.0.0.1:8470 --token-file state/read.token",
+    "rlguard status rlguard-runs/demo",
 )
 REQUEST_SECONDS = 10.0
 UNREACHABLE = 1  # exit code

@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import typer
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
@@ -238,7 +241,7 @@ def command_line() -> Iterator[str]:
     """The commands and the exit codes."""
     yield "# Command line"
     yield ""
-    yield "`rlguard COMMAND --help` shows the options of a command, with an example."
+    yield "`rlguard COMMAND --help` shows the options of a command."
     yield ""
     yield from _table(
         ("Command", "What it does"),
@@ -248,6 +251,24 @@ def command_line() -> Iterator[str]:
     yield ""
     yield from _table(("Code", "Name", "Meaning"), list(_exit_codes_of_a_run()))
     yield "[Problems and exit codes](problems.md) has those of the other commands."
+    yield ""
+    yield "## Examples"
+    for name, command in COMMANDS.items():
+        yield ""
+        yield f"### `rlguard {name}`"
+        yield ""
+        yield "<!-- not run: example -->"
+        yield ""
+        yield "```sh"
+        yield from _examples(import_module(command.module).app)
+        yield "```"
+
+
+def _examples(app: typer.Typer) -> Iterator[str]:
+    """The examples in the help texts of an application, as `guard_cli.epilog` lays them out."""
+    for registered in app.registered_commands:
+        examples = (registered.epilog or "").partition("\b\n")[2].partition("\n\n")[0]
+        yield textwrap.dedent(examples)
 
 
 def _exit_codes_of_a_run() -> Iterator[tuple[str, str, str]]:

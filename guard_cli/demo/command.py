@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from guard_cli.demo.tasks import TASKS, Exercise, Task, load_task, split_problems
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode
 
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ ENVIRONMENT = {
     "RLGUARD_MAX_LAG": "2",
 }
 
-EPILOG = (
-    "Examples:  rlguard demo   |   rlguard demo --benign --seed 3   |   Exit codes: 0 the guard did what it "
-    "should (a fire on the flawed grader, none on the strict one); 1 it did not; others as in `rlguard run`."
+EPILOG = epilog(
+    "rlguard demo",
+    "rlguard demo --benign --seed 3",
+    note="Exit codes: 0 the guard did what it should (a fire on the flawed grader, none on the strict one); "
+    "1 it did not; others as in `rlguard run`.",
 )
 
 app = typer.Typer(add_completion=False)

@@ -9,13 +9,15 @@ from typing import Annotated
 import typer
 
 from guard_cli import guard_settings as options
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, exit_code_help
 from guard_cli.follow.what import What
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 
-EPILOG = (
-    "Example:  rlguard run --heldout heldout.jsonl --policy policy.yaml --checkpoints out "
-    "--max-new-tokens 64 -- python train.py   |   " + exit_code_help()
+EPILOG = epilog(
+    "rlguard run --heldout heldout.jsonl --policy policy.yaml --checkpoints out --max-new-tokens 64 "
+    "-- python train.py",
+    note=exit_code_help(),
 )
 
 app = typer.Typer(add_completion=False)
