@@ -142,7 +142,7 @@ def conclusion(
     lines = [f"{len(results)} passes of {items} items, score {score:.3f}: written to {out}"]
     if greedy and len(results) < wanted:
         lines.append(
-            f"The passes are the same (temperature 0), so {wanted - len(results)} more would tell nothing. "
+            f"The passes are the same (temperature 0), so {wanted - len(results)} more would add nothing. "
             "With a temperature above 0 they would show how much an evaluation moves by itself."
         )
     if said := uninformative(score):

@@ -37,8 +37,12 @@ def serve(
     checkpoints: options.CheckpointsOption = None,
     heldout: options.HeldoutOption = None,
     policy: options.PolicyOption = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option("--port", help="TCP port; 8470, or 0 for a free one.")] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1 without it.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="TCP port; 8470 without it, 0 for a free one.")
+    ] = None,
     ingest_token_file: Annotated[
         Path | None,
         typer.Option(

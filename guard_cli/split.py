@@ -40,7 +40,8 @@ Jaccard = Annotated[
     ),
 ]
 ExactOnly = Annotated[
-    bool, typer.Option("--exact-only", help="Near-duplicates may part; the same prompt never may.")
+    bool,
+    typer.Option("--exact-only", help="Near-duplicates may be on both sides; the same prompt never may."),
 ]
 
 

@@ -52,11 +52,14 @@ def demo(
     ] = None,
     task: Annotated[str, typer.Option("--task", help="What the policy learns.")] = "addition",
     policy: Annotated[
-        Path | None, typer.Option("--policy", help="Another policy.yaml than the demo's own.")
+        Path | None, typer.Option("--policy", help="A policy.yaml other than the demo's own.")
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=2, help="GRPO steps.")] = 80,
     warmup_steps: Annotated[
-        int, typer.Option("--warmup-steps", min=1, help="Supervised steps before; fewer make a worse policy.")
+        int,
+        typer.Option(
+            "--warmup-steps", min=1, help="Supervised steps before GRPO; fewer make a worse policy."
+        ),
     ] = 800,
 ) -> None:
     """Train a tiny Llama with TRL's GRPO on a grader with a hole, and watch the guard stop it.

@@ -68,7 +68,7 @@ def run(
 
     The trainer gets RLGUARD_URL and RLGUARD_TOKEN. With trainer.add_callback(GuardCallback.from_env()) it
     reports its steps and checkpoints. On a fire or a halt its whole process tree is ended. The webhooks in
-    RLGUARD_NOTIFY_SLACK_URL and RLGUARD_NOTIFY_ALERTMANAGER_URL are told of it.
+    RLGUARD_NOTIFY_SLACK_URL and RLGUARD_NOTIFY_ALERTMANAGER_URL are notified.
     """
     from guard_cli.run.plan import Plan
     from guard_cli.run.session import run_guarded
