@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ def selected(candidates: Sequence[Candidate], step: int) -> tuple[Rollout, ...]:
     One without a finite reward is left out. Texts are shortened to what a report may carry.
     """
     rewards = [number_of(candidate.reward) for candidate in candidates]
-    known = {i: r for i, r in enumerate(rewards) if r is not None and math.isfinite(r) and abs(r) <= LARGEST}
+    known = {i: r for i, r in enumerate(rewards) if r is not None and abs(r) <= LARGEST}
     ranked = sorted(known, key=lambda i: (-known[i], i))
     chosen: dict[tuple[str, str], float] = {}
     seen = 0

@@ -345,7 +345,7 @@ class GuardCallback(TrainerCallback):
 
         Whatever TRL makes of its lists in a later release, no training ends for it.
         """
-        if self._guard is None or not self._settings.rollouts or not self._metrics.generated:
+        if self._guard is None or not self._metrics.generated:
             return
         first = self._rollouts is None
         try:

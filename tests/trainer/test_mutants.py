@@ -39,7 +39,6 @@ ENVIRONMENT = {
 #: Source, what stands there, what the mutant has instead, and the tests (file, -k expression) that must fail.
 MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     # Rollouts.
-    (CALLBACK, "not self._settings.rollouts or not", "not", (CALLED, "keeps_the_rollouts")),
     (CALLBACK, " or not self._metrics.generated:", ":", (CALLED, "never_sent")),
     (METRICS, '= "reward" in values', "= True", (CALLED, "never_sent")),
     (REPORTER, "deque(maxlen=ROLLOUTS_LIMIT)", "deque()", (ROLLED, "too_many")),
@@ -47,7 +46,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (REPORTER, "not self._in_flight and self._rollouts:", "self._rollouts:", (ROLLED, "after_the_steps")),
     (GUARD, "not self._settings.rollouts or not", "not", (ROLLED, "switches_them_off")),
     (ROLLOUTS, "    if len(text) <= limit:\n", "    if True:\n", (ROLLED, "keeps_both_ends")),
-    (ROLLOUTS, "and math.isfinite(r)", "", (ROLLED, "finite")),
+    (ROLLOUTS, "and abs(r) <= LARGEST", "", (ROLLED, "finite")),
     # What lies ahead.
     (CALLBACK, "            self._say_what_is_ahead(args, state)\n", "", (CALLED, "how_many_evaluations")),
     (CALLBACK, 'INFO if enough else logging.WARNING, "held', 'INFO, "held', (CALLED, "how_many_evaluations")),
