@@ -158,9 +158,9 @@ class GuardClient:
         return self._exchange("POST", "/v1/checkpoints", report.model_dump(mode="json"), Acknowledgement)
 
     def post_end(self, report: EndReport) -> Acknowledgement:
-        """`POST /v1/end`. A guard of an older release does not know it (404)."""
+        """`POST /v1/end`. A guard of an older release does not know it (404), or not all of it (422)."""
         return self._exchange(
-            "POST", "/v1/end", report.model_dump(mode="json", exclude_none=True), Acknowledgement
+            "POST", "/v1/end", report.model_dump(mode="json", exclude_defaults=True), Acknowledgement
         )
 
     def post_rollouts(self, report: RolloutsReport) -> Acknowledgement:

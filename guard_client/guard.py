@@ -13,6 +13,7 @@ It does not judge the run; the guard does. It does not protect against a loop th
 
 from __future__ import annotations
 
+import atexit
 import logging
 import operator
 import os
@@ -164,6 +165,7 @@ class Guard:
         self._told: set[str] = set()  # what has been said once
         self._newest: int | None = None  # last step that the loop made, reported or not
         self._began: int | None = None  # step after which the loop began
+        self._left_out = False  # whether a step was made that is not reported
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._phase is not _Phase.NEW:
@@ -210,6 +212,8 @@ class Guard:
                 self._latch(Stop(f"no guard responds at {settings.url}: {reporter.last_failure}", lost=True))
             if self._look() is None:
                 reporter.start()
+                # What waits must not be lost with a loop that ends the process without `close`.
+                atexit.register(self._close_at_exit)
             else:
                 self._phase = _Phase.CLOSED
                 reporter.close(0.0)
@@ -220,22 +224,34 @@ class Guard:
 
         Afterwards `stop` knows what the last responses said.
 
+        If steps were left out because their reward was not finite, it tells the guard how far the loop came.
+
         Args:
             drain: first wait for the last evaluations, for at most `drain_seconds`.
         """
+        if self._deliver(drain) and self._left_out:
+            self._say_the_end(finished=False)
+
+    def _close_at_exit(self) -> None:
+        self.close(drain=False)
+
+    def _deliver(self, drain: bool) -> bool:
+        """Deliver what waits, and end; False if that was done, or never begun, or is another process's."""
         if os.getpid() != self._pid:
-            return  # the connection and the thread are those of the process that opened it
+            return False  # the connection and the thread are those of the process that opened it
         with self._lock:
             if self._phase is _Phase.CLOSED:
-                return
+                return False
             self._phase, reporter = _Phase.CLOSED, self._reporter
         if reporter is None:
-            return
+            return False
+        atexit.unregister(self._close_at_exit)
         if drain and self._settings.drain_seconds > 0.0 and self._look() is None:
             reporter.drain(self._settings.drain_seconds)
         delivery = reporter.close(FLUSH_SECONDS)
         log.log(logging.INFO if delivery.complete else logging.WARNING, "reports to the guard: %s", delivery)
         self._look()
+        return True
 
     def finish(self, step: int | None = None, began: int | None = None) -> None:
         """After `close`: tell the guard that training has finished by itself, which `with` does.
@@ -248,14 +264,18 @@ class Guard:
             step: the last step that the loop made, if that is later than what it reported.
             began: the step after which the loop began, if that is earlier than its first `step`.
         """
+        if step is not None:
+            self._made(step)
+        self._say_the_end(began, finished=True)
+
+    def _say_the_end(self, began: int | None = None, *, finished: bool) -> None:
         if os.getpid() != self._pid:
             return
         with self._lock:
             if self._phase is not _Phase.CLOSED or self._reporter is None or self._stop is not None:
                 return
-        if step is not None:
-            self._made(step)
-        self._reporter.say_the_end(self._newest, self._began if began is None else began)
+        began = self._began if began is None else began
+        self._reporter.say_the_end(self._newest, began, finished=finished)
 
     def __enter__(self) -> Self:
         """Open it.
@@ -271,17 +291,19 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it.
+        """Close it. `sys.exit(0)` is an end like any other.
 
         Raises:
             CollapseStopError, GuardHaltError, GuardLostError: the run must stop, and the loop does not know
                 it yet; so a fire of the last checkpoint does not pass unnoticed.
         """
-        self.close(drain=kind is None)
-        if kind is None:
-            self.finish()
-            if not self._heard:
-                self.raise_if_stopped()
+        if kind is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self.close(drain=False)
+            return
+        self._deliver(drain=True)
+        self.finish()
+        if not self._heard:
+            self.raise_if_stopped()
 
     # -- what the loop reports -----------------------------------------------------------------------------
 
@@ -318,10 +340,12 @@ class Guard:
         values = {"reward": reward, "kl": kl, "entropy": entropy, "reward_std": reward_std}
         wrong = wrong_in_step(step, values, kl_kind)
         if wrong is not None:
+            self._left_out = True
             self._refuse("step", step, wrong)
             return
         sample = sample_of(int(step), values, KlKind.ABSENT if kl_kind is None else KlKind(kl_kind))
         if sample is None:
+            self._left_out = True
             self._say_once(
                 "no reward", f"step {step} has no finite reward ({reward!r}): such steps are not reported"
             )

@@ -266,16 +266,16 @@ class Reporter:
                 self._undelivered = f"{lost} checkpoints never reached the guard: nobody judges them"
         return self.delivery
 
-    def say_the_end(self, step: int | None, began: int | None) -> None:
-        """After `close`: tell the guard that training has finished by itself, after `step`; it had begun
-        after `began`. One try: nothing waits.
+    def say_the_end(self, step: int | None, began: int | None, *, finished: bool) -> None:
+        """After `close`: tell the guard that training made its last `step`, having begun after `began`, and
+        whether it finished by itself. One try: nothing waits.
         """
         if self.attempt is None:
             return
         try:
-            self._client.post_end(EndReport(attempt=self.attempt, step=step, began=began))
+            self._client.post_end(EndReport(attempt=self.attempt, step=step, began=began, finished=finished))
         except (GuardUnavailableError, ReportRefusedError) as error:
-            log.info("the guard was not told that training has finished: %s", error)
+            log.info("the guard was not told that training is over: %s", error)
         finally:
             self._client.close()
 

@@ -137,7 +137,7 @@ class CheckpointReport(Wire):
 
 
 class EndReport(Wire):
-    """The training loop of this attempt has finished by itself; nothing of it will be reported any more."""
+    """The training loop of this attempt is over; nothing of it will be reported any more."""
 
     attempt: Attempt
     step: Step | None = Field(
@@ -145,6 +145,9 @@ class EndReport(Wire):
     )
     began: Step | None = Field(
         None, description="Step after which this attempt began: 0, or that of what it was resumed from."
+    )
+    finished: bool = Field(
+        True, description="Whether it is known to have finished by itself; false: it may have failed."
     )
 
 
