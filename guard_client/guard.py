@@ -19,7 +19,7 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,7 @@ from typing import Any, Literal, Self
 from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardConfigError
 from guard_client.reporter import Reporter
+from guard_client.rollouts import Candidate, RolloutsSample, selected
 from guard_client.samples import (
     CheckpointSample,
     StepSample,
@@ -89,6 +90,7 @@ class Guard:
         max_lag: how many checkpoints may be unscored before `checkpoint` waits for the guard, so that a fire
             stops a run that still trains; None never waits. A guard that scores nothing for an hour of
             waiting (`unreachable_seconds` if that is more) is treated as an unreachable one.
+        rollouts: whether the guard's report may show rollouts of the training; see `rollouts`.
 
     Raises:
         GuardConfigError: an argument is wrong.
@@ -104,6 +106,7 @@ class Guard:
         unreachable_seconds: float = 300.0,
         drain_seconds: float = 0.0,
         max_lag: int | None = None,
+        rollouts: bool = True,
     ) -> None:
         if not isinstance(url, str):
             raise GuardConfigError(f"Guard needs the guard's URL, such as http://127.0.0.1:8470, got {url!r}")
@@ -116,6 +119,7 @@ class Guard:
                 unreachable_seconds=unreachable_seconds,
                 drain_seconds=drain_seconds,
                 max_lag=max_lag,
+                rollouts=rollouts,
             )
         )
 
@@ -126,7 +130,8 @@ class Guard:
         Args:
             environ: `RLGUARD_URL` (needed unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_ATTEMPT`,
                 `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`,
-                `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`.
+                `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`,
+                `RLGUARD_ROLLOUTS` (1 or 0).
             optional: without `RLGUARD_URL`, make a guard that takes every report, sends none and stops
                 nothing; a warning says that the run is unguarded.
 
@@ -385,6 +390,33 @@ class Guard:
             log.info("training waits at step %s until the guard has scored more", step)
             while self.lags():
                 time.sleep(LAG_POLL_SECONDS)
+
+    def rollouts(self, step: int, rollouts: Iterable[tuple[Any, Any, Any]]) -> None:
+        """Show people what the policy writes: a few of these rollouts go to the guard's dashboard and report.
+
+        Best called with every checkpoint, and after the first step. Nothing is judged by them, and nothing
+        waits for them: what cannot be sent is dropped. With the setting `rollouts` off it does nothing.
+
+        Args:
+            step: the step that they were made at.
+            rollouts: (prompt, completion, reward) on training prompts, never on held-out ones; all of the
+                step, for the best-rewarded are chosen here. A prompt or completion is a text or the messages
+                of a conversation; the reward is in reward units.
+
+        Raises:
+            GuardConfigError: the guard is not open yet.
+        """
+        if not self._settings.rollouts or not self._takes("rollout") or self._reporter is None:
+            return
+        wrong = wrong_in_number_of(step)
+        try:
+            chosen = () if wrong else selected([Candidate(*one) for one in rollouts], int(step))
+        except Exception as error:  # they are for people to read: no training ends for them
+            wrong, chosen = f"each must be (prompt, completion, reward): {error!r}", ()
+        if wrong is not None:
+            self._say_once("rollouts", f"rollouts cannot be shown: {wrong}")
+        elif chosen:
+            self._reporter.submit_rollouts(RolloutsSample(int(step), chosen))
 
     def lags(self) -> bool:
         """Whether training should wait: more than `max_lag` checkpoints are unscored, and the guard works."""
