@@ -6,7 +6,7 @@ does not say, because an older guard wrote it or none ever did, is unknown and s
 
 Steps after the last judged checkpoint are named. As many as one checkpoint has had before are ordinary: the
 last save need not be the last step. More are a part of the run that nobody judged, and so is, however long a
-checkpoint has been waited for before, more than a quarter of all steps.
+checkpoint has been waited for before, more than a quarter of all steps that were reported.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class LastWord(Protocol):
     @property
     def step(self) -> int | None: ...  # noqa: D102
     @property
+    def steps(self) -> int | None: ...  # noqa: D102
+    @property
     def steps_since_evaluation(self) -> int | None: ...  # noqa: D102
     @property
     def longest_round(self) -> int | None: ...  # noqa: D102
@@ -97,10 +99,10 @@ def _too_many_after(last: LastWord) -> bool:
 
     One long round at the beginning would else excuse as many steps at the end.
     """
-    after, longest, newest = last.steps_since_evaluation, last.longest_round, last.step
+    after, longest, steps = last.steps_since_evaluation, last.longest_round, last.steps
     if after is None or longest is None:
         return False
-    return after > longest or (newest is not None and after > MOST_AFTER * newest)
+    return after > longest or (steps is not None and after > MOST_AFTER * steps)
 
 
 def _missing(last: LastWord) -> str:

@@ -15,6 +15,7 @@ from guard_core.checkpoint_key import CheckpointKey
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
 from guard_core.rounds import Round, StepWindow
+from guard_core.step_count import StepCount
 from guard_core.step_monitor import StepMonitor
 from guard_core.wire import (
     DOUBTS,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
-STATE_VERSION = 10
+STATE_VERSION = 11
 
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000
@@ -171,8 +172,7 @@ class Judge:
         self._early_monitor = replace(self._monitor, min_steps=0)  # the same, fed in the warm-up alone
         self._calibrated = _calibrated_run(policy)
         self._window = StepWindow()
-        self._attempt: int | None = None
-        self._step: int | None = None
+        self._count = StepCount()
         self._steps = 0
         self._last_kl: tuple[str, float | None] | None = None  # kind and value of the newest step
         self._kl_not_finite = 0  # steps in a row
@@ -181,11 +181,6 @@ class Judge:
         self._skipped_in_a_row = 0
         self._sampling: Sampling | None = None  # what the first checkpoint said
         self._other_sampling: OtherSampling | None = None  # the newest that is not that
-        self._steps_since_evaluation = 0
-        self._longest_round = 0  # steps
-        self._stride: int | None = None  # least distance of two reported steps of one attempt
-        # Attempt, last step, and the step after which it began, as the trainer says it.
-        self._told_end: tuple[int, int, int | None] | None = None
         self._short_baseline: int | None = None  # its passes, if one that was wanted could not be made
         self._unconfirmed = False  # whether the fresh pass that an alarm waited for could not be made
         self._failures = 0
@@ -203,11 +198,7 @@ class Judge:
         """Fold one new step (the store has already dropped repeats)."""
         attempt, step = report.attempt, report.step
         self._steps += 1
-        self._steps_since_evaluation += 1
-        if self._attempt is None or (attempt, step) >= (self._attempt, self._step or 0):
-            if attempt == self._attempt and (apart := step - (self._step or 0)):
-                self._stride = min(apart, self._stride or apart)
-            self._attempt, self._step = attempt, step
+        self._count.fold_step(attempt, step)
         self._last_kl = (report.kl_kind, report.kl)
         self._kl_not_finite = self._kl_not_finite + 1 if report.kl_kind == KlKind.NOT_FINITE else 0
         for kl in self._window.add(attempt, step, report.reward, report.kl, report.kl_kind):
@@ -269,8 +260,7 @@ class Judge:
             self._best = self._last
         attempt, step = evaluation.attempt, evaluation.step
         window = self._window.close(attempt, step)
-        self._steps_since_evaluation = len(self._window)
-        self._longest_round = max(self._longest_round, window.steps)
+        self._count.fold_evaluation(attempt, step, window.steps, len(self._window))
         if window.reward is not None:
             self._early.update(step, window.reward, self._last.score)
             status = self._guard.update(step, window.reward, self._last.score)
@@ -393,9 +383,7 @@ class Judge:
         nobody judged.
         """
         if report.step is not None:
-            told = report.attempt, report.step
-            if self._told_end is None or told > self._told_end[:2]:
-                self._told_end = (*told, report.began)
+            self._count.fold_end(report.attempt, report.step, report.began)
 
     def _latch_fire(self, code: Code, message: str, attempt: int, step: int) -> None:
         if self._fire is None:
@@ -407,7 +395,11 @@ class Judge:
         for condition in self._liveness(silent_for):
             if condition.action == "stop":
                 self._halt = Latch(
-                    False, condition.code.value, condition.message, self._attempt or 0, self._step or 0
+                    False,
+                    condition.code.value,
+                    condition.message,
+                    self._count.attempt or 0,
+                    self._count.step or 0,
                 )
                 return
 
@@ -431,22 +423,6 @@ class Judge:
     def _checkpoints_left(self) -> int:
         """Checkpoints that were announced, and neither evaluated nor given up."""
         return max(0, self._announced - self._evaluated - self._failed - self._skipped)
-
-    @property
-    def _not_reported(self) -> int:
-        """Steps that the trainer says at its end it made after all that is known of, such as those whose
-        reward was not finite; as many as it would have reported of them.
-
-        What an earlier attempt reported says nothing of steps that a later one made again.
-        """
-        attempt, step, began = self._told_end or (0, 0, None)
-        if attempt < (self._attempt or 0):  # another start has reported since
-            return 0
-        reported = attempt == self._attempt
-        known = (self._step or 0) if reported or began is None else began
-        if self._last is not None and (self._last.attempt == attempt or (began is None and not reported)):
-            known = max(known, self._last.step)
-        return max(0, step - known) // (self._stride or 1)
 
     @property
     def waiting(self) -> int:
@@ -504,8 +480,8 @@ class Judge:
             conditions=conditions,
             latch_attempt=self.latch.attempt if self.latch else None,
             latch_step=self.latch.step if self.latch else None,
-            attempt=self._attempt,
-            step=self._step,
+            attempt=self._count.attempt,
+            step=self._count.step,
             steps=self._steps,
             rounds=self._guard.count,
             announced=self._announced,
@@ -515,8 +491,8 @@ class Judge:
             refused=len(self._refused),
             failure=self._failure,
             waiting=self.waiting,
-            steps_since_evaluation=self._steps_since_evaluation + self._not_reported,
-            longest_round=self._longest_round,
+            steps_since_evaluation=self._count.after,
+            longest_round=self._count.longest_round,
             in_loop_ema=status.in_loop_ema if status else None,
             heldout_ema=status.heldout_ema if status else None,
             proxy_real_gap=status.proxy_real_gap if status else None,
@@ -538,9 +514,7 @@ class Judge:
         for condition in self._liveness(silent_for):
             if self._halt is None or condition.code.value != self._halt.code:
                 yield condition
-        if self._failure in DOUBTS and (
-            self._failure is not FailureKind.UNCHANGED or self._steps_since_evaluation
-        ):
+        if self._failure in DOUBTS and (self._failure is not FailureKind.UNCHANGED or self._count.reported):
             yield _condition(Code.CHECKPOINT_DOUBTFUL, Level.UNKNOWN, self._last_failure)
         if self._steps == 0:
             yield _condition(Code.NO_STEPS, Level.UNKNOWN, "no step has been reported yet")
@@ -595,7 +569,7 @@ class Judge:
         limit, (passed, *_) = self.policy.kl.warn_above, self.kl_advised
         if limit is not None and passed:
             yield _advice(
-                Code.KL_HARD_STOP, self._monitor.sentence(self._step or 0, limit, "limit for a warning")
+                Code.KL_HARD_STOP, self._monitor.sentence(self._count.step or 0, limit, "limit for a warning")
             )
 
     def _about_sampling(self) -> Iterator[Condition]:
@@ -663,11 +637,11 @@ class Judge:
                 f"{lost}{left} checkpoints wait for their evaluation (limit {stale.after_rounds})",
                 stale.action,
             )
-        elif self._steps_since_evaluation > stale.after_steps:
+        elif self._count.reported > stale.after_steps:
             yield _condition(
                 Code.STALE,
                 Level.UNKNOWN,
-                f"{self._steps_since_evaluation} steps since the last evaluated checkpoint "
+                f"{self._count.reported} steps since the last evaluated checkpoint "
                 f"(limit {stale.after_steps})",
                 stale.action,
             )
@@ -712,8 +686,7 @@ class Judge:
             "early_monitor": self._early_monitor.to_state(),
             "calibrated": None if self._calibrated is None else self._calibrated.to_state(),
             "window": self._window.to_state(),
-            "attempt": self._attempt,
-            "step": self._step,
+            "count": self._count.to_state(),
             "steps": self._steps,
             "last_kl": None if self._last_kl is None else list(self._last_kl),
             "kl_not_finite": self._kl_not_finite,
@@ -722,10 +695,6 @@ class Judge:
             "skipped_in_a_row": self._skipped_in_a_row,
             "sampling": _dumped(self._sampling),
             "other_sampling": None if self._other_sampling is None else self._other_sampling.to_state(),
-            "steps_since_evaluation": self._steps_since_evaluation,
-            "longest_round": self._longest_round,
-            "stride": self._stride,
-            "told_end": None if self._told_end is None else list(self._told_end),
             "short_baseline": self._short_baseline,
             "unconfirmed": self._unconfirmed,
             "failures": self._failures,
@@ -758,12 +727,10 @@ class Judge:
 
             judge._calibrated = CalibratedRun.from_state(state["calibrated"])
         judge._window = StepWindow.from_state(state["window"])
-        counters = ("kl_not_finite", "skipped_in_a_row", "steps_since_evaluation", "longest_round")
-        for name in ("attempt", "step", "steps", "stride", "short_baseline", "unconfirmed", *counters):
+        judge._count = StepCount.from_state(state["count"])
+        for name in ("steps", "short_baseline", "unconfirmed", "kl_not_finite", "skipped_in_a_row"):
             setattr(judge, f"_{name}", state[name])
         judge._announced, judge._evaluated, judge._failed, judge._skipped = state["checkpoints"]
-        told = state["told_end"]
-        judge._told_end = None if told is None else (told[0], told[1], told[2])
         judge._sampling = _sampling(state["sampling"])
         other = state["other_sampling"]
         judge._other_sampling = None if other is None else OtherSampling.from_state(other)

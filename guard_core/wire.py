@@ -1,7 +1,7 @@
 """What travels between trainer, guard and operator. Every model refuses unknown fields.
 
 Invariant 8: nothing here carries a per-item held-out score, prompt or answer. `Evaluation`, which does,
-is in `guard_core.judge` and never leaves the guard.
+is in `guard_core.judge` and never leaves the guard. The prompts of a `Rollout` are of the training data.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class CheckpointReport(Wire):
 
 
 class EndReport(Wire):
-    """The training loop of this attempt has finished by itself; nothing of it will be reported any more."""
+    """The training loop of this attempt is over; nothing of it will be reported any more."""
 
     attempt: Attempt
     step: Step | None = Field(
@@ -146,6 +146,59 @@ class EndReport(Wire):
     began: Step | None = Field(
         None, description="Step after which this attempt began: 0, or that of what it was resumed from."
     )
+    finished: bool = Field(
+        True, description="Whether it is known to have finished by itself; false: it may have failed."
+    )
+
+
+#: Characters of a prompt and of a completion in a rollout; who reports it shortens them, and says so.
+MAX_ROLLOUT_TEXT = 2_000
+#: Rollouts that are kept of one step.
+MAX_ROLLOUTS = 4
+
+RolloutText = Annotated[str, Field(max_length=MAX_ROLLOUT_TEXT)]
+
+
+class Rollout(Wire):
+    """A training prompt, what the policy wrote, and what the training's reward paid for it."""
+
+    prompt: RolloutText = Field(description="The prompt, of the training data; a long one is shortened.")
+    completion: RolloutText = Field(description="What the policy wrote; a long one is shortened.")
+    reward: Measured = Field(description="Its reward, reward units.")
+
+
+Rollouts = Annotated[tuple[Rollout, ...], Field(strict=False, min_length=1, max_length=MAX_ROLLOUTS)]
+
+
+class RolloutsReport(Wire):
+    """A few rollouts of one step, for people to read. Nothing is judged by them."""
+
+    attempt: Attempt
+    step: Step
+    rollouts: Rollouts = Field(description="The best-rewarded of the step, and one of the others.")
+
+
+class Moment(StrEnum):
+    """For which moment of a run its rollouts are shown."""
+
+    START = "start"
+    LAST_GOOD = "last_good"
+    FIRE = "fire"
+    HALT = "halt"
+    NEWEST = "newest"
+
+
+class MomentRollouts(Wire):
+    """The rollouts of one step, and what that step is in the run."""
+
+    moments: tuple[Annotated[Moment, Field(strict=False)], ...] = Field(
+        strict=False,
+        description="`start`; `last_good`: the last good checkpoint; `fire` or `halt`: where it latched; "
+        "`newest`, while nothing has latched.",
+    )
+    attempt: Attempt
+    step: Step
+    rollouts: Rollouts = Field(description="As they were reported.")
 
 
 class Level(StrEnum):
@@ -297,7 +350,7 @@ _MEANINGS = {
     Code.KL_NOT_FINITE: "The trainer's KL to the reference is infinite or not a number.",
     Code.REFERENCE_NOT_START: "KL did not start near 0: the reference is not the starting policy.",
     Code.SAMPLING_UNKNOWN: "The trainer does not say how it samples, and neither do the settings.",
-    Code.SAMPLING_CHANGED: "The trainer samples in another way than at the start; evaluations do not.",
+    Code.SAMPLING_CHANGED: "The trainer no longer samples as it did at the start; evaluations still do.",
     Code.STORE_UNAVAILABLE: "The guard's store cannot be read or written.",
     Code.OK: "Nothing speaks against the run.",
 }
@@ -446,7 +499,7 @@ class Verdict(Wire):
         description="Beside these, refused when they were announced, and not taken later.",
     )
     failure: Annotated[FailureKind, Field(strict=False)] | None = Field(
-        None, description="What the newest evaluation failed of; null if it did not fail."
+        None, description="Why the newest evaluation failed; null if it did not."
     )
     waiting: int = Field(
         0, description="Evaluations that are yet to be made: the other checkpoints, and a wanted pass."
@@ -502,7 +555,7 @@ class StepsResponse(Wire):
 
 
 class EndResponse(Wire):
-    """Acknowledgement of `POST /v1/end`. The step is on disk; that training has ended is only told on."""
+    """Acknowledgement of `POST /v1/end`. The step is on disk; that training has ended is only passed on."""
 
     verdict: Verdict
 
@@ -511,4 +564,10 @@ class CheckpointResponse(Wire):
     """Acknowledgement of `POST /v1/checkpoints`."""
 
     queued: bool = Field(description="False if this checkpoint was already known.")
+    verdict: Verdict
+
+
+class RolloutsResponse(Wire):
+    """Response to `POST /v1/rollouts`. What it takes is for people, and may be lost: no verdict needs it."""
+
     verdict: Verdict

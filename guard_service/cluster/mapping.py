@@ -29,11 +29,10 @@ MAX_LAST_REASON = 300
 
 #: Parts of `Judge.to_state` that travel as they are.
 TRAVELLING = (
-    *("version", "policy", "guard", "early", "monitor", "early_monitor", "attempt", "step"),
+    *("version", "policy", "guard", "early", "monitor", "early_monitor", "count"),
     *("steps", "last_kl"),
     *("kl_not_finite", "refused", "skipped_in_a_row", "sampling", "other_sampling"),
-    *("steps_since_evaluation", "longest_round", "stride", "told_end", "unconfirmed"),
-    *("failures", "last_failure", "failure"),
+    *("unconfirmed", "failures", "last_failure", "failure"),
     *("last", "best", "first", "fire", "halt"),
 )
 LOST = (

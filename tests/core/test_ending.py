@@ -29,6 +29,7 @@ class Last:
     refused: int | None = 0
     waiting: int | None = 0
     step: int | None = 100
+    steps: int | None = 1000
     steps_since_evaluation: int | None = 0
     longest_round: int | None = 25
     last_evaluation: Evaluated | None = field(default_factory=lambda: Evaluated(100))
@@ -155,11 +156,17 @@ def test_more_steps_than_a_checkpoint_ever_had_were_not_judged() -> None:
 def test_one_long_round_at_the_beginning_excuses_no_such_end() -> None:
     """Rounds of 64, 4, 4, ... and then 64 steps that nobody judged."""
     quarter = replace(
-        JUDGED, step=100, steps_since_evaluation=25, last_evaluation=Evaluated(75), longest_round=64
+        JUDGED,
+        step=100,
+        steps=100,
+        steps_since_evaluation=25,
+        last_evaluation=Evaluated(75),
+        longest_round=64,
     )
     assert not_judged(quarter, "wait longer") == ""
-    sentence = not_judged(replace(quarter, step=101, steps_since_evaluation=26), "wait longer")
+    sentence = not_judged(replace(quarter, step=101, steps=101, steps_since_evaluation=26), "wait longer")
     assert sentence.startswith("steps 76 to 101 came after the last judged checkpoint; let the trainer save")
+    assert not_judged(replace(quarter, steps=99), "wait longer"), "of 1,000 steps every tenth is reported"
 
 
 @pytest.mark.parametrize("unknown", ["steps_since_evaluation", "longest_round", "last_evaluation", "step"])

@@ -209,6 +209,60 @@ class TestStepsAfterTheLastEvaluation:
         j.fold_end(EndReport(attempt=1, step=60, began=20))
         assert j.verdict().steps_since_evaluation == 10
 
+    def test_steps_between_two_reports_were_made(self) -> None:
+        """Rewards were NaN at steps 81 to 399: a finite one at the end does not hide them."""
+        j = self.trained(*range(1, 81))
+        j.fold_step(step(400))
+        assert j.verdict().steps_since_evaluation == 320
+        j.fold_end(EndReport(attempt=0, step=90, began=0))
+        assert j.verdict().steps_since_evaluation == 320
+        j.fold_evaluation(evaluation(60))
+        j.fold_end(EndReport(attempt=0, step=400, began=0))
+        assert j.verdict().steps_since_evaluation == 320
+        j.fold_end(EndReport(attempt=0, step=410, began=0))
+        assert Judge.from_state(j.to_state()).verdict().steps_since_evaluation == 330
+
+    def test_a_loop_that_reports_every_tenth_step_counts_its_reports(self) -> None:
+        j = judge()
+        for n in (10, 20):
+            j.fold_step(step(n))
+        assert j.verdict().steps_since_evaluation == 2
+
+    def test_such_a_round_is_as_long_as_it_was(self) -> None:
+        """Else an ordinary end would have more steps than any round."""
+        j = self.trained(*range(1, 41), 80)
+        assert j.verdict().longest_round == 80
+        j.fold_step(step(81))
+        j.fold_step(step(91))
+        assert j.verdict().steps_since_evaluation == 11
+
+    def test_what_came_before_the_first_report_of_an_attempt_is_known_from_its_checkpoint(self) -> None:
+        j = judge()
+        j.fold_evaluation(evaluation(0))
+        j.fold_step(step(81))
+        assert j.verdict().steps_since_evaluation == 81
+
+    def test_or_from_its_end(self) -> None:
+        j = self.trained(*range(1, 81))
+        j.fold_step(step(91, attempt=1))
+        assert j.verdict().steps_since_evaluation == 1
+        j.fold_end(EndReport(attempt=1, step=91, began=50))
+        assert j.verdict().steps_since_evaluation == 41
+        j.fold_evaluation(evaluation(91, attempt=1))
+        assert j.verdict().steps_since_evaluation == 0
+
+    def test_a_late_evaluation_of_an_earlier_attempt_judges_nothing_of_this_one(self) -> None:
+        j = self.trained(*range(1, 81))
+        for n in (51, 52, 60):
+            j.fold_step(step(n, attempt=1))
+        j.fold_evaluation(evaluation(80))
+        assert j.verdict().steps_since_evaluation == 10
+
+    def test_a_checkpoint_of_an_attempt_that_has_reported_nothing_judges_all_before(self) -> None:
+        j = self.trained(*range(1, 81), 90)
+        j.fold_evaluation(evaluation(95, attempt=1))
+        assert j.verdict().steps_since_evaluation == 0
+
     def test_a_starting_policy_alone_has_no_round(self) -> None:
         j = judge()
         j.fold_evaluation(evaluation(0))

@@ -19,6 +19,7 @@ GUARD = rule("heldout_guard.py", "test_heldout_guard.py")
 MONITOR = rule("step_monitor.py", "test_step_monitor.py")
 ROUNDS = rule("rounds.py", "test_judge.py")
 JUDGE = rule("judge.py", "test_judge.py")
+COUNT = rule("step_count.py", "test_judge.py")
 EVALUATION = rule("evaluation.py", "test_evaluation.py")
 NOTICES = rule("notices.py", "test_notices.py")
 WIRE = rule("wire.py", "test_evaluation.py")
@@ -28,6 +29,7 @@ FAST = rule("detectors/fast.py", "test_dispersion.py")
 PARTS = rule("detectors/parts.py", "test_dispersion.py")
 CALIBRATED = rule("detectors/calibrated.py", "test_dispersion.py")
 RUN = rule("detectors/run.py", "test_judge.py")
+ROLLOUTS = rule("rollouts.py", "test_rollouts.py")
 DISAGREEMENT = Rule("guard_core", "detectors/disagreement.py", DETECTION / "test_disagreement.py", SIMULATED)
 GAP = Rule("guard_core", "detectors/gap.py", DETECTION / "test_gap.py", SIMULATED)
 GRADER = Rule("guard_core", "detectors/run.py", DETECTION / "test_disagreement.py", SIMULATED)
@@ -68,8 +70,8 @@ MUTANTS: list[Mutant] = [
     (ROUNDS, "kind != KlKind.REF_TOKEN_MEAN", "False"),
     (ROUNDS, "if first and self.was_zero", "if False"),
     (JUDGE, "if kind is FailureKind.UNCHANGED and pass_index == 0:", "if False:"),
-    (JUDGE, "self._failure is not FailureKind.UNCHANGED or self._steps_since_evaluation", "True"),
-    (JUDGE, "self._failure is not FailureKind.UNCHANGED or self._steps_since_evaluation", "False"),
+    (JUDGE, "self._failure is not FailureKind.UNCHANGED or self._count.reported", "True"),
+    (JUDGE, "self._failure is not FailureKind.UNCHANGED or self._count.reported", "False"),
     (JUDGE, "silent_for > silent.after_seconds", "silent_for >= silent.after_seconds"),
     (JUDGE, "self._failures, self._failure = 0, None\n        if", "if"),
     (JUDGE, ">= self._best.score", "> self._best.score"),
@@ -88,15 +90,24 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "        if self._announced == 0:\n", "        if True:\n"),
     (JUDGE, "elif report is not None and said != self._sampling:", "elif False:"),
     (JUDGE, "used.source is SamplingSource.DEFAULT", "False"),
-    (JUDGE, "self._told_end is None or told > self._told_end[:2]", "True"),
-    (JUDGE, "(self._step or 0) if reported or began is None else began", "self._step or 0"),
-    (JUDGE, "(self._step or 0) if reported or began is None else began", "began or 0"),
-    (JUDGE, "(began is None and not reported)", "not reported"),
-    (JUDGE, "self._steps_since_evaluation + self._not_reported", "self._steps_since_evaluation"),
-    (JUDGE, "if attempt < (self._attempt or 0):", "if False:"),
-    (JUDGE, "if attempt < (self._attempt or 0):", "if attempt != self._attempt:"),
-    (JUDGE, "max(0, step - known)", "(step - known)"),
-    (JUDGE, "// (self._stride or 1)", ""),
+    (COUNT, "self.told is None or (attempt, step) > self.told[:2]", "True"),
+    (COUNT, "(self.step or 0) if began is None else began", "self.step or 0"),
+    (COUNT, "(self.step or 0) if began is None else began", "began or 0"),
+    (COUNT, "(attempt != self.attempt and began is None)", "attempt != self.attempt"),
+    (COUNT, "self.reported + max(0, self._between(since, end) - here)", "self.reported"),
+    (COUNT, "max(0, self._between(since, end) - here)", "self._between(since, end) - here"),
+    (COUNT, "self.told[0] >= (self.attempt or 0)", "True"),
+    (COUNT, "self.told[0] >= (self.attempt or 0)", "self.told[0] == self.attempt"),
+    (COUNT, "end = max(end, last)", "end = last"),
+    (COUNT, "if began is not None:", "if False:"),
+    (COUNT, "(judged_here or (", "(("),
+    (COUNT, "max(self.judged or (0, 0), (attempt, step))", "(attempt, step)"),
+    (COUNT, "// (self.stride or 1)", ""),
+    (COUNT, "made = max(made, self._between(self.since, step))", "pass"),
+    (COUNT, "self.since, self.here = max(self.since, step), left", "pass"),
+    (COUNT, "self.since, self.here = self.step, 0", "pass"),
+    (COUNT, "self.since = min(self.since, self.judged[1])", "pass"),
+    (COUNT, "max(self.longest_round, made)", "made"),
     (JUDGE, "            self._unconfirmed = True\n", "            pass\n"),
     (JUDGE, "        self._unconfirmed = False\n        self._last", "        self._last"),
     (JUDGE, "if confirms:", "if False:"),
@@ -156,12 +167,11 @@ MUTANTS: list[Mutant] = [
     (EPROCESS, "(grid, alpha) / wider", "(grid, alpha)"),
     (CALIBRATED, "dispersion=float(fast.dispersion(design, np.array([[means]]))[0, 0])", "dispersion=1.0"),
     (ENDING, "return after > longest", "return after >= longest"),
-    (ENDING, "or (newest is not None and after > MOST_AFTER * newest)", ""),
-    (ENDING, "after > MOST_AFTER * newest", "after >= MOST_AFTER * newest"),
+    (ENDING, "or (steps is not None and after > MOST_AFTER * steps)", ""),
+    (ENDING, "after > MOST_AFTER * steps", "after >= MOST_AFTER * steps"),
     (ENDING, "    if _too_many_after(last) and (after", "    if False and (after"),
     (ENDING, "        (_too_many_after(last), _SAVE_THE_END),\n", ""),
     (ENDING, "first = judged.step + 1", "first = judged.step"),
-    (JUDGE, "max(self._longest_round, window.steps)", "window.steps"),
     (JUDGE, "replace(self._guard, min_steps=0)", "replace(self._guard)"),
     (JUDGE, "            self._early.update(step, window.reward, self._last.score)\n", ""),
     (DISAGREEMENT, "fired = min(grown), min(*grown, fooled)", "fired = min(grown), min(grown)"),
@@ -185,6 +195,16 @@ MUTANTS: list[Mutant] = [
     (NOTICES, 'text.replace("&", "&amp;")', "text"),
     (NOTICES, "notice.sentence[:MOST_TEXT]}\\nMore", "notice.sentence}\\nMore"),
     (NOTICES, "(start + SHOWN_FOR)", "start"),
+    (ROLLOUTS, "ordered[-NEWEST:]", "ordered"),
+    (ROLLOUTS, "in shown | newest", "in newest"),
+    (
+        ROLLOUTS,
+        "by_step.setdefault(CheckpointKey.of(report), report)",
+        "by_step[CheckpointKey.of(report)] = report",
+    ),
+    (ROLLOUTS, "if verdict.fire else Moment.HALT", "if verdict.stop else Moment.HALT"),
+    (ROLLOUTS, "report.step <= key.step", "report.step < key.step"),
+    (ROLLOUTS, "if report.attempt == key.attempt", "if True"),
 ]
 
 

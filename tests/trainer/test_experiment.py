@@ -162,6 +162,7 @@ def test_the_trainers_own_log_is_as_it_was(train, guard: FaultyGuard, tmp_path: 
     """The event takes `should_log` back, and what it logs is no step of the trainer."""
     guard.verdict_after = lambda n: JUDGED.model_copy(update={"heldout_ema": n / 8})  # new figures every step
     trainer = train(guard.url, max_steps=6, logging_steps=2, report_to=["tensorboard"])
+    wait_for_the_verdict(trainer, guard)
     trainer.train()
     assert [e["step"] for e in trainer.state.log_history if "reward" in e] == [2, 4, 6]
     assert not any("rlguard" in name for entry in trainer.state.log_history for name in entry)

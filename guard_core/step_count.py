@@ -1,0 +1,106 @@
+"""How many steps came after the last evaluated checkpoint, also those that nobody could report. Pure.
+
+A step whose reward is not finite is not reported. That it was made shows in the numbers of the steps around
+it, and, at the end, in what the trainer says of its last one. So steps are counted by their numbers, in units
+of the least distance of two reports: a loop that reports every tenth step has left none out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+
+@dataclass(slots=True)
+class StepCount:
+    """The steps of one run that no evaluated checkpoint has judged yet.
+
+    `attempt`, `step`: the newest reported step; None before the first. `reported`: steps that were reported
+    after the last evaluated checkpoint, of all attempts. `longest_round`: most steps that one had.
+    `stride`: least distance of two reported steps of one attempt.
+    """
+
+    attempt: int | None = None
+    step: int | None = None
+    reported: int = 0
+    longest_round: int = 0
+    stride: int | None = None
+    #: Of the newest attempt: the step after which nothing is judged, and how many reports came after it.
+    since: int = 0
+    here: int = 0
+    #: Attempt and step of the last evaluated checkpoint.
+    judged: tuple[int, int] | None = None
+    #: Attempt, last step, and the step after which it began, as the trainer says it.
+    told: tuple[int, int, int | None] | None = None
+
+    def fold_step(self, attempt: int, step: int) -> None:
+        """Count one reported step."""
+        self.reported += 1
+        if self.attempt is None or attempt > self.attempt:
+            self._begin(attempt, step)
+        elif attempt == self.attempt and self.step is not None and step > self.step:
+            self.stride = min(step - self.step, self.stride or step)
+            self.step = step
+        if attempt == self.attempt and step > self.since:
+            self.here += 1
+
+    def _begin(self, attempt: int, step: int) -> None:
+        self.attempt, self.step, self.since, self.here = attempt, step, step - 1, 0
+        if self.judged is not None and self.judged[0] == attempt:
+            self.since = min(self.since, self.judged[1])
+
+    def fold_evaluation(self, attempt: int, step: int, in_round: int, left: int) -> None:
+        """Count an evaluated checkpoint, with as many reported steps in its round, and so many after it."""
+        made = in_round
+        if attempt == self.attempt:
+            made = max(made, self._between(self.since, step))
+            self.since, self.here = max(self.since, step), left
+        elif self.attempt is not None and self.step is not None and attempt > self.attempt:
+            self.since, self.here = self.step, 0
+        self.reported, self.judged = left, max(self.judged or (0, 0), (attempt, step))
+        self.longest_round = max(self.longest_round, made)
+
+    def fold_end(self, attempt: int, step: int, began: int | None) -> None:
+        """Take what a trainer says of its last step. It can only add steps, and is never taken back."""
+        if self.told is None or (attempt, step) > self.told[:2]:
+            self.told = attempt, step, began
+
+    @property
+    def after(self) -> int:
+        """Steps after the last evaluated checkpoint: the reported ones, and those that must lie between.
+
+        What an earlier attempt reported says nothing of steps that a later one made again.
+        """
+        end, since, here = self.step or 0, self.since, self.here
+        if self.told is not None and self.told[0] >= (self.attempt or 0):
+            attempt, last, began = self.told
+            judged_here = self.judged is not None and self.judged[0] == attempt
+            if attempt != self.attempt:  # a start that has reported nothing
+                end, since, here = last, (self.step or 0) if began is None else began, 0
+            else:
+                end = max(end, last)
+                if began is not None:
+                    since = min(since, began)
+            if self.judged is not None and (judged_here or (attempt != self.attempt and began is None)):
+                since = max(since, self.judged[1])
+        return self.reported + max(0, self._between(since, end) - here)
+
+    def _between(self, after: int, step: int) -> int:
+        return (step - after) // (self.stride or 1)
+
+    def to_state(self) -> dict[str, Any]:
+        """Plain JSON, exact."""
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_state`."""
+        judged, told = state["judged"], state["told"]
+        return cls(
+            **{
+                **state,
+                "judged": None if judged is None else (judged[0], judged[1]),
+                "told": None if told is None else (told[0], told[1], told[2]),
+            }
+        )
