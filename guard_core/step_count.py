@@ -91,7 +91,7 @@ class StepCount:
 
     def to_state(self) -> dict[str, Any]:
         """Plain JSON, exact."""
-        return asdict(self)
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
