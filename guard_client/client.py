@@ -8,14 +8,28 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from guard_client.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
+from guard_client.errors import (
+    GuardConfigError,
+    GuardUnavailableError,
+    ReportRefusedError,
+    UnknownRouteError,
+)
 from guard_core import __version__
-from guard_core.wire import CheckpointReport, Code, EndReport, EvaluationsNeeded, FailureKind, StepReport
+from guard_core.wire import (
+    CheckpointReport,
+    Code,
+    EndReport,
+    EvaluationsNeeded,
+    FailureKind,
+    RolloutsReport,
+    StepReport,
+)
 from guard_core.wording import must_be
 
 #: Most steps in one `POST /v1/steps`; the guard refuses longer lists.
@@ -144,10 +158,14 @@ class GuardClient:
         return self._exchange("POST", "/v1/checkpoints", report.model_dump(mode="json"), Acknowledgement)
 
     def post_end(self, report: EndReport) -> Acknowledgement:
-        """`POST /v1/end`. A guard of an older release does not know it (404)."""
+        """`POST /v1/end`. A guard of an older release does not know it (404), or not all of it (422)."""
         return self._exchange(
-            "POST", "/v1/end", report.model_dump(mode="json", exclude_none=True), Acknowledgement
+            "POST", "/v1/end", report.model_dump(mode="json", exclude_defaults=True), Acknowledgement
         )
+
+    def post_rollouts(self, report: RolloutsReport) -> Acknowledgement:
+        """`POST /v1/rollouts`. A guard of an older release does not know it (404)."""
+        return self._exchange("POST", "/v1/rollouts", report.model_dump(mode="json"), Acknowledgement)
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
@@ -170,6 +188,8 @@ class GuardClient:
         message = f"{method} {self.url}{path} answered {status}: {_problem_text(payload)}"
         if status in _REFUSALS:
             raise ReportRefusedError(message)
+        if status == HTTPStatus.NOT_FOUND:
+            raise UnknownRouteError(message)
         if status in (401, 403):
             message += "; set RLGUARD_TOKEN to the guard's ingest token"
         raise GuardUnavailableError(message, unauthorised=status in (401, 403))

@@ -5,6 +5,7 @@ GuardHaltError          a halt: training must stop although no rule fired, becau
                         or are never scored
 GuardConfigError        a setting is missing or wrong, or no checkpoint of the run could ever be scored
 GuardUnavailableError   one exchange with the guard failed; the reporter retries it
+  UnknownRouteError     ... because the guard's release does not know what was asked of it
 ReportRefusedError      the guard read the report and refuses it; a retry would not help
 """
 
@@ -32,6 +33,10 @@ class GuardUnavailableError(Exception):
     def __init__(self, message: str, *, unauthorised: bool = False) -> None:
         super().__init__(message)
         self.unauthorised = unauthorised
+
+
+class UnknownRouteError(GuardUnavailableError):
+    """The guard answered 404: its release does not know what was asked of it."""
 
 
 class ReportRefusedError(Exception):

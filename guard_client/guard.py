@@ -13,12 +13,13 @@ It does not judge the run; the guard does. It does not protect against a loop th
 
 from __future__ import annotations
 
+import atexit
 import logging
 import operator
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ from typing import Any, Literal, Self
 from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardConfigError
 from guard_client.reporter import Reporter
+from guard_client.rollouts import Candidate, RolloutsSample, selected
 from guard_client.samples import (
     CheckpointSample,
     StepSample,
@@ -88,6 +90,7 @@ class Guard:
         max_lag: how many checkpoints may be unscored before `checkpoint` waits for the guard, so that a fire
             stops a run that still trains; None never waits. A guard that scores nothing for an hour of
             waiting (`unreachable_seconds` if that is more) is treated as an unreachable one.
+        rollouts: whether the guard's report may show rollouts of the training; see `rollouts`.
 
     Raises:
         GuardConfigError: an argument is wrong.
@@ -103,6 +106,7 @@ class Guard:
         unreachable_seconds: float = 300.0,
         drain_seconds: float = 0.0,
         max_lag: int | None = None,
+        rollouts: bool = True,
     ) -> None:
         if not isinstance(url, str):
             raise GuardConfigError(f"Guard needs the guard's URL, such as http://127.0.0.1:8470, got {url!r}")
@@ -115,6 +119,7 @@ class Guard:
                 unreachable_seconds=unreachable_seconds,
                 drain_seconds=drain_seconds,
                 max_lag=max_lag,
+                rollouts=rollouts,
             )
         )
 
@@ -125,7 +130,8 @@ class Guard:
         Args:
             environ: `RLGUARD_URL` (needed unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_ATTEMPT`,
                 `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`,
-                `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`.
+                `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`,
+                `RLGUARD_ROLLOUTS` (1 or 0).
             optional: without `RLGUARD_URL`, make a guard that takes every report, sends none and stops
                 nothing; a warning says that the run is unguarded.
 
@@ -159,6 +165,7 @@ class Guard:
         self._told: set[str] = set()  # what has been said once
         self._newest: int | None = None  # last step that the loop made, reported or not
         self._began: int | None = None  # step after which the loop began
+        self._left_out = False  # whether a step was made that is not reported
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._phase is not _Phase.NEW:
@@ -205,6 +212,8 @@ class Guard:
                 self._latch(Stop(f"no guard responds at {settings.url}: {reporter.last_failure}", lost=True))
             if self._look() is None:
                 reporter.start()
+                # What waits must not be lost with a loop that ends the process without `close`.
+                atexit.register(self._close_at_exit)
             else:
                 self._phase = _Phase.CLOSED
                 reporter.close(0.0)
@@ -215,22 +224,34 @@ class Guard:
 
         Afterwards `stop` knows what the last responses said.
 
+        If steps were left out because their reward was not finite, it tells the guard how far the loop came.
+
         Args:
             drain: first wait for the last evaluations, for at most `drain_seconds`.
         """
+        if self._deliver(drain) and self._left_out:
+            self._say_the_end(finished=False)
+
+    def _close_at_exit(self) -> None:
+        self.close(drain=False)
+
+    def _deliver(self, drain: bool) -> bool:
+        """Deliver what waits, and end; False if that was done, or never begun, or is another process's."""
         if os.getpid() != self._pid:
-            return  # the connection and the thread are those of the process that opened it
+            return False  # the connection and the thread are those of the process that opened it
         with self._lock:
             if self._phase is _Phase.CLOSED:
-                return
+                return False
             self._phase, reporter = _Phase.CLOSED, self._reporter
         if reporter is None:
-            return
+            return False
+        atexit.unregister(self._close_at_exit)
         if drain and self._settings.drain_seconds > 0.0 and self._look() is None:
             reporter.drain(self._settings.drain_seconds)
         delivery = reporter.close(FLUSH_SECONDS)
         log.log(logging.INFO if delivery.complete else logging.WARNING, "reports to the guard: %s", delivery)
         self._look()
+        return True
 
     def finish(self, step: int | None = None, began: int | None = None) -> None:
         """After `close`: tell the guard that training has finished by itself, which `with` does.
@@ -243,14 +264,18 @@ class Guard:
             step: the last step that the loop made, if that is later than what it reported.
             began: the step after which the loop began, if that is earlier than its first `step`.
         """
+        if step is not None:
+            self._made(step)
+        self._say_the_end(began, finished=True)
+
+    def _say_the_end(self, began: int | None = None, *, finished: bool) -> None:
         if os.getpid() != self._pid:
             return
         with self._lock:
             if self._phase is not _Phase.CLOSED or self._reporter is None or self._stop is not None:
                 return
-        if step is not None:
-            self._made(step)
-        self._reporter.say_the_end(self._newest, self._began if began is None else began)
+        began = self._began if began is None else began
+        self._reporter.say_the_end(self._newest, began, finished=finished)
 
     def __enter__(self) -> Self:
         """Open it.
@@ -266,17 +291,19 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it.
+        """Close it. `sys.exit(0)` is an end like any other.
 
         Raises:
             CollapseStopError, GuardHaltError, GuardLostError: the run must stop, and the loop does not know
                 it yet; so a fire of the last checkpoint does not pass unnoticed.
         """
-        self.close(drain=kind is None)
-        if kind is None:
-            self.finish()
-            if not self._heard:
-                self.raise_if_stopped()
+        if kind is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self.close(drain=False)
+            return
+        self._deliver(drain=True)
+        self.finish()
+        if not self._heard:
+            self.raise_if_stopped()
 
     # -- what the loop reports -----------------------------------------------------------------------------
 
@@ -313,10 +340,12 @@ class Guard:
         values = {"reward": reward, "kl": kl, "entropy": entropy, "reward_std": reward_std}
         wrong = wrong_in_step(step, values, kl_kind)
         if wrong is not None:
+            self._left_out = True
             self._refuse("step", step, wrong)
             return
         sample = sample_of(int(step), values, KlKind.ABSENT if kl_kind is None else KlKind(kl_kind))
         if sample is None:
+            self._left_out = True
             self._say_once(
                 "no reward", f"step {step} has no finite reward ({reward!r}): such steps are not reported"
             )
@@ -361,6 +390,33 @@ class Guard:
             log.info("training waits at step %s until the guard has scored more", step)
             while self.lags():
                 time.sleep(LAG_POLL_SECONDS)
+
+    def rollouts(self, step: int, rollouts: Iterable[tuple[Any, Any, Any]]) -> None:
+        """Show people what the policy writes: a few of these rollouts go to the guard's dashboard and report.
+
+        Best called with every checkpoint, and after the first step. Nothing is judged by them, and nothing
+        waits for them: what cannot be sent is dropped. With the setting `rollouts` off it does nothing.
+
+        Args:
+            step: the step that they were made at.
+            rollouts: (prompt, completion, reward) on training prompts, never on held-out ones; all of the
+                step, for the best-rewarded are chosen here. A prompt or completion is a text or the messages
+                of a conversation; the reward is in reward units.
+
+        Raises:
+            GuardConfigError: the guard is not open yet.
+        """
+        if not self._settings.rollouts or not self._takes("rollout") or self._reporter is None:
+            return
+        wrong = wrong_in_number_of(step)
+        try:
+            chosen = () if wrong else selected([Candidate(*one) for one in rollouts], int(step))
+        except Exception as error:  # they are for people to read: no training ends for them
+            wrong, chosen = f"each must be (prompt, completion, reward): {error!r}", ()
+        if wrong is not None:
+            self._say_once("rollouts", f"rollouts cannot be shown: {wrong}")
+        elif chosen:
+            self._reporter.submit_rollouts(RolloutsSample(int(step), chosen))
 
     def lags(self) -> bool:
         """Whether training should wait: more than `max_lag` checkpoints are unscored, and the guard works."""

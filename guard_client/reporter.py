@@ -20,14 +20,22 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from guard_client.client import MAX_STEPS_PER_POST, GuardClient, VerdictView
-from guard_client.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
+from guard_client.errors import (
+    GuardConfigError,
+    GuardUnavailableError,
+    ReportRefusedError,
+    UnknownRouteError,
+)
+from guard_client.rollouts import RolloutsSample
 from guard_client.samples import CheckpointSample, StepSample
-from guard_core.wire import CheckpointReport, Code, EndReport, StepReport
+from guard_core.wire import CheckpointReport, Code, EndReport, RolloutsReport, StepReport
 
 log = logging.getLogger(__name__)
 
 #: Steps and checkpoints that may wait. A step is about 0.3 KiB, so this is about a MiB.
 QUEUE_LIMIT = 4096
+#: Steps whose rollouts may wait, at most 64 KiB each. They are sent when nothing else waits, and once.
+ROLLOUTS_LIMIT = 8
 #: Seconds after which an idle reporter asks for the verdict: a fire found between two steps is known at the
 #: next one, however long a step takes.
 POLL_SECONDS = 5.0
@@ -35,6 +43,7 @@ POLL_SECONDS = 5.0
 BUSY_POLL_SECONDS = 1.0
 #: So many reports of one kind refused in a row, and it is no accident of one report.
 REFUSALS_IN_A_ROW = 3
+UNKNOWN = "unknown"  # said of a guard that does not know rollouts
 _DRAIN_POLL_SECONDS = 0.2
 _FIRST_RETRY_SECONDS = 0.1
 _LAST_RETRY_SECONDS = 5.0
@@ -94,6 +103,8 @@ class Reporter:
         self._lock = threading.Condition()
         # Guarded by the lock:
         self._queue: deque[StepSample | CheckpointSample] = deque()
+        self._rollouts: deque[RolloutsSample] = deque(maxlen=ROLLOUTS_LIMIT)
+        self._rollouts_told: set[str] = set()  # what has been said of them
         self._on_their_way = 0  # checkpoints that are queued or in flight
         self._dropped_checkpoints = 0
         self._verdict: VerdictView | None = None
@@ -160,6 +171,13 @@ class Reporter:
             self._queue.append(sample)
             self._on_their_way += isinstance(sample, CheckpointSample)
             self._lock.notify()
+
+    def submit_rollouts(self, sample: RolloutsSample) -> None:
+        """Queue rollouts, apart from the reports. Of too many the oldest are dropped: nothing needs them."""
+        with self._lock:
+            if UNKNOWN not in self._rollouts_told:
+                self._rollouts.append(sample)
+                self._lock.notify()
 
     @property
     def verdict(self) -> VerdictView | None:
@@ -248,16 +266,16 @@ class Reporter:
                 self._undelivered = f"{lost} checkpoints never reached the guard: nobody judges them"
         return self.delivery
 
-    def say_the_end(self, step: int | None, began: int | None) -> None:
-        """After `close`: tell the guard that training has finished by itself, after `step`; it had begun
-        after `began`. One try: nothing waits.
+    def say_the_end(self, step: int | None, began: int | None, *, finished: bool) -> None:
+        """After `close`: tell the guard that training made its last `step`, having begun after `began`, and
+        whether it finished by itself. One try: nothing waits.
         """
         if self.attempt is None:
             return
         try:
-            self._client.post_end(EndReport(attempt=self.attempt, step=step, began=began))
+            self._client.post_end(EndReport(attempt=self.attempt, step=step, began=began, finished=finished))
         except (GuardUnavailableError, ReportRefusedError) as error:
-            log.info("the guard was not told that training has finished: %s", error)
+            log.info("the guard was not told that training is over: %s", error)
         finally:
             self._client.close()
 
@@ -285,12 +303,15 @@ class Reporter:
     def _wait_for_work(self) -> bool:
         """Wait for a report or the next poll; False when everything is sent and the reporter is closing."""
         with self._lock:
-            if not (self._in_flight or self._queue or self._deadline is not None):
+            if not (self._work() or self._deadline is not None):
                 busy = self._verdict is not None and self._verdict.waiting > 0
                 self._lock.wait(min(POLL_SECONDS, BUSY_POLL_SECONDS) if busy else POLL_SECONDS)
             if self._deadline is None:
                 return True
-            return bool(self._in_flight or self._queue) and self._clock() < self._deadline
+            return self._work() and self._clock() < self._deadline
+
+    def _work(self) -> bool:
+        return bool(self._in_flight or self._queue or self._rollouts)
 
     def _pause(self, seconds: float) -> bool:
         """Wait before the next try; False when the time for the last tries is over."""
@@ -308,7 +329,9 @@ class Reporter:
             self._succeeded(self._ask())
         if not self._in_flight:
             self._load()
-        if not self._in_flight:
+        if not self._in_flight and self._rollouts:
+            self._send_rollouts()
+        elif not self._in_flight:
             self._succeeded(self._ask())
         elif isinstance(self._in_flight[0], CheckpointSample):
             self._send_one()
@@ -383,6 +406,26 @@ class Reporter:
         self.delivery.duplicates += response.duplicates
         self._succeeded(response.verdict)
         self._taken("step")
+
+    def _send_rollouts(self) -> None:
+        """Send those of one step, once. What comes of it changes nothing else."""
+        with self._lock:
+            sample = self._rollouts.popleft()
+        try:
+            report = RolloutsReport(attempt=self._known_attempt, step=sample.step, rollouts=sample.rollouts)
+            self._succeeded(self._client.post_rollouts(report).verdict)
+        except UnknownRouteError:
+            with self._lock:
+                self._rollouts.clear()
+            self._say_of_rollouts(UNKNOWN, "this guard's release does not show rollouts: none is sent")
+        except (GuardUnavailableError, ReportRefusedError, ValidationError) as error:
+            self._say_of_rollouts("lost", f"rollouts of step {sample.step} are not shown: {error}")
+
+    def _say_of_rollouts(self, what: str, sentence: str) -> None:
+        if what not in self._rollouts_told:
+            log.info("%s", sentence)
+        with self._lock:
+            self._rollouts_told.add(what)
 
     def _taken(self, kind: str) -> None:
         with self._lock:

@@ -26,8 +26,8 @@ _KINDS_IN_WORDS = (
     "kl_kind='ref_token_mean' (KL to the reference, mean over tokens), 'ref_seq_sum' (its sum over a "
     "completion) or 'behaviour' (to the policy that sampled)"
 )
-#: What the wire carries.
-_LARGEST = 1e100
+#: The largest value that the wire carries.
+LARGEST = 1e100
 _LAST_STEP = 2**53
 
 
@@ -79,7 +79,7 @@ def wrong_in_step(step: object, values: Mapping[str, Any], kl_kind: object) -> s
         number = number_of(value)
         if value is not None and number is None:
             return f"{name} must be a number, got {_shown(value)}"
-        if number is not None and math.isfinite(number) and abs(number) > _LARGEST:
+        if number is not None and math.isfinite(number) and abs(number) > LARGEST:
             return f"{name} must lie between -1e100 and 1e100, got {_shown(value)}"
     if kl_kind is not None and not (isinstance(kl_kind, str) and kl_kind in _KINDS):
         return f"it must be {_KINDS_IN_WORDS}, got {_shown(kl_kind)}"

@@ -26,6 +26,7 @@ class ClientSettings:
     unreachable_seconds: float = 300.0
     drain_seconds: float = 0.0
     max_lag: int | None = None
+    rollouts: bool = True
 
     def __post_init__(self) -> None:
         if self.url is not None:
@@ -52,7 +53,8 @@ class ClientSettings:
         Args:
             environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_ATTEMPT`,
                 `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`,
-                `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`.
+                `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`,
+                `RLGUARD_ROLLOUTS` (1 or 0).
             optional: whether the run may be without a guard.
 
         Raises:
@@ -71,6 +73,9 @@ class ClientSettings:
         limit = _seconds(environ, "RLGUARD_UNREACHABLE_SECONDS", "300")
         if limit <= 0:
             raise GuardConfigError(f"RLGUARD_UNREACHABLE_SECONDS must be > 0 seconds, got {limit!r}")
+        rollouts = environ.get("RLGUARD_ROLLOUTS", "1")
+        if rollouts not in ("0", "1"):
+            raise GuardConfigError(f"RLGUARD_ROLLOUTS must be 1 or 0, got {rollouts!r}")
         return cls(
             url,
             environ.get("RLGUARD_TOKEN") or None,
@@ -79,6 +84,7 @@ class ClientSettings:
             unreachable_seconds=limit,
             drain_seconds=_seconds(environ, "RLGUARD_DRAIN_SECONDS", "0"),
             max_lag=_count("RLGUARD_MAX_LAG", environ.get("RLGUARD_MAX_LAG") or None),
+            rollouts=rollouts == "1",
         )
 
 

@@ -1,7 +1,7 @@
 """What travels between trainer, guard and operator. Every model refuses unknown fields.
 
 Invariant 8: nothing here carries a per-item held-out score, prompt or answer. `Evaluation`, which does,
-is in `guard_core.judge` and never leaves the guard.
+is in `guard_core.judge` and never leaves the guard. The prompts of a `Rollout` are of the training data.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class CheckpointReport(Wire):
 
 
 class EndReport(Wire):
-    """The training loop of this attempt has finished by itself; nothing of it will be reported any more."""
+    """The training loop of this attempt is over; nothing of it will be reported any more."""
 
     attempt: Attempt
     step: Step | None = Field(
@@ -146,6 +146,59 @@ class EndReport(Wire):
     began: Step | None = Field(
         None, description="Step after which this attempt began: 0, or that of what it was resumed from."
     )
+    finished: bool = Field(
+        True, description="Whether it is known to have finished by itself; false: it may have failed."
+    )
+
+
+#: Characters of a prompt and of a completion in a rollout; who reports it shortens them, and says so.
+MAX_ROLLOUT_TEXT = 2_000
+#: Rollouts that are kept of one step.
+MAX_ROLLOUTS = 4
+
+RolloutText = Annotated[str, Field(max_length=MAX_ROLLOUT_TEXT)]
+
+
+class Rollout(Wire):
+    """A training prompt, what the policy wrote, and what the training's reward paid for it."""
+
+    prompt: RolloutText = Field(description="The prompt, of the training data; a long one is shortened.")
+    completion: RolloutText = Field(description="What the policy wrote; a long one is shortened.")
+    reward: Measured = Field(description="Its reward, reward units.")
+
+
+Rollouts = Annotated[tuple[Rollout, ...], Field(strict=False, min_length=1, max_length=MAX_ROLLOUTS)]
+
+
+class RolloutsReport(Wire):
+    """A few rollouts of one step, for people to read. Nothing is judged by them."""
+
+    attempt: Attempt
+    step: Step
+    rollouts: Rollouts = Field(description="The best-rewarded of the step, and one of the others.")
+
+
+class Moment(StrEnum):
+    """For which moment of a run its rollouts are shown."""
+
+    START = "start"
+    LAST_GOOD = "last_good"
+    FIRE = "fire"
+    HALT = "halt"
+    NEWEST = "newest"
+
+
+class MomentRollouts(Wire):
+    """The rollouts of one step, and what that step is in the run."""
+
+    moments: tuple[Annotated[Moment, Field(strict=False)], ...] = Field(
+        strict=False,
+        description="`start`; `last_good`: the last good checkpoint; `fire` or `halt`: where it latched; "
+        "`newest`, while nothing has latched.",
+    )
+    attempt: Attempt
+    step: Step
+    rollouts: Rollouts = Field(description="As they were reported.")
 
 
 class Level(StrEnum):
@@ -510,4 +563,10 @@ class CheckpointResponse(Wire):
     """Acknowledgement of `POST /v1/checkpoints`."""
 
     queued: bool = Field(description="False if this checkpoint was already known.")
+    verdict: Verdict
+
+
+class RolloutsResponse(Wire):
+    """Response to `POST /v1/rollouts`. What it takes is for people, and may be lost: no verdict needs it."""
+
     verdict: Verdict

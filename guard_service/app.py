@@ -29,6 +29,9 @@ from guard_core.wire import (
     CheckpointResponse,
     EndReport,
     EndResponse,
+    MomentRollouts,
+    RolloutsReport,
+    RolloutsResponse,
     StepReport,
     StepsResponse,
     Verdict,
@@ -40,7 +43,14 @@ from guard_service.engine import Engine
 from guard_service.errors import MEDIA_TYPE, FieldError, Problem, ProblemDetails, ProblemType, invalid
 from guard_service.metrics import CONTENT_TYPE
 from guard_service.refusals import Kind
-from guard_service.requests import MAX_STEPS, parse_checkpoint, parse_end, parse_steps, read_body
+from guard_service.requests import (
+    MAX_STEPS,
+    parse_checkpoint,
+    parse_end,
+    parse_rollouts,
+    parse_steps,
+    read_body,
+)
 
 log = logging.getLogger("rlguard.guard")
 
@@ -230,34 +240,49 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
         await engine.note_end(parse_end(body))
         return Response(b'{"verdict":%b}' % engine.trainer_json, media_type=JSON)
 
-    problems = {
+    async def post_rollouts(request: Request) -> Response:
+        """Give a few rollouts of one step, on training prompts, for people to read.
+
+        Nothing is judged by them. Of many steps those are kept that `GET /v1/rollouts` may show. They are on
+        disk about a second later; if the guard is killed before that, they alone are lost.
+        """
+        check(request, tokens, Role.INGEST)
+        engine.add_rollouts(parse_rollouts(await read_body(request.scope, request.receive)))
+        return Response(b'{"verdict":%b}' % engine.trainer_json, media_type=JSON)
+
+    unfit = {
         **_auth_problems(),
         400: _problem("The body is not JSON."),
-        409: _problem("It contradicts what is on disk; nothing was kept."),
         413: _problem("The body is larger than a request may be."),
         415: _problem("The body is not `application/json`."),
         422: _problem("A field is missing, unknown or out of range; nothing was kept."),
+    }
+    problems = {
+        **unfit,
+        409: _problem("It contradicts what is on disk; nothing was kept."),
         429: _problem("More steps than any training makes; nothing was kept.", retry=True),
         503: _problem("The store is unavailable; nothing was kept. Send it again.", retry=True),
         507: _problem("The run has filled its share of the store; nothing was kept.", retry=True),
     }
     step = _ref(StepReport)
-    for path, endpoint, response, schema in (
+    for path, endpoint, response, refusals, schema in (
         (
             STEPS_PATH,
             post_steps,
             StepsResponse,
+            problems,
             {"anyOf": [step, {"type": "array", "items": step, "maxItems": MAX_STEPS}]},
         ),
-        ("/v1/checkpoints", post_checkpoint, CheckpointResponse, _ref(CheckpointReport)),
-        ("/v1/end", post_end, EndResponse, _ref(EndReport)),
+        ("/v1/checkpoints", post_checkpoint, CheckpointResponse, problems, _ref(CheckpointReport)),
+        ("/v1/end", post_end, EndResponse, problems, _ref(EndReport)),
+        ("/v1/rollouts", post_rollouts, RolloutsResponse, unfit, _ref(RolloutsReport)),
     ):
         app.router.add_api_route(
             path,
             endpoint,
             methods=["POST"],
             response_model=response,
-            responses=problems,
+            responses=refusals,
             tags=["ingest"],
             route_class_override=_DirectRoute,
             openapi_extra={
@@ -326,6 +351,20 @@ def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens, name: str) -> Non
         lines = engine.history()
         first = await anext(lines, None)  # a store that fails does so before the response begins
         return StreamingResponse(_ndjson(first, lines), media_type=NDJSON)
+
+    @app.get(
+        "/v1/rollouts",
+        dependencies=read,
+        responses=_auth_problems(),
+        tags=["reading"],
+    )
+    async def get_rollouts() -> list[MomentRollouts]:
+        """Rollouts of the training: of its start, the last good checkpoint, and the latch or else the newest.
+
+        At most three steps; one that is two of them is there once. Where the moment's own step has none, they
+        are of the step before it that has.
+        """
+        return list(engine.rollouts())
 
 
 def _add_probes(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
@@ -460,7 +499,7 @@ def _add_openapi(app: FastAPI) -> None:
             _, models = models_json_schema(
                 [
                     (model, "validation")
-                    for model in (StepReport, CheckpointReport, EndReport, ProblemDetails)
+                    for model in (StepReport, CheckpointReport, EndReport, RolloutsReport, ProblemDetails)
                 ],
                 ref_template="#/components/schemas/{model}",
             )

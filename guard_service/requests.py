@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.types import Receive, Scope
 
-from guard_core.wire import CheckpointReport, EndReport, StepReport
+from guard_core.wire import CheckpointReport, EndReport, RolloutsReport, StepReport
 from guard_core.wording import must_be
 from guard_service.errors import (
     FieldError,
@@ -33,6 +33,7 @@ _STEP = TypeAdapter(StepReport)
 _STEPS = TypeAdapter(Annotated[list[StepReport], Field(max_length=MAX_STEPS)])
 _CHECKPOINT = TypeAdapter(CheckpointReport)
 _END = TypeAdapter(EndReport)
+_ROLLOUTS = TypeAdapter(RolloutsReport)
 
 T = TypeVar("T")
 
@@ -110,6 +111,15 @@ def parse_end(body: bytes) -> EndReport:
         Problem: 400 if it is not JSON, 422 naming every field that is wrong.
     """
     return _parse_one(_END, body)
+
+
+def parse_rollouts(body: bytes) -> RolloutsReport:
+    """The rollouts of one step.
+
+    Raises:
+        Problem: 400 if it is not JSON, 422 naming every field that is wrong.
+    """
+    return _parse_one(_ROLLOUTS, body)
 
 
 def _parse_one(adapter: TypeAdapter[T], body: bytes) -> T:

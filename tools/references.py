@@ -91,6 +91,11 @@ TRAINER_ENVIRONMENT = {
         "never wait",
         "How many checkpoints may be unscored before training waits for the guard when it has saved one.",
     ),
+    "RLGUARD_ROLLOUTS": (
+        "0 or 1",
+        "`1`",
+        "Whether dashboard and report show a few completions on training prompts.",
+    ),
 }
 
 

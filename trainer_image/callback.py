@@ -26,6 +26,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from guard_client.errors import GuardConfigError
 from guard_client.guard import LAG_POLL_SECONDS, Guard
+from guard_client.rollouts import Candidate
 from guard_client.samples import StepSample, sample_of
 from guard_client.settings import ClientSettings
 from guard_client.stopping import Stop
@@ -35,6 +36,7 @@ from trainer_image.experiment import Experiment, News, are_ours
 from trainer_image.figures import UNKNOWN, figures_of, sampling_of, what_is_learnt
 from trainer_image.metrics import StepMetrics
 from trainer_image.outlook import evaluations_ahead
+from trainer_image.rollouts import newest_rollouts
 from trainer_image.unscorable import adapter_unscorable, unscorable
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,8 @@ class GuardCallback(TrainerCallback):
         max_lag: how many checkpoints may be unscored before training waits for the guard when it has saved
             one, so that a fire stops a run that still trains; None never waits. A guard that scores nothing
             for an hour of waiting (`unreachable_seconds` if that is more) is treated as an unreachable one.
+        rollouts: whether a few completions on training prompts are shown in the guard's dashboard and report:
+            of the first step, and of each checkpoint.
 
     Raises:
         GuardConfigError: an argument is wrong.
@@ -81,6 +85,7 @@ class GuardCallback(TrainerCallback):
         unreachable_seconds: float = 300.0,
         drain_seconds: float = 0.0,
         max_lag: int | None = None,
+        rollouts: bool = True,
     ) -> None:
         self._settings = ClientSettings(
             url,
@@ -90,6 +95,7 @@ class GuardCallback(TrainerCallback):
             unreachable_seconds=unreachable_seconds,
             drain_seconds=drain_seconds,
             max_lag=max_lag,
+            rollouts=rollouts,
         )
         self._strict = strict
         self._optional = False
@@ -97,9 +103,12 @@ class GuardCallback(TrainerCallback):
         self._trainer: Any = None
         self._metrics = StepMetrics()
         self._sampling: Sampling | None = None  # how this trainer samples, as far as it says
+        self._rollouts: list[Candidate] | None = None  # of the newest generation
+        self._rollouts_step: int | None = None  # for which some were sent last
         self._last_step: int | None = None
         self._began: int | None = None  # step after which this attempt began
         self._told_no_reward = False
+        self._told_no_rollouts = False
         self._experiment = Experiment()
         #: Why this run was stopped, or None; on every rank.
         self.stop: Stop | None = None
@@ -111,7 +120,8 @@ class GuardCallback(TrainerCallback):
         Args:
             environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_ATTEMPT`,
                 `RLGUARD_STRICT` (1 or 0), `RLGUARD_ON_UNREACHABLE` (stop or continue),
-                `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`.
+                `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`,
+                `RLGUARD_ROLLOUTS` (1 or 0).
             optional: without `RLGUARD_URL`, train without a guard; a warning says that the run is unguarded.
 
         Raises:
@@ -143,6 +153,7 @@ class GuardCallback(TrainerCallback):
             raise GuardConfigError(reason)
         self._metrics = StepMetrics(figures_of(args) or UNKNOWN)
         self._sampling = None
+        self._rollouts = self._rollouts_step = None
         self._last_step = None
         self._began = state.global_step
         self._told_no_reward = False
@@ -172,6 +183,7 @@ class GuardCallback(TrainerCallback):
         """Queue the step's report, and let all ranks act on the newest verdict together."""
         self._gather()
         sample = self._metrics.take(state.global_step)
+        self._take_rollouts(state.global_step)
         if sample is not None:
             self._report(sample)
         if self.stop is None:
@@ -208,6 +220,7 @@ class GuardCallback(TrainerCallback):
         if self._guard is not None:
             path = f"{args.output_dir}/checkpoint-{state.global_step}"
             self._guard.checkpoint(path, step=state.global_step, sampling=self._sampling, wait=False)
+            self._send_rollouts(state.global_step)
         self._wait_for_the_guard(args, state, control)
 
     def on_train_end(
@@ -326,6 +339,31 @@ class GuardCallback(TrainerCallback):
         if self._guard is not None and self.stop is None and sample.step != self._last_step:
             self._last_step = sample.step
             self._guard.report(sample)
+
+    def _take_rollouts(self, step: int) -> None:
+        """Keep what the step has generated, for the checkpoint that may follow; of the first step, send it.
+
+        Whatever TRL makes of its lists in a later release, no training ends for it.
+        """
+        if self._guard is None or not self._metrics.generated:
+            return
+        first = self._rollouts is None
+        try:
+            self._rollouts = newest_rollouts(self._trainer)
+        except Exception as error:
+            self._rollouts = None
+            log.debug("the trainer's completions cannot be read", exc_info=error)
+        if first:
+            self._send_rollouts(step)
+        if self._rollouts is None and not self._told_no_rollouts:
+            self._told_no_rollouts = True
+            log.info("this trainer keeps no completions where they can be read: no rollouts are shown")
+
+    def _send_rollouts(self, step: int) -> None:
+        """Give the newest ones to the guard, once a step."""
+        if self._guard is not None and self._rollouts is not None and step != self._rollouts_step:
+            self._rollouts_step = step
+            self._guard.rollouts(step, self._rollouts)
 
     # -- stopping ------------------------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ class StepMetrics:
     """Values of the current step, gathered from the live lists of a TRL trainer."""
 
     figures: Figures = UNKNOWN
+    #: Whether the step that was taken last has generated.
+    generated: bool = False
     _values: dict[str, list[Any]] = field(default_factory=dict)
     # The list that was read, and how far. Holding the list itself tells a cleared one from a grown one.
     _read: dict[str, tuple[Any, int]] = field(default_factory=dict)
@@ -43,6 +45,7 @@ class StepMetrics:
         """The sample of the step that just ended, or None if its reward is unknown; starts the next step."""
         values = {name: mean_of(found) for name, found in self._values.items()}
         self._values = {}
+        self.generated = "reward" in values
         if self.figures.per_generation:
             self._generation |= values
             values = dict(self._generation)

@@ -11,7 +11,7 @@ from typing import Any
 
 from guard_core.ending import steps_after
 from guard_core.policy import Policy
-from guard_core.wire import Code, Verdict
+from guard_core.wire import Code, MomentRollouts, Verdict
 from guard_service.dashboard.page import Banner, frozen_page, text
 
 LAST_EVALUATIONS = 200
@@ -24,6 +24,7 @@ def page(
     policy: Policy | None,
     picture: str,
     best: Path | None,
+    rollouts: Sequence[MomentRollouts] = (),
 ) -> str:
     """The whole report, self-contained.
 
@@ -33,6 +34,7 @@ def page(
         policy: that of the run; None where no guard has started.
         picture: from `plot.draw`, for readers that run no script.
         best: directory of the last good checkpoint, if one was kept.
+        rollouts: as `GET /v1/rollouts` has them.
     """
     run = _card("The run", _pairs(_run_rows(facts, verdict, best)))
     if verdict is None or policy is None:
@@ -41,6 +43,7 @@ def page(
         "verdict": verdict.model_dump(mode="json"),
         "history": history,
         "policy": policy.model_dump(mode="json"),
+        "rollouts": [one.model_dump(mode="json") for one in rollouts],
     }
     evaluations = history["evaluations"]
     still = f'<div class="drawing">{picture}</div>' + _card("Held-out evaluations", _evaluations(evaluations))

@@ -13,12 +13,20 @@ from typing import Any, TypeVar
 
 from guard_core.judge import Latch
 from guard_core.policy import Policy
-from guard_core.wire import CheckpointReport, EndReport, StepReport, Verdict
+from guard_core.wire import (
+    CheckpointReport,
+    EndReport,
+    MomentRollouts,
+    RolloutsReport,
+    StepReport,
+    Verdict,
+)
 from guard_service.engine.allowance import MAX_BYTES, Allowance
 from guard_service.engine.evaluations import Evaluations
 from guard_service.engine.ingest import Ingest
 from guard_service.engine.ledger import Ledger, Resume
 from guard_service.engine.liveness import Liveness
+from guard_service.engine.rollouts import RolloutBook
 from guard_service.engine.scoring import ScoringWorker
 from guard_service.engine.verdicts import halted
 from guard_service.errors import GuardError, StoreError
@@ -87,6 +95,7 @@ class Engine:
             self._evaluations = Evaluations(
                 self._ledger, worker, self.metrics, best, on_fatal=self._tell_fatal
             )
+        self._rollouts = RolloutBook(state_dir)
         self._tasks: list[asyncio.Task[None]] = []
         self.metrics.observe(self)
 
@@ -103,6 +112,7 @@ class Engine:
         except StoreError as error:
             self._ledger.fail(error)
             await self._ledger.keep_closed()
+        await self._rollouts.load()
         self._tasks = [asyncio.create_task(self._ingest.write_steps()), asyncio.create_task(self._tick())]
         if self._evaluations is not None:
             self._tasks.append(asyncio.create_task(self._evaluations.run()))
@@ -118,6 +128,7 @@ class Engine:
             self._ingest.give_up()
             if self._worker is not None:
                 await self._worker.close()
+            await self._rollouts.save()
             await self._ledger.close()
 
     def _tell_latch(self) -> None:
@@ -127,13 +138,14 @@ class Engine:
         self.on_fatal(error)
 
     async def _tick(self) -> None:
-        """Once a second: try a broken store again, and judge the silence."""
+        """Once a second: try a broken store again, judge the silence, and keep new rollouts."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             if not self.store_works:
                 await self._try_again()
             else:
                 await self._judge_what_is_no_event()
+            await self._rollouts.save()
 
     async def _try_again(self) -> None:
         try:
@@ -250,6 +262,10 @@ class Engine:
         """
         await self._ingest.note_end(report)
 
+    def add_rollouts(self, report: RolloutsReport) -> None:
+        """Take rollouts, for people. They are no evidence: they are kept later, and may be lost."""
+        self._rollouts.add(report, self.verdict)
+
     async def adopt_latch(self, latch: Latch) -> None:
         """Close a latch that is known elsewhere. It is announced even if the store cannot keep it now."""
         await self._ledger.adopt_latch(latch)
@@ -282,6 +298,10 @@ class Engine:
             Problem: 503 if the store is unavailable.
         """
         return await self._read(Store.thinned_history, points)
+
+    def rollouts(self) -> tuple[MomentRollouts, ...]:
+        """Rollouts of the start, of the last good checkpoint, and of the latch or else the newest."""
+        return self._rollouts.side_by_side(self.verdict)
 
     async def recent_rounds(self, count: int) -> list[dict[str, Any]]:
         """The last evaluation rounds; see `Store.recent_rounds`.

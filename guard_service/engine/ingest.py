@@ -233,7 +233,7 @@ class Ingest:
     # -- the end -------------------------------------------------------------------------------------------
 
     async def note_end(self, report: EndReport) -> None:
-        """The trainer has finished; see `Engine.note_end`."""
+        """The trainer is over; see `Engine.note_end`."""
         newest = self._ledger.verdict.attempt
         if newest is None or report.attempt < newest:
             message = f"attempt {report.attempt} is not the newest that reported a step"
@@ -241,7 +241,7 @@ class Ingest:
         async with self._ledger.for_request() as store:
             await self._ledger.call(store.note_end, report)
             self._ledger.judge.fold_end(report)
-            self._liveness.ended = True
+            self._liveness.ended = self._liveness.ended or report.finished
             self._ledger.publish()
 
 

@@ -38,6 +38,19 @@ def train(guard: Guard, rounds: int, rise: float = 0.0, kl: float | None = 0.02)
         guard.evaluate(first + 4)
 
 
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\0 &amp; \x1b[31m"
+
+
+def write(guard: Guard, n: int, *completions: str) -> None:
+    """Report rollouts of a step, the first with the highest reward."""
+    rollouts = [
+        {"prompt": f"Say {n}. {HOSTILE}", "completion": text, "reward": 1.0 - 0.25 * i}
+        for i, text in enumerate(completions)
+    ]
+    body = {"attempt": 0, "step": n, "rollouts": rollouts}
+    guard.client.post("/v1/rollouts", json=body).raise_for_status()
+
+
 def fill_the_disk(guard: Guard) -> None:
     """From here on every write of the guard fails, and it has noticed."""
     resource.prlimit(guard.process.pid, resource.RLIMIT_FSIZE, (0, 0))
@@ -56,6 +69,8 @@ def healthy(start_shared: Start) -> Guard:
 def start_hacking(start: Start) -> Guard:
     """A run whose held-out score falls while its reward rises, until the guard fires."""
     guard = start(right=lambda n: max(4, 20 - n))
+    for n in range(-1, 30, 5):
+        write(guard, max(n, 0), f"written at {n}", HOSTILE, "x" * 2000, "")
     train(guard, 6, rise=0.08)
     assert guard.verdict()["fire"]
     return guard
@@ -265,6 +280,68 @@ class TestAFiredRun:
         fill_the_disk(fired)
         expect(page.locator("#conditions")).to_contain_text("store_unavailable")
         expect(page.locator("#verdict")).to_have_attribute("data-state", "fired")
+
+
+class TestWhatThePolicyWrites:
+    def test_is_side_by_side_at_the_start_the_last_good_checkpoint_and_the_fire(
+        self, fired: Guard, look: Look
+    ) -> None:
+        verdict = fired.verdict()
+        page = look(fired)
+        heads = page.locator("#rollouts h3")
+        expect(heads).to_have_count(3)
+        expect(heads.nth(0)).to_have_text("Startstep 0 of attempt 0")
+        expect(heads.nth(1)).to_have_text(
+            f"Last good checkpointstep {verdict['best_evaluation']['step']} of attempt 0"
+        )
+        expect(heads.nth(2)).to_have_text(f"At the firestep {verdict['latch_step']} of attempt 0")
+        columns = page.locator("#rollouts > section")
+        expect(columns.nth(2).locator(".completion").first).to_have_text(
+            f"written at {verdict['latch_step']}"
+        )
+        expect(columns.nth(2).locator(".paid").first).to_have_text("reward 1.000")
+        boxes = [column.bounding_box() for column in columns.all()]
+        assert len({box["y"] for box in boxes}) == 1 and len({box["x"] for box in boxes}) == 3
+
+    def test_is_one_below_the_other_on_a_phone(self, fired: Guard, look: Look) -> None:
+        page = look(fired, width=360)
+        columns = page.locator("#rollouts > section")
+        expect(columns).to_have_count(3)
+        page.locator("#rollouts summary").first.click()
+        boxes = [column.bounding_box() for column in columns.all()]
+        assert len({box["x"] for box in boxes}) == 1 and len({box["y"] for box in boxes}) == 3
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+    def test_is_text(self, fired: Guard, look: Look) -> None:
+        page = look(fired)
+        page.locator("#rollouts summary").first.click()
+        shown = page.locator("#rollouts .completion").nth(1)
+        assert shown.evaluate("node => node.textContent") == HOSTILE
+        assert shown.evaluate("node => node.children.length") == 0
+        expect(page.locator("#rollouts img, #rollouts script")).to_have_count(0)
+        expect(page.locator("#rollouts .completion", has_text="(nothing)")).to_have_count(3)
+
+    def test_follows_the_run_and_keeps_open_what_a_reader_opened(
+        self, start_guard: Start, look: Look
+    ) -> None:
+        guard = start_guard()
+        write(guard, 1, "first", "second")
+        guard.post([step(1, 0.5)])
+        page = look(guard)
+        expect(page.locator("#rollouts h3")).to_have_count(1)
+        page.locator("#rollouts summary").click()
+        guard.post([step(2, 0.5)])
+        expect(page.locator("#steps tbody tr")).to_have_count(2)
+        expect(page.locator("#rollouts details")).to_have_attribute("open", "")
+        write(guard, 3, "newer")
+        guard.post([step(3, 0.5)])
+        expect(page.locator("#rollouts h3")).to_have_count(2)
+        expect(page.locator("#rollouts h3").nth(1)).to_contain_text("Newest")
+
+    def test_has_no_card_where_nothing_was_reported(self, healthy: Guard, look: Look) -> None:
+        page = look(healthy)
+        expect(page.locator("#evaluations tbody tr")).to_have_count(4)
+        expect(page.locator("#rollouts-card")).to_be_hidden()
 
 
 class TestWhatIsNotKnownIsNotShownAsHealthy:

@@ -6,6 +6,7 @@ at a phone's width, in the dark and without scripts; what a run has written into
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from playwright.sync_api import Browser, Page, expect
 
 from guard_cli.run.plot import draw
 from guard_cli.run.report import page as report_page
+from guard_core.rollouts import side_by_side
 from guard_core.wire import Verdict
-from guard_service.store import export_history, stored_policy, thinned_history
+from guard_service.store import export_history, read_rollouts, stored_policy, thinned_history
 
 from .conftest import Guard
+from .test_dashboard import HOSTILE as WRITTEN
 from .test_dashboard import chart, start_hacking
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
@@ -26,7 +29,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 #: What both pages draw: figures, curves, conditions, detectors, evaluations, and the tables.
 DRAWN = """() => [...document.querySelectorAll(
-    "#figures, #charts .plot, #charts .legend, #conditions, #detectors, #checkpoints, .scroll table"
+    "#figures, #rollouts, #charts .plot, #charts .legend, #conditions, #detectors, #checkpoints, "
+    + ".scroll table"
 )].map((node) => node.innerHTML)"""
 
 
@@ -50,7 +54,9 @@ class Written:
         lines = list(export_history(guard.state))
         history, policy = thinned_history(guard.state, 2000), stored_policy(guard.state)
         self.path = directory / "report.html"
-        self.path.write_text(report_page(facts, history, verdict, policy, draw(lines, verdict), None))
+        rollouts = side_by_side(read_rollouts(guard.state), verdict)
+        picture = draw(lines, verdict)
+        self.path.write_text(report_page(facts, history, verdict, policy, picture, None, rollouts))
 
     @staticmethod
     def _dashboard(guard: Guard, browser: Browser) -> Any:
@@ -59,6 +65,7 @@ class Written:
             page.goto(guard.url)
             expect(page.locator("#evaluations tbody tr")).to_have_count(6)
             expect(page.locator("#policy tbody")).to_have_count(1)
+            expect(page.locator("#rollouts h3")).to_have_count(3)
             return page.evaluate(DRAWN)
 
 
@@ -115,6 +122,17 @@ def test_what_a_run_wrote_is_text(look: Callable[..., Page]) -> None:
     expect(page.locator("#run-name")).to_have_text(HOSTILE)
     expect(page.locator("code", has_text="train.py")).to_contain_text(HOSTILE)
     expect(page.locator("img")).to_have_count(1)  # the sign of RLGuard
+
+
+def test_what_the_policy_wrote_is_text(look: Callable[..., Page]) -> None:
+    page = look()
+    expect(page.locator("#rollouts h3")).to_have_text(
+        [re.compile(h) for h in ("Start", "Last good", "At the fire")]
+    )
+    page.locator("#rollouts summary").last.click()
+    shown = page.locator("#rollouts > section").last.locator(".completion").nth(1)
+    assert shown.evaluate("node => node.textContent") == WRITTEN
+    expect(page.locator("#rollouts img, #rollouts script")).to_have_count(0)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -11,6 +11,8 @@ import math
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,6 +91,40 @@ def test_the_end_tells_of_steps_whose_reward_could_not_be_reported(guard: Faulty
     assert steps_of(guard) == [1] and [(end.attempt, end.step, end.began) for end in guard.ends] == [
         (0, 3, 0)
     ]
+
+
+def test_steps_that_were_left_out_are_told_of_without_a_with(guard: FaultyGuard) -> None:
+    run = Guard(guard.url).open()
+    run.step(1, reward=0.1)
+    run.step(2, reward=math.nan)
+    run.close()
+    run.close()
+    assert [(end.step, end.began, end.finished) for end in guard.ends] == [(2, 0, False)]
+
+
+def test_a_process_that_ends_without_close_loses_no_report(guard: FaultyGuard) -> None:
+    script = (
+        "import math, sys; from rlguard import Guard\n"
+        f"run = Guard({guard.url!r}).open()\n"
+        "run.step(1, reward=0.1); run.step(2, reward=math.nan)\n"
+        "sys.exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert steps_of(guard) == [1]
+    assert [(end.step, end.finished) for end in guard.ends] == [(2, False)]
+
+
+@pytest.mark.parametrize(("code", "finished"), [(0, True), (None, True), (1, False), ("broken", False)])
+def test_sys_exit_0_is_an_end_like_any_other(guard: FaultyGuard, code: Any, finished: bool) -> None:
+    with pytest.raises(SystemExit):
+        loop(guard, 1, lambda run: (run.step(2, reward=math.nan), sys.exit(code)))
+    assert [(end.step, end.finished) for end in guard.ends] == [(2, finished)]
+
+
+def test_a_fire_is_raised_over_sys_exit_0(guard: FaultyGuard) -> None:
+    guard.verdict_after = lambda steps: FIRED if steps else HEALTHY
+    with pytest.raises(CollapseStopError):
+        loop(guard, 1, lambda _: sys.exit(0))
 
 
 def test_a_resumed_loop_says_where_it_began(guard: FaultyGuard, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ FAST = rule("detectors/fast.py", "test_dispersion.py")
 PARTS = rule("detectors/parts.py", "test_dispersion.py")
 CALIBRATED = rule("detectors/calibrated.py", "test_dispersion.py")
 RUN = rule("detectors/run.py", "test_judge.py")
+ROLLOUTS = rule("rollouts.py", "test_rollouts.py")
 EPROCESS = rule("detectors/eprocess.py", "test_dispersion.py")
 
 MUTANTS: list[Mutant] = [
@@ -172,6 +173,16 @@ MUTANTS: list[Mutant] = [
     (NOTICES, 'text.replace("&", "&amp;")', "text"),
     (NOTICES, "notice.sentence[:MOST_TEXT]}\\nMore", "notice.sentence}\\nMore"),
     (NOTICES, "(start + SHOWN_FOR)", "start"),
+    (ROLLOUTS, "ordered[-NEWEST:]", "ordered"),
+    (ROLLOUTS, "in shown | newest", "in newest"),
+    (
+        ROLLOUTS,
+        "by_step.setdefault(CheckpointKey.of(report), report)",
+        "by_step[CheckpointKey.of(report)] = report",
+    ),
+    (ROLLOUTS, "if verdict.fire else Moment.HALT", "if verdict.stop else Moment.HALT"),
+    (ROLLOUTS, "report.step <= key.step", "report.step < key.step"),
+    (ROLLOUTS, "if report.attempt == key.attempt", "if True"),
 ]
 
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard_core.wire import CheckpointResponse, EndResponse, StepsResponse, Verdict
+from guard_core.wire import CheckpointResponse, EndResponse, RolloutsResponse, StepsResponse, Verdict
 from guard_service.errors import ProblemDetails
 from guard_service.requests import MAX_BODY_BYTES
 
@@ -417,6 +418,8 @@ ROUTES = [
     ("POST", "/v1/checkpoints", 422, 403, 401),
     ("GET", "/v1/verdict", 200, 200, 401),
     ("GET", "/v1/history", 403, 200, 401),
+    ("POST", "/v1/rollouts", 422, 403, 401),
+    ("GET", "/v1/rollouts", 403, 200, 401),
     ("GET", "/metrics", 403, 200, 401),
     ("GET", "/healthz", 200, 200, 200),
     ("GET", "/readyz", 200, 200, 200),
@@ -467,3 +470,93 @@ def test_no_token_is_needed_on_loopback_with_the_flag(new_guard: Callable[..., A
         for path in ("/v1/verdict", "/v1/history", "/metrics"):
             assert client.get(path).status_code == 200
         Verdict.model_validate_json(client.get("/v1/verdict").content)
+
+
+# -- rollouts ----------------------------------------------------------------------------------------------
+
+
+def rollouts(step: int, *texts: str, attempt: int = 0) -> dict[str, Any]:
+    rows = [{"prompt": "6*7=", "completion": text, "reward": 0.5} for text in texts or ("42",)]
+    return {"attempt": attempt, "step": step, "rollouts": rows}
+
+
+def shown(guard: Any) -> list[tuple[list[str], int, int, list[str]]]:
+    rows = guard.get("/v1/rollouts").json()
+    return [(r["moments"], r["attempt"], r["step"], [x["completion"] for x in r["rollouts"]]) for r in rows]
+
+
+def test_rollouts_of_the_start_and_the_newest_are_shown(guard: Any, step: Step) -> None:
+    assert shown(guard) == []
+    answer = guard.post("/v1/rollouts", rollouts(1, "a", "b"))
+    RolloutsResponse.model_validate_json(answer.content)
+    for number in (5, 9):
+        assert guard.post("/v1/rollouts", rollouts(number)).status_code == 200
+    assert shown(guard) == [(["start"], 0, 1, ["a", "b"]), (["newest"], 0, 9, ["42"])]
+    # They are no report of the trainer: nothing of the verdict comes of them.
+    verdict = guard.get("/v1/verdict").json()
+    assert (verdict["steps"], verdict["code"]) == (0, "no_steps")
+
+
+def test_rollouts_are_there_after_a_restart_and_a_damaged_file_costs_them_alone(guard: Any) -> None:
+    guard.post("/v1/rollouts", rollouts(1, "<b>\u202e\0\x1f\x1e"))
+    before = shown(guard)
+    guard.end()
+    guard.start()
+    assert shown(guard) == before and before[0][3] == ["<b>\u202e\0\x1f\x1e"]
+    guard.end()
+    file = guard.state / "rollouts.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_bytes(file.read_bytes()[:-5])
+    guard.start()
+    assert shown(guard) == [] and "rollouts.json is not read" in guard.log
+    assert guard.post("/v1/rollouts", rollouts(1)).status_code == 200
+
+
+def test_rollouts_that_cannot_be_kept_are_shown_all_the_same(guard: Any) -> None:
+    (guard.state / "rollouts.new").mkdir()
+    assert guard.post("/v1/rollouts", rollouts(1)).status_code == 200
+    end = time.monotonic() + 10
+    while "rollouts cannot be kept" not in guard.log:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert len(shown(guard)) == 1 and guard.get("/v1/verdict").json()["code"] == "no_steps"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"[", 400),
+        (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"\\ud800","reward":1}]}', 400),
+        (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"","reward":NaN}]}', 422),
+        (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"","reward":1e999}]}', 422),
+        (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"","reward":null}]}', 422),
+        (b'{"attempt":0,"step":1,"rollouts":[{"prompt":1,"completion":"","reward":1}]}', 422),
+        (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"","reward":1,"answer":""}]}', 422),
+        (b'{"attempt":0,"step":1,"step":2,"rollouts":[{"prompt":"","completion":"","reward":1}]}', 422),
+        (b'{"attempt":0,"step":1,"rollouts":[]}', 422),
+        (b'{"attempt":-1,"step":1,"rollouts":[{"prompt":"","completion":"","reward":1}]}', 422),
+        (b'{"attempt":0,"step":1}', 422),
+        (b'{"attempt":0,"step":1,"rollouts":{"0":{}}}', 422),
+        (json.dumps(rollouts(1, "x" * 2001)).encode(), 422),
+        (json.dumps(rollouts(1, *"abcde")).encode(), 422),
+        (json.dumps(rollouts(1, "x" * (MAX_BODY_BYTES + 1))).encode(), 413),
+    ],
+)
+def test_rollouts_that_are_wrong_are_refused_with_a_sentence(guard: Any, body: bytes, status: int) -> None:
+    headers = {"Content-Type": "application/json"}
+    with guard.client() as client:
+        told = problem(client.post("/v1/rollouts", content=body, headers=headers), status)
+    assert len(told["detail"]) > 10
+    assert shown(guard) == []
+    # Nobody is judged by them, so a refusal is no condition of the run.
+    assert guard.get("/v1/verdict").json()["code"] == "no_steps"
+
+
+def test_a_flood_of_rollouts_fills_no_disk(guard: Any) -> None:
+    worst = "\x01" * 2000  # six bytes each in JSON
+    for number in range(120):
+        assert guard.post("/v1/rollouts", rollouts(number, *[worst] * 4)).status_code == 200
+    assert len(guard.get("/v1/rollouts").json()) == 2
+    guard.end()
+    assert (guard.state / "rollouts.json").stat().st_size < 4 << 20

@@ -46,6 +46,8 @@ OPERATIONS = [
     ("post", "/v1/steps"),
     ("post", "/v1/checkpoints"),
     ("post", "/v1/end"),
+    ("post", "/v1/rollouts"),
+    ("get", "/v1/rollouts"),
     ("get", "/v1/run"),
     ("get", "/v1/verdict"),
     ("get", "/v1/history"),

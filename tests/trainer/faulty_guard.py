@@ -16,6 +16,8 @@ from guard_core.wire import (
     EndReport,
     EndResponse,
     Level,
+    RolloutsReport,
+    RolloutsResponse,
     StepReport,
     StepsResponse,
     Verdict,
@@ -47,6 +49,7 @@ class FaultyGuard:
         self.steps: list[StepReport] = []
         self.checkpoints: list[CheckpointReport] = []
         self.ends: list[EndReport] = []
+        self.rollouts: list[RolloutsReport] = []
         self.requests: list[tuple[str, str]] = []
         self.headers: list[dict[str, str]] = []
         self.connections = 0
@@ -97,6 +100,9 @@ class FaultyGuard:
         elif handler.path == "/v1/end":
             self.ends.append(EndReport.model_validate(body))
             answer = EndResponse(verdict=self.verdict_after(len(self.steps)))
+        elif handler.path == "/v1/rollouts":
+            self.rollouts.append(RolloutsReport.model_validate(body))
+            answer = RolloutsResponse(verdict=self.verdict_after(len(self.steps)))
         else:
             answer = self.verdict_after(len(self.steps))
         reply(handler, 200, answer.model_dump_json())

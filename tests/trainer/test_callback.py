@@ -854,3 +854,87 @@ def test_an_optional_guard_that_the_environment_names_is_a_guard(train, guard: F
     with pytest.raises(CollapseStopError):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+# -- rollouts ----------------------------------------------------------------------------------------------
+
+
+def test_rollouts_of_the_first_step_and_of_each_checkpoint_are_sent(train, guard: FaultyGuard) -> None:
+    trainer = train(guard.url, max_steps=4, save_steps=2, gradient_accumulation_steps=2)
+    trainer.train()
+    assert [report.step for report in guard.rollouts] == [1, 2, 4]
+    kept = list(
+        zip(
+            trainer._logs["prompt"],
+            trainer._logs["completion"],
+            trainer._logs["rewards"]["digit_share"],
+            strict=True,
+        )
+    )
+    last = guard.rollouts[-1].rollouts
+    assert last and {(r.prompt, r.completion, r.reward) for r in last} <= set(kept)
+    assert last[0].reward == max(reward for _, _, reward in kept)
+
+
+def test_rewards_are_summed_as_trl_does(train, guard: FaultyGuard) -> None:
+    from tests.trainer.tiny import digit_share
+
+    def none(completions: list[str], **_: Any) -> list[None]:
+        return [None] * len(completions)
+
+    trainer = train(None, max_steps=2)
+    from trainer_image.callback import GuardCallback
+
+    trainer.reward_funcs = [digit_share, none, lambda completions, **_: [1.0] * len(completions)]
+    trainer.reward_func_names = ["digit_share", "none", "ones"]
+    trainer.reward_processing_classes = [None, None, None]
+    import torch
+
+    trainer.reward_weights = torch.tensor([2.0, 5.0, 0.5])
+    trainer.add_callback(GuardCallback(guard.url))
+    trainer.train()
+    for rollout in guard.rollouts[0].rollouts:
+        digits = sum(c.isdigit() for c in rollout.completion) / max(len(rollout.completion), 1)
+        assert rollout.reward == pytest.approx(2.0 * digits + 0.5)
+
+
+def test_prompts_of_the_trainers_own_evaluation_are_never_sent(train, guard: FaultyGuard) -> None:
+    from datasets import Dataset
+
+    # Of two steps that share a generation the second makes none, and an evaluation lies between.
+    trainer = train(guard.url, max_steps=4, save_steps=1, num_iterations=2)
+    trainer.eval_dataset = Dataset.from_list([{"prompt": "held out", "answer": "0"}] * 4)
+    trainer.args.eval_strategy, trainer.args.eval_steps = "steps", 1
+    trainer.args.per_device_eval_batch_size = 4
+    trainer.train()
+    assert "held out" in set(trainer._logs["prompt"])
+    assert [report.step for report in guard.rollouts] == [1, 2, 3, 4]
+    assert not any("held out" in r.prompt for report in guard.rollouts for r in report.rollouts)
+
+
+def test_a_setting_keeps_the_rollouts_in_the_trainer(train, guard: FaultyGuard) -> None:
+    train(guard.url, callback_kwargs={"rollouts": False}).train()
+    assert guard.steps and not guard.rollouts
+    assert from_env(RLGUARD_URL=guard.url, RLGUARD_ROLLOUTS="0")._settings.rollouts is False
+
+
+@pytest.mark.parametrize("logs", [None, {"prompt": []}, {"prompt": 1, "completion": 2, "rewards": 3}])
+def test_a_trainer_whose_completions_cannot_be_read_sends_none_and_says_so_once(
+    train, guard: FaultyGuard, caplog, logs: Any
+) -> None:
+    caplog.set_level(logging.INFO)
+    trainer = train(guard.url, max_steps=3, save_steps=1)
+
+    original = trainer._generate_and_score_completions
+
+    def generate(inputs: Any) -> Any:
+        trainer._logs = trainer_logs
+        output = original(inputs)
+        trainer._logs = logs
+        return output
+
+    trainer_logs = trainer._logs
+    trainer._generate_and_score_completions = generate
+    trainer.train()
+    assert len(guard.steps) == 3 and guard.rollouts == []
+    assert caplog.text.count("no rollouts are shown") == 1

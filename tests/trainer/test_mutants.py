@@ -25,6 +25,7 @@ GUARD, CLIENT = "guard_client/guard.py", "client/test_guard.py"
 SAMPLES, STOPPING, MEASURED = "guard_client/samples.py", "guard_client/stopping.py", "trainer/test_metrics.py"
 OUTLOOK = "trainer_image/outlook.py"
 EXPERIMENT, LOGGED = "trainer_image/experiment.py", "trainer/test_experiment.py"
+ROLLOUTS, ROLLED = "guard_client/rollouts.py", "client/test_rollouts.py"
 METRICS, LOSSES = "trainer_image/metrics.py", "trainer_image/losses.py"
 ROOMS = ("trainer_image", "guard_client")
 
@@ -37,6 +38,15 @@ ENVIRONMENT = {
 
 #: Source, what stands there, what the mutant has instead, and the tests (file, -k expression) that must fail.
 MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
+    # Rollouts.
+    (CALLBACK, " or not self._metrics.generated:", ":", (CALLED, "never_sent")),
+    (METRICS, '= "reward" in values', "= True", (CALLED, "never_sent")),
+    (REPORTER, "deque(maxlen=ROLLOUTS_LIMIT)", "deque()", (ROLLED, "too_many")),
+    (REPORTER, "if UNKNOWN not in self._rollouts_told:", "if True:", (ROLLED, "older_release")),
+    (REPORTER, "not self._in_flight and self._rollouts:", "self._rollouts:", (ROLLED, "after_the_steps")),
+    (GUARD, "not self._settings.rollouts or not", "not", (ROLLED, "switches_them_off")),
+    (ROLLOUTS, "    if len(text) <= limit:\n", "    if True:\n", (ROLLED, "keeps_both_ends")),
+    (ROLLOUTS, "and abs(r) <= LARGEST", "", (ROLLED, "finite")),
     # What lies ahead.
     (CALLBACK, "            self._say_what_is_ahead(args, state)\n", "", (CALLED, "how_many_evaluations")),
     (CALLBACK, 'INFO if enough else logging.WARNING, "held', 'INFO, "held', (CALLED, "how_many_evaluations")),

@@ -98,6 +98,7 @@ async function askForHistory() {
     showCharts(history);
     showTables(history);
     drawn = version;
+    get("v1/rollouts").then(showRollouts, () => {}); // the page says everything else without them
   } catch (error) {
     if (error.needsToken) askForToken();
     else showHistoryError(error);
@@ -446,6 +447,38 @@ function fill(table, rows, columns) {
   table.append(make("thead", head), make("tbody", ...body));
 }
 
+// -- the rollouts ---------------------------------------------------------------------------------------------
+
+const MOMENTS = { start: "Start", last_good: "Last good checkpoint", fire: "At the fire", halt: "At the halt", newest: "Newest" };
+let rolloutsShown = "[]";
+
+/** The start, the last good checkpoint, and the fire or what is newest. What a policy wrote is text, whatever it says. */
+function showRollouts(columns) {
+  const now = JSON.stringify(columns);
+  if (now === rolloutsShown) return; // what a reader has opened stays open
+  rolloutsShown = now;
+  $("rollouts-card").hidden = columns.length === 0;
+  $("rollouts").replaceChildren(...columns.map(({ moments, attempt, step, rollouts }) => {
+    const head = make("h3", moments.map((moment) => MOMENTS[moment] ?? moment).join(", "), make("span", place(attempt, step)));
+    const [best, ...others] = rollouts.map(rollout);
+    const more = make("details", make("summary", `${others.length} more`), ...others);
+    return make("section", head, best, ...(others.length ? [more] : []));
+  }));
+}
+
+function rollout({ prompt, completion, reward }) {
+  const written = (name, text) => {
+    const node = make("pre", text);
+    Object.assign(node, { className: name, tabIndex: 0 });
+    node.setAttribute("role", "region");
+    node.setAttribute("aria-label", name);
+    return node;
+  };
+  const paid = make("p", `reward ${short(reward)}`);
+  paid.className = "paid";
+  return make("article", paid, written("prompt", prompt), written("completion", completion || "(nothing)"));
+}
+
 // -- small things ---------------------------------------------------------------------------------------------
 
 function make(name, ...children) {
@@ -471,6 +504,7 @@ if (frozen) {
   showNumbers();
   showCharts(frozen.history);
   showTables(frozen.history);
+  showRollouts(frozen.rollouts);
   showPolicy(frozen.policy);
 } else {
   takeTokenFromLink();

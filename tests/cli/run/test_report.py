@@ -5,6 +5,7 @@ How it looks, and that its script runs, is in `tests/browser/test_report.py`.
 
 import base64
 import hashlib
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +17,16 @@ from guard_cli import colours
 from guard_cli.run.plot import draw
 from guard_cli.run.report import page
 from guard_core.policy import Policy
-from guard_core.wire import Code, DetectorReading, EvaluationSummary, Level, Verdict
+from guard_core.wire import (
+    Code,
+    DetectorReading,
+    EvaluationSummary,
+    Level,
+    Moment,
+    MomentRollouts,
+    Rollout,
+    Verdict,
+)
 from guard_service.dashboard.page import asset
 
 FACTS = {
@@ -151,7 +161,9 @@ def test_rounds_after_the_fire_are_not_taken_for_it():
     assert 'At the fire</th><th scope="col">At the end' in text
     assert rows["*Hacking Gap (ceiling 0.125)"] == ["0.0625", "0.0625", "0.0625", "0.3125"]
     between = report(verdict=VERDICT.model_copy(update={"latch_step": 3}))
-    assert "At the fire" not in between and "At the end" in between, "it fired at a step, and at no round"
+    assert '"col">At the fire' not in between and "At the end" in between, (
+        "it fired at a step, and at no round"
+    )
 
 
 def test_a_detector_is_shown_against_its_threshold():
@@ -231,3 +243,22 @@ def test_no_picture_has_colours_of_its_own():
         "colours.py",
         "replay/plot.py",  # shades of the limit's red, from the first fire to the last
     }
+
+
+def test_what_a_policy_wrote_ends_no_element_and_is_left_out_where_nothing_was_reported() -> None:
+    hostile = "</script><script>alert(1)</script>\u202e\0"
+    rollouts = [
+        MomentRollouts(
+            moments=(Moment.START, Moment.FIRE),
+            attempt=0,
+            step=4,
+            rollouts=(Rollout(prompt=hostile, completion=hostile, reward=1.0),),
+        )
+    ]
+    html = page(FACTS, HISTORY, VERDICT, Policy(), draw(LINES, VERDICT), None, rollouts)
+    assert "<script>alert" not in html and html.count("</script>") == report().count("</script>")
+    (frozen,) = re.findall(r'<script type="application/json" id="frozen">(.*?)</script>', html)
+    (shown,) = json.loads(frozen)["rollouts"]
+    assert shown["moments"] == ["start", "fire"] and shown["rollouts"][0]["completion"] == hostile
+    (frozen,) = re.findall(r'<script type="application/json" id="frozen">(.*?)</script>', report())
+    assert json.loads(frozen)["rollouts"] == []
