@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from guard_cli import guard_settings as options
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 #: Two passes that agree under greedy decoding are enough: all further ones would be the same.
 GREEDY_PASSES = 2
 
-EPILOG = (
-    "Examples:  rlguard baseline ./start-model --heldout heldout.jsonl --passes 16 --temperature 1   |   "
-    "rlguard calibrate baseline.jsonl --out policy.yaml"
+EPILOG = epilog(
+    "rlguard baseline ./start-model --heldout heldout.jsonl --passes 16 --temperature 1",
+    "rlguard calibrate baseline.jsonl --out policy.yaml",
 )
 
 app = typer.Typer(add_completion=False)
@@ -141,7 +142,7 @@ def conclusion(
     lines = [f"{len(results)} passes of {items} items, score {score:.3f}: written to {out}"]
     if greedy and len(results) < wanted:
         lines.append(
-            f"The passes are the same (temperature 0), so {wanted - len(results)} more would tell nothing. "
+            f"The passes are the same (temperature 0), so {wanted - len(results)} more would add nothing. "
             "With a temperature above 0 they would show how much an evaluation moves by itself."
         )
     if said := uninformative(score):

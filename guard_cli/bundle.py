@@ -16,10 +16,11 @@ from typing import Annotated
 
 import typer
 
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.stored import read_store, state_dir_of
 
-EPILOG = "Example:  rlguard bundle rlguard-runs/20260102-030405 --out bundle.tar.gz"
+EPILOG = epilog("rlguard bundle rlguard-runs/20260102-030405 --out bundle.tar.gz")
 #: Bytes kept of the end of each log.
 LOG_BYTES = 1 << 20
 #: Nothing but these files is taken; the history and the worker's log may hold what belongs to an item.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from guard_cli.epilog import epilog
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -26,14 +28,15 @@ COMMANDS: Mapping[str, Command] = {
     "check": Command("guard_cli.check.command", "What would be refused, before a run starts."),
     "baseline": Command("guard_cli.baseline", "What the starting policy scores, before a run."),
     "calibrate": Command("guard_cli.calibrate.command", "Thresholds for a false-stop rate of your choice."),
-    "status": Command("guard_cli.status", "How a run is: on a cluster, at an address, in a folder."),
+    "status": Command("guard_cli.status", "How a run is doing: on a cluster, at an address, in a folder."),
     "inspect": Command("guard_cli.inspect", "What a guard's store holds, also while it runs."),
     "bundle": Command("guard_cli.bundle", "One file for whoever helps: no held-out item, no token."),
     "replay": Command("guard_cli.replay.command", "When each detector would have stopped a past run."),
 }
 
 HELP = "RLGuard stops reinforcement-learning post-training when the policy starts to hack its reward."
-EPILOG = (
-    "Examples:  rlguard demo   |   "
-    "rlguard run --heldout heldout.jsonl --policy policy.yaml -- python train.py   |   rlguard COMMAND --help"
+EPILOG = epilog(
+    "rlguard demo",
+    "rlguard run --heldout heldout.jsonl --policy policy.yaml -- python train.py",
+    note="`rlguard COMMAND --help` explains one command.",
 )

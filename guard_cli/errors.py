@@ -27,9 +27,9 @@ _MEANINGS = {
     ExitCode.FINISHED: "the trainer finished; every checkpoint was judged, and the last verdict is healthy",
     ExitCode.USAGE: "wrong arguments or files; nothing was started",
     ExitCode.FIRED: "a fire: a rule of the policy found what the last line says (also after the last step)",
-    ExitCode.HALTED: "a halt: no rule fired, but an action is `stop`: of silent, stale, "
-    "evaluation_failing or refused",
-    ExitCode.NOT_JUDGED: "not judged: the guard was lost, or the trainer finished and something of the run "
+    ExitCode.HALTED: "a halt: no rule fired, but the policy's action for silent, stale, "
+    "evaluation_failing or refused is `stop`",
+    ExitCode.NOT_JUDGED: "not judged: the guard was lost, or the trainer finished and part of the run "
     "was not judged or not found healthy",
 }
 

@@ -72,7 +72,7 @@ ScorerOption = Annotated[
 ProxyScorerOption = Annotated[
     str | None,
     typer.Option(
-        "--proxy-scorer", help="The grader of the training, named as a scorer: is it paid for wrong answers?"
+        "--proxy-scorer", help="The training grader, named as a scorer: does it pay for wrong answers?"
     ),
 ]
 MaxNewTokensOption = Annotated[

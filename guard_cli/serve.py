@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from guard_cli import guard_settings as options
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.links import dashboard_link, export_lines
 
 if TYPE_CHECKING:
     from guard_service.settings import GuardSettings
 
-EPILOG = (
-    "Example:  rlguard serve --state-dir state --checkpoints /mnt/checkpoints --heldout heldout.jsonl "
-    "--policy policy.yaml --port 8470   |   It prints the two `export` lines that the trainer's shell needs."
+EPILOG = epilog(
+    "rlguard serve --state-dir state --checkpoints /mnt/checkpoints --heldout heldout.jsonl "
+    "--policy policy.yaml --port 8470",
+    note="It prints the two `export` lines that the trainer's shell needs.",
 )
 
 app = typer.Typer(add_completion=False)
@@ -35,8 +37,12 @@ def serve(
     checkpoints: options.CheckpointsOption = None,
     heldout: options.HeldoutOption = None,
     policy: options.PolicyOption = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option("--port", help="TCP port; 8470, or 0 for a free one.")] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1 without it.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="TCP port; 8470 without it, 0 for a free one.")
+    ] = None,
     ingest_token_file: Annotated[
         Path | None,
         typer.Option(

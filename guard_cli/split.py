@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 
 if TYPE_CHECKING:
@@ -39,14 +40,17 @@ Jaccard = Annotated[
     ),
 ]
 ExactOnly = Annotated[
-    bool, typer.Option("--exact-only", help="Near-duplicates may part; the same prompt never may.")
+    bool,
+    typer.Option("--exact-only", help="Near-duplicates may be on both sides; the same prompt never may."),
 ]
 
 
 @app.command(
-    epilog="Examples:  rlguard split check --train train.jsonl --heldout heldout.jsonl   |   "
-    "rlguard split check --train train.jsonl --heldout heldout.jsonl --drop disjoint.jsonl   |   "
-    "Exit codes: 0 disjoint, or dropped; 1 not disjoint; 2 a file cannot be used."
+    epilog=epilog(
+        "rlguard split check --train train.jsonl --heldout heldout.jsonl",
+        "rlguard split check --train train.jsonl --heldout heldout.jsonl --drop disjoint.jsonl",
+        note="Exit codes: 0 disjoint, or dropped; 1 not disjoint; 2 a file cannot be used.",
+    )
 )
 def check(
     train: Annotated[Path, typer.Option("--train", help="Training prompts, JSONL with prompt.")],
@@ -86,9 +90,10 @@ def check(
 
 
 @app.command(
-    epilog="Examples:  "
-    "rlguard split make data.jsonl --train train.jsonl --heldout held.jsonl --fraction 0.05   |   "
-    "rlguard split make gsm8k.jsonl --train train.jsonl --heldout held.jsonl --prompt-column question"
+    epilog=epilog(
+        "rlguard split make data.jsonl --train train.jsonl --heldout held.jsonl --fraction 0.05",
+        "rlguard split make gsm8k.jsonl --train train.jsonl --heldout held.jsonl --prompt-column question",
+    )
 )
 def make(
     source: Annotated[Path, typer.Argument(metavar="DATA", help="JSONL with prompt and answer.")],

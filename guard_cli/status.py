@@ -10,14 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.stored import read_store, state_dir_of
 from guard_core.extras import missing_extra
 
-EPILOG = (
-    "Examples:  rlguard status   |   rlguard status my-job -n training   |   "
-    "rlguard status --url http://127.0.0.1:8470 --token-file state/read.token   |   "
-    "rlguard status rlguard-runs/demo"
+EPILOG = epilog(
+    "rlguard status",
+    "rlguard status my-job -n training",
+    "rlguard status --url http://127.0.0.1:8470 --token-file state/read.token",
+    "rlguard status rlguard-runs/demo",
 )
 REQUEST_SECONDS = 10.0
 UNREACHABLE = 1  # exit code
@@ -36,14 +38,16 @@ def status(
     namespace: Annotated[
         str | None, typer.Option("--namespace", "-n", help="Namespace; that of the kubeconfig without it.")
     ] = None,
-    kubeconfig: Annotated[Path | None, typer.Option("--kubeconfig", help="Another than kubectl's.")] = None,
+    kubeconfig: Annotated[
+        Path | None, typer.Option("--kubeconfig", help="A file other than kubectl's.")
+    ] = None,
     url: Annotated[str | None, typer.Option("--url", help="Ask the guard at this address.")] = None,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="File with its read token; else RLGUARD_READ_TOKEN.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say how a run is: level, reason, step, scores, and what became of its checkpoints.
+    """Say how a run is doing: level, reason, step, scores, and what became of its checkpoints.
 
     A name is a job on the cluster of the current kubeconfig; an existing folder is a local run.
     """

@@ -94,7 +94,7 @@ class VerdictView(_Lenient):
 
     @property
     def failure_words(self) -> str:
-        """What the newest evaluation failed of, for a log; the kind of a newer guard by its name."""
+        """Why the newest evaluation failed, for a log; the kind of a newer guard by its name."""
         if self.failure is None:
             return "the guard's log says why"
         known = self.failure in list(FailureKind)

@@ -349,7 +349,7 @@ _MEANINGS = {
     Code.KL_NOT_FINITE: "The trainer's KL to the reference is infinite or not a number.",
     Code.REFERENCE_NOT_START: "KL did not start near 0: the reference is not the starting policy.",
     Code.SAMPLING_UNKNOWN: "The trainer does not say how it samples, and neither do the settings.",
-    Code.SAMPLING_CHANGED: "The trainer samples in another way than at the start; evaluations do not.",
+    Code.SAMPLING_CHANGED: "The trainer no longer samples as it did at the start; evaluations still do.",
     Code.STORE_UNAVAILABLE: "The guard's store cannot be read or written.",
     Code.OK: "Nothing speaks against the run.",
 }
@@ -498,7 +498,7 @@ class Verdict(Wire):
         description="Beside these, refused when they were announced, and not taken later.",
     )
     failure: Annotated[FailureKind, Field(strict=False)] | None = Field(
-        None, description="What the newest evaluation failed of; null if it did not fail."
+        None, description="Why the newest evaluation failed; null if it did not."
     )
     waiting: int = Field(
         0, description="Evaluations that are yet to be made: the other checkpoints, and a wanted pass."
@@ -554,7 +554,7 @@ class StepsResponse(Wire):
 
 
 class EndResponse(Wire):
-    """Acknowledgement of `POST /v1/end`. The step is on disk; that training has ended is only told on."""
+    """Acknowledgement of `POST /v1/end`. The step is on disk; that training has ended is only passed on."""
 
     verdict: Verdict
 

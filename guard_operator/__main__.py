@@ -83,18 +83,18 @@ def parser() -> argparse.ArgumentParser:
         help="address of /healthz, /readyz, /metrics and /debug/state (default ::, all of IPv6 and IPv4)",
     )
     add("--port", type=int, default=8080, help="their port; 0 takes a free one (default 8080)")
-    add("--page-token-file", type=Path, help="serve a page of all jobs to who has the token in this file")
+    add("--page-token-file", type=Path, help="serve a page of all jobs to whoever has the token in this file")
     add("--page-port", type=int, default=8082, help="port of that page; 0 takes a free one (default 8082)")
     add(
         "--notify-dir",
         type=Path,
-        help="tell the webhooks whose URLs are in this directory, in files named slack and alertmanager",
+        help="notify the webhooks whose URLs are in this directory, in files named slack and alertmanager",
     )
     add(
         "--notify-on",
         action="append",
         choices=[event.value for event in Event],
-        help="tell of this event; may be repeated; default: all",
+        help="send notices of this event; may be repeated; default: all",
     )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     add(

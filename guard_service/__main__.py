@@ -5,7 +5,7 @@ acknowledgement under way has been sent.
 
 Exit codes:
     0  a signal ended it
-    1  it failed: the last line of its log says at what
+    1  it failed: the last line of its log says why
     2  it refused to start: a missing package, a wrong setting, a changed run, or an unfit held-out split
 """
 

@@ -230,7 +230,7 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
         )
 
     async def post_end(request: Request) -> Response:
-        """Say that the training loop has finished by itself: the job's status then tells how the run ended.
+        """Say that the training loop has finished by itself: the job's status then says how the run ended.
 
         A report of the trainer that comes later takes that back, but not the `step`: steps up to there which
         nobody reported or judged count as steps after the last judged checkpoint.
@@ -311,7 +311,8 @@ def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens, name: str) -> Non
         """The verdict now. Takes the ingest token or the read token.
 
         With the ingest token, and in the responses to a POST, it is what a trainer may know: no `detectors`,
-        no `truncated` and no `proxy_score`; of what an evaluation found or failed of, the code's meaning.
+        no `truncated` and no `proxy_score`; of what an evaluation found, or why it failed, the code's
+        meaning.
         """
         if tokens.admit(_authorization(request), Role.READ):
             return Response(engine.verdict.model_dump_json(), media_type=JSON)

@@ -110,7 +110,7 @@ class Crds(ValuesSection):
     install: bool = Field(True, description="Install and upgrade the CRD with the release.")
     keep: bool = Field(
         True,
-        description="Leave the CRD behind on uninstall. Without it every GuardedTrainingJob goes with it.",
+        description="Leave the CRD behind on uninstall. If false, every GuardedTrainingJob goes with it.",
     )
 
 
@@ -175,7 +175,7 @@ class PrometheusRule(ValuesSection):
     enabled: bool | Literal["auto"] = Field(False, description=NEEDS_CRDS)
     labels: StringMap = Field(default_factory=dict, description="Labels by which Prometheus selects it.")
     evaluation_age_seconds: int = Field(
-        7200, ge=60, description="Age of a running job's last held-out evaluation that alerts."
+        7200, ge=60, description="Alert when a running job's last held-out evaluation is this old, seconds."
     )
     runbooks: str = Field(
         "docs/troubleshooting.md",
@@ -183,11 +183,14 @@ class PrometheusRule(ValuesSection):
         description="Where each alert's `runbook_url` leads, which adds its section: the page "
         "`troubleshooting.html` of the site that `make site` builds, wherever you serve it.",
     )
-    teardown_seconds: int = Field(60, ge=1, description="Seconds from fire to last pod gone that alert.")
+    teardown_seconds: int = Field(
+        60, ge=1, description="Alert when a run that must stop has not stopped after this long, seconds."
+    )
     waiting_seconds: int = Field(
         900,
         ge=60,
-        description="Seconds for which a run cannot start that alert; nodes with GPUs may take long to come.",
+        description="Alert when a run has not been able to start for this long, seconds; GPU nodes may take "
+        "a while to come.",
     )
 
 
@@ -219,22 +222,22 @@ class Page(ValuesSection):
     existing_secret: str = Field(
         "",
         description="Secret in the release's namespace with the page's token under the key `token`. If "
-        "empty, the chart makes one and keeps it over upgrades; what renders without a cluster (`helm "
+        "empty, the chart makes one and keeps it across upgrades; what renders without a cluster (`helm "
         "template`, Argo CD) makes a new token each time, so name one there.",
     )
 
 
 class NotificationValues(ValuesSection):
-    """Webhooks that are told of runs."""
+    """Webhooks that are notified of runs."""
 
     existing_secret: str = Field(
         "",
         description="Secret in the release's namespace with the URL of a webhook under each of the keys that "
         "it has: `slack`, an incoming webhook; `alertmanager`, all of it up to /api/v2/alerts. Empty: nobody "
-        "is told.",
+        "is notified.",
     )
     on: list[Literal["fired", "halted", "stopped"]] = Field(
-        ["fired", "halted", "stopped"], min_length=1, description="What is told."
+        ["fired", "halted", "stopped"], min_length=1, description="What is sent."
     )
 
 
@@ -372,12 +375,12 @@ class Values(ValuesSection):
     )
     common_labels: StringMap = Field(
         default_factory=dict,
-        description="Labels of every object of the chart; its own labels go before them.",
+        description="Labels of every object of the chart; its own labels take precedence.",
         examples=[{"team": "platform"}],
     )
     common_annotations: StringMap = Field(
         default_factory=dict,
-        description="Annotations of every object of the chart; its own go before them.",
+        description="Annotations of every object of the chart; its own take precedence.",
         examples=[{"owner": "platform"}],
     )
     extra_args: list[str] = Field(
@@ -404,7 +407,7 @@ class Values(ValuesSection):
     )
     notifications: NotificationValues = section(
         NotificationValues,
-        "Webhooks that are told when a run fires, halts or is stopped: docs/operator.md.",
+        "Webhooks that are notified when a run fires, halts or is stopped: docs/operator.md.",
     )
     network_policy: NetworkPolicy = section(
         NetworkPolicy, "What may talk to the operator, and to whom it may talk."
@@ -428,7 +431,7 @@ class CrdValues(ValuesSection):
 
     keep: bool = Field(
         True,
-        description="Leave the CRD behind on uninstall. Without it every GuardedTrainingJob goes with it.",
+        description="Leave the CRD behind on uninstall. If false, every GuardedTrainingJob goes with it.",
     )
     labels: StringMap = Field(default_factory=dict, description="Further labels of the CRD.")
     annotations: StringMap = Field(default_factory=dict, description="Further annotations of the CRD.")

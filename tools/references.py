@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import typer
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
@@ -208,7 +211,7 @@ def frameworks() -> Iterator[str]:
     yield "as long as their headers say are not complete, whatever a marker says."
     yield ""
     yield from _table(
-        ("`--format`", "Folder", "Complete when", "So that there are weights that can be scored"),
+        ("`--format`", "Folder", "Complete when", "To get weights that can be scored"),
         [(f"`{f.key}`", *_layout(f.layout)) for f in known],
     )
     yield "## How each is tested"
@@ -243,7 +246,7 @@ def command_line() -> Iterator[str]:
     """The commands and the exit codes."""
     yield "# Command line"
     yield ""
-    yield "`rlguard COMMAND --help` shows the options of a command, with an example."
+    yield "`rlguard COMMAND --help` shows the options of a command."
     yield ""
     yield from _table(
         ("Command", "What it does"),
@@ -253,6 +256,24 @@ def command_line() -> Iterator[str]:
     yield ""
     yield from _table(("Code", "Name", "Meaning"), list(_exit_codes_of_a_run()))
     yield "[Problems and exit codes](problems.md) has those of the other commands."
+    yield ""
+    yield "## Examples"
+    for name, command in COMMANDS.items():
+        yield ""
+        yield f"### `rlguard {name}`"
+        yield ""
+        yield "<!-- not run: example -->"
+        yield ""
+        yield "```sh"
+        yield from _examples(import_module(command.module).app)
+        yield "```"
+
+
+def _examples(app: typer.Typer) -> Iterator[str]:
+    """The examples in the help texts of an application, as `guard_cli.epilog` lays them out."""
+    for registered in app.registered_commands:
+        examples = (registered.epilog or "").partition("\b\n")[2].partition("\n\n")[0]
+        yield textwrap.dedent(examples)
 
 
 def _exit_codes_of_a_run() -> Iterator[tuple[str, str, str]]:
@@ -268,8 +289,8 @@ def problems() -> Iterator[str]:
     yield ""
     yield "## Problems of the guard's API"
     yield ""
-    yield f"What is not a success is `{MEDIA_TYPE}` (RFC 9457). `type` is one of these and does not change"
-    yield "between releases; `detail` says what was wrong this time, `errors` which fields."
+    yield f"Every response that is not a success is `{MEDIA_TYPE}` (RFC 9457). `type` is one of these and"
+    yield "does not change between releases; `detail` says what was wrong this time, `errors` which fields."
     yield ""
     yield from _table(
         ("Type", "Status", "Means", "What to do"),
@@ -278,12 +299,12 @@ def problems() -> Iterator[str]:
     yield "## Exit codes of `rlguard run` and `rlguard demo`"
     yield ""
     yield from _table(("Code", "Name", "Meaning"), list(_exit_codes_of_a_run()))
-    yield "`rlguard demo` turns two of them round: 0 if the guard did what it should (a fire on the grader"
-    yield "with the hole, none with `--benign`), 1 if it did not."
+    yield "`rlguard demo` uses two of them in its own way: 0 if the guard did what it should (a fire on the"
+    yield "grader with the hole, none with `--benign`), 1 if it did not."
     yield ""
     yield "## Exit codes of the other commands"
     yield ""
-    yield "2 for wrong arguments, files or settings, with one line that says which. Beside that:"
+    yield "2 for wrong arguments, files or settings, with one line that says which. Besides that:"
     yield ""
     yield from _table(("Command", "Code", "Meaning"), _EXIT_CODES_OF_COMMANDS)
     for module, title, command in _PROCESSES:
@@ -363,7 +384,10 @@ def _flag_default(action: argparse.Action) -> str:
 
 
 def _choices(action: argparse.Action) -> str:
-    return "" if action.choices is None else "one of " + ", ".join(f"`{choice}`" for choice in action.choices)
+    if action.choices is None:
+        return ""
+    listed = ", ".join(f"`{choice}`" for choice in action.choices)
+    return f"; one of {listed}" if action.help else f"one of {listed}"
 
 
 def trainer_config() -> Iterator[str]:

@@ -352,7 +352,7 @@ class GuardedGRPOTrainer(GRPOTrainer):
             return
         saved = self.state.stateful_callbacks.get(_STATE_KEY)
         if saved is None:
-            log.warning("the checkpoint has no state of the kill switch: it begins anew, with no memory")
+            log.warning("the checkpoint has no state of the kill switch: it begins again, with no memory")
             return
         if saved.get("version") != _STATE_VERSION:
             raise ValueError(

@@ -55,8 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m rlguard.train",
         description="GRPO with TRL from a configuration file, guarded if RLGUARD_URL is set.",
-        epilog="Exit codes: 0 finished, 2 wrong configuration, 3 the guard fired, 4 the guard halted the "
-        "run, 5 no guard responded. Example: python -m rlguard.train --config grpo.yaml",
+        epilog="Example:\n\n    python -m rlguard.train --config grpo.yaml\n\n"
+        "Exit codes: 0 finished, 2 wrong configuration, 3 the guard fired,\n"
+        "4 the guard halted the run, 5 no guard responded.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--config", type=Path, required=True, help="YAML file; trainer_image/config.py lists its keys"

@@ -10,12 +10,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 
-EPILOG = (
-    "Examples:  rlguard calibrate baseline.jsonl --false-stops 0.05 --horizon 100 --out policy.yaml   |   "
-    "rlguard calibrate rlguard-runs/first --plot delays.png   |   "
-    "rlguard calibrate --from-runs good-runs/ --out policy.yaml"
+EPILOG = epilog(
+    "rlguard calibrate baseline.jsonl --false-stops 0.05 --horizon 100 --out policy.yaml",
+    "rlguard calibrate rlguard-runs/first --plot delays.png",
+    "rlguard calibrate --from-runs good-runs/ --out policy.yaml",
 )
 
 #: Suffixes of `--plot`.

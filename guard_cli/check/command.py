@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from guard_cli import guard_settings as options
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 
 if TYPE_CHECKING:
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 WOULD_BE_REFUSED = 2
 STYLES = {"ok": "green", "warn": "yellow", "refuse": "bold red", "not checked": "dim"}
 
-EPILOG = (
-    "Examples:  rlguard check --heldout heldout.jsonl --train-prompts train.jsonl --checkpoints out "
-    "--save-steps 50 --max-steps 1000 --beta 0.001   |   "
+EPILOG = epilog(
+    "rlguard check --heldout heldout.jsonl --train-prompts train.jsonl --checkpoints out --save-steps 50 "
+    "--max-steps 1000 --beta 0.001",
     "rlguard check --heldout heldout.jsonl --policy policy.yaml --model ./start-model --time "
-    "--step-seconds 8 --save-steps 50 --max-steps 1000 --save-total-limit 3   |   "
-    "Exit codes: 0 nothing would be refused; 2 something would be, or a file cannot be used."
+    "--step-seconds 8 --save-steps 50 --max-steps 1000 --save-total-limit 3",
+    note="Exit codes: 0 nothing would be refused; 2 something would be, or a file cannot be used.",
 )
 
 app = typer.Typer(add_completion=False)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from guard_cli.demo.tasks import TASKS, Exercise, Task, load_task, split_problems
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode
 
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ ENVIRONMENT = {
     "RLGUARD_MAX_LAG": "2",
 }
 
-EPILOG = (
-    "Examples:  rlguard demo   |   rlguard demo --benign --seed 3   |   Exit codes: 0 the guard did what it "
-    "should (a fire on the flawed grader, none on the strict one); 1 it did not; others as in `rlguard run`."
+EPILOG = epilog(
+    "rlguard demo",
+    "rlguard demo --benign --seed 3",
+    note="Exit codes: 0 the guard did what it should (a fire on the flawed grader, none on the strict one); "
+    "1 it did not; others as in `rlguard run`.",
 )
 
 app = typer.Typer(add_completion=False)
@@ -49,11 +52,14 @@ def demo(
     ] = None,
     task: Annotated[str, typer.Option("--task", help="What the policy learns.")] = "addition",
     policy: Annotated[
-        Path | None, typer.Option("--policy", help="Another policy.yaml than the demo's own.")
+        Path | None, typer.Option("--policy", help="A policy.yaml other than the demo's own.")
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=2, help="GRPO steps.")] = 80,
     warmup_steps: Annotated[
-        int, typer.Option("--warmup-steps", min=1, help="Supervised steps before; fewer make a worse policy.")
+        int,
+        typer.Option(
+            "--warmup-steps", min=1, help="Supervised steps before GRPO; fewer make a worse policy."
+        ),
     ] = 800,
 ) -> None:
     """Train a tiny Llama with TRL's GRPO on a grader with a hole, and watch the guard stop it.

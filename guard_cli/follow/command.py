@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode
 from guard_cli.follow.source import framework_of
 from guard_cli.follow.what import What
@@ -19,10 +20,10 @@ from guard_client.settings import ClientSettings
 #: Seconds between two looks at the log.
 POLL_SECONDS = 1.0
 
-EPILOG = (
-    "Examples:  rlguard follow --metrics run.jsonl --checkpoints ckpt --format verl   |   "
-    "python train.py | rlguard follow --metrics - --checkpoints ckpt.   Exit codes: 0 the log has ended, or "
-    "a signal came; 2 wrong arguments or files; 3 a fire; 4 a halt."
+EPILOG = epilog(
+    "rlguard follow --metrics run.jsonl --checkpoints ckpt --format verl",
+    "python train.py | rlguard follow --metrics - --checkpoints ckpt",
+    note="Exit codes: 0 the log has ended, or a signal came; 2 wrong arguments or files; 3 a fire; 4 a halt.",
 )
 
 MetricsHelp = "A log that a trainer writes: a file, a folder of event files, or - for standard input."

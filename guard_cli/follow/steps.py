@@ -117,7 +117,7 @@ def _report(attempt: int, sample: StepSample) -> StepReport:
 class Counts:
     """What of the log became no report."""
 
-    without_reward: int = 0
+    not_finite: int = 0
     wrong: int = 0
     unknown_kinds: int = 0
 
@@ -143,6 +143,8 @@ class Steps:
     ) -> None:
         self.attempts = attempts
         self.counts = Counts()
+        #: The newest step of the log that has a reward, finite or not.
+        self.newest: int | None = None
         self._overrides, self._framework, self._settings, self._say = overrides, framework, settings, say
         self._seen: dict[str, None] = {}
         self._columns: Columns | None = None
@@ -166,8 +168,9 @@ class Steps:
         done = self.rest() if self._step is not None and step != self._step else []
         self._step = step
         for name, value in record.items():
-            if value is not None and (name in self._overrides.values() or names.wanted(name)):
-                self._values.setdefault(name, value)
+            ours = name in self._overrides.values() or names.wanted(name)
+            if ours and value != "" and self._values.get(name) is None:
+                self._values[name] = value
         if self._is_whole():
             done += self.rest()
         return done
@@ -182,6 +185,8 @@ class Steps:
         reports = []
         while self._waiting:
             (attempt, step), values = self._waiting.popleft()
+            if self._columns.source["reward"] in values:
+                self.newest = max(step, self.newest or 0)
             sample = self._sample(step, values, self._columns)
             reports.append(None if sample is None else self.attempts.place(sample, attempt))
         return [report for report in reports if report is not None]
@@ -257,9 +262,8 @@ class Steps:
         if self._columns is None:
             return False
         framework = self._framework and BY_KEY[self._framework].name
-        return (framework or self._columns.framework) in _WHOLE and self._columns.source[
-            "reward"
-        ] in self._values
+        reward = self._values.get(self._columns.source["reward"])
+        return (framework or self._columns.framework) in _WHOLE and reward is not None
 
     def _sample(self, step: int, values: Mapping[str, Any], columns: Columns) -> StepSample | None:
         read: dict[str, float | None] = {}
@@ -277,7 +281,7 @@ class Steps:
             self.counts.wrong += 1
             return None
         sample = sample_of(step, read, kind or KlKind.ABSENT)
-        self.counts.without_reward += sample is None
+        self.counts.not_finite += sample is None and columns.source["reward"] in values
         return sample
 
     def _kind(self, word: Any) -> KlKind | None:

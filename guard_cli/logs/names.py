@@ -181,7 +181,7 @@ def resolve(
     if "heldout" not in source and "items" not in source:
         notes.extend(_heldout_candidates(by_bare))
     if len(columns) < len(every):
-        notes.append(f"Columns with names of more than {MAX_NAME} characters are not looked at.")
+        notes.append(f"Columns with names of more than {MAX_NAME} characters are ignored.")
     return Columns(found.name if found else "unknown", source, tuple(notes))
 
 

@@ -212,7 +212,7 @@ def read_csv(path: Path, keep: Keep) -> Table:
             raise CliError(f"{path}: empty; expected a header line with the names of the columns.")
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
-            raise CliError(f"{path}: line 1: {names.listing(twice)} stands twice in the header.")
+            raise CliError(f"{path}: line 1: {names.listing(twice)} occurs twice in the header.")
         chunks = _csv_chunks(path, reader, header, keep)
         return build("CSV", chunks, OBJECTS.__contains__, f"{path}: line", header)
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.logs.names import CANONICAL
 from guard_cli.logs.options import RunConfigOption, read_map
@@ -28,10 +29,10 @@ FAILED = 1
 #: Suffixes of `--plot`.
 PICTURES = (".png", ".svg", ".pdf")
 
-EPILOG = (
-    "Examples:  rlguard replay out/trainer_state.json --map heldout=eval_reward --plot replay.png   |   "
-    "rlguard replay history.jsonl --detector heldout_guard --json   |   "
-    "rlguard replay history.jsonl --what-if heldout_guard.ema_alpha=0.7"
+EPILOG = epilog(
+    "rlguard replay out/trainer_state.json --map heldout=eval_reward --plot replay.png",
+    "rlguard replay history.jsonl --detector heldout_guard --json",
+    "rlguard replay history.jsonl --what-if heldout_guard.ema_alpha=0.7",
 )
 
 

@@ -316,7 +316,7 @@ class _Merged:
         evaluated[list(self.items)] = True
         lost = int(np.sum(~is_step & ~evaluated))
         if lost:
-            notes.append(f"{lost} of {len(self.step)} steps have no reward: the guard is not told of them.")
+            notes.append(f"{lost} of {len(self.step)} steps have no reward: a guard would not get them.")
         return {
             "attempt": self.attempt[is_step],
             "step": self.step[is_step],
@@ -350,7 +350,7 @@ def _merge(rows: _Rows, usable: Ints, notes: list[str]) -> _Merged:
     count, first_row, second_row = _contradictions(rows, usable, attempt, step)
     if count:
         notes.append(
-            f"{count} steps stand there several times with different values; the first counts, as in the "
+            f"{count} steps are there several times with different values; the first counts, as in the "
             f"guard (e.g. step {int(rows.step[first_row])}: lines {rows.table.line[first_row]} and "
             f"{rows.table.line[second_row]})."
         )

@@ -9,13 +9,15 @@ from typing import Annotated
 import typer
 
 from guard_cli import guard_settings as options
+from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, exit_code_help
 from guard_cli.follow.what import What
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 
-EPILOG = (
-    "Example:  rlguard run --heldout heldout.jsonl --policy policy.yaml --checkpoints out "
-    "--max-new-tokens 64 -- python train.py   |   " + exit_code_help()
+EPILOG = epilog(
+    "rlguard run --heldout heldout.jsonl --policy policy.yaml --checkpoints out --max-new-tokens 64 "
+    "-- python train.py",
+    note=exit_code_help(),
 )
 
 app = typer.Typer(add_completion=False)
@@ -66,7 +68,7 @@ def run(
 
     The trainer gets RLGUARD_URL and RLGUARD_TOKEN. With trainer.add_callback(GuardCallback.from_env()) it
     reports its steps and checkpoints. On a fire or a halt its whole process tree is ended. The webhooks in
-    RLGUARD_NOTIFY_SLACK_URL and RLGUARD_NOTIFY_ALERTMANAGER_URL are told of it.
+    RLGUARD_NOTIFY_SLACK_URL and RLGUARD_NOTIFY_ALERTMANAGER_URL are notified.
     """
     from guard_cli.run.plan import Plan
     from guard_cli.run.session import run_guarded

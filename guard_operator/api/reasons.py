@@ -34,8 +34,8 @@ class ConditionType(StrEnum):
 _TYPES = {
     ConditionType.GUARDED: "The workload exists and its rank-0 pod has the guard.",
     ConditionType.ISOLATED: "The trainer cannot reach the held-out data, the guard's state or its token.",
-    ConditionType.FIRED: "A rule of the guard fired; the reason says what it found. It never turns back.",
-    ConditionType.HALTED: "The run must stop although no rule fired: an action says so. It never turns back.",
+    ConditionType.FIRED: "A rule of the guard fired; the reason says what it found. It stays True.",
+    ConditionType.HALTED: "The run must stop although no rule fired: an action says so. It stays True.",
     ConditionType.STOPPED: "The operator stopped the run and no pod of it is left.",
     ConditionType.GUARD_SILENT: "The guard has not reported for longer than `spec.onSilence.afterSeconds`.",
     ConditionType.WAITING: "A pod of the run cannot start, or its guard cannot; gone once it can.",
@@ -150,7 +150,7 @@ _REASONS = {
     Reason.PODS_TERMINATING: "Pods of the run are left; the stop is asserted again until none is.",
     Reason.PODS_OVERDUE: "Pods are left after the time that they had to end: most likely their node is gone. "
     "What ran there may still run.",
-    Reason.SETTLING: "No pod is left, and it is looked at again whether that stays so.",
+    Reason.SETTLING: "No pod is left, and the operator looks again whether that stays so.",
     Reason.NO_PODS_LEFT: "No pod of the run is left.",
     Reason.WORKLOAD_SUCCEEDED: "The workload reports success, and all of it was judged and found healthy.",
     Reason.CHECKPOINTS_LEFT: "The same, but evaluations were left waiting: of the last checkpoints, or the "

@@ -202,7 +202,7 @@ class GuardState(ApiModel):
         None,
         description="A PersistentVolumeClaim in the job's namespace, which only guards may mount. Each job "
         "has a folder of its own in it, named by its UID. Without it what the guard knows goes with the pod, "
-        "but for what the status holds: the calibrated detector then starts anew.",
+        "but for what the status holds: the calibrated detector then starts from nothing.",
     )
 
 
@@ -486,7 +486,7 @@ class WorkloadRef(StatusModel):
     guard_image: str | None = Field(
         None,
         max_length=1024,
-        description="Image of the guard that it was created with; a pod that is made anew may have it.",
+        description="Image of the guard that it was created with; a pod that is created again may have it.",
     )
 
 
@@ -508,7 +508,7 @@ class StopStatus(StatusModel):
         None, description="Since when no pod has been seen, each time live; absent while there are pods."
     )
     stopped_at: Timestamp | None = Field(
-        None, description="When Stopped was first said. It stays, even if a pod comes back."
+        None, description="When Stopped first became True. It stays, even if a pod comes back."
     )
 
 
@@ -564,7 +564,7 @@ class Status(StatusModel):
         None, max_length=253, description="ConfigMap with the evidence of a run that is over or is stopped."
     )
     notified: NotifiedStatus | None = Field(
-        None, description="Of what the webhooks of the operator were told, or given up on."
+        None, description="What the operator's webhooks were notified of, or what was given up."
     )
 
 

@@ -46,7 +46,7 @@ POD: Decisions = {
         Says.ALLOWED,
         "affinity nodeName nodeSelector overhead os preemptionPolicy priority priorityClassName "
         "readinessGates schedulerName schedulingGates tolerations topologySpreadConstraints",
-        "where and when the pod runs is its author's to say",
+        "its author decides where and when the pod runs",
     ),
     **_each(
         Says.ALLOWED,
@@ -97,7 +97,7 @@ VOLUMES: Decisions = {
         "any but those that are the guard's",
     ),
     **_each(Says.ALLOWED, "emptyDir downwardAPI", "it holds what the pod itself writes or is"),
-    **_each(Says.ALLOWED, "image", "the read-only files of an image, as those of the container's own"),
+    **_each(Says.ALLOWED, "image", "the read-only files of an image, like those of the container's own"),
     **_each(Says.CHECKED, "projected", _LISTED),
     **_each(Says.CHECKED, "ephemeral", "a new and empty claim; not one that copies another"),
     **_each(
@@ -143,7 +143,7 @@ CONTAINER: Decisions = {
     **_each(
         Says.ALLOWED,
         "args command image imagePullPolicy name stdin stdinOnce tty workingDir",
-        "what the container runs is its author's to say",
+        "its author decides what the container runs",
     ),
     **_each(
         Says.ALLOWED,
@@ -197,7 +197,7 @@ _USER = {
     **_each(Says.CHECKED, "runAsNonRoot runAsUser", "not root, and not the guard's user"),
     **_each(Says.ALLOWED, "runAsGroup", "the guard's files are in volumes that no other container mounts"),
     **_each(Says.CHECKED, "appArmorProfile seccompProfile", _PROFILES),
-    **_each(Says.RELAXED, "seLinuxOptions", "a type such as spc_t sets no bounds to the container"),
+    **_each(Says.RELAXED, "seLinuxOptions", "a type such as spc_t does not confine the container"),
     **_each(Says.REFUSED, "windowsOptions", "the guard's image is for Linux"),
 }
 
@@ -205,7 +205,7 @@ SECURITY: Decisions = {
     **_USER,
     **_each(Says.CHECKED, "capabilities", "none is added; the operator drops all"),
     **_each(
-        Says.CHECKED, "allowPrivilegeEscalation", "false, which the operator writes where nothing is said"
+        Says.CHECKED, "allowPrivilegeEscalation", "false, which the operator writes where nothing is set"
     ),
     **_each(Says.ALLOWED, "readOnlyRootFilesystem", "it isolates more"),
     **_each(Says.CHECKED, "procMount", "Default; Unmasked needs Relaxed"),

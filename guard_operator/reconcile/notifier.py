@@ -97,7 +97,7 @@ class Notifier:
 
     Args:
         client: writes what was told.
-        notifications: None: nobody is told.
+        notifications: None: nobody is notified.
         counted: called with event, shape and whether it was delivered, for metrics.
         clock: the time in UTC.
     """
@@ -137,14 +137,14 @@ class Notifier:
                 self._deliver(notice)
                 self._note(uid, notice)
             except Exception:
-                log.exception("%s %s, and it was not told or not noted", notice.run, notice.event)
+                log.exception("%s %s, and its notice was not sent or not noted", notice.run, notice.event)
 
     def _deliver(self, notice: Notice) -> None:
         assert self._notifications is not None
         try:
             hooks = self._notifications.webhooks()
         except ValueError as error:
-            log.error("%s %s, and nobody was told: %s", notice.run, notice.event, error)
+            log.error("%s %s, and nobody was notified: %s", notice.run, notice.event, error)
             return
         # Side by side: one that does not respond holds up no other.
         threads = [threading.Thread(target=self._one, args=(hook, notice), daemon=True) for hook in hooks]
@@ -156,7 +156,7 @@ class Notifier:
     def _one(self, webhook: Webhook, notice: Notice) -> None:
         trouble = deliver(webhook, notice)
         if trouble:
-            log.error("%s %s, and %s was not told: %s", notice.run, notice.event, webhook.shape, trouble)
+            log.error("%s %s, and %s was not notified: %s", notice.run, notice.event, webhook.shape, trouble)
         self._counted(notice.event, webhook.shape, not trouble)
 
     def _note(self, uid: str, notice: Notice) -> None:
@@ -175,6 +175,6 @@ class Notifier:
                     with self._lock:
                         self._begun.discard((uid, notice.event))
                 if gone or pause is None:
-                    log.warning("%s: not noted that it was told: %s", notice.run, error)
+                    log.warning("%s: not noted that the notice was sent: %s", notice.run, error)
                     return
                 time.sleep(pause)

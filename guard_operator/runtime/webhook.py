@@ -95,7 +95,7 @@ def deliver(
         except WebhookError as error:
             if pause is None or not error.again:
                 return str(error)
-            log.info("%s was not told of %s: %s; again in %g s", webhook.shape, notice.run, error, pause)
+            log.info("%s was not notified of %s: %s; again in %g s", webhook.shape, notice.run, error, pause)
             sleep(pause)
     raise AssertionError("the last try returns")
 

@@ -66,7 +66,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) != len(pairs):
-        raise ValueError("a key stands twice in an object: keep one")
+        raise ValueError("a key occurs twice in an object: keep one")
     return row
 
 

@@ -82,7 +82,7 @@ def test_greedy_passes_end_when_two_agree(baseline: Invoke, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert passes(tmp_path) == [[1.0] * 16] * 2
     assert "sampling: temperature 0, up to 256 tokens; the run must have the same" in done.stdout
-    assert "The passes are the same (temperature 0), so 7 more would tell nothing." in done.stdout
+    assert "The passes are the same (temperature 0), so 7 more would add nothing." in done.stdout
     assert "held-out score is 1.0000, above 98%: there is nothing left to gain" in done.stdout
 
 

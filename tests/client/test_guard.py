@@ -116,18 +116,15 @@ def test_a_process_that_ends_without_close_loses_no_report(guard: FaultyGuard) -
 
 @pytest.mark.parametrize(("code", "finished"), [(0, True), (None, True), (1, False), ("broken", False)])
 def test_sys_exit_0_is_an_end_like_any_other(guard: FaultyGuard, code: Any, finished: bool) -> None:
-    with pytest.raises(SystemExit), Guard(guard.url) as run:
-        run.step(1, reward=0.1)
-        run.step(2, reward=math.nan)
-        sys.exit(code)
+    with pytest.raises(SystemExit):
+        loop(guard, 1, lambda run: (run.step(2, reward=math.nan), sys.exit(code)))
     assert [(end.step, end.finished) for end in guard.ends] == [(2, finished)]
 
 
 def test_a_fire_is_raised_over_sys_exit_0(guard: FaultyGuard) -> None:
     guard.verdict_after = lambda steps: FIRED if steps else HEALTHY
-    with pytest.raises(CollapseStopError), Guard(guard.url) as run:
-        run.step(1, reward=0.1)
-        sys.exit(0)
+    with pytest.raises(CollapseStopError):
+        loop(guard, 1, lambda _: sys.exit(0))
 
 
 def test_a_resumed_loop_says_where_it_began(guard: FaultyGuard, tmp_path: Path) -> None:

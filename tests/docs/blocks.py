@@ -28,7 +28,8 @@ REASONS = {
     "server": "does not end by itself",
     "model": "needs a model of the reader's",
     "long": "takes minutes; the test that runs it is another one",
-    "fragment": "belongs into a script of the reader's",
+    "fragment": "is part of a script of the reader's own",
+    "example": "is an example of `--help`; tests/cli/test_help.py parses every one",
 }
 #: Programs that need what a test of the documentation has not; their blocks need no comment.
 IMPLIED = {"kubectl": "cluster", "helm": "cluster", "docker": "docker", "aws": "network", "pip": "network"}

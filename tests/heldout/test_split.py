@@ -59,7 +59,7 @@ def test_a_line_ends_at_a_newline_and_nowhere_else(tmp_path: Path) -> None:
         ("{", "line 2: not JSON at column 2"),
         ('"text"', "line 2: not a JSON object"),
         (b"\xff\xfe{}", "line 2: not UTF-8 at byte 0"),
-        ('{"id":"x","id":"y","prompt":"p","answer":"1"}', "line 2: a key stands twice"),
+        ('{"id":"x","id":"y","prompt":"p","answer":"1"}', "line 2: a key occurs twice"),
         ("[" * 100_000, "line 2: nested too deeply"),
         ({"prompt": "p", "answer": "1"}, "line 2: id is missing"),
         ({"id": "x", "answer": "1"}, "line 2: prompt is missing"),

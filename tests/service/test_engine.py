@@ -239,6 +239,8 @@ async def test_an_end_is_taken_back_by_what_the_trainer_reports_later(run: Run) 
         assert engine.ended, "it was known"
         await engine.add_steps([step(2)])
         assert not engine.ended
+        await engine.note_end(EndReport(attempt=0, step=9, finished=False))
+        assert not engine.ended, "it may have failed"
         await engine.note_end(EndReport(attempt=0))
         await engine.add_checkpoint(run.checkpoint(2))
         assert not engine.ended

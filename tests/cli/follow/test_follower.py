@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import random
 
@@ -17,6 +18,7 @@ from guard_cli.replay.run import load
 from guard_client.client import Acknowledgement, VerdictView
 from guard_client.errors import GuardUnavailableError, ReportRefusedError
 from guard_client.samples import StepSample
+from guard_core.wire import EndReport
 from tests.cli.follow.writer import save
 from tests.cli.logs.shapes import DATA, SHAPES, STEPS, kl, lines, reward
 
@@ -27,7 +29,7 @@ class Guard:
     """A guard in memory that keeps what it acknowledges, and refuses what contradicts it."""
 
     def __init__(self):
-        self.steps, self.checkpoints, self.down = {}, [], 0
+        self.steps, self.checkpoints, self.ends, self.down = {}, [], [], 0
 
     def _answer(self):
         if self.down:
@@ -48,6 +50,11 @@ class Guard:
     def post_checkpoint(self, report):
         self._answer()
         self.checkpoints.append((report.attempt, report.step, report.path))
+        return Acknowledgement(verdict=VERDICT)
+
+    def post_end(self, report):
+        self._answer()
+        self.ends.append(report)
         return Acknowledgement(verdict=VERDICT)
 
     def history(self):
@@ -450,6 +457,26 @@ class TestAKlThatDependsOnTheRun:
         followed = Followed(path)
         followed.poll()
         assert followed.rows()[0][3] == kl(1)
+
+
+@pytest.mark.parametrize("reward", [math.nan, None, math.inf])
+def test_the_guard_is_told_how_far_a_log_came_whose_last_rewards_are_not_finite(tmp_path, reward):
+    path = tmp_path / "run.jsonl"
+    rows = [{"step": s, "reward": 0.5 if s <= 3 else reward} for s in range(1, 8)]
+    path.write_bytes(lines([*rows, {"step": 9, "loss": 1.0}]))
+    followed = Followed(path)
+    followed.finish()
+    assert [row[1] for row in followed.rows()] == [1, 2, 3]
+    assert followed.guard.ends == [EndReport(attempt=0, step=7, finished=False)]
+    assert [s for s in followed.said if "no finite reward" in s]
+
+
+def test_a_log_that_was_reported_to_its_end_tells_no_end(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(lines([{"step": s, "reward": 0.5} for s in (1, 2, 3)]))
+    followed = Followed(path)
+    followed.finish()
+    assert followed.guard.ends == []
 
 
 def test_a_log_without_a_reward_says_so_once(tmp_path):

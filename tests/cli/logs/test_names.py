@@ -205,7 +205,7 @@ class TestHostileNames:
         longest, longer, longer_still = ("kl/" + "x" * (MAX_NAME - 3 + more) for more in (0, 1, 2))
         columns = resolve(["step", "reward", longest, longer, longer_still], {})
         *_, told = columns.notes
-        assert told == "Columns with names of more than 200 characters are not looked at."
+        assert told == "Columns with names of more than 200 characters are ignored."
         assert len(columns.notes) == 2 and longest in columns.notes[0]
         assert resolve(["step", "reward"], {}).notes == ()
 

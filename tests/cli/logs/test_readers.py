@@ -105,7 +105,7 @@ class TestCsv:
         [
             ("step,reward\n1,0.1\n2\n", "line 3: 1 cells, but the header names 2"),
             ("step,reward\n1,0.1\n2,high\n", "line 3: `reward` is 'high'"),
-            ("step,step,reward\n1,1,0.1\n", "`step` stands twice"),
+            ("step,step,reward\n1,1,0.1\n", "`step` occurs twice"),
             ("", "expected a header line"),
             ("step,reward\n", "not a single row"),
             ('step,reward,items\n1,0.5,"[1,"\n', "line 2: `items` is not a JSON list"),

@@ -278,7 +278,7 @@ def test_what_is_given_up_is_counted_logged_and_noted(
         some.tell(job(condition("Fired")), NOW)
         until(lambda: api.patches)
     assert sorted(counted) == [("fired", "alertmanager", False), ("fired", "slack", False)]
-    assert "ns/run fired, and slack was not told: HTTP 404" in caplog.text
+    assert "ns/run fired, and slack was not notified: HTTP 404" in caplog.text
     assert "SECRET" not in caplog.text
 
 
@@ -307,7 +307,7 @@ def test_urls_that_went_bad_are_said_and_nothing_dies(
         (tmp_path / "slack").write_text("http://elsewhere/SECRET")
         some.tell(job(condition("Fired")), NOW)
         until(lambda: api.patches)
-        assert "nobody was told" in caplog.text and "SECRET" not in caplog.text
+        assert "nobody was notified" in caplog.text and "SECRET" not in caplog.text
         (tmp_path / "slack").write_text(receiver.url)
         some.tell(job(condition("Fired"), uid="next"), NOW)
         until(lambda: len(api.patches) == 2)

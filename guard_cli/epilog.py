@@ -1,0 +1,33 @@
+"""The end of a help text: examples that can be copied into a shell, and a note below them."""
+
+from __future__ import annotations
+
+import re
+
+#: Longest line of an example. With the indent of a help text it fits a terminal of 60 columns.
+_WIDTH = 56
+#: A long command continues on the next line only before an option, or before the trainer's own command.
+_BREAK = re.compile(r" (?=--?[a-z]|-- )")
+
+
+def epilog(*examples: str, note: str = "") -> str:
+    """The epilog of a command: its examples, each on lines of its own, and a note that is wrapped as usual.
+
+    A paragraph that starts with a backspace is printed as it stands; the others are filled to the terminal.
+    """
+    lines = [f"  {line}" for example in examples for line in _folded(example)]
+    title = "Example:" if len(examples) == 1 else "Examples:"
+    return "\n".join([title, "", "\b", *lines, *(["", note] if note else [])])
+
+
+def _folded(command: str) -> list[str]:
+    """A command on one line, or on several that a backslash joins."""
+    start, *parts = _BREAK.split(command)
+    lines = [start]
+    for part in parts:
+        longer = f"{lines[-1]} {part}"
+        if len(f"{longer} \\") <= _WIDTH:
+            lines[-1] = longer
+        else:
+            lines.append(f"    {part}")
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
