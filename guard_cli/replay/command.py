@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +13,8 @@ import typer
 from rich.console import Console
 
 from guard_cli.epilog import epilog
-from guard_cli.errors import CliError
-from guard_cli.logs.names import CANONICAL
+from guard_cli.errors import CliError, ExitCode
+from guard_cli.logs.names import CANONICAL, plain
 from guard_cli.logs.options import RunConfigOption, read_map
 from guard_cli.logs.readers import read
 from guard_cli.logs.settings import find_settings
@@ -112,6 +113,7 @@ def _replay(
     policies = _policies(policy_file or _policy_of_report(path), what_if)
     table = read(path, set(overrides.values()))
     run = load(table, str(path), overrides, find_settings(run_config, path))
+    run = replace(run, notes=(*run.notes, *_how_it_ended(path)))
     named = [(name, [outcome(run, policy, d) for d in names]) for name, policy in policies]
     if plot is not None:
         from guard_cli.replay.plot import save
@@ -148,11 +150,33 @@ def _detectors(name: str | None) -> Sequence[str]:
     return (name,)
 
 
-def _policy_of_report(path: Path) -> Path | None:
-    """policy.yaml of the report of `rlguard run` that `path` is or lies in; None if it is no report."""
+def _report_of(path: Path) -> Path | None:
+    """The report of `rlguard run` that `path` is or lies in; None if it is no report."""
     folder = path if path.is_dir() else path.parent
-    file = folder / "policy.yaml"
-    return file if file.is_file() and (folder / "run.json").is_file() else None
+    return folder if (folder / "run.json").is_file() else None
+
+
+def _policy_of_report(path: Path) -> Path | None:
+    folder = _report_of(path)
+    return folder / "policy.yaml" if folder is not None and (folder / "policy.yaml").is_file() else None
+
+
+def _how_it_ended(path: Path) -> tuple[str, ...]:
+    """What the guard itself said at the end, where that was no pass: a history lacks what nobody scored."""
+    folder = _report_of(path)
+    if folder is None:
+        return ()
+    try:
+        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        code, sentence = facts["exit_code"], facts["outcome"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return (f"how the run itself ended is not known: {folder / 'run.json'} cannot be read ({error!r})",)
+    if code == ExitCode.FINISHED:
+        return ()
+    return (
+        f"the run itself ended with exit code {code}: {plain(str(sentence))}. A replay has its steps and "
+        "evaluations, and not what was refused, failed or never reported",
+    )
 
 
 def _policies(file: Path | None, what_if: Sequence[str]) -> list[tuple[str, Policy]]:

@@ -263,6 +263,35 @@ class TestWhatIf:
         assert result.returncode == 2 and "heldout_guard.gap" in result.stderr
 
 
+class TestTheReportOfARun:
+    """A history lacks what was refused or failed: how the run ended stands in its run.json."""
+
+    def report(self, good: Path, text: str) -> Path:
+        good.rename(good.parent / "history.jsonl")
+        (good.parent / "run.json").write_text(text)
+        return good.parent
+
+    def test_a_run_that_was_not_judged_is_said_to_be(self, replay: Invoke, good: Path) -> None:
+        ended = {"exit_code": 5, "outcome": "the trainer finished, but NOT JUDGED: 3 refused\x1b[2J"}
+        result = replay(self.report(good, json.dumps(ended)))
+        assert result.returncode == 0
+        said = " ".join(result.stdout.split())
+        assert "exit code 5: the trainer finished, but NOT JUDGED: 3 refused" in said
+        assert "\x1b[2J" not in result.stdout
+
+    def test_one_that_passed_needs_no_words(self, replay: Invoke, good: Path) -> None:
+        result = replay(self.report(good, json.dumps({"exit_code": 0, "outcome": "fine"})), "--json")
+        assert not [note for note in json.loads(result.stdout)["notes"] if "itself ended" in note]
+
+    @pytest.mark.parametrize("text", ["[" * 100_000, "{}", "null", "\udcff"])
+    def test_one_that_cannot_be_read(self, replay: Invoke, good: Path, text: str) -> None:
+        folder = self.report(good, "")
+        (folder / "run.json").write_bytes(text.encode(errors="surrogateescape"))
+        result = replay(folder)
+        assert result.returncode == 0 and "is not known" in result.stdout
+        assert "Traceback" not in result.stderr
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         "arguments",
