@@ -75,10 +75,10 @@ test-trl-oldest: | $(UV) ## The trainer's tests with the oldest TRL that is allo
 	$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --editable . 'trl~=$(TRL_OLDEST).0'
 	$(OLDEST)/bin/pytest -q tests/trainer --ignore=tests/trainer/test_mutants.py
 
-e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses one that is there.
+e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses an existing one.
 	CACHE=$(CACHE) tests/e2e/run.sh
 
-kind-up: install ## A kind cluster with the training-operator and our images, to keep; run again, it is brought up to date.
+kind-up: install ## A kind cluster with the training-operator and our images, to keep; run it again to bring it up to date.
 	@mkdir -p build/e2e
 	CACHE=$(CACHE) tests/e2e/cluster/up.sh >build/e2e/cluster.json
 	@$(PY) -c 'import json, os; c = json.load(open("build/e2e/cluster.json")); \

@@ -145,7 +145,7 @@ def ungrouped(items: Sequence[HeldoutItem], near: NearDuplicates | None) -> str:
         return ""
     count, example = sum(map(len, apart)), ", ".join(repr(item.id) for item in apart[0])
     return (
-        f"{count} held-out items are near-duplicates of each other and not of one group (such as "
+        f"{count} held-out items are near-duplicates of each other and not in one group (such as "
         f"{example}). They succeed or fail together, so the score is noisier than their number says: give "
         "them the same `group`, or keep one of them"
     )

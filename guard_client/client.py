@@ -182,7 +182,7 @@ class GuardClient:
                 first = error.errors(include_url=False)[0]
                 where = ".".join(map(str, first["loc"])) or "the body"
                 raise GuardUnavailableError(
-                    f"{method} {self.url}{path}: what answers is no guard that this trainer understands "
+                    f"{method} {self.url}{path}: what responds is not a guard that this trainer understands "
                     f"({error.error_count()} errors: {where} {must_be(first)})"
                 ) from error
         message = f"{method} {self.url}{path} answered {status}: {_problem_text(payload)}"

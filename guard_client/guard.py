@@ -85,7 +85,7 @@ class Guard:
         on_unreachable: `stop` or `continue` when no guard responds for `unreachable_seconds`, when it refuses
             one report after the other, when training waits for it in vain (`max_lag`), or when a checkpoint
             has not reached it by the end of training.
-        unreachable_seconds: see there.
+        unreachable_seconds: the time of `on_unreachable`, seconds.
         drain_seconds: how long `close` may wait until the guard has evaluated every checkpoint.
         max_lag: how many checkpoints may be unscored before `checkpoint` waits for the guard, so that a fire
             stops a run that still trains; None never waits. A guard that scores nothing for an hour of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,11 +36,18 @@ class RolloutsSample:
 def selected(candidates: Sequence[Candidate], step: int) -> tuple[Rollout, ...]:
     """The best-rewarded that differ, and one of the others at random; the same ones for the same step.
 
-    One without a finite reward is left out. Texts are shortened to what a report may carry.
+    Of equal rewards those on different prompts come first: a group of one prompt shows less. One without a
+    finite reward is left out. Texts are shortened to what a report may carry.
     """
     rewards = [number_of(candidate.reward) for candidate in candidates]
     known = {i: r for i, r in enumerate(rewards) if r is not None and abs(r) <= LARGEST}
-    ranked = sorted(known, key=lambda i: (-known[i], i))
+    before: Counter[tuple[str, float]] = Counter()  # equals on the same prompt
+    order: dict[int, tuple[float, int]] = {}
+    for i, reward in known.items():
+        equals = text_of(candidates[i].prompt), reward
+        order[i] = -reward, before[equals]
+        before[equals] += 1
+    ranked = sorted(order, key=order.__getitem__)
     chosen: dict[tuple[str, str], float] = {}
     seen = 0
     for i in ranked:

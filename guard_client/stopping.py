@@ -59,7 +59,7 @@ class Stall:
         elif self.reason is None and now - self._since >= self.limit:
             self.reason = (
                 f"training has waited {self.limit:g} s for the guard, and none of {lag} checkpoints was "
-                "scored: look whether it has a held-out evaluator, and at its log; a slow one needs a higher "
+                "scored: does it have a held-out evaluator? Its log says; a slow one needs a higher "
                 "unreachable_seconds, or no max_lag"
             )
             log.warning("%s", self.reason)

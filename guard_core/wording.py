@@ -94,8 +94,8 @@ def unknown(place: Place, known: Sequence[str], named: Named) -> str:
     """A setting that does not exist, and which one may be meant. `known` is spelled as the user does."""
     close = difflib.get_close_matches(place[-1], known, n=1)
     if close:
-        return f"{named(place)} is no setting: did you mean {close[0]}?"
-    return f"{named(place)} is no setting: known are {', '.join(sorted(known))}"
+        return f"{named(place)} is not a setting: did you mean {close[0]}?"
+    return f"{named(place)} is not a setting: known are {', '.join(sorted(known))}"
 
 
 def must_be(error: ErrorDetails) -> str:

@@ -216,7 +216,7 @@ def _token(name: str, given: SecretStr | None, file: Path | None) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"{source} cannot be read as an ASCII token: {error}") from None
     if not token:
-        raise SettingsError(f"{source} is empty: give it a token, e.g. of `openssl rand -hex 32`")
+        raise SettingsError(f"{source} is empty: give it a token, e.g. from `openssl rand -hex 32`")
     if not (token.isascii() and token.isprintable() and " " not in token):
         raise SettingsError(f"{source} holds characters that a header cannot carry: use letters and digits")
     return token

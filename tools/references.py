@@ -593,7 +593,9 @@ def metric_families(*, known: bool) -> list[Any]:
 
 def trainer_environment() -> set[str]:
     """The `RLGUARD_*` variables that the trainer's code reads."""
-    sources = (path for room in ("guard_client", "trainer_image") for path in (ROOT / room).rglob("*.py"))
+    sources = (
+        path for package in ("guard_client", "trainer_image") for path in (ROOT / package).rglob("*.py")
+    )
     found = re.compile(r'(?:environ\.get\(|environ\[|environ,|getenv\()\s*"(RLGUARD_\w+)"')
     return {name for source in sources for name in found.findall(source.read_text("utf-8"))}
 

@@ -60,7 +60,7 @@ class GuardCallback(TrainerCallback):
         on_unreachable: `stop` or `continue` when no guard responds for `unreachable_seconds`, when it refuses
             one report after the other, when training waits for it in vain (`max_lag`), or when a checkpoint
             has not reached it by the end of training.
-        unreachable_seconds: see there.
+        unreachable_seconds: the time of `on_unreachable`, seconds.
         drain_seconds: how long the end of training may wait until the guard has evaluated every checkpoint.
             For a guard that ends with the trainer, as in a pod; more than the limit of a collective would
             fail the other ranks, which wait too.

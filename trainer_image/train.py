@@ -61,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--config", type=Path, required=True, help="YAML file; trainer_image/config.py lists its keys"
+        "--config",
+        type=Path,
+        required=True,
+        help="YAML file; docs/reference/trainer-config.md lists its keys",
     )
     parser.add_argument("--version", action="version", version=__version__)
     arguments = parser.parse_args(argv)

@@ -200,7 +200,7 @@ def overlap_row(split: Split) -> Row:
         return Row(name, CheckLevel.REFUSE, split.overlap)
     if split.compared and split.items is not None:
         return Row(name, CheckLevel.OK, "none")
-    return Row(name, CheckLevel.UNKNOWN, "give --train-prompts: what was trained on measures memory")
+    return Row(name, CheckLevel.UNKNOWN, "give --train-prompts: a prompt that was trained on measures memory")
 
 
 def scorer_row(split: Split) -> Row:
@@ -217,7 +217,7 @@ def grader_row(split: Split, measured: Measured | None, *, given: bool) -> Row:
     """Whether the training grader scores the held-out completions too."""
     name = "training grader"
     if not given:
-        said = "give --proxy-scorer: without it a grader that is paid for wrong answers is found late"
+        said = "give --proxy-scorer: without it a grader that pays for wrong answers is found late"
         return Row(name, CheckLevel.UNKNOWN, said)
     if split.items is None or split.scorer is not None:
         return Row(name, CheckLevel.UNKNOWN, "split and scorers have to be usable first")

@@ -221,7 +221,7 @@ def _why_no_token_mean(needs: Setting, settings: Mapping[str, str]) -> str:
 def _check_overrides(columns: Collection[str], overrides: Mapping[str, str]) -> None:
     for canonical, column in overrides.items():
         if canonical not in CANONICAL:
-            raise CliError(f"--map {canonical}={column}: {canonical!r} is none of {', '.join(CANONICAL)}.")
+            raise CliError(f"--map {canonical}={column}: {canonical!r} is not one of {', '.join(CANONICAL)}.")
         if column not in columns:
             raise CliError(f"--map {canonical}={column}: there is no such column. Found: {listing(columns)}.")
     kl = overrides.get("kl")

@@ -57,14 +57,14 @@ def webhooks(urls: Mapping[str, str], named: str) -> tuple[Webhook, ...]:
 
 
 def _checked(shape: Shape, url: str, named: str) -> Webhook:
-    wrong = f"{named}: the URL for {shape}"
+    wrong = f"{named}: the value for {shape}"
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError:
-        raise ValueError(f"{wrong} is none") from None
+        raise ValueError(f"{wrong} is not a URL") from None
     if not host or not url.isascii() or not url.isprintable() or " " in url:
-        raise ValueError(f"{wrong} is none: give all of it, such as https://hooks.slack.com/services/…")
+        raise ValueError(f"{wrong} is not a URL: give all of it, such as https://hooks.slack.com/services/…")
     if parts.username is not None:
         raise ValueError(f"{wrong} has a user before the host, which is not sent")
     if parts.scheme != "https" and not (

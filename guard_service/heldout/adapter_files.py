@@ -58,7 +58,7 @@ def _open(path: Path) -> BinaryIO:
     file = open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise AdapterError(f"{path.name} is no plain file: save a real copy")
+        raise AdapterError(f"{path.name} is not a plain file: save a real copy")
     return file
 
 
@@ -67,7 +67,7 @@ def _tensors(file: BinaryIO) -> dict[str, tuple[int, ...]]:
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     header = _json(WEIGHTS, file.read(min(length, MAX_HEADER_BYTES + 1)), MAX_HEADER_BYTES)
     if not isinstance(header, dict):
-        raise AdapterError(f"{WEIGHTS} is no safetensors file: save the adapter again")
+        raise AdapterError(f"{WEIGHTS} is not a safetensors file: save the adapter again")
     header.pop("__metadata__", None)
     return {name: _shape(name, entry) for name, entry in header.items()}
 
@@ -78,7 +78,7 @@ def _shape(name: str, entry: object) -> tuple[int, ...]:
         raise AdapterError(f"{WEIGHTS}: {name[:200]!r} has no shape: save the adapter again")
     if isinstance(entry, dict) and entry.get("dtype") not in _FLOATS:
         raise AdapterError(
-            f"{WEIGHTS}: {name[:200]!r} is none of {', '.join(_FLOATS)}: save the adapter again"
+            f"{WEIGHTS}: {name[:200]!r} is not one of {', '.join(_FLOATS)}: save the adapter again"
         )
     return tuple(shape)
 

@@ -73,12 +73,12 @@ def regex(completion: str, answer: str, meta: Mapping[str, Any]) -> float:  # no
     """1 if the answer, a Python regular expression, is found in the stripped completion (`re.search`).
 
     Raises:
-        ValueError: the answer is no regular expression.
+        ValueError: the answer is not a regular expression.
     """
     try:
         return float(re.search(answer, completion.strip()) is not None)
     except re.error as error:
-        raise ValueError("the answer is no regular expression") from error
+        raise ValueError("the answer is not a regular expression") from error
 
 
 regex.check_answers = False  # type: ignore[attr-defined]  # an answer is a pattern, and need not match itself
@@ -202,7 +202,7 @@ class SplitScorers:
             listed = ", ".join(wrong[:MAX_LISTED]) + (", …" if len(wrong) > MAX_LISTED else "")
             raise SplitError(
                 f"{len(wrong)} of {len(checked)} items do not score 1 with their own answer as completion "
-                f"(ids: {listed}): mend these answers or their scorer, or leave the items out; if answers "
+                f"(ids: {listed}): fix these answers or their scorer, or leave the items out; if answers "
                 "are not meant to be completions, set check_answers = False on the scorer's function"
             )
 
@@ -252,7 +252,7 @@ def _score(name: str, scorer: Scorer, item: HeldoutItem, completion: str) -> flo
     except Exception as error:
         traceback.print_exc()
         raise EvaluationError(
-            f"scorer {name!r} raised {type(error).__name__} on item {item.id!r}: mend it, or the item"
+            f"scorer {name!r} raised {type(error).__name__} on item {item.id!r}: fix it, or the item"
         ) from error
     if not isinstance(value, Real):
         got = f"a {type(value).__name__}"

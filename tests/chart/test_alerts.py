@@ -46,6 +46,8 @@ ERRORS = 'controller_runtime_reconcile_errors_total{controller="guardedtrainingj
 BUSY = 'workqueue_longest_running_processor_seconds{name="guardedtrainingjob",%s}'
 GAP, THE_GAP = 'reason="HackingGap",', [{"reason": "HackingGap"}]
 
+NOTICES, SLACK = "rlguard_notifications_total", f'event="fired",shape="slack",result="failed",{ONE}'
+
 CASES = {
     "a first fire": Case("RLGuardFired", once(FIRES, "_x40 1x100", GAP + ONE), "22m", THE_GAP),
     "one more": Case("RLGuardFired", once(FIRES, "3x40 4x100", GAP + ONE), "22m", THE_GAP),
@@ -76,6 +78,15 @@ CASES = {
         | once("rlguard_namespace_synced", "0x100", f'namespace="gone",{ONE}'),
         "10m",
         [{"namespace": "gone"}],
+    ),
+    "a webhook that refuses": Case(
+        "RLGuardNotificationsFailing", once(NOTICES, "_x40 1x100", SLACK), "22m", [{"shape": "slack"}]
+    ),
+    "one that takes them": Case(
+        "RLGuardNotificationsFailing", once(NOTICES, "0+1x100", SLACK.replace("failed", "delivered"))
+    ),
+    "one that refused an hour ago": Case(
+        "RLGuardNotificationsFailing", once(NOTICES, "0x20 1x300", SLACK), "80m"
     ),
     "one that is read late": Case(
         "RLGuardNamespaceUnreadable", once("rlguard_namespace_synced", "0x4 1x100", f'namespace="here",{ONE}')

@@ -103,7 +103,7 @@ def test_a_list_is_no_configuration(tmp_path):
 @pytest.mark.parametrize(
     ("text", "arguments", "environment", "message"),
     [
-        ("{temprature: 1}", [], {}, ".temprature in --config is no setting: did you mean temperature?"),
+        ("{temprature: 1}", [], {}, ".temprature in --config is not a setting: did you mean temperature?"),
         ("{temperature: hot}", [], {}, "heldout.evaluator.temperature in --config must be a number"),
         ("{temperature: hot}", ["--temperature", "-1"], {}, "--temperature must be at least 0, not -1.0"),
         ("{}", [], {"TEMPERATURE": "hot"}, "RLGUARD_GUARD_HELDOUT__EVALUATOR__TEMPERATURE must be a number"),

@@ -318,7 +318,7 @@ def test_a_refusal_says_which_field(guard: FaultyGuard, status: int) -> None:
 @pytest.mark.parametrize("body", ["", "<html>", "{}", '{"level":"healthy"}', "[]", "null"])
 def test_an_answer_that_is_no_verdict_is_a_failure_and_not_healthy(guard: FaultyGuard, body: str) -> None:
     guard.fault = lambda handler, _: reply(handler, 200, body)
-    with pytest.raises(GuardUnavailableError, match="no guard that this trainer understands"):
+    with pytest.raises(GuardUnavailableError, match="not a guard that this trainer understands"):
         GuardClient(guard.url).verdict()
 
 

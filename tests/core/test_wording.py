@@ -57,7 +57,7 @@ def heldout(**values: Any) -> str:
 @pytest.mark.parametrize(
     ("evaluator", "said"),
     [
-        ({"temprature": 1}, "temprature is no setting: did you mean temperature?"),
+        ({"temprature": 1}, "temprature is not a setting: did you mean temperature?"),
         ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
         ({"temperature": -1}, "temperature must be at least 0, not -1"),
         ({"temperature": float("nan")}, "temperature must be a finite number, not nan"),
@@ -89,13 +89,13 @@ def test_the_evaluator_as_a_whole() -> None:
 def test_more_than_one_mistake() -> None:
     assert heldout(scorrer="x", evaluator={"seed": -1}) == (
         "heldout.evaluator.seed must be at least 0, not -1; "
-        "heldout.scorrer is no setting: did you mean scorer?"
+        "heldout.scorrer is not a setting: did you mean scorer?"
     )
 
 
 def test_a_name_like_no_other_gets_the_list() -> None:
     assert heldout(zzz=1) == (
-        "heldout.zzz is no setting: known are evaluator, near_duplicates, proxy_scorer, scorer, split, "
+        "heldout.zzz is not a setting: known are evaluator, near_duplicates, proxy_scorer, scorer, split, "
         "train_prompts"
     )
 
@@ -212,14 +212,14 @@ def test_no_kind_of_error_there_is_has_pydantics_words(known: Any) -> None:
         ),
         (
             {"guard": {"policy": {"heldoutGuard": {"riseEpps": 1}}}},
-            "spec.guard.policy.heldoutGuard.riseEpps is no setting: did you mean riseEps?",
+            "spec.guard.policy.heldoutGuard.riseEpps is not a setting: did you mean riseEps?",
         ),
         (
             {"guard": {"policy": {"calibrated": {"tolerance": 1}}}},
             "spec.guard.policy.calibrated: `tolerance` is gone: `maxDecline` is the decline that is "
             "accepted, below the start and below a plateau",
         ),
-        ({"onFyre": "Stop"}, "spec.onFyre is no setting: did you mean onFire?"),
+        ({"onFyre": "Stop"}, "spec.onFyre is not a setting: did you mean onFire?"),
         ({"onFire": "stop"}, "spec.onFire must be 'Stop', 'Suspend' or 'Delete', not 'stop'"),
         (
             {"guard": {"resources": {"limits": {"cpu": [1]}}}},
@@ -280,28 +280,28 @@ ITEM = '"id": "a", "prompt": "p", "answer": "1"'
 @pytest.mark.parametrize(
     ("read", "text", "said"),
     [
-        (of_policy, "heldout_gard: {}", "heldout_gard is no setting: did you mean heldout_guard?"),
+        (of_policy, "heldout_gard: {}", "heldout_gard is not a setting: did you mean heldout_guard?"),
         (of_policy, "kl: {warn_above: high}", "kl.warn_above must be a number, not 'high'"),
         (of_policy, "[1, 2]", "the file must be a mapping of settings, such as detector, kl"),
-        (of_policy, "1: {}", "1 is no setting: known are calibrated, detector"),
+        (of_policy, "1: {}", "1 is not a setting: known are calibrated, detector"),
         (of_policy, "kl: [", "is not YAML at line 1, column 6"),
-        (of_replay, "heldout_gard: {}", "heldout_gard is no setting: did you mean heldout_guard?"),
+        (of_replay, "heldout_gard: {}", "heldout_gard is not a setting: did you mean heldout_guard?"),
         (of_replay, "silent: {policy: stop}", "silent: `policy` is now `action`: write it under that name"),
-        (of_config, "heldut: {}", "heldut in --config is no setting: did you mean heldout?"),
-        (of_config, "1: x", "1 in --config is no setting: known are"),
+        (of_config, "heldut: {}", "heldut in --config is not a setting: did you mean heldout?"),
+        (of_config, "1: x", "1 in --config is not a setting: known are"),
         (of_config, "port: many", "port in --config must be a whole number, not 'many'"),
         (of_config, "port: [", "is not YAML at line 1, column 8"),
         (of_split, f'{{{ITEM}, "scorrer": "exact"}}', "line 1: unknown key scorrer: did you mean scorer?"),
         (of_split, f'{{{ITEM}, "scorer": 1}}', "line 1: scorer must be a text"),
-        (of_training, "modle: m", "modle is no setting: did you mean model?"),
+        (of_training, "modle: m", "modle is not a setting: did you mean model?"),
         (of_training, "model: m", "dataset is not set"),
         (of_training, "model: [", "is not YAML at line 1, column 9"),
-        (of_environment, "PROT=1", "RLGUARD_GUARD_PROT is no setting: did you mean RLGUARD_GUARD_PORT?"),
+        (of_environment, "PROT=1", "RLGUARD_GUARD_PROT is not a setting: did you mean RLGUARD_GUARD_PORT?"),
         (of_environment, "PORT=many", "RLGUARD_GUARD_PORT must be a whole number, not 'many'"),
         (
             of_environment,
             "HELDOUT__SPLIT=x\nHELDOUT__SCORRER=y",
-            "RLGUARD_GUARD_HELDOUT__SCORRER is no setting: did you mean scorer?",
+            "RLGUARD_GUARD_HELDOUT__SCORRER is not a setting: did you mean scorer?",
         ),
         (of_environment, "HELDOUT={x", "RLGUARD_GUARD_HELDOUT must be a mapping of settings, such as scorer"),
     ],

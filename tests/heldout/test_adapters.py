@@ -177,8 +177,8 @@ def piped_config(path: Path) -> None:
         ),
         (header_of(b""), "adapter_model.safetensors cannot be read"),
         (header_of(b"\xff" * 64), "adapter_model.safetensors cannot be read"),
-        (header_of(b"\x02" + b"\0" * 7 + b"[]"), "is no safetensors file"),
-        (piped_config, "adapter_config.json is no plain file"),
+        (header_of(b"\x02" + b"\0" * 7 + b"[]"), "is not a safetensors file"),
+        (piped_config, "adapter_config.json is not a plain file"),
     ],
 )
 def test_it_is_refused_when_it_is_announced_and_when_it_is_staged(

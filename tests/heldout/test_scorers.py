@@ -139,7 +139,7 @@ def test_a_scorer_that_raises_is_an_error_and_quotes_nothing(
 
 @pytest.mark.parametrize(
     ("scorer", "told"),
-    [("numeric", "the answer holds no number"), ("regex", "the answer is no regular expression")],
+    [("numeric", "the answer holds no number"), ("regex", "the answer is not a regular expression")],
 )
 def test_an_answer_that_cannot_be_compared_with_is_told_at_start(
     tmp_path: Path, scorer: str, told: str

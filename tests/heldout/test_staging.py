@@ -135,7 +135,7 @@ def escaping_shard(path: Path) -> None:
         (adapter_only, "PEFT adapter: give the guard the base model"),
         (half_written_shards, "1 of 2 shards are missing, the first: b.safetensors"),
         (linked, "model.safetensors is a symbolic link: save real files"),
-        (piped, "model.safetensors is no plain file"),
+        (piped, "model.safetensors is not a plain file"),
         (escaping_shard, "1 of 1 shards are missing"),
         (lambda p: shard(p, "a.bin"), "save the model with save_pretrained"),
         (lambda p: (p / "config.json").unlink(), "no config.json; save the model with save_pretrained"),

@@ -152,7 +152,7 @@ class Questioned:
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         """The outcomes that the step asks for."""
         if request.step == 4:
-            raise EvaluationError("scorer 'exact' raised KeyError on item 'canary-id': mend it, or the item")
+            raise EvaluationError("scorer 'exact' raised KeyError on item 'canary-id': fix it, or the item")
         share = 8 if request.step < 2 else 3
         items = tuple(float(i % 10 < share) for i in range(200))
         proxies = tuple(float(i % 10 < 8) for i in range(200))

@@ -52,7 +52,7 @@ def test_nested_heldout_settings_come_from_the_environment(env: Any) -> None:
         ({"STATE_DIR": None}, ["RLGUARD_GUARD_STATE_DIR is not set"]),
         ({"CHECKPOINT_ROOT": None}, ["RLGUARD_GUARD_CHECKPOINT_ROOT is not set"]),
         ({"KEEP_BEST_CHECKPOINT": "perhaps"}, ["RLGUARD_GUARD_KEEP_BEST_CHECKPOINT", "'perhaps'"]),
-        ({"INGEST_TOKN": "x"}, ["INGEST_TOKN is no setting: did you mean RLGUARD_GUARD_INGEST_TOKEN?"]),
+        ({"INGEST_TOKN": "x"}, ["INGEST_TOKN is not a setting: did you mean RLGUARD_GUARD_INGEST_TOKEN?"]),
         ({"HELDOUT__SPLITS": "x"}, ["RLGUARD_GUARD_HELDOUT__SPLIT"]),
         ({"HELDOUT__SPLIT": "x", "HELDOUT__EVALUATOR__KIND": "magic"}, ["EVALUATOR", "checkpoint"]),
         ({"INGEST_TOKEN_FILE": "/file"}, ["ingest_token", "ingest_token_file", "both set"]),

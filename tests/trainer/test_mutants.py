@@ -46,6 +46,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (REPORTER, "not self._in_flight and self._rollouts:", "self._rollouts:", (ROLLED, "after_the_steps")),
     (GUARD, "not self._settings.rollouts or not", "not", (ROLLED, "switches_them_off")),
     (ROLLOUTS, "    if len(text) <= limit:\n", "    if True:\n", (ROLLED, "keeps_both_ends")),
+    (ROLLOUTS, "        before[equals] += 1\n", "", (ROLLED, "different_prompts")),
     (ROLLOUTS, "and abs(r) <= LARGEST", "", (ROLLED, "finite")),
     # What lies ahead.
     (CALLBACK, "            self._say_what_is_ahead(args, state)\n", "", (CALLED, "how_many_evaluations")),

@@ -198,8 +198,8 @@ def test_an_auxiliary_loss_without_its_column_is_named(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"modle": "x"}, "modle is no setting: did you mean model?"),
-        ({"zzz": "x"}, "zzz is no setting: known are alpha_sdpo, beta_replay, dataset"),
+        ({"modle": "x"}, "modle is not a setting: did you mean model?"),
+        ({"zzz": "x"}, "zzz is not a setting: known are alpha_sdpo, beta_replay, dataset"),
         ({"model": None}, "model is not set"),
         ({"model": "./nowhere"}, "model: there is no directory ./nowhere"),
         ({"resume": "later"}, "resume must be true or false, not 'later'"),
@@ -209,7 +209,7 @@ def test_an_auxiliary_loss_without_its_column_is_named(
         ({"reward_functions": ["no.such:thing"]}, "cannot import 'no.such'"),
         ({"reward_functions": ["trainer_image.rewards:nothing"]}, "has no attribute 'nothing'"),
         ({"dataset": "nowhere.jsonl"}, "dataset: there is no file nowhere.jsonl"),
-        ({"lora": {"lora_alfa": 8}}, "lora.lora_alfa is no setting: did you mean lora_alpha?"),
+        ({"lora": {"lora_alfa": 8}}, "lora.lora_alfa is not a setting: did you mean lora_alpha?"),
         ({"lora": {"task_type": "GUESSING"}}, "lora: Invalid task type"),
         ({"lora": 8}, "lora must be a mapping"),
     ],
@@ -224,7 +224,7 @@ def test_a_mistake_is_named_without_a_traceback(config: Any, capsys: Any, change
 @pytest.mark.parametrize(
     ("grpo", "message"),
     [
-        ({"learning_rat": 1.0}, "grpo.learning_rat is no setting: did you mean learning_rate?"),
+        ({"learning_rat": 1.0}, "grpo.learning_rat is not a setting: did you mean learning_rate?"),
         ({"output_dir": "x"}, "grpo.output_dir: set output_dir at the top level"),
         ({"num_generations": 3}, "grpo: "),
         ({"save_strategy": "sometimes"}, "grpo: sometimes is not a valid SaveStrategy"),

@@ -158,7 +158,7 @@ class OpenAIEvaluator:
         if not isinstance(text, str):
             raise EvaluationError(
                 f"{response.url} answered item {item.id!r} without a text: it is not OpenAI-compatible, or "
-                "the model answered with something else than text"
+                "the model answered with something other than text"
             )
         return _Choice(text, end if isinstance(end, str) else None)
 

@@ -226,7 +226,7 @@ def _copy(source: Path, directory: int, name: str, target: Path, most: int) -> s
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     with open(descriptor, "rb", buffering=0) as file, open(target / name, "xb", buffering=0) as copy:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise EvaluationError(f"checkpoint {source}: {name} is no plain file: save a real copy")
+            raise EvaluationError(f"checkpoint {source}: {name} is not a plain file: save a real copy")
         buffer = memoryview(bytearray(CHUNK_BYTES))
         while size := file.readinto(buffer):
             left -= size

@@ -257,5 +257,5 @@ class TestErrors:
             resolve(["step"], {"reward": "x"})
 
     def test_map_of_a_name_that_is_not_canonical(self) -> None:
-        with pytest.raises(CliError, match="'loss' is none of step"):
+        with pytest.raises(CliError, match="'loss' is not one of step"):
             resolve(["step", "reward", "loss"], {"loss": "loss"})

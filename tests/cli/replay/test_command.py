@@ -235,9 +235,9 @@ class TestWhatIf:
     @pytest.mark.parametrize(
         ("option", "message"),
         [
-            ("heldout_guard.ema_alfa=1", "heldout_guard.ema_alfa is no setting: did you mean ema_alpha?"),
-            ("heldout_gard.ema_alpha=1", "heldout_gard is no setting: did you mean heldout_guard?"),
-            ("zzz=1", "zzz is no setting: known are calibrated, detector,"),
+            ("heldout_guard.ema_alfa=1", "heldout_guard.ema_alfa is not a setting: did you mean ema_alpha?"),
+            ("heldout_gard.ema_alpha=1", "heldout_gard is not a setting: did you mean heldout_guard?"),
+            ("zzz=1", "zzz is not a setting: known are calibrated, detector,"),
             ("silent.policy=stop", "silent: `policy` is now `action`"),
             ("heldout_guard=1", "heldout_guard must be a mapping of settings, such as max_proxy_real_gap"),
             ("detector.x=1", "detector must be 'heldout_guard', 'calibrated' or 'both', not {'x': 1}"),

@@ -177,7 +177,7 @@ def test_phases_and_silence_are_counted() -> None:
     [
         ("", "it is not JSON"),
         ("[]", "it is no mapping"),
-        ('{"limit": {"memory": "4Gi"}}', "limit is no setting: did you mean limits?"),
+        ('{"limit": {"memory": "4Gi"}}', "limit is not a setting: did you mean limits?"),
         ('{"limits": {"memory": null}}', "limits.memory must be a whole number or a text"),
     ],
 )
