@@ -160,6 +160,18 @@ REFUSED_BODIES = [
 ]
 
 
+@pytest.mark.parametrize("route", ["/v1/steps", "/v1/checkpoints", "/v1/end"])
+@pytest.mark.parametrize(
+    "body",
+    [b'{"step":' + b"[" * 100_000, b'{"step":' + b"[" * 300 + b"]" * 300 + b"}", b'{"a\\ud800":1}'],
+    ids=["deep", "deep and whole", "half of a surrogate pair"],
+)
+def test_a_body_that_is_read_by_no_parser_is_a_bad_request(guard: Any, route: str, body: bytes) -> None:
+    with guard.client() as client:
+        response = client.post(route, content=body, headers={"Content-Type": "application/json"})
+    assert "not JSON" in problem(response, 400)["detail"]
+
+
 def test_bodies_that_are_refused_name_the_field_and_keep_nothing(guard: Any) -> None:
     headers = {"Content-Type": "application/json"}
     with guard.client() as client:
