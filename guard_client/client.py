@@ -189,10 +189,10 @@ class GuardClient:
         if status in _REFUSALS:
             raise ReportRefusedError(message)
         if status == HTTPStatus.NOT_FOUND:
-            raise UnknownRouteError(message)
+            raise UnknownRouteError(message, status=status)
         if status in (401, 403):
             message += "; set RLGUARD_TOKEN to the guard's ingest token"
-        raise GuardUnavailableError(message, unauthorised=status in (401, 403))
+        raise GuardUnavailableError(message, status=status)
 
     def _request(self, method: str, path: str, body: Any) -> tuple[int, bytes]:
         """Send once; a kept-alive connection that the server closed meanwhile is replaced once.
@@ -230,5 +230,5 @@ def _problem_text(payload: bytes) -> str:
         text = str(problem.get("detail") or problem.get("title") or problem)
         fields = [f"{e.get('field')}: {e.get('message')}" for e in problem.get("errors") or ()]
         return f"{text} ({'; '.join(fields)})" if fields else text
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         return payload[:200].decode("utf-8", "replace") or "no body"

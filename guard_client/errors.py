@@ -27,12 +27,18 @@ class GuardConfigError(ValueError):
 class GuardUnavailableError(Exception):
     """The guard could not be reached, failed, or gave a response that cannot be read.
 
-    `unauthorised` marks a response 401 or 403, which no waiting will change.
+    `status` is that of the response, None without one. 401 and 403 are `unauthorised`: no waiting will change
+    them.
     """
 
-    def __init__(self, message: str, *, unauthorised: bool = False) -> None:
+    def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
-        self.unauthorised = unauthorised
+        self.status = status
+
+    @property
+    def unauthorised(self) -> bool:
+        """Whether the guard does not accept the token."""
+        return self.status in (401, 403)
 
 
 class UnknownRouteError(GuardUnavailableError):

@@ -290,6 +290,8 @@ class Reporter:
                     delay = _FIRST_RETRY_SECONDS
                 except GuardUnavailableError as error:
                     self._failed(error)
+                    if error.status is not None:
+                        self._look_for_a_stop()
                     if not self._pause(delay):
                         break
                     delay = min(2 * delay, _LAST_RETRY_SECONDS)
@@ -299,6 +301,16 @@ class Reporter:
                 self._unreachable = f"the reporter to the guard failed: {error!r}"
         finally:
             self._client.close()
+
+    def _look_for_a_stop(self) -> None:
+        """A guard that cannot keep a report, as its disk is full or broken, still knows of a fire."""
+        try:
+            verdict = self._client.verdict()
+        except GuardUnavailableError:
+            return
+        with self._lock:
+            if verdict.stop and self._stop_verdict is None:
+                self._stop_verdict = verdict
 
     def _wait_for_work(self) -> bool:
         """Wait for a report or the next poll; False when everything is sent and the reporter is closing."""

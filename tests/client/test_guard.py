@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import guard_client
 from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
 from guard_client.guard import Guard
 from guard_core import CollapseStopError
@@ -109,7 +110,9 @@ def test_a_process_that_ends_without_close_loses_no_report(guard: FaultyGuard) -
         "run.step(1, reward=0.1); run.step(2, reward=math.nan)\n"
         "sys.exit(0)"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    ours = Path(guard_client.__file__).parents[1]  # with a mutant it is another one than what is installed
+    environment = os.environ | {"PYTHONPATH": str(ours)}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=60)
     assert steps_of(guard) == [1]
     assert [(end.step, end.finished) for end in guard.ends] == [(2, False)]
 

@@ -100,6 +100,23 @@ def test_a_connection_that_the_guard_closed_is_replaced_without_a_failure(guard:
     assert guard.connections == 3
 
 
+@pytest.mark.parametrize("status", [429, 503, 507])
+def test_a_guard_that_keeps_no_report_still_tells_of_a_fire(
+    make: Any, guard: FaultyGuard, status: int
+) -> None:
+    """As one whose disk is full: what it has latched is in force."""
+    full = problem(status, "full")
+    guard.fault = lambda handler, body: handler.path == "/v1/steps" and full(handler, body)
+    reporter = make()
+    reporter.start()
+    reporter.submit(sample(1))
+    eventually(lambda: reporter.last_failure)
+    assert reporter.stop_verdict is None
+    guard.verdict_after = lambda _: FIRED
+    eventually(lambda: reporter.stop_verdict is not None)
+    assert reporter.stop_verdict.fire and steps_of(guard) == []
+
+
 @pytest.mark.parametrize("status", [500, 502, 503, 429, 404])
 def test_a_failing_guard_is_tried_again(make: Any, guard: FaultyGuard, status: int) -> None:
     fails = itertools.count()
