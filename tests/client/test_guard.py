@@ -112,7 +112,7 @@ def test_a_process_that_ends_without_close_loses_no_report(guard: FaultyGuard) -
     )
     ours = Path(guard_client.__file__).parents[1]  # with a mutant it is another one than what is installed
     environment = os.environ | {"PYTHONPATH": str(ours)}
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-P", "-c", script], env=environment, check=True, timeout=60)
     assert steps_of(guard) == [1]
     assert [(end.step, end.finished) for end in guard.ends] == [(2, False)]
 
