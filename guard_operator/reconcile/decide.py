@@ -48,8 +48,11 @@ LATE_SECONDS = 10.0
 #: How often a taken name is looked at.
 NAME_TAKEN_SECONDS = 30.0
 #: For how long no pod must have been seen before a run is called stopped: a controller whose cache is behind
-#: makes pods again. And how long after that it is looked at once more.
+#: makes pods again. One that did not act on a request is behind: after an outage of the API server its watch
+#: is back after half a minute, and what it does until then is of the past.
 SETTLE_SECONDS = 5.0
+SETTLE_ESCALATED_SECONDS = 30.0
+#: How long after the first of these it is looked at once more.
 LATER_SECONDS = 60.0
 #: For how long after its end evidence of a run that was not stopped is tried for.
 EVIDENCE_SECONDS = 300.0
@@ -351,14 +354,15 @@ def _empty(snapshot: Snapshot, says: _Conditions, stop: StopStatus, now: datetim
     stop = stop.model_copy(update={"empty_since": stop.empty_since or now})
     assert stop.empty_since is not None
     lasted = (now - stop.empty_since).total_seconds()
+    settle = SETTLE_SECONDS if stop.method == _first_method(snapshot) else SETTLE_ESCALATED_SECONDS
     again: float | None
-    if lasted >= SETTLE_SECONDS or _is_true(job.status, ConditionType.STOPPED):
+    if lasted >= settle or _is_true(job.status, ConditionType.STOPPED):
         stop = stop.model_copy(update={"stopped_at": stop.stopped_at or now})
         stopped = says.make(ConditionType.STOPPED, "True", Reason.NO_PODS_LEFT, _EMPTY)
         phase, again = Phase.STOPPED, LATER_SECONDS if lasted < LATER_SECONDS else None
     else:
         stopped = says.make(ConditionType.STOPPED, "False", Reason.SETTLING, Reason.SETTLING.meaning)
-        phase, again = Phase.STOPPING, SETTLE_SECONDS - lasted
+        phase, again = Phase.STOPPING, settle - lasted
     actions = () if job.status.evidence else (CaptureEvidence(final=True),)
     if actions and again is not None:
         again = min(again, STOPPING_SECONDS)

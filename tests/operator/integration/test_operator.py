@@ -334,7 +334,7 @@ def test_a_refused_patch_becomes_a_delete(plane: ControlPlane, here: World, make
         )
         here.delete_pods()
         here.kubelet_ends_pods()
-        here.expect("Stopped", "True", "NoPodsLeft")
+        here.expect("Stopped", "True", "NoPodsLeft", within=60.0)
         here.expect_events("NoPodsLeft")  # the operator writes it beside its work, and through the proxy
     assert here.job()["status"]["stop"]["method"] == "Delete"
     assert here.events().count("StopEscalated") == 1
@@ -354,7 +354,7 @@ def test_a_stop_without_effect_is_followed_by_harder_ones(running: World) -> Non
         within=40,
     )
     running.kubelet_ends_pods()
-    running.expect("Stopped", "True", "NoPodsLeft")
+    running.expect("Stopped", "True", "NoPodsLeft", within=60.0)
     running.expect_events("NoPodsLeft")
     assert running.events().count("StopEscalated") == 2, "to Delete, and to DeletePods"
 

@@ -25,6 +25,7 @@ from guard_operator.reconcile.decide import (
     LATER_SECONDS,
     OVERDUE_SECONDS,
     REASSERT_SECONDS,
+    SETTLE_ESCALATED_SECONDS,
     SETTLE_SECONDS,
     STOPPING_SECONDS,
     condition_of,
@@ -498,6 +499,16 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         ),
         Expected(Phase.STOPPING, (), {("Stopped", "False", "Settling")}, {"Failed"}),
     ),
+    "no pod since a request that had no effect: its controller may be behind": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Delete", 9, emptySince=SETTLE_ESCALATED_SECONDS - 0.1)})
+        ),
+        Expected(Phase.STOPPING, (), {("Stopped", "False", "Settling")}, method=StopMethod.DELETE),
+    ),
+    "stopped after a request that had no effect": (
+        Snapshot(job({**REF, **guard(fire=FIRE), **stop("Delete", 9, emptySince=SETTLE_ESCALATED_SECONDS)})),
+        Expected(Phase.STOPPED, (), {("Stopped", "True", "NoPodsLeft")}, method=StopMethod.DELETE),
+    ),
     "stopped: workload failed by its deadline": (
         Snapshot(
             job({**REF, **guard(fire=FIRE), **stop("Stop", 6, emptySince=SETTLE_SECONDS)}),
@@ -625,7 +636,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         ),
     ),
     "stopped: workload deleted": (
-        Snapshot(job({**REF, **guard(fire=FIRE), **stop("Delete", 6, emptySince=6)})),
+        Snapshot(job({**REF, **guard(fire=FIRE), **stop("Delete", 6, emptySince=6)}, onFire="Delete")),
         Expected(Phase.STOPPED, (), {("Stopped", "True", "NoPodsLeft")}, {"Disrupted"}),
     ),
     "stopped: suspended as asked": (
