@@ -137,7 +137,7 @@ def test_stopped_stays_stopped_after_an_outage_of_the_api_server(namespace: Name
         faults.tell_from_the_node(namespace.cluster, pod, "fire")
 
     then.the_job_has_fired(job, "KlHardStop")
-    then.the_job_is_stopped(job, within=2 * timeouts.STOP)  # it may have made the pod again, and again
+    then.the_job_is_stopped(job, timeouts.STOP_AFTER_OUTAGE)
     # For longer than until the operator looks again, nothing comes back and nothing is said twice.
     end = time.monotonic() + timeouts.LATER
     while time.monotonic() < end:
