@@ -31,8 +31,8 @@ REPORT = 60
 EVALUATION = 180
 #: From a latched fire to no pod left: a pod has 30 s of grace for trainer and guard together.
 STOP = 120
-#: The same after an outage of the API server: the controller may make the pod again, which has its grace too, and
-#: then no pod must be seen for half a minute.
+#: The same after an outage of the API server: the controller may make the pod again, which has its grace too,
+#: and then no pod must be seen for half a minute.
 STOP_AFTER_OUTAGE = 240
 #: An operator looks at a stopped run once more a minute later.
 LATER = 90
