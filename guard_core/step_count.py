@@ -2,14 +2,17 @@
 
 A step whose reward is not finite is not reported. That it was made shows in the numbers of the steps around
 it, and, at the end, in what the trainer says of its last one. So steps are counted by their numbers, in units
-of the least distance of two reports: a loop that reports every tenth step has left none out.
+of the usual distance of two reports: a loop that reports every tenth step has left none out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
+
+#: Distances of two reports that are told apart: a trainer may number its steps without any order.
+MAX_DISTANCES = 64
 
 
 @dataclass(slots=True)
@@ -17,15 +20,17 @@ class StepCount:
     """The steps of one run that no evaluated checkpoint has judged yet.
 
     `attempt`, `step`: the newest reported step; None before the first. `reported`: steps that were reported
-    after the last evaluated checkpoint, of all attempts. `longest_round`: most steps that one had.
-    `stride`: least distance of two reported steps of one attempt.
+    after the last evaluated checkpoint, of all attempts. `most_reported`, `longest_span`: most reports that
+    one had, and most step numbers. `apart`: how often two successive reports of an attempt were so many steps
+    apart.
     """
 
     attempt: int | None = None
     step: int | None = None
     reported: int = 0
-    longest_round: int = 0
-    stride: int | None = None
+    most_reported: int = 0
+    longest_span: int = 0
+    apart: dict[int, int] = field(default_factory=dict)
     #: Of the newest attempt: the step after which nothing is judged, and how many reports came after it.
     since: int = 0
     here: int = 0
@@ -40,7 +45,9 @@ class StepCount:
         if self.attempt is None or attempt > self.attempt:
             self._begin(attempt, step)
         elif attempt == self.attempt and self.step is not None and step > self.step:
-            self.stride = min(step - self.step, self.stride or step)
+            apart = step - self.step
+            if apart in self.apart or len(self.apart) < MAX_DISTANCES:
+                self.apart[apart] = self.apart.get(apart, 0) + 1
             self.step = step
         if attempt == self.attempt and step > self.since:
             self.here += 1
@@ -52,19 +59,28 @@ class StepCount:
 
     def fold_evaluation(self, attempt: int, step: int, in_round: int, left: int) -> None:
         """Count an evaluated checkpoint, with as many reported steps in its round, and so many after it."""
-        made = in_round
         if attempt == self.attempt:
-            made = max(made, self._between(self.since, step))
+            self.longest_span = max(self.longest_span, step - self.since)
             self.since, self.here = max(self.since, step), left
         elif self.attempt is not None and self.step is not None and attempt > self.attempt:
             self.since, self.here = self.step, 0
         self.reported, self.judged = left, max(self.judged or (0, 0), (attempt, step))
-        self.longest_round = max(self.longest_round, made)
+        self.most_reported = max(self.most_reported, in_round)
 
     def fold_end(self, attempt: int, step: int, began: int | None) -> None:
         """Take what a trainer says of its last step. It can only add steps, and is never taken back."""
         if self.told is None or (attempt, step) > self.told[:2]:
             self.told = attempt, step, began
+
+    @property
+    def stride(self) -> int:
+        """The usual distance of two reports, in step numbers; of several the least."""
+        return min(self.apart, key=lambda apart: (-self.apart[apart], apart), default=1)
+
+    @property
+    def longest_round(self) -> int:
+        """Most steps that one evaluated checkpoint had."""
+        return max(self.most_reported, self.longest_span // self.stride)
 
     @property
     def after(self) -> int:
@@ -84,14 +100,15 @@ class StepCount:
                     since = min(since, began)
             if self.judged is not None and (judged_here or (attempt != self.attempt and began is None)):
                 since = max(since, self.judged[1])
-        return self.reported + max(0, self._between(since, end) - here)
-
-    def _between(self, after: int, step: int) -> int:
-        return (step - after) // (self.stride or 1)
+        return self.reported + max(0, (end - since) // self.stride - here)
 
     def to_state(self) -> dict[str, Any]:
         """Plain JSON, exact."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        return asdict(self) | {
+            "apart": [list(pair) for pair in self.apart.items()],
+            "judged": None if self.judged is None else list(self.judged),
+            "told": None if self.told is None else list(self.told),
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -100,6 +117,7 @@ class StepCount:
         return cls(
             **{
                 **state,
+                "apart": {apart: count for apart, count in state["apart"]},
                 "judged": None if judged is None else (judged[0], judged[1]),
                 "told": None if told is None else (told[0], told[1], told[2]),
             }

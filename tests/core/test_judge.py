@@ -228,6 +228,21 @@ class TestStepsAfterTheLastEvaluation:
             j.fold_step(step(n))
         assert j.verdict().steps_since_evaluation == 2
 
+    def test_a_last_report_that_comes_early_changes_no_count(self) -> None:
+        """A loop that reports every tenth step, and its last one."""
+        j = self.trained(*range(10, 91, 10), 95, evaluated=80)
+        assert (j.verdict().steps_since_evaluation, j.verdict().longest_round) == (2, 8)
+
+    def test_of_two_usual_distances_the_shorter_counts(self) -> None:
+        j = self.trained(*range(10, 51, 10), 52, 54, 56, 58, evaluated=50)
+        assert j.verdict().steps_since_evaluation == 4
+        j.fold_step(step(78))
+        assert j.verdict().steps_since_evaluation == 14
+
+    def test_steps_that_are_numbered_without_any_order_take_no_memory(self) -> None:
+        j = self.trained(*(n * (n + 1) // 2 for n in range(200)), evaluated=0)
+        assert len(j.to_state()["count"]["apart"]) == 64
+
     def test_such_a_round_is_as_long_as_it_was(self) -> None:
         """Else an ordinary end would have more steps than any round."""
         j = self.trained(*range(1, 41), 80)
@@ -235,6 +250,18 @@ class TestStepsAfterTheLastEvaluation:
         j.fold_step(step(81))
         j.fold_step(step(91))
         assert j.verdict().steps_since_evaluation == 11
+        j.fold_evaluation(evaluation(91))
+        assert j.verdict().longest_round == 80
+
+    def test_so_is_one_of_an_earlier_attempt_that_is_judged_late(self) -> None:
+        j = judge()
+        for n in range(1, 31):
+            j.fold_step(step(n))
+        for n in (11, 12):
+            j.fold_step(step(n, attempt=1))
+        j.fold_evaluation(evaluation(30))
+        j.fold_evaluation(evaluation(12, attempt=1))
+        assert j.verdict().longest_round == 30
 
     def test_what_came_before_the_first_report_of_an_attempt_is_known_from_its_checkpoint(self) -> None:
         j = judge()
