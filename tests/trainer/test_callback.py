@@ -561,7 +561,7 @@ def test_a_guard_that_scores_nothing_is_not_waited_for_without_an_end(
 ) -> None:
     lagging(guard)
     trainer = train(guard.url, max_steps=500, save_steps=1, callback_kwargs=IMPATIENT)
-    with pytest.raises(GuardLostError, match="none of 1 checkpoints was scored: look whether"):
+    with pytest.raises(GuardLostError, match="none of 1 checkpoints was scored: does it have a held-out"):
         trainer.train()
     assert trainer.state.global_step == 1
 

@@ -36,13 +36,13 @@ def serve() -> Iterator[Serve]:
 
 
 def page(server: HealthServer, path: str, host: str = "127.0.0.1") -> str:
-    with urllib.request.urlopen(f"http://{host}:{server.port}{path}", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{host}:{server.port}{path}", timeout=30) as answer:
         return str(answer.read().decode())
 
 
 def connected(stack: ExitStack, server: HealthServer, times: int) -> list[socket.socket]:
     address = ("127.0.0.1", server.port)
-    return [stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(times)]
+    return [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(times)]
 
 
 def handlers() -> int:
