@@ -39,7 +39,7 @@ def test_a_namesake_of_the_workload_is_not_stopped_in_its_place(
         eventually(lambda: made, "the workload was replaced while its stop was on the way")
         here.delete_pods()
         here.kubelet_ends_pods()
-        here.expect("Stopped", "True", "NoPodsLeft")
+        here.expect("Stopped", "True", "NoPodsLeft", within=60.0)
         left = here.workload()
         assert left["metadata"]["uid"] == made[0]["metadata"]["uid"]
         assert left["spec"] == made[0]["spec"] and "deletionTimestamp" not in left["metadata"]

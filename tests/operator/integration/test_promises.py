@@ -325,7 +325,7 @@ def test_a_pod_on_a_dead_node_is_said_within_a_minute(running: World) -> None:
     running.expect_events("PodsOverdue")
     assert running.events().count("PodsOverdue") == 1
     running.kubelet_ends_pods()
-    running.expect("Stopped", "True", "NoPodsLeft")
+    running.expect("Stopped", "True", "NoPodsLeft", within=60.0)
 
 
 # -- start-up --------------------------------------------------------------------------------------------
