@@ -74,7 +74,7 @@ def baseline(
     )
     settings = options.without_a_guard(options.read_config(config), {"heldout": evaluation or None}).heldout
     if settings is None:
-        raise CliError("no held-out split: give --heldout heldout.jsonl (make one with `rlguard split make`)")
+        raise options.no_split()
     if settings.evaluator.kind == "checkpoint" and not model.is_dir():
         raise CliError(f"{model}: no such directory: give the model as save_pretrained wrote it")
     if settings.evaluator.temperature is None:

@@ -137,6 +137,11 @@ def heldout_options(
     )
 
 
+def no_split() -> CliError:
+    """What a command says that needs the held-out split and was given none."""
+    return CliError("no held-out split: give --heldout heldout.jsonl (make one with `rlguard split make`)")
+
+
 def read_config(path: Path | None) -> dict[str, Any]:
     """A YAML mapping of guard settings; {} without a file.
 

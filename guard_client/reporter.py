@@ -28,7 +28,7 @@ from guard_client.errors import (
 )
 from guard_client.rollouts import RolloutsSample
 from guard_client.samples import CheckpointSample, StepSample
-from guard_core.wire import CheckpointReport, Code, EndReport, RolloutsReport, StepReport
+from guard_core.wire import CheckpointReport, Code, EndReport, RolloutsReport
 
 log = logging.getLogger(__name__)
 
@@ -309,8 +309,12 @@ class Reporter:
         except GuardUnavailableError:
             return
         with self._lock:
-            if verdict.stop and self._stop_verdict is None:
-                self._stop_verdict = verdict
+            self._note_stop(verdict)
+
+    def _note_stop(self, verdict: VerdictView) -> None:
+        """Keep the first verdict that says stop; under the lock."""
+        if verdict.stop and self._stop_verdict is None:
+            self._stop_verdict = verdict
 
     def _wait_for_work(self) -> bool:
         """Wait for a report or the next poll; False when everything is sent and the reporter is closing."""
@@ -400,19 +404,8 @@ class Reporter:
             self._on_their_way -= isinstance(self._in_flight.popleft(), CheckpointSample)
 
     def _post_steps(self, samples: Sequence[StepSample | CheckpointSample]) -> None:
-        reports = [
-            StepReport(
-                attempt=self._known_attempt,
-                step=sample.step,
-                reward=sample.reward,
-                kl=sample.kl,
-                kl_kind=sample.kl_kind,
-                entropy=sample.entropy,
-                reward_std=sample.reward_std,
-            )
-            for sample in samples
-            if isinstance(sample, StepSample)
-        ]
+        attempt = self._known_attempt
+        reports = [sample.report(attempt) for sample in samples if isinstance(sample, StepSample)]
         response = self._client.post_steps(reports)
         self.delivery.steps += response.accepted
         self.delivery.duplicates += response.duplicates
@@ -480,8 +473,7 @@ class Reporter:
         with self._lock:
             self._verdict = verdict
             self._last_failure = self._unreachable = None
-            if verdict.stop and self._stop_verdict is None:
-                self._stop_verdict = verdict
+            self._note_stop(verdict)
 
     def _failed(self, error: GuardUnavailableError) -> None:
         now = self._clock()

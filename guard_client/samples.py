@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guard_core.wire import KlKind, Sampling
+from guard_core.wire import KlKind, Sampling, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,22 @@ class StepSample:
     kl_kind: KlKind = KlKind.ABSENT
     entropy: float | None = None
     reward_std: float | None = None
+
+    def report(self, attempt: int) -> StepReport:
+        """It, as the guard takes it.
+
+        Raises:
+            ValidationError: a value is not one that the wire carries.
+        """
+        return StepReport(
+            attempt=attempt,
+            step=self.step,
+            reward=self.reward,
+            kl=self.kl,
+            kl_kind=self.kl_kind,
+            entropy=self.entropy,
+            reward_std=self.reward_std,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,9 +85,12 @@ def tester() -> Iterator[Tester]:
 
 
 def passes(rule: Rule, room: Path) -> bool:
-    """Whether the rule's tests pass as they are, in the empty directory `room`."""
+    """Whether the rule's tests pass as they are, in the empty directory `room`. If not, prints why."""
     with tester() as one:
-        return one.passes(rule, room)
+        good = one.passes(rule, room)
+    if not good:
+        print((room / "log").read_text())
+    return good
 
 
 def survivors(mutants: Sequence[Mutant], directory: Path) -> str:

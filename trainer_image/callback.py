@@ -277,9 +277,8 @@ class GuardCallback(TrainerCallback):
         """Save and report the starting policy, if the guard's detector needs it as its baseline.
 
         The name is not that of a checkpoint of the Trainer: it is neither rotated away nor resumed from.
-        Of an
-        adapter the Trainer saves no more than the adapter: a fresh one, on the guard's base model, is the
-        start.
+        Of an adapter the Trainer saves no more than the adapter: a fresh one, on the guard's base model, is
+        the start.
         """
         verdict = self._guard.verdict if self._guard is not None else None
         wanted = verdict is not None and verdict.wants_the_start and state.global_step == 0

@@ -112,7 +112,7 @@ def _gather(
 
     heldout = settings.heldout
     if heldout is None:
-        raise CliError("no held-out split: give --heldout heldout.jsonl (make one with `rlguard split make`)")
+        raise options.no_split()
     remote = heldout.evaluator.kind == "openai"
     if timed and model is None and not remote:
         raise CliError("--time needs a model to evaluate: give --model DIR")

@@ -64,7 +64,7 @@ class Attempts:
         if not is_new:
             return None
         self._known.setdefault(attempt, {}).setdefault(sample.step, sample)
-        return _report(attempt, sample)
+        return sample.report(attempt)
 
     def has_come_to(self, step: int) -> bool:
         """Whether the log, where it stands, has this step or a later one."""
@@ -99,18 +99,6 @@ def _agree(one: StepSample, other: StepSample) -> bool:
     """Whether two reports of a step do not contradict each other; a value that one lacks does not."""
     pairs = ((getattr(one, name), getattr(other, name)) for name in _VALUES)
     return all(a is None or b is None or a == b for a, b in pairs)
-
-
-def _report(attempt: int, sample: StepSample) -> StepReport:
-    return StepReport(
-        attempt=attempt,
-        step=sample.step,
-        reward=sample.reward,
-        kl=sample.kl,
-        kl_kind=sample.kl_kind,
-        entropy=sample.entropy,
-        reward_std=sample.reward_std,
-    )
 
 
 @dataclass(slots=True)

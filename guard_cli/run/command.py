@@ -75,7 +75,7 @@ def run(
 
     file = options.read_config(config)
     if heldout is None and not file.get("heldout"):
-        raise CliError("no held-out split: give --heldout heldout.jsonl (make one with `rlguard split make`)")
+        raise options.no_split()
     given = {
         "run_name": name,
         "heldout": options.heldout_options(

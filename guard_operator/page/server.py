@@ -23,7 +23,7 @@ from urllib.parse import unquote
 from guard_operator.page.rows import details, row
 from guard_operator.runtime.client import Json
 from guard_operator.runtime.reflector import Key
-from guard_operator.runtime.serving import IDLE_SECONDS, BoundedServer
+from guard_operator.runtime.serving import IDLE_SECONDS, Port
 
 #: How old the list may be that is shown.
 LIST_SECONDS = 5.0
@@ -95,7 +95,7 @@ class TokenFile:
         return self._path.read_text("utf-8").strip()
 
 
-class PageServer:
+class PageServer(Port):
     """Answers until closed; see the module."""
 
     def __init__(self, address: tuple[str, int], token: TokenFile, shown: Shown) -> None:
@@ -164,18 +164,7 @@ class PageServer:
             def log_message(self, format: str, *args: object) -> None:
                 """A page that asks every few seconds is not worth lines of log, nor are its addresses."""
 
-        self._server = BoundedServer(address, Handler)
-        threading.Thread(target=self._server.serve_forever, name="page", daemon=True).start()
-
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        return int(self._server.server_address[1])
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(address, Handler, "page")
 
 
 class _List:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from guard_operator.runtime.serving import IDLE_SECONDS, BoundedServer
+from guard_operator.runtime.serving import IDLE_SECONDS, Port
 
 
-class HealthServer:
+class HealthServer(Port):
     """Answers until closed.
 
     Args:
@@ -57,16 +56,4 @@ class HealthServer:
             def log_message(self, format: str, *args: object) -> None:
                 """Probes are not worth a line of log."""
 
-        self._server = BoundedServer(address, Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        return int(self._server.server_address[1])
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(address, Handler, "health")

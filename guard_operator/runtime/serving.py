@@ -67,6 +67,30 @@ class BoundedServer(ThreadingHTTPServer):
         log.debug("a connection ended with an error", exc_info=True)
 
 
+class Port:
+    """Answers on a port, in threads, from its making until it is closed.
+
+    Args:
+        address: host and port; port 0 takes a free one. The host `::` is every address, of IPv4 too.
+        handler: of its requests.
+        name: of its thread.
+    """
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], name: str) -> None:
+        self._server = BoundedServer(address, handler)
+        threading.Thread(target=self._server.serve_forever, name=name, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
 def _end(connection: socket.socket) -> None:
     """Wake the thread that reads from it."""
     try:

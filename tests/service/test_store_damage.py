@@ -6,61 +6,21 @@ import os
 import shutil
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from guard_core.judge import Evaluation, Latch
+from guard_core.judge import Latch
 from guard_core.policy import Policy
-from guard_core.wire import CheckpointReport, StepReport, Verdict
-from guard_service.engine import restored_judge
+from guard_core.wire import StepReport
 from guard_service.errors import ChangedRunError, StoreCorruptError, StoreError
 from guard_service.inspection import inspect
 from guard_service.store import SCHEMA_VERSION, Store, database
 from guard_service.store.database import APPLICATION_ID
 from guard_service.store.witness import HEAD_NAME, LATCH_NAME, Head, read_head, read_latches
-
-POLICY = Policy()
-FIRE = Latch(True, "kl_hard_stop", "the policy moved too far", 0, 39)
-
-
-def steps(first: int, last: int) -> list[StepReport]:
-    return [StepReport(attempt=0, step=n, reward=0.5 + n / 1000) for n in range(first, last)]
-
-
-def fill(directory: Path, *, fire: bool) -> Store:
-    """A store with every kind of content, left open."""
-    store = Store(directory, POLICY)
-    store.check_evaluation("d" * 64, {"scorer": "exact"})
-
-    for first in range(0, 40, 4):
-        store.append_steps([steps(first, first + 4)])
-    store.append_checkpoint(CheckpointReport(attempt=0, step=20, path="/checkpoints/20"))
-    store.append_evaluation(Evaluation(0, 20, "/checkpoints/20", (0.25, 0.75) * 50, "e" * 64), None, [])
-    store.append_steps([steps(40, 44)])
-    if fire:
-        store.append_latches([FIRE])
-    return store
-
-
-@dataclass(frozen=True)
-class Content:
-    """What a reader of the store goes by."""
-
-    events: list[Any]
-    verdict: Verdict
-
-
-def content(directory: Path) -> Content:
-    """Raises `StoreError` as a guard would meet it."""
-    store = Store(directory, POLICY)
-    try:
-        events = [event for _, event in store.events(0)]
-    finally:
-        store.close()
-    return Content(events, restored_judge(directory, POLICY).verdict())
+from tests.service.filled_store import FIRE, POLICY, content, fill, steps
 
 
 @pytest.mark.parametrize("lost", ["guard.db-wal", "guard.db"])

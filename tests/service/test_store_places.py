@@ -10,22 +10,14 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from guard_core.judge import Evaluation, Latch
-from guard_core.policy import Policy
-from guard_core.wire import CheckpointReport, StepReport, Verdict
-from guard_service.engine import restored_judge
 from guard_service.errors import StoreError
-from guard_service.store import Store
 from guard_service.store.witness import HEAD_NAME, LATCH_NAME, read_latches
+from tests.service.filled_store import FIRE, content, fill
 
-POLICY = Policy()
-FIRE = Latch(True, "kl_hard_stop", "the policy moved too far", 0, 39)
 PLACES = 13  # of each file and kind of damage: 260 in all
 #: How the guard ended, which file is damaged, and whether that must be noticed: the pages of a database that
 #: its log has anew are not read, and the latch is in the store.
@@ -36,43 +28,6 @@ FILES = [
     ("killed", LATCH_NAME, False),
     ("ended", "guard.db", True),
 ]
-
-
-def steps(first: int, last: int) -> list[StepReport]:
-    return [StepReport(attempt=0, step=n, reward=0.5 + n / 1000) for n in range(first, last)]
-
-
-def fill(directory: Path, *, fire: bool) -> Store:
-    """A store with every kind of content, left open."""
-    store = Store(directory, POLICY)
-    store.check_evaluation("d" * 64, {"scorer": "exact"})
-
-    for first in range(0, 40, 4):
-        store.append_steps([steps(first, first + 4)])
-    store.append_checkpoint(CheckpointReport(attempt=0, step=20, path="/checkpoints/20"))
-    store.append_evaluation(Evaluation(0, 20, "/checkpoints/20", (0.25, 0.75) * 50, "e" * 64), None, [])
-    store.append_steps([steps(40, 44)])
-    if fire:
-        store.append_latches([FIRE])
-    return store
-
-
-@dataclass(frozen=True)
-class Content:
-    """What a reader of the store goes by."""
-
-    events: list[Any]
-    verdict: Verdict
-
-
-def content(directory: Path) -> Content:
-    """Raises `StoreError` as a guard would meet it."""
-    store = Store(directory, POLICY)
-    try:
-        events = [event for _, event in store.events(0)]
-    finally:
-        store.close()
-    return Content(events, restored_judge(directory, POLICY).verdict())
 
 
 def flip(data: bytearray, chance: random.Random) -> None:
