@@ -47,17 +47,17 @@ def test_a_fire_and_its_stop_are_told_once(quick, tmp_path):
 
 @pytest.mark.parametrize("answer", ["hang", 500, 302])
 def test_trouble_is_said_and_waited_for_in_bounds(quick, monkeypatch, tmp_path, answer):
-    monkeypatch.setattr(webhook, "SECONDS", 1.5)
+    monkeypatch.setattr(webhook, "SECONDS", 3.0)
     monkeypatch.setattr(notify, "PAUSES", ())
-    monkeypatch.setattr(notify, "FINISH_SECONDS", 3.0)
+    monkeypatch.setattr(notify, "FINISH_SECONDS", 6.0)
     notes = []
     with Receiver(answer) as receiver:
         some = notifier(receiver, tmp_path, notes)
         begun = time.monotonic()
         some.latched(FIRED)
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < 2.5
         some.finish()
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 20
     assert len(notes) == 1 and "nobody was told" in notes[0] and "SECRET" not in notes[0]
 
 

@@ -156,7 +156,7 @@ def test_tries_are_bounded_and_no_redirect_is_followed(
     begun = time.monotonic()
     with Receiver(*answers) as receiver:
         said = deliver(to(receiver), a_notice(), pauses=(0.0, 0.0))
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
     assert (said == "") is (trouble == "") and trouble in said and "SECRET" not in said
     assert receiver.paths == ["/services/SECRET?a=b"] * asked
 
@@ -267,7 +267,7 @@ def test_no_webhook_delays_a_reconcile(make: Make, answer: int | str) -> None:
         begun = time.monotonic()
         for number in range(200):
             some.tell(job(condition("Fired"), uid=str(number)), NOW)
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < 4.0
 
 
 def test_what_is_given_up_is_counted_logged_and_noted(
