@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, Command] = {
     "baseline": Command("guard_cli.baseline", "What the starting policy scores, before a run."),
     "calibrate": Command("guard_cli.calibrate.command", "Thresholds for a false-stop rate of your choice."),
     "status": Command("guard_cli.status", "How a run is doing: on a cluster, at an address, in a folder."),
+    "report": Command("guard_cli.report.command", "The report of a run on a cluster, also when it is gone."),
     "inspect": Command("guard_cli.inspect", "What a guard's store holds, also while it runs."),
     "bundle": Command("guard_cli.bundle", "One file for whoever helps: no held-out item, no token."),
     "replay": Command("guard_cli.replay.command", "When each detector would have stopped a past run."),

@@ -10,10 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
+from guard_cli.cluster import (
+    REQUEST_SECONDS,
+    UNREACHABLE,
+    KubeconfigOption,
+    NamespaceOption,
+    asking,
+    connect,
+)
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.stored import read_store, state_dir_of
-from guard_core.extras import missing_extra
 
 EPILOG = epilog(
     "rlguard status",
@@ -21,8 +28,6 @@ EPILOG = epilog(
     "rlguard status --url http://127.0.0.1:8470 --token-file state/read.token",
     "rlguard status rlguard-runs/demo",
 )
-REQUEST_SECONDS = 10.0
-UNREACHABLE = 1  # exit code
 
 app = typer.Typer(add_completion=False)
 
@@ -35,12 +40,8 @@ def status(
             metavar="[JOB]", help="GuardedTrainingJob, or folder of a local run; all jobs without it."
         ),
     ] = None,
-    namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="Namespace; that of the kubeconfig without it.")
-    ] = None,
-    kubeconfig: Annotated[
-        Path | None, typer.Option("--kubeconfig", help="A file other than kubectl's.")
-    ] = None,
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
     url: Annotated[str | None, typer.Option("--url", help="Ask the guard at this address.")] = None,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="File with its read token; else RLGUARD_READ_TOKEN.")
@@ -156,43 +157,17 @@ def _of_cluster(job: str | None, namespace: str | None, kubeconfig: Path | None)
     Raises:
         CliError: the cluster cannot be asked, or has no such job.
     """
-    missing = missing_extra("asking a cluster", ["operator"])
-    if missing is not None:
-        raise CliError(missing)
-    from kubernetes import client as api
-    from kubernetes import config
-
+    cluster = connect(namespace, kubeconfig, "a folder of a run, --url")
     from guard_operator.api.names import GROUP, PLURAL, VERSION
 
-    files: Any = config  # it has no types
-    where = str(kubeconfig) if kubeconfig is not None else None
-    try:
-        configuration = api.Configuration()
-        files.load_kube_config(where, client_configuration=configuration)
-        context = files.list_kube_config_contexts(where)[1]["context"]
-    except (files.ConfigException, OSError) as error:
-        raise CliError(
-            f"no cluster: {error}; name a folder of a run, --url, or a --kubeconfig", UNREACHABLE
-        ) from None
-    chosen = namespace or context.get("namespace") or "default"
-    objects: Any = api.CustomObjectsApi(api.ApiClient(configuration))
-    place = (GROUP, VERSION, chosen, PLURAL)
-    try:
+    place = (GROUP, VERSION, cluster.namespace, PLURAL)
+    what = f"GuardedTrainingJob {job!r}" if job else "GuardedTrainingJobs: is the operator installed?"
+    with asking(absent=f"namespace {cluster.namespace} has no {what}"):
+        objects = cluster.custom_objects
         if job is not None:
             return [_job(objects.get_namespaced_custom_object(*place, job, _request_timeout=REQUEST_SECONDS))]
         listed = objects.list_namespaced_custom_object(*place, _request_timeout=REQUEST_SECONDS)
         return [_job(one) for one in listed["items"]]
-    except api.ApiException as error:
-        if error.status == 404:
-            what = (
-                f"no GuardedTrainingJob {job!r}"
-                if job
-                else "no GuardedTrainingJobs: is the operator installed?"
-            )
-            raise CliError(f"namespace {chosen} has {what}", UNREACHABLE) from None
-        raise CliError(f"the cluster refused: {error.status} {error.reason}", UNREACHABLE) from None
-    except Exception as error:  # urllib3's errors, which the client does not wrap
-        raise CliError(f"the cluster does not respond: {error}", UNREACHABLE) from None
 
 
 def _job(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The report: the dashboard, frozen into one file. No per-item outcome is in it."""
+"""The report of a run on this machine: what it adds to the page that reports share."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from guard_core.ending import steps_after
+from guard_cli.report.page import ReportContent, about, drawing, report_page, verdict_rows
 from guard_core.policy import Policy
-from guard_core.wire import Code, MomentRollouts, Verdict
+from guard_core.wire import MomentRollouts, Verdict
 from guard_service.dashboard.page import Banner, frozen_page, text
-
-LAST_EVALUATIONS = 200
 
 
 def page(
@@ -30,25 +28,14 @@ def page(
 
     Args:
         facts: content of run.json.
-        history: thinned, as `GET /v1/history?max_points=` has it.
-        policy: that of the run; None where no guard has started.
-        picture: from `plot.draw`, for readers that run no script.
         best: directory of the last good checkpoint, if one was kept.
-        rollouts: as `GET /v1/rollouts` has them.
+        history, verdict, policy, picture, rollouts: see `ReportContent`; without a verdict or a policy no guard has
+            started.
     """
-    run = _card("The run", _pairs(_run_rows(facts, verdict, best)))
+    banner, rows = _banner(facts, verdict), _run_rows(facts, verdict, best)
     if verdict is None or policy is None:
-        return frozen_page(_banner(facts, verdict), {}, "", f'{run}<div class="drawing">{picture}</div>')
-    data = {
-        "verdict": verdict.model_dump(mode="json"),
-        "history": history,
-        "policy": policy.model_dump(mode="json"),
-        "rollouts": [one.model_dump(mode="json") for one in rollouts],
-    }
-    evaluations = history["evaluations"]
-    still = f'<div class="drawing">{picture}</div>' + _card("Held-out evaluations", _evaluations(evaluations))
-    proof = _card("What the sentence above rests on", _proof(evaluations, verdict))
-    return frozen_page(_banner(facts, verdict), data, proof, f"{run}<noscript>{still}</noscript>")
+        return frozen_page(banner, {}, "", about(rows) + drawing(picture))
+    return report_page(banner, rows, ReportContent(verdict, history, policy, picture, rollouts))
 
 
 def _banner(facts: Mapping[str, Any], verdict: Verdict | None) -> Banner:
@@ -77,103 +64,6 @@ _STATES = {
     5: ("unknown", "not judged"),
 }
 
-#: The row of the proof by which a code fires.
-_DECISIVE = {
-    Code.KL_HARD_STOP: "kl_ema",
-    Code.HELDOUT_DECLINE: "heldout_ema",
-    Code.HACKING_GAP: "proxy_real_gap",
-    Code.GUARANTEED_DECLINE: "guaranteed",
-    Code.FAST_DECLINE: "fast",
-    Code.PEAK_DECLINE: "peak",
-    Code.CALIBRATED_GAP: "gap",
-    Code.PROXY_DISAGREEMENT: "disagreement",
-}
-
-
-def _proof(evaluations: Sequence[Mapping[str, Any]], verdict: Verdict) -> str:
-    """The start, the last good checkpoint, the fire and the end side by side, with the limits of each."""
-    columns = _columns(evaluations, verdict)
-    heads = "".join(f'<th scope="col">{name}</th>' for name in columns)
-    heads = heads.replace("checkpoint", "check&shy;point")  # on a phone
-    rows = "".join(
-        f'<tr{_mark(key, verdict)}><th scope="row">{text(name)}</th>{_cells(columns, key)}</tr>'
-        for key, name in _rows(columns, verdict)
-    )
-    return f'<table class="proof"><tr><td></td>{heads}</tr>{rows}</table>'
-
-
-def _columns(evaluations: Sequence[Mapping[str, Any]], verdict: Verdict) -> dict[str, Mapping[str, Any]]:
-    """By their heads. The last one has the verdict's own figures; it is the fire's where no round followed.
-
-    A limit of the KL is passed at a step, between two rounds; of that the end tells alone.
-    """
-    best = verdict.best_evaluation
-    latched = (verdict.latch_attempt, verdict.latch_step)
-    found = {"Start": evaluations[:1], "Last good checkpoint": [], "At the latch": []}
-    for evaluation in evaluations:
-        at = (evaluation["attempt"], evaluation["step"])
-        if best is not None and at == (best.attempt, best.step):
-            found["Last good checkpoint"] = [evaluation]
-        if at == latched:
-            found["At the latch"] = [evaluation]
-    latch = "At the fire" if verdict.fire else "At the halt"
-    columns = {name: rows[0] if rows else {} for name, rows in found.items()}
-    of_latch, now = columns.pop("At the latch"), _now(evaluations, verdict)
-    if not of_latch:
-        return columns | {"At the end": now}
-    if of_latch is evaluations[-1]:
-        return columns | {latch: now}
-    return columns | {latch: of_latch, "At the end": now}
-
-
-def _now(evaluations: Sequence[Mapping[str, Any]], verdict: Verdict) -> dict[str, Any]:
-    newest = dict(evaluations[-1]) if evaluations else {}
-    readings = {d.name: (d.statistic, d.threshold) for d in verdict.detectors if d.statistic is not None}
-    return newest | {
-        "in_loop_ema": verdict.in_loop_ema,
-        "heldout_ema": verdict.heldout_ema,
-        "proxy_real_gap": verdict.proxy_real_gap,
-        "kl_ema": verdict.kl_ema,
-        "evidence": {**(newest.get("evidence") or {}), **readings},
-    }
-
-
-def _rows(columns: Mapping[str, Mapping[str, Any]], verdict: Verdict) -> Iterable[tuple[str, str]]:
-    """(key, name) of what is told: all of it always, but detectors that never judged."""
-    yield "step", "Step of the checkpoint"
-    yield "reward", "In-loop reward, mean of the round"
-    yield "score", "Held-out score"
-    yield "in_loop_ema", "In-loop reward, EMA"
-    yield "heldout_ema", "Held-out score, EMA"
-    yield "proxy_real_gap", f"Hacking Gap{_against(verdict.max_proxy_real_gap, 'ceiling')}"
-    start = verdict.kl_start or 0.0
-    stop = None if verdict.kl_hard_stop is None else verdict.kl_hard_stop + start
-    yield "kl_ema", f"KL to the reference, EMA, nats/token{_against(stop, 'hard stop')}"
-    for name in dict.fromkeys(name for column in columns.values() for name in column.get("evidence") or {}):
-        yield name, f"Evidence of the detector {name}, nats, of its threshold"
-
-
-def _against(limit: float | None, name: str) -> str:
-    return "" if limit is None else f" ({name} {limit:.4g})"
-
-
-def _mark(key: str, verdict: Verdict) -> str:
-    return ' class="decisive"' if verdict.fire and _DECISIVE.get(verdict.code) == key else ""
-
-
-def _cells(columns: Mapping[str, Mapping[str, Any]], key: str) -> str:
-    return "".join(_cell(column, key) for column in columns.values())
-
-
-def _cell(column: Mapping[str, Any], key: str) -> str:
-    value = column.get(key)
-    pair = (column.get("evidence") or {}).get(key)
-    if pair is not None and None not in pair:
-        return f"<td>{pair[0]:.2f} of {pair[1]:.2f}</td>"
-    if value is None:
-        return "<td>—</td>"
-    return f"<td>{value:,}</td>" if key == "step" else f"<td>{value:.4f}</td>"
-
 
 def _run_rows(
     facts: Mapping[str, Any], verdict: Verdict | None, best: Path | None
@@ -186,53 +76,8 @@ def _run_rows(
     if verdict is None:
         yield "Verdict", "none was given"
         return
-    yield "Verdict", f"{verdict.level.value} (<code>{verdict.code.value}</code>): {text(verdict.reason)}"
-    yield "Seen", f"{verdict.steps} steps, {verdict.rounds} evaluation rounds"
-    yield (
-        "Checkpoints",
-        f"{verdict.announced} announced, {verdict.evaluated} evaluated, {verdict.failed} failed, "
-        f"{verdict.skipped} gone before, {verdict.refused} refused; "
-        f"{verdict.waiting} evaluations left waiting",
-    )
-    if after := steps_after(verdict):
-        yield "Not judged", after
-    newest = verdict.last_evaluation
-    if newest is not None and newest.sampling is not None:
-        yield "Evaluations", f"{text(newest.sampling.words)} ({text(newest.sampling.source.words)})"
-    if verdict.proxy_real_gap is not None:
-        yield "Hacking Gap", f"{verdict.proxy_real_gap:+.4f}"
-    if verdict.best_evaluation is not None:
-        kept = f", kept in <code>{text(best.name)}/</code>" if best is not None else ""
-        score = verdict.best_evaluation
-        yield "Last good checkpoint", f"step {score.step}, held-out {score.score:.3f}{kept}"
-
-
-def _evaluations(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    """For readers that run no script: the page draws the same, and more."""
-    if not evaluations:
-        return "<p>No checkpoint was evaluated.</p>"
-    head = "".join(
-        f'<th scope="col">{name}</th>'
-        for name in ("Attempt", "Step", "Held-out score", "Reward of the round", "Hacking Gap")
-    )
-    keys = ("step", "score", "reward", "proxy_real_gap")
-    rows = "".join(
-        f"<tr><td>{e['attempt']}</td>{''.join(_cell(e, key) for key in keys)}</tr>"
-        for e in evaluations[-LAST_EVALUATIONS:]
-    )
-    left_out = len(evaluations) - LAST_EVALUATIONS
-    more = f'<p class="muted">{left_out} earlier ones are in history.jsonl.</p>' if left_out > 0 else ""
-    return f"<table><tr>{head}</tr>{rows}</table>{more}"
-
-
-def _pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """Rows of a plain name and a value that is HTML already."""
-    body = "".join(f'<tr><th scope="row">{text(name)}</th><td>{value}</td></tr>' for name, value in rows)
-    return f'<table class="words">{body}</table>'
-
-
-def _card(title: str, content: str) -> str:
-    return f'<section class="card"><h2>{text(title)}</h2><div class="wide">{content}</div></section>'
+    kept = f", kept in <code>{text(best.name)}/</code>" if best is not None else ""
+    yield from verdict_rows(verdict, kept)
 
 
 def _sentence(words: str) -> str:

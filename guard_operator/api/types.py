@@ -74,6 +74,9 @@ def _policy_from_api(value: Any) -> Any:
     return to_snake(value) if isinstance(value, str) else value
 
 
+ApiPolicy = Annotated[Policy, BeforeValidator(_policy_from_api)]
+
+
 # -- spec ------------------------------------------------------------------------------------------------
 
 
@@ -273,7 +276,7 @@ class GuardSpec(ApiModel):
     state: GuardState = Field(
         default_factory=GuardState, description="Where the guard keeps what it knows of the run."
     )
-    policy: Annotated[Policy, BeforeValidator(_policy_from_api)] = Field(
+    policy: ApiPolicy = Field(
         default_factory=Policy,
         description="All thresholds of the guard.",
         json_schema_extra={CAMEL_CHOICES: True},

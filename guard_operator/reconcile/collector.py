@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from guard_core.policy import Policy
 from guard_operator.adapters import find
 from guard_operator.api import names
 from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence, evidence_name
-from guard_operator.reconcile.parse import JOBS, parse_job
+from guard_operator.reconcile.parse import JOBS, parse_job, read_policy
 from guard_operator.reconcile.snapshot import Job, Snapshot
 from guard_operator.runtime.client import CONFIG_MAPS, Client
 from guard_operator.runtime.errors import ApiError, ClusterError
@@ -75,11 +76,11 @@ class EvidenceCollector:
 
     def _write(self, snapshot: Snapshot, final: bool) -> str | None:
         """Write it once; its name, or None if the logs cannot be had now and may be had later."""
-        job = self._whole(snapshot.job)
+        job, policy = self._whole(snapshot.job)
         logs = self._logs(snapshot)
         if logs is None and not final:
             return None
-        body = build_evidence(job, logs or {"trainer.log": "not available"}, self._clock())
+        body = build_evidence(job, policy, logs or {"trainer.log": "not available"}, self._clock())
         try:
             self._client.create(CONFIG_MAPS, job.namespace, body, names.OPERATOR_MANAGER)
         except ApiError as error:
@@ -87,10 +88,12 @@ class EvidenceCollector:
                 raise
         return evidence_name(job)
 
-    def _whole(self, job: Job) -> Job:
-        """The job with its history, which no cache has; as it is known if it is gone."""
+    def _whole(self, job: Job) -> tuple[Job, Policy | None]:
+        """The job with its history, which no cache has, and its policy; as it is known if it is gone."""
         raw = self._client.get(JOBS, job.namespace, job.name)
-        return parse_job(raw) if raw is not None and raw["metadata"]["uid"] == job.uid else job
+        if raw is None or raw["metadata"]["uid"] != job.uid:
+            return job, None
+        return parse_job(raw), read_policy(raw)
 
     def _logs(self, snapshot: Snapshot) -> dict[str, str] | None:
         """Ends of the logs of trainer and guard; None if the newest rank-0 pod's cannot be read now."""

@@ -2,19 +2,23 @@
 
 The job owns it, unless `spec.keepEvidence` says that it stays without the job.
 
-It holds the verdict, the tail of the evaluation rounds, the last good checkpoint, and the ends of the logs of
-the trainer and of the guard. The object is written once; a later attempt finds it and leaves it.
+It holds the verdict, the tail of the evaluation rounds, the policy, the last good checkpoint, and the ends of
+the logs of the trainer and of the guard; `rlguard report` turns it into a page. The object is written once; a
+later attempt finds it and leaves it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from guard_core.policy import Policy
 from guard_operator.api import names
 from guard_operator.api.types import ApiModel, StatusModel
-from guard_operator.reconcile.inject import owner_reference
+from guard_operator.reconcile import layout
+from guard_operator.reconcile.inject import owner_reference, policy_file
 from guard_operator.reconcile.snapshot import Job, guard_of
 from guard_operator.runtime.client import CONFIG_MAPS, Json
 
@@ -28,11 +32,12 @@ def evidence_name(job: Job) -> str:
     return f"{names.support_name(job.name, job.uid)}-evidence"
 
 
-def build_evidence(job: Job, logs: dict[str, str], now: datetime) -> Json:
+def build_evidence(job: Job, policy: Policy | None, logs: Mapping[str, str], now: datetime) -> Json:
     """The ConfigMap.
 
     Args:
         job: the job that is being stopped, or has ended.
+        policy: that of the run; None if it is not known.
         logs: log tails by file name.
         now: when it was collected, UTC.
     """
@@ -43,6 +48,7 @@ def build_evidence(job: Job, logs: dict[str, str], now: datetime) -> Json:
         "collected-at": now.isoformat(timespec="milliseconds"),
         "verdict.json": json.dumps(verdict, indent=2),
         "history.jsonl": _tail(rounds, HISTORY_BYTES),
+        **({} if policy is None else {layout.POLICY_KEY: policy_file(policy)}),
         "last-good-checkpoint.json": json.dumps(_json(guard.best_checkpoint), indent=2),
         **{name: _tail(text, LOG_BYTES) for name, text in logs.items()},
     }

@@ -13,11 +13,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from guard_core.policy import Policy
 from guard_operator.api import names
 from guard_operator.api.types import (
     ApiModel,
+    ApiPolicy,
     GuardSpec,
     GuardStatus,
     Latched,
@@ -44,6 +46,7 @@ _SOME_GUARD = GuardSpec.model_validate(
     }
 )
 
+_POLICY: TypeAdapter[Policy] = TypeAdapter(ApiPolicy)
 
 _STOPPING_KEYS = ("onFire", "onSilence", "stopGraceSeconds", "keepEvidence")
 
@@ -121,6 +124,13 @@ def read_status(raw: Mapping[str, Any]) -> Status:
         if reported.get(name) is not None and getattr(guard, name) is None
     }
     return status.model_copy(update={"guard": guard.model_copy(update=latches)})
+
+
+def read_policy(raw: Mapping[str, Any]) -> Policy | None:
+    """The policy of an object of the API server; None if this version cannot read it."""
+    with suppress(ValidationError):
+        return _POLICY.validate_python(_object(_object(raw.get("spec")).get("guard")).get("policy") or {})
+    return None
 
 
 def _unreadable(latch: Any) -> Latched:

@@ -6,6 +6,7 @@ at a phone's width, in the dark and without scripts; what a run has written into
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from guard_cli.run.plot import draw
+from guard_cli.report.command import report as report_of_cluster
+from guard_cli.report.plot import draw
 from guard_cli.run.report import page as report_page
 from guard_core.rollouts import side_by_side
 from guard_core.wire import Verdict
@@ -79,16 +81,17 @@ def written(
 @pytest.fixture
 def look(browser: Browser, written: Written) -> Iterator[Callable[..., Page]]:
     """Open the report. At the end: no script failed, no policy was violated, nothing else was asked for."""
-    contexts, asked, errors = [], [], []
+    contexts, opened, asked, errors = [], [], [], []
 
-    def open_report(width: int = 1280, **settings: Any) -> Page:
+    def open_report(width: int = 1280, path: Path = written.path, **settings: Any) -> Page:
         contexts.append(browser.new_context(viewport={"width": width, "height": 900}, **settings))
         contexts[-1].on("request", lambda request: asked.append(request.url))
         contexts[-1].on("weberror", lambda error: errors.append(str(error.error)))
         contexts[-1].on("console", lambda message: errors.append(message.text))
         contexts[-1].on("dialog", lambda dialog: errors.append(dialog.message))
         page = contexts[-1].new_page()
-        page.goto(written.path.as_uri())
+        page.goto(path.as_uri())
+        opened.append(path.as_uri())
         return page
 
     yield open_report
@@ -96,13 +99,32 @@ def look(browser: Browser, written: Written) -> Iterator[Callable[..., Page]]:
         context.close()
     assert errors == []
     assert {url.partition(":")[0] for url in asked} <= {"file", "data"}
-    assert {url for url in asked if url.startswith("file")} == {written.path.as_uri()}
+    assert {url for url in asked if url.startswith("file")} == set(opened)
 
 
 def test_it_is_what_the_dashboard_drew(written: Written, look: Callable[..., Page]) -> None:
     drawn = look().evaluate(DRAWN)
     assert len(drawn) == len(written.drawn) >= 14
     assert drawn == written.drawn
+
+
+def test_the_report_of_a_run_on_a_cluster_draws_its_rounds(tmp_path: Path, look: Callable[..., Page]) -> None:
+    fire = {"code": "calibrated_gap", "reason": HOSTILE, "attempt": 0, "step": 30}
+    rounds = [{"attempt": 0, "step": 10 * n, "reward": 0.2 * n, "heldout": 0.5} for n in range(1, 5)]
+    data = {
+        "verdict.json": json.dumps({"level": "fired", "code": "calibrated_gap", "reason": "", "fire": fire}),
+        "history.jsonl": "\n".join(map(json.dumps, rounds)),
+    }
+    path = tmp_path / "report.html"
+    file = tmp_path / "evidence.yaml"
+    file.write_text(json.dumps({"metadata": {"labels": {"rlguard.dev/job": HOSTILE}}, "data": data}))
+    report_of_cluster(str(file), out=path)
+    page = look(path=path)
+    expect(page.locator("#charts .legend").first).to_contain_text("in-loop, each round")
+    expect(chart(page, "In-loop reward against held-out score").locator("path.in-loop")).to_have_count(1)
+    expect(page.locator("figure", has_text="Hacking Gap:")).to_be_hidden()
+    expect(page.locator("#steps")).to_be_hidden()
+    expect(page.locator("#evaluations tbody tr")).to_have_count(4)
 
 
 def test_the_sentence_stands_above_the_table_that_proves_it(look: Callable[..., Page]) -> None:

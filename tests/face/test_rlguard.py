@@ -157,6 +157,8 @@ COMMAND_LINES = [
     (["replay", "x.jsonl"], "yaml", "cli"),
     (["status", "job"], "httpx", "cli"),
     (["status", "job"], "kubernetes", "operator"),
+    (["report", "job"], "matplotlib", "cli"),
+    (["report", "job"], "kubernetes", "operator"),
     (["inspect", "."], "fastapi", "cli"),
     (["bundle", "."], "fastapi", "cli"),
     ([], "typer", "cli"),

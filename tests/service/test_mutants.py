@@ -19,7 +19,10 @@ FITNESS = Rule("guard_service", "heldout/fitness.py", IDENTITY_TESTS.with_name("
 MAPPING = Rule("guard_service", "cluster/mapping.py", DAMAGE.with_name("test_cluster_mapping.py"))
 REPORTED = DAMAGE.parents[1] / "cli" / "run" / "test_report.py"
 PAGE = Rule("guard_service", "dashboard/page.py", REPORTED)
-REPORT = Rule("guard_cli", "run/report.py", REPORTED)
+REPORT = Rule("guard_cli", "report/page.py", REPORTED)
+
+OF_A_CLUSTER = REPORTED.parents[1] / "report" / "test_report_command.py"
+EVIDENCE, KEPT = (Rule("guard_cli", f"report/{name}.py", OF_A_CLUSTER) for name in ("evidence", "page"))
 
 ALLOWANCE = Rule("guard_service", "engine/allowance.py", DAMAGE.with_name("test_allowance.py"))
 
@@ -32,6 +35,16 @@ MUTANTS: list[Mutant] = [
     (REPORT, "if of_latch is evaluations[-1]:", "if of_latch:"),
     (REPORT, "if not of_latch:", "if of_latch is None:"),
     (REPORT, 'return "<td>—</td>"', 'return "<td>0</td>"'),
+    (KEPT, 'if content.history.get("cut_off"):', "if False:"),
+    (EVIDENCE, "cut_off=verdict.rounds > len(rounds)", "cut_off=False"),
+    (EVIDENCE, "latch = fire or halt", "latch = fire"),
+    (EVIDENCE, "Level.FIRED if fire else given", "given"),
+    (EVIDENCE, "    if code not in list(Code):\n", "    if code is None:\n"),
+    (EVIDENCE, 'setdefault("level", Level.UNKNOWN)', 'setdefault("level", Level.HEALTHY)'),
+    (EVIDENCE, " and not isinstance(value, bool)", ""),
+    (EVIDENCE, " and abs(value) < LARGEST", ""),
+    (EVIDENCE, "kl if _is_number(kl, int, float) else None", "kl or 0.0"),
+    (EVIDENCE, "(ValueError, RecursionError)", "ValueError"),
     (ALLOWANCE, "if size >= STEPS_SHARE * self.max_bytes:", "if False:"),
     (ALLOWANCE, "if size >= ANNOUNCED_SHARE * self.max_bytes:", "if False:"),
     (ALLOWANCE, "if count > self._steps:", "if False:"),

@@ -24,6 +24,10 @@ const DETECTORS = ["guaranteed", "fast", "peak", "gap", "disagreement"]; // the 
 
 const $ = (id) => document.getElementById(id);
 const frozen = JSON.parse($("frozen")?.textContent ?? "null"); // a report has its data in it, and asks nobody
+// Of a run on a cluster its rounds are kept: they stand for the steps, and there is no average over them.
+const OF_ROUNDS = frozen?.history.of_rounds === true;
+const [EACH, RAW] = OF_ROUNDS ? ["each round", ""] : ["each step", "-raw"];
+const averages = (line) => (OF_ROUNDS ? [] : [line]);
 let verdict = null; // the newest response; null before the first
 let answeredAt = null; // when it came
 let drawn = null; // which history is on the page
@@ -283,10 +287,10 @@ const charts = {
     unit: "reward units",
     height: 300,
     lines: [
-      { key: "reward", name: "in-loop, each step", style: "in-loop-raw" },
-      { key: "inLoop", name: "in-loop EMA", style: "in-loop" },
-      { key: "score", name: "held-out, each evaluation", style: "heldout-raw", dots: true },
-      { key: "heldout", name: "held-out EMA", style: "heldout" },
+      { key: "reward", name: `in-loop, ${EACH}`, style: `in-loop${RAW}` },
+      ...averages({ key: "inLoop", name: "in-loop EMA", style: "in-loop" }),
+      { key: "score", name: "held-out, each evaluation", style: `heldout${RAW}`, dots: !OF_ROUNDS },
+      ...averages({ key: "heldout", name: "held-out EMA", style: "heldout" }),
     ],
     onCursor,
   }),
@@ -309,8 +313,8 @@ const charts = {
     unit: "nats/token",
     height: 210,
     lines: [
-      { key: "kl", name: "each step", style: "kl-raw" },
-      { key: "ema", name: "EMA, at evaluations", style: "kl" },
+      { key: "kl", name: EACH, style: `kl${RAW}` },
+      ...averages({ key: "ema", name: "EMA, at evaluations", style: "kl" }),
     ],
     onCursor,
   }),
@@ -359,6 +363,7 @@ function showCharts({ steps, evaluations, total_steps: total }) {
     points: { reward: take(steps, "reward"), inLoop: take(evaluations, "in_loop_ema"), score: take(evaluations, "score"), heldout: take(evaluations, "heldout_ema") },
     empty: "No step has been reported yet.",
   });
+  charts.gap.figure.hidden = OF_ROUNDS;
   charts.gap.update({
     ...shared,
     points: { gap: take(evaluations, "proxy_real_gap") },
@@ -425,6 +430,7 @@ function showTables({ steps, evaluations }) {
   fill($("evaluations"), evaluations, {
     attempt: "Attempt", step: "Step", score: "Held-out score", in_loop_ema: "In-loop EMA", heldout_ema: "Held-out EMA", proxy_real_gap: "Hacking Gap",
   });
+  $("steps").parentElement.hidden = OF_ROUNDS; // they are the evaluations once more
   fill($("steps"), steps, {
     attempt: "Attempt", step: "Step", reward: "Reward", reward_std: "Reward std", kl: "KL (nats/token)", entropy: "Entropy (nats/token)",
   });

@@ -14,7 +14,7 @@ import pytest
 
 import guard_cli
 from guard_cli import colours
-from guard_cli.run.plot import draw
+from guard_cli.report.plot import draw
 from guard_cli.run.report import page
 from guard_core.policy import Policy
 from guard_core.wire import (

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from guard_cli.report.command import report
 from guard_operator.api.schema import crd
 from guard_operator.runtime.client import (
     CONFIG_MAPS,
@@ -274,7 +275,9 @@ def test_a_job_whose_user_has_a_service_account_of_its_own(here: World, make_job
 # -- stopping --------------------------------------------------------------------------------------------
 
 
-def test_given_a_fire_then_it_is_stopped_and_confirmed(running: World) -> None:
+def test_given_a_fire_then_it_is_stopped_and_confirmed(
+    running: World, kubeconfig: Path, tmp_path: Path
+) -> None:
     fired_at = time.monotonic()
     running.fire()
     running.expect_workload(deadline, "the workload is told to end")
@@ -298,6 +301,9 @@ def test_given_a_fire_then_it_is_stopped_and_confirmed(running: World) -> None:
     data = running.evidence()
     assert json.loads(data["verdict.json"])["fire"]["step"] == 40
     assert json.loads(data["last-good-checkpoint.json"])["path"] == "/ckpt/20"
+    report("run", running.namespace, kubeconfig, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "Fired at step 40" in page and "/ckpt/20" in page
     assert took < 5.0, "generous for a busy machine; `make bench-operator` measures it"
 
 

@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import yaml
 
+from guard_core.policy import Policy
 from guard_operator.api.types import ConditionStatus, Spec, Status
 from guard_operator.reconcile.events import transitions
 from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence
@@ -41,10 +43,11 @@ def job(**guard: Any) -> Job:
 def test_evidence_holds_verdict_history_checkpoint_and_logs() -> None:
     rounds = [{"attempt": 0, "step": n, "reward": 0.1, "heldout": 0.2} for n in range(50)]
     one = job(reason="gap 0.2 > 0.1", historyTail=rounds, bestCheckpoint=CHECKPOINT, detectorState="x" * 1000)
-    data = build_evidence(one, {"trainer.log": "bye"}, NOW)["data"]
+    data = build_evidence(one, Policy(), {"trainer.log": "bye"}, NOW)["data"]
     assert json.loads(data["verdict.json"]) == {"reason": "gap 0.2 > 0.1"}
     assert [json.loads(line)["step"] for line in data["history.jsonl"].splitlines()] == list(range(50))
     assert json.loads(data["last-good-checkpoint.json"])["path"] == "/ckpt/5"
+    assert Policy.model_validate(yaml.safe_load(data["policy.yaml"])) == Policy()
     assert data["trainer.log"] == "bye"
 
 
@@ -52,14 +55,15 @@ def test_evidence_holds_verdict_history_checkpoint_and_logs() -> None:
 def test_evidence_goes_with_its_job_unless_it_is_to_stay(kept: bool) -> None:
     one = job()
     one = replace(one, spec=one.spec.model_copy(update={"keep_evidence": kept}))
-    metadata = build_evidence(one, {}, NOW)["metadata"]
+    metadata = build_evidence(one, None, {}, NOW)["metadata"]
     assert ("ownerReferences" not in metadata) is kept
+    assert "policy.yaml" not in build_evidence(one, None, {}, NOW)["data"], "what is not known is not made up"
     assert metadata["labels"] == {"rlguard.dev/job": "run"}
 
 
 def test_evidence_is_bounded_and_keeps_the_end() -> None:
     text = "é" * LOG_BYTES + "end"
-    body = build_evidence(job(), {"trainer.log": text, "guard.log": text}, NOW)
+    body = build_evidence(job(), Policy(), {"trainer.log": text, "guard.log": text}, NOW)
     assert body["data"]["trainer.log"].endswith("end")
     assert len(json.dumps(body, ensure_ascii=False).encode()) < 256 * 1024
 

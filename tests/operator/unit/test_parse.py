@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from guard_core.policy import Policy
 from guard_operator.api.reasons import ConditionType
 from guard_operator.api.types import OnFire, Phase
 from guard_operator.reconcile.decide import condition_of
-from guard_operator.reconcile.parse import UNREADABLE, parse_job
+from guard_operator.reconcile.parse import UNREADABLE, parse_job, read_policy
 from guard_operator.reconcile.snapshot import guard_of
 
 Json = dict[str, Any]
@@ -55,6 +56,16 @@ def test_a_spec_that_does_not_validate_names_the_field() -> None:
     raw["spec"]["guard"]["policy"] = {"heldoutGuard": {"emaAlpha": 2}}
     with pytest.raises(ValidationError, match="ema_alpha"):
         parse_job(raw)
+
+
+def test_a_policy_is_read_or_is_not_known() -> None:
+    raw = run()
+    assert read_policy(raw) == Policy(), "no word about it is the default"
+    raw["spec"]["guard"]["policy"] = {"detector": "heldoutGuard"}
+    assert read_policy(raw) == Policy.model_validate({"detector": "heldout_guard"})
+    for odd in ({"novelty": 1}, {"detector": "ofTomorrow"}):
+        raw["spec"]["guard"]["policy"] = odd
+        assert read_policy(raw) is None
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,16 @@ from typing import Any
 from guard_cli.colours import HELDOUT, IN_LOOP, KL, LIMIT
 from guard_core.wire import Verdict
 
-SMOOTHED_OVER = 8  # steps
+SMOOTHED_OVER = 8  # steps, or rounds
 MARKERS_UP_TO = 200  # evaluations; more than that and the markers hide the line
 
 
-def draw(history: Sequence[Mapping[str, Any]], verdict: Verdict | None) -> str:
+def draw(history: Sequence[Mapping[str, Any]], verdict: Verdict | None, each: str = "step") -> str:
     """The run as SVG: in-loop reward against held-out score above, KL to the reference below.
 
     Args:
         history: lines of history.jsonl; the newest attempt is drawn.
+        each: what a line of it is, a step or a round.
     """
     import matplotlib
 
@@ -32,7 +33,7 @@ def draw(history: Sequence[Mapping[str, Any]], verdict: Verdict | None) -> str:
         figure, (top, bottom) = plt.subplots(
             2, 1, sharex=True, figsize=(9, 5.6), height_ratios=[3, 1.2], layout="constrained"
         )
-        _draw_scores(top, lines)
+        _draw_scores(top, lines, each)
         _draw_kl(bottom, lines, verdict)
         if verdict is not None and verdict.latch_step is not None and verdict.latch_attempt == attempt:
             label = ("fire" if verdict.fire else "halt") + f" at step {verdict.latch_step}"
@@ -46,11 +47,11 @@ def draw(history: Sequence[Mapping[str, Any]], verdict: Verdict | None) -> str:
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 
-def _draw_scores(axes: Any, lines: Sequence[Mapping[str, Any]]) -> None:
+def _draw_scores(axes: Any, lines: Sequence[Mapping[str, Any]], each: str) -> None:
     rewards = [(line["step"], line["reward"]) for line in lines if line["reward"] is not None]
     scores = [(line["step"], line["heldout"]) for line in lines if "heldout" in line]
     axes.plot(*_columns(rewards), color=IN_LOOP, linewidth=0.8, alpha=0.4)
-    label = f"in-loop reward (mean of {SMOOTHED_OVER} steps)"
+    label = f"in-loop reward (mean of {SMOOTHED_OVER} {each}s)"
     axes.plot(*_columns(_trailing_mean(rewards)), color=IN_LOOP, linewidth=2, label=label)
     marker = "o" if len(scores) <= MARKERS_UP_TO else ""
     axes.plot(*_columns(scores), color=HELDOUT, linewidth=2, marker=marker, ms=3, label="held-out score")

@@ -1,0 +1,94 @@
+"""A cluster as a command sees it: that of a kubeconfig, read only, every failure one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from guard_cli.errors import CliError
+from guard_core.extras import missing_extra
+
+REQUEST_SECONDS = 10.0
+UNREACHABLE = 1  # exit code
+
+NamespaceOption = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Namespace; that of the kubeconfig without it.")
+]
+KubeconfigOption = Annotated[Path | None, typer.Option("--kubeconfig", help="A file other than kubectl's.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A namespace of a cluster. `client` is that of the package kubernetes."""
+
+    client: Any
+    namespace: str
+
+    @property
+    def custom_objects(self) -> Any:
+        """The API of objects of our own kind."""
+        from kubernetes import client as api
+
+        return api.CustomObjectsApi(self.client)
+
+    @property
+    def core(self) -> Any:
+        """The API of Kubernetes' own kinds."""
+        from kubernetes import client as api
+
+        return api.CoreV1Api(self.client)
+
+
+def connect(namespace: str | None, kubeconfig: Path | None, instead: str) -> Cluster:
+    """The cluster of the current context; nothing is asked of it yet.
+
+    Args:
+        instead: what the user may name in place of a cluster, for the message.
+
+    Raises:
+        CliError: the extra is not installed, or there is no kubeconfig that can be read.
+    """
+    missing = missing_extra("asking a cluster", ["operator"])
+    if missing is not None:
+        raise CliError(missing)
+    from kubernetes import client as api
+    from kubernetes import config
+
+    files: Any = config  # it has no types
+    where = str(kubeconfig) if kubeconfig is not None else None
+    try:
+        configuration = api.Configuration()
+        files.load_kube_config(where, client_configuration=configuration)
+        context = files.list_kube_config_contexts(where)[1]["context"]
+    except (files.ConfigException, OSError) as error:
+        raise CliError(f"no cluster: {error}; name {instead}, or a --kubeconfig", UNREACHABLE) from None
+    return Cluster(api.ApiClient(configuration), namespace or context.get("namespace") or "default")
+
+
+@contextmanager
+def asking(absent: str) -> Iterator[None]:
+    """Requests to a cluster.
+
+    Args:
+        absent: the sentence for a 404.
+
+    Raises:
+        CliError: it refuses, has no such thing, or does not respond.
+    """
+    from kubernetes.client import ApiException
+
+    try:
+        yield
+    except CliError:
+        raise
+    except ApiException as error:
+        if error.status == 404:
+            raise CliError(absent, UNREACHABLE) from None
+        raise CliError(f"the cluster refused: {error.status} {error.reason}", UNREACHABLE) from None
+    except Exception as error:  # urllib3's errors, which the client does not wrap
+        raise CliError(f"the cluster does not respond: {error}", UNREACHABLE) from None

@@ -1,0 +1,137 @@
+"""`rlguard report`: the report of a run on a cluster, from what the operator kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from guard_cli.cluster import REQUEST_SECONDS, KubeconfigOption, NamespaceOption, asking, connect
+from guard_cli.epilog import epilog
+from guard_cli.errors import CliError
+from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
+from guard_core.wire import Verdict
+from guard_core.wording import not_yaml
+
+EPILOG = epilog(
+    "rlguard report my-job -n training",
+    "rlguard report evidence.yaml --out my-job.html",
+)
+#: A ConfigMap holds at most 1 MiB; as YAML it is longer.
+MOST_BYTES = 8 << 20
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog=EPILOG)
+def report(
+    job: Annotated[
+        str,
+        typer.Argument(metavar="JOB", help="GuardedTrainingJob, also one that was deleted; or a saved file."),
+    ],
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Make the report of a run on a cluster, as `rlguard run` makes it of a run on one machine.
+
+    It is made of the evidence that the operator keeps when a run fires or ends, so that no pod is needed,
+    and with `spec.keepEvidence` not even the job. A file is one that `kubectl get configmap NAME -o yaml`
+    wrote. Of each evaluation round its reward, KL and held-out score are kept; single steps are not.
+    """
+    found = _of_file(Path(job)) if Path(job).is_file() else _of_cluster(job, namespace, kubeconfig)
+    evidence = read_evidence(found)
+    try:
+        out.write_text(_page(evidence) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"--out {out} cannot be written: {error.strerror or error}") from None
+    typer.echo(f"{out}: {_headline(evidence.verdict)}")
+
+
+def _of_file(path: Path) -> Any:
+    """Reads a file that kubectl wrote.
+
+    Raises:
+        CliError: it cannot be read, is too large for a ConfigMap, or is not YAML.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise CliError(f"{path} is too large for a ConfigMap: more than {MOST_BYTES >> 20} MiB")
+        return yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"{path} cannot be read: {error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise CliError(f"{path} is {not_yaml(error)}") from None
+
+
+def _of_cluster(job: str, namespace: str | None, kubeconfig: Path | None) -> Any:
+    """The newest evidence of a job of this name; a job that was made again has some of each.
+
+    Raises:
+        CliError: the cluster cannot be asked, or has none.
+    """
+    cluster = connect(namespace, kubeconfig, "a file with the evidence")
+    from guard_operator.api.names import JOB_LABEL
+
+    with asking(absent=f"there is no namespace {cluster.namespace}"):
+        listed = cluster.core.list_namespaced_config_map(
+            cluster.namespace, label_selector=f"{JOB_LABEL}={job}", _request_timeout=REQUEST_SECONDS
+        )
+        found = [one for one in listed.items if COLLECTED in (one.data or {})]
+        if not found:
+            raise CliError(
+                f"namespace {cluster.namespace} has no evidence of a job {job!r}: it is written when a run "
+                f"fires or ends (`rlguard status {job}` says where it is)",
+                1,
+            )
+        return cluster.client.sanitize_for_serialization(max(found, key=lambda one: one.data[COLLECTED]))
+
+
+def _page(evidence: Evidence) -> str:
+    from guard_cli.report.page import ReportContent, report_page
+    from guard_cli.report.plot import draw
+
+    picture = draw(evidence.history["steps"], evidence.verdict, each="round")
+    content = ReportContent(evidence.verdict, evidence.history, evidence.policy, picture)
+    return report_page(_banner(evidence), _rows(evidence), content)
+
+
+def _banner(evidence: Evidence) -> Any:
+    from guard_service.dashboard.page import Banner
+
+    verdict = evidence.verdict
+    state = "fired" if verdict.fire else "warning" if verdict.halt else verdict.level.value
+    latched = f"Step {verdict.latch_step} of attempt {verdict.latch_attempt}. " if verdict.stop else ""
+    return Banner(
+        name=evidence.job or "a run",
+        when=f"report · evidence of {evidence.collected_at or 'a time that is not known'}",
+        state=state,
+        level="halted" if verdict.halt else state,
+        headline=_headline(verdict),
+        reason=verdict.reason,
+        since=f"{latched}A run on a cluster: what follows is its evaluation rounds.",
+    )
+
+
+def _headline(verdict: Verdict) -> str:
+    if verdict.fire:
+        finding = verdict.code.finding
+        return f"Fired at step {verdict.latch_step}" + (f": {finding.words}" if finding is not None else "")
+    if verdict.halt:
+        return f"Halted at step {verdict.latch_step}"
+    return f"Not stopped; last verdict {verdict.level.value}"
+
+
+def _rows(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    from guard_cli.report.page import verdict_rows
+    from guard_service.dashboard.page import text
+
+    yield "Job", text(evidence.job or "not known")
+    kept = len(evidence.history["evaluations"])
+    if evidence.history["cut_off"]:
+        yield "Kept", f"the last {kept} of {evidence.verdict.rounds} evaluation rounds"
+    best = evidence.verdict.best_evaluation
+    yield from verdict_rows(evidence.verdict, "" if best is None else f", <code>{text(best.path)}</code>")

@@ -1,0 +1,171 @@
+"""What an operator kept of a run, as values. Pure.
+
+A guard wrote it into a status, an operator into a ConfigMap, perhaps of other releases than this one, and a
+file may hold anything: what cannot be read is left out, and missing is not known, never 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic.alias_generators import to_snake
+
+from guard_cli.errors import CliError
+from guard_core.policy import Policy
+from guard_core.wire import Code, KlKind, Level, Verdict
+
+VERDICT, ROUNDS, BEST = "verdict.json", "history.jsonl", "last-good-checkpoint.json"
+#: Beyond it a number of a file is none that a plot can bear.
+LARGEST = 1e15
+POLICY, COLLECTED = "policy.yaml", "collected-at"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is left of a run on a cluster.
+
+    Fields:
+        job: name of the job, for people; "" if it is not known.
+        collected_at: when it was collected, as the operator wrote it.
+        history: for `ReportContent`, made of rounds.
+        policy: None where an older operator did not keep it.
+    """
+
+    job: str
+    collected_at: str
+    verdict: Verdict
+    history: Mapping[str, Any]
+    policy: Policy | None
+
+
+def read_evidence(config_map: Any) -> Evidence:
+    """The evidence in a ConfigMap, given as the API server or `kubectl get -o yaml` has it.
+
+    Raises:
+        CliError: it is not evidence of a run.
+    """
+    data = _object(_object(config_map).get("data"))
+    if VERDICT not in data:
+        raise CliError(
+            f"this is no evidence of a run: a ConfigMap with data/{VERDICT} is needed, as "
+            "`kubectl get configmap NAME -o yaml` prints it"
+        )
+    metadata = _object(_object(config_map).get("metadata"))
+    verdict = _verdict(_object(_json(data[VERDICT])), _json(data.get(BEST)))
+    rounds = tuple(_rounds(data.get(ROUNDS)))
+    return Evidence(
+        job=_words(_object(metadata.get("labels")).get("rlguard.dev/job")),
+        collected_at=_words(data.get(COLLECTED)),
+        verdict=verdict,
+        history=_history(rounds, cut_off=verdict.rounds > len(rounds)),
+        policy=_policy(data.get(POLICY)),
+    )
+
+
+def _verdict(status: Mapping[str, Any], best: Any) -> Verdict:
+    """`status.guard` as the verdict that it was made of; a part that does not validate is left out.
+
+    Raises:
+        CliError: it has no code, or one of another release.
+    """
+    given = _snake(status) | {"best_evaluation": _snake(best)}
+    fire, halt = (_object(given.get(name)) for name in ("fire", "halt"))
+    latch = fire or halt
+    code = latch.get("code") or given.get("code")
+    if code not in list(Code):
+        raise CliError(
+            "the guard of this run had reported no verdict: its evidence holds logs and nothing to draw"
+            if code is None
+            else f"{VERDICT} has the code {code!r}, which this release does not know: use the release of its "
+            "guard"
+        )
+    known = {name: given[name] for name in Verdict.model_fields.keys() & given.keys()} | {
+        "level": Level.FIRED if fire else given.get("level"),
+        "code": code,
+        "reason": _words(latch.get("reason") or given.get("reason")),
+        "fire": bool(fire),
+        "halt": bool(halt) and not fire,
+        "stop": bool(latch),
+        "latch_attempt": latch.get("attempt"),
+        "latch_step": latch.get("step"),
+    }
+    while True:
+        try:
+            return Verdict.model_validate(known)
+        except ValidationError as error:
+            wrong = str(error.errors()[0]["loc"][0])
+            del known[wrong]
+            known.setdefault("level", Level.UNKNOWN)
+
+
+def _rounds(text: Any) -> Iterator[Mapping[str, Any]]:
+    """The rounds that can be read; the first line may have been cut."""
+    for line in _words(text).splitlines():
+        one = _object(_json(line))
+        places = all(_is_number(one.get(key), int) and one[key] >= 0 for key in ("attempt", "step"))
+        if places and all(_is_number(one.get(key), int, float) for key in ("reward", "heldout")):
+            yield one
+
+
+def _history(rounds: tuple[Mapping[str, Any], ...], cut_off: bool) -> Mapping[str, Any]:
+    unknown = dict.fromkeys(("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema"))
+    return {
+        "steps": [_line(one) for one in rounds],
+        "evaluations": [
+            unknown
+            | {key: one[key] for key in ("attempt", "step", "reward")}
+            | {"score": one["heldout"], "evidence": {}}
+            for one in rounds
+        ],
+        "total_steps": len(rounds),
+        "of_rounds": True,
+        "cut_off": cut_off,
+    }
+
+
+def _line(one: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A round in the form of a step."""
+    kl = one.get("kl")
+    return {key: one[key] for key in ("attempt", "step", "reward", "heldout")} | {
+        "kl": kl if _is_number(kl, int, float) else None,
+        "kl_kind": KlKind.REF_TOKEN_MEAN.value,
+        "entropy": None,
+        "reward_std": None,
+    }
+
+
+def _policy(text: Any) -> Policy | None:
+    try:
+        return None if text is None else Policy.model_validate(yaml.safe_load(_words(text)))
+    except (yaml.YAMLError, ValidationError, RecursionError):
+        return None
+
+
+def _json(text: Any) -> Any:
+    """What a text holds as JSON, None if that cannot be said; no number is infinite."""
+    try:
+        return json.loads(_words(text), parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _snake(value: Any) -> Any:
+    """The names of the API as those of the wire, inner ones too."""
+    return {to_snake(str(k)): _snake(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _is_number(value: Any, *kinds: type[int | float]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _words(value: Any) -> str:
+    return value if isinstance(value, str) else ""

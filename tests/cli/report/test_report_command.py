@@ -1,0 +1,216 @@
+"""`rlguard report`: what an operator kept of a run becomes the page; of any other file a sentence is said."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guard_cli.errors import CliError
+from guard_cli.report.command import _of_file, _page, report
+from guard_cli.report.evidence import read_evidence
+from guard_core.judge import Latch
+from guard_core.policy import Policy
+from guard_core.wire import Code, EvaluationSummary, Level, Verdict
+from guard_operator.api.types import Spec, Status
+from guard_operator.reconcile.evidence import build_evidence
+from guard_operator.reconcile.snapshot import Job
+from guard_service.cluster.mapping import Known, guard_status
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+SPEC = {
+    "template": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}},
+    "guard": {
+        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+        "checkpoints": {"volume": "c"},
+    },
+}
+BEST = EvaluationSummary(attempt=0, step=20, score=0.5, items=64, path="/ckpt/20", truncated=0.25)
+FIRED = Verdict(
+    level=Level.FIRED,
+    code=Code.CALIBRATED_GAP,
+    reason="the reward rose & <b>nothing</b> else did",
+    fire=True,
+    halt=False,
+    stop=True,
+    latch_attempt=1,
+    latch_step=40,
+    attempt=1,
+    step=41,
+    steps=41,
+    rounds=4,
+    announced=4,
+    evaluated=4,
+    in_loop_ema=0.75,
+    heldout_ema=0.25,
+    proxy_real_gap=0.5,
+    last_evaluation=BEST.model_copy(update={"step": 40, "score": 0.25, "attempt": 1}),
+    best_evaluation=BEST,
+)
+LATCH = Latch(True, FIRED.code, FIRED.reason, 1, 40)
+ROUNDS = [
+    {"attempt": 0, "step": 10 * n, "heldout": 0.5 - n / 16, "reward": n / 4, "kl": 0.5} for n in range(4)
+]
+
+
+def kept(
+    verdict: Verdict = FIRED, latches: tuple[Latch, ...] = (LATCH,), policy: Policy | None = None
+) -> dict[str, Any]:
+    """The ConfigMap that the operator keeps of what the guard reported."""
+    from guard_core.judge import Judge
+
+    known = Known(verdict, latches, Judge(Policy()).to_state(), ROUNDS)
+    status = Status.model_validate({"guard": guard_status(known, {}, NOW)})
+    job = Job("my-job", "ns", "0123456789", 1, "1", {}, Spec.model_validate(SPEC), status)
+    body: dict[str, Any] = json.loads(json.dumps(build_evidence(job, policy, {"trainer.log": "bye"}, NOW)))
+    return body
+
+
+def test_what_the_guard_said_comes_back() -> None:
+    policy = Policy.model_validate({"detector": "heldout_guard"})
+    evidence = read_evidence(kept(policy=policy))
+    assert evidence.verdict == FIRED.model_copy(update={"needed": None})
+    assert evidence.policy == policy
+    assert (evidence.job, evidence.collected_at) == ("my-job", "2026-01-02T00:00:00.000+00:00")
+    assert [(one["step"], one["score"]) for one in evidence.history["evaluations"]] == [
+        (one["step"], one["heldout"]) for one in ROUNDS
+    ]
+    assert [(one["reward"], one["kl"]) for one in evidence.history["steps"]] == [
+        (one["reward"], 0.5) for one in ROUNDS
+    ]
+    assert not evidence.history["cut_off"]
+
+
+def test_a_halt_and_a_run_that_ended_well() -> None:
+    halted = FIRED.model_copy(
+        update={"fire": False, "halt": True, "code": Code.STALE, "level": Level.WARNING, "reason": "old"}
+    )
+    latch = Latch(False, Code.STALE, "old", 1, 40)
+    assert read_evidence(kept(halted, (latch,))).verdict == halted
+    well = halted.model_copy(
+        update={"halt": False, "stop": False, "latch_step": None, "latch_attempt": None, "code": Code.OK}
+        | {"level": Level.HEALTHY, "reason": "fine"}
+    )
+    assert read_evidence(kept(well, ())).verdict == well
+
+
+def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "evidence.yaml", tmp_path / "page.html"
+    file.write_text(yaml.safe_dump(kept(policy=Policy())))
+    report(str(file), out=out)
+    page = out.read_text()
+    assert capsys.readouterr().out == f"{out}: Fired at step 40: evidence of reward hacking\n"
+    assert "<b>" not in page and "my-job" in page and "/ckpt/20" in page
+    assert "evidence of 2026-01-02T00:00:00.000+00:00" in page
+    assert "At the fire" in page or "At the end" in page
+    assert "(mean of 8 rounds)" in page and "First that was kept" not in page
+
+
+def test_a_level_that_cannot_be_read_is_not_healthy() -> None:
+    body = kept()
+    body["data"]["verdict.json"] = json.dumps({"level": "superb", "code": "ok", "reason": "fine"})
+    assert read_evidence(body).verdict.level is Level.UNKNOWN
+    body = kept()
+    fired = json.loads(body["data"]["verdict.json"]) | {"level": "unknown"}  # its guard lost its store
+    body["data"]["verdict.json"] = json.dumps(fired)
+    assert read_evidence(body).verdict.level is Level.FIRED
+
+
+def test_a_kl_that_is_missing_is_not_0() -> None:
+    body = kept()
+    body["data"]["history.jsonl"] = json.dumps({k: v for k, v in ROUNDS[0].items() if k != "kl"})
+    assert [one["kl"] for one in read_evidence(body).history["steps"]] == [None]
+
+
+def test_a_number_beyond_all_bounds_is_not_drawn() -> None:
+    body = kept()
+    for odd in (10**400, 1e300, 1e400, True):
+        body["data"]["history.jsonl"] += "\n" + json.dumps(ROUNDS[0] | {"reward": odd})
+    evidence = read_evidence(body)
+    assert len(evidence.history["steps"]) == len(ROUNDS) and "<svg" in _page(evidence)
+
+
+def test_rounds_that_are_gone_are_no_start() -> None:
+    evidence = read_evidence(kept(FIRED.model_copy(update={"rounds": 60})))
+    assert evidence.history["cut_off"]
+    page = _page(evidence)
+    assert "the last 4 of 60 evaluation rounds" in page
+    assert "First that was kept" in page and '<th scope="col">Start</th>' not in page
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (None, "no evidence of a run"),
+        ([], "no evidence of a run"),
+        ({"data": {"policy.yaml": "{}"}}, "no evidence of a run"),
+        ({"data": {"verdict.json": "{"}}, "had reported no verdict"),
+        ({"data": {"verdict.json": "null"}}, "had reported no verdict"),
+        ({"data": {"verdict.json": "[" * 100_000}}, "had reported no verdict"),
+        ({"data": {"verdict.json": '{"code": "of_tomorrow"}'}}, "'of_tomorrow', which this release"),
+        ({"data": {"verdict.json": '{"code": ["ok"]}'}}, "which this release does not know"),
+    ],
+    ids=str,
+)
+def test_what_is_no_evidence_is_said(changed: Any, said: str) -> None:
+    with pytest.raises(CliError, match=said):
+        read_evidence(changed)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a: [", "is not YAML"),
+        (b"\xff", "cannot be read"),
+        (b"[" * 100_000, "is not YAML"),
+        (b"x" * (9 << 20), "too large for a ConfigMap"),
+    ],
+    ids=["open", "bytes", "deep", "large"],
+)
+def test_a_file_that_kubectl_did_not_write(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    with pytest.raises(CliError, match=said):
+        _of_file(file)
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "evidence.yaml"
+    file.write_text(yaml.safe_dump(kept()))
+    with pytest.raises(CliError, match=r"--out .* cannot be written: Is a directory"):
+        report(str(file), out=tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = sorted(json.loads(kept()["data"]["verdict.json"]))
+
+
+@settings(deadline=None)
+@given(
+    field=st.sampled_from(FIELDS), value=JSON, line=st.dictionaries(st.sampled_from(list(ROUNDS[0])), JSON)
+)
+def test_whatever_a_part_holds_the_rest_is_drawn(field: str, value: Any, line: Any) -> None:
+    body = kept()
+    verdict = json.loads(body["data"]["verdict.json"]) | {field: value}
+    body["data"]["verdict.json"] = json.dumps(verdict)
+    body["data"]["history.jsonl"] += "\n" + json.dumps(line) + "\n{"
+    try:
+        evidence = read_evidence(body)
+    except CliError:
+        assert field in ("code", "fire")
+        return
+    assert len(evidence.history["steps"]) >= len(ROUNDS)
+    assert evidence.verdict.best_evaluation == BEST
+    assert field == "fire" or evidence.verdict.fire, "a fire that was kept is told"
+    json.dumps(evidence.history, allow_nan=False)
+    json.dumps(evidence.verdict.model_dump(mode="json"), allow_nan=False)
