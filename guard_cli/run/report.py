@@ -29,8 +29,8 @@ def page(
     Args:
         facts: content of run.json.
         best: directory of the last good checkpoint, if one was kept.
-        history, verdict, policy, picture, rollouts: see `ReportContent`; without a verdict or a policy no guard has
-            started.
+        history, verdict, policy, picture, rollouts: see `ReportContent`; without a verdict or a policy
+            no guard has started.
     """
     banner, rows = _banner(facts, verdict), _run_rows(facts, verdict, best)
     if verdict is None or policy is None:
