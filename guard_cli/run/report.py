@@ -11,7 +11,7 @@ from typing import Any
 
 from guard_core.ending import steps_after
 from guard_core.policy import Policy
-from guard_core.wire import Code, MomentRollouts, Verdict
+from guard_core.wire import Code, FiguresReport, MomentRollouts, Verdict
 from guard_service.dashboard.page import Banner, frozen_page, text
 
 LAST_EVALUATIONS = 200
@@ -25,6 +25,7 @@ def page(
     picture: str,
     best: Path | None,
     rollouts: Sequence[MomentRollouts] = (),
+    figures: Sequence[FiguresReport] = (),
 ) -> str:
     """The whole report, self-contained.
 
@@ -35,6 +36,7 @@ def page(
         picture: from `plot.draw`, for readers that run no script.
         best: directory of the last good checkpoint, if one was kept.
         rollouts: as `GET /v1/rollouts` has them.
+        figures: as `GET /v1/figures` has them.
     """
     run = _card("The run", _pairs(_run_rows(facts, verdict, best)))
     if verdict is None or policy is None:
@@ -44,6 +46,7 @@ def page(
         "history": history,
         "policy": policy.model_dump(mode="json"),
         "rollouts": [one.model_dump(mode="json") for one in rollouts],
+        "figures": [one.model_dump(mode="json") for one in figures],
     }
     evaluations = history["evaluations"]
     still = f'<div class="drawing">{picture}</div>' + _card("Held-out evaluations", _evaluations(evaluations))

@@ -18,7 +18,7 @@ from guard_cli.run.plot import draw
 from guard_cli.run.report import page as report_page
 from guard_core.rollouts import side_by_side
 from guard_core.wire import Verdict
-from guard_service.store import export_history, read_rollouts, stored_policy, thinned_history
+from guard_service.store import ROLLOUTS, export_history, stored_policy, thinned_history
 
 from .conftest import Guard
 from .test_dashboard import HOSTILE as WRITTEN
@@ -54,7 +54,7 @@ class Written:
         lines = list(export_history(guard.state))
         history, policy = thinned_history(guard.state, 2000), stored_policy(guard.state)
         self.path = directory / "report.html"
-        rollouts = side_by_side(read_rollouts(guard.state), verdict)
+        rollouts = side_by_side(ROLLOUTS.read(guard.state), verdict)
         picture = draw(lines, verdict)
         self.path.write_text(report_page(facts, history, verdict, policy, picture, None, rollouts))
 
