@@ -364,7 +364,7 @@ class TestWhatElseTheTrainerMeasured:
         heads = page.locator("#plots figure:visible h2")
         expect(heads).to_have_count(4)
         expect(heads.nth(0)).to_have_text("Reward component: format")
-        expect(heads.nth(1)).to_have_text("Length of the training's completions")
+        expect(heads.nth(1)).to_have_text("Length of training completions")
         plot = chart(page, "Reward component: format").locator(".plot")
         plot.focus()
         page.keyboard.press("End")
@@ -399,7 +399,7 @@ class TestWhatElseTheTrainerMeasured:
         measure(guard, [2, 10**9], "completions/clipped_ratio")
         guard.post([step(2, 0.5)])
         expect(page.locator("#plots figure:visible")).to_have_count(2)
-        drawn = chart(page, "cut off at the length limit").locator(".plot path.in-loop")
+        drawn = chart(page, "Training completions cut off").locator(".plot path.in-loop")
         expect(drawn).to_have_count(1)  # a step that the run has not made is not drawn
 
 

@@ -403,9 +403,9 @@ function showCharts({ steps, evaluations, total_steps: total }) {
 }
 
 const PLOT_TITLES = new Map([
-  ["completions/mean_length", ["Length of the training's completions", "tokens"]],
-  ["completions/clipped_ratio", ["Training completions cut off at the length limit", "share"]],
-  ["frac_reward_zero_std", ["Prompts whose completions all got one reward", "share"]],
+  ["completions/mean_length", ["Length of training completions", "tokens"]],
+  ["completions/clipped_ratio", ["Training completions cut off", "share"]],
+  ["frac_reward_zero_std", ["Prompts with one reward for all", "share"]],
 ]);
 
 /** The title and unit of a further figure. What a trainer calls it is text, whatever it says. */
