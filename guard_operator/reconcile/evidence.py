@@ -2,8 +2,9 @@
 
 The job owns it, unless `spec.keepEvidence` says that it stays without the job.
 
-It holds the verdict, the tail of the evaluation rounds, the last good checkpoint, and the ends of the logs of
-the trainer and of the guard. The object is written once; a later attempt finds it and leaves it.
+It holds the verdict, the tail of the evaluation rounds, the last good checkpoint, what the policy wrote, and
+the ends of the logs of the trainer and of the guard. The object is written once; a later attempt finds it and
+leaves it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from guard_operator.api import names
-from guard_operator.api.types import ApiModel, StatusModel
+from guard_operator.api.types import ApiModel, GuardStatus, StatusModel
 from guard_operator.reconcile.inject import owner_reference
 from guard_operator.reconcile.snapshot import Job, guard_of
 from guard_operator.runtime.client import CONFIG_MAPS, Json
@@ -37,13 +38,14 @@ def build_evidence(job: Job, logs: dict[str, str], now: datetime) -> Json:
         now: when it was collected, UTC.
     """
     guard = guard_of(job)
-    verdict = _json(guard, exclude={"detector_state", "history_tail", "best_checkpoint"})
+    verdict = _json(guard, exclude={"detector_state", "history_tail", "best_checkpoint", "rollouts"})
     rounds = "\n".join(json.dumps(_json(one)) for one in guard.history_tail)
     data = {
         "collected-at": now.isoformat(timespec="milliseconds"),
         "verdict.json": json.dumps(verdict, indent=2),
         "history.jsonl": _tail(rounds, HISTORY_BYTES),
         "last-good-checkpoint.json": json.dumps(_json(guard.best_checkpoint), indent=2),
+        **({"rollouts.json": _rollouts(guard)} if guard.rollouts else {}),
         **{name: _tail(text, LOG_BYTES) for name, text in logs.items()},
     }
     metadata = {
@@ -64,6 +66,11 @@ def _json(model: ApiModel | StatusModel | None, exclude: set[str] | None = None)
     if model is None:
         return None
     return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=exclude)
+
+
+def _rollouts(guard: GuardStatus) -> str:
+    """What the policy wrote, for people: as JSON, so that no text of it can look like another field."""
+    return json.dumps([_json(one) for one in guard.rollouts], indent=2)
 
 
 def _tail(text: str, limit: int) -> str:
