@@ -31,7 +31,7 @@ from guard_service.engine.ingest import Ingest
 from guard_service.engine.ledger import Ledger, Resume
 from guard_service.engine.liveness import Liveness
 from guard_service.engine.scoring import ScoringWorker
-from guard_service.engine.shown import Shown
+from guard_service.engine.shown import ShownBook
 from guard_service.engine.verdicts import halted
 from guard_service.errors import GuardError, StoreError
 from guard_service.metrics import GuardMetrics
@@ -100,8 +100,8 @@ class Engine:
             self._evaluations = Evaluations(
                 self._ledger, worker, self.metrics, best, on_fatal=self._tell_fatal
             )
-        self._rollouts = Shown(ROLLOUTS, state_dir)
-        self._figures = Shown(FIGURES, state_dir, FIGURES_SECONDS)
+        self._rollouts = ShownBook(ROLLOUTS, state_dir)
+        self._figures = ShownBook(FIGURES, state_dir, FIGURES_SECONDS)
         self._tasks: list[asyncio.Task[None]] = []
         self.metrics.observe(self)
 

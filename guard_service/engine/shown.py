@@ -15,7 +15,7 @@ log = logging.getLogger("rlguard.guard")
 T = TypeVar("T")
 
 
-class Shown(Generic[T]):
+class ShownBook(Generic[T]):
     """What people are shown of one kind, and its file in `state_dir`.
 
     Args:
