@@ -27,6 +27,7 @@ from guard_core.wire import (
     EndReport,
     EvaluationsNeeded,
     FailureKind,
+    FiguresReport,
     RolloutsReport,
     StepReport,
 )
@@ -34,6 +35,8 @@ from guard_core.wording import must_be
 
 #: Most steps in one `POST /v1/steps`; the guard refuses longer lists.
 MAX_STEPS_PER_POST = 1000
+#: Most steps in one `POST /v1/figures`.
+MAX_FIGURES_PER_POST = 100
 #: Responses of the guard are a few KiB; more than this is not the guard.
 _MAX_RESPONSE_BYTES = 1 << 20
 _REFUSALS = frozenset({400, 409, 413, 422})
@@ -166,6 +169,11 @@ class GuardClient:
     def post_rollouts(self, report: RolloutsReport) -> Acknowledgement:
         """`POST /v1/rollouts`. A guard of an older release does not know it (404)."""
         return self._exchange("POST", "/v1/rollouts", report.model_dump(mode="json"), Acknowledgement)
+
+    def post_figures(self, reports: Sequence[FiguresReport]) -> Acknowledgement:
+        """`POST /v1/figures`, of at most `MAX_FIGURES_PER_POST` steps. An older guard answers 404."""
+        body = [report.model_dump(mode="json") for report in reports]
+        return self._exchange("POST", "/v1/figures", body, Acknowledgement)
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""

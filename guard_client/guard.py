@@ -20,6 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ from guard_client.rollouts import Candidate, RolloutsSample, selected
 from guard_client.samples import (
     CheckpointSample,
     StepSample,
+    fit_figures,
     let_the_guard_read,
     sample_of,
     wrong_in_checkpoint,
@@ -316,6 +318,7 @@ class Guard:
         kl_kind: Literal["ref_token_mean", "ref_seq_sum", "behaviour"] | KlKind | None = None,
         entropy: float | None = None,
         reward_std: float | None = None,
+        figures: Mapping[str, float | None] | None = None,
     ) -> None:
         """Report an optimizer step, once; returns at once.
 
@@ -327,6 +330,9 @@ class Guard:
                 against a limit.
             entropy: mean policy entropy, nats/token.
             reward_std: standard deviation of the reward, reward units.
+            figures: up to 16 more by name, such as `rewards/format/mean` or `completions/mean_length`; the
+                dashboard and the report plot them. Nothing is judged by them, and what cannot be sent of
+                them is dropped.
 
         Raises:
             GuardConfigError: the guard is not open yet.
@@ -350,7 +356,17 @@ class Guard:
                 "no reward", f"step {step} has no finite reward ({reward!r}): such steps are not reported"
             )
         else:
-            self.report(sample)
+            self.report(sample if figures is None else replace(sample, figures=self._fit(figures)))
+
+    def _fit(self, figures: Mapping[str, float | None]) -> dict[str, float]:
+        """Those that can be shown. They are for people to see: no step is refused for them."""
+        try:
+            fit, wrong = fit_figures(figures)
+        except Exception as error:
+            fit, wrong = {}, f"they must be a mapping of names to numbers: {error!r}"
+        if wrong is not None:
+            self._say_once("figures", f"some figures cannot be shown: {wrong}")
+        return fit
 
     def report(self, sample: StepSample) -> None:
         """Report a step whose values have been read already; as `step`."""

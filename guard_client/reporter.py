@@ -19,7 +19,13 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from guard_client.client import MAX_STEPS_PER_POST, GuardClient, VerdictView
+from guard_client.client import (
+    MAX_FIGURES_PER_POST,
+    MAX_STEPS_PER_POST,
+    Acknowledgement,
+    GuardClient,
+    VerdictView,
+)
 from guard_client.errors import (
     GuardConfigError,
     GuardUnavailableError,
@@ -28,14 +34,16 @@ from guard_client.errors import (
 )
 from guard_client.rollouts import RolloutsSample
 from guard_client.samples import CheckpointSample, StepSample
-from guard_core.wire import CheckpointReport, Code, EndReport, RolloutsReport
+from guard_core.wire import CheckpointReport, Code, EndReport, FiguresReport, RolloutsReport
 
 log = logging.getLogger(__name__)
 
-#: Steps and checkpoints that may wait. A step is about 0.3 KiB, so this is about a MiB.
+#: Steps and checkpoints that may wait. A step is about 0.3 KiB, with further figures 2 KiB: some MiB.
 QUEUE_LIMIT = 4096
 #: Steps whose rollouts may wait, at most 64 KiB each. They are sent when nothing else waits, and once.
 ROLLOUTS_LIMIT = 8
+#: Steps whose further figures may wait. They are sent when neither reports nor rollouts wait, and once.
+FIGURES_LIMIT = 1000
 #: Seconds after which an idle reporter asks for the verdict: a fire found between two steps is known at the
 #: next one, however long a step takes.
 POLL_SECONDS = 5.0
@@ -43,7 +51,8 @@ POLL_SECONDS = 5.0
 BUSY_POLL_SECONDS = 1.0
 #: So many reports of one kind refused in a row, and it is no accident of one report.
 REFUSALS_IN_A_ROW = 3
-UNKNOWN = "unknown"  # said of a guard that does not know rollouts
+#: What is for people alone, by the word for it.
+ROLLOUTS, FIGURES = "rollouts", "figures"
 _DRAIN_POLL_SECONDS = 0.2
 _FIRST_RETRY_SECONDS = 0.1
 _LAST_RETRY_SECONDS = 5.0
@@ -104,7 +113,9 @@ class Reporter:
         # Guarded by the lock:
         self._queue: deque[StepSample | CheckpointSample] = deque()
         self._rollouts: deque[RolloutsSample] = deque(maxlen=ROLLOUTS_LIMIT)
-        self._rollouts_told: set[str] = set()  # what has been said of them
+        self._figures: deque[StepSample] = deque(maxlen=FIGURES_LIMIT)
+        self._unknown: set[str] = set()  # what this guard's release does not show
+        self._lost: set[str] = set()  # of what it has been said that some is not shown
         self._on_their_way = 0  # checkpoints that are queued or in flight
         self._dropped_checkpoints = 0
         self._verdict: VerdictView | None = None
@@ -169,13 +180,15 @@ class Reporter:
                 if first_or_rare:
                     log.warning("the queue to the guard is full: %d reports dropped", self.delivery.dropped)
             self._queue.append(sample)
+            if isinstance(sample, StepSample) and sample.figures and FIGURES not in self._unknown:
+                self._figures.append(sample)
             self._on_their_way += isinstance(sample, CheckpointSample)
             self._lock.notify()
 
     def submit_rollouts(self, sample: RolloutsSample) -> None:
         """Queue rollouts, apart from the reports. Of too many the oldest are dropped: nothing needs them."""
         with self._lock:
-            if UNKNOWN not in self._rollouts_told:
+            if ROLLOUTS not in self._unknown:
                 self._rollouts.append(sample)
                 self._lock.notify()
 
@@ -327,7 +340,7 @@ class Reporter:
             return self._work() and self._clock() < self._deadline
 
     def _work(self) -> bool:
-        return bool(self._in_flight or self._queue or self._rollouts)
+        return bool(self._in_flight or self._queue or self._rollouts or self._figures)
 
     def _pause(self, seconds: float) -> bool:
         """Wait before the next try; False when the time for the last tries is over."""
@@ -347,6 +360,8 @@ class Reporter:
             self._load()
         if not self._in_flight and self._rollouts:
             self._send_rollouts()
+        elif not self._in_flight and self._figures:
+            self._send_figures()
         elif not self._in_flight:
             self._succeeded(self._ask())
         elif isinstance(self._in_flight[0], CheckpointSample):
@@ -413,24 +428,46 @@ class Reporter:
         self._taken("step")
 
     def _send_rollouts(self) -> None:
-        """Send those of one step, once. What comes of it changes nothing else."""
+        """Send those of one step, once."""
         with self._lock:
             sample = self._rollouts.popleft()
+        self._show(
+            ROLLOUTS,
+            sample.step,
+            lambda: self._client.post_rollouts(
+                RolloutsReport(attempt=self._known_attempt, step=sample.step, rollouts=sample.rollouts)
+            ),
+        )
+
+    def _send_figures(self) -> None:
+        """Send further figures of the steps that wait, once."""
+        with self._lock:
+            count = min(len(self._figures), MAX_FIGURES_PER_POST)
+            samples = [self._figures.popleft() for _ in range(count)]
+        self._show(
+            FIGURES,
+            samples[0].step,
+            lambda: self._client.post_figures(
+                [
+                    FiguresReport(attempt=self._known_attempt, step=s.step, figures={**s.figures})
+                    for s in samples
+                ]
+            ),
+        )
+
+    def _show(self, what: str, step: int, send: Callable[[], Acknowledgement]) -> None:
+        """Send what is for people alone. What comes of it changes nothing else."""
         try:
-            report = RolloutsReport(attempt=self._known_attempt, step=sample.step, rollouts=sample.rollouts)
-            self._succeeded(self._client.post_rollouts(report).verdict)
+            self._succeeded(send().verdict)
         except UnknownRouteError:
             with self._lock:
-                self._rollouts.clear()
-            self._say_of_rollouts(UNKNOWN, "this guard's release does not show rollouts: none is sent")
+                self._unknown.add(what)
+                (self._rollouts if what == ROLLOUTS else self._figures).clear()
+            log.info("this guard's release does not show %s: none are sent", what)
         except (GuardUnavailableError, ReportRefusedError, ValidationError) as error:
-            self._say_of_rollouts("lost", f"rollouts of step {sample.step} are not shown: {error}")
-
-    def _say_of_rollouts(self, what: str, sentence: str) -> None:
-        if what not in self._rollouts_told:
-            log.info("%s", sentence)
-        with self._lock:
-            self._rollouts_told.add(what)
+            if what not in self._lost:
+                self._lost.add(what)
+                log.info("%s of step %d are not shown: %s", what, step, error)
 
     def _taken(self, kind: str) -> None:
         with self._lock:

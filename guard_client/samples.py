@@ -12,11 +12,11 @@ import operator
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guard_core.wire import KlKind, Sampling, StepReport
+from guard_core.wire import MAX_FIGURE_NAME, MAX_FIGURES, KlKind, Sampling, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,10 @@ _LAST_STEP = 2**53
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """One step; reward units for `reward` and `reward_std`, nats/token for `entropy`, nats for `kl`."""
+    """One step; reward units for `reward` and `reward_std`, nats/token for `entropy`, nats for `kl`.
+
+    `figures` are further ones by their names, as `fit_figures` has them; they travel by themselves.
+    """
 
     step: int
     reward: float
@@ -41,6 +44,7 @@ class StepSample:
     kl_kind: KlKind = KlKind.ABSENT
     entropy: float | None = None
     reward_std: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     def report(self, attempt: int) -> StepReport:
         """It, as the guard takes it.
@@ -102,6 +106,28 @@ def wrong_in_step(step: object, values: Mapping[str, Any], kl_kind: object) -> s
     if kl_kind is None and values.get("kl") is not None:
         return f"kl says nothing without its kind: give {_KINDS_IN_WORDS}"
     return None
+
+
+def fit_figures(figures: Mapping[Any, Any]) -> tuple[dict[str, float], str | None]:
+    """The further figures of a step that can be shown, and why the first of the others cannot.
+
+    A value that is None, NaN or infinite is unknown, and left out without a word.
+    """
+    fit: dict[str, float] = {}
+    wrong = None
+    for name, value in figures.items():
+        number = number_of(value)
+        if value is None or (number is not None and not math.isfinite(number)):
+            continue
+        if len(fit) == MAX_FIGURES:
+            wrong = wrong or f"only {MAX_FIGURES} of a step are shown, so {_shown(name)} is not"
+        elif not (isinstance(name, str) and 0 < len(name) <= MAX_FIGURE_NAME):
+            wrong = wrong or f"a name must have 1 to {MAX_FIGURE_NAME} characters, got {_shown(name)}"
+        elif number is None or abs(number) > LARGEST:
+            wrong = wrong or f"{_shown(name)} must be a number up to 1e100, got {_shown(value)}"
+        else:
+            fit[name.encode("utf-8", "replace").decode()] = number
+    return fit, wrong
 
 
 def wrong_in_checkpoint(path: object, step: object) -> str | None:

@@ -201,6 +201,24 @@ class MomentRollouts(Wire):
     rollouts: Rollouts = Field(description="As they were reported.")
 
 
+#: Further figures of one step, and of a run.
+MAX_FIGURES = 16
+#: Characters of the name of such a figure.
+MAX_FIGURE_NAME = 100
+
+
+class FiguresReport(Wire):
+    """What else a trainer measured in one step, for people to see. Nothing is judged by it."""
+
+    attempt: Attempt
+    step: Step
+    figures: dict[Annotated[str, Field(min_length=1, max_length=MAX_FIGURE_NAME)], Measured] = Field(
+        min_length=1,
+        max_length=MAX_FIGURES,
+        description="By the trainer's name, such as `rewards/format/mean` or `completions/mean_length`.",
+    )
+
+
 class Level(StrEnum):
     """Verdict levels in order of severity; the worst of several wins."""
 
@@ -567,7 +585,7 @@ class CheckpointResponse(Wire):
     verdict: Verdict
 
 
-class RolloutsResponse(Wire):
-    """Response to `POST /v1/rollouts`. What it takes is for people, and may be lost: no verdict needs it."""
+class ShownResponse(Wire):
+    """Response to `POST /v1/rollouts` and `/v1/figures`: what they take is for people, and may be lost."""
 
     verdict: Verdict

@@ -29,9 +29,10 @@ from guard_core.wire import (
     CheckpointResponse,
     EndReport,
     EndResponse,
+    FiguresReport,
     MomentRollouts,
     RolloutsReport,
-    RolloutsResponse,
+    ShownResponse,
     StepReport,
     StepsResponse,
     Verdict,
@@ -44,9 +45,11 @@ from guard_service.errors import MEDIA_TYPE, FieldError, Problem, ProblemDetails
 from guard_service.metrics import CONTENT_TYPE
 from guard_service.refusals import Kind
 from guard_service.requests import (
+    MAX_FIGURES_STEPS,
     MAX_STEPS,
     parse_checkpoint,
     parse_end,
+    parse_figures,
     parse_rollouts,
     parse_steps,
     read_body,
@@ -250,6 +253,17 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
         engine.add_rollouts(parse_rollouts(await read_body(request.scope, request.receive)))
         return Response(b'{"verdict":%b}' % engine.trainer_json, media_type=JSON)
 
+    async def post_figures(request: Request) -> Response:
+        """Give further figures of at most 100 steps, for plots: reward components, lengths of completions.
+
+        Nothing is judged by them. Of a run at most 16 names and 500 steps are kept, evenly spread; of one
+        step what was given first. They are on disk some 10 seconds later; if the guard is killed before that,
+        they alone are lost.
+        """
+        check(request, tokens, Role.INGEST)
+        engine.add_figures(parse_figures(await read_body(request.scope, request.receive)))
+        return Response(b'{"verdict":%b}' % engine.trainer_json, media_type=JSON)
+
     unfit = {
         **_auth_problems(),
         400: _problem("The body is not JSON."),
@@ -275,7 +289,14 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
         ),
         ("/v1/checkpoints", post_checkpoint, CheckpointResponse, problems, _ref(CheckpointReport)),
         ("/v1/end", post_end, EndResponse, problems, _ref(EndReport)),
-        ("/v1/rollouts", post_rollouts, RolloutsResponse, unfit, _ref(RolloutsReport)),
+        ("/v1/rollouts", post_rollouts, ShownResponse, unfit, _ref(RolloutsReport)),
+        (
+            "/v1/figures",
+            post_figures,
+            ShownResponse,
+            unfit,
+            {"type": "array", "items": _ref(FiguresReport), "maxItems": MAX_FIGURES_STEPS},
+        ),
     ):
         app.router.add_api_route(
             path,
@@ -365,6 +386,16 @@ def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens, name: str) -> Non
         are of the step before it that has.
         """
         return list(engine.rollouts())
+
+    @app.get(
+        "/v1/figures",
+        dependencies=read,
+        responses=_auth_problems(),
+        tags=["reading"],
+    )
+    async def get_figures() -> list[FiguresReport]:
+        """Further figures of the training, as the trainer reports them, of at most 500 steps of the run."""
+        return list(engine.figures())
 
 
 def _add_probes(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
@@ -499,7 +530,14 @@ def _add_openapi(app: FastAPI) -> None:
             _, models = models_json_schema(
                 [
                     (model, "validation")
-                    for model in (StepReport, CheckpointReport, EndReport, RolloutsReport, ProblemDetails)
+                    for model in (
+                        StepReport,
+                        CheckpointReport,
+                        EndReport,
+                        RolloutsReport,
+                        FiguresReport,
+                        ProblemDetails,
+                    )
                 ],
                 ref_template="#/components/schemas/{model}",
             )

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.types import Receive, Scope
 
-from guard_core.wire import CheckpointReport, EndReport, RolloutsReport, StepReport
+from guard_core.wire import CheckpointReport, EndReport, FiguresReport, RolloutsReport, StepReport
 from guard_core.wording import must_be
 from guard_service.errors import (
     FieldError,
@@ -25,6 +25,7 @@ from guard_service.errors import (
 )
 
 MAX_STEPS = 1_000
+MAX_FIGURES_STEPS = 100
 MAX_BODY_BYTES = 1024 * 1024
 MAX_ERRORS = 20  # fields named in one response
 MAX_SHOWN = 80  # characters of a refused value
@@ -34,6 +35,7 @@ _STEPS = TypeAdapter(Annotated[list[StepReport], Field(max_length=MAX_STEPS)])
 _CHECKPOINT = TypeAdapter(CheckpointReport)
 _END = TypeAdapter(EndReport)
 _ROLLOUTS = TypeAdapter(RolloutsReport)
+_FIGURES = TypeAdapter(Annotated[list[FiguresReport], Field(max_length=MAX_FIGURES_STEPS)])
 
 T = TypeVar("T")
 
@@ -120,6 +122,15 @@ def parse_rollouts(body: bytes) -> RolloutsReport:
         Problem: 400 if it is not JSON, 422 naming every field that is wrong.
     """
     return _parse_one(_ROLLOUTS, body)
+
+
+def parse_figures(body: bytes) -> list[FiguresReport]:
+    """A list of at most `MAX_FIGURES_STEPS` steps with their further figures.
+
+    Raises:
+        Problem: 400 if it is not JSON, 422 naming every field that is wrong.
+    """
+    return _parse_one(_FIGURES, body)
 
 
 def _parse_one(adapter: TypeAdapter[T], body: bytes) -> T:

@@ -34,7 +34,7 @@ from guard_core.wire import Sampling
 from trainer_image import ranks
 from trainer_image.experiment import Experiment, News, are_ours
 from trainer_image.figures import UNKNOWN, figures_of, sampling_of, what_is_learnt
-from trainer_image.metrics import StepMetrics
+from trainer_image.metrics import StepMetrics, with_figures
 from trainer_image.outlook import evaluations_ahead
 from trainer_image.rollouts import newest_rollouts
 from trainer_image.unscorable import adapter_unscorable, unscorable
@@ -207,7 +207,7 @@ class GuardCallback(TrainerCallback):
             values = {name: logs.get(key) for name, key in figures.named()}
             sample = sample_of(state.global_step, values, figures.kl_kind)
             if sample is not None:
-                self._report(sample)
+                self._report(with_figures(sample, logs))
         self._say_if_nothing_is_reported(state)
 
     def on_save(

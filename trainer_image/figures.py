@@ -7,7 +7,8 @@ where this table says what it is. `docs/training.md` has the table for people.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,6 +73,10 @@ _TRL: Mapping[str, Figures] = {
         lists="stats",
     ),
 }
+#: What is plotted of a trainer's further figures: TRL's reward by function, and what completions look like.
+_PLOTTED = re.compile(
+    r"rewards/.+/mean|completions/(mean_length|clipped_ratio)|frac_reward_zero_std", re.DOTALL
+)
 #: What TRL's trainers call the length of a completion.
 _LENGTHS = ("max_completion_length", "max_new_tokens", "max_tokens")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -91,6 +96,11 @@ def figures_of(args: Any) -> Figures | None:
             no_kl = name in _KL_NEEDS_BETA and args.beta == 0.0
             return replace(figures, kl=None, kl_kind=KlKind.ABSENT) if no_kl else figures
     return None if names else UNKNOWN
+
+
+def plotted(keys: Iterable[Any]) -> list[str]:
+    """Those of a trainer's keys whose figures are sent for plots, beside what is judged."""
+    return [key for key in keys if isinstance(key, str) and _PLOTTED.fullmatch(key)]
 
 
 def what_is_learnt(args: Any, trainer: Any) -> tuple[bool, str]:

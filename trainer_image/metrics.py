@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from guard_client.samples import StepSample, number_of, sample_of
-from trainer_image.figures import UNKNOWN, Figures
+from guard_client.samples import StepSample, fit_figures, number_of, sample_of
+from trainer_image.figures import UNKNOWN, Figures, plotted
 
 
 @dataclass
@@ -31,7 +31,7 @@ class StepMetrics:
 
     def gather(self, lists: Mapping[str, Any]) -> None:
         """Take what `lists` has beyond what was read before."""
-        for name, key in self.figures.named():
+        for name, key in (*self.figures.named(), *((key, key) for key in plotted(lists))):
             values = lists.get(key)
             if not isinstance(values, list):
                 continue
@@ -49,7 +49,14 @@ class StepMetrics:
         if self.figures.per_generation:
             self._generation |= values
             values = dict(self._generation)
-        return sample_of(step, values, self.figures.kl_kind)
+        sample = sample_of(step, values, self.figures.kl_kind)
+        return None if sample is None else with_figures(sample, values)
+
+
+def with_figures(sample: StepSample, values: Mapping[str, Any]) -> StepSample:
+    """The sample with those of these values that are plotted."""
+    figures, _ = fit_figures({name: values[name] for name in plotted(values)})
+    return replace(sample, figures=figures)
 
 
 def mean_of(values: Iterable[Any]) -> float | None:

@@ -95,7 +95,7 @@ def _page(evidence: Evidence) -> str:
     from guard_cli.report.plot import draw
 
     picture = draw(evidence.history["steps"], evidence.verdict, each="round")
-    content = ReportContent(evidence.verdict, evidence.history, evidence.policy, picture)
+    content = ReportContent(evidence.verdict, evidence.history, evidence.policy, picture, evidence.rollouts)
     return report_page(_banner(evidence), _rows(evidence), content)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,13 @@ from pydantic.alias_generators import to_snake
 
 from guard_cli.errors import CliError
 from guard_core.policy import Policy
-from guard_core.wire import Code, KlKind, Level, Verdict
+from guard_core.wire import Code, KlKind, Level, MomentRollouts, Rollout, Verdict
 
 VERDICT, ROUNDS, BEST = "verdict.json", "history.jsonl", "last-good-checkpoint.json"
 #: Beyond it a number of a file is none that a plot can bear.
 LARGEST = 1e15
-POLICY, COLLECTED = "policy.yaml", "collected-at"
+_PLACE, _PAID = MomentRollouts.model_fields.keys(), Rollout.model_fields.keys()
+POLICY, ROLLOUTS, COLLECTED = "policy.yaml", "rollouts.json", "collected-at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Evidence:
         collected_at: when it was collected, as the operator wrote it.
         history: for `ReportContent`, made of rounds.
         policy: None where an older operator did not keep it.
+        rollouts: the best-rewarded completion of each moment; none where the trainer reported none.
     """
 
     job: str
@@ -41,6 +44,7 @@ class Evidence:
     verdict: Verdict
     history: Mapping[str, Any]
     policy: Policy | None
+    rollouts: tuple[MomentRollouts, ...]
 
 
 def read_evidence(config_map: Any) -> Evidence:
@@ -64,6 +68,7 @@ def read_evidence(config_map: Any) -> Evidence:
         verdict=verdict,
         history=_history(rounds, cut_off=verdict.rounds > len(rounds)),
         policy=_policy(data.get(POLICY)),
+        rollouts=tuple(_moments(_json(data.get(ROLLOUTS)))),
     )
 
 
@@ -137,6 +142,14 @@ def _line(one: Mapping[str, Any]) -> Mapping[str, Any]:
         "entropy": None,
         "reward_std": None,
     }
+
+
+def _moments(kept: Any) -> Iterator[MomentRollouts]:
+    """What the policy wrote at each moment; what does not validate is left out."""
+    for one in kept if isinstance(kept, list) else ():
+        place, paid = ({k: v for k, v in _object(one).items() if k in keys} for keys in (_PLACE, _PAID))
+        with suppress(ValidationError):
+            yield MomentRollouts.model_validate(place | {"rollouts": [paid]})
 
 
 def _policy(text: Any) -> Policy | None:

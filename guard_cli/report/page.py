@@ -11,7 +11,7 @@ from typing import Any
 
 from guard_core.ending import steps_after
 from guard_core.policy import Policy
-from guard_core.wire import Code, MomentRollouts, Verdict
+from guard_core.wire import Code, FiguresReport, MomentRollouts, Verdict
 from guard_service.dashboard.page import Banner, frozen_page, text
 
 LAST_EVALUATIONS = 200
@@ -27,6 +27,7 @@ class ReportContent:
         policy: that of the run; None where it is not known.
         picture: from `plot.draw`, for readers that run no script.
         rollouts: as `GET /v1/rollouts` has them.
+        figures: as `GET /v1/figures` has them.
     """
 
     verdict: Verdict
@@ -34,6 +35,7 @@ class ReportContent:
     policy: Policy | None
     picture: str
     rollouts: Sequence[MomentRollouts] = ()
+    figures: Sequence[FiguresReport] = ()
 
 
 def report_page(banner: Banner, rows: Iterable[tuple[str, str]], content: ReportContent) -> str:
@@ -49,6 +51,7 @@ def report_page(banner: Banner, rows: Iterable[tuple[str, str]], content: Report
         "history": content.history,
         "policy": {} if content.policy is None else content.policy.model_dump(mode="json"),
         "rollouts": [one.model_dump(mode="json") for one in content.rollouts],
+        "figures": [one.model_dump(mode="json") for one in content.figures],
     }
     evaluations = content.history["evaluations"]
     still = drawing(content.picture) + _card("Held-out evaluations", _evaluations(evaluations))

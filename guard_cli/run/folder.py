@@ -65,7 +65,7 @@ def _write_html(plan: Plan, facts: dict[str, Any], finished: Finished) -> None:
     from guard_cli.report.plot import draw
     from guard_cli.run.report import page
     from guard_core.rollouts import side_by_side
-    from guard_service.store import read_rollouts, stored_policy, thinned_history
+    from guard_service.store import FIGURES, ROLLOUTS, stored_policy, thinned_history
 
     state_dir, best = plan.out / "guard", plan.out / BEST
     verdict = finished.ending.verdict
@@ -73,8 +73,9 @@ def _write_html(plan: Plan, facts: dict[str, Any], finished: Finished) -> None:
     _write(plan.out / "plot.svg", picture)
     history, policy = thinned_history(state_dir, DRAWN_STEPS), stored_policy(state_dir)
     kept = best if best.exists() else None
-    rollouts = () if verdict is None else side_by_side(read_rollouts(state_dir), verdict)
-    _write(plan.out / "report.html", page(facts, history, verdict, policy, picture, kept, rollouts))
+    rollouts = () if verdict is None else side_by_side(ROLLOUTS.read(state_dir), verdict)
+    figures = FIGURES.read(state_dir)
+    _write(plan.out / "report.html", page(facts, history, verdict, policy, picture, kept, rollouts, figures))
 
 
 def _write_history(state_dir: Path, path: Path) -> None:

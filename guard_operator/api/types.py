@@ -416,6 +416,19 @@ class HistoryRound(StatusModel):
     kl: float | None = Field(None, description="Median KL to the reference in that window, nats/token.")
 
 
+class RolloutStatus(StatusModel):
+    """What the policy wrote at one moment of a run that latched: text of the policy, on a training prompt."""
+
+    moments: list[Annotated[str, Field(max_length=63)]] = Field(
+        max_length=3, description="start, last_good, and fire or halt: what this step is in the run."
+    )
+    attempt: int = Field(description="Attempt of the trainer.")
+    step: int = Field(description="Step after which it was written.")
+    prompt: str = Field(max_length=300, description="The training prompt; a long one is shortened.")
+    completion: str = Field(max_length=1000, description="What the policy wrote; a long one is shortened.")
+    reward: float = Field(description="What the training's reward paid for it, reward units.")
+
+
 class GuardStatus(StatusModel):
     """What the guard reports. Owned by the guard's field manager; the operator only reads it."""
 
@@ -471,6 +484,12 @@ class GuardStatus(StatusModel):
         default_factory=list,
         max_length=50,
         description="The last rounds; once a latch has closed, those before it.",
+    )
+    rollouts: list[RolloutStatus] = Field(
+        default_factory=list,
+        max_length=3,
+        description="Once a latch has closed: the best-rewarded completion of the start, of the last good "
+        "checkpoint and of the latch, where the trainer reports rollouts. Nothing is judged by them.",
     )
     detector_state: str | None = Field(
         None,

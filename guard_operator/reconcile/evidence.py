@@ -2,9 +2,9 @@
 
 The job owns it, unless `spec.keepEvidence` says that it stays without the job.
 
-It holds the verdict, the tail of the evaluation rounds, the policy, the last good checkpoint, and the ends of
-the logs of the trainer and of the guard; `rlguard report` turns it into a page. The object is written once; a
-later attempt finds it and leaves it.
+It holds the verdict, the tail of the evaluation rounds, the policy of the run, the last good checkpoint, what
+the model wrote, and the ends of the logs of the trainer and of the guard; `rlguard report` turns it into a page. The
+object is written once; a later attempt finds it and leaves it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from guard_core.policy import Policy
 from guard_operator.api import names
-from guard_operator.api.types import ApiModel, StatusModel
+from guard_operator.api.types import ApiModel, GuardStatus, StatusModel
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.inject import owner_reference, policy_file
 from guard_operator.reconcile.snapshot import Job, guard_of
@@ -42,7 +42,7 @@ def build_evidence(job: Job, policy: Policy | None, logs: Mapping[str, str], now
         now: when it was collected, UTC.
     """
     guard = guard_of(job)
-    verdict = _json(guard, exclude={"detector_state", "history_tail", "best_checkpoint"})
+    verdict = _json(guard, exclude={"detector_state", "history_tail", "best_checkpoint", "rollouts"})
     rounds = "\n".join(json.dumps(_json(one)) for one in guard.history_tail)
     data = {
         "collected-at": now.isoformat(timespec="milliseconds"),
@@ -50,6 +50,7 @@ def build_evidence(job: Job, policy: Policy | None, logs: Mapping[str, str], now
         "history.jsonl": _tail(rounds, HISTORY_BYTES),
         **({} if policy is None else {layout.POLICY_KEY: policy_file(policy)}),
         "last-good-checkpoint.json": json.dumps(_json(guard.best_checkpoint), indent=2),
+        **({"rollouts.json": _rollouts(guard)} if guard.rollouts else {}),
         **{name: _tail(text, LOG_BYTES) for name, text in logs.items()},
     }
     metadata = {
@@ -70,6 +71,11 @@ def _json(model: ApiModel | StatusModel | None, exclude: set[str] | None = None)
     if model is None:
         return None
     return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=exclude)
+
+
+def _rollouts(guard: GuardStatus) -> str:
+    """What the policy wrote, for people: as JSON, so that no text of it can look like another field."""
+    return json.dumps([_json(one) for one in guard.rollouts], indent=2)
 
 
 def _tail(text: str, limit: int) -> str:

@@ -18,6 +18,7 @@ from kubernetes import client as kubernetes_client
 from kubernetes import config as kubernetes_config
 from urllib3.exceptions import HTTPError
 
+from guard_core.apply_body import apply_body
 from guard_operator.runtime.errors import ApiError, TransportError
 
 Json = dict[str, Any]
@@ -264,7 +265,7 @@ class Client:
             response = self._pool.request(
                 method,
                 url,
-                body=None if body is None else json.dumps(body).encode(),
+                body=None if body is None else apply_body(body).encode(),
                 headers=headers,
                 timeout=urllib3.Timeout(total=timeout, connect=min(CONNECT_SECONDS, timeout), read=timeout),
                 retries=False,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import ssl
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from guard_core.apply_body import apply_body
 from guard_service.cluster.settings import ClusterSettings
 from guard_service.errors import GuardError, SettingsError
 
@@ -24,7 +24,7 @@ API_VERSION = "rlguard.dev/v1alpha1"
 KIND = "GuardedTrainingJob"
 PLURAL = "guardedtrainingjobs"
 FIELD_MANAGER = "rlguard-guard"
-APPLY = "application/apply-patch+yaml"  # JSON is YAML
+APPLY = "application/apply-patch+yaml"
 
 REQUEST_SECONDS = 5.0  # one request from its start to the last byte of its response
 CONFLICT = 409
@@ -94,7 +94,7 @@ class JobStatus:
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": {"guard": guard}}
         # `force`: whoever else wrote a field here, the guard owns it. The latch rule holds for all of them.
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        written = await self._request("PATCH", f"{self._path}/status", query, json.dumps(body))
+        written = await self._request("PATCH", f"{self._path}/status", query, apply_body(body))
         self._version = (written.get("metadata") or {}).get("resourceVersion")
 
     def leave(self, word: str) -> None:

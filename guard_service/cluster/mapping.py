@@ -9,6 +9,7 @@ round do not travel either. They would be folded with a checkpoint of a trainer 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,12 +19,13 @@ from pydantic.alias_generators import to_camel
 
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
-from guard_core.wire import Code, EvaluationSummary, Verdict
+from guard_core.wire import Code, EvaluationSummary, MomentRollouts, Verdict
 
 # Bounds of the API's schema.
 MAX_TEXT = 4_096
 MAX_STATE = 262_144
 MAX_ROUNDS = 50
+MAX_PROMPT, MAX_COMPLETION = 300, 1_000
 #: Characters of a latch's reason in the guard's last word; a kubelet keeps 4 KiB of it.
 MAX_LAST_REASON = 300
 
@@ -35,6 +37,8 @@ TRAVELLING = (
     *("unconfirmed", "failures", "last_failure", "failure"),
     *("last", "best", "first", "fire", "halt"),
 )
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+CUT = "\n[…]\n"
 LOST = (
     "the guard came back without its store: the calibrated detector's baseline and evidence, which never "
     "leave the guard, are lost, and the next evaluated checkpoint begins a new baseline"
@@ -44,7 +48,7 @@ LOST = (
 _ESSENTIAL = frozenset({"heartbeat", "level", "code", "reason", "fire", "halt"})
 
 #: Fields that do not by themselves make a report worth writing before the next heartbeat.
-_INCIDENTAL = frozenset({"heartbeat", "reason", "detectorState", "historyTail"})
+_INCIDENTAL = frozenset({"heartbeat", "reason", "detectorState", "historyTail", "rollouts"})
 
 Json = dict[str, Any]
 
@@ -55,7 +59,8 @@ class Known:
 
     `state` is `Judge.to_state()`, None while the store has never been read; `rounds` are the last evaluation
     rounds in the API's form, unless `has_its_history`; `ended`: the trainer has said that it finished.
-    `latched_at`: when the fire (True) and the halt (False) latched, where that is known.
+    `latched_at`: when the fire (True) and the halt (False) latched, where that is known. `rollouts`: as
+    people are shown them, of the training; they travel with a latch.
     """
 
     verdict: Verdict
@@ -64,6 +69,7 @@ class Known:
     rounds: Sequence[Json] = ()
     ended: bool = False
     latched_at: Mapping[bool, datetime] = field(default_factory=dict)
+    rollouts: Sequence[MomentRollouts] = ()
 
 
 def guard_status(known: Known, former: Json, now: datetime) -> Json:
@@ -109,6 +115,8 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
         status["ended"] = place
     status |= closed | {key: former[key] for key in ("fire", "halt") if key in former}
     status["historyTail"] = _history(known.rounds, former)
+    if "fire" in status or "halt" in status:
+        status["rollouts"] = [_rollout(one) for one in known.rollouts] or former.get("rollouts")
     return {key: value for key, value in status.items() if value is not None}
 
 
@@ -240,6 +248,29 @@ def _history(rounds: Sequence[Json], former: Json) -> Sequence[Json] | None:
         return told
     by_place = {(one["attempt"], one["step"]): one for one in (*told, *rounds)}
     return list(by_place.values())[-MAX_ROUNDS:] or None
+
+
+def _rollout(moment: MomentRollouts) -> Json:
+    """The best-rewarded rollout of a moment, cut to what the API takes.
+
+    A policy or a trainer wrote it: what is no character of a text could have an API server refuse the report.
+    """
+    best = moment.rollouts[0]
+    return {
+        "moments": [one.value for one in moment.moments],
+        "attempt": moment.attempt,
+        "step": moment.step,
+        "prompt": _written(best.prompt, MAX_PROMPT),
+        "completion": _written(best.completion, MAX_COMPLETION),
+        "reward": best.reward,
+    }
+
+
+def _written(text: str, limit: int) -> str:
+    """The text without control characters; of a longer one its beginning and its end."""
+    plain = _CONTROLS.sub("\ufffd", text)
+    half = (limit - len(CUT)) // 2
+    return plain if len(plain) <= limit else f"{plain[:half]}{CUT}{plain[-half:]}"
 
 
 def _shown(value: float | None) -> float | None:

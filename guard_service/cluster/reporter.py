@@ -166,7 +166,15 @@ class StatusReporter:
     def _status(self, rounds: list[Json] | tuple[()]) -> Json:
         engine = self._engine
         state = engine.judge_state()
-        known = Known(engine.verdict, engine.latches, state, rounds, engine.ended, engine.latched_at)
+        known = Known(
+            engine.verdict,
+            engine.latches,
+            state,
+            rounds,
+            engine.ended,
+            engine.latched_at,
+            engine.rollouts(),
+        )
         return guard_status(known, self._former or {}, datetime.now(UTC))
 
     async def _report(self) -> bool:

@@ -68,8 +68,8 @@ def frozen_page(banner: Banner, data: Mapping[str, Any], first: str, last: str) 
 
     Args:
         banner: what has become of the run.
-        data: `verdict`, `history` and `rollouts` as the API has them, and `policy`; or {} where no guard has
-            said anything, and then there is nothing to draw.
+        data: `verdict`, `history`, `rollouts` and `figures` as the API has them, and `policy`; or {} where
+            no guard has said anything, and then there is nothing to draw.
         first, last: HTML below the banner, and at the end.
     """
     script = asset("charts.js").replace("export ", "") + asset("app.js").replace(_IMPORT, "")

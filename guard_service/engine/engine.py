@@ -11,11 +11,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from guard_core.figures import Points
+from guard_core.figures import kept as kept_figures
 from guard_core.judge import Latch
 from guard_core.policy import Policy
+from guard_core.rollouts import kept, side_by_side
 from guard_core.wire import (
     CheckpointReport,
     EndReport,
+    FiguresReport,
     MomentRollouts,
     RolloutsReport,
     StepReport,
@@ -26,17 +30,18 @@ from guard_service.engine.evaluations import Evaluations
 from guard_service.engine.ingest import Ingest
 from guard_service.engine.ledger import Ledger, Resume
 from guard_service.engine.liveness import Liveness
-from guard_service.engine.rollouts import RolloutBook
 from guard_service.engine.scoring import ScoringWorker
+from guard_service.engine.shown import ShownBook
 from guard_service.engine.verdicts import halted
 from guard_service.errors import GuardError, StoreError
 from guard_service.metrics import GuardMetrics
 from guard_service.refusals import Kind
-from guard_service.store import BEFORE_ALL, PER_ITEM, Appended, Store
+from guard_service.store import BEFORE_ALL, FIGURES, PER_ITEM, ROLLOUTS, Appended, Store
 
 log = logging.getLogger("rlguard.guard")
 
 TICK_SECONDS = 1.0
+FIGURES_SECONDS = 10.0  # between two writes of a file that may have some 100 KiB
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -95,7 +100,8 @@ class Engine:
             self._evaluations = Evaluations(
                 self._ledger, worker, self.metrics, best, on_fatal=self._tell_fatal
             )
-        self._rollouts = RolloutBook(state_dir)
+        self._rollouts = ShownBook(ROLLOUTS, state_dir)
+        self._figures = ShownBook(FIGURES, state_dir, FIGURES_SECONDS)
         self._tasks: list[asyncio.Task[None]] = []
         self.metrics.observe(self)
 
@@ -113,6 +119,7 @@ class Engine:
             self._ledger.fail(error)
             await self._ledger.keep_closed()
         await self._rollouts.load()
+        await self._figures.load()
         self._tasks = [asyncio.create_task(self._ingest.write_steps()), asyncio.create_task(self._tick())]
         if self._evaluations is not None:
             self._tasks.append(asyncio.create_task(self._evaluations.run()))
@@ -128,7 +135,8 @@ class Engine:
             self._ingest.give_up()
             if self._worker is not None:
                 await self._worker.close()
-            await self._rollouts.save()
+            await self._rollouts.save(now=True)
+            await self._figures.save(now=True)
             await self._ledger.close()
 
     def _tell_latch(self) -> None:
@@ -138,7 +146,7 @@ class Engine:
         self.on_fatal(error)
 
     async def _tick(self) -> None:
-        """Once a second: try a broken store again, judge the silence, and keep new rollouts."""
+        """Once a second: try a broken store again, judge the silence, and keep what is shown."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             if not self.store_works:
@@ -146,6 +154,7 @@ class Engine:
             else:
                 await self._judge_what_is_no_event()
             await self._rollouts.save()
+            await self._figures.save()
 
     async def _try_again(self) -> None:
         try:
@@ -264,7 +273,11 @@ class Engine:
 
     def add_rollouts(self, report: RolloutsReport) -> None:
         """Take rollouts, for people. They are no evidence: they are kept later, and may be lost."""
-        self._rollouts.add(report, self.verdict)
+        self._rollouts.value = kept((*self._rollouts.value, report), self.verdict)
+
+    def add_figures(self, reports: Sequence[FiguresReport]) -> None:
+        """Take further figures of steps, for people. They are no evidence: kept later, and may be lost."""
+        self._figures.value = kept_figures((*self._figures.value, *reports))
 
     async def adopt_latch(self, latch: Latch) -> None:
         """Close a latch that is known elsewhere. It is announced even if the store cannot keep it now."""
@@ -301,7 +314,11 @@ class Engine:
 
     def rollouts(self) -> tuple[MomentRollouts, ...]:
         """Rollouts of the start, of the last good checkpoint, and of the latch or else the newest."""
-        return self._rollouts.side_by_side(self.verdict)
+        return side_by_side(self._rollouts.value, self.verdict)
+
+    def figures(self) -> Points:
+        """Further figures of the training, of as many steps as a plot has room for."""
+        return self._figures.value
 
     async def recent_rounds(self, count: int) -> list[dict[str, Any]]:
         """The last evaluation rounds; see `Store.recent_rounds`.

@@ -14,7 +14,8 @@ Schema 6, `application_id` "RLGD", version in `user_version`; schema 5 is taken 
 `events` appends (`Store`) to what `history` reads, in the file that `database` opens and seals; `terms` says
 what makes it another run, `records` what a row means. A latch is kept a second time (`witness`).
 
-What people are shown of the training's rollouts is in a file of its own (`rollouts`): it is no evidence.
+What people alone are shown, rollouts and further figures of the training, is in files of its own (`shown`):
+it is no evidence.
 
 A `Store` is used from one thread at a time and knows neither the network nor the judge.
 """
@@ -23,14 +24,15 @@ from guard_service.store.database import FILE_NAME, SCHEMA_VERSION, lost, open_e
 from guard_service.store.events import Store
 from guard_service.store.history import BEFORE_ALL, PER_ITEM, export_history, thinned_history
 from guard_service.store.records import Appended, Conflict, Event, Failure, RefusedCheckpoint
-from guard_service.store.rollouts import ROLLOUTS_FILE, read_rollouts
+from guard_service.store.shown import FIGURES, ROLLOUTS
 from guard_service.store.terms import stored_policy
 
 __all__ = [
     "BEFORE_ALL",
+    "FIGURES",
     "FILE_NAME",
     "PER_ITEM",
-    "ROLLOUTS_FILE",
+    "ROLLOUTS",
     "SCHEMA_VERSION",
     "Appended",
     "Conflict",
@@ -41,7 +43,6 @@ __all__ = [
     "export_history",
     "lost",
     "open_ended",
-    "read_rollouts",
     "stored_policy",
     "thinned_history",
 ]

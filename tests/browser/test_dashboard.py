@@ -10,7 +10,7 @@ import math
 import re
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -51,6 +51,19 @@ def write(guard: Guard, n: int, *completions: str) -> None:
     guard.client.post("/v1/rollouts", json=body).raise_for_status()
 
 
+def measure(guard: Guard, steps: Sequence[int], *names: str) -> None:
+    """Report further figures of steps; those of an even step have one name more."""
+    figures = [
+        {
+            "attempt": 0,
+            "step": n,
+            "figures": {**dict.fromkeys(names, n / 10), **({} if n % 2 else {"constructor": 0.5})},
+        }
+        for n in steps
+    ]
+    guard.client.post("/v1/figures", json=figures).raise_for_status()
+
+
 def fill_the_disk(guard: Guard) -> None:
     """From here on every write of the guard fails, and it has noticed."""
     resource.prlimit(guard.process.pid, resource.RLIMIT_FSIZE, (0, 0))
@@ -71,6 +84,7 @@ def start_hacking(start: Start) -> Guard:
     guard = start(right=lambda n: max(4, 20 - n))
     for n in range(-1, 30, 5):
         write(guard, max(n, 0), f"written at {n}", HOSTILE, "x" * 2000, "")
+    measure(guard, range(40), "rewards/format/mean", "completions/mean_length", HOSTILE)
     train(guard, 6, rise=0.08)
     assert guard.verdict()["fire"]
     return guard
@@ -268,7 +282,7 @@ class TestAFiredRun:
     def test_marks_the_fire_on_every_chart(self, fired: Guard, look: Look) -> None:
         page = look(fired)
         at = fired.verdict()["latch_step"]
-        expect(page.locator(".plot path.mark")).to_have_count(3)
+        expect(page.locator(".plot path.mark")).to_have_count(7)
         for label in page.locator(".plot text.mark").all():
             expect(label).to_have_text(f"fired · step {at}")
         expect(page.locator("#since")).to_contain_text(f"Fired at step {at} of attempt 0")
@@ -342,6 +356,51 @@ class TestWhatThePolicyWrites:
         page = look(healthy)
         expect(page.locator("#evaluations tbody tr")).to_have_count(4)
         expect(page.locator("#rollouts-card")).to_be_hidden()
+
+
+class TestWhatElseTheTrainerMeasured:
+    def test_is_a_small_chart_of_each_figure(self, fired: Guard, look: Look) -> None:
+        page = look(fired)
+        heads = page.locator("#plots figure:visible h2")
+        expect(heads).to_have_count(4)
+        expect(heads.nth(0)).to_have_text("Reward component: format")
+        expect(heads.nth(1)).to_have_text("Length of training completions")
+        plot = chart(page, "Reward component: format").locator(".plot")
+        plot.focus()
+        page.keyboard.press("End")
+        expect(plot).to_have_attribute("aria-valuetext", re.compile("step 29, each step 2.900 reward units"))
+        assert len(plot.locator("path.in-loop").get_attribute("d").split("L")) == 30  # the run has 30 steps
+        charts = page.locator("#charts > figure:visible")
+        below = charts.last.bounding_box()
+        assert page.locator("#plots").bounding_box()["y"] > below["y"] + below["height"]
+
+    def test_is_text_and_a_missing_value_breaks_the_line(self, fired: Guard, look: Look) -> None:
+        page = look(fired)
+        expect(page.locator("#plots figure:visible")).to_have_count(4)
+        assert page.locator("#plots h2").nth(2).evaluate("node => node.textContent") == HOSTILE
+        expect(page.locator("#plots img, #plots script")).to_have_count(0)
+        assert chart(page, "constructor").locator("path.in-loop").count() == 15  # one of two steps has it
+
+    def test_fits_a_phone(self, fired: Guard, look: Look) -> None:
+        page = look(fired, width=360)
+        expect(page.locator("#plots figure:visible")).to_have_count(4)
+        boxes = [figure.bounding_box() for figure in page.locator("#plots figure").all()]
+        assert len({box["x"] for box in boxes}) == 1
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+    def test_has_no_place_where_nothing_was_reported_and_comes_with_the_first(
+        self, start_guard: Start, look: Look
+    ) -> None:
+        guard = start_guard()
+        guard.post([step(1, 0.5)])
+        page = look(guard)
+        expect(page.locator("#steps tbody tr")).to_have_count(1)
+        expect(page.locator("#plots-part")).to_be_hidden()
+        measure(guard, [2, 10**9], "completions/clipped_ratio")
+        guard.post([step(2, 0.5)])
+        expect(page.locator("#plots figure:visible")).to_have_count(2)
+        drawn = chart(page, "Training completions cut off").locator(".plot path.in-loop")
+        expect(drawn).to_have_count(1)  # a step that the run has not made is not drawn
 
 
 class TestWhatIsNotKnownIsNotShownAsHealthy:
@@ -515,7 +574,7 @@ class TestEveryScreen:
     @pytest.mark.parametrize("width", [360, 1600])
     def test_fits_and_can_be_read(self, fired: Guard, look: Look, width: int, scheme: str) -> None:
         page = look(fired, width=width, height=800, scheme=scheme)
-        expect(page.locator(".plot path.mark")).to_have_count(3)
+        expect(page.locator(".plot path.mark")).to_have_count(7)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate(CONTRAST) == []
 

@@ -20,7 +20,7 @@ from guard_cli.report.plot import draw
 from guard_cli.run.report import page as report_page
 from guard_core.rollouts import side_by_side
 from guard_core.wire import Verdict
-from guard_service.store import export_history, read_rollouts, stored_policy, thinned_history
+from guard_service.store import FIGURES, ROLLOUTS, export_history, stored_policy, thinned_history
 
 from .conftest import Guard
 from .test_dashboard import HOSTILE as WRITTEN
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 #: What both pages draw: figures, curves, conditions, detectors, evaluations, and the tables.
 DRAWN = """() => [...document.querySelectorAll(
-    "#figures, #rollouts, #charts .plot, #charts .legend, #conditions, #detectors, #checkpoints, "
+    "#figures, #rollouts, #charts .plot, #charts .legend, #charts h2, #conditions, #detectors, #checkpoints, "
     + ".scroll table"
 )].map((node) => node.innerHTML)"""
 
@@ -56,9 +56,10 @@ class Written:
         lines = list(export_history(guard.state))
         history, policy = thinned_history(guard.state, 2000), stored_policy(guard.state)
         self.path = directory / "report.html"
-        rollouts = side_by_side(read_rollouts(guard.state), verdict)
-        picture = draw(lines, verdict)
-        self.path.write_text(report_page(facts, history, verdict, policy, picture, None, rollouts))
+        rollouts = side_by_side(ROLLOUTS.read(guard.state), verdict)
+        figures = FIGURES.read(guard.state)
+        page = report_page(facts, history, verdict, policy, draw(lines, verdict), None, rollouts, figures)
+        self.path.write_text(page)
 
     @staticmethod
     def _dashboard(guard: Guard, browser: Browser) -> Any:
@@ -68,6 +69,7 @@ class Written:
             expect(page.locator("#evaluations tbody tr")).to_have_count(6)
             expect(page.locator("#policy tbody")).to_have_count(1)
             expect(page.locator("#rollouts h3")).to_have_count(3)
+            expect(page.locator("#plots figure")).to_have_count(4)
             return page.evaluate(DRAWN)
 
 
@@ -154,7 +156,8 @@ def test_what_the_policy_wrote_is_text(look: Callable[..., Page]) -> None:
     page.locator("#rollouts summary").last.click()
     shown = page.locator("#rollouts > section").last.locator(".completion").nth(1)
     assert shown.evaluate("node => node.textContent") == WRITTEN
-    expect(page.locator("#rollouts img, #rollouts script")).to_have_count(0)
+    expect(page.locator("#rollouts img, #rollouts script, #plots img, #plots script")).to_have_count(0)
+    assert page.locator("#plots h2").nth(2).evaluate("node => node.textContent") == WRITTEN
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

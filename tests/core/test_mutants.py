@@ -32,6 +32,9 @@ PARTS = rule("detectors/parts.py", "test_dispersion.py")
 CALIBRATED = rule("detectors/calibrated.py", "test_dispersion.py")
 RUN = rule("detectors/run.py", "test_judge.py")
 ROLLOUTS = rule("rollouts.py", "test_rollouts.py")
+FIGURES = rule("figures.py", "test_figures.py")
+APPLIED = rule("apply_body.py", "test_apply_body.py")
+FIGURES_ON_THE_WIRE = rule("wire.py", "test_figures.py")
 DISAGREEMENT = Rule("guard_core", "detectors/disagreement.py", DETECTION / "test_disagreement.py", SIMULATED)
 GAP = Rule("guard_core", "detectors/gap.py", DETECTION / "test_gap.py", SIMULATED)
 GRADER = Rule("guard_core", "detectors/run.py", DETECTION / "test_disagreement.py", SIMULATED)
@@ -200,6 +203,22 @@ MUTANTS: list[Mutant] = [
     (NOTICES, 'text.replace("&", "&amp;")', "text"),
     (NOTICES, "notice.sentence[:MOST_TEXT]}\\nMore", "notice.sentence}\\nMore"),
     (NOTICES, "(start + SHOWN_FOR)", "start"),
+    (APPLIED, ", ensure_ascii=False", ""),
+    (
+        APPLIED,
+        '_HALVES.sub("\\ufffd", json.dumps(value, ensure_ascii=False))',
+        "json.dumps(value, ensure_ascii=False)",
+    ),
+    (APPLIED, "\\u2028\\u2029", ""),
+    (APPLIED, "\\x7f-\\x9f", ""),
+    (FIGURES, "list(names)[:MAX_FIGURES]", "names"),
+    (FIGURES, "return ordered[-MAX_POINTS:]", "return ordered"),
+    (FIGURES, " or r is newest", ""),
+    (FIGURES, "r.step - first[r.attempt]", "r.step"),
+    (FIGURES, "if by_step.setdefault(CheckpointKey.of(report), report) is report:", "if True:"),
+    (FIGURES, "if figures else None", ""),
+    (FIGURES_ON_THE_WIRE, "max_length=MAX_FIGURE_NAME", ""),
+    (FIGURES_ON_THE_WIRE, "        max_length=MAX_FIGURES,\n", ""),
     (ROLLOUTS, "ordered[-NEWEST:]", "ordered"),
     (ROLLOUTS, "in shown | newest", "in newest"),
     (

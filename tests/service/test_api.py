@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard_core.wire import CheckpointResponse, EndResponse, RolloutsResponse, StepsResponse, Verdict
+from guard_core.wire import CheckpointResponse, EndResponse, ShownResponse, StepsResponse, Verdict
 from guard_service.errors import ProblemDetails
 from guard_service.requests import MAX_BODY_BYTES
 
@@ -434,6 +434,8 @@ ROUTES = [
     ("GET", "/v1/history", 403, 200, 401),
     ("POST", "/v1/rollouts", 422, 403, 401),
     ("GET", "/v1/rollouts", 403, 200, 401),
+    ("POST", "/v1/figures", 422, 403, 401),
+    ("GET", "/v1/figures", 403, 200, 401),
     ("GET", "/metrics", 403, 200, 401),
     ("GET", "/healthz", 200, 200, 200),
     ("GET", "/readyz", 200, 200, 200),
@@ -502,7 +504,7 @@ def shown(guard: Any) -> list[tuple[list[str], int, int, list[str]]]:
 def test_rollouts_of_the_start_and_the_newest_are_shown(guard: Any, step: Step) -> None:
     assert shown(guard) == []
     answer = guard.post("/v1/rollouts", rollouts(1, "a", "b"))
-    RolloutsResponse.model_validate_json(answer.content)
+    ShownResponse.model_validate_json(answer.content)
     for number in (5, 9):
         assert guard.post("/v1/rollouts", rollouts(number)).status_code == 200
     assert shown(guard) == [(["start"], 0, 1, ["a", "b"]), (["newest"], 0, 9, ["42"])]
@@ -574,3 +576,91 @@ def test_a_flood_of_rollouts_fills_no_disk(guard: Any) -> None:
     assert len(guard.get("/v1/rollouts").json()) == 2
     guard.end()
     assert (guard.state / "rollouts.json").stat().st_size < 4 << 20
+
+
+# -- further figures ---------------------------------------------------------------------------------------
+
+
+def figures(step: int, attempt: int = 0, **values: float) -> dict[str, Any]:
+    return {"attempt": attempt, "step": step, "figures": values or {"rewards/format/mean": step / 10}}
+
+
+def test_further_figures_are_shown_and_no_verdict_comes_of_them(guard: Any, step: Step) -> None:
+    guard.post("/v1/steps", [step(n) for n in range(1, 6)])
+    before = guard.get("/v1/verdict").json()
+    told = [
+        figures(n, **{"rewards/format/mean": -1e100, "__proto__": 1e100, "reward": n}) for n in range(1, 6)
+    ]
+    ShownResponse.model_validate_json(guard.post("/v1/figures", told).content)
+    assert guard.get("/v1/figures").json() == told
+    assert guard.post("/v1/figures", [figures(3, reward=0.5)]).status_code == 200  # the first report counts
+    assert guard.get("/v1/figures").json() == told
+    assert guard.get("/v1/verdict").json() == before
+    guard.end()
+    guard.start()
+    assert guard.get("/v1/figures").json() == told
+    after = guard.get("/v1/verdict").json()
+    assert [after[name] for name in ("steps", "code", "level")] == [
+        before[name] for name in ("steps", "code", "level")
+    ]
+    assert "__proto__" not in guard.get("/v1/history").text
+
+
+def test_a_damaged_file_of_figures_costs_them_alone(guard: Any, step: Step) -> None:
+    guard.post("/v1/steps", step(1))
+    guard.post("/v1/figures", [figures(1)])
+    guard.end()
+    file = guard.state / "figures.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_bytes(file.read_bytes()[:-5])
+    guard.start()
+    assert guard.get("/v1/figures").json() == [] and "figures.json is not read" in guard.log
+    assert guard.get("/v1/verdict").json()["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"[", 400),
+        (b'[{"attempt":0,"step":1,"figures":{"\\ud800":1}}]', 400),
+        (b'{"attempt":0,"step":1,"figures":{"a":1}}', 422),
+        (b'[{"attempt":0,"step":1,"figures":{}}]', 422),
+        (b'[{"attempt":0,"step":1,"figures":{"a":NaN}}]', 422),
+        (b'[{"attempt":0,"step":1,"figures":{"a":1e999}}]', 422),
+        (b'[{"attempt":0,"step":1,"figures":{"a":null}}]', 422),
+        (b'[{"attempt":0,"step":1,"figures":{"a":{"b":1}}}]', 422),
+        (b'[{"attempt":0,"step":1,"figures":{"a":1,"a":2}}]', 422),
+        (b'[{"attempt":0,"step":1,"figures":{"":1}}]', 422),
+        (b'[{"attempt":0,"step":-1,"figures":{"a":1}}]', 422),
+        (json.dumps([figures(1, **{"x" * 101: 1.0})]).encode(), 422),
+        (json.dumps([figures(1, **{f"n{i}": 1.0 for i in range(17)})]).encode(), 422),
+        (json.dumps([figures(n) for n in range(101)]).encode(), 422),
+        (json.dumps([figures(1, **{"x" * MAX_BODY_BYTES: 1.0})]).encode(), 413),
+    ],
+)
+def test_figures_that_are_wrong_are_refused_with_a_sentence(
+    shared_guard: Any, body: bytes, status: int
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    before = shared_guard.get("/v1/verdict").json()["conditions"]
+    with shared_guard.client() as client:
+        told = problem(client.post("/v1/figures", content=body, headers=headers), status)
+    assert len(told["detail"]) > 10
+    assert shared_guard.get("/v1/figures").json() == []
+    # Nobody is judged by them, so a refusal is no condition of the run.
+    assert shared_guard.get("/v1/verdict").json()["conditions"] == before
+
+
+def test_a_flood_of_figures_fills_no_disk(guard: Any) -> None:
+    def worst(step: int, first: int) -> dict[str, Any]:
+        return figures(step, **{f"{i:03}" + "\x01" * 97: 1 / 3 for i in range(first, first + 16)})
+
+    for first in range(0, 1000, 50):  # other names each time: those of the first stay
+        posted = [worst(step, first if step % 2 else 0) for step in range(first, first + 50)]
+        assert guard.post("/v1/figures", posted).status_code == 200
+    shown = guard.get("/v1/figures").json()
+    assert 250 <= len(shown) <= 500
+    assert len({name for one in shown for name in one["figures"]}) == 16
+    guard.end()
+    assert (guard.state / "figures.json").stat().st_size < 6 << 20

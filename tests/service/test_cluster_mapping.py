@@ -12,7 +12,18 @@ from guard_core.ending import not_judged
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
-from guard_core.wire import CheckpointReport, Code, EvaluationSummary, Level, Sampling, StepReport, Verdict
+from guard_core.wire import (
+    CheckpointReport,
+    Code,
+    EvaluationSummary,
+    Level,
+    Moment,
+    MomentRollouts,
+    Rollout,
+    Sampling,
+    StepReport,
+    Verdict,
+)
 from guard_operator.api.types import GuardStatus
 from guard_service.cluster.mapping import (
     LOST,
@@ -247,6 +258,40 @@ def test_a_latch_is_told_while_the_store_cannot_be_read() -> None:
     assert guard_status(known, {"fire": EARLIER, "steps": 7}, NOW)["steps"] == 7
 
 
+def moment(step: int, *moments: Moment, prompt: str = "p", text: str = "c") -> MomentRollouts:
+    best = Rollout(prompt=prompt, completion=text, reward=1e100)
+    other = Rollout(prompt="p", completion="another", reward=0.0)
+    return MomentRollouts(moments=moments, attempt=0, step=step, rollouts=(best, other))
+
+
+def test_what_the_policy_wrote_travels_with_a_latch_and_not_before() -> None:
+    rollouts = (moment(1, Moment.START), moment(40, Moment.LAST_GOOD, Moment.FIRE, text="hack"))
+    assert "rollouts" not in guard_status(Known(verdict(), (), STATE, rollouts=rollouts), {}, NOW)
+    status = guard_status(Known(verdict(), (FIRE,), STATE, rollouts=rollouts), {}, NOW)
+    one = {"attempt": 0, "prompt": "p", "reward": 1e100}
+    assert status["rollouts"] == [
+        one | {"moments": ["start"], "step": 1, "completion": "c"},
+        one | {"moments": ["last_good", "fire"], "step": 40, "completion": "hack"},
+    ]
+    assert guard_status(Known(verdict(), (FIRE,), STATE), status, NOW)["rollouts"] == status["rollouts"], (
+        "a guard that lost its files leaves what was told"
+    )
+    assert "rollouts" not in guard_status(Known(verdict(), (FIRE,), STATE), {}, NOW)
+    assert "rollouts" not in essential(status)
+
+
+def test_what_the_policy_wrote_cannot_keep_a_latch_out_of_the_status() -> None:
+    hostile = "a\0\x1b\x85\n" * 400
+    rollouts = (moment(1, Moment.START, prompt=hostile, text=hostile),) * 3
+    status = guard_status(Known(verdict(), (FIRE,), STATE, rollouts=rollouts), {}, NOW)
+    assert len(GuardStatus.model_validate(status).rollouts) == 3
+    for told in status["rollouts"]:
+        assert len(told["prompt"]) <= 300 and len(told["completion"]) <= 1000
+        assert {*told["completion"]} == {*"a\ufffd\n[…]"}
+        assert told["completion"].startswith("a\ufffd\ufffd\ufffd\na") and told["completion"].endswith("\n")
+    assert len(json.dumps(status["rollouts"])) < 32_000
+
+
 def test_the_essential_part_stops_a_run() -> None:
     status = guard_status(Known(judged().verdict(), (FIRE,), STATE, (ROUND,)), {}, NOW)
     assert essential(status).keys() == {"heartbeat", "level", "code", "reason", "fire"}
@@ -274,6 +319,7 @@ def test_it_fits_the_api() -> None:
         ({"heartbeat": "later"}, False),
         ({"reason": "no step for 302 s"}, False),
         ({"detectorState": "{}"}, False),
+        ({"rollouts": []}, False),
         ({"step": 9}, True),
         ({"level": "warning"}, True),
         ({"fire": FIRED}, True),

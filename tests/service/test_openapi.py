@@ -48,6 +48,8 @@ OPERATIONS = [
     ("post", "/v1/end"),
     ("post", "/v1/rollouts"),
     ("get", "/v1/rollouts"),
+    ("post", "/v1/figures"),
+    ("get", "/v1/figures"),
     ("get", "/v1/run"),
     ("get", "/v1/verdict"),
     ("get", "/v1/history"),

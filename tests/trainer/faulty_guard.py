@@ -15,9 +15,10 @@ from guard_core.wire import (
     Code,
     EndReport,
     EndResponse,
+    FiguresReport,
     Level,
     RolloutsReport,
-    RolloutsResponse,
+    ShownResponse,
     StepReport,
     StepsResponse,
     Verdict,
@@ -50,6 +51,7 @@ class FaultyGuard:
         self.checkpoints: list[CheckpointReport] = []
         self.ends: list[EndReport] = []
         self.rollouts: list[RolloutsReport] = []
+        self.figures: list[FiguresReport] = []
         self.requests: list[tuple[str, str]] = []
         self.headers: list[dict[str, str]] = []
         self.connections = 0
@@ -102,7 +104,10 @@ class FaultyGuard:
             answer = EndResponse(verdict=self.verdict_after(len(self.steps)))
         elif handler.path == "/v1/rollouts":
             self.rollouts.append(RolloutsReport.model_validate(body))
-            answer = RolloutsResponse(verdict=self.verdict_after(len(self.steps)))
+            answer = ShownResponse(verdict=self.verdict_after(len(self.steps)))
+        elif handler.path == "/v1/figures":
+            self.figures += [FiguresReport.model_validate(report) for report in body]
+            answer = ShownResponse(verdict=self.verdict_after(len(self.steps)))
         else:
             answer = self.verdict_after(len(self.steps))
         reply(handler, 200, answer.model_dump_json())

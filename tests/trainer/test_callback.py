@@ -57,6 +57,15 @@ def test_every_step_is_reported_with_the_values_that_trl_logs(train, guard: Faul
         assert report.attempt == 0
         for name in ("reward", "kl", "entropy", "reward_std"):
             assert getattr(report, name) == pytest.approx(entry[name], rel=1e-6), name
+    assert [r.step for r in guard.figures] == [1, 2, 3, 4, 5, 6]
+    plotted = {
+        "rewards/digit_share/mean",
+        "completions/mean_length",
+        "completions/clipped_ratio",
+        "frac_reward_zero_std",
+    }
+    for report, entry in zip(guard.figures, logged, strict=True):
+        assert report.figures == pytest.approx({name: entry[name] for name in plotted}, rel=1e-6)
 
 
 @pytest.mark.parametrize("logging_steps", [1, 3, 100])
@@ -118,7 +127,8 @@ def test_a_trainer_without_lists_is_reported_as_it_logs(
     class Rewarded(Trainer):
         def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Any:
             step = self.state.global_step
-            self.log({"reward": float("nan") if step == 1 else step / 10, "kl": 0.5, "entropy": None})
+            values = {"reward": float("nan") if step == 1 else step / 10, "kl": 0.5, "entropy": None}
+            self.log({**values, "rewards/format/mean": step / 4, "rewards/format/std": 0.5, "loss": 1.0})
             return model(inputs["x"]).sum()
 
     arguments = TrainingArguments(
@@ -143,6 +153,10 @@ def test_a_trainer_without_lists_is_reported_as_it_logs(
     assert [(r.step, r.reward, r.kl, r.entropy) for r in guard.steps] == [
         (0, 0.0, None, None),
         (2, 0.2, None, None),
+    ]
+    assert [(r.step, r.figures) for r in guard.figures] == [
+        (0, {"rewards/format/mean": 0.0}),
+        (2, {"rewards/format/mean": 0.5}),
     ]
 
 

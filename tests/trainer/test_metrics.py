@@ -59,6 +59,30 @@ def test_reading_creates_no_metric() -> None:
     assert not lists
 
 
+def test_of_further_figures_those_are_taken_that_are_plotted() -> None:
+    lists: dict[Any, Any] = {
+        "reward": [0.5],
+        "rewards/format/mean": [0.2, 0.4],
+        "rewards/a\nb/c/mean": [1.0],
+        "rewards/nothing/mean": [math.nan],
+        "rewards/format/std": [0.1],
+        "my/rewards/format/mean": [0.1],
+        "completions/mean_length": [7.0],
+        "completions/max_length": [9.0],
+        "completions/clipped_ratio": "no list",
+        7: [1.0],
+    }
+    metrics = StepMetrics(GRPO)
+    metrics.gather(lists)
+    sample = metrics.take(1)
+    assert sample is not None and sample.figures == {
+        "rewards/format/mean": pytest.approx(0.3),
+        "rewards/a\nb/c/mean": 1.0,
+        "completions/mean_length": 7.0,
+    }
+    assert metrics.take(2) == StepSample(2, 0.5, figures=sample.figures)  # it trains on the same completions
+
+
 @pytest.mark.parametrize("reward", [None, math.nan, math.inf, -math.inf, "0.5", True, [0.5, 0.6]])
 def test_without_a_finite_reward_there_is_no_sample(reward: Any) -> None:
     assert sample_of(1, {"reward": reward, "kl": 0.1}, REF) is None

@@ -26,6 +26,7 @@ SAMPLES, STOPPING, MEASURED = "guard_client/samples.py", "guard_client/stopping.
 OUTLOOK = "trainer_image/outlook.py"
 EXPERIMENT, LOGGED = "trainer_image/experiment.py", "trainer/test_experiment.py"
 ROLLOUTS, ROLLED = "guard_client/rollouts.py", "client/test_rollouts.py"
+FIGURES, PLOTTED = "trainer_image/figures.py", "client/test_figures.py"
 METRICS, LOSSES = "trainer_image/metrics.py", "trainer_image/losses.py"
 ROOMS = ("trainer_image", "guard_client")
 
@@ -42,12 +43,34 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (CALLBACK, " or not self._metrics.generated:", ":", (CALLED, "never_sent")),
     (METRICS, '= "reward" in values', "= True", (CALLED, "never_sent")),
     (REPORTER, "deque(maxlen=ROLLOUTS_LIMIT)", "deque()", (ROLLED, "too_many")),
-    (REPORTER, "if UNKNOWN not in self._rollouts_told:", "if True:", (ROLLED, "older_release")),
+    (REPORTER, "if ROLLOUTS not in self._unknown:", "if True:", (ROLLED, "older_release")),
     (REPORTER, "not self._in_flight and self._rollouts:", "self._rollouts:", (ROLLED, "after_the_steps")),
     (GUARD, "not self._settings.rollouts or not", "not", (ROLLED, "switches_them_off")),
     (ROLLOUTS, "    if len(text) <= limit:\n", "    if True:\n", (ROLLED, "keeps_both_ends")),
     (ROLLOUTS, "        before[equals] += 1\n", "", (ROLLED, "different_prompts")),
     (ROLLOUTS, "and abs(r) <= LARGEST", "", (ROLLED, "finite")),
+    # Further figures.
+    (REPORTER, "deque(maxlen=FIGURES_LIMIT)", "deque()", (PLOTTED, "too_many")),
+    (REPORTER, " and FIGURES not in self._unknown:", ":", (PLOTTED, "older_release")),
+    (REPORTER, "not self._in_flight and self._figures:", "self._figures:", (PLOTTED, "after_the_steps")),
+    (
+        REPORTER,
+        "min(len(self._figures), MAX_FIGURES_PER_POST)",
+        "len(self._figures)",
+        (PLOTTED, "themselves"),
+    ),
+    (
+        GUARD,
+        "            fit, wrong = {}, f",
+        "            raise RuntimeError  # f",
+        (PLOTTED, "cost_no_step"),
+    ),
+    (SAMPLES, "if len(fit) == MAX_FIGURES:", "if False:", (PLOTTED, "what_fits")),
+    (SAMPLES, "0 < len(name) <= MAX_FIGURE_NAME", "name", (PLOTTED, "what_fits")),
+    (SAMPLES, " or abs(number) > LARGEST:", ":", (PLOTTED, "what_fits")),
+    (SAMPLES, 'name.encode("utf-8", "replace").decode()', "name", (PLOTTED, "what_fits")),
+    (FIGURES, "_PLOTTED.fullmatch(key)", "_PLOTTED.search(key)", (MEASURED, "further_figures")),
+    (FIGURES, ", re.DOTALL", "", (MEASURED, "further_figures")),
     # What lies ahead.
     (CALLBACK, "            self._say_what_is_ahead(args, state)\n", "", (CALLED, "how_many_evaluations")),
     (CALLBACK, 'INFO if enough else logging.WARNING, "held', 'INFO, "held', (CALLED, "how_many_evaluations")),

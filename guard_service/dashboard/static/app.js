@@ -103,6 +103,7 @@ async function askForHistory() {
     showTables(history);
     drawn = version;
     get("v1/rollouts").then(showRollouts, () => {}); // the page says everything else without them
+    get("v1/figures").then(showPlots, () => {});
   } catch (error) {
     if (error.needsToken) askForToken();
     else showHistoryError(error);
@@ -340,11 +341,17 @@ const charts = {
     onCursor,
   }),
 };
-for (const chart of Object.values(charts)) $("thinned").before(chart.figure);
-new ResizeObserver(() => Object.values(charts).forEach((chart) => chart.draw())).observe($("charts"));
+const plots = new Map(); // by the trainer's name: the chart of a further figure
+let plane = null; // what all charts are drawn on: steps, their range, the newest attempt, the mark
+for (const chart of Object.values(charts)) $("plots-part").before(chart.figure);
+new ResizeObserver(() => allCharts().forEach((chart) => chart.draw())).observe($("charts"));
+
+function allCharts() {
+  return [...Object.values(charts), ...plots.values()];
+}
 
 function onCursor(x) {
-  for (const chart of Object.values(charts)) chart.moveTo(x);
+  for (const chart of allCharts()) chart.moveTo(x);
 }
 
 function showCharts({ steps, evaluations, total_steps: total }) {
@@ -358,6 +365,7 @@ function showCharts({ steps, evaluations, total_steps: total }) {
   const lo = all.reduce((a, b) => Math.min(a, b), Infinity);
   const hi = all.reduce((a, b) => Math.max(a, b), -Infinity);
   const shared = { xs, range: [lo, hi > lo ? hi : lo + 1], newest: verdict.attempt, mark };
+  plane = shared;
   charts.reward.update({
     ...shared,
     points: { reward: take(steps, "reward"), inLoop: take(evaluations, "in_loop_ema"), score: take(evaluations, "score"), heldout: take(evaluations, "heldout_ema") },
@@ -397,6 +405,36 @@ function showCharts({ steps, evaluations, total_steps: total }) {
     empty: inert ? `Not reported: ${inert.message}.` : "No step has been reported yet.",
   });
   setText($("thinned"), total > steps.length ? `${steps.length.toLocaleString("en")} of ${total.toLocaleString("en")} steps are drawn, evenly chosen; every evaluation is drawn.` : "");
+}
+
+const PLOT_TITLES = new Map([
+  ["completions/mean_length", ["Length of training completions", "tokens"]],
+  ["completions/clipped_ratio", ["Training completions cut off", "share"]],
+  ["frac_reward_zero_std", ["Prompts with one reward for all", "share"]],
+]);
+
+/** The title and unit of a further figure. What a trainer calls it is text, whatever it says. */
+function plotTitle(name) {
+  const component = /^rewards\/(.+)\/mean$/s.exec(name);
+  return component ? [`Reward component: ${component[1]}`, "reward units"] : (PLOT_TITLES.get(name) ?? [name, ""]);
+}
+
+/** A small chart of each further figure of the trainer, over the same steps as the others. */
+function showPlots(reports) {
+  const inRange = reports.filter(({ step }) => step >= plane.range[0] && step <= plane.range[1]);
+  const names = new Set(inRange.flatMap(({ figures }) => Object.keys(figures)));
+  $("plots-part").hidden = names.size === 0;
+  for (const name of names) {
+    if (plots.has(name)) continue;
+    const [title, unit] = plotTitle(name);
+    plots.set(name, new Chart({ title, unit, height: 170, lines: [{ key: "value", name: "each step", style: "in-loop" }], onCursor }));
+    $("plots").append(plots.get(name).figure);
+  }
+  for (const [name, chart] of plots) {
+    chart.figure.hidden = !names.has(name);
+    const value = ({ figures }) => (Object.hasOwn(figures, name) ? figures[name] : null); // a name may be `constructor`
+    chart.update({ ...plane, points: { value: inRange.map((row) => ({ attempt: row.attempt, x: row.step, y: value(row) })) }, empty: "" });
+  }
 }
 
 /** By detector: its statistic at each evaluation, as a share of the threshold that it had then. */
@@ -510,6 +548,7 @@ if (frozen) {
   showNumbers();
   showCharts(frozen.history);
   showTables(frozen.history);
+  showPlots(frozen.figures);
   showRollouts(frozen.rollouts);
   showPolicy(frozen.policy);
 } else {

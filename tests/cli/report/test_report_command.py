@@ -87,6 +87,27 @@ def test_what_the_guard_said_comes_back() -> None:
     assert not evidence.history["cut_off"]
 
 
+def test_what_the_policy_wrote_comes_back() -> None:
+    body = kept()
+    assert read_evidence(body).rollouts == ()
+    one = {
+        "moments": ["start"],
+        "attempt": 0,
+        "step": 1,
+        "prompt": "2+2=",
+        "completion": "<i>5",
+        "reward": 1.5,
+    }
+    odd = [one | {"moments": ["of_tomorrow"]}, one | {"reward": "much"}, {}, None, one | {"novelty": 1}]
+    body["data"]["rollouts.json"] = json.dumps([one, *odd])
+    found = read_evidence(body)
+    assert [(told.step, told.rollouts[0].completion) for told in found.rollouts] == [(1, "<i>5")] * 2
+    assert "\\u003ci>5" in _page(found)
+    for text in ("{}", "[", "7"):
+        body["data"]["rollouts.json"] = text
+        assert read_evidence(body).rollouts == ()
+
+
 def test_a_halt_and_a_run_that_ended_well() -> None:
     halted = FIRED.model_copy(
         update={"fire": False, "halt": True, "code": Code.STALE, "level": Level.WARNING, "reason": "old"}

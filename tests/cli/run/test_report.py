@@ -21,6 +21,7 @@ from guard_core.wire import (
     Code,
     DetectorReading,
     EvaluationSummary,
+    FiguresReport,
     Level,
     Moment,
     MomentRollouts,
@@ -255,10 +256,12 @@ def test_what_a_policy_wrote_ends_no_element_and_is_left_out_where_nothing_was_r
             rollouts=(Rollout(prompt=hostile, completion=hostile, reward=1.0),),
         )
     ]
-    html = page(FACTS, HISTORY, VERDICT, Policy(), draw(LINES, VERDICT), None, rollouts)
+    figures = [FiguresReport(attempt=0, step=4, figures={hostile: 1.0})]
+    html = page(FACTS, HISTORY, VERDICT, Policy(), draw(LINES, VERDICT), None, rollouts, figures)
     assert "<script>alert" not in html and html.count("</script>") == report().count("</script>")
     (frozen,) = re.findall(r'<script type="application/json" id="frozen">(.*?)</script>', html)
     (shown,) = json.loads(frozen)["rollouts"]
+    assert json.loads(frozen)["figures"] == [{"attempt": 0, "step": 4, "figures": {hostile: 1.0}}]
     assert shown["moments"] == ["start", "fire"] and shown["rollouts"][0]["completion"] == hostile
     (frozen,) = re.findall(r'<script type="application/json" id="frozen">(.*?)</script>', report())
-    assert json.loads(frozen)["rollouts"] == []
+    assert json.loads(frozen)["rollouts"] == [] == json.loads(frozen)["figures"]

@@ -200,6 +200,11 @@ def test_what_the_guard_knows_is_in_the_status_and_it_beats(cluster: Cluster) ->
     eventually(lambda: cluster.status()["heartbeat"] > status["heartbeat"], "it beats", within=25)
     assert "rlguard_guard_report_failures_total 0.0" in guard.ask("/metrics")
     assert "rlguard_guard_last_report_timestamp_seconds" in guard.ask("/metrics")
+    for _ in range(5):
+        with pytest.raises(urllib.error.HTTPError):
+            guard.ask("/v1/steps", {"a \U0001f600": 1})  # what JSON escapes it to is no YAML
+    status = eventually(lambda: (s := cluster.status())["code"] == "reports_refused" and s, "it is reported")
+    assert "a \U0001f600" in status["reason"] and status["steps"] == 8
 
 
 def test_a_fire_is_reported_at_once_and_stays_after_kill_and_an_empty_store(cluster: Cluster) -> None:
@@ -362,12 +367,20 @@ def _fire_to_stopped(made: World, directory: Path) -> None:
     guard = _injected_guard(made, directory)
     try:
         guard.start()
+        worst = "\0\x1b\x85\u202e\u2028\ufffe\U0010ffff</a>\r\n" * 150
+        rollout = {"prompt": worst, "completion": f"hack {worst}", "reward": -1e100}
+        for step in (1, 2):
+            guard.ask("/v1/rollouts", {"attempt": 0, "step": step, "rollouts": [rollout] * 4})
         assert guard.steps(1, 60, kl=HIGH_KL)["fire"]
         made.expect("Fired", "True", "KlHardStop")
         made.expect_workload(lambda w: w["spec"]["runPolicy"].get("activeDeadlineSeconds") == 1, "it is told")
         made.training_operator_stops_the_job()
         made.expect("Stopped", "True", "NoPodsLeft")
-        assert "kl_hard_stop" in made.evidence()["verdict.json"]
+        evidence = made.evidence()
+        assert "kl_hard_stop" in evidence["verdict.json"]
+        shown = json.loads(evidence["rollouts.json"])
+        assert [one["moments"] for one in shown] == [["start"], ["fire"]]
+        assert all(one["completion"].startswith("hack \ufffd\ufffd\ufffd\u202e\u2028") for one in shown)
     finally:
         guard.end()
 

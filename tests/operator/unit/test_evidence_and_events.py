@@ -51,6 +51,17 @@ def test_evidence_holds_verdict_history_checkpoint_and_logs() -> None:
     assert data["trainer.log"] == "bye"
 
 
+ROLLOUT = {"moments": ["start"], "attempt": 0, "step": 1, "prompt": "6*7=", "completion": "42", "reward": 1.0}
+
+
+def test_evidence_holds_what_the_policy_wrote_where_the_guard_was_given_it() -> None:
+    fire = ROLLOUT | {"moments": ["last_good", "fire"], "step": 9, "completion": '</a> "}\n{}'}
+    data = build_evidence(job(reason="r", rollouts=[ROLLOUT, fire]), None, {}, NOW)["data"]
+    assert json.loads(data["rollouts.json"]) == [ROLLOUT, fire]
+    assert json.loads(data["verdict.json"]) == {"reason": "r"}
+    assert "rollouts.json" not in build_evidence(job(reason="r"), None, {}, NOW)["data"]
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_evidence_goes_with_its_job_unless_it_is_to_stay(kept: bool) -> None:
     one = job()
@@ -63,7 +74,10 @@ def test_evidence_goes_with_its_job_unless_it_is_to_stay(kept: bool) -> None:
 
 def test_evidence_is_bounded_and_keeps_the_end() -> None:
     text = "é" * LOG_BYTES + "end"
-    body = build_evidence(job(), Policy(), {"trainer.log": text, "guard.log": text}, NOW)
+    rollout = ROLLOUT | {"prompt": "\U0001f600" * 300, "completion": "\U0001f600" * 1000}
+    rounds = [{"attempt": 0, "step": 2**53, "reward": 1 / 3, "heldout": 1 / 3, "kl": 1 / 3}] * 50
+    full = job(rollouts=[rollout] * 3, historyTail=rounds, reason="é" * 4096)
+    body = build_evidence(full, Policy(), {"trainer.log": text, "guard.log": text}, NOW)
     assert body["data"]["trainer.log"].endswith("end")
     assert len(json.dumps(body, ensure_ascii=False).encode()) < 256 * 1024
 

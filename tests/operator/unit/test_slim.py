@@ -205,6 +205,9 @@ reported = some(
     step=st.integers(0, 9),
     detectorState=words,
     historyTail=st.sampled_from([[], [{"attempt": 0, "step": 4, "reward": 0.5, "heldout": 0.4}]]),
+    rollouts=st.sampled_from(
+        [[], [{"moments": [], "attempt": 0, "step": 4, "prompt": "p", "completion": "c", "reward": 1}]]
+    ),
 )
 
 
@@ -215,11 +218,11 @@ reported = some(
         guard=reported,
     )
 )
-def test_a_slim_job_is_the_job_but_for_detector_state_and_history(status: Json) -> None:
+def test_a_slim_job_is_the_job_but_for_what_is_read_live(status: Json) -> None:
     metadata = {"name": "run", "namespace": "ns", "uid": "u", "resourceVersion": "1", "managedFields": [1]}
     raw = {"metadata": metadata, "spec": SPEC, "status": status}
     without = copy.deepcopy(raw)
-    for field in ("detectorState", "historyTail"):
+    for field in ("detectorState", "historyTail", "rollouts"):
         without["status"].get("guard", {}).pop(field, None)
     assert parse_job(slim_job(raw)) == parse_job(without)
 

@@ -1,0 +1,52 @@
+"""Which further figures of a run are kept for its plots. Pure.
+
+They are what a trainer logs beside its reward: the reward's components, how long completions are, how many
+are cut off. They are no evidence: nothing is judged by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from guard_core.checkpoint_key import CheckpointKey
+from guard_core.wire import MAX_FIGURES, FiguresReport
+
+#: Steps that are kept of a run: as many as a plot has room for.
+MAX_POINTS = 500
+
+Points = tuple[FiguresReport, ...]
+
+
+def kept(reports: Iterable[FiguresReport]) -> Points:
+    """At most `MAX_POINTS` steps with at most `MAX_FIGURES` names over all, in the order of (attempt, step).
+
+    Of one step the first report counts, and of many names those that came first. Of too many steps every
+    second is dropped, counted from the first of its attempt, until the rest fits; the newest always stays.
+    """
+    by_step: dict[CheckpointKey, FiguresReport] = {}
+    names: dict[str, None] = {}
+    for report in reports:
+        if by_step.setdefault(CheckpointKey.of(report), report) is report:
+            names |= dict.fromkeys(report.figures)
+    known = frozenset(list(names)[:MAX_FIGURES])
+    ordered = [named for key in sorted(by_step) if (named := _only(by_step[key], known)) is not None]
+    return tuple(_thinned(ordered))
+
+
+def _only(report: FiguresReport, known: frozenset[str]) -> FiguresReport | None:
+    if report.figures.keys() <= known:
+        return report
+    figures = {name: value for name, value in report.figures.items() if name in known}
+    return report.model_copy(update={"figures": figures}) if figures else None
+
+
+def _thinned(ordered: list[FiguresReport]) -> list[FiguresReport]:
+    first: dict[int, int] = {}
+    for report in ordered:
+        first.setdefault(report.attempt, report.step)
+    stride = 1
+    while len(ordered) > MAX_POINTS and stride < max(report.step for report in ordered) + 1:
+        stride *= 2
+        newest = ordered[-1]
+        ordered = [r for r in ordered if (r.step - first[r.attempt]) % stride == 0 or r is newest]
+    return ordered[-MAX_POINTS:]
