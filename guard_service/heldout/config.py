@@ -69,6 +69,7 @@ class HeldoutSettings(Scoring):
         """
         decisive = {"kind", "model", "chat", "max_new_tokens", "max_new_tokens_ceiling", "temperature"}
         decisive |= {"top_p", "top_k", "samples", "seed"}
+        decisive |= {"chat_template_kwargs", "system_prompt", "answer_after", "score_truncated"}
         scorers = self.model_dump(mode="json", include={"scorer", "proxy_scorer"})
         return scorers | {"evaluator": self.evaluator.model_dump(mode="json", include=decisive)}
 
