@@ -112,6 +112,8 @@ def structural(
             out["required"] = [to_camel(name) for name in node["required"]]
     elif isinstance(node.get("additionalProperties"), Mapping):
         out["additionalProperties"] = structural(node["additionalProperties"], definitions)
+    elif node.get("additionalProperties") is True:  # or the API server would drop what is in it
+        out["additionalProperties"] = {"x-kubernetes-preserve-unknown-fields": True}
     if "items" in node:
         out["items"] = structural(node["items"], definitions)
     if (default := _default(node, out)) is not None:

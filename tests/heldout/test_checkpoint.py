@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from guard_core.evaluation import RESERVED_KWARGS
 from guard_core.wire import FailureKind, Sampling
 from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
@@ -185,6 +187,13 @@ def test_the_chat_template_gets_the_system_prompt_and_its_variables(model: Path,
     ) as failed:
         complete(thinking, tmp_path, [text], chat=True, chat_template_kwargs={"fail": 1})
     assert failed.value.kind is UNDERWAY and "1+2" not in str(failed.value)
+
+
+def test_reserved_names_are_those_that_transformers_takes_for_itself() -> None:
+    from transformers import PreTrainedTokenizerBase
+
+    taken = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    assert {*taken} - {"self", "kwargs"} <= RESERVED_KWARGS
 
 
 def test_the_answer_begins_after_the_last_mark_also_where_it_is_a_special_token(

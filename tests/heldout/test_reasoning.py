@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -328,11 +327,3 @@ def test_a_split_that_is_made_keeps_what_a_row_says(tmp_path: Path) -> None:
 def _is_held(folder: Path, source: Path, salt: str) -> bool:
     make_split(source, folder / f"train-{salt}", folder / f"held-{salt}", fraction=0.5, salt=salt)
     return any(i.id == "a" for i in HeldoutSplit.load(folder / f"held-{salt}").items)
-
-
-def test_reserved_names_are_those_that_transformers_takes_for_itself() -> None:
-    from guard_core.evaluation import RESERVED_KWARGS
-
-    transformers = pytest.importorskip("transformers")
-    taken = inspect.signature(transformers.PreTrainedTokenizerBase.apply_chat_template).parameters
-    assert {*taken} - {"self", "kwargs"} <= RESERVED_KWARGS
