@@ -78,9 +78,7 @@ class HeldoutItem(BaseModel):
     @model_validator(mode="after")
     def _one_system_message(self) -> Self:
         if self.system_prompt and not isinstance(self.prompt, str) and self.prompt[0].role == "system":
-            raise ValueError(
-                "the prompt begins with a system message, and there is a system_prompt: keep one"
-            )
+            raise ValueError("has a system message in its prompt, and a system_prompt: keep one")
         return self
 
     @property
