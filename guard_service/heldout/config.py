@@ -53,7 +53,8 @@ class HeldoutSettings(Scoring):
     """The held-out evaluation of one run."""
 
     split: Path = Field(
-        description="Held-out split, JSONL with id, prompt, answer, optional scorer, group, meta."
+        description="Held-out split, JSONL with id, prompt, answer, optional scorer, group, system_prompt, "
+        "chat_template_kwargs, answer_after, meta."
     )
     train_prompts: Path | None = Field(
         None,

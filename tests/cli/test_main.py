@@ -110,7 +110,7 @@ def test_a_list_is_no_configuration(tmp_path):
         ("{kind: openai, model: m}", [], {}, "--openai-url is not set"),
         ("{}", ["--chat-template-kwargs", "x"], {}, "--chat-template-kwargs must be a JSON object"),
         ("{}", ["--chat-template-kwargs", "[" * 9999], {}, "--chat-template-kwargs must be a JSON object"),
-        ("{}", ["--chat-template-kwargs", '{"tools": 1}'], {}, "--chat-template-kwargs: tools is not the template's"),
+        ("{}", ["--chat-template-kwargs", '{"tools": 1}'], {}, "-kwargs: tools is not the template's"),
         ("{}", ["--answer-after", ""], {}, "--answer-after must not be empty"),
         ("{}", ["--system-prompt", ""], {}, "--system-prompt must not be empty"),
     ],
