@@ -48,6 +48,10 @@ def baseline(
     batch_size: options.BatchSizeOption = None,
     device: options.DeviceOption = None,
     base_model: options.BaseModelOption = None,
+    chat: options.ChatOption = None,
+    chat_template_kwargs: options.ChatTemplateKwargsOption = None,
+    system_prompt: options.SystemPromptOption = None,
+    answer_after: options.AnswerAfterOption = None,
     openai_url: options.OpenAIOption = None,
     openai_model: options.ModelOption = None,
 ) -> None:
@@ -69,6 +73,10 @@ def baseline(
         batch_size=batch_size,
         device=device,
         base_model=base_model,
+        chat=chat,
+        chat_template_kwargs=chat_template_kwargs,
+        system_prompt=system_prompt,
+        answer_after=answer_after,
         openai_url=openai_url,
         openai_model=openai_model,
     )
@@ -119,7 +127,13 @@ class Made:
         paid = {} if result.proxy_items is None else {"proxy_items": result.proxy_items}
         print(json.dumps({"items": result.items} | paid), file=self._file, flush=True)
         done, score = len(self.results), fmean(result.items)
-        print(f"pass {done} of {self._passes}: score {score:.3f} in {result.seconds:.1f} s", flush=True)
+        beside = "".join(
+            f", {share:.0%} {what}"
+            for share, what in ((result.truncated, "cut off"), (result.unanswered, "without an answer"))
+            if share
+        )
+        took = f"in {result.seconds:.1f} s"
+        print(f"pass {done} of {self._passes}: score {score:.3f}{beside} {took}", flush=True)
         return done < self._passes and not (self.greedy and self._agree())
 
     def _agree(self) -> bool:

@@ -42,6 +42,10 @@ OPTIONS: Mapping[Place, str] = {
     ("heldout", "evaluator", "batch_size"): "--batch-size",
     ("heldout", "evaluator", "device"): "--device",
     ("heldout", "evaluator", "base_model"): "--base-model",
+    ("heldout", "evaluator", "chat"): "--chat",
+    ("heldout", "evaluator", "chat_template_kwargs"): "--chat-template-kwargs",
+    ("heldout", "evaluator", "system_prompt"): "--system-prompt",
+    ("heldout", "evaluator", "answer_after"): "--answer-after",
     ("heldout", "evaluator", "base_url"): "--openai-url",
     ("heldout", "evaluator", "model"): "--openai-model",
 }
@@ -90,6 +94,28 @@ BaseModelOption = Annotated[
     Path | None,
     typer.Option("--base-model", help="Base model of a run that trains a LoRA adapter: a directory."),
 ]
+ChatOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--no-chat", help="Prompts that are texts go through the chat template, or as they are."
+    ),
+]
+ChatTemplateKwargsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template-kwargs",
+        help='Variables of the chat template: JSON, as in {"enable_thinking": false}.',
+    ),
+]
+SystemPromptOption = Annotated[
+    str | None, typer.Option("--system-prompt", help="System message before prompts that have none.")
+]
+AnswerAfterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--answer-after", help="Mark after which the answer begins, e.g. </think>: without it one is wrong."
+    ),
+]
 OpenAIOption = Annotated[
     str | None,
     typer.Option("--openai-url", help="Ask this OpenAI-compatible server instead of loading checkpoints."),
@@ -111,6 +137,10 @@ def heldout_options(
     batch_size: int | None,
     device: str | None,
     base_model: Path | None,
+    chat: bool | None,
+    chat_template_kwargs: str | None,
+    system_prompt: str | None,
+    answer_after: str | None,
     openai_url: str | None,
     openai_model: str | None,
 ) -> dict[str, Any]:
@@ -127,6 +157,10 @@ def heldout_options(
         batch_size=batch_size,
         device=device,
         base_model=None if base_model is None else str(base_model.absolute()),
+        chat=chat,
+        chat_template_kwargs=None if chat_template_kwargs is None else _variables(chat_template_kwargs),
+        system_prompt=system_prompt,
+        answer_after=answer_after,
     )
     return _given(
         split=heldout,
@@ -135,6 +169,16 @@ def heldout_options(
         proxy_scorer=proxy_scorer,
         evaluator=evaluator or None,
     )
+
+
+def _variables(text: str) -> dict[str, Any]:
+    try:
+        variables = json.loads(text)
+    except (ValueError, RecursionError):
+        variables = None
+    if not isinstance(variables, dict):
+        raise CliError("--chat-template-kwargs must be a JSON object, such as '{\"enable_thinking\": false}'")
+    return variables
 
 
 def no_split() -> CliError:

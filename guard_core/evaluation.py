@@ -7,9 +7,11 @@ that pydantic and an API server understand the same by them. Pure.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import json
+import re
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from guard_core.wire import EvaluationSampling, Sampling, SamplingSource
 
@@ -17,6 +19,45 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 #: Tokens of a completion where neither the settings nor the trainer say it.
 DEFAULT_NEW_TOKENS = 256
+
+MAX_KWARGS_BYTES = 16_384
+MAX_KWARGS_DEPTH = 16
+MAX_SYSTEM_PROMPT = 65_536  # characters
+MAX_MARK = 256  # characters
+#: What `apply_chat_template` takes for itself: a template's own variables have other names.
+RESERVED_KWARGS = frozenset(
+    {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents"}
+    | {"max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
+    | {"sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools", "truncation"}
+)
+
+
+def _of_a_template(kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Variables that a chat template can be given; the message quotes nothing of them."""
+    if kwargs is None:
+        return None
+    for name in kwargs:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name):
+            raise ValueError("a name in it is no variable's: letters, digits and _, at most 63")
+        if name in RESERVED_KWARGS:
+            raise ValueError(f"{name} is not the template's: the guard sets it, or does without")
+    try:
+        size = len(json.dumps(kwargs, allow_nan=False, ensure_ascii=False).encode())
+        depth = _depth(kwargs)
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError("the values must be JSON: texts, finite numbers, true, false, null") from None
+    if size > MAX_KWARGS_BYTES or depth > MAX_KWARGS_DEPTH:
+        raise ValueError(f"more than {MAX_KWARGS_BYTES} bytes of JSON, or than {MAX_KWARGS_DEPTH} levels")
+    return kwargs
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
+
+
+ChatTemplateKwargs = Annotated[dict[str, Any] | None, AfterValidator(_of_a_template)]
+"""What a chat template is given beside the messages, such as {"enable_thinking": false}."""
 
 
 class Section(BaseModel):
@@ -68,6 +109,31 @@ class Generation(Section):
         ge=1,
         le=1_000,
         description="Completions per item; the item's outcome is their mean score. Greedy: always one.",
+    )
+    chat_template_kwargs: ChatTemplateKwargs = Field(
+        None,
+        description="Variables for the chat template, such as {enable_thinking: false}; a split may say them "
+        "for each item, and the item's win, name by name.",
+    )
+    system_prompt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_SYSTEM_PROMPT,
+        description="System message before every prompt that has none of its own; goes through the chat "
+        "template. A split may say it for each item.",
+    )
+    answer_after: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_MARK,
+        description="Mark after which the answer begins, such as </think>; what comes after the last one is "
+        "scored, and a completion without it is wrong. null: all of it is the answer. A split may say it for "
+        "each item.",
+    )
+    score_truncated: bool = Field(
+        False,
+        description="Score what there is of a completion that was cut off at the length limit, for tasks "
+        "where completions have no end of their own; false: it is wrong.",
     )
     seed: int = Field(
         0, ge=0, le=2**31 - 1, description="Seed of the sampling; each pass has a seed of its own."

@@ -53,6 +53,9 @@ MAY_PASS = frozenset({FailureKind.UNDERWAY, FailureKind.OUT_OF_MEMORY, FailureKi
 #: Share of cut-off completions of the first evaluation above which its score says too little.
 MAX_TRUNCATED = 0.2
 
+#: And of completions without an answer, where answers begin after a mark.
+MAX_UNANSWERED = 0.2
+
 
 class Step(Protocol):
     """What the judge reads of a step: a `StepReport`, or a row of a log that was checked as a whole.
@@ -91,6 +94,9 @@ class Evaluation:
     the calibrated detector would take it for the outcome of one item, so it is not given it.
 
     `sampling`: how the completions were sampled; None where that is not known, as in a log.
+
+    `unanswered`: share without an answer, of the completions whose answer begins after a mark; None where
+    none does, or it is not known.
     """
 
     attempt: int
@@ -103,6 +109,7 @@ class Evaluation:
     proxy_items: tuple[float, ...] | None = None
     mean_only: bool = False
     sampling: EvaluationSampling | None = None
+    unanswered: float | None = None
 
     @property
     def score(self) -> float:
@@ -117,6 +124,7 @@ class Evaluation:
             score=self.score,
             items=len(self.items),
             truncated=self.truncated,
+            unanswered=self.unanswered,
             proxy_score=fmean(self.proxy_items) if self.proxy_items else None,
             path=self.path,
             sha256=self.sha256,
@@ -524,6 +532,7 @@ class Judge:
             yield from self._calibrated.conditions()
             yield from self._about_lost_passes()
         yield from _cut_off(self._first, self._sampling)
+        yield from _unanswered(self._first)
         yield from self._about_sampling()
         yield from self._advice()
         yield from self._about_kl()
@@ -795,7 +804,23 @@ def _cut_off(first: EvaluationSummary | None, trainer: Sampling | None) -> Itera
             message=f"{first.truncated:.0%} of the completions at step {first.step} were cut off at the "
             f"length limit{longer} (advised: at most {MAX_TRUNCATED:.0%}), so how they end is not known: "
             "raise the evaluator's max_new_tokens to what the trainer generates with (or its ceiling, "
-            "max_new_tokens_ceiling)",
+            "max_new_tokens_ceiling). They count as wrong; where completions have no end of their own, set "
+            "score_truncated",
+        )
+
+
+def _unanswered(first: EvaluationSummary | None) -> Iterator[Condition]:
+    """That too many completions of the first evaluation have no answer: the mark may be a wrong one.
+
+    It is advice: a policy that has yet to learn where answers begin is told from one of another format by
+    nobody. As with `_cut_off`, later evaluations change nothing.
+    """
+    if first is not None and first.unanswered is not None and first.unanswered > MAX_UNANSWERED:
+        yield _advice(
+            Code.UNINFORMATIVE_BASELINE,
+            f"{first.unanswered:.0%} of the completions at step {first.step} have no answer, and count as "
+            f"wrong (advised: at most {MAX_UNANSWERED:.0%}): see that the policy writes what answer_after "
+            "says, and has the room to (max_new_tokens)",
         )
 
 

@@ -33,6 +33,10 @@ _TOLD_IN_FULL = frozenset(
 _OF_A_FAILURE = frozenset({Code.EVALUATION_FAILING, Code.CHECKPOINT_DOUBTFUL})
 
 
+#: Of an evaluation, what is made of items beside its score.
+_SHARES = ("truncated", "unanswered", "proxy_score")
+
+
 def for_trainer(verdict: Verdict) -> Verdict:
     """The verdict without detectors, shares of completions, and how evaluations failed beyond the kind."""
     return verdict.model_copy(
@@ -58,4 +62,4 @@ def _condition(condition: Condition, failure: FailureKind | None) -> Condition:
 
 
 def _score_alone(evaluation: EvaluationSummary | None) -> EvaluationSummary | None:
-    return evaluation and evaluation.model_copy(update={"truncated": None, "proxy_score": None})
+    return evaluation and evaluation.model_copy(update=dict.fromkeys(_SHARES))

@@ -463,6 +463,13 @@ class EvaluationSummary(Wire):
     truncated: Finite | None = Field(
         None, ge=0, le=1, description="Share of completions that were cut off; None where it is not known."
     )
+    unanswered: Finite | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Share of completions without an answer (`answer_after` is not in them), of those of "
+        "items that have such a mark; None where no item has one.",
+    )
     proxy_score: Finite | None = Field(
         None, description="Mean score of the same completions by the training grader, if the guard has it."
     )

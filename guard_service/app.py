@@ -86,6 +86,9 @@ class HistoryEvaluation(BaseModel):
     score: float = Field(description="Mean score over the held-out split, in [0, 1].")
     items: int = Field(description="How many held-out items were scored.")
     truncated: float | None = Field(None, description="Share of completions that were cut off.")
+    unanswered: float | None = Field(
+        None, description="Share without an answer, of the completions whose answer begins after a mark."
+    )
     proxy_score: float | None = Field(
         None, description="Mean score of the same completions by the training grader."
     )
@@ -332,7 +335,8 @@ def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens, name: str) -> Non
         """The verdict now. Takes the ingest token or the read token.
 
         With the ingest token, and in the responses to a POST, it is what a trainer may know: no `detectors`,
-        no `truncated` and no `proxy_score`; of what an evaluation found, or why it failed, the code's
+        no `truncated`, `unanswered` or `proxy_score`; of what an evaluation found, or why it failed, the
+        code's
         meaning.
         """
         if tokens.admit(_authorization(request), Role.READ):

@@ -166,6 +166,12 @@ def _known_numbers(verdict: Verdict) -> Iterable[Metric]:
             last.truncated if last else None,
         ),
         (
+            "unanswered_completions",
+            "Share of the newest evaluation's completions without an answer, of those whose answer begins "
+            "after a mark, in [0, 1].",
+            last.unanswered if last else None,
+        ),
+        (
             "proxy_score",
             "Mean score that the training grader gives the newest evaluation's completions, in [0, 1].",
             last.proxy_score if last else None,

@@ -570,6 +570,7 @@ def metric_families(*, known: bool) -> list[Any]:
         score=0.5,
         items=1,
         truncated=0.5,
+        unanswered=0.5,
         proxy_score=0.5,
         path="/checkpoints/checkpoint-1",
     )

@@ -69,6 +69,10 @@ def check(
     batch_size: options.BatchSizeOption = None,
     device: options.DeviceOption = None,
     base_model: options.BaseModelOption = None,
+    chat: options.ChatOption = None,
+    chat_template_kwargs: options.ChatTemplateKwargsOption = None,
+    system_prompt: options.SystemPromptOption = None,
+    answer_after: options.AnswerAfterOption = None,
     openai_url: options.OpenAIOption = None,
     openai_model: options.ModelOption = None,
 ) -> None:
@@ -90,6 +94,10 @@ def check(
         batch_size=batch_size,
         device=device,
         base_model=base_model,
+        chat=chat,
+        chat_template_kwargs=chat_template_kwargs,
+        system_prompt=system_prompt,
+        answer_after=answer_after,
         openai_url=openai_url,
         openai_model=openai_model,
     )

@@ -111,7 +111,8 @@ def measure(settings: HeldoutSettings, model: Path, folder: Path) -> tuple[str |
         return refusal, None
     seconds, first = min(result.seconds for result in results), results[0]
     paid = fmean(first.proxy_items) if first.proxy_items else None
-    return None, Measured(seconds, fmean(first.items), None, paid, _in_part(first))
+    ends = (first.truncated, first.unanswered)
+    return None, Measured(seconds, fmean(first.items), None, paid, _in_part(first), *ends)
 
 
 def _in_part(result: EvaluationResult) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from guard_cli.baseline import GREEDY_PASSES, uninformative
 from guard_core import preflight
+from guard_core.judge import MAX_TRUNCATED, MAX_UNANSWERED
 from guard_core.policy import Policy
 from guard_core.preflight import is_greedy
 from guard_core.wire import EvaluationSampling, SamplingSource
@@ -118,7 +119,8 @@ class Measured:
     """One evaluation that was tried: wall seconds and mean score, or why it failed.
 
     `paid`: mean score by the training grader; None without one, or if it failed. `in_part`: share of the
-    completions that the scorer rejects for which that grader pays, but not in full.
+    completions that the scorer rejects for which that grader pays, but not in full. `truncated`,
+    `unanswered`: shares of the completions, as in `guard_core.judge.Evaluation`.
     """
 
     seconds: float | None
@@ -126,6 +128,8 @@ class Measured:
     problem: str | None
     paid: float | None = None
     in_part: float = 0.0
+    truncated: float | None = None
+    unanswered: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,7 @@ def _model_rows(found: Found) -> Iterator[Row]:
 def _measured_rows(found: Found) -> Iterator[Row]:
     yield time_row(found.trainer, found.measured)
     if found.measured is not None and found.measured.score is not None:
+        yield completions_row(found.measured)
         yield score_row(found.measured.score)
 
 
@@ -377,6 +382,22 @@ def rotated_away(saves: int, save: float, evaluation: float, passes: int, limit:
 
 
 # -- judging ---------------------------------------------------------------------------------------------
+
+
+def completions_row(measured: Measured) -> Row:
+    """Whether the completions come to an end, and to an answer; above the guard's own limits it warns."""
+    shares = (
+        (measured.truncated, MAX_TRUNCATED, "cut off at the length limit (max_new_tokens)"),
+        (measured.unanswered, MAX_UNANSWERED, "without an answer (answer_after is not in them)"),
+    )
+    said = [f"{share:.0%} {what}" for share, _, what in shares if share is not None]
+    if any(share is not None and share > limit for share, limit, _ in shares):
+        return Row("completions", CheckLevel.WARN, "; ".join(said) + ": they count as wrong")
+    if measured.truncated is None:
+        return Row(
+            "completions", CheckLevel.UNKNOWN, "; ".join(["the server does not say how they end", *said])
+        )
+    return Row("completions", CheckLevel.OK, "; ".join(said))
 
 
 def score_row(score: float) -> Row:

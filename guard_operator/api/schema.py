@@ -71,6 +71,10 @@ _RENAMED = {
 }
 
 
+#: A value of any kind. Of a map, not the map itself: so its keys are compared, and CEL sees a renamed one.
+_ANYTHING = {"x-kubernetes-preserve-unknown-fields": True}
+
+
 def structural(
     node: Mapping[str, Any], definitions: Mapping[str, Any], camel_choices: bool = False
 ) -> dict[str, Any]:
@@ -110,8 +114,8 @@ def structural(
             }
         if node.get("required"):
             out["required"] = [to_camel(name) for name in node["required"]]
-    elif isinstance(node.get("additionalProperties"), Mapping):
-        out["additionalProperties"] = structural(node["additionalProperties"], definitions)
+    elif values := node.get("additionalProperties"):
+        out["additionalProperties"] = _ANYTHING if values is True else structural(values, definitions)
     if "items" in node:
         out["items"] = structural(node["items"], definitions)
     if (default := _default(node, out)) is not None:

@@ -398,6 +398,11 @@ class EvaluationStatus(StatusModel):
     truncated: float | None = Field(
         None, description="Share of completions that were cut off at the length limit, in [0, 1]."
     )
+    unanswered: float | None = Field(
+        None,
+        description="Share of completions without an answer, of those whose answer begins after a mark, in "
+        "[0, 1].",
+    )
     proxy_score: float | None = Field(
         None, description="Mean score of the same completions by the training grader."
     )

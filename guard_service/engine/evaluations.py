@@ -166,6 +166,7 @@ class Evaluations:
             result.truncated,
             result.proxy_items,
             sampling=result.sampling,
+            unanswered=result.unanswered,
         )
         # Closing a baseline takes seconds, for which nobody else should have to wait.
         judge = self._ledger.known_judge

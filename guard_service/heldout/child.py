@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
@@ -25,11 +26,11 @@ from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import HeldoutSettings, OpenAIEvaluatorSettings
 from guard_service.heldout.disjoint import check_disjoint
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, HeldoutError, SplitError
-from guard_service.heldout.evaluators import Completions, Evaluator
+from guard_service.heldout.evaluators import Completion, Completions, Evaluator
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
 from guard_service.heldout.evaluators.openai import OpenAIEvaluator
 from guard_service.heldout.scorers import ProxyScoring, SplitScorers
-from guard_service.heldout.split import HeldoutSplit, read_train_prompts
+from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
 from guard_service.heldout.worker import EvaluationRequest
 
 NICENESS = 10  # ingest must never wait for an evaluation
@@ -50,6 +51,7 @@ class HeldoutEvaluation:
         """
         self._split = HeldoutSplit.load(settings.split)
         self._scoring = SplitScorers(self._split, settings.scorer)
+        self._settings = settings.evaluator
         self._proxy = None if settings.proxy_scorer is None else ProxyScoring(settings.proxy_scorer)
         self._base = None if settings.base_model is None else look_at(settings.base_model)
         self._evaluator: Evaluator = (
@@ -93,9 +95,10 @@ class HeldoutEvaluation:
         completions = self._evaluator.complete(self._split.items, request)
         staged = completions.staged
         return {
-            "items": self._outcomes(self._scoring, completions),
+            "items": self._outcomes(completions, self._score),
             "proxy_items": self._proxy_outcomes(completions),
             "truncated": completions.truncated,
+            "unanswered": completions.unanswered(self._split.items, self._settings),
             "sampling": completions.sampling.model_dump(mode="json"),
             "sha256": completions.sha256,
             "pins": completions.pins,
@@ -107,17 +110,26 @@ class HeldoutEvaluation:
         if self._proxy is None:
             return None
         try:
-            return self._outcomes(self._proxy, completions)
+            pay = self._proxy.score
+            return self._outcomes(completions, lambda item, made: pay(item, made.text))
         except EvaluationError as error:
             print(f"proxy_scorer: {error}; this evaluation goes on without it", file=sys.stderr)
             return []
 
-    def _outcomes(self, scoring: SplitScorers | ProxyScoring, completions: Completions) -> list[float]:
+    def _score(self, item: HeldoutItem, made: Completion) -> float:
+        """How right it is. No scorer is asked about what has no answer, or was cut off: that is wrong."""
+        if made.answer is None or (made.truncated and not self._settings.score_truncated):
+            return 0.0
+        return self._scoring.score(item, made.answer, made.text)
+
+    def _outcomes(
+        self, completions: Completions, score: Callable[[HeldoutItem, Completion], float]
+    ) -> list[float]:
         """Mean score of the completions of each item, or group of items. No label of a group goes on."""
         return self._split.by_group(
             [
-                fmean(scoring.score(item, text) for text in texts)
-                for item, texts in zip(self._split.items, completions.texts, strict=True)
+                fmean(score(item, made) for made in row)
+                for item, row in zip(self._split.items, completions.made, strict=True)
             ]
         )
 

@@ -53,7 +53,8 @@ class HeldoutSettings(Scoring):
     """The held-out evaluation of one run."""
 
     split: Path = Field(
-        description="Held-out split, JSONL with id, prompt, answer, optional scorer, group, meta."
+        description="Held-out split, JSONL with id, prompt, answer, optional scorer, group, system_prompt, "
+        "chat_template_kwargs, answer_after, meta."
     )
     train_prompts: Path | None = Field(
         None,
@@ -69,6 +70,7 @@ class HeldoutSettings(Scoring):
         """
         decisive = {"kind", "model", "chat", "max_new_tokens", "max_new_tokens_ceiling", "temperature"}
         decisive |= {"top_p", "top_k", "samples", "seed"}
+        decisive |= {"chat_template_kwargs", "system_prompt", "answer_after", "score_truncated"}
         scorers = self.model_dump(mode="json", include={"scorer", "proxy_scorer"})
         return scorers | {"evaluator": self.evaluator.model_dump(mode="json", include=decisive)}
 

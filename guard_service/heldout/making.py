@@ -159,6 +159,10 @@ def _read_rows(
     return rows
 
 
+#: Columns that an item has by the same name; all others go under `meta`.
+_OF_AN_ITEM = ("id", "scorer", "group", "system_prompt", "chat_template_kwargs", "answer_after")
+
+
 def _heldout_item(row: dict[str, object], key: str, prompt_column: str, answer_column: str) -> HeldoutItem:
     """A data set's row as an item of a split."""
     row = dict(row)
@@ -166,7 +170,7 @@ def _heldout_item(row: dict[str, object], key: str, prompt_column: str, answer_c
     if (answer := row.pop(answer_column, None)) is None:
         raise ValueError(f"{answer_column} is missing")
     item["answer"] = answer
-    item |= {name: row.pop(name) for name in ("id", "scorer", "group") if row.get(name) is not None}
+    item |= {name: row.pop(name) for name in _OF_AN_ITEM if row.get(name) is not None}
     item |= {"group": str(item["group"])} if "group" in item else {}
     item["id"] = str(item.get("id", "h-" + hashlib.sha256(key.encode()).hexdigest()[:16]))
     given = row.pop("meta", None) or {}

@@ -1,8 +1,11 @@
 """Scorers: how right a completion is, in [0, 1], given the item's answer.
 
-A scorer is a function `score(completion: str, answer: str, meta: Mapping[str, Any]) -> float`. It is named by
-one of the built-in names below, by an entry point of the group `rlguard.scorers`, or as `module:function`.
-They are imported and called in the worker process only.
+A scorer is a function `score(completion: str, answer: str, meta: Mapping[str, Any]) -> float`. Where the
+answer begins after a mark (`answer_after`), its `completion` is what follows the mark; one that has a
+parameter `whole_completion` gets by that name all that was written. The training grader gets all of it as
+its `completion`, as it does in training. A scorer is named by one of the built-in names below, by an entry
+point of the group `rlguard.scorers`, or as `module:function`. They are imported and called in the worker
+process only.
 
 At start each item's own answer is scored as if it were the completion, and must score 1
 (`SplitScorers.check_answers`). A scorer for which that makes no sense, because an answer is no completion,
@@ -31,9 +34,10 @@ from typing import Any
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit
 
-Scorer = Callable[[str, str, Mapping[str, Any]], float]
+Scorer = Callable[..., float]
 
 ENTRY_POINTS = "rlguard.scorers"
+WHOLE = "whole_completion"  # a parameter that a scorer may have
 MAX_LISTED = 5
 ROUNDING = 1e-9
 NUMERIC_TOLERANCE = Fraction(1, 10**6)  # relative; absolute below 1
@@ -145,12 +149,20 @@ def _check_signature(name: str, scorer: Scorer) -> None:
     with contextlib.suppress(ValueError):  # a function of C may have none: its first call will tell
         signature = inspect.signature(scorer)
         try:
-            signature.bind("", "", {})
+            signature.bind("", "", {}, **_more(scorer, ""))
         except TypeError as error:
             raise SplitError(
                 f"scorer {name!r} cannot be called as score(completion, answer, meta): {error}; it takes "
                 f"{signature}"
             ) from None
+
+
+def _more(scorer: Scorer, whole: str) -> dict[str, str]:
+    """The whole completion, for a scorer that has a parameter for it."""
+    with contextlib.suppress(ValueError):
+        if WHOLE in inspect.signature(scorer).parameters:
+            return {WHOLE: whole}
+    return {}
 
 
 def _in_a_line(error: Exception) -> str:
@@ -208,7 +220,7 @@ class SplitScorers:
 
     def _scores_1(self, item: HeldoutItem) -> bool:
         try:
-            return self.score(item, item.answer) > 1 - ROUNDING
+            return self.score(item, item.answer, item.answer) > 1 - ROUNDING
         except EvaluationError as error:
             print(error, file=sys.stderr)  # the worker's own log
             return False
@@ -216,14 +228,14 @@ class SplitScorers:
     def _scorer(self, item: HeldoutItem) -> Scorer:
         return self._scorers[item.scorer or self._default]
 
-    def score(self, item: HeldoutItem, completion: str) -> float:
-        """How right the completion is, in [0, 1].
+    def score(self, item: HeldoutItem, answer: str, whole: str) -> float:
+        """How right the answer is, in [0, 1]. `whole`: the completion in which it stands.
 
         Raises:
             EvaluationError: the scorer raised, or returned something else.
         """
         name = item.scorer or self._default
-        return _score(name, self._scorers[name], item, completion)
+        return _score(name, self._scorers[name], item, answer, whole)
 
 
 class ProxyScoring:
@@ -243,12 +255,12 @@ class ProxyScoring:
 
     def score(self, item: HeldoutItem, completion: str) -> float:
         """What it pays for the completion, in [0, 1]. Raises as `SplitScorers.score` does."""
-        return _score(self._name, self._scorer, item, completion)
+        return _score(self._name, self._scorer, item, completion, completion)
 
 
-def _score(name: str, scorer: Scorer, item: HeldoutItem, completion: str) -> float:
+def _score(name: str, scorer: Scorer, item: HeldoutItem, completion: str, whole: str) -> float:
     try:
-        value = scorer(completion, item.answer, item.meta)
+        value = scorer(completion, item.answer, item.meta, **_more(scorer, whole))
     except Exception as error:
         traceback.print_exc()
         raise EvaluationError(

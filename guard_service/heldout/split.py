@@ -13,8 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from guard_core.evaluation import MAX_MARK, MAX_SYSTEM_PROMPT, ChatTemplateKwargs
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.jsonl import (
     is_showable,
@@ -59,14 +60,34 @@ class HeldoutItem(BaseModel):
         "count as one.",
         repr=False,
     )
+    system_prompt: Annotated[str, Field(max_length=MAX_SYSTEM_PROMPT)] | None = Field(
+        None, description="System message of this item; empty: none; the settings' if absent.", repr=False
+    )
+    chat_template_kwargs: ChatTemplateKwargs = Field(
+        None,
+        description="Variables for the chat template; they win over the settings', name by name.",
+        repr=False,
+    )
+    answer_after: Annotated[str, Field(max_length=MAX_MARK)] | None = Field(
+        None,
+        description="Mark after which the answer begins; empty: all is the answer; the settings' if absent.",
+        repr=False,
+    )
     meta: dict[str, Any] = Field(default_factory=dict, description="Passed to the scorer.", repr=False)
+
+    @model_validator(mode="after")
+    def _one_system_message(self) -> Self:
+        if self.system_prompt and not isinstance(self.prompt, str) and self.prompt[0].role == "system":
+            raise ValueError("has a system message in its prompt, and a system_prompt: keep one")
+        return self
 
     @property
     def conversation(self) -> list[dict[str, str]]:
-        """The prompt as chat messages; a text is one user message."""
+        """The prompt as chat messages, after the item's own system message; a text is one user message."""
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         if isinstance(self.prompt, str):
-            return [{"role": "user", "content": self.prompt}]
-        return [m.model_dump() for m in self.prompt]
+            return [*system, {"role": "user", "content": self.prompt}]
+        return [*system, *(m.model_dump() for m in self.prompt)]
 
     @property
     def key(self) -> str:

@@ -118,6 +118,8 @@ class EvaluationResult:
     it failed.
     `sampling`: how the completions were sampled.
     `pins`: digests of the files that further checkpoints of the run must have; None where they are remote.
+    `unanswered`: share without an answer, of the completions whose answer begins after a mark; None where
+    none does.
     """
 
     items: tuple[float, ...]
@@ -128,6 +130,7 @@ class EvaluationResult:
     proxy_items: tuple[float, ...] | None = None
     sampling: EvaluationSampling | None = None
     pins: Mapping[str, str] | None = None
+    unanswered: float | None = None
 
 
 class EvaluationWorker:
@@ -230,6 +233,7 @@ class EvaluationWorker:
                 proxy_items=None if paid is None else tuple(paid),
                 sampling=EvaluationSampling.model_validate(response["sampling"]),
                 pins=response["pins"],
+                unanswered=response["unanswered"],
             )
 
     async def close(self) -> None:

@@ -83,6 +83,7 @@ def event(
                 content["truncated"],
                 None if proxy_items is None else tuple(json.loads(proxy_items)),
                 sampling=_used(content.get("sampling")),  # of an earlier release: not recorded
+                unanswered=content.get("unanswered"),  # likewise
             )
         case "refused":
             return RefusedCheckpoint(CheckpointKey(attempt, step))

@@ -87,7 +87,7 @@ async def measure(folder: Path, items: int, tokens: int, rounds: int) -> None:
     settings = HeldoutSettings.model_validate(
         {
             "split": split,
-            "evaluator": {"kind": "checkpoint", "batch_size": BATCH, "max_new_tokens": tokens},
+            "evaluator": {"batch_size": BATCH, "max_new_tokens": tokens, "score_truncated": True},
         }
     )
     worker = EvaluationWorker(settings, folder / "scratch")

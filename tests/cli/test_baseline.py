@@ -106,6 +106,17 @@ def test_errors_are_one_line_and_leave_nothing_behind(
     assert not (tmp_path / "b.jsonl").exists()
 
 
+def test_options_say_how_the_policy_is_asked_and_where_its_answer_begins(
+    baseline: Invoke, policy: Endpoint, tmp_path: Path
+) -> None:
+    thinks = ("--system-prompt", "Think.", "--chat-template-kwargs", '{"effort": 1}', "--answer-after", "#")
+    done = baseline("--passes", 1, *thinks)
+    assert done.returncode == 0 and passes(tmp_path) == [[0.0] * 16]
+    assert "pass 1 of 1: score 0.000, 100% without an answer in " in done.stdout
+    assert all(body["chat_template_kwargs"] == {"effort": 1} for _, _, body in policy.asked)
+    assert all(body["messages"][0] == {"role": "system", "content": "Think."} for _, _, body in policy.asked)
+
+
 def test_how_the_trainer_samples_must_be_said(rlguard: Invoke, held: Path, tmp_path: Path) -> None:
     done = rlguard("baseline", tmp_path, "--heldout", held, "--out", tmp_path / "b.jsonl")
     assert done.returncode == 2 and not (tmp_path / "b.jsonl").exists()

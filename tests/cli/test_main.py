@@ -108,6 +108,11 @@ def test_a_list_is_no_configuration(tmp_path):
         ("{temperature: hot}", ["--temperature", "-1"], {}, "--temperature must be at least 0, not -1.0"),
         ("{}", [], {"TEMPERATURE": "hot"}, "RLGUARD_GUARD_HELDOUT__EVALUATOR__TEMPERATURE must be a number"),
         ("{kind: openai, model: m}", [], {}, "--openai-url is not set"),
+        ("{}", ["--chat-template-kwargs", "x"], {}, "--chat-template-kwargs must be a JSON object"),
+        ("{}", ["--chat-template-kwargs", "[" * 9999], {}, "--chat-template-kwargs must be a JSON object"),
+        ("{}", ["--chat-template-kwargs", '{"tools": 1}'], {}, "-kwargs: tools is not the template's"),
+        ("{}", ["--answer-after", ""], {}, "--answer-after must not be empty"),
+        ("{}", ["--system-prompt", ""], {}, "--system-prompt must not be empty"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_as_it_was_written(tmp_path, monkeypatch, text, arguments, environment, message):
@@ -134,6 +139,7 @@ def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, m
         "device",
         "base_model",
     )
+    names += ("chat", "chat_template_kwargs", "system_prompt", "answer_after")
     given = dict.fromkeys((*names, "openai_url", "openai_model"))
     for config, kind in (
         ({"evaluator": openai}, "openai"),

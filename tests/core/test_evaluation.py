@@ -7,6 +7,9 @@ reach what the settings say.
 from __future__ import annotations
 
 import json
+import math
+from datetime import date
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -90,6 +93,46 @@ def test_what_nobody_samples_with_is_refused(sampling: Any, wrong: str) -> None:
     with pytest.raises(ValidationError) as refused:
         CheckpointReport.model_validate_json(text)
     assert [error["loc"] for error in refused.value.errors()] == [("sampling", wrong)]
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"tokenize": True},
+        {"chat_template": "{{ 1 }}"},
+        {"enable-thinking": True},
+        {"": 1},
+        {"a" * 64: 1},
+        {"when": date(2026, 1, 1)},
+        {"x": math.nan},
+        {"x": "\ud800"},
+        {"x": "\u00e9" * 8_192},
+        {"x": reduce(lambda inner, _: [inner], range(16), 0)},
+        {"x": reduce(lambda inner, _: [inner], range(5_000), 0)},
+        {"x": {1, 2}},
+        [],
+    ],
+    ids=range(13),
+)
+def test_what_is_no_variable_of_a_chat_template_is_refused(kwargs: Any) -> None:
+    with pytest.raises(ValidationError) as refused:
+        CheckpointEvaluation(chat_template_kwargs=kwargs)
+    assert [error["loc"] for error in refused.value.errors()] == [("chat_template_kwargs",)]
+
+
+def test_variables_of_a_chat_template_are_json() -> None:
+    kwargs = {"enable_thinking": False, "_effort2": "low", "x": None, "tools_in": [{"a": 1.5}]}
+    settings = CheckpointEvaluation(chat_template_kwargs=kwargs)
+    assert CheckpointEvaluation.model_validate(settings.model_dump(mode="json")) == settings
+    nested = {"x": reduce(lambda inner, _: [inner], range(14), 0), "y": "\u00e9" * 8_000}
+    assert CheckpointEvaluation(chat_template_kwargs=nested).chat_template_kwargs == nested
+
+
+@pytest.mark.parametrize("name", ["system_prompt", "answer_after"])
+@pytest.mark.parametrize("value", ["", "x" * 65_537, 1])
+def test_a_mark_and_a_system_prompt_are_texts_of_a_bounded_length(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=name):
+        CheckpointEvaluation.model_validate({name: value})
 
 
 def test_two_ways_to_say_the_same_are_equal() -> None:

@@ -545,6 +545,25 @@ class TestTruncatedCompletions:
         assert Code.UNINFORMATIVE_BASELINE not in codes(j.verdict())
 
 
+class TestUnansweredCompletions:
+    @pytest.mark.parametrize(("share", "told"), [(None, False), (0.0, False), (0.2, False), (0.21, True)])
+    def test_many_at_the_start_are_advice_and_stay_it(self, share: float | None, told: bool) -> None:
+        j = judge()
+        j.fold_step(step(0))
+        j.fold_evaluation(replace(evaluation(0), unanswered=share))
+        assert j.verdict().last_evaluation.unanswered == share  # type: ignore[union-attr]
+        j.fold_step(step(1))
+        j.fold_evaluation(replace(evaluation(1), unanswered=0.0 if told else 0.9))
+        for now in (j, Judge.from_state(j.to_state())):
+            verdict = now.verdict()
+            advice = [c for c in verdict.conditions if c.code is Code.UNINFORMATIVE_BASELINE]
+            assert len(advice) == told
+            assert all(
+                c.advice and "21% of the completions at step 0 have no answer" in c.message for c in advice
+            )
+            assert verdict.level is Level.HEALTHY
+
+
 class TestBestCheckpoint:
     def test_it_is_the_highest_score_and_the_later_of_equals(self) -> None:
         j = judge()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from guard_core.evaluation import RESERVED_KWARGS
 from guard_core.wire import FailureKind, Sampling
 from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
@@ -165,6 +167,52 @@ def test_messages_and_chat_go_through_the_chat_template(model: Path, tmp_path: P
         [plainly(model, "1+2=")],
     ]
     assert complete(model, tmp_path, [text], chat=True).texts == [[plainly(model, "u:1+2=\na:")]]
+
+
+def test_the_chat_template_gets_the_system_prompt_and_its_variables(model: Path, tmp_path: Path) -> None:
+    thinking = shutil.copytree(model, tmp_path / "thinking")
+    (thinking / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}\n{% endfor %}"
+        "{{ raise_exception(messages[0]['content']) if fail is defined else effort }}a:"
+    )
+    text = HeldoutItem(id="s", prompt="1+2=", answer="3")
+    own = HeldoutItem(id="t", prompt="1+2=", answer="3", system_prompt="", chat_template_kwargs={"effort": 9})
+    settings = {"chat": True, "system_prompt": "think", "chat_template_kwargs": {"effort": 1}}
+    assert complete(thinking, tmp_path, [text, own], **settings).texts == [
+        [plainly(thinking, "s:think\nu:1+2=\n1a:")],
+        [plainly(thinking, "u:1+2=\n9a:")],
+    ]
+    with pytest.raises(
+        EvaluationError, match="item 's': the chat template fails with TemplateError"
+    ) as failed:
+        complete(thinking, tmp_path, [text], chat=True, chat_template_kwargs={"fail": 1})
+    assert failed.value.kind is UNDERWAY and "1+2" not in str(failed.value)
+
+
+def test_reserved_names_are_those_that_transformers_takes_for_itself() -> None:
+    from transformers import PreTrainedTokenizerBase
+
+    taken = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    assert {*taken} - {"self", "kwargs"} <= RESERVED_KWARGS
+
+
+def test_the_answer_begins_after_the_last_mark_also_where_it_is_a_special_token(
+    model: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    text = complete(model, tmp_path, ITEMS[:1]).texts[0][0]
+    mark = text[3]
+    special = shutil.copytree(model, tmp_path / "special")
+    tokenizer = AutoTokenizer.from_pretrained(special)
+    tokenizer.add_special_tokens({"additional_special_tokens": [mark]})
+    tokenizer.save_pretrained(special)
+    ((plain,),) = complete(model, tmp_path, ITEMS[:1], answer_after=mark).made
+    ((hidden,),) = complete(special, tmp_path, ITEMS[:1], answer_after=mark).made
+    assert plain.text == text and plain.truncated
+    assert plain.answer == hidden.answer == text.rpartition(mark)[2] and mark not in hidden.text
+    ((without,),) = complete(special, tmp_path, ITEMS[:1], answer_after="@").made
+    assert without.answer is None and without.text == hidden.text
 
 
 def test_shards_are_loaded_and_the_dtype_is_obeyed(
@@ -326,7 +374,7 @@ def test_through_the_worker_staged_hashed_and_scored(model: Path, tmp_path: Path
     ]
     (tmp_path / "split.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = HeldoutSettings.model_validate(
-        {"split": tmp_path / "split.jsonl", "evaluator": {"kind": "checkpoint", "max_new_tokens": 10}}
+        {"split": tmp_path / "split.jsonl", "evaluator": {"max_new_tokens": 10, "score_truncated": True}}
     )
     rotated = shutil.copytree(model, tmp_path / "checkpoint-20")
 
@@ -348,6 +396,7 @@ def test_through_the_worker_staged_hashed_and_scored(model: Path, tmp_path: Path
 
     first, second, left = asyncio.run(act())
     assert first.items == tuple(float(n % 3 > 0) for n in range(12)) == second.items
+    assert first.truncated and first.unanswered is None
     assert first.sha256 == second.sha256 and not left
 
 

@@ -13,7 +13,7 @@ from guard_service.heldout import child
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.disjoint import families
 from guard_service.heldout.errors import SplitError
-from guard_service.heldout.evaluators import Completions
+from guard_service.heldout.evaluators import Completion, Completions
 from guard_service.heldout.making import is_heldout, make_split
 from guard_service.heldout.split import HeldoutSplit
 from guard_service.heldout.worker import EvaluationRequest
@@ -54,7 +54,8 @@ def test_the_evaluation_gives_one_outcome_a_group_and_no_label(
 
     class Threes:
         def complete(self, items: Any, request: EvaluationRequest) -> Any:
-            return Completions([("0",), ("3",), ("3",), ("3",)], SAMPLING, truncated=None)
+            made = [[Completion(text, text, truncated=None)] for text in ("0", "3", "3", "3")]
+            return Completions(made, SAMPLING)
 
     monkeypatch.setattr(evaluation, "_evaluator", Threes())
     answer = evaluation.run(EvaluationRequest(attempt=0, step=1, path=tmp_path))

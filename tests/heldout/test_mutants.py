@@ -1,4 +1,4 @@
-"""Tests of the tests: each mutant breaks a rule of groups of items or of adapters, and a test must notice."""
+"""Tests of the tests: each mutant breaks a rule of groups, adapters or answers, and a test must notice."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ SPLIT, CHILD, MAKING, DISJOINT = (
     Rule("guard_service", f"heldout/{name}.py", TESTS) for name in ("split", "child", "making", "disjoint")
 )
 ADAPTER = Rule("guard_core", "adapter.py", HERE.parent / "core" / "test_adapter.py")
+REASONING = HERE / "test_reasoning.py"
+ASKING, ANSWERS, SCORERS, ITEM, MADE, SHARES, ENDPOINT = (
+    Rule("guard_service", f"heldout/{name}.py", REASONING)
+    for name in (
+        *("asking", "child", "scorers", "split", "making"),
+        *("evaluators/__init__", "evaluators/openai"),
+    )
+)
 STAGING = Rule("guard_service", "heldout/evaluators/staging.py", HERE / "test_staging.py")
 
 MUTANTS: list[Mutant] = [
@@ -37,6 +45,48 @@ MUTANTS: list[Mutant] = [
     (ADAPTER, "if name.endswith(suffix)", "if False"),
     (ADAPTER, "if same_name and ours.revision", "if ours.revision"),
     (ADAPTER, "not ours.revision.startswith(revision)", "False"),
+    (ASKING, "item.system_prompt is not None or ", ""),
+    (ASKING, ' or own[0]["role"] == "system"', ""),
+    (
+        ASKING,
+        "{**(settings.chat_template_kwargs or {}), **(item.chat_template_kwargs or {})}",
+        "item.chat_template_kwargs or settings.chat_template_kwargs or {}",
+    ),
+    (
+        ASKING,
+        "settings.answer_after if item.answer_after is None else item.answer_after",
+        "settings.answer_after",
+    ),
+    (ASKING, "return own or None", "return own or settings.answer_after"),
+    (ASKING, "text.rpartition(mark)", "text.partition(mark)"),
+    (ASKING, "answer if found else None", "answer"),
+    (ASKING, "if talk or template_kwargs(item, settings)", "if talk"),
+    (ASKING, "if talk or template_kwargs(item, settings)", "if template_kwargs(item, settings)"),
+    (ANSWERS, "made.answer is None or ", "False or "),
+    (ANSWERS, "(made.truncated and not self._settings.score_truncated)", "False"),
+    (ANSWERS, "(made.truncated and not self._settings.score_truncated)", "made.truncated"),
+    (
+        ANSWERS,
+        "self._scoring.score(item, made.answer, made.text)",
+        "self._scoring.score(item, made.text, made.text)",
+    ),
+    (ANSWERS, "pay(item, made.text)", 'pay(item, made.answer or "")'),
+    (
+        SCORERS,
+        "item.answer, item.meta, **_more(scorer, whole))",
+        "item.answer, item.meta, **_more(scorer, completion))",
+    ),
+    (SCORERS, "if WHOLE in inspect.signature(scorer).parameters", "if True"),
+    (ITEM, "if self.system_prompt and not isinstance", "if False and not isinstance"),
+    (ITEM, "if self.system_prompt else []", "if False else []"),
+    (MADE, '"scorer", "group", "system_prompt"', '"scorer", "group"'),
+    (SHARES, "None if None in ends else", ""),
+    (SHARES, "if answer_after(item, settings)]", "if True]"),
+    (ENDPOINT, "if text is None and (truncated or", "if text is None and (False or"),
+    (ENDPOINT, " and end == _ENDED", ""),
+    (ENDPOINT, "(mark and thought and end", "(thought and end"),
+    (ENDPOINT, "if mark and thought and mark not in text", "if mark and thought"),
+    (ENDPOINT, "text or None, truncated", "text, truncated"),
     (STAGING, "if size > MAX_SMALL_BYTES)", "if False)"),
     (STAGING, "if len(sizes) > MAX_SMALL_FILES or", "if"),
     (STAGING, "or sum(sizes.values()) > MAX_SMALL_BYTES_IN_ALL", ""),

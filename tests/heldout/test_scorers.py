@@ -98,7 +98,7 @@ def scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(value: Any) -> float:
         monkeypatch.setitem(scorers.BUILT_IN, "here", constant(value))  # type: ignore[arg-type]
         split = split_of(tmp_path)
-        return SplitScorers(split, "here").score(split.items[0], "completion")
+        return SplitScorers(split, "here").score(split.items[0], "completion", "all")
 
     return run
 
@@ -129,7 +129,7 @@ def test_a_scorer_that_raises_is_an_error_and_quotes_nothing(
 ) -> None:
     split = split_of(tmp_path, scorer="tests.heldout.odd_scorers:impatient")
     with pytest.raises(EvaluationError) as caught:
-        SplitScorers(split, "exact").score(split.items[0], SECRET)
+        SplitScorers(split, "exact").score(split.items[0], SECRET, SECRET)
     assert "scorer 'tests.heldout.odd_scorers:impatient' raised TypeError on item 'item-1'" in str(
         caught.value
     )
@@ -151,7 +151,7 @@ def test_an_answer_that_cannot_be_compared_with_is_told_at_start(
 
 def test_an_items_own_scorer_wins(tmp_path: Path) -> None:
     split = split_of(tmp_path, answer="^1", scorer="regex")
-    assert SplitScorers(split, "exact").score(split.items[0], "12") == 1.0
+    assert SplitScorers(split, "exact").score(split.items[0], "12", "12") == 1.0
 
 
 def test_loads_module_and_function() -> None:

@@ -51,12 +51,13 @@ SUMMARY = EvaluationSummary(
     score=0.5,
     items=128,
     truncated=0.25,
+    unanswered=0.125,
     proxy_score=0.75,
     path="/ckpt/40",
     sampling=CheckpointEvaluation().sampling_with(HOT),
 )
 SCORED = {
-    **{"attempt": 0, "step": 40, "score": 0.5, "items": 128, "truncated": 0.25},
+    **{"attempt": 0, "step": 40, "score": 0.5, "items": 128, "truncated": 0.25, "unanswered": 0.125},
     **{"proxyScore": 0.75, "path": "/ckpt/40"},
     "sampling": {"temperature": 1.0, "topP": 0.9, "maxNewTokens": 64, "samples": 1, "source": "trainer"},
 }

@@ -33,6 +33,7 @@ def test_what_is_not_known_is_absent_and_never_0(guard: Any, step: Step) -> None
         for name in (
             "heldout_score",
             "truncated_completions",
+            "unanswered_completions",
             "proxy_score",
             "best_heldout_score",
             "heldout_ema",

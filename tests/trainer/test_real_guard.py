@@ -122,7 +122,7 @@ def test_the_guard_evaluates_as_the_trainer_samples(
     split.write_text(
         "".join(json.dumps({"id": f"i{n}", "prompt": f"{n}+{n}=", "answer": "7"}) + "\n" for n in range(9))
     )
-    evaluator = {"kind": "checkpoint", "seed": 3}
+    evaluator = {"kind": "checkpoint", "seed": 3, "score_truncated": True}
     scorer = "tests.trainer.real_guard:digits"
     guard = start(
         {"calibrated": {"baseline_passes": 3}},

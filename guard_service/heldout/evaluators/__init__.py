@@ -8,28 +8,59 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from guard_core.evaluation import Generation
 from guard_core.wire import EvaluationSampling
+from guard_service.heldout.asking import answer_after
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the policy wrote to a prompt.
+
+    `text`: all of it.
+    `answer`: the part that answers, which may be empty; None: there is no answer.
+    `truncated`: it ended at the length limit; None where the server does not say.
+    """
+
+    text: str
+    answer: str | None
+    truncated: bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Completions:
     """What the policy said.
 
-    `texts`: completions of each item in the given order; shape (n_items, samples).
+    `made`: completions of each item in the given order; shape (n_items, samples).
     `sampling`: how they were sampled.
-    `truncated`: share of them that ended at the length limit, in [0, 1]; None where the server does not say.
     `sha256`, `staged`: digest and directory of the scored weights, None where they are remote.
     `pins`: digests of the files that the run's further checkpoints must have, too.
     """
 
-    texts: Sequence[Sequence[str]]
+    made: Sequence[Sequence[Completion]]
     sampling: EvaluationSampling
-    truncated: float | None
     sha256: str | None = None
     staged: Path | None = None
     pins: Mapping[str, str] | None = None
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """All that was written, shape (n_items, samples)."""
+        return [[completion.text for completion in row] for row in self.made]
+
+    @property
+    def truncated(self) -> float | None:
+        """Share that ended at the length limit, in [0, 1]; None where that is not known of each."""
+        ends = [completion.truncated for row in self.made for completion in row]
+        return None if None in ends else ends.count(True) / len(ends)
+
+    def unanswered(self, items: Sequence[HeldoutItem], settings: Generation) -> float | None:
+        """Share without an answer among those whose answer begins after a mark, in [0, 1]; None: none's."""
+        rows = [row for item, row in zip(items, self.made, strict=True) if answer_after(item, settings)]
+        answers = [completion.answer for row in rows for completion in row]
+        return answers.count(None) / len(answers) if answers else None
 
 
 class Evaluator(Protocol):

@@ -21,10 +21,17 @@ from typing import Any
 
 from guard_core.adapter import AdapterError
 from guard_core.wire import EvaluationSampling, FailureKind
+from guard_service.heldout.asking import (
+    answer_after,
+    answer_in,
+    messages,
+    refuse_without_template,
+    template_kwargs,
+)
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.config import CheckpointEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError, SplitError, failing_as
-from guard_service.heldout.evaluators import Completions, sample_seed
+from guard_service.heldout.evaluators import Completion, Completions, sample_seed
 from guard_service.heldout.evaluators.lora import apply_adapter
 from guard_service.heldout.evaluators.staging import Staged, stage
 from guard_service.heldout.fitness import without_tokenizer
@@ -38,21 +45,24 @@ LEAST_TEMPERATURE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One completion to make: of item number `item`, its `sample`-th, from these prompt tokens."""
+    """One completion to make: of item number `item`, its `sample`-th, from these prompt tokens.
+
+    `mark`: after which the answer begins; None: all of it is the answer.
+    """
 
     item: int
     sample: int
     tokens: list[int]
     seed: int
+    mark: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """One completion. `silent`: it ended at once, which is allowed; `truncated`: only at the limit."""
+    """One completion. `silent`: it ended at once, which is allowed."""
 
-    text: str
+    completion: Completion
     silent: bool
-    truncated: bool
 
 
 class _BrokenGenerationError(Exception):
@@ -69,11 +79,12 @@ class CheckpointEvaluator:
         self._scratch = scratch
         self._base = base
 
-    def check(self, items: Sequence[HeldoutItem]) -> None:  # noqa: ARG002  # the Evaluator protocol
+    def check(self, items: Sequence[HeldoutItem]) -> None:
         """See `Evaluator.check`: torch and transformers are found, and not yet imported."""
         for package in ("torch", "transformers", "safetensors", *(("peft",) if self._base else ())):
             if find_spec(package) is None:
                 raise SplitError(f"evaluator 'checkpoint' needs {package}: pip install 'rlguard[eval-hf]'")
+        refuse_without_template(items, self._settings, chat=self._settings.chat)
 
     def warm_up(self) -> None:
         """See `Evaluator.warm_up`: importing torch and transformers takes seconds."""
@@ -102,39 +113,39 @@ class CheckpointEvaluator:
             )
         loaded = _load(staged, request.path, base, self._settings, sampling)
         try:
-            texts, truncated = self._generate(loaded, items, request.pass_index)
+            made = self._generate(loaded, items, request.pass_index)
         except _BrokenGenerationError as error:
             raise EvaluationError(f"checkpoint {request.path}: {error}") from error
         finally:
             loaded.release()
-        return Completions(texts, sampling, truncated, staged.sha256, staged.path, pins)
+        return Completions(made, sampling, staged.sha256, staged.path, pins)
 
     def _generate(
         self, loaded: _Loaded, items: Sequence[HeldoutItem], pass_index: int
-    ) -> tuple[list[list[str]], float]:
-        """Texts, shape (n_items, samples), and the share of them that was cut off."""
+    ) -> list[list[Completion]]:
+        """Completions, shape (n_items, samples)."""
         settings, samples = self._settings, loaded.sampling.samples
         encoded = [loaded.encode(item, settings) for item in items]
+        marks = [answer_after(item, settings) for item in items]
         jobs = [
-            _Job(i, k, encoded[i], sample_seed(settings.seed, pass_index, item.id, k))
+            _Job(i, k, encoded[i], sample_seed(settings.seed, pass_index, item.id, k), marks[i])
             for i, item in enumerate(items)
             for k in range(samples)
         ]
         # Longest first: least padding, and a batch that does not fit in memory fails at once.
         jobs.sort(key=lambda job: -len(job.tokens))
-        texts = [[""] * samples for _ in items]
-        truncated, silent = 0, True
+        completions: dict[tuple[int, int], Completion] = {}
+        silent = True
         for start in range(0, len(jobs), settings.batch_size):
             batch = jobs[start : start + settings.batch_size]
             for job, made in zip(batch, loaded.complete(batch, settings), strict=True):
-                texts[job.item][job.sample] = made.text
-                truncated += made.truncated
+                completions[job.item, job.sample] = made.completion
                 silent = silent and made.silent
-        if not silent and not any(map(any, texts)):
+        if not silent and not any(completion.text for completion in completions.values()):
             raise _BrokenGenerationError(
                 "tokens were generated, and no completion has a text: the tokenizer is not of this model"
             )
-        return texts, truncated / len(jobs)
+        return [[completions[i, k] for k in range(samples)] for i in range(len(items))]
 
 
 @dataclass(slots=True)
@@ -156,10 +167,7 @@ class _Loaded:
                     "one with the tokenizer, or write the prompt as text and set chat to false",
                     FailureKind.TOKENIZER,
                 )
-            text = self.tokenizer.apply_chat_template(
-                item.conversation, tokenize=False, add_generation_prompt=True
-            )
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = self.tokenizer(self._templated(item, settings), add_special_tokens=False)["input_ids"]
         if not ids:
             raise EvaluationError(
                 f"item {item.id!r}: the checkpoint's tokenizer makes no token of its prompt"
@@ -172,6 +180,20 @@ class _Loaded:
                 f"{context} positions: set a lower max_new_tokens, or shorten the item"
             )
         return ids
+
+    def _templated(self, item: HeldoutItem, settings: CheckpointEvaluatorSettings) -> str:
+        """The item's prompt by the chat template, whose errors may quote it: their type is told."""
+        kwargs = template_kwargs(item, settings)
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages(item, settings), tokenize=False, add_generation_prompt=True, **kwargs
+            )
+        except Exception as error:
+            raise EvaluationError(
+                f"item {item.id!r}: the chat template fails with {type(error).__name__}: see whether it "
+                "takes such messages, and chat_template_kwargs if they are set"
+            ) from error
+        return text
 
     def complete(self, batch: Sequence[_Job], settings: CheckpointEvaluatorSettings) -> Iterator[_Made]:
         """Completions of a batch, in its order."""
@@ -203,12 +225,24 @@ class _Loaded:
                 "its logits are infinite or not a number: the weights are damaged, or overflow in "
                 f"{self.model.dtype}"
             )
-        return map(self._decode, out[:, width:].tolist())
+        return map(self._decode, out[:, width:].tolist(), [job.mark for job in batch])
 
-    def _decode(self, tokens: list[int]) -> _Made:
+    def _decode(self, tokens: list[int], mark: str | None) -> _Made:
         end = next((i for i, token in enumerate(tokens) if token in self.eos), len(tokens))
         text: str = self.tokenizer.decode(tokens[:end], skip_special_tokens=True)
-        return _Made(text, silent=end == 0, truncated=end == len(tokens))
+        answer = answer_in(text, mark)
+        if answer is None and mark is not None:
+            answer = self._after_special(tokens[:end], mark)
+        return _Made(Completion(text, answer, truncated=end == len(tokens)), silent=end == 0)
+
+    def _after_special(self, tokens: list[int], mark: str) -> str | None:
+        """The answer after a mark that is made of special tokens, which a text for people leaves out."""
+        answer = answer_in(self.tokenizer.decode(tokens, skip_special_tokens=False), mark)
+        if answer is None:
+            return None
+        for token in self.tokenizer.added_tokens_decoder.values():
+            answer = answer.replace(token.content, "") if token.special else answer
+        return answer
 
     def release(self) -> None:
         """Give the device's memory back."""

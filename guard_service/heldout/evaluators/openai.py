@@ -8,26 +8,35 @@ server may send the prompt back in it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import os
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from guard_core.wire import EvaluationSampling
+from guard_service.heldout.asking import (
+    answer_after,
+    answer_in,
+    messages,
+    refuse_without_template,
+    template_kwargs,
+)
 from guard_service.heldout.config import OpenAIEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError, SplitError
-from guard_service.heldout.evaluators import Completions, sample_seed
+from guard_service.heldout.evaluators import Completion, Completions, sample_seed
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest
 
 FIRST_BACKOFF_SECONDS = 0.5
 LONGEST_BACKOFF_SECONDS = 60.0
 _CUT_OFF = "length"  # the `finish_reason` of a completion that reached the limit
+_ENDED = "stop"  # and of one that ended by itself
+_THOUGHT = ("reasoning_content", "reasoning")  # where servers put what a model thinks first
 _EXTENSIONS = ("top_k", "min_p", "repetition_penalty")  # of vLLM and SGLang, among others
 _PASSING = frozenset({408, 409, 425, 429})  # and 5xx: worth another try
 _HINTS = {
@@ -35,17 +44,10 @@ _HINTS = {
     403: "check api_key_file or api_key_env",
     404: "check base_url and model",
     400: "check model, max_new_tokens, the prompt's length, and whether the server knows top_k, min_p and "
-    "repetition_penalty, if the trainer samples with them (`temperature` sets the sampling without them)",
+    "repetition_penalty, if the trainer samples with them (`temperature` sets the sampling without them), "
+    "and chat_template_kwargs, if they are set",
     422: "check model, max_new_tokens and the prompt's length",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """One completion: its text, and the server's `finish_reason`, None if it gave none."""
-
-    text: str
-    end: str | None
 
 
 class OpenAIEvaluator:
@@ -62,6 +64,7 @@ class OpenAIEvaluator:
             raise SplitError(
                 f"item {talk.id!r} is a list of messages, which /completions does not take: set chat to true"
             )
+        refuse_without_template(items, self._settings, chat=self._settings.chat)
 
     def warm_up(self) -> None:
         """See `Evaluator.warm_up`: nothing to do."""
@@ -70,20 +73,15 @@ class OpenAIEvaluator:
         """See `Evaluator.complete`."""
         sampling = self._settings.sampling_with(request.sampling)
         try:
-            choices = asyncio.run(self._complete(items, request, sampling))
+            made = asyncio.run(self._complete(items, request, sampling))
         except ExceptionGroup as group:
             failed = group.subgroup(EvaluationError)
             raise (failed.exceptions[0] if failed else group) from group
-        ends = [choice.end for row in choices for choice in row]
-        return Completions(
-            [[choice.text for choice in row] for row in choices],
-            sampling,
-            ends.count(_CUT_OFF) / len(ends) if all(ends) else None,
-        )
+        return Completions(made, sampling)
 
     async def _complete(
         self, items: Sequence[HeldoutItem], request: EvaluationRequest, sampling: EvaluationSampling
-    ) -> list[list[_Choice]]:
+    ) -> list[list[Completion]]:
         settings = self._settings
         model = settings.model_name(attempt=request.attempt, step=request.step, checkpoint=request.path.name)
         at_once = asyncio.Semaphore(settings.concurrency)
@@ -95,7 +93,7 @@ class OpenAIEvaluator:
             limits=limits,
         ) as client:
 
-            async def ask(item: HeldoutItem, sample: int) -> _Choice:
+            async def ask(item: HeldoutItem, sample: int) -> Completion:
                 seed = sample_seed(settings.seed, request.pass_index, item.id, sample)
                 async with at_once:
                     return await self._ask(client, item, self._body(item, model, sampling, seed))
@@ -116,10 +114,12 @@ class OpenAIEvaluator:
         # OpenAI's own API has none of these, so they are sent only where they are wanted.
         body |= {name: value for name in _EXTENSIONS if (value := getattr(sampling, name)) is not None}
         if self._settings.chat:
-            return body | {"messages": item.conversation}
+            kwargs = template_kwargs(item, self._settings)
+            body |= {"chat_template_kwargs": kwargs} if kwargs else {}
+            return body | {"messages": messages(item, self._settings)}
         return body | {"prompt": item.prompt}
 
-    async def _ask(self, client: httpx.AsyncClient, item: HeldoutItem, body: dict[str, Any]) -> _Choice:
+    async def _ask(self, client: httpx.AsyncClient, item: HeldoutItem, body: dict[str, Any]) -> Completion:
         path = "chat/completions" if self._settings.chat else "completions"
         tries = self._settings.retries + 1
         for attempt in range(tries):
@@ -130,7 +130,7 @@ class OpenAIEvaluator:
                 problem = type(error).__name__
             else:
                 if response.status_code == httpx.codes.OK:
-                    return self._choice(item, response)
+                    return self._completion(item, response)
                 problem = f"status {response.status_code}"
                 if response.status_code not in _PASSING and response.status_code < 500:
                     hint = _HINTS.get(response.status_code, "see the server's log")
@@ -145,22 +145,28 @@ class OpenAIEvaluator:
             f"at last {problem}"
         )
 
-    def _choice(self, item: HeldoutItem, response: httpx.Response) -> _Choice:
-        """The completion in a response. One that was cut off before its text began has said nothing."""
-        try:
+    def _completion(self, item: HeldoutItem, response: httpx.Response) -> Completion:
+        """The completion in a response. One that was cut off before its text began has no answer."""
+        text = end = thought = None
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
             choice = response.json()["choices"][0]
-            text = choice["message"].get("content") if self._settings.chat else choice.get("text")
             end = choice.get("finish_reason")
-        except (ValueError, LookupError, TypeError, AttributeError):
-            text = end = None
-        if text is None and end == _CUT_OFF:
-            text = ""
+            if self._settings.chat:
+                text, thought = choice["message"].get("content"), _thought(choice["message"])
+            else:
+                text = choice.get("text")
+        mark = answer_after(item, self._settings)
+        truncated = end == _CUT_OFF if end and isinstance(end, str) else None
+        if text is None and (truncated or (mark and thought and end == _ENDED)):
+            return Completion(thought or "", None, truncated)
         if not isinstance(text, str):
             raise EvaluationError(
                 f"{response.url} answered item {item.id!r} without a text: it is not OpenAI-compatible, or "
                 "the model answered with something other than text"
             )
-        return _Choice(text, end if isinstance(end, str) else None)
+        if mark and thought and mark not in text:  # the server has taken it out
+            return Completion(f"{thought}{mark}{text}", text or None, truncated)
+        return Completion(text, answer_in(text, mark), truncated)
 
     def _headers(self) -> dict[str, str]:
         settings = self._settings
@@ -175,6 +181,11 @@ class OpenAIEvaluator:
             except (OSError, UnicodeDecodeError) as error:
                 raise SplitError(f"api_key_file {settings.api_key_file} cannot be read: {error}") from error
         return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def _thought(message: dict[str, Any]) -> str | None:
+    """What the model thought, where the server tells it from the answer."""
+    return next((text for name in _THOUGHT if (text := message.get(name)) and isinstance(text, str)), None)
 
 
 def _retry_after(response: httpx.Response) -> float:

@@ -18,6 +18,7 @@ PATH = Path("/run/out")
 SPLIT = Split(items=128, counted=128, problem=None, compared=True, overlap=None, scorer=None)
 CALIBRATED = Policy.model_validate({"detector": "calibrated", "calibrated": {"baseline_passes": 4}})
 QUICK = Measured(seconds=10.0, score=0.5, problem=None, paid=0.625)
+ENDED = replace(QUICK, truncated=0.0)
 GOOD = Trainer(save_steps=10, max_steps=200, save_total_limit=2, beta=0.01, step_seconds=2.0)
 
 
@@ -42,7 +43,7 @@ def found(**more: object) -> Found:
         "grader": True,
         "folder": Folder(PATH, PATH, inside=True, problem=None),
         "model": Model(PATH, None, no_tokenizer=None),
-        "measured": QUICK,
+        "measured": ENDED,
     }
     return Found(**{**everything, **more})  # type: ignore[arg-type]
 
@@ -60,6 +61,7 @@ def test_a_good_run_is_ok_in_every_row() -> None:
             "evaluations",
             "sampling",
             "evaluation time",
+            "completions",
             "starting score",
             "save_total_limit",
             "baseline passes",
@@ -247,6 +249,16 @@ def test_how_evaluations_sample() -> None:
     check(rows.sampling_row(own, timed=True), OK, "temperature 0.7, up to 16 tokens")
     check(rows.sampling_row(sampling(), timed=False), UNKNOWN, "as the trainer's", "give --temperature")
     check(rows.sampling_row(sampling(), timed=True), UNKNOWN, "tried here: temperature 0, up to 256 tokens")
+
+
+def test_how_the_completions_end() -> None:
+    check(rows.completions_row(replace(QUICK, truncated=0.2)), OK, "20% cut off")
+    check(rows.completions_row(replace(QUICK, truncated=0.21)), WARN, "21% cut off", "count as wrong")
+    check(rows.completions_row(replace(QUICK, truncated=0.0, unanswered=0.2)), OK, "0% cut", "20% without")
+    check(rows.completions_row(replace(QUICK, truncated=0.0, unanswered=0.21)), WARN, "21% without an answer")
+    check(rows.completions_row(replace(QUICK, unanswered=0.21)), WARN, "21% without an answer")
+    check(rows.completions_row(replace(QUICK, unanswered=0.1)), UNKNOWN, "does not say", "10% without")
+    check(rows.completions_row(QUICK), UNKNOWN, "does not say how they end")
 
 
 def test_the_starting_score() -> None:

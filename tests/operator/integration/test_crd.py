@@ -195,6 +195,35 @@ def test_template_and_guard_are_immutable(
         client.merge(JOBS, namespace, "run", {"spec": spec}, "test")
 
 
+VARIABLES = {"enable_thinking": False, "effort": "low", "more": {"a": [1, 2.5, None]}}
+OTHER_VARIABLES: list[dict[str, Any]] = [
+    {"effort": "high"},
+    {"enable_thinking": "False"},
+    {"effort": None, "other": "low"},
+    {"other": 1},
+    {"effort": None},
+    {"more": {"a": [1]}},
+    {"more": {"a": None, "b": [1, 2.5, None]}},
+]
+
+
+def test_variables_of_the_chat_template_are_kept_as_they_are(
+    client: Client, namespace: str, make_job: MakeJob
+) -> None:
+    wanted = {"chatTemplateKwargs": VARIABLES, "answerAfter": "</think>", "systemPrompt": "Think."}
+    client.create(JOBS, namespace, make_job(**evaluated(checkpoint=wanted)), "test")
+    for change in OTHER_VARIABLES:
+        spec = {"guard": {"heldout": {"evaluator": {"checkpoint": {"chatTemplateKwargs": change}}}}}
+        with pytest.raises(ApiError, match="immutable"):
+            client.merge(JOBS, namespace, "run", {"spec": spec}, "test")
+    created = client.get(JOBS, namespace, "run")
+    found = GuardedTrainingJob.model_validate(
+        {"spec": created["spec"]}
+    ).spec.guard.heldout.evaluator.checkpoint
+    assert found is not None and found.chat_template_kwargs == VARIABLES
+    assert (found.answer_after, found.system_prompt) == ("</think>", "Think.")
+
+
 def test_on_fire_and_on_silence_can_be_changed(client: Client, namespace: str, make_job: MakeJob) -> None:
     client.create(JOBS, namespace, make_job(), "test")
     patch = {"spec": {"onFire": "Delete", "onSilence": {"afterSeconds": 60, "action": "Stop"}}}

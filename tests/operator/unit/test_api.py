@@ -192,6 +192,7 @@ TRIED: dict[str, list[Any]] = {
     "integer": [-1, 0, 1, 2**31 - 1, 2**31],
     "number": [-1.0, 0.0, 0.5, 1.0],
     "boolean": [True, False],
+    "object": [{}, {"enable_thinking": False, "more": [{"a": None}]}, [], "x", 1],
 }
 
 
