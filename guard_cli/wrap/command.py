@@ -86,7 +86,7 @@ def wrap(
         volume = checkpoint_volume(meaning(job.document.text), job.adapter, checkpoints)
         wrapped = wrap_job(job, guard, name)
     except ManifestError as error:
-        raise CliError(f"{file}: {error}") from None
+        raise CliError(f"{'stdin' if file == '-' else file}: {error}") from None
     said = review_manifest(wrapped.manifest, OperatorConfig(guard_image=""))
     if said.reason is not None:
         raise CliError(refusal(said))

@@ -97,10 +97,10 @@ def _given(**values: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """The volume of the checkpoints in words, the pod template it is in, and what is wrong with it or ""."""
+    """The volume of the checkpoints in words, the pods that have it, and what is wrong with it or ""."""
 
     says: str
-    template: str
+    pods: str
     container: str
     warning: str = ""
 
@@ -133,7 +133,8 @@ def checkpoint_volume(manifest: Mapping[str, Any], adapter: WorkloadAdapter, nam
         f"the volume {name} is no persistent claim ({_says(found)}): the last good checkpoint goes with the "
         f"pod; {there}"
     )
-    return Volume(_says(found), ".".join(template.path), template.container, warning if passing else "")
+    pods = f"the pods of {'.'.join(template.path[:-1])}" if template.path[:-1] else "its pods"
+    return Volume(_says(found), pods, template.container, warning if passing else "")
 
 
 def _says(volume: Mapping[str, Any]) -> str:

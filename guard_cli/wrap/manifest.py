@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -33,13 +33,28 @@ class ManifestError(ValueError):
     """The file cannot be used; the message says where and why."""
 
 
-class Loader(yaml.SafeLoader):
-    """Without dates, which the JSON of an API server has not: `2026-01-02` is a text there."""
+_OTHERWISE = {f"tag:yaml.org,2002:{name}" for name in ("timestamp", "value", "int", "float")}
 
-    yaml_implicit_resolvers: ClassVar = {
-        first: [pair for pair in pairs if pair[0].rsplit(":", 1)[1] not in ("timestamp", "value")]
+
+class Loader(yaml.SafeLoader):
+    """Reads plain scalars as kubectl does: 1e-6 is a number, 1:30 and 2026-01-02 are texts."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (as in the class above)
+        first: [pair for pair in pairs if pair[0] not in _OTHERWISE]
         for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)\Z"),
+    list("-+0123456789"),
+)
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)\Z"),
+    list("-+0123456789."),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +153,8 @@ def meaning(text: str) -> Mapping[str, Any]:
     """
     try:
         content: Mapping[str, Any] = yaml.load(text, Loader)  # noqa: S506 (a SafeLoader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ManifestError(f"it is {not_yaml(error)}") from None
+    except ValueError as error:  # such as a hexadecimal number without digits
+        raise ManifestError(f"a number in it is none: {str(error)[:80]}") from None
     return content
 
 

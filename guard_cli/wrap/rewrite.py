@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -32,6 +32,7 @@ OWN, CARRIED = ("name", "namespace"), ("labels", "annotations")
 #: What kubectl notes for itself; it holds the whole manifest as it was.
 _NOTED = ("annotations", "kubectl.kubernetes.io/last-applied-configuration")
 _SHIFT = 4
+_COMMENT = re.compile(r"(?:^|\s)#", re.MULTILINE)
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/-]+")
 
 Path = tuple[str, ...]
@@ -42,12 +43,14 @@ Pair = tuple[yaml.Node, yaml.Node]
 class Wrapped:
     """The file with the job wrapped, the wrapped object alone, and what was done on the way.
 
-    `left_out`: paths of what the job had and the object has not. `anew`: the lines could not be kept.
+    `was`: the job's name before, if it had one. `left_out`: paths of what the job had and the object has not.
+    `anew`: the lines could not be moved, and there seem to be comments in them.
     """
 
     text: str
     manifest: Mapping[str, Any]
     name: str
+    was: str | None
     left_out: tuple[str, ...]
     anew: bool
 
@@ -78,8 +81,9 @@ def wrap_job(job: Job, guard: Mapping[str, Any], name: str | None) -> Wrapped:
         "".join(f"{one.marker}{one.text}" for one in (*before, own, *after)),
         meaning(text),
         parts.name,
+        text_of(value_of(parts.metadata, "name")),
         parts.left_out,
-        anew and "#" in job.document.text,
+        anew and _COMMENT.search(job.document.text) is not None,
     )
 
 
@@ -301,7 +305,7 @@ def _shifted(lines: Iterable[str], by: int = _SHIFT) -> list[str]:
 class _Dumper(yaml.SafeDumper):
     """Indents lists, repeats rather than names what it has written, and quotes what is not a plain word."""
 
-    yaml_implicit_resolvers: ClassVar = Loader.yaml_implicit_resolvers
+    yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
 
     def ignore_aliases(self, _data: Any) -> bool:
         return True
@@ -322,5 +326,5 @@ def _dump(content: Mapping[str, Any]) -> str:
 
 def _serialized(tree: yaml.Node) -> str:
     """Nodes anew, each scalar as it was written."""
-    text: str = yaml.serialize(tree, Dumper=yaml.SafeDumper, width=4096, allow_unicode=True)
+    text: str = yaml.serialize(tree, Dumper=_Dumper, width=4096, allow_unicode=True)
     return text

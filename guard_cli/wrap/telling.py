@@ -20,8 +20,8 @@ def refusal(said: Review) -> str:
     """The operator's own words, each finding on a line of its own."""
     return "\n".join(
         [
-            f"the operator would refuse it ({said.reason}), so nothing is printed. What is `spec` in the job is "
-            "`spec.template.spec` here:",
+            f"the operator would refuse it ({said.reason}), so nothing is printed. `spec.template.spec` is "
+            "the job's `spec`:",
             *(f"  {plain(one)}" for one in said.findings),
         ]
     )
@@ -34,11 +34,11 @@ def told(wrapped: Wrapped, job: Job, volume: Volume | None) -> Iterator[str]:
 
 def _told(wrapped: Wrapped, job: Job, volume: Volume | None) -> Iterator[str]:
     spec = Spec.model_validate(wrapped.manifest["spec"])
-    metadata, kind = wrapped.manifest["metadata"], job.adapter.resource.kind
-    where = f"in namespace {metadata['namespace']}" if "namespace" in metadata else "in the current namespace"
-    yield f"{KIND} {wrapped.name} {where}, around the {kind} of the same name"
+    namespace, kind = wrapped.manifest["metadata"].get("namespace"), job.adapter.resource.kind
+    where = f" in namespace {namespace}" if namespace else ""
+    yield f"{KIND} {wrapped.name}{where}; the operator makes a {kind} of the same name from it"
     if volume is not None:
-        yield f"the guard: in the pods of {volume.template}, beside the container {volume.container}"
+        yield f"the guard: in {volume.pods}, beside the container {volume.container}"
     yield from _guard(spec)
     if volume is not None:
         yield f"checkpoints: volume {spec.guard.checkpoints.volume}, {volume.says}"
@@ -50,13 +50,15 @@ def _told(wrapped: Wrapped, job: Job, volume: Volume | None) -> Iterator[str]:
     if volume is not None and volume.warning:
         yield f"warning: {volume.warning}"
     if wrapped.anew:
-        yield "warning: the job's comments are gone: its lines could not be moved, so it is written anew"
+        yield "warning: its lines could not be moved, so it is written anew, without comments"
     yield "the operator refuses nothing of it; the cluster was not asked (claims, admission, its schema)"
     yield "still yours:"
     yield f"  report reward and checkpoints from the trainer: {SCRIPT_PAGE}"
     yield f"  let user {GUARD_UID}, the guard, read the split and the checkpoints"
-    plural = job.adapter.resource.plural
-    yield f"  end the job if it runs: kubectl delete {plural} {wrapped.name} --ignore-not-found"
+    if wrapped.was is not None:
+        there = f" -n {namespace}" if namespace else ""
+        what = f"{kind.lower()} {wrapped.was}{there}"
+        yield f"  end the {kind} if it runs: kubectl delete {what} --ignore-not-found"
 
 
 def _guard(spec: Spec) -> Iterator[str]:

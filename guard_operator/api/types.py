@@ -86,6 +86,8 @@ def policy_to_api(policy: Policy) -> dict[str, Any]:
 def _camel(value: Any) -> Any:
     if isinstance(value, dict):
         return {to_camel(key): _camel(inner) for key, inner in value.items()}
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # as a person writes it
     return to_pascal(value) if isinstance(value, str) else value
 
 
