@@ -28,7 +28,7 @@ WAYS = {
 
 
 def without_guard(text: str) -> tuple[str, dict[str, Any]]:
-    """A sample's file with its job alone, as somebody has it who has no guard, and the sample's own object."""
+    """A sample's file with its job alone, as it is without a guard, and the sample's own object."""
     documents = list(yaml.safe_load_all(text))
     [guarded] = [one for one in documents if one["kind"] == "GuardedTrainingJob"]
     job = {**guarded["spec"]["template"], "metadata": {"name": guarded["metadata"]["name"]}}
