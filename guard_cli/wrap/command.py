@@ -52,6 +52,10 @@ def wrap(
     ] = None,
     openai_url: options.OpenAIOption = None,
     openai_model: options.ModelOption = None,
+    relaxed: Annotated[
+        bool,
+        typer.Option("--relaxed", help="isolation: Relaxed. Admits root and more; says what that costs."),
+    ] = False,
     name: Annotated[str | None, typer.Option("--name", help="Another name than the job's own.")] = None,
 ) -> None:
     """Put a PyTorchJob or a Job that you have under guard: print the GuardedTrainingJob around it.
@@ -72,6 +76,7 @@ def wrap(
         checkpoints=checkpoints,
         scorer=scorer,
         policy=policy,
+        relaxed=relaxed,
         evaluator={
             "maxNewTokens": max_new_tokens,
             "temperature": temperature,
@@ -91,7 +96,7 @@ def wrap(
     if said.reason is not None:
         raise CliError(refusal(said))
     typer.echo(wrapped.text.encode("utf-8"), nl=False)
-    for line in told(wrapped, job, volume):
+    for line in told(wrapped, job, volume, said.costs):
         print(line, file=sys.stderr)
 
 

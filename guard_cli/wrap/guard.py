@@ -10,7 +10,7 @@ from typing import Any
 from guard_cli.errors import CliError
 from guard_cli.wrap.manifest import ManifestError
 from guard_operator.adapters import TemplateError, WorkloadAdapter
-from guard_operator.api.types import policy_to_api
+from guard_operator.api.types import Isolation, policy_to_api
 from guard_operator.reconcile.refusals import pod_spec
 from guard_service.errors import SettingsError
 from guard_service.policy_file import policy_of, read_yaml
@@ -28,6 +28,7 @@ def guard_of(
     checkpoints: str,
     scorer: str | None,
     policy: Path | None,
+    relaxed: bool,
     evaluator: Mapping[str, Any],
     openai: tuple[str | None, str | None],
 ) -> dict[str, Any]:
@@ -39,6 +40,7 @@ def guard_of(
         checkpoints: name of the volume.
         scorer: its name.
         policy: a file with the policy.
+        relaxed: whether the template may have what Strict refuses and Relaxed admits.
         evaluator: settings of the evaluator; of None nothing is written.
         openai: URL and model of a server that is asked instead of loading checkpoints.
 
@@ -56,6 +58,8 @@ def guard_of(
         ),
         "checkpoints": {"volume": checkpoints},
     }
+    if relaxed:
+        guard["isolation"] = Isolation.RELAXED.value
     return guard if policy is None else guard | {"policy": _policy(policy)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from guard_cli.status import plain
 from guard_cli.wrap.guard import Volume
@@ -27,12 +27,12 @@ def refusal(said: Review) -> str:
     )
 
 
-def told(wrapped: Wrapped, job: Job, volume: Volume | None) -> Iterator[str]:
-    """What was decided, in lines for people."""
-    return map(plain, _told(wrapped, job, volume))
+def told(wrapped: Wrapped, job: Job, volume: Volume | None, costs: Sequence[str]) -> Iterator[str]:
+    """What was decided, in lines for people; `costs`: what is no longer protected."""
+    return map(plain, _told(wrapped, job, volume, costs))
 
 
-def _told(wrapped: Wrapped, job: Job, volume: Volume | None) -> Iterator[str]:
+def _told(wrapped: Wrapped, job: Job, volume: Volume | None, costs: Sequence[str]) -> Iterator[str]:
     spec = Spec.model_validate(wrapped.manifest["spec"])
     namespace, kind = wrapped.manifest["metadata"].get("namespace"), job.adapter.resource.kind
     where = f" in namespace {namespace}" if namespace else ""
@@ -47,6 +47,7 @@ def _told(wrapped: Wrapped, job: Job, volume: Volume | None) -> Iterator[str]:
         yield f"{carried}: as before, of the {kind}"
     if wrapped.left_out:
         yield f"left out: {', '.join(wrapped.left_out)}"
+    yield from (f"warning: no longer protected: {cost}" for cost in dict.fromkeys(costs))
     if volume is not None and volume.warning:
         yield f"warning: {volume.warning}"
     if wrapped.anew:

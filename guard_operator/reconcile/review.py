@@ -25,10 +25,14 @@ _UNBORN = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000"
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """Why no workload is created for a job, a sentence for each finding; reason None: nothing forbids it."""
+    """Why no workload is created for a job, a sentence for each finding; reason None: nothing forbids it.
+
+    `costs`: of what `isolation: Relaxed` admits, what is no longer protected.
+    """
 
     reason: Reason | None = None
     findings: tuple[str, ...] = ()
+    costs: tuple[str, ...] = ()
 
 
 def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) -> Review:
@@ -37,15 +41,15 @@ def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) ->
     if adapter is None:
         message = f"spec.template: {template.api_version} {template.kind} cannot be guarded"
         return Review(Reason.UNSUPPORTED_KIND, (message,))
-    refused = [f for f in inspect(adapter, template.spec, guard, config) if f.cost is None]
+    found = inspect(adapter, template.spec, guard, config)
+    refused = tuple(f"{finding.field} {finding.message}" for finding in found if finding.cost is None)
     if refused:
-        findings = (f"{finding.field} {finding.message}" for finding in refused)
-        return Review(Reason.TEMPLATE_REFUSED, tuple(findings))
+        return Review(Reason.TEMPLATE_REFUSED, refused)
     try:
         build_workload(job, adapter, config)
     except LeakError as error:
         return Review(Reason.TEMPLATE_REFUSED, (str(error),))
-    return Review()
+    return Review(costs=tuple(finding.cost for finding in found if finding.cost is not None))
 
 
 def review_manifest(manifest: Mapping[str, Any], config: OperatorConfig) -> Review:

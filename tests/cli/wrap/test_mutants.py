@@ -41,7 +41,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (REWRITE, '"kubectl.kubernetes.io/last-applied-configuration"', '"none"'),
     (REWRITE, 'OWN, CARRIED = ("name", "namespace")', 'OWN, CARRIED = ("name",)'),
     (REWRITE, '("labels", "annotations")', '("labels",)'),
-    (REWRITE, "if any(id(inner) not in dropped for inner, _ in value.value)", "if True"),
+    (REWRITE, "found is not chain[-1] and any(", "found is not chain[-1] and None is any("),
     (REWRITE, "_is_null(value_of(metadata, key))]", "False]"),
     (REWRITE, ", *job.adapter.assigned(meaning(job.document.text))]", "]"),
     (REWRITE, "if (name or own) is None:", "if False:"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from guard_operator.api.types import Resources, Spec
+from tests.docs.blocks import blocks
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = ROOT / "k8s" / "samples"
@@ -59,6 +61,18 @@ def test_wrapped_again_it_means_the_same(
     assert [one for one in documents if one is not made] == [
         one for one in yaml.safe_load_all(bare) if one["kind"] not in ("PyTorchJob", "Job")
     ]
+
+
+def test_the_page_shows_what_is_printed(
+    rlguard: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    page = list(blocks(ROOT / "docs" / "guard-a-script.md"))
+    [given] = [one for one in page if one.title == "job.yaml"]
+    [shown] = [one for one in page if "kind: GuardedTrainingJob" in one.text]
+    [command] = [line for one in page for line in one.commands if line.startswith("rlguard wrap")]
+    (tmp_path / "job.yaml").write_text(given.text)
+    words = shlex.split(command.partition(" > ")[0].replace("job.yaml", str(tmp_path / "job.yaml")))
+    assert rlguard(*words[1:]).stdout == f"{shown.text}\n"
 
 
 def test_every_sample_is_tried() -> None:

@@ -460,6 +460,21 @@ def test_a_refusal_is_the_operators_own(wrap: Run, old: str, new: str) -> None:
     assert said.splitlines()[1:] == [f"  {finding}" for finding in own.findings]
 
 
+def test_what_only_relaxed_admits_is_printed_with_its_cost(wrap: Run) -> None:
+    text = SHORT.replace("{runAsNonRoot: true}", "{}")
+    assert "Only isolation: Relaxed admits it" in refused(wrap(text))
+    done = wrap(text, "--relaxed")
+    assert wrapped(done)["spec"]["guard"]["isolation"] == "Relaxed"
+    [cost] = [line for line in done.stderr.splitlines() if line.startswith("warning: no longer protected: ")]
+    assert cost.removeprefix("warning: no longer protected: ").startswith("runAsUser: ")
+    assert "shareProcessNamespace" in refused(
+        wrap(
+            text.replace("securityContext:", "shareProcessNamespace: true\n          securityContext:"),
+            "--relaxed",
+        )
+    )
+
+
 # -- files of any kind -----------------------------------------------------------------------------------
 
 BOMB = "".join(f"  {b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcde", "bcdef", strict=True))

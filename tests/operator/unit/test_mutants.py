@@ -327,7 +327,8 @@ MUTANTS: list[Mutant] = [
     (DECIDE, "and pod not in replaced", ""),
     (DECIDE, "before.last_transition_time if before and unchanged else self._now", "self._now"),
     # What is refused without a cluster.
-    (REVIEW, "if f.cost is None]", "]"),
+    (REVIEW, "for finding in found if finding.cost is None)", "for finding in found)"),
+    (REVIEW, "    return Review(costs=", "    return Review() or Review(costs="),
     (REVIEW, "len(name) > MAX_JOB_NAME or ", ""),
     (REVIEW, " or re.fullmatch(JOB_NAME_PATTERN, name) is None", ""),
     (REVIEW, "re.fullmatch(", "re.match("),
