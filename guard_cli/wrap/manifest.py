@@ -67,7 +67,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """The training job of a file: which document it is, its node, and the adapter of its kind."""
 
     documents: tuple[Document, ...]
@@ -107,7 +107,7 @@ def documents(text: str) -> tuple[Document, ...]:
     return tuple(found)
 
 
-def find_job(text: str) -> Job:
+def find_job(text: str) -> TrainingJob:
     """The one training job in a text.
 
     Raises:
@@ -123,7 +123,7 @@ def find_job(text: str) -> Job:
         raise ManifestError(f"it has {len(jobs)} training jobs ({where}): give them one at a time")
     [(place, root, adapter)] = jobs
     _check(root, parts[place].line)
-    return Job(parts, place, root, adapter)
+    return TrainingJob(parts, place, root, adapter)
 
 
 def pairs(node: yaml.Node | None) -> dict[str, tuple[yaml.Node, yaml.Node]]:

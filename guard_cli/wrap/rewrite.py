@@ -16,9 +16,9 @@ import yaml
 
 from guard_cli.wrap.manifest import (
     Document,
-    Job,
     Loader,
     ManifestError,
+    TrainingJob,
     meaning,
     pairs,
     text_of,
@@ -55,7 +55,7 @@ class Wrapped:
     anew: bool
 
 
-def wrap_job(job: Job, guard: Mapping[str, Any], name: str | None) -> Wrapped:
+def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wrapped:
     """The file with its training job under guard.
 
     Args:
@@ -102,7 +102,7 @@ class _Parts:
     left_out: tuple[str, ...]
 
 
-def _parts(job: Job, name: str | None) -> _Parts:
+def _parts(job: TrainingJob, name: str | None) -> _Parts:
     metadata, _ = (_mapping(job.root, key) for key in ("metadata", "spec"))
     own = text_of(value_of(metadata, "name"))
     if (name or own) is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from guard_cli.status import plain
 from guard_cli.wrap.guard import Volume
-from guard_cli.wrap.manifest import Job
+from guard_cli.wrap.manifest import TrainingJob
 from guard_cli.wrap.rewrite import Wrapped
 from guard_operator.api.names import KIND
 from guard_operator.api.types import Spec
@@ -27,12 +27,12 @@ def refusal(said: Review) -> str:
     )
 
 
-def told(wrapped: Wrapped, job: Job, volume: Volume | None, costs: Sequence[str]) -> Iterator[str]:
+def told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequence[str]) -> Iterator[str]:
     """What was decided, in lines for people; `costs`: what is no longer protected."""
     return map(plain, _told(wrapped, job, volume, costs))
 
 
-def _told(wrapped: Wrapped, job: Job, volume: Volume | None, costs: Sequence[str]) -> Iterator[str]:
+def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequence[str]) -> Iterator[str]:
     spec = Spec.model_validate(wrapped.manifest["spec"])
     namespace, kind = wrapped.manifest["metadata"].get("namespace"), job.adapter.resource.kind
     where = f" in namespace {namespace}" if namespace else ""

@@ -198,6 +198,7 @@ def test_line_ends_and_marks_of_other_editors_change_nothing(wrap: Run, kind: st
         ("kind: ConfigMap   # first\ndata: {a: |\n  x}\n---\n".replace("{a: |\n  x}", "{a: x}"), ""),
         ("%YAML 1.1\n---\n", "...\n---\nkind: Secret\n\n# end\n"),
         ("---\n---   # nothing\n---\n", "---\n"),
+        ("kind: ConfigMap\n---a: 1\n---\n", ""),
         ("kind: ConfigMap\ndata:\n  a: |+\n    ---x\n\n---\n", "---\nkind: Secret"),
     ],
 )
@@ -291,6 +292,13 @@ def test_a_job_that_a_cluster_has_changed_is_as_its_author_wrote_it(wrap: Run) -
     assert "last-applied" not in kept
 
 
+def test_a_comment_at_the_end_of_a_text_belongs_to_the_text(wrap: Run) -> None:
+    text = JOB.replace("  uid: abc\n", "  annotations:\n    a: |\n      x\n      # no comment\n  uid: abc\n")
+    done = wrap(text)
+    assert template_of(wrapped(done))["metadata"]["annotations"] == {"a": "x\n# no comment\n"}
+    assert "anew" not in done.stderr
+
+
 def test_another_name(wrap: Run) -> None:
     done = wrap(JOB, "--name", "other")
     assert done.stdout == WRAPPED.replace("name: my-run   # short", "name: other")
@@ -307,11 +315,14 @@ def test_another_name(wrap: Run) -> None:
         ("claim:held/a/b.jsonl", {"claimName": "held"}, "a/b.jsonl"),
         ("secret:held/heldout.jsonl", {"secretName": "held"}, "heldout.jsonl"),
         ("configmap:held/1e5", {"configMapName": "held"}, "1e5"),
+        ("configmap:held/y", {"configMapName": "held"}, "y"),
     ],
 )
 def test_where_the_split_lies(wrap: Run, heldout: str, volume: Json, split: str) -> None:
-    found = wrapped(wrap(SHORT, heldout=heldout))["spec"]["guard"]["heldout"]
+    done = wrap(SHORT, heldout=heldout)
+    found = wrapped(done)["spec"]["guard"]["heldout"]
     assert (found["volume"], found["split"]) == (volume, split)
+    assert "split: y" not in done.stdout, "for kubectl that would be `true`"
 
 
 @pytest.mark.parametrize(
@@ -542,7 +553,7 @@ def test_a_wrong_value_at_any_place_of_the_job_breaks_nothing(wrap: Run) -> None
     for number, line in enumerate(lines := SHORT.splitlines(keepends=True)):
         if number < 4 or not line.rstrip().endswith(":"):
             continue
-        for value in ("null", "1", "x", "[1]", "{}", "[[]]", "{name: 1}"):
+        for value in ("null", "1", "[1]", "{name: 1}"):
             depth = len(line) - len(line.lstrip())
             rest = [one for one in lines[number + 1 :] if len(one) - len(one.lstrip()) < depth]
             done = wrap("".join([*lines[:number], f"{line.rstrip()} {value}\n", *rest]))
