@@ -198,7 +198,6 @@ def test_line_ends_and_marks_of_other_editors_change_nothing(wrap: Run, kind: st
         ("kind: ConfigMap   # first\ndata: {a: |\n  x}\n---\n".replace("{a: |\n  x}", "{a: x}"), ""),
         ("%YAML 1.1\n---\n", "...\n---\nkind: Secret\n\n# end\n"),
         ("---\n---   # nothing\n---\n", "---\n"),
-        ("kind: ConfigMap\n---a: 1\n---\n", ""),
         ("kind: ConfigMap\ndata:\n  a: |+\n    ---x\n\n---\n", "---\nkind: Secret"),
     ],
 )
@@ -248,6 +247,93 @@ def test_a_value_is_written_as_it_was(wrap: Run, value: str, anew: bool) -> None
     assert f"      nprocPerNode: {value}\n" in wrap(text).stdout
 
 
+# -- files of any kind -----------------------------------------------------------------------------------
+
+BOMB = "".join(f"  {b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcde", "bcdef", strict=True))
+NO_JOB = "it has no PyTorchJob (kubeflow.org/v1) or Job (batch/v1)"
+HEAD = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\n"
+
+
+def in_spec(line: str) -> str:
+    return SHORT.replace("spec:\n", f"spec:\n  {line}\n", 1)
+
+
+def with_image(text: str) -> str:
+    return SHORT.replace("image: i", f"image: {text}")
+
+
+HOSTILE: dict[str, tuple[str | bytes, str]] = {
+    "nothing": ("", NO_JOB),
+    "a list": ("- a\n- b", NO_JOB),
+    "a word": ("hello", NO_JOB),
+    "null": ("null", NO_JOB),
+    "an open bracket": ("a: 1\n---\na: [", "it is not YAML at line 3, column 5"),
+    "a tab": ("a:\n\tb: 1", "it is not YAML at line 2, column 1: found character '\\t'"),
+    "a NUL": ("a: \0", "it is not YAML"),
+    "UTF-16": ("a: 1".encode("utf-16"), "it is not UTF-8 at byte 0"),
+    "half a surrogate pair": ("a: \ud800", "it is not UTF-8 at byte 3"),
+    "too large": ("#" * (1 << 20) + "\n" + SHORT, "larger than 1 MiB"),
+    "too deep to read": (f"{HEAD}spec: {'[' * 1500}", "the document at line 1 is nested too deeply"),
+    "too deep": (f"{HEAD}spec: {'[' * 99}{']' * 99}", "line 4: the job is nested more than 64 levels"),
+    "an alias of itself": (f"{HEAD}spec: &a {{template: *a}}", "nested more than 64 levels"),
+    "aliases of aliases": (f"{HEAD}spec:\n  a: &a [1, 2]\n{BOMB}", "more than 50000 values"),
+    "another kind": ("apiVersion: v1\nkind: Pod", f"{NO_JOB}: it has Pod (v1)"),
+    "another API": ("apiVersion: b/v1\nkind: Job\n", f"{NO_JOB}: it has Job (b/v1)"),
+    "a kind that is a list": ("apiVersion: batch/v1\nkind: [Job]", NO_JOB),
+    "wrapped already": (WRAPPED, "and a GuardedTrainingJob, which is guarded already"),
+    "two jobs": (f"{SHORT}---\n{SHORT}", "2 training jobs (PyTorchJob at line 1, PyTorchJob at line 14)"),
+    "a key twice": (in_spec("py: 1\n  py: 2"), "line 6: the key 'py' stands twice"),
+    "a number as a key": (in_spec("1: 1"), "line 5: a key must be a text"),
+    "a list as a key": (in_spec("[a]: 1"), "line 5: a key must be a text"),
+    "an object of Python": (with_image("!!python/name:os.system x"), "line 11: the tag"),
+    "bytes": (with_image("!!binary aGk="), "line 11: the tag"),
+    "no number": (with_image("0x_"), "a number in it is none"),
+    "an endless number": (with_image("9" * 5000), "a number in it is none"),
+    "a merge into the root": (f"x: &x {{a: b}}\n<<: *x\n{SHORT}", "line 2: `<<` can only be used"),
+    "no metadata": ("apiVersion: batch/v1\nkind: Job\nspec: {}", "metadata is missing"),
+    "no spec": (HEAD, "spec is missing"),
+    "an empty spec": (f"{HEAD}spec:", "spec must be a mapping"),
+    "a number as a name": (SHORT.replace("{name: run}", "{name: 1}"), "metadata.name is no text"),
+    "a number as a namespace": (
+        SHORT.replace("{name: run}", "{name: run, namespace: 1}"), "metadata.namespace must be a text"
+    ),
+    "a list as parallelism": (
+        f"{HEAD}spec: {PODS}{MOUNTED}}}}}, completionMode: Indexed, parallelism: [1], completions: [2]}}",
+        "spec.template.spec.completions must be as many as parallelism",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "said"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_file_that_cannot_be_used_is_a_sentence(wrap: Run, content: str | bytes, said: str) -> None:
+    assert said in refused(wrap(content)) and "Traceback" not in said
+
+
+def test_a_wrong_value_at_any_place_of_the_job_breaks_nothing(wrap: Run) -> None:
+    """What the operator has no word against is for the API server's schema to see."""
+    for number, line in enumerate(lines := SHORT.splitlines(keepends=True)):
+        if number < 4 or not line.rstrip().endswith(":"):
+            continue
+        for value in ("null", "1", "[1]", "{name: 1}"):
+            depth = len(line) - len(line.lstrip())
+            rest = [one for one in lines[number + 1 :] if len(one) - len(one.lstrip()) < depth]
+            done = wrap("".join([*lines[:number], f"{line.rstrip()} {value}\n", *rest]))
+            assert (done.returncode == 2) == (done.stdout == ""), done.stderr
+
+
+def test_stdin(rlguard: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(JOB.encode())))
+    words = ("wrap", "--heldout", HELDOUT, "--checkpoints", "ck", "-f", "-")
+    assert rlguard(*words).stdout == WRAPPED
+    assert refused(rlguard(*words)).startswith("rlguard wrap: stdin: it has no")
+
+
+def test_a_file_that_cannot_be_read(rlguard: Run, tmp_path: Path) -> None:
+    for file in (tmp_path, tmp_path / "none.yaml", "a\0b"):
+        said = refused(rlguard("wrap", "-f", file, "--heldout", HELDOUT, "--checkpoints", "ck"))
+        assert "cannot be read" in said
+
+
 # -- what goes where -------------------------------------------------------------------------------------
 
 
@@ -262,6 +348,11 @@ def test_what_belongs_to_the_cluster_is_left_out_and_told(wrap: Run) -> None:
         "metadata.ownerReferences",
     ]
     assert "left out" not in wrap(SHORT).stderr
+
+
+def test_three_dashes_may_begin_a_key(wrap: Run) -> None:
+    done = wrap(JOB.replace("status:\n", "---x: 1\nstatus:\n"))
+    assert done.stdout == WRAPPED and "left out: ---x, status" in done.stderr
 
 
 def test_labels_and_annotations_are_those_of_the_workload(wrap: Run) -> None:
@@ -484,90 +575,3 @@ def test_what_only_relaxed_admits_is_printed_with_its_cost(wrap: Run) -> None:
             "--relaxed",
         )
     )
-
-
-# -- files of any kind -----------------------------------------------------------------------------------
-
-BOMB = "".join(f"  {b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcde", "bcdef", strict=True))
-NO_JOB = "it has no PyTorchJob (kubeflow.org/v1) or Job (batch/v1)"
-HEAD = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\n"
-
-
-def in_spec(line: str) -> str:
-    return SHORT.replace("spec:\n", f"spec:\n  {line}\n", 1)
-
-
-def with_image(text: str) -> str:
-    return SHORT.replace("image: i", f"image: {text}")
-
-
-HOSTILE: dict[str, tuple[str | bytes, str]] = {
-    "nothing": ("", NO_JOB),
-    "a list": ("- a\n- b", NO_JOB),
-    "a word": ("hello", NO_JOB),
-    "null": ("null", NO_JOB),
-    "an open bracket": ("a: 1\n---\na: [", "it is not YAML at line 3, column 5"),
-    "a tab": ("a:\n\tb: 1", "it is not YAML at line 2, column 1: found character '\\t'"),
-    "a NUL": ("a: \0", "it is not YAML"),
-    "UTF-16": ("a: 1".encode("utf-16"), "it is not UTF-8 at byte 0"),
-    "half a surrogate pair": ("a: \ud800", "it is not UTF-8 at byte 3"),
-    "too large": ("#" * (1 << 20) + "\n" + SHORT, "larger than 1 MiB"),
-    "too deep to read": (f"{HEAD}spec: {'[' * 1500}", "the document at line 1 is nested too deeply"),
-    "too deep": (f"{HEAD}spec: {'[' * 99}{']' * 99}", "line 4: the job is nested more than 64 levels"),
-    "an alias of itself": (f"{HEAD}spec: &a {{template: *a}}", "nested more than 64 levels"),
-    "aliases of aliases": (f"{HEAD}spec:\n  a: &a [1, 2]\n{BOMB}", "more than 50000 values"),
-    "another kind": ("apiVersion: v1\nkind: Pod", f"{NO_JOB}: it has Pod (v1)"),
-    "another API": ("apiVersion: b/v1\nkind: Job\n", f"{NO_JOB}: it has Job (b/v1)"),
-    "a kind that is a list": ("apiVersion: batch/v1\nkind: [Job]", NO_JOB),
-    "wrapped already": (WRAPPED, "and a GuardedTrainingJob, which is guarded already"),
-    "two jobs": (f"{SHORT}---\n{SHORT}", "2 training jobs (PyTorchJob at line 1, PyTorchJob at line 14)"),
-    "a key twice": (in_spec("py: 1\n  py: 2"), "line 6: the key 'py' stands twice"),
-    "a number as a key": (in_spec("1: 1"), "line 5: a key must be a text"),
-    "a list as a key": (in_spec("[a]: 1"), "line 5: a key must be a text"),
-    "an object of Python": (with_image("!!python/name:os.system x"), "line 11: the tag"),
-    "bytes": (with_image("!!binary aGk="), "line 11: the tag"),
-    "no number": (with_image("0x_"), "a number in it is none"),
-    "an endless number": (with_image("9" * 5000), "a number in it is none"),
-    "a merge into the root": (f"x: &x {{a: b}}\n<<: *x\n{SHORT}", "line 2: `<<` can only be used"),
-    "no metadata": ("apiVersion: batch/v1\nkind: Job\nspec: {}", "metadata is missing"),
-    "no spec": (HEAD, "spec is missing"),
-    "an empty spec": (f"{HEAD}spec:", "spec must be a mapping"),
-    "a number as a name": (SHORT.replace("{name: run}", "{name: 1}"), "metadata.name is no text"),
-    "a number as a namespace": (
-        SHORT.replace("{name: run}", "{name: run, namespace: 1}"), "metadata.namespace must be a text"
-    ),
-    "a list as parallelism": (
-        f"{HEAD}spec: {PODS}{MOUNTED}}}}}, completionMode: Indexed, parallelism: [1], completions: [2]}}",
-        "spec.template.spec.completions must be as many as parallelism",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("content", "said"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_file_that_cannot_be_used_is_a_sentence(wrap: Run, content: str | bytes, said: str) -> None:
-    assert said in refused(wrap(content)) and "Traceback" not in said
-
-
-def test_a_wrong_value_at_any_place_of_the_job_breaks_nothing(wrap: Run) -> None:
-    """What the operator has no word against is for the API server's schema to see."""
-    for number, line in enumerate(lines := SHORT.splitlines(keepends=True)):
-        if number < 4 or not line.rstrip().endswith(":"):
-            continue
-        for value in ("null", "1", "[1]", "{name: 1}"):
-            depth = len(line) - len(line.lstrip())
-            rest = [one for one in lines[number + 1 :] if len(one) - len(one.lstrip()) < depth]
-            done = wrap("".join([*lines[:number], f"{line.rstrip()} {value}\n", *rest]))
-            assert (done.returncode == 2) == (done.stdout == ""), done.stderr
-
-
-def test_stdin(rlguard: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(JOB.encode())))
-    words = ("wrap", "--heldout", HELDOUT, "--checkpoints", "ck", "-f", "-")
-    assert rlguard(*words).stdout == WRAPPED
-    assert refused(rlguard(*words)).startswith("rlguard wrap: stdin: it has no")
-
-
-def test_a_file_that_cannot_be_read(rlguard: Run, tmp_path: Path) -> None:
-    for file in (tmp_path, tmp_path / "none.yaml", "a\0b"):
-        said = refused(rlguard("wrap", "-f", file, "--heldout", HELDOUT, "--checkpoints", "ck"))
-        assert "cannot be read" in said
