@@ -64,7 +64,7 @@ def wrap(
     decided is said on stderr. What the operator would refuse is refused here, and no cluster is asked.
     """
     from guard_cli.wrap.guard import checkpoint_volume, guard_of
-    from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, meaning, read_text
+    from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, read_text
     from guard_cli.wrap.rewrite import wrap_job
     from guard_cli.wrap.telling import refusal, told
     from guard_operator.config import OperatorConfig
@@ -88,8 +88,8 @@ def wrap(
     )
     try:
         job = find_job(read_text(_read(file, MAX_BYTES + 1)))
-        volume = checkpoint_volume(meaning(job.document.text), job.adapter, checkpoints)
         wrapped = wrap_job(job, guard, name)
+        volume = checkpoint_volume(wrapped.manifest["spec"]["template"]["spec"], job.adapter, checkpoints)
     except ManifestError as error:
         raise CliError(f"{'stdin' if file == '-' else file}: {error}") from None
     said = review_manifest(wrapped.manifest, OperatorConfig(guard_image=""))

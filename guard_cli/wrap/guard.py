@@ -109,16 +109,15 @@ class Volume:
     warning: str = ""
 
 
-def checkpoint_volume(manifest: Mapping[str, Any], adapter: WorkloadAdapter, name: str) -> Volume | None:
-    """The volume of rank 0 in which the trainer saves; None where the template has not the shape for one.
+def checkpoint_volume(spec: Mapping[str, Any], adapter: WorkloadAdapter, name: str) -> Volume | None:
+    """The volume in which rank 0 of a workload with this spec saves; None: its template has not the shape.
 
     Raises:
         ManifestError: there is no such volume, or nothing can be kept in it; it names those that there are.
     """
-    spec = manifest.get("spec")
     try:
-        template = next(one for one in adapter.pod_templates(spec or {}) if one.guarded)
-        volumes: Sequence[Mapping[str, Any]] = pod_spec(spec or {}, template).get("volumes", [])
+        template = next(one for one in adapter.pod_templates(spec) if one.guarded)
+        volumes: Sequence[Mapping[str, Any]] = pod_spec(spec, template).get("volumes", [])
     except TemplateError:
         return None  # the operator's own words follow
     known = {volume.get("name"): volume for volume in volumes}

@@ -25,7 +25,14 @@ MAX_DEPTH = 64
 
 _MARKER = re.compile(r"^(?:---|\.\.\.)(?=\s|\Z)", re.MULTILINE)
 _NOTHING = re.compile(r"(?:[ \t]*(?:[#%].*)?(?:\n|\Z))*")
-_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null")}
+_TAGS = {
+    kind: {f"tag:yaml.org,2002:{name}" for name in names.split()}
+    for kind, names in (
+        (yaml.MappingNode, "map"),
+        (yaml.SequenceNode, "seq"),
+        (yaml.ScalarNode, "str int float bool null"),
+    )
+}
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
@@ -153,6 +160,8 @@ def meaning(text: str) -> Mapping[str, Any]:
     """
     try:
         content: Mapping[str, Any] = yaml.load(text, Loader)  # noqa: S506 (a SafeLoader)
+    except yaml.YAMLError as error:  # such as a `<<` that is no mapping
+        raise ManifestError(f"it is {not_yaml(error)}") from None
     except ValueError as error:  # such as a hexadecimal number without digits
         raise ManifestError(f"a number in it is none: {str(error)[:80]}") from None
     return content
@@ -162,7 +171,7 @@ def _compose(part: Document) -> yaml.Node | None:
     if _NOTHING.fullmatch(part.text):
         return None
     try:
-        return yaml.compose(part.text, Loader)
+        return yaml.compose(part.text if part.marker == "..." else part.marker + part.text, Loader)
     except RecursionError:
         raise ManifestError(f"the document at line {part.line + 1} is nested too deeply") from None
     except yaml.YAMLError as error:
@@ -206,8 +215,8 @@ def _check(root: yaml.MappingNode, line: int) -> None:
             raise ManifestError(f"the job has more than {MAX_NODES} values, counting what aliases repeat")
         if depth > MAX_DEPTH:
             raise ManifestError(f"{at}: the job is nested more than {MAX_DEPTH} levels deep")
-        if node.tag not in _TAGS:
-            raise ManifestError(f"{at}: the tag {node.tag[:60]} is not one of JSON's types")
+        if node.tag not in _TAGS[type(node)]:
+            raise ManifestError(f"{at}: the tag {node.tag[:60]} is none of JSON's types, or of another value")
         if isinstance(node, yaml.MappingNode):
             _check_keys(node, line)
             open_nodes += [(value, depth + 1) for _, value in node.value]

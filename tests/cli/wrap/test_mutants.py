@@ -23,7 +23,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (MANIFEST, r"(?=\s|\Z)", ""),
     (MANIFEST, "if len(jobs) > 1:", "if False:"),
     (MANIFEST, "if seen > MAX_NODES:", "if False:"),
-    (MANIFEST, "if node.tag not in _TAGS:", "if False:"),
+    (MANIFEST, "if node.tag not in _TAGS[type(node)]:", "if False:"),
     (MANIFEST, "if key.value in known:", "if False:"),
     (MANIFEST, "if pair[0] not in _OTHERWISE]", "]"),
     (REWRITE, '"kubectl.kubernetes.io/last-applied-configuration"', '"none"'),

@@ -268,6 +268,7 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "a word": ("hello", NO_JOB),
     "null": ("null", NO_JOB),
     "an open bracket": ("a: 1\n---\na: [", "it is not YAML at line 3, column 5"),
+    "an object beside its dashes": (f"{SHORT}---  a: 1", "it is not YAML at line 14, column 7"),
     "a tab": ("a:\n\tb: 1", "it is not YAML at line 2, column 1: found character '\\t'"),
     "a NUL": ("a: \0", "it is not YAML"),
     "UTF-16": ("a: 1".encode("utf-16"), "it is not UTF-8 at byte 0"),
@@ -286,6 +287,8 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "a number as a key": (in_spec("1: 1"), "line 5: a key must be a text"),
     "a list as a key": (in_spec("[a]: 1"), "line 5: a key must be a text"),
     "an object of Python": (with_image("!!python/name:os.system x"), "line 11: the tag"),
+    "a mapping that is a text": (SHORT.replace("spec:\n  py", "spec: !!str\n  py"), "line 4: the tag"),
+    "a merge of a text": (in_spec("<<: a"), "it is not YAML at line 5"),
     "bytes": (with_image("!!binary aGk="), "line 11: the tag"),
     "no number": (with_image("0x_"), "a number in it is none"),
     "an endless number": (with_image("9" * 5000), "a number in it is none"),
@@ -293,6 +296,7 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "no metadata": ("apiVersion: batch/v1\nkind: Job\nspec: {}", "metadata is missing"),
     "no spec": (HEAD, "spec is missing"),
     "an empty spec": (f"{HEAD}spec:", "spec must be a mapping"),
+    "a text as a spec": (f"{HEAD}spec: x", "spec must be a mapping"),
     "a number as a name": (SHORT.replace("{name: run}", "{name: 1}"), "metadata.name is no text"),
     "a number as a namespace": (
         SHORT.replace("{name: run}", "{name: run, namespace: 1}"), "metadata.namespace must be a text"
