@@ -10,16 +10,16 @@ from guard_cli.epilog import epilog
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: the module that holds a Typer application as `app`, its summary, and the extra it needs."""
+    """A command: the module that holds a Typer application as `app`, its summary, and the extras it needs."""
 
     module: str
     summary: str
-    extra: str = "cli"
+    extras: tuple[str, ...] = ("cli",)
 
 
 COMMANDS: Mapping[str, Command] = {
     "demo": Command(
-        "guard_cli.demo.command", "A real GRPO run that hacks its reward, and is stopped.", "local"
+        "guard_cli.demo.command", "A real GRPO run that hacks its reward, and is stopped.", ("local",)
     ),
     "run": Command("guard_cli.run.command", "Run a trainer under a guard that can stop it."),
     "follow": Command("guard_cli.follow.command", "Report a trainer from its log, without code in it."),
@@ -28,6 +28,9 @@ COMMANDS: Mapping[str, Command] = {
     "check": Command("guard_cli.check.command", "What would be refused, before a run starts."),
     "baseline": Command("guard_cli.baseline", "What the starting policy scores, before a run."),
     "calibrate": Command("guard_cli.calibrate.command", "Thresholds for a false-stop rate of your choice."),
+    "wrap": Command(
+        "guard_cli.wrap.command", "Put a PyTorchJob or Job that you have under guard.", ("cli", "operator")
+    ),
     "status": Command("guard_cli.status", "How a run is doing: on a cluster, at an address, in a folder."),
     "report": Command("guard_cli.report.command", "The report of a run on a cluster, also when it is gone."),
     "inspect": Command("guard_cli.inspect", "What a guard's store holds, also while it runs."),

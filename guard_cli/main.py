@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     command = COMMANDS.get(chosen or "")
     name = "rlguard" if command is None else f"rlguard {chosen}"
-    missing = missing_extra(name, ["cli"] if command is None else [command.extra])
+    missing = missing_extra(name, ("cli",) if command is None else command.extras)
     if missing is not None:
         print(missing, file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)

@@ -22,7 +22,16 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Of others, and imported by most tests or by what they test.
-PRELOADED = ("hypothesis.strategies", "httpx", "numpy", "pydantic", "pytest", "sqlite3", "yaml")
+PRELOADED = (
+    "hypothesis.strategies",
+    "httpx",
+    "kubernetes.client",
+    "numpy",
+    "pydantic",
+    "pytest",
+    "sqlite3",
+    "yaml",
+)
 #: Mutants are tested two at a time.
 TESTERS = 2
 

@@ -320,6 +320,8 @@ _EXIT_CODES_OF_COMMANDS = [
     ("", "2", "something would be refused"),
     ("`rlguard split check`", "0", "the two files are disjoint"),
     ("", "1", "they are not"),
+    ("`rlguard wrap`", "0", "the object is printed; warnings do not change it"),
+    ("", "2", "the operator would refuse it, or the file cannot be used; nothing is printed"),
     ("`rlguard replay`", "0", "the log was judged, whether a detector fired or not"),
     ("`rlguard serve`", "1", "the guard failed, or refused to start"),
 ]

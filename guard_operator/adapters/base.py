@@ -77,6 +77,9 @@ class WorkloadAdapter(Protocol):
     def prepared(self, spec: Json) -> Json:
         """The spec with defaults made explicit that would otherwise hurt. The argument is left as it is."""
 
+    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+        """Paths in labels and spec of what a cluster wrote there, and refuses in a new one."""
+
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """The state and the workload's own message, from its `spec` and `status`."""
 

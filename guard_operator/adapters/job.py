@@ -19,6 +19,10 @@ from guard_operator.runtime.client import Json, Resource
 CONTAINER = "trainer"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 INDEX_FIELD = f"metadata.labels['{INDEX_LABEL}']"
+#: What the API server writes into the pod template of a Job, and refuses in a new one of another UID.
+_ASSIGNED_LABELS = (
+    "controller-uid", "job-name", "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name",
+)  # fmt: skip
 
 _STATES = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}
 
@@ -37,7 +41,7 @@ class JobAdapter:
         parallelism = 1 if parallelism is None else parallelism
         if parallelism != 1 and not indexed:
             raise TemplateError("parallelism", "must be 1 unless completionMode is Indexed: no pod is rank 0")
-        if completions not in {None, parallelism}:
+        if completions is not None and completions != parallelism:
             raise TemplateError(
                 "completions", f"must be as many as parallelism ({parallelism}): the pods are one run"
             )
@@ -55,6 +59,14 @@ class JobAdapter:
     def prepared(self, spec: Json) -> Json:
         """podReplacementPolicy explicit: by default, a new rank 0 starts while the old one still ends."""
         return {"podReplacementPolicy": "Failed"} | copy.deepcopy(spec)
+
+    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+        """The selector, unless its author chose it, and the labels that go with it."""
+        if (workload.get("spec") or {}).get("manualSelector") is True:
+            return ()
+        places = (("metadata", "labels"), ("spec", "template", "metadata", "labels"))
+        labels = ((*place, label) for place in places for label in _ASSIGNED_LABELS)
+        return (("spec", "selector"), *labels)
 
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """From the final conditions, then from `spec.suspend`, then from the pods that are ready."""

@@ -79,6 +79,10 @@ class PyTorchJobAdapter:
             policy.setdefault("cleanPodPolicy", "Running")
         return prepared
 
+    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
+        """Nothing: the training-operator writes its labels on pods alone."""
+        return ()
+
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """From the conditions; Failed and Succeeded are final, so they win over what else is True."""
         conditions = (workload.get("status") or {}).get("conditions") or []

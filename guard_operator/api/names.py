@@ -28,6 +28,8 @@ GUARD_CONTAINER = "rlguard-guard"
 
 #: A PyTorchJob's pods are called `<name>-master-0` and must stay DNS labels (63 characters).
 MAX_JOB_NAME = 50
+JOB_NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+JOB_NAME_RULE = f"metadata.name must be a DNS-1035 label of at most {MAX_JOB_NAME} characters"
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 

@@ -10,12 +10,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
-from pydantic.alias_generators import to_camel, to_snake
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic.alias_generators import to_camel, to_pascal, to_snake
 
 from guard_core.evaluation import CheckpointEvaluation, OpenAIEvaluation, Scoring
 from guard_core.policy import POLICY_IS_ACTION, NamesItsOldFields, Policy
-from guard_operator.api.names import MAX_JOB_NAME
+from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 
 
 def cel(*rules: tuple[str, str]) -> dict[str, Any]:
@@ -44,18 +44,21 @@ class StatusModel(ApiModel):
 
 
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+_IN_VOLUME = "must be a path inside the volume: relative and without '..'"
+
+
+def _in_volume(path: str) -> str:
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(_IN_VOLUME)
+    return path
+
+
 #: A path inside a volume: relative, and it does not climb out.
 InVolume = Annotated[
     str,
     Field(min_length=1, max_length=512),
-    Field(
-        json_schema_extra=cel(
-            (
-                "!self.startsWith('/') && !self.matches('(^|/)[.][.](/|$)')",
-                "must be a path inside the volume: relative and without '..'",
-            )
-        )
-    ),
+    AfterValidator(_in_volume),
+    Field(json_schema_extra=cel(("!self.startsWith('/') && !self.matches('(^|/)[.][.](/|$)')", _IN_VOLUME))),
 ]
 Quantity = Annotated[
     int | str,
@@ -75,6 +78,20 @@ def _policy_from_api(value: Any) -> Any:
 
 
 ApiPolicy = Annotated[Policy, BeforeValidator(_policy_from_api)]
+
+
+def policy_to_api(policy: Policy) -> dict[str, Any]:
+    """What `spec.guard.policy` holds for this policy: the fields that its writer set, and no default."""
+    written: dict[str, Any] = _camel(policy.model_dump(mode="json", exclude_unset=True))
+    return written
+
+
+def _camel(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {to_camel(key): _camel(inner) for key, inner in value.items()}
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # as a person writes it
+    return to_pascal(value) if isinstance(value, str) else value
 
 
 # -- spec ------------------------------------------------------------------------------------------------
@@ -611,8 +628,8 @@ class GuardedTrainingJob(ApiModel):
             (LATCH_RULE, "status.guard.fire is latched: it can be neither changed nor removed"),
             (
                 f"self.metadata.name.size() <= {MAX_JOB_NAME} && "
-                "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-                f"metadata.name must be a DNS-1035 label of at most {MAX_JOB_NAME} characters",
+                f"self.metadata.name.matches('{JOB_NAME_PATTERN}')",
+                JOB_NAME_RULE,
             ),
         )
     )

@@ -24,10 +24,11 @@ from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.decide import condition_of, must_be_live
 from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.heartbeats import HeartbeatClock
-from guard_operator.reconcile.inject import LeakError, build_workload
+from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.obstacles import Late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job
 from guard_operator.reconcile.refusals import copies, inspect, pod_spec, template_claims
+from guard_operator.reconcile.review import review
 from guard_operator.reconcile.slim import CHANGED
 from guard_operator.reconcile.snapshot import (
     GRACE_SECONDS,
@@ -169,10 +170,9 @@ class Gatherer:
 
     def _unknown_kind(self, job: Job, live: bool) -> Snapshot:
         """No adapter: another version of the operator may have created it, and its pods carry our labels."""
-        template = job.spec.template
-        message = f"spec.template: {template.api_version} {template.kind} cannot be guarded"
         pods = tuple(_pod(None, raw, _Owner()) for raw in self._live_pods(job)) if _is_stopping(job) else ()
-        preparation = Preparation(Reason.UNSUPPORTED_KIND, message)
+        said = review(None, job, self._config)
+        preparation = Preparation(said.reason, "; ".join(said.findings))
         return Snapshot(job, pods=pods, preparation=preparation, live=live, unknown_kind=True)
 
     def _workload(self, adapter: WorkloadAdapter, job: Job, live: bool) -> Json | None:
@@ -204,10 +204,8 @@ class Gatherer:
     def _prepare(self, adapter: WorkloadAdapter, job: Job) -> Preparation:
         """Everything that can be found out before the workload exists; the first obstacle wins."""
         guard, spec = job.spec.guard, job.spec.template.spec
-        refused = [f for f in inspect(adapter, spec, guard, self._config) if f.cost is None]
-        if refused:
-            message = "; ".join(f"{finding.field} {finding.message}" for finding in refused)
-            return Preparation(Reason.TEMPLATE_REFUSED, message)
+        if (said := review(adapter, job, self._config)).reason is not None:
+            return Preparation(said.reason, "; ".join(said.findings))
         for where, claim in _claims(adapter, job):
             if self._client.get(CLAIMS, job.namespace, claim) is None:
                 message = (
@@ -227,10 +225,7 @@ class Gatherer:
 
         As a create, because a server-side apply answers a value of the wrong type with a 500.
         """
-        try:
-            workload = build_workload(job, adapter, self._config)
-        except LeakError as error:
-            return Preparation(Reason.TEMPLATE_REFUSED, str(error))
+        workload = build_workload(job, adapter, self._config)
         try:
             manager = names.OPERATOR_MANAGER
             self._client.create(adapter.resource, job.namespace, workload, manager, dry_run=True)

@@ -40,9 +40,9 @@ def block(text: str) -> str:
 
 
 def commands(selected: str) -> list[list[str]]:
-    """The words of each command, as a shell reads them: joined at backslashes, and divided at pipes."""
+    """The words of each command, as a shell reads them: joined at backslashes, divided at pipes, no file."""
     lines = selected.replace("\\\n", "").splitlines()
-    words = [shlex.split(part) for line in lines for part in line.split(" | ")]
+    words = [shlex.split(part.partition(" > ")[0]) for line in lines for part in line.split(" | ")]
     return [one for one in words if one[0] == "rlguard"]
 
 

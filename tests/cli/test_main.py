@@ -74,6 +74,8 @@ def test_version():
         (["run", "--heldout", "x", "--openai-url", "http://h/v1", "--", "true"], "--openai-model"),
         (["demo", "--task", "poetry"], "unknown task 'poetry'"),
         (["serve"], "--state-dir is not set"),
+        (["wrap"], "Missing option"),
+        (["wrap", "-f", "no.yaml", "--heldout", "claim:h/x", "--checkpoints", "c"], "no.yaml cannot be read"),
         (["split", "check", "--train", "a", "--heldout", "b"], "No such file"),
         (["split", "make", "missing.jsonl", "--train", "a", "--heldout", "b"], "missing.jsonl"),
         (

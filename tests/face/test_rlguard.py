@@ -155,6 +155,8 @@ COMMAND_LINES = [
     (["baseline", "model", "--heldout", "HELDOUT"], "numpy", "cli"),
     (["calibrate"], "numpy", "cli"),
     (["replay", "x.jsonl"], "yaml", "cli"),
+    (["wrap", "-f", "x", "--heldout", "claim:h/x", "--checkpoints", "c"], "typer", "cli"),
+    (["wrap", "-f", "x", "--heldout", "claim:h/x", "--checkpoints", "c"], "kubernetes", "operator"),
     (["status", "job"], "httpx", "cli"),
     (["status", "job"], "kubernetes", "operator"),
     (["report", "job"], "matplotlib", "cli"),

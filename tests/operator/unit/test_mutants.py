@@ -24,6 +24,8 @@ DIGEST = rule("digest.py", "test_digest.py")
 INJECT = rule("inject.py", "test_injection.py", "test_isolation.py", "test_digest.py", *ROWS)
 GATHER = rule("gather.py", "test_gather.py")
 OBSTACLES = rule("obstacles.py", "test_obstacles.py")
+REVIEW = rule("review.py", "test_review.py")
+TYPES = Rule("guard_operator", "api/types.py", HERE / "test_review.py")
 SLIM = rule("slim.py", "test_slim.py")
 APP = Rule("guard_operator", "app.py", HERE / "test_app.py")
 HEALTH = Rule("guard_operator", "runtime/health.py", HERE / "test_health.py")
@@ -324,12 +326,25 @@ MUTANTS: list[Mutant] = [
      "if workload is None or not workload.ours:"),
     (DECIDE, "and pod not in replaced", ""),
     (DECIDE, "before.last_transition_time if before and unchanged else self._now", "self._now"),
+    # What is refused without a cluster.
+    (REVIEW, "for finding in found if finding.cost is None)", "for finding in found)"),
+    (REVIEW, "    return Review(costs=", "    return Review() or Review(costs="),
+    (REVIEW, "len(name) > MAX_JOB_NAME or ", ""),
+    (REVIEW, " or re.fullmatch(JOB_NAME_PATTERN, name) is None", ""),
+    (REVIEW, "re.fullmatch(", "re.match("),
+    (REVIEW, "        build_workload(job, adapter, config)\n", "        pass\n"),
+    (REVIEW, "    if refused:\n", "    if False:\n"),
+    (TYPES, 'path.startswith("/") or ', ""),
+    (TYPES, ' or ".." in path.split("/")', ""),
+    (TYPES, '".." in path.split("/")', '".." in path'),
+    (TYPES, "    AfterValidator(_in_volume),\n", ""),
+    (TYPES, 'mode="json", exclude_unset=True', 'mode="json", exclude_defaults=True'),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "rule",
-    [DECIDE, INJECT, GATHER, QUEUE, EVENTS, OBSTACLES, HEALTH, SERVING, APP, SLIM, PAGE],
+    [DECIDE, INJECT, GATHER, QUEUE, EVENTS, OBSTACLES, HEALTH, SERVING, APP, SLIM, PAGE, REVIEW],
     ids=lambda rule: rule.source,
 )
 def test_the_tests_pass_while_nothing_is_broken(tmp_path: Path, rule: Rule) -> None:
@@ -342,7 +357,7 @@ def test_the_tests_pass_while_nothing_is_broken(tmp_path: Path, rule: Rule) -> N
     "rule",
     [
         *(DECIDE, REFUSALS, ISOLATION, LEAKS, DIGEST, INJECT, GATHER, QUEUE, EVENTS, OBSTACLES, HEALTH),
-        *(SERVING, APP, SLIM, ROWS_OF_THE_PAGE, PAGE, SCRIPT, NOTIFIER, WEBHOOK),
+        *(SERVING, APP, SLIM, ROWS_OF_THE_PAGE, PAGE, SCRIPT, NOTIFIER, WEBHOOK, REVIEW, TYPES),
     ],
     ids=lambda rule: rule.source,
 )

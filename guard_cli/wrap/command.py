@@ -1,0 +1,115 @@
+"""`rlguard wrap`: a training job's manifest in, the `GuardedTrainingJob` around it out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from guard_cli import guard_settings as options
+from guard_cli.epilog import epilog
+from guard_cli.errors import CliError
+
+EPILOG = epilog(
+    "rlguard wrap -f job.yaml --heldout claim:heldout/heldout.jsonl --checkpoints checkpoints "
+    "--scorer numeric > guarded.yaml",
+    "kubectl get pytorchjob my-run -o yaml | rlguard wrap -f - --heldout secret:heldout/heldout.jsonl "
+    "--checkpoints checkpoints",
+    note="Exit codes: 0 it is printed; 2 the operator would refuse it, or the file cannot be used: nothing "
+    "is printed then.",
+)
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog=EPILOG)
+def wrap(
+    file: Annotated[str, typer.Option("--file", "-f", help="Manifest of a PyTorchJob or a Job; - is stdin.")],
+    heldout: Annotated[
+        str,
+        typer.Option(
+            "--heldout", help="Where the split lies: claim:NAME/PATH, secret:… or configmap:NAME/KEY."
+        ),
+    ],
+    checkpoints: Annotated[
+        str, typer.Option("--checkpoints", help="Volume of the job's pods in which the trainer saves.")
+    ],
+    train_prompts: Annotated[
+        str | None,
+        typer.Option("--train-prompts", help="Training prompts beside the split: refuse one that overlaps."),
+    ] = None,
+    scorer: options.ScorerOption = None,
+    policy: options.PolicyOption = None,
+    max_new_tokens: options.MaxNewTokensOption = None,
+    temperature: options.TemperatureOption = None,
+    batch_size: options.BatchSizeOption = None,
+    device: options.DeviceOption = None,
+    base_model: Annotated[
+        str | None,
+        typer.Option("--base-model", help="Base model of a LoRA run: its directory, beside the split."),
+    ] = None,
+    openai_url: options.OpenAIOption = None,
+    openai_model: options.ModelOption = None,
+    relaxed: Annotated[
+        bool,
+        typer.Option("--relaxed", help="isolation: Relaxed. Admits root and more; says what that costs."),
+    ] = False,
+    name: Annotated[str | None, typer.Option("--name", help="Another name than the job's own.")] = None,
+) -> None:
+    """Put a PyTorchJob or a Job that you have under guard: print the GuardedTrainingJob around it.
+
+    Its own lines are kept, with comments and order; other documents of the file stay as they are. What was
+    decided is said on stderr. What the operator would refuse is refused here, and no cluster is asked.
+    """
+    from guard_cli.wrap.guard import checkpoint_volume, guard_of
+    from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, read_text
+    from guard_cli.wrap.rewrite import wrap_job
+    from guard_cli.wrap.telling import refusal, told
+    from guard_operator.config import OperatorConfig
+    from guard_operator.reconcile.review import review_manifest
+
+    guard = guard_of(
+        heldout=heldout,
+        train_prompts=train_prompts,
+        checkpoints=checkpoints,
+        scorer=scorer,
+        policy=policy,
+        relaxed=relaxed,
+        evaluator={
+            "maxNewTokens": max_new_tokens,
+            "temperature": temperature,
+            "batchSize": batch_size,
+            "device": device,
+            "baseModel": base_model,
+        },
+        openai=(openai_url, openai_model),
+    )
+    try:
+        job = find_job(read_text(_read(file, MAX_BYTES + 1)))
+        wrapped = wrap_job(job, guard, name)
+        volume = checkpoint_volume(wrapped.manifest["spec"]["template"]["spec"], job.adapter, checkpoints)
+    except ManifestError as error:
+        raise CliError(f"{'stdin' if file == '-' else file}: {error}") from None
+    said = review_manifest(wrapped.manifest, OperatorConfig(guard_image=""))
+    if said.reason is not None:
+        raise CliError(refusal(said))
+    typer.echo(wrapped.text.encode("utf-8"), nl=False)
+    for line in told(wrapped, job, volume, said.costs):
+        print(line, file=sys.stderr)
+
+
+def _read(file: str, most: int) -> bytes:
+    """The first bytes of a file, or of stdin.
+
+    Raises:
+        CliError: it cannot be read.
+    """
+    try:
+        if file == "-":
+            return sys.stdin.buffer.read(most)
+        with Path(file).open("rb") as opened:
+            return opened.read(most)
+    except (OSError, ValueError) as error:
+        raise CliError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -1,0 +1,83 @@
+"""What `rlguard wrap` says beside the object: what went where, what is default, what is still to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from guard_cli.status import plain
+from guard_cli.wrap.guard import Volume
+from guard_cli.wrap.manifest import TrainingJob
+from guard_cli.wrap.rewrite import Wrapped
+from guard_operator.api.names import KIND
+from guard_operator.api.types import Spec
+from guard_operator.reconcile.layout import GUARD_UID
+from guard_operator.reconcile.review import Review
+
+SCRIPT_PAGE = "docs/guard-a-script.md"
+
+
+def refusal(said: Review) -> str:
+    """The operator's own words, each finding on a line of its own."""
+    return "\n".join(
+        [
+            f"the operator would refuse it ({said.reason}), so nothing is printed. `spec.template.spec` is "
+            "the job's `spec`:",
+            *(f"  {plain(one)}" for one in said.findings),
+        ]
+    )
+
+
+def told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequence[str]) -> Iterator[str]:
+    """What was decided, in lines for people; `costs`: what is no longer protected."""
+    return map(plain, _told(wrapped, job, volume, costs))
+
+
+def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequence[str]) -> Iterator[str]:
+    spec = Spec.model_validate(wrapped.manifest["spec"])
+    namespace, kind = wrapped.manifest["metadata"].get("namespace"), job.adapter.resource.kind
+    where = f" in namespace {namespace}" if namespace else ""
+    yield f"{KIND} {wrapped.name}{where}; the operator makes a {kind} of the same name from it"
+    if volume is not None:
+        yield f"the guard: in {volume.pods}, beside the container {volume.container}"
+    yield from _guard(spec)
+    if volume is not None:
+        yield f"checkpoints: volume {spec.guard.checkpoints.volume}, {volume.says}"
+    carried = " and ".join(key for key in ("labels", "annotations") if getattr(spec.template.metadata, key))
+    if carried:
+        yield f"{carried}: as before, of the {kind}"
+    if wrapped.left_out:
+        yield f"left out: {', '.join(wrapped.left_out)}"
+    yield from (f"warning: no longer protected: {cost}" for cost in dict.fromkeys(costs))
+    if volume is not None and volume.warning:
+        yield f"warning: {volume.warning}"
+    if wrapped.anew:
+        yield "warning: its lines could not be moved, so it is written anew, without comments"
+    yield "the operator refuses nothing of it; the cluster was not asked (claims, admission, its schema)"
+    yield "still yours:"
+    yield f"  report reward and checkpoints from the trainer: {SCRIPT_PAGE}"
+    yield f"  let user {GUARD_UID}, the guard, read the split and the checkpoints"
+    if wrapped.was is not None:
+        there = f" -n {namespace}" if namespace else ""
+        what = f"{kind.lower()} {wrapped.was}{there}"
+        yield f"  end the {kind} if it runs: kubectl delete {what} --ignore-not-found"
+
+
+def _guard(spec: Spec) -> Iterator[str]:
+    heldout, guard = spec.guard.heldout, spec.guard
+    volume = heldout.volume
+    source = next(
+        f"{kind} {name}"
+        for kind, name in (
+            ("claim", volume.claim_name),
+            ("Secret", volume.secret_name),
+            ("ConfigMap", volume.config_map_name),
+        )
+        if name is not None
+    )
+    how = "asks a server" if heldout.evaluator.openai is not None else "loads each checkpoint"
+    default = "" if "scorer" in heldout.model_fields_set else " by default: a completion must be the answer"
+    yield f"held-out split: {heldout.split} in {source}; scorer {heldout.scorer}{default}; the guard {how}"
+    policy = "" if "policy" in guard.model_fields_set else " by default"
+    silence = f"a guard silent for {spec.on_silence.after_seconds} s: {spec.on_silence.action}"
+    yield f"detector {guard.policy.detector}{policy}; on a fire: {spec.on_fire}; {silence}"
+    yield f"isolation {guard.isolation}; the guard's image and resources: the operator's defaults"

@@ -1,0 +1,69 @@
+"""What the operator refuses before it asks any cluster: for a reconcile, and for `rlguard wrap`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from guard_operator.adapters import WorkloadAdapter, find
+from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
+from guard_operator.api.reasons import Reason
+from guard_operator.api.wording import invalid_spec
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.inject import LeakError, build_workload
+from guard_operator.reconcile.parse import parse_job
+from guard_operator.reconcile.refusals import inspect
+from guard_operator.reconcile.snapshot import Job
+
+#: In the place of what the API server gives an object when it is created.
+_UNBORN = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000", "resourceVersion": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """Why no workload is created for a job, a sentence for each finding; reason None: nothing forbids it.
+
+    `costs`: of what `isolation: Relaxed` admits, what is no longer protected.
+    """
+
+    reason: Reason | None = None
+    findings: tuple[str, ...] = ()
+    costs: tuple[str, ...] = ()
+
+
+def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) -> Review:
+    """What the job alone says; `adapter` None: there is none for its kind."""
+    template, guard = job.spec.template, job.spec.guard
+    if adapter is None:
+        message = f"spec.template: {template.api_version} {template.kind} cannot be guarded"
+        return Review(Reason.UNSUPPORTED_KIND, (message,))
+    found = inspect(adapter, template.spec, guard, config)
+    refused = tuple(f"{finding.field} {finding.message}" for finding in found if finding.cost is None)
+    if refused:
+        return Review(Reason.TEMPLATE_REFUSED, refused)
+    try:
+        build_workload(job, adapter, config)
+    except LeakError as error:
+        return Review(Reason.TEMPLATE_REFUSED, (str(error),))
+    return Review(costs=tuple(finding.cost for finding in found if finding.cost is not None))
+
+
+def review_manifest(manifest: Mapping[str, Any], config: OperatorConfig) -> Review:
+    """The same of a `GuardedTrainingJob` that is not created yet, with what the API server says of its name.
+
+    Args:
+        manifest: with a mapping `metadata` that has a name, and with `spec`.
+        config: what the operator's installation decides.
+    """
+    name = str(manifest["metadata"]["name"])
+    if len(name) > MAX_JOB_NAME or re.fullmatch(JOB_NAME_PATTERN, name) is None:
+        return Review(Reason.INVALID_SPEC, (f"{JOB_NAME_RULE}, not {name[:80]!r}",))
+    try:
+        job = parse_job({**manifest, "metadata": _UNBORN | dict(manifest["metadata"])})
+    except ValidationError as error:
+        return Review(Reason.INVALID_SPEC, (invalid_spec(error),))
+    return review(find(job.spec.template.api_version, job.spec.template.kind), job, config)

@@ -1,0 +1,45 @@
+"""Each rule of `rlguard wrap` that is broken on purpose fails a test that stands beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import Mutant, Rule, passes, survivors
+
+HERE = Path(__file__).parent
+BESIDE = (HERE.parent / "conftest.py",)
+
+
+def rule(source: str) -> Rule:
+    return Rule("guard_cli", f"wrap/{source}", HERE / "test_wrap.py", BESIDE)
+
+
+MANIFEST, REWRITE, GUARD = rule("manifest.py"), rule("rewrite.py"), rule("guard.py")
+COMMAND = rule("command.py")
+
+MUTANTS: tuple[Mutant, ...] = (
+    (MANIFEST, r"(?=\s|\Z)", ""),
+    (MANIFEST, "if len(jobs) > 1:", "if False:"),
+    (MANIFEST, "if seen > MAX_NODES:", "if False:"),
+    (MANIFEST, "if node.tag not in _TAGS[type(node)]:", "if False:"),
+    (MANIFEST, "if key.value in known:", "if False:"),
+    (MANIFEST, "if pair[0] not in _OTHERWISE]", "]"),
+    (REWRITE, '"kubectl.kubernetes.io/last-applied-configuration"', '"none"'),
+    (REWRITE, ", *job.adapter.assigned(meaning(job.document.text))]", "]"),
+    (REWRITE, "anew = not _means(text, tree)", "anew = False"),
+    (REWRITE, "or _without(node, dropped) is node:", ":"),
+    (GUARD, "if claim is None and not passing:", "if False:"),
+    (COMMAND, "    if said.reason is not None:", "    if False:"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("one", [MANIFEST], ids=lambda one: one.source)
+def test_the_rules_pass_as_they_are(one: Rule, tmp_path: Path) -> None:
+    assert passes(one, tmp_path)
+
+
+@pytest.mark.slow
+def test_each_broken_rule_is_noticed(tmp_path: Path) -> None:
+    assert survivors(MUTANTS, tmp_path) == ""

@@ -1,0 +1,581 @@
+"""`rlguard wrap`: whose lines go where, what is left out, what is refused, and what no file can do to it."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.review import review_manifest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Json = dict[str, Any]
+HELDOUT = "claim:held/a/heldout.jsonl"
+
+JOB = """\
+# my run
+apiVersion: batch/v1   # the version
+# what it is
+kind: Job
+metadata:   # who
+  # its name
+  name: my-run   # short
+  namespace: team
+  uid: abc
+  resourceVersion: "12"
+  creationTimestamp: 2026-01-02T03:04:05Z
+  # of the team
+  labels:
+    team: a   # us
+  ownerReferences:
+  - {name: x}
+
+# what runs
+spec:
+    # indented by four
+    backoffLimit: 3
+    template:
+        spec:
+            restartPolicy: Never
+            securityContext: {runAsUser: 1000,
+              runAsGroup: 1000}   # wrapped
+            containers:
+            -   name: x
+                image: 'i'
+                # how
+                command: [sh, -c, "a
+                   b"]
+                args:
+                - |
+                  # no comment
+                  echo a
+
+                  # the last line
+                volumeMounts: [{name: ck, mountPath: /ck}]
+            volumes:
+            -   name: ck
+                persistentVolumeClaim: {claimName: saved}
+            -   {name: config, configMap: {name: c}}
+# of another time
+status:
+  active: 1
+"""
+WRAPPED = """\
+# my run
+apiVersion: rlguard.dev/v1alpha1
+kind: GuardedTrainingJob
+metadata:   # who
+  # its name
+  name: my-run   # short
+  namespace: team
+spec:
+  template:
+    apiVersion: batch/v1   # the version
+    # what it is
+    kind: Job
+    metadata:
+      # of the team
+      labels:
+        team: a   # us
+    # what runs
+    spec:
+        # indented by four
+        backoffLimit: 3
+        template:
+            spec:
+                restartPolicy: Never
+                securityContext: {runAsUser: 1000,
+                  runAsGroup: 1000}   # wrapped
+                containers:
+                -   name: x
+                    image: 'i'
+                    # how
+                    command: [sh, -c, "a
+                       b"]
+                    args:
+                    - |
+                      # no comment
+                      echo a
+
+                      # the last line
+                    volumeMounts: [{name: ck, mountPath: /ck}]
+                volumes:
+                -   name: ck
+                    persistentVolumeClaim: {claimName: saved}
+                -   {name: config, configMap: {name: c}}
+  guard:
+    heldout:
+      volume:
+        claimName: held
+      split: a/heldout.jsonl
+      evaluator:
+        checkpoint: {}
+    checkpoints:
+      volume: ck
+"""
+#: The same kind of job in as few words as it can be made of.
+SHORT = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: run}
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      template:
+        spec:
+          securityContext: {runAsNonRoot: true}
+          containers:
+          - {name: pytorch, image: i, volumeMounts: [{name: ck, mountPath: /ck}]}
+          volumes:
+          - {name: ck, persistentVolumeClaim: {claimName: saved}}
+"""
+PODS = "{template: {spec: {securityContext: {runAsNonRoot: true}, containers: [{name: x, image: i"
+MOUNTED = ", volumeMounts: [{name: ck, mountPath: /ck}]}], volumes: [{name: ck, emptyDir: {}}]"
+
+
+@pytest.fixture
+def wrap(rlguard: Run, tmp_path: Path) -> Run:
+    """Wraps a text or bytes, with these further options; `None` takes an option away."""
+
+    def run(content: str | bytes, *more: str, heldout: str = HELDOUT, checkpoints: str = "ck") -> Any:
+        file = tmp_path / "job.yaml"
+        file.write_bytes(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
+        return rlguard("wrap", "-f", file, "--heldout", heldout, "--checkpoints", checkpoints, *more)
+
+    return run
+
+
+def wrapped(done: subprocess.CompletedProcess[str]) -> Json:
+    """The object that was printed."""
+    assert done.returncode == 0, done.stderr
+    [job] = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "GuardedTrainingJob"]
+    return job
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """What was said; nothing may be on stdout then."""
+    assert (done.returncode, done.stdout) == (2, ""), done.stdout + done.stderr
+    assert done.stderr.startswith("rlguard wrap: ")
+    return done.stderr
+
+
+def template_of(job: Json) -> Json:
+    return job["spec"]["template"]
+
+
+# -- the lines -------------------------------------------------------------------------------------------
+
+
+def test_the_lines_of_the_job_are_moved_with_comments_and_order(wrap: Run) -> None:
+    done = wrap(JOB)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == WRAPPED
+
+
+@pytest.mark.parametrize("kind", ["windows", "old mac", "byte order mark", "no last line end"])
+def test_line_ends_and_marks_of_other_editors_change_nothing(wrap: Run, kind: str) -> None:
+    text = {
+        "windows": JOB.replace("\n", "\r\n"),
+        "old mac": JOB.replace("\n", "\r"),
+        "byte order mark": "\N{ZERO WIDTH NO-BREAK SPACE}" + JOB,
+        "no last line end": JOB.removesuffix("\n"),
+    }
+    assert wrap(text[kind]).stdout == WRAPPED
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("kind: ConfigMap   # first\ndata: {a: |\n  x}\n---\n".replace("{a: |\n  x}", "{a: x}"), ""),
+        ("%YAML 1.1\n---\n", "...\n---\nkind: Secret\n\n# end\n"),
+        ("---\n---   # nothing\n---\n", "---\n"),
+        ("kind: ConfigMap\ndata:\n  a: |+\n    ---x\n\n---\n", "---\nkind: Secret"),
+    ],
+)
+def test_other_documents_stay_as_they_are(wrap: Run, before: str, after: str) -> None:
+    done = wrap(f"{before}{JOB}{after}")
+    assert done.stdout == f"{before}{WRAPPED}{after}"
+
+
+ANEW = {
+    "one line": (json.dumps(yaml.safe_load(JOB), default=str), False),
+    "an anchor that is left behind": (
+        "---\n"
+        + JOB.replace("# my run\n", "x: &r Never\n").replace("restartPolicy: Never", "restartPolicy: *r"),
+        True,
+    ),
+    "all of it indented": ("".join(f" {line}\n" for line in JOB.splitlines()), True),
+}
+
+
+@pytest.mark.parametrize(("text", "had_comments"), ANEW.values(), ids=ANEW.keys())
+def test_what_cannot_be_moved_is_written_anew_and_means_the_same(
+    wrap: Run, text: str, had_comments: bool
+) -> None:
+    done = wrap(text)
+    assert wrapped(done) == yaml.safe_load(WRAPPED)
+    assert ("written anew, without comments" in done.stderr) == had_comments
+    assert done.stdout.startswith("---\n" if text.startswith("---") else "apiVersion")
+
+
+def test_aliases_inside_of_the_job_stay(wrap: Run) -> None:
+    pod = "        spec: &pod\n          securityContext"
+    text = SHORT.replace("Worker:", "Master:").replace("        spec:\n          securityContext", pod)
+    text += "    Worker:\n      template:\n        spec: *pod   # the same\n"
+    done = wrap(text)
+    assert "spec: *pod   # the same" in done.stdout and "anew" not in done.stderr
+    replicas = template_of(wrapped(done))["spec"]["pytorchReplicaSpecs"]
+    assert replicas["Worker"] == replicas["Master"]
+
+
+@pytest.mark.parametrize("value", ["1e-6", '"1e-6"', "0o17", "y", "'y'", "2026-01-02", "1:30", '"8"', "08"])
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_value_is_written_as_it_was(wrap: Run, value: str, anew: bool) -> None:
+    """What it means is for kubectl to say."""
+    text = in_spec(f"nprocPerNode: {value}")
+    if anew:
+        text = "x: &x true\n" + text.replace("runAsNonRoot: true", "runAsNonRoot: *x")
+    assert f"      nprocPerNode: {value}\n" in wrap(text).stdout
+
+
+# -- files of any kind -----------------------------------------------------------------------------------
+
+BOMB = "".join(f"  {b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcde", "bcdef", strict=True))
+NO_JOB = "it has no PyTorchJob (kubeflow.org/v1) or Job (batch/v1)"
+HEAD = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\n"
+
+
+def in_spec(line: str) -> str:
+    return SHORT.replace("spec:\n", f"spec:\n  {line}\n", 1)
+
+
+def with_image(text: str) -> str:
+    return SHORT.replace("image: i", f"image: {text}")
+
+
+HOSTILE: dict[str, tuple[str | bytes, str]] = {
+    "nothing": ("", NO_JOB),
+    "a list": ("- a\n- b", NO_JOB),
+    "a word": ("hello", NO_JOB),
+    "null": ("null", NO_JOB),
+    "an open bracket": ("a: 1\n---\na: [", "it is not YAML at line 3, column 5"),
+    "an object beside its dashes": (f"{SHORT}---  a: 1", "it is not YAML at line 14, column 7"),
+    "a tab": ("a:\n\tb: 1", "it is not YAML at line 2, column 1: found character '\\t'"),
+    "a NUL": ("a: \0", "it is not YAML"),
+    "UTF-16": ("a: 1".encode("utf-16"), "it is not UTF-8 at byte 0"),
+    "half a surrogate pair": ("a: \ud800", "it is not UTF-8 at byte 3"),
+    "too large": ("#" * (1 << 20) + "\n" + SHORT, "larger than 1 MiB"),
+    "too deep to read": (f"{HEAD}spec: {'[' * 1500}", "the document at line 1 is nested too deeply"),
+    "too deep": (f"{HEAD}spec: {'[' * 99}{']' * 99}", "line 4: the job is nested more than 64 levels"),
+    "an alias of itself": (f"{HEAD}spec: &a {{template: *a}}", "nested more than 64 levels"),
+    "aliases of aliases": (f"{HEAD}spec:\n  a: &a [1, 2]\n{BOMB}", "more than 50000 values"),
+    "another kind": ("apiVersion: v1\nkind: Pod", f"{NO_JOB}: it has Pod (v1)"),
+    "another API": ("apiVersion: b/v1\nkind: Job\n", f"{NO_JOB}: it has Job (b/v1)"),
+    "a kind that is a list": ("apiVersion: batch/v1\nkind: [Job]", NO_JOB),
+    "wrapped already": (WRAPPED, "and a GuardedTrainingJob, which is guarded already"),
+    "two jobs": (f"{SHORT}---\n{SHORT}", "2 training jobs (PyTorchJob at line 1, PyTorchJob at line 14)"),
+    "a key twice": (in_spec("py: 1\n  py: 2"), "line 6: the key 'py' stands twice"),
+    "a number as a key": (in_spec("1: 1"), "line 5: a key must be a text"),
+    "a list as a key": (in_spec("[a]: 1"), "line 5: a key must be a text"),
+    "an object of Python": (with_image("!!python/name:os.system x"), "line 11: the tag"),
+    "a mapping that is a text": (SHORT.replace("spec:\n  py", "spec: !!str\n  py"), "line 4: the tag"),
+    "a merge of a text": (in_spec("<<: a"), "it is not YAML at line 5"),
+    "bytes": (with_image("!!binary aGk="), "line 11: the tag"),
+    "no number": (with_image("0x_"), "a number in it is none"),
+    "an endless number": (with_image("9" * 5000), "a number in it is none"),
+    "a merge into the root": (f"x: &x {{a: b}}\n<<: *x\n{SHORT}", "line 2: `<<` can only be used"),
+    "no metadata": ("apiVersion: batch/v1\nkind: Job\nspec: {}", "metadata is missing"),
+    "no spec": (HEAD, "spec is missing"),
+    "an empty spec": (f"{HEAD}spec:", "spec must be a mapping"),
+    "a text as a spec": (f"{HEAD}spec: x", "spec must be a mapping"),
+    "a number as a name": (SHORT.replace("{name: run}", "{name: 1}"), "metadata.name is no text"),
+    "a number as a namespace": (
+        SHORT.replace("{name: run}", "{name: run, namespace: 1}"), "metadata.namespace must be a text"
+    ),
+    "a list as parallelism": (
+        f"{HEAD}spec: {PODS}{MOUNTED}}}}}, completionMode: Indexed, parallelism: [1], completions: [2]}}",
+        "spec.template.spec.completions must be as many as parallelism",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "said"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_file_that_cannot_be_used_is_a_sentence(wrap: Run, content: str | bytes, said: str) -> None:
+    assert said in refused(wrap(content)) and "Traceback" not in said
+
+
+def test_a_wrong_value_at_any_place_of_the_job_breaks_nothing(wrap: Run) -> None:
+    """What the operator has no word against is for the API server's schema to see."""
+    for number, line in enumerate(lines := SHORT.splitlines(keepends=True)):
+        if number < 4 or not line.rstrip().endswith(":"):
+            continue
+        for value in ("null", "1", "[1]", "{name: 1}"):
+            depth = len(line) - len(line.lstrip())
+            rest = [one for one in lines[number + 1 :] if len(one) - len(one.lstrip()) < depth]
+            done = wrap("".join([*lines[:number], f"{line.rstrip()} {value}\n", *rest]))
+            assert (done.returncode == 2) == (done.stdout == ""), done.stderr
+
+
+def test_stdin(rlguard: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(JOB.encode())))
+    words = ("wrap", "--heldout", HELDOUT, "--checkpoints", "ck", "-f", "-")
+    assert rlguard(*words).stdout == WRAPPED
+    assert refused(rlguard(*words)).startswith("rlguard wrap: stdin: it has no")
+
+
+def test_a_file_that_cannot_be_read(rlguard: Run, tmp_path: Path) -> None:
+    for file in (tmp_path, tmp_path / "none.yaml", "a\0b"):
+        said = refused(rlguard("wrap", "-f", file, "--heldout", HELDOUT, "--checkpoints", "ck"))
+        assert "cannot be read" in said
+
+
+# -- what goes where -------------------------------------------------------------------------------------
+
+
+def test_what_belongs_to_the_cluster_is_left_out_and_told(wrap: Run) -> None:
+    done = wrap(JOB)
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("left out: ")]
+    assert line.removeprefix("left out: ").split(", ") == [
+        "status",
+        "metadata.uid",
+        "metadata.resourceVersion",
+        "metadata.creationTimestamp",
+        "metadata.ownerReferences",
+    ]
+    assert "left out" not in wrap(SHORT).stderr
+
+
+def test_three_dashes_may_begin_a_key(wrap: Run) -> None:
+    done = wrap(JOB.replace("status:\n", "---x: 1\nstatus:\n"))
+    assert done.stdout == WRAPPED and "left out: ---x, status" in done.stderr
+
+
+def test_labels_and_annotations_are_those_of_the_workload(wrap: Run) -> None:
+    metadata = "{name: run, labels: {kueue.x-k8s.io/queue-name: q}, annotations: {a: b}, finalizers: []}"
+    job = wrapped(wrap(SHORT.replace("{name: run}", metadata)))
+    assert job["metadata"] == {"name": "run"}
+    assert template_of(job)["metadata"] == {
+        "labels": {"kueue.x-k8s.io/queue-name": "q"},
+        "annotations": {"a": "b"},
+    }
+    assert "metadata" not in template_of(wrapped(wrap(SHORT)))
+    assert "metadata" not in template_of(wrapped(wrap(SHORT.replace("{name: run}", "{name: run, labels: }"))))
+
+
+SELECTOR = "    selector:\n        matchLabels: {controller-uid: u}\n    template:\n"
+LABELS = (
+    "        metadata:\n            labels:\n                controller-uid: u\n                job-name: r\n"
+)
+NOTED = "  annotations:\n    kubectl.kubernetes.io/last-applied-configuration: |\n      {}\n"
+
+
+def test_a_job_that_a_cluster_has_changed_is_as_its_author_wrote_it(wrap: Run) -> None:
+    text = JOB.replace("    template:\n", SELECTOR + LABELS).replace("  ownerRef", f"{NOTED}  ownerRef")
+    text = text.replace("    team: a   # us\n", "    team: a   # us\n    batch.kubernetes.io/job-name: r\n")
+    assert wrap(text).stdout == WRAPPED
+    kept = wrap(text.replace("spec:\n", "spec:\n    manualSelector: true\n", 1)).stdout
+    assert "matchLabels: {controller-uid: u}" in kept and "job-name: r" in kept
+    assert "last-applied" not in kept
+
+
+def test_a_comment_at_the_end_of_a_text_belongs_to_the_text(wrap: Run) -> None:
+    text = JOB.replace("  uid: abc\n", "  annotations:\n    a: |\n      x\n      # no comment\n  uid: abc\n")
+    done = wrap(text)
+    assert template_of(wrapped(done))["metadata"]["annotations"] == {"a": "x\n# no comment\n"}
+    assert "anew" not in done.stderr
+
+
+def test_another_name(wrap: Run) -> None:
+    done = wrap(JOB, "--name", "other")
+    assert done.stdout == WRAPPED.replace("name: my-run   # short", "name: other")
+    assert "kubectl delete job my-run -n team --ignore-not-found" in done.stderr
+    generated = SHORT.replace("{name: run}", "{generateName: run-}")
+    assert "metadata.name is not set: give the job a name with --name" in refused(wrap(generated))
+    done = wrap(generated, "--name", "other")
+    assert wrapped(done)["metadata"] == {"name": "other"} and "kubectl delete" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("heldout", "volume", "split"),
+    [
+        ("claim:held/a/b.jsonl", {"claimName": "held"}, "a/b.jsonl"),
+        ("secret:held/heldout.jsonl", {"secretName": "held"}, "heldout.jsonl"),
+        ("configmap:held/1e5", {"configMapName": "held"}, "1e5"),
+        ("configmap:held/y", {"configMapName": "held"}, "y"),
+    ],
+)
+def test_where_the_split_lies(wrap: Run, heldout: str, volume: Json, split: str) -> None:
+    done = wrap(SHORT, heldout=heldout)
+    found = wrapped(done)["spec"]["guard"]["heldout"]
+    assert (found["volume"], found["split"]) == (volume, split)
+    assert "split: y" not in done.stdout, "for kubectl that would be `true`"
+
+
+@pytest.mark.parametrize(
+    ("heldout", "said"),
+    [
+        ("held.jsonl", "write claim:NAME/PATH"),
+        ("claim:held", "write claim:NAME/PATH"),
+        ("claim:/a", "write claim:NAME/PATH"),
+        ("pvc:held/a", "write claim:NAME/PATH"),
+        ("secret:held/a/b", "a/b is no key of a secret"),
+        ("claim:Held/a", "spec.guard.heldout.volume.claimName"),
+        ("claim:held//a", "must be a path inside the volume"),
+        ("claim:held/a/../../b", "must be a path inside the volume"),
+    ],
+)
+def test_a_place_of_the_split_that_cannot_be(wrap: Run, heldout: str, said: str) -> None:
+    assert said in refused(wrap(SHORT, heldout=heldout))
+
+
+def test_every_option_has_its_field(wrap: Run, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("detector: both\nkl: {hard_stop: 0.5}\nsilent: {action: stop}\n")
+    options = ["--scorer", "numeric", "--train-prompts", "t.jsonl", "--policy", tmp_path / "policy.yaml"]
+    options += ["--max-new-tokens", "9", "--temperature", "1", "--batch-size", "8", "--device", "cpu"]
+    done = wrap(SHORT, *map(str, options), "--base-model", "base")
+    guard = wrapped(done)["spec"]["guard"]
+    assert guard == {
+        "heldout": {
+            "volume": {"claimName": "held"},
+            "split": "a/heldout.jsonl",
+            "trainPrompts": "t.jsonl",
+            "scorer": "numeric",
+            "evaluator": {
+                "checkpoint": {
+                    "maxNewTokens": 9,
+                    "temperature": 1.0,
+                    "batchSize": 8,
+                    "device": "cpu",
+                    "baseModel": "base",
+                }
+            },
+        },
+        "checkpoints": {"volume": "ck"},
+        "policy": {"detector": "Both", "kl": {"hardStop": 0.5}, "silent": {"action": "Stop"}},
+    }
+    assert "scorer numeric;" in done.stderr and "detector both;" in done.stderr
+    assert (
+        "scorer exact by default" in wrap(SHORT).stderr
+        and "detector calibrated by default" in wrap(SHORT).stderr
+    )
+
+
+def test_a_server_instead_of_checkpoints(wrap: Run) -> None:
+    server = ["--openai-url", "https://h/v1", "--openai-model", "{checkpoint}"]
+    done = wrap(SHORT, *server)
+    evaluator = wrapped(done)["spec"]["guard"]["heldout"]["evaluator"]
+    assert evaluator == {"openai": {"baseUrl": "https://h/v1", "model": "{checkpoint}"}}
+    assert "the guard asks a server" in done.stderr
+    assert "belong together" in refused(wrap(SHORT, *server[:2]))
+    assert "batchSize is not a setting" in refused(wrap(SHORT, *server, "--batch-size", "8"))
+    assert "checkpoint.device" in refused(wrap(SHORT, "--device", "tpu"))
+
+
+def test_a_policy_that_cannot_be_used(wrap: Run, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    assert "--policy" in refused(wrap(SHORT, "--policy", str(policy)))
+    policy.write_text("kl: {hard_stop: -1}")
+    assert "kl.hard_stop must be above 0" in refused(wrap(SHORT, "--policy", str(policy)))
+    policy.write_text("")
+    assert wrapped(wrap(SHORT, "--policy", str(policy)))["spec"]["guard"]["policy"] == {}
+
+
+def test_what_is_still_to_be_done_is_said(wrap: Run) -> None:
+    said = wrap(JOB).stderr
+    assert "GuardedTrainingJob my-run in namespace team;" in said
+    assert "the guard: in its pods, beside the container x" in said
+    assert "docs/guard-a-script.md" in said and "user 64532" in said
+    assert "kubectl delete job my-run -n team --ignore-not-found" in said
+    assert "in the pods of pytorchReplicaSpecs.Worker, beside the container pytorch" in wrap(SHORT).stderr
+
+
+def test_what_is_said_steers_no_terminal(wrap: Run) -> None:
+    text = SHORT.replace("runAsNonRoot: true", 'runAsNonRoot: true, "\\e[31m": 1')
+    assert "\x1b" not in refused(wrap(text)) and "[31m" in refused(wrap(text))
+
+
+# -- the volume of the checkpoints -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("volume", "said"),
+    [
+        ("name: other, emptyDir: {}", "has no volume of this name; it has other (emptyDir)"),
+        ("name: ck, configMap: {name: c}", "configMap is no persistent claim, so no checkpoint is kept"),
+        ("name: ck", "of no kind is no persistent claim"),
+        (
+            "name: ck, persistentVolumeClaim: {claimName: saved, readOnly: true}",
+            "the trainer cannot write there; it has ck (claim saved, read-only)",
+        ),
+    ],
+)
+def test_a_volume_that_keeps_no_checkpoint(wrap: Run, volume: str, said: str) -> None:
+    text = SHORT.replace("name: ck, persistentVolumeClaim: {claimName: saved}", volume)
+    assert f"--checkpoints ck: {said}".replace("ck: has", "ck: the pod of rank 0 has") in refused(wrap(text))
+
+
+def test_a_volume_that_goes_with_its_pod_is_warned_of(wrap: Run) -> None:
+    assert "warning" not in wrap(SHORT).stderr
+    done = wrap(SHORT.replace("persistentVolumeClaim: {claimName: saved}", "emptyDir: {}"))
+    assert wrapped(done)
+    assert "warning: the volume ck is no persistent claim (emptyDir)" in done.stderr
+
+
+# -- what the operator refuses ---------------------------------------------------------------------------
+
+REFUSED = {
+    "root": ("securityContext: {runAsNonRoot: true}", "securityContext: {}"),
+    "the held-out claim": ("claimName: saved", "claimName: held"),
+    "a host path": ("- {name: ck, per", "- {name: h, hostPath: {path: /}}\n          - {name: ck, per"),
+    "its processes": ("securityContext:", "shareProcessNamespace: true\n          securityContext:"),
+    "elastic": ("spec:\n  py", "spec:\n  elasticPolicy: {}\n  py"),
+    "another role": ("Worker:", "Boss:"),
+    "another container": ("name: pytorch", "name: main"),
+    "no mount": (", volumeMounts: [{name: ck, mountPath: /ck}]", ""),
+    "its variable": ("image: i", "image: i, env: [{name: RLGUARD_TOKEN, value: x}]"),
+    "two of them": ("image: i", "image: i, stdin: [1], env: [{name: RLGUARD_TOKEN}, {name: RLGUARD_URL}]"),
+    "the name": ("{name: run}", "{name: 1run}"),
+    "a label that is no text": ("{name: run}", "{name: run, labels: {a: 1}}"),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_refusal_is_the_operators_own(wrap: Run, old: str, new: str) -> None:
+    assert SHORT.count(old) == 1
+    text = SHORT.replace(old, new)
+    said = refused(wrap(text))
+    given = yaml.safe_load(text)
+    labels = {"labels": given["metadata"].pop("labels")} if "labels" in given["metadata"] else {}
+    guard = {"heldout": {"volume": {"claimName": "held"}, "evaluator": {"checkpoint": {}}}}
+    spec = {
+        "template": {"apiVersion": given["apiVersion"], "kind": given["kind"], "spec": given["spec"]},
+        "guard": {**guard, "checkpoints": {"volume": "ck"}},
+    }
+    spec["template"]["metadata"] = labels
+    own = review_manifest({"metadata": given["metadata"], "spec": spec}, OperatorConfig(guard_image="g"))
+    assert own.reason is not None and f"({own.reason})" in said
+    assert said.splitlines()[1:] == [f"  {finding}" for finding in own.findings]
+
+
+def test_what_only_relaxed_admits_is_printed_with_its_cost(wrap: Run) -> None:
+    text = SHORT.replace("{runAsNonRoot: true}", "{}")
+    assert "Only isolation: Relaxed admits it" in refused(wrap(text))
+    done = wrap(text, "--relaxed")
+    assert wrapped(done)["spec"]["guard"]["isolation"] == "Relaxed"
+    [cost] = [line for line in done.stderr.splitlines() if line.startswith("warning: no longer protected: ")]
+    assert cost.removeprefix("warning: no longer protected: ").startswith("runAsUser: ")
+    assert "shareProcessNamespace" in refused(
+        wrap(
+            text.replace("securityContext:", "shareProcessNamespace: true\n          securityContext:"),
+            "--relaxed",
+        )
+    )

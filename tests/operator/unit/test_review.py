@@ -1,0 +1,136 @@
+"""What is refused without a cluster: of a job, and of a manifest that nobody created."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, KlPolicy, Policy
+from guard_operator.adapters import find
+from guard_operator.api.types import Spec, policy_to_api
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.review import Review, review_manifest
+
+Json = dict[str, Any]
+CONFIG = OperatorConfig("guard:1")
+POD = {
+    "securityContext": {"runAsNonRoot": True},
+    "containers": [{"name": "pytorch", "volumeMounts": [{"name": "ck", "mountPath": "/ck"}]}],
+    "volumes": [{"name": "ck", "persistentVolumeClaim": {"claimName": "saved"}}],
+}
+MANIFEST = {
+    "metadata": {"name": "run"},
+    "spec": {
+        "template": {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "spec": {"pytorchReplicaSpecs": {"Master": {"template": {"spec": POD}}}},
+        },
+        "guard": {
+            "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}},
+            "checkpoints": {"volume": "ck"},
+        },
+    },
+}
+
+
+def changed(value: Any, *path: str) -> Json:
+    """The manifest with another value there."""
+    manifest = copy.deepcopy(MANIFEST)
+    node: Json = manifest
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    return manifest
+
+
+def test_what_can_be_guarded_is_not_refused() -> None:
+    assert review_manifest(MANIFEST, CONFIG) == Review()
+    named = {"name": "r" * 50, "namespace": "team", "labels": {"a": "b"}}
+    assert review_manifest(changed(named, "metadata"), CONFIG) == Review()
+
+
+@pytest.mark.parametrize("name", ["1run", "Run", "r" * 51, "a.b", "a\n", "a-", ""])
+def test_a_name_that_the_api_server_refuses(name: str) -> None:
+    said = review_manifest(changed(name, "metadata", "name"), CONFIG)
+    assert said.reason == "InvalidSpec"
+    assert said.findings[0].startswith("metadata.name must be a DNS-1035 label of at most 50 characters")
+
+
+@pytest.mark.parametrize("path", ["/a", "a/../b", "..", "../b", "a/.."])
+def test_a_split_outside_of_its_volume(path: str) -> None:
+    for field in ("split", "trainPrompts"):
+        said = review_manifest(changed(path, "spec", "guard", "heldout", field), CONFIG)
+        rule = f"spec.guard.heldout.{field}: must be a path inside the volume: relative and without '..'"
+        assert said == Review(said.reason, (rule,)) and said.reason == "InvalidSpec"
+    inside = changed("a/..b/c", "spec", "guard", "heldout", "split")
+    assert review_manifest(inside, CONFIG) == Review()
+
+
+def test_each_finding_is_a_sentence_of_its_own() -> None:
+    pod = {**POD, "hostPID": True, "shareProcessNamespace": True}
+    spec = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": pod}}}}
+    said = review_manifest(changed(spec, "spec", "template", "spec"), CONFIG)
+    where = "spec.template.spec.pytorchReplicaSpecs.Master.template.spec"
+    assert said.reason == "TemplateRefused"
+    assert [one.split(" must")[0] for one in said.findings] == [
+        f"{where}.hostPID",
+        f"{where}.shareProcessNamespace",
+    ]
+
+
+def test_what_relaxed_admits_is_not_refused() -> None:
+    pod = {**POD, "securityContext": {}}
+    manifest = changed(
+        {"Master": {"template": {"spec": pod}}}, "spec", "template", "spec", "pytorchReplicaSpecs"
+    )
+    assert review_manifest(manifest, CONFIG).reason == "TemplateRefused"
+    manifest["spec"]["guard"]["isolation"] = "Relaxed"
+    said = review_manifest(manifest, CONFIG)
+    assert (said.reason, said.findings) == (None, ())
+    [cost] = said.costs
+    assert cost.startswith("runAsUser: ")
+
+
+def test_a_kind_without_an_adapter() -> None:
+    said = review_manifest(changed("Deployment", "spec", "template", "kind"), CONFIG)
+    assert said.reason == "UnsupportedKind"
+    assert said.findings == ("spec.template: kubeflow.org/v1 Deployment cannot be guarded",)
+
+
+def test_what_a_refusal_misses_the_last_look_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("guard_operator.reconcile.review.inspect", lambda *_args: ())
+    leak = {"name": "rlguard-heldout", "mountPath": "/h"}
+    trainer = {**POD["containers"][0], "volumeMounts": [{"name": "ck", "mountPath": "/ck"}, leak]}  # type: ignore[index,dict-item]
+    spec = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": {**POD, "containers": [trainer]}}}}}
+    said = review_manifest(changed(spec, "spec", "template", "spec"), CONFIG)
+    assert said.reason == "TemplateRefused"
+    assert "container pytorch must not have the volume rlguard-heldout" in said.findings[0]
+
+
+POLICIES = [
+    Policy(),
+    Policy(detector="both", kl=KlPolicy(warn_above=None, hard_stop=0.5)),
+    Policy(calibrated=CalibratedPolicy(alpha=0.1, horizon=50), heldout_guard=HeldOutGuardPolicy(min_steps=3)),
+    Policy.model_validate(Policy().model_dump()),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_is_read_as_it_was_written(policy: Policy) -> None:
+    spec = copy.deepcopy(MANIFEST["spec"])
+    spec["guard"]["policy"] = policy_to_api(policy)
+    assert Spec.model_validate(spec).guard.policy == policy
+    assert policy_to_api(Policy()) == {}
+    assert policy_to_api(Policy(detector="calibrated")) == {"detector": "Calibrated"}, "as it was written"
+
+
+def test_what_a_cluster_assigns() -> None:
+    jobs, pytorch = find("batch/v1", "Job"), find("kubeflow.org/v1", "PyTorchJob")
+    assert jobs is not None and pytorch is not None
+    assert ("spec", "selector") in jobs.assigned({"spec": None})
+    assert ("spec", "template", "metadata", "labels", "controller-uid") in jobs.assigned({"spec": {}})
+    assert jobs.assigned({"spec": {"manualSelector": True}}) == ()
+    assert pytorch.assigned({"spec": {}}) == ()
