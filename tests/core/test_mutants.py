@@ -146,7 +146,6 @@ MUTANTS: list[Mutant] = [
     (EVALUATION, "size > MAX_KWARGS_BYTES", "False"),
     (EVALUATION, "depth > MAX_KWARGS_DEPTH", "False"),
     (EVALUATION, ", allow_nan=False, ensure_ascii=False", ", ensure_ascii=False"),
-    (EVALUATION, ", allow_nan=False, ensure_ascii=False", ", allow_nan=False"),
     (EVALUATION, "no_distribution or no_length", "no_distribution"),
     (EVALUATION, "if no_distribution or no_length", "if no_length"),
     (EVALUATION, "self.temperature is not None and self.max_new", "self.max_new"),

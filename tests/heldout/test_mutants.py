@@ -13,10 +13,10 @@ SPLIT, CHILD, MAKING, DISJOINT = (
 )
 ADAPTER = Rule("guard_core", "adapter.py", HERE.parent / "core" / "test_adapter.py")
 REASONING = HERE / "test_reasoning.py"
-ASKING, ANSWERS, SCORERS, ITEM, MADE, SHARES, ENDPOINT = (
+ASKING, ANSWERS, SCORERS, ITEM, SHARES, ENDPOINT = (
     Rule("guard_service", f"heldout/{name}.py", REASONING)
     for name in (
-        *("asking", "child", "scorers", "split", "making"),
+        *("asking", "child", "scorers", "split"),
         *("evaluators/__init__", "evaluators/openai"),
     )
 )
@@ -61,7 +61,6 @@ MUTANTS: list[Mutant] = [
     (ASKING, "text.rpartition(mark)", "text.partition(mark)"),
     (ASKING, "answer if found else None", "answer"),
     (ASKING, "if talk or template_kwargs(item, settings)", "if talk"),
-    (ASKING, "if talk or template_kwargs(item, settings)", "if template_kwargs(item, settings)"),
     (ANSWERS, "made.answer is None or ", "False or "),
     (ANSWERS, "(made.truncated and not self._settings.score_truncated)", "False"),
     (ANSWERS, "(made.truncated and not self._settings.score_truncated)", "made.truncated"),
@@ -76,17 +75,12 @@ MUTANTS: list[Mutant] = [
         "item.answer, item.meta, **_more(scorer, whole))",
         "item.answer, item.meta, **_more(scorer, completion))",
     ),
-    (SCORERS, "if WHOLE in inspect.signature(scorer).parameters", "if True"),
-    (ITEM, "if self.system_prompt and not isinstance", "if False and not isinstance"),
     (ITEM, "if self.system_prompt else []", "if False else []"),
-    (MADE, '"scorer", "group", "system_prompt"', '"scorer", "group"'),
     (SHARES, "None if None in ends else", ""),
     (SHARES, "if answer_after(item, settings)]", "if True]"),
     (ENDPOINT, "if text is None and (truncated or", "if text is None and (False or"),
     (ENDPOINT, " and end == _ENDED", ""),
-    (ENDPOINT, "(mark and thought and end", "(thought and end"),
     (ENDPOINT, "if mark and thought and mark not in text", "if mark and thought"),
-    (ENDPOINT, "text or None, truncated", "text, truncated"),
     (STAGING, "if size > MAX_SMALL_BYTES)", "if False)"),
     (STAGING, "if len(sizes) > MAX_SMALL_FILES or", "if"),
     (STAGING, "or sum(sizes.values()) > MAX_SMALL_BYTES_IN_ALL", ""),
