@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from guard_cli.commands import COMMANDS, EPILOG, HELP
+from guard_cli.commands import HELP, RLGUARD, Program
 
 
-def build_app(chosen: str | None) -> typer.Typer:
+def build_app(chosen: str | None, program: Program = RLGUARD) -> typer.Typer:
     """The application with `chosen` loaded and every other command listed only."""
-    app = typer.Typer(add_completion=False, help=HELP, epilog=EPILOG, rich_markup_mode=None)
+    app = typer.Typer(add_completion=False, help=HELP, epilog=program.epilog, rich_markup_mode=None)
     app.callback(no_args_is_help=True)(_root)
-    for name, command in COMMANDS.items():
+    for name, command in program.commands.items():
         if name == chosen:
             _attach(app, name, import_module(command.module).app, command.summary)
         else:
@@ -23,9 +23,9 @@ def build_app(chosen: str | None) -> typer.Typer:
     return app
 
 
-def run(app: typer.Typer, arguments: Sequence[str]) -> None:
+def run(app: typer.Typer, arguments: Sequence[str], program: Program) -> None:
     """Run a command; ends with `SystemExit`, or with the command's `CliError`."""
-    typer.main.get_command(app).main(list(arguments), prog_name="rlguard")
+    typer.main.get_command(app).main(list(arguments), prog_name=program.name)
 
 
 def _attach(app: typer.Typer, name: str, loaded: typer.Typer, summary: str) -> None:

@@ -1,4 +1,7 @@
-"""The commands of `rlguard`: where each one is, what it does, and what it needs; none is loaded."""
+"""The commands of `rlguard` and `kubectl rlguard`: where each one is, what it does, and what it needs.
+
+None is loaded.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,32 @@ COMMANDS: Mapping[str, Command] = {
     "replay": Command("guard_cli.replay.command", "When each detector would have stopped a past run."),
 }
 
+#: Those that `kubectl rlguard` has.
+OF_A_CLUSTER = ("wrap", "status", "report")
+
 HELP = "RLGuard stops reinforcement-learning post-training when the policy starts to hack its reward."
 EPILOG = epilog(
     "rlguard demo",
     "rlguard run --heldout heldout.jsonl --policy policy.yaml -- python train.py",
     note="`rlguard COMMAND --help` explains one command.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a person types, which commands it has, and the end of its help text."""
+
+    name: str
+    commands: Mapping[str, Command]
+    epilog: str
+
+
+RLGUARD = Program("rlguard", COMMANDS, EPILOG)
+KUBECTL = Program(
+    "kubectl rlguard",
+    {name: COMMANDS[name] for name in OF_A_CLUSTER},
+    epilog(
+        "kubectl rlguard status my-job -n training",
+        note="`kubectl rlguard COMMAND --help` explains one command; `rlguard` has more of them.",
+    ),
 )

@@ -1,4 +1,4 @@
-"""The `rlguard` command: finds the command that was asked for and imports that one only.
+"""`rlguard` and `kubectl rlguard`: find the command that was asked for and import that one only.
 
 `rlguard --help` must be instant, so a command's module loads when it is called; the list shows its summary.
 What a command needs is looked for before it is loaded, and a missing extra is one sentence.
@@ -9,17 +9,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from guard_cli.commands import COMMANDS
+from guard_cli.commands import KUBECTL, RLGUARD, Program
 from guard_cli.errors import CliError, ExitCode
 from guard_core.extras import missing_extra
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line; ends with `SystemExit`."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Run the command line `rlguard`; ends with `SystemExit`."""
+    _main(RLGUARD, sys.argv[1:] if argv is None else argv)
+
+
+def kubectl() -> None:
+    """Run `kubectl rlguard`, which kubectl finds by its name in the PATH; ends with `SystemExit`."""
+    _main(KUBECTL, sys.argv[1:])
+
+
+def _main(program: Program, argv: Sequence[str]) -> None:
+    arguments = list(argv)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    command = COMMANDS.get(chosen or "")
-    name = "rlguard" if command is None else f"rlguard {chosen}"
+    command = program.commands.get(chosen or "")
+    name = program.name if command is None else f"{program.name} {chosen}"
     missing = missing_extra(name, ("cli",) if command is None else command.extras)
     if missing is not None:
         print(missing, file=sys.stderr)
@@ -27,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from guard_cli.app import build_app, run
 
     try:
-        run(build_app(chosen), arguments)
+        run(build_app(chosen, program), arguments, program)
     except CliError as error:
         print(f"{name}: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None

@@ -55,6 +55,24 @@ def test_every_command_has_help_with_an_example(command):
     assert f"rlguard {' '.join(command)}" in " ".join(done.stdout.split())
 
 
+def kubectl_rlguard(*arguments):
+    code = "from guard_cli.main import kubectl; kubectl()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_plugin_of_kubectl_has_the_commands_of_a_cluster():
+    done = kubectl_rlguard("--help")
+    assert done.returncode == 0 and "Usage: kubectl rlguard" in done.stdout
+    listed = [name for name in COMMANDS if f"\n  {name} " in done.stdout]
+    assert listed == ["wrap", "status", "report"]
+    assert "Usage: kubectl rlguard status" in kubectl_rlguard("status", "--help").stdout
+    assert "No such command 'run'" in kubectl_rlguard("run").stderr
+    done = kubectl_rlguard("report", "job", "--kubeconfig", "/nonexistent")
+    assert done.stderr.startswith("kubectl rlguard report: no cluster: ") and done.returncode == 1
+
+
 def test_version():
     from guard_core import __version__
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +28,9 @@ EVIDENCE_BYTES = 256 * 1024
 EXIT_FIRED = 3
 
 
-def test_a_run_that_hacks_its_reward_is_stopped(more_namespaces: Callable[[str], Namespace]) -> None:
+def test_a_run_that_hacks_its_reward_is_stopped(
+    more_namespaces: Callable[[str], Namespace], tmp_path: Path
+) -> None:
     """The walk-through of docs/install.md, to the end: evidence, Events, and a latch that nobody opens."""
     namespace = more_namespaces(jobs.DEMO_NAMESPACE)
 
@@ -43,6 +46,7 @@ def test_a_run_that_hacks_its_reward_is_stopped(more_namespaces: Callable[[str],
         job, job.conditions["Fired"]["reason"], "StopRequested", "EvidenceCaptured", "NoPodsLeft"
     )
     the_evidence_holds_what_happened(job)
+    the_plugin_of_kubectl_makes_the_report(job, tmp_path)
     the_latch_cannot_be_opened(job)
     assert "Stopped" in namespace.kubectl("get", "gtj"), "the phase is a printer column"
     the_readme_shows_what_is_left(job)
@@ -126,9 +130,28 @@ def the_evidence_holds_what_happened(job: Job) -> None:
     best = json.loads(evidence["last-good-checkpoint.json"])
     assert best["step"] < fire["step"]
     assert best["path"] == f"/checkpoints/checkpoint-{best['step']}"
+    written = json.loads(evidence["rollouts.json"])
+    assert "start" in written[0]["moments"] and written[0]["prompt"] and written[-1]["completion"]
     assert "'reward': " in evidence["trainer.log"], "what TRL logs"
     assert evidence["guard.log"].strip(), "the log of the guard"
     assert sum(map(len, evidence.values())) < EVIDENCE_BYTES
+
+
+def the_plugin_of_kubectl_makes_the_report(job: Job, folder: Path) -> None:
+    """`kubectl rlguard report`, as whoever has the package in a virtual environment types it."""
+    cluster, page = job.namespace.cluster, folder / "report.html"
+    where = ["-n", job.namespace.name, f"--kubeconfig={cluster.kubeconfig}", "--out", str(page)]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    said = subprocess.run(
+        [cluster.programs["kubectl"], "rlguard", "report", job.name, *where],
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=timeouts.COMMAND,
+        check=True,
+    ).stdout
+    assert f"Fired at step {job.guard['fire']['step']}" in said
+    assert job.guard["bestCheckpoint"]["path"] in page.read_text()
 
 
 def the_readme_shows_what_is_left(job: Job) -> None:

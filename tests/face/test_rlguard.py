@@ -241,7 +241,9 @@ def test_the_wheel_has_it_and_the_command(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         [entry_points] = [name for name in names if name.endswith("entry_points.txt")]
-        assert "rlguard = guard_cli.main:main" in archive.read(entry_points).decode()
+        commands = archive.read(entry_points).decode()
+    assert "\nrlguard = guard_cli.main:main" in commands
+    assert "\nkubectl-rlguard = guard_cli.main:kubectl" in commands
     assert {"rlguard/__init__.py", "rlguard/py.typed", "rlguard/train.py", "guard_client/guard.py"} <= names
 
 
