@@ -66,7 +66,9 @@ def connect(namespace: str | None, kubeconfig: Path | None, instead: str) -> Clu
         files.load_kube_config(where, client_configuration=configuration)
         context = files.list_kube_config_contexts(where)[1]["context"]
     except (files.ConfigException, OSError) as error:
-        raise CliError(f"no cluster: {error}; name {instead}, or a --kubeconfig", UNREACHABLE) from None
+        raise CliError(
+            f"no cluster: {str(error).rstrip('.')}; name {instead}, or a --kubeconfig", UNREACHABLE
+        ) from None
     return Cluster(api.ApiClient(configuration), namespace or context.get("namespace") or "default")
 
 

@@ -72,7 +72,7 @@ class Guard:
     elsewhere; a process that is forked while it is open reports nothing, and if it tries to, its own `stop`
     says that the guard is lost.
 
-    The loop must stop, and `stop` says why, when the guard fired, when the policy halts the run, or
+    The loop must stop, and `stop` says why, when the guard fired or halted the run, or
     when nobody judges it: no guard responds for `unreachable_seconds`, or reports do not reach it. Once it
     must stop, it must stop for good.
 
@@ -465,7 +465,7 @@ class Guard:
         Raises:
             CollapseStopError: the guard fired.
             GuardLostError: no guard responds, or reports do not reach it: nobody judges the run.
-            GuardHaltError: the guard's policy halts the run.
+            GuardHaltError: the guard halted the run: the action of a condition is `stop`.
             GuardConfigError: the guard is not open yet.
         """
         stop = self.stop

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why training stops: a fire (`status`), a halt by the policy, or a guard that does not work (`lost`)."""
+    """Why training stops: a fire (`status`), a halt, or a guard that does not work (`lost`)."""
 
     reason: str
     status: TripwireStatus | None = None

@@ -68,10 +68,14 @@ _HOMES = {
 }
 
 
+#: Names of earlier releases, and what they are now.
+_RENAMED = {"GuardStopError": "GuardHaltError"}
+
+
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'rlguard' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(f"module 'rlguard' has no attribute {name!r}; {_instead(name)}")
     if home.startswith("trainer_image"):
         from guard_core.extras import require
 
@@ -79,6 +83,15 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value
+
+
+def _instead(name: str) -> str:
+    import difflib
+
+    if name in _RENAMED:
+        return f"it is now {_RENAMED[name]}"
+    alike = difflib.get_close_matches(name, __all__, n=1)
+    return f"did you mean {alike[0]}?" if alike else f"it has {', '.join(__all__)}"
 
 
 def __dir__() -> list[str]:

@@ -23,7 +23,7 @@ def load_policy(path: Path) -> Policy:
     try:
         return policy_file.load_policy(path)
     except SettingsError as error:
-        raise CliError(f"{error}.") from None
+        raise CliError(str(error)) from None
 
 
 def changed(base: Policy, option: str) -> Policy:
@@ -46,7 +46,7 @@ def changed(base: Policy, option: str) -> Policy:
     try:
         return policy_file.policy_of(body, f"--what-if {option}")
     except SettingsError as error:
-        raise CliError(f"{error}.") from None
+        raise CliError(str(error)) from None
 
 
 def _set(body: dict[str, Any], key: str, value: Any) -> None:

@@ -104,9 +104,13 @@ def is_showable(name: str) -> bool:
     return _SHOWABLE_KEY.fullmatch(name) is not None
 
 
+def _counted(problems: int) -> str:
+    return "1 bad line" if problems == 1 else f"{problems} bad lines"
+
+
 def refuse(path: Path, problems: list[str]) -> None:
     """Raise SplitError if there are problems, listing up to 20."""
     if problems:
         more = len(problems) - MAX_REPORTED
         listed = problems[:MAX_REPORTED] + ([f"and {more} more"] if more > 0 else [])
-        raise SplitError("\n  ".join([f"{path}: {len(problems)} bad lines:", *listed]))
+        raise SplitError("\n  ".join([f"{path}: {_counted(len(problems))}:", *listed]))

@@ -315,5 +315,5 @@ def test_every_kind_of_file_is_told_in_our_words(
     with pytest.raises((SettingsError, CliError, SplitError, GuardConfigError)) as caught:
         read(path)
     assert said in str(caught.value)
-    assert "\n" not in str(caught.value).removeprefix(f"{path}: 1 bad lines:\n")
+    assert "\n" not in str(caught.value).removeprefix(f"{path}: 1 bad line:\n")
     assert not [words for words in FOREIGN if words in str(caught.value)]

@@ -77,11 +77,17 @@ def test_type_checkers_see_the_same_names_in_the_same_places() -> None:
     assert (Path(rlguard.__file__).parent / "py.typed").exists()
 
 
-def test_a_wrong_name_says_which_there_are() -> None:
-    with pytest.raises(
-        AttributeError, match=r"has no attribute 'GuardCalback'; it has CheckpointReport, Code,"
-    ):
-        rlguard.GuardCalback  # noqa: B018  (looking is the test)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("GuardCalback", "did you mean GuardCallback?"),
+        ("GuardStopError", "it is now GuardHaltError"),
+        ("Trainer1", "it has CheckpointReport, Code,"),
+    ],
+)
+def test_a_wrong_name_says_which_there_are(name: str, said: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; {said}")):
+        getattr(rlguard, name)
 
 
 def test_the_modules_of_the_face() -> None:

@@ -89,7 +89,7 @@ def test_a_line_ends_at_a_newline_and_nowhere_else(tmp_path: Path) -> None:
 def test_refuses_bad_lines_with_their_number(tmp_path: Path, bad: Any, told: str) -> None:
     with pytest.raises(SplitError) as caught:
         HeldoutSplit.load(write(tmp_path / "split.jsonl", GOOD, bad))
-    assert told in str(caught.value) and "split.jsonl: 1 bad lines" in str(caught.value)
+    assert told in str(caught.value) and "split.jsonl: 1 bad line" in str(caught.value)
 
 
 def test_tells_all_bad_lines_at_once_up_to_a_bound(tmp_path: Path) -> None:
