@@ -15,9 +15,9 @@ from guard_cli.evaluation import evaluate, start
 from guard_cli.split import ungrouped
 from guard_service.heldout.disjoint import check_disjoint
 from guard_service.heldout.errors import EvaluationError, SplitError
-from guard_service.heldout.evaluators.staging import inspect
 from guard_service.heldout.fitness import is_adapter, why_unfit, without_tokenizer
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
+from guard_service.heldout.staging import inspect
 
 if TYPE_CHECKING:
     from guard_service.heldout.config import HeldoutSettings

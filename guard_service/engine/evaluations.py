@@ -144,7 +144,10 @@ class Evaluations:
         """What the worker says, if it is of this checkpoint and no other."""
         refuse_overwritten(request, self._ledger.queue)
         expected = await self._ledger.persist(partial(self._expected, request))
-        result = await self._worker.evaluate(replace(request, expected=expected))
+        request = replace(request, expected=expected)
+        if expected.pins is None:
+            request = replace(request, expected=replace(expected, pins=await self._pins(request)))
+        result = await self._worker.evaluate(request)
         # Before, while or after its files were taken: nobody can tell.
         refuse_overwritten(request, self._ledger.queue)
         refuse_no_outcomes(result)
@@ -153,8 +156,6 @@ class Evaluations:
 
     async def _judge(self, request: EvaluationRequest, result: EvaluationResult) -> None:
         """Put an evaluation into the ledger; it costs too much to be lost with a store that fails."""
-        if result.pins is not None:
-            await self._ledger.persist(partial(self._pin, result.pins))
         self._metrics.evaluation_seconds.observe(result.seconds)
         evaluation = Evaluation(
             request.attempt,
@@ -183,6 +184,17 @@ class Evaluations:
         if not failure.gone:
             self._metrics.evaluation_failures.inc()
         await self._ledger.persist(partial(self._ledger.settle, failure))
+
+    async def _pins(self, request: EvaluationRequest) -> Mapping[str, str] | None:
+        """Those of the first checkpoint, on disk before its template is given a prompt.
+
+        Were they kept once it is scored, a template that always fails could be exchanged with every
+        checkpoint, and each time ask another question about the prompts.
+        """
+        pins = await self._worker.pins(request)
+        if pins is not None:
+            await self._ledger.persist(partial(self._pin, pins))
+        return pins
 
     async def _pin(self, pins: Mapping[str, str], store: Store) -> None:
         await self._ledger.call(store.pin, pins)

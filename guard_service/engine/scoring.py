@@ -33,6 +33,9 @@ class ScoringWorker(Protocol):
     def unfit(self, checkpoint: Path) -> str:
         """Why the checkpoint in this directory can never be scored, or ""; blocking, but quick."""
 
+    async def pins(self, request: EvaluationRequest) -> Mapping[str, str] | None:
+        """Digests, by name, of what must be the same in every checkpoint; None where no file is looked at."""
+
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         """Score one checkpoint; raise `CheckpointGoneError` if it is gone, else `EvaluationError`."""
 

@@ -101,7 +101,6 @@ class HeldoutEvaluation:
             "unanswered": completions.unanswered(self._split.items, self._settings),
             "sampling": completions.sampling.model_dump(mode="json"),
             "sha256": completions.sha256,
-            "pins": completions.pins,
             "staged": None if staged is None else str(staged),
         }
 

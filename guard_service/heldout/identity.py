@@ -59,7 +59,7 @@ class Expected:
     """What a checkpoint must be to be scored; what is None is not known.
 
     `manifest`: of its files when it was announced.
-    `pins`: digests of the files that stay as they were at the run's first scored checkpoint, by name.
+    `pins`: digests of the files that stay as they were in the run's first checkpoint, by name.
     `before`: digest of the weights that were scored before; these must be others.
     """
 
@@ -177,7 +177,7 @@ def refuse_others(source: Path, pins: Mapping[str, str], sha256: str, expected: 
     if changed := sorted(name for name in pins.keys() | known.keys() if pins.get(name) != known.get(name)):
         names = ", ".join(map(repr, changed[:MAX_SHOWN]))
         raise EvaluationError(
-            f"checkpoint {source}: {names} is not as in the run's first scored checkpoint, so it is not "
+            f"checkpoint {source}: {names} is not as in the run's first checkpoint, so it is not "
             "scored: keep tokenizer, chat template and generation config for a whole run, or start a new one",
             FailureKind.TOKENIZER_CHANGED,
         )

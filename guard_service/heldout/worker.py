@@ -19,6 +19,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ from guard_service.heldout.errors import (
 )
 from guard_service.heldout.fitness import unfit
 from guard_service.heldout.identity import Expected
+from guard_service.heldout.staging import pins_of
 
 __all__ = [
     "CheckpointGoneError",
@@ -117,7 +119,6 @@ class EvaluationResult:
     `proxy_items`: what the training grader gives the same completions, as `items`; None without one, () where
     it failed.
     `sampling`: how the completions were sampled.
-    `pins`: digests of the files that further checkpoints of the run must have; None where they are remote.
     `unanswered`: share without an answer, of the completions whose answer begins after a mark; None where
     none does.
     """
@@ -129,7 +130,6 @@ class EvaluationResult:
     truncated: float | None = None
     proxy_items: tuple[float, ...] | None = None
     sampling: EvaluationSampling | None = None
-    pins: Mapping[str, str] | None = None
     unanswered: float | None = None
 
 
@@ -200,6 +200,23 @@ class EvaluationWorker:
         local = isinstance(self._settings.evaluator, CheckpointEvaluatorSettings)
         return unfit(checkpoint, self._settings.base_model) if local else ""
 
+    async def pins(self, request: EvaluationRequest) -> Mapping[str, str] | None:
+        """Digests of what the run's further checkpoints must have too; None where a server has them.
+
+        Raises:
+            CheckpointGoneError: it is no longer there.
+            EvaluationError: it cannot be scored.
+        """
+        if not isinstance(self._settings.evaluator, CheckpointEvaluatorSettings):
+            return None
+        with failing_as(FailureKind.CHECKPOINT):
+            return await asyncio.to_thread(self._pins, request)
+
+    def _pins(self, request: EvaluationRequest) -> Mapping[str, str]:
+        with tempfile.TemporaryDirectory(prefix=STAGE_PREFIX, dir=self._scratch) as folder:
+            target = Path(folder) / "checkpoint"
+            return pins_of(request.path, target, self._settings.base_model, request.expected.manifest)
+
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         """Score one checkpoint.
 
@@ -232,7 +249,6 @@ class EvaluationWorker:
                 truncated=response["truncated"],
                 proxy_items=None if paid is None else tuple(paid),
                 sampling=EvaluationSampling.model_validate(response["sampling"]),
-                pins=response["pins"],
                 unanswered=response["unanswered"],
             )
 

@@ -22,9 +22,9 @@ from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSet
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.evaluators import Completions
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
-from guard_service.heldout.evaluators.staging import inspect, stage
 from guard_service.heldout.fitness import unfit
 from guard_service.heldout.split import HeldoutItem
+from guard_service.heldout.staging import inspect, stage
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from guard_service.store import Store
 from tests.heldout.models import make_tokenizer, save_tiny_model

@@ -18,9 +18,9 @@ from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSet
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.evaluators import Completions, checkpoint
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
-from guard_service.heldout.evaluators.staging import Staged
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.split import HeldoutItem
+from guard_service.heldout.staging import Staged
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
 from tests.heldout.models import save_tiny_model
 
@@ -416,7 +416,7 @@ def test_only_what_was_announced_and_differs_is_scored(model: Path, tmp_path: Pa
         await worker.start()
         try:
             first = await worker.evaluate(EvaluationRequest(0, 0, model))
-            expected = Expected(None, first.pins, first.sha256)
+            expected = Expected(None, await worker.pins(EvaluationRequest(0, 0, model)), first.sha256)
             for number in range(1, 6):
                 again = shutil.copytree(model, tmp_path / f"checkpoint-{number}")
                 with pytest.raises(EvaluationError) as caught:

@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from guard_core.wire import FailureKind
-from guard_service.heldout import identity
+from guard_service.heldout import identity, staging
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
-from guard_service.heldout.evaluators import staging
-from guard_service.heldout.evaluators.staging import Staged, stage
 from guard_service.heldout.fitness import NEEDED_SUFFIXES
 from guard_service.heldout.identity import Expected, manifest, pinned, refuse_others
+from guard_service.heldout.staging import Staged, stage
 
 
 @pytest.fixture
@@ -240,7 +239,7 @@ def test_another_tokenizer_template_or_generation_config_is_refused(
     first = pinned(stage(checkpoint, tmp_path / "first").path)
     (checkpoint / name).write_text(content)
     later = pinned(stage(checkpoint, tmp_path / "later").path)
-    with pytest.raises(EvaluationError, match=f"'{name}' is not as in the run's first scored") as caught:
+    with pytest.raises(EvaluationError, match=f"'{name}' is not as in the run's first checkpoint") as caught:
         refuse_others(checkpoint, later, "other", Expected(pins=first))
     assert caught.value.kind is FailureKind.TOKENIZER_CHANGED
     refuse_others(checkpoint, later, "other", Expected())  # the first of a run says how it is

@@ -20,7 +20,7 @@ ASKING, ANSWERS, SCORERS, ITEM, SHARES, ENDPOINT = (
         *("evaluators/__init__", "evaluators/openai"),
     )
 )
-STAGING = Rule("guard_service", "heldout/evaluators/staging.py", HERE / "test_staging.py")
+STAGING = Rule("guard_service", "heldout/staging.py", HERE / "test_staging.py")
 
 MUTANTS: list[Mutant] = [
     (SPLIT, "if alone else", "if True else"),

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from guard_service.heldout import staging
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
-from guard_service.heldout.evaluators import staging
-from guard_service.heldout.evaluators.staging import inspect, stage
+from guard_service.heldout.staging import inspect, stage
 
 
 @pytest.fixture

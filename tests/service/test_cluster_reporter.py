@@ -172,7 +172,7 @@ class Run:
             StepReport(attempt=0, step=n, reward=0.5, kl=kl, kl_kind="ref_token_mean")
             for n in range(first, first + count)
         ]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     await self.engine.add_steps(reports)
@@ -195,7 +195,7 @@ class Run:
         return value
 
 
-async def until(probe: Callable[[], Any], seconds: float = 10.0) -> Any:
+async def until(probe: Callable[[], Any], seconds: float = 60.0) -> Any:
     async with asyncio.timeout(seconds):
         while not (value := probe()):  # noqa: ASYNC110 - of any kind, so there is no event
             await asyncio.sleep(0.005)
@@ -253,7 +253,7 @@ async def test_a_latch_and_the_end_at_one_moment_end_the_reporter(
     async with Run(job(), tmp_path) as run:
         await until(lambda: run.engine.metrics.last_report)
         run.engine.on_latch()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await run.reporter.close()
 
 

@@ -88,6 +88,12 @@ class FakeEvaluator:
         assert checkpoint.is_absolute()
         return self.refusal
 
+    #: Of every checkpoint; None: a server has them.
+    files: Mapping[str, str] | None = None
+
+    async def pins(self, request: EvaluationRequest) -> Mapping[str, str] | None:
+        return self.files
+
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         assert self.running == 0, "one at a time"
         self.running += 1
@@ -158,7 +164,7 @@ def step(number: int, reward: float = 0.5, kl: float | None = None) -> StepRepor
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -1042,7 +1048,7 @@ async def test_steps_are_answered_while_the_baseline_is_closed(
         await engine.add_steps([step(0)])
         await engine.add_checkpoint(run.checkpoint(0))
         await until(closing.is_set)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await engine.add_steps([step(1)])
             await engine.add_checkpoint(run.checkpoint(1))
         assert engine.verdict.steps == 2
@@ -1082,26 +1088,39 @@ async def test_a_restart_goes_on_with_the_passes_that_are_missing(run: Run) -> N
 
 async def test_an_evaluation_is_told_what_was_announced_and_scored_before(run: Run) -> None:
     pins = {"tokenizer.json": "one"}
-    scored = EvaluationResult((1.0,), "first", 0.01, None, sampling=None, pins=pins)
-    later = EvaluationResult((1.0,), "second", 0.01, None, pins={"tokenizer.json": "never taken"})
-    worker = FakeEvaluator([scored, later])
+    scored = EvaluationResult((1.0,), "first", 0.01, None, sampling=None)
+    later = EvaluationResult((1.0,), "second", 0.01, None)
+    worker = FakeEvaluator([scored, later], files=pins)
     async with run.engine(worker) as engine:
         for number in (1, 2):
             report = run.checkpoint(number)
             (Path(report.path) / "model.safetensors").write_text(str(number))
             await engine.add_checkpoint(report)
         await until(lambda: len(worker.asked) == 2 and engine.queue_length == 0)
-    again = FakeEvaluator([[1.0]])
+    again = FakeEvaluator([[1.0]], files={"tokenizer.json": "never taken"})
     async with run.engine(again) as engine:
         report = run.checkpoint(3)
         announced = manifest(Path(report.path))
         await engine.add_checkpoint(report)
         await until(lambda: engine.queue_length == 0)
     first, second, third = (request.expected for request in (*worker.asked, *again.asked))
-    assert (first.pins, first.before) == (None, None)
+    assert (first.pins, first.before) == (pins, None)
     assert (second.pins, second.before) == (pins, "first")
     assert third == Expected(announced, pins, "second"), "over a restart"
     assert None not in (first.manifest, second.manifest) and first.manifest != second.manifest
+
+
+async def test_the_first_checkpoint_decides_the_tokenizer_even_if_it_cannot_be_scored(run: Run) -> None:
+    """Else a chat template that always fails could be another one in every checkpoint."""
+    worker = FakeEvaluator([EvaluationError("no", FailureKind.TOKENIZER)], files={"chat_template.jinja": "1"})
+    async with run.engine(worker) as engine:
+        await engine.add_checkpoint(run.checkpoint(1))
+        await until(lambda: engine.queue_length == 0)
+    again = FakeEvaluator([[1.0]], files={"chat_template.jinja": "2"})
+    async with run.engine(again) as engine:
+        await engine.add_checkpoint(run.checkpoint(2))
+        await until(lambda: engine.queue_length == 0)
+    assert [one.expected.pins for one in (*worker.asked, *again.asked)] == [{"chat_template.jinja": "1"}] * 2
 
 
 async def test_what_was_announced_is_known_after_a_restart(run: Run) -> None:

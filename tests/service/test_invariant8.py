@@ -55,6 +55,9 @@ class LeakyEvaluator:
     def unfit(self, checkpoint: Path) -> str:
         return ""
 
+    async def pins(self, request: EvaluationRequest) -> None:
+        return None
+
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         if request.step % 3 == 2:
             prompt = f"canary-prompt-{self._rng.getrandbits(64):x}"
@@ -103,7 +106,7 @@ async def test_nothing_of_an_item_leaves_the_guard(
             await ask(client, "POST", "/v1/steps", {"attempt": 0, "step": number, "reward": number / 7})
             path = {"attempt": 0, "step": number, "path": str(root / str(number))}
             await ask(client, "POST", "/v1/checkpoints", path)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while engine.queue_length:  # noqa: ASYNC110
                     await asyncio.sleep(0.002)
             for route in (
@@ -149,6 +152,9 @@ class Questioned:
     def unfit(self, checkpoint: Path) -> str:
         """Nothing to refuse."""
         return ""
+
+    async def pins(self, request: EvaluationRequest) -> None:
+        return None
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         """The outcomes that the step asks for."""

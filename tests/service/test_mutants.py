@@ -13,7 +13,7 @@ DATABASE, EVENTS, CHAIN, WITNESS = (
 
 IDENTITY_TESTS = DAMAGE.parents[1] / "heldout" / "test_identity.py"
 IDENTITY, STAGING = (
-    Rule("guard_service", f"heldout/{name}.py", IDENTITY_TESTS) for name in ("identity", "evaluators/staging")
+    Rule("guard_service", f"heldout/{name}.py", IDENTITY_TESTS) for name in ("identity", "staging")
 )
 FITNESS = Rule("guard_service", "heldout/fitness.py", IDENTITY_TESTS.with_name("test_fitness.py"))
 MAPPING = Rule("guard_service", "cluster/mapping.py", DAMAGE.with_name("test_cluster_mapping.py"))

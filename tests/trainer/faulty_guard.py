@@ -129,7 +129,7 @@ def problem(status: int, detail: str) -> Callable[[BaseHTTPRequestHandler, Any],
     return lambda handler, _: reply(handler, status, text)
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+def eventually(condition: Callable[[], Any], seconds: float = 30.0) -> None:
     """Wait until `condition` holds."""
     end = time.monotonic() + seconds
     while not condition():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -36,14 +36,12 @@ class Completions:
     `made`: completions of each item in the given order; shape (n_items, samples).
     `sampling`: how they were sampled.
     `sha256`, `staged`: digest and directory of the scored weights, None where they are remote.
-    `pins`: digests of the files that the run's further checkpoints must have, too.
     """
 
     made: Sequence[Sequence[Completion]]
     sampling: EvaluationSampling
     sha256: str | None = None
     staged: Path | None = None
-    pins: Mapping[str, str] | None = None
 
     @property
     def texts(self) -> list[list[str]]:

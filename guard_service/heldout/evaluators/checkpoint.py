@@ -33,10 +33,10 @@ from guard_service.heldout.config import CheckpointEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError, SplitError, failing_as
 from guard_service.heldout.evaluators import Completion, Completions, sample_seed
 from guard_service.heldout.evaluators.lora import apply_adapter
-from guard_service.heldout.evaluators.staging import Staged, stage
 from guard_service.heldout.fitness import without_tokenizer
 from guard_service.heldout.identity import pinned, refuse_others
 from guard_service.heldout.split import HeldoutItem
+from guard_service.heldout.staging import Staged, stage
 from guard_service.heldout.worker import STAGE_PREFIX, EvaluationRequest
 
 #: Below this, logits divided by the temperature leave the range of float32.
@@ -102,8 +102,7 @@ class CheckpointEvaluator:
             target = self._scratch / f"{STAGE_PREFIX}{uuid.uuid4().hex}"
             announced = request.expected.manifest
             staged = stage(request.path, target, None if base is None else base.path, announced)
-            pins = pinned(staged.path)
-            refuse_others(request.path, pins, staged.sha256, request.expected)
+            refuse_others(request.path, pinned(staged.path), staged.sha256, request.expected)
         if staged.adapter is not None and base is not None and base.changed():
             raise EvaluationError(
                 f"the base model in {base.path} is no longer the one that the guard started with: "
@@ -118,7 +117,7 @@ class CheckpointEvaluator:
             raise EvaluationError(f"checkpoint {request.path}: {error}") from error
         finally:
             loaded.release()
-        return Completions(made, sampling, staged.sha256, staged.path, pins)
+        return Completions(made, sampling, staged.sha256, staged.path)
 
     def _generate(
         self, loaded: _Loaded, items: Sequence[HeldoutItem], pass_index: int

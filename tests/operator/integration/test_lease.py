@@ -48,7 +48,7 @@ class Candidate:
 
     def end(self, release: bool = True) -> None:
         self.elector.stop()
-        self._thread.join(5)
+        self._thread.join(30)
         assert not self._thread.is_alive()
         if release:
             self.elector.release()

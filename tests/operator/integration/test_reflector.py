@@ -69,7 +69,7 @@ def watching(plane: ControlPlane, proxy: FaultProxy, namespace: str, tmp_path: P
     yield found[0]
     reflector.stop()
     proxy.cut_streams()
-    thread.join(5)
+    thread.join(30)
     assert not thread.is_alive()
 
 

@@ -101,7 +101,7 @@ def test_the_page_shows_the_job(here: World, make_job: MakeJob, tmp_path: Path) 
         assert port
         url = f"http://127.0.0.1:{port[1]}/v1/jobs"
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             (job,) = json.load(answer)["jobs"]
         return dict(job)
 

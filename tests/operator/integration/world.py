@@ -86,7 +86,7 @@ class OperatorProcess:
         return int(found[1])
 
     def page(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
             text: str = answer.read().decode()
             return text
 

@@ -223,7 +223,7 @@ def make(tmp_path: Path, counted: list[tuple[str, str, bool]], monkeypatch: pyte
 
 
 def until(done: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not done():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)

@@ -134,7 +134,7 @@ def test_closing_wakes_every_worker() -> None:
         worker.start()
     queue.close()
     for worker in workers:
-        worker.join(5)
+        worker.join(30)
     assert results == [None, None, None]
 
 
@@ -160,7 +160,7 @@ def test_no_two_workers_have_the_same_key() -> None:
         pass
     queue.close()
     for worker in workers:
-        worker.join(5)
+        worker.join(30)
     assert not clashes
     assert set(total) == set(range(7))
 

@@ -25,7 +25,7 @@ from guard_core.adapter import AdapterError
 from guard_service.heldout.adapter_files import Adapter, read_adapter
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
 from guard_service.heldout.fitness import INDEX, NEEDED_SUFFIXES, WEIGHTS, instead, is_adapter, why_unfit
-from guard_service.heldout.identity import gone, refuse_changed
+from guard_service.heldout.identity import gone, pinned, refuse_changed
 
 CHUNK_BYTES = 1 << 22
 #: Of configuration and tokenizer: for each file, and for all. The largest tokenizers have 35 MB.
@@ -95,6 +95,23 @@ def inspect(source: Path, base: Path | None = None) -> None:
             _with_directory(source, Path(folder) / "checkpoint", look)
         except CheckpointGoneError as error:  # nobody announced it, so nobody rotated it away
             raise EvaluationError(f"checkpoint {source}: no such directory") from error
+
+
+def pins_of(source: Path, target: Path, base: Path | None, announced: str | None) -> dict[str, str]:
+    """`pinned` of a checkpoint, of which only what is small is copied. The arguments are those of `stage`.
+
+    Raises:
+        CheckpointGoneError: it was removed.
+        EvaluationError: `stage` would refuse it.
+    """
+
+    def look(source: Path, directory: int, target: Path) -> dict[str, str]:
+        refuse_changed(source, directory, announced)
+        _prepare(source, directory, target, base)
+        refuse_changed(source, directory, announced)
+        return pinned(target)
+
+    return _with_directory(source, target, look)
 
 
 def _with_directory(source: Path, target: Path, act: Callable[[Path, int, Path], T]) -> T:
