@@ -194,7 +194,10 @@ def wrong_in_number_of(step: object) -> str | None:
 
 def _shown(value: object) -> str:
     """The value for a sentence; a tensor's may be long."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # a whole number of more digits than Python writes
+        return f"a number of type {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

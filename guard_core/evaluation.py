@@ -26,7 +26,8 @@ MAX_SYSTEM_PROMPT = 65_536  # characters
 MAX_MARK = 256  # characters
 #: What `apply_chat_template` takes for itself: a template's own variables have other names.
 RESERVED_KWARGS = frozenset(
-    {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents"}
+    {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations"}
+    | {"documents", "self"}
     | {"max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
     | {"sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools", "truncation"}
 )

@@ -20,8 +20,8 @@ Points = tuple[FiguresReport, ...]
 def kept(reports: Iterable[FiguresReport]) -> Points:
     """At most `MAX_POINTS` steps with at most `MAX_FIGURES` names over all, in the order of (attempt, step).
 
-    Of one step the first report counts, and of many names those that came first. Of too many steps every
-    second is dropped, counted from the first of its attempt, until the rest fits; the newest always stays.
+    Of one step the first report counts, and of many names those that came first. Of too many steps
+    the first of every two stays, of every four, and so on until they fit; the newest always stays.
     """
     by_step: dict[CheckpointKey, FiguresReport] = {}
     names: dict[str, None] = {}
@@ -41,12 +41,12 @@ def _only(report: FiguresReport, known: frozenset[str]) -> FiguresReport | None:
 
 
 def _thinned(ordered: list[FiguresReport]) -> list[FiguresReport]:
-    first: dict[int, int] = {}
-    for report in ordered:
-        first.setdefault(report.attempt, report.step)
     stride = 1
-    while len(ordered) > MAX_POINTS and stride < max(report.step for report in ordered) + 1:
+    while len(ordered) > MAX_POINTS and stride <= max(report.step for report in ordered):
         stride *= 2
+        first: dict[tuple[int, int], FiguresReport] = {}
+        for report in ordered:
+            first.setdefault((report.attempt, report.step // stride), report)
         newest = ordered[-1]
-        ordered = [r for r in ordered if (r.step - first[r.attempt]) % stride == 0 or r is newest]
+        ordered = [r for r in ordered if first[r.attempt, r.step // stride] is r or r is newest]
     return ordered[-MAX_POINTS:]

@@ -45,6 +45,15 @@ def test_a_long_run_is_thinned_evenly_to_its_newest_step(first: int, every: int)
     assert max(gaps) <= 4 * (last - first) / MAX_POINTS
 
 
+def test_a_first_step_that_is_out_of_line_does_not_thin_the_others() -> None:
+    """With TRL's `logging_first_step` step 1 comes before the multiples of `logging_steps`."""
+    for every in (2, 10):
+        points = after([of_step(1), *(of_step(step) for step in range(every, 1001 * every, every))], 50)
+        assert len(points) >= MAX_POINTS / 2 - 1
+    points = after([of_step(step) for step in (*range(1, 506), *range(510, 5010, 10))], 50)
+    assert max(b.step - a.step for a, b in pairwise(points)) <= 40
+
+
 def test_a_run_of_many_attempts_stays_bounded() -> None:
     points = after([of_step(step, attempt) for attempt in range(700) for step in (0, 2**53 - 1)], 100)
     assert len(points) <= MAX_POINTS

@@ -221,7 +221,7 @@ MUTANTS: list[Mutant] = [
     (FIGURES, "list(names)[:MAX_FIGURES]", "names"),
     (FIGURES, "return ordered[-MAX_POINTS:]", "return ordered"),
     (FIGURES, " or r is newest", ""),
-    (FIGURES, "r.step - first[r.attempt]", "r.step"),
+    (FIGURES, "first[r.attempt, r.step // stride] is r", "r.step % stride == 0"),
     (FIGURES, "if by_step.setdefault(CheckpointKey.of(report), report) is report:", "if True:"),
     (FIGURES, "if figures else None", ""),
     (FIGURES_ON_THE_WIRE, "max_length=MAX_FIGURE_NAME", ""),

@@ -193,7 +193,7 @@ def test_reserved_names_are_those_that_transformers_takes_for_itself() -> None:
     from transformers import PreTrainedTokenizerBase
 
     taken = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
-    assert {*taken} - {"self", "kwargs"} <= RESERVED_KWARGS
+    assert {*taken, "conversations"} - {"kwargs"} <= RESERVED_KWARGS, "the last is what they go on to"
 
 
 def test_the_answer_begins_after_the_last_mark_also_where_it_is_a_special_token(

@@ -79,7 +79,7 @@ MUTANTS: list[Mutant] = [
     (SHARES, "None if None in ends else", ""),
     (SHARES, "if answer_after(item, settings)]", "if True]"),
     (ENDPOINT, "if text is None and (truncated or", "if text is None and (False or"),
-    (ENDPOINT, " and end == _ENDED", ""),
+    (ENDPOINT, " and known and end in _ENDED", ""),
     (ENDPOINT, "if mark and thought and mark not in text", "if mark and thought"),
     (STAGING, "if size > MAX_SMALL_BYTES)", "if False)"),
     (STAGING, "if len(sizes) > MAX_SMALL_FILES or", "if"),

@@ -105,7 +105,9 @@ def test_the_share_of_completions_that_were_cut_off_is_known_if_the_server_says_
     for reasons, share in [
         (["stop"] * 6, 0.0),
         (["length", "stop", "length", "stop", "content_filter", "length"], 0.5),
+        (["max_tokens", "eos", "model_length", "end_turn", "stop", "length"], 0.5),
         (["length", "stop", None, "stop", "stop", "stop"], None),
+        (["length", "stop", "a_word_of_tomorrow", "stop", "stop", "stop"], None),
     ]:
         with endpoint(lambda body, n, reasons=reasons: ends(reasons[n])) as server:
             assert ask(server, chat=chat).truncated == share

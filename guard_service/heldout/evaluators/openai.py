@@ -34,8 +34,11 @@ from guard_service.heldout.worker import EvaluationRequest
 
 FIRST_BACKOFF_SECONDS = 0.5
 LONGEST_BACKOFF_SECONDS = 60.0
-_CUT_OFF = "length"  # the `finish_reason` of a completion that reached the limit
-_ENDED = "stop"  # and of one that ended by itself
+#: The `finish_reason` of a completion that reached the limit, of one that ended by itself, and of one that
+#: ended for another reason than the limit. What none of them names is not known.
+_CUT_OFF = frozenset({"length", "max_tokens", "model_length"})
+_ENDED = frozenset({"stop", "eos", "eos_token", "end_turn", "stop_sequence"})
+_NOT_CUT_OFF = _ENDED | {"content_filter", "function_call", "tool_calls"}
 _THOUGHT = ("reasoning_content", "reasoning")  # where servers put what a model thinks first
 _EXTENSIONS = ("top_k", "min_p", "repetition_penalty")  # of vLLM and SGLang, among others
 _PASSING = frozenset({408, 409, 425, 429})  # and 5xx: worth another try
@@ -156,13 +159,15 @@ class OpenAIEvaluator:
             else:
                 text = choice.get("text")
         mark = answer_after(item, self._settings)
-        truncated = end == _CUT_OFF if end and isinstance(end, str) else None
-        if text is None and (truncated or (mark and thought and end == _ENDED)):
+        known = isinstance(end, str) and end in _CUT_OFF | _NOT_CUT_OFF
+        truncated = end in _CUT_OFF if known else None
+        if text is None and (truncated or (mark and thought and known and end in _ENDED)):
             return Completion(thought or "", None, truncated)
         if not isinstance(text, str):
             raise EvaluationError(
                 f"{response.url} answered item {item.id!r} without a text: it is not OpenAI-compatible, or "
-                "the model answered with something other than text"
+                "the model answered with something other than text (where a server takes the thought out of "
+                "the text, set answer_after)"
             )
         if mark and thought and mark not in text:  # the server has taken it out
             return Completion(f"{thought}{mark}{text}", text or None, truncated)
