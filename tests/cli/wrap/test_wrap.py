@@ -387,6 +387,14 @@ def test_a_job_that_a_cluster_has_changed_is_as_its_author_wrote_it(wrap: Run) -
     assert "last-applied" not in kept
 
 
+def test_a_default_of_the_api_server_gives_way_to_the_operators(wrap: Run) -> None:
+    text = JOB.replace("    backoffLimit: 3\n", "    podReplacementPolicy: TerminatingOrFailed\n")
+    done = wrap(text)
+    assert "podReplacementPolicy" not in done.stdout and "spec.podReplacementPolicy" in done.stderr
+    own = wrap(text.replace("  uid: abc\n", "")).stdout
+    assert "podReplacementPolicy: TerminatingOrFailed" in own, "nobody but its author wrote that"
+
+
 def test_a_comment_at_the_end_of_a_text_belongs_to_the_text(wrap: Run) -> None:
     text = JOB.replace("  uid: abc\n", "  annotations:\n    a: |\n      x\n      # no comment\n  uid: abc\n")
     done = wrap(text)

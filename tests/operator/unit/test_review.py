@@ -133,4 +133,10 @@ def test_what_a_cluster_assigns() -> None:
     assert ("spec", "selector") in jobs.assigned({"spec": None})
     assert ("spec", "template", "metadata", "labels", "controller-uid") in jobs.assigned({"spec": {}})
     assert jobs.assigned({"spec": {"manualSelector": True}}) == ()
+    default = {"spec": {"podReplacementPolicy": "TerminatingOrFailed", "manualSelector": True}}
+    assert jobs.assigned(default) == (), "an author's own choice"
+    read = {"metadata": {"uid": "a"}, **default}
+    assert jobs.assigned(read) == (("spec", "podReplacementPolicy"),)
+    read["spec"] = {"podReplacementPolicy": "Failed", "manualSelector": True}
+    assert jobs.assigned(read) == ()
     assert pytorch.assigned({"spec": {}}) == ()
