@@ -63,6 +63,7 @@ def wrap(
     Its own lines are kept, with comments and order; other documents of the file stay as they are. What was
     decided is said on stderr. What the operator would refuse is refused here, and no cluster is asked.
     """
+    from guard_cli.status import plain
     from guard_cli.wrap.guard import checkpoint_volume, guard_of
     from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, read_text
     from guard_cli.wrap.rewrite import wrap_job
@@ -89,12 +90,15 @@ def wrap(
     try:
         job = find_job(read_text(_read(file, MAX_BYTES + 1)))
         wrapped = wrap_job(job, guard, name)
-        volume = checkpoint_volume(wrapped.manifest["spec"]["template"]["spec"], job.adapter, checkpoints)
     except ManifestError as error:
         raise CliError(f"{'stdin' if file == '-' else file}: {error}") from None
-    said = review_manifest(wrapped.manifest, OperatorConfig(guard_image=""))
+    said = review_manifest(wrapped.manifest, OperatorConfig(guard_image="", relaxed_host_paths=None))
+    volume = checkpoint_volume(wrapped.manifest["spec"]["template"]["spec"], job.adapter, checkpoints)
+    wrong = f"--checkpoints {checkpoints}: {volume.wrong}" if volume is not None and volume.wrong else ""
     if said.reason is not None:
-        raise CliError(refusal(said))
+        raise CliError(refusal(said, wrong))
+    if wrong:
+        raise CliError(plain(wrong))
     typer.echo(wrapped.text.encode("utf-8"), nl=False)
     for line in told(wrapped, job, volume, said.costs):
         print(line, file=sys.stderr)

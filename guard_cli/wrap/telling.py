@@ -16,13 +16,13 @@ from guard_operator.reconcile.review import Review
 SCRIPT_PAGE = "docs/guard-a-script.md"
 
 
-def refusal(said: Review) -> str:
-    """The operator's own words, each finding on a line of its own."""
+def refusal(said: Review, wrong: str) -> str:
+    """The operator's own words, each finding on a line of its own; then what `wrong` says, if anything."""
     return "\n".join(
         [
             f"the operator would refuse it ({said.reason}), so nothing is printed. `spec.template.spec` is "
             "the job's `spec`:",
-            *(f"  {plain(one)}" for one in said.findings),
+            *(f"  {plain(one)}" for one in (*said.findings, *filter(None, [wrong]))),
         ]
     )
 

@@ -518,8 +518,13 @@ def test_what_is_said_steers_no_terminal(wrap: Run) -> None:
     ("volume", "said"),
     [
         ("name: other, emptyDir: {}", "has no volume of this name; it has other (emptyDir)"),
-        ("name: ck, configMap: {name: c}", "configMap is no persistent claim, so no checkpoint is kept"),
-        ("name: ck", "of no kind is no persistent claim"),
+        ("name: ck, configMap: {name: c}", "no trainer can save in a volume of the kind configMap; it has"),
+        ("name: ck", "no trainer can save in a volume of no kind"),
+        ("name: ck, persistentVolumeClaim: {claimName: null}", "its claimName is not set"),
+        (
+            "name: ck, csi: {driver: d, readOnly: true}",
+            "the trainer cannot write there; it has ck (csi, read-o",
+        ),
         (
             "name: ck, persistentVolumeClaim: {claimName: saved, readOnly: true}",
             "the trainer cannot write there; it has ck (claim saved, read-only)",
@@ -529,6 +534,26 @@ def test_what_is_said_steers_no_terminal(wrap: Run) -> None:
 def test_a_volume_that_keeps_no_checkpoint(wrap: Run, volume: str, said: str) -> None:
     text = SHORT.replace("name: ck, persistentVolumeClaim: {claimName: saved}", volume)
     assert f"--checkpoints ck: {said}".replace("ck: has", "ck: the pod of rank 0 has") in refused(wrap(text))
+
+
+@pytest.mark.parametrize(
+    "kind", ["nfs: {server: s, path: /p}", "csi: {driver: d}", "hostPath: {path: /data}"]
+)
+def test_a_volume_that_only_relaxed_admits_keeps_checkpoints(wrap: Run, kind: str) -> None:
+    text = SHORT.replace("persistentVolumeClaim: {claimName: saved}", kind)
+    field = kind.partition(":")[0]
+    strict = refused(wrap(text))
+    assert f"volumes[0].{field} must not be" in strict and "--checkpoints" not in strict
+    done = wrap(text, "--relaxed")
+    assert wrapped(done) and f"warning: no longer protected: {field}" in done.stderr
+    assert f"checkpoints: volume ck, {field}" in done.stderr
+
+
+def test_which_host_paths_are_listed_is_not_known(wrap: Run) -> None:
+    text = SHORT.replace("persistentVolumeClaim: {claimName: saved}", "hostPath: {path: /data}")
+    assert "lists (relaxed.hostPaths)" in refused(wrap(text))
+    assert "unless its relaxed.hostPaths lists them" in wrap(text, "--relaxed").stderr
+    assert "hostPath must not be used" in refused(wrap(text.replace("/data", "/data/../etc"), "--relaxed"))
 
 
 def test_a_volume_that_goes_with_its_pod_is_warned_of(wrap: Run) -> None:
@@ -569,7 +594,8 @@ def test_a_refusal_is_the_operators_own(wrap: Run, old: str, new: str) -> None:
         "guard": {**guard, "checkpoints": {"volume": "ck"}},
     }
     spec["template"]["metadata"] = labels
-    own = review_manifest({"metadata": given["metadata"], "spec": spec}, OperatorConfig(guard_image="g"))
+    config = OperatorConfig(guard_image="g", relaxed_host_paths=None)
+    own = review_manifest({"metadata": given["metadata"], "spec": spec}, config)
     assert own.reason is not None and f"({own.reason})" in said
     assert said.splitlines()[1:] == [f"  {finding}" for finding in own.findings]
 
