@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 
 from guard_cli.status import plain
@@ -14,6 +16,8 @@ from guard_operator.reconcile.layout import GUARD_UID
 from guard_operator.reconcile.review import Review
 
 SCRIPT_PAGE = "docs/guard-a-script.md"
+#: Names that an object of a cluster can have. A command with any other could be taken for options.
+_OF_A_CLUSTER = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 
 def refusal(said: Review, wrong: str) -> str:
@@ -56,10 +60,9 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
     yield "still yours:"
     yield f"  report reward and checkpoints from the trainer: {SCRIPT_PAGE}"
     yield f"  let user {GUARD_UID}, the guard, read the split and the checkpoints"
-    if wrapped.was is not None:
-        there = f" -n {namespace}" if namespace else ""
-        what = f"{kind.lower()} {wrapped.was}{there}"
-        yield f"  end the {kind} if it runs: kubectl delete {what} --ignore-not-found"
+    if wrapped.was is not None and _OF_A_CLUSTER.fullmatch(wrapped.was):
+        words = ["kubectl", "delete", kind.lower(), wrapped.was, *(["-n", namespace] if namespace else [])]
+        yield f"  end the {kind} if it runs: {shlex.join([*words, '--ignore-not-found'])}"
 
 
 def _guard(spec: Spec) -> Iterator[str]:

@@ -16,6 +16,7 @@ def rule(source: str) -> Rule:
     return Rule("guard_cli", f"wrap/{source}", HERE / "test_wrap.py", BESIDE)
 
 
+TELLING = rule("telling.py")
 MANIFEST, REWRITE, GUARD = rule("manifest.py"), rule("rewrite.py"), rule("guard.py")
 COMMAND = rule("command.py")
 
@@ -31,6 +32,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (REWRITE, "anew = not _means(text, tree)", "anew = False"),
     (REWRITE, "or _without(node, dropped) is node:", ":"),
     (GUARD, "if kind is None or kind in _READ_ONLY:", "if False:"),
+    (TELLING, " and _OF_A_CLUSTER.fullmatch(wrapped.was):", ":"),
     (COMMAND, "    if said.reason is not None:", "    if False:"),
 )  # fmt: skip
 

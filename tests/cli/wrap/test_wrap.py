@@ -506,6 +506,15 @@ def test_what_is_still_to_be_done_is_said(wrap: Run) -> None:
     assert "in the pods of pytorchReplicaSpecs.Worker, beside the container pytorch" in wrap(SHORT).stderr
 
 
+@pytest.mark.parametrize("name", ["x; touch y", "$(id)", "--all", "a\\nb", "a b"])
+def test_no_name_is_a_command_of_a_shell(wrap: Run, name: str) -> None:
+    text = SHORT.replace("{name: run}", f'{{name: "{name}"}}')
+    done = wrap(text, "--name", "other")
+    assert wrapped(done) and "kubectl delete" not in done.stderr
+    said = refused(wrap(SHORT.replace("{name: run}", f'{{name: run, namespace: "{name}"}}')))
+    assert "metadata.namespace must be a DNS label" in said
+
+
 def test_what_is_said_steers_no_terminal(wrap: Run) -> None:
     text = SHORT.replace("runAsNonRoot: true", 'runAsNonRoot: true, "\\e[31m": 1')
     assert "\x1b" not in refused(wrap(text)) and "[31m" in refused(wrap(text))
