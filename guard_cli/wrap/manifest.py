@@ -201,7 +201,7 @@ def _no_job(nodes: list[yaml.Node]) -> str:
 
 
 def _check(root: yaml.MappingNode, line: int) -> None:
-    """Refuse what an API server would not take for an object, and what nobody could walk.
+    """Refuse what an API server would not take for an object, and what nobody could walk; join split texts.
 
     Raises:
         ManifestError: naming the line.
@@ -217,7 +217,9 @@ def _check(root: yaml.MappingNode, line: int) -> None:
             raise ManifestError(f"{at}: the job is nested more than {MAX_DEPTH} levels deep")
         if node.tag not in _TAGS[type(node)]:
             raise ManifestError(f"{at}: the tag {node.tag[:60]} is none of JSON's types, or of another value")
-        if isinstance(node, yaml.MappingNode):
+        if isinstance(node, yaml.ScalarNode):
+            node.value = _joined(node.value, at)
+        elif isinstance(node, yaml.MappingNode):
             _check_keys(node, line)
             open_nodes += [(value, depth + 1) for _, value in node.value]
         elif isinstance(node, yaml.SequenceNode):
@@ -228,12 +230,25 @@ def _check(root: yaml.MappingNode, line: int) -> None:
             raise ManifestError(f"{at}: `<<` can only be used inside spec: write its keys out here")
 
 
+def _joined(text: str, at: str) -> str:
+    """A text with the characters that JSON writes as two escapes, the halves of a surrogate pair.
+
+    Raises:
+        ManifestError: there is half of a pair, which no text has.
+    """
+    try:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:
+        raise ManifestError(f"{at}: a text has half of a surrogate pair, which no API server takes") from None
+
+
 def _check_keys(node: yaml.MappingNode, line: int) -> None:
     known: set[str] = set()
     for key, _ in node.value:
         at = f"line {key.start_mark.line + line + 1}"
         if key.tag not in (_TEXT, _MERGE) or not isinstance(key, yaml.ScalarNode):
             raise ManifestError(f"{at}: a key must be a text: put it in quotes")
+        key.value = _joined(key.value, at)
         if key.value in known:
             raise ManifestError(f"{at}: the key {key.value[:60]!r} stands twice in one mapping")
         known.add(key.value)

@@ -33,6 +33,7 @@ OWN, CARRIED = ("name", "namespace"), ("labels", "annotations")
 _NOTED = ("annotations", "kubectl.kubernetes.io/last-applied-configuration")
 _SHIFT = 4
 _COMMENT = re.compile(r"(?:^|\s)#", re.MULTILINE)
+_OTHER_ENDS = re.compile("[\x85\u2028\u2029]")
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/-]+")
 
 Path = tuple[str, ...]
@@ -64,17 +65,21 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         name: another name for the job; None: its own.
 
     Raises:
-        ManifestError: metadata or spec is missing, is no mapping, or has no name.
+        ManifestError: metadata or spec is missing, is no mapping, or has no name; or what it says cannot be
+            written.
     """
     parts = _parts(job, name)
     guard_text = _dump(guard)
     written = yaml.compose(guard_text, Loader)
     assert written is not None
     tree = _tree(parts, written)
-    text = _moved(job.document, parts, guard_text)
+    moved = _lines_of(job.document.text)
+    text = "" if moved is None else _moved(moved, parts, guard_text)
     anew = not _means(text, tree)
     if anew:
         text = f"\n{_serialized(tree)}" if job.document.marker else _serialized(tree)
+        if not _means(text, tree):
+            raise ManifestError("it cannot be written anew so that it means the same")
     before, after = job.documents[: job.place], job.documents[job.place + 1 :]
     own = Document(job.document.marker, text, 0)
     return Wrapped(
@@ -209,9 +214,13 @@ def _means(text: str, tree: yaml.Node) -> bool:
     return made is not None and [*walk(made)] == [*walk(tree)]
 
 
-def _moved(document: Document, parts: _Parts, guard_text: str) -> str:
+def _lines_of(text: str) -> list[str] | None:
+    """The lines of a text; None if YAML counts other ends of lines in it than an editor does."""
+    return None if _OTHER_ENDS.search(text) else text.removesuffix("\n").split("\n")
+
+
+def _moved(lines: Sequence[str], parts: _Parts, guard_text: str) -> str:
     """The object in the lines of the file, as far as it can be made of them."""
-    lines = document.text.removesuffix("\n").split("\n")
     segments = _segments(parts.root, lines, len(lines))
     first = min(start for start, _ in segments.values())
     template: list[str] = []

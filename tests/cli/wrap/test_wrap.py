@@ -172,6 +172,11 @@ def template_of(job: Json) -> Json:
     return job["spec"]["template"]
 
 
+def wrapped_pod(done: subprocess.CompletedProcess[str]) -> Json:
+    """The pod of `SHORT`."""
+    return template_of(wrapped(done))["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+
+
 # -- the lines -------------------------------------------------------------------------------------------
 
 
@@ -214,6 +219,13 @@ ANEW = {
         True,
     ),
     "all of it indented": ("".join(f" {line}\n" for line in JOB.splitlines()), True),
+    **{
+        f"an end of a line that is none in JSON, {end!r}": (
+            JOB.replace("# what runs", f"# what{end}# runs"),
+            True,
+        )
+        for end in "\x85\u2028\u2029"
+    },
 }
 
 
@@ -225,6 +237,23 @@ def test_what_cannot_be_moved_is_written_anew_and_means_the_same(
     assert wrapped(done) == yaml.safe_load(WRAPPED)
     assert ("written anew, without comments" in done.stderr) == had_comments
     assert done.stdout.startswith("---\n" if text.startswith("---") else "apiVersion")
+
+
+@pytest.mark.parametrize("end", "\x85\u2028\u2029")
+def test_ends_of_lines_that_only_yaml_knows_break_nothing(wrap: Run, end: str) -> None:
+    for text in (f"# {end * 9}\n{SHORT}", with_image(f"'a{end}b'"), SHORT.replace("h, ", f"h,{end}")):
+        assert template_of(wrapped(wrap(text)))["spec"] == yaml.safe_load(text)["spec"]
+
+
+def test_characters_that_json_writes_in_halves(wrap: Run) -> None:
+    """kubectl reads such halves in JSON alone, and what is printed is YAML."""
+    one = json.dumps(yaml.safe_load(with_image("\N{ROCKET}")))
+    for text in (one, with_image('"\\ud83d\\ude80"')):
+        assert "\\ud83d" in text
+        done = wrap(text)
+        assert "\\ud83d" not in done.stdout.lower()
+        [container] = wrapped_pod(done)["containers"]
+        assert container["image"] == "\N{ROCKET}"
 
 
 def test_aliases_inside_of_the_job_stay(wrap: Run) -> None:
@@ -273,6 +302,8 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "a NUL": ("a: \0", "it is not YAML"),
     "UTF-16": ("a: 1".encode("utf-16"), "it is not UTF-8 at byte 0"),
     "half a surrogate pair": ("a: \ud800", "it is not UTF-8 at byte 3"),
+    "half of an escaped pair": (with_image('"\\ud83d"'), "line 11: a text has half of a surrogate pair"),
+    "half of one as a key": (in_spec('"\\ude80": 1'), "line 5: a text has half of a surrogate pair"),
     "too large": ("#" * (1 << 20) + "\n" + SHORT, "larger than 1 MiB"),
     "too deep to read": (f"{HEAD}spec: {'[' * 1500}", "the document at line 1 is nested too deeply"),
     "too deep": (f"{HEAD}spec: {'[' * 99}{']' * 99}", "line 4: the job is nested more than 64 levels"),
