@@ -54,8 +54,8 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
     yield from (f"warning: no longer protected: {cost}" for cost in dict.fromkeys(costs))
     if volume is not None and volume.warning:
         yield f"warning: {volume.warning}"
-    if wrapped.anew:
-        yield "warning: its lines could not be moved, so it is written anew, without comments"
+    if wrapped.uncommented:
+        yield f"warning: {wrapped.uncommented} could not be moved in its lines: written anew, without comments"
     yield "the operator refuses nothing of it; the cluster was not asked (claims, admission, its schema)"
     yield "still yours:"
     yield f"  report reward and checkpoints from the trainer: {SCRIPT_PAGE}"

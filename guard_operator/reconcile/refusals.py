@@ -343,7 +343,9 @@ def _security_findings(
         outer.get(key) if security.get(key) is None else security[key]
         for key in ("runAsUser", "runAsNonRoot")
     )
-    if user == GUARD_UID:
+    if user is not None and (isinstance(user, bool) or not isinstance(user, int)):
+        yield Violation("runAsUser", f"must be a whole number, not {str(user)[:80]!r}")
+    elif user == GUARD_UID:
         yield Violation("runAsUser", f"must not be {GUARD_UID}: that is the guard's user")
     elif user == 0 or (user is None and non_root is not True):
         yield _relaxable(

@@ -256,6 +256,48 @@ def test_characters_that_json_writes_in_halves(wrap: Run) -> None:
         assert container["image"] == "\N{ROCKET}"
 
 
+def test_a_byte_order_mark_before_any_document(wrap: Run) -> None:
+    mark = "\N{ZERO WIDTH NO-BREAK SPACE}"
+    plain = wrap(f"kind: Secret\n---\n{JOB}").stdout
+    assert wrap(f"{mark}kind: Secret\n{mark}---\n{JOB}").stdout == plain
+    assert wrap(f"kind: Secret\n---\n{mark}{JOB}").stdout == plain
+
+
+def test_json_may_be_indented_by_tabs(wrap: Run) -> None:
+    content = yaml.safe_load(with_image("'a\tb'"))
+    text = json.dumps(content, indent="\t")
+    assert "\n\t" in text and "a\\tb" in text
+    for file in (text, f"---\n{text}", f"\n{text}"):
+        assert template_of(wrapped(wrap(file)))["spec"] == content["spec"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "lost"),
+    [
+        ("metadata: {name: run, uid: x} # the run", True),
+        ("# who\nmetadata: {name: run, labels: {a: b}}", False),
+        ("metadata: {name: run, # it\n  uid: x}", True),
+        ("metadata: {name: run, uid: 'x # y'}", False),
+        ("metadata: {name: run} # the run", False),
+    ],
+)
+def test_comments_of_metadata_in_braces_are_not_lost_in_silence(wrap: Run, metadata: str, lost: bool) -> None:
+    done = wrap(SHORT.replace("metadata: {name: run}", metadata) + "# the end\n")
+    assert wrapped(done)["metadata"] == {"name": "run"}
+    assert ("metadata could not be moved in its lines: written anew, without comm" in done.stderr) == lost
+    assert "# the end" in done.stdout and ("# who" in metadata) == ("# who" in done.stdout)
+
+
+def test_no_comment_is_seen_in_a_text(wrap: Run) -> None:
+    for value in ("'a # b'", '"a # b"', "a#b", "['a\n  # b']"):
+        text = f"x: &x true\n{in_spec(f'x: {value}')}".replace("runAsNonRoot: true", "runAsNonRoot: *x")
+        assert "warning" not in wrap(text).stderr
+        assert "written anew, without comments" in wrap(f"{text}# b").stderr
+    block = f"x: &x true\n{in_spec('x: | # b')}".replace("spec:\n  x: | # b\n", "spec:\n  x: | # b\n    c\n")
+    done = wrap(block.replace("runAsNonRoot: true", "runAsNonRoot: *x"))
+    assert "written anew, without comments" in done.stderr
+
+
 def test_aliases_inside_of_the_job_stay(wrap: Run) -> None:
     pod = "        spec: &pod\n          securityContext"
     text = SHORT.replace("Worker:", "Master:").replace("        spec:\n          securityContext", pod)
@@ -299,6 +341,9 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "an open bracket": ("a: 1\n---\na: [", "it is not YAML at line 3, column 5"),
     "an object beside its dashes": (f"{SHORT}---  a: 1", "it is not YAML at line 14, column 7"),
     "a tab": ("a:\n\tb: 1", "it is not YAML at line 2, column 1: found character '\\t'"),
+    "a tab between values": (
+        SHORT.replace("apiVersion: kub", "apiVersion:\tkub"), "kubectl may take it: replace the tab by spaces"
+    ),
     "a NUL": ("a: \0", "it is not YAML"),
     "UTF-16": ("a: 1".encode("utf-16"), "it is not UTF-8 at byte 0"),
     "half a surrogate pair": ("a: \ud800", "it is not UTF-8 at byte 3"),
@@ -638,6 +683,20 @@ def test_a_refusal_is_the_operators_own(wrap: Run, old: str, new: str) -> None:
     own = review_manifest({"metadata": given["metadata"], "spec": spec}, config)
     assert own.reason is not None and f"({own.reason})" in said
     assert said.splitlines()[1:] == [f"  {finding}" for finding in own.findings]
+
+
+@pytest.mark.parametrize("zero", ["0", "00", "0o0", "0O0", "0x0", "0X0", "0b0", "0B0", "0_0", "+0", "-0"])
+def test_root_by_any_spelling_is_root(wrap: Run, zero: str) -> None:
+    """kubectl makes 0 of each."""
+    text = SHORT.replace("{runAsNonRoot: true}", f"{{runAsUser: {zero}}}")
+    assert "Only isolation: Relaxed admits it" in refused(wrap(text))
+
+
+@pytest.mark.parametrize("user", ["'0'", "1.5", "true", "[0]", "0_x0", "'root'"])
+def test_a_user_that_is_no_number_is_refused(wrap: Run, user: str) -> None:
+    for options in ((), ("--relaxed",)):
+        said = refused(wrap(SHORT.replace("{runAsNonRoot: true}", f"{{runAsUser: {user}}}"), *options))
+        assert "runAsUser must be a whole number, not" in said
 
 
 def test_what_only_relaxed_admits_is_printed_with_its_cost(wrap: Run) -> None:

@@ -42,6 +42,7 @@ MUTANTS: list[Mutant] = [
     # Refusals: each way to reach what is the guard's.
     (REFUSALS, '.upper().removeprefix("CAP_")', ".upper()"),
     (REFUSALS, '".." not in parts.parts and ', ""),
+    (REFUSALS, "isinstance(user, bool) or not isinstance(user, int)", "False"),
     (REFUSALS, "guard.isolation is Isolation.RELAXED and _under", "_under"),
     (REFUSALS, 'for key in ("initContainers", "containers"):\n        for index, container in enumerate(pod',
      'for key in ("containers",):\n        for index, container in enumerate(pod'),
