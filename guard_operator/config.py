@@ -19,8 +19,8 @@ class OperatorConfig:
     """Settings of the operator process.
 
     `namespaces` empty means cluster-wide. `relaxed_host_paths` are directories whose contents a template may
-    mount under `isolation: Relaxed`; None: nobody has read the operator's. What is of guards is for jobs that do not say it themselves; without a
-    pull policy it is that of Kubernetes.
+    mount under `isolation: Relaxed`; None: nobody has read the operator's. What is of guards is for jobs that
+    do not say it themselves; without a pull policy it is that of Kubernetes.
     """
 
     guard_image: str

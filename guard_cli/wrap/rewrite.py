@@ -221,7 +221,7 @@ def _lines_of(text: str) -> list[str] | None:
 
 
 def _moved(lines: Sequence[str], parts: _Parts, guard_text: str) -> tuple[str, str]:
-    """The object in the lines of the file, as far as it can be made of them; and the lines that were not used.
+    """The object in the lines of the file, as far as it can be made of them; and lines that were not used.
 
     Those are of metadata that stands in braces and has more than the object keeps.
     """
@@ -323,7 +323,7 @@ def _shifted(lines: Iterable[str], by: int = _SHIFT) -> list[str]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Indents lists, repeats rather than names what it has written, and quotes what is not a plain word."""
+    """Writes what we say ourselves: nothing is an alias, and what is not a plain word is in quotes."""
 
     yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
 

@@ -55,7 +55,7 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
     if volume is not None and volume.warning:
         yield f"warning: {volume.warning}"
     if wrapped.uncommented:
-        yield f"warning: {wrapped.uncommented} could not be moved in its lines: written anew, without comments"
+        yield f"warning: the lines of {wrapped.uncommented} could not be moved: written anew, no comments"
     yield "the operator refuses nothing of it; the cluster was not asked (claims, admission, its schema)"
     yield "still yours:"
     yield f"  report reward and checkpoints from the trainer: {SCRIPT_PAGE}"

@@ -144,7 +144,7 @@ MOUNTED = ", volumeMounts: [{name: ck, mountPath: /ck}]}], volumes: [{name: ck, 
 
 @pytest.fixture
 def wrap(rlguard: Run, tmp_path: Path) -> Run:
-    """Wraps a text or bytes, with these further options; `None` takes an option away."""
+    """Wraps a text or bytes, with these further options."""
 
     def run(content: str | bytes, *more: str, heldout: str = HELDOUT, checkpoints: str = "ck") -> Any:
         file = tmp_path / "job.yaml"
@@ -235,7 +235,7 @@ def test_what_cannot_be_moved_is_written_anew_and_means_the_same(
 ) -> None:
     done = wrap(text)
     assert wrapped(done) == yaml.safe_load(WRAPPED)
-    assert ("written anew, without comments" in done.stderr) == had_comments
+    assert ("written anew, no comments" in done.stderr) == had_comments
     assert done.stdout.startswith("---\n" if text.startswith("---") else "apiVersion")
 
 
@@ -284,7 +284,7 @@ def test_json_may_be_indented_by_tabs(wrap: Run) -> None:
 def test_comments_of_metadata_in_braces_are_not_lost_in_silence(wrap: Run, metadata: str, lost: bool) -> None:
     done = wrap(SHORT.replace("metadata: {name: run}", metadata) + "# the end\n")
     assert wrapped(done)["metadata"] == {"name": "run"}
-    assert ("metadata could not be moved in its lines: written anew, without comm" in done.stderr) == lost
+    assert ("the lines of metadata could not be moved: written anew, no comm" in done.stderr) == lost
     assert "# the end" in done.stdout and ("# who" in metadata) == ("# who" in done.stdout)
 
 
@@ -292,10 +292,10 @@ def test_no_comment_is_seen_in_a_text(wrap: Run) -> None:
     for value in ("'a # b'", '"a # b"', "a#b", "['a\n  # b']"):
         text = f"x: &x true\n{in_spec(f'x: {value}')}".replace("runAsNonRoot: true", "runAsNonRoot: *x")
         assert "warning" not in wrap(text).stderr
-        assert "written anew, without comments" in wrap(f"{text}# b").stderr
+        assert "written anew, no comments" in wrap(f"{text}# b").stderr
     block = f"x: &x true\n{in_spec('x: | # b')}".replace("spec:\n  x: | # b\n", "spec:\n  x: | # b\n    c\n")
     done = wrap(block.replace("runAsNonRoot: true", "runAsNonRoot: *x"))
-    assert "written anew, without comments" in done.stderr
+    assert "written anew, no comments" in done.stderr
 
 
 def test_aliases_inside_of_the_job_stay(wrap: Run) -> None:
