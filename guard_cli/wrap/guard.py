@@ -103,7 +103,7 @@ def _given(**values: Any) -> dict[str, Any]:
 class Volume:
     """The volume of the checkpoints in words, and the pods and the container that have it.
 
-    `wrong`: why no checkpoint can be kept in it; `warning`: what is to be known of one that can. "" is nothing.
+    `wrong`: why no checkpoint can be kept in it; `warning`: what is to be known of one that can; or "".
     """
 
     says: str
@@ -128,7 +128,8 @@ def checkpoint_volume(spec: Mapping[str, Any], adapter: WorkloadAdapter, name: s
         return Volume("", pods, template.container, wrong, "")
     says, why = _says(found), _wrong(found)
     warning = (
-        f"the volume {name} is no persistent claim ({says}): the last good checkpoint goes with the pod; {there}"
+        f"the volume {name} is no persistent claim ({says}): the last good checkpoint goes with the pod; "
+        f"{there}"
         if _kind(found) in _PASSING
         else ""
     )
