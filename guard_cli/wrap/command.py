@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -64,7 +65,7 @@ def wrap(
     decided is said on stderr. What the operator would refuse is refused here, and no cluster is asked.
     """
     from guard_cli.status import plain
-    from guard_cli.wrap.guard import checkpoint_volume, guard_of
+    from guard_cli.wrap.guard import checkpoint_volume, guard_of, unknown_scorer
     from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, read_text
     from guard_cli.wrap.rewrite import wrap_job
     from guard_cli.wrap.telling import refusal, told
@@ -99,9 +100,26 @@ def wrap(
         raise CliError(refusal(said, wrong))
     if wrong:
         raise CliError(plain(wrong))
-    typer.echo(wrapped.text.encode("utf-8"), nl=False)
+    _write(wrapped.text)
+    if doubt := unknown_scorer(scorer):
+        print(f"warning: {plain(doubt)}", file=sys.stderr)
     for line in told(wrapped, job, volume, said.costs):
         print(line, file=sys.stderr)
+
+
+def _write(text: str) -> None:
+    """Print it, and all of it.
+
+    Raises:
+        CliError: stdout takes no more.
+    """
+    try:
+        typer.echo(text.encode("utf-8"), nl=False)
+    except BrokenPipeError:  # whoever reads has seen enough
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+        raise CliError(f"stdout cannot be written: {error.strerror or error}") from None
 
 
 def _read(file: str, most: int) -> bytes:

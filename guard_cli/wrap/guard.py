@@ -12,6 +12,8 @@ from guard_operator.adapters import TemplateError, WorkloadAdapter
 from guard_operator.api.types import Isolation, policy_to_api
 from guard_operator.reconcile.refusals import pod_spec
 from guard_service.errors import SettingsError
+from guard_service.heldout.errors import SplitError
+from guard_service.heldout.scorers import BUILT_IN, load_scorer
 from guard_service.policy_file import policy_of, read_yaml
 
 #: How `--heldout` names what holds the split -> the field of `spec.guard.heldout.volume`.
@@ -90,6 +92,20 @@ def _policy(path: Path) -> dict[str, Any]:
         return policy_to_api(policy_of({} if content is None else content, f"--policy {path}"))
     except SettingsError as error:
         raise CliError(str(error)) from None
+
+
+def unknown_scorer(name: str | None) -> str:
+    """What `rlguard run` would say of a scorer's name; "" of one of ours and of module:function.
+
+    It is no refusal: a package in the guard's image may bring a scorer that is not installed here.
+    """
+    if name is None or name in BUILT_IN or ":" in name:
+        return ""
+    try:
+        load_scorer(name)
+    except SplitError as error:
+        return f"{error}. A package in the guard's image may bring it; here it is not installed"
+    return ""
 
 
 def _given(**values: Any) -> dict[str, Any]:

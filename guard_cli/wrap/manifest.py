@@ -220,6 +220,8 @@ def _no_job(nodes: list[yaml.Node]) -> str:
     found = ", ".join([*named][:5]) or "no object of Kubernetes"
     if any(kind == KIND for _, kind in kinds):
         return f"it has no {wanted}, and a {KIND}, which is guarded already"
+    if any(kind.endswith("List") for _, kind in kinds):
+        return f"it has no {wanted}, and a list: give one object, `kubectl get KIND NAME -o yaml`"
     return f"it has no {wanted}: it has {found}"
 
 

@@ -10,6 +10,7 @@ from guard_cli.status import plain
 from guard_cli.wrap.guard import Volume
 from guard_cli.wrap.manifest import TrainingJob
 from guard_cli.wrap.rewrite import Wrapped
+from guard_operator.adapters import WorkloadState
 from guard_operator.api.names import KIND
 from guard_operator.api.types import Spec
 from guard_operator.reconcile.layout import GUARD_UID
@@ -27,6 +28,7 @@ def refusal(said: Review, wrong: str) -> str:
             f"the operator would refuse it ({said.reason}), so nothing is printed. `spec.template.spec` is "
             "the job's `spec`:",
             *(f"  {plain(one)}" for one in (*said.findings, *filter(None, [wrong]))),
+            *(["  --name gives it another"] if said.findings[0].startswith("metadata.name must") else []),
         ]
     )
 
@@ -52,6 +54,8 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
     if wrapped.left_out:
         yield f"left out: {', '.join(wrapped.left_out)}"
     yield from (f"warning: no longer protected: {cost}" for cost in dict.fromkeys(costs))
+    if job.adapter.state({"spec": spec.template.spec})[0] is WorkloadState.SUSPENDED:
+        yield "warning: its spec says suspend, so that it starts once that is taken out"
     if volume is not None and volume.warning:
         yield f"warning: {volume.warning}"
     if wrapped.uncommented:

@@ -33,6 +33,8 @@ MUTANTS: tuple[Mutant, ...] = (
     (REWRITE, "or _without(node, dropped) is node:", ":"),
     (GUARD, "if kind is None or kind in _READ_ONLY:", "if False:"),
     (TELLING, " and _OF_A_CLUSTER.fullmatch(wrapped.was):", ":"),
+    (MANIFEST, "node.value = _joined(node.value, at)", "pass"),
+    (REWRITE, "None if _OTHER_ENDS.search(text) else ", ""),
     (COMMAND, "    if said.reason is not None:", "    if False:"),
 )  # fmt: skip
 
