@@ -241,7 +241,11 @@ def test_what_cannot_be_moved_is_written_anew_and_means_the_same(
 
 @pytest.mark.parametrize("end", "\x85\u2028\u2029")
 def test_ends_of_lines_that_only_yaml_knows_break_nothing(wrap: Run, end: str) -> None:
-    for text in (SHORT.replace("spec:", f"# {end * 99}\nspec:", 1), with_image(f"'a{end}b'"), SHORT.replace("h, ", f"h,{end}")):
+    for text in (
+        SHORT.replace("spec:", f"# {end * 99}\nspec:", 1),
+        with_image(f"'a{end}b'"),
+        SHORT.replace("h, ", f"h,{end}"),
+    ):
         assert template_of(wrapped(wrap(text)))["spec"] == yaml.safe_load(text)["spec"]
 
 
