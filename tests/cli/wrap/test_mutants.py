@@ -29,7 +29,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (MANIFEST, "if pair[0] not in _OTHERWISE]", "]"),
     (REWRITE, '"kubectl.kubernetes.io/last-applied-configuration"', '"none"'),
     (REWRITE, ", *job.adapter.assigned(meaning(job.document.text))]", "]"),
-    (REWRITE, "anew = not _means(text, tree)", "anew = False"),
+    (REWRITE, "    if not _means(text, tree):\n        what", "    if False:\n        what"),
     (REWRITE, "or _without(node, dropped) is node:", ":"),
     (GUARD, "if kind is None or kind in _READ_ONLY:", "if False:"),
     (TELLING, " and _OF_A_CLUSTER.fullmatch(wrapped.was):", ":"),
