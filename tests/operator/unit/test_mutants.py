@@ -332,7 +332,7 @@ MUTANTS: list[Mutant] = [
     (REVIEW, "    return Review(costs=", "    return Review() or Review(costs="),
     (REVIEW, "len(name) > MAX_JOB_NAME or ", ""),
     (REVIEW, " or re.fullmatch(JOB_NAME_PATTERN, name) is None", ""),
-    (REVIEW, "re.fullmatch(", "re.match("),
+    (REVIEW, "re.fullmatch(JOB", "re.match(JOB"),
     (REVIEW, "        build_workload(job, adapter, config)\n", "        pass\n"),
     (REVIEW, "    if refused:\n", "    if False:\n"),
     (TYPES, 'path.startswith("/") or ', ""),
