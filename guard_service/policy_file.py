@@ -1,4 +1,4 @@
-"""YAML that a person wrote: the one way in which `run`, `serve`, `check` and `replay` read it."""
+"""YAML that anybody wrote: the one way in which `run`, `serve`, `check`, `replay` and `report` read it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from pydantic import ValidationError
 from guard_core.policy import Policy
 from guard_core.wording import not_yaml, sentences
 from guard_service.errors import SettingsError
+
+
+class NotYamlError(ValueError):
+    """A text cannot be read as YAML; the message says where and why."""
 
 
 def load_policy(path: Path) -> Policy:
@@ -30,13 +34,26 @@ def read_yaml(path: Path, setting: str) -> Any:
         SettingsError: it cannot be read, or is not YAML.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{setting} {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise SettingsError(f"{setting} {path} is not UTF-8 at byte {error.start}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise SettingsError(f"{setting} {path} is {not_yaml(error)}") from None
+    except NotYamlError as error:
+        raise SettingsError(f"{setting} {path} is {error}") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """What a text holds, whoever wrote it.
+
+    Raises:
+        NotYamlError: it is not YAML, or a value in it is none.
+    """
+    try:
+        return yaml.safe_load(text)
+    # ValueError: of the 30th of February, of hexadecimals without a digit and of numbers without an end.
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise NotYamlError(not_yaml(error)) from None
 
 
 def policy_of(content: Any, source: str) -> Policy:

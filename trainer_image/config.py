@@ -102,7 +102,7 @@ def load(path: Path) -> TrainConfig:
         content = yaml.load(path.read_text("utf-8"), _Loader)  # noqa: S506 - a SafeLoader
     except (OSError, UnicodeDecodeError) as error:
         raise GuardConfigError(f"cannot read the configuration {path}: {error}") from error
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: of the 30th of February
         raise GuardConfigError(f"{path} is {not_yaml(error)}") from error
     if not isinstance(content, dict):
         raise GuardConfigError(f"{path} must be a YAML mapping with keys such as model and dataset")

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from guard_cli.errors import CliError
 from guard_core.policy import Policy
-from guard_core.wording import not_yaml
 from guard_service import policy_file
 from guard_service.errors import SettingsError
 
@@ -38,11 +35,9 @@ def changed(base: Policy, option: str) -> Policy:
         if not equals:
             raise CliError(f"--what-if {pair}: expected KEY=VALUE, such as heldout_guard.ema_alpha=0.7.")
         try:
-            _set(body, key, yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            raise CliError(f"--what-if {pair}: {text!r} is {not_yaml(error)}.") from None
-        except RecursionError:
-            raise CliError(f"--what-if {pair:.60}: the value is nested too deeply.") from None
+            _set(body, key, policy_file.parse_yaml(text))
+        except policy_file.NotYamlError as error:
+            raise CliError(f"--what-if {pair:.60}: {text[:60]!r} is {error}.") from None
     try:
         return policy_file.policy_of(body, f"--what-if {option}")
     except SettingsError as error:

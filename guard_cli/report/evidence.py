@@ -12,17 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
 from guard_cli.errors import CliError
 from guard_core.policy import Policy
 from guard_core.wire import Code, KlKind, Level, MomentRollouts, Rollout, Verdict
+from guard_service.policy_file import NotYamlError, parse_yaml
 
 VERDICT, ROUNDS, BEST = "verdict.json", "history.jsonl", "last-good-checkpoint.json"
 #: Beyond it a number of a file is none that a plot can bear.
 LARGEST = 1e15
+MAX_DEPTH = 16
 _PLACE, _PAID = MomentRollouts.model_fields.keys(), Rollout.model_fields.keys()
 POLICY, ROLLOUTS, COLLECTED = "policy.yaml", "rollouts.json", "collected-at"
 
@@ -154,8 +155,8 @@ def _moments(kept: Any) -> Iterator[MomentRollouts]:
 
 def _policy(text: Any) -> Policy | None:
     try:
-        return None if text is None else Policy.model_validate(yaml.safe_load(_words(text)))
-    except (yaml.YAMLError, ValidationError, RecursionError):
+        return None if text is None else Policy.model_validate(parse_yaml(_words(text)))
+    except (NotYamlError, ValidationError):
         return None
 
 
@@ -167,9 +168,11 @@ def _json(text: Any) -> Any:
         return None
 
 
-def _snake(value: Any) -> Any:
-    """The names of the API as those of the wire, inner ones too."""
-    return {to_snake(str(k)): _snake(v) for k, v in value.items()} if isinstance(value, dict) else value
+def _snake(value: Any, depth: int = 0) -> Any:
+    """The names of the API as those of the wire, inner ones too; nothing of a verdict is nested deeper."""
+    if not isinstance(value, dict):
+        return value
+    return {to_snake(str(k)): _snake(v, depth + 1) for k, v in value.items()} if depth < MAX_DEPTH else None
 
 
 def _is_number(value: Any, *kinds: type[int | float]) -> bool:

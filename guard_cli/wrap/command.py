@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -63,7 +64,8 @@ def wrap(
     Its own lines are kept, with comments and order; other documents of the file stay as they are. What was
     decided is said on stderr. What the operator would refuse is refused here, and no cluster is asked.
     """
-    from guard_cli.wrap.guard import checkpoint_volume, guard_of
+    from guard_cli.status import plain
+    from guard_cli.wrap.guard import checkpoint_volume, guard_of, unknown_scorer
     from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, read_text
     from guard_cli.wrap.rewrite import wrap_job
     from guard_cli.wrap.telling import refusal, told
@@ -89,15 +91,35 @@ def wrap(
     try:
         job = find_job(read_text(_read(file, MAX_BYTES + 1)))
         wrapped = wrap_job(job, guard, name)
-        volume = checkpoint_volume(wrapped.manifest["spec"]["template"]["spec"], job.adapter, checkpoints)
     except ManifestError as error:
         raise CliError(f"{'stdin' if file == '-' else file}: {error}") from None
-    said = review_manifest(wrapped.manifest, OperatorConfig(guard_image=""))
+    said = review_manifest(wrapped.manifest, OperatorConfig(guard_image="", relaxed_host_paths=None))
+    volume = checkpoint_volume(wrapped.manifest["spec"]["template"]["spec"], job.adapter, checkpoints)
+    wrong = f"--checkpoints {checkpoints}: {volume.wrong}" if volume is not None and volume.wrong else ""
     if said.reason is not None:
-        raise CliError(refusal(said))
-    typer.echo(wrapped.text.encode("utf-8"), nl=False)
+        raise CliError(refusal(said, wrong))
+    if wrong:
+        raise CliError(plain(wrong))
+    _write(wrapped.text)
+    if doubt := unknown_scorer(scorer):
+        print(f"warning: {plain(doubt)}", file=sys.stderr)
     for line in told(wrapped, job, volume, said.costs):
         print(line, file=sys.stderr)
+
+
+def _write(text: str) -> None:
+    """Print it, and all of it.
+
+    Raises:
+        CliError: stdout takes no more.
+    """
+    try:
+        typer.echo(text.encode("utf-8"), nl=False)
+    except BrokenPipeError:  # whoever reads has seen enough
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+        raise CliError(f"stdout cannot be written: {error.strerror or error}") from None
 
 
 def _read(file: str, most: int) -> bytes:

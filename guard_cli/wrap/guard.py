@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from guard_cli.errors import CliError
-from guard_cli.wrap.manifest import ManifestError
 from guard_operator.adapters import TemplateError, WorkloadAdapter
 from guard_operator.api.types import Isolation, policy_to_api
 from guard_operator.reconcile.refusals import pod_spec
 from guard_service.errors import SettingsError
+from guard_service.heldout.errors import SplitError
+from guard_service.heldout.scorers import BUILT_IN, load_scorer
 from guard_service.policy_file import policy_of, read_yaml
 
 #: How `--heldout` names what holds the split -> the field of `spec.guard.heldout.volume`.
 SOURCES = {"claim": "claimName", "secret": "secretName", "configmap": "configMapName"}
-#: Volumes that can be written and go with their pod.
+#: Volumes that can be written and go with their pod, and those that nobody can write.
 _PASSING = ("emptyDir", "ephemeral")
+_READ_ONLY = ("configMap", "secret", "projected", "downwardAPI", "image")
 
 
 def guard_of(
@@ -92,6 +94,20 @@ def _policy(path: Path) -> dict[str, Any]:
         raise CliError(str(error)) from None
 
 
+def unknown_scorer(name: str | None) -> str:
+    """What `rlguard run` would say of a scorer's name; "" of one of ours and of module:function.
+
+    It is no refusal: a package in the guard's image may bring a scorer that is not installed here.
+    """
+    if name is None or name in BUILT_IN or ":" in name:
+        return ""
+    try:
+        load_scorer(name)
+    except SplitError as error:
+        return f"{error}. A package in the guard's image may bring it; here it is not installed"
+    return ""
+
+
 def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
@@ -101,49 +117,62 @@ def _given(**values: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """The volume of the checkpoints in words, the pods that have it, and what is wrong with it or ""."""
+    """The volume of the checkpoints in words, and the pods and the container that have it.
+
+    `wrong`: why no checkpoint can be kept in it; `warning`: what is to be known of one that can; or "".
+    """
 
     says: str
     pods: str
     container: str
-    warning: str = ""
+    wrong: str
+    warning: str
 
 
 def checkpoint_volume(spec: Mapping[str, Any], adapter: WorkloadAdapter, name: str) -> Volume | None:
-    """The volume in which rank 0 of a workload with this spec saves; None: its template has not the shape.
-
-    Raises:
-        ManifestError: there is no such volume, or nothing can be kept in it; it names those that there are.
-    """
+    """The volume in which rank 0 of a workload with this spec saves; None: its template has not the shape."""
     try:
         template = next(one for one in adapter.pod_templates(spec) if one.guarded)
         volumes: Sequence[Mapping[str, Any]] = pod_spec(spec, template).get("volumes", [])
     except TemplateError:
         return None  # the operator's own words follow
-    known = {volume.get("name"): volume for volume in volumes}
     there = "it has " + (", ".join(f"{one.get('name')} ({_says(one)})" for one in volumes) or "no volumes")
-    if name not in known:
-        raise ManifestError(f"--checkpoints {name}: the pod of rank 0 has no volume of this name; {there}")
-    found, claim = known[name], known[name].get("persistentVolumeClaim")
-    if claim is not None and claim.get("readOnly") is True:
-        raise ManifestError(f"--checkpoints {name}: the trainer cannot write there; {there}")
-    passing = any(found.get(kind) is not None for kind in _PASSING)
-    if claim is None and not passing:
-        raise ManifestError(
-            f"--checkpoints {name}: {_says(found)} is no persistent claim, so no checkpoint is kept; {there}"
-        )
-    warning = (
-        f"the volume {name} is no persistent claim ({_says(found)}): the last good checkpoint goes with the "
-        f"pod; {there}"
-    )
+    found = next((volume for volume in volumes if volume.get("name") == name), None)
     pods = f"the pods of {'.'.join(template.path[:-1])}" if template.path[:-1] else "its pods"
-    return Volume(_says(found), pods, template.container, warning if passing else "")
+    if found is None:
+        wrong = f"the pod of rank 0 has no volume of this name; {there}"
+        return Volume("", pods, template.container, wrong, "")
+    says, why = _says(found), _wrong(found)
+    warning = (
+        f"the volume {name} is no persistent claim ({says}): the last good checkpoint goes with the pod; "
+        f"{there}"
+        if _kind(found) in _PASSING
+        else ""
+    )
+    return Volume(says, pods, template.container, f"{why}; {there}" if why else "", warning)
+
+
+def _wrong(volume: Mapping[str, Any]) -> str:
+    """Why no checkpoint can be kept in a volume; "" if one can."""
+    kind = _kind(volume)
+    if kind is None or kind in _READ_ONLY:
+        return f"no trainer can save in a volume {f'of the kind {kind}' if kind else 'of no kind'}"
+    source = volume[kind]
+    if isinstance(source, Mapping) and source.get("readOnly") is True:
+        return "the trainer cannot write there"
+    if kind == "persistentVolumeClaim" and not source.get("claimName"):
+        return "its claimName is not set"
+    return ""
+
+
+def _kind(volume: Mapping[str, Any]) -> str | None:
+    return next((str(key) for key, value in volume.items() if key != "name" and value is not None), None)
 
 
 def _says(volume: Mapping[str, Any]) -> str:
     """What a volume is, in a few words."""
-    kind = next((key for key, value in volume.items() if key != "name" and value is not None), "of no kind")
+    kind = _kind(volume) or "of no kind"
+    source = volume.get(kind)
+    read_only = ", read-only" if isinstance(source, Mapping) and source.get("readOnly") is True else ""
     claim = volume.get("persistentVolumeClaim")
-    if claim is None:
-        return str(kind)
-    return f"claim {claim.get('claimName')}" + (", read-only" if claim.get("readOnly") is True else "")
+    return (kind if claim is None else f"claim {claim.get('claimName') or 'without a name'}") + read_only

@@ -6,6 +6,7 @@ YAML 1.1, as kubectl does. Nodes are kept, not what they mean, so that a scalar 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ MAX_NODES = 50_000
 MAX_DEPTH = 64
 
 _MARKER = re.compile(r"^(?:---|\.\.\.)(?=\s|\Z)", re.MULTILINE)
+_MARK = re.compile("^\ufeff(?=---)|^(---[^\n]*\n)\ufeff", re.MULTILINE)
 _NOTHING = re.compile(r"(?:[ \t]*(?:[#%].*)?(?:\n|\Z))*")
 _TAGS = {
     kind: {f"tag:yaml.org,2002:{name}" for name in names.split()}
@@ -54,9 +56,17 @@ class Loader(yaml.SafeLoader):
 
 Loader.add_implicit_resolver(
     "tag:yaml.org,2002:int",
-    re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)\Z"),
+    re.compile(r"[-+]?(?:0[bB][01_]+|0[xX][0-9a-fA-F_]+|0[oO]?[0-7_]+|0|[1-9][0-9_]*)\Z"),
     list("-+0123456789"),
 )
+
+
+def _whole(loader: Loader, node: yaml.ScalarNode) -> int:
+    value: int = loader.construct_yaml_int(yaml.ScalarNode(node.tag, node.value.lower()))
+    return value
+
+
+Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)\Z"),
@@ -89,7 +99,7 @@ class TrainingJob:
 
 
 def read_text(content: bytes) -> str:
-    """The text of a file, with plain line ends and without a byte order mark.
+    """The text of a file, with plain line ends and without a byte order mark before any of its documents.
 
     Raises:
         ManifestError: it is too large, or not UTF-8.
@@ -100,18 +110,29 @@ def read_text(content: bytes) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ManifestError(f"it is not UTF-8 at byte {error.start}") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return _MARK.sub(r"\1", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def documents(text: str) -> tuple[Document, ...]:
-    """The documents of a text; put together again they are the text."""
+    """The documents of a text; put together again they are the text, but for tabs between values of JSON."""
     cuts = [match.span() for match in _MARKER.finditer(text)]
     starts, ends = [(0, 0), *cuts], [*(start for start, _ in cuts), len(text)]
     found, line = [], 0
     for (start, after), end in zip(starts, ends, strict=True):
-        found.append(Document(text[start:after], text[after:end], line))
+        found.append(Document(text[start:after], _spaced(text[after:end]), line))
         line += text.count("\n", start, end)
     return tuple(found)
+
+
+def _spaced(text: str) -> str:
+    """JSON with spaces for tabs, so that it is YAML, too; any other text as it is."""
+    if "\t" not in text or not text.lstrip().startswith("{"):
+        return text
+    try:
+        json.loads(text)  # then there is no tab in a text of it
+    except (ValueError, RecursionError):
+        return text
+    return text.replace("\t", " ")
 
 
 def find_job(text: str) -> TrainingJob:
@@ -177,7 +198,9 @@ def _compose(part: Document) -> yaml.Node | None:
     except yaml.YAMLError as error:
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
             error.problem_mark.line += part.line
-        raise ManifestError(f"it is {not_yaml(error)}") from None
+        # The parser of kubectl takes some tabs between values.
+        tab = ". kubectl may take it: replace the tab by spaces" if "'\\t'" in str(error) else ""
+        raise ManifestError(f"it is {not_yaml(error)}{tab}") from None
 
 
 def _kind(node: yaml.Node) -> tuple[str, str]:
@@ -197,11 +220,13 @@ def _no_job(nodes: list[yaml.Node]) -> str:
     found = ", ".join([*named][:5]) or "no object of Kubernetes"
     if any(kind == KIND for _, kind in kinds):
         return f"it has no {wanted}, and a {KIND}, which is guarded already"
+    if any(kind.endswith("List") for _, kind in kinds):
+        return f"it has no {wanted}, and a list: give one object, `kubectl get KIND NAME -o yaml`"
     return f"it has no {wanted}: it has {found}"
 
 
 def _check(root: yaml.MappingNode, line: int) -> None:
-    """Refuse what an API server would not take for an object, and what nobody could walk.
+    """Refuse what an API server would not take for an object, and what nobody could walk; join split texts.
 
     Raises:
         ManifestError: naming the line.
@@ -217,7 +242,9 @@ def _check(root: yaml.MappingNode, line: int) -> None:
             raise ManifestError(f"{at}: the job is nested more than {MAX_DEPTH} levels deep")
         if node.tag not in _TAGS[type(node)]:
             raise ManifestError(f"{at}: the tag {node.tag[:60]} is none of JSON's types, or of another value")
-        if isinstance(node, yaml.MappingNode):
+        if isinstance(node, yaml.ScalarNode):
+            node.value = _joined(node.value, at)
+        elif isinstance(node, yaml.MappingNode):
             _check_keys(node, line)
             open_nodes += [(value, depth + 1) for _, value in node.value]
         elif isinstance(node, yaml.SequenceNode):
@@ -228,15 +255,42 @@ def _check(root: yaml.MappingNode, line: int) -> None:
             raise ManifestError(f"{at}: `<<` can only be used inside spec: write its keys out here")
 
 
+def _joined(text: str, at: str) -> str:
+    """A text with the characters that JSON writes as two escapes, the halves of a surrogate pair.
+
+    Raises:
+        ManifestError: there is half of a pair, which no text has.
+    """
+    try:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:
+        raise ManifestError(f"{at}: a text has half of a surrogate pair, which no API server takes") from None
+
+
 def _check_keys(node: yaml.MappingNode, line: int) -> None:
     known: set[str] = set()
     for key, _ in node.value:
         at = f"line {key.start_mark.line + line + 1}"
         if key.tag not in (_TEXT, _MERGE) or not isinstance(key, yaml.ScalarNode):
             raise ManifestError(f"{at}: a key must be a text: put it in quotes")
+        key.value = _joined(key.value, at)
         if key.value in known:
             raise ManifestError(f"{at}: the key {key.value[:60]!r} stands twice in one mapping")
         known.add(key.value)
+
+
+def has_comments(text: str) -> bool:
+    """Whether there is a comment in the lines of a document that was read; `#` in its texts is none."""
+    end = 0
+    for token in yaml.scan(text, Loader):
+        start = token.start_mark.index
+        if "#" in text[end:start]:
+            return True
+        end = token.end_mark.index
+        block = isinstance(token, yaml.ScalarToken) and token.style in ("|", ">")
+        if block and "#" in text[start:end].partition("\n")[0]:
+            return True
+    return False
 
 
 def walk(node: yaml.Node) -> Iterator[Any]:

@@ -19,6 +19,7 @@ from guard_cli.wrap.manifest import (
     Loader,
     ManifestError,
     TrainingJob,
+    has_comments,
     meaning,
     pairs,
     text_of,
@@ -32,7 +33,7 @@ OWN, CARRIED = ("name", "namespace"), ("labels", "annotations")
 #: What kubectl notes for itself; it holds the whole manifest as it was.
 _NOTED = ("annotations", "kubectl.kubernetes.io/last-applied-configuration")
 _SHIFT = 4
-_COMMENT = re.compile(r"(?:^|\s)#", re.MULTILINE)
+_OTHER_ENDS = re.compile("[\x85\u2028\u2029]")
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/-]+")
 
 Path = tuple[str, ...]
@@ -44,7 +45,7 @@ class Wrapped:
     """The file with the job wrapped, the wrapped object alone, and what was done on the way.
 
     `was`: the job's name before, if it had one. `left_out`: paths of what the job had and the object has not.
-    `anew`: the lines could not be moved, and there seem to be comments in them.
+    `uncommented`: what was written anew of lines that had comments; "" is nothing.
     """
 
     text: str
@@ -52,7 +53,7 @@ class Wrapped:
     name: str
     was: str | None
     left_out: tuple[str, ...]
-    anew: bool
+    uncommented: str
 
 
 def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wrapped:
@@ -64,17 +65,22 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         name: another name for the job; None: its own.
 
     Raises:
-        ManifestError: metadata or spec is missing, is no mapping, or has no name.
+        ManifestError: metadata or spec is missing, is no mapping, or has no name; or what it says cannot be
+            written.
     """
     parts = _parts(job, name)
     guard_text = _dump(guard)
     written = yaml.compose(guard_text, Loader)
     assert written is not None
     tree = _tree(parts, written)
-    text = _moved(job.document, parts, guard_text)
-    anew = not _means(text, tree)
-    if anew:
+    lines = _lines_of(job.document.text)
+    text, unused = ("", "") if lines is None else _moved(lines, parts, guard_text)
+    what = "metadata"
+    if not _means(text, tree):
+        what, unused = "the job", job.document.text
         text = f"\n{_serialized(tree)}" if job.document.marker else _serialized(tree)
+        if not _means(text, tree):
+            raise ManifestError("it cannot be written anew so that it means the same")
     before, after = job.documents[: job.place], job.documents[job.place + 1 :]
     own = Document(job.document.marker, text, 0)
     return Wrapped(
@@ -83,7 +89,7 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         parts.name,
         text_of(value_of(parts.metadata, "name")),
         parts.left_out,
-        anew and _COMMENT.search(job.document.text) is not None,
+        what if has_comments(unused) else "",
     )
 
 
@@ -209,22 +215,30 @@ def _means(text: str, tree: yaml.Node) -> bool:
     return made is not None and [*walk(made)] == [*walk(tree)]
 
 
-def _moved(document: Document, parts: _Parts, guard_text: str) -> str:
-    """The object in the lines of the file, as far as it can be made of them."""
-    lines = document.text.removesuffix("\n").split("\n")
+def _lines_of(text: str) -> list[str] | None:
+    """The lines of a text; None if YAML counts other ends of lines in it than an editor does."""
+    return None if _OTHER_ENDS.search(text) else text.removesuffix("\n").split("\n")
+
+
+def _moved(lines: Sequence[str], parts: _Parts, guard_text: str) -> tuple[str, str]:
+    """The object in the lines of the file, as far as it can be made of them; and lines that were not used.
+
+    Those are of metadata that stands in braces and has more than the object keeps.
+    """
     segments = _segments(parts.root, lines, len(lines))
     first = min(start for start, _ in segments.values())
     template: list[str] = []
     own: list[str] = []
+    unused: list[str] = []
     for key, span in segments.items():
         if id(pairs(parts.root)[key][0]) in parts.dropped:
             continue
         if key == "metadata":
-            own, carried = _metadata_lines(parts, lines, span)
+            own, carried, unused = _metadata_lines(parts, lines, span)
             template += carried
         else:
             template += _shifted(_lines(pairs(parts.root)[key][1], lines, span, parts.dropped))
-    return "\n".join(
+    text = "\n".join(
         [
             *lines[:first],
             f"apiVersion: {API_VERSION}",
@@ -238,6 +252,7 @@ def _moved(document: Document, parts: _Parts, guard_text: str) -> str:
             "",
         ]
     )
+    return text, "\n".join(unused)
 
 
 Span = tuple[int, int]
@@ -275,9 +290,12 @@ def _lines(node: yaml.Node, lines: Sequence[str], span: Span, dropped: frozenset
     return kept
 
 
-def _metadata_lines(parts: _Parts, lines: Sequence[str], span: Span) -> tuple[list[str], list[str]]:
-    """The lines of the object's metadata, and those of the template's."""
+def _metadata_lines(
+    parts: _Parts, lines: Sequence[str], span: Span
+) -> tuple[list[str], list[str], list[str]]:
+    """The lines of the object's metadata, those of the template's, and those that neither is made of."""
     own, carried = _metadata(parts)
+    unused: list[str] = []
     if not parts.metadata.flow_style:
         inner = _segments(parts.metadata, lines, span[1])
         column = min(key.start_mark.column for key, _ in parts.metadata.value)
@@ -293,9 +311,11 @@ def _metadata_lines(parts: _Parts, lines: Sequence[str], span: Span) -> tuple[li
     elif {*pairs(parts.metadata)} <= {*OWN} and not parts.renamed:
         head, moved = list(lines[slice(*span)]), []
     else:
-        head = _serialized(_map([_entry("metadata", _map(own))])).splitlines()
+        start = pairs(parts.root)["metadata"][0].start_mark.line
+        unused = list(lines[start : span[1]])
+        head = [*lines[span[0] : start], *_serialized(_map([_entry("metadata", _map(own))])).splitlines()]
         moved = _shifted(_shifted(_serialized(_map(carried)).splitlines(), 2)) if carried else []
-    return head, [f"{' ' * _SHIFT}metadata:", *moved] if moved else []
+    return head, [f"{' ' * _SHIFT}metadata:", *moved] if moved else [], unused
 
 
 def _shifted(lines: Iterable[str], by: int = _SHIFT) -> list[str]:
@@ -303,7 +323,7 @@ def _shifted(lines: Iterable[str], by: int = _SHIFT) -> list[str]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Indents lists, repeats rather than names what it has written, and quotes what is not a plain word."""
+    """Writes what we say ourselves: nothing is an alias, and what is not a plain word is in quotes."""
 
     yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
 

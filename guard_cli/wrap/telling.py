@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 
 from guard_cli.status import plain
 from guard_cli.wrap.guard import Volume
 from guard_cli.wrap.manifest import TrainingJob
 from guard_cli.wrap.rewrite import Wrapped
+from guard_operator.adapters import WorkloadState
 from guard_operator.api.names import KIND
 from guard_operator.api.types import Spec
 from guard_operator.reconcile.layout import GUARD_UID
 from guard_operator.reconcile.review import Review
 
 SCRIPT_PAGE = "docs/guard-a-script.md"
+#: Names that an object of a cluster can have. A command with any other could be taken for options.
+_OF_A_CLUSTER = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 
-def refusal(said: Review) -> str:
-    """The operator's own words, each finding on a line of its own."""
+def refusal(said: Review, wrong: str) -> str:
+    """The operator's own words, each finding on a line of its own; then what `wrong` says, if anything."""
     return "\n".join(
         [
             f"the operator would refuse it ({said.reason}), so nothing is printed. `spec.template.spec` is "
             "the job's `spec`:",
-            *(f"  {plain(one)}" for one in said.findings),
+            *(f"  {plain(one)}" for one in (*said.findings, *filter(None, [wrong]))),
+            *(["  --name gives it another"] if said.findings[0].startswith("metadata.name must") else []),
         ]
     )
 
@@ -48,18 +54,19 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
     if wrapped.left_out:
         yield f"left out: {', '.join(wrapped.left_out)}"
     yield from (f"warning: no longer protected: {cost}" for cost in dict.fromkeys(costs))
+    if job.adapter.state({"spec": spec.template.spec})[0] is WorkloadState.SUSPENDED:
+        yield "warning: its spec says suspend, so that it starts once that is taken out"
     if volume is not None and volume.warning:
         yield f"warning: {volume.warning}"
-    if wrapped.anew:
-        yield "warning: its lines could not be moved, so it is written anew, without comments"
+    if wrapped.uncommented:
+        yield f"warning: the lines of {wrapped.uncommented} could not be moved: written anew, no comments"
     yield "the operator refuses nothing of it; the cluster was not asked (claims, admission, its schema)"
     yield "still yours:"
     yield f"  report reward and checkpoints from the trainer: {SCRIPT_PAGE}"
     yield f"  let user {GUARD_UID}, the guard, read the split and the checkpoints"
-    if wrapped.was is not None:
-        there = f" -n {namespace}" if namespace else ""
-        what = f"{kind.lower()} {wrapped.was}{there}"
-        yield f"  end the {kind} if it runs: kubectl delete {what} --ignore-not-found"
+    if wrapped.was is not None and _OF_A_CLUSTER.fullmatch(wrapped.was):
+        words = ["kubectl", "delete", kind.lower(), wrapped.was, *(["-n", namespace] if namespace else [])]
+        yield f"  end the {kind} if it runs: {shlex.join([*words, '--ignore-not-found'])}"
 
 
 def _guard(spec: Spec) -> Iterator[str]:

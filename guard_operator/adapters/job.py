@@ -61,12 +61,19 @@ class JobAdapter:
         return {"podReplacementPolicy": "Failed"} | copy.deepcopy(spec)
 
     def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
-        """The selector, unless its author chose it, and the labels that go with it."""
-        if (workload.get("spec") or {}).get("manualSelector") is True:
-            return ()
+        """The selector, unless its author chose it, the labels that go with it, and a default that hurts.
+
+        A cluster writes `podReplacementPolicy` into every job: of one that has been in a cluster nobody can
+        tell whether its author wanted TerminatingOrFailed, so `prepared` decides there.
+        """
+        spec, in_cluster = workload.get("spec") or {}, (workload.get("metadata") or {}).get("uid") is not None
+        default = spec.get("podReplacementPolicy") == "TerminatingOrFailed" and in_cluster
+        written: tuple[tuple[str, ...], ...] = (("spec", "podReplacementPolicy"),) if default else ()
+        if spec.get("manualSelector") is True:
+            return written
         places = (("metadata", "labels"), ("spec", "template", "metadata", "labels"))
         labels = ((*place, label) for place in places for label in _ASSIGNED_LABELS)
-        return (("spec", "selector"), *labels)
+        return (*written, ("spec", "selector"), *labels)
 
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """From the final conditions, then from `spec.suspend`, then from the pods that are ready."""

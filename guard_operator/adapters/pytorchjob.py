@@ -90,7 +90,8 @@ class PyTorchJobAdapter:
         for name, state in _STATES.items():
             if name in true:
                 return state, true[name]
-        suspended = ((workload.get("spec") or {}).get("runPolicy") or {}).get("suspend") is True
+        policy = (workload.get("spec") or {}).get("runPolicy")
+        suspended = isinstance(policy, dict) and policy.get("suspend") is True
         return (WorkloadState.SUSPENDED if suspended else WorkloadState.PENDING), ""
 
     def stop_patch(self, method: StopMethod) -> Json | None:

@@ -46,10 +46,10 @@ def build_evidence(job: Job, policy: Policy | None, logs: Mapping[str, str], now
     rounds = "\n".join(json.dumps(_json(one)) for one in guard.history_tail)
     data = {
         "collected-at": now.isoformat(timespec="milliseconds"),
-        "verdict.json": json.dumps(verdict, indent=2),
+        "verdict.json": json.dumps(verdict, indent=2, ensure_ascii=False),
         "history.jsonl": _tail(rounds, HISTORY_BYTES),
         **({} if policy is None else {layout.POLICY_KEY: policy_file(policy)}),
-        "last-good-checkpoint.json": json.dumps(_json(guard.best_checkpoint), indent=2),
+        "last-good-checkpoint.json": json.dumps(_json(guard.best_checkpoint), indent=2, ensure_ascii=False),
         **({"rollouts.json": _rollouts(guard)} if guard.rollouts else {}),
         **{name: _tail(text, LOG_BYTES) for name, text in logs.items()},
     }
@@ -75,7 +75,7 @@ def _json(model: ApiModel | StatusModel | None, exclude: set[str] | None = None)
 
 def _rollouts(guard: GuardStatus) -> str:
     """What the policy wrote, for people: as JSON, so that no text of it can look like another field."""
-    return json.dumps([_json(one) for one in guard.rollouts], indent=2)
+    return json.dumps([_json(one) for one in guard.rollouts], indent=2, ensure_ascii=False)
 
 
 def _tail(text: str, limit: int) -> str:

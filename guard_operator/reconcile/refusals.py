@@ -271,14 +271,7 @@ def _volume_findings(
     yield from _decided({k: v for k, v in volume.items() if k != "name"}, isolation.VOLUMES, guard)
     yield from _source_findings(volume, _VOLUME_SOURCES, guard)
     if (host := volume.get("hostPath")) is not None:
-        path = str(_object(host).get("path", ""))
-        allowed = guard.isolation is Isolation.RELAXED and _under(path, config.relaxed_host_paths)
-        yield Violation(
-            "hostPath",
-            f"must not be used ({path}): only isolation Relaxed admits host paths, and only those that the "
-            f"operator's configuration lists ({', '.join(config.relaxed_host_paths) or 'none'})",
-            f"hostPath {path}: the trainer shares these files with the node" if allowed else None,
-        )
+        yield _host_path_finding(str(_object(host).get("path", "")), guard, config)
     for index, source in enumerate(_objects(_object(volume.get("projected")).get("sources"))):
         where = f"projected.sources[{index}]"
         yield from _in(where, _decided(source, isolation.PROJECTED, guard))
@@ -287,6 +280,22 @@ def _volume_findings(
         claim = _object(_object(_object(ephemeral).get("volumeClaimTemplate")).get("spec"))
         where = "ephemeral.volumeClaimTemplate.spec"
         yield from _in(where, _decided(claim, isolation.EPHEMERAL_CLAIM, guard))
+
+
+def _host_path_finding(path: str, guard: GuardSpec, config: OperatorConfig) -> Violation:
+    """Which paths are listed may not be known: then one is admitted, and told as one that must be."""
+    listed = config.relaxed_host_paths
+    known = "relaxed.hostPaths" if listed is None else ", ".join(listed) or "none"
+    cost = f"hostPath {path}: the trainer shares these files with the node"
+    if listed is None:
+        cost += ". The operator refuses them unless its relaxed.hostPaths lists them, which was not read"
+    allowed = guard.isolation is Isolation.RELAXED and _under(path, ("/",) if listed is None else listed)
+    return Violation(
+        "hostPath",
+        f"must not be used ({path}): only isolation Relaxed admits host paths, and only those that the "
+        f"operator's configuration lists ({known})",
+        cost if allowed else None,
+    )
 
 
 def _source_findings(
@@ -334,7 +343,9 @@ def _security_findings(
         outer.get(key) if security.get(key) is None else security[key]
         for key in ("runAsUser", "runAsNonRoot")
     )
-    if user == GUARD_UID:
+    if user is not None and (isinstance(user, bool) or not isinstance(user, int)):
+        yield Violation("runAsUser", f"must be a whole number, not {str(user)[:80]!r}")
+    elif user == GUARD_UID:
         yield Violation("runAsUser", f"must not be {GUARD_UID}: that is the guard's user")
     elif user == 0 or (user is None and non_root is not True):
         yield _relaxable(

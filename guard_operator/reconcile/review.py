@@ -53,7 +53,7 @@ def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) ->
 
 
 def review_manifest(manifest: Mapping[str, Any], config: OperatorConfig) -> Review:
-    """The same of a `GuardedTrainingJob` that is not created yet, with what the API server says of its name.
+    """The same of a `GuardedTrainingJob` that is not created yet, with what the API server says of its names.
 
     Args:
         manifest: with a mapping `metadata` that has a name, and with `spec`.
@@ -62,6 +62,10 @@ def review_manifest(manifest: Mapping[str, Any], config: OperatorConfig) -> Revi
     name = str(manifest["metadata"]["name"])
     if len(name) > MAX_JOB_NAME or re.fullmatch(JOB_NAME_PATTERN, name) is None:
         return Review(Reason.INVALID_SPEC, (f"{JOB_NAME_RULE}, not {name[:80]!r}",))
+    namespace = manifest["metadata"].get("namespace")
+    if namespace and re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", str(namespace)) is None:
+        said = f"metadata.namespace must be a DNS label, not {str(namespace)[:80]!r}"
+        return Review(Reason.INVALID_SPEC, (said,))
     try:
         job = parse_job({**manifest, "metadata": _UNBORN | dict(manifest["metadata"])})
     except ValidationError as error:

@@ -191,14 +191,42 @@ def test_what_is_no_evidence_is_said(changed: Any, said: str) -> None:
         (b"\xff", "cannot be read"),
         (b"[" * 100_000, "is not YAML"),
         (b"x" * (9 << 20), "too large for a ConfigMap"),
+        (b"a: 2026-02-30", "is not YAML: day is out of range"),
+        (b"a: 0x_", "is not YAML"),
+        (b"a: " + b"9" * 5000, "is not YAML"),
     ],
-    ids=["open", "bytes", "deep", "large"],
+    ids=["open", "bytes", "deep", "large", "no day", "no number", "endless"],
 )
 def test_a_file_that_kubectl_did_not_write(tmp_path: Path, content: bytes, said: str) -> None:
     file = tmp_path / "file"
     file.write_bytes(content)
     with pytest.raises(CliError, match=said):
         _of_file(file)
+
+
+def test_a_policy_that_cannot_be_read_is_left_out() -> None:
+    for text in ("a: 2026-02-30", "a: 0x_", "[" * 9999, "- a"):
+        body = kept()
+        body["data"]["policy.yaml"] = text
+        assert read_evidence(body).policy is None
+
+
+def test_a_verdict_may_be_nested_to_any_depth() -> None:
+    body = kept()
+    for field in ("best_evaluation", "counts", "fire"):
+        verdict = json.loads(body["data"]["verdict.json"])
+        text = json.dumps(verdict | {field: "DEEP"}).replace('"DEEP"', '{"a": ' * 600 + "1" + "}" * 600)
+        evidence = read_evidence(body | {"data": body["data"] | {"verdict.json": text}})
+        assert evidence.verdict.fire and evidence.verdict.best_evaluation == BEST
+
+
+def test_a_file_that_is_not_there_is_no_job(tmp_path: Path) -> None:
+    for name in ("evidence.yaml", "evidence.json", str(tmp_path / "evidence"), f"./{'a' * 300}", "a\0/b"):
+        with pytest.raises(CliError, match="no such file"):
+            report(name)
+    with pytest.raises(CliError) as asked:  # of a cluster, which is not there
+        report("a" * 300, kubeconfig=tmp_path / "none")
+    assert "no such file" not in str(asked.value)
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ def rule(source: str) -> Rule:
     return Rule("guard_cli", f"wrap/{source}", HERE / "test_wrap.py", BESIDE)
 
 
+TELLING = rule("telling.py")
 MANIFEST, REWRITE, GUARD = rule("manifest.py"), rule("rewrite.py"), rule("guard.py")
 COMMAND = rule("command.py")
 
@@ -28,9 +29,12 @@ MUTANTS: tuple[Mutant, ...] = (
     (MANIFEST, "if pair[0] not in _OTHERWISE]", "]"),
     (REWRITE, '"kubectl.kubernetes.io/last-applied-configuration"', '"none"'),
     (REWRITE, ", *job.adapter.assigned(meaning(job.document.text))]", "]"),
-    (REWRITE, "anew = not _means(text, tree)", "anew = False"),
+    (REWRITE, "    if not _means(text, tree):\n        what", "    if False:\n        what"),
     (REWRITE, "or _without(node, dropped) is node:", ":"),
-    (GUARD, "if claim is None and not passing:", "if False:"),
+    (GUARD, "if kind is None or kind in _READ_ONLY:", "if False:"),
+    (TELLING, " and _OF_A_CLUSTER.fullmatch(wrapped.was):", ":"),
+    (MANIFEST, "node.value = _joined(node.value, at)", "pass"),
+    (REWRITE, "None if _OTHER_ENDS.search(text) else ", ""),
     (COMMAND, "    if said.reason is not None:", "    if False:"),
 )  # fmt: skip
 

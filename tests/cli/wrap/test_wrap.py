@@ -144,7 +144,7 @@ MOUNTED = ", volumeMounts: [{name: ck, mountPath: /ck}]}], volumes: [{name: ck, 
 
 @pytest.fixture
 def wrap(rlguard: Run, tmp_path: Path) -> Run:
-    """Wraps a text or bytes, with these further options; `None` takes an option away."""
+    """Wraps a text or bytes, with these further options."""
 
     def run(content: str | bytes, *more: str, heldout: str = HELDOUT, checkpoints: str = "ck") -> Any:
         file = tmp_path / "job.yaml"
@@ -170,6 +170,11 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
 
 def template_of(job: Json) -> Json:
     return job["spec"]["template"]
+
+
+def wrapped_pod(done: subprocess.CompletedProcess[str]) -> Json:
+    """The pod of `SHORT`."""
+    return template_of(wrapped(done))["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
 
 
 # -- the lines -------------------------------------------------------------------------------------------
@@ -214,6 +219,13 @@ ANEW = {
         True,
     ),
     "all of it indented": ("".join(f" {line}\n" for line in JOB.splitlines()), True),
+    **{
+        f"an end of a line that is none in JSON, {end!r}": (
+            JOB.replace("# what runs", f"# what{end}# runs"),
+            True,
+        )
+        for end in "\x85\u2028\u2029"
+    },
 }
 
 
@@ -223,8 +235,71 @@ def test_what_cannot_be_moved_is_written_anew_and_means_the_same(
 ) -> None:
     done = wrap(text)
     assert wrapped(done) == yaml.safe_load(WRAPPED)
-    assert ("written anew, without comments" in done.stderr) == had_comments
+    assert ("written anew, no comments" in done.stderr) == had_comments
     assert done.stdout.startswith("---\n" if text.startswith("---") else "apiVersion")
+
+
+@pytest.mark.parametrize("end", "\x85\u2028\u2029")
+def test_ends_of_lines_that_only_yaml_knows_break_nothing(wrap: Run, end: str) -> None:
+    for text in (
+        SHORT.replace("spec:", f"# {end * 99}\nspec:", 1),
+        with_image(f"'a{end}b'"),
+        SHORT.replace("h, ", f"h,{end}"),
+    ):
+        assert template_of(wrapped(wrap(text)))["spec"] == yaml.safe_load(text)["spec"]
+
+
+def test_characters_that_json_writes_in_halves(wrap: Run) -> None:
+    """kubectl reads such halves in JSON alone, and what is printed is YAML."""
+    one = json.dumps(yaml.safe_load(with_image("\N{ROCKET}")))
+    for text in (one, with_image('"\\ud83d\\ude80"')):
+        assert "\\ud83d" in text
+        done = wrap(text)
+        assert "\\ud83d" not in done.stdout.lower()
+        [container] = wrapped_pod(done)["containers"]
+        assert container["image"] == "\N{ROCKET}"
+
+
+def test_a_byte_order_mark_before_any_document(wrap: Run) -> None:
+    mark = "\N{ZERO WIDTH NO-BREAK SPACE}"
+    plain = wrap(f"kind: Secret\n---\n{JOB}").stdout
+    assert wrap(f"{mark}kind: Secret\n{mark}---\n{JOB}").stdout == plain
+    assert wrap(f"kind: Secret\n---\n{mark}{JOB}").stdout == plain
+
+
+def test_json_may_be_indented_by_tabs(wrap: Run) -> None:
+    content = yaml.safe_load(with_image("'a\tb'"))
+    text = json.dumps(content, indent="\t")
+    assert "\n\t" in text and "a\\tb" in text
+    for file in (text, f"---\n{text}", f"\n{text}"):
+        assert template_of(wrapped(wrap(file)))["spec"] == content["spec"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "lost"),
+    [
+        ("metadata: {name: run, uid: x} # the run", True),
+        ("# who\nmetadata: {name: run, labels: {a: b}}", False),
+        ("metadata: {name: run, # it\n  uid: x}", True),
+        ("metadata: {name: run, uid: 'x # y'}", False),
+        ("metadata: {name: run} # the run", False),
+    ],
+)
+def test_comments_of_metadata_in_braces_are_not_lost_in_silence(wrap: Run, metadata: str, lost: bool) -> None:
+    done = wrap(SHORT.replace("metadata: {name: run}", metadata) + "# the end\n")
+    assert wrapped(done)["metadata"] == {"name": "run"}
+    assert ("the lines of metadata could not be moved: written anew, no comm" in done.stderr) == lost
+    assert "# the end" in done.stdout and ("# who" in metadata) == ("# who" in done.stdout)
+
+
+def test_no_comment_is_seen_in_a_text(wrap: Run) -> None:
+    for value in ("'a # b'", '"a # b"', "a#b", "['a\n  # b']"):
+        text = f"x: &x true\n{in_spec(f'x: {value}')}".replace("runAsNonRoot: true", "runAsNonRoot: *x")
+        assert "warning" not in wrap(text).stderr
+        assert "written anew, no comments" in wrap(f"{text}# b").stderr
+    block = f"x: &x true\n{in_spec('x: | # b')}".replace("spec:\n  x: | # b\n", "spec:\n  x: | # b\n    c\n")
+    done = wrap(block.replace("runAsNonRoot: true", "runAsNonRoot: *x"))
+    assert "written anew, no comments" in done.stderr
 
 
 def test_aliases_inside_of_the_job_stay(wrap: Run) -> None:
@@ -270,9 +345,14 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "an open bracket": ("a: 1\n---\na: [", "it is not YAML at line 3, column 5"),
     "an object beside its dashes": (f"{SHORT}---  a: 1", "it is not YAML at line 14, column 7"),
     "a tab": ("a:\n\tb: 1", "it is not YAML at line 2, column 1: found character '\\t'"),
+    "a tab between values": (
+        SHORT.replace("apiVersion: kub", "apiVersion:\tkub"), "kubectl may take it: replace the tab by spaces"
+    ),
     "a NUL": ("a: \0", "it is not YAML"),
     "UTF-16": ("a: 1".encode("utf-16"), "it is not UTF-8 at byte 0"),
     "half a surrogate pair": ("a: \ud800", "it is not UTF-8 at byte 3"),
+    "half of an escaped pair": (with_image('"\\ud83d"'), "line 11: a text has half of a surrogate pair"),
+    "half of one as a key": (in_spec('"\\ude80": 1'), "line 5: a text has half of a surrogate pair"),
     "too large": ("#" * (1 << 20) + "\n" + SHORT, "larger than 1 MiB"),
     "too deep to read": (f"{HEAD}spec: {'[' * 1500}", "the document at line 1 is nested too deeply"),
     "too deep": (f"{HEAD}spec: {'[' * 99}{']' * 99}", "line 4: the job is nested more than 64 levels"),
@@ -280,6 +360,7 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "aliases of aliases": (f"{HEAD}spec:\n  a: &a [1, 2]\n{BOMB}", "more than 50000 values"),
     "another kind": ("apiVersion: v1\nkind: Pod", f"{NO_JOB}: it has Pod (v1)"),
     "another API": ("apiVersion: b/v1\nkind: Job\n", f"{NO_JOB}: it has Job (b/v1)"),
+    "a List": ("apiVersion: v1\nkind: List\nitems: [{kind: Job}]", "give one object, `kubectl get KIND NAME"),
     "a kind that is a list": ("apiVersion: batch/v1\nkind: [Job]", NO_JOB),
     "wrapped already": (WRAPPED, "and a GuardedTrainingJob, which is guarded already"),
     "two jobs": (f"{SHORT}---\n{SHORT}", "2 training jobs (PyTorchJob at line 1, PyTorchJob at line 14)"),
@@ -323,6 +404,46 @@ def test_a_wrong_value_at_any_place_of_the_job_breaks_nothing(wrap: Run) -> None
             rest = [one for one in lines[number + 1 :] if len(one) - len(one.lstrip()) < depth]
             done = wrap("".join([*lines[:number], f"{line.rstrip()} {value}\n", *rest]))
             assert (done.returncode == 2) == (done.stdout == ""), done.stderr
+
+
+def test_a_stdout_that_is_full_is_a_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(SHORT)
+    words = [
+        sys.executable,
+        "-m",
+        "guard_cli.main",
+        "wrap",
+        "-f",
+        file,
+        "--heldout",
+        HELDOUT,
+        "--checkpoints=ck",
+    ]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2, "rlguard wrap: stdout cannot be written: No space left on device\n"
+    )  # fmt: skip
+
+
+def test_a_job_that_is_suspended_is_told(wrap: Run) -> None:
+    job = JOB.replace("    backoffLimit: 3\n", "    suspend: true\n")
+    assert "warning: its spec says suspend" in wrap(job).stderr
+    assert "warning: its spec says suspend" in wrap(in_spec("runPolicy: {suspend: true}")).stderr
+    assert "suspend" not in wrap(SHORT).stderr
+    for odd in ("[1]", "1", "{suspend: [1]}"):
+        assert wrap(in_spec(f"runPolicy: {odd}")).returncode in (0, 2)
+
+
+def test_a_scorer_that_is_misspelt_is_told(wrap: Run) -> None:
+    assert "warning: scorer 'numerc' is unknown: use one of" in wrap(SHORT, "--scorer", "numerc").stderr
+    for known in ("numeric", "math", "my.module:score"):
+        assert "unknown" not in wrap(SHORT, "--scorer", known).stderr
+
+
+def test_a_refused_name_can_be_another(wrap: Run) -> None:
+    assert "--name gives it another" in refused(wrap(SHORT.replace("{name: run}", "{name: my.run}")))
 
 
 def test_stdin(rlguard: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,6 +506,14 @@ def test_a_job_that_a_cluster_has_changed_is_as_its_author_wrote_it(wrap: Run) -
     kept = wrap(text.replace("spec:\n", "spec:\n    manualSelector: true\n", 1)).stdout
     assert "matchLabels: {controller-uid: u}" in kept and "job-name: r" in kept
     assert "last-applied" not in kept
+
+
+def test_a_default_of_the_api_server_gives_way_to_the_operators(wrap: Run) -> None:
+    text = JOB.replace("    backoffLimit: 3\n", "    podReplacementPolicy: TerminatingOrFailed\n")
+    done = wrap(text)
+    assert "podReplacementPolicy" not in done.stdout and "spec.podReplacementPolicy" in done.stderr
+    own = wrap(text.replace("  uid: abc\n", "")).stdout
+    assert "podReplacementPolicy: TerminatingOrFailed" in own, "nobody but its author wrote that"
 
 
 def test_a_comment_at_the_end_of_a_text_belongs_to_the_text(wrap: Run) -> None:
@@ -498,6 +627,15 @@ def test_what_is_still_to_be_done_is_said(wrap: Run) -> None:
     assert "in the pods of pytorchReplicaSpecs.Worker, beside the container pytorch" in wrap(SHORT).stderr
 
 
+@pytest.mark.parametrize("name", ["x; touch y", "$(id)", "--all", "a\\nb", "a b"])
+def test_no_name_is_a_command_of_a_shell(wrap: Run, name: str) -> None:
+    text = SHORT.replace("{name: run}", f'{{name: "{name}"}}')
+    done = wrap(text, "--name", "other")
+    assert wrapped(done) and "kubectl delete" not in done.stderr
+    said = refused(wrap(SHORT.replace("{name: run}", f'{{name: run, namespace: "{name}"}}')))
+    assert "metadata.namespace must be a DNS label" in said
+
+
 def test_what_is_said_steers_no_terminal(wrap: Run) -> None:
     text = SHORT.replace("runAsNonRoot: true", 'runAsNonRoot: true, "\\e[31m": 1')
     assert "\x1b" not in refused(wrap(text)) and "[31m" in refused(wrap(text))
@@ -510,8 +648,13 @@ def test_what_is_said_steers_no_terminal(wrap: Run) -> None:
     ("volume", "said"),
     [
         ("name: other, emptyDir: {}", "has no volume of this name; it has other (emptyDir)"),
-        ("name: ck, configMap: {name: c}", "configMap is no persistent claim, so no checkpoint is kept"),
-        ("name: ck", "of no kind is no persistent claim"),
+        ("name: ck, configMap: {name: c}", "no trainer can save in a volume of the kind configMap; it has"),
+        ("name: ck", "no trainer can save in a volume of no kind"),
+        ("name: ck, persistentVolumeClaim: {claimName: null}", "its claimName is not set"),
+        (
+            "name: ck, csi: {driver: d, readOnly: true}",
+            "the trainer cannot write there; it has ck (csi, read-o",
+        ),
         (
             "name: ck, persistentVolumeClaim: {claimName: saved, readOnly: true}",
             "the trainer cannot write there; it has ck (claim saved, read-only)",
@@ -521,6 +664,26 @@ def test_what_is_said_steers_no_terminal(wrap: Run) -> None:
 def test_a_volume_that_keeps_no_checkpoint(wrap: Run, volume: str, said: str) -> None:
     text = SHORT.replace("name: ck, persistentVolumeClaim: {claimName: saved}", volume)
     assert f"--checkpoints ck: {said}".replace("ck: has", "ck: the pod of rank 0 has") in refused(wrap(text))
+
+
+@pytest.mark.parametrize(
+    "kind", ["nfs: {server: s, path: /p}", "csi: {driver: d}", "hostPath: {path: /data}"]
+)
+def test_a_volume_that_only_relaxed_admits_keeps_checkpoints(wrap: Run, kind: str) -> None:
+    text = SHORT.replace("persistentVolumeClaim: {claimName: saved}", kind)
+    field = kind.partition(":")[0]
+    strict = refused(wrap(text))
+    assert f"volumes[0].{field} must not be" in strict and "--checkpoints" not in strict
+    done = wrap(text, "--relaxed")
+    assert wrapped(done) and f"warning: no longer protected: {field}" in done.stderr
+    assert f"checkpoints: volume ck, {field}" in done.stderr
+
+
+def test_which_host_paths_are_listed_is_not_known(wrap: Run) -> None:
+    text = SHORT.replace("persistentVolumeClaim: {claimName: saved}", "hostPath: {path: /data}")
+    assert "lists (relaxed.hostPaths)" in refused(wrap(text))
+    assert "unless its relaxed.hostPaths lists them" in wrap(text, "--relaxed").stderr
+    assert "hostPath must not be used" in refused(wrap(text.replace("/data", "/data/../etc"), "--relaxed"))
 
 
 def test_a_volume_that_goes_with_its_pod_is_warned_of(wrap: Run) -> None:
@@ -561,9 +724,24 @@ def test_a_refusal_is_the_operators_own(wrap: Run, old: str, new: str) -> None:
         "guard": {**guard, "checkpoints": {"volume": "ck"}},
     }
     spec["template"]["metadata"] = labels
-    own = review_manifest({"metadata": given["metadata"], "spec": spec}, OperatorConfig(guard_image="g"))
+    config = OperatorConfig(guard_image="g", relaxed_host_paths=None)
+    own = review_manifest({"metadata": given["metadata"], "spec": spec}, config)
     assert own.reason is not None and f"({own.reason})" in said
-    assert said.splitlines()[1:] == [f"  {finding}" for finding in own.findings]
+    assert said.splitlines()[1:][: len(own.findings)] == [f"  {finding}" for finding in own.findings]
+
+
+@pytest.mark.parametrize("zero", ["0", "00", "0o0", "0O0", "0x0", "0X0", "0b0", "0B0", "0_0", "+0", "-0"])
+def test_root_by_any_spelling_is_root(wrap: Run, zero: str) -> None:
+    """kubectl makes 0 of each."""
+    text = SHORT.replace("{runAsNonRoot: true}", f"{{runAsUser: {zero}}}")
+    assert "Only isolation: Relaxed admits it" in refused(wrap(text))
+
+
+@pytest.mark.parametrize("user", ["'0'", "1.5", "true", "[0]", "0_x0", "'root'"])
+def test_a_user_that_is_no_number_is_refused(wrap: Run, user: str) -> None:
+    for options in ((), ("--relaxed",)):
+        said = refused(wrap(SHORT.replace("{runAsNonRoot: true}", f"{{runAsUser: {user}}}"), *options))
+        assert "runAsUser must be a whole number, not" in said
 
 
 def test_what_only_relaxed_admits_is_printed_with_its_cost(wrap: Run) -> None:

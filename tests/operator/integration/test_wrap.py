@@ -86,6 +86,9 @@ def test_a_job_that_ran_before_is_made_again_with_its_guard(
     assert workload is not None and workload["metadata"]["uid"] != before["metadata"]["uid"]
     assert workload["metadata"]["labels"]["team"] == "a" and workload["metadata"]["annotations"]["b"] == "c"
     assert "rlguard-guard" in str(workload["spec"])
+    if resource is BATCH:
+        assert before["spec"]["podReplacementPolicy"] == "TerminatingOrFailed", "the API server's default"
+        assert workload["spec"]["podReplacementPolicy"] == "Failed", "the operator's own"
 
 
 def test_the_rules_of_the_crd_are_the_commands_own(client: Client, namespace: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from guard_core.apply_body import apply_body
 from guard_core.policy import Policy
 from guard_operator.api.types import ConditionStatus, Spec, Status
 from guard_operator.reconcile.events import transitions
@@ -62,6 +63,19 @@ def test_evidence_holds_what_the_policy_wrote_where_the_guard_was_given_it() -> 
     assert "rollouts.json" not in build_evidence(job(reason="r"), None, {}, NOW)["data"]
 
 
+def test_evidence_can_be_read_by_people_of_any_language() -> None:
+    """And by the API server, to which no half of a pair goes."""
+    one = job(
+        reason="奖励上升",
+        bestCheckpoint=CHECKPOINT | {"path": "/模型"},
+        rollouts=[ROLLOUT | {"prompt": "六"}],
+    )
+    body = build_evidence(one, None, {}, NOW)
+    for name, word in (("verdict", "奖励上升"), ("last-good-checkpoint", "/模型"), ("rollouts", '"六"')):
+        assert word in body["data"][f"{name}.json"]
+    assert yaml.safe_load(apply_body(body)) == body
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_evidence_goes_with_its_job_unless_it_is_to_stay(kept: bool) -> None:
     one = job()
@@ -76,7 +90,18 @@ def test_evidence_is_bounded_and_keeps_the_end() -> None:
     text = "é" * LOG_BYTES + "end"
     rollout = ROLLOUT | {"prompt": "\U0001f600" * 300, "completion": "\U0001f600" * 1000}
     rounds = [{"attempt": 0, "step": 2**53, "reward": 1 / 3, "heldout": 1 / 3, "kl": 1 / 3}] * 50
-    full = job(rollouts=[rollout] * 3, historyTail=rounds, reason="é" * 4096)
+    most = "\U0001f600" * 4096
+    evaluation = {**CHECKPOINT, "path": most, "sha256": "0" * 64}
+    latch = {"code": "c" * 63, "reason": most, "attempt": 1, "step": 2**53, "at": NOW.isoformat()}
+    full = job(
+        rollouts=[rollout] * 3,
+        historyTail=rounds,
+        bestCheckpoint=evaluation,
+        lastEvaluation=evaluation,
+        reason=most,
+        fire=latch,
+        halt=latch,
+    )
     body = build_evidence(full, Policy(), {"trainer.log": text, "guard.log": text}, NOW)
     assert body["data"]["trainer.log"].endswith("end")
     assert len(json.dumps(body, ensure_ascii=False).encode()) < 256 * 1024

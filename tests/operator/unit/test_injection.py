@@ -475,6 +475,11 @@ REFUSED: dict[str, tuple[Change, Json, str]] = {
         {},
         "containers[0].securityContext.runAsUser",
     ),
+    "a user that is no number": (
+        trainer(securityContext={"runAsUser": "0"}),
+        {"isolation": "Relaxed"},
+        "containers[0].securityContext.runAsUser",
+    ),
     "the trainer's token": (trainer(env=[{"name": "RLGUARD_TOKEN"}]), {}, "containers[0].env[0].name"),
     "the guard's volume name": (add_volume({"emptyDir": {}}, "rlguard-state"), {}, "volumes[1].name"),
     "the guard's volume in the trainer": (

@@ -42,6 +42,7 @@ MUTANTS: list[Mutant] = [
     # Refusals: each way to reach what is the guard's.
     (REFUSALS, '.upper().removeprefix("CAP_")', ".upper()"),
     (REFUSALS, '".." not in parts.parts and ', ""),
+    (REFUSALS, "isinstance(user, bool) or not isinstance(user, int)", "False"),
     (REFUSALS, "guard.isolation is Isolation.RELAXED and _under", "_under"),
     (REFUSALS, 'for key in ("initContainers", "containers"):\n        for index, container in enumerate(pod',
      'for key in ("containers",):\n        for index, container in enumerate(pod'),
@@ -331,7 +332,7 @@ MUTANTS: list[Mutant] = [
     (REVIEW, "    return Review(costs=", "    return Review() or Review(costs="),
     (REVIEW, "len(name) > MAX_JOB_NAME or ", ""),
     (REVIEW, " or re.fullmatch(JOB_NAME_PATTERN, name) is None", ""),
-    (REVIEW, "re.fullmatch(", "re.match("),
+    (REVIEW, "re.fullmatch(JOB", "re.match(JOB"),
     (REVIEW, "        build_workload(job, adapter, config)\n", "        pass\n"),
     (REVIEW, "    if refused:\n", "    if False:\n"),
     (TYPES, 'path.startswith("/") or ', ""),

@@ -59,6 +59,12 @@ def test_a_name_that_the_api_server_refuses(name: str) -> None:
     assert said.findings[0].startswith("metadata.name must be a DNS-1035 label of at most 50 characters")
 
 
+@pytest.mark.parametrize("name", ["a.b", "A", "-a", "a" * 64, "a; b", "a\n"])
+def test_a_namespace_that_the_api_server_refuses(name: str) -> None:
+    said = review_manifest(changed({"name": "run", "namespace": name}, "metadata"), CONFIG)
+    assert (said.reason, said.findings[0][:38]) == ("InvalidSpec", "metadata.namespace must be a DNS label")
+
+
 @pytest.mark.parametrize("path", ["/a", "a/../b", "..", "../b", "a/.."])
 def test_a_split_outside_of_its_volume(path: str) -> None:
     for field in ("split", "trainPrompts"):
@@ -133,4 +139,10 @@ def test_what_a_cluster_assigns() -> None:
     assert ("spec", "selector") in jobs.assigned({"spec": None})
     assert ("spec", "template", "metadata", "labels", "controller-uid") in jobs.assigned({"spec": {}})
     assert jobs.assigned({"spec": {"manualSelector": True}}) == ()
+    default = {"spec": {"podReplacementPolicy": "TerminatingOrFailed", "manualSelector": True}}
+    assert jobs.assigned(default) == (), "an author's own choice"
+    read = {"metadata": {"uid": "a"}, **default}
+    assert jobs.assigned(read) == (("spec", "podReplacementPolicy"),)
+    read["spec"] = {"podReplacementPolicy": "Failed", "manualSelector": True}
+    assert jobs.assigned(read) == ()
     assert pytorch.assigned({"spec": {}}) == ()
