@@ -1307,7 +1307,7 @@ class TestWhatTheOperatorMayCreate:
 
     def test_the_evidence(self, operator: Client) -> None:
         job = JOBS[STRICT]
-        body = build_evidence(job, {}, datetime.now(UTC))
+        body = build_evidence(job, None, {}, datetime.now(UTC))
         operator.create(CONFIG_MAPS, STRICT, body, "rlguard-operator", dry_run=True)
         del body["metadata"]["ownerReferences"]  # spec.keepEvidence
         operator.create(CONFIG_MAPS, STRICT, body, "rlguard-operator", dry_run=True)

@@ -67,6 +67,11 @@ SECOND_ATTEMPT_BEFORE_THE_SCORE: list[Event] = [
 ]
 
 
+FIRST_STEP_WITHOUT_A_REWARD: list[Event] = [
+    *(("step", 0, 1, float("nan"), None, TOKENS), ("save", 0, 0), ("step", 0, 2, 0.0, None, TOKENS)),
+]
+
+
 class Scores:
     """An evaluator that gives the next of the outcomes when it is told to."""
 
@@ -197,6 +202,7 @@ def check_replay(live: Live, source: Path) -> None:
 @example(LATE_STEP, 0)
 @example(LATER_CHECKPOINT_FIRST, 0)
 @example(SECOND_ATTEMPT_BEFORE_THE_SCORE, 0)
+@example(FIRST_STEP_WITHOUT_A_REWARD, 0)
 def test_live_store_status_and_replay_have_the_same_rounds(stream: list[Event], shuffle: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         live = Live(Path(folder))
