@@ -61,9 +61,8 @@ class StepCount:
         """Count an evaluated checkpoint, with as many reported steps in its round, and so many after it."""
         if attempt == self.attempt:
             self.longest_span = max(self.longest_span, step - self.since)
-            if (
-                self.judged is None or self.judged[0] != attempt
-            ):  # steps before the first report may be its own
+            if self.judged is None or self.judged[0] != attempt:
+                # The attempt's first: what lies between it and the first report was made after it.
                 self.since = min(self.since, step)
             self.since, self.here = max(self.since, step), left
         elif self.attempt is not None and self.step is not None and attempt > self.attempt:

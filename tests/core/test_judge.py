@@ -151,6 +151,21 @@ class TestStepsAfterTheLastEvaluation:
         j.fold_end(EndReport(attempt=0, step=told))
         assert before == 5 and Judge.from_state(j.to_state()).verdict().steps_since_evaluation == 5 + after
 
+    @pytest.mark.parametrize("scored_late", [False, True])
+    def test_steps_before_the_first_report_count_whenever_their_checkpoint_is_scored(
+        self, scored_late: bool
+    ) -> None:
+        """The rewards of steps 1 and 2 were not finite; the checkpoint before them is scored when it is."""
+        j = Judge(Policy())
+        events: list[Callable[[], object]] = [
+            lambda: j.fold_evaluation(evaluation(0)),
+            lambda: j.fold_step(step(3)),
+        ]
+        for event in reversed(events) if scored_late else events:
+            event()
+        j.fold_step(step(4))
+        assert j.verdict().steps_since_evaluation == 4
+
     def test_what_it_said_is_not_taken_back(self) -> None:
         j = self.trained(*range(1, 81))
         for told in (100, 81, None):

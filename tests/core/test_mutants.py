@@ -119,6 +119,8 @@ MUTANTS: list[Mutant] = [
     (COUNT, "self.since, self.here = max(self.since, step), left", "pass"),
     (COUNT, "self.since, self.here = self.step, 0", "pass"),
     (COUNT, "self.since = min(self.since, self.judged[1])", "pass"),
+    (COUNT, "self.since = min(self.since, step)", "pass"),
+    (COUNT, "if self.judged is None or self.judged[0] != attempt:", "if True:"),
     (COUNT, "max(self.most_reported, in_round)", "in_round"),
     (COUNT, "max(self.most_reported, in_round)", "0"),
     (JUDGE, "            self._unconfirmed = True\n", "            pass\n"),
