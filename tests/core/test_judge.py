@@ -166,6 +166,11 @@ class TestStepsAfterTheLastEvaluation:
         j.fold_step(step(4))
         assert j.verdict().steps_since_evaluation == 4
 
+    def test_a_checkpoint_that_is_scored_after_a_later_one_takes_nothing_back(self) -> None:
+        j = self.trained(*range(1, 11), evaluated=10)
+        j.fold_evaluation(evaluation(5))
+        assert j.verdict().steps_since_evaluation == 0
+
     def test_what_it_said_is_not_taken_back(self) -> None:
         j = self.trained(*range(1, 81))
         for told in (100, 81, None):
