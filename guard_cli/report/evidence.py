@@ -7,13 +7,13 @@ file may hold anything: what cannot be read is left out, and missing is not know
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.alias_generators import to_snake
 
 from guard_cli.errors import CliError
 from guard_core.policy import Policy
@@ -24,6 +24,7 @@ VERDICT, ROUNDS, BEST = "verdict.json", "history.jsonl", "last-good-checkpoint.j
 #: Beyond it a number of a file is none that a plot can bear.
 LARGEST = 1e15
 MAX_DEPTH = 16
+_CAPITAL = re.compile("[A-Z]")
 _PLACE, _PAID = MomentRollouts.model_fields.keys(), Rollout.model_fields.keys()
 POLICY, ROLLOUTS, COLLECTED = "policy.yaml", "rollouts.json", "collected-at"
 
@@ -172,7 +173,10 @@ def _snake(value: Any, depth: int = 0) -> Any:
     """The names of the API as those of the wire, inner ones too; nothing of a verdict is nested deeper."""
     if not isinstance(value, dict):
         return value
-    return {to_snake(str(k)): _snake(v, depth + 1) for k, v in value.items()} if depth < MAX_DEPTH else None
+    if depth == MAX_DEPTH:
+        return None
+    # Not pydantic's `to_snake`, which makes sha_256 of sha256.
+    return {_CAPITAL.sub(r"_\g<0>", str(k)).lower(): _snake(v, depth + 1) for k, v in value.items()}
 
 
 def _is_number(value: Any, *kinds: type[int | float]) -> bool:

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from guard_cli.errors import CliError
 from guard_cli.report.command import _of_file, _page, report
 from guard_cli.report.evidence import read_evidence
+from guard_core.evaluation import CheckpointEvaluation
 from guard_core.judge import Latch
 from guard_core.policy import Policy
-from guard_core.wire import Code, EvaluationSummary, Level, Verdict
+from guard_core.wire import Code, EvaluationSummary, Level, Sampling, Verdict
 from guard_operator.api.types import Spec, Status
 from guard_operator.reconcile.evidence import build_evidence
 from guard_operator.reconcile.snapshot import Job
@@ -31,7 +32,18 @@ SPEC = {
         "checkpoints": {"volume": "c"},
     },
 }
-BEST = EvaluationSummary(attempt=0, step=20, score=0.5, items=64, path="/ckpt/20", truncated=0.25)
+BEST = EvaluationSummary(
+    attempt=0,
+    step=20,
+    score=0.5,
+    items=64,
+    path="/ckpt/20",
+    sha256="5" * 64,
+    truncated=0.25,
+    unanswered=0.125,
+    proxy_score=0.75,
+    sampling=CheckpointEvaluation().sampling_with(Sampling(temperature=0.7, top_p=0.9, max_new_tokens=300)),
+)
 FIRED = Verdict(
     level=Level.FIRED,
     code=Code.CALIBRATED_GAP,
