@@ -145,9 +145,8 @@ def heldout_options(
     openai_model: str | None,
 ) -> dict[str, Any]:
     """The options of held-out evaluation as nested settings, without those that were not given."""
-    if (openai_url is None) != (openai_model is None):
-        raise CliError("--openai-url and --openai-model belong together: give both or neither")
-    evaluator = _given(
+    refuse_half_a_server(openai_url, openai_model)
+    evaluator = given(
         kind=None if openai_url is None else "openai",
         base_url=openai_url,
         model=openai_model,
@@ -162,7 +161,7 @@ def heldout_options(
         system_prompt=system_prompt,
         answer_after=answer_after,
     )
-    return _given(
+    return given(
         split=heldout,
         train_prompts=train_prompts,
         scorer=scorer,
@@ -314,5 +313,12 @@ def _holds(settings: Any, place: Place) -> bool:
     return bool(place)
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def refuse_half_a_server(url: str | None, model: str | None) -> None:
+    """Raises `CliError` where one of `--openai-url` and `--openai-model` is given alone."""
+    if (url is None) != (model is None):
+        raise CliError("--openai-url and --openai-model belong together: give both or neither")
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Those that are not None."""
     return {name: value for name, value in values.items() if value is not None}

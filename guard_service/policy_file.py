@@ -17,14 +17,14 @@ class NotYamlError(ValueError):
     """A text cannot be read as YAML; the message says where and why."""
 
 
-def load_policy(path: Path) -> Policy:
-    """Read a policy; an empty file is the default one.
+def load_policy(path: Path, setting: str = "policy_file") -> Policy:
+    """Read a policy; an empty file is the default one. `setting` is the one that names the file.
 
     Raises:
         SettingsError: it cannot be read, is not YAML, or has an unknown key or a value out of range.
     """
-    content = read_yaml(path, "policy_file")
-    return policy_of({} if content is None else content, f"policy_file {path}")
+    content = read_yaml(path, setting)
+    return policy_of({} if content is None else content, f"{setting} {path}")
 
 
 def read_yaml(path: Path, setting: str) -> Any:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from guard_cli.errors import CliError
+from guard_cli.guard_settings import given, refuse_half_a_server
 from guard_operator.adapters import TemplateError, WorkloadAdapter
 from guard_operator.api.types import Isolation, policy_to_api
 from guard_operator.reconcile.refusals import pod_spec
 from guard_service.errors import SettingsError
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.scorers import BUILT_IN, load_scorer
-from guard_service.policy_file import policy_of, read_yaml
+from guard_service.policy_file import load_policy
 
 #: How `--heldout` names what holds the split -> the field of `spec.guard.heldout.volume`.
 SOURCES = {"claim": "claimName", "secret": "secretName", "configmap": "configMapName"}
@@ -51,7 +52,7 @@ def guard_of(
     """
     volume, split = _source(heldout)
     guard: dict[str, Any] = {
-        "heldout": _given(
+        "heldout": given(
             volume=volume,
             split=split,
             trainPrompts=train_prompts,
@@ -79,17 +80,15 @@ def _source(heldout: str) -> tuple[dict[str, str], str]:
 
 
 def _evaluator(settings: Mapping[str, Any], url: str | None, model: str | None) -> dict[str, Any]:
-    if (url is None) != (model is None):
-        raise CliError("--openai-url and --openai-model belong together: give both or neither")
+    refuse_half_a_server(url, model)
     if url is None:
-        return {"checkpoint": _given(**settings)}
-    return {"openai": _given(baseUrl=url, model=model, **settings)}
+        return {"checkpoint": given(**settings)}
+    return {"openai": given(baseUrl=url, model=model, **settings)}
 
 
 def _policy(path: Path) -> dict[str, Any]:
     try:
-        content = read_yaml(path, "--policy")
-        return policy_to_api(policy_of({} if content is None else content, f"--policy {path}"))
+        return policy_to_api(load_policy(path, "--policy"))
     except SettingsError as error:
         raise CliError(str(error)) from None
 
@@ -106,10 +105,6 @@ def unknown_scorer(name: str | None) -> str:
     except SplitError as error:
         return f"{error}. A package in the guard's image may bring it; here it is not installed"
     return ""
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 # -- the checkpoints -------------------------------------------------------------------------------------

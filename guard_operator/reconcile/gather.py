@@ -24,7 +24,6 @@ from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.decide import condition_of, must_be_live
 from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.heartbeats import HeartbeatClock
-from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.obstacles import Late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job
 from guard_operator.reconcile.refusals import copies, inspect, pod_spec, template_claims
@@ -218,14 +217,13 @@ class Gatherer:
                     f"{field}: PersistentVolumeClaim {claim} is a copy of one that only the guard may have"
                 )
                 return Preparation(Reason.TEMPLATE_REFUSED, message)
-        return self._dry_run(adapter, job)
+        return self._dry_run(adapter, job, said.workload)
 
-    def _dry_run(self, adapter: WorkloadAdapter, job: Job) -> Preparation:
+    def _dry_run(self, adapter: WorkloadAdapter, job: Job, workload: Json) -> Preparation:
         """What the API server, with the workload's schema and webhooks, says to the workload.
 
         As a create, because a server-side apply answers a value of the wrong type with a 500.
         """
-        workload = build_workload(job, adapter, self._config)
         try:
             manager = names.OPERATOR_MANAGER
             self._client.create(adapter.resource, job.namespace, workload, manager, dry_run=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,6 +18,7 @@ from guard_operator.reconcile.inject import LeakError, build_workload
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.refusals import inspect
 from guard_operator.reconcile.snapshot import Job
+from guard_operator.runtime.client import Json
 
 #: In the place of what the API server gives an object when it is created.
 _UNBORN = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000", "resourceVersion": "0"}
@@ -27,12 +28,14 @@ _UNBORN = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000"
 class Review:
     """Why no workload is created for a job, a sentence for each finding; reason None: nothing forbids it.
 
-    `costs`: of what `isolation: Relaxed` admits, what is no longer protected.
+    `costs`: of what `isolation: Relaxed` admits, what is no longer protected. `workload`: what is to be
+    created, {} where there is a reason not to; it is made of the job, and no part of what was found.
     """
 
     reason: Reason | None = None
     findings: tuple[str, ...] = ()
     costs: tuple[str, ...] = ()
+    workload: Json = field(default_factory=dict, compare=False)
 
 
 def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) -> Review:
@@ -46,10 +49,11 @@ def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) ->
     if refused:
         return Review(Reason.TEMPLATE_REFUSED, refused)
     try:
-        build_workload(job, adapter, config)
+        workload = build_workload(job, adapter, config)
     except LeakError as error:
         return Review(Reason.TEMPLATE_REFUSED, (str(error),))
-    return Review(costs=tuple(finding.cost for finding in found if finding.cost is not None))
+    costs = tuple(finding.cost for finding in found if finding.cost is not None)
+    return Review(costs=costs, workload=workload)
 
 
 def review_manifest(manifest: Mapping[str, Any], config: OperatorConfig) -> Review:

@@ -29,7 +29,7 @@ from fractions import Fraction
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit
@@ -149,7 +149,7 @@ def _check_signature(name: str, scorer: Scorer) -> None:
     with contextlib.suppress(ValueError):  # a function of C may have none: its first call will tell
         signature = inspect.signature(scorer)
         try:
-            signature.bind("", "", {}, **_more(scorer, ""))
+            signature.bind("", "", {}, **({WHOLE: ""} if _takes_whole(scorer) else {}))
         except TypeError as error:
             raise SplitError(
                 f"scorer {name!r} cannot be called as score(completion, answer, meta): {error}; it takes "
@@ -157,16 +157,53 @@ def _check_signature(name: str, scorer: Scorer) -> None:
             ) from None
 
 
-def _more(scorer: Scorer, whole: str) -> dict[str, str]:
-    """The whole completion, for a scorer that has a parameter for it."""
+def _takes_whole(scorer: Scorer) -> bool:
+    """Whether it has a parameter for the whole completion."""
     with contextlib.suppress(ValueError):
-        if WHOLE in inspect.signature(scorer).parameters:
-            return {WHOLE: whole}
-    return {}
+        return WHOLE in inspect.signature(scorer).parameters
+    return False
 
 
 def _in_a_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+
+
+class _NamedScorer(NamedTuple):
+    """A scorer by its name, and whether it is given the whole completion, which is looked up once."""
+
+    name: str
+    function: Scorer
+    takes_whole: bool
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """Raises `SplitError` as `load_scorer` does."""
+        function = load_scorer(name)
+        return cls(name, function, _takes_whole(function))
+
+    def score(self, item: HeldoutItem, completion: str, whole: str) -> float:
+        """What it gives, in [0, 1].
+
+        Raises:
+            EvaluationError: it raised, or returned something else.
+        """
+        more = {WHOLE: whole} if self.takes_whole else {}
+        try:
+            value = self.function(completion, item.answer, item.meta, **more)
+        except Exception as error:
+            traceback.print_exc()
+            raise EvaluationError(
+                f"scorer {self.name!r} raised {type(error).__name__} on item {item.id!r}: fix it, or the item"
+            ) from error
+        if not isinstance(value, Real):
+            got = f"a {type(value).__name__}"
+        elif not 0 <= (number := float(value)) <= 1:  # NaN too
+            got = "NaN" if math.isnan(number) else "a number outside [0, 1]"
+        else:
+            return number
+        raise EvaluationError(
+            f"scorer {self.name!r} returned {got} for item {item.id!r}: it must be in [0, 1]"
+        )
 
 
 class SplitScorers:
@@ -181,22 +218,22 @@ class SplitScorers:
         """
         self._items = split.items
         self._default = default
-        self._scorers: dict[str, Scorer] = {}
+        self._scorers: dict[str, _NamedScorer] = {}
         for item in split.items:
             name = item.scorer or default
             if name not in self._scorers:
                 try:
-                    self._scorers[name] = load_scorer(name)
+                    self._scorers[name] = _NamedScorer.of(name)
                 except SplitError as error:
                     if item.scorer is None:
                         raise
                     raise SplitError(f"item {item.id!r}: {error}") from error
-            if self._scorers[name] in (numeric, regex):
+            if self._scorers[name].function in (numeric, regex):
                 self._check_answer(item, name)
 
     def _check_answer(self, item: HeldoutItem, name: str) -> None:
         try:
-            self._scorers[name]("", item.answer, item.meta)
+            self._scorers[name].function("", item.answer, item.meta)
         except ValueError as error:
             raise SplitError(f"item {item.id!r} cannot be scored by {name!r}: {error}") from error
 
@@ -208,7 +245,9 @@ class SplitScorers:
         Raises:
             SplitError: some do not, or their scorer fails on them; says how many, and a few ids.
         """
-        checked = [i for i in self._items if i.answer and getattr(self._scorer(i), "check_answers", True)]
+        checked = [
+            i for i in self._items if i.answer and getattr(self._scorer(i).function, "check_answers", True)
+        ]
         wrong = [item.id for item in checked if not self._scores_1(item)]
         if wrong:
             listed = ", ".join(wrong[:MAX_LISTED]) + (", …" if len(wrong) > MAX_LISTED else "")
@@ -225,7 +264,7 @@ class SplitScorers:
             print(error, file=sys.stderr)  # the worker's own log
             return False
 
-    def _scorer(self, item: HeldoutItem) -> Scorer:
+    def _scorer(self, item: HeldoutItem) -> _NamedScorer:
         return self._scorers[item.scorer or self._default]
 
     def score(self, item: HeldoutItem, answer: str, whole: str) -> float:
@@ -234,8 +273,7 @@ class SplitScorers:
         Raises:
             EvaluationError: the scorer raised, or returned something else.
         """
-        name = item.scorer or self._default
-        return _score(name, self._scorers[name], item, answer, whole)
+        return self._scorer(item).score(item, answer, whole)
 
 
 class ProxyScoring:
@@ -247,29 +285,11 @@ class ProxyScoring:
         Raises:
             SplitError: it cannot be loaded.
         """
-        self._name = name
         try:
-            self._scorer = load_scorer(name)
+            self._scorer = _NamedScorer.of(name)
         except SplitError as error:
             raise SplitError(f"proxy_scorer: {error}") from error
 
     def score(self, item: HeldoutItem, completion: str) -> float:
         """What it pays for the completion, in [0, 1]. Raises as `SplitScorers.score` does."""
-        return _score(self._name, self._scorer, item, completion, completion)
-
-
-def _score(name: str, scorer: Scorer, item: HeldoutItem, completion: str, whole: str) -> float:
-    try:
-        value = scorer(completion, item.answer, item.meta, **_more(scorer, whole))
-    except Exception as error:
-        traceback.print_exc()
-        raise EvaluationError(
-            f"scorer {name!r} raised {type(error).__name__} on item {item.id!r}: fix it, or the item"
-        ) from error
-    if not isinstance(value, Real):
-        got = f"a {type(value).__name__}"
-    elif not 0 <= (number := float(value)) <= 1:  # NaN too
-        got = "NaN" if math.isnan(number) else "a number outside [0, 1]"
-    else:
-        return number
-    raise EvaluationError(f"scorer {name!r} returned {got} for item {item.id!r}: it must be in [0, 1]")
+        return self._scorer.score(item, completion, completion)

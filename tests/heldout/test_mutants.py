@@ -72,8 +72,8 @@ MUTANTS: list[Mutant] = [
     (ANSWERS, "pay(item, made.text)", 'pay(item, made.answer or "")'),
     (
         SCORERS,
-        "item.answer, item.meta, **_more(scorer, whole))",
-        "item.answer, item.meta, **_more(scorer, completion))",
+        "{WHOLE: whole} if self.takes_whole",
+        "{WHOLE: completion} if self.takes_whole",
     ),
     (ITEM, "if self.system_prompt else []", "if False else []"),
     (SHARES, "None if None in ends else", ""),

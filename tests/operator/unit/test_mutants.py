@@ -329,11 +329,11 @@ MUTANTS: list[Mutant] = [
     (DECIDE, "before.last_transition_time if before and unchanged else self._now", "self._now"),
     # What is refused without a cluster.
     (REVIEW, "for finding in found if finding.cost is None)", "for finding in found)"),
-    (REVIEW, "    return Review(costs=", "    return Review() or Review(costs="),
+    (REVIEW, "    return Review(costs=costs, workload=", "    return Review(workload="),
     (REVIEW, "len(name) > MAX_JOB_NAME or ", ""),
     (REVIEW, " or re.fullmatch(JOB_NAME_PATTERN, name) is None", ""),
     (REVIEW, "re.fullmatch(JOB", "re.match(JOB"),
-    (REVIEW, "        build_workload(job, adapter, config)\n", "        pass\n"),
+    (REVIEW, "        workload = build_workload(job, adapter, config)\n", "        workload = {}\n"),
     (REVIEW, "    if refused:\n", "    if False:\n"),
     (TYPES, 'path.startswith("/") or ', ""),
     (TYPES, ' or ".." in path.split("/")', ""),
