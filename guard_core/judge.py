@@ -17,6 +17,7 @@ from guard_core.policy import Policy
 from guard_core.rounds import Round, StepWindow
 from guard_core.step_count import StepCount
 from guard_core.step_monitor import StepMonitor
+from guard_core.unscored import Unscored
 from guard_core.wire import (
     DOUBTS,
     CheckpointReport,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
-STATE_VERSION = 11
+STATE_VERSION = 12
 
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000
@@ -49,12 +50,6 @@ NOT_FINITE_STEPS = 5
 
 #: What a further try of the same evaluation may not fail of.
 MAY_PASS = frozenset({FailureKind.UNDERWAY, FailureKind.OUT_OF_MEMORY, FailureKind.EVALUATOR})
-
-#: Share of cut-off completions of the first evaluation above which its score says too little.
-MAX_TRUNCATED = 0.2
-
-#: And of completions without an answer, where answers begin after a mark.
-MAX_UNANSWERED = 0.2
 
 
 class Step(Protocol):
@@ -97,6 +92,9 @@ class Evaluation:
 
     `unanswered`: share without an answer, of the completions whose answer begins after a mark; None where
     none does, or it is not known.
+
+    `unscored`: share of the completions that count as wrong and were given to no scorer, because they were
+    cut off or have no answer; None where that is not known.
     """
 
     attempt: int
@@ -110,6 +108,7 @@ class Evaluation:
     mean_only: bool = False
     sampling: EvaluationSampling | None = None
     unanswered: float | None = None
+    unscored: float | None = None
 
     @property
     def score(self) -> float:
@@ -196,7 +195,7 @@ class Judge:
         self._failure: FailureKind | None = None  # of the newest evaluation
         self._last: EvaluationSummary | None = None
         self._best: EvaluationSummary | None = None
-        self._first: EvaluationSummary | None = None
+        self._unscored = Unscored()
         self._fire: Latch | None = None
         self._halt: Latch | None = None
 
@@ -248,7 +247,8 @@ class Judge:
         The in-loop reward is the mean over the steps after the last evaluated checkpoint up to this one, of
         the same attempt. Without any step in that window there is no reward to compare with, so nothing is
         folded (invariant 2). HeldOutGuard gets no KL: the step monitor watches that, at every step. The
-        calibrated detector, where the policy has it, folds every evaluation, and it alone the later passes.
+        calibrated detector, where the policy has it, folds every evaluation that may be compared with others
+        (`Unscored`), and it alone the later passes.
         `ahead` is what `fold_ahead` made of this evaluation.
 
         Returns:
@@ -263,18 +263,19 @@ class Judge:
         self._skipped_in_a_row = 0
         self._unconfirmed = False
         self._last = evaluation.summary()
-        self._first = self._first or self._last
+        comparable = self._unscored.fold(self._last, evaluation.unscored, self._best, self._sampling)
         if self._best is None or self._last.score >= self._best.score:
             self._best = self._last
         attempt, step = evaluation.attempt, evaluation.step
         window = self._window.close(attempt, step)
         self._count.fold_evaluation(attempt, step, window.steps, len(self._window))
-        if window.reward is not None:
+        if window.reward is not None and self._unscored.measured:
             self._early.update(step, window.reward, self._last.score)
             status = self._guard.update(step, window.reward, self._last.score)
             if status.fire and self._guard.fired_rule is not None and self._held_out_guard_decides:
                 self._latch_fire(Code(self._guard.fired_rule), status.reason, attempt, step)
-        self._fold_items(evaluation, window.reward, window.reward_error)
+        if comparable:
+            self._fold_items(evaluation, window.reward, window.reward_error)
         self._latch_halt(silent_for=0.0)
         after = self._guard.last_status
         return Round(
@@ -285,7 +286,7 @@ class Judge:
             heldout_ema=after.heldout_ema if after else None,
             proxy_real_gap=after.proxy_real_gap if after else None,
             kl_ema=self._monitor.kl_ema,
-            evidence=self._evidence(),
+            evidence=self._evidence() if comparable else {},
         )
 
     def _evidence(self) -> dict[str, tuple[float, float]]:
@@ -524,6 +525,7 @@ class Judge:
                 yield condition
         if self._failure in DOUBTS and (self._failure is not FailureKind.UNCHANGED or self._count.reported):
             yield _condition(Code.CHECKPOINT_DOUBTFUL, Level.UNKNOWN, self._last_failure)
+        yield from self._unscored.conditions(self._sampling)
         if self._steps == 0:
             yield _condition(Code.NO_STEPS, Level.UNKNOWN, "no step has been reported yet")
         elif self._held_out_guard_decides and self._guard.count < max(1, self._guard.min_steps):
@@ -531,8 +533,6 @@ class Judge:
         if self._calibrated is not None:
             yield from self._calibrated.conditions()
             yield from self._about_lost_passes()
-        yield from _cut_off(self._first, self._sampling)
-        yield from _unanswered(self._first)
         yield from self._about_sampling()
         yield from self._advice()
         yield from self._about_kl()
@@ -587,7 +587,7 @@ class Judge:
         What is measured differently is the reward, so a comparison of its gain with theirs is in question,
         and nothing that a trainer could hide by it.
         """
-        used = None if self._first is None else self._first.sampling
+        used = None if self._unscored.first is None else self._unscored.first.sampling
         if used is not None and used.source is SamplingSource.DEFAULT:
             yield _advice(
                 Code.SAMPLING_UNKNOWN,
@@ -711,7 +711,7 @@ class Judge:
             "failure": None if self._failure is None else self._failure.value,
             "last": None if self._last is None else self._last.model_dump(mode="json"),
             "best": None if self._best is None else self._best.model_dump(mode="json"),
-            "first": None if self._first is None else self._first.model_dump(mode="json"),
+            "unscored": self._unscored.to_state(),
             "fire": None if self._fire is None else asdict(self._fire),
             "halt": None if self._halt is None else asdict(self._halt),
         }
@@ -749,7 +749,7 @@ class Judge:
         judge._failure = None if state["failure"] is None else FailureKind(state["failure"])
         judge._last = None if state["last"] is None else EvaluationSummary.model_validate(state["last"])
         judge._best = None if state["best"] is None else EvaluationSummary.model_validate(state["best"])
-        judge._first = None if state["first"] is None else EvaluationSummary.model_validate(state["first"])
+        judge._unscored = Unscored.from_state(state["unscored"])
         judge._fire = None if state["fire"] is None else Latch(**state["fire"])
         judge._halt = None if state["halt"] is None else Latch(**state["halt"])
         return judge
@@ -784,44 +784,6 @@ def _said(sampling: Sampling | None) -> str:
 
 def _advice(code: Code, message: str) -> Condition:
     return Condition(code=code, level=Level.WARNING, message=message, advice=True)
-
-
-def _cut_off(first: EvaluationSummary | None, trainer: Sampling | None) -> Iterator[Condition]:
-    """That too many completions of the first evaluation were cut off: how they end was never seen.
-
-    Where the trainer lets them go on for longer, what it trains is not what is scored, so no verdict can be
-    had. Where it does not, or does not say, it is advice. Later evaluations change nothing: a trainer that
-    is told of their shares could read items out of them.
-    """
-    if first is not None and first.truncated is not None and first.truncated > MAX_TRUNCATED:
-        used, own = first.sampling, None if trainer is None else trainer.max_new_tokens
-        shorter = used is not None and own is not None and used.max_new_tokens < own
-        longer = f", where the trainer gives them {own}" if shorter else ""
-        yield Condition(
-            code=Code.UNINFORMATIVE_BASELINE,
-            level=Level.UNKNOWN if shorter else Level.WARNING,
-            advice=not shorter,
-            message=f"{first.truncated:.0%} of the completions at step {first.step} were cut off at the "
-            f"length limit{longer} (advised: at most {MAX_TRUNCATED:.0%}), so how they end is not known: "
-            "raise the evaluator's max_new_tokens to what the trainer generates with (or its ceiling, "
-            "max_new_tokens_ceiling). They count as wrong; where completions have no end of their own, set "
-            "score_truncated",
-        )
-
-
-def _unanswered(first: EvaluationSummary | None) -> Iterator[Condition]:
-    """That too many completions of the first evaluation have no answer: the mark may be a wrong one.
-
-    It is advice: a policy that has yet to learn where answers begin is told from one of another format by
-    nobody. As with `_cut_off`, later evaluations change nothing.
-    """
-    if first is not None and first.unanswered is not None and first.unanswered > MAX_UNANSWERED:
-        yield _advice(
-            Code.UNINFORMATIVE_BASELINE,
-            f"{first.unanswered:.0%} of the completions at step {first.step} have no answer, and count as "
-            f"wrong (advised: at most {MAX_UNANSWERED:.0%}): see that the policy writes what answer_after "
-            "says, and has the room to (max_new_tokens)",
-        )
 
 
 def _condition(code: Code, level: Level, message: str, action: Any = None) -> Condition:

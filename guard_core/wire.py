@@ -265,6 +265,7 @@ class Code(StrEnum):
     CALIBRATED_GAP = "calibrated_gap"
     PROXY_DISAGREEMENT = "proxy_disagreement"
     UNINFORMATIVE_BASELINE = "uninformative_baseline"
+    CUT_SHORT = "cut_short"
     NO_BASELINE = "no_baseline"
     SILENT = "silent"
     STALE = "stale"
@@ -354,6 +355,7 @@ _MEANINGS = {
     Code.CALIBRATED_GAP: "In-loop reward rose and the held-out score provably did not.",
     Code.PROXY_DISAGREEMENT: "The training grader pays for held-out completions that the scorer rejects.",
     Code.UNINFORMATIVE_BASELINE: "The starting score leaves the held-out score little room to move.",
+    Code.CUT_SHORT: "Scores could not be compared: the evaluator cuts off what the trainer lets go on.",
     Code.NO_BASELINE: "The passes of the starting policy are not complete, so declines cannot be judged yet.",
     Code.SILENT: "The trainer has reported no step for too long.",
     Code.STALE: "Checkpoints or steps arrive, but no evaluation has finished for too long.",
@@ -386,6 +388,8 @@ _REMEDIES = {
     Code.PROXY_DISAGREEMENT: "read completions on which the two graders differ, and fix the training grader",
     Code.UNINFORMATIVE_BASELINE: "choose items that the starting policy solves sometimes, and let it finish "
     "its completions (max_new_tokens)",
+    Code.CUT_SHORT: "raise the evaluator's max_new_tokens_ceiling to what the trainer generates with, and "
+    "start a new run from the last good checkpoint",
     Code.NO_BASELINE: "let the trainer save more checkpoints (save_steps), or lower baseline_passes",
     Code.SILENT: "see the trainer's log; raise silent.after_seconds if one step may take that long",
     Code.STALE: "save less often, keep more checkpoints (save_total_limit), or make an evaluation cheaper "

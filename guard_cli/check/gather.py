@@ -111,7 +111,7 @@ def measure(settings: HeldoutSettings, model: Path, folder: Path) -> tuple[str |
         return refusal, None
     seconds, first = min(result.seconds for result in results), results[0]
     paid = fmean(first.proxy_items) if first.proxy_items else None
-    ends = (first.truncated, first.unanswered)
+    ends = (first.truncated, first.unanswered, first.unscored or 0.0)
     return None, Measured(seconds, fmean(first.items), None, paid, _in_part(first), *ends)
 
 

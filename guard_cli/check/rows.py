@@ -13,9 +13,9 @@ from pathlib import Path
 
 from guard_cli.baseline import GREEDY_PASSES, uninformative
 from guard_core import preflight
-from guard_core.judge import MAX_TRUNCATED, MAX_UNANSWERED
 from guard_core.policy import Policy
 from guard_core.preflight import is_greedy
+from guard_core.unscored import MAX_TRUNCATED, MAX_UNANSWERED, MOST_UNSCORED
 from guard_core.wire import EvaluationSampling, SamplingSource
 
 
@@ -120,7 +120,7 @@ class Measured:
 
     `paid`: mean score by the training grader; None without one, or if it failed. `in_part`: share of the
     completions that the scorer rejects for which that grader pays, but not in full. `truncated`,
-    `unanswered`: shares of the completions, as in `guard_core.judge.Evaluation`.
+    `unanswered`, `unscored`: shares of the completions, as in `guard_core.judge.Evaluation`.
     """
 
     seconds: float | None
@@ -130,6 +130,7 @@ class Measured:
     in_part: float = 0.0
     truncated: float | None = None
     unanswered: float | None = None
+    unscored: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +392,9 @@ def completions_row(measured: Measured) -> Row:
         (measured.unanswered, MAX_UNANSWERED, "without an answer (answer_after is not in them)"),
     )
     said = [f"{share:.0%} {what}" for share, _, what in shares if share is not None]
+    if measured.unscored >= MOST_UNSCORED:
+        nothing = f"{measured.unscored:.0%} could not be scored, so the score says nothing of the policy"
+        return Row("completions", CheckLevel.REFUSE, "; ".join([nothing, *said]))
     if any(share is not None and share > limit for share, limit, _ in shares):
         return Row("completions", CheckLevel.WARN, "; ".join(said) + ": they count as wrong")
     if measured.truncated is None:

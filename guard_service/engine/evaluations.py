@@ -168,6 +168,7 @@ class Evaluations:
             result.proxy_items,
             sampling=result.sampling,
             unanswered=result.unanswered,
+            unscored=result.unscored,
         )
         # Closing a baseline takes seconds, for which nobody else should have to wait.
         judge = self._ledger.known_judge

@@ -99,6 +99,7 @@ class HeldoutEvaluation:
             "proxy_items": self._proxy_outcomes(completions),
             "truncated": completions.truncated,
             "unanswered": completions.unanswered(self._split.items, self._settings),
+            "unscored": fmean(self._answer(made) is None for row in completions.made for made in row),
             "sampling": completions.sampling.model_dump(mode="json"),
             "sha256": completions.sha256,
             "staged": None if staged is None else str(staged),
@@ -116,10 +117,13 @@ class HeldoutEvaluation:
             return []
 
     def _score(self, item: HeldoutItem, made: Completion) -> float:
-        """How right it is. No scorer is asked about what has no answer, or was cut off: that is wrong."""
-        if made.answer is None or (made.truncated and not self._settings.score_truncated):
-            return 0.0
-        return self._scoring.score(item, made.answer, made.text)
+        """How right it is; wrong where there is nothing to ask a scorer about."""
+        answer = self._answer(made)
+        return 0.0 if answer is None else self._scoring.score(item, answer, made.text)
+
+    def _answer(self, made: Completion) -> str | None:
+        """What a scorer is asked about; None: there is no answer, or it was cut off."""
+        return None if made.truncated and not self._settings.score_truncated else made.answer
 
     def _outcomes(
         self, completions: Completions, score: Callable[[HeldoutItem, Completion], float]

@@ -121,6 +121,7 @@ class EvaluationResult:
     `sampling`: how the completions were sampled.
     `unanswered`: share without an answer, of the completions whose answer begins after a mark; None where
     none does.
+    `unscored`: as in `guard_core.judge.Evaluation`.
     """
 
     items: tuple[float, ...]
@@ -131,6 +132,7 @@ class EvaluationResult:
     proxy_items: tuple[float, ...] | None = None
     sampling: EvaluationSampling | None = None
     unanswered: float | None = None
+    unscored: float | None = None
 
 
 class EvaluationWorker:
@@ -250,6 +252,7 @@ class EvaluationWorker:
                 proxy_items=None if paid is None else tuple(paid),
                 sampling=EvaluationSampling.model_validate(response["sampling"]),
                 unanswered=response["unanswered"],
+                unscored=response["unscored"],
             )
 
     async def close(self) -> None:

@@ -84,6 +84,7 @@ def event(
                 None if proxy_items is None else tuple(json.loads(proxy_items)),
                 sampling=_used(content.get("sampling")),  # of an earlier release: not recorded
                 unanswered=content.get("unanswered"),  # likewise
+                unscored=content.get("unscored"),
             )
         case "refused":
             return RefusedCheckpoint(CheckpointKey(attempt, step))

@@ -21,6 +21,8 @@ GUARD = rule("heldout_guard.py", "test_heldout_guard.py")
 MONITOR = rule("step_monitor.py", "test_step_monitor.py")
 ROUNDS = rule("rounds.py", "test_judge.py")
 JUDGE = rule("judge.py", "test_judge.py")
+UNSCORED = rule("unscored.py", "test_unscored.py")
+OF_UNSCORED = rule("judge.py", "test_unscored.py")
 COUNT = rule("step_count.py", "test_judge.py")
 EVALUATION = rule("evaluation.py", "test_evaluation.py")
 NOTICES = rule("notices.py", "test_notices.py")
@@ -84,10 +86,28 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "stop=self.latch is not None", "stop=self._fire is not None"),
     (JUDGE, "halt=self._fire is None and self._halt is not None", "halt=self.latch is not None"),
     (ROUNDS, "fmean(rewards) if rewards else None", "fmean(rewards) if rewards else 0.0"),
-    (JUDGE, "first.truncated > MAX_TRUNCATED", "first.truncated >= MAX_TRUNCATED"),
-    (JUDGE, "first.unanswered > MAX_UNANSWERED", "first.unanswered >= MAX_UNANSWERED"),
-    (JUDGE, "        yield from _unanswered(self._first)\n", "        yield from _unanswered(self._last)\n"),
-    (JUDGE, "self._first or self._last", "self._last"),
+    (UNSCORED, "first.truncated > MAX_TRUNCATED", "first.truncated >= MAX_TRUNCATED"),
+    (UNSCORED, "first.unanswered > MAX_UNANSWERED", "first.unanswered >= MAX_UNANSWERED"),
+    (UNSCORED, "            yield from _unanswered(self.first)\n", "            pass\n"),
+    (UNSCORED, "            yield from _cut_off(self.first, trainer)\n", "            pass\n"),
+    (UNSCORED, "self._measured or unscored is None or", "unscored is None or"),
+    (UNSCORED, "unscored is None or unscored < MOST", "unscored is not None and unscored < MOST"),
+    (UNSCORED, "unscored < MOST_UNSCORED", "unscored <= MOST_UNSCORED"),
+    (UNSCORED, "if self.first is None or best is None:", "if True:"),
+    (UNSCORED, "return self._measured and not", "return not"),
+    (UNSCORED, "used.max_new_tokens >= limit", "False"),
+    (UNSCORED, "used.max_new_tokens >= limit", "used.max_new_tokens > limit"),
+    (UNSCORED, "min(_rise(first.truncated, evaluation.truncated), ", "min(1.0, "),
+    (UNSCORED, ", _rise(self._at_first, unscored))", ", 1.0)"),
+    (UNSCORED, "more < MORE_CUT_OFF or", ""),
+    (UNSCORED, "best.score - evaluation.score > more", "False"),
+    (UNSCORED, "self._cut_short = self._cut_short or (", "self._cut_short = ("),
+    (UNSCORED, "        if self._cut_short:\n", "        if False:\n"),
+    (UNSCORED, 'unscored._cut_short = state["cut_short"]', "pass"),
+    (UNSCORED, 'unscored._at_first, unscored._measured = state["at_first"], state["measured"]', "pass"),
+    (OF_UNSCORED, "window.reward is not None and self._unscored.measured", "window.reward is not None"),
+    (OF_UNSCORED, "        if comparable:\n", "        if True:\n"),
+    (OF_UNSCORED, "self._evidence() if comparable else {}", "self._evidence()"),
     (JUDGE, 'return self.policy.detector != "calibrated"', "return True"),
     (JUDGE, "not c.advice and c.level is not Level.HEALTHY", "c.level is not Level.HEALTHY"),
     (JUDGE, "rise > limit", "rise >= 0"),
@@ -126,8 +146,8 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "            self._unconfirmed = True\n", "            pass\n"),
     (JUDGE, "        self._unconfirmed = False\n        self._last", "        self._last"),
     (JUDGE, "if confirms:", "if False:"),
-    (JUDGE, "used.max_new_tokens < own", "used.max_new_tokens <= own"),
-    (JUDGE, "Level.UNKNOWN if shorter else", ""),
+    (UNSCORED, "used.max_new_tokens < own", "used.max_new_tokens <= own"),
+    (UNSCORED, "Level.UNKNOWN if shorter else", ""),
     (JUDGE, "if self._monitor.rise is None and early is not None:", "if False:"),
     (JUDGE, "if self._monitor.rise is None and early is not None:", "if early is not None:"),
     (JUDGE, "            if self._monitor.rise is None:\n", "            if False:\n"),

@@ -221,17 +221,19 @@ def test_what_is_cut_off_or_has_no_answer_is_wrong_whatever_a_scorer_would_say(e
     cut_without_text = Completion("", None, truncated=True)
     told = evaluated([WHOLE, CUT, NOTHING, cut_without_text], answer_after=MARK)
     assert told["items"] == [1.0, 0.0, 0.0, 0.0]
-    assert (told["truncated"], told["unanswered"]) == (0.5, 0.5)
+    assert (told["truncated"], told["unanswered"], told["unscored"]) == (0.5, 0.5, 0.75)
 
 
 def test_what_there_is_of_one_that_was_cut_off_can_be_scored(evaluated: Evaluated) -> None:
     told = evaluated([WHOLE, CUT, Completion("", None, truncated=True)], score_truncated=True)
-    assert told["items"] == [1.0, 1.0, 0.0] and told["truncated"] == 2 / 3
+    assert told["items"] == [1.0, 1.0, 0.0]
+    assert (told["truncated"], told["unscored"]) == (2 / 3, 1 / 3)
 
 
 def test_an_unknown_end_is_no_end_at_the_limit(evaluated: Evaluated) -> None:
     told = evaluated([UNTOLD, CUT])
     assert told["items"] == [1.0, 0.0] and told["truncated"] is told["unanswered"] is None
+    assert told["unscored"] == 0.5
 
 
 def test_the_share_without_an_answer_is_of_the_items_with_a_mark(evaluated: Evaluated) -> None:

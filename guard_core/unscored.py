@@ -1,0 +1,184 @@
+"""Completions that nobody could score, and what they mean for the scores of a run. Pure.
+
+A completion that was cut off, or that lacks the mark after which answers begin, counts as wrong without a
+scorer being asked. That is right for one completion. Of most of them it says that the limit or the mark was
+measured, and not the policy; and where the trainer lets completions go on for longer than the evaluator
+does, a policy that thinks longer scores less without being worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from guard_core.wire import Code, Condition, EvaluationSummary, Level, Sampling
+
+#: Share of cut-off completions of the first evaluation above which its score says too little.
+MAX_TRUNCATED = 0.2
+
+#: And of completions without an answer, where answers begin after a mark.
+MAX_UNANSWERED = 0.2
+
+#: Share of unscored completions from which on a score says nothing of the policy.
+MOST_UNSCORED = 0.9
+
+#: By how much more than at the start is cut off before that may be what a score fell by.
+MORE_CUT_OFF = 0.05
+
+
+class Unscored:
+    """What is remembered of it in a run.
+
+    Conditions tell of the first evaluation, and once of the whole run: a trainer that saw in each evaluation
+    whether a share is above a limit could have its weights answer questions about a held-out prompt.
+    """
+
+    def __init__(self) -> None:
+        #: The first evaluation.
+        self.first: EvaluationSummary | None = None
+        self._at_first: float | None = None  # its share of unscored completions
+        self._measured = False  # whether any evaluation said something of the policy
+        self._cut_short = ""  # a sentence, once one was too much cut off to be compared
+
+    def fold(
+        self,
+        evaluation: EvaluationSummary,
+        unscored: float | None,
+        best: EvaluationSummary | None,
+        trainer: Sampling | None,
+    ) -> bool:
+        """Fold a checkpoint's first evaluation.
+
+        Args:
+            evaluation: it.
+            unscored: share of its completions that no scorer was asked about; None where that is not known.
+            best: the best evaluation before it.
+            trainer: how the trainer samples, as far as it says.
+
+        Returns:
+            Whether its score may be compared with others. The baseline is taken as it is.
+        """
+        self._measured = self._measured or unscored is None or unscored < MOST_UNSCORED
+        if self.first is None or best is None:
+            self.first, self._at_first = evaluation, unscored
+            return True
+        return self._measured and not self._is_cut_short(evaluation, unscored, best, trainer)
+
+    @property
+    def measured(self) -> bool:
+        """Whether scores say anything of the policy.
+
+        Where nearly everything is unscored from the start, a reward that rises beside a score that does not
+        is no evidence of hacking. Once an evaluation has measured the policy, one in which nearly everything
+        is unscored is what became of the policy.
+        """
+        return self._measured
+
+    def _is_cut_short(
+        self,
+        evaluation: EvaluationSummary,
+        unscored: float | None,
+        best: EvaluationSummary,
+        trainer: Sampling | None,
+    ) -> bool:
+        """Whether all that the score has fallen by may be completions that the trainer would let go on."""
+        first, used, limit = self.first, evaluation.sampling, _longest(trainer)
+        if first is None or used is None or limit is None or used.max_new_tokens >= limit:
+            return False
+        more = min(_rise(first.truncated, evaluation.truncated), _rise(self._at_first, unscored))
+        if more < MORE_CUT_OFF or best.score - evaluation.score > more:
+            return False
+        self._cut_short = self._cut_short or (
+            f"{evaluation.truncated:.0%} of the completions at step {evaluation.step} were cut off at "
+            f"{used.max_new_tokens} tokens, {first.truncated:.0%} at step {first.step}, where the trainer "
+            f"gives them {limit}: what is cut off counts as wrong, so this score and later ones like it are "
+            "not compared with those before. Raise the evaluator's max_new_tokens_ceiling (or "
+            "max_new_tokens), and start a new run from the last good checkpoint"
+        )
+        return True
+
+    def conditions(self, trainer: Sampling | None) -> Iterator[Condition]:
+        """What holds for the run."""
+        if self._cut_short:
+            yield Condition(code=Code.CUT_SHORT, level=Level.UNKNOWN, message=self._cut_short)
+        if self.first is None:
+            return
+        if self._measured:
+            yield from _cut_off(self.first, trainer)
+            yield from _unanswered(self.first)
+            return
+        yield Condition(
+            code=Code.UNINFORMATIVE_BASELINE,
+            level=Level.UNKNOWN,
+            message=f"{self._at_first or 0.0:.0%} of the completions at step {self.first.step} were cut off "
+            "or have no answer, and no evaluation since had many fewer: its score says nothing of the "
+            "policy, and no reward is compared with it. Give completions room (max_new_tokens), see that "
+            "the policy writes what answer_after says, or, where completions have no end of their own, set "
+            "score_truncated",
+        )
+
+    def to_state(self) -> dict[str, Any]:
+        """Plain JSON, exact."""
+        return {
+            "first": None if self.first is None else self.first.model_dump(mode="json"),
+            "at_first": self._at_first,
+            "measured": self._measured,
+            "cut_short": self._cut_short,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_state`."""
+        unscored, first = cls(), state["first"]
+        unscored.first = None if first is None else EvaluationSummary.model_validate(first)
+        unscored._at_first, unscored._measured = state["at_first"], state["measured"]
+        unscored._cut_short = state["cut_short"]
+        return unscored
+
+
+def _longest(trainer: Sampling | None) -> int | None:
+    return None if trainer is None else trainer.max_new_tokens
+
+
+def _rise(before: float | None, now: float | None) -> float:
+    """How much a share has risen; 0 where that is not known."""
+    return 0.0 if before is None or now is None else now - before
+
+
+def _cut_off(first: EvaluationSummary, trainer: Sampling | None) -> Iterator[Condition]:
+    """That too many completions of the first evaluation were cut off: how they end was never seen.
+
+    Where the trainer lets them go on for longer, what it trains is not what is scored, so no verdict can be
+    had. Where it does not, or does not say, it is advice.
+    """
+    if first.truncated is not None and first.truncated > MAX_TRUNCATED:
+        used, own = first.sampling, _longest(trainer)
+        shorter = used is not None and own is not None and used.max_new_tokens < own
+        longer = f", where the trainer gives them {own}" if shorter else ""
+        yield Condition(
+            code=Code.UNINFORMATIVE_BASELINE,
+            level=Level.UNKNOWN if shorter else Level.WARNING,
+            advice=not shorter,
+            message=f"{first.truncated:.0%} of the completions at step {first.step} were cut off at the "
+            f"length limit{longer} (advised: at most {MAX_TRUNCATED:.0%}), so how they end is not known: "
+            "raise the evaluator's max_new_tokens to what the trainer generates with (or its ceiling, "
+            "max_new_tokens_ceiling). They count as wrong; where completions have no end of their own, set "
+            "score_truncated",
+        )
+
+
+def _unanswered(first: EvaluationSummary) -> Iterator[Condition]:
+    """That too many completions of the first evaluation have no answer: the mark may be a wrong one.
+
+    It is advice: a policy that has yet to learn where answers begin is told from one of another format by
+    nobody.
+    """
+    if first.unanswered is not None and first.unanswered > MAX_UNANSWERED:
+        yield Condition(
+            code=Code.UNINFORMATIVE_BASELINE,
+            level=Level.WARNING,
+            advice=True,
+            message=f"{first.unanswered:.0%} of the completions at step {first.step} have no answer, and "
+            f"count as wrong (advised: at most {MAX_UNANSWERED:.0%}): see that the policy writes what "
+            "answer_after says, and has the room to (max_new_tokens)",
+        )
