@@ -12,10 +12,11 @@ from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ConditionStatus, Phase
 from guard_operator.api.wording import invalid_spec
 from guard_operator.reconcile.actuate import Actuator
-from guard_operator.reconcile.decide import condition_of, decide
+from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.gather import Gatherer
 from guard_operator.reconcile.parse import parse_job, read_status
+from guard_operator.reconcile.snapshot import condition_of
 from guard_operator.runtime.client import Json
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,6 @@ from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
 from guard_operator.api.types import (
     ConditionStatus,
     Phase,
-    Status,
     StopMethod,
     StopStatus,
     WorkloadRef,
@@ -34,7 +33,27 @@ from guard_operator.reconcile.decision import (
     Report,
     StopWorkload,
 )
-from guard_operator.reconcile.snapshot import Disruption, Job, Pod, Preparation, Snapshot, guard_of
+from guard_operator.reconcile.halts import (
+    halt_due,
+    held_back,
+    is_at_once,
+    is_running,
+    is_silent,
+    is_to_stop,
+    silence_message,
+    unguarded_pod,
+    without_guard,
+)
+from guard_operator.reconcile.snapshot import (
+    Disruption,
+    Job,
+    Pod,
+    Preparation,
+    Snapshot,
+    condition_of,
+    guard_of,
+    is_true,
+)
 
 #: How long one way of stopping may go without effect before the next harder one is asked for.
 REASSERT_SECONDS = 15.0
@@ -163,8 +182,8 @@ class _Conditions:
 
     def _silent(self, snapshot: Snapshot) -> ConditionStatus:
         if is_silent(snapshot):
-            reason = Reason.MOST_SILENT if _is_at_once(snapshot) else Reason.GUARD_SILENT
-            status, message = "True", _silence(snapshot)
+            reason = Reason.MOST_SILENT if is_at_once(snapshot) else Reason.GUARD_SILENT
+            status, message = "True", silence_message(snapshot)
         elif snapshot.deaf:
             status, reason, message = "Unknown", Reason.WATCH_INTERRUPTED, Reason.WATCH_INTERRUPTED.meaning
         elif snapshot.heartbeat_age is None:
@@ -179,7 +198,7 @@ class _Conditions:
         before = condition_of(self._job.status, ConditionType.HALTED)
         if before is not None and before.status == "True":
             return before
-        if (due := _halt_due(snapshot)) is not None:
+        if (due := halt_due(snapshot)) is not None:
             return self.make(ConditionType.HALTED, "True", *due)
         return None
 
@@ -200,75 +219,6 @@ def _last_verdict(job: Job) -> str:
     last = guard_of(job)
     at = f"{last.heartbeat:%Y-%m-%dT%H:%M:%SZ}" if last.heartbeat else "an unknown time"
     return f"its last verdict, of {at}: {last.level} ({last.code}) at step {last.step}: {last.reason}"
-
-
-def condition_of(status: Status, kind: ConditionType) -> ConditionStatus | None:
-    """The condition of this type, if there is one."""
-    return next((c for c in status.conditions if c.type == kind), None)
-
-
-def is_silent(snapshot: Snapshot) -> bool:
-    """Whether the guard has not reported for longer than the job allows."""
-    age = snapshot.heartbeat_age
-    return age is not None and age > snapshot.job.spec.on_silence.after_seconds
-
-
-def must_be_live(snapshot: Snapshot) -> bool:
-    """Whether this snapshot leads to what must not come from a cache: a silent guard, or a new halt.
-
-    A run that is to be stopped anyway waits for no request.
-    """
-    return not _is_to_stop(snapshot.job) and (is_silent(snapshot) or _halt_due(snapshot) is not None)
-
-
-def _halt_due(snapshot: Snapshot) -> tuple[Reason, str] | None:
-    """Which action halts the run now, and why; None: none does."""
-    if (halt := guard_of(snapshot.job).halt) is not None:
-        return Reason.GUARD_HALT, f"{halt.code} at step {halt.step}: {halt.reason}"
-    if is_silent(snapshot) and _stops_silence(snapshot) and not _held_back(snapshot):
-        return Reason.GUARD_SILENT, _silence(snapshot)
-    return None
-
-
-def _is_to_stop(job: Job) -> bool:
-    """Whether the status says already that the run must stop: a fire, or a halt that was written down."""
-    written = any(_is_true(job.status, kind) for kind in (ConditionType.FIRED, ConditionType.HALTED))
-    return written or guard_of(job).fire is not None
-
-
-def _stops_silence(snapshot: Snapshot) -> bool:
-    return snapshot.job.spec.on_silence.action == "Stop"
-
-
-def _held_back(snapshot: Snapshot) -> str:
-    """Why a silence is not this guard's fault, so that it stops no run; "" if it may be."""
-    if _unguarded(snapshot) is not None:
-        return ""
-    if _is_at_once(snapshot):
-        return "most guards fell silent at once, so the fault is not this guard's and no run is stopped"
-    lost = next((pod for pod in snapshot.pods if pod.guarded and pod.cut_off and _runs(pod)), None)
-    if lost is not None:
-        return f"node {lost.node} does not respond, so its guard cannot report and no run is stopped"
-    return ""
-
-
-def _is_at_once(snapshot: Snapshot) -> bool:
-    """Whether this silence is that of most guards; a rank 0 without its guard is a case of its own."""
-    return snapshot.most_silent and _unguarded(snapshot) is None
-
-
-def _silence(snapshot: Snapshot) -> str:
-    limit = snapshot.job.spec.on_silence.after_seconds
-    if (unguarded := _unguarded(snapshot)) is not None:
-        return f"{_without_guard(unguarded)}, for more than {limit} s"
-    message = f"no heartbeat of the guard for more than {limit} s while its pod runs"
-    why = _held_back(snapshot) if _stops_silence(snapshot) else ""
-    return f"{message}; {why}" if why else message
-
-
-def _is_true(status: Status, kind: ConditionType) -> bool:
-    condition = condition_of(status, kind)
-    return condition is not None and condition.status == "True"
 
 
 # -- stages ----------------------------------------------------------------------------------------------
@@ -297,7 +247,7 @@ def _last_word(snapshot: Snapshot) -> Decision | None:
 
 def _halt(snapshot: Snapshot, says: _Conditions) -> Decision | None:
     """An action halts the run: that is written down, and acted on once it stands in the status."""
-    if _is_to_stop(snapshot.job) or _halt_due(snapshot) is None:
+    if is_to_stop(snapshot.job) or halt_due(snapshot) is None:
         return None
     if not snapshot.live:
         return Decision(_as_it_is(snapshot.job), look_again=STOPPING_SECONDS)
@@ -328,7 +278,7 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
         actions = (CaptureEvidence(final=False), *_stop_actions(snapshot, stop.method))
     else:
         stop = stop.model_copy(update={"empty_since": None})
-        if _is_true(job.status, ConditionType.STOPPED):
+        if is_true(job.status, ConditionType.STOPPED):
             # It had its effect, and somebody resumed the run since: the same request once more, from now. A
             # run that is resumed before it was called stopped has one that keeps it from stopping.
             stop = stop.model_copy(update={"requested_at": now})
@@ -356,7 +306,7 @@ def _empty(snapshot: Snapshot, says: _Conditions, stop: StopStatus, now: datetim
     lasted = (now - stop.empty_since).total_seconds()
     settle = SETTLE_SECONDS if stop.method == _first_method(snapshot) else SETTLE_ESCALATED_SECONDS
     again: float | None
-    if lasted >= settle or _is_true(job.status, ConditionType.STOPPED):
+    if lasted >= settle or is_true(job.status, ConditionType.STOPPED):
         stop = stop.model_copy(update={"stopped_at": stop.stopped_at or now})
         stopped = says.make(ConditionType.STOPPED, "True", Reason.NO_PODS_LEFT, _EMPTY)
         phase, again = Phase.STOPPED, LATER_SECONDS if lasted < LATER_SECONDS else None
@@ -462,7 +412,7 @@ def _shown(pod: Pod, now: datetime) -> str:
 def _over(snapshot: Snapshot, now: datetime) -> Decision | None:
     """A run that ended by itself stays as it ended, whatever is cleaned up later."""
     for kind, phase in _OVER.items():
-        if _is_true(snapshot.job.status, kind):
+        if is_true(snapshot.job.status, kind):
             report = replace(_as_it_is(snapshot.job), phase=phase)
             ended = condition_of(snapshot.job.status, kind)
             assert ended is not None
@@ -549,7 +499,7 @@ def _succeeded(snapshot: Snapshot, says: _Conditions, message: str) -> Condition
     """A plain success only where all was judged: what was not has not passed."""
     last = guard_of(snapshot.job)
     missing = not_judged(last, wait_longer="set RLGUARD_DRAIN_SECONDS in the template higher")
-    if _is_true(snapshot.job.status, ConditionType.GUARD_SILENT):
+    if is_true(snapshot.job.status, ConditionType.GUARD_SILENT):
         missing = "; ".join(filter(None, ("the guard was silent when the trainer ended", missing)))
     if not missing:
         message = "; ".join(filter(None, (message, steps_after(last))))
@@ -622,23 +572,14 @@ def _running(snapshot: Snapshot, says: _Conditions) -> Decision:
 
 def _guarded(snapshot: Snapshot, says: _Conditions) -> ConditionStatus:
     """The workload was created with its guard; that its pods have it is seen from the pods."""
-    if (unguarded := _unguarded(snapshot)) is not None:
-        message = f"{_without_guard(unguarded)}: something between operator and kubelet took it"
+    if (unguarded := unguarded_pod(snapshot)) is not None:
+        message = f"{without_guard(unguarded)}: something between operator and kubelet took it"
         return says.make(ConditionType.GUARDED, "False", Reason.GUARD_MISSING, message)
-    changed = next((pod for pod in snapshot.pods if pod.guarded and pod.changed and _runs(pod)), None)
+    changed = next((pod for pod in snapshot.pods if pod.guarded and pod.changed and is_running(pod)), None)
     if changed is not None:
         message = f"the guard in pod {changed.name} is not as it was injected: something changed it since"
         return says.make(ConditionType.GUARDED, "False", Reason.GUARD_CHANGED, message)
     return says.make(ConditionType.GUARDED, "True", Reason.WORKLOAD_CREATED, Reason.WORKLOAD_CREATED.meaning)
-
-
-def _unguarded(snapshot: Snapshot) -> Pod | None:
-    """A pod in which rank 0 runs without its guard."""
-    return next((pod for pod in snapshot.pods if pod.rank0 and not pod.guarded and _runs(pod)), None)
-
-
-def _without_guard(pod: Pod) -> str:
-    return f"rank 0 runs in pod {pod.name} without its guard"
 
 
 def _is_watched(snapshot: Snapshot) -> bool:
@@ -669,7 +610,7 @@ def _until_silence(snapshot: Snapshot) -> float | None:
         return RUNNING_SECONDS
     if snapshot.heartbeat_age is None:
         return None
-    if is_silent(snapshot) and _held_back(snapshot):
+    if is_silent(snapshot) and held_back(snapshot):
         return HELD_BACK_SECONDS
     left = snapshot.job.spec.on_silence.after_seconds - snapshot.heartbeat_age
     return min(RUNNING_SECONDS, left + 0.1) if left >= 0 else RUNNING_SECONDS
@@ -678,14 +619,10 @@ def _until_silence(snapshot: Snapshot) -> float | None:
 def _noted_disruption(snapshot: Snapshot, says: _Conditions) -> ConditionStatus | None:
     """A disruption is noted while its pod is still there, and forgotten once the guarded pod runs again."""
     taken = _disruption(snapshot)
-    healthy = any(_runs(pod) for pod in snapshot.pods if pod.guarded)
+    healthy = any(is_running(pod) for pod in snapshot.pods if pod.guarded)
     if taken is None or (healthy and _disrupted_pod(snapshot) is None):
         return None
     return says.make(ConditionType.DISRUPTED, "False", taken[0], taken[1])
-
-
-def _runs(pod: Pod) -> bool:
-    return pod.phase == "Running" and not pod.terminating
 
 
 def _workload_ref(snapshot: Snapshot) -> WorkloadRef | None:

@@ -18,11 +18,11 @@ from pydantic import ValidationError
 
 from guard_operator.adapters import WorkloadAdapter, find
 from guard_operator.api import names
-from guard_operator.api.reasons import ConditionType, Reason
+from guard_operator.api.reasons import Reason
 from guard_operator.api.types import GuardStatus
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.decide import condition_of, must_be_live
 from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.reconcile.halts import is_to_stop, must_be_live
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.obstacles import Late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job
@@ -244,14 +244,7 @@ class Gatherer:
 
 def _is_stopping(job: Job) -> bool:
     """Whether this job is being, or will now be, torn down; errs on the side of reading live."""
-    fired, halted = (condition_of(job.status, kind) for kind in (ConditionType.FIRED, ConditionType.HALTED))
-    guard = guard_of(job)
-    return (
-        guard.fire is not None
-        or guard.halt is not None
-        or job.status.stop is not None
-        or any(condition is not None and condition.status == "True" for condition in (fired, halted))
-    )
+    return is_to_stop(job) or guard_of(job).halt is not None or job.status.stop is not None
 
 
 def _was_created(job: Job) -> bool:

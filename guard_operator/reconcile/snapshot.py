@@ -1,4 +1,4 @@
-"""What the operator knows about one job at one moment: frozen values, no behaviour.
+"""What the operator knows about one job at one moment: frozen values, and what is looked up in them.
 
 `gather` builds a `Snapshot`, `decide` turns it into a `Decision`, `actuate` carries that out.
 """
@@ -11,8 +11,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from guard_operator.adapters import WorkloadState
-from guard_operator.api.reasons import Reason
+from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import (
+    ConditionStatus,
     GuardStatus,
     Latched,
     Spec,
@@ -146,3 +147,14 @@ class Snapshot:
 def guard_of(job: Job) -> GuardStatus:
     """What the guard reports; empty while it has not."""
     return job.status.guard or GuardStatus()
+
+
+def condition_of(status: Status, kind: ConditionType) -> ConditionStatus | None:
+    """The condition of this type, if there is one."""
+    return next((c for c in status.conditions if c.type == kind), None)
+
+
+def is_true(status: Status, kind: ConditionType) -> bool:
+    """Whether there is such a condition and it holds."""
+    condition = condition_of(status, kind)
+    return condition is not None and condition.status == "True"

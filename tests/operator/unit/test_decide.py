@@ -28,9 +28,7 @@ from guard_operator.reconcile.decide import (
     SETTLE_ESCALATED_SECONDS,
     SETTLE_SECONDS,
     STOPPING_SECONDS,
-    condition_of,
     decide,
-    must_be_live,
 )
 from guard_operator.reconcile.decision import (
     CaptureEvidence,
@@ -40,7 +38,17 @@ from guard_operator.reconcile.decision import (
     RecordLatches,
     StopWorkload,
 )
-from guard_operator.reconcile.snapshot import Disruption, Job, Pod, Preparation, Snapshot, Waiting, Workload
+from guard_operator.reconcile.halts import must_be_live
+from guard_operator.reconcile.snapshot import (
+    Disruption,
+    Job,
+    Pod,
+    Preparation,
+    Snapshot,
+    Waiting,
+    Workload,
+    condition_of,
+)
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(hours=1)

@@ -15,9 +15,8 @@ from pydantic import ValidationError
 from guard_core.policy import Policy
 from guard_operator.api.reasons import ConditionType
 from guard_operator.api.types import OnFire, Phase
-from guard_operator.reconcile.decide import condition_of
 from guard_operator.reconcile.parse import UNREADABLE, parse_job, read_policy
-from guard_operator.reconcile.snapshot import guard_of
+from guard_operator.reconcile.snapshot import condition_of, guard_of
 
 Json = dict[str, Any]
 

@@ -1,0 +1,84 @@
+"""Whether a run is to be halted, and why: its guard halted it, or its guard is silent. Pure, over a snapshot.
+
+`gather` asks what must be read live before it is believed, `decide` what to do about it.
+"""
+
+from __future__ import annotations
+
+from guard_operator.api.reasons import ConditionType, Reason
+from guard_operator.reconcile.snapshot import Job, Pod, Snapshot, guard_of, is_true
+
+
+def must_be_live(snapshot: Snapshot) -> bool:
+    """Whether this snapshot leads to what must not come from a cache: a silent guard, or a new halt.
+
+    A run that is to be stopped anyway waits for no request.
+    """
+    return not is_to_stop(snapshot.job) and (is_silent(snapshot) or halt_due(snapshot) is not None)
+
+
+def halt_due(snapshot: Snapshot) -> tuple[Reason, str] | None:
+    """Which action halts the run now, and why; None: none does."""
+    if (halt := guard_of(snapshot.job).halt) is not None:
+        return Reason.GUARD_HALT, f"{halt.code} at step {halt.step}: {halt.reason}"
+    if is_silent(snapshot) and _stops_silence(snapshot) and not held_back(snapshot):
+        return Reason.GUARD_SILENT, silence_message(snapshot)
+    return None
+
+
+def is_to_stop(job: Job) -> bool:
+    """Whether the status says already that the run must stop: a fire, or a halt that was written down."""
+    written = any(is_true(job.status, kind) for kind in (ConditionType.FIRED, ConditionType.HALTED))
+    return written or guard_of(job).fire is not None
+
+
+def is_silent(snapshot: Snapshot) -> bool:
+    """Whether the guard has not reported for longer than the job allows."""
+    age = snapshot.heartbeat_age
+    return age is not None and age > snapshot.job.spec.on_silence.after_seconds
+
+
+def _stops_silence(snapshot: Snapshot) -> bool:
+    return snapshot.job.spec.on_silence.action == "Stop"
+
+
+def held_back(snapshot: Snapshot) -> str:
+    """Why a silence is not this guard's fault, so that it stops no run; "" if it may be."""
+    if unguarded_pod(snapshot) is not None:
+        return ""
+    if is_at_once(snapshot):
+        return "most guards fell silent at once, so the fault is not this guard's and no run is stopped"
+    lost = next((pod for pod in snapshot.pods if pod.guarded and pod.cut_off and is_running(pod)), None)
+    if lost is not None:
+        return f"node {lost.node} does not respond, so its guard cannot report and no run is stopped"
+    return ""
+
+
+def is_at_once(snapshot: Snapshot) -> bool:
+    """Whether this silence is that of most guards; a rank 0 without its guard is a case of its own."""
+    return snapshot.most_silent and unguarded_pod(snapshot) is None
+
+
+def silence_message(snapshot: Snapshot) -> str:
+    """What is to be said of a silent guard, and why its run goes on although its silence should stop it."""
+    limit = snapshot.job.spec.on_silence.after_seconds
+    if (unguarded := unguarded_pod(snapshot)) is not None:
+        return f"{without_guard(unguarded)}, for more than {limit} s"
+    message = f"no heartbeat of the guard for more than {limit} s while its pod runs"
+    why = held_back(snapshot) if _stops_silence(snapshot) else ""
+    return f"{message}; {why}" if why else message
+
+
+def unguarded_pod(snapshot: Snapshot) -> Pod | None:
+    """A pod in which rank 0 runs without its guard."""
+    return next((pod for pod in snapshot.pods if pod.rank0 and not pod.guarded and is_running(pod)), None)
+
+
+def without_guard(pod: Pod) -> str:
+    """The sentence about such a pod."""
+    return f"rank 0 runs in pod {pod.name} without its guard"
+
+
+def is_running(pod: Pod) -> bool:
+    """Whether its containers run and nobody has asked for its end."""
+    return pod.phase == "Running" and not pod.terminating
