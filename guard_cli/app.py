@@ -23,7 +23,7 @@ def build_app(chosen: str | None, program: Program = RLGUARD) -> typer.Typer:
     return app
 
 
-def run(app: typer.Typer, arguments: Sequence[str], program: Program) -> None:
+def run_program(app: typer.Typer, arguments: Sequence[str], program: Program) -> None:
     """Run a command; ends with `SystemExit`, or with the command's `CliError`."""
     typer.main.get_command(app).main(list(arguments), prog_name=program.name)
 

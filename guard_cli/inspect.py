@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from guard_cli.epilog import epilog
-from guard_cli.status import plain, verdict_lines
+from guard_cli.status import verdict_lines
 from guard_cli.stored import read_store, state_dir_of
+from guard_cli.terminal import plain
 
 EPILOG = epilog("rlguard inspect state", "rlguard inspect rlguard-runs/20260102-030405 --json")
 

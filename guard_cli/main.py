@@ -33,10 +33,10 @@ def _main(program: Program, argv: Sequence[str]) -> None:
     if missing is not None:
         print(missing, file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
-    from guard_cli.app import build_app, run
+    from guard_cli.app import build_app, run_program
 
     try:
-        run(build_app(chosen, program), arguments, program)
+        run_program(build_app(chosen, program), arguments, program)
     except CliError as error:
         print(f"{name}: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None

@@ -119,8 +119,7 @@ def serve(
     }
     file = options.read_config(config)
     settings = options.make_settings(file, {**_tokens_beside_the_store(file, given), **given})
-    from guard_service.__main__ import log_as
-    from guard_service.__main__ import serve as serve_guard
+    from guard_service.__main__ import log_as, serve_guard
     from guard_service.errors import GuardError
 
     log_as(settings.log_format)

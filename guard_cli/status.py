@@ -21,6 +21,7 @@ from guard_cli.cluster import (
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.stored import read_store, state_dir_of
+from guard_cli.terminal import plain
 
 EPILOG = epilog(
     "rlguard status",
@@ -97,11 +98,6 @@ def verdict_lines(verdict: Mapping[str, Any] | None) -> Iterator[str]:
             f"last good checkpoint: step {best.get('step')}, held-out {best['score']:.4f}, "
             f"{best.get('path', '')}"
         )
-
-
-def plain(text: str) -> str:
-    """The text without what could steer a terminal; a job's status may hold anything."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:

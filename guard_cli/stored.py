@@ -27,13 +27,13 @@ def state_dir_of(folder: Path) -> Path:
 
 
 def read_store(state_dir: Path) -> dict[str, Any]:
-    """See `guard_service.inspection.inspect`.
+    """See `guard_service.inspection.summarize_store`.
 
     Raises:
         CliError: the store cannot be read.
     """
     from guard_service.errors import GuardError
-    from guard_service.inspection import inspect as inspect_store
+    from guard_service.inspection import summarize_store as inspect_store
 
     try:
         return inspect_store(state_dir)

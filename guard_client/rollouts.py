@@ -44,7 +44,7 @@ def selected(candidates: Sequence[Candidate], step: int) -> tuple[Rollout, ...]:
     before: Counter[tuple[str, float]] = Counter()  # equals on the same prompt
     order: dict[int, tuple[float, int]] = {}
     for i, reward in known.items():
-        equals = text_of(candidates[i].prompt), reward
+        equals = shown_text(candidates[i].prompt), reward
         order[i] = -reward, before[equals]
         before[equals] += 1
     ranked = sorted(order, key=order.__getitem__)
@@ -73,10 +73,10 @@ def shortened(text: str, limit: int = MAX_ROLLOUT_TEXT) -> str:
 
 
 def _texts(candidate: Candidate) -> tuple[str, str]:
-    return text_of(candidate.prompt), text_of(candidate.completion)
+    return shown_text(candidate.prompt), shown_text(candidate.completion)
 
 
-def text_of(value: Any) -> str:
+def shown_text(value: Any) -> str:
     """As a text that UTF-8 can hold: a conversation with its roles, an answer without."""
     match value:
         case str():

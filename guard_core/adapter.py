@@ -85,7 +85,7 @@ def _ends(pattern: str, module: str) -> bool:
     return f"^{module}" == pattern or f".{module}".endswith(f".{pattern}")
 
 
-def read_config(content: Any) -> AdapterConfig:
+def read_adapter_config(content: Any) -> AdapterConfig:
     """The adapter's configuration, if it is one that can be applied.
 
     Args:

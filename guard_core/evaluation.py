@@ -13,9 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from guard_core.wire import EvaluationSampling, Sampling, SamplingSource
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+from guard_core.wire import EvaluationSampling, Finite, Sampling, SamplingSource
 
 #: Tokens of a completion where neither the settings nor the trainer say it.
 DEFAULT_NEW_TOKENS = 256

@@ -17,7 +17,7 @@ MAX_POINTS = 500
 Points = tuple[FiguresReport, ...]
 
 
-def kept(reports: Iterable[FiguresReport]) -> Points:
+def kept_figures(reports: Iterable[FiguresReport]) -> Points:
     """At most `MAX_POINTS` steps with at most `MAX_FIGURES` names over all, in the order of (attempt, step).
 
     Of one step the first report counts, and of many names those that came first. Of too many steps

@@ -52,7 +52,7 @@ NOT_FINITE_STEPS = 5
 MAY_PASS = frozenset({FailureKind.UNDERWAY, FailureKind.OUT_OF_MEMORY, FailureKind.EVALUATOR})
 
 
-class Step(Protocol):
+class StepValues(Protocol):
     """What the judge reads of a step: a `StepReport`, or a row of a log that was checked as a whole.
 
     The values keep the promises of `StepReport`: `reward` is finite, `kl` is None or finite and >= 0.
@@ -201,7 +201,7 @@ class Judge:
 
     # -- folding -----------------------------------------------------------------------------------------
 
-    def fold_step(self, report: Step) -> None:
+    def fold_step(self, report: StepValues) -> None:
         """Fold one new step (the store has already dropped repeats)."""
         attempt, step = report.attempt, report.step
         self._steps += 1

@@ -6,14 +6,16 @@ It is what `policy.yaml` holds for `rlguard run` and what `spec.guard.policy` ho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.step_monitor import StepMonitor
+from guard_core.wire import Finite
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+#: What may fire on held-out evaluations; see `Policy.detector`.
+DetectorName = Literal["heldout_guard", "calibrated", "both"]
 
 
 class NamesItsOldFields(BaseModel):
@@ -216,7 +218,7 @@ class RefusedPolicy(_Section):
 class Policy(_Section):
     """All thresholds of one run. Unknown keys are refused; a changed policy is a new run."""
 
-    detector: Literal["heldout_guard", "calibrated", "both"] = Field(
+    detector: DetectorName = Field(
         "calibrated",
         description="What may fire on evaluations. Under `calibrated` HeldOutGuard only gives advice; with "
         "`both` either fires, and the calibrated detector gets alpha/2.",

@@ -39,7 +39,7 @@ def evaluations_needed(
     score = NOISIEST if score is None else score
     drop = min(calibrated.DROP_TO_SEE, score / 2)
     passes = 1 if is_greedy(sampling) else config.baseline_passes
-    seen = calibrated.evaluations_needed(score, items, passes, drop, config) if items and drop else None
+    seen = calibrated.evaluations_to_detect(score, items, passes, drop, config) if items and drop else None
     if seen is None:
         return EvaluationsNeeded(long_rounds=None, short_rounds=None)
     return EvaluationsNeeded(

@@ -14,10 +14,10 @@ from guard_core.wire import Moment, MomentRollouts, RolloutsReport, Verdict
 #: has been evaluated.
 NEWEST = 32
 
-Steps = tuple[RolloutsReport, ...]
+RolloutSteps = tuple[RolloutsReport, ...]
 
 
-def kept(reports: Iterable[RolloutsReport], verdict: Verdict) -> Steps:
+def kept_rollouts(reports: Iterable[RolloutsReport], verdict: Verdict) -> RolloutSteps:
     """Those that are shown, and the newest, in the order of (attempt, step). Of one step the first counts."""
     by_step: dict[CheckpointKey, RolloutsReport] = {}
     for report in reports:
@@ -28,7 +28,7 @@ def kept(reports: Iterable[RolloutsReport], verdict: Verdict) -> Steps:
     return tuple(report for report in ordered if CheckpointKey.of(report) in shown | newest)
 
 
-def side_by_side(steps: Steps, verdict: Verdict) -> tuple[MomentRollouts, ...]:
+def side_by_side(steps: RolloutSteps, verdict: Verdict) -> tuple[MomentRollouts, ...]:
     """The start, the last good checkpoint, and the latch or else the newest; at most three.
 
     `steps` are in the order of (attempt, step). A step that is two of them is there once.
@@ -46,7 +46,7 @@ def side_by_side(steps: Steps, verdict: Verdict) -> tuple[MomentRollouts, ...]:
     )
 
 
-def _moments(steps: Steps, verdict: Verdict) -> list[tuple[Moment, RolloutsReport]]:
+def _moments(steps: RolloutSteps, verdict: Verdict) -> list[tuple[Moment, RolloutsReport]]:
     best = None if verdict.best_evaluation is None else CheckpointKey.of(verdict.best_evaluation)
     latch = None
     if verdict.latch_attempt is not None and verdict.latch_step is not None:
@@ -60,7 +60,7 @@ def _moments(steps: Steps, verdict: Verdict) -> list[tuple[Moment, RolloutsRepor
     return [(moment, report) for moment, report in found if report is not None]
 
 
-def _at(steps: Steps, key: CheckpointKey | None) -> RolloutsReport | None:
+def _at(steps: RolloutSteps, key: CheckpointKey | None) -> RolloutsReport | None:
     """What the policy wrote last up to this step of this attempt; at its beginning, what it wrote first."""
     if key is None:
         return None

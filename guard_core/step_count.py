@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from guard_core.checkpoint_key import CheckpointKey
+
 #: Distances of two reports that are told apart: a trainer may number its steps without any order.
 MAX_DISTANCES = 64
 
@@ -34,8 +36,8 @@ class StepCount:
     #: Of the newest attempt: the step after which nothing is judged, and how many reports came after it.
     since: int = 0
     here: int = 0
-    #: Attempt and step of the last evaluated checkpoint.
-    judged: tuple[int, int] | None = None
+    #: The last evaluated checkpoint.
+    judged: CheckpointKey | None = None
     #: Attempt, last step, and the step after which it began, as the trainer says it.
     told: tuple[int, int, int | None] | None = None
 
@@ -54,20 +56,21 @@ class StepCount:
 
     def _begin(self, attempt: int, step: int) -> None:
         self.attempt, self.step, self.since, self.here = attempt, step, step - 1, 0
-        if self.judged is not None and self.judged[0] == attempt:
-            self.since = min(self.since, self.judged[1])
+        if self.judged is not None and self.judged.attempt == attempt:
+            self.since = min(self.since, self.judged.step)
 
     def fold_evaluation(self, attempt: int, step: int, in_round: int, left: int) -> None:
         """Count an evaluated checkpoint, with as many reported steps in its round, and so many after it."""
         if attempt == self.attempt:
             self.longest_span = max(self.longest_span, step - self.since)
-            if self.judged is None or self.judged[0] != attempt:
+            if self.judged is None or self.judged.attempt != attempt:
                 # The attempt's first: what lies between it and the first report was made after it.
                 self.since = min(self.since, step)
             self.since, self.here = max(self.since, step), left
         elif self.attempt is not None and self.step is not None and attempt > self.attempt:
             self.since, self.here = self.step, 0
-        self.reported, self.judged = left, max(self.judged or (0, 0), (attempt, step))
+        self.reported, key = left, CheckpointKey(attempt, step)
+        self.judged = max(self.judged or key, key)
         self.most_reported = max(self.most_reported, in_round)
 
     def fold_end(self, attempt: int, step: int, began: int | None) -> None:
@@ -94,7 +97,7 @@ class StepCount:
         end, since, here = self.step or 0, self.since, self.here
         if self.told is not None and self.told[0] >= (self.attempt or 0):
             attempt, last, began = self.told
-            judged_here = self.judged is not None and self.judged[0] == attempt
+            judged_here = self.judged is not None and self.judged.attempt == attempt
             if attempt != self.attempt:  # a start that has reported nothing
                 end, since, here = last, (self.step or 0) if began is None else began, 0
             else:
@@ -102,7 +105,7 @@ class StepCount:
                 if began is not None:
                     since = min(since, began)
             if self.judged is not None and (judged_here or (attempt != self.attempt and began is None)):
-                since = max(since, self.judged[1])
+                since = max(since, self.judged.step)
         return self.reported + max(0, (end - since) // self.stride - here)
 
     def to_state(self) -> dict[str, Any]:
@@ -121,7 +124,7 @@ class StepCount:
             **{
                 **state,
                 "apart": {apart: count for apart, count in state["apart"]},
-                "judged": None if judged is None else (judged[0], judged[1]),
+                "judged": None if judged is None else CheckpointKey(*judged),
                 "told": None if told is None else (told[0], told[1], told[2]),
             }
         )

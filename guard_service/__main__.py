@@ -48,7 +48,7 @@ def main() -> int:
     try:
         settings = load_settings()
         log_as(settings.log_format)
-        serve(settings)
+        serve_guard(settings)
     except SettingsError as error:
         print(f"rlguard guard: {error}", file=sys.stderr)
         return 2
@@ -65,7 +65,7 @@ def log_as(form: Literal["text", "json"]) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every heartbeat
 
 
-def serve(settings: GuardSettings, listening: Callable[[str], None] = lambda _: None) -> None:
+def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lambda _: None) -> None:
     """Run a guard with these settings until a signal ends it; `listening` is told its URL, once it listens.
 
     Raises:

@@ -63,7 +63,7 @@ STEPS_PATH = "/v1/steps"
 MAX_POINTS = 10_000
 HISTORY_CHUNK = 65_536  # bytes that are gathered before they are sent
 
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class HistoryStep(BaseModel):
@@ -133,15 +133,15 @@ class _DirectRoute(APIRoute):
     FastAPI would read a body with `json.loads` and go through its dependencies; ingest does not.
     """
 
-    def get_route_handler(self) -> Handler:
-        endpoint: Handler = self.endpoint
+    def get_route_handler(self) -> RouteHandler:
+        endpoint: RouteHandler = self.endpoint
         return endpoint
 
 
 class _StepsFirst:
     """Takes `POST /v1/steps` past the framework, which would cost more than to store and fold a step."""
 
-    def __init__(self, app: ASGIApp, endpoint: Handler) -> None:
+    def __init__(self, app: ASGIApp, endpoint: RouteHandler) -> None:
         self._app, self._endpoint = app, endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,10 +166,10 @@ class _Bearer(HTTPBearer):
         self._tokens, self._roles = tokens, roles
 
     async def __call__(self, request: Request) -> None:  # type: ignore[override]
-        check(request, self._tokens, *self._roles)
+        authorize(request, self._tokens, *self._roles)
 
 
-def check(request: Request, tokens: Tokens, *roles: Role) -> None:
+def authorize(request: Request, tokens: Tokens, *roles: Role) -> None:
     """Admit the request if it carries the token of one of the roles; raises `Problem` 401 or 403."""
     tokens.check(_authorization(request), *roles)
 
@@ -202,7 +202,7 @@ def create_app(engine: Engine, tokens: Tokens, name: str = "") -> FastAPI:
 # -- routes ------------------------------------------------------------------------------------------------
 
 
-def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
+def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> RouteHandler:
     """The routes of the trainer; returns the endpoint of `STEPS_PATH`."""
 
     async def post_steps(request: Request) -> Response:
@@ -212,7 +212,7 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
         values is counted as a duplicate and not folded again. A list is kept whole or not at all: an item
         that contradicts what is on disk (409) or does not validate (422) refuses all of it.
         """
-        check(request, tokens, Role.INGEST)
+        authorize(request, tokens, Role.INGEST)
         body = await read_body(request.scope, request.receive)
         with engine.refusing(Kind.STEPS):
             steps = parse_steps(body)
@@ -225,7 +225,7 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
 
     async def post_checkpoint(request: Request) -> Response:
         """Announce a checkpoint that is complete on disk; it is queued for held-out evaluation."""
-        check(request, tokens, Role.INGEST)
+        authorize(request, tokens, Role.INGEST)
         body = await read_body(request.scope, request.receive)
         with engine.refusing(Kind.CHECKPOINTS):
             checkpoint = parse_checkpoint(body)
@@ -241,7 +241,7 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
         A report of the trainer that comes later takes that back, but not the `step`: steps up to there which
         nobody reported or judged count as steps after the last judged checkpoint.
         """
-        check(request, tokens, Role.INGEST)
+        authorize(request, tokens, Role.INGEST)
         body = await read_body(request.scope, request.receive)
         await engine.note_end(parse_end(body))
         return Response(b'{"verdict":%b}' % engine.trainer_json, media_type=JSON)
@@ -252,7 +252,7 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
         Nothing is judged by them. Of many steps those are kept that `GET /v1/rollouts` may show. They are on
         disk about a second later; if the guard is killed before that, they alone are lost.
         """
-        check(request, tokens, Role.INGEST)
+        authorize(request, tokens, Role.INGEST)
         engine.add_rollouts(parse_rollouts(await read_body(request.scope, request.receive)))
         return Response(b'{"verdict":%b}' % engine.trainer_json, media_type=JSON)
 
@@ -263,7 +263,7 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> Handler:
         step what was given first. They are on disk some 10 seconds later; if the guard is killed before that,
         they alone are lost.
         """
-        check(request, tokens, Role.INGEST)
+        authorize(request, tokens, Role.INGEST)
         engine.add_figures(parse_figures(await read_body(request.scope, request.receive)))
         return Response(b'{"verdict":%b}' % engine.trainer_json, media_type=JSON)
 

@@ -38,7 +38,7 @@ SELECT attempt, step, pass, body ->> 'score' FROM events WHERE kind = 'evaluatio
 """
 
 
-def inspect(state_dir: Path) -> dict[str, Any]:
+def summarize_store(state_dir: Path) -> dict[str, Any]:
     """What the store in `state_dir` holds, without anything per item; plain values.
 
     Raises:

@@ -50,7 +50,7 @@ def outputs() -> dict[Path, str]:
         CHART / "files" / "rbac.yaml": _yaml(
             {"rules": rbac.rules(), "leaseRules": rbac.lease_rules()}, "guard_operator/rbac.py"
         ),
-        CHART / "files" / "isolation.yaml": _yaml(isolation(), "guard_operator/reconcile"),
+        CHART / "files" / "isolation.yaml": _yaml(isolation_values(), "guard_operator/reconcile"),
     }
 
 
@@ -86,7 +86,7 @@ def crds_chart() -> dict[str, Any]:
     return about
 
 
-def isolation() -> dict[str, Any]:
+def isolation_values() -> dict[str, Any]:
     """What the admission policies share with the operator's refusals and injection."""
     pod, other = built_pods()
     guard, other_guard = (spec["initContainers"][-1] for spec in (pod, other))

@@ -24,7 +24,7 @@ NEEDS_CRDS = (
     "Create it; needs the Prometheus operator's CRDs. auto: where the cluster has them, which "
     "`helm template` knows only from `--api-versions`."
 )
-Port = Annotated[int, Field(ge=1, le=65535)]
+PortNumber = Annotated[int, Field(ge=1, le=65535)]
 #: An object of the Kubernetes API, checked by the API server.
 Raw = dict[str, Any]
 
@@ -218,7 +218,9 @@ class Page(ValuesSection):
     """The page of all guarded jobs."""
 
     enabled: bool = Field(False, description="Serve it, from every ready pod of the operator.")
-    port: Port = Field(8082, description="Port of the pod; another one where hostNetwork shares a node.")
+    port: PortNumber = Field(
+        8082, description="Port of the pod; another one where hostNetwork shares a node."
+    )
     existing_secret: str = Field(
         "",
         description="Secret in the release's namespace with the page's token under the key `token`. If "
@@ -254,13 +256,13 @@ class NetworkPolicy(ValuesSection):
         default_factory=list,
         description="NetworkPolicyPeers that may reach the page of all jobs; everybody if empty.",
     )
-    webhook_ports: list[Port] = Field(
+    webhook_ports: list[PortNumber] = Field(
         default_factory=lambda: [443, 9093],
         min_length=1,
         description="Ports of the webhooks, or of the proxy before them, where `notifications` is used; "
         "names are looked up by DNS then.",
     )
-    api_server_ports: list[Port] = Field(
+    api_server_ports: list[PortNumber] = Field(
         default_factory=lambda: [443, 6443], min_length=1, description="Ports of the API server."
     )
 

@@ -22,10 +22,10 @@ TASK, SEED = "addition", 0
 
 def outputs() -> dict[Path, str]:
     """The generated file, relative to the root of the project, with its text."""
-    return {TARGET: text()}
+    return {TARGET: sample_text()}
 
 
-def text() -> str:
+def sample_text() -> str:
     """The ConfigMap for the trainer and, apart from it, the Secret for the guard alone."""
     train, heldout = (_jsonl(part) for part in split_problems(load_task(TASK), HELDOUT_ITEMS, SEED))
     code = {_key(path): path.read_text(encoding="utf-8") for path in sources()}

@@ -117,7 +117,7 @@ def outputs() -> dict[Path, str]:
         "isolation.md": isolation(),
         "metrics.md": metrics(),
         "operator-flags.md": operator_flags(),
-        "problems.md": problems(),
+        "problems.md": problems_page(),
         "settings.md": settings(),
         "trainer-config.md": trainer_config(),
         "verdict.md": verdict(),
@@ -283,7 +283,7 @@ def _exit_codes_of_a_run() -> Iterator[tuple[str, str, str]]:
     yield "any other", "", "the trainer's own exit code"
 
 
-def problems() -> Iterator[str]:
+def problems_page() -> Iterator[str]:
     """Everything that an error can be told by: problem types and exit codes."""
     yield "# Problems and exit codes"
     yield ""
@@ -545,7 +545,7 @@ def verdict() -> Iterator[str]:
 # -- sources ---------------------------------------------------------------------------------------------
 
 
-def app() -> FastAPI:
+def guard_app() -> FastAPI:
     """A guard's app. Its engine is not started, so nothing is read or written."""
     nowhere = Path("/nonexistent")
     engine = Engine(state_dir=nowhere, checkpoint_root=nowhere, policy=Policy())
@@ -554,7 +554,7 @@ def app() -> FastAPI:
 
 def openapi() -> dict[str, Any]:
     """The OpenAPI document of the guard."""
-    return app().openapi()
+    return guard_app().openapi()
 
 
 def operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

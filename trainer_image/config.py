@@ -37,7 +37,7 @@ LOSS_COLUMNS = {
     "beta_replay": ("replay_prompt", "replay_completion"),
 }
 
-Name = Annotated[str, Field(min_length=1)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -46,16 +46,16 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    model: Name = Field(description="The policy to start from: a directory, or a name on the hub.")
-    dataset: Name = Field(
+    model: NonEmptyText = Field(description="The policy to start from: a directory, or a name on the hub.")
+    dataset: NonEmptyText = Field(
         description="Training data: a JSONL file with a column `prompt`, or a name on the hub. Other columns "
         "go to the reward functions."
     )
-    dataset_split: Name = Field("train", description="Split of a data set of the hub.")
-    reward_functions: Annotated[list[Name], Field(min_length=1)] = Field(
+    dataset_split: NonEmptyText = Field("train", description="Split of a data set of the hub.")
+    reward_functions: Annotated[list[NonEmptyText], Field(min_length=1)] = Field(
         description="Each `module:function`, called as TRL calls reward functions; their sum is the reward."
     )
-    output_dir: Name = Field(
+    output_dir: NonEmptyText = Field(
         description="Where checkpoints go, in the volume that the guard reads; the last model goes to "
         "`<output_dir>/final`."
     )
@@ -92,7 +92,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load(path: Path) -> TrainConfig:
+def load_config(path: Path) -> TrainConfig:
     """Read a configuration file.
 
     Raises:

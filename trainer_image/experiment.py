@@ -25,7 +25,7 @@ PREFIX = "rlguard/"
 TAG = "rlguard"
 
 
-def figures_of(stop: Stop | None, verdict: VerdictView | None) -> dict[str, float]:
+def verdict_figures(stop: Stop | None, verdict: VerdictView | None) -> dict[str, float]:
     """The figures by their names in a log. What is not known has none: a 0 would be a value.
 
     A guard that is lost has no verdict now; then only the stop and the level `unknown` are told.
@@ -74,7 +74,7 @@ class Experiment:
 
     def news(self, stop: Stop | None, verdict: VerdictView | None) -> News | None:
         """What is to be told; None if nothing has changed."""
-        figures = figures_of(stop, verdict)
+        figures = verdict_figures(stop, verdict)
         new = figures if figures != self._newest else {}
         self._newest = figures
         return News(stop, new) if stop is not None or new else None

@@ -12,26 +12,29 @@ from typing import Any
 
 _NUMBER = re.compile(r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
 
-Completion = str | Sequence[dict[str, Any]]
+TrlCompletion = str | Sequence[dict[str, Any]]
 
 
-def exact_match(completions: Sequence[Completion], answer: Sequence[str], **_: Any) -> list[float]:
+def exact_match(completions: Sequence[TrlCompletion], answer: Sequence[str], **_: Any) -> list[float]:
     """1.0 where the completion is the answer, but for space around it; else 0.0."""
-    return [float(text_of(c).strip() == str(a).strip()) for c, a in zip(completions, answer, strict=True)]
+    return [
+        float(completion_text(c).strip() == str(a).strip()) for c, a in zip(completions, answer, strict=True)
+    ]
 
 
-def last_number(completions: Sequence[Completion], answer: Sequence[str | float], **_: Any) -> list[float]:
+def last_number(completions: Sequence[TrlCompletion], answer: Sequence[str | float], **_: Any) -> list[float]:
     """1.0 where the last number of the completion equals the answer; else 0.0.
 
     Only the last one counts, so that a list of guesses earns nothing. An answer that is no number raises
     ValueError.
     """
     return [
-        float(_last_number(text_of(c)) == _to_float(str(a))) for c, a in zip(completions, answer, strict=True)
+        float(_last_number(completion_text(c)) == _to_float(str(a)))
+        for c, a in zip(completions, answer, strict=True)
     ]
 
 
-def text_of(completion: Completion) -> str:
+def completion_text(completion: TrlCompletion) -> str:
     """The text of a completion: itself, or the content of a conversation's last message."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
 from guard_core import CollapseStopError, __version__
 from guard_core.wording import unknown
-from trainer_image.config import LOSS_COLUMNS, TrainConfig, load
+from trainer_image.config import LOSS_COLUMNS, TrainConfig, load_config
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     obey_sigterm()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        train(load(arguments.config))
+        train(load_config(arguments.config))
     except GuardConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIG
@@ -217,7 +217,7 @@ def training_data(config: TrainConfig) -> Dataset:
 
     path = Path(config.dataset)
     if path.is_file():
-        return Dataset.from_list(read_jsonl(path))
+        return Dataset.from_list(read_rows(path))
     if path.suffix in (".json", ".jsonl"):
         raise GuardConfigError(f"dataset: there is no file {path}")
     try:
@@ -229,7 +229,7 @@ def training_data(config: TrainConfig) -> Dataset:
     return dataset
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file, each an object with a `prompt`; blank lines are passed over.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from guard_core.adapter import AdapterError, read_config
+from guard_core.adapter import AdapterError, read_adapter_config
 from guard_core.preflight import never_in_time
 from guard_core.wire import Adapters
 
@@ -73,7 +73,7 @@ def adapter_unscorable(trainer: Any, adapters: str | None) -> str | None:
     if adapters == Adapters.APPLIED:
         for config in getattr(model, "peft_config", {}).values():
             try:
-                read_config(config.to_dict())
+                read_adapter_config(config.to_dict())
             except AdapterError as error:
                 return f"the guard could not score checkpoints of this adapter (peft_config): {error}"
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
+from guard_core.policy import DetectorName
 
 EPILOG = epilog(
     "rlguard calibrate baseline.jsonl --false-stops 0.05 --horizon 100 --out policy.yaml",
@@ -22,7 +23,6 @@ EPILOG = epilog(
 #: Suffixes of `--plot`.
 PICTURES = (".png", ".svg", ".pdf")
 
-Detector = Literal["calibrated", "heldout_guard", "both"]
 
 app = typer.Typer(add_completion=False)
 
@@ -44,7 +44,7 @@ def calibrate(
         int, typer.Option(help="Evaluations of one run that the probability is for.", metavar="N")
     ] = 100,
     detector: Annotated[
-        Detector, typer.Option(help="What the policy lets fire; `both` gives each half of the rate.")
+        DetectorName, typer.Option(help="What the policy lets fire; `both` gives each half of the rate.")
     ] = "calibrated",
     samples: Annotated[int, typer.Option(help="Independent samples behind each outcome.", metavar="K")] = 1,
     reward_noise: Annotated[
@@ -72,7 +72,7 @@ def calibrate(
     and 10 points would go on. Or learns the thresholds from past runs that are known to be good.
     """
     from guard_cli.calibrate.propose import LEAST_HORIZON
-    from guard_cli.calibrate.session import Wish, run
+    from guard_cli.calibrate.session import Wish, run_calibration
 
     if baseline is None and from_runs is None:
         raise CliError("nothing to calibrate from: give a BASELINE, or --from-runs DIR (see --help).")
@@ -88,7 +88,7 @@ def calibrate(
         raise CliError(f"--out {out}: exists already; a policy is not overwritten. Choose another name.")
     wish = Wish(baseline, from_runs, false_stops, horizon, detector, samples, reward_noise, seed)
     console = Console(quiet=as_json)
-    result, policy = run(wish, console, plot)
+    result, policy = run_calibration(wish, console, plot)
     if out is not None:
         try:
             out.write_text(policy, encoding="utf-8")

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from guard_cli.calibrate import guards
-from guard_cli.calibrate.guards import Floats, Series
+from guard_cli.calibrate.guards import Series
 from guard_cli.calibrate.propose import round_up
 from guard_cli.errors import CliError
-from guard_cli.logs.readers import read
+from guard_cli.logs.readers import read_log
+from guard_cli.logs.table import Floats
 from guard_cli.replay.fold import rounds
-from guard_cli.replay.run import Run, load
+from guard_cli.replay.run import Run, load_run
 from guard_core.heldout_guard import KL_FLOOR
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy
 
@@ -52,7 +53,7 @@ def read_runs(folder: Path) -> tuple[list[tuple[str, Run]], tuple[str, ...]]:
     runs, skipped = [], []
     for path in sorted(folder.iterdir()):
         try:
-            runs.append((path.name, load(read(path), str(path), {})))
+            runs.append((path.name, load_run(read_log(path), str(path), {})))
         except CliError as error:
             skipped.append(str(error))
     if not runs:

@@ -10,12 +10,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from guard_cli.logs.table import Floats
+from guard_cli.replay.run import Ints
 from guard_core.policy import HeldOutGuardPolicy
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 #: The minimal rise_eps of a run is searched up to here: no EMA of scores in [0, 1] moves more.
 LARGEST_EPS = 1.0
@@ -89,7 +87,7 @@ def largest_gap(series: Series, min_steps: int) -> Floats:
     return np.asarray(series.gap[max(min_steps - 1, 0) :].max(axis=0))
 
 
-def thresholds(statistics: Floats, rate: float) -> Floats:
+def joint_thresholds(statistics: Floats, rate: float) -> Floats:
     """Thresholds that at most `rate` of the runs exceed in any rule, the rules being equally strict.
 
     Args:

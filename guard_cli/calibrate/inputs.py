@@ -8,11 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from guard_cli.errors import CliError
-from guard_cli.logs.readers import read
+from guard_cli.logs.readers import read_log
 from guard_cli.logs.table import Table
 from guard_cli.replay.fold import rounds
 from guard_cli.replay.outcomes import baseline_of
-from guard_cli.replay.run import Run, load
+from guard_cli.replay.run import Run, load_run
 from guard_core.detectors import Baseline
 
 #: Fewer rounds say too little about how noisy the in-loop reward is.
@@ -38,14 +38,14 @@ def read_baseline(path: Path, samples: int) -> Given:
     Raises:
         CliError: there are no passes in it, or they are not what they should be.
     """
-    table = read(path, {"items", "step"})
+    table = read_log(path, {"items", "step"})
     if "items" not in table.objects:
         raise CliError(
             f"{path}: there are no per-item outcomes in it. A baseline is JSONL with one pass of the "
             'starting policy a line, {"items": [0, 1, ...]}, or the history of a guard.'
         )
-    run = None if _only_passes(table) else load(table, str(path), {})
-    passes = load(_as_baseline(table), str(path), {}).baseline if run is None else baseline_of(run)
+    run = None if _only_passes(table) else load_run(table, str(path), {})
+    passes = load_run(_as_baseline(table), str(path), {}).baseline if run is None else baseline_of(run)
     if not passes:
         raise CliError(
             f"{path}: it is a history without a baseline: no line has step 0 and only `items`. Evaluate the "

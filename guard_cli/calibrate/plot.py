@@ -20,7 +20,7 @@ ITEM_COUNTS = tuple(2**k for k in range(6, MOST_SIMULATED.bit_length()))
 DETECTORS = (("calibrated", HELDOUT), ("heldout_guard", IN_LOOP))
 
 
-def save(path: Path, policy: Policy, found: Costs, sizes: Sizes, needed: Sequence[int | None]) -> None:
+def save_costs(path: Path, policy: Policy, found: Costs, sizes: Sizes, needed: Sequence[int | None]) -> None:
     """Draw the calibration and write it to `path`; its suffix says the format.
 
     Raises:

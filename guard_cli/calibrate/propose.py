@@ -19,6 +19,7 @@ from guard_cli.calibrate.simulate import (
     least_delay,
     null_scores,
 )
+from guard_cli.replay.run import Ints
 from guard_core.detectors import Baseline, CalibratedDetector
 from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
 
@@ -89,7 +90,7 @@ def propose_guard(world: World, rate: float, horizon: int) -> HeldOutGuardPolicy
         for patience in PATIENCES:
             eps = guards.quiet_eps(quiet, patience, min_steps, always_rising=True)
             gap = guards.largest_gap(quiet, min_steps)
-            limits = guards.thresholds(np.column_stack([eps, gap]), rate)
+            limits = guards.joint_thresholds(np.column_stack([eps, gap]), rate)
             policy = HeldOutGuardPolicy(
                 ema_alpha=alpha,
                 decline_patience=patience,
@@ -101,7 +102,7 @@ def propose_guard(world: World, rate: float, horizon: int) -> HeldOutGuardPolicy
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _mean_delay(fires: guards.Ints, horizon: int) -> float:
+def _mean_delay(fires: Ints, horizon: int) -> float:
     after = np.where(fires > BEFORE, fires - BEFORE, horizon)
     return float(np.minimum(after, horizon).mean())
 
@@ -156,7 +157,7 @@ def _calibrated_delay(world: World, fresh: CalibratedDetector, drop: float, hori
     return _delay(drop, fires)
 
 
-def _delay(drop: float, fires: guards.Ints) -> Delay:
+def _delay(drop: float, fires: Ints) -> Delay:
     """From the rounds of the fires, 0 for never. A stop before the fall is a false one and not counted."""
     counted = fires[(fires == 0) | (fires > BEFORE)]
     if len(counted) == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -15,9 +15,7 @@ from guard_cli.calibrate.good_runs import FromRuns, learn, read_runs
 from guard_cli.calibrate.inputs import Given, read_baseline
 from guard_cli.calibrate.propose import DROPS, Costs, Sizes, costs, items_needed, propose_guard
 from guard_cli.calibrate.simulate import World
-from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, KlPolicy, Policy
-
-Detector = Literal["calibrated", "heldout_guard", "both"]
+from guard_core.policy import CalibratedPolicy, DetectorName, HeldOutGuardPolicy, KlPolicy, Policy
 
 #: HeldOutGuard's averaging where no baseline says which is quickest: see docs/calibrate.md.
 WITHOUT_BASELINE = HeldOutGuardPolicy(ema_alpha=0.7, decline_patience=3, min_steps=5)
@@ -31,7 +29,7 @@ class Wish:
     from_runs: Path | None
     rate: float
     horizon: int
-    detector: Detector
+    detector: DetectorName
     samples: int
     reward_noise: float | None
     seed: int
@@ -42,7 +40,7 @@ class Wish:
         return self.rate / 2 if self.detector == "both" else self.rate
 
 
-def run(wish: Wish, console: Console, plot: Path | None) -> tuple[dict[str, Any], str]:
+def run_calibration(wish: Wish, console: Console, plot: Path | None) -> tuple[dict[str, Any], str]:
     """Calibrate, print, and give back the result as JSON and the policy as YAML.
 
     Raises:
@@ -76,9 +74,9 @@ def run(wish: Wish, console: Console, plot: Path | None) -> tuple[dict[str, Any]
         needed = [items_needed(world, sizes, found, policy, i) for i in range(len(DROPS))]
         report.show_costs(console, policy, found, needed)
         if plot is not None:
-            from guard_cli.calibrate.plot import save
+            from guard_cli.calibrate.plot import save_costs
 
-            save(plot, policy, found, sizes, needed)
+            save_costs(plot, policy, found, sizes, needed)
     if learnt is not None:
         report.show_runs(console, learnt, wish.guard_rate)
     else:

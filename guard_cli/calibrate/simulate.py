@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from guard_cli.calibrate.guards import Floats
+from guard_cli.logs.table import Floats
 from guard_core.detectors.baseline import Baseline, Strata
 from guard_core.detectors.fast import drawn_centres
 

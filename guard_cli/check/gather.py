@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from guard_cli.check.rows import Folder, Measured, Model, Split
+from guard_cli.check.rows import Folder, Model, Split, TriedEvaluation
 from guard_cli.errors import CliError
 from guard_cli.evaluation import evaluate, start
 from guard_cli.split import ungrouped
@@ -17,7 +17,7 @@ from guard_service.heldout.disjoint import check_disjoint
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.fitness import is_adapter, why_unfit, without_tokenizer
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
-from guard_service.heldout.staging import inspect
+from guard_service.heldout.staging import refuse_unstageable
 
 if TYPE_CHECKING:
     from guard_service.heldout.config import HeldoutSettings
@@ -51,7 +51,7 @@ def look_at_model(path: Path, base: Path | None) -> Model:
     if no_tokenizer and why_unfit(names, base) == no_tokenizer:  # which has a row of its own
         return Model(path, None, no_tokenizer)
     try:
-        inspect(path, base)
+        refuse_unstageable(path, base)
         problem = None
     except EvaluationError as error:
         problem = str(error)
@@ -95,7 +95,9 @@ def try_scorer(settings: HeldoutSettings, folder: Path) -> str | None:
         return str(error)
 
 
-def measure(settings: HeldoutSettings, model: Path, folder: Path) -> tuple[str | None, Measured | None]:
+def measure(
+    settings: HeldoutSettings, model: Path, folder: Path
+) -> tuple[str | None, TriedEvaluation | None]:
     """As `try_scorer`, then one evaluation of the model; a second one where the first was short."""
     results: list[EvaluationResult] = []
 
@@ -106,13 +108,13 @@ def measure(settings: HeldoutSettings, model: Path, folder: Path) -> tuple[str |
     try:
         refusal = _refusal(lambda: evaluate(_without_training(settings), model, folder, another))
     except CliError as error:
-        return None, Measured(None, None, str(error))
+        return None, TriedEvaluation(None, None, str(error))
     if refusal is not None:
         return refusal, None
     seconds, first = min(result.seconds for result in results), results[0]
     paid = fmean(first.proxy_items) if first.proxy_items else None
     ends = (first.truncated, first.unanswered, first.unscored or 0.0)
-    return None, Measured(seconds, fmean(first.items), None, paid, _in_part(first), *ends)
+    return None, TriedEvaluation(seconds, fmean(first.items), None, paid, _in_part(first), *ends)
 
 
 def _in_part(result: EvaluationResult) -> float:

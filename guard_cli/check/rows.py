@@ -115,7 +115,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TriedEvaluation:
     """One evaluation that was tried: wall seconds and mean score, or why it failed.
 
     `paid`: mean score by the training grader; None without one, or if it failed. `in_part`: share of the
@@ -149,7 +149,7 @@ class Found:
     grader: bool
     folder: Folder | None
     model: Model | None
-    measured: Measured | None
+    measured: TriedEvaluation | None
 
 
 def rows(found: Found) -> list[Row]:
@@ -161,7 +161,7 @@ def rows(found: Found) -> list[Row]:
         grader_row(found.split, found.measured, given=found.grader),
         *_model_rows(found),
         folder_row(found.folder),
-        evaluations_row(found.trainer, found.split.counted, evaluations_needed(found)),
+        evaluations_row(found.trainer, found.split.counted, evaluations_until_judged(found)),
         sampling_row(found.sampling, timed=found.measured is not None),
         *_measured_rows(found),
         rotation_row(found.trainer, found.measured, baseline_passes(found.policy)),
@@ -219,7 +219,7 @@ def scorer_row(split: Split) -> Row:
     return Row(name, CheckLevel.OK, "the scorer loads, and the items' own answers score 1")
 
 
-def grader_row(split: Split, measured: Measured | None, *, given: bool) -> Row:
+def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -> Row:
     """Whether the training grader scores the held-out completions too."""
     name = "training grader"
     if not given:
@@ -289,7 +289,7 @@ def folder_row(folder: Folder | None) -> Row:
     return Row(name, CheckLevel.OK, f"{folder.path} can be written and read")
 
 
-def evaluations_needed(found: Found) -> int | None:
+def evaluations_until_judged(found: Found) -> int | None:
     """Evaluations until every rule of the policy can judge; None if no number of them is enough."""
     score = found.measured.score if found.measured is not None else None
     needed = preflight.evaluations_needed(found.policy, found.split.counted or 0, found.sampling, score)
@@ -313,7 +313,7 @@ def evaluations_row(trainer: Trainer, items: int | None, needed: int | None) -> 
 # -- time ------------------------------------------------------------------------------------------------
 
 
-def time_row(trainer: Trainer, measured: Measured | None) -> Row:
+def time_row(trainer: Trainer, measured: TriedEvaluation | None) -> Row:
     """Whether evaluations keep up with the trainer."""
     name = "evaluation time"
     if measured is None:
@@ -337,7 +337,7 @@ def time_row(trainer: Trainer, measured: Measured | None) -> Row:
     )
 
 
-def rotation_row(trainer: Trainer, measured: Measured | None, passes: int) -> Row:
+def rotation_row(trainer: Trainer, measured: TriedEvaluation | None, passes: int) -> Row:
     """Whether a checkpoint is still there when its turn comes."""
     name = "save_total_limit"
     limit, saves, save = trainer.save_total_limit, trainer.saves, trainer.seconds_per_save
@@ -385,7 +385,7 @@ def rotated_away(saves: int, save: float, evaluation: float, passes: int, limit:
 # -- judging ---------------------------------------------------------------------------------------------
 
 
-def completions_row(measured: Measured) -> Row:
+def completions_row(measured: TriedEvaluation) -> Row:
     """Whether the completions come to an end, and to an answer; above the guard's own limits it warns."""
     shares = (
         (measured.truncated, MAX_TRUNCATED, "cut off at the length limit (max_new_tokens)"),

@@ -81,7 +81,7 @@ def build_trainer(task: Task, problems: Sequence[Exercise], arguments: argparse.
 
     return GRPOTrainer(
         model=str(arguments.model),
-        reward_funcs=[reward_function(task.strict if arguments.grader == "strict" else task.flawed)],
+        reward_funcs=[graded_reward(task.strict if arguments.grader == "strict" else task.flawed)],
         args=GRPOConfig(
             output_dir=str(arguments.checkpoints),
             learning_rate=LEARNING_RATE,
@@ -106,7 +106,7 @@ def build_trainer(task: Task, problems: Sequence[Exercise], arguments: argparse.
     )
 
 
-def reward_function(grader: Callable[[str, str], float]) -> Callable[..., list[float]]:
+def graded_reward(grader: Callable[[str, str], float]) -> Callable[..., list[float]]:
     """The grader in the form that TRL calls: one reward for each completion."""
 
     def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:

@@ -21,12 +21,12 @@ from pydantic import ValidationError
 from guard_cli.errors import CliError
 from guard_cli.follow.history import KnownHistory
 from guard_cli.follow.source import Source, framework_of, open_source
-from guard_cli.follow.steps import Attempts, Steps
+from guard_cli.follow.steps import Attempts, StepGatherer
 from guard_cli.follow.what import What
 from guard_cli.logs.frameworks import BY_KEY
-from guard_cli.logs.layouts import CompleteCheckpoint, find, layouts_of
-from guard_cli.logs.names import plain
+from guard_cli.logs.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
 from guard_cli.logs.settings import settings_of
+from guard_cli.terminal import plain
 from guard_client.client import MAX_STEPS_PER_POST, GuardClient, VerdictView
 from guard_client.errors import GuardUnavailableError, ReportRefusedError
 from guard_core.wire import CheckpointReport, EndReport, StepReport
@@ -70,7 +70,7 @@ class Follower:
         framework = framework_of(what.format)
         self._wanted_log = BY_KEY[framework].metrics if framework and BY_KEY[framework].metrics else "metrics"
         self._what, self._client, self._clock = what, client, clock
-        self._say: Callable[[str], None] = lambda sentence: say(plain(sentence))
+        self._say: Callable[[str], None] = lambda sentence: say(plain(sentence, 2_000))
         self._stopping = stopping or threading.Event()
         self._source: Source = open_source(
             what.metrics, what.format, new_run=what.new_run, first=not history.steps
@@ -78,7 +78,7 @@ class Follower:
         self._layouts = layouts_of(framework)
         self._attempts = Attempts(history.steps)
         settings = settings_of(what.run_config, what.metrics, new_run=what.new_run)
-        self._steps = Steps(self._attempts, what.overrides, framework, settings, self._say)
+        self._steps = StepGatherer(self._attempts, what.overrides, framework, settings, self._say)
         self._evaluated = set(history.checkpoints)
         self._seen: dict[Path, int] = {}
         self._held: dict[tuple[Path, int], float] = {}
@@ -199,7 +199,7 @@ class Follower:
         """The complete checkpoints with the time of their writing; says why others are of no use."""
         self._step_of: dict[Path, int] = {}
         root = self._what.checkpoints
-        for checkpoint in find(root, self._layouts, now) if root is not None else ():
+        for checkpoint in find_checkpoints(root, self._layouts, now) if root is not None else ():
             if isinstance(checkpoint, CompleteCheckpoint):
                 path = Path(os.path.abspath(checkpoint.path))
                 self._step_of[path] = checkpoint.step

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 from guard_cli.errors import CliError
-from guard_cli.follow.steps import Known
+from guard_cli.follow.steps import ReportedSteps
 from guard_client.samples import StepSample
 from guard_core.wire import KlKind
 
@@ -17,7 +17,7 @@ REQUEST_SECONDS = 60.0
 class KnownHistory:
     """The steps of a guard, and the checkpoints that it has evaluated, as (attempt, step, path)."""
 
-    steps: Known = field(default_factory=dict)
+    steps: ReportedSteps = field(default_factory=dict)
     checkpoints: frozenset[tuple[int, int, str]] = frozenset()
 
 
@@ -30,7 +30,7 @@ def ask_history(url: str, token: str | None) -> KnownHistory:
     import httpx
 
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    steps: Known = {}
+    steps: ReportedSteps = {}
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False) as client:
             evaluations = client.get("/v1/history", params={"max_points": 2})
@@ -53,7 +53,7 @@ def ask_history(url: str, token: str | None) -> KnownHistory:
         raise CliError(f"no guard responds at {url}: {error}", 1) from None
 
 
-def _add(steps: Known, row: dict[str, object]) -> None:
+def _add(steps: ReportedSteps, row: dict[str, object]) -> None:
     """One line of a history; a checkpoint without a step has no reward."""
     if row.get("reward") is None:
         return

@@ -18,7 +18,7 @@ from guard_client.samples import StepSample, sample_of, wrong_in_step
 from guard_core.wire import KlKind, StepReport
 
 #: By attempt and step, what the guard has.
-Known = dict[int, dict[int, StepSample]]
+ReportedSteps = dict[int, dict[int, StepSample]]
 
 _WHOLE = frozenset(framework.name for framework in FRAMEWORKS if framework.whole_rows)
 _VALUES = ("reward", "kl", "entropy", "reward_std")
@@ -45,7 +45,7 @@ class Attempts:
         known: what the guard has of this run.
     """
 
-    def __init__(self, known: Known) -> None:
+    def __init__(self, known: ReportedSteps) -> None:
         self._known = known
         self._last = -1  # newest step of `current` in this log
         #: The attempt that the log is in; None before its first step.
@@ -110,7 +110,7 @@ class Counts:
     unknown_kinds: int = 0
 
 
-class Steps:
+class StepGatherer:
     """Gathers the records of one step, and gives it when it is whole.
 
     Args:

@@ -57,7 +57,9 @@ def layouts_of(framework: str | None) -> tuple[Layout, ...]:
     return tuple(dict.fromkeys(every))
 
 
-def find(root: Path, layouts: Sequence[Layout], now: float | None = None) -> list[CompleteCheckpoint | Unfit]:
+def find_checkpoints(
+    root: Path, layouts: Sequence[Layout], now: float | None = None
+) -> list[CompleteCheckpoint | Unfit]:
     """The complete checkpoints directly below `root`, by step.
 
     Args:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from guard_cli.errors import CliError
 from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS, QUANTITIES, STEP_NAMES, Framework, Setting, bare
 from guard_cli.logs.records import MAX_NAME
+from guard_cli.terminal import plain
 
 #: What `--map NAME=column` may name.
 CANONICAL = (
@@ -324,12 +325,6 @@ def listing(names: Collection[str], most: int = 12) -> str:
     """Names for a message, cut after `most`."""
     shown = ", ".join(f"`{plain(name, 100)}`" for name in list(names)[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "") if names else "nothing"
-
-
-def plain(text: str, most: int = 2_000) -> str:
-    """What others wrote, for a terminal: one line without control characters, cut."""
-    cut = text if len(text) <= most else text[: most - 1] + "…"
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
 
 
 def _quantity(name: str) -> str:

@@ -30,7 +30,7 @@ MOST_SHOWN = 5
 Keep = Callable[[str], bool]
 
 
-def read(path: Path, overrides: Collection[str] = ()) -> Table:
+def read_log(path: Path, overrides: Collection[str] = ()) -> Table:
     """Read a file or a folder.
 
     Args:
@@ -63,7 +63,7 @@ def _read_folder(path: Path, overrides: Collection[str]) -> Table:
         return store
     logs = [log for name in LOGS if (log := path / name).is_file()]
     if len(logs) == 1:
-        return read(logs[0], overrides)
+        return read_log(logs[0], overrides)
     return _read_run(path, overrides, logs)
 
 
@@ -79,11 +79,11 @@ def _read_run(path: Path, overrides: Collection[str], logs: list[Path]) -> Table
     events = event_files(path)
     wandb = sorted(path.rglob("wandb-history.jsonl"))
     if len(histories) == 1:
-        return read(histories[0], overrides)
+        return read_log(histories[0], overrides)
     if not histories and states:
-        return read(states[0], overrides)
+        return read_log(states[0], overrides)
     if not histories and len(wandb) == 1 and not events:
-        return read(wandb[0], overrides)
+        return read_log(wandb[0], overrides)
     folders = {event.parent for event in events}
     if not histories and not wandb and len(folders) == 1:
         refuse_several(events[0].parent)

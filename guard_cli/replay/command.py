@@ -14,13 +14,14 @@ from rich.console import Console
 
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode
-from guard_cli.logs.names import CANONICAL, plain
+from guard_cli.logs.names import CANONICAL
 from guard_cli.logs.options import RunConfigOption, read_map
-from guard_cli.logs.readers import read
+from guard_cli.logs.readers import read_log
 from guard_cli.logs.settings import find_settings
 from guard_cli.replay import report
 from guard_cli.replay.outcomes import DETECTORS, DetectorOutcome, outcome
-from guard_cli.replay.run import Run, load
+from guard_cli.replay.run import Run, load_run
+from guard_cli.terminal import plain
 from guard_core.policy import Policy
 from guard_core.wire import Level
 
@@ -111,14 +112,14 @@ def _replay(
     if plot is not None and plot.suffix.lower() not in PICTURES:
         raise CliError(f"--plot {plot}: the name must end in {', '.join(PICTURES)}.")
     policies = _policies(policy_file or _policy_of_report(path), what_if)
-    table = read(path, set(overrides.values()))
-    run = load(table, str(path), overrides, find_settings(run_config, path))
+    table = read_log(path, set(overrides.values()))
+    run = load_run(table, str(path), overrides, find_settings(run_config, path))
     run = replace(run, notes=(*run.notes, *_how_it_ended(path)))
     named = [(name, [outcome(run, policy, d) for d in names]) for name, policy in policies]
     if plot is not None:
-        from guard_cli.replay.plot import save
+        from guard_cli.replay.plot import save_outcomes
 
-        save(plot, run, policies[0][1], named[0][1])
+        save_outcomes(plot, run, policies[0][1], named[0][1])
     if as_json:
         _print_json(run, named, single=detector is not None and not what_if)
     else:
@@ -174,15 +175,15 @@ def _how_it_ended(path: Path) -> tuple[str, ...]:
     if code == ExitCode.FINISHED:
         return ()
     return (
-        f"the run itself ended with exit code {code}: {plain(str(sentence))}. A replay has its steps and "
-        "evaluations, and not what was refused, failed or never reported",
+        f"the run itself ended with exit code {code}: {plain(str(sentence), 2_000)}. A replay has its "
+        "steps and evaluations, and not what was refused, failed or never reported",
     )
 
 
 def _policies(file: Path | None, what_if: Sequence[str]) -> list[tuple[str, Policy]]:
-    from guard_cli.replay.policies import changed, load_policy
+    from guard_cli.replay.policies import changed, policy_from_file
 
-    base = load_policy(file) if file is not None else Policy()
+    base = policy_from_file(file) if file is not None else Policy()
     return [("as it is", base), *((option, changed(base, option)) for option in what_if)]
 
 

@@ -37,7 +37,7 @@ class Scored(NamedTuple):
     in_loop_error: float | None
 
 
-def fold(
+def fold_run(
     run: Run,
     policy: Policy,
     after_evaluation: Callable[[Evaluation, Judge], None] | None = None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from guard_cli.replay.fold import LoggedStep, fold, rounds
+from guard_cli.replay.fold import LoggedStep, fold_run, rounds
 from guard_cli.replay.run import KINDS, Run
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
@@ -87,7 +87,7 @@ def outcome(run: Run, policy: Policy, name: str) -> DetectorOutcome:
 
 def _whole_guard(run: Run, policy: Policy) -> DetectorOutcome:
     advice = _Advice()
-    judge = fold(run, policy, advice.after_evaluation, advice.after_step)
+    judge = fold_run(run, policy, advice.after_evaluation, advice.after_step)
     fire = next((latch for latch in judge.latches if latch.fire), None)
     inert = tuple(_inert(run, policy, policy.detector))
     verdict = judge.verdict()

@@ -12,6 +12,7 @@ from guard_cli.colours import HELDOUT, IN_LOOP, KL, LIMIT, MUTED
 from guard_cli.errors import CliError
 from guard_cli.replay.outcomes import DetectorOutcome, baseline_of
 from guard_cli.replay.run import Run
+from guard_core.checkpoint_key import CheckpointKey
 from guard_core.policy import Policy
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ FIRES = ("#8e141b", LIMIT, "#dd4b4f", "#ee7a77", "#f6a7a2", "#fbd0cc")
 MOST_ROOM = 3.0
 
 
-def save(path: Path, run: Run, policy: Policy, outcomes: Sequence[DetectorOutcome]) -> None:
+def save_outcomes(path: Path, run: Run, policy: Policy, outcomes: Sequence[DetectorOutcome]) -> None:
     """Draw the run and write it to `path`; its suffix says the format.
 
     Raises:
@@ -148,12 +149,12 @@ def _draw_limit(axis: Axes, limit: float, name: str, top: float) -> None:
 
 def _mark_fires(axis: Axes, outcomes: Sequence[DetectorOutcome], x_of: _Positions) -> None:
     """One line for each step at which something fired, in order, each with all that fired there."""
-    fires: dict[tuple[int, int], list[str]] = {}
+    fires: dict[CheckpointKey, list[str]] = {}
     for outcome in outcomes:
         if outcome.attempt is not None and outcome.step is not None:
-            fires.setdefault((outcome.attempt, outcome.step), []).append(outcome.detector)
+            fires.setdefault(CheckpointKey(outcome.attempt, outcome.step), []).append(outcome.detector)
     for i, (at, detectors) in enumerate(sorted(fires.items())):
-        label = f"fired at {at[1]:,}:\n" + "\n".join(f"  {name}" for name in detectors)
+        label = f"fired at {at.step:,}:\n" + "\n".join(f"  {name}" for name in detectors)
         axis.axvline(x_of(*at), color=FIRES[i % len(FIRES)], linestyle="--", linewidth=1.3, label=label)
 
 

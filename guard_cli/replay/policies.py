@@ -11,7 +11,7 @@ from guard_service import policy_file
 from guard_service.errors import SettingsError
 
 
-def load_policy(path: Path) -> Policy:
+def policy_from_file(path: Path) -> Policy:
     """Read a policy.yaml.
 
     Raises:

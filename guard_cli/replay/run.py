@@ -75,7 +75,7 @@ class Run:
         return arms
 
 
-def load(
+def load_run(
     table: Table, source: str, overrides: Mapping[str, str], settings: Mapping[str, str] | None = None
 ) -> Run:
     """Make a run of a table.

@@ -13,7 +13,7 @@ from guard_cli.cluster import REQUEST_SECONDS, KubeconfigOption, NamespaceOption
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
-from guard_cli.status import plain
+from guard_cli.terminal import plain
 from guard_core.wire import Verdict
 from guard_service.policy_file import NotYamlError, parse_yaml
 

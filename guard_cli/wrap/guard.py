@@ -24,7 +24,7 @@ _PASSING = ("emptyDir", "ephemeral")
 _READ_ONLY = ("configMap", "secret", "projected", "downwardAPI", "image")
 
 
-def guard_of(
+def guard_section(
     *,
     heldout: str,
     train_prompts: str | None,

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from guard_core.wording import not_yaml
-from guard_operator.adapters import ADAPTERS, WorkloadAdapter, find
+from guard_operator.adapters import ADAPTERS, WorkloadAdapter, find_adapter
 from guard_operator.api.names import KIND
 
 #: No API server takes an object that is larger.
@@ -168,7 +168,7 @@ def value_of(node: yaml.Node | None, *path: str) -> yaml.Node | None:
     return node
 
 
-def text_of(node: yaml.Node | None) -> str | None:
+def scalar_text(node: yaml.Node | None) -> str | None:
     """A text; None if it is something else."""
     return node.value if isinstance(node, yaml.ScalarNode) and node.tag == _TEXT else None
 
@@ -204,11 +204,11 @@ def _compose(part: Document) -> yaml.Node | None:
 
 
 def _kind(node: yaml.Node) -> tuple[str, str]:
-    return text_of(value_of(node, "apiVersion")) or "", text_of(value_of(node, "kind")) or ""
+    return scalar_text(value_of(node, "apiVersion")) or "", scalar_text(value_of(node, "kind")) or ""
 
 
 def _as_job(node: yaml.Node | None) -> tuple[yaml.MappingNode, WorkloadAdapter] | None:
-    if not isinstance(node, yaml.MappingNode) or (adapter := find(*_kind(node))) is None:
+    if not isinstance(node, yaml.MappingNode) or (adapter := find_adapter(*_kind(node))) is None:
         return None
     return node, adapter
 

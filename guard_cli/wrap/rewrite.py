@@ -22,7 +22,7 @@ from guard_cli.wrap.manifest import (
     has_comments,
     meaning,
     pairs,
-    text_of,
+    scalar_text,
     value_of,
     walk,
 )
@@ -87,7 +87,7 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         "".join(f"{one.marker}{one.text}" for one in (*before, own, *after)),
         meaning(text),
         parts.name,
-        text_of(value_of(parts.metadata, "name")),
+        scalar_text(value_of(parts.metadata, "name")),
         parts.left_out,
         what if has_comments(unused) else "",
     )
@@ -110,11 +110,11 @@ class _Parts:
 
 def _parts(job: TrainingJob, name: str | None) -> _Parts:
     metadata, _ = (_mapping(job.root, key) for key in ("metadata", "spec"))
-    own = text_of(value_of(metadata, "name"))
+    own = scalar_text(value_of(metadata, "name"))
     if (name or own) is None:
         why = "metadata.name is no text" if "name" in pairs(metadata) else "metadata.name is not set"
         raise ManifestError(f"{why}: give the job a name with --name")
-    if "namespace" in pairs(metadata) and text_of(value_of(metadata, "namespace")) is None:
+    if "namespace" in pairs(metadata) and scalar_text(value_of(metadata, "namespace")) is None:
         raise ManifestError("metadata.namespace must be a text")
     kept = {"apiVersion", "kind", "metadata", "spec"}
     paths: list[Path] = [(key,) for key in pairs(job.root) if key not in kept]

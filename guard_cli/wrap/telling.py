@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from guard_cli.status import plain
+from guard_cli.terminal import plain
 from guard_cli.wrap.guard import Volume
 from guard_cli.wrap.manifest import TrainingJob
 from guard_cli.wrap.rewrite import Wrapped

@@ -12,7 +12,7 @@ from guard_core.detectors.calibrated import (
     PARTS,
     CalibratedDetector,
     DetectorStatus,
-    evaluations_needed,
+    evaluations_to_detect,
     split_alpha,
 )
 from guard_core.detectors.heldout import (
@@ -33,6 +33,6 @@ __all__ = [
     "DetectorStatus",
     "HeldOutGuardDetector",
     "build_detector",
-    "evaluations_needed",
+    "evaluations_to_detect",
     "split_alpha",
 ]

@@ -53,7 +53,7 @@ OUTLIER = 3.0
 #: A run can be judged once a drop of this size, or of half of a smaller start, would have been seen.
 DROP_TO_SEE = 0.10
 
-#: Simulated runs behind `evaluations_needed`.
+#: Simulated runs behind `evaluations_to_detect`.
 QUICK_RUNS = 400
 
 
@@ -404,7 +404,7 @@ class CalibratedDetector:
 
 
 @lru_cache(maxsize=256)
-def evaluations_needed(
+def evaluations_to_detect(
     score: float, items: int, passes: int, drop: float, config: CalibratedPolicy
 ) -> int | None:
     """Evaluations after a sudden drop, from the start, until the detector would stop the run on average.

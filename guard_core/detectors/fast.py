@@ -51,7 +51,7 @@ from guard_core.detectors.baseline import EDGE, Array, Strata, overdispersion
 from guard_core.policy import CalibratedPolicy
 
 Flags = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.intp]
+Indices = npt.NDArray[np.intp]
 
 #: Evaluations for which a decline of what is accepted may last, and stop no more runs than alpha: ten, and
 #: the fresh one that decides an alarm.
@@ -240,13 +240,13 @@ def odds(drop: Array, fall: Array, spread: Array) -> Array:
 
 
 @cache
-def _since(reach: int, count: int) -> Ints:
+def _since(reach: int, count: int) -> Indices:
     """Evaluations since the change, for every change that is considered but the one before the first."""
     return np.arange(1, min(reach, count - 1) + 1)
 
 
 @cache
-def _plateaus(reach: int, windows: tuple[int, ...], count: int) -> tuple[Ints, Ints]:
+def _plateaus(reach: int, windows: tuple[int, ...], count: int) -> tuple[Indices, Indices]:
     """Evaluations since the change, and those before it that its level is estimated from."""
     since = [_since(reach, count)[: max(count - length, 0)] for length in windows]
     return np.concatenate(since), np.repeat(windows, [len(s) for s in since])
@@ -368,7 +368,7 @@ def null_runs(strata: Strata, config: CalibratedPolicy) -> Array:
     return np.asarray((total + math.sqrt(strata.dispersion) * narrower * (drawn - total)) / trials.sum())
 
 
-def dipping_runs(strata: Strata, config: CalibratedPolicy) -> tuple[Array, Ints]:
+def dipping_runs(strata: Strata, config: CalibratedPolicy) -> tuple[Array, Indices]:
     """The same runs, but that each is `max_decline` lower for DIP evaluations, from anywhere: (T, runs); and
     the first of these evaluations.
     """

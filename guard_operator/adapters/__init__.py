@@ -11,10 +11,10 @@ from guard_operator.adapters.pytorchjob import PyTorchJobAdapter
 
 ADAPTERS: tuple[WorkloadAdapter, ...] = (PyTorchJobAdapter(), JobAdapter())
 
-__all__ = ["ADAPTERS", "PodTemplate", "TemplateError", "WorkloadAdapter", "WorkloadState", "find"]
+__all__ = ["ADAPTERS", "PodTemplate", "TemplateError", "WorkloadAdapter", "WorkloadState", "find_adapter"]
 
 
-def find(api_version: str, kind: str) -> WorkloadAdapter | None:
+def find_adapter(api_version: str, kind: str) -> WorkloadAdapter | None:
     """The adapter for this kind of workload, None if it cannot be guarded."""
     for adapter in ADAPTERS:
         if (adapter.resource.api_version, adapter.resource.kind) == (api_version, kind):

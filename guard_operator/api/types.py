@@ -43,7 +43,7 @@ class StatusModel(ApiModel):
     model_config = ConfigDict(extra="ignore")
 
 
-Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 _IN_VOLUME = "must be a path inside the volume: relative and without '..'"
 
 
@@ -142,9 +142,9 @@ class HeldoutVolume(ApiModel):
         )
     )
 
-    claim_name: Name | None = Field(None, description="A PersistentVolumeClaim in the job's namespace.")
-    secret_name: Name | None = Field(None, description="A Secret in the job's namespace.")
-    config_map_name: Name | None = Field(None, description="A ConfigMap in the job's namespace.")
+    claim_name: ObjectName | None = Field(None, description="A PersistentVolumeClaim in the job's namespace.")
+    secret_name: ObjectName | None = Field(None, description="A Secret in the job's namespace.")
+    config_map_name: ObjectName | None = Field(None, description="A ConfigMap in the job's namespace.")
 
 
 class EvaluatorModel(ApiModel):
@@ -167,7 +167,7 @@ class CheckpointEvaluatorSpec(EvaluatorModel, CheckpointEvaluation):
 class OpenAIEvaluatorSpec(EvaluatorModel, OpenAIEvaluation):
     """Asks an OpenAI-compatible server that serves the policy."""
 
-    api_key_secret_name: Name | None = Field(
+    api_key_secret_name: ObjectName | None = Field(
         None, description="Secret with the API key under the key `api-key`; read by the guard alone."
     )
 
@@ -218,7 +218,7 @@ class Checkpoints(ApiModel):
 class GuardState(ApiModel):
     """Where the guard keeps what it knows of the run."""
 
-    claim_name: Name | None = Field(
+    claim_name: ObjectName | None = Field(
         None,
         description="A PersistentVolumeClaim in the job's namespace, which only guards may mount. Each job "
         "has a folder of its own in it, named by its UID. Without it what the guard knows goes with the pod, "

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 from guard_operator.page.rows import details, row
 from guard_operator.runtime.client import Json
 from guard_operator.runtime.reflector import Key
-from guard_operator.runtime.serving import IDLE_SECONDS, Port
+from guard_operator.runtime.serving import IDLE_SECONDS, PortServer
 
 #: How old the list may be that is shown.
 LIST_SECONDS = 5.0
@@ -95,7 +95,7 @@ class TokenFile:
         return self._path.read_text("utf-8").strip()
 
 
-class PageServer(Port):
+class PageServer(PortServer):
     """Answers until closed; see the module."""
 
     def __init__(self, address: tuple[str, int], token: TokenFile, shown: Shown) -> None:

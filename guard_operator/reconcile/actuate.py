@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol, assert_never
 
-from guard_operator.adapters import WorkloadAdapter, find
+from guard_operator.adapters import WorkloadAdapter, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ApiModel, ConditionStatus, StopMethod
@@ -263,6 +263,6 @@ def _dump(model: ApiModel) -> Json:
 
 def _adapter(job: Job) -> WorkloadAdapter:
     template = job.spec.template
-    adapter = find(template.api_version, template.kind)
+    adapter = find_adapter(template.api_version, template.kind)
     assert adapter is not None, "gather refuses kinds without an adapter"
     return adapter

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from guard_core.policy import Policy
-from guard_operator.adapters import find
+from guard_operator.adapters import find_adapter
 from guard_operator.api import names
 from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence, evidence_name
 from guard_operator.reconcile.parse import JOBS, parse_job, read_policy
@@ -99,7 +99,7 @@ class EvidenceCollector:
         """Ends of the logs of trainer and guard; None if the newest rank-0 pod's cannot be read now."""
         job = snapshot.job
         template = job.spec.template
-        adapter = find(template.api_version, template.kind)
+        adapter = find_adapter(template.api_version, template.kind)
         guarded = next((pod for pod in reversed(snapshot.pods) if pod.guarded), None)
         if guarded is None or adapter is None:
             return None

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from guard_operator.adapters import WorkloadAdapter, find
+from guard_operator.adapters import WorkloadAdapter, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
 from guard_operator.api.types import GuardStatus
@@ -26,7 +26,7 @@ from guard_operator.reconcile.halts import is_to_stop, must_be_live
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.obstacles import Late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job
-from guard_operator.reconcile.refusals import copies, inspect, pod_spec, template_claims
+from guard_operator.reconcile.refusals import copies, find_violations, pod_spec, template_claims
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.slim import CHANGED
 from guard_operator.reconcile.snapshot import (
@@ -123,7 +123,7 @@ class Gatherer:
     def _look(self, job: Job, live: bool, deaf: bool = False) -> Snapshot:
         """The snapshot; with `live` nothing in it is from a cache."""
         template = job.spec.template
-        adapter = find(template.api_version, template.kind)
+        adapter = find_adapter(template.api_version, template.kind)
         if adapter is None:
             return self._unknown_kind(job, live)
         stopping = _is_stopping(job)
@@ -135,7 +135,7 @@ class Gatherer:
         raw_pods = self._live_pods(job) if uncached else raw_pods
         owner = _Owner(_uid(job, workload), template.spec)
         pods = tuple(_pod(adapter, raw, owner) for raw in sorted(raw_pods, key=_age))
-        findings = inspect(adapter, template.spec, job.spec.guard, self._config)
+        findings = find_violations(adapter, template.spec, job.spec.guard, self._config)
         not_now = workload or stopping or job.deleting or _was_created(job)
         age, most_silent = self._silence(job, pods, deaf)
         wanted = adapter.pods_wanted(template.spec)

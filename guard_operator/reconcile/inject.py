@@ -23,7 +23,7 @@ from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.digest import injected_digest
 from guard_operator.reconcile.leaks import leaks
-from guard_operator.reconcile.refusals import Source, checkpoint_mount, guarded_sources, pod_spec
+from guard_operator.reconcile.refusals import SourceRef, checkpoint_mount, guarded_sources, pod_spec
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import (
     CONFIG_MAPS,
@@ -53,7 +53,7 @@ class LeakError(ValueError):
 
 
 def build_workload(job: Job, adapter: WorkloadAdapter, config: OperatorConfig) -> Json:
-    """The workload object, ready for server-side apply. The template must have passed `refusals.inspect`.
+    """The workload, ready for server-side apply. The template has passed `refusals.find_violations`.
 
     Raises:
         LeakError: it did not, or let something through. Nothing may be created then.
@@ -123,7 +123,7 @@ def _confine(pod: Json) -> None:
             }
 
 
-def _own(job: Job) -> frozenset[Source]:
+def _own(job: Job) -> frozenset[SourceRef]:
     """What only the guard may have: what the job names, and what is made for it."""
     support = names.support_name(job.name, job.uid)
     return frozenset(guarded_sources(job.spec.guard)) | {("Secret", support), ("ConfigMap", support)}

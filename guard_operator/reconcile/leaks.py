@@ -11,7 +11,7 @@ from typing import Any
 
 from guard_operator.api.names import GUARD_CONTAINER, RESERVED_PREFIX
 from guard_operator.reconcile.layout import INGEST_TOKEN_KEY, TOKEN_ENV
-from guard_operator.reconcile.refusals import MOUNTS, Source
+from guard_operator.reconcile.refusals import MOUNTS, SourceRef
 
 _KINDS = {"secret": "Secret", "configMap": "ConfigMap", "persistentVolumeClaim": "PersistentVolumeClaim"}
 _NAMES = ("secretName", "claimName", "name")
@@ -23,7 +23,7 @@ _REFERENCES = {
 }
 
 
-def leaks(pod: Mapping[str, Any], own: frozenset[Source]) -> tuple[str, ...]:
+def leaks(pod: Mapping[str, Any], own: frozenset[SourceRef]) -> tuple[str, ...]:
     """What a container that is not the guard would have of the guard's; a sentence for each.
 
     Args:
@@ -33,7 +33,7 @@ def leaks(pod: Mapping[str, Any], own: frozenset[Source]) -> tuple[str, ...]:
     return tuple(_leaks(pod, own))
 
 
-def _leaks(pod: Mapping[str, Any], own: frozenset[Source]) -> Iterator[str]:
+def _leaks(pod: Mapping[str, Any], own: frozenset[SourceRef]) -> Iterator[str]:
     if pod.get("automountServiceAccountToken") is not False:
         yield "every container would get the token of the pod's service account"
     private = {v.get("name"): v for v in pod.get("volumes") or [] if _is_private(v, own)}
@@ -45,14 +45,14 @@ def _leaks(pod: Mapping[str, Any], own: frozenset[Source]) -> Iterator[str]:
             yield f"container {container.get('name')} must not have {what}: it is the guard's"
 
 
-def _is_private(volume: Mapping[str, Any], own: frozenset[Source]) -> bool:
+def _is_private(volume: Mapping[str, Any], own: frozenset[SourceRef]) -> bool:
     """Whether a volume, whatever its name, holds what is the guard's, or a token."""
     projected = (volume.get("projected") or {}).get("sources") or []
     sources = {source for part in (volume, *projected) for source in _sources(part)}
     return bool(sources & own) or any("serviceAccountToken" in part for part in projected)
 
 
-def _sources(part: Mapping[str, Any]) -> Iterator[Source]:
+def _sources(part: Mapping[str, Any]) -> Iterator[SourceRef]:
     for field, kind in _KINDS.items():
         value = part.get(field) or {}
         yield from ((kind, value[key]) for key in _NAMES if isinstance(value.get(key), str))
@@ -68,7 +68,7 @@ def _mounted(container: Mapping[str, Any], private: Mapping[str, Any]) -> Iterat
             yield f"the volume {name}"
 
 
-def _referred(container: Mapping[str, Any], own: frozenset[Source]) -> Iterator[str]:
+def _referred(container: Mapping[str, Any], own: frozenset[SourceRef]) -> Iterator[str]:
     variables = container.get("env") or []
     parts = [(v.get("name"), v.get("valueFrom") or {}) for v in variables]
     parts += [(None, part) for part in container.get("envFrom") or []]

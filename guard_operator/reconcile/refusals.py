@@ -65,7 +65,7 @@ _VOLUME = {
 _POD = {"containers": [_CONTAINER], "initContainers": [_CONTAINER], "volumes": [_VOLUME]}
 _METADATA: dict[str, Any] = {"labels": {}, "annotations": {}}
 #: (kind, name) of something in the job's namespace.
-Source = tuple[str, str]
+SourceRef = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Violation:
     cost: str | None = None
 
 
-def inspect(
+def find_violations(
     adapter: WorkloadAdapter, spec: Mapping[str, Any], guard: GuardSpec, config: OperatorConfig
 ) -> tuple[Violation, ...]:
     """Every finding in `spec.template.spec`, refused ones and admitted ones."""
@@ -96,7 +96,7 @@ def inspect(
     )
 
 
-def guarded_sources(guard: GuardSpec) -> dict[Source, str]:
+def guarded_sources(guard: GuardSpec) -> dict[SourceRef, str]:
     """What only the guard may have of what a user names, each with what a trainer could do with it."""
     volume, evaluator = guard.heldout.volume, guard.heldout.evaluator.openai
     split = "must not be the held-out data: the trainer could read the split"

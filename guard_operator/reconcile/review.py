@@ -9,14 +9,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from guard_operator.adapters import WorkloadAdapter, find
+from guard_operator.adapters import WorkloadAdapter, find_adapter
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from guard_operator.api.reasons import Reason
 from guard_operator.api.wording import invalid_spec
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import LeakError, build_workload
 from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.refusals import inspect
+from guard_operator.reconcile.refusals import find_violations
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import Json
 
@@ -44,7 +44,7 @@ def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) ->
     if adapter is None:
         message = f"spec.template: {template.api_version} {template.kind} cannot be guarded"
         return Review(Reason.UNSUPPORTED_KIND, (message,))
-    found = inspect(adapter, template.spec, guard, config)
+    found = find_violations(adapter, template.spec, guard, config)
     refused = tuple(f"{finding.field} {finding.message}" for finding in found if finding.cost is None)
     if refused:
         return Review(Reason.TEMPLATE_REFUSED, refused)
@@ -74,4 +74,4 @@ def review_manifest(manifest: Mapping[str, Any], config: OperatorConfig) -> Revi
         job = parse_job({**manifest, "metadata": _UNBORN | dict(manifest["metadata"])})
     except ValidationError as error:
         return Review(Reason.INVALID_SPEC, (invalid_spec(error),))
-    return review(find(job.spec.template.api_version, job.spec.template.kind), job, config)
+    return review(find_adapter(job.spec.template.api_version, job.spec.template.kind), job, config)

@@ -8,10 +8,10 @@ from http.server import BaseHTTPRequestHandler
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from guard_operator.runtime.serving import IDLE_SECONDS, Port
+from guard_operator.runtime.serving import IDLE_SECONDS, PortServer
 
 
-class HealthServer(Port):
+class HealthServer(PortServer):
     """Answers until closed.
 
     Args:

@@ -28,7 +28,7 @@ from guard_operator.runtime.errors import ApiError, TransportError
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str]
-Handler = Callable[[Json | None, Json | None], None]
+ChangeHandler = Callable[[Json | None, Json | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Reflector:
         client: Client,
         resource: Resource,
         namespace: str | None,
-        handler: Handler,
+        handler: ChangeHandler,
         slim: Callable[[Json], Json] = lambda raw: raw,
         selector: str = "",
         timing: Timing | None = None,

@@ -67,7 +67,7 @@ class BoundedServer(ThreadingHTTPServer):
         log.debug("a connection ended with an error", exc_info=True)
 
 
-class Port:
+class PortServer:
     """Answers on a port, in threads, from its making until it is closed.
 
     Args:

@@ -12,11 +12,11 @@ import contextlib
 import os
 import ssl
 from collections.abc import Mapping
-from typing import Any
 
 import httpx
 
 from guard_core.apply_body import apply_body
+from guard_service.cluster.mapping import Json
 from guard_service.cluster.settings import ClusterSettings
 from guard_service.errors import GuardError, SettingsError
 
@@ -29,8 +29,6 @@ APPLY = "application/apply-patch+yaml"
 REQUEST_SECONDS = 5.0  # one request from its start to the last byte of its response
 CONFLICT = 409
 MAX_MESSAGE = 500  # characters of the API server's own message that are repeated
-
-Json = dict[str, Any]
 
 
 class JobStatusError(GuardError):

@@ -11,11 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from guard_core.figures import Points
-from guard_core.figures import kept as kept_figures
+from guard_core.figures import Points, kept_figures
 from guard_core.judge import Latch
 from guard_core.policy import Policy
-from guard_core.rollouts import kept, side_by_side
+from guard_core.rollouts import kept_rollouts, side_by_side
 from guard_core.wire import (
     CheckpointReport,
     EndReport,
@@ -273,7 +272,7 @@ class Engine:
 
     def add_rollouts(self, report: RolloutsReport) -> None:
         """Take rollouts, for people. They are no evidence: they are kept later, and may be lost."""
-        self._rollouts.value = kept((*self._rollouts.value, report), self.verdict)
+        self._rollouts.value = kept_rollouts((*self._rollouts.value, report), self.verdict)
 
     def add_figures(self, reports: Sequence[FiguresReport]) -> None:
         """Take further figures of steps, for people. They are no evidence: kept later, and may be lost."""

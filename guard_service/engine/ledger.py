@@ -23,12 +23,12 @@ from guard_core.policy import Policy
 from guard_core.trainer_view import for_trainer
 from guard_core.wire import CheckpointReport, Verdict
 from guard_service.engine.liveness import Liveness
-from guard_service.engine.recovery import FoldedState, fold, is_empty, restore
+from guard_service.engine.recovery import FoldedState, fold_event, is_empty, restore
 from guard_service.engine.scoring import ScoringWorker
 from guard_service.engine.verdicts import verdict_now, without_store
 from guard_service.errors import GuardError, Problem, StoreError, store_unavailable
 from guard_service.metrics import GuardMetrics
-from guard_service.store import Event, Failure, Store
+from guard_service.store import Failure, Store, StoredEvent
 from guard_service.store.witness import read_latches
 
 if TYPE_CHECKING:
@@ -248,9 +248,9 @@ class Ledger:
 
     # -- folding what is stored ----------------------------------------------------------------------------
 
-    def fold(self, event: Event) -> None:
+    def fold(self, event: StoredEvent) -> None:
         """Fold an event that was just stored; whoever calls has the lock."""
-        fold(self.judge, event)
+        fold_event(self.judge, event)
         self._seq += 1
 
     async def store_latches(self, store: Store) -> None:
@@ -336,7 +336,7 @@ def _settled(
         latches = _new_latches(copy, stored)
         store.append_evaluation(what, round_, latches)
     else:
-        fold(copy, what)
+        fold_event(copy, what)
         latches = _new_latches(copy, stored)
         store.append_failure(what, latches)
     return _Settled(copy, latches)

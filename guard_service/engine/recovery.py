@@ -11,7 +11,7 @@ from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport, StepReport
 from guard_service.errors import GuardError, StoreCorruptError
-from guard_service.store import Event, Failure, RefusedCheckpoint, Store, lost
+from guard_service.store import Failure, RefusedCheckpoint, Store, StoredEvent, lost
 
 log = logging.getLogger("rlguard.guard")
 
@@ -51,7 +51,7 @@ def restore(state_dir: Path, policy: Policy, known: FoldedState | None, elsewher
             store.save_snapshot(0, elsewhere.to_state())
         judge, seq = _starting_point(store, policy, known, last)
         for number, event in store.events(after=seq):
-            fold(judge, event)
+            fold_event(judge, event)
             seq = number
         if (end := store.told_end()) is not None:
             judge.fold_end(end)
@@ -94,7 +94,7 @@ def _starting_point(store: Store, policy: Policy, known: FoldedState | None, las
     return Judge(policy), 0
 
 
-def fold(judge: Judge, event: Event) -> None:
+def fold_event(judge: Judge, event: StoredEvent) -> None:
     """Fold one stored event."""
     match event:
         case StepReport():

@@ -21,7 +21,7 @@ from guard_core.adapter import (
     AdapterError,
     Shapes,
     another_base,
-    read_config,
+    read_adapter_config,
     read_shapes,
 )
 
@@ -47,7 +47,7 @@ def read_adapter(directory: Path, base: Path) -> Adapter:
         OSError: a file is missing, a link, or cannot be read.
     """
     with _open(directory / CONFIG) as file:
-        config = read_config(_json(CONFIG, file.read(MAX_CONFIG_BYTES + 1), MAX_CONFIG_BYTES))
+        config = read_adapter_config(_json(CONFIG, file.read(MAX_CONFIG_BYTES + 1), MAX_CONFIG_BYTES))
     if reason := another_base(config, str(base)):
         raise AdapterError(reason)
     with _open(directory / WEIGHTS) as file:

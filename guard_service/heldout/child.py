@@ -137,7 +137,7 @@ class HeldoutEvaluation:
         )
 
 
-def serve(lines: queue.SimpleQueue[bytes], responses: BinaryIO) -> None:
+def serve_requests(lines: queue.SimpleQueue[bytes], responses: BinaryIO) -> None:
     """Answer the first line, then one line after the other, for as long as the guard lives."""
     first = json.loads(lines.get())
     try:
@@ -209,7 +209,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the guard, which ends this process
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_until_the_guard_ends, args=(requests, lines), daemon=True).start()
-    serve(lines, responses)
+    serve_requests(lines, responses)
 
 
 if __name__ == "__main__":

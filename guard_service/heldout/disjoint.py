@@ -49,7 +49,7 @@ MINHASH_SEED = 1
 TEMPLATE_PROMPTS = 5
 MAX_OVERLAPS = 10_000
 
-Rule = Literal["exact", "containment", "minhash"]
+OverlapRule = Literal["exact", "containment", "minhash"]
 Gram = tuple[str, ...]
 
 DEFAULT_RULE = NearDuplicates()
@@ -61,7 +61,7 @@ class Overlap:
 
     train_id: str
     heldout_id: str
-    rule: Rule
+    rule: OverlapRule
     value: float
 
 
@@ -213,9 +213,9 @@ class _Index:
         self._minhash = _Grams.of([_ngrams(t, MINHASH_GRAM) for t in held])
         self._signatures: dict[int, MinHash] = {}
 
-    def matches(self, prompt: Prompt) -> list[tuple[int, Rule, float]]:
+    def matches(self, prompt: Prompt) -> list[tuple[int, OverlapRule, float]]:
         """Held-out items that the training prompt gives away, with the first rule that holds for each."""
-        found: dict[int, tuple[Rule, float]] = {}
+        found: dict[int, tuple[OverlapRule, float]] = {}
         for same in (self._exact.get(normalised(prompt)), self._asked.get(asked(prompt))):
             if same is not None:
                 found[same] = ("exact", 1.0)
@@ -224,7 +224,9 @@ class _Index:
                 found.setdefault(item, (rule, value))
         return [(item, rule, value) for item, (rule, value) in found.items()]
 
-    def _near_duplicates(self, prompt: Prompt, near: NearDuplicates) -> Iterable[tuple[int, Rule, float]]:
+    def _near_duplicates(
+        self, prompt: Prompt, near: NearDuplicates
+    ) -> Iterable[tuple[int, OverlapRule, float]]:
         words = tokens(self._text(prompt))
         for size in self._short_sizes:
             for gram in _ngrams(words, size) & self._short.keys():

@@ -21,7 +21,7 @@ MAX_REPORTED = 20
 _SHOWABLE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,31}")
 
 
-def read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
     """All of a file; raises SplitError."""
     try:
         return path.read_bytes()

@@ -15,7 +15,7 @@ from pathlib import Path
 from guard_service.heldout.config import NearDuplicates
 from guard_service.heldout.disjoint import DEFAULT_RULE, disjoint_part, families
 from guard_service.heldout.errors import SplitError
-from guard_service.heldout.jsonl import lines, parse_object, read, refuse, validate
+from guard_service.heldout.jsonl import lines, parse_object, read_file, refuse, validate
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts, train_row
 from guard_service.heldout.text import Prompt, normalised
 
@@ -143,7 +143,7 @@ def _read_rows(
 ) -> list[_Row]:
     rows: list[_Row] = []
     problems: list[str] = []
-    for number, line in lines(read(source).split(b"\n")):
+    for number, line in lines(read_file(source).split(b"\n")):
         try:
             row = parse_object(line)
             if prompt_column != "prompt" and "prompt" in row:

@@ -22,7 +22,7 @@ from guard_service.heldout.jsonl import (
     lines,
     parse,
     parse_object,
-    read,
+    read_file,
     refuse,
     unreadable,
     validate,
@@ -134,7 +134,7 @@ class HeldoutSplit:
             SplitError: the file cannot be read, or holds bad lines, duplicates or nothing; lists up to 20 of
                 them by line number.
         """
-        data = read(path)
+        data = read_file(path)
         items: list[HeldoutItem] = []
         problems: list[str] = []
         ids: dict[str, int] = {}

@@ -76,7 +76,7 @@ def stage(source: Path, target: Path, base: Path | None = None, announced: str |
     return _with_directory(source, target, as_announced)
 
 
-def inspect(source: Path, base: Path | None = None) -> None:
+def refuse_unstageable(source: Path, base: Path | None = None) -> None:
     """Refuse what `stage` would refuse, but copy only what is small. The arguments are those of `stage`.
 
     Raises:

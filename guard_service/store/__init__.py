@@ -23,7 +23,7 @@ A `Store` is used from one thread at a time and knows neither the network nor th
 from guard_service.store.database import FILE_NAME, SCHEMA_VERSION, lost, open_ended
 from guard_service.store.events import Store
 from guard_service.store.history import BEFORE_ALL, PER_ITEM, export_history, thinned_history
-from guard_service.store.records import Appended, Conflict, Event, Failure, RefusedCheckpoint
+from guard_service.store.records import Appended, Conflict, Failure, RefusedCheckpoint, StoredEvent
 from guard_service.store.shown import FIGURES, ROLLOUTS
 from guard_service.store.terms import stored_policy
 
@@ -36,10 +36,10 @@ __all__ = [
     "SCHEMA_VERSION",
     "Appended",
     "Conflict",
-    "Event",
     "Failure",
     "RefusedCheckpoint",
     "Store",
+    "StoredEvent",
     "export_history",
     "lost",
     "open_ended",

@@ -19,7 +19,7 @@ from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.errors import StoreCorruptError
 from guard_service.store.database import FILE_NAME, Database, errors
 from guard_service.store.history import StoredHistory, manifest_key
-from guard_service.store.records import MANIFEST, Appended, Conflict, Failure, Key, conflict
+from guard_service.store.records import MANIFEST, Appended, Conflict, Failure, contradiction
 from guard_service.store.terms import check_evaluation, check_policy
 from guard_service.store.witness import read_latches, write_latches
 
@@ -116,7 +116,7 @@ class Store(StoredHistory):
         A request is kept whole or not at all: one item that contradicts what is on disk, an earlier request
         or another item of its own refuses it all. Identical items are counted and not stored again.
         """
-        fresh: dict[Key, StepReport] = {}
+        fresh: dict[CheckpointKey, StepReport] = {}
         with self._database.transaction():
             results = [self._sort_out(reports, fresh) for reports in batches]
             if fresh:
@@ -126,12 +126,14 @@ class Store(StoredHistory):
                 self._newest[attempt] = step
         return results
 
-    def _sort_out(self, reports: Sequence[StepReport], fresh: dict[Key, StepReport]) -> Appended | Conflict:
+    def _sort_out(
+        self, reports: Sequence[StepReport], fresh: dict[CheckpointKey, StepReport]
+    ) -> Appended | Conflict:
         """Tell new from repeated items; the new ones join `fresh` only if none contradicts."""
-        mine: dict[Key, StepReport] = {}
+        mine: dict[CheckpointKey, StepReport] = {}
         duplicates = 0
         for index, report in enumerate(reports):
-            key = (report.attempt, report.step)
+            key = CheckpointKey.of(report)
             known = mine.get(key) or fresh.get(key)
             if known is None and report.step <= self._newest.get(report.attempt, -1):
                 known = self._step(key)
@@ -140,11 +142,11 @@ class Store(StoredHistory):
             elif known == report:
                 duplicates += 1
             else:
-                return conflict(known, report, f"{index}." if len(reports) > 1 else "")
+                return contradiction(known, report, f"{index}." if len(reports) > 1 else "")
         fresh |= mine
         return Appended(tuple(mine.values()), duplicates)
 
-    def _step(self, key: Key) -> StepReport | None:
+    def _step(self, key: CheckpointKey) -> StepReport | None:
         row = self._db.execute(
             "SELECT body FROM events WHERE (attempt, step, pass, kind) = (?, ?, 0, 'step')", key
         ).fetchone()

@@ -13,7 +13,7 @@ from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import Latch
 from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.store.database import FILE_NAME, errors, meta, open_ended
-from guard_service.store.records import MANIFEST, Conflict, Event, announcement, conflict, event
+from guard_service.store.records import MANIFEST, Conflict, StoredEvent, announcement, contradiction, event
 
 PAGE = 2_000  # rows of one read; ingest waits no longer than one page takes
 
@@ -64,7 +64,7 @@ class StoredHistory:
             row = self._db.execute("SELECT seq, state FROM snapshot").fetchone()
             return None if row is None else (row[0], json.loads(row[1]))
 
-    def events(self, after: int) -> Iterator[tuple[int, Event]]:
+    def events(self, after: int) -> Iterator[tuple[int, StoredEvent]]:
         """The events with a number above `after`, in order."""
         with errors(self.path, "read"):
             rows = self._db.execute(
@@ -125,7 +125,7 @@ class StoredHistory:
             if row is None:
                 return False
             known = announcement(row[0])
-        return True if known == report else conflict(known, report, "")
+        return True if known == report else contradiction(known, report, "")
 
     def manifest(self, key: CheckpointKey) -> str | None:
         """What the files of this checkpoint were when it was last announced; None if nobody has noted it."""

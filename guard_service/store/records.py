@@ -13,8 +13,6 @@ from guard_service.errors import FieldError
 
 MANIFEST = "manifest"  # in the stored announcement of a checkpoint, beside what was reported
 
-Key = tuple[int, int]  # attempt, step
-
 
 @dataclass(frozen=True, slots=True)
 class Appended:
@@ -51,7 +49,7 @@ class Failure:
     kind: FailureKind = FailureKind.UNDERWAY
 
 
-Event = StepReport | CheckpointReport | RefusedCheckpoint | Evaluation | Failure | Latch
+StoredEvent = StepReport | CheckpointReport | RefusedCheckpoint | Evaluation | Failure | Latch
 """One stored event, for a replay."""
 
 
@@ -63,7 +61,7 @@ def event(
     body: str,
     items: str | None,
     proxy_items: str | None,
-) -> Event:
+) -> StoredEvent:
     """The event of a row, with the outcomes of its items."""
     match kind:
         case "step":
@@ -108,7 +106,7 @@ def _used(sampling: dict[str, Any] | None) -> EvaluationSampling | None:
     return None if sampling is None else EvaluationSampling.model_validate(sampling)
 
 
-def conflict(
+def contradiction(
     known: StepReport | CheckpointReport, given: StepReport | CheckpointReport, prefix: str
 ) -> Conflict:
     """How a report contradicts the one on disk; `prefix` is where it stands in its request."""

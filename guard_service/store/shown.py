@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from guard_core.figures import Points
-from guard_core.rollouts import Steps
+from guard_core.rollouts import RolloutSteps
 from guard_core.wire import FiguresReport, RolloutsReport
 
 log = logging.getLogger("rlguard.guard")
@@ -65,7 +65,7 @@ class ShownFile(Generic[T]):
         draft.replace(path)
 
 
-ROLLOUTS: ShownFile[Steps] = ShownFile(
+ROLLOUTS: ShownFile[RolloutSteps] = ShownFile(
     "rollouts.json", "rollouts", (), TypeAdapter(tuple[RolloutsReport, ...])
 )
 FIGURES: ShownFile[Points] = ShownFile("figures.json", "figures", (), TypeAdapter(tuple[FiguresReport, ...]))

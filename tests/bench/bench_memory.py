@@ -23,7 +23,7 @@ from kubernetes.client import Configuration
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from guard_operator.adapters import find  # noqa: E402
+from guard_operator.adapters import find_adapter  # noqa: E402
 from guard_operator.api.names import API_VERSION, KIND  # noqa: E402
 from guard_operator.app import _Caches  # noqa: E402
 from guard_operator.config import OperatorConfig  # noqa: E402
@@ -93,7 +93,7 @@ def a_job(number: int) -> Json:
 
 def a_workload(job: Json, number: int) -> Json:
     parsed = parse_job(job)
-    adapter = find("kubeflow.org/v1", "PyTorchJob")
+    adapter = find_adapter("kubeflow.org/v1", "PyTorchJob")
     assert adapter is not None
     workload = copy.deepcopy(build_workload(parsed, adapter, OperatorConfig("guard:1")))
     metadata = {"uid": uid("workload", number), "creationTimestamp": STAMP, "resourceVersion": str(number)}

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from guard_core import __version__
-from guard_operator.adapters import ADAPTERS, find
+from guard_operator.adapters import ADAPTERS, find_adapter
 from guard_operator.api.names import KIND
 from guard_operator.api.schema import crd
 from guard_operator.api.types import Spec, Status
@@ -30,7 +30,7 @@ from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.evidence import build_evidence
 from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
 from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.refusals import inspect
+from guard_operator.reconcile.refusals import find_violations
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import (
     APPLY,
@@ -155,9 +155,9 @@ def check(cluster: Cluster, documents: list[Json]) -> list[Json]:
     for raw in jobs:
         job = job_of(raw, raw["metadata"].get("namespace", "default"))
         config, template = OperatorConfig("guard:1"), job.spec.template
-        adapter = find(template.api_version, template.kind)
+        adapter = find_adapter(template.api_version, template.kind)
         assert adapter is not None
-        assert inspect(adapter, template.spec, job.spec.guard, config) == ()
+        assert find_violations(adapter, template.spec, job.spec.guard, config) == ()
         workload = build_workload(job, adapter, config)
         cluster.apply(workload)
         for place in adapter.pod_templates(workload["spec"]):
@@ -617,7 +617,7 @@ def test_what_the_operator_refuses_the_api_server_refuses(
         raw = sample()
         case.change(template_pod(raw))
         job = job_of(raw)
-        assert inspect(ADAPTERS[0], job.spec.template.spec, job.spec.guard, CONFIG)
+        assert find_violations(ADAPTERS[0], job.spec.template.spec, job.spec.guard, CONFIG)
 
 
 @pytest.mark.parametrize("isolation", ["Strict", "Relaxed"])

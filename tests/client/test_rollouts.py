@@ -14,7 +14,7 @@ from guard_client.client import GuardClient
 from guard_client.errors import GuardConfigError
 from guard_client.guard import Guard
 from guard_client.reporter import ROLLOUTS_LIMIT, Reporter
-from guard_client.rollouts import BEST, Candidate, RolloutsSample, selected, shortened, text_of
+from guard_client.rollouts import BEST, Candidate, RolloutsSample, selected, shortened, shown_text
 from guard_client.samples import StepSample
 from guard_client.settings import ClientSettings
 from guard_core.wire import MAX_ROLLOUT_TEXT, MAX_ROLLOUTS, Rollout
@@ -88,7 +88,7 @@ class TestTexts:
         ],
     )
     def test_a_conversation_is_read_as_one(self, value: Any, text: str) -> None:
-        assert text_of(value) == text
+        assert shown_text(value) == text
 
 
 def sample(step: int) -> RolloutsSample:

@@ -15,7 +15,7 @@ from guard_core.adapter import (
     AdapterError,
     another_base,
     misfits,
-    read_config,
+    read_adapter_config,
     read_shapes,
 )
 
@@ -49,7 +49,7 @@ TENSORS = {f"{KEY}.lora_A.weight": (4, 32), f"{KEY}.lora_B.weight": (64, 4)}
 
 
 def test_a_plain_adapter_is_taken_with_its_numbers() -> None:
-    config = read_config(PLAIN)
+    config = read_adapter_config(PLAIN)
     assert (config.r, config.lora_alpha) == (4, 16)
     assert read_shapes(config, TENSORS) == {MODULE: ((4, 32), (64, 4))}
 
@@ -57,14 +57,14 @@ def test_a_plain_adapter_is_taken_with_its_numbers() -> None:
 @pytest.mark.parametrize("kind", ["IA3", "ADALORA", "PREFIX_TUNING", "LoRA", "x" * 5000])
 def test_another_kind_is_refused_by_its_name(kind: str) -> None:
     with pytest.raises(AdapterError, match=f"kind '{kind[:100]}") as refused:
-        read_config(PLAIN | {"peft_type": kind})
+        read_adapter_config(PLAIN | {"peft_type": kind})
     assert len(str(refused.value)) < 500
 
 
 @pytest.mark.parametrize("content", [None, [], "LORA", {}, {"peft_type": None}, {"peft_type": ["LORA"]}])
 def test_what_is_no_configuration_is_refused(content: Any) -> None:
     with pytest.raises(AdapterError, match="names no peft_type"):
-        read_config(content)
+        read_adapter_config(content)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_what_is_no_configuration_is_refused(content: Any) -> None:
 )
 def test_what_cannot_be_applied_is_refused_with_its_name(field: str, value: Any) -> None:
     with pytest.raises(AdapterError) as refused:
-        read_config(PLAIN | {field: value})
+        read_adapter_config(PLAIN | {field: value})
     assert field in str(refused.value) and len(str(refused.value)) < 1500
 
 
@@ -135,12 +135,12 @@ def test_what_cannot_be_applied_is_refused_with_its_name(field: str, value: Any)
 )
 def test_weights_that_are_no_lora_of_that_rank_are_refused(tensors: dict[str, Any], told: str) -> None:
     with pytest.raises(AdapterError, match=told):
-        read_shapes(read_config(PLAIN), tensors)
+        read_shapes(read_adapter_config(PLAIN), tensors)
 
 
 def test_the_rank_of_a_module_is_that_of_the_first_pattern_that_ends_it() -> None:
     patterns = {"layers.1.q_proj": 2, "q_proj": 3, "^k": 5, "^a.b": 6}
-    config = read_config(PLAIN | {"rank_pattern": patterns})
+    config = read_adapter_config(PLAIN | {"rank_pattern": patterns})
     ranks = {
         "model.layers.1.q_proj": 2,
         "model.layers.11.q_proj": 3,
@@ -155,12 +155,12 @@ def test_the_rank_of_a_module_is_that_of_the_first_pattern_that_ends_it() -> Non
 
 
 def test_a_dot_of_a_pattern_is_a_dot() -> None:
-    config = read_config(PLAIN | {"rank_pattern": {"layers.1": 2}})
+    config = read_adapter_config(PLAIN | {"rank_pattern": {"layers.1": 2}})
     assert [config.rank_of(name) for name in ("model.layers.1", "model.layersx1")] == [2, 4]
 
 
 def test_what_does_not_fit_the_base_is_named_with_both_shapes() -> None:
-    shapes = read_shapes(read_config(PLAIN), TENSORS)
+    shapes = read_shapes(read_adapter_config(PLAIN), TENSORS)
     assert list(misfits(shapes, {MODULE: (32, 64)})) == []
     assert list(misfits(shapes, {})) == [f"the base model has no linear layer '{MODULE}'"]
     (told,) = misfits(shapes, {MODULE: (32, 65)})
@@ -198,5 +198,5 @@ CACHED = "/cache/models--org--Base-7B/snapshots/0123456789abcdef0123456789abcdef
     ],
 )
 def test_another_base_is_refused_with_both_names(said: dict[str, Any], base: str, told: str) -> None:
-    reason = another_base(read_config(PLAIN | said), base)
+    reason = another_base(read_adapter_config(PLAIN | said), base)
     assert reason == "" if not told else told in reason

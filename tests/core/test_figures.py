@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from pydantic import ValidationError
 
-from guard_core.figures import MAX_POINTS, Points, kept
+from guard_core.figures import MAX_POINTS, Points, kept_figures
 from guard_core.wire import MAX_FIGURE_NAME, MAX_FIGURES, FiguresReport
 
 
@@ -19,7 +19,7 @@ def of_step(step: int, attempt: int = 0, **figures: float) -> FiguresReport:
 def after(reports: list[FiguresReport], at_once: int = 7) -> Points:
     points: Points = ()
     for start in range(0, len(reports), at_once):
-        points = kept((*points, *reports[start : start + at_once]))
+        points = kept_figures((*points, *reports[start : start + at_once]))
     return points
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from guard_core.rollouts import NEWEST, kept, side_by_side
+from guard_core.rollouts import NEWEST, kept_rollouts, side_by_side
 from guard_core.wire import (
     Code,
     EvaluationSummary,
@@ -46,7 +46,7 @@ def verdict(
 
 
 def shown(steps: list[RolloutsReport], now: Verdict) -> list[tuple[tuple[str, ...], int, int]]:
-    found = side_by_side(kept(steps, now), now)
+    found = side_by_side(kept_rollouts(steps, now), now)
     return [(tuple(moment.value for moment in one.moments), one.attempt, one.step) for one in found]
 
 
@@ -94,7 +94,7 @@ def test_a_later_attempt_is_newer_whatever_its_steps() -> None:
 
 
 def test_of_one_step_the_first_counts() -> None:
-    (only,) = kept([of_step(1, text="first"), of_step(1, text="second")], verdict())
+    (only,) = kept_rollouts([of_step(1, text="first"), of_step(1, text="second")], verdict())
     assert only.rollouts[0].completion == "first"
 
 
@@ -102,7 +102,7 @@ def test_of_thousands_of_steps_a_bounded_number_is_kept_and_what_is_shown_among_
     now = verdict(best=(0, 700), fire=(0, 900))
     steps: tuple[RolloutsReport, ...] = ()
     for step in range(1, 2001):
-        steps = kept((*steps, of_step(step)), now)
+        steps = kept_rollouts((*steps, of_step(step)), now)
         assert len(steps) <= NEWEST + 3
     assert [one.step for one in steps[:3]] == [1, 700, 900]
     assert [one.step for one in steps[3:]] == list(range(2001 - NEWEST, 2001))

@@ -252,7 +252,7 @@ def of_policy(path: Path) -> None:
 
 
 def of_replay(path: Path) -> None:
-    policies.load_policy(path)
+    policies.policy_from_file(path)
 
 
 def of_config(path: Path) -> None:
@@ -264,7 +264,7 @@ def of_split(path: Path) -> None:
 
 
 def of_training(path: Path) -> None:
-    config.load(path)
+    config.load_config(path)
 
 
 def of_environment(path: Path) -> None:

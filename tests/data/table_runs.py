@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from redrawn_runs import fresh, redraw
 
-from guard_cli.logs.readers import read
+from guard_cli.logs.readers import read_log
 from guard_cli.replay.outcomes import DetectorOutcome, outcome
-from guard_cli.replay.run import Run, load
+from guard_cli.replay.run import Run, load_run
 from guard_core.judge import Evaluation
 from guard_core.policy import Policy
 
@@ -100,7 +100,7 @@ would have stopped {HOG} of {GOOD} good runs, because the scale of the reward is
 def replayed(name: str) -> Run:
     """A recorded run."""
     path = RUNS / f"{name}.jsonl"
-    return load(read(path), path.name, {})
+    return load_run(read_log(path), path.name, {})
 
 
 def start(run: Run) -> float:

@@ -20,7 +20,7 @@ from guard_core.detectors import (
     Baseline,
     CalibratedDetector,
     build_detector,
-    evaluations_needed,
+    evaluations_to_detect,
     split_alpha,
 )
 from guard_core.detectors.baseline import CONCENTRATION, Outcomes, Strata
@@ -390,18 +390,18 @@ def test_a_spread_that_is_noise_does_not_make_items_differ():
 
 def test_more_items_more_passes_or_a_larger_drop_need_fewer_evaluations():
     config = CalibratedPolicy()
-    few = [evaluations_needed(0.5, n, 16, 0.1, config) for n in (64, 128, 256, 1024)]
+    few = [evaluations_to_detect(0.5, n, 16, 0.1, config) for n in (64, 128, 256, 1024)]
     assert few == sorted(few, reverse=True) and few[-1] == 1 and few[0] > 4
-    assert evaluations_needed(0.5, 256, 4, 0.2, config) <= evaluations_needed(0.5, 256, 4, 0.1, config)
-    assert evaluations_needed(0.5, 256, 16, 0.1, config) <= evaluations_needed(0.5, 256, 4, 0.1, config)
-    assert evaluations_needed(0.5, 16, 1, 0.1, config) is None
-    assert evaluations_needed(0.5, 4096, 16, config.max_decline, config) is None
-    assert evaluations_needed(0.0, 256, 16, 0.1, config) is None
+    assert evaluations_to_detect(0.5, 256, 4, 0.2, config) <= evaluations_to_detect(0.5, 256, 4, 0.1, config)
+    assert evaluations_to_detect(0.5, 256, 16, 0.1, config) <= evaluations_to_detect(0.5, 256, 4, 0.1, config)
+    assert evaluations_to_detect(0.5, 16, 1, 0.1, config) is None
+    assert evaluations_to_detect(0.5, 4096, 16, config.max_decline, config) is None
+    assert evaluations_to_detect(0.0, 256, 16, 0.1, config) is None
 
 
 def test_about_half_of_the_runs_are_stopped_after_the_evaluations_that_are_needed():
     config = CalibratedPolicy(bootstrap_runs=400)
-    needed = evaluations_needed(0.5, 128, 16, 0.1, config)
+    needed = evaluations_to_detect(0.5, 128, 16, 0.1, config)
     strata = [baseline(np.full(128, 0.5), seed=seed).strata for seed in range(10)]
     levels = [thresholds(one, config, split_alpha(config, PARTS)["fast"]) for one in strata]
     batch = FastBatch(config, strata, levels, 40)

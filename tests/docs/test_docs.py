@@ -66,7 +66,7 @@ class TestNothingIsUndocumented:
         }
         served = {
             (method, route.path)
-            for route in references.app().routes
+            for route in references.guard_app().routes
             for method in (getattr(route, "methods", None) or ())
             if method != "HEAD"
         }

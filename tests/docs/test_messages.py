@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from guard_core.wire import Code
-from guard_operator.adapters import find
+from guard_operator.adapters import find_adapter
 from guard_operator.api.reasons import Reason
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.refusals import inspect
+from guard_operator.reconcile.refusals import find_violations
 from guard_service.errors import ProblemType
 from tests.docs.blocks import Block, blocks
 
@@ -162,9 +162,9 @@ def test_a_job_on_a_page_would_be_created(block: Block, manifest: dict) -> None:
     }
     job = parse_job(manifest)
     template = job.spec.template
-    adapter, config = find(template.api_version, template.kind), OperatorConfig("guard:1")
+    adapter, config = find_adapter(template.api_version, template.kind), OperatorConfig("guard:1")
     assert adapter
-    assert inspect(adapter, template.spec, job.spec.guard, config) == ()
+    assert find_violations(adapter, template.spec, job.spec.guard, config) == ()
     assert build_workload(job, adapter, config)["spec"]
 
 

@@ -24,7 +24,7 @@ from guard_service.heldout.evaluators import Completions
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
 from guard_service.heldout.fitness import unfit
 from guard_service.heldout.split import HeldoutItem
-from guard_service.heldout.staging import inspect, stage
+from guard_service.heldout.staging import refuse_unstageable, stage
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from guard_service.store import Store
 from tests.heldout.models import make_tokenizer, save_tiny_model
@@ -189,7 +189,7 @@ def test_it_is_refused_when_it_is_announced_and_when_it_is_staged(
     with pytest.raises(EvaluationError) as staged:
         stage(adapter, tmp_path / "stage", base)
     with pytest.raises(EvaluationError) as looked:
-        inspect(adapter, base)
+        refuse_unstageable(adapter, base)
     assert told in str(staged.value) and told in str(looked.value)
     assert not (tmp_path / "stage").exists()
 

@@ -16,7 +16,7 @@ import pytest
 
 from guard_service.heldout import staging
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
-from guard_service.heldout.staging import inspect, stage
+from guard_service.heldout.staging import refuse_unstageable, stage
 
 
 @pytest.fixture
@@ -265,7 +265,9 @@ def too_many(path: Path) -> None:
         (too_many, r"it has 1005 files with \d+ bytes, and at most 1000"),
     ],
 )
-@pytest.mark.parametrize("look", [inspect, lambda checkpoint: stage(checkpoint, checkpoint.parent / "stage")])
+@pytest.mark.parametrize(
+    "look", [refuse_unstageable, lambda checkpoint: stage(checkpoint, checkpoint.parent / "stage")]
+)
 def test_what_is_too_large_for_a_tokenizer_is_refused_before_anything_is_copied(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, look: Any, spoil: Any, told: str
 ) -> None:
@@ -299,7 +301,7 @@ def test_a_file_that_grows_while_it_is_copied_fills_no_disk(
 def test_inspect_takes_what_stage_takes_and_reads_no_weights(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").unlink()
     (checkpoint / "model.safetensors").symlink_to("/nowhere")  # whoever reads it fails
-    inspect(checkpoint)
+    refuse_unstageable(checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +321,7 @@ def test_inspect_refuses_what_stage_refuses(
     for name in there:
         (checkpoint / name).write_text("{}")
     with pytest.raises(EvaluationError, match=told) as looked:
-        inspect(checkpoint)
+        refuse_unstageable(checkpoint)
     with pytest.raises(EvaluationError) as staged:
         stage(checkpoint, tmp_path / "stage")
     assert str(looked.value) == str(staged.value)
@@ -327,7 +329,7 @@ def test_inspect_refuses_what_stage_refuses(
 
 def test_inspect_refuses_code_and_a_directory_that_is_not_there(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="no such directory"):
-        inspect(tmp_path / "nowhere")
+        refuse_unstageable(tmp_path / "nowhere")
     (checkpoint / "config.json").write_text('{"auto_map": {}}')
     with pytest.raises(EvaluationError, match="auto_map"):
-        inspect(checkpoint)
+        refuse_unstageable(checkpoint)

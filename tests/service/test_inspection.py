@@ -13,7 +13,7 @@ from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport, Code, StepReport
 from guard_service import inspection
 from guard_service.errors import StoreError
-from guard_service.inspection import copied, inspect
+from guard_service.inspection import copied, summarize_store
 from guard_service.store import FILE_NAME, Store
 
 
@@ -32,7 +32,7 @@ def test_a_store_is_read_while_it_is_open_and_nothing_is_changed(store: Store, t
     state = tmp_path / "state"
     store.append_steps([steps(1, 4), steps(1, 3, attempt=1)])
     before = {path.name: hashlib.sha256(path.read_bytes()).digest() for path in state.iterdir()}
-    found = inspect(state)
+    found = summarize_store(state)
     assert found["events"]["step"] == 5
     assert found["attempts"] == [
         {"attempt": 0, "steps": 3, "first": 1, "last": 3},
@@ -42,7 +42,7 @@ def test_a_store_is_read_while_it_is_open_and_nothing_is_changed(store: Store, t
     assert found["policy"]["detector"] == Policy().detector
     assert before == {path.name: hashlib.sha256(path.read_bytes()).digest() for path in state.iterdir()}
     store.append_steps([steps(4, 5)])
-    assert inspect(state)["events"]["step"] == 6, "what was written since"
+    assert summarize_store(state)["events"]["step"] == 6, "what was written since"
 
 
 def test_every_copy_is_one_moment_while_the_store_is_written(store: Store, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_every_copy_is_one_moment_while_the_store_is_written(store: Store, tmp_p
     writer.start()
     try:
         for _ in range(5):
-            [one] = inspect(tmp_path / "state")["attempts"] or [{"steps": 0, "last": 0}]
+            [one] = summarize_store(tmp_path / "state")["attempts"] or [{"steps": 0, "last": 0}]
             assert one["steps"] == one["last"] and one["steps"] % 50 == 0
     finally:
         done.set()
@@ -86,7 +86,7 @@ def test_a_store_that_always_changes_is_said_so(store: Store, tmp_path: Path, mo
     monkeypatch.setattr(inspection, "_state", lambda _: None)
     monkeypatch.setattr(inspection, "PAUSE_SECONDS", 0.0)
     with pytest.raises(StoreError, match="changed whenever it was copied"):
-        inspect(tmp_path / "state")
+        summarize_store(tmp_path / "state")
 
 
 def test_the_journal_of_a_change_under_way_is_no_quiet_moment(store: Store, tmp_path: Path) -> None:
@@ -100,14 +100,14 @@ def test_a_fire_is_seen(store: Store, tmp_path: Path) -> None:
     store.append_steps([steps(1, 3)])
     store.append_checkpoint(CheckpointReport(attempt=0, step=2, path="/c/2"))
     store.append_latches([Latch(fire=True, attempt=0, step=2, code=Code.KL_HARD_STOP, message="too far")])
-    found = inspect(tmp_path / "state")
+    found = summarize_store(tmp_path / "state")
     assert found["events"]["fire"] == 1 and found["verdict"]["fire"] is True
     assert found["verdict"]["code"] == Code.KL_HARD_STOP
 
 
 def test_where_no_guard_has_run_there_is_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no guard has run"):
-        inspect(tmp_path)
+        summarize_store(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -115,7 +115,7 @@ def test_where_no_guard_has_run_there_is_nothing(tmp_path: Path) -> None:
 def test_a_damaged_store_is_a_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     with pytest.raises(StoreError, match=r"guard\.db"):
-        inspect(tmp_path)
+        summarize_store(tmp_path)
 
 
 def test_every_damage_is_a_sentence_that_names_the_store(store: Store, tmp_path: Path) -> None:
@@ -126,4 +126,4 @@ def test_every_damage_is_a_sentence_that_names_the_store(store: Store, tmp_path:
     for start in range(4096, len(whole), 4096):
         (damaged / FILE_NAME).write_bytes(whole[:start] + b"\xff" * 4096 + whole[start + 4096 :])
         with pytest.raises(StoreError, match=f"^{damaged / FILE_NAME} "):
-            inspect(damaged)
+            summarize_store(damaged)

@@ -16,7 +16,7 @@ from guard_core.judge import Latch
 from guard_core.policy import Policy
 from guard_core.wire import StepReport
 from guard_service.errors import ChangedRunError, StoreCorruptError, StoreError
-from guard_service.inspection import inspect
+from guard_service.inspection import summarize_store
 from guard_service.store import SCHEMA_VERSION, Store, database
 from guard_service.store.database import APPLICATION_ID
 from guard_service.store.witness import HEAD_NAME, LATCH_NAME, Head, read_head, read_latches
@@ -243,4 +243,4 @@ def test_taking_over_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_store_of_schema_5_is_read_by_inspect(tmp_path: Path) -> None:
     fill(tmp_path / "state", fire=True).close()
     as_schema_5(tmp_path / "state")
-    assert inspect(tmp_path / "state")["verdict"]["fire"] is True
+    assert summarize_store(tmp_path / "state")["verdict"]["fire"] is True

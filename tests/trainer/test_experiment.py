@@ -20,7 +20,7 @@ from guard_client.stopping import Stop
 from guard_core.trainer_view import for_trainer
 from guard_core.wire import Code, DetectorReading, EvaluationSummary, Level, Verdict
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard
-from trainer_image.experiment import Experiment, figures_of
+from trainer_image.experiment import Experiment, verdict_figures
 
 pytestmark = pytest.mark.torch
 
@@ -106,20 +106,20 @@ def wait_for_the_verdict(trainer: Any, guard: FaultyGuard) -> None:
 
 class TestWhatIsTold:
     def test_it_is_what_a_trainer_may_know(self) -> None:
-        assert figures_of(None, view(JUDGED)) == FIGURES
+        assert verdict_figures(None, view(JUDGED)) == FIGURES
 
     def test_what_is_not_known_is_absent_and_never_0(self) -> None:
-        assert figures_of(None, view(HEALTHY)) == {"rlguard/level": 0.0, "rlguard/stop": 0.0}
-        assert figures_of(None, None) == {"rlguard/stop": 0.0}
+        assert verdict_figures(None, view(HEALTHY)) == {"rlguard/level": 0.0, "rlguard/stop": 0.0}
+        assert verdict_figures(None, None) == {"rlguard/stop": 0.0}
         newer = view(JUDGED).model_copy(update={"level": "splendid"})
-        assert "rlguard/level" not in figures_of(None, newer)
+        assert "rlguard/level" not in verdict_figures(None, newer)
 
     def test_a_guard_that_is_lost_has_no_verdict_now(self) -> None:
         lost = Stop("no response from the guard for 300 s", lost=True)
-        assert figures_of(lost, view(JUDGED)) == {"rlguard/level": 1.0, "rlguard/stop": 1.0}
+        assert verdict_figures(lost, view(JUDGED)) == {"rlguard/level": 1.0, "rlguard/stop": 1.0}
 
     def test_a_fire_is_the_highest_level(self) -> None:
-        fired = figures_of(Stop.of(view(FIRED)), view(FIRED))
+        fired = verdict_figures(Stop.of(view(FIRED)), view(FIRED))
         assert (fired["rlguard/level"], fired["rlguard/stop"]) == (3.0, 1.0)
 
     def test_the_same_is_told_once(self) -> None:

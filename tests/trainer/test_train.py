@@ -20,9 +20,9 @@ from guard_core.wire import Adapters
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard
 from trainer_image import train as entrypoint
 from trainer_image.checkpoints import incomplete_because, latest_complete
-from trainer_image.config import load
+from trainer_image.config import load_config
 from trainer_image.rewards import exact_match, last_number
-from trainer_image.train import main, read_jsonl, reward_function
+from trainer_image.train import main, read_rows, reward_function
 
 GRPO = {
     "use_cpu": True,
@@ -243,18 +243,18 @@ def test_a_mistake_in_the_grpo_section_is_named(config: Any, capsys: Any, grpo: 
 def test_a_file_that_is_no_configuration_is_an_error(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "c.yaml").write_text(content)
     with pytest.raises(GuardConfigError, match=message):
-        load(tmp_path / "c.yaml")
+        load_config(tmp_path / "c.yaml")
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GuardConfigError, match="cannot read the configuration"):
-        load(tmp_path / "c.yaml")
+        load_config(tmp_path / "c.yaml")
 
 
 def test_a_learning_rate_without_a_point_is_a_number(config: Any) -> None:
     path = config()
     path.write_text(path.read_text().replace("beta: 0.04", "beta: 0.04\n  learning_rate: 1e-6"))
-    assert load(path).grpo["learning_rate"] == 1e-6
+    assert load_config(path).grpo["learning_rate"] == 1e-6
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_learning_rate_without_a_point_is_a_number(config: Any) -> None:
 def test_a_bad_line_of_the_data_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "d.jsonl").write_text(text)
     with pytest.raises(GuardConfigError, match=message):
-        read_jsonl(tmp_path / "d.jsonl")
+        read_rows(tmp_path / "d.jsonl")
 
 
 def test_a_reward_that_cannot_be_called_is_refused() -> None:

@@ -141,16 +141,16 @@ class TestGoodRuns:
         assert "hard_stop: " in out.read_text() and "# of the good runs" in out.read_text()
 
     def test_the_runs_themselves_stay_quiet_under_it(self, calibrate: Invoke, tmp_path: Path) -> None:
-        from guard_cli.logs.readers import read
+        from guard_cli.logs.readers import read_log
         from guard_cli.replay.outcomes import outcome
-        from guard_cli.replay.run import load
+        from guard_cli.replay.run import load_run
 
         paths = [good_run(tmp_path / "runs" / f"{seed}.jsonl", seed) for seed in range(6)]
         out = tmp_path / "policy.yaml"
         calibrate("--from-runs", tmp_path / "runs", "--out", out, "--detector", "heldout_guard")
         policy = Policy.model_validate(yaml.safe_load(out.read_text()))
         for path in paths:
-            run = load(read(path), str(path), {})
+            run = load_run(read_log(path), str(path), {})
             assert not outcome(run, policy, "guard").fired
             assert outcome(run, policy, "guard").level != "unknown"
 

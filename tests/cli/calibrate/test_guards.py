@@ -70,7 +70,7 @@ class TestThresholds:
             np.column_stack([guards.quiet_eps(s, 3, 5, always_rising=False), guards.largest_gap(s, 5)])
             for s in (noise(1), noise(2))
         ]
-        limits = guards.thresholds(statistics[0], rate)
+        limits = guards.joint_thresholds(statistics[0], rate)
         policy = HeldOutGuardPolicy(
             ema_alpha=0.7, min_steps=5, rise_eps=limits[0], max_proxy_real_gap=limits[1]
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from guard_cli.check import rows
-from guard_cli.check.rows import CheckLevel, Folder, Found, Measured, Model, Row, Split, Trainer
+from guard_cli.check.rows import CheckLevel, Folder, Found, Model, Row, Split, Trainer, TriedEvaluation
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.policy import Policy
 from guard_core.wire import EvaluationSampling
@@ -17,7 +17,7 @@ OK, WARN, REFUSE, UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.REFUSE, C
 PATH = Path("/run/out")
 SPLIT = Split(items=128, counted=128, problem=None, compared=True, overlap=None, scorer=None)
 CALIBRATED = Policy.model_validate({"detector": "calibrated", "calibrated": {"baseline_passes": 4}})
-QUICK = Measured(seconds=10.0, score=0.5, problem=None, paid=0.625)
+QUICK = TriedEvaluation(seconds=10.0, score=0.5, problem=None, paid=0.625)
 ENDED = replace(QUICK, truncated=0.0)
 GOOD = Trainer(save_steps=10, max_steps=200, save_total_limit=2, beta=0.01, step_seconds=2.0)
 
@@ -104,7 +104,7 @@ def test_items_of_one_group_count_as_one() -> None:
     grouped = replace(SPLIT, items=256, counted=16)
     check(rows.split_row(grouped), OK, "256 items in 16 groups", "as one item")
     table = {row.name: row for row in rows.rows(found(split=grouped))}
-    assert rows.evaluations_needed(found(split=grouped)) == rows.evaluations_needed(
+    assert rows.evaluations_until_judged(found(split=grouped)) == rows.evaluations_until_judged(
         found(split=replace(SPLIT, items=16, counted=16))
     )
     check(table["evaluations"], WARN, "evaluations of so few items")
@@ -159,30 +159,32 @@ def test_evaluations_that_could_not_be_enough() -> None:
 
 def test_how_many_evaluations_the_policy_needs() -> None:
     few = replace(SPLIT, items=256, counted=64)
-    needed = rows.evaluations_needed(found())
+    needed = rows.evaluations_until_judged(found())
     assert needed is not None and needed > 4
     more = Policy.model_validate({"calibrated": {"baseline_passes": 16}})
-    assert rows.evaluations_needed(found(policy=more)) < needed, "a better baseline sees a fall sooner"  # type: ignore[operator]
-    assert (rows.evaluations_needed(found(split=few)) or 999) > needed
+    assert rows.evaluations_until_judged(found(policy=more)) < needed, "a better baseline sees a fall sooner"  # type: ignore[operator]
+    assert (rows.evaluations_until_judged(found(split=few)) or 999) > needed
     greedy = found(sampling=sampling(temperature=0.0, max_new_tokens=16))
-    assert rows.evaluations_needed(greedy) is None, "greedy passes are one"
-    assert rows.evaluations_needed(found(sampling=sampling())) == needed, "most trainers sample"
-    assert rows.evaluations_needed(found(split=replace(SPLIT, items=3, counted=3))) is None
+    assert rows.evaluations_until_judged(greedy) is None, "greedy passes are one"
+    assert rows.evaluations_until_judged(found(sampling=sampling())) == needed, "most trainers sample"
+    assert rows.evaluations_until_judged(found(split=replace(SPLIT, items=3, counted=3))) is None
     many = found(policy=more, split=replace(SPLIT, items=5000, counted=5000))
-    assert rows.evaluations_needed(many) == 4, "the reward's own noise takes four rounds to know"
-    assert rows.evaluations_needed(replace(many, trainer=replace(GOOD, save_steps=2))) == 10
+    assert rows.evaluations_until_judged(many) == 4, "the reward's own noise takes four rounds to know"
+    assert rows.evaluations_until_judged(replace(many, trainer=replace(GOOD, save_steps=2))) == 10
     classic = Policy.model_validate({"detector": "heldout_guard", "heldout_guard": {"min_steps": 13}})
-    assert rows.evaluations_needed(found(policy=classic, split=replace(SPLIT, items=3, counted=3))) == 13
+    assert (
+        rows.evaluations_until_judged(found(policy=classic, split=replace(SPLIT, items=3, counted=3))) == 13
+    )
     both = classic.model_copy(update={"detector": "both"})
-    assert rows.evaluations_needed(found(policy=both)) >= 13  # type: ignore[operator]
+    assert rows.evaluations_until_judged(found(policy=both)) >= 13  # type: ignore[operator]
 
 
 def test_a_start_that_nothing_is_known_of_counts_as_the_noisiest() -> None:
-    assert rows.evaluations_needed(found(measured=None)) == rows.evaluations_needed(found())
-    assert rows.evaluations_needed(found(measured=replace(QUICK, score=None))) == rows.evaluations_needed(
-        found()
-    )
-    assert rows.evaluations_needed(found(measured=replace(QUICK, score=0.0))) is None
+    assert rows.evaluations_until_judged(found(measured=None)) == rows.evaluations_until_judged(found())
+    assert rows.evaluations_until_judged(
+        found(measured=replace(QUICK, score=None))
+    ) == rows.evaluations_until_judged(found())
+    assert rows.evaluations_until_judged(found(measured=replace(QUICK, score=0.0))) is None
 
 
 def test_the_training_grader() -> None:
@@ -200,7 +202,11 @@ def test_the_time_of_an_evaluation() -> None:
     check(rows.time_row(GOOD, replace(QUICK, seconds=20.0)), OK)
     check(rows.time_row(GOOD, replace(QUICK, seconds=31.0)), WARN, "falls behind", "save_steps to 16 or more")
     check(rows.time_row(replace(GOOD, step_seconds=None), QUICK), UNKNOWN, "takes 10 s", "--step-seconds")
-    check(rows.time_row(GOOD, Measured(None, None, "no room on the device")), REFUSE, "no room on the device")
+    check(
+        rows.time_row(GOOD, TriedEvaluation(None, None, "no room on the device")),
+        REFUSE,
+        "no room on the device",
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,7 +235,7 @@ def test_the_limit_of_kept_checkpoints() -> None:
     check(rows.rotation_row(replace(GOOD, save_total_limit=None), slow, 0), UNKNOWN)
     check(rows.rotation_row(replace(GOOD, step_seconds=None), slow, 0), UNKNOWN, "--step-seconds")
     check(rows.rotation_row(GOOD, None, 0), UNKNOWN, "--time")
-    check(rows.rotation_row(GOOD, Measured(None, None, "x"), 0), UNKNOWN)
+    check(rows.rotation_row(GOOD, TriedEvaluation(None, None, "x"), 0), UNKNOWN)
 
 
 def test_the_passes_of_the_starting_policy() -> None:

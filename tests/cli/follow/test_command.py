@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from guard_cli.logs.readers import read
-from guard_cli.replay.run import load
+from guard_cli.logs.readers import read_log
+from guard_cli.replay.run import load_run
 from tests.cli.logs.shapes import SHAPES, STEPS, kl, reward
 
 
@@ -70,7 +70,7 @@ def test_mlflow(tmp_path):
     for name, value in (("reward", reward), ("kl", kl)):
         lines = "".join(f"17000000{s:05d} {value(s)!r} {s}\n" for s in range(1, STEPS + 1))
         (metrics / name).write_text(lines)
-    run = load(read(tmp_path), "run", {})
+    run = load_run(read_log(tmp_path), "run", {})
     assert run.format == "MLflow" and run.step.tolist() == list(range(1, STEPS + 1))
     assert run.reward.tolist() == [reward(s) for s in range(1, STEPS + 1)]
     assert run.kl.tolist() == [kl(s) for s in range(1, STEPS + 1)]

@@ -13,8 +13,8 @@ from guard_cli.follow import follower as follower_module
 from guard_cli.follow.follower import Follower
 from guard_cli.follow.history import KnownHistory
 from guard_cli.follow.what import What
-from guard_cli.logs.readers import read
-from guard_cli.replay.run import load
+from guard_cli.logs.readers import read_log
+from guard_cli.replay.run import load_run
 from guard_client.client import Acknowledgement, VerdictView
 from guard_client.errors import GuardUnavailableError, ReportRefusedError
 from guard_client.samples import StepSample
@@ -89,7 +89,7 @@ class Followed:
 
 
 def replayed(path, settings=None):
-    run = load(read(path), str(path), {}, settings)
+    run = load_run(read_log(path), str(path), {}, settings)
     kls = [None if k != k else k for k in run.kl.tolist()]
     return sorted(zip(run.attempt.tolist(), run.step.tolist(), run.reward.tolist(), kls, strict=True))
 
@@ -239,14 +239,14 @@ class TestSeveralRuns:
         for run in ("a", "b"):
             (tmp_path / run).mkdir()
             (tmp_path / run / "events.out.tfevents.1.h.1.0").write_bytes(SHAPES["openrlhf"][2](0))
-        for refuse in (Followed, read):
+        for refuse in (Followed, read_log):
             with pytest.raises(CliError, match="`a`, `b`"):
                 refuse(tmp_path)
 
     def test_files_that_both_begin_at_the_start(self, tmp_path):
         for number in (1, 2):
             (tmp_path / f"events.out.tfevents.{number}.h.1.0").write_bytes(SHAPES["openrlhf"][2](0))
-        for refuse in (Followed, read):
+        for refuse in (Followed, read_log):
             with pytest.raises(CliError, match=r"tfevents\.1\.h.*tfevents\.2\.h"):
                 refuse(tmp_path)
 

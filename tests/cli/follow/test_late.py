@@ -7,8 +7,8 @@ import pytest
 
 from guard_cli.follow import follower as follower_module
 from guard_cli.follow import source as source_module
-from guard_cli.logs.readers import read
-from guard_cli.replay.run import load
+from guard_cli.logs.readers import read_log
+from guard_cli.replay.run import load_run
 from tests.cli.follow.test_follower import Followed, append, replayed
 from tests.cli.logs.shapes import SHAPES, STEPS, kl, lines, reward, tensorboard
 from tests.cli.logs.test_layouts import save
@@ -159,7 +159,7 @@ class TestWhatTheLogItselfSays:
         followed = Followed(path)
         followed.poll()
         followed.finish()
-        run = load(read(path), str(path), {})
+        run = load_run(read_log(path), str(path), {})
         assert [followed.guard.steps[0, s].kl_kind.value for s in range(4)] == [
             k or "ref_token_mean" for k in kinds
         ]

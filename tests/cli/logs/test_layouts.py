@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS
-from guard_cli.logs.layouts import QUIET_SECONDS, CompleteCheckpoint, Unfit, find, layouts_of
+from guard_cli.logs.layouts import QUIET_SECONDS, CompleteCheckpoint, Unfit, find_checkpoints, layouts_of
 
 LONG_AGO = 1_000_000_000
 
@@ -61,7 +61,7 @@ LAID_OUT = [f.key for f in FRAMEWORKS if f.layout is not None]
 
 
 def found(root, key, **more):
-    return [c for c in find(root, layouts_of(key), **more) if isinstance(c, CompleteCheckpoint)]
+    return [c for c in find_checkpoints(root, layouts_of(key), **more) if isinstance(c, CompleteCheckpoint)]
 
 
 @pytest.mark.parametrize("key", LAID_OUT)
@@ -166,7 +166,7 @@ class TestTheFileThatNamesTheNewest:
     def test_shards_alone_are_said(self, tmp_path):
         path = save(tmp_path, "verl", 5)
         (path / "model.safetensors").unlink()
-        [unfit] = find(tmp_path, layouts_of("verl"))
+        [unfit] = find_checkpoints(tmp_path, layouts_of("verl"))
         assert isinstance(unfit, Unfit) and "hf_model" in unfit.advice
 
 
@@ -176,7 +176,7 @@ class TestHostile:
         root = tmp_path / "root"
         root.mkdir()
         (root / "checkpoint-5").symlink_to(elsewhere)
-        assert find(root, layouts_of("trl")) == []
+        assert find_checkpoints(root, layouts_of("trl")) == []
 
     def test_a_header_that_promises_too_much(self, tmp_path):
         path = save(tmp_path, "trl", 5)
@@ -188,8 +188,12 @@ class TestHostile:
     def test_names_that_are_none(self, tmp_path):
         for name in ("checkpoint-", "checkpoint-x", "checkpoint-" + "9" * 30, "tmp_step_5", "step_5.old"):
             model(tmp_path / name)
-        assert [c for key in LAID_OUT for c in find(tmp_path, layouts_of(key))] == []
+        assert [c for key in LAID_OUT for c in find_checkpoints(tmp_path, layouts_of(key))] == []
 
     def test_a_root_that_is_none(self, tmp_path):
         (tmp_path / "file").touch()
-        assert find(tmp_path / "file", layouts_of(None)) == find(tmp_path / "no", layouts_of(None)) == []
+        assert (
+            find_checkpoints(tmp_path / "file", layouts_of(None))
+            == find_checkpoints(tmp_path / "no", layouts_of(None))
+            == []
+        )

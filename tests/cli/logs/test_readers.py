@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from guard_cli.errors import CliError
-from guard_cli.logs.readers import read
-from guard_cli.replay.run import Run, load
+from guard_cli.logs.readers import read_log
+from guard_cli.replay.run import Run, load_run
 
 ROWS = [{"step": i, "reward": i / 10, "kl": i / 1000} for i in range(1, 8)]
 
 
 def replayed(path: Path, **overrides: str) -> Run:
-    return load(read(path, set(overrides.values())), str(path), overrides)
+    return load_run(read_log(path, set(overrides.values())), str(path), overrides)
 
 
 def is_rows(run: Run) -> None:

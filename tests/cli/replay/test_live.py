@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard_cli.logs.readers import read
-from guard_cli.replay.fold import fold, rounds
+from guard_cli.logs.readers import read_log
+from guard_cli.replay.fold import fold_run, rounds
 from guard_cli.replay.outcomes import baseline_of, outcome
-from guard_cli.replay.run import Run, load
+from guard_cli.replay.run import Run, load_run
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
 from guard_core.wire import KlKind, StepReport, Verdict
@@ -83,7 +83,7 @@ def exported(reports: list[StepReport], evaluations: list[Evaluation], shuffle: 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "history.jsonl"
         path.write_text("\n".join(lines) + "\n")
-        return load(read(path), "history.jsonl", {})
+        return load_run(read_log(path), "history.jsonl", {})
 
 
 def comparable(verdict: Verdict) -> dict:
@@ -117,7 +117,7 @@ def test_replay_gives_the_live_verdict(
     reports, evaluations = history(seed, steps, every, hack, kl)
     run = exported(reports, evaluations, shuffle)
     punctual = live(policy, reports, evaluations, late=0)
-    replayed = fold(run, policy)
+    replayed = fold_run(run, policy)
     assert comparable(replayed.verdict()) == comparable(punctual.verdict())
     assert [*replayed.latches] == [*punctual.latches]
 
@@ -138,7 +138,7 @@ def test_the_parts_alone_get_the_rounds_of_the_judge(seed: int, every: int, hack
     for evaluation, in_loop, *_ in rounds(run):
         assert in_loop is not None
         guard.update(evaluation.step, in_loop, evaluation.score)
-    verdict = fold(run, policy).verdict()
+    verdict = fold_run(run, policy).verdict()
     status = guard.last_status
     if status is not None:
         assert (status.in_loop_ema, status.heldout_ema) == (verdict.in_loop_ema, verdict.heldout_ema)
@@ -201,8 +201,8 @@ def test_passes_are_replayed_from_the_store_as_the_judge_saw_them(
     random.Random(1).shuffle(lines)
     history.write_text("\n".join(lines) + "\n")
     for source in (tmp_path, history):
-        run = load(read(source), str(source), {})
+        run = load_run(read_log(source), str(source), {})
         assert len(baseline_of(run)) == 4
-        assert comparable(fold(run, policy).verdict()) == comparable(judge.verdict())
+        assert comparable(fold_run(run, policy).verdict()) == comparable(judge.verdict())
         part = outcome(run, policy, "calibrated")
         assert (part.step, part.rule) == (judge.latches[0].step, judge.latches[0].code)

@@ -21,9 +21,9 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from guard_cli.logs.readers import read
-from guard_cli.replay.fold import fold, rounds
-from guard_cli.replay.run import load
+from guard_cli.logs.readers import read_log
+from guard_cli.replay.fold import fold_run, rounds
+from guard_cli.replay.run import load_run
 from guard_client.samples import sample_of
 from guard_core.judge import Judge
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
@@ -187,9 +187,9 @@ def stored(live: Live) -> list[tuple[Any, ...]]:
 
 def check_replay(live: Live, source: Path) -> None:
     """A replay of `source` says after each evaluation what the live guard said."""
-    run = load(read(source), str(source), {})
+    run = load_run(read_log(source), str(source), {})
     told: list[tuple[Any, ...]] = []
-    judge = fold(run, POLICY, lambda _, judge: told.append(said(judge.verdict())))
+    judge = fold_run(run, POLICY, lambda _, judge: told.append(said(judge.verdict())))
     assert told == live.said[len(live.said) - len(told) :]
     assert said(judge.verdict()) == said(live.verdict)
     windows = [(scored.in_loop, scored.kl) for scored in rounds(run)]

@@ -9,8 +9,8 @@ import pytest
 
 from guard_cli.errors import CliError
 from guard_cli.logs.options import read_map
-from guard_cli.logs.readers import read
-from guard_cli.replay.run import KINDS, Run, load
+from guard_cli.logs.readers import read_log
+from guard_cli.replay.run import KINDS, Run, load_run
 
 NAN = float("nan")
 
@@ -18,7 +18,7 @@ NAN = float("nan")
 def run_of(tmp_path: Path, rows: Iterable[dict], **overrides: str) -> Run:
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load(read(path, set(overrides.values())), "log.jsonl", overrides)
+    return load_run(read_log(path, set(overrides.values())), "log.jsonl", overrides)
 
 
 def row(step: int, reward: float | None = 0.5, **more: object) -> dict:

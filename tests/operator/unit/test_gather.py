@@ -578,7 +578,7 @@ def test_what_would_leak_is_refused_even_if_the_refusals_let_it_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The fault: a refusal that misses something."""
-    monkeypatch.setattr("guard_operator.reconcile.review.inspect", lambda *_args: ())
+    monkeypatch.setattr("guard_operator.reconcile.review.find_violations", lambda *_args: ())
     leak = {"name": "rlguard-heldout", "mountPath": "/h"}
     trainer = {"name": "pytorch", "volumeMounts": [{"name": "c", "mountPath": "/c"}, leak]}
     pod_spec = {"containers": [trainer], "volumes": [{"name": "c", "emptyDir": {}}]}

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from guard_core.policy import Policy
-from guard_operator.adapters import TemplateError, WorkloadState, find
+from guard_operator.adapters import TemplateError, WorkloadState, find_adapter
 from guard_operator.api.types import GuardSpec, Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
@@ -28,12 +28,12 @@ from guard_operator.reconcile.inject import (
     guard_service_account,
     support_objects,
 )
-from guard_operator.reconcile.refusals import inspect
+from guard_operator.reconcile.refusals import find_violations
 from guard_operator.reconcile.snapshot import Job
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.settings import GuardSettings
 
-ADAPTER = find("kubeflow.org/v1", "PyTorchJob")
+ADAPTER = find_adapter("kubeflow.org/v1", "PyTorchJob")
 assert ADAPTER is not None
 CONFIG = OperatorConfig(guard_image="guard:1", relaxed_host_paths=("/dev/infiniband", "/mnt/nvme"))
 Json = dict[str, Any]
@@ -373,7 +373,7 @@ def findings(change: Change, role: str = "Master", **guard_values: Any) -> list[
     spec = template()
     change(spec["pytorchReplicaSpecs"][role]["template"]["spec"])
     parsed = GuardSpec.model_validate(guard(**guard_values))
-    return [(f.field, f.cost) for f in inspect(ADAPTER, spec, parsed, CONFIG)]
+    return [(f.field, f.cost) for f in find_violations(ADAPTER, spec, parsed, CONFIG)]
 
 
 def add_volume(source: Json, name: str = "v") -> Change:
@@ -594,7 +594,7 @@ def test_the_guard_looks_where_the_checkpoints_are() -> None:
     spec = template()
     twice = [{"name": "ckpt", "mountPath": f"/{part}", "subPath": part} for part in ("data", "run")]
     trainer(volumeMounts=twice)(spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"])
-    (found,) = inspect(ADAPTER, spec, GuardSpec.model_validate(guard()), CONFIG)
+    (found,) = find_violations(ADAPTER, spec, GuardSpec.model_validate(guard()), CONFIG)
     assert found.field.endswith("Master.template.spec.containers") and found.cost is None
     assert "must mount the volume ckpt once" in found.message and "same claim" in found.message
 
@@ -639,7 +639,7 @@ def test_a_template_of_any_shape_is_built_or_refused_in_words(odd: Any) -> None:
             node = node[key]
         node[path[-1]] = odd
         one = job(spec)
-        found = inspect(ADAPTER, one.spec.template.spec, one.spec.guard, CONFIG)
+        found = find_violations(ADAPTER, one.spec.template.spec, one.spec.guard, CONFIG)
         assert all(f.field.startswith("spec.template.spec") and f.message for f in found)
         if not found:
             with suppress(LeakError):
@@ -667,7 +667,7 @@ BAD_SPECS: dict[str, tuple[Json, str]] = {
 @pytest.mark.parametrize(("spec", "field"), BAD_SPECS.values(), ids=BAD_SPECS.keys())
 def test_specs_without_a_place_for_the_guard(spec: Json, field: str) -> None:
     assert ADAPTER is not None
-    (finding,) = inspect(ADAPTER, spec, GuardSpec.model_validate(guard()), CONFIG)
+    (finding,) = find_violations(ADAPTER, spec, GuardSpec.model_validate(guard()), CONFIG)
     assert finding.field == f"spec.template.spec.{field}"
     assert finding.cost is None
 
@@ -714,7 +714,7 @@ def test_pytorchjob_stop_patches() -> None:
 
 
 def test_kinds_without_an_adapter() -> None:
-    assert find("batch/v1", "CronJob") is None
+    assert find_adapter("batch/v1", "CronJob") is None
 
 
 def test_template_error_names_the_field() -> None:

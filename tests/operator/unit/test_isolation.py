@@ -21,7 +21,7 @@ from guard_operator.reconcile import inject
 from guard_operator.reconcile.inject import LeakError, build_workload
 from guard_operator.reconcile.isolation import POD, TABLES
 from guard_operator.reconcile.leaks import leaks
-from guard_operator.reconcile.refusals import Violation, copies, inspect
+from guard_operator.reconcile.refusals import Violation, copies, find_violations
 from guard_operator.reconcile.snapshot import Job
 
 _SPEC = importlib.util.spec_from_file_location("pod_fields", Path(__file__).with_name("pod_fields.py"))
@@ -55,7 +55,7 @@ def job(pod: Json | None = None, **guard: Any) -> Job:
 
 def findings(pod: Json, **guard: Any) -> tuple[Violation, ...]:
     one = job(pod, **guard)
-    return inspect(ADAPTERS[0], one.spec.template.spec, one.spec.guard, CONFIG)
+    return find_violations(ADAPTERS[0], one.spec.template.spec, one.spec.guard, CONFIG)
 
 
 def built(one: Job) -> Json:

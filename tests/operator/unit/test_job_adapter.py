@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters import TemplateError, WorkloadState, find
+from guard_operator.adapters import TemplateError, WorkloadState, find_adapter
 from guard_operator.api.types import Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import build_workload
-from guard_operator.reconcile.refusals import inspect
+from guard_operator.reconcile.refusals import find_violations
 from guard_operator.reconcile.snapshot import Job
 
-ADAPTER = find("batch/v1", "Job")
+ADAPTER = find_adapter("batch/v1", "Job")
 assert ADAPTER is not None
 Json = dict[str, Any]
 MOUNTS = [{"name": "ckpt", "mountPath": "/ckpt"}]
@@ -58,7 +58,7 @@ def test_which_container_trains(containers: tuple[str, ...], trains: str) -> Non
 )
 def test_what_can_be_guarded(spec: Json) -> None:
     one = job(spec)
-    assert inspect(ADAPTER, spec, one.spec.guard, OperatorConfig("guard:1")) == ()
+    assert find_violations(ADAPTER, spec, one.spec.guard, OperatorConfig("guard:1")) == ()
 
 
 BAD_SPECS: dict[str, tuple[Json, str]] = {
@@ -81,14 +81,14 @@ def test_what_cannot_be_guarded_names_the_field(spec: Json, field: str) -> None:
     with pytest.raises(TemplateError) as error:
         ADAPTER.pod_templates(spec)
     assert error.value.field == field
-    (finding,) = inspect(ADAPTER, spec, job(spec).spec.guard, OperatorConfig("guard:1"))
+    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, OperatorConfig("guard:1"))
     assert finding.field == f"spec.template.spec.{field}" and finding.cost is None
 
 
 def test_refusals_name_the_field_of_the_jobs_pod() -> None:
     spec = template()
     spec["template"]["spec"]["hostPID"] = True
-    (finding,) = inspect(ADAPTER, spec, job(spec).spec.guard, OperatorConfig("guard:1"))
+    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, OperatorConfig("guard:1"))
     assert finding.field == "spec.template.spec.template.spec.hostPID"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, KlPolicy, Policy
-from guard_operator.adapters import find
+from guard_operator.adapters import find_adapter
 from guard_operator.api.types import Spec, policy_to_api
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.review import Review, review_manifest
@@ -107,7 +107,7 @@ def test_a_kind_without_an_adapter() -> None:
 
 
 def test_what_a_refusal_misses_the_last_look_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("guard_operator.reconcile.review.inspect", lambda *_args: ())
+    monkeypatch.setattr("guard_operator.reconcile.review.find_violations", lambda *_args: ())
     leak = {"name": "rlguard-heldout", "mountPath": "/h"}
     trainer = {**POD["containers"][0], "volumeMounts": [{"name": "ck", "mountPath": "/ck"}, leak]}  # type: ignore[index,dict-item]
     spec = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": {**POD, "containers": [trainer]}}}}}
@@ -134,7 +134,7 @@ def test_a_policy_is_read_as_it_was_written(policy: Policy) -> None:
 
 
 def test_what_a_cluster_assigns() -> None:
-    jobs, pytorch = find("batch/v1", "Job"), find("kubeflow.org/v1", "PyTorchJob")
+    jobs, pytorch = find_adapter("batch/v1", "Job"), find_adapter("kubeflow.org/v1", "PyTorchJob")
     assert jobs is not None and pytorch is not None
     assert ("spec", "selector") in jobs.assigned({"spec": None})
     assert ("spec", "template", "metadata", "labels", "controller-uid") in jobs.assigned({"spec": {}})
