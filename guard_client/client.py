@@ -171,7 +171,7 @@ class GuardClient:
         return self._exchange("POST", "/v1/rollouts", report.model_dump(mode="json"), Acknowledgement)
 
     def post_figures(self, reports: Sequence[FiguresReport]) -> Acknowledgement:
-        """`POST /v1/figures`, of at most `MAX_FIGURES_PER_POST` steps. An older guard answers 404."""
+        """`POST /v1/figures`, at most `MAX_FIGURES_PER_POST` steps. An older guard has no such route."""
         body = [report.model_dump(mode="json") for report in reports]
         return self._exchange("POST", "/v1/figures", body, Acknowledgement)
 
@@ -193,7 +193,7 @@ class GuardClient:
                     f"{method} {self.url}{path}: what responds is not a guard that this trainer understands "
                     f"({error.error_count()} errors: {where} {must_be(first)})"
                 ) from error
-        message = f"{method} {self.url}{path} answered {status}: {_problem_text(payload)}"
+        message = f"{method} {self.url}{path} responded {status}: {_problem_text(payload)}"
         if status in _REFUSALS:
             raise ReportRefusedError(message)
         if status == HTTPStatus.NOT_FOUND:

@@ -1,8 +1,8 @@
 """Every error that a user of the trainer can meet, but for `guard_core.CollapseStopError` (a fire).
 
 GuardHaltError          a halt: training must stop although no rule fired, because an action is `stop`
-  GuardLostError        ... or no guard responds, or it refuses every report, or checkpoints do not reach it
-                        or are never scored
+GuardLostError          neither a fire nor a halt: no guard responds, or it refuses every report, or
+                        checkpoints do not reach it or are never scored
 GuardConfigError        a setting is missing or wrong, or no checkpoint of the run could ever be scored
 GuardUnavailableError   one exchange with the guard failed; the reporter retries it
   UnknownRouteError     ... because the guard's release does not know what was asked of it
@@ -16,7 +16,7 @@ class GuardHaltError(RuntimeError):
     """A halt: raised where training stops although no rule fired, because an action is `stop`."""
 
 
-class GuardLostError(GuardHaltError):
+class GuardLostError(RuntimeError):
     """Raised where training stops because no guard responds, takes or scores reports: nobody judges it."""
 
 
@@ -42,8 +42,8 @@ class GuardUnavailableError(Exception):
 
 
 class UnknownRouteError(GuardUnavailableError):
-    """The guard answered 404: its release does not know what was asked of it."""
+    """The response is 404: its release does not know what was asked of it."""
 
 
 class ReportRefusedError(Exception):
-    """The guard answered 400, 409, 413 or 422: this report is wrong and was not folded."""
+    """The response is 400, 409, 413 or 422: this report is wrong and was not folded."""

@@ -77,7 +77,7 @@ def _texts(candidate: Candidate) -> tuple[str, str]:
 
 
 def shown_text(value: Any) -> str:
-    """As a text that UTF-8 can hold: a conversation with its roles, an answer without."""
+    """As a text that UTF-8 can hold: a conversation with its roles, a completion without."""
     match value:
         case str():
             text = value

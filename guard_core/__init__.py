@@ -1,4 +1,4 @@
-"""The decisions of RLGuard: the tripwire, the per-step monitor, the judge, and what travels on the wire.
+"""The decisions of RLGuard: HeldOutGuard, the per-step monitor, the judge, and what travels on the wire.
 
 Pure: no clock, no I/O, no threads; nothing here imports another package of the project.
 """

@@ -1,4 +1,4 @@
-"""HeldOutGuard: the classic tripwire on reward, held-out score and KL to the reference.
+"""HeldOutGuard: the classic rule on reward, held-out score and KL to the reference.
 
 Pure: no clock, no I/O, no threads. One call of `update` is one evaluation round. The rules and their
 order are part of the public contract; `docs/architecture.md` states them in prose. Detectors with a
@@ -38,7 +38,7 @@ class TripwireStatus:
 
     @property
     def halt(self) -> bool:
-        """Whether training must stop; the same as `fire`."""
+        """The same as `fire`, by the name that this class has had from its beginning. No halt is meant."""
         return self.fire
 
 
@@ -224,9 +224,14 @@ class HeldOutGuard:
         """Which rule fired first, or None."""
         return self._fired_rule
 
-    def should_halt(self) -> bool:
+    @property
+    def fired(self) -> bool:
         """Whether the guard has fired, now or earlier."""
         return self._fired_reason is not None
+
+    def should_halt(self) -> bool:
+        """The same as `fired`, by the name that this class has had from its beginning. No halt is meant."""
+        return self.fired
 
     def raise_if_fired(self, status: TripwireStatus | None = None) -> None:
         """Raise `CollapseStopError` if `status` (default: the last one) fired.

@@ -1,6 +1,6 @@
 """The judge: folds what was reported and evaluated, in order, into one verdict. Pure.
 
-The guard service writes an event to its store, folds it here and answers; a replay folds the same events
+The guard service writes an event to its store, folds it here and responds; a replay folds the same events
 and gets the same verdicts. The judge has no clock: how long the trainer has been silent is an argument.
 """
 

@@ -43,7 +43,10 @@ class StepReport(Wire):
     kl: Annotated[Measured, Field(ge=0)] | None = Field(
         None, description="KL, nats; `kl_kind` says which KL it is."
     )
-    kl_kind: Annotated[KlKind, Field(strict=False)] = KlKind.ABSENT
+    kl_kind: Annotated[KlKind, Field(strict=False)] = Field(
+        KlKind.ABSENT,
+        description="What `kl` is. Only `ref_token_mean` can be held against a threshold in nats/token.",
+    )
     entropy: Measured | None = Field(None, description="Mean policy entropy, nats/token.")
     reward_std: Annotated[Measured, Field(ge=0)] | None = Field(
         None, description="Std of the reward, reward units."

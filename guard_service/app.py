@@ -122,13 +122,13 @@ class RunInfo(BaseModel):
 
 
 class Health(BaseModel):
-    """The process answers."""
+    """The process responds."""
 
     status: str = Field(description="`ok` or `ready`.")
 
 
 class _DirectRoute(APIRoute):
-    """A route whose endpoint takes the request alone and answers with a `Response`.
+    """A route whose endpoint takes the request alone and returns a `Response`.
 
     FastAPI would read a body with `json.loads` and go through its dependencies; ingest does not.
     """
@@ -405,7 +405,7 @@ def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens, name: str) -> Non
 def _add_probes(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
     @app.get("/healthz", tags=["probes"])
     async def get_healthz() -> Health:
-        """The process answers. It says nothing about the run."""
+        """The process responds. It says nothing about the run."""
         return Health(status="ok")
 
     @app.get(

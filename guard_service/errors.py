@@ -161,7 +161,7 @@ class ProblemType(Enum):
 
     @classmethod
     def of(cls, status: int) -> Self:
-        """The kind of an answer that the web framework gives by itself."""
+        """The kind of a response that the web framework gives by itself."""
         general = cls.BAD_REQUEST if status < cls.INTERNAL_SERVER_ERROR.status else cls.INTERNAL_SERVER_ERROR
         return next((kind for kind in cls if kind.status == status), general)
 

@@ -55,8 +55,8 @@ class GuardCallback(TrainerCallback):
         url: base URL of the guard; None only on ranks other than 0.
         token: the guard's ingest token.
         attempt: number of this start of the trainer; None asks the guard.
-        strict: on a stop raise `CollapseStopError` (a fire), `GuardLostError` (no guard responds) or
-            `GuardHaltError` (a policy); otherwise end training softly, so that `train()` returns.
+        strict: on a stop raise `CollapseStopError` (a fire), `GuardHaltError` (a halt) or
+            `GuardLostError` (the guard is lost); otherwise end training softly, so that `train()` returns.
         on_unreachable: `stop` or `continue` when no guard responds for `unreachable_seconds`, when it refuses
             one report after the other, when training waits for it in vain (`max_lag`), or when a checkpoint
             has not reached it by the end of training.

@@ -1,4 +1,4 @@
-"""`GuardedGRPOTrainer`: TRL's GRPO with the tripwire inside the training process, and two auxiliary losses.
+"""`GuardedGRPOTrainer`: TRL's GRPO with a kill switch inside the training process, and two auxiliary losses.
 
 The kill switch needs no guard service, but it does not protect against a hostile trainer process: whoever can
 change the trainer can change the guard in it. `GuardCallback` and a guard beside the trainer do.
@@ -47,7 +47,7 @@ class GuardedGRPOTrainer(GRPOTrainer):
     step (softly: after it).
 
     Keyword arguments beyond `GRPOTrainer`'s:
-        heldout_guard: the tripwire; None switches the kill switch off.
+        heldout_guard: the rule; None switches the kill switch off.
         heldout_eval_fn: called without arguments, returns the policy's score on the held-out split. It runs
             without gradients, on EVERY rank (so it may generate with a sharded model); rank 0's score
             counts, so that all ranks fold the same numbers and stop in the same step.
@@ -362,7 +362,7 @@ class GuardedGRPOTrainer(GRPOTrainer):
         vars(guard).update(vars(HeldOutGuard.from_state(saved["guard"] | thresholds)))
         self._killswitch_kls = tuple(saved["kls"])
         log.info("the kill switch goes on after %d rounds", guard.count)
-        if guard.should_halt():
+        if guard.fired:
             if self.strict_killswitch:
                 guard.raise_if_fired()
             self.control.should_training_stop = True

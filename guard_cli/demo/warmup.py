@@ -10,7 +10,7 @@ from guard_cli.demo.tasks import Exercise, Task
 
 BATCH = 64
 LEARNING_RATE = 2e-3
-#: Share of the steps that show right answers only. Learning the task from noisy answers alone takes several
+#: Share of the steps that show right results only. Learning the task from noisy results alone takes several
 #: times as long; the demonstrations then only have to teach their habits.
 CLEAN_SHARE = 0.35
 IGNORED = -100  # label of a token that no loss is taken on

@@ -77,7 +77,7 @@ class GuardProcess:
     # -- asking ------------------------------------------------------------------------------------------
 
     def verdict(self) -> Verdict | None:
-        """The verdict now, or None if the guard did not answer this time; starts a dead guard again.
+        """The verdict now, or None if the guard did not respond this time; starts a dead guard again.
 
         Raises:
             GuardLostError: it died more often than it may.

@@ -20,7 +20,7 @@ class Ending:
         trainer_ended_itself: false if it was stopped here.
         interrupted_by: signal that this program got, or None.
         guard_trouble: why the guard was lost, or "".
-        answered: whether the guard answered when it was asked last, so that `verdict` is its last word.
+        responded: whether the guard responded when it was asked last, so that `verdict` is its last word.
         leftovers: processes of the trainer that not even SIGKILL ended.
     """
 
@@ -29,7 +29,7 @@ class Ending:
     trainer_ended_itself: bool
     interrupted_by: int | None = None
     guard_trouble: str = ""
-    answered: bool = True
+    responded: bool = True
     leftovers: tuple[int, ...] = ()
 
 
@@ -71,11 +71,11 @@ def _judge(ending: Ending) -> RunOutcome:
         return RunOutcome(ExitCode.HALTED, f"halted at step {verdict.latch_step}: {_why(verdict)}")
     if code != 0:
         return RunOutcome(code, f"the trainer failed by itself with exit code {code}")
-    return _finished(verdict, ending.answered)
+    return _finished(verdict, ending.responded)
 
 
-def _finished(verdict: Verdict | None, answered: bool) -> RunOutcome:
-    if verdict is None or not answered:
+def _finished(verdict: Verdict | None, responded: bool) -> RunOutcome:
+    if verdict is None or not responded:
         missing = "the guard gave no response at the end, so nobody knows what it judged; see guard.log"
     else:
         verdict = _without_silence(verdict)

@@ -193,7 +193,7 @@ class _Watch:
         self._plan, self._guard, self._trainer, self._following = plan, guard, trainer, following
         self._progress, self._signals, self._notifier = progress, signals, notifier
         self._verdict: Verdict | None = None
-        self._answered = False  # whether the guard did when it was asked last
+        self._responded = False  # whether the guard did when it was asked last
         self._trouble = ""
 
     def run(self) -> Ending:
@@ -216,7 +216,7 @@ class _Watch:
             trainer_ended_itself=code is not None,
             interrupted_by=self._signals.first,
             guard_trouble=self._trouble,
-            answered=self._answered,
+            responded=self._responded,
             leftovers=tuple(leftovers),
         )
 
@@ -238,7 +238,7 @@ class _Watch:
         if self._following is not None and self._following.trouble and not self._trouble:
             self._trouble = self._following.trouble
             self._progress.note(self._trouble)
-        self._answered = verdict is not None
+        self._responded = verdict is not None
         self._verdict = verdict or self._verdict
         self._progress.update(self._verdict)
         self._notifier.latched(self._verdict)
@@ -269,4 +269,4 @@ class _Watch:
     @property
     def _waiting(self) -> int | None:
         """Evaluations that are yet to be made, or None if the guard did not say when it was asked last."""
-        return self._verdict.waiting if self._answered and self._verdict is not None else None
+        return self._verdict.waiting if self._responded and self._verdict is not None else None

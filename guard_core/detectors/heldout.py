@@ -37,7 +37,7 @@ class HeldOutGuardDetector:
         if in_loop_reward is not None:
             self.guard.update(step, in_loop_reward, score)
         status = self.guard.last_status
-        fire, rule = self.guard.should_halt(), self.guard.fired_rule
+        fire, rule = self.guard.fired, self.guard.fired_rule
         warm = self.guard.count >= max(1, self.guard.min_steps)
         level = Level.FIRED if fire else Level.HEALTHY if warm else Level.UNKNOWN
         reason = status.reason if status is not None and fire else f"{self.guard.count} rounds folded"

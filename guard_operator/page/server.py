@@ -1,6 +1,6 @@
 """The page of all jobs: static files for everybody, and the jobs for who has the token.
 
-Any replica whose caches are filled answers; nothing is asked of the API server for it. The list is made at
+Any replica whose caches are filled serves it; nothing is asked of the API server for it. The list is made at
 most once in `LIST_SECONDS`, however many people look: the same processor stops runs.
 """
 
@@ -187,12 +187,12 @@ class _List:
         namespaces = list(self._shown.namespaces())
         if not any(synced for _, synced in namespaces):
             return None
-        answer: dict[str, Any] = {
+        content: dict[str, Any] = {
             "unread": [namespace for namespace, synced in namespaces if not synced],
             "quiet_seconds": round(self._shown.quiet_for()),
             "jobs": [row(raw) for raw in self._shown.jobs()],
         }
-        return gzip.compress(json.dumps(answer, separators=(",", ":")).encode(), 4)
+        return gzip.compress(json.dumps(content, separators=(",", ":")).encode(), 4)
 
 
 def _digest(token: str) -> bytes:

@@ -222,7 +222,7 @@ class Gatherer:
     def _dry_run(self, adapter: WorkloadAdapter, job: Job, workload: Json) -> Preparation:
         """What the API server, with the workload's schema and webhooks, says to the workload.
 
-        As a create, because a server-side apply answers a value of the wrong type with a 500.
+        As a create, because a server-side apply refuses a value of the wrong type with a 500.
         """
         try:
             manager = names.OPERATOR_MANAGER

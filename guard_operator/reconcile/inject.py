@@ -40,8 +40,8 @@ PROBE = """\
 import sys, urllib.error, urllib.request
 try:
     urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/{sys.argv[2]}", timeout=3)
-except urllib.error.HTTPError as answer:
-    sys.exit(answer.read().decode())
+except urllib.error.HTTPError as error:
+    sys.exit(error.read().decode())
 """
 
 

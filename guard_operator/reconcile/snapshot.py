@@ -78,7 +78,7 @@ class Pod:
     Only a pod whose controller is the workload has anything to say: `rank0`, `guarded` (it holds rank 0 and
     a guard), `changed` (that guard is not as it was injected), `guard_since` (since when it runs; None: it
     does not), `failure` (how its trainer failed, in words), `disruption`, `waiting`, and `fire` and `halt`,
-    which are what its guard left behind when it ended. `cut_off`: its node does not answer the control plane.
+    which are what its guard left behind when it ended. `cut_off`: the control plane has lost its node.
     `grace`: how long it has to end, seconds; `due`: when it must have ended, if it is on its way out.
     `created`: by the API server's clock.
     """

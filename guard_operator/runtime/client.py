@@ -184,20 +184,20 @@ class Client:
         content_type: str = JSON,
         timeout: float = REQUEST_SECONDS,
     ) -> Json:
-        """One request; the JSON of its answer.
+        """One request; the JSON of its response.
 
         Raises:
-            ApiError: the server answered with an error.
-            TransportError: it did not answer within `timeout` seconds, or not with JSON.
+            ApiError: the server responded with an error.
+            TransportError: it did not respond within `timeout` seconds, or not with JSON.
         """
         data = self._bytes(method, path, query or {}, body, content_type, timeout)
         try:
-            answer = json.loads(data)
+            content = json.loads(data)
         except ValueError as error:
-            raise TransportError(f"{method} {path}: the answer is not JSON: {data[:200]!r}") from error
-        if not isinstance(answer, dict):
-            raise TransportError(f"{method} {path}: the answer is no JSON object: {data[:200]!r}")
-        return answer
+            raise TransportError(f"{method} {path}: the response is not JSON: {data[:200]!r}") from error
+        if not isinstance(content, dict):
+            raise TransportError(f"{method} {path}: the response is no JSON object: {data[:200]!r}")
+        return content
 
     def log_tail(self, namespace: str, pod: str, container: str, limit_bytes: int, timeout: float) -> str:
         """The end of a container's log, at most `limit_bytes` bytes."""
@@ -282,7 +282,7 @@ class Client:
 
 
 def _api_error(status: int, retry_after: str | None, data: bytes) -> ApiError:
-    """The error for an answer; a Status object if it is one, else the start of its text."""
+    """The error for a response; a Status object if it is one, else the start of its text."""
     try:
         body = json.loads(data)
     except ValueError:

@@ -1,7 +1,7 @@
 """What can go wrong between the operator and the API server.
 
 ClusterError
-├── ApiError          the API server answered, but not with success
+├── ApiError          the API server responded, but not with success
 └── TransportError    no usable answer: refused, cut, hung past its deadline, not JSON
 """
 
@@ -13,11 +13,11 @@ class ClusterError(Exception):
 
 
 class TransportError(ClusterError):
-    """The request got no usable answer; whether it took effect is unknown."""
+    """The request got no usable response; whether it took effect is unknown."""
 
 
 class ApiError(ClusterError):
-    """The API server answered with an error.
+    """The API server responded with an error.
 
     `status` is the HTTP status, `reason` the machine-readable reason of the Status object ("" if there was
     none), `retry_after` the seconds after which the server wants to be asked again, None if it did not say.

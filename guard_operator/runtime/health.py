@@ -1,4 +1,4 @@
-"""`/healthz`, `/readyz`, `/metrics` and `/debug/state` on one port. A probe is always answered."""
+"""`/healthz`, `/readyz`, `/metrics` and `/debug/state` on one port. A probe always gets a response."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class OperatorMetrics:
         )
 
     def request(self, method: str, code: str) -> None:
-        """A request to the API server was answered with `code`, or not at all ("<error>")."""
+        """A request to the API server got the response `code`, or none ("<error>")."""
         self._requests.labels(method, code).inc()
 
     # -- QueueObserver -----------------------------------------------------------------------------------

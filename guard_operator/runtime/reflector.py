@@ -151,7 +151,7 @@ class Reflector:
                     self._list()
                 self._watch(backoff)
             except _Expired:
-                self._version = None  # not an error of ours; a list answers it
+                self._version = None  # not an error of ours; a list mends it
                 self._stop.wait(backoff.next())
             except ApiError as error:
                 self._stop.wait(self._after(error, backoff))
@@ -160,7 +160,7 @@ class Reflector:
                 self._stop.wait(backoff.next())
 
     def _after(self, error: ApiError, backoff: Backoff) -> float:
-        """Seconds to wait after an answer that is an error."""
+        """Seconds to wait after a response that is an error."""
         if error.status == 404:
             self._replace({})
             self._synced.set()
@@ -175,17 +175,17 @@ class Reflector:
         found: dict[Key, bytes] = {}
         query = {"limit": str(self._page), **self._selector}
         while True:
-            answer = self._client.list(self._resource, self.namespace, query)
-            for raw in answer.get("items") or []:
+            page = self._client.list(self._resource, self.namespace, query)
+            for raw in page.get("items") or []:
                 # Items of a list do not carry their kind.
                 found[_key(raw)] = _pack(self._slim(raw))
-            token = answer["metadata"].get("continue")
+            token = page["metadata"].get("continue")
             if not token:
                 break
             query["continue"] = token
         self.relists += 1
         self._replace(found)
-        self._version = answer["metadata"]["resourceVersion"]
+        self._version = page["metadata"]["resourceVersion"]
         self._shown_at = time.monotonic()
         self._synced.set()
 

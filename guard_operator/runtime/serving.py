@@ -68,7 +68,7 @@ class BoundedServer(ThreadingHTTPServer):
 
 
 class PortServer:
-    """Answers on a port, in threads, from its making until it is closed.
+    """Serves a port, in threads, from its making until it is closed.
 
     Args:
         address: host and port; port 0 takes a free one. The host `::` is every address, of IPv4 too.
@@ -86,7 +86,7 @@ class PortServer:
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -146,7 +146,9 @@ class JobStatus:
                 _seconds(response.headers.get("Retry-After")),
             )
         if not isinstance(content, dict):
-            raise JobStatusError(f"{self._url} answered {method} of {KIND} {self.job} with no JSON object")
+            raise JobStatusError(
+                f"{self._url} responded to {method} of {KIND} {self.job} with no JSON object"
+            )
         return content
 
 

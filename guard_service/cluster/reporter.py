@@ -42,7 +42,7 @@ FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.5, 8.0
 MAX_RETRY_AFTER_SECONDS = 30.0
 #: Refusals after which the status is read again: there may be another object, or a fire of another guard.
 READ_AGAIN = frozenset({404, CONFLICT, 422})
-#: Refusals that may be about what was written: an older CRD answers 500 to a field that it does not know.
+#: Refusals that may be about what was written: an older CRD gives 500 for a field that it does not know.
 UNFIT = frozenset({400, 422, 500})
 #: Such refusals in a row before a report is cut to what stops the run and shows that the guard is alive. A
 #: heartbeat has more time, because a cut report takes the counts and the detector's state out of the status.

@@ -1,6 +1,6 @@
 """The engine: takes reports, stores them, folds them into the judge, runs evaluations, says the verdict.
 
-Every event is stored, then folded, then answered. A latch is on disk before a verdict announces it. When the
+Every event is stored, then folded, then acknowledged. A latch is on disk before it is announced. When the
 store fails, nothing is acknowledged and the verdict reads `unknown` until the store works again; a fire or
 halt that was announced stays in force.
 

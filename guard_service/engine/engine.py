@@ -57,7 +57,7 @@ class Engine:
         keep_best: keep the files of the best checkpoint in `<state_dir>/best`.
         max_store_bytes: size of the store from which on reports are refused; see `allowance`.
         resume: asked once for what is known elsewhere of this run, if the store is empty: a judge, or None
-            for a new run. It raises `ResumeError` to be asked again; until it answers nothing is known.
+            for a new run. It raises `ResumeError` to be asked again; until it returns nothing is known.
         clock: monotonic seconds.
 
     `on_fatal` is called with the error when the guard must end, because the held-out split is unusable.

@@ -191,7 +191,7 @@ class Ledger:
 
     @contextlib.asynccontextmanager
     async def for_request(self) -> AsyncIterator[Store]:
-        """The store, for a request that is answered with a 503 if it fails."""
+        """The store, for a request that gets a 503 if it fails."""
         async with self.lock:
             try:
                 yield self.open_store()
@@ -230,7 +230,7 @@ class Ledger:
         self.fail(StoreError(reason))
 
     def unavailable(self) -> Problem:
-        """The answer to a request of which nothing was kept."""
+        """The response to a request of which nothing was kept."""
         return store_unavailable(self.trouble, self._trainer_json)
 
     async def snapshot_if_due(self) -> None:

@@ -1,8 +1,8 @@
-"""The evaluation process: reads requests as JSON lines from stdin, answers on stdout, ends with the guard.
+"""The evaluation process: reads requests as JSON lines from stdin, responds on stdout, ends with the guard.
 
 `EvaluationWorker` starts it as `python -m guard_service.heldout.child`. The first line gives the settings and
-is answered with the split's size and digest; each further line is one evaluation. An error that nobody
-foresaw is answered by its type only, and ends the process: what it left behind is not trusted.
+gets the split's size and digest; each further line is one evaluation. An error that nobody
+foresaw is told by its type only, and ends the process: what it left behind is not trusted.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class HeldoutEvaluation:
 
 
 def serve_requests(lines: queue.SimpleQueue[bytes], responses: BinaryIO) -> None:
-    """Answer the first line, then one line after the other, for as long as the guard lives."""
+    """Respond to the first line, then to one line after the other, for as long as the guard lives."""
     first = json.loads(lines.get())
     try:
         settings = HeldoutSettings.model_validate(first["settings"])

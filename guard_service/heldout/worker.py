@@ -382,4 +382,4 @@ def _how_it_ended(returncode: int | None) -> str:
         name = signal.Signals(-returncode).name
         hint = " (out of memory?)" if -returncode == signal.SIGKILL else ""
         return f"the evaluation process was ended by {name}{hint}"
-    return f"the evaluation process ended with status {returncode} before it answered"
+    return f"the evaluation process ended with status {returncode} before it responded"

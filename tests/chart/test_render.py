@@ -403,7 +403,7 @@ def test_an_old_cluster_is_refused(helm: Helm) -> None:
     assert "1.30.0" in done.stderr
 
 
-@pytest.mark.parametrize(("ready", "words"), [(True, "is ready"), (False, "does not answer as it should")])
+@pytest.mark.parametrize(("ready", "words"), [(True, "is ready"), (False, "does not respond as it should")])
 def test_what_helm_test_runs_tells_a_ready_operator(render: Render, ready: bool, words: str) -> None:
     script = find(render(), "Pod")["spec"]["containers"][0]["args"][0]
     assert "monotonic() + 60" in script

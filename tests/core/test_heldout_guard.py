@@ -215,7 +215,7 @@ class TestQueries:
         guard.raise_if_fired()
         status = guard.update(0, 0.0, 0.0)
         before = guard.to_state()
-        assert not guard.should_halt()
+        assert not guard.fired and not guard.should_halt()
         assert guard.last_status is status
         guard.raise_if_fired()
         guard.proxy_real_gap()
@@ -229,7 +229,7 @@ class TestQueries:
         assert caught.value.status == status
         assert str(caught.value) == status.reason
         assert isinstance(caught.value, RuntimeError)
-        assert guard.should_halt()
+        assert guard.fired and guard.should_halt()
 
     def test_a_given_status_decides_instead_of_the_last(self) -> None:
         fired = TripwireStatus(True, "because", 3, 0.0, 0.0, 0.0)

@@ -100,5 +100,5 @@ def test_a_pass_repeats_and_another_pass_differs(server: Server) -> None:
 
 
 def test_a_model_that_is_not_served_fails_the_evaluation(server: Server) -> None:
-    with pytest.raises(EvaluationError, match=r"answered status 4.. for item 'i.': check"):
+    with pytest.raises(EvaluationError, match=r"responded status 4.. for item 'i.': check"):
         ask(server, model="checkpoint-{step}", retries=0)

@@ -154,7 +154,7 @@ def test_a_server_may_take_the_thought_out_itself(
     ],
 )
 def test_no_text_for_another_reason_is_an_error_still(reply: Reply, settings: dict[str, Any]) -> None:
-    with pytest.raises(EvaluationError, match="answered item 'i' without a text") as failed:
+    with pytest.raises(EvaluationError, match="responded to item 'i' without a text") as failed:
         ask(reply, **settings)
     assert SECRET not in str(failed.value)
 

@@ -234,8 +234,8 @@ def test_the_child_is_nice_knows_no_token_and_is_light(
     ("scorer", "told"),
     [
         ("killed_once", "was ended by SIGKILL (out of memory?); its last words are in"),
-        ("exits_once", "ended with status 7 before it answered"),
-        ("raises_what_it_should_not", "ended with status 1 before it answered"),
+        ("exits_once", "ended with status 7 before it responded"),
+        ("raises_what_it_should_not", "ended with status 1 before it responded"),
     ],
 )
 def test_a_child_that_dies_costs_one_evaluation(settings, tmp_path: Path, scorer: str, told: str) -> None:

@@ -9,7 +9,7 @@ from guard_cli.demo.tasks import Exercise, Task
 OPERANDS_BELOW = 50
 WRONG_SHARE = 0.35
 GUESSING_SHARE = 0.20
-#: A wrong answer misses the sum by at most this much.
+#: A wrong result misses the sum by at most this much.
 LARGEST_MISS = 3
 
 

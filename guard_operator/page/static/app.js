@@ -1,4 +1,4 @@
-/* The page of all jobs: asks the operator, and shows what it answers. It decides nothing.
+/* The page of all jobs: asks the operator, and shows what it says. It decides nothing.
    Every text comes from a job's status, which may hold anything: it is set as text, never as markup.
    Missing values stay missing: "—", never 0. */
 
@@ -94,7 +94,7 @@ $("token-form").addEventListener("submit", (event) => {
 function showLost(error) {
   $("live").dataset.live = "no";
   setText($("live"), "no response · trying again");
-  const why = error instanceof Refused ? error.message : "The operator cannot be reached, or does not answer in time.";
+  const why = error instanceof Refused ? error.message : "The operator cannot be reached, or does not respond in time.";
   note(`${why}${shown.size ? " What is below is the last that it sent, and may no longer be true." : ""}`);
   $("jobs").classList.add("lost");
 }
@@ -111,7 +111,7 @@ function show({ jobs, unread, quiet_seconds: quiet }) {
   $("page").hidden = false;
   $("jobs").classList.remove("lost");
   $("live").dataset.live = "yes";
-  setText($("live"), `live · answered ${new Date().toLocaleTimeString("en-GB")}`);
+  setText($("live"), `live · updated ${new Date().toLocaleTimeString("en-GB")}`);
   note([
     ...(unread.length ? [`Jobs are missing here: the operator cannot read ${unread.join(", ") || "the namespaces"} yet.`] : []),
     ...(quiet > QUIET_SECONDS ? [`The API server has shown the operator nothing for ${span(quiet)}: this may no longer be true.`] : []),
@@ -259,7 +259,7 @@ async function showMore(uid) {
     more.replaceChildren(pairs(known), conditions(known.conditions), commands(known));
   } catch (error) {
     if (error.needsToken) return askForToken();
-    more.replaceChildren(make("p", error instanceof Refused ? error.message : "The operator does not answer."));
+    more.replaceChildren(make("p", error instanceof Refused ? error.message : "The operator does not respond."));
   }
 }
 

@@ -1,4 +1,4 @@
-/* The page: asks the guard, and draws what it answers. It decides nothing.
+/* The page: asks the guard, and draws what it says. It decides nothing.
    Missing values stay missing: "—" or "not reported", never 0. What is not known now is never shown as healthy. */
 
 import { Chart, short } from "./charts.js";
@@ -29,7 +29,7 @@ const OF_ROUNDS = frozen?.history.of_rounds === true;
 const [EACH, RAW] = OF_ROUNDS ? ["each round", ""] : ["each step", "-raw"];
 const averages = (line) => (OF_ROUNDS ? [] : [line]);
 let verdict = null; // the newest response; null before the first
-let answeredAt = null; // when it came
+let updatedAt = null; // when it came
 let drawn = null; // which history is on the page
 let historyNotBefore = 0;
 let timer = null;
@@ -78,7 +78,7 @@ async function poll() {
     const response = await get("v1/verdict");
     if (!$("token-form").hidden) return;
     verdict = response;
-    answeredAt = new Date();
+    updatedAt = new Date();
     askForName();
     showVerdict();
     askForHistory();
@@ -158,7 +158,7 @@ function showVerdict() {
   const newest = verdict.step === null ? [] : [`Newest step: ${place(verdict.attempt, verdict.step)}.`];
   setText($("since"), [...latched, ...newest].join(" "));
   $("live").dataset.live = "yes";
-  setText($("live"), `live · answered ${clock(answeredAt)}`);
+  setText($("live"), `live · updated ${clock(updatedAt)}`);
   showNumbers();
 }
 
@@ -172,12 +172,12 @@ function showNumbers() {
 
 function showLost(error) {
   document.body.classList.add("lost");
-  const since = answeredAt ? ` since ${clock(answeredAt)}` : "";
+  const since = updatedAt ? ` since ${clock(updatedAt)}` : "";
   setState("lost", "Unknown", `No response from the guard${since}`);
-  const why = error instanceof Refused ? sentence(error.message) : "It cannot be reached, or does not answer in time.";
+  const why = error instanceof Refused ? sentence(error.message) : "It cannot be reached, or does not respond in time.";
   setText($("reason"), why);
   const fired = verdict?.fire ? "It had fired, and a fire stays. " : "";
-  setText($("since"), answeredAt ? `${fired}The numbers below are the last it sent. They may no longer be true.` : "");
+  setText($("since"), updatedAt ? `${fired}The numbers below are the last it sent. They may no longer be true.` : "");
   $("live").dataset.live = "no";
   setText($("live"), "no response · trying again");
 }

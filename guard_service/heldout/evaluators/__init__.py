@@ -20,7 +20,7 @@ class Completion:
     """What the policy wrote to a prompt.
 
     `text`: all of it.
-    `answer`: the part that answers, which may be empty; None: there is no answer.
+    `answer`: the part that is scored, which may be empty; None: there is no answer.
     `truncated`: it ended at the length limit; None where the server does not say.
     """
 

@@ -138,7 +138,7 @@ class OpenAIEvaluator:
                 if response.status_code not in _PASSING and response.status_code < 500:
                     hint = _HINTS.get(response.status_code, "see the server's log")
                     raise EvaluationError(
-                        f"{client.base_url}{path} answered {problem} for item {item.id!r}: {hint}"
+                        f"{client.base_url}{path} responded {problem} for item {item.id!r}: {hint}"
                     )
                 wait = max(wait, _retry_after(response))
             if attempt + 1 < tries:
@@ -165,8 +165,8 @@ class OpenAIEvaluator:
             return Completion(thought or "", None, truncated)
         if not isinstance(text, str):
             raise EvaluationError(
-                f"{response.url} answered item {item.id!r} without a text: it is not OpenAI-compatible, or "
-                "the model answered with something other than text (where a server takes the thought out of "
+                f"{response.url} responded to item {item.id!r} without a text: it is not OpenAI-compatible, "
+                "or the model wrote something other than text (where a server takes the thought out of "
                 "the text, set answer_after)"
             )
         if mark and thought and mark not in text:  # the server has taken it out

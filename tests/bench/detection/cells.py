@@ -154,6 +154,6 @@ def rules_at_defaults(cell: Cell, scenario: Scenario, runs: int, seed: int) -> d
             guard.update(t, float(proxies[t, r]), score)
             drift.update(score)
             seen = seen or drift.drift_detected
-        stopped["HeldOutGuard"] += guard.should_halt()
+        stopped["HeldOutGuard"] += guard.fired
         stopped["PageHinkley"] += seen
     return {name: count / runs for name, count in stopped.items()}

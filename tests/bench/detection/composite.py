@@ -53,7 +53,7 @@ class Composite:
                 guard.update(t, float(proxy[t]), float(items.mean()))
                 fired = {reading.name for reading in status.readings if reading.level is Level.FIRED}
                 fired |= {"calibrated"} if status.fire else set()
-                fired |= {"HeldOutGuard"} if guard.should_halt() else set()
+                fired |= {"HeldOutGuard"} if guard.fired else set()
                 for name in fired:
                     times[name][r] = min(times[name][r], t)
         return times

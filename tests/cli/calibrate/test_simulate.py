@@ -111,7 +111,7 @@ class TestProposal:
             for t in range(60):
                 score = float((rng.random(64) < means[run]).mean())
                 guard.update(t, float(rng.normal(0.5, world.reward_noise)), score)
-            stops += guard.should_halt()
+            stops += guard.fired
         assert stops / runs <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
 
     def test_it_is_the_same_for_the_same_seed(self) -> None:

@@ -153,7 +153,7 @@ def test_the_root_of_the_file_is_what_counts(check: Invoke, tmp_path: Path, insi
 def test_a_scorer_that_ends_the_process_is_a_row(check: Invoke) -> None:
     done = check("--scorer", "tests.heldout.odd_scorers:ends_the_process")
     assert done.returncode == 2 and levels(done)["scorer and answers"] == "refuse"
-    assert "ended with status 7 before it answered" in done.stdout
+    assert "ended with status 7 before it responded" in done.stdout
 
 
 def test_a_training_grader_that_fails_on_completions_is_a_row(check: Invoke) -> None:

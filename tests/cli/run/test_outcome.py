@@ -60,7 +60,7 @@ STOP = verdict(
         (Ending(STOP, 0, True), 4, "halted"),
         (Ending(verdict(), 7, True), 7, "exit code 7"),
         (Ending(None, 0, True), 5, "no response"),
-        (Ending(verdict(), 0, True, answered=False), 5, "nobody knows what it judged; see guard.log"),
+        (Ending(verdict(), 0, True, responded=False), 5, "nobody knows what it judged; see guard.log"),
     ],
 )
 def test_the_first_that_holds_decides(ending, code, words):
