@@ -61,9 +61,24 @@ chart-tools: ## Build helm, kustomize and promtool for the chart's tests, once.
 
 test: lint browser control-plane chart-tools ## Every check: lint, the rules with their coverage, all other tests, then e2e.
 	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
-	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench --ignore=tests/e2e
+	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench --ignore=tests/e2e --ignore=tests/vllm
+	$(MAKE) --no-print-directory test-vllm
 	@if docker info >/dev/null 2>&1; then $(MAKE) --no-print-directory e2e; else \
 	  echo "make test: the end-to-end tests on kind were NOT run: no Docker daemon responds here" >&2; fi
+
+# vLLM needs another torch than the rest, so it has a lock and an environment of its own, of 6 GB, kept by the lock's digest.
+VLLM := $(CACHE)/vllm-$(shell sha256sum tests/vllm/requirements.lock | cut -c1-12)
+
+$(VLLM)/.installed: | $(UV)
+	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(VLLM)
+	$(UV) pip sync --quiet --python $(VLLM)/bin/python --require-hashes tests/vllm/requirements.lock
+	touch $@
+
+test-vllm: $(VLLM)/.installed ## The tests of the evaluator `vllm`, with a real vLLM on the CPU.
+	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q tests/vllm
+
+lock-vllm: | $(UV) ## Resolve its environment again.
+	$(UV) pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header --override tests/vllm/overrides.txt --extra eval-hf pyproject.toml tests/vllm/requirements.in -o tests/vllm/requirements.lock
 
 # The oldest TRL that pyproject.toml allows, everything else as locked; the lock has the newest.
 TRL_OLDEST := $(shell sed -n 's/.*"trl>=\([0-9.]*\),.*/\1/p' pyproject.toml)
@@ -142,4 +157,4 @@ actionlint: ## Build actionlint for the workflows' test, once.
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: test test-trl-oldest e2e kind-up kind-down browser bench bench-detection bench-operator images image-trainer push release actionlint clean
+.PHONY: test test-vllm lock-vllm test-trl-oldest e2e kind-up kind-down browser bench bench-detection bench-operator images image-trainer push release actionlint clean

@@ -83,7 +83,7 @@ def baseline(
     settings = options.without_a_guard(options.read_config(config), {"heldout": evaluation or None}).heldout
     if settings is None:
         raise options.no_split()
-    if settings.evaluator.kind == "checkpoint" and not model.is_dir():
+    if settings.evaluator.kind != "openai" and not model.is_dir():
         raise CliError(f"{model}: no such directory: give the model as save_pretrained wrote it")
     if settings.evaluator.temperature is None:
         raise CliError(

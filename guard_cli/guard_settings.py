@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from guard_cli.errors import CliError
-from guard_core.extras import missing_extra
+from guard_core.extras import missing_extra, missing_vllm
 
 if TYPE_CHECKING:
     from guard_core.wording import Named, Place
@@ -218,15 +218,20 @@ def make_settings(config: Mapping[str, Any], options: Mapping[str, Any]) -> Guar
 
     settings = _load(config, options)
     if settings.heldout is not None:
-        if settings.heldout.evaluator.kind == "checkpoint":
-            missing = missing_extra("the evaluator 'checkpoint'", ["eval-hf"])
-            if missing is not None:
-                raise CliError(missing)
+        missing = _missing(settings.heldout.evaluator.kind)
+        if missing is not None:
+            raise CliError(missing)
         try:
             HeldoutSplit.load(settings.heldout.split)
         except SplitError as error:
             raise CliError(str(error)) from None
     return settings
+
+
+def _missing(evaluator: str) -> str | None:
+    if evaluator == "vllm":
+        return missing_vllm()
+    return missing_extra("the evaluator 'checkpoint'", ["eval-hf"]) if evaluator == "checkpoint" else None
 
 
 def _load(config: Mapping[str, Any], options: Mapping[str, Any]) -> GuardSettings:

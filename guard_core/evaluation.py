@@ -178,7 +178,21 @@ class Generation(Section):
         return SamplingSource.DEFAULT if no_distribution or no_length else SamplingSource.TRAINER
 
 
-class CheckpointEvaluation(Generation):
+class LocalEvaluation(Generation):
+    """Score a copy of each checkpoint that the guard has made and hashed."""
+
+    batch_size: int = Field(32, ge=1, le=65_536, description="Completions generated at once.")
+    chat: bool = Field(
+        False,
+        description="Wrap a string prompt as one user message and apply the chat template. Prompts that are "
+        "lists of messages always go through it.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto: bfloat16 on a cuda device that has it, else float32."
+    )
+
+
+class CheckpointEvaluation(LocalEvaluation):
     """Load each checkpoint in the guard and generate there."""
 
     base_model: str | None = Field(
@@ -190,19 +204,27 @@ class CheckpointEvaluation(Generation):
         "relative to the directory of the split. Its last part must be the name that the adapter gives "
         "its base.",
     )
-    batch_size: int = Field(32, ge=1, le=65_536, description="Completions generated at once.")
-    chat: bool = Field(
-        False,
-        description="Wrap a string prompt as one user message and apply the chat template. Prompts that are "
-        "lists of messages always go through it.",
-    )
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$",
         description="auto, cpu, mps, cuda or cuda:N; auto: cuda if there is one, else cpu.",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="auto: bfloat16 on a cuda device that has it, else float32."
+
+
+class VllmEvaluation(LocalEvaluation):
+    """Generate with vLLM in the guard: one engine, into which each checkpoint's weights are loaded."""
+
+    batch_size: int = Field(256, ge=1, le=65_536, description="Completions generated at once, at most.")
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs that share one model.")
+    gpu_memory_utilization: Finite = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of each GPU's memory that vLLM may take, for weights and cache; it keeps it from "
+        "the first checkpoint until the guard ends.",
+    )
+    enforce_eager: bool = Field(
+        False, description="Compile and capture nothing: slower, with a quicker start and less memory."
     )
 
 

@@ -44,6 +44,21 @@ def missing_extra(what: str, extras: Iterable[str]) -> str | None:
     return None
 
 
+def missing_vllm() -> str | None:
+    """One sentence if what the evaluator `vllm` needs is not installed, else None.
+
+    It is no extra: vLLM pins a release of torch, which would then be that of all extras.
+    """
+    if missing := missing_extra("the evaluator 'vllm'", ["eval-hf"]):
+        return missing
+    if _is_there("vllm"):
+        return None
+    return (
+        "the evaluator 'vllm' needs the package vllm: use the image guard-vllm, or install vllm and "
+        '"rlguard[eval-hf]" together, in an environment of the guard\'s own'
+    )
+
+
 def require(extra: str, what: str) -> None:
     """Return if `extra` is installed.
 

@@ -48,6 +48,7 @@ from guard_service.heldout.config import (
     HeldoutSettings,
     NearDuplicates,
     OpenAIEvaluatorSettings,
+    VllmEvaluatorSettings,
 )
 from guard_service.metrics import GuardMetrics
 from guard_service.settings import ENV_PREFIX, GuardSettings
@@ -465,7 +466,7 @@ def settings() -> Iterator[str]:
     yield " ".join(str(NearDuplicates.__doc__).split())
     yield ""
     yield from _table(_SETTING_COLUMNS, setting_rows(NearDuplicates, f"{nested}NEAR_DUPLICATES__"))
-    for model in (CheckpointEvaluatorSettings, OpenAIEvaluatorSettings):
+    for model in (CheckpointEvaluatorSettings, VllmEvaluatorSettings, OpenAIEvaluatorSettings):
         kind = model.model_fields["kind"].default
         yield f"### Evaluator `{kind}`"
         yield ""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic.alias_generators import to_camel, to_pascal, to_snake
 
-from guard_core.evaluation import CheckpointEvaluation, OpenAIEvaluation, Scoring
+from guard_core.evaluation import CheckpointEvaluation, OpenAIEvaluation, Scoring, VllmEvaluation
 from guard_core.policy import POLICY_IS_ACTION, NamesItsOldFields, Policy
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 
@@ -148,7 +148,7 @@ class HeldoutVolume(ApiModel):
 
 
 class EvaluatorModel(ApiModel):
-    """What both evaluators have beside the settings of `guard_core.evaluation`: their rule, for CEL."""
+    """What all evaluators have beside the settings of `guard_core.evaluation`: their rule, for CEL."""
 
     model_config = ConfigDict(
         json_schema_extra=cel(
@@ -162,6 +162,10 @@ class EvaluatorModel(ApiModel):
 
 class CheckpointEvaluatorSpec(EvaluatorModel, CheckpointEvaluation):
     """Loads each checkpoint in the guard and generates there. Needs the `guard-hf` image."""
+
+
+class VllmEvaluatorSpec(EvaluatorModel, VllmEvaluation):
+    """Loads each checkpoint in the guard and generates with vLLM. Needs the `guard-vllm` image."""
 
 
 class OpenAIEvaluatorSpec(EvaluatorModel, OpenAIEvaluation):
@@ -178,14 +182,17 @@ class EvaluatorSpec(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=cel(
             (
-                "has(self.checkpoint) != has(self.openai)",
-                "exactly one evaluator must be set: checkpoint or openai",
+                "[has(self.checkpoint), has(self.vllm), has(self.openai)].exists_one(x, x)",
+                "exactly one evaluator must be set: checkpoint, vllm or openai",
             )
         )
     )
 
     checkpoint: CheckpointEvaluatorSpec | None = Field(
         None, description="Load the checkpoint in the guard and generate there."
+    )
+    vllm: VllmEvaluatorSpec | None = Field(
+        None, description="Load the checkpoint in the guard and generate with vLLM."
     )
     openai: OpenAIEvaluatorSpec | None = Field(None, description="Ask an OpenAI-compatible server.")
 

@@ -232,6 +232,8 @@ def _evaluator_settings(evaluator: EvaluatorSpec) -> Json:
     if (openai := evaluator.openai) is not None:
         key = {} if openai.api_key_secret_name is None else {"api_key_env": layout.API_KEY_ENV}
         return {"kind": "openai"} | openai.model_dump(mode="json", exclude={"api_key_secret_name"}) | key
+    if evaluator.vllm is not None:
+        return {"kind": "vllm"} | evaluator.vllm.model_dump(mode="json")
     assert evaluator.checkpoint is not None
     return {"kind": "checkpoint"} | evaluator.checkpoint.model_dump(mode="json")
 

@@ -22,18 +22,33 @@ from statistics import fmean
 from typing import Any, BinaryIO
 
 from guard_core.wire import FailureKind
-from guard_service.heldout.base_model import look_at
-from guard_service.heldout.config import HeldoutSettings, OpenAIEvaluatorSettings
+from guard_service.heldout.base_model import BaseModel, look_at
+from guard_service.heldout.config import (
+    EvaluatorSettings,
+    HeldoutSettings,
+    OpenAIEvaluatorSettings,
+    VllmEvaluatorSettings,
+)
 from guard_service.heldout.disjoint import check_disjoint
-from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, HeldoutError, SplitError
+from guard_service.heldout.errors import (
+    CheckpointGoneError,
+    EngineLostError,
+    EvaluationError,
+    HeldoutError,
+    SplitError,
+    StartAgainError,
+)
 from guard_service.heldout.evaluators import Completion, Completions, Evaluator
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
 from guard_service.heldout.evaluators.openai import OpenAIEvaluator
+from guard_service.heldout.evaluators.vllm import VllmEvaluator
 from guard_service.heldout.scorers import ProxyScoring, SplitScorers
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
 from guard_service.heldout.worker import EvaluationRequest
 
 NICENESS = 10  # ingest must never wait for an evaluation
+#: Of what is foreseen, after which this process is of no further use.
+_LAST = (EngineLostError, StartAgainError)
 OOM_SCORE = 500  # out of memory, this process goes first, and not the guard
 
 
@@ -54,11 +69,7 @@ class HeldoutEvaluation:
         self._settings = settings.evaluator
         self._proxy = None if settings.proxy_scorer is None else ProxyScoring(settings.proxy_scorer)
         self._base = None if settings.base_model is None else look_at(settings.base_model)
-        self._evaluator: Evaluator = (
-            OpenAIEvaluator(settings.evaluator)
-            if isinstance(settings.evaluator, OpenAIEvaluatorSettings)
-            else CheckpointEvaluator(settings.evaluator, scratch, self._base)
-        )
+        self._evaluator = _evaluator(settings.evaluator, scratch, self._base)
         self._evaluator.check(self._split.items)
         if first:
             self._check_split(settings)
@@ -137,6 +148,14 @@ class HeldoutEvaluation:
         )
 
 
+def _evaluator(settings: EvaluatorSettings, scratch: Path, base: BaseModel | None) -> Evaluator:
+    if isinstance(settings, OpenAIEvaluatorSettings):
+        return OpenAIEvaluator(settings)
+    if isinstance(settings, VllmEvaluatorSettings):
+        return VllmEvaluator(settings, scratch)
+    return CheckpointEvaluator(settings, scratch, base)
+
+
 def serve_requests(lines: queue.SimpleQueue[bytes], responses: BinaryIO) -> None:
     """Respond to the first line, then to one line after the other, for as long as the guard lives."""
     first = json.loads(lines.get())
@@ -152,12 +171,13 @@ def serve_requests(lines: queue.SimpleQueue[bytes], responses: BinaryIO) -> None
         message = json.loads(lines.get())
         try:
             response = evaluation.run(EvaluationRequest.from_json(message))
-        except HeldoutError as error:
-            response = _told(error, over=False)
         except Exception as error:
-            _send(responses, _told(error, over=True))
-            raise SystemExit(1) from error
-        _send(responses, response)
+            over = isinstance(error, _LAST) or not isinstance(error, HeldoutError)
+            _send(responses, _told(error, over=over))
+            if over:
+                raise SystemExit(1) from error
+        else:
+            _send(responses, response)
 
 
 def _told(error: Exception, *, over: bool) -> dict[str, Any]:
@@ -166,7 +186,10 @@ def _told(error: Exception, *, over: bool) -> dict[str, Any]:
     `over`: this process ends, and takes no further request.
     """
     traceback.print_exception(error)
-    kinds = ((SplitError, "split"), (CheckpointGoneError, "gone"), (Exception, "evaluation"))
+    kinds = (
+        *((SplitError, "split"), (CheckpointGoneError, "gone")),
+        *((StartAgainError, "again"), (Exception, "evaluation")),
+    )
     kind = next(name for error_type, name in kinds if isinstance(error, error_type))
     foreseen = isinstance(error, HeldoutError)
     message = str(error) if foreseen else f"the evaluation process failed with {type(error).__name__}"

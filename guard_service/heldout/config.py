@@ -13,7 +13,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from guard_core.evaluation import CheckpointEvaluation, NearDuplicates, OpenAIEvaluation, Scoring
+from guard_core.evaluation import (
+    CheckpointEvaluation,
+    NearDuplicates,
+    OpenAIEvaluation,
+    Scoring,
+    VllmEvaluation,
+)
 
 __all__ = [
     "CheckpointEvaluatorSettings",
@@ -21,6 +27,7 @@ __all__ = [
     "HeldoutSettings",
     "NearDuplicates",
     "OpenAIEvaluatorSettings",
+    "VllmEvaluatorSettings",
 ]
 
 
@@ -28,6 +35,12 @@ class CheckpointEvaluatorSettings(CheckpointEvaluation):
     """Load each checkpoint from disk and generate here (needs the extra `eval-hf`)."""
 
     kind: Literal["checkpoint"] = "checkpoint"
+
+
+class VllmEvaluatorSettings(VllmEvaluation):
+    """Load each checkpoint from disk and generate with vLLM (needs the package `vllm`)."""
+
+    kind: Literal["vllm"] = "vllm"
 
 
 class OpenAIEvaluatorSettings(OpenAIEvaluation):
@@ -45,7 +58,8 @@ class OpenAIEvaluatorSettings(OpenAIEvaluation):
 
 
 EvaluatorSettings = Annotated[
-    CheckpointEvaluatorSettings | OpenAIEvaluatorSettings, Field(discriminator="kind")
+    CheckpointEvaluatorSettings | VllmEvaluatorSettings | OpenAIEvaluatorSettings,
+    Field(discriminator="kind"),
 ]
 
 

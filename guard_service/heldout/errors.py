@@ -5,8 +5,10 @@ a prompt, an answer, a completion or a single item's score (invariant 8).
 
     HeldoutError
     ├── SplitError        the split, the training prompts or the scorers are unusable: fix the files
+    ├── StartAgainError   the request needs an evaluation process that is new
     └── EvaluationError   one evaluation gave no outcome: the next one may
-        └── CheckpointGoneError   because its checkpoint is no longer on the disk
+        ├── CheckpointGoneError   because its checkpoint is no longer on the disk
+        └── EngineLostError       and this evaluation process gives no other any more
 """
 
 from __future__ import annotations
@@ -39,6 +41,14 @@ class EvaluationError(HeldoutError):
 
 class CheckpointGoneError(EvaluationError):
     """The checkpoint was removed before it was evaluated, or while it was copied: nothing failed here."""
+
+
+class StartAgainError(HeldoutError):
+    """What was loaded before is in the way of this request. Nothing failed: a new process can take it."""
+
+
+class EngineLostError(EvaluationError):
+    """What the evaluation process has loaded is not to be trusted any more: it ends, and gives all back."""
 
 
 @contextmanager

@@ -27,15 +27,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from guard_core.evaluation import LocalEvaluation
 from guard_core.policy import Policy
 from guard_core.preflight import evaluations_needed
 from guard_core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
-from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
+from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import (
     CheckpointGoneError,
     EvaluationError,
     HeldoutError,
     SplitError,
+    StartAgainError,
     failing_as,
 )
 from guard_service.heldout.fitness import unfit
@@ -59,7 +61,12 @@ MAX_LOG_BYTES = 1 << 20
 ENDING_SECONDS = 5.0
 STAGE_PREFIX = "stage-"
 #: What the child calls its errors.
-_KINDS = {"split": SplitError, "gone": CheckpointGoneError, "evaluation": EvaluationError}
+_KINDS = {
+    "split": SplitError,
+    "gone": CheckpointGoneError,
+    "again": StartAgainError,
+    "evaluation": EvaluationError,
+}
 _OWN_SETTINGS = ("RLGUARD_GUARD_", "RLGUARD_TOKEN")
 
 
@@ -165,7 +172,7 @@ class EvaluationWorker:
     @property
     def adapters(self) -> Adapters | None:
         """What becomes of a checkpoint that is an adapter; None where a server has the weights."""
-        if not isinstance(self._settings.evaluator, CheckpointEvaluatorSettings):
+        if not isinstance(self._settings.evaluator, LocalEvaluation):
             return None
         return Adapters.REFUSED if self._settings.base_model is None else Adapters.APPLIED
 
@@ -199,7 +206,7 @@ class EvaluationWorker:
 
     def unfit(self, checkpoint: Path) -> str:
         """Why it can never be scored, or ""; blocking, but quick. A server has the weights elsewhere."""
-        local = isinstance(self._settings.evaluator, CheckpointEvaluatorSettings)
+        local = isinstance(self._settings.evaluator, LocalEvaluation)
         return unfit(checkpoint, self._settings.base_model) if local else ""
 
     async def pins(self, request: EvaluationRequest) -> Mapping[str, str] | None:
@@ -209,7 +216,7 @@ class EvaluationWorker:
             CheckpointGoneError: it is no longer there.
             EvaluationError: it cannot be scored.
         """
-        if not isinstance(self._settings.evaluator, CheckpointEvaluatorSettings):
+        if not isinstance(self._settings.evaluator, LocalEvaluation):
             return None
         with failing_as(FailureKind.CHECKPOINT):
             return await asyncio.to_thread(self._pins, request)
@@ -229,14 +236,11 @@ class EvaluationWorker:
         async with self._lock:
             self._clear_stages()
             started = time.monotonic()
-            if self._child is None or self._child.returncode is not None:
-                with failing_as(FailureKind.EVALUATOR):
-                    try:
-                        await self._start_child()
-                    except SplitError as error:
-                        raise EvaluationError(str(error)) from error
-            assert self._child is not None
-            response = await self._ask(self._child, request.to_json())
+            try:
+                response = await self._ask(await self._running(), request.to_json())
+            except StartAgainError:
+                self._clear_stages()
+                response = await self._ask(await self._running(), request.to_json())
             paid = response["proxy_items"]
             if paid == []:
                 log.warning(
@@ -254,6 +258,17 @@ class EvaluationWorker:
                 unanswered=response["unanswered"],
                 unscored=response["unscored"],
             )
+
+    async def _running(self) -> Process:
+        """The child, started again if it has ended."""
+        if self._child is None or self._child.returncode is not None:
+            with failing_as(FailureKind.EVALUATOR):
+                try:
+                    await self._start_child()
+                except SplitError as error:
+                    raise EvaluationError(str(error)) from error
+        assert self._child is not None
+        return self._child
 
     async def close(self) -> None:
         """End the child and remove what it staged. An evaluation under way is given up."""

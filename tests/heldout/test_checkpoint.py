@@ -35,9 +35,6 @@ ITEMS = [
 ]
 
 
-GREEDY = CheckpointEvaluatorSettings().sampling_with(None)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model") / "checkpoint-10")
@@ -224,8 +221,9 @@ def test_shards_are_loaded_and_the_dtype_is_obeyed(
     assert len(list(sharded.glob("model-*.safetensors"))) > 2
     assert complete(sharded, tmp_path).texts == complete(model, tmp_path).texts
     for dtype, expected in (("bfloat16", torch.bfloat16), ("auto", torch.float32)):
-        settings = CheckpointEvaluatorSettings(dtype=dtype)
-        loaded = checkpoint._load(Staged(model, "sha"), model, None, settings, GREEDY)
+        evaluator = CheckpointEvaluator(CheckpointEvaluatorSettings(dtype=dtype), tmp_path)
+        staged = Staged(model, "sha")
+        loaded = evaluator._load(staged, evaluator._codec(staged, "it"), "it")
         assert loaded.model.dtype == expected
 
 

@@ -82,7 +82,11 @@ def test_the_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     ("evaluator", "refuses"),
-    [({"kind": "checkpoint"}, True), ({"kind": "openai", "base_url": "http://x/v1", "model": "m"}, False)],
+    [
+        ({"kind": "checkpoint"}, True),
+        ({"kind": "vllm"}, True),
+        ({"kind": "openai", "base_url": "http://x/v1", "model": "m"}, False),
+    ],
 )
 def test_only_who_loads_checkpoints_looks_at_them(
     tmp_path: Path, evaluator: dict[str, str], refuses: bool

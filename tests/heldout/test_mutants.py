@@ -20,6 +20,10 @@ ASKING, ANSWERS, SCORERS, ITEM, SHARES, ENDPOINT = (
         *("evaluators/__init__", "evaluators/openai"),
     )
 )
+VLLM, AGAIN, PROCESS = (
+    Rule("guard_service", f"heldout/{name}.py", HERE / "test_vllm.py")
+    for name in ("evaluators/vllm", "worker", "child")
+)
 STAGING = Rule("guard_service", "heldout/staging.py", HERE / "test_staging.py")
 
 MUTANTS: list[Mutant] = [
@@ -45,6 +49,22 @@ MUTANTS: list[Mutant] = [
     (ADAPTER, "if name.endswith(suffix)", "if False"),
     (ADAPTER, "if same_name and ours.revision", "if ours.revision"),
     (ADAPTER, "not ours.revision.startswith(revision)", "False"),
+    (VLLM, "elif self._engine.frame != frame", "elif False"),
+    (VLLM, "json.dumps([config, sorted(tensors)]", "json.dumps([config]"),
+    (VLLM, "json.dumps([config, sorted(tensors)]", "json.dumps([sorted(tensors)]"),
+    (VLLM, 'if "speculators_config" in config', "if False"),
+    (VLLM, "if not self.llm.reset_prefix_cache()", "if False"),
+    (VLLM, 'any(self.llm.collective_rpc("guard_broken"))', "False"),
+    (VLLM, "if len(outputs) != len(jobs) or ends", "if len(outputs) != len(jobs)"),
+    (VLLM, "if len(outputs) != len(jobs) or ends", "if ends"),
+    (VLLM, 'f"failed with {type(error).__name__}"', 'f"failed with {error}"'),
+    (PROCESS, "isinstance(error, _LAST) or ", ""),
+    (PROCESS, '(StartAgainError, "again"), ', ""),
+    (
+        AGAIN,
+        "            except StartAgainError:\n                self._clear_stages()\n",
+        "            except StartAgainError:\n",
+    ),
     (ASKING, "item.system_prompt is not None or ", ""),
     (ASKING, ' or own[0]["role"] == "system"', ""),
     (

@@ -22,6 +22,7 @@ BREAKS = {
     "the operator knows": ("guard_operator.config", "guard_client.errors"),
     "the face shows": ("rlguard", "guard_cli.errors"),
     "nothing that ships": ("guard_cli.links", "tools.chart"),
+    "vLLM is": ("guard_service.heldout.evaluators.local", "vllm"),
     "no circle": ("guard_cli.follow.what", "guard_cli.follow.command"),
     "the operator: page": ("guard_operator.runtime.queue", "guard_operator.api.names"),
     "one reconcile": ("guard_operator.reconcile.gather", "guard_operator.reconcile.decide"),

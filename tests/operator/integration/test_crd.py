@@ -117,6 +117,15 @@ REFUSED = {
         },
         "exactly one evaluator must be set",
     ),
+    "three evaluators": (
+        {
+            "heldout": {
+                "volume": {"claimName": "h"},
+                "evaluator": {"checkpoint": {}, "vllm": {}, "openai": {"baseUrl": "http://x", "model": "m"}},
+            }
+        },
+        "exactly one evaluator must be set",
+    ),
     "two held-out volumes": (
         {"heldout": {"volume": {"claimName": "h", "secretName": "s"}, "evaluator": {"checkpoint": {}}}},
         "exactly one of claimName, secretName and configMapName",

@@ -20,12 +20,19 @@ from guard_core.policy import Policy
 from guard_core.wire import Code
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
 from guard_operator.api.schema import crd, root_schema, structural
-from guard_operator.api.types import CheckpointEvaluatorSpec, GuardSpec, Heldout, OpenAIEvaluatorSpec
+from guard_operator.api.types import (
+    CheckpointEvaluatorSpec,
+    GuardSpec,
+    Heldout,
+    OpenAIEvaluatorSpec,
+    VllmEvaluatorSpec,
+)
 from guard_service.heldout.config import (
     CheckpointEvaluatorSettings,
     HeldoutSettings,
     NearDuplicates,
     OpenAIEvaluatorSettings,
+    VllmEvaluatorSettings,
 )
 from tools import operator_api
 
@@ -160,6 +167,7 @@ SECTIONS = {
         {},
         {"kind"},
     ),
+    "vllm": ("evaluator.vllm", VllmEvaluatorSpec, VllmEvaluatorSettings, {}, {"kind"}),
     "openai": (
         "evaluator.openai",
         OpenAIEvaluatorSpec,

@@ -201,6 +201,7 @@ def test_a_template_says_itself_how_long_its_end_may_wait() -> None:
     "evaluator",
     [
         {"checkpoint": {"batchSize": 4, "maxNewTokens": 8, "chatTemplateKwargs": {"maxDepth": 3}}},
+        {"vllm": {"tensorParallelSize": 2, "enforceEager": True}},
         {"openai": {"baseUrl": "http://x/v1", "model": "m", "apiKeySecretName": "key"}},
     ],
 )
@@ -219,7 +220,11 @@ def test_the_guard_reads_its_heldout_settings(evaluator: Json) -> None:
     assert str(settings.train_prompts) == f"{layout.HELDOUT_DIR}/train.jsonl"
     assert settings.proxy_scorer == "grader:pay"
     assert settings.evaluator.kind in evaluator
-    names = {"checkpoint": {"maxDepth": 3}, "openai": None}  # a template's own, and not respelled
+    names = {
+        "checkpoint": {"maxDepth": 3},
+        "vllm": None,
+        "openai": None,
+    }  # a template's own, and not respelled
     assert settings.evaluator.chat_template_kwargs == names[settings.evaluator.kind]
     if settings.evaluator.kind == "openai":
         assert settings.evaluator.api_key_env is not None

@@ -1,0 +1,155 @@
+"""Prompts to tokens and tokens to answers, by a checkpoint's own tokenizer: one for every local evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from guard_core.evaluation import LocalEvaluation
+from guard_core.wire import EvaluationSampling, FailureKind
+from guard_service.heldout.asking import answer_after, answer_in, messages, template_kwargs
+from guard_service.heldout.errors import EvaluationError
+from guard_service.heldout.evaluators import Completion, sample_seed
+from guard_service.heldout.evaluators.weights import SAFELY, loading
+from guard_service.heldout.split import HeldoutItem
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One completion to make: of item number `item`, its `sample`-th, from these prompt tokens.
+
+    `mark`: after which the answer begins; None: all of it is the answer.
+    """
+
+    item: int
+    sample: int
+    tokens: list[int]
+    seed: int
+    mark: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """The tokenizer of a checkpoint, and what its configuration says of texts.
+
+    `ends`: tokens that end a completion.
+    `positions`: tokens of the longest sequence; None: not known.
+    """
+
+    tokenizer: Any
+    ends: frozenset[int]
+    positions: int | None
+
+    @classmethod
+    def load(cls, model: Path, tokens: Path, shown: str) -> Self:
+        """Read it from the directories of the model and of the tokenizer.
+
+        Raises:
+            EvaluationError: what cannot be read.
+        """
+        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+        with loading(shown, FailureKind.CHECKPOINT):
+            config = AutoConfig.from_pretrained(model, **SAFELY)
+            try:
+                generation = GenerationConfig.from_pretrained(model, local_files_only=True)
+            except OSError:  # there is none
+                generation = GenerationConfig.from_model_config(config)
+            positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        with loading(shown, FailureKind.TOKENIZER):
+            tokenizer = AutoTokenizer.from_pretrained(tokens, **SAFELY)
+        ends = generation.eos_token_id
+        ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
+        return cls(tokenizer, frozenset(ends), positions)
+
+    @property
+    def pad(self) -> int:
+        """A token to fill up with."""
+        own: int | None = self.tokenizer.pad_token_id
+        return min(self.ends, default=0) if own is None else own
+
+    def jobs(
+        self,
+        items: Sequence[HeldoutItem],
+        settings: LocalEvaluation,
+        sampling: EvaluationSampling,
+        pass_index: int,
+    ) -> list[Job]:
+        """All completions to make, those with the longest prompts first.
+
+        So there is least padding in a batch, and one that does not fit in memory fails at once.
+
+        Raises:
+            EvaluationError: names an item that cannot be asked.
+        """
+        jobs = []
+        for number, item in enumerate(items):
+            tokens, mark = self._encode(item, settings, sampling), answer_after(item, settings)
+            for sample in range(sampling.samples):
+                seed = sample_seed(settings.seed, pass_index, item.id, sample)
+                jobs.append(Job(number, sample, tokens, seed, mark))
+        return sorted(jobs, key=lambda job: -len(job.tokens))
+
+    def _encode(
+        self, item: HeldoutItem, settings: LocalEvaluation, sampling: EvaluationSampling
+    ) -> list[int]:
+        """Prompt tokens of an item, through the chat template where it is asked for."""
+        if isinstance(item.prompt, str) and not settings.chat:
+            ids: list[int] = self.tokenizer(item.prompt)["input_ids"]
+        else:
+            if not self.tokenizer.chat_template:
+                raise EvaluationError(
+                    f"item {item.id!r} needs a chat template, and the checkpoint's tokenizer has none: save "
+                    "one with the tokenizer, or write the prompt as text and set chat to false",
+                    FailureKind.TOKENIZER,
+                )
+            ids = self.tokenizer(self._templated(item, settings), add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise EvaluationError(
+                f"item {item.id!r}: the checkpoint's tokenizer makes no token of its prompt"
+            )
+        length = sampling.max_new_tokens
+        if self.positions is not None and len(ids) + length > self.positions:
+            raise EvaluationError(
+                f"item {item.id!r}: {len(ids)} prompt tokens and max_new_tokens={length} exceed the model's "
+                f"{self.positions} positions: set a lower max_new_tokens, or shorten the item"
+            )
+        return ids
+
+    def _templated(self, item: HeldoutItem, settings: LocalEvaluation) -> str:
+        """The item's prompt by the chat template, whose errors may quote it: their type is told."""
+        kwargs = template_kwargs(item, settings)
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages(item, settings), tokenize=False, add_generation_prompt=True, **kwargs
+            )
+        except Exception as error:
+            raise EvaluationError(
+                f"item {item.id!r}: the chat template fails with {type(error).__name__}: see whether it "
+                "takes such messages, and chat_template_kwargs if they are set"
+            ) from error
+        return text
+
+    def said(self, tokens: Sequence[int]) -> Sequence[int]:
+        """What was generated before a token that ends it."""
+        end = next((i for i, token in enumerate(tokens) if token in self.ends), len(tokens))
+        return tokens[:end]
+
+    def decode(self, said: Sequence[int], mark: str | None, *, truncated: bool) -> Completion:
+        """The completion of these tokens, and the answer in it after `mark`."""
+        text: str = self.tokenizer.decode(said, skip_special_tokens=True)
+        answer = answer_in(text, mark)
+        if answer is None and mark is not None:
+            answer = self._after_special(said, mark)
+        return Completion(text, answer, truncated)
+
+    def _after_special(self, said: Sequence[int], mark: str) -> str | None:
+        """The answer after a mark that is made of special tokens, which a text for people leaves out."""
+        answer = answer_in(self.tokenizer.decode(said, skip_special_tokens=False), mark)
+        if answer is None:
+            return None
+        for token in self.tokenizer.added_tokens_decoder.values():
+            answer = answer.replace(token.content, "") if token.special else answer
+        return answer

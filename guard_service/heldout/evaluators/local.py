@@ -1,0 +1,124 @@
+"""What the evaluators of local checkpoints have in common: all but how a model is loaded and generates."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from guard_core.evaluation import LocalEvaluation
+from guard_core.wire import EvaluationSampling, FailureKind
+from guard_service.heldout.asking import refuse_without_template
+from guard_service.heldout.base_model import BaseModel
+from guard_service.heldout.errors import EvaluationError, SplitError, failing_as
+from guard_service.heldout.evaluators import Completion, Completions
+from guard_service.heldout.evaluators.codec import Codec, Job
+from guard_service.heldout.fitness import without_tokenizer
+from guard_service.heldout.identity import pinned, refuse_others
+from guard_service.heldout.split import HeldoutItem
+from guard_service.heldout.staging import Staged, stage
+from guard_service.heldout.worker import STAGE_PREFIX, EvaluationRequest
+
+
+class BrokenGenerationError(Exception):
+    """What the model made is no completion of the policy; the message goes after the checkpoint's name."""
+
+
+class Model(Protocol):
+    """A policy that is loaded."""
+
+    codec: Codec
+
+    def generate(self, jobs: Sequence[Job], sampling: EvaluationSampling) -> list[list[int]]:
+        """Tokens of each completion, in the order of the jobs; those after its end are left out or ignored.
+
+        Raises:
+            BrokenGenerationError: logits were infinite or not a number.
+            EvaluationError: it could not be made.
+        """
+
+    def release(self) -> None:
+        """Give back what the next checkpoint needs."""
+
+
+class LocalEvaluator(ABC):
+    """Scores what it has copied and hashed itself."""
+
+    def __init__(self, settings: LocalEvaluation, scratch: Path, base: BaseModel | None = None) -> None:
+        self._settings = settings
+        self._scratch = scratch
+        self._base = base
+
+    def check(self, items: Sequence[HeldoutItem]) -> None:
+        """See `Evaluator.check`."""
+        if missing := self._missing():
+            raise SplitError(missing)
+        refuse_without_template(items, self._settings, chat=self._settings.chat)
+
+    @abstractmethod
+    def _missing(self) -> str | None:
+        """What must still be installed, in one sentence; None: nothing. It is looked for, not imported."""
+
+    @abstractmethod
+    def _load(self, staged: Staged, codec: Codec, shown: str) -> Model:
+        """The policy; raises EvaluationError. It looks at no item."""
+
+    def complete(self, items: Sequence[HeldoutItem], request: EvaluationRequest) -> Completions:
+        """See `Evaluator.complete`."""
+        sampling = self._settings.sampling_with(request.sampling)
+        shown = f"checkpoint {request.path}"
+        staged = self._stage(request)
+        model = self._load(staged, self._codec(staged, shown), shown)
+        try:
+            made = self._generate(model, items, sampling, request.pass_index)
+        except BrokenGenerationError as error:
+            raise EvaluationError(f"{shown}: {error}") from error
+        finally:
+            model.release()
+        return Completions(made, sampling, staged.sha256, staged.path)
+
+    def _stage(self, request: EvaluationRequest) -> Staged:
+        base = self._base
+        with failing_as(FailureKind.CHECKPOINT):
+            target = self._scratch / f"{STAGE_PREFIX}{uuid.uuid4().hex}"
+            announced = request.expected.manifest
+            staged = stage(request.path, target, None if base is None else base.path, announced)
+            refuse_others(request.path, pinned(staged.path), staged.sha256, request.expected)
+        if staged.adapter is not None and base is not None and base.changed():
+            raise EvaluationError(
+                f"the base model in {base.path} is no longer the one that the guard started with: "
+                f"restore it, or "
+                "start a new run",
+                FailureKind.EVALUATOR,
+            )
+        return staged
+
+    def _codec(self, staged: Staged, shown: str) -> Codec:
+        """Of an adapter without a tokenizer: that of the base model."""
+        if staged.adapter is None:
+            return Codec.load(staged.path, staged.path, shown)
+        assert self._base is not None, "an adapter is not staged without a base model"
+        own = not without_tokenizer(os.listdir(staged.path))
+        return Codec.load(self._base.path, staged.path if own else self._base.path, shown)
+
+    def _generate(
+        self, model: Model, items: Sequence[HeldoutItem], sampling: EvaluationSampling, pass_index: int
+    ) -> list[list[Completion]]:
+        """Completions, shape (n_items, samples)."""
+        codec = model.codec
+        jobs = codec.jobs(items, self._settings, sampling, pass_index)
+        completions: dict[tuple[int, int], Completion] = {}
+        silent = True
+        for job, tokens in zip(jobs, model.generate(jobs, sampling), strict=True):
+            said = codec.said(tokens)
+            cut_off = len(said) == len(tokens)
+            completions[job.item, job.sample] = codec.decode(said, job.mark, truncated=cut_off)
+            silent = silent and not said
+        if not silent and not any(completion.text for completion in completions.values()):
+            raise BrokenGenerationError(
+                "tokens were generated, and no completion has a text: the tokenizer is not of this model"
+            )
+        return [[completions[i, k] for k in range(sampling.samples)] for i in range(len(items))]

@@ -1,0 +1,247 @@
+"""Evaluator of local checkpoints with vLLM: one engine, into which each checkpoint's weights are loaded.
+
+The engine lives in the evaluation process and ends with it: whatever it dies of costs one evaluation, and
+nothing is left on the device. vLLM sees token ids alone. Weights are loaded into an engine only if they are
+of its frame: configuration, names, types and shapes as in the checkpoint that it was started with. A tensor
+that is missing would else keep the values of the checkpoint before. Another frame takes another process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guard_core.extras import missing_vllm
+from guard_core.wire import EvaluationSampling, FailureKind
+from guard_service.heldout.config import VllmEvaluatorSettings
+from guard_service.heldout.errors import EngineLostError, EvaluationError, StartAgainError
+from guard_service.heldout.evaluators.codec import Codec, Job
+from guard_service.heldout.evaluators.local import BrokenGenerationError, LocalEvaluator
+from guard_service.heldout.evaluators.weights import (
+    loading,
+    not_finite,
+    on_cuda,
+    one_line,
+    out_of_memory,
+    precision,
+    refuse_not_finite,
+    whole_model,
+)
+from guard_service.heldout.staging import Staged
+
+if TYPE_CHECKING:
+    from vllm import LLM, SamplingParams
+
+#: Read by vLLM when it is imported.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in this process
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process with threads may hang
+    "VLLM_PLUGINS": "",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+#: Keys of a configuration that say who wrote it, and from where.
+_VARY = ("transformers_version", "_name_or_path")
+_SEED = 0  # of the engine; every completion has its own
+_AS_THE_MEMORY_ALLOWS = -1  # tokens: as long as the model's positions, if there is room
+
+
+class VllmEvaluator(LocalEvaluator):
+    """Keeps one engine for all checkpoints of a frame."""
+
+    def __init__(self, settings: VllmEvaluatorSettings, scratch: Path) -> None:
+        super().__init__(settings, scratch)
+        self._own = settings
+        self._engine: _Engine | None = None
+
+    def _missing(self) -> str | None:
+        return missing_vllm()
+
+    def warm_up(self) -> None:
+        """See `Evaluator.warm_up`: importing vLLM takes tens of seconds."""
+        os.environ.update(ENVIRONMENT)
+        import vllm  # noqa: F401
+
+    def _load(self, staged: Staged, codec: Codec, shown: str) -> _Loaded:
+        """The weights in the engine, which is started for the first checkpoint."""
+        frame = _frame(staged.path, shown)
+        with loading(shown, FailureKind.WEIGHTS):
+            wrong = not_finite(_tensors(staged.path))  # here, for vLLM may keep them in another form
+        refuse_not_finite(wrong, shown)
+        engine = self._engine_with(staged.path, frame, shown)
+        lengths = [length for length in (codec.positions, engine.positions) if length is not None]
+        return _Loaded(engine, replace(codec, positions=min(lengths)))
+
+    def _engine_with(self, path: Path, frame: str, shown: str) -> _Engine:
+        if self._engine is None:
+            self._engine = _Engine.start(path, frame, shown, self._own)
+        elif self._engine.frame != frame:
+            raise StartAgainError(f"{shown} is not of the frame that the engine was started with")
+        else:
+            self._engine.load(path, shown)
+        return self._engine
+
+
+def _frame(path: Path, shown: str) -> str:
+    """Digest of what an engine is built for: the configuration, and each tensor's name, type and shape.
+
+    Raises:
+        EvaluationError: the files cannot be read, or name another model to load.
+    """
+    from safetensors import safe_open
+
+    with loading(shown, FailureKind.CHECKPOINT):
+        config = json.loads((path / "config.json").read_bytes())
+        config = {key: value for key, value in config.items() if key not in _VARY}
+    if "speculators_config" in config:  # vLLM would follow it
+        raise EvaluationError(
+            f"{shown}: config.json has a speculators_config, which names another model: save the policy "
+            "itself",
+            FailureKind.CHECKPOINT,
+        )
+    tensors = []
+    with loading(shown, FailureKind.WEIGHTS):
+        for file in path.glob("*.safetensors"):
+            with safe_open(file, "np") as weights:
+                slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
+                tensors += [(name, part.get_dtype(), part.get_shape()) for name, part in slices.items()]
+    return hashlib.sha256(json.dumps([config, sorted(tensors)], sort_keys=True).encode()).hexdigest()
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
+    """Name and tensor, one after the other; of a tensor no value is read before it is asked for."""
+    from safetensors import safe_open
+
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118
+                yield name, weights.get_tensor(name)
+
+
+@contextmanager
+def _engine_of(shown: str, kind: FailureKind) -> Iterator[None]:
+    """Whatever vLLM raises ends the engine: it may be left with half of it."""
+    try:
+        yield
+    except Exception as error:
+        raise EngineLostError(
+            f"{shown} cannot be loaded by vLLM: {type(error).__name__}: {one_line(error)}",
+            FailureKind.OUT_OF_MEMORY if out_of_memory(error) else kind,
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """An engine of vLLM, and the frame that it was built for."""
+
+    llm: LLM
+    frame: str
+    batch_size: int
+
+    @classmethod
+    def start(cls, path: Path, frame: str, shown: str, settings: VllmEvaluatorSettings) -> _Engine:
+        """An engine with the weights in this directory.
+
+        Raises:
+            EvaluationError: they are not whole; vLLM would leave what is missing as the memory was.
+            EngineLostError: vLLM cannot load them.
+        """
+        whole_model(path, shown, device_map="meta")
+        with _engine_of(shown, FailureKind.WEIGHTS):
+            from vllm import LLM
+
+            llm = LLM(
+                model=str(path),
+                runner="generate",
+                convert="none",
+                config_format="hf",
+                load_format="safetensors",
+                generation_config="vllm",  # not the checkpoint's: it may bring penalties
+                skip_tokenizer_init=True,
+                dtype=precision(settings.dtype, cuda=on_cuda()),
+                max_model_len=_AS_THE_MEMORY_ALLOWS,
+                max_num_seqs=settings.batch_size,
+                tensor_parallel_size=settings.tensor_parallel_size,
+                gpu_memory_utilization=settings.gpu_memory_utilization,
+                enforce_eager=settings.enforce_eager,
+                worker_extension_cls="guard_service.heldout.evaluators.vllm_worker.GuardedWorker",
+                seed=_SEED,
+            )
+            llm.collective_rpc("guard_watch")
+        return cls(llm, frame, settings.batch_size)
+
+    @property
+    def positions(self) -> int:
+        """Tokens of the longest sequence that there is room for."""
+        return int(self.llm.llm_engine.model_config.max_model_len)
+
+    def load(self, path: Path, shown: str) -> None:
+        """Put other weights of this frame in the place of those that are there.
+
+        Raises:
+            EngineLostError: it has none of the two any more.
+        """
+        with _engine_of(shown, FailureKind.WEIGHTS):
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+            if not self.llm.reset_prefix_cache():
+                raise RuntimeError("the cache of prompts still has entries of the checkpoint before")
+
+    def generate(self, jobs: Sequence[Job], params: Sequence[SamplingParams]) -> list[list[int]]:
+        """Tokens of each completion. The message of an error may quote a prompt: its type is told."""
+        prompts: Any = [{"prompt_token_ids": job.tokens} for job in jobs]
+        try:
+            outputs = self.llm.generate(prompts, params, use_tqdm=False)
+            broken = any(self.llm.collective_rpc("guard_broken"))
+        except Exception as error:
+            hint = (
+                f"ran out of memory: lower batch_size ({self.batch_size}) or gpu_memory_utilization"
+                if out_of_memory(error)
+                else f"failed with {type(error).__name__}"
+            )
+            raise EngineLostError(f"vLLM {hint}") from error
+        if broken:
+            raise BrokenGenerationError(
+                "its logits are infinite or not a number: the weights are damaged, or overflow in "
+                f"{self.llm.llm_engine.model_config.dtype}"
+            )
+        ends = {output.outputs[0].finish_reason for output in outputs} - {"stop", "length"}
+        if len(outputs) != len(jobs) or ends:
+            raise EngineLostError(f"vLLM made {len(outputs)} of {len(jobs)} completions; ended by {ends}")
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """The engine with a checkpoint's weights."""
+
+    engine: _Engine
+    codec: Codec
+
+    def generate(self, jobs: Sequence[Job], sampling: EvaluationSampling) -> list[list[int]]:
+        """See `Model.generate`."""
+        from vllm import SamplingParams
+
+        common = _params(sampling, self.codec.ends)
+        return self.engine.generate(jobs, [SamplingParams(seed=job.seed, **common) for job in jobs])
+
+    def release(self) -> None:
+        """Nothing: the next checkpoint takes the engine as it is."""
+
+
+def _params(sampling: EvaluationSampling, ends: frozenset[int]) -> Mapping[str, Any]:
+    """Of `SamplingParams`; what is not used is left at its default, which is none."""
+    names = ("top_p", "top_k", "min_p", "repetition_penalty")
+    used = {name: value for name in names if (value := getattr(sampling, name)) is not None}
+    return {
+        **used,
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_new_tokens,
+        "stop_token_ids": sorted(ends),
+        "detokenize": False,
+    }

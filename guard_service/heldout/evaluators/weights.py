@@ -1,0 +1,101 @@
+"""Read a model's files with transformers, and say what is wrong with them. They are hostile input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from guard_core.adapter import AdapterError
+from guard_core.wire import FailureKind
+from guard_service.heldout.errors import EvaluationError
+
+#: No code and no file but those of the directory.
+SAFELY = {"local_files_only": True, "trust_remote_code": False}
+
+
+def whole_model(path: Path, shown: str, **options: Any) -> Any:
+    """The model in a directory, of which no weight is missing. `options`: of `from_pretrained`.
+
+    Raises:
+        EvaluationError: it does not load, or is not whole.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with loading(shown, FailureKind.WEIGHTS):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, **SAFELY, use_safetensors=True, output_loading_info=True, **options
+        )
+    if wrong := sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])):
+        raise EvaluationError(
+            f"{shown}: {len(wrong)} of the model's weights are missing or have another shape, the "
+            f"first: {wrong[0]}; it was not saved whole",
+            FailureKind.WEIGHTS,
+        )
+    return model
+
+
+@contextmanager
+def loading(shown: str, kind: FailureKind) -> Iterator[None]:
+    """Whatever a library raises at a checkpoint's files, told as a failure of this kind."""
+    try:
+        yield
+    except AdapterError as error:
+        raise EvaluationError(f"{shown}: {error}", kind) from error
+    except Exception as error:
+        raise EvaluationError(
+            f"{shown} cannot be loaded: {type(error).__name__}: {one_line(error)}",
+            FailureKind.OUT_OF_MEMORY if out_of_memory(error) else kind,
+        ) from error
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether the machine or the device has no room left; torch's error is known by its name."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def one_line(error: Exception) -> str:
+    """What a library says, short enough for a verdict."""
+    return " ".join(str(error).split())[:500]
+
+
+def not_finite(weights: Iterable[tuple[str, Any]]) -> list[str]:
+    """Names of the tensors with a value that is infinite or NaN, without a copy of any."""
+    found = []
+    for name, tensor in weights:
+        if tensor.is_floating_point() and tensor.numel():
+            low, high = tensor.detach().aminmax()
+            if not (low.isfinite() & high.isfinite()).item():
+                found.append(name)
+    return sorted(found)
+
+
+def refuse_not_finite(names: Sequence[str], shown: str) -> None:
+    """Refuse a model with such parameters.
+
+    Raises:
+        EvaluationError: names the first.
+    """
+    if names:
+        raise EvaluationError(
+            f"{shown}: {len(names)} of the model's weights hold values that are infinite or not a "
+            f"number, the first: {names[0]}; the training has diverged, or the checkpoint is damaged",
+            FailureKind.WEIGHTS,
+        )
+
+
+def on_cuda() -> bool:
+    """Whether there is a device of CUDA, or of what looks like one."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def precision(wanted: str, *, cuda: bool) -> str:
+    """Name of the dtype to load in: `wanted`, or what `auto` means on that device."""
+    import torch
+
+    if wanted != "auto":
+        return wanted
+    return "bfloat16" if cuda and torch.cuda.is_bf16_supported() else "float32"

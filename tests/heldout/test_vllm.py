@@ -1,0 +1,222 @@
+"""The rules of the evaluator `vllm` without vLLM, which is here no more than what it may do wrong.
+
+`tests/vllm` has the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import queue
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from guard_core.extras import missing_vllm
+from guard_core.wire import EvaluationSampling, FailureKind, SamplingSource
+from guard_service.heldout import child
+from guard_service.heldout.config import HeldoutSettings, VllmEvaluatorSettings
+from guard_service.heldout.errors import EngineLostError, EvaluationError, SplitError, StartAgainError
+from guard_service.heldout.evaluators import vllm
+from guard_service.heldout.evaluators.codec import Job
+from guard_service.heldout.evaluators.local import BrokenGenerationError
+from guard_service.heldout.evaluators.vllm import VllmEvaluator
+from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+
+CONFIG = {"model_type": "llama", "hidden_size": 4, "transformers_version": "5.0"}
+WEIGHTS = {"a.weight": np.zeros((2, 3), np.float32), "b.weight": np.zeros(3, np.float32)}
+JOBS = [Job(0, 0, [1, 2], 7, None), Job(1, 0, [3], 8, None)]
+
+
+def frame(folder: Path, config: dict[str, Any] = CONFIG, weights: dict[str, Any] = WEIGHTS) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "model.safetensors")
+    return vllm._frame(folder, "it")
+
+
+class Engine:
+    """What the evaluator uses of `vllm.LLM`; the arguments say what goes wrong."""
+
+    def __init__(
+        self,
+        *,
+        error: Exception | None = None,
+        reset: bool = True,
+        broken: bool = False,
+        ends: str = "length",
+    ) -> None:
+        self.calls: list[str] = []
+        self._error, self._reset, self._broken, self._ends = error, reset, broken, ends
+        config = SimpleNamespace(max_model_len=9, dtype="float32")
+        self.llm_engine = SimpleNamespace(model_config=config)
+
+    def collective_rpc(self, method: str, kwargs: dict[str, Any] | None = None) -> list[Any]:
+        self.calls.append(method)
+        if method == "reload_weights" and self._error is not None:
+            raise self._error
+        return [False, self._broken] if method == "guard_broken" else [None, None]
+
+    def reset_prefix_cache(self) -> bool:
+        return self._reset
+
+    def generate(self, prompts: list[dict[str, Any]], *_: Any, **__: Any) -> list[Any]:
+        if self._error is not None:
+            raise self._error
+        ends = ["length", self._ends]
+        return [
+            SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5, 6], finish_reason=end)]) for end in ends
+        ]
+
+
+def engine(**wrong: Any) -> vllm._Engine:
+    llm: Any = Engine(**wrong)
+    return vllm._Engine(llm, "frame", 16)
+
+
+def test_a_frame_is_what_an_engine_is_built_for_and_not_the_values(tmp_path: Path) -> None:
+    first = frame(tmp_path / "first")
+    other = {name: array + 1 for name, array in WEIGHTS.items()}
+    assert frame(tmp_path / "later", CONFIG | {"transformers_version": "6.0"}, other) == first
+    differ = [
+        frame(tmp_path / "config", CONFIG | {"hidden_size": 8}),
+        frame(tmp_path / "missing", weights={"a.weight": WEIGHTS["a.weight"]}),
+        frame(tmp_path / "more", weights=WEIGHTS | {"c.weight": np.zeros(1, np.float32)}),
+        frame(tmp_path / "shape", weights=WEIGHTS | {"b.weight": np.zeros(4, np.float32)}),
+        frame(tmp_path / "type", weights=WEIGHTS | {"b.weight": np.zeros(3, np.float16)}),
+    ]
+    assert len({first, *differ}) == 6
+
+
+def test_a_checkpoint_that_names_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EvaluationError, match="names another model") as caught:
+        frame(tmp_path / "it", CONFIG | {"speculators_config": {"verifier": {"name_or_path": "/good"}}})
+    assert caught.value.kind is FailureKind.CHECKPOINT
+
+
+def test_weights_of_another_frame_never_reach_the_engine(tmp_path: Path) -> None:
+    evaluator = VllmEvaluator(VllmEvaluatorSettings(), tmp_path)
+    evaluator._engine = one = engine()
+    assert evaluator._engine_with(tmp_path, "frame", "it") is one
+    with pytest.raises(StartAgainError, match="it is not of the frame"):
+        evaluator._engine_with(tmp_path, "another", "it")
+    assert one.llm.calls == ["reload_weights"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        ({"error": RuntimeError("half of it")}, FailureKind.WEIGHTS),
+        ({"error": MemoryError()}, FailureKind.OUT_OF_MEMORY),
+        ({"reset": False}, FailureKind.WEIGHTS),
+    ],
+)
+def test_an_engine_that_could_not_load_is_lost(
+    tmp_path: Path, wrong: dict[str, Any], kind: FailureKind
+) -> None:
+    with pytest.raises(EngineLostError) as caught:
+        engine(**wrong).load(tmp_path, "it")
+    assert caught.value.kind is kind
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "told"),
+    [
+        ({"broken": True}, BrokenGenerationError, "its logits are infinite or not a number"),
+        ({"ends": "abort"}, EngineLostError, "ended by {'abort'}"),
+        ({"error": MemoryError("7+1=")}, EngineLostError, "lower batch_size"),
+        ({"error": ValueError("7+1=")}, EngineLostError, "failed with ValueError"),
+    ],
+)
+def test_what_is_no_completion_is_an_error_that_quotes_nothing(
+    wrong: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told) as caught:
+        engine(**wrong).generate(JOBS, [])
+    assert "7+1" not in str(caught.value)
+    assert getattr(caught.value, "kind", FailureKind.UNDERWAY) is FailureKind.UNDERWAY
+
+
+def test_a_completion_that_is_missing_is_an_error() -> None:
+    assert engine().generate(JOBS, []) == [[5, 6], [5, 6]]
+    with pytest.raises(EngineLostError, match="2 of 3 completions"):
+        engine().generate([*JOBS, JOBS[0]], [])
+
+
+def test_sampling_is_as_it_is_said_and_the_end_is_the_guards() -> None:
+    plain = EvaluationSampling(temperature=0.0, max_new_tokens=9, samples=1, source=SamplingSource.DEFAULT)
+    common = {"max_tokens": 9, "stop_token_ids": [1, 4], "detokenize": False}
+    assert vllm._params(plain, frozenset({4, 1})) == {"temperature": 0.0, **common}
+    used = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "repetition_penalty": 1.2}
+    assert vllm._params(plain.model_copy(update=used), frozenset({4, 1})) == used | common
+
+
+def test_without_vllm_it_is_said_before_any_work(tmp_path: Path) -> None:
+    assert "the image guard-vllm" in str(missing_vllm())
+    with pytest.raises(SplitError, match="the evaluator 'vllm' needs the package vllm"):
+        VllmEvaluator(VllmEvaluatorSettings(), tmp_path).check([])
+
+
+# -- a process that is over ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "over"),
+    [
+        (StartAgainError("another frame"), "again", True),
+        (EngineLostError("it died"), "evaluation", True),
+        (EvaluationError("no outcome"), "evaluation", False),
+    ],
+)
+def test_the_process_ends_where_the_engine_is_in_the_way_or_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, kind: str, over: bool
+) -> None:
+    def run(_: Any, __: EvaluationRequest) -> Any:
+        raise error
+
+    monkeypatch.setattr(child.HeldoutEvaluation, "__init__", lambda *_, **__: None)
+    monkeypatch.setattr(child.HeldoutEvaluation, "ready", lambda _: {})
+    monkeypatch.setattr(child.HeldoutEvaluation, "warm_up", lambda _: None)
+    monkeypatch.setattr(child.HeldoutEvaluation, "run", run)
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    settings = HeldoutSettings(split=tmp_path / "split.jsonl").model_dump(mode="json")
+    request = EvaluationRequest(0, 1, tmp_path).to_json()
+    for message in ({"settings": settings, "scratch": str(tmp_path), "first": True}, request):
+        lines.put(json.dumps(message).encode())
+    lines.put(b"what is read only by a process that goes on")
+    responses = io.BytesIO()
+    with pytest.raises(SystemExit if over else json.JSONDecodeError):
+        child.serve_requests(lines, responses)
+    _, told = map(json.loads, responses.getvalue().splitlines())
+    assert told["error"]["kind"] == kind and told["error"]["over"] is over
+
+
+def test_a_request_that_needs_a_new_process_is_asked_once_more_of_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+    nothing = dict.fromkeys(("proxy_items", "truncated", "unanswered", "unscored", "sha256", "staged"))
+    sampling = VllmEvaluatorSettings().sampling_with(None).model_dump(mode="json")
+    response = nothing | {"items": [1.0], "sampling": sampling}
+
+    async def running(_: EvaluationWorker) -> str:
+        return f"process {len(asked)}"
+
+    async def ask(_: EvaluationWorker, process: str, __: Any) -> dict[str, Any]:
+        asked.append((process, os.listdir(tmp_path)))
+        if len(asked) == 1:
+            (tmp_path / "stage-1").mkdir()
+            raise StartAgainError("another frame")
+        return response
+
+    monkeypatch.setattr(EvaluationWorker, "_running", running)
+    monkeypatch.setattr(EvaluationWorker, "_ask", ask)
+    worker = EvaluationWorker(HeldoutSettings(split=tmp_path / "split.jsonl"), tmp_path)
+    result = asyncio.run(worker.evaluate(EvaluationRequest(0, 1, tmp_path)))
+    assert result.items == (1.0,) and asked == [("process 0", []), ("process 1", [])]

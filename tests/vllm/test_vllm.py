@@ -1,0 +1,267 @@
+"""The evaluator `vllm` with a real vLLM: what is hashed is what is scored, whatever was loaded before.
+
+One engine for this process; the evaluation processes of the last test have their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard_core.wire import FailureKind
+from guard_service.heldout.config import (
+    CheckpointEvaluatorSettings,
+    HeldoutSettings,
+    VllmEvaluatorSettings,
+)
+from guard_service.heldout.errors import EngineLostError, EvaluationError, StartAgainError
+from guard_service.heldout.evaluators import Completions
+from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
+from guard_service.heldout.evaluators.vllm import VllmEvaluator
+from guard_service.heldout.split import HeldoutItem
+from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+from tests.heldout.models import save_tiny_model
+from tests.heldout.test_checkpoint import change, drop_a_tensor, spoil_a_weight
+
+ITEMS = [
+    HeldoutItem(id=f"i{n}", prompt=f"{n * 7}+{n}=" + "?" * (n * 5 % 11), answer=str(n * 8)) for n in range(40)
+]
+SETTINGS = {"max_new_tokens": 24, "dtype": "float32"}
+VLLM = {**SETTINGS, "enforce_eager": True, "batch_size": 16}
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two checkpoints of a run, and one of another architecture."""
+    folder = tmp_path_factory.mktemp("policies")
+    made = {"first": {"seed": 0}, "second": {"seed": 1}, "deeper": {"layers": 3}}
+    return {name: save_tiny_model(folder / name, width=128, **more) for name, more in made.items()}
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEvaluator]:
+    one = VllmEvaluator(VllmEvaluatorSettings(**VLLM), tmp_path_factory.mktemp("scratch"))
+    one.check(ITEMS)
+    one.warm_up()
+    return one
+
+
+def by_vllm(evaluator: VllmEvaluator, path: Path, pass_index: int = 0, **settings: Any) -> Completions:
+    """By the one engine, with other settings of generation."""
+    evaluator._settings = VllmEvaluatorSettings(**{**VLLM, **settings})
+    return evaluator.complete(ITEMS, EvaluationRequest(0, 1, path, pass_index))
+
+
+def by_transformers(path: Path, scratch: Path, **settings: Any) -> Completions:
+    config = CheckpointEvaluatorSettings(**{**SETTINGS, **settings})
+    return CheckpointEvaluator(config, scratch).complete(ITEMS, EvaluationRequest(0, 1, path))
+
+
+def spoiled(path: Path, target: Path, spoil: Any) -> Path:
+    copy = shutil.copytree(path, target)
+    spoil(copy)
+    return copy
+
+
+def test_checkpoints_that_alternate_say_each_time_what_a_fresh_load_says(
+    evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path
+) -> None:
+    fresh = {name: by_transformers(policies[name], tmp_path) for name in ("first", "second")}
+    assert sum(a != b for a, b in zip(fresh["first"].texts, fresh["second"].texts, strict=True)) > 30
+    assert 0 < (fresh["first"].truncated or 0) < 1, "ends and lengths are compared, too"
+    for name in ("first", "second", "first", "second", "second", "first"):
+        made = by_vllm(evaluator, policies[name])
+        assert made.made == fresh[name].made and made.sha256 == fresh[name].sha256
+        assert made.staged is not None
+        shutil.rmtree(made.staged)  # as the guard does: the engine must not need it any more
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"chat": True, "system_prompt": "be quick"},
+        {"answer_after": "a"},
+        {"max_new_tokens": 3},
+    ],
+    ids=str,
+)
+def test_greedy_completions_are_those_of_the_evaluator_checkpoint(
+    evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    expected = by_transformers(policies["second"], tmp_path, **settings)
+    made = by_vllm(evaluator, policies["second"], **settings)
+    assert made.made == expected.made and made.sampling == expected.sampling
+
+
+def test_a_completion_is_sampled_as_is_said_from_a_seed_of_its_own(
+    evaluator: VllmEvaluator, policies: dict[str, Path]
+) -> None:
+    def sampled(pass_index: int = 0, **more: Any) -> list[list[str]]:
+        settings = {"temperature": 1.5, "samples": 2, **more}
+        return by_vllm(evaluator, policies["first"], pass_index, **settings).texts
+
+    greedy = [row * 2 for row in by_vllm(evaluator, policies["first"]).texts]
+    first = sampled()
+    assert sampled() == first, "the same pass again"
+    assert sampled(1) != first and sampled(seed=1) != first
+    assert sum(one != other for one, other in first) > 30, "each sample has its own"
+    assert sampled(top_k=1) == greedy and sampled(top_p=1e-9) == greedy
+
+
+def test_what_the_trainer_says_of_min_p_and_penalties_is_used(
+    evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path
+) -> None:
+    from guard_core.wire import Sampling
+
+    evaluator._settings = VllmEvaluatorSettings(**VLLM)
+
+    def asked(of: Any, trainer: Sampling) -> Completions:
+        return of.complete(ITEMS, EvaluationRequest(0, 1, policies["first"], 0, trainer))
+
+    surest = Sampling(temperature=2.0, min_p=1.0)
+    assert asked(evaluator, surest).texts == by_vllm(evaluator, policies["first"]).texts
+    penalised = Sampling(temperature=0.0, repetition_penalty=1.7)
+    local = CheckpointEvaluator(CheckpointEvaluatorSettings(**SETTINGS), tmp_path)
+    made = asked(evaluator, penalised)
+    assert made.made == asked(local, penalised).made
+    assert made.texts != by_vllm(evaluator, policies["first"]).texts
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "told"),
+    [
+        (
+            spoil_a_weight(math.nan),
+            FailureKind.WEIGHTS,
+            "infinite or not a number, the first: model.layers.1",
+        ),
+        (spoil_a_weight(-math.inf, "lm_head.weight"), FailureKind.WEIGHTS, "the first: lm_head.weight"),
+        (spoil_a_weight(3e38, "model.norm.weight"), FailureKind.UNDERWAY, "its logits are infinite"),
+    ],
+)
+def test_weights_and_logits_that_are_not_finite_are_no_score_and_the_next_has_one(
+    evaluator: VllmEvaluator,
+    policies: dict[str, Path],
+    tmp_path: Path,
+    spoil: Any,
+    kind: FailureKind,
+    told: str,
+) -> None:
+    expected = by_vllm(evaluator, policies["first"]).made
+    bad = spoiled(policies["second"], tmp_path / "bad", spoil)
+    with pytest.raises(EvaluationError, match=told) as caught:
+        by_vllm(evaluator, bad)
+    assert caught.value.kind is kind and not isinstance(caught.value, EngineLostError)
+    assert by_vllm(evaluator, policies["first"]).made == expected
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        drop_a_tensor,
+        change("config.json", rope_theta=99.0),
+        change("config.json", num_hidden_layers=1),
+        change("config.json", max_position_embeddings=128),
+    ],
+)
+def test_what_is_not_of_the_frame_is_never_loaded_over_another(
+    evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path, spoil: Any
+) -> None:
+    """A tensor that is missing would be scored with the values of the checkpoint before."""
+    by_vllm(evaluator, policies["first"])
+    with pytest.raises(StartAgainError):
+        by_vllm(evaluator, spoiled(policies["first"], tmp_path / "other", spoil))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "told"),
+    [
+        (drop_a_tensor, FailureKind.WEIGHTS, "1 of the model's weights are missing"),
+        (change("config.json", speculators_config={"verifier": {}}), FailureKind.CHECKPOINT, "names another"),
+        (change("config.json", model_type="martian"), FailureKind.CHECKPOINT, "cannot be loaded: ValueError"),
+        (lambda p: (p / "model.safetensors").write_bytes(b"x" * 100), FailureKind.WEIGHTS, "SafetensorError"),
+        (lambda p: (p / "tokenizer.json").write_text("{}"), FailureKind.TOKENIZER, "cannot be loaded"),
+    ],
+)
+def test_a_first_checkpoint_that_cannot_be_scored_says_why(
+    policies: dict[str, Path], tmp_path: Path, spoil: Any, kind: FailureKind, told: str
+) -> None:
+    one = VllmEvaluator(VllmEvaluatorSettings(**VLLM), tmp_path)
+    with pytest.raises(EvaluationError, match=told) as caught:
+        by_vllm(one, spoiled(policies["first"], tmp_path / "bad", spoil))
+    assert caught.value.kind is kind
+
+
+def test_an_item_that_is_too_long_is_told_and_the_engine_goes_on(
+    evaluator: VllmEvaluator, policies: dict[str, Path]
+) -> None:
+    expected = by_vllm(evaluator, policies["first"]).made
+    with pytest.raises(EvaluationError, match="exceed the model's 256 positions"):
+        by_vllm(evaluator, policies["first"], max_new_tokens=250)
+    assert by_vllm(evaluator, policies["first"]).made == expected
+
+
+@pytest.mark.timeout(600)
+def test_an_engine_that_dies_and_another_architecture_cost_no_more_than_one_evaluation(
+    policies: dict[str, Path], tmp_path: Path
+) -> None:
+    """Real evaluation processes: killed while it generates; asked for a model of another frame."""
+    rows = [{"id": i.id, "prompt": i.prompt, "answer": i.answer} for i in ITEMS]
+    settings = {"max_new_tokens": 200, "score_truncated": True}
+
+    def answered(name: str) -> list[dict[str, Any]]:
+        texts = by_transformers(policies[name], tmp_path, **settings).texts
+        return [{**row, "answer": text} for row, (text,) in zip(rows, texts, strict=True)]
+
+    first_says, deeper_says = answered("first"), answered("deeper")
+    half = [first_says[n] if n % 2 else deeper_says[n] for n in range(len(rows))]
+    (tmp_path / "split.jsonl").write_text("".join(json.dumps(row) + "\n" for row in half))
+    heldout = HeldoutSettings.model_validate(
+        {"split": tmp_path / "split.jsonl", "evaluator": {"kind": "vllm", **VLLM, **settings}}
+    )
+    scratch = tmp_path / "scratch"
+
+    async def killed(worker: EvaluationWorker, request: EvaluationRequest) -> str:
+        """How an evaluation fails whose process is killed once the weights have been loaded."""
+        assert worker._child is not None
+        before = worker.log_path.read_text().count("Reloading and processing weights took")
+        underway = asyncio.create_task(worker.evaluate(request))
+        end = time.monotonic() + 120
+        while worker.log_path.read_text().count("Reloading and processing weights took") == before:
+            assert time.monotonic() < end and not underway.done()
+            await asyncio.sleep(0.01)
+        os.kill(worker._child.pid, signal.SIGKILL)
+        with pytest.raises(EvaluationError) as caught:
+            await underway
+        return str(caught.value)
+
+    async def act() -> list[Any]:
+        worker = EvaluationWorker(heldout, scratch)
+        await worker.start()
+        try:
+            first, deeper = (EvaluationRequest(0, 1, policies[name]) for name in ("first", "deeper"))
+            scores, pids = [await worker.evaluate(first)], [worker._child.pid]
+            told = await killed(worker, replace(first, step=2))
+            for request in (first, deeper):
+                scores.append(await worker.evaluate(request))
+                pids.append(worker._child.pid)
+            return [told, [score.items for score in scores], pids]
+        finally:
+            await worker.close()
+
+    told, items, pids = asyncio.run(act())
+    odd = tuple(float(n % 2) for n in range(len(rows)))
+    assert "was ended by SIGKILL" in told
+    assert items == [odd, odd, tuple(1 - outcome for outcome in odd)]
+    assert len(set(pids)) == 3, "one process for each engine"
