@@ -65,8 +65,8 @@ def heldout(**values: Any) -> str:
         ({"chat": "perhaps"}, "chat must be true or false, not 'perhaps'"),
         ({"dtype": "int8"}, "dtype must be 'auto', 'float32', 'bfloat16' or 'float16', not 'int8'"),
         ({"device": "tpu"}, "device has another form (auto, cpu, mps, cuda or cuda:N; auto: cuda"),
-        ({"kind": "vlm"}, "kind must be 'checkpoint' or 'openai', not 'vlm'"),
-        ({"kind": None}, "kind must be 'checkpoint' or 'openai', not None"),
+        ({"kind": "vlm"}, "kind must be 'checkpoint', 'vllm' or 'openai', not 'vlm'"),
+        ({"kind": None}, "kind must be 'checkpoint', 'vllm' or 'openai', not None"),
         ({"base_url": "http://h"}, "base_url belongs to `kind: openai`: set that, or leave it out"),
         ({**OPENAI, "batch_size": 3}, "batch_size belongs to `kind: checkpoint`: set that"),
         ({"kind": "openai", "model": "m"}, "base_url is not set: Up to and with the version"),
@@ -152,7 +152,7 @@ def variants(values: dict[str, Any], place: tuple[str, ...], junk: Any) -> Itera
     """The junk there, under every `kind` that may have such a field."""
     yield put(values, place, junk)
     if place[:2] == ("heldout", "evaluator") and len(place) == 3:
-        for kind in ("checkpoint", "openai"):
+        for kind in ("checkpoint", "vllm", "openai"):
             whole = put(put(values, ("heldout", "split"), "x"), ("heldout", "evaluator", "kind"), kind)
             yield put(whole, place, junk)
 

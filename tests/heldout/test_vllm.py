@@ -24,14 +24,14 @@ from guard_service.heldout import child
 from guard_service.heldout.config import HeldoutSettings, VllmEvaluatorSettings
 from guard_service.heldout.errors import EngineLostError, EvaluationError, SplitError, StartAgainError
 from guard_service.heldout.evaluators import vllm
-from guard_service.heldout.evaluators.codec import Job
+from guard_service.heldout.evaluators.codec import CompletionJob
 from guard_service.heldout.evaluators.local import BrokenGenerationError
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 
 CONFIG = {"model_type": "llama", "hidden_size": 4, "transformers_version": "5.0"}
 WEIGHTS = {"a.weight": np.zeros((2, 3), np.float32), "b.weight": np.zeros(3, np.float32)}
-JOBS = [Job(0, 0, [1, 2], 7, None), Job(1, 0, [3], 8, None)]
+JOBS = [CompletionJob(0, 0, [1, 2], 7, None), CompletionJob(1, 0, [3], 8, None)]
 
 
 def frame(folder: Path, config: dict[str, Any] = CONFIG, weights: dict[str, Any] = WEIGHTS) -> str:

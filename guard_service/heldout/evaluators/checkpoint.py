@@ -20,7 +20,7 @@ from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.config import CheckpointEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError
-from guard_service.heldout.evaluators.codec import Codec, Job
+from guard_service.heldout.evaluators.codec import Codec, CompletionJob
 from guard_service.heldout.evaluators.local import BrokenGenerationError, LocalEvaluator
 from guard_service.heldout.evaluators.lora import apply_adapter
 from guard_service.heldout.evaluators.weights import (
@@ -92,8 +92,8 @@ class Loaded:
     codec: Codec
     batch_size: int
 
-    def generate(self, jobs: Sequence[Job], sampling: EvaluationSampling) -> list[list[int]]:
-        """See `Model.generate`."""
+    def generate(self, jobs: Sequence[CompletionJob], sampling: EvaluationSampling) -> list[list[int]]:
+        """See `LoadedPolicy.generate`."""
         from transformers import GenerationConfig
 
         # A config of our own: the checkpoint's may bring top_p, penalties or a length of its own.
@@ -108,7 +108,7 @@ class Loaded:
             made += self._batch(jobs[start : start + self.batch_size], sampling)
         return made
 
-    def _batch(self, batch: Sequence[Job], sampling: EvaluationSampling) -> list[list[int]]:
+    def _batch(self, batch: Sequence[CompletionJob], sampling: EvaluationSampling) -> list[list[int]]:
         import torch
         from transformers import LogitsProcessorList
 

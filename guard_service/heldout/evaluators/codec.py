@@ -17,7 +17,7 @@ from guard_service.heldout.split import HeldoutItem
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CompletionJob:
     """One completion to make: of item number `item`, its `sample`-th, from these prompt tokens.
 
     `mark`: after which the answer begins; None: all of it is the answer.
@@ -76,7 +76,7 @@ class Codec:
         settings: LocalEvaluation,
         sampling: EvaluationSampling,
         pass_index: int,
-    ) -> list[Job]:
+    ) -> list[CompletionJob]:
         """All completions to make, those with the longest prompts first.
 
         So there is least padding in a batch, and one that does not fit in memory fails at once.
@@ -89,7 +89,7 @@ class Codec:
             tokens, mark = self._encode(item, settings, sampling), answer_after(item, settings)
             for sample in range(sampling.samples):
                 seed = sample_seed(settings.seed, pass_index, item.id, sample)
-                jobs.append(Job(number, sample, tokens, seed, mark))
+                jobs.append(CompletionJob(number, sample, tokens, seed, mark))
         return sorted(jobs, key=lambda job: -len(job.tokens))
 
     def _encode(

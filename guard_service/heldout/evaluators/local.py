@@ -15,7 +15,7 @@ from guard_service.heldout.asking import refuse_without_template
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.errors import EvaluationError, SplitError, failing_as
 from guard_service.heldout.evaluators import Completion, Completions
-from guard_service.heldout.evaluators.codec import Codec, Job
+from guard_service.heldout.evaluators.codec import Codec, CompletionJob
 from guard_service.heldout.fitness import without_tokenizer
 from guard_service.heldout.identity import pinned, refuse_others
 from guard_service.heldout.split import HeldoutItem
@@ -27,12 +27,12 @@ class BrokenGenerationError(Exception):
     """What the model made is no completion of the policy; the message goes after the checkpoint's name."""
 
 
-class Model(Protocol):
+class LoadedPolicy(Protocol):
     """A policy that is loaded."""
 
     codec: Codec
 
-    def generate(self, jobs: Sequence[Job], sampling: EvaluationSampling) -> list[list[int]]:
+    def generate(self, jobs: Sequence[CompletionJob], sampling: EvaluationSampling) -> list[list[int]]:
         """Tokens of each completion, in the order of the jobs; those after its end are left out or ignored.
 
         Raises:
@@ -63,7 +63,7 @@ class LocalEvaluator(ABC):
         """What must still be installed, in one sentence; None: nothing. It is looked for, not imported."""
 
     @abstractmethod
-    def _load(self, staged: Staged, codec: Codec, shown: str) -> Model:
+    def _load(self, staged: Staged, codec: Codec, shown: str) -> LoadedPolicy:
         """The policy; raises EvaluationError. It looks at no item."""
 
     def complete(self, items: Sequence[HeldoutItem], request: EvaluationRequest) -> Completions:
@@ -105,7 +105,7 @@ class LocalEvaluator(ABC):
         return Codec.load(self._base.path, staged.path if own else self._base.path, shown)
 
     def _generate(
-        self, model: Model, items: Sequence[HeldoutItem], sampling: EvaluationSampling, pass_index: int
+        self, model: LoadedPolicy, items: Sequence[HeldoutItem], sampling: EvaluationSampling, pass_index: int
     ) -> list[list[Completion]]:
         """Completions, shape (n_items, samples)."""
         codec = model.codec

@@ -21,7 +21,7 @@ from guard_core.extras import missing_vllm
 from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.config import VllmEvaluatorSettings
 from guard_service.heldout.errors import EngineLostError, EvaluationError, StartAgainError
-from guard_service.heldout.evaluators.codec import Codec, Job
+from guard_service.heldout.evaluators.codec import Codec, CompletionJob
 from guard_service.heldout.evaluators.local import BrokenGenerationError, LocalEvaluator
 from guard_service.heldout.evaluators.weights import (
     loading,
@@ -43,6 +43,7 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in this process
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process with threads may hang
     "VLLM_PLUGINS": "",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it has no seed for each request, and is compiled with nvcc
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
@@ -192,7 +193,7 @@ class _Engine:
             if not self.llm.reset_prefix_cache():
                 raise RuntimeError("the cache of prompts still has entries of the checkpoint before")
 
-    def generate(self, jobs: Sequence[Job], params: Sequence[SamplingParams]) -> list[list[int]]:
+    def generate(self, jobs: Sequence[CompletionJob], params: Sequence[SamplingParams]) -> list[list[int]]:
         """Tokens of each completion. The message of an error may quote a prompt: its type is told."""
         prompts: Any = [{"prompt_token_ids": job.tokens} for job in jobs]
         try:
@@ -223,8 +224,8 @@ class _Loaded:
     engine: _Engine
     codec: Codec
 
-    def generate(self, jobs: Sequence[Job], sampling: EvaluationSampling) -> list[list[int]]:
-        """See `Model.generate`."""
+    def generate(self, jobs: Sequence[CompletionJob], sampling: EvaluationSampling) -> list[list[int]]:
+        """See `LoadedPolicy.generate`."""
         from vllm import SamplingParams
 
         common = _params(sampling, self.codec.ends)
