@@ -77,8 +77,11 @@ $(VLLM)/.installed: | $(UV)
 test-vllm: $(VLLM)/.installed ## The tests of the evaluator `vllm`, with a real vLLM on the CPU.
 	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q tests/vllm
 
-lock-vllm: | $(UV) ## Resolve its environment again.
-	$(UV) pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header --override tests/vllm/overrides.txt --extra eval-hf pyproject.toml tests/vllm/requirements.in -o tests/vllm/requirements.lock
+LOCK_VLLM := pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header --extra eval-hf pyproject.toml
+
+lock-vllm: | $(UV) ## Resolve again what these tests run in, and what the image guard-vllm holds.
+	$(UV) $(LOCK_VLLM) --override tests/vllm/overrides.txt tests/vllm/requirements.in -o tests/vllm/requirements.lock
+	$(UV) $(LOCK_VLLM) images/vllm.in -o images/vllm.lock
 
 # The oldest TRL that pyproject.toml allows, everything else as locked; the lock has the newest.
 TRL_OLDEST := $(shell sed -n 's/.*"trl>=\([0-9.]*\),.*/\1/p' pyproject.toml)
@@ -125,9 +128,9 @@ bench-operator: kind-up control-plane ## Teardown on kind against `kubectl delet
 BASE_IMAGE ?= debian:bookworm-slim
 DOCKER_FLAGS ?=
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' guard_core/_version.py)
-IMAGES := operator guard guard-hf trainer
+IMAGES := operator guard guard-hf guard-vllm trainer
 
-images: $(IMAGES:%=image-%) ## Build rlguard/{operator,guard,guard-hf,trainer}; BASE_IMAGE and DOCKER_FLAGS are passed on.
+images: $(IMAGES:%=image-%) ## Build rlguard/{operator,guard,guard-hf,guard-vllm,trainer}; BASE_IMAGE and DOCKER_FLAGS are passed on.
 
 image-trainer:
 	docker build $(DOCKER_FLAGS) --build-arg BASE_IMAGE=$(BASE_IMAGE) -f Dockerfile.trainer -t rlguard/trainer:$(VERSION) .

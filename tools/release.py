@@ -26,14 +26,18 @@ from packageurl import PackageURL
 from packaging.requirements import Requirement
 
 from guard_core import __version__
+from tools import ROOT
 
 #: Each image: its Dockerfile, and the extra of the package that it installs.
 IMAGES = {
     "operator": ("Dockerfile.guard", "operator"),
     "guard": ("Dockerfile.guard", "guard"),
     "guard-hf": ("Dockerfile.guard", "eval-hf"),
+    "guard-vllm": ("Dockerfile.guard", "eval-hf"),
     "trainer": ("Dockerfile.trainer", "trainer"),
 }
+#: Of an image whose packages are not those of requirements.lock: its own lock.
+LOCKS = {"guard-vllm": ROOT / "images" / "vllm.lock"}
 PLATFORMS = ("linux/amd64", "linux/arm64")
 CHECKSUMS = "SHA256SUMS"
 
@@ -99,6 +103,19 @@ def closure(extras: Iterable[str]) -> list[importlib.metadata.Distribution]:
     return [found[name] for name in sorted(found)]
 
 
+def locked(lock: Path) -> list[Component]:
+    """The packages of a lock on this platform, of which nothing need be installed."""
+    lines = (line.rstrip("\\ ") for line in lock.read_text().splitlines() if "==" in line)
+    return [
+        Component(
+            name=one.name, version=version, purl=_purl(one.name, version), bom_ref=f"{one.name}@{version}"
+        )
+        for one in map(Requirement, lines)
+        if one.marker is None or one.marker.evaluate()
+        for version in [str(one.specifier).removeprefix("==")]
+    ]
+
+
 def _required(distribution: importlib.metadata.Distribution, extra: str) -> Iterator[tuple[str, str]]:
     for requirement in map(Requirement, distribution.requires or ()):
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
@@ -145,13 +162,14 @@ def described(folder: Path) -> Iterator[tuple[str, Component, list[Component]]]:
     for path in files:
         if path.suffix == ".tgz":
             name = path.name.removesuffix(f"-{__version__}.tgz")
-            runs = ("operator", "guard", "guard-hf") if name == "rlguard" else ()
+            runs = tuple(image for image in IMAGES if image != "trainer") if name == "rlguard" else ()
             yield path.name, _own(name, ComponentType.APPLICATION), [_image(image) for image in runs]
         else:
             purl = _purl("rlguard", __version__)
             yield path.name, _own("rlguard", ComponentType.LIBRARY, purl), python
     for name, (_, extra) in IMAGES.items():
-        own = [_package(one) for one in closure([extra])]
+        lock = LOCKS.get(name)
+        own = [_package(one) for one in closure([extra])] if lock is None else locked(lock)
         yield f"image-{name}-{__version__}", _image(name), own
 
 

@@ -31,7 +31,11 @@ def test_both_large_images_share_the_layer_with_torch(stage: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "image"), [(GUARD, "operator"), (GUARD, "guard"), (GUARD, "guard-hf"), (TRAINER, "trainer")]
+    ("file", "image"),
+    [
+        *((GUARD, "operator"), (GUARD, "guard"), (GUARD, "guard-hf"), (GUARD, "guard-vllm")),
+        (TRAINER, "trainer"),
+    ],
 )
 def test_an_image_is_not_root_and_says_what_it_is(file: Path, image: str) -> None:
     lines = stages(file)[image]
@@ -61,6 +65,8 @@ def test_each_image_holds_only_its_own_rooms() -> None:
         "operator-layer": {"guard_core", "guard_operator"},
         "guard-layer": {"guard_core", "guard_service"},
         "guard-hf-layer": {"guard_core", "guard_service"},
+        "guard-vllm-layer": {"guard_core", "guard_service"},
+        "vllm-layer": set(),
         "trainer-layer": {"guard_core", "guard_client", "trainer_image", "rlguard"},
         "torch-layer": set(),
     }

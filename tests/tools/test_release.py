@@ -50,11 +50,16 @@ def test_every_sbom_is_valid_and_the_same_twice(dist: Path) -> None:
 
 
 def test_an_image_holds_what_its_extra_brings(dist: Path) -> None:
-    locked = set(re.findall(r"^(\S+)==([^ ;]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    locked = {
+        pair
+        for lock in (ROOT / "requirements.lock", *release.LOCKS.values())
+        for pair in re.findall(r"^(\S+)==([^ ;]+)", lock.read_text(), re.MULTILINE)
+    }
     held = {name: components(dist, f"image-{name}-{__version__}") for name in release.IMAGES}
     assert "kubernetes" in held["operator"] and not held["operator"].keys() & {"torch", "trl", "fastapi"}
     assert "fastapi" in held["guard"] and "torch" not in held["guard"]
     assert held["guard-hf"].keys() >= {"torch", "transformers", "peft"} | held["guard"].keys()
+    assert held["guard-vllm"].keys() >= {"vllm", "torch", "transformers", "peft", "fastapi"}
     assert "trl" in held["trainer"] and "kubernetes" not in held["trainer"]
     assert "pytest" not in components(dist, f"rlguard-{__version__}-py3-none-any.whl")
     for packages in held.values():
