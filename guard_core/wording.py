@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -25,7 +25,8 @@ Named = Callable[[Place], str]
 Spelled = Callable[[Place, str], str]
 Models = tuple[type[BaseModel], ...]
 
-MAX_SHOWN = 80
+#: Characters of what somebody wrote that a message repeats.
+MAX_SHOWN = 60
 
 #: Kind of a validation error -> what must be; what stands in braces is its context.
 MUST_BE = {
@@ -92,10 +93,31 @@ def sentences(
 
 def unknown(place: Place, known: Sequence[str], named: Named) -> str:
     """A setting that does not exist, and which one may be meant. `known` is spelled as the user does."""
-    close = difflib.get_close_matches(place[-1], known, n=1)
-    if close:
-        return f"{named(place)} is not a setting: did you mean {close[0]}?"
-    return f"{named(place)} is not a setting: known are {', '.join(sorted(known))}"
+    return f"{named(place)} is not a setting: {meant(place[-1], known)}"
+
+
+def meant(word: str, known: Collection[str]) -> str:
+    """The one of the known words that is probably meant; all of them where none is like it."""
+    if close := nearest(word, known):
+        return f"did you mean {close}?"
+    return f"known are {', '.join(sorted(known))}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that is most like this one, "" if none is."""
+    if len(word) > MAX_SHOWN:  # no name of ours; to compare it may take long
+        return ""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
+
+
+def shortened(text: str) -> str:
+    """As much of it as a message repeats."""
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+
+
+def quoted(value: Any) -> str:
+    """The value as a message shows it."""
+    return shortened(repr(value))
 
 
 def must_be(error: ErrorDetails) -> str:
@@ -139,7 +161,7 @@ def _sentence(error: ErrorDetails, model: type[BaseModel], spelled: _Spelling) -
         return f"{named(place)} is not set" + (f": {at.about}" if at.about else "")
     if kind == "union_tag_invalid" and (tags := [repr(_tag(one)) for one in _models(at.members)]):
         given = error["input"].get("kind") if isinstance(error["input"], Mapping) else error["input"]
-        return f"{named((*place, 'kind'))} must be {_either(tags)}, not {_short(given)}"
+        return f"{named((*place, 'kind'))} must be {_either(tags)}, not {quoted(given)}{_hint(given, tags)}"
     return _wrong_value(error, at, spelled)
 
 
@@ -154,10 +176,12 @@ def _unknown(at: _At, spelled: _Spelling) -> str:
 
 
 def _wrong_value(error: ErrorDetails, at: _At, spelled: _Spelling) -> str:
-    place, kind, shown = at.place, error["type"], error["input"]
+    place, kind, shown, hint = at.place, error["type"], error["input"], ""
     if kind in ("literal_error", "enum") and (choices := _choices(at.members)):
-        said = f"must be {_either([repr(spelled.choice(place, str(one))) for one in choices])}"
+        words = [repr(spelled.choice(place, str(one))) for one in choices]
+        said = f"must be {_either(words)}"
         shown = spelled.choice(place, shown) if isinstance(shown, str) else shown
+        hint = _hint(shown, words)
     elif at.branch:
         said = f"must be {_either([_TYPES.get(member, 'a mapping or a list') for member in at.members])}"
     elif (kind.startswith("model_") or kind not in MUST_BE) and (models := _models(at.members)):
@@ -168,7 +192,13 @@ def _wrong_value(error: ErrorDetails, at: _At, spelled: _Spelling) -> str:
         said += f" ({at.about})" if said == _OTHER and at.about else ""
     name = spelled.named(place) if place else "the file"
     secret = bool(place) and "token" in place[0]
-    return f"{name} {said}" + ("" if secret else f", not {_short(shown)}")
+    return f"{name} {said}" + ("" if secret else f", not {quoted(shown)}{hint}")
+
+
+def _hint(given: Any, words: Sequence[str]) -> str:
+    """Which of several quoted choices may be meant."""
+    close = nearest(repr(given), words)
+    return f": did you mean {close}?" if close else ""
 
 
 def _words(model: type[BaseModel]) -> list[str]:
@@ -183,11 +213,6 @@ def _either(words: Sequence[str]) -> str:
 def _plain(value: Any) -> Any:
     """A bound as it was written: 0.0 is 0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
 @dataclass(frozen=True)
@@ -227,7 +252,7 @@ def _find(model: type[BaseModel], loc: tuple[int | str, ...]) -> _At:
             continue
         field = next((found for one in models if (found := _field(one, part)) is not None), None)
         inner = _members(field.annotation) if field is not None else _held(at.members)
-        at = _At((*at.place, part), models, ruled_out, field, inner)
+        at = _At((*at.place, shortened(part)), models, ruled_out, field, inner)
         ruled_out = ()
     return at
 

@@ -18,14 +18,14 @@ import sys
 import threading
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from guard_core import log_lines
 from guard_core.extras import missing_extra
 from guard_core.notices import Event
-from guard_core.wording import sentences
+from guard_core.wording import meant, sentences, shortened
 from guard_operator.api.types import Resources
 from guard_operator.config import OperatorConfig, default_guard_resources
 from guard_operator.runtime.serving import EVERYWHERE
@@ -39,11 +39,24 @@ if TYPE_CHECKING:  # what the extra `operator` brings is looked for before it is
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
+class _Flags(argparse.ArgumentParser):
+    """Says which flag may be meant by one that does not exist, before it says what is missing without it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given = sys.argv[1:] if args is None else list(args)
+        known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+        for flag in (one.partition("=")[0] for one in given if one.startswith("--")):
+            if flag not in known:
+                self.error(f"{shortened(flag)} is not a flag: {meant(flag, known)}")
+        return super().parse_known_args(given, namespace)
+
+
 def parser() -> argparse.ArgumentParser:
     """The flags of the operator."""
-    flags = argparse.ArgumentParser(
+    flags = _Flags(
         prog="python -m guard_operator",
         description="Runs GuardedTrainingJobs and tears them down when their guard fires.",
+        allow_abbrev=False,
     )
     add = flags.add_argument
     add("--guard-image", required=True, help="guard image of jobs that name none")

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from starlette.types import Receive, Scope
 
 from guard_core.wire import CheckpointReport, EndReport, FiguresReport, RolloutsReport, StepReport
-from guard_core.wording import must_be
+from guard_core.wording import must_be, quoted, shortened
 from guard_service.errors import (
     FieldError,
     Problem,
@@ -28,7 +28,6 @@ MAX_STEPS = 1_000
 MAX_FIGURES_STEPS = 100
 MAX_BODY_BYTES = 1024 * 1024
 MAX_ERRORS = 20  # fields named in one response
-MAX_SHOWN = 80  # characters of a refused value
 
 _STEP = TypeAdapter(StepReport)
 _STEPS = TypeAdapter(Annotated[list[StepReport], Field(max_length=MAX_STEPS)])
@@ -75,7 +74,7 @@ def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
     media_type = kind.partition(b";")[0].strip().lower()
     if media_type != b"application/json":
         raise unsupported_media_type(
-            f"the body must be application/json, not {media_type.decode('latin-1')!r}: set Content-Type"
+            f"the body must be application/json, not {quoted(media_type.decode('latin-1'))}: set Content-Type"
         )
     if encoding.lower() not in (b"", b"identity"):
         raise unsupported_media_type("the body must not be compressed: leave Content-Encoding out")
@@ -154,14 +153,11 @@ def _validate(adapter: TypeAdapter[T], body: bytes) -> T:
 def _field_error(error: Any) -> FieldError:
     # The one rule over several fields of a step asks for `kl_kind`.
     loc = (*error["loc"], "kl_kind") if error["type"] == "value_error" else error["loc"]
-    field = ".".join(str(part) for part in loc) or "body"
+    field = ".".join(shortened(str(part)) for part in loc) or "body"
     message = must_be(error)
     if error["type"] in ("missing", "extra_forbidden", "value_error", "too_long") or field == "body":
         return FieldError(field=field, message=message)
-    shown = repr(error["input"])
-    if len(shown) > MAX_SHOWN:
-        shown = shown[:MAX_SHOWN] + "…"
-    return FieldError(field=field, message=f"{message}, got {shown}")
+    return FieldError(field=field, message=f"{message}, got {quoted(error['input'])}")
 
 
 def _refuse_repeated_keys(body: bytes) -> None:
@@ -169,7 +165,7 @@ def _refuse_repeated_keys(body: bytes) -> None:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise _repeated(key)
+                raise _repeated(shortened(key))
             seen.add(key)
 
     # Numbers stay text: Python refuses to read an integer of thousands of digits.

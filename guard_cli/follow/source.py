@@ -29,6 +29,7 @@ from guard_cli.logs.records import (
     flatten,
 )
 from guard_cli.logs.tail import CHUNK, Tail, open_regular
+from guard_core.wording import meant
 
 STATE = "trainer_state.json"
 MAX_STATE = 256 << 20
@@ -70,7 +71,7 @@ def framework_of(chosen: str) -> str | None:
     if chosen in FORMATS:
         return None
     if chosen not in BY_KEY:
-        raise CliError(f"--format {chosen}: known are {', '.join((*FORMATS, *BY_KEY))}.")
+        raise CliError(f"--format {chosen:.60}: {meant(chosen, (*FORMATS, *BY_KEY))}.")
     return chosen
 
 

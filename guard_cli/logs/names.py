@@ -18,6 +18,7 @@ from guard_cli.errors import CliError
 from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS, QUANTITIES, STEP_NAMES, Framework, Setting, bare
 from guard_cli.logs.records import MAX_NAME
 from guard_cli.terminal import plain
+from guard_core.wording import meant, nearest
 
 #: What `--map NAME=column` may name.
 CANONICAL = (
@@ -222,9 +223,16 @@ def _why_no_token_mean(needs: Setting, settings: Mapping[str, str]) -> str:
 def _check_overrides(columns: Collection[str], overrides: Mapping[str, str]) -> None:
     for canonical, column in overrides.items():
         if canonical not in CANONICAL:
-            raise CliError(f"--map {canonical}={column}: {canonical!r} is not one of {', '.join(CANONICAL)}.")
+            raise CliError(
+                f"--map {canonical}={column}: {canonical} is not a quantity: {meant(canonical, CANONICAL)}."
+            )
         if column not in columns:
-            raise CliError(f"--map {canonical}={column}: there is no such column. Found: {listing(columns)}.")
+            near = nearest(column, columns)
+            raise CliError(
+                f"--map {canonical}={column}: there is no such column. "
+                + (f"Did you mean {listing([near])}? " if near else "")
+                + f"Found: {listing(columns)}."
+            )
     kl = overrides.get("kl")
     if kl is not None and (why := why_not_kl(bare(kl), {bare(c) for c in columns})):
         raise CliError(

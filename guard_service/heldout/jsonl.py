@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from guard_core.wording import must_be
+from guard_core.wording import must_be, nearest
 from guard_service.heldout.errors import SplitError
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -85,9 +84,9 @@ def _told(error: ErrorDetails, known: Sequence[str]) -> str:
     top = str(loc[0]) if loc else "line"
     name = top if is_showable(top) else "<unnameable>"
     if kind == "extra_forbidden" and len(loc) == 1:
-        near = get_close_matches(name, known, n=1)
-        meant = f"did you mean {near[0]}? An" if near else "an"
-        return f"unknown key {name}: {meant} item has {', '.join(known)}; put anything else under meta"
+        near = nearest(name, known)
+        hint = f"did you mean {near}? An" if near else "an"
+        return f"unknown key {name}: {hint} item has {', '.join(known)}; put anything else under meta"
     if kind == "missing" and len(loc) == 1:
         return f"{name} is missing"
     if name == "prompt":

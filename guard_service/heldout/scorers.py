@@ -31,6 +31,7 @@ from importlib.util import find_spec
 from numbers import Real
 from typing import Any, NamedTuple, Self
 
+from guard_core.wording import nearest, quoted
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit
 
@@ -131,7 +132,11 @@ def load_scorer(name: str) -> Scorer:
     module, colon, function = (named[0].value if named else name).partition(":")
     if not colon:
         known = sorted({*BUILT_IN, *(e.name for e in entry_points(group=ENTRY_POINTS))})
-        raise SplitError(f"scorer {name!r} is unknown: use one of {', '.join(known)}, or module:function")
+        near = nearest(name, known)
+        raise SplitError(
+            f"scorer {quoted(name)} is unknown: {f'did you mean {near}? Use' if near else 'use'} one of "
+            f"{', '.join(known)}, or module:function"
+        )
     try:
         scorer = importlib.import_module(module)
         for part in function.split("."):

@@ -9,6 +9,7 @@ from typing import Any
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import Evaluation, Latch
 from guard_core.wire import CheckpointReport, EvaluationSampling, FailureKind, StepReport
+from guard_core.wording import quoted
 from guard_service.errors import FieldError
 
 MANIFEST = "manifest"  # in the stored announcement of a checkpoint, beside what was reported
@@ -114,7 +115,8 @@ def contradiction(
     what = "step" if isinstance(known, StepReport) else "checkpoint"
     errors = tuple(
         FieldError(
-            field=prefix + name, message=f"{getattr(given, name)!r}, but on disk {getattr(known, name)!r}"
+            field=prefix + name,
+            message=f"{quoted(getattr(given, name))}, but on disk {quoted(getattr(known, name))}",
         )
         for name in differing
     )

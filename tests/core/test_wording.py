@@ -65,7 +65,8 @@ def heldout(**values: Any) -> str:
         ({"chat": "perhaps"}, "chat must be true or false, not 'perhaps'"),
         ({"dtype": "int8"}, "dtype must be 'auto', 'float32', 'bfloat16' or 'float16', not 'int8'"),
         ({"device": "tpu"}, "device has another form (auto, cpu, mps, cuda or cuda:N; auto: cuda"),
-        ({"kind": "vlm"}, "kind must be 'checkpoint', 'vllm' or 'openai', not 'vlm'"),
+        ({"kind": "vlm"}, "kind must be 'checkpoint', 'vllm' or 'openai', not 'vlm': did you mean 'vllm'?"),
+        ({"kind": "openia"}, "kind must be 'checkpoint', 'vllm' or 'openai', not 'openia': did you mean 'openai'?"),
         ({"kind": None}, "kind must be 'checkpoint', 'vllm' or 'openai', not None"),
         ({"base_url": "http://h"}, "base_url belongs to `kind: openai`: set that, or leave it out"),
         ({**OPENAI, "batch_size": 3}, "batch_size belongs to `kind: checkpoint`: set that"),
@@ -109,6 +110,8 @@ def test_a_secret_is_not_shown() -> None:
 
 def test_a_long_value_is_cut() -> None:
     assert len(heldout(evaluator="x" * 10_000)) < 300
+    assert len(heldout(**{"x" * 10_000: 1})) < 300
+    assert len(heldout(evaluator={"kind": "x" * 10_000})) < 300
 
 
 JUNK = ["\u2603 junk", -(10**12), 10**12, float("nan"), True, None, [], ["x"], {"junk": 1}, {1: "junk"}]
@@ -207,7 +210,8 @@ def test_no_kind_of_error_there_is_has_pydantics_words(known: Any) -> None:
     [
         (
             {"guard": {"policy": {"silent": {"action": "Halt"}, "detector": "Heldout"}}},
-            "spec.guard.policy.detector must be 'HeldoutGuard', 'Calibrated' or 'Both', not 'Heldout'; "
+            "spec.guard.policy.detector must be 'HeldoutGuard', 'Calibrated' or 'Both', not 'Heldout': "
+            "did you mean 'HeldoutGuard'?; "
             "spec.guard.policy.silent.action must be 'Warn' or 'Stop', not 'Halt'",
         ),
         (
@@ -219,8 +223,15 @@ def test_no_kind_of_error_there_is_has_pydantics_words(known: Any) -> None:
             "spec.guard.policy.calibrated: `tolerance` is gone: `maxDecline` is the decline that is "
             "accepted, below the start and below a plateau",
         ),
+        (
+            {"guard": {"heldout": {"volume": {"claimName": "h"}, "evaluator": {"openia": {}}}}},
+            "spec.guard.heldout.evaluator.openia is not a setting: did you mean openai?",
+        ),
         ({"onFyre": "Stop"}, "spec.onFyre is not a setting: did you mean onFire?"),
-        ({"onFire": "stop"}, "spec.onFire must be 'Stop', 'Suspend' or 'Delete', not 'stop'"),
+        (
+            {"onFire": "stop"},
+            "spec.onFire must be 'Stop', 'Suspend' or 'Delete', not 'stop': did you mean 'Stop'?",
+        ),
         (
             {"guard": {"resources": {"limits": {"cpu": [1]}}}},
             "spec.guard.resources.limits.cpu must be a whole number or a text, not [1]",

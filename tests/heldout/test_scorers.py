@@ -169,7 +169,7 @@ def test_loads_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("exakt", "scorer 'exakt' is unknown: use one of exact"),
+        ("exakt", "scorer 'exakt' is unknown: did you mean exact\\? Use one of exact"),
         ("no_such_module:f", "does not import: ModuleNotFoundError: No module named 'no_such_module'"),
         ("json:nothing", "does not import: AttributeError: module 'json' has no attribute 'nothing'"),
         ("tests.heldout.broken_scorer:f", "does not import: RuntimeError: the grader's tables are missing"),

@@ -585,6 +585,18 @@ def figures(step: int, attempt: int = 0, **values: float) -> dict[str, Any]:
     return {"attempt": attempt, "step": step, "figures": values or {"rewards/format/mean": step / 10}}
 
 
+def test_what_is_too_long_is_quoted_in_part(guard: Any) -> None:
+    name = "x" * 400_000
+    for path, report in (("figures", [figures(1, **{name: 1.0})]), ("steps", {name: 1})):
+        refused = guard.post(f"/v1/{path}", report)
+        assert refused.status_code == 422 and len(refused.content) < 2_000
+        assert "xxx…" in refused.json()["detail"]
+    twice = f'{{"attempt": 0, "step": 1, "path": "/a", "{name}": 1, "{name}": 1}}'
+    with guard.client() as client:
+        refused = client.post("/v1/checkpoints", content=twice, headers={"Content-Type": "application/json"})
+    assert refused.status_code == 422 and len(refused.content) < 2_000
+
+
 def test_further_figures_are_shown_and_no_verdict_comes_of_them(guard: Any, step: Step) -> None:
     guard.post("/v1/steps", [step(n) for n in range(1, 6)])
     before = guard.get("/v1/verdict").json()

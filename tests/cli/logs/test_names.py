@@ -256,6 +256,12 @@ class TestErrors:
         with pytest.raises(CliError, match=r"there is no such column. Found: `step`"):
             resolve(["step"], {"reward": "x"})
 
+    def test_map_with_a_slip(self) -> None:
+        with pytest.raises(CliError, match=r"there is no such column. Did you mean `my/score`\? Found"):
+            resolve(["step", "my/score"], {"reward": "my/scroe"})
+        with pytest.raises(CliError, match=r"rewrd is not a quantity: did you mean reward\?"):
+            resolve(["step", "my/score"], {"rewrd": "my/score"})
+
     def test_map_of_a_name_that_is_not_canonical(self) -> None:
-        with pytest.raises(CliError, match="'loss' is not one of step"):
+        with pytest.raises(CliError, match="loss is not a quantity: known are"):
             resolve(["step", "reward", "loss"], {"loss": "loss"})

@@ -437,7 +437,10 @@ def test_a_job_that_is_suspended_is_told(wrap: Run) -> None:
 
 
 def test_a_scorer_that_is_misspelt_is_told(wrap: Run) -> None:
-    assert "warning: scorer 'numerc' is unknown: use one of" in wrap(SHORT, "--scorer", "numerc").stderr
+    assert (
+        "warning: scorer 'numerc' is unknown: did you mean numeric? Use one of"
+        in wrap(SHORT, "--scorer", "numerc").stderr
+    )
     for known in ("numeric", "math", "my.module:score"):
         assert "unknown" not in wrap(SHORT, "--scorer", known).stderr
 

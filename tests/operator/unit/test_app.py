@@ -173,6 +173,24 @@ def test_phases_and_silence_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--gaurd-image=g"], "--gaurd-image is not a flag: did you mean --guard-image?"),
+        (["--guard-image", "g", "--namspace", "a"], "--namspace is not a flag: did you mean --namespace?"),
+        (["--guard-image=g", "--guard"], "--guard is not a flag: did you mean --guard-image?"),
+        (["--guard-image=g", "--zzz"], "--zzz is not a flag: known are --bind, --guard-image"),
+        (["--guard-image=g", f"--{'z' * 999}"], "z… is not a flag"),
+    ],
+)
+def test_a_flag_that_does_not_exist_says_which_may_be_meant(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(flags)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "it is not JSON"),
