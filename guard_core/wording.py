@@ -110,14 +110,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
 
 
-def shortened(text: str) -> str:
+def excerpt(text: str) -> str:
     """As much of it as a message repeats."""
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
 def quoted(value: Any) -> str:
     """The value as a message shows it."""
-    return shortened(repr(value))
+    return excerpt(repr(value))
 
 
 def must_be(error: ErrorDetails) -> str:
@@ -252,7 +252,7 @@ def _find(model: type[BaseModel], loc: tuple[int | str, ...]) -> _At:
             continue
         field = next((found for one in models if (found := _field(one, part)) is not None), None)
         inner = _members(field.annotation) if field is not None else _held(at.members)
-        at = _At((*at.place, shortened(part)), models, ruled_out, field, inner)
+        at = _At((*at.place, excerpt(part)), models, ruled_out, field, inner)
         ruled_out = ()
     return at
 

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from guard_core import log_lines
 from guard_core.extras import missing_extra
 from guard_core.notices import Event
-from guard_core.wording import meant, sentences, shortened
+from guard_core.wording import excerpt, meant, sentences
 from guard_operator.api.types import Resources
 from guard_operator.config import OperatorConfig, default_guard_resources
 from guard_operator.runtime.serving import EVERYWHERE
@@ -47,7 +47,7 @@ class _Flags(argparse.ArgumentParser):
         known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
         for flag in (one.partition("=")[0] for one in given if one.startswith("--")):
             if flag not in known:
-                self.error(f"{shortened(flag)} is not a flag: {meant(flag, known)}")
+                self.error(f"{excerpt(flag)} is not a flag: {meant(flag, known)}")
         return super().parse_known_args(given, namespace)
 
 

@@ -415,8 +415,8 @@ def _add_probes(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
     )
     async def get_readyz() -> Health:
         """The store works and held-out evaluation is ready."""
-        if reason := engine.not_ready:
-            raise Problem(ProblemType.NOT_READY, reason, headers={"Retry-After": "1"})
+        if (cause := engine.not_ready) is not None:
+            raise Problem(ProblemType.NOT_READY, cause.reason, headers={"Retry-After": "1"})
         return Health(status="ready")
 
     @app.get(

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from starlette.types import Receive, Scope
 
 from guard_core.wire import CheckpointReport, EndReport, FiguresReport, RolloutsReport, StepReport
-from guard_core.wording import must_be, quoted, shortened
+from guard_core.wording import excerpt, must_be, quoted
 from guard_service.errors import (
     FieldError,
     Problem,
@@ -153,7 +153,7 @@ def _validate(adapter: TypeAdapter[T], body: bytes) -> T:
 def _field_error(error: Any) -> FieldError:
     # The one rule over several fields of a step asks for `kl_kind`.
     loc = (*error["loc"], "kl_kind") if error["type"] == "value_error" else error["loc"]
-    field = ".".join(shortened(str(part)) for part in loc) or "body"
+    field = ".".join(excerpt(str(part)) for part in loc) or "body"
     message = must_be(error)
     if error["type"] in ("missing", "extra_forbidden", "value_error", "too_long") or field == "body":
         return FieldError(field=field, message=message)
@@ -165,7 +165,7 @@ def _refuse_repeated_keys(body: bytes) -> None:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise _repeated(shortened(key))
+                raise _repeated(excerpt(key))
             seen.add(key)
 
     # Numbers stay text: Python refuses to read an integer of thousands of digits.

@@ -46,7 +46,7 @@ def run_facts(plan: Plan, name: str, finished: Finished) -> dict[str, Any]:
         "trainer_code": ending.trainer_code,
         "trainer_ended_itself": ending.trainer_ended_itself,
         "interrupted_by": ending.interrupted_by,
-        "guard_trouble": ending.guard_trouble or None,
+        "guard_lost": None if ending.guard_lost is None else ending.guard_lost.reason,
         "checkpoints": None if verdict is None else {name: getattr(verdict, name) for name in CHECKPOINTS},
         "checkpoints_not_evaluated": None if verdict is None else verdict.announced - verdict.evaluated,
         "steps_after_last_judged_checkpoint": None if verdict is None else verdict.steps_since_evaluation,

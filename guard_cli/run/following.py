@@ -9,6 +9,7 @@ from guard_cli.errors import CliError
 from guard_cli.follow.follower import Follower
 from guard_cli.follow.history import KnownHistory
 from guard_cli.follow.what import What
+from guard_cli.run.outcome import GuardLost
 from guard_client.client import GuardClient
 
 POLL_SECONDS = 0.5
@@ -32,8 +33,8 @@ class Following:
     def __init__(self, what: What, url: str, token: str, say: Callable[[str], None]) -> None:
         self._stopping, self._ending = threading.Event(), threading.Event()
         self._follower = Follower(what, GuardClient(url, token), KnownHistory(), say, self._stopping)
-        #: Why the log can no longer be followed; "" while it can.
-        self.trouble = ""
+        #: Why the log can no longer be followed; None while it can.
+        self.lost: GuardLost | None = None
         self._thread = threading.Thread(target=self._run, name="rlguard-follow", daemon=True)
         self._thread.start()
 
@@ -42,7 +43,7 @@ class Following:
         self._ending.set()
         self._thread.join(FINISH_SECONDS)
         if self._thread.is_alive():
-            self.trouble = f"the last reports did not reach the guard within {FINISH_SECONDS:.0f} s"
+            self.lost = GuardLost(f"the last reports did not reach the guard within {FINISH_SECONDS:.0f} s")
         self._stopping.set()
 
     def _run(self) -> None:
@@ -51,6 +52,6 @@ class Following:
                 self._follower.poll()
             self._follower.finish(trainer_ended=True)
         except CliError as error:
-            self.trouble = f"what the trainer writes can no longer be followed: {error}"
+            self.lost = GuardLost(f"what the trainer writes can no longer be followed: {error}")
         except Exception as error:  # a dead thread would leave the run unguarded without a word
-            self.trouble = f"the follower failed: {error!r}"
+            self.lost = GuardLost(f"the follower failed: {error!r}")

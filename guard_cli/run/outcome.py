@@ -11,6 +11,13 @@ from guard_core.wire import Code, Level, Verdict
 
 
 @dataclass(frozen=True, slots=True)
+class GuardLost:
+    """Nobody guards the run any more: its guard died too often, or gets no more reports."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """What is known when everything has stopped.
 
@@ -19,7 +26,7 @@ class Ending:
         trainer_code: the trainer's exit code as a shell tells it.
         trainer_ended_itself: false if it was stopped here.
         interrupted_by: signal that this program got, or None.
-        guard_trouble: why the guard was lost, or "".
+        guard_lost: why the guard was lost; None if it was not.
         responded: whether the guard responded when it was asked last, so that `verdict` is its last word.
         leftovers: processes of the trainer that not even SIGKILL ended.
     """
@@ -28,7 +35,7 @@ class Ending:
     trainer_code: int
     trainer_ended_itself: bool
     interrupted_by: int | None = None
-    guard_trouble: str = ""
+    guard_lost: GuardLost | None = None
     responded: bool = True
     leftovers: tuple[int, ...] = ()
 
@@ -65,8 +72,8 @@ def _judge(ending: Ending) -> RunOutcome:
     if ending.interrupted_by is not None:
         name = signal.Signals(ending.interrupted_by).name
         return RunOutcome(128 + ending.interrupted_by, f"interrupted by {name}; the trainer was stopped")
-    if ending.guard_trouble:
-        return RunOutcome(ExitCode.NOT_JUDGED, f"the trainer was stopped: {ending.guard_trouble}")
+    if ending.guard_lost is not None:
+        return RunOutcome(ExitCode.NOT_JUDGED, f"the trainer was stopped: {ending.guard_lost.reason}")
     if verdict is not None and verdict.halt:
         return RunOutcome(ExitCode.HALTED, f"halted at step {verdict.latch_step}: {_why(verdict)}")
     if code != 0:

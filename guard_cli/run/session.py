@@ -16,7 +16,7 @@ from guard_cli.links import dashboard_link
 from guard_cli.run.folder import write_report
 from guard_cli.run.guard import GuardProcess, write_tokens
 from guard_cli.run.notify import PREFIX, RunNotifier, from_environment
-from guard_cli.run.outcome import Ending, judge_ending
+from guard_cli.run.outcome import Ending, GuardLost, judge_ending
 from guard_cli.run.plan import Finished, Plan
 from guard_cli.run.processes import TrainerProcess
 from guard_cli.run.progress import Progress, open_progress
@@ -194,7 +194,7 @@ class _Watch:
         self._progress, self._signals, self._notifier = progress, signals, notifier
         self._verdict: Verdict | None = None
         self._responded = False  # whether the guard did when it was asked last
-        self._trouble = ""
+        self._lost: GuardLost | None = None
 
     def run(self) -> Ending:
         """Until the trainer has ended and the guard has scored what it can."""
@@ -215,7 +215,7 @@ class _Watch:
             trainer_code=code if code is not None else (ended_code or 0),
             trainer_ended_itself=code is not None,
             interrupted_by=self._signals.first,
-            guard_trouble=self._trouble,
+            guard_lost=self._lost,
             responded=self._responded,
             leftovers=tuple(leftovers),
         )
@@ -223,7 +223,7 @@ class _Watch:
     @property
     def _must_stop(self) -> bool:
         told = self._verdict is not None and self._verdict.stop
-        return told or self._signals.came or bool(self._trouble)
+        return told or self._signals.came or self._lost is not None
 
     def _look(self) -> bool:
         """Ask the guard; whether the run may go on."""
@@ -232,17 +232,19 @@ class _Watch:
             # The guard's processes are told apart by their session, which is another one after a restart.
             self._trainer.leave_alone(self._guard.session)
         except CliError as error:
-            self._trouble = str(error)
-            self._progress.note(self._trouble)
+            self._lose(GuardLost(str(error)))
             return False
-        if self._following is not None and self._following.trouble and not self._trouble:
-            self._trouble = self._following.trouble
-            self._progress.note(self._trouble)
+        if self._following is not None and self._following.lost is not None and self._lost is None:
+            self._lose(self._following.lost)
         self._responded = verdict is not None
         self._verdict = verdict or self._verdict
         self._progress.update(self._verdict)
         self._notifier.latched(self._verdict)
         return not self._must_stop
+
+    def _lose(self, lost: GuardLost) -> None:
+        self._lost = lost
+        self._progress.note(lost.reason)
 
     def _end_trainer(self) -> list[int]:
         """Stop what is left of the trainer, also if it ended by itself: nothing may train on unguarded."""
@@ -254,7 +256,7 @@ class _Watch:
     def _why_stop(self) -> str:
         if self._verdict is not None and self._verdict.stop:
             return self._verdict.code.value
-        return self._trouble or f"signal {self._signals.first}"
+        return self._lost.reason if self._lost is not None else f"signal {self._signals.first}"
 
     def _drain(self) -> None:
         """Let the guard make the evaluations that wait, a wanted pass too, for a bounded time."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-GROUP = "rlguard.dev"
-VERSION = "v1alpha1"
-KIND = "GuardedTrainingJob"
-PLURAL = "guardedtrainingjobs"
-API_VERSION = f"{GROUP}/{VERSION}"
+from guard_core import job_api
+
+GROUP = job_api.GROUP
+VERSION = job_api.VERSION
+KIND = job_api.KIND
+PLURAL = job_api.PLURAL
+API_VERSION = job_api.API_VERSION
+GUARD_MANAGER = job_api.GUARD_MANAGER
 
 #: Field manager of everything the operator applies. The guard writes `status.guard` as `GUARD_MANAGER`.
 OPERATOR_MANAGER = "rlguard-operator"
-GUARD_MANAGER = "rlguard-guard"
 
 #: A right that only operators have; no request needs it. The chart's admission policy knows them by it.
 OPERATOR_VERB = "operate"

@@ -16,14 +16,11 @@ from collections.abc import Mapping
 import httpx
 
 from guard_core.apply_body import apply_body
+from guard_core.job_api import API_VERSION, GUARD_MANAGER, KIND, PLURAL
 from guard_service.cluster.mapping import Json
 from guard_service.cluster.settings import ClusterSettings
 from guard_service.errors import GuardError, SettingsError
 
-API_VERSION = "rlguard.dev/v1alpha1"
-KIND = "GuardedTrainingJob"
-PLURAL = "guardedtrainingjobs"
-FIELD_MANAGER = "rlguard-guard"
 APPLY = "application/apply-patch+yaml"
 
 REQUEST_SECONDS = 5.0  # one request from its start to the last byte of its response
@@ -91,7 +88,7 @@ class JobStatus:
         metadata = {"namespace": job.namespace, "name": job.name, **fence}
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": {"guard": guard}}
         # `force`: whoever else wrote a field here, the guard owns it. The latch rule holds for all of them.
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        query = {"fieldManager": GUARD_MANAGER, "force": "true"}
         written = await self._request("PATCH", f"{self._path}/status", query, apply_body(body))
         self._version = (written.get("metadata") or {}).get("resourceVersion")
 

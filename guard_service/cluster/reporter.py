@@ -105,7 +105,7 @@ class StatusReporter:
         self._cut = 0  # reports since then that were cut, or tried in full once more
         self._wait = POLL_SECONDS
         self._left: frozenset[bool] = frozenset()  # which latches the kubelet has
-        self._trouble = ""
+        self._last_error = ""
         self._latched = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -125,7 +125,7 @@ class StatusReporter:
                 while not await self._try():  # noqa: ASYNC110 - nothing to wait for
                     await asyncio.sleep(FIRST_RETRY_SECONDS)
         if self._latch_waits():
-            log.error("ended before the API server accepted the latch: %s", self._trouble)
+            log.error("ended before the API server accepted the latch: %s", self._last_error)
         await self._job.close()
 
     async def _run(self) -> None:
@@ -232,18 +232,18 @@ class StatusReporter:
             return []
 
     def _note_success(self, status: Json) -> None:
-        if self._trouble:
+        if self._last_error:
             log.warning("the API server takes reports of %s again", self._job.job)
         if self._latch_waits():
             log.warning("the latch is in the status of %s", self._job.job)
-        self._failures, self._trouble = 0, ""
+        self._failures, self._last_error = 0, ""
         self._written, self._written_at = status, self._clock()
         self._engine.metrics.last_report = time.time()
 
     def _note_failure(self, error: JobStatusError) -> None:
         self._failures += 1
         self._engine.metrics.report_failures.inc()
-        if str(error) != self._trouble:
+        if str(error) != self._last_error:
             log.error("status.guard was not written: %s", error)
-        self._trouble = str(error)
+        self._last_error = str(error)
         self._wait = backoff(self._failures, error.retry_after, random.random())  # noqa: S311 - not a secret

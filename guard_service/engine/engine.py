@@ -25,9 +25,9 @@ from guard_core.wire import (
     Verdict,
 )
 from guard_service.engine.allowance import MAX_BYTES, Allowance
-from guard_service.engine.evaluations import Evaluations
+from guard_service.engine.evaluations import Evaluations, GateClosed
 from guard_service.engine.ingest import Ingest
-from guard_service.engine.ledger import Ledger, Resume
+from guard_service.engine.ledger import Ledger, Resume, Unavailable
 from guard_service.engine.liveness import Liveness
 from guard_service.engine.scoring import ScoringWorker
 from guard_service.engine.shown import ShownBook
@@ -218,14 +218,14 @@ class Engine:
         return None if judge is None else judge.to_state()
 
     @property
-    def not_ready(self) -> str:
-        """Why the guard is not ready, or "" if it is."""
-        return self._ledger.trouble or ("" if self._evaluations is None else self._evaluations.not_ready)
+    def not_ready(self) -> Unavailable | GateClosed | None:
+        """Why the guard is not ready; None if it is."""
+        return self._ledger.outage or (None if self._evaluations is None else self._evaluations.gate)
 
     @property
     def store_works(self) -> bool:
         """Whether the store can be read and written, as far as is known."""
-        return not self._ledger.trouble
+        return self._ledger.outage is None
 
     @property
     def queue_length(self) -> int:

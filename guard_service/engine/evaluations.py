@@ -29,8 +29,8 @@ GATE_RETRY_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _GateClosed:
-    """No evaluation may begin yet."""
+class GateClosed:
+    """No evaluation may begin yet, and why."""
 
     reason: str
 
@@ -56,12 +56,12 @@ class Evaluations:
     ) -> None:
         self._ledger, self._worker, self._metrics = ledger, worker, metrics
         self._best, self._on_fatal = best, on_fatal
-        self._gate: _GateClosed | None = _GateClosed("the held-out split is still being checked")
+        self._gate: GateClosed | None = GateClosed("the held-out split is still being checked")
 
     @property
-    def not_ready(self) -> str:
-        """Why held-out evaluation cannot begin yet; "" once it can."""
-        return "" if self._gate is None else self._gate.reason
+    def gate(self) -> GateClosed | None:
+        """Why held-out evaluation cannot begin yet; None once it can."""
+        return self._gate
 
     async def run(self) -> None:
         """Evaluate until this is cancelled."""
@@ -115,7 +115,7 @@ class Evaluations:
             self._on_fatal(SettingsError(str(error)))
             await asyncio.Event().wait()  # the guard is being ended: score nothing
         except Exception as error:
-            closed = _GateClosed(_reason(error))
+            closed = GateClosed(_reason(error))
             if closed != self._gate:
                 log.warning("held-out evaluation cannot begin: %s", closed.reason)
             self._gate = closed

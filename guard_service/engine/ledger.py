@@ -168,9 +168,9 @@ class Ledger:
         return self._judge
 
     @property
-    def trouble(self) -> str:
-        """Why the store cannot be used now, or "" if it can, as far as is known."""
-        return self._store.reason if isinstance(self._store, Unavailable) else ""
+    def outage(self) -> Unavailable | None:
+        """Why the store cannot be used now; None if it can, as far as is known."""
+        return self._store if isinstance(self._store, Unavailable) else None
 
     @property
     def store_bytes(self) -> int | None:
@@ -231,7 +231,7 @@ class Ledger:
 
     def unavailable(self) -> Problem:
         """The response to a request of which nothing was kept."""
-        return store_unavailable(self.trouble, self._trainer_json)
+        return store_unavailable(self.outage.reason if self.outage else "", self._trainer_json)
 
     async def snapshot_if_due(self) -> None:
         """Save the judge's state now and then; whoever calls has the lock."""

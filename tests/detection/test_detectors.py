@@ -24,11 +24,11 @@ from guard_core.detectors import (
     split_alpha,
 )
 from guard_core.detectors.baseline import CONCENTRATION, Outcomes, Strata
-from guard_core.detectors.batch import FastBatch, Grouping, GuaranteedBatch
 from guard_core.detectors.eprocess import Reference
 from guard_core.detectors.fast import DIP, thresholds
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.wire import Code, Level
+from tests.detection.batch import FastBatch, Grouping, GuaranteedBatch
 
 from simulated import CONFIG, baseline, difficulties, draw, run  # isort: skip
 

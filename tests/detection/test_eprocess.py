@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from guard_core.detectors import Baseline
 from guard_core.detectors import eprocess as ep
 from guard_core.detectors.baseline import Outcomes
-from guard_core.detectors.batch import Grouping, GuaranteedBatch
 from guard_core.policy import CalibratedPolicy
+from tests.detection.batch import Grouping, GuaranteedBatch
 
 from simulated import difficulties, draw  # isort: skip
 

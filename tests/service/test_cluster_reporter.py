@@ -331,7 +331,7 @@ async def test_an_empty_store_knows_nothing_until_the_status_is_read(
     api.guard, api.fault = {"fire": EARLIER}, lambda _method: fault
     async with Run(job(), tmp_path) as run:
         assert run.engine.verdict.level is Level.UNKNOWN
-        assert "may hold a fire" in run.engine.not_ready
+        assert "may hold a fire" in run.engine.not_ready.reason
         api.fault = lambda _method: None
         await until(lambda: run.engine.verdict.fire)
 

@@ -47,6 +47,7 @@ from guard_core.wire import (
 )
 from guard_service.engine import Engine, evaluations, ingest, ledger, recovery
 from guard_service.engine import engine as engine_module
+from guard_service.engine.evaluations import GateClosed
 from guard_service.errors import ChangedRunError, GuardError, Problem, StoreError, invalid
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.identity import Expected, manifest
@@ -600,7 +601,7 @@ async def test_failures_in_a_row_stop_the_run_if_the_policy_says_so(run: Run) ->
 async def test_a_worker_that_cannot_start_is_tried_again_and_never_skips_its_gate(run: Run) -> None:
     worker = FakeEvaluator([[1.0], [1.0]], start_error=EvaluationError("no child"))
     async with run.engine(worker) as engine:
-        await until(lambda: engine.not_ready == "no child")
+        await until(lambda: engine.not_ready == GateClosed("no child"))
         assert worker.started == 1
         await engine.add_checkpoint(run.checkpoint(1))
         await until(lambda: worker.started >= 2)
@@ -609,7 +610,7 @@ async def test_a_worker_that_cannot_start_is_tried_again_and_never_skips_its_gat
         await engine.add_checkpoint(run.checkpoint(2))
         await until(lambda: engine.queue_length == 0)
         assert [request.step for request in worker.asked] == [1, 2]
-        assert engine.not_ready == ""
+        assert engine.not_ready is None
 
 
 async def test_a_worker_that_cannot_start_costs_no_checkpoint(
@@ -637,9 +638,9 @@ async def test_the_gate_is_tried_again_without_a_checkpoint(
     worker = FakeEvaluator(start_error=OSError("no memory"))
     async with run.engine(worker) as engine:
         await until(lambda: worker.started >= 3)
-        assert engine.not_ready == "internal error (OSError)" and engine.queue_length == 0
+        assert engine.not_ready == GateClosed("internal error (OSError)") and engine.queue_length == 0
         worker.start_error = None
-        await until(lambda: engine.not_ready == "")
+        await until(lambda: engine.not_ready is None)
 
 
 async def test_a_split_that_is_not_disjoint_ends_the_guard(run: Run) -> None:
@@ -655,7 +656,7 @@ async def test_a_split_that_is_not_disjoint_ends_the_guard(run: Run) -> None:
 
 async def test_another_split_is_another_run(run: Run) -> None:
     async with run.engine(FakeEvaluator(split_digest="one")) as engine:
-        await until(lambda: engine.not_ready == "")
+        await until(lambda: engine.not_ready is None)
     failures: list[GuardError] = []
     async with run.engine(FakeEvaluator(split_digest="two")) as engine:
         engine.on_fatal = failures.append
@@ -665,7 +666,7 @@ async def test_another_split_is_another_run(run: Run) -> None:
 
 async def test_another_scorer_is_another_run(run: Run) -> None:
     async with run.engine(FakeEvaluator()) as engine:
-        await until(lambda: engine.not_ready == "")
+        await until(lambda: engine.not_ready is None)
     failures: list[GuardError] = []
     async with run.engine(FakeEvaluator(measure={"scorer": "numeric"})) as engine:
         engine.on_fatal = failures.append

@@ -13,11 +13,11 @@ from detection.truth import ALPHA, EVALUATIONS, Scenario, item_means
 from river.drift import PageHinkley
 
 from guard_core.detectors import Baseline
-from guard_core.detectors.batch import FastBatch, Grouping, GuaranteedBatch
 from guard_core.detectors.eprocess import Reference
 from guard_core.detectors.fast import thresholds
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import CalibratedPolicy
+from tests.detection.batch import FastBatch, Grouping, GuaranteedBatch
 
 PASSES = 16
 STRATUM = 10  # baselines drawn for each that is kept

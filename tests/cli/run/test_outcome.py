@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from guard_cli.errors import ExitCode, exit_code_help
-from guard_cli.run.outcome import Ending, judge_ending
+from guard_cli.run.outcome import Ending, GuardLost, judge_ending
 from guard_core.wire import Code, Condition, EvaluationSummary, Level, Verdict
 
 EVALUATED = EvaluationSummary(attempt=0, step=4, score=0.5, items=8, path="/c/4")
@@ -51,11 +51,11 @@ STOP = verdict(
         (Ending(FIRE, 0, True), 3, "after the trainer had finished"),
         (Ending(FIRE, 1, True), 3, "fired at step 3"),
         (Ending(FIRE, 143, False, interrupted_by=2), 3, "fired"),
-        (Ending(FIRE, 143, False, guard_trouble="died"), 3, "fired"),
+        (Ending(FIRE, 143, False, guard_lost=GuardLost("died")), 3, "fired"),
         (Ending(verdict(), 130, False, interrupted_by=2), 130, "SIGINT"),
         (Ending(verdict(), 0, True, interrupted_by=15), 143, "SIGTERM"),
         (Ending(STOP, 143, False, interrupted_by=15), 143, "SIGTERM"),
-        (Ending(verdict(), 143, False, guard_trouble="the guard died"), 5, "the guard died"),
+        (Ending(verdict(), 143, False, guard_lost=GuardLost("the guard died")), 5, "the guard died"),
         (Ending(STOP, 143, False), 4, "halted at step 3: no step for 9 s"),
         (Ending(STOP, 0, True), 4, "halted"),
         (Ending(verdict(), 7, True), 7, "exit code 7"),

@@ -259,7 +259,7 @@ def test_a_guard_that_keeps_dying_ends_the_run(workplace, until):
     until(kill_again)
     output = process.communicate()[1]
     assert process.returncode == 5, output
-    assert "guard" in workplace.json("run.json")["guard_trouble"]
+    assert "guard" in workplace.json("run.json")["guard_lost"]
     assert 2 <= len(killed) <= 4  # a guard that dies while it starts is given up at once
 
 

@@ -1,5 +1,4 @@
-"""`Guaranteed` and `Fast` for many simulated runs at once: for calibration and benchmarks, never for a live
-run.
+"""`Guaranteed` and `Fast` for many simulated runs at once, for the tests and the benchmark of detection.
 
 Every formula is that of the live detector (`eprocess.py`, `fast.py`) on arrays with leading axes (B, m): m
 runs for each of B baselines. Outcomes are binary here. A fire needs two evaluations in a row that alarm, as
