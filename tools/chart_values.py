@@ -178,10 +178,11 @@ class PrometheusRule(ValuesSection):
         7200, ge=60, description="Alert when a running job's last held-out evaluation is this old, seconds."
     )
     runbooks: str = Field(
-        "docs/troubleshooting.md",
-        min_length=1,
-        description="Where each alert's `runbook_url` leads, which adds its section: the page "
-        "`troubleshooting.html` of the site that `make site` builds, wherever you serve it.",
+        "",
+        pattern=r"^(https?://[!-~]+)?$",
+        description="URL of the page `troubleshooting.html` of the site that `make site` builds, where you "
+        "serve it: each alert has it, with its section, as `runbook_url`. Empty: alerts have no link, and "
+        "only name page and section of these docs (`runbook`).",
     )
     teardown_seconds: int = Field(
         60, ge=1, description="Alert when a run that must stop has not stopped after this long, seconds."

@@ -286,6 +286,15 @@ class TestContent:
         assert len(asked) > 10 and names
         assert names <= known
 
+    @pytest.mark.parametrize("site", ["", "https://docs.example.com/troubleshooting.html"])
+    def test_an_alert_links_only_where_its_page_is_served(self, render: Render, site: str) -> None:
+        values = {"enabled": "true", "runbooks": json.dumps(site)}
+        objects = render({f"metrics.prometheusRule.{key}": value for key, value in values.items()})
+        for rule in find(objects, "PrometheusRule")["spec"]["groups"][0]["rules"]:
+            section = rule["alert"].lower()
+            assert rule["annotations"]["runbook"] == f"docs/troubleshooting.md#{section}"
+            assert rule["annotations"].get("runbook_url", "") == (f"{site}#{section}" if site else "")
+
 
 @pytest.mark.parametrize(
     ("setting", "said"),
@@ -294,6 +303,10 @@ class TestContent:
         ("image.tagg=1", ["/image", "tagg", "not allowed"]),
         ("metrics.serviceMonitor.enable=true", ["/metrics/serviceMonitor", "enable", "not allowed"]),
         ("replicas=0", ["/replicas", "minimum"]),
+        (
+            "metrics.prometheusRule.runbooks=docs/troubleshooting.md",
+            ["/prometheusRule/runbooks", "https?://"],
+        ),
         ("replicas=two", ["/replicas", "integer"]),
         ("image.digest=sha256:abc", ["/image/digest", "sha256:[0-9a-f]{64}"]),
         ("guardImage.pullPolicy=Sometimes", ["/guardImage/pullPolicy", "IfNotPresent"]),

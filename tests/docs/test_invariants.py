@@ -17,7 +17,13 @@ ROWS = [row.strip("| ").split(" | ") for row in SECTION.splitlines() if re.match
 #: Number -> the tests that hold it.
 INVARIANTS = {int(row[0]): re.findall(r"`(tests/[^`]+)`", row[-1]) for row in ROWS if row[0].isdigit()}
 NAMED = sorted({test for row in ROWS for test in re.findall(r"`(tests/[^`]+)`", row[-1])})
-MENTION = re.compile(r"\binvariants? (\d+)", re.IGNORECASE)
+#: One of them, or several: "invariants 3 and 8", "invariants 1, 2 or 11".
+MENTION = re.compile(r"\binvariants? (\d+(?:(?:, (?:and |or )?| (?:and|or|to) )\d+)*)", re.IGNORECASE)
+
+
+def numbers_in(text: str) -> set[int]:
+    """The numbers of all invariants that a text mentions."""
+    return {int(number) for several in MENTION.findall(text) for number in re.findall(r"\d+", several)}
 
 
 @cache
@@ -57,7 +63,7 @@ def mentions() -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for line in listed.stdout.splitlines():
         path, _, text = line.partition(":")
-        found.setdefault(path, set()).update(int(number) for number in MENTION.findall(text))
+        found.setdefault(path, set()).update(numbers_in(text))
     return found
 
 
@@ -71,6 +77,11 @@ def test_every_mention_of_one_resolves() -> None:
     assert {
         path: unknown for path, numbers in found.items() if (unknown := numbers - INVARIANTS.keys())
     } == {}
+
+
+def test_every_number_of_a_mention_is_read() -> None:
+    assert numbers_in(f"Invariants {3} and {99} hold, as invariant {8} does; 7 is none") == {3, 8, 99}
+    assert numbers_in(f"see invariants {1}, {2}, or {11}") == {1, 2, 11}
 
 
 @pytest.mark.parametrize("test", NAMED)

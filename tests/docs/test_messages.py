@@ -129,13 +129,12 @@ def test_every_exit_code_that_a_process_returns_is_listed(module: str) -> None:
 
 def test_every_alert_links_to_a_section_that_exists() -> None:
     chart = (ROOT / "charts/rlguard/templates/monitoring.yaml").read_text("utf-8")
-    values = yaml.safe_load((ROOT / "charts/rlguard/values.yaml").read_text("utf-8"))
-    page = ROOT / values["metrics"]["prometheusRule"]["runbooks"]
+    page = ROOT / "docs" / "troubleshooting.md"
     alerts = re.split(r"^    - alert: ", chart, flags=re.MULTILINE)[1:]
     assert len(alerts) >= 6
     for alert in alerts:
         name = alert.split()[0]
-        assert f'runbook_url: "{{{{ .runbooks }}}}#{name.lower()}"' in alert, f"{name} has no runbook_url"
+        assert f'"rlguard.runbook" (dict "site" .runbooks "section" "{name.lower()}")' in alert, name
         assert re.search(rf"^### {name}$", page.read_text("utf-8"), re.MULTILINE), (
             f"{page.name} has no {name}"
         )

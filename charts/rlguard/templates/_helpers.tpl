@@ -9,6 +9,14 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Where an alert is explained: in the documentation's tree, and as a link where somebody serves that. */}}
+{{- define "rlguard.runbook" -}}
+runbook: docs/troubleshooting.md#{{ .section }}
+{{- with .site }}
+runbook_url: "{{ . }}#{{ $.section }}"
+{{- end }}
+{{- end -}}
+
 {{/* Name of a cluster-scoped object: two releases may have the same name in two namespaces. */}}
 {{- define "rlguard.clusterName" -}}
 {{ .Release.Namespace }}-{{ include "rlguard.fullname" . }}
