@@ -35,7 +35,7 @@ TRAVELLING = (
     *("steps", "last_kl"),
     *("kl_not_finite", "refused", "skipped_in_a_row", "sampling", "other_sampling"),
     *("unconfirmed", "failures", "last_failure", "failure"),
-    *("last", "best", "first", "fire", "halt"),
+    *("last", "best", "unscored", "fire", "halt"),
 )
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 CUT = "\n[…]\n"
