@@ -30,6 +30,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(epilog=EPILOG)
+@options.with_evaluation
 def baseline(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="Directory of the starting policy, as it was saved.")
@@ -40,20 +41,8 @@ def baseline(
         Path, typer.Option("--out", help="File to write: JSONL with the outcomes of one pass a line.")
     ] = Path("baseline.jsonl"),
     config: options.ConfigOption = None,
-    scorer: options.ScorerOption = None,
-    proxy_scorer: options.ProxyScorerOption = None,
-    max_new_tokens: options.MaxNewTokensOption = None,
-    temperature: options.TemperatureOption = None,
-    samples: options.SamplesOption = None,
-    batch_size: options.BatchSizeOption = None,
-    device: options.DeviceOption = None,
-    base_model: options.BaseModelOption = None,
-    chat: options.ChatOption = None,
-    chat_template_kwargs: options.ChatTemplateKwargsOption = None,
-    system_prompt: options.SystemPromptOption = None,
-    answer_after: options.AnswerAfterOption = None,
-    openai_url: options.OpenAIOption = None,
-    openai_model: options.ModelOption = None,
+    *,
+    evaluation: options.EvaluationOptions,
 ) -> None:
     """Score the starting policy on the held-out split, as the guard will, before a run.
 
@@ -62,25 +51,14 @@ def baseline(
     from guard_cli.evaluation import evaluate
     from guard_service.heldout.errors import SplitError
 
-    evaluation = options.heldout_options(
+    heldout_settings = options.heldout_options(
         heldout=options.absolute(heldout),
         train_prompts=None,
-        scorer=scorer,
-        proxy_scorer=proxy_scorer,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        samples=samples,
-        batch_size=batch_size,
-        device=device,
-        base_model=base_model,
-        chat=chat,
-        chat_template_kwargs=chat_template_kwargs,
-        system_prompt=system_prompt,
-        answer_after=answer_after,
-        openai_url=openai_url,
-        openai_model=openai_model,
+        **evaluation,
     )
-    settings = options.without_a_guard(options.read_config(config), {"heldout": evaluation or None}).heldout
+    settings = options.without_a_guard(
+        options.read_config(config), {"heldout": heldout_settings or None}
+    ).heldout
     if settings is None:
         raise options.no_split()
     if settings.evaluator.kind != "openai" and not model.is_dir():

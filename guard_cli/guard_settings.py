@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, get_type_hints
 
 import typer
 
@@ -125,47 +127,72 @@ ModelOption = Annotated[
 ]
 
 
+class EvaluationOptions(TypedDict):
+    """What every command takes that evaluates, or starts a guard that does."""
+
+    scorer: ScorerOption
+    proxy_scorer: ProxyScorerOption
+    max_new_tokens: MaxNewTokensOption
+    temperature: TemperatureOption
+    samples: SamplesOption
+    batch_size: BatchSizeOption
+    device: DeviceOption
+    base_model: BaseModelOption
+    chat: ChatOption
+    chat_template_kwargs: ChatTemplateKwargsOption
+    system_prompt: SystemPromptOption
+    answer_after: AnswerAfterOption
+    openai_url: OpenAIOption
+    openai_model: ModelOption
+
+
+def with_evaluation(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `EvaluationOptions` in place of its parameter `evaluation`."""
+    shared = get_type_hints(EvaluationOptions, include_extras=True)
+
+    @wraps(command)
+    def with_them(**given: Any) -> None:
+        command(evaluation={name: given.pop(name) for name in shared}, **given)
+
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command, eval_str=True).parameters.items():
+        own = {name: parameter.annotation} if name != "evaluation" else shared
+        default = parameter.default if name != "evaluation" else None
+        parameters += [
+            Parameter(n, Parameter.KEYWORD_ONLY, default=default, annotation=a) for n, a in own.items()
+        ]
+    with_them.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    with_them.__annotations__ = {one.name: one.annotation for one in parameters}
+    return with_them
+
+
 def heldout_options(
-    *,
-    heldout: Path | None,
-    train_prompts: Path | None,
-    scorer: str | None,
-    proxy_scorer: str | None = None,
-    max_new_tokens: int | None,
-    temperature: float | None,
-    samples: int | None,
-    batch_size: int | None,
-    device: str | None,
-    base_model: Path | None,
-    chat: bool | None,
-    chat_template_kwargs: str | None,
-    system_prompt: str | None,
-    answer_after: str | None,
-    openai_url: str | None,
-    openai_model: str | None,
+    *, heldout: Path | None, train_prompts: Path | None, **evaluation: Unpack[EvaluationOptions]
 ) -> dict[str, Any]:
     """The options of held-out evaluation as nested settings, without those that were not given."""
-    refuse_half_a_server(openai_url, openai_model)
+    url, model, base_model = evaluation["openai_url"], evaluation["openai_model"], evaluation["base_model"]
+    variables = evaluation["chat_template_kwargs"]
+    refuse_half_a_server(url, model)
     evaluator = given(
-        kind=None if openai_url is None else "openai",
-        base_url=openai_url,
-        model=openai_model,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        samples=samples,
-        batch_size=batch_size,
-        device=device,
+        kind=None if url is None else "openai",
+        base_url=url,
+        model=model,
+        max_new_tokens=evaluation["max_new_tokens"],
+        temperature=evaluation["temperature"],
+        samples=evaluation["samples"],
+        batch_size=evaluation["batch_size"],
+        device=evaluation["device"],
         base_model=None if base_model is None else str(base_model.absolute()),
-        chat=chat,
-        chat_template_kwargs=None if chat_template_kwargs is None else _variables(chat_template_kwargs),
-        system_prompt=system_prompt,
-        answer_after=answer_after,
+        chat=evaluation["chat"],
+        chat_template_kwargs=None if variables is None else _variables(variables),
+        system_prompt=evaluation["system_prompt"],
+        answer_after=evaluation["answer_after"],
     )
     return given(
         split=heldout,
         train_prompts=train_prompts,
-        scorer=scorer,
-        proxy_scorer=proxy_scorer,
+        scorer=evaluation["scorer"],
+        proxy_scorer=evaluation["proxy_scorer"],
         evaluator=evaluator or None,
     )
 

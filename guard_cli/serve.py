@@ -28,6 +28,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(epilog=EPILOG)
+@options.with_evaluation
 def serve(
     state_dir: Annotated[
         Path | None,
@@ -62,20 +63,8 @@ def serve(
     ] = None,
     config: options.ConfigOption = None,
     train_prompts: options.TrainPromptsOption = None,
-    scorer: options.ScorerOption = None,
-    proxy_scorer: options.ProxyScorerOption = None,
-    max_new_tokens: options.MaxNewTokensOption = None,
-    temperature: options.TemperatureOption = None,
-    samples: options.SamplesOption = None,
-    batch_size: options.BatchSizeOption = None,
-    device: options.DeviceOption = None,
-    base_model: options.BaseModelOption = None,
-    chat: options.ChatOption = None,
-    chat_template_kwargs: options.ChatTemplateKwargsOption = None,
-    system_prompt: options.SystemPromptOption = None,
-    answer_after: options.AnswerAfterOption = None,
-    openai_url: options.OpenAIOption = None,
-    openai_model: options.ModelOption = None,
+    *,
+    evaluation: options.EvaluationOptions,
     keep_best: Annotated[
         bool | None,
         typer.Option("--keep-best/--no-keep-best", help="Keep a copy of the best-scored checkpoint."),
@@ -86,30 +75,17 @@ def serve(
     Every setting can also come from the environment or --config (docs/reference/settings.md). Without
     --heldout no checkpoint is scored and only the KL rule can fire.
     """
-    evaluation = options.heldout_options(
+    heldout_settings = options.heldout_options(
         heldout=options.absolute(heldout),
         train_prompts=options.absolute(train_prompts),
-        scorer=scorer,
-        proxy_scorer=proxy_scorer,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        samples=samples,
-        batch_size=batch_size,
-        device=device,
-        base_model=base_model,
-        chat=chat,
-        chat_template_kwargs=chat_template_kwargs,
-        system_prompt=system_prompt,
-        answer_after=answer_after,
-        openai_url=openai_url,
-        openai_model=openai_model,
+        **evaluation,
     )
     given = {
         "run_name": name,
         "log_format": log_format,
         "state_dir": options.absolute(state_dir),
         "checkpoint_root": options.absolute(checkpoints),
-        "heldout": evaluation or None,
+        "heldout": heldout_settings or None,
         "policy_file": options.absolute(policy),
         "host": host,
         "port": port,

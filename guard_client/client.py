@@ -33,10 +33,6 @@ from guard_core.wire import (
 )
 from guard_core.wording import must_be
 
-#: Most steps in one `POST /v1/steps`; the guard refuses longer lists.
-MAX_STEPS_PER_POST = 1000
-#: Most steps in one `POST /v1/figures`.
-MAX_FIGURES_PER_POST = 100
 #: Responses of the guard are a few KiB; more than this is not the guard.
 _MAX_RESPONSE_BYTES = 1 << 20
 _REFUSALS = frozenset({400, 409, 413, 422})

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from guard_client.client import (
-    MAX_FIGURES_PER_POST,
-    MAX_STEPS_PER_POST,
     Acknowledgement,
     GuardClient,
     VerdictView,
@@ -34,7 +32,15 @@ from guard_client.errors import (
 )
 from guard_client.rollouts import RolloutsSample
 from guard_client.samples import CheckpointSample, StepSample
-from guard_core.wire import CheckpointReport, Code, EndReport, FiguresReport, RolloutsReport
+from guard_core.wire import (
+    MAX_FIGURES_PER_POST,
+    MAX_STEPS_PER_POST,
+    CheckpointReport,
+    Code,
+    EndReport,
+    FiguresReport,
+    RolloutsReport,
+)
 
 log = logging.getLogger(__name__)
 

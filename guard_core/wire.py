@@ -154,6 +154,10 @@ class EndReport(Wire):
     )
 
 
+#: Steps in one `POST /v1/steps`, and in one `POST /v1/figures`.
+MAX_STEPS_PER_POST = 1_000
+MAX_FIGURES_PER_POST = 100
+
 #: Characters of a prompt and of a completion in a rollout; who reports it shortens them, and says so.
 MAX_ROLLOUT_TEXT = 2_000
 #: Rollouts that are kept of one step.

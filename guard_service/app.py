@@ -25,6 +25,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from guard_core._version import __version__
 from guard_core.policy import Policy
 from guard_core.wire import (
+    MAX_FIGURES_PER_POST,
+    MAX_STEPS_PER_POST,
     CheckpointReport,
     CheckpointResponse,
     EndReport,
@@ -45,8 +47,6 @@ from guard_service.errors import MEDIA_TYPE, FieldError, Problem, ProblemDetails
 from guard_service.metrics import CONTENT_TYPE
 from guard_service.refusals import Kind
 from guard_service.requests import (
-    MAX_FIGURES_STEPS,
-    MAX_STEPS,
     parse_checkpoint,
     parse_end,
     parse_figures,
@@ -288,7 +288,7 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> RouteHandler:
             post_steps,
             StepsResponse,
             problems,
-            {"anyOf": [step, {"type": "array", "items": step, "maxItems": MAX_STEPS}]},
+            {"anyOf": [step, {"type": "array", "items": step, "maxItems": MAX_STEPS_PER_POST}]},
         ),
         ("/v1/checkpoints", post_checkpoint, CheckpointResponse, problems, _ref(CheckpointReport)),
         ("/v1/end", post_end, EndResponse, problems, _ref(EndReport)),
@@ -298,7 +298,7 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> RouteHandler:
             post_figures,
             ShownResponse,
             unfit,
-            {"type": "array", "items": _ref(FiguresReport), "maxItems": MAX_FIGURES_STEPS},
+            {"type": "array", "items": _ref(FiguresReport), "maxItems": MAX_FIGURES_PER_POST},
         ),
     ):
         app.router.add_api_route(

@@ -13,7 +13,15 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.types import Receive, Scope
 
-from guard_core.wire import CheckpointReport, EndReport, FiguresReport, RolloutsReport, StepReport
+from guard_core.wire import (
+    MAX_FIGURES_PER_POST,
+    MAX_STEPS_PER_POST,
+    CheckpointReport,
+    EndReport,
+    FiguresReport,
+    RolloutsReport,
+    StepReport,
+)
 from guard_core.wording import excerpt, must_be, quoted
 from guard_service.errors import (
     FieldError,
@@ -24,17 +32,15 @@ from guard_service.errors import (
     unsupported_media_type,
 )
 
-MAX_STEPS = 1_000
-MAX_FIGURES_STEPS = 100
 MAX_BODY_BYTES = 1024 * 1024
 MAX_ERRORS = 20  # fields named in one response
 
 _STEP = TypeAdapter(StepReport)
-_STEPS = TypeAdapter(Annotated[list[StepReport], Field(max_length=MAX_STEPS)])
+_STEPS = TypeAdapter(Annotated[list[StepReport], Field(max_length=MAX_STEPS_PER_POST)])
 _CHECKPOINT = TypeAdapter(CheckpointReport)
 _END = TypeAdapter(EndReport)
 _ROLLOUTS = TypeAdapter(RolloutsReport)
-_FIGURES = TypeAdapter(Annotated[list[FiguresReport], Field(max_length=MAX_FIGURES_STEPS)])
+_FIGURES = TypeAdapter(Annotated[list[FiguresReport], Field(max_length=MAX_FIGURES_PER_POST)])
 
 T = TypeVar("T")
 
@@ -83,7 +89,7 @@ def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
 
 
 def parse_steps(body: bytes) -> list[StepReport]:
-    """One step or a list of at most `MAX_STEPS`.
+    """One step or a list of at most `MAX_STEPS_PER_POST`.
 
     Raises:
         Problem: 400 if it is not JSON, 422 naming every field that is wrong.
@@ -124,7 +130,7 @@ def parse_rollouts(body: bytes) -> RolloutsReport:
 
 
 def parse_figures(body: bytes) -> list[FiguresReport]:
-    """A list of at most `MAX_FIGURES_STEPS` steps with their further figures.
+    """A list of at most `MAX_FIGURES_PER_POST` steps with their further figures.
 
     Raises:
         Problem: 400 if it is not JSON, 422 naming every field that is wrong.

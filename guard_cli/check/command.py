@@ -33,6 +33,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(epilog=EPILOG)
+@options.with_evaluation
 def check(
     heldout: options.HeldoutOption = None,
     train_prompts: options.TrainPromptsOption = None,
@@ -61,20 +62,8 @@ def check(
     step_seconds: Annotated[
         float | None, typer.Option("--step-seconds", help="Seconds of one training step.")
     ] = None,
-    scorer: options.ScorerOption = None,
-    proxy_scorer: options.ProxyScorerOption = None,
-    max_new_tokens: options.MaxNewTokensOption = None,
-    temperature: options.TemperatureOption = None,
-    samples: options.SamplesOption = None,
-    batch_size: options.BatchSizeOption = None,
-    device: options.DeviceOption = None,
-    base_model: options.BaseModelOption = None,
-    chat: options.ChatOption = None,
-    chat_template_kwargs: options.ChatTemplateKwargsOption = None,
-    system_prompt: options.SystemPromptOption = None,
-    answer_after: options.AnswerAfterOption = None,
-    openai_url: options.OpenAIOption = None,
-    openai_model: options.ModelOption = None,
+    *,
+    evaluation: options.EvaluationOptions,
 ) -> None:
     """Look at a run before it starts: what would be refused, what could not be judged, and what to do.
 
@@ -83,25 +72,12 @@ def check(
     """
     from guard_cli.check.rows import Trainer, rows
 
-    evaluation = options.heldout_options(
+    heldout_settings = options.heldout_options(
         heldout=options.absolute(heldout),
         train_prompts=options.absolute(train_prompts),
-        scorer=scorer,
-        proxy_scorer=proxy_scorer,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        samples=samples,
-        batch_size=batch_size,
-        device=device,
-        base_model=base_model,
-        chat=chat,
-        chat_template_kwargs=chat_template_kwargs,
-        system_prompt=system_prompt,
-        answer_after=answer_after,
-        openai_url=openai_url,
-        openai_model=openai_model,
+        **evaluation,
     )
-    given = {"heldout": evaluation or None, "policy_file": options.absolute(policy)}
+    given = {"heldout": heldout_settings or None, "policy_file": options.absolute(policy)}
     settings = options.without_a_guard(options.read_config(config), given, root=options.absolute(checkpoints))
     for name, value in (("--save-steps", save_steps), ("--step-seconds", step_seconds)):
         if value is not None and not 0 < value < float("inf"):

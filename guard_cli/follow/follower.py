@@ -27,9 +27,9 @@ from guard_cli.logs.frameworks import BY_KEY
 from guard_cli.logs.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
 from guard_cli.logs.settings import settings_of
 from guard_cli.terminal import plain
-from guard_client.client import MAX_STEPS_PER_POST, GuardClient, VerdictView
+from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardUnavailableError, ReportRefusedError
-from guard_core.wire import CheckpointReport, EndReport, StepReport
+from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, EndReport, StepReport
 
 #: A step is reported when the next one begins; after this long without one it is taken for whole. Writers of
 #: event files flush every two minutes.

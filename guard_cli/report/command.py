@@ -14,6 +14,7 @@ from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
 from guard_cli.terminal import plain
+from guard_core.ending import fired_at
 from guard_core.wire import Verdict
 from guard_service.policy_file import NotYamlError, parse_yaml
 
@@ -133,8 +134,8 @@ def _banner(evidence: Evidence) -> Any:
 
 def _headline(verdict: Verdict) -> str:
     if verdict.fire:
-        finding = verdict.code.finding
-        return f"Fired at step {verdict.latch_step}" + (f": {finding.words}" if finding is not None else "")
+        fired = fired_at(verdict.latch_step, verdict.code)
+        return f"{fired[0].upper()}{fired[1:]}"
     if verdict.halt:
         return f"Halted at step {verdict.latch_step}"
     return f"Not stopped; last verdict {verdict.level.value}"

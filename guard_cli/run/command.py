@@ -24,6 +24,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(epilog=EPILOG)
+@options.with_evaluation
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The trainer, after `--`.")],
     heldout: options.HeldoutOption = None,
@@ -36,20 +37,8 @@ def run(
     name: options.NameOption = None,
     config: options.ConfigOption = None,
     train_prompts: options.TrainPromptsOption = None,
-    scorer: options.ScorerOption = None,
-    proxy_scorer: options.ProxyScorerOption = None,
-    max_new_tokens: options.MaxNewTokensOption = None,
-    temperature: options.TemperatureOption = None,
-    samples: options.SamplesOption = None,
-    batch_size: options.BatchSizeOption = None,
-    device: options.DeviceOption = None,
-    base_model: options.BaseModelOption = None,
-    chat: options.ChatOption = None,
-    chat_template_kwargs: options.ChatTemplateKwargsOption = None,
-    system_prompt: options.SystemPromptOption = None,
-    answer_after: options.AnswerAfterOption = None,
-    openai_url: options.OpenAIOption = None,
-    openai_model: options.ModelOption = None,
+    *,
+    evaluation: options.EvaluationOptions,
     follow: Annotated[
         Path | None,
         typer.Option(
@@ -85,20 +74,7 @@ def run(
         "heldout": options.heldout_options(
             heldout=options.absolute(heldout),
             train_prompts=options.absolute(train_prompts),
-            scorer=scorer,
-            proxy_scorer=proxy_scorer,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            samples=samples,
-            batch_size=batch_size,
-            device=device,
-            base_model=base_model,
-            chat=chat,
-            chat_template_kwargs=chat_template_kwargs,
-            system_prompt=system_prompt,
-            answer_after=answer_after,
-            openai_url=openai_url,
-            openai_model=openai_model,
+            **evaluation,
         ),
         "policy_file": options.absolute(policy),
         "checkpoint_root": checkpoint_root(checkpoints, "checkpoint_root" in file),

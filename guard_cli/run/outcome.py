@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from guard_cli.errors import ExitCode
-from guard_core.ending import not_judged, steps_after
+from guard_core.ending import fired_at, not_judged, steps_after
 from guard_core.wire import Code, Level, Verdict
 
 
@@ -65,10 +65,8 @@ def _judge(ending: Ending) -> RunOutcome:
     verdict, code = ending.verdict, ending.trainer_code
     if verdict is not None and verdict.fire:
         after = ", after the trainer had finished" if ending.trainer_ended_itself and code == 0 else ""
-        found = f"{verdict.code.finding.words}: " if verdict.code.finding is not None else ""
-        return RunOutcome(
-            ExitCode.FIRED, f"fired at step {verdict.latch_step}{after}: {found}{verdict.reason}"
-        )
+        fired = fired_at(verdict.latch_step, verdict.code, after)
+        return RunOutcome(ExitCode.FIRED, f"{fired}: {verdict.reason}")
     if ending.interrupted_by is not None:
         name = signal.Signals(ending.interrupted_by).name
         return RunOutcome(128 + ending.interrupted_by, f"interrupted by {name}; the trainer was stopped")

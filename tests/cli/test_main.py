@@ -153,6 +153,7 @@ def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, m
         "heldout",
         "train_prompts",
         "scorer",
+        "proxy_scorer",
         "temperature",
         "samples",
         "batch_size",

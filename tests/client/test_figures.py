@@ -8,22 +8,17 @@ from typing import Any
 
 import pytest
 
-from guard_client import reporter as reporter_module
-from guard_client.client import MAX_FIGURES_PER_POST, GuardClient
+from guard_client.client import GuardClient
 from guard_client.guard import Guard
 from guard_client.reporter import FIGURES_LIMIT, Reporter
 from guard_client.samples import StepSample, fit_figures
-from guard_core.wire import MAX_FIGURE_NAME, MAX_FIGURES
+from guard_core.wire import MAX_FIGURE_NAME, MAX_FIGURES, MAX_FIGURES_PER_POST
 from tests.trainer.faulty_guard import FaultyGuard, eventually, problem
 
 FIGURES = {"rewards/format/mean": 0.5, "completions/mean_length": 12.0}
 
 
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "_FIRST_RETRY_SECONDS", 0.005)
-    monkeypatch.setattr(reporter_module, "_LAST_RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(reporter_module, "POLL_SECONDS", 0.02)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 def reporter_of(guard: FaultyGuard, **options: Any) -> Reporter:

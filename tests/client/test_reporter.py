@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from guard_client import reporter as reporter_module
 from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
 from guard_client.reporter import Reporter
@@ -23,11 +22,7 @@ def sample(step: int) -> StepSample:
     return StepSample(step, 0.5, kl=0.01, kl_kind=KlKind.REF_TOKEN_MEAN)
 
 
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "_FIRST_RETRY_SECONDS", 0.005)
-    monkeypatch.setattr(reporter_module, "_LAST_RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(reporter_module, "POLL_SECONDS", 0.02)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 @pytest.fixture

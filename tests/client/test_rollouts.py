@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from guard_client import reporter as reporter_module
 from guard_client.client import GuardClient
 from guard_client.errors import GuardConfigError
 from guard_client.guard import Guard
@@ -20,12 +19,7 @@ from guard_client.settings import ClientSettings
 from guard_core.wire import MAX_ROLLOUT_TEXT, MAX_ROLLOUTS, Rollout
 from tests.trainer.faulty_guard import FaultyGuard, eventually, problem, reply
 
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "_FIRST_RETRY_SECONDS", 0.005)
-    monkeypatch.setattr(reporter_module, "_LAST_RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(reporter_module, "POLL_SECONDS", 0.02)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 def rewards(*values: Any) -> list[Candidate]:
