@@ -66,7 +66,10 @@ def heldout(**values: Any) -> str:
         ({"dtype": "int8"}, "dtype must be 'auto', 'float32', 'bfloat16' or 'float16', not 'int8'"),
         ({"device": "tpu"}, "device has another form (auto, cpu, mps, cuda or cuda:N; auto: cuda"),
         ({"kind": "vlm"}, "kind must be 'checkpoint', 'vllm' or 'openai', not 'vlm': did you mean 'vllm'?"),
-        ({"kind": "openia"}, "kind must be 'checkpoint', 'vllm' or 'openai', not 'openia': did you mean 'openai'?"),
+        (
+            {"kind": "opnai"},
+            "kind must be 'checkpoint', 'vllm' or 'openai', not 'opnai': did you mean 'openai'?",
+        ),
         ({"kind": None}, "kind must be 'checkpoint', 'vllm' or 'openai', not None"),
         ({"base_url": "http://h"}, "base_url belongs to `kind: openai`: set that, or leave it out"),
         ({**OPENAI, "batch_size": 3}, "batch_size belongs to `kind: checkpoint`: set that"),
