@@ -262,12 +262,14 @@ def _missing(evaluator: str) -> str | None:
 
 
 def _load(config: Mapping[str, Any], options: Mapping[str, Any]) -> GuardSettings:
-    from guard_service.errors import GuardError
+    from guard_service.errors import GuardError, SettingsError
     from guard_service.settings import load_settings
 
     try:
         settings = load_settings(_named(config, options), **_merged(config, options))
         settings.policy()
+        if settings.socket is not None:
+            raise SettingsError("RLGUARD_GUARD_SOCKET is for the guard of a pod, and is set here: unset it")
     except GuardError as error:
         raise CliError(str(error)) from None
     return settings

@@ -20,6 +20,7 @@ from guard_cli.cluster import (
 )
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
+from guard_cli.reading import reader
 from guard_cli.stored import read_store, state_dir_of
 from guard_cli.terminal import plain
 
@@ -114,9 +115,8 @@ def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:
             token = token_file.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise CliError(f"--token-file {token_file} cannot be read: {error}") from None
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False) as client:
+        with reader(url, token, REQUEST_SECONDS) as client:
             responses = [client.get(path) for path in ("/v1/run", "/v1/verdict")]
         for response in responses:
             if response.status_code in (401, 403):

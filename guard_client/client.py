@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -117,27 +119,17 @@ class GuardClient:
     """Talks to one guard.
 
     Args:
-        url: base URL of the guard, http or https.
+        url: base URL of the guard, http or https, or `unix:///PATH` for a Unix socket.
         token: the ingest token, or None if the guard runs without one.
         timeout: seconds for connecting and for each read.
 
     Raises:
-        GuardConfigError: `url` is not an http(s) URL with a host.
+        GuardConfigError: `url` is neither an http(s) URL with a host nor the path of a socket.
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 10.0) -> None:
-        try:
-            parts = urlsplit(url)
-            self._address = (parts.hostname or "", parts.port)
-        except ValueError as error:
-            raise GuardConfigError(f"RLGUARD_URL {url!r} is not a URL: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise GuardConfigError(f"RLGUARD_URL {url!r} must look like http://127.0.0.1:8470")
         self.url = url.rstrip("/")
-        self._prefix = parts.path.rstrip("/")
-        secure = parts.scheme == "https"
-        self._connection_type = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._timeout = timeout
+        self._new_connection, self._prefix = _connector(url, timeout)
         self._headers = {"Accept": "application/json", "User-Agent": f"rlguard-trainer/{__version__}"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -207,8 +199,7 @@ class GuardClient:
         headers = self._headers if payload is None else {**self._headers, "Content-Type": "application/json"}
         reused = self._connection is not None
         if self._connection is None:
-            host, port = self._address
-            self._connection = self._connection_type(host, port, timeout=self._timeout)
+            self._connection = self._new_connection()
         try:
             self._connection.request(method, self._prefix + path, payload, headers)
             response = self._connection.getresponse()
@@ -225,6 +216,56 @@ class GuardClient:
                 f"{method} {self.url}{path}: response of over {_MAX_RESPONSE_BYTES} bytes"
             )
         return response.status, content
+
+
+def socket_path(url: str) -> str | None:
+    """The path of the Unix socket in a URL such as `unix:///run/guard.sock`; None if it has another scheme.
+
+    Raises:
+        ValueError: it is no URL, or has no absolute path, or more than that.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "unix":
+        return None
+    if parts.netloc or parts.query or parts.fragment or not parts.path.startswith("/"):
+        raise ValueError("a Unix socket is named like unix:///run/guard.sock")
+    return parts.path
+
+
+def _connector(url: str, timeout: float) -> tuple[Callable[[], http.client.HTTPConnection], str]:
+    """What connects to a guard, and what stands before the paths of its API.
+
+    Raises:
+        GuardConfigError: the URL is wrong.
+    """
+    try:
+        if (path := socket_path(url)) is not None:
+            return partial(_SocketConnection, path, timeout), ""
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise GuardConfigError(f"RLGUARD_URL {url!r} is not a URL: {error}") from error
+    if parts.scheme not in ("http", "https") or not host:
+        raise GuardConfigError(
+            f"RLGUARD_URL {url!r} must look like http://127.0.0.1:8470, or unix:///run/guard.sock"
+        )
+    secure = parts.scheme == "https"
+    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    return partial(kind, host, port, timeout=timeout), parts.path.rstrip("/")
+
+
+class _SocketConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("guard", timeout=timeout)  # the name is for the Host header alone
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket instead of a host."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def _problem_text(payload: bytes) -> str:

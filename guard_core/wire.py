@@ -287,6 +287,7 @@ class Code(StrEnum):
     SAMPLING_UNKNOWN = "sampling_unknown"
     SAMPLING_CHANGED = "sampling_changed"
     STORE_UNAVAILABLE = "store_unavailable"
+    PORT_TAKEN = "port_taken"
     OK = "ok"
 
     @property
@@ -379,6 +380,7 @@ _MEANINGS = {
     Code.SAMPLING_UNKNOWN: "The trainer does not say how it samples, and neither do the settings.",
     Code.SAMPLING_CHANGED: "The trainer no longer samples as it did at the start; evaluations still do.",
     Code.STORE_UNAVAILABLE: "The guard's store cannot be read or written.",
+    Code.PORT_TAKEN: "The guard cannot listen on one of its ports, so what listens there is not the guard.",
     Code.OK: "Nothing speaks against the run.",
 }
 
@@ -414,6 +416,7 @@ _REMEDIES = {
     "and max_new_tokens of the evaluator",
     Code.SAMPLING_CHANGED: "keep the trainer's sampling as it is for a whole run, or start a new run",
     Code.STORE_UNAVAILABLE: "give the guard's state directory room and write permission",
+    Code.PORT_TAKEN: "give what listens there no token; look for what took the port, or choose another one",
     Code.OK: "",
 }
 

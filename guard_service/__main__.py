@@ -15,8 +15,8 @@ import asyncio
 import gc
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -25,10 +25,14 @@ from guard_core.extras import missing_extra
 from guard_service.errors import GuardError, SettingsError
 
 if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is loaded
+    import uvicorn
+    from fastapi import FastAPI
+
     from guard_core.judge import Judge
     from guard_core.policy import Policy
     from guard_service.cluster.client import JobStatus
     from guard_service.engine import Engine
+    from guard_service.ports import SidePort
     from guard_service.settings import GuardSettings
 
 log = logging.getLogger("rlguard.guard")
@@ -71,23 +75,18 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
     Raises:
         SettingsError: it cannot start, or its held-out split is not fit.
     """
-    import uvicorn
-
     from guard_service.app import create_app
     from guard_service.auth import Tokens
     from guard_service.engine import Engine
     from guard_service.heldout.worker import EvaluationWorker
-    from guard_service.protocol import Protocol
-    from guard_service.scrape import scraped
-    from guard_service.server import GuardServer, listen, url_of
+    from guard_service.server import GuardServer, listen, listen_at, url_of
 
     tokens = Tokens(*settings.tokens())
     policy = settings.policy()
-    listener = listen("", settings.host, settings.port)
-    scrapes = None
-    if settings.metrics_port is not None:
-        scrapes = listen("METRICS_", settings.metrics_host, settings.metrics_port)
-        log.info("metrics, without a token, at %s/metrics", url_of(scrapes))
+    if settings.socket is None:
+        listener = listen("", settings.host, settings.port)
+    else:
+        listener = listen_at(settings.socket)
     worker = None
     if settings.heldout is not None:
         worker = EvaluationWorker(settings.heldout, settings.state_dir / "scratch", policy)
@@ -101,8 +100,37 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         max_store_bytes=settings.max_store_mib << 20,
         resume=None if job is None else partial(_resume, job, policy),
     )
-    config = uvicorn.Config(
-        create_app(engine, tokens, settings.name),
+    app = create_app(engine, tokens, settings.name)
+    beside = list(_ports(settings, engine, app))
+    config = _config(app, GRACE_SECONDS)
+    server = GuardServer(config, settings.state_dir / ENDPOINT_FILE, url_of(listener), listening)
+    engine.on_fatal = server.fail
+
+    async def run() -> None:
+        await engine.start()
+        gc.freeze()  # what is loaded now stays: the collector need not walk it again and again
+        try:
+            async with _reports(engine, job), AsyncExitStack() as served:
+                for port, how in beside:
+                    await served.enter_async_context(port.serving(how))
+                await server.serve(sockets=[listener])
+        finally:
+            await engine.close()
+
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(run())
+    if server.failure is not None:
+        raise server.failure
+
+
+def _config(app: FastAPI, grace_seconds: int) -> uvicorn.Config:
+    """How the API is served; `grace_seconds`: what requests under way have at the end."""
+    import uvicorn
+
+    from guard_service.protocol import Protocol
+
+    return uvicorn.Config(
+        app,
         http=Protocol,
         loop="uvloop",
         ws="none",
@@ -113,24 +141,35 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_graceful_shutdown=grace_seconds,
     )
-    server = GuardServer(config, settings.state_dir / ENDPOINT_FILE, url_of(listener), listening)
-    engine.on_fatal = server.fail
 
-    async def run() -> None:
-        await engine.start()
-        gc.freeze()  # what is loaded now stays: the collector need not walk it again and again
-        try:
-            async with _reports(engine, job), scraped(engine.metrics, scrapes):
-                await server.serve(sockets=[listener])
-        finally:
-            await engine.close()
 
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(run())
-    if server.failure is not None:
-        raise server.failure
+def _ports(
+    settings: GuardSettings, engine: Engine, app: FastAPI
+) -> Iterator[tuple[SidePort, uvicorn.Config]]:
+    """The ports beside the one, or the socket, on which the trainer reports; with what is served there.
+
+    Raises:
+        SettingsError: one cannot be had, and the guard has no socket.
+    """
+    from guard_service.ports import SidePort
+    from guard_service.scrape import scrape_config
+
+    taken, found = engine.taken_ports, []
+    if settings.socket is not None:
+        readers = SidePort("", settings.host, settings.port, "readers at {}", taken)
+        found.append((readers, _config(app, 1)))
+    if settings.metrics_port is not None:
+        shown = "metrics, without a token, at {}/metrics"
+        scrapes = SidePort("METRICS_", settings.metrics_host, settings.metrics_port, shown, taken)
+        found.append((scrapes, scrape_config(engine.metrics)))
+    for port, config in found:
+        if settings.socket is None:
+            port.open()
+        else:
+            port.try_open()
+        yield port, config
 
 
 def _reported_job(settings: GuardSettings) -> JobStatus | None:

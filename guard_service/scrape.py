@@ -7,12 +7,8 @@ few connections, each one short and with a small head, and a page that is made a
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
@@ -22,8 +18,6 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from guard_service.metrics import CONTENT_TYPE, GuardMetrics
-
-log = logging.getLogger("rlguard.guard")
 
 MAX_CONNECTIONS = 16
 CONNECTION_SECONDS = 10.0
@@ -43,20 +37,9 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
 
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are for the guard's own server."""
-        yield
-
-
-@asynccontextmanager
-async def scraped(metrics: GuardMetrics, listener: socket.socket | None) -> AsyncIterator[None]:
-    """Serve these metrics, if there is a bound socket for them, for as long as the guard serves."""
-    if listener is None:
-        yield
-        return
-    config = uvicorn.Config(
+def scrape_config(metrics: GuardMetrics) -> uvicorn.Config:
+    """How these metrics are served."""
+    return uvicorn.Config(
         metrics_app(metrics),
         http=_Connection,
         ws="none",
@@ -68,15 +51,6 @@ async def scraped(metrics: GuardMetrics, listener: socket.socket | None) -> Asyn
         headers=[("Connection", "close")],  # one response, and the place is free for another scraper
         timeout_graceful_shutdown=1,
     )
-    server = _Server(config)
-    listener.listen()  # from now on: the task below takes a moment
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    task.add_done_callback(_say_failure)
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await asyncio.wait([task])
 
 
 def metrics_app(metrics: GuardMetrics) -> Starlette:
@@ -90,9 +64,3 @@ def metrics_app(metrics: GuardMetrics) -> Starlette:
         return Response(page, media_type=CONTENT_TYPE)
 
     return Starlette(routes=[Route("/metrics", get_metrics)])
-
-
-def _say_failure(task: asyncio.Task[None]) -> None:
-    """A guard without metrics goes on guarding."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("metrics are no longer served: %s", error)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
 import signal
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,8 +67,12 @@ def listen(of: str, host: str, port: int) -> socket.socket:
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(address[0], socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address[4])
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address[4])
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
         raise SettingsError(
             f"cannot listen on RLGUARD_GUARD_{of}HOST={host!r}, RLGUARD_GUARD_{of}PORT={port}: "
@@ -75,7 +81,47 @@ def listen(of: str, host: str, port: int) -> socket.socket:
     return listener
 
 
+def listen_at(path: Path) -> socket.socket:
+    """A Unix socket bound to this path, for every user; what was left there by an earlier guard is replaced.
+
+    Whoever may write the directory can put another one there: it must be the guard's alone.
+    """
+    setting = f"RLGUARD_GUARD_SOCKET={str(path)!r}"
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        _remove_dead(path)
+        listener.bind(str(path))
+        path.chmod(0o666)  # connecting is writing; the tokens say who may do what
+    except OSError as error:
+        listener.close()
+        raise SettingsError(f"cannot listen on {setting}: {error.strerror or error}") from None
+    return listener
+
+
+def _remove_dead(path: Path) -> None:
+    """Remove a socket at which nobody listens.
+
+    Raises:
+        OSError: what is there is in use, or no socket.
+    """
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise FileExistsError(errno.EEXIST, "there is something else than a socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise OSError(errno.EADDRINUSE, "another guard listens there")
+
+
 def url_of(listener: socket.socket) -> str:
     """Where a socket listens."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix://{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -53,6 +53,12 @@ class GuardSettings(BaseSettings):
     port: int = Field(
         8470, ge=0, le=65535, description="TCP port; 0 takes a free one and writes it to endpoint.json."
     )
+    socket: Path | None = Field(
+        None,
+        description="Unix socket on which the guard listens, in a directory that only the guard may write: "
+        "nobody else can listen there while it is away. With it the TCP ports are for readers, and a guard "
+        "that cannot have them runs without them (`port_taken`).",
+    )
     metrics_port: int | None = Field(
         None,
         ge=0,

@@ -103,6 +103,8 @@ def isolation_values() -> dict[str, Any]:
         "guardVolumes": volumes,
         "heldoutVolume": "rlguard-heldout",
         "tokenVolume": "rlguard-token",
+        "socketVolume": layout.SOCKET_VOLUME,
+        "socketDirectory": layout.SOCKET_DIR,
         "heldoutDirectory": layout.HELDOUT_DIR,
         "metricsPort": layout.METRICS_PORT_NAME,
         "trainerEnv": list(layout.TRAINER_ENV),

@@ -63,7 +63,11 @@ Schema = Mapping[str, Any]
 
 #: The environment of the trainer. `trainer_environment` compares it with the names that the code reads.
 TRAINER_ENVIRONMENT = {
-    "RLGUARD_URL": ("URL", "required", "Address of the guard, such as `http://127.0.0.1:8470`."),
+    "RLGUARD_URL": (
+        "URL",
+        "required",
+        "Address of the guard, such as `http://127.0.0.1:8470`, or `unix:///PATH` for a Unix socket.",
+    ),
     "RLGUARD_TOKEN": ("text", "none", "The guard's ingest token."),
     "RLGUARD_ATTEMPT": (
         "integer ≥ 0",

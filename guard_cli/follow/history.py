@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from guard_cli.errors import CliError
 from guard_cli.follow.steps import ReportedSteps
+from guard_cli.reading import reader
 from guard_client.samples import StepSample
 from guard_core.wire import KlKind
 
@@ -29,10 +30,9 @@ def ask_history(url: str, token: str | None) -> KnownHistory:
     """
     import httpx
 
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
     steps: ReportedSteps = {}
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False) as client:
+        with reader(url, token, REQUEST_SECONDS) as client:
             evaluations = client.get("/v1/history", params={"max_points": 2})
             if evaluations.status_code in (401, 403):
                 raise CliError(

@@ -284,7 +284,8 @@ class GuardSpec(ApiModel):
         8470,
         ge=1024,
         le=65535,
-        description="Loopback port of the guard. Change it where hostNetwork jobs share a node.",
+        description="Loopback port of the guard, for readers: its trainer reports through a socket. Change "
+        "it where hostNetwork jobs share a node.",
     )
     metrics_port: int = Field(
         8471,

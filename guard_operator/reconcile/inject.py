@@ -37,11 +37,17 @@ from guard_operator.runtime.client import (
 
 TOKEN_SECONDS = 3600  # the kubelet renews the token after 80 % of this
 PROBE = """\
-import sys, urllib.error, urllib.request
+import http.client, socket, sys
+guard = http.client.HTTPConnection("guard")
+guard.sock = socket.socket(socket.AF_UNIX)
+guard.sock.settimeout(3)
 try:
-    urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/{sys.argv[2]}", timeout=3)
-except urllib.error.HTTPError as error:
-    sys.exit(error.read().decode())
+    guard.sock.connect(sys.argv[1])
+    guard.request("GET", "/" + sys.argv[2])
+    response = guard.getresponse()
+    sys.exit(response.read().decode() if response.status != 200 else 0)
+except OSError as error:
+    sys.exit(f"no guard responds: {error}")
 """
 
 
@@ -141,12 +147,14 @@ def _inject(job: Job, template: PodTemplate, pod: Json, config: OperatorConfig) 
     pod["initContainers"] = [*pod.get("initContainers", []), container]
     for trainer in pod["containers"]:
         if trainer.get("name") == template.container:
-            url = {"name": layout.URL_ENV, "value": f"http://127.0.0.1:{guard.port}"}
+            url = {"name": layout.URL_ENV, "value": f"unix://{layout.SOCKET}"}
             token = _from_secret(layout.TOKEN_ENV, support, layout.INGEST_TOKEN_KEY)
             own = trainer.get("env", [])
             drain = {"name": layout.DRAIN_ENV, "value": layout.DRAIN_SECONDS}
             wait = [] if any(variable.get("name") == layout.DRAIN_ENV for variable in own) else [drain]
             trainer["env"] = [*own, url, token, *wait]
+            socket = {"name": layout.SOCKET_VOLUME, "mountPath": layout.SOCKET_DIR, "readOnly": True}
+            trainer["volumeMounts"] = [*trainer["volumeMounts"], socket]
             # So that a run that fails says with which words.
             trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
@@ -173,25 +181,25 @@ def _guard_container(job: Job, template: PodTemplate, checkpoints: Json, config:
             "capabilities": {"drop": ["ALL"]},
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        # The guard listens on loopback, which the kubelet cannot reach, and needs no network for its health:
-        # the probes run inside. The trainer starts only when the guard has checked the held-out split, which
-        # takes minutes against millions of training prompts.
-        "startupProbe": _probe(guard.port, "readyz", periodSeconds=2, failureThreshold=900),
-        "livenessProbe": _probe(guard.port, "healthz", periodSeconds=20, failureThreshold=6),
-        "readinessProbe": _probe(guard.port, "readyz", periodSeconds=15, failureThreshold=2),
+        # Through the guard's own socket: at a port another container may listen. The trainer starts only when
+        # the guard has checked the held-out split, which takes minutes against millions of training prompts.
+        "startupProbe": _probe("readyz", periodSeconds=2, failureThreshold=900),
+        "livenessProbe": _probe("healthz", periodSeconds=20, failureThreshold=6),
+        "readinessProbe": _probe("readyz", periodSeconds=15, failureThreshold=2),
     }
     if pull_policy := guard.image_pull_policy or config.guard_pull_policy:
         container["imagePullPolicy"] = pull_policy
     return container
 
 
-def _probe(port: int, page: str, **timing: int) -> Json:
-    return {"exec": {"command": ["python", "-c", PROBE, str(port), page]}, "timeoutSeconds": 5, **timing}
+def _probe(page: str, **timing: int) -> Json:
+    return {"exec": {"command": ["python", "-c", PROBE, layout.SOCKET, page]}, "timeoutSeconds": 5, **timing}
 
 
 def _environment(job: Job, template: PodTemplate, checkpoints: Json) -> Iterator[Json]:
     guard = job.spec.guard
     values = {
+        "RLGUARD_GUARD_SOCKET": layout.SOCKET,
         "RLGUARD_GUARD_HOST": "127.0.0.1",
         "RLGUARD_GUARD_PORT": str(guard.port),
         "RLGUARD_GUARD_METRICS_PORT": str(guard.metrics_port),
@@ -242,6 +250,7 @@ def _mounts(job: Job, template: PodTemplate, checkpoints: Json) -> Iterator[Json
     kept = {key: checkpoints[key] for key in ("name", "mountPath", "subPath") if key in checkpoints}
     yield kept | {"readOnly": True}
     yield {"name": layout.STATE_VOLUME, "mountPath": layout.STATE_DIR, **_own_folder(job, template)}
+    yield {"name": layout.SOCKET_VOLUME, "mountPath": layout.SOCKET_DIR}
     yield {"name": "rlguard-tmp", "mountPath": layout.TMP_DIR}
     for name, path in (
         ("rlguard-heldout", layout.HELDOUT_DIR),
@@ -269,6 +278,8 @@ def _volumes(guard: GuardSpec, support: str) -> list[Json]:
     return [
         {"name": "rlguard-heldout", **_heldout_source(guard)},
         {"name": layout.STATE_VOLUME, **_state_source(guard)},
+        # In memory: it needs no disk, and a sandbox makes such a volume inside the pod's own kernel.
+        {"name": layout.SOCKET_VOLUME, "emptyDir": {"medium": "Memory"}},
         {"name": "rlguard-tmp", "emptyDir": {}},
         {"name": "rlguard-policy", "configMap": {"name": support}},
         {"name": "rlguard-secrets", "secret": {"secretName": support}},

@@ -195,7 +195,11 @@ PORT: Decisions = {
 
 _USER = {
     **_each(Says.CHECKED, "runAsNonRoot runAsUser", "not root, and not the guard's user"),
-    **_each(Says.ALLOWED, "runAsGroup", "the guard's files are in volumes that no other container mounts"),
+    **_each(
+        Says.ALLOWED,
+        "runAsGroup",
+        "the guard's files are in volumes that no other container mounts, but for its socket",
+    ),
     **_each(Says.CHECKED, "appArmorProfile seccompProfile", _PROFILES),
     **_each(Says.RELAXED, "seLinuxOptions", "a type such as spc_t does not confine the container"),
     **_each(Says.REFUSED, "windowsOptions", "the guard's image is for Linux"),
@@ -217,7 +221,7 @@ POD_SECURITY: Decisions = {
     **_each(
         Says.ALLOWED,
         "fsGroup fsGroupChangePolicy seLinuxChangePolicy supplementalGroups supplementalGroupsPolicy",
-        "who may read the pod's volumes; the guard's are mounted in no other container",
+        "who may read the pod's volumes; of the guard's only its socket is mounted elsewhere, read-only",
     ),
     **_each(Says.RELAXED, "sysctls", "the guard shares the network settings of the pod"),
 }

@@ -14,6 +14,11 @@ TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 TMP_DIR = "/tmp"  # noqa: S108 - the guard's own emptyDir, on a read-only root
 
 STATE_VOLUME = "rlguard-state"
+#: Where the trainer reports: in the guard writable, in the trainer read-only. While no guard runs nobody else
+#: can listen there, as containers of a pod can on one another's ports.
+SOCKET_VOLUME = "rlguard-socket"
+SOCKET_DIR = "/var/run/rlguard/socket"
+SOCKET = f"{SOCKET_DIR}/guard.sock"
 REPLICA_INDEX_ENV = "RLGUARD_GUARD_CLUSTER__REPLICA_INDEX"
 
 #: What the checkpoint volume must not cover: the guard's own directories, and the programs that it runs.

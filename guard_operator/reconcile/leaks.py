@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from guard_operator.api.names import GUARD_CONTAINER, RESERVED_PREFIX
-from guard_operator.reconcile.layout import INGEST_TOKEN_KEY, TOKEN_ENV
+from guard_operator.reconcile.layout import INGEST_TOKEN_KEY, SOCKET_DIR, SOCKET_VOLUME, TOKEN_ENV
 from guard_operator.reconcile.refusals import MOUNTS, SourceRef
 
 _KINDS = {"secret": "Secret", "configMap": "ConfigMap", "persistentVolumeClaim": "PersistentVolumeClaim"}
@@ -61,11 +61,17 @@ def _sources(part: Mapping[str, Any]) -> Iterator[SourceRef]:
 def _mounted(container: Mapping[str, Any], private: Mapping[str, Any]) -> Iterator[str]:
     mounts = [mount for key in MOUNTS for mount in container.get(key) or []]
     files = [(v.get("valueFrom") or {}).get("fileKeyRef") or {} for v in container.get("env") or []]
-    names = [mount.get("name") for mount in mounts] + [file.get("volumeName") for file in files]
-    # A name that is the guard's is refused, also where the pod has no such volume.
-    for name in names:
-        if name in private or str(name).startswith(RESERVED_PREFIX):
+    for mount in (*mounts, *({"name": file.get("volumeName")} for file in files)):
+        name = mount.get("name")
+        # A name that is the guard's is refused, also where the pod has no such volume.
+        if name in private or (str(name).startswith(RESERVED_PREFIX) and not _is_the_way_in(mount)):
             yield f"the volume {name}"
+
+
+def _is_the_way_in(mount: Mapping[str, Any]) -> bool:
+    """The directory of the guard's socket, where a trainer may report and put no other in its place."""
+    there = mount.get("name") == SOCKET_VOLUME and mount.get("mountPath") == SOCKET_DIR
+    return there and mount.get("readOnly") is True
 
 
 def _referred(container: Mapping[str, Any], own: frozenset[SourceRef]) -> Iterator[str]:

@@ -34,6 +34,7 @@ from guard_service.engine.shown import ShownBook
 from guard_service.engine.verdicts import halted
 from guard_service.errors import GuardError, StoreError
 from guard_service.metrics import GuardMetrics
+from guard_service.ports import TakenPorts
 from guard_service.refusals import Kind
 from guard_service.store import BEFORE_ALL, FIGURES, PER_ITEM, ROLLOUTS, Appended, Store
 
@@ -226,6 +227,11 @@ class Engine:
     def store_works(self) -> bool:
         """Whether the store can be read and written, as far as is known."""
         return self._ledger.outage is None
+
+    @property
+    def taken_ports(self) -> TakenPorts:
+        """Where it is noted which ports the guard cannot have."""
+        return self._liveness.ports
 
     @property
     def queue_length(self) -> int:

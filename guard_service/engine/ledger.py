@@ -25,7 +25,7 @@ from guard_core.wire import CheckpointReport, Verdict
 from guard_service.engine.liveness import Liveness
 from guard_service.engine.recovery import FoldedState, fold_event, is_empty, restore
 from guard_service.engine.scoring import ScoringWorker
-from guard_service.engine.verdicts import verdict_now, without_store
+from guard_service.engine.verdicts import beside, verdict_now, without_store
 from guard_service.errors import GuardError, Problem, StoreError, store_unavailable
 from guard_service.metrics import GuardMetrics
 from guard_service.store import Failure, Store, StoredEvent
@@ -307,6 +307,7 @@ class Ledger:
         if self._judge is not None:
             liveness = self._liveness
             verdict = verdict_now(self._judge, liveness.silent_for, liveness.refusals.condition())
+            verdict = beside(verdict, liveness.ports.condition())
         if isinstance(self._store, Unavailable):
             verdict = without_store(verdict, self._store.reason)
         if (worker := self._worker) is not None:

@@ -1,20 +1,25 @@
-"""Signs of life of the trainer: what the store does not hold, and a restart forgets."""
+"""What the store does not hold, and a restart forgets: signs of life of the trainer, ports that are taken."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from guard_core.policy import Policy
+from guard_service.ports import TakenPorts
 from guard_service.refusals import Refusals
 
 
 class Liveness:
-    """How long the trainer has been silent, whether it said that it has finished, what of it was refused."""
+    """How long the trainer has been silent, whether it said that it has finished, what of it was refused.
+
+    And, of the guard itself, which ports it cannot have.
+    """
 
     def __init__(self, policy: Policy, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._silent_since = clock()
         self.refusals = Refusals(policy.refused)
+        self.ports = TakenPorts()
         self.ended = False
 
     @property

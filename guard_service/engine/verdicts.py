@@ -36,11 +36,11 @@ def without_store(verdict: Verdict, reason: str) -> Verdict:
 
 
 def beside(verdict: Verdict, condition: Condition | None) -> Verdict:
-    """The verdict with one more condition; it speaks for the verdict unless a worse one does."""
+    """The verdict with one more condition; it speaks for it unless it is advice, or a worse one does."""
     if condition is None or any(known.code is condition.code for known in verdict.conditions):
         return verdict
     conditions = sorted((condition, *verdict.conditions), key=lambda c: (c.advice, -c.level.severity))
-    speaks = condition.level.severity >= verdict.level.severity
+    speaks = not condition.advice and condition.level.severity >= verdict.level.severity
     return verdict.model_copy(
         update=(_headline(condition) if speaks else {}) | {"conditions": tuple(conditions)}
     )

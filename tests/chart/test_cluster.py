@@ -318,7 +318,9 @@ def without_guard(pod: Json) -> Json:
     spec = pod["spec"]
     spec["initContainers"].pop()
     spec["volumes"] = [v for v in spec["volumes"] if not v["name"].startswith("rlguard-")]
-    spec["containers"][0].pop("env")
+    trainer = spec["containers"][0]
+    trainer.pop("env")
+    trainer["volumeMounts"] = [m for m in trainer["volumeMounts"] if not m["name"].startswith("rlguard-")]
     return pod
 
 
@@ -450,6 +452,11 @@ def guard(pod: Json) -> Json:
     return found
 
 
+def mount(container: Json, name: str) -> Json:
+    found: Json = next(m for m in container["volumeMounts"] if m["name"] == name)
+    return found
+
+
 def volume(pod: Json, **source: Any) -> None:
     pod["volumes"].append({"name": "extra", **source})
 
@@ -574,6 +581,24 @@ CASES = [
             trainer(p).update(volumeDevices=[{"name": "rlguard-state", "devicePath": "/dev/x"}]),
         ),
         "pytorch: must not mount the guard's volumes",
+        pod_only=True,
+    ),
+    Case(
+        "the guard's socket to write",
+        lambda p: mount(trainer(p), "rlguard-socket").pop("readOnly"),
+        "pytorch: must not mount the guard's volumes, but for its socket read-only",
+        pod_only=True,
+    ),
+    Case(
+        "the guard's socket to write in another container",
+        lambda p: extra(p, volumeMounts=[mount(trainer(p), "rlguard-socket") | {"readOnly": False}]),
+        "extra: must not mount the guard's volumes, but for its socket read-only",
+        pod_only=True,
+    ),
+    Case(
+        "the guard's socket elsewhere",
+        lambda p: mount(trainer(p), "rlguard-socket").update(mountPath="/x"),
+        "pytorch: must not mount the guard's volumes, but for its socket read-only",
         pod_only=True,
     ),
     Case("a token by default", lambda p: p.pop("automountServiceAccountToken"), "automount", pod_only=True),
@@ -806,6 +831,14 @@ CHANGED_GUARDS: dict[str, tuple[Callable[[Json], Any], str]] = {
     "state": (
         lambda p: own_volume(p, "rlguard-state", persistentVolumeClaim={"claimName": "other"}),
         "volumes must be those of its job",
+    ),
+    "a socket that others can replace": (
+        lambda p: own_volume(p, "rlguard-socket", persistentVolumeClaim={"claimName": "other"}),
+        "volumes must be those of its job",
+    ),
+    "another socket": (
+        lambda p: variable(p, "RLGUARD_GUARD_SOCKET").update(value="/checkpoints/guard.sock"),
+        "must be as the operator wrote it",
     ),
     "a mount over its code": (
         lambda p: guard(p)["volumeMounts"].append(

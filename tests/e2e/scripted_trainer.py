@@ -8,6 +8,7 @@ command line, then those that a test appends to /scratch/orders, until it is tol
     checkpoint              save a tiny model with random weights and report it
     sleep SECONDS           (the test may then take something away and need not come back)
     fire                    report steps whose KL is far beyond every KL stop
+    steal PORT...           listen on these ports as soon as they are free, and say yes to everything
     eat                     take memory until the kernel ends it
     exit CODE               end
 
@@ -21,8 +22,10 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from guard_client.client import GuardClient
@@ -63,6 +66,9 @@ class Trainer:
             self.save()
         elif word == "sleep":
             self.wait(float(values[0]))
+        elif word == "steal":
+            for port in values:
+                threading.Thread(target=steal, args=(int(port),), daemon=True).start()
         elif word == "eat":
             eaten = []
             while True:
@@ -98,6 +104,31 @@ class Trainer:
                 print(f"stopped: {self.reporter.stop_verdict.code}", flush=True)
                 sys.exit(STOPPED_BY_GUARD)
             time.sleep(POLL_SECONDS)
+
+
+class Thief(BaseHTTPRequestHandler):
+    """Says yes to everything, and prints what it was given."""
+
+    def do_GET(self) -> None:
+        print(f"robbed: {self.command} {self.path} {self.headers.get('Authorization')}", flush=True)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    do_POST = do_GET
+
+
+def steal(port: int) -> None:
+    """Serve at a port of the pod, from the moment at which it is free."""
+    while True:
+        try:
+            server = ThreadingHTTPServer(("", port), Thief)
+        except OSError:
+            time.sleep(0.02)
+        else:
+            sys.stdout.write(f"stole: {port}\n")  # at once: there is a thread for each port
+            sys.stdout.flush()
+            server.serve_forever()
 
 
 def orders(trainer: Trainer) -> Iterator[str]:

@@ -60,13 +60,13 @@ except urllib.error.HTTPError as error:
 
 #: Asks the guard with the trainer's token; prints the answer's status.
 ASK_GUARD = """
-import os, sys, urllib.error, urllib.request
-url, token = os.environ["RLGUARD_URL"] + sys.argv[1], os.environ["RLGUARD_TOKEN"]
-request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-try:
-    print(urllib.request.urlopen(request, timeout=10).status)
-except urllib.error.HTTPError as error:
-    print(error.code)
+import http.client, os, socket, sys
+guard = http.client.HTTPConnection("guard")
+guard.sock = socket.socket(socket.AF_UNIX)
+guard.sock.settimeout(10)
+guard.sock.connect(os.environ["RLGUARD_URL"].removeprefix("unix://"))
+guard.request("GET", sys.argv[1], headers={"Authorization": f"Bearer {os.environ['RLGUARD_TOKEN']}"})
+print(guard.getresponse().status)
 """
 
 
@@ -77,6 +77,7 @@ def test_the_trainer_cannot_reach_what_is_the_guards(namespace: Namespace) -> No
     the_heldout_split_is_the_guards_alone(job)
     the_service_account_is_the_guards_alone(job)
     the_guards_processes_cannot_be_seen(job)
+    the_guards_socket_cannot_be_replaced(job)
     the_trainers_token_is_for_reports(job)
     the_checkpoints_are_read_only_for_the_guard(job)
     nobody_gets_in_with_a_debug_container(job)
@@ -117,7 +118,8 @@ def read_from_the_node(job: Job, url: str) -> str:
 def the_heldout_split_is_the_guards_alone(job: Job) -> None:
     assert "/rlguard/heldout/heldout.jsonl" in python(job, GUARD_CONTAINER, SEARCH, HELDOUT_ITEM)
     assert python(job, TRAINER_CONTAINER, SEARCH, HELDOUT_ITEM) == ""
-    for path in ("/var/run/rlguard", "/var/run/rlguard/heldout/heldout.jsonl", "/var/lib/rlguard"):
+    assert job.exec(TRAINER_CONTAINER, "ls", "/var/run/rlguard").split() == ["socket"]
+    for path in ("/var/run/rlguard/heldout/heldout.jsonl", "/var/run/rlguard/secrets", "/var/lib/rlguard"):
         assert job.try_exec(GUARD_CONTAINER, "ls", path).returncode == 0, path
         tried = job.try_exec(TRAINER_CONTAINER, "ls", path)
         assert "No such file or directory" in tried.stderr, (path, tried)
@@ -139,6 +141,14 @@ def the_guards_processes_cannot_be_seen(job: Job) -> None:
     assert "trainer.py" in seen
     assert "guard_service" not in seen
     assert "heldout" not in seen
+
+
+def the_guards_socket_cannot_be_replaced(job: Job) -> None:
+    """It can be connected to, though: the run reports through it."""
+    socket = "/var/run/rlguard/socket/guard.sock"
+    for way in (["rm", "-f", socket], ["mv", socket, f"{socket}.old"], ["touch", f"{socket}.new"]):
+        tried = job.try_exec(TRAINER_CONTAINER, *way)
+        assert "Read-only file system" in tried.stderr, tried
 
 
 def the_trainers_token_is_for_reports(job: Job) -> None:

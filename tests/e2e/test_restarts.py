@@ -89,6 +89,35 @@ def test_a_guard_that_is_killed_keeps_verdict_and_count(namespace: Namespace) ->
     then.the_job_never_fired(job)
 
 
+def test_a_trainer_that_takes_the_ports_of_a_dead_guard_gains_nothing(namespace: Namespace) -> None:
+    """It listens there while the guard's container is down, and tells whoever asks that all is well."""
+    job = given.a_scripted_run(namespace, deaf=True)
+    guard = next(c for c in job.pod["spec"]["initContainers"] if c["name"] == GUARD_CONTAINER)
+    ports = [
+        v["value"] for v in guard["env"] if v["name"] in {"RLGUARD_GUARD_PORT", "RLGUARD_GUARD_METRICS_PORT"}
+    ]
+    when.the_trainer_is_told(job, f"steal {' '.join(ports)}")
+    then.the_log_says(job, TRAINER_CONTAINER, f"done: steal {' '.join(ports)}")
+
+    killed = when.the_guard_is_killed(job)
+    when.the_trainer_is_told(job, "steps 4")
+
+    then.the_log_says(job, TRAINER_CONTAINER, *(f"stole: {port}" for port in ports))
+    then.a_container_runs_again(job, GUARD_CONTAINER, killed)
+    after = then.the_guard_has_counted(job, 12)
+    assert (after["steps"], after["attempt"]) == (12, 0), "what was reported while no guard ran is taken"
+    said = then.the_guard_answers(job)["conditions"]
+    assert [one["advice"] for one in said if one["code"] == "port_taken"] == [True]
+    then.eventually(lambda: job.container(GUARD_CONTAINER)["ready"], "its probes reach it", timeouts.RESTART)
+    assert job.container(GUARD_CONTAINER)["restartCount"] == 1
+    assert "robbed" not in job.log(TRAINER_CONTAINER), "neither a token nor a step went to the thief"
+
+    when.the_trainer_fires(job)
+
+    then.the_job_has_fired(job, "KlHardStop")
+    then.the_job_is_stopped(job)
+
+
 @pytest.mark.alone
 def test_a_guard_that_is_killed_after_it_fired_says_so_again(namespace: Namespace) -> None:
     """Without an operator, which would stop the run; it does when it is back."""

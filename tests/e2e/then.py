@@ -22,11 +22,14 @@ POLL_SECONDS = 0.25
 ENDS = {"Stopped", "Succeeded", "Failed", "Disrupted"}
 
 _ASK_VERDICT = """
-import os, urllib.request
-url = f"http://127.0.0.1:{os.environ['RLGUARD_GUARD_PORT']}/v1/verdict"
+import http.client, os, socket
 token = open(os.environ["RLGUARD_GUARD_READ_TOKEN_FILE"]).read().strip()
-request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-print(urllib.request.urlopen(request, timeout=5).read().decode())
+guard = http.client.HTTPConnection("guard")
+guard.sock = socket.socket(socket.AF_UNIX)
+guard.sock.settimeout(5)
+guard.sock.connect(os.environ["RLGUARD_GUARD_SOCKET"])
+guard.request("GET", "/v1/verdict", headers={"Authorization": f"Bearer {token}"})
+print(guard.getresponse().read().decode())
 """
 
 
@@ -143,6 +146,15 @@ def the_guard_answers(job: Job, within: float = timeouts.RESTART) -> Json:
         return json.loads(asked.stdout) if asked.returncode == 0 else None
 
     return eventually(verdict, "the guard gives its verdict", within) or {}
+
+
+def the_log_says(job: Job, container: str, *lines: str, within: float = timeouts.RESTART) -> None:
+    """Each of these lines stands in the log of a container."""
+    eventually(
+        lambda: set(lines) <= set(job.log(container).splitlines()),
+        f"{lines} in the log of {container}",
+        within,
+    )
 
 
 def the_calibrated_detector_judges(job: Job, within: float = timeouts.EVALUATION) -> list[Json]:

@@ -26,7 +26,23 @@ EVIDENCE, KEPT = (Rule("guard_cli", f"report/{name}.py", OF_A_CLUSTER) for name 
 
 ALLOWANCE = Rule("guard_service", "engine/allowance.py", DAMAGE.with_name("test_allowance.py"))
 
+LISTENING = DAMAGE.with_name("test_ports.py")
+PORTS, SERVER, VERDICTS = (
+    Rule("guard_service", name, LISTENING) for name in ("ports.py", "server.py", "engine/verdicts.py")
+)
+
 MUTANTS: list[Mutant] = [
+    # Where the guard listens: its socket is its own, and a port that is taken stops nothing.
+    (PORTS, "            advice=True,\n", ""),
+    (PORTS, "            listener.listen()  #", "            pass  #"),
+    (PORTS, "        self._taken.note(self._port, self._listener is None)\n", ""),
+    (PORTS, "            if not self._said:\n", "            if True:\n"),
+    (PORTS, "            self.try_open()\n", "            self.open()\n"),
+    (VERDICTS, "not condition.advice and condition", "condition"),
+    (SERVER, "        path.chmod(0o666)", "        path.chmod(0o600)"),
+    (SERVER, "        _remove_dead(path)\n", ""),
+    (SERVER, "if not stat.S_ISSOCK(path.lstat().st_mode):", "if False:"),
+    (SERVER, '    raise OSError(errno.EADDRINUSE, "another guard listens there")', "    path.unlink()"),
     (PAGE, '.replace("<", ', '.replace("\\0", '),
     (PAGE, 'html.escape(str(value).encode("utf-8", "replace").decode())', "str(value)"),
     (PAGE, '.encode("utf-8", "replace").decode()', ""),

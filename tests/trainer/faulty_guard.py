@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import BaseServer, ThreadingMixIn, UnixStreamServer
 from typing import Any
 
 from guard_core.wire import (
@@ -39,14 +41,18 @@ STOPPED = Verdict(
 )
 
 
+class ThreadingUnixStreamServer(ThreadingMixIn, UnixStreamServer):
+    """A server of a Unix socket, with a thread for each connection."""
+
+
 class FaultyGuard:
-    """Listens on a free loopback port; `fault`, if set, answers a request instead of the guard.
+    """Listens on a free loopback port, or a Unix socket; `fault`, if set, answers instead of the guard.
 
     `steps` and `checkpoints` hold what was acknowledged, in order. `verdict_after(n)` is the verdict once n
     steps are acknowledged.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self.steps: list[StepReport] = []
         self.checkpoints: list[CheckpointReport] = []
         self.ends: list[EndReport] = []
@@ -75,9 +81,14 @@ class FaultyGuard:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._server: BaseServer
+        if path is None:
+            self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+            self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        else:
+            self._server = ThreadingUnixStreamServer(str(path), Handler)
+            self._server.daemon_threads = True
+            self.url = f"unix://{path}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 

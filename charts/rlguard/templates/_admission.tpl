@@ -84,8 +84,8 @@ spec:
   "where" (printf "c.name.startsWith('%s')" $facts.reservedPrefix)
   "message" (printf "names that start with %s are the operator\\'s" $facts.reservedPrefix)) $of) }}
 {{- include "rlguard.refuse" (merge (dict
-  "where" (printf "c.?volumeMounts.orValue([]).exists(m, m.name.startsWith('%[1]s')) || c.?volumeDevices.orValue([]).exists(d, d.name.startsWith('%[1]s')) || c.?env.orValue([]).exists(e, e.?valueFrom.?fileKeyRef.?volumeName.orValue('').startsWith('%[1]s'))" $facts.reservedPrefix)
-  "message" "must not mount the guard\\'s volumes") $of) }}
+  "where" (printf "c.?volumeMounts.orValue([]).exists(m, m.name.startsWith('%[1]s') && !(m.name == '%[2]s' && m.mountPath == '%[3]s' && m.?readOnly.orValue(false))) || c.?volumeDevices.orValue([]).exists(d, d.name.startsWith('%[1]s')) || c.?env.orValue([]).exists(e, e.?valueFrom.?fileKeyRef.?volumeName.orValue('').startsWith('%[1]s'))" $facts.reservedPrefix $facts.socketVolume $facts.socketDirectory)
+  "message" "must not mount the guard\\'s volumes, but for its socket read-only") $of) }}
 {{- include "rlguard.refuse" (merge (dict
   "where" "c.?securityContext.?privileged.orValue(false)"
   "message" "must not be privileged: it could read every volume") $of) }}

@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import UnixStreamServer
 from typing import Any
 
 import pytest
 import yaml
 
+from guard_client.client import socket_path
 from guard_core.policy import Policy
 from guard_operator.adapters import TemplateError, WorkloadState, find_adapter
 from guard_operator.api.types import GuardSpec, Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.inject import (
+    PROBE,
     LeakError,
     build_workload,
     guard_service_account,
@@ -93,6 +101,11 @@ def mounts(pod: Json, name: str) -> dict[str, Json]:
     return {mount["name"]: mount for mount in container(pod, name).get("volumeMounts", [])}
 
 
+def socket_of(guard: Json) -> str:
+    """Where the guard's container listens."""
+    return str(next(e["value"] for e in guard["env"] if e["name"] == "RLGUARD_GUARD_SOCKET"))
+
+
 # -- injection -------------------------------------------------------------------------------------------
 
 
@@ -115,7 +128,7 @@ def test_secrets_of_the_guard_are_mounted_in_the_guard_alone() -> None:
 def test_what_the_guard_may_only_read_is_read_only() -> None:
     found = mounts(pod_of(built(job())), "rlguard-guard")
     writable = {name for name, mount in found.items() if not mount.get("readOnly")}
-    assert writable == {"rlguard-state", "rlguard-tmp"}
+    assert writable == {"rlguard-state", "rlguard-socket", "rlguard-tmp"}
     assert found["ckpt"] == {"name": "ckpt", "mountPath": "/ckpt", "subPath": "run", "readOnly": True}
     heldout = next(v for v in pod_of(built(job()))["volumes"] if v["name"] == "rlguard-heldout")
     assert heldout["persistentVolumeClaim"] == {"claimName": "heldout", "readOnly": True}
@@ -159,11 +172,57 @@ def test_the_guard_is_restricted() -> None:
 
 
 def test_probes_run_inside_the_container() -> None:
-    guard_container = container(pod_of(built(job(port=9000))), "rlguard-guard")
+    """And through the guard's socket: at its port another container of the pod could respond."""
+    guard_container = container(pod_of(built(job())), "rlguard-guard")
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         command = guard_container[probe]["exec"]["command"]
-        assert command[-2] == "9000"
-        compile(command[2], probe, "exec")
+        assert command[-2] == socket_of(guard_container)
+        assert "AF_UNIX" in command[2] and "127.0.0.1" not in command[2]
+
+
+def test_a_probe_says_what_it_was_told(tmp_path: Path) -> None:
+    """The program of the probes, run: 0 for a 200, the body of another status, and that nobody responds."""
+    path = tmp_path / "guard.sock"
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200 if self.path == "/healthz" else 503)
+            self.end_headers()
+            self.wfile.write(b"the split is not checked yet")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    def probe(page: str) -> tuple[int, str]:
+        command = [sys.executable, "-c", PROBE, str(path), page]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, done.stderr.strip()
+
+    code, said = probe("readyz")
+    assert code == 1 and said.startswith("no guard responds: ")
+    with UnixStreamServer(str(path), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert probe("healthz") == (0, "")
+        assert probe("readyz") == (1, "the split is not checked yet")
+        server.shutdown()
+    assert asked == ["/healthz", "/readyz"]
+    code, said = probe("healthz")
+    assert code == 1 and "refused" in said, "what a guard that has died leaves behind gives no response"
+
+
+def test_the_trainer_reaches_the_guards_socket_and_cannot_put_another_there() -> None:
+    pod = pod_of(built(job()))
+    (volume,) = (v for v in pod["volumes"] if v["name"] == "rlguard-socket")
+    assert volume == {"name": "rlguard-socket", "emptyDir": {"medium": "Memory"}}, "of this pod alone"
+    there = {"name": "rlguard-socket", "mountPath": layout.SOCKET_DIR}
+    assert mounts(pod, "rlguard-guard")["rlguard-socket"] == there
+    assert mounts(pod, "pytorch")["rlguard-socket"] == there | {"readOnly": True}
+    for other in ("logger", "download"):
+        assert "rlguard-socket" not in mounts(pod, other)
+    assert socket_of(container(pod, "rlguard-guard")).startswith(layout.SOCKET_DIR + "/")
+    assert "rlguard-socket" not in mounts(pod_of(built(job()), "Worker"), "pytorch"), "it has no guard"
 
 
 def test_the_trainer_starts_only_when_the_guard_has_checked_its_split() -> None:
@@ -182,7 +241,8 @@ def test_the_trainer_gets_url_and_ingest_token() -> None:
     pod = pod_of(built(job()))
     env = {variable["name"]: variable for variable in container(pod, "pytorch")["env"]}
     assert env["A"]["value"] == "b"
-    assert env["RLGUARD_URL"]["value"] == "http://127.0.0.1:8470"
+    assert env["RLGUARD_URL"]["value"] == f"unix://{socket_of(container(pod, 'rlguard-guard'))}"
+    assert socket_path(env["RLGUARD_URL"]["value"]) == layout.SOCKET, "the client understands it"
     reference = env["RLGUARD_TOKEN"]["valueFrom"]["secretKeyRef"]
     assert reference == {"name": "run-01234567", "key": "ingest-token"}
     assert env["RLGUARD_DRAIN_SECONDS"]["value"] == "300"
@@ -238,6 +298,7 @@ def test_the_guard_reads_its_environment(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv(variable["name"], variable.get("value", "10.0.0.7"))  # else: the pod's address
     settings = GuardSettings()
     assert (settings.host, settings.port) == ("127.0.0.1", 9000)
+    assert str(settings.socket) == layout.SOCKET
     assert (settings.metrics_host, settings.metrics_port) == ("10.0.0.7", 8471)
     assert str(settings.checkpoint_root) == "/ckpt"
     assert str(settings.state_dir) == layout.STATE_DIR
@@ -314,6 +375,18 @@ def test_the_operators_pull_policy_is_that_of_jobs_that_say_none() -> None:
         ("Master", "containers", 0, {"volumeDevices": [{"name": "rlguard-state", "devicePath": "/dev/x"}]}),
         ("Master", "initContainers", 0, {"volumeMounts": [{"name": "rlguard-token", "mountPath": "/t"}]}),
         ("Worker", "containers", 0, {"volumeMounts": [{"name": "rlguard-heldout", "mountPath": "/h"}]}),
+        (
+            "Master",
+            "containers",
+            1,
+            {"volumeMounts": [{"name": "rlguard-socket", "mountPath": layout.SOCKET_DIR}]},
+        ),
+        (
+            "Master",
+            "containers",
+            1,
+            {"volumeMounts": [{"name": "rlguard-socket", "mountPath": "/x", "readOnly": True}]},
+        ),
     ],
 )
 def test_what_would_leak_is_not_built(role: str, key: str, index: int, mount: Json) -> None:

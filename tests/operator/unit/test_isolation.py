@@ -265,6 +265,8 @@ def env(value_from: Json, name: str = "A") -> Callable[[Json], Any]:
     return lambda pod: pod["containers"][0].update(env=[{"name": name, "valueFrom": value_from}])
 
 
+SOCKET = {"name": "rlguard-socket", "mountPath": "/var/run/rlguard/socket"}
+
 LEAKS: dict[str, Callable[[Json], Any]] = {
     "a mount by name": lambda pod: pod["containers"][0].update(volumeMounts=[{"name": "rlguard-heldout"}]),
     "a name that is not there yet": lambda pod: pod["containers"][0].update(
@@ -293,6 +295,17 @@ LEAKS: dict[str, Callable[[Json], Any]] = {
         envFrom=[{"configMapRef": {"name": "policy"}}]
     ),
     "the automatic token": lambda pod: pod.pop("automountServiceAccountToken"),
+    "the guard's socket to write": lambda pod: pod["containers"][0].update(volumeMounts=[SOCKET]),
+    "a socket that is not to write in words": lambda pod: pod["containers"][0].update(
+        volumeMounts=[SOCKET | {"readOnly": "true"}]
+    ),
+    "the guard's socket elsewhere": lambda pod: pod["containers"][0].update(
+        volumeMounts=[SOCKET | {"mountPath": "/x", "readOnly": True}]
+    ),
+    "what is the guard's under the name of its socket": lambda pod: (
+        pod["volumes"].append({"name": SOCKET["name"], "secret": {"secretName": "split"}}),
+        pod["containers"][0].update(volumeMounts=[SOCKET | {"readOnly": True}]),
+    ),
 }
 
 
@@ -300,6 +313,7 @@ def test_a_finished_pod_has_no_leak() -> None:
     assert leaks(finished(), OWN) == ()
     pod = finished()
     env({"secretKeyRef": {"name": "split", "key": "ingest-token"}}, "RLGUARD_TOKEN")(pod)
+    pod["containers"][0].update(volumeMounts=[SOCKET | {"readOnly": True}])
     assert leaks(pod, OWN) == ()
 
 
@@ -330,6 +344,9 @@ MISTAKES: dict[str, Callable[[Json], Any]] = {
         v for v in pod["containers"][0]["env"] if v["name"] == "RLGUARD_TOKEN"
     )["valueFrom"]["secretKeyRef"].update(key="read-token"),
     "the token of the pod": lambda pod: pod.update(automountServiceAccountToken=True),
+    "a socket that the trainer may replace": lambda pod: [
+        m.pop("readOnly") for m in pod["containers"][0]["volumeMounts"] if m["name"] == "rlguard-socket"
+    ],
 }
 
 
