@@ -61,7 +61,7 @@ chart-tools: ## Build helm, kustomize and promtool for the chart's tests, once.
 
 test: lint browser control-plane chart-tools ## Every check: lint, the rules with their coverage, all other tests, then e2e.
 	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
-	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench --ignore=tests/e2e --ignore=tests/vllm
+	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench --ignore=tests/e2e --ignore=tests/vllm --ignore=tests/kinds
 	$(MAKE) --no-print-directory test-vllm
 	@if docker info >/dev/null 2>&1; then $(MAKE) --no-print-directory e2e; else \
 	  echo "make test: the end-to-end tests on kind were NOT run: no Docker daemon responds here" >&2; fi
@@ -92,6 +92,9 @@ test-trl-oldest: | $(UV) ## The trainer's tests with the oldest TRL that is allo
 	$(UV) pip sync --quiet --python $(OLDEST)/bin/python --require-hashes requirements.lock
 	$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --editable . 'trl~=$(TRL_OLDEST).0'
 	$(OLDEST)/bin/pytest -q tests/trainer --ignore=tests/trainer/test_mutants.py
+
+test-kinds: install control-plane ## RayJob against the real KubeRay, which is built once; not part of `make test`.
+	$(VENV)/bin/pytest -q tests/kinds
 
 e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses an existing one.
 	CACHE=$(CACHE) tests/e2e/run.sh
@@ -160,4 +163,4 @@ actionlint: ## Build actionlint for the workflows' test, once.
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: test test-vllm lock-vllm test-trl-oldest e2e kind-up kind-down browser bench bench-detection bench-operator images image-trainer push release actionlint clean
+.PHONY: test test-vllm lock-vllm test-trl-oldest test-kinds e2e kind-up kind-down browser bench bench-detection bench-operator images image-trainer push release actionlint clean

@@ -32,7 +32,7 @@ COMMANDS: Mapping[str, Command] = {
     "baseline": Command("guard_cli.baseline", "What the starting policy scores, before a run."),
     "calibrate": Command("guard_cli.calibrate.command", "Thresholds for a false-stop rate of your choice."),
     "wrap": Command(
-        "guard_cli.wrap.command", "Put a PyTorchJob or Job that you have under guard.", ("cli", "operator")
+        "guard_cli.wrap.command", "Put a training job that you have under guard.", ("cli", "operator")
     ),
     "status": Command("guard_cli.status", "How a run is doing: on a cluster, at an address, in a folder."),
     "report": Command("guard_cli.report.command", "The report of a run on a cluster, also when it is gone."),

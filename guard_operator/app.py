@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from kubernetes.client import Configuration
 
-from guard_operator.adapters import ADAPTERS, WorkloadAdapter
+from guard_operator.adapters import ADAPTERS
 from guard_operator.api import names
 from guard_operator.config import OperatorConfig
 from guard_operator.page.server import PageServer, Shown, TokenFile
@@ -22,7 +23,7 @@ from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.notifier import Notifications, Notifier
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.recorder import EventRecorder
-from guard_operator.reconcile.slim import slim_job, slim_pod, slim_workload
+from guard_operator.reconcile.slim import slim_between, slim_job, slim_pod, slim_workload
 from guard_operator.runtime.client import PODS, Client, Json, Resource
 from guard_operator.runtime.health import HealthServer
 from guard_operator.runtime.lease import LeaderElector, LeaseTiming
@@ -32,6 +33,8 @@ from guard_operator.runtime.queue import WorkQueue
 from guard_operator.runtime.reflector import Key, Reflector, Timing
 
 log = logging.getLogger(__name__)
+
+Slim = Callable[[Json], Json]
 
 #: How often a job is looked at whose namespace has not been read yet.
 UNSYNCED_SECONDS = 1.0
@@ -168,7 +171,7 @@ class _Caches:
         self._given_up: set[str | None] = set()
         self._jobs: list[Reflector] = []
         self._pods: list[Reflector] = []
-        self._workloads: dict[Resource, list[Reflector]] = {adapter.resource: [] for adapter in ADAPTERS}
+        self._workloads: dict[Resource, list[Reflector]] = {}
         for scope in self._scopes:
             self._jobs.append(
                 Reflector(client, JOBS, scope, self._job_changed, slim_job, timing=timing, page=JOBS_PAGE)
@@ -185,22 +188,23 @@ class _Caches:
                     index=_job_uid,
                 )
             )
-            for adapter in ADAPTERS:
-                self._workloads[adapter.resource].append(
-                    self._workload_reflector(client, scope, adapter, timing)
+            for resource, slim in _watched().items():
+                self._workloads.setdefault(resource, []).append(
+                    self._workload_reflector(client, scope, resource, slim, timing)
                 )
 
     def _workload_reflector(
-        self, client: Client, scope: str | None, adapter: WorkloadAdapter, timing: Timing
+        self, client: Client, scope: str | None, resource: Resource, slim: Slim, timing: Timing
     ) -> Reflector:
         return Reflector(
             client,
-            adapter.resource,
+            resource,
             scope,
             self._owned_changed,
-            lambda raw: slim_workload(adapter, raw),
+            slim,
             selector=names.UID_LABEL,
             timing=timing,
+            index=_job_uid,
         )
 
     @property
@@ -252,10 +256,11 @@ class _Caches:
 
     def pods(self, namespace: str, job_uid: str) -> Iterable[Json]:
         """The pods of a job as cached."""
-        for reflector in self._pods:
-            for pod in reflector.indexed(job_uid):
-                if pod["metadata"]["namespace"] == namespace:
-                    yield pod
+        return _of_job(self._pods, namespace, job_uid)
+
+    def between(self, resource: Resource, namespace: str, job_uid: str) -> Iterable[Json]:
+        """What carries a job's UID of this kind, as cached."""
+        return _of_job(self._workloads[resource], namespace, job_uid)
 
     def _job_changed(self, old: Json | None, new: Json | None) -> None:
         raw = new or old
@@ -283,6 +288,21 @@ def _is_latched(raw: Json) -> bool:
 
 def _job_uid(raw: Json) -> str:
     return str((raw["metadata"].get("labels") or {}).get(names.UID_LABEL, ""))
+
+
+def _of_job(reflectors: Iterable[Reflector], namespace: str, job_uid: str) -> Iterable[Json]:
+    for reflector in reflectors:
+        for raw in reflector.indexed(job_uid):
+            if raw["metadata"]["namespace"] == namespace:
+                yield raw
+
+
+def _watched() -> dict[Resource, Slim]:
+    """The kinds of workloads, and those between them and their pods, with what is kept of each."""
+    between: dict[Resource, Slim] = {
+        resource: slim_between for adapter in ADAPTERS for resource in adapter.between
+    }
+    return between | {adapter.resource: partial(slim_workload, adapter) for adapter in ADAPTERS}
 
 
 def _first(found: Iterable[Json | None]) -> Json | None:

@@ -5,11 +5,12 @@ Support objects are only ever created, never read: the operator cannot read a Se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from guard_operator.adapters import ADAPTERS, WorkloadAdapter
 from guard_operator.api import names
+from guard_operator.runtime.client import Resource
 
 
 def rules(adapters: Iterable[WorkloadAdapter] = ADAPTERS) -> list[dict[str, Any]]:
@@ -18,14 +19,7 @@ def rules(adapters: Iterable[WorkloadAdapter] = ADAPTERS) -> list[dict[str, Any]
         _rule(names.GROUP, [names.PLURAL], ["get", "list", names.OPERATOR_VERB, "watch"]),
         # It can grant a guard no more than it may do itself.
         _rule(names.GROUP, [f"{names.PLURAL}/status"], ["get", "patch"]),
-        *(
-            _rule(
-                adapter.resource.group,
-                [adapter.resource.plural],
-                ["create", "delete", "get", "list", "patch", "watch"],
-            )
-            for adapter in adapters
-        ),
+        *_of_workloads(adapters),
         _rule("", ["pods"], ["delete", "get", "list", "watch"]),
         _rule("", ["pods/log"], ["get"]),
         _rule("", ["persistentvolumeclaims"], ["get"]),
@@ -34,6 +28,21 @@ def rules(adapters: Iterable[WorkloadAdapter] = ADAPTERS) -> list[dict[str, Any]
         _rule("", ["events"], ["create", "list"]),
         _rule("rbac.authorization.k8s.io", ["rolebindings", "roles"], ["create"]),
     ]
+
+
+def _of_workloads(adapters: Iterable[WorkloadAdapter]) -> Iterator[dict[str, Any]]:
+    """For the workloads, what is between them and their pods, and what a stop must reach beside them."""
+    verbs: dict[Resource, set[str]] = {}
+    for adapter in adapters:
+        needed = [
+            (adapter.resource, ("create", "delete", "get", "list", "patch", "watch")),
+            *((resource, ("list", "watch")) for resource in adapter.between),
+            *adapter.children,
+        ]
+        for resource, wanted in needed:
+            verbs.setdefault(resource, set()).update(wanted)
+    for resource, found in verbs.items():
+        yield _rule(resource.group, [resource.plural], sorted(found))
 
 
 def lease_rules() -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from guard_core import __version__
 from guard_operator import rbac
 from guard_operator.adapters import ADAPTERS
+from guard_operator.adapters.rayjob import SUBMITTER_LABEL
 from guard_operator.api.names import (
     GUARD_CONTAINER,
     JOB_LABEL,
@@ -97,6 +98,7 @@ def isolation_values() -> dict[str, Any]:
         "uidLabel": UID_LABEL,
         "reservedPrefix": RESERVED_PREFIX,
         "guardContainer": GUARD_CONTAINER,
+        "submitterLabel": SUBMITTER_LABEL,
         "guardUser": str(layout.GUARD_UID),
         "guardDirectories": list(layout.GUARD_DIRECTORIES),
         "sharedDirectory": layout.TMP_DIR,

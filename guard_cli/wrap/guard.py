@@ -9,7 +9,7 @@ from typing import Any
 
 from guard_cli.errors import CliError
 from guard_cli.guard_settings import given, refuse_half_a_server
-from guard_operator.adapters import TemplateError, WorkloadAdapter
+from guard_operator.adapters import TemplateError, WorkloadAdapter, dotted
 from guard_operator.api.types import Isolation, policy_to_api
 from guard_operator.reconcile.refusals import pod_spec
 from guard_service.errors import SettingsError
@@ -133,7 +133,7 @@ def checkpoint_volume(spec: Mapping[str, Any], adapter: WorkloadAdapter, name: s
         return None  # the operator's own words follow
     there = "it has " + (", ".join(f"{one.get('name')} ({_says(one)})" for one in volumes) or "no volumes")
     found = next((volume for volume in volumes if volume.get("name") == name), None)
-    pods = f"the pods of {'.'.join(template.path[:-1])}" if template.path[:-1] else "its pods"
+    pods = f"the pods of {dotted(template.path[:-1])}" if template.path[:-1] else "its pods"
     if found is None:
         wrong = f"the pod of rank 0 has no volume of this name; {there}"
         return Volume("", pods, template.container, wrong, "")

@@ -1,17 +1,31 @@
 """The kinds of workload that can be guarded."""
 
 from guard_operator.adapters.base import (
+    Child,
     PodTemplate,
     TemplateError,
     WorkloadAdapter,
     WorkloadState,
+    at,
+    dotted,
 )
 from guard_operator.adapters.job import JobAdapter
 from guard_operator.adapters.pytorchjob import PyTorchJobAdapter
+from guard_operator.adapters.rayjob import RayJobAdapter
 
-ADAPTERS: tuple[WorkloadAdapter, ...] = (PyTorchJobAdapter(), JobAdapter())
+ADAPTERS: tuple[WorkloadAdapter, ...] = (PyTorchJobAdapter(), JobAdapter(), RayJobAdapter())
 
-__all__ = ["ADAPTERS", "PodTemplate", "TemplateError", "WorkloadAdapter", "WorkloadState", "find_adapter"]
+__all__ = [
+    "ADAPTERS",
+    "Child",
+    "PodTemplate",
+    "TemplateError",
+    "WorkloadAdapter",
+    "WorkloadState",
+    "at",
+    "dotted",
+    "find_adapter",
+]
 
 
 def find_adapter(api_version: str, kind: str) -> WorkloadAdapter | None:

@@ -5,7 +5,7 @@ A new kind needs one module with an `WorkloadAdapter` and one line in `guard_ope
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -36,15 +36,40 @@ class WorkloadState(StrEnum):
 class PodTemplate:
     """One pod template of a workload.
 
-    `path` leads to it from the workload's spec. `container` is the one that trains. `guarded` says whether
-    its pods get a guard. Where one template makes several pods of which only the first holds rank 0,
-    `index_field` is the downward-API field with a pod's index, so that the other guards know to keep quiet.
+    `path` leads to it from the workload's spec; a number in it is a place in a list. `container` is the one
+    that trains. `guarded` says whether its pods get a guard. Where one template makes several pods of which
+    only the first holds rank 0, `index_field` is the downward-API field with a pod's index, so that the other
+    guards know to keep quiet.
     """
 
-    path: tuple[str, ...]
+    path: tuple[str | int, ...]
     container: str
     guarded: bool
     index_field: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """An object of the workload's that a stop must reach. `patch`: a merge patch; None: it is deleted."""
+
+    resource: Resource
+    name: str
+    patch: Json | None = None
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """A path in words, such as `workerGroupSpecs[0].template`."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+
+
+def at(node: Any, *path: str | int) -> Any:
+    """What stands at a path in JSON of any shape; None: nothing."""
+    for key in path:
+        if isinstance(key, int):
+            node = node[key] if isinstance(node, list) and key < len(node) else None
+        else:
+            node = node.get(key) if isinstance(node, dict) else None
+    return node
 
 
 def count(value: object) -> int:
@@ -60,6 +85,11 @@ class WorkloadAdapter(Protocol):
     state_fields: tuple[str, ...]
     #: Labels of a pod that `holds_rank0` reads.
     pod_labels: tuple[str, ...]
+    #: What controls the pods where the workload does not itself: the workload controls that, and it has the
+    #: workload's labels.
+    between: tuple[Resource, ...]
+    #: What the children are that a stop reaches, with the verbs that it needs for them.
+    children: tuple[tuple[Resource, tuple[str, ...]], ...]
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Every pod template; at least one is guarded.
@@ -85,3 +115,6 @@ class WorkloadAdapter(Protocol):
 
     def stop_patch(self, method: StopMethod) -> Json | None:
         """The merge patch of the workload that stops it this way; None: this way is a delete."""
+
+    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:
+        """What must be stopped beside a workload of this name and spec."""

@@ -12,9 +12,9 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from guard_operator.adapters.base import PodTemplate, TemplateError, WorkloadState, count
+from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, count
 from guard_operator.api.types import StopMethod
-from guard_operator.runtime.client import Json, Resource
+from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
 CONTAINER = "trainer"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -30,9 +30,11 @@ _STATES = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}
 class JobAdapter:
     """See `guard_operator.adapters.base.WorkloadAdapter` for the contract of each method."""
 
-    resource = Resource("batch", "v1", "jobs", "Job")
+    resource = BATCH_JOBS
     state_fields: tuple[str, ...] = ("suspend",)
     pod_labels: tuple[str, ...] = (INDEX_LABEL,)
+    between: tuple[Resource, ...] = ()
+    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""
@@ -93,6 +95,10 @@ class JobAdapter:
         if method is StopMethod.SUSPEND:
             return {"spec": {"suspend": True}}
         return None
+
+    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
+        """None: the workload's own controller ends all of its pods."""
+        return ()
 
 
 def _trainer(spec: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from guard_operator.adapters.base import PodTemplate, TemplateError, WorkloadState, count
+from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, count
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import Json, Resource
 
@@ -36,6 +36,8 @@ class PyTorchJobAdapter:
     resource = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
     state_fields: tuple[str, ...] = ("runPolicy",)
     pod_labels: tuple[str, ...] = (INDEX_LABEL, TYPE_LABEL)
+    between: tuple[Resource, ...] = ()
+    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""
@@ -101,3 +103,7 @@ class PyTorchJobAdapter:
         if method is StopMethod.SUSPEND:
             return {"spec": {"runPolicy": {"suspend": True, "cleanPodPolicy": "All"}}}
         return None
+
+    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
+        """None: the workload's own controller ends all of its pods."""
+        return ()

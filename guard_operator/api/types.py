@@ -115,9 +115,13 @@ class WorkloadTemplate(ApiModel):
     model_config = ConfigDict(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
 
     api_version: str = Field(
-        min_length=1, max_length=253, description="API version of the workload: kubeflow.org/v1 or batch/v1."
+        min_length=1,
+        max_length=253,
+        description="API version of the workload: kubeflow.org/v1, batch/v1 or ray.io/v1.",
     )
-    kind: str = Field(min_length=1, max_length=63, description="Kind of the workload: PyTorchJob or Job.")
+    kind: str = Field(
+        min_length=1, max_length=63, description="Kind of the workload: PyTorchJob, Job or RayJob."
+    )
     metadata: TemplateMeta = Field(
         default_factory=TemplateMeta, description="Labels and annotations of the workload object."
     )

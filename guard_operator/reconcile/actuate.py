@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol, assert_never
 
-from guard_operator.adapters import WorkloadAdapter, find_adapter
+from guard_operator.adapters import Child, WorkloadAdapter, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ApiModel, ConditionStatus, StopMethod
@@ -35,7 +35,7 @@ from guard_operator.reconcile.notifier import Notifier
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.recorder import EventRecorder
 from guard_operator.reconcile.snapshot import Job, Snapshot, guard_of
-from guard_operator.runtime.client import PODS, Client, Json, Resource
+from guard_operator.runtime.client import PODS, Client, Json, Resource, controller_of
 from guard_operator.runtime.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -150,6 +150,7 @@ class Actuator:
     def _stop(self, job: Job, action: StopWorkload, report: Report) -> tuple[Report, list[Transition]]:
         adapter = _adapter(job)
         patch = adapter.stop_patch(action.method)
+        children = adapter.stop_children(action.method, job.name, job.spec.template.spec)
         if patch is not None:
             fenced = patch | {"metadata": {"uid": action.uid}}
             try:
@@ -161,6 +162,7 @@ class Actuator:
                     raise
                 refusal = error.message
             else:
+                self._stop_children(job, action, children)
                 return report, []
         self._client.delete(adapter.resource, job.namespace, job.name, action.uid)
         if patch is None or report.stop is None:
@@ -169,6 +171,16 @@ class Actuator:
         stop = report.stop.model_copy(update={"method": StopMethod.DELETE})
         message = f"{action.method} was refused, so the workload was deleted: {refusal}"
         return replace(report, stop=stop), [Transition("Warning", Reason.STOP_ESCALATED, message)]
+
+    def _stop_children(self, job: Job, action: StopWorkload, children: Iterable[Child]) -> None:
+        """Only what the workload controls: anybody may have made a namesake."""
+        for child in children:
+            raw = self._client.get(child.resource, job.namespace, child.name)
+            if raw is None or controller_of(raw) != action.uid:
+                continue
+            uid = raw["metadata"]["uid"]
+            if child.patch is None:
+                self._client.delete(child.resource, job.namespace, child.name, uid)
 
     # -- evidence ----------------------------------------------------------------------------------------
 

@@ -28,8 +28,8 @@ _HANDLERS = ("exec", "httpGet", "tcpSocket", "grpc")
 _MESSAGE_FILE = "/dev/termination-log"
 _DEFAULTED = {"defaultMode": 420, "apiVersion": "v1"}
 #: What others add to every container: variables that begin so (the identity webhooks of EKS; the Job
-#: controller, in an Indexed Job), and where those webhooks mount their tokens.
-ADDED_ENV = ("AWS_", "JOB_COMPLETION_INDEX")
+#: controller, in an Indexed Job; KubeRay), and where those webhooks mount their tokens.
+ADDED_ENV = ("AWS_", "JOB_COMPLETION_INDEX", "FQ_RAY_IP", "RAY_IP")
 ADDED_MOUNTS = (
     "/var/run/secrets/eks.amazonaws.com/serviceaccount",
     "/var/run/secrets/pods.eks.amazonaws.com/serviceaccount",

@@ -40,7 +40,7 @@ from guard_operator.reconcile.snapshot import (
     Workload,
     guard_of,
 )
-from guard_operator.runtime.client import CLAIMS, EVENTS, PODS, Client, Json, Resource
+from guard_operator.runtime.client import CLAIMS, EVENTS, PODS, Client, Json, Resource, controller_of
 from guard_operator.runtime.errors import ApiError, ClusterError
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,9 @@ class Caches(Protocol):
 
     def pods(self, namespace: str, job_uid: str) -> Iterable[Json]:
         """The cached pods that carry the job's UID."""
+
+    def between(self, resource: Resource, namespace: str, job_uid: str) -> Iterable[Json]:
+        """What is cached of this kind and carries the job's UID."""
 
 
 class Gatherer:
@@ -133,7 +136,8 @@ class Gatherer:
         raw_workload = self._workload(adapter, job, uncached)
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
         raw_pods = self._live_pods(job) if uncached else raw_pods
-        owner = _Owner(_uid(job, workload), template.spec)
+        uid = _uid(job, workload)
+        owner = _Owner(uid, template.spec, self._between(adapter, job, uid, uncached))
         pods = tuple(_pod(adapter, raw, owner) for raw in sorted(raw_pods, key=_age))
         findings = find_violations(adapter, template.spec, job.spec.guard, self._config)
         not_now = workload or stopping or job.deleting or _was_created(job)
@@ -179,9 +183,24 @@ class Gatherer:
         return cached or self._client.get(adapter.resource, job.namespace, job.name)
 
     def _live_pods(self, job: Job) -> list[Json]:
+        return self._labelled(PODS, job)
+
+    def _labelled(self, resource: Resource, job: Job) -> list[Json]:
         query = {"labelSelector": f"{names.UID_LABEL}={job.uid}"}
-        items: list[Json] = self._client.list(PODS, job.namespace, query).get("items") or []
+        items: list[Json] = self._client.list(resource, job.namespace, query).get("items") or []
         return items
+
+    def _between(self, adapter: WorkloadAdapter, job: Job, uid: str | None, live: bool) -> frozenset[str]:
+        """UIDs of what the workload of this UID controls, and what may control its pods."""
+        if uid is None:
+            return frozenset()
+        found = (
+            self._labelled(one, job) if live else self._caches.between(one, job.namespace, job.uid)
+            for one in adapter.between
+        )
+        return frozenset(
+            raw["metadata"]["uid"] for some in found for raw in some if controller_of(raw) == uid
+        )
 
     def _silence(self, job: Job, pods: tuple[Pod, ...], deaf: bool) -> tuple[float | None, bool]:
         """How long the guard has been silent, and whether too long with most others.
@@ -256,7 +275,7 @@ def _workload(adapter: WorkloadAdapter, job: Job, raw: Json) -> Workload:
     state, message = adapter.state(raw)
     return Workload(
         uid=metadata["uid"],
-        ours=_controller(raw) == job.uid or (ref is not None and ref.uid == metadata["uid"]),
+        ours=controller_of(raw) == job.uid or (ref is not None and ref.uid == metadata["uid"]),
         state=state,
         message=message,
         terminating="deletionTimestamp" in metadata,
@@ -266,12 +285,6 @@ def _workload(adapter: WorkloadAdapter, job: Job, raw: Json) -> Workload:
 
 def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
-
-
-def _controller(raw: Json) -> str | None:
-    """UID of the controller of an object; None if nothing controls it."""
-    owners = raw["metadata"].get("ownerReferences") or []
-    return next((owner.get("uid") for owner in owners if owner.get("controller")), None)
 
 
 def _uid(job: Job, workload: Workload | None) -> str | None:
@@ -288,14 +301,15 @@ def _age(raw: Json) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """The workload of pods: its UID (None: there is none) and its spec."""
+    """The workload of pods: its UID (None: there is none), its spec, and what is between it and its pods."""
 
     uid: str | None = None
     spec: Mapping[str, Any] | None = None
+    between: frozenset[str] = frozenset()
 
 
 def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
-    """The pod, of which only name and end count unless the workload is its controller.
+    """The pod, of which only name and end count unless the workload, or what that controls, controls it.
 
     Anyone who may create a pod can give it our labels and have it end with any words.
     """
@@ -312,7 +326,7 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
         created=_time(metadata.get("creationTimestamp")),
         node=spec.get("nodeName", ""),
     )
-    if adapter is None or workload.uid is None or _controller(raw) != workload.uid:
+    if adapter is None or workload.uid is None or controller_of(raw) not in {workload.uid, *workload.between}:
         return bare
     guards = [one for one in spec.get("initContainers") or [] if _is_guard(one)]
     rank0, last_word = adapter.holds_rank0(raw, workload.spec or {}), _last_word(status)

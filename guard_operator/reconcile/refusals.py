@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from guard_operator.adapters import PodTemplate, TemplateError, WorkloadAdapter
+from guard_operator.adapters import PodTemplate, TemplateError, WorkloadAdapter, at, dotted
 from guard_operator.api.names import RESERVED_PREFIX
 from guard_operator.api.types import GuardSpec, Isolation
 from guard_operator.config import OperatorConfig
@@ -135,7 +135,7 @@ def copies(claim: Mapping[str, Any], guard: GuardSpec) -> bool:
 
 def field_of(template: PodTemplate) -> str:
     """Path of the pod spec of a template from the root of the object."""
-    return ".".join(("spec.template.spec", *template.path, "spec"))
+    return dotted(("spec.template.spec", *template.path, "spec"))
 
 
 def pod_spec(spec: Mapping[str, Any], template: PodTemplate) -> dict[str, Any]:
@@ -144,20 +144,18 @@ def pod_spec(spec: Mapping[str, Any], template: PodTemplate) -> dict[str, Any]:
     Raises:
         TemplateError: it has not; names the field.
     """
-    node: Any = spec
-    walked: list[str] = []
-    for key in (*template.path, "spec"):
-        if key == "spec":
-            _check_shape(node.get("metadata"), _METADATA, ".".join((*walked, "metadata")))
-        walked.append(key)
-        node = node.get(key) if isinstance(node, dict) else None
-        if not isinstance(node, dict):
-            raise TemplateError(".".join(walked), "must be an object")
-    _check_shape(node, _POD, ".".join(walked))
-    pod: dict[str, Any] = node
+    path = (*template.path, "spec")
+    for end in range(1, len(path) + 1):
+        inner = path[end] if end < len(path) else ""
+        if not isinstance(at(spec, *path[:end]), list if isinstance(inner, int) else dict):
+            raise TemplateError(dotted(path[:end]), "must be an object")
+    metadata = (*template.path, "metadata")
+    _check_shape(at(spec, *metadata), _METADATA, dotted(metadata))
+    pod: dict[str, Any] = at(spec, *path)
+    _check_shape(pod, _POD, dotted(path))
     if template.guarded and trainer(pod, template) is None:
         raise TemplateError(
-            ".".join((*walked, "containers")), f"must have a container named {template.container}"
+            dotted((*path, "containers")), f"must have a container named {template.container}"
         )
     return pod
 

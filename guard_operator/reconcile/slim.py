@@ -75,6 +75,11 @@ def slim_workload(adapter: WorkloadAdapter, raw: Json) -> Json:
     }
 
 
+def slim_between(raw: Json) -> Json:
+    """The part that is cached of what stands between a workload and its pods: whose it is."""
+    return {"metadata": _kept(raw["metadata"], _OF_A_WORKLOAD)}
+
+
 def slim_job(raw: Json) -> Json:
     """The part of a job that is cached: not the guard's detector state, and of its history a small part."""
     status = dict(raw.get("status") or {})

@@ -55,12 +55,19 @@ class Resource:
         return "/" + "/".join(quote(part, safe="") for part in parts)
 
 
+def controller_of(raw: Json) -> str | None:
+    """UID of the controller of an object; None if nothing controls it."""
+    owners = raw["metadata"].get("ownerReferences") or []
+    return next((owner.get("uid") for owner in owners if owner.get("controller")), None)
+
+
 PODS = Resource("", "v1", "pods", "Pod")
 EVENTS = Resource("", "v1", "events", "Event")
 SECRETS = Resource("", "v1", "secrets", "Secret")
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+BATCH_JOBS = Resource("batch", "v1", "jobs", "Job")
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")

@@ -409,6 +409,42 @@ def test_the_pod_of_a_batch_job_must_have_its_guard(admission: Client) -> None:
     assert refusal(admission, pod) is None
     without_guard(pod)
     assert "must have its guard" in str(refusal(admission, pod))
+    pod["metadata"]["labels"]["rlguard.dev/submitter"] = "true"
+    assert refusal(admission, pod) is None, "it only submits a RayJob"
+
+
+def as_batch(spec: Json, mode: str = "NonIndexed") -> None:
+    """The trainer of the sample as a Job."""
+    replica = spec["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+    job = {"completionMode": mode, "template": replica}
+    spec["template"] = {"apiVersion": "batch/v1", "kind": "Job", "spec": job}
+
+
+def test_no_label_spares_a_batch_job_its_guard(admission: Client) -> None:
+    job = submit(admission, STRICT, "spared", as_batch)
+    pod = guarded_pod(STRICT)
+    pod["metadata"]["labels"] = {
+        "rlguard.dev/job": job.name,
+        "rlguard.dev/job-uid": job.uid,
+        "rlguard.dev/submitter": "true",
+        "batch.kubernetes.io/job-name": job.name,
+    }
+    without_guard(pod)
+    said = "the pods of a Job, or of a job without a Master, must each"
+    eventually(lambda: said in str(refusal(admission, pod)), "the policies know the job and spare it nothing")
+
+
+def test_the_head_of_a_rayjob_must_have_its_guard_and_its_workers_need_none(admission: Client) -> None:
+    pod = guarded_pod(STRICT)
+    pod["metadata"]["labels"] |= {"training.kubeflow.org/replica-type": "", "ray.io/node-type": "head"}
+    assert refusal(admission, pod) is None
+    for container in (guard(pod["spec"]), trainer(pod["spec"])):  # as KubeRay does
+        container["env"].extend({"name": name, "value": "run-head-svc"} for name in ("FQ_RAY_IP", "RAY_IP"))
+    assert refusal(admission, pod) is None
+    without_guard(pod)
+    assert "must have its guard" in str(refusal(admission, pod))
+    pod["metadata"]["labels"]["ray.io/node-type"] = "worker"
+    assert refusal(admission, pod) is None
 
 
 def test_other_pods_and_other_namespaces_are_left_alone(admission: Client) -> None:
@@ -1267,16 +1303,40 @@ class TestWhoMaySayFire:
     def test_the_guard_of_a_batch_job(
         self, accounts: Accounts, admission: Client, mode: str, pod: str, admitted: bool
     ) -> None:
-        def batch(spec: Json) -> None:
-            replica = spec["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
-            job = {"completionMode": mode, "template": replica}
-            spec["template"] = {"apiVersion": "batch/v1", "kind": "Job", "spec": job}
-
         path = f"/apis/rlguard.dev/v1alpha1/namespaces/{RELAXED}/guardedtrainingjobs/batch"
-        submit(admission, RELAXED, "batch", batch)
+        submit(admission, RELAXED, "batch", partial(as_batch, mode=mode))
         try:
             client = accounts.client(RELAXED, "guards", pod)
             assert (says(client, "batch", {"guard": {"fire": FIRE}}) == "") == admitted
+        finally:
+            admission.request("DELETE", path)
+
+    @pytest.mark.parametrize(
+        ("pod", "admitted"),
+        [
+            ("ray-x7k2p-head-b9w4q", True),
+            ("ray-x7k2p-head", True),
+            ("ray-x7-head-b9w4q", True),
+            ("ray-x7k2p-gpu-worker-b9w4q", False),
+            ("ray-x7k2p-head-worker-b9w4q", False),
+            ("ray-b9w4q", False),
+            ("array-x7k2p-head-b9w4q", False),
+        ],
+    )
+    def test_the_guard_of_a_rayjob(
+        self, accounts: Accounts, admission: Client, pod: str, admitted: bool
+    ) -> None:
+        def ray(spec: Json) -> None:
+            head = spec["template"]["spec"]["pytorchReplicaSpecs"]["Master"]
+            cluster = {"headGroupSpec": {"template": head["template"]}}
+            workload = {"entrypoint": "x", "rayClusterSpec": cluster}
+            spec["template"] = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": workload}
+
+        path = f"/apis/rlguard.dev/v1alpha1/namespaces/{RELAXED}/guardedtrainingjobs/ray"
+        submit(admission, RELAXED, "ray", ray)
+        try:
+            client = accounts.client(RELAXED, "guards", pod)
+            assert (says(client, "ray", {"guard": {"fire": FIRE}}) == "") == admitted
         finally:
             admission.request("DELETE", path)
 

@@ -358,6 +358,49 @@ def test_a_pod_that_the_workload_does_not_control_says_nothing_but_must_go(owner
     assert seen(pod(unscheduled("no node"), ownerReferences=owners)).waiting is None
 
 
+STOP = {"requestedAt": "2026-01-01T00:00:00Z", "method": "Stop"}
+HEAD = {"rlguard.dev/job": "run", "rlguard.dev/job-uid": "u", "ray.io/node-type": "head"}
+
+
+def raycluster(*owners: Json, uid: str = "c") -> Json:
+    return {"metadata": {"name": "run-x", "namespace": "ns", "uid": uid, "ownerReferences": list(owners)}}
+
+
+@pytest.mark.parametrize(
+    ("clusters", "owners", "heard"),
+    [
+        ([raycluster(owner("w"))], [owner("c")], True),
+        ([raycluster(owner("w"))], [owner("w")], True),
+        ([raycluster(owner("w"))], [owner("other")], False),
+        ([raycluster(owner("w"))], [owner("c", controller=False)], False),
+        ([raycluster(owner("w"))], [], False),
+        ([raycluster(owner("other"))], [owner("c")], False),
+        ([raycluster(owner("w", controller=False))], [owner("c")], False),
+        ([raycluster()], [owner("c")], False),
+        ([], [owner("c")], False),
+    ],
+    ids=[
+        "the cluster's", "the workload's", "another's", "not controlled", "nobody's", "of a foreign cluster",
+        "of a cluster that it does not control", "of nobody's cluster", "of a cluster that is gone",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("live", [False, True])
+def test_a_pod_between_which_and_the_workload_stands_a_cluster(
+    clusters: list[Json], owners: list[Json], heard: bool, live: bool
+) -> None:
+    """The labels of a pod and of a cluster are anybody's to give; only the chain of controllers counts."""
+    job = created(**({"guard": {"fire": LATCH}, "stop": STOP} if live else {}))
+    job["spec"]["template"] |= {"apiVersion": "ray.io/v1", "kind": "RayJob"}
+    world = Behind(job)
+    made = pod({"phase": "Running"}, ownerReferences=owners, labels=HEAD)
+    world.cached_pods, world.pods_there = ([], [made]) if live else ([made], [])
+    world.cached_between, world.between_there = ([], clusters) if live else (clusters, [])
+    snapshot = world.gather()
+    assert snapshot is not None
+    (seen,) = snapshot.pods
+    assert seen.rank0 is heard and seen.guarded is heard
+
+
 def test_without_a_workload_no_pod_is_heard() -> None:
     for owners in ([], [owner("w")]):
         assert seen(pod(ended(json.dumps({"fire": LATCH})), ownerReferences=owners), None).fire is None
@@ -376,6 +419,8 @@ class Behind:
         self.cached, self.job = cached, there
         self.cached_pods: list[Json] = [pod()]
         self.pods_there: list[Json] = [pod()]
+        self.cached_between: list[Json] = []
+        self.between_there: list[Json] = []
         self.quiet = 0.0
         self.broken = False
         self.asked: list[str] = []
@@ -399,6 +444,10 @@ class Behind:
     def pods(self, _namespace: str, _uid: str) -> list[Json]:
         return self.cached_pods
 
+    def between(self, resource: Resource, _namespace: str, uid: str) -> list[Json]:
+        assert (resource.kind, uid) == ("RayCluster", "u")
+        return self.cached_between
+
     # Client
     def get(self, resource: Resource, _namespace: str, _name: str) -> Json | None:
         self._ask(f"get {resource.kind}")
@@ -410,7 +459,7 @@ class Behind:
             assert query == {"fieldSelector": "involvedObject.uid=u", "limit": "500"}
             return {"items": self.events}
         assert query == {"labelSelector": "rlguard.dev/job-uid=u"}
-        return {"items": self.pods_there}
+        return {"items": self.pods_there if resource.kind == "Pod" else self.between_there}
 
     def _ask(self, what: str) -> None:
         self.asked.append(what)

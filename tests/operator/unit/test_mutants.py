@@ -24,6 +24,9 @@ LEAKS = rule("leaks.py", "test_isolation.py", *ROWS)
 DIGEST = rule("digest.py", "test_digest.py")
 INJECT = rule("inject.py", "test_injection.py", "test_isolation.py", "test_digest.py", *ROWS)
 GATHER = rule("gather.py", "test_gather.py")
+CLIENT = Rule("guard_operator", "runtime/client.py", HERE / "test_gather.py")
+ACTUATE = rule("actuate.py", "test_stop_children.py")
+RAYJOB = Rule("guard_operator", "adapters/rayjob.py", HERE / "test_rayjob_adapter.py")
 OBSTACLES = rule("obstacles.py", "test_obstacles.py")
 REVIEW = rule("review.py", "test_review.py")
 TYPES = Rule("guard_operator", "api/types.py", HERE / "test_review.py")
@@ -40,6 +43,26 @@ WEBHOOK = Rule("guard_operator", "runtime/webhook.py", HERE / "test_notifier.py"
 QUEUE = Rule("guard_operator", "runtime/queue.py", HERE / "test_queue.py")
 
 MUTANTS: list[Mutant] = [
+    # RayJob: where no guard would be, and what a stop must end.
+    (RAYJOB, "if at(spec, *path):", "if False:"),
+    (RAYJOB, '("entrypointNumCpus", "entrypointNumGpus", "entrypointResources")', '("entrypointNumCpus",)'),
+    (RAYJOB, '_MODES = ("K8sJobMode", "HTTPMode")', '_MODES = ("K8sJobMode", "HTTPMode", "SidecarMode")'),
+    (RAYJOB, 'spec.get("managedBy") not in (None, "ray.io/kuberay-operator")', "False"),
+    (RAYJOB, "            _check_labels(spec, place)\n", "            pass\n"),
+    (RAYJOB, 'if variable.get("name") == DRIVER_ANYWHERE:', "if False:"),
+    (RAYJOB, "place == HEAD", "True"),
+    (RAYJOB, '== "head")', 'in ("head", "worker"))'),
+    (RAYJOB, "*(PodTemplate(path", "*(() and PodTemplate(path"),
+    (RAYJOB, 'if not prepared.get("deletionStrategy"):', "if True:"),
+    (RAYJOB, 'prepared.setdefault("shutdownAfterJobFinishes", True)', "pass"),
+    (RAYJOB, "SUBMITTER_LABEL: \"true\"}", "}"),
+    (RAYJOB, '("securityContext", "imagePullSecrets")', '("imagePullSecrets",)'),
+    (RAYJOB, ' and status.get("jobStatus") == "SUCCEEDED"', ""),
+    (RAYJOB, " and not made)", ")"),
+    (RAYJOB, 'in {"", "Suspended"} and', 'in {"", "Suspended", "Suspending"} and'),
+    (RAYJOB, ', "deletionStrategy": None', ""),
+    (RAYJOB, ', "ttlSecondsAfterFinished": 0', ""),
+    (RAYJOB, "if method is StopMethod.STOP else ()", "if False else ()"),
     # Refusals: each way to reach what is the guard's.
     (REFUSALS, '.upper().removeprefix("CAP_")', ".upper()"),
     (REFUSALS, '".." not in parts.parts and ', ""),
@@ -160,10 +183,15 @@ MUTANTS: list[Mutant] = [
     (INJECT, "digest = {names.DIGEST_ANNOTATION: injected_digest(pod)}", "digest = {}"),
     # Gathering: what is ours, and what may not come from a cache.
     (GATHER, ', "limit": str(MAX_EVENTS)', ""),
-    (GATHER, ' if owner.get("controller")', ""),
-    (GATHER, "_controller(raw) == job.uid or ", ""),
+    (CLIENT, ' if owner.get("controller")', ""),
+    (GATHER, "controller_of(raw) == job.uid or ", ""),
     (GATHER, " or (ref is not None and ref.uid == metadata[\"uid\"])", ""),
-    (GATHER, " or _controller(raw) != workload.uid", ""),
+    (GATHER, " or controller_of(raw) not in {workload.uid, *workload.between}", ""),
+    (GATHER, "{workload.uid, *workload.between}", "{workload.uid}"),
+    (GATHER, " if controller_of(raw) == uid)", ")"),
+    (GATHER, "self._between(adapter, job, uid, uncached)", "self._between(adapter, job, uid, False)"),
+    (ACTUATE, "if raw is None or controller_of(raw) != action.uid:", "if raw is None:"),
+    (ACTUATE, "self._stop_children(job, action, children)", "pass"),
     (GATHER, " or workload.uid is None", ""),
     (GATHER, 'if raw is None or raw["metadata"]["uid"] != job.uid:', "if raw is None:"),
     (GATHER, "if not must_be_live(snapshot):", "if True:"),

@@ -1,0 +1,194 @@
+"""RayJob of KubeRay (ray.io/v1, seen with v1.5.1): a Ray cluster that is made for one program.
+
+- Guarded is the head: Ray runs the program (the driver) there, unless it is given resources of its own.
+- The container that trains is the first one, as KubeRay has it; what it starts inherits its environment.
+- Pods are the RayCluster's, and the submitter's a Job's; the RayJob controls both.
+- The deadline is its only terminal stop, and the only failure that is not retried. It takes the cluster
+  along with `shutdownAfterJobFinishes` and without a `deletionStrategy`, but never the submitter.
+- KubeRay looks at the deadline while the job is Initializing or Running, and of no job that it finds invalid.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from guard_operator.adapters.base import (
+    Child,
+    PodTemplate,
+    TemplateError,
+    WorkloadState,
+    at,
+    dotted,
+)
+from guard_operator.api.names import GROUP
+from guard_operator.api.types import StopMethod
+from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
+
+RAY_CLUSTERS = Resource("ray.io", "v1", "rayclusters", "RayCluster")
+TYPE_LABEL = "ray.io/node-type"
+#: By this label a pod of a Job is known as one that holds no rank.
+SUBMITTER_LABEL = f"{GROUP}/submitter"
+SUBMITTER = "ray-job-submitter"
+HEAD = ("rayClusterSpec", "headGroupSpec")
+WORKERS = ("rayClusterSpec", "workerGroupSpecs")
+#: With it Ray may run the driver on any node.
+DRIVER_ANYWHERE = "RAY_JOB_ALLOW_DRIVER_ON_WORKER_NODES"
+
+#: Fields of a RayJob that leave no place for a guard, with the reason.
+_REFUSED: dict[tuple[str, ...], str] = {
+    ("clusterSelector",): "the run would be in a Ray cluster that is not its own: no guard is in it, and no "
+    "stop deletes it",
+    (
+        "rayClusterSpec",
+        "enableInTreeAutoscaling",
+    ): "the autoscaler needs a service-account token in the pod of "
+    "the head, with which the trainer could change pods. Give the worker groups their replicas",
+}
+_DRIVER = "Ray may then run the program on a worker, which no guard is beside. Leave it out"
+_MODES = ("K8sJobMode", "HTTPMode")
+_MODE = (
+    "must be K8sJobMode or HTTPMode: SidecarMode puts a container that nobody has checked beside the guard, "
+    "and in InteractiveMode somebody else starts the program and no deadline is looked at"
+)
+
+
+class RayJobAdapter:
+    """See `guard_operator.adapters.base.WorkloadAdapter` for the contract of each method."""
+
+    resource = Resource("ray.io", "v1", "rayjobs", "RayJob")
+    state_fields: tuple[str, ...] = ("suspend",)
+    pod_labels: tuple[str, ...] = (TYPE_LABEL,)
+    between: tuple[Resource, ...] = (RAY_CLUSTERS,)
+    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ((BATCH_JOBS, ("delete", "get")),)
+
+    def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
+        """The head, which is guarded, the groups of workers, and the submitter if it has a template."""
+        for path, why in _REFUSED.items():
+            if at(spec, *path):
+                raise TemplateError(dotted(path), f"must not be set: {why}")
+        for field in ("entrypointNumCpus", "entrypointNumGpus", "entrypointResources"):
+            if spec.get(field):
+                raise TemplateError(field, f"must not be set: {_DRIVER}")
+        if (spec.get("submissionMode") or _MODES[0]) not in _MODES:
+            raise TemplateError("submissionMode", _MODE)
+        if spec.get("managedBy") not in (None, "ray.io/kuberay-operator"):
+            raise TemplateError(
+                "managedBy", "must be ray.io/kuberay-operator: pods elsewhere are not stopped"
+            )
+        groups = at(spec, *WORKERS)
+        if not isinstance(groups, list | None):
+            raise TemplateError(dotted(WORKERS), "must be a list of objects")
+        places = [HEAD, *((*WORKERS, number) for number in range(len(groups or [])))]
+        for place in places:
+            _check_labels(spec, place)
+        templates = (
+            PodTemplate((*place, "template"), _trainer(spec, place), place == HEAD) for place in places
+        )
+        submitter = (("submitterPodTemplate",),) if spec.get("submitterPodTemplate") is not None else ()
+        return (*templates, *(PodTemplate(path, "", False) for path in submitter))
+
+    def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """The head."""
+        return bool(at(pod, "metadata", "labels", TYPE_LABEL) == "head")
+
+    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
+        """Head and workers. The submitter comes when they are ready, and goes before they do."""
+        return 1 + sum(_workers(group) for group in at(spec, *WORKERS) or [])
+
+    def prepared(self, spec: Json) -> Json:
+        """By default the cluster outlives the program, and the submitter's pod has no label of the job's."""
+        prepared = copy.deepcopy(spec)
+        if not prepared.get("deletionStrategy"):
+            prepared.setdefault("shutdownAfterJobFinishes", True)
+        if (prepared.get("submissionMode") or _MODES[0]) == "K8sJobMode":
+            submitter = prepared["submitterPodTemplate"] = prepared.get("submitterPodTemplate") or _submitter(
+                spec
+            )
+            metadata = submitter["metadata"] = dict(submitter.get("metadata") or {})
+            metadata["labels"] = {**(metadata.get("labels") or {}), SUBMITTER_LABEL: "true"}
+        return prepared
+
+    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
+        """Nothing but defaults, which a new one may have."""
+        return ()
+
+    def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
+        """From the deployment status. One that was found invalid while its cluster is there still runs."""
+        status = workload.get("status") or {}
+        deployment, made = status.get("jobDeploymentStatus") or "", status.get("rayClusterName")
+        if deployment == "Complete" and status.get("jobStatus") == "SUCCEEDED":
+            return WorkloadState.SUCCEEDED, str(status.get("message") or "")
+        if deployment in {"Complete", "Failed"} or (deployment == "ValidationFailed" and not made):
+            reason = status.get("reason") or status.get("jobStatus")
+            return WorkloadState.FAILED, ": ".join(map(str, filter(None, (reason, status.get("message")))))
+        if deployment in {"", "Suspended"} and at(workload, "spec", "suspend") is True:
+            return WorkloadState.SUSPENDED, ""
+        runs = deployment in {"Running", "Suspending", "ValidationFailed"}
+        return (WorkloadState.RUNNING if runs else WorkloadState.PENDING), ""
+
+    def stop_patch(self, method: StopMethod) -> Json | None:
+        """The deadline is counted from the start of the job, so 1 s is over; the cluster goes at once."""
+        end = {"shutdownAfterJobFinishes": True, "deletionStrategy": None}
+        if method is StopMethod.STOP:
+            return {"spec": {"activeDeadlineSeconds": 1, "ttlSecondsAfterFinished": 0, **end}}
+        if method is StopMethod.SUSPEND:
+            return {"spec": {"suspend": True, **end}}
+        return None
+
+    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
+        """The submitter, which KubeRay keeps: without its cluster it would only be tried again."""
+        return (Child(BATCH_JOBS, name),) if method is StopMethod.STOP else ()
+
+
+def _trainer(spec: Mapping[str, Any], place: tuple[str | int, ...]) -> str:
+    """The first container of a group, which is the one that runs Ray."""
+    path = (*place, "template", "spec", "containers")
+    name = at(spec, *path, 0, "name")
+    if not isinstance(name, str):
+        raise TemplateError(dotted(path), "must have a container with a name: the first one runs Ray")
+    for variable in _objects(at(spec, *path, 0, "env")):
+        if variable.get("name") == DRIVER_ANYWHERE:
+            raise TemplateError(dotted((*path, 0, "env")), f"must not have {DRIVER_ANYWHERE}: {_DRIVER}")
+    return name
+
+
+def _check_labels(spec: Mapping[str, Any], place: tuple[str | int, ...]) -> None:
+    """The labels of a group win over those of its template, so they must not be the operator's."""
+    labels = at(spec, *place, "labels")
+    if any(str(label).startswith(f"{GROUP}/") for label in (labels if isinstance(labels, dict) else ())):
+        raise TemplateError(
+            dotted((*place, "labels")),
+            f"must not have labels of {GROUP}: by them the operator finds the pods that it must stop",
+        )
+
+
+def _workers(group: Any) -> int:
+    """Pods of a group of workers: as many as it wants, within its own limits."""
+    if at(group, "suspend") is True:
+        return 0
+    least, wanted = _number(group, "minReplicas", 0), _number(group, "replicas", 0)
+    wanted = min(max(least, wanted), _number(group, "maxReplicas", max(least, wanted)))
+    return wanted * _number(group, "numOfHosts", 1)
+
+
+def _number(group: Any, field: str, default: int) -> int:
+    value = at(group, field)
+    return value if isinstance(value, int) else default
+
+
+def _submitter(spec: Mapping[str, Any]) -> Json:
+    """What KubeRay makes where there is no template of it, as the user of the head."""
+    pod = at(spec, *HEAD, "template", "spec")
+    head = pod["containers"][0]
+    container = {"name": SUBMITTER, "resources": {
+        "limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m", "memory": "200Mi"},
+    }}  # fmt: skip
+    user = {key: copy.deepcopy(pod[key]) for key in ("securityContext", "imagePullSecrets") if key in pod}
+    same = {key: copy.deepcopy(head[key]) for key in ("image", "securityContext") if key in head}
+    return {"spec": {"restartPolicy": "Never", "containers": [container | same], **user}}
+
+
+def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
+    yield from (one for one in (value if isinstance(value, list) else []) if isinstance(one, dict))

@@ -1,0 +1,60 @@
+"""What a cluster does that has no process here: pods run, and what lost its owner is collected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guard_operator.runtime.client import BATCH_JOBS, PODS, Resource, controller_of
+from tests.operator.integration.world import RUNNING, World
+
+Json = dict[str, Any]
+READY = {"conditions": [{"type": "Ready", "status": "True"}], "podIP": "10.1.2.3"}
+
+
+class KindWorld(World):
+    """A world whose workload has a real controller. `owners`: the kinds that may control its pods."""
+
+    owners: tuple[Resource, ...] = (BATCH_JOBS,)
+
+    def items(self, resource: Resource) -> list[Json]:
+        """Everything of a kind."""
+        found: list[Json] = self.client.list(resource, self.namespace, {}).get("items") or []
+        return found
+
+    def kubelet_runs_pods(self) -> None:
+        """Every pod runs and is ready, those with a guard with it."""
+        for pod in self.pods():
+            if pod.get("status", {}).get("phase") == "Running":
+                continue
+            guarded = bool(pod["spec"].get("initContainers")) and "rlguard-guard" in str(pod["spec"])
+            self.pod_status(
+                {**(RUNNING if guarded else {"phase": "Running"}), **READY}, pod["metadata"]["name"]
+            )
+
+    def job_controller_makes_pods(self) -> list[str]:
+        """One pod for every Job that has none and is to run; the names of those Jobs."""
+        controlled = {controller_of(pod) for pod in self.pods()}
+        made = []
+        for job in self.items(BATCH_JOBS):
+            meta, spec = job["metadata"], job["spec"]
+            if meta["uid"] in controlled or spec.get("suspend") or spec.get("activeDeadlineSeconds") == 1:
+                continue
+            owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
+            template = spec["template"]
+            pod = {
+                "name": f"{meta['name']}-0-abcde",
+                "labels": {**template["metadata"]["labels"], "batch.kubernetes.io/job-completion-index": "0"},
+                "annotations": template["metadata"].get("annotations") or {},
+                "ownerReferences": [{**owner, "controller": True}],
+            }
+            self.put(PODS, {"metadata": pod, "spec": template["spec"]})
+            made.append(meta["name"])
+        return made
+
+    def collects_garbage(self) -> None:
+        """Pods whose controller is gone go, too, as soon as they are asked to."""
+        there = {one["metadata"]["uid"] for kind in self.owners for one in self.items(kind)}
+        for pod in self.pods():
+            if controller_of(pod) not in there and "deletionTimestamp" not in pod["metadata"]:
+                self.client.request("DELETE", PODS.path(self.namespace, pod["metadata"]["name"]))
+        self.kubelet_ends_pods()

@@ -1,0 +1,74 @@
+"""The operator's world with the real controllers of kinds, as processes beside a real API server.
+
+No kubelet, scheduler, Job controller or garbage collector runs: a test plays those, and only those.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+
+from guard_operator.runtime.client import Client
+from tests.operator.integration.conftest import (
+    client,
+    install,
+    kubeconfig,
+    make_job,
+    namespace,
+    plane,
+)
+from tests.operator.integration.controlplane import BUILD_SECONDS
+
+BUILD = Path(__file__).parent / "build.sh"
+START_SECONDS = 120
+
+__all__ = ["client", "kubeconfig", "make_job", "namespace", "plane"]
+
+#: How each controller is started.
+FLAGS = {
+    "kuberay": ["--metrics-addr=0", "--health-probe-bind-address=0", "--enable-leader-election=false"],
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test comes first waits until the control plane and the controllers are built."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(BUILD_SECONDS + 600))
+
+
+@pytest.fixture(scope="session")
+def controller(
+    client: Client, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], None]]:
+    """Builds the controller of a kind, installs its CRDs and starts it, once for all tests."""
+    logs, running = tmp_path_factory.mktemp("controllers"), set[str]()
+    with ExitStack() as stack:
+
+        def start(name: str) -> None:
+            if name in running:
+                return
+            running.add(name)
+            built = subprocess.run(
+                [BUILD, name], stdout=subprocess.PIPE, text=True, timeout=BUILD_SECONDS, check=True
+            )
+            directory = Path(built.stdout.strip())
+            for file in sorted((directory / "crds").iterdir()):
+                install(client, yaml.safe_load(file.read_text()))
+            out = stack.enter_context((logs / f"{name}.log").open("wb"))
+            process = subprocess.Popen(
+                [directory / "manager", *FLAGS[name]],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "KUBECONFIG": str(kubeconfig), "GOGC": "50"},
+            )
+            stack.callback(process.wait, START_SECONDS)
+            stack.callback(process.kill)
+
+        yield start

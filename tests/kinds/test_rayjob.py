@@ -1,0 +1,184 @@
+"""RayJobs and the real KubeRay operator, on a real API server.
+
+- A RayJob cannot be created before its CRD is there, and is found when that comes.
+- KubeRay makes the pods of head and workers; the head has the guard as it was injected.
+- A fire is a deadline: KubeRay fails the job, retries it not, and deletes the cluster; the operator deletes
+  the submitter. No pod of any of them is left.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard_operator.adapters.rayjob import RAY_CLUSTERS
+from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.runtime.client import BATCH_JOBS, Client, Resource
+from tests.operator.integration.controlplane import ControlPlane
+from tests.operator.integration.waiting import eventually
+from tests.operator.integration.world import BEAT, world
+
+from .cluster import KindWorld
+
+Json = dict[str, Any]
+SECONDS = 120.0
+
+
+class RayWorld(KindWorld):
+    """A world whose workload is a RayJob."""
+
+    workloads = Resource("ray.io", "v1", "rayjobs", "RayJob")
+    owners = (RAY_CLUSTERS, BATCH_JOBS)
+
+    def head(self) -> Json | None:
+        return next((pod for pod in self.pods() if is_head(pod)), None)
+
+    def deployment(self) -> tuple[str, str]:
+        """The deployment status of the RayJob, and its reason."""
+        status = self.workload().get("status") or {}
+        return status.get("jobDeploymentStatus", ""), status.get("reason", "")
+
+    def runs(self) -> None:
+        """KubeRay's pods run, and then its submitter does; the guard has reported once."""
+        self.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
+        eventually(lambda: len(self.pods()) == 3, "head and two workers", SECONDS)
+        self.kubelet_runs_pods()
+        eventually(lambda: self.deployment()[0] == "Running", "the RayJob runs", SECONDS)
+        assert self.job_controller_makes_pods() == ["run"]
+        self.kubelet_runs_pods()
+        self.guard_says(heartbeat=BEAT, step=1)
+        self.expect("Fired", "False", "NotFired", within=SECONDS)
+
+
+def is_head(pod: Json) -> bool:
+    return bool(pod["metadata"]["labels"].get("ray.io/node-type") == "head")
+
+
+@pytest.fixture
+def here(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) -> Iterator[RayWorld]:
+    with world(plane, client, namespace, tmp_path, RayWorld) as made:
+        yield made
+
+
+def as_rayjob(job: Json, **spec: Any) -> Json:
+    """The same run as a RayJob that may be retried."""
+    changed = copy.deepcopy(job)
+    pod = changed["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+    pod["spec"]["containers"][0]["name"] = "ray"
+    groups = [
+        {
+            "groupName": "gpu",
+            "replicas": 2,
+            "minReplicas": 0,
+            "maxReplicas": 4,
+            "template": copy.deepcopy(pod),
+        }
+    ]
+    cluster = {"rayVersion": "2.46.0", "headGroupSpec": {"template": pod}, "workerGroupSpecs": groups}
+    for group in (cluster["headGroupSpec"], groups[0]):
+        group["rayStartParams"] = {}
+    workload = {"entrypoint": "python train.py", "backoffLimit": 2, "rayClusterSpec": cluster, **spec}
+    changed["spec"]["template"] = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": workload}
+    return changed
+
+
+def test_the_kind_is_found_when_its_crd_comes(
+    here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
+) -> None:
+    here.claim()
+    here.submit(as_rayjob(make_job()))
+    here.operator()
+    said = here.expect("Guarded", "False", "WorkloadRefused")
+    assert "the cluster has no RayJob (ray.io/v1): install it" in said
+    controller("kuberay")
+    here.runs()
+    assert here.phase() == "Running"
+
+
+@pytest.fixture
+def running(here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]) -> RayWorld:
+    controller("kuberay")
+    here.claim()
+    here.submit(as_rayjob(make_job()))
+    here.operator()
+    here.runs()
+    return here
+
+
+def test_the_head_has_the_guard_as_it_was_injected(running: RayWorld) -> None:
+    pods = running.pods()
+    assert [pod for pod in pods if "rlguard-guard" in str(pod["spec"])] == [running.head()]
+    head = running.head()
+    assert head is not None and is_as_injected(head) is True
+    uid = running.job()["metadata"]["uid"]
+    assert len(pods) == 4 and all(pod["metadata"]["labels"]["rlguard.dev/job-uid"] == uid for pod in pods)
+    eventually(lambda: running.phase() == "Running", "phase Running")
+    assert running.conditions()["Guarded"][:2] == ("True", "WorkloadCreated")
+
+
+def test_given_a_fire_then_nothing_of_the_run_is_left(running: RayWorld) -> None:
+    here = running
+    here.fire()
+    eventually(lambda: here.deployment() == ("Failed", "DeadlineExceeded"), "the RayJob has failed", SECONDS)
+    eventually(lambda: not here.items(RAY_CLUSTERS), "its cluster is deleted", SECONDS)
+    eventually(lambda: not here.items(BATCH_JOBS), "its submitter is deleted", SECONDS)
+    assert here.conditions()["Stopped"][0] == "False", "the pods are still there"
+    here.collects_garbage()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+    assert here.deployment() == ("Failed", "DeadlineExceeded"), "it is not retried"
+    assert here.job()["status"]["stop"]["method"] == "Stop" and not here.items(RAY_CLUSTERS)
+
+
+def test_a_fire_before_the_cluster_is_ready(
+    here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
+) -> None:
+    """The guard of the head may fire while workers are still waited for; then there is no submitter yet."""
+    controller("kuberay")
+    here.claim()
+    here.submit(as_rayjob(make_job(), deletionStrategy=None))
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
+    eventually(here.head, "the head", SECONDS)
+    here.fire()
+    eventually(lambda: here.deployment() == ("Failed", "DeadlineExceeded"), "the RayJob has failed", SECONDS)
+    eventually(lambda: not here.items(RAY_CLUSTERS), "its cluster is deleted", SECONDS)
+    here.collects_garbage()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+
+
+def test_a_fire_by_suspend(
+    here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
+) -> None:
+    controller("kuberay")
+    here.claim()
+    job = as_rayjob(make_job())
+    job["spec"]["onFire"] = "Suspend"
+    here.submit(job)
+    here.operator()
+    here.runs()
+    here.fire()
+    eventually(lambda: here.deployment()[0] == "Suspended", "the RayJob is suspended", SECONDS)
+    assert not here.items(RAY_CLUSTERS) and not here.items(BATCH_JOBS)
+    here.collects_garbage()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+
+
+def test_a_namesake_of_the_submitter_is_left_alone(running: RayWorld) -> None:
+    """Anybody may make a Job of the run's name; it has to be the RayJob's own."""
+    here = running
+    job = here.items(BATCH_JOBS)[0]
+    path = BATCH_JOBS.path(here.namespace, "run")
+    here.client.request(
+        "PATCH",
+        path,
+        body={"metadata": {"ownerReferences": None}},
+        content_type="application/merge-patch+json",
+    )
+    here.fire()
+    eventually(lambda: here.deployment() == ("Failed", "DeadlineExceeded"), "the RayJob has failed", SECONDS)
+    here.expect("Stopped", "False", "PodsTerminating")
+    assert [one["metadata"]["uid"] for one in here.items(BATCH_JOBS)] == [job["metadata"]["uid"]]
