@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.reconcile.digest import is_as_injected
@@ -26,6 +27,7 @@ from .cluster import KindWorld
 
 Json = dict[str, Any]
 SECONDS = 120.0
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class RayWorld(KindWorld):
@@ -139,7 +141,7 @@ def test_a_fire_before_the_cluster_is_ready(
     """The guard of the head may fire while workers are still waited for; then there is no submitter yet."""
     controller("kuberay")
     here.claim()
-    here.submit(as_rayjob(make_job(), deletionStrategy=None))
+    here.submit(as_rayjob(make_job(), shutdownAfterJobFinishes=False))
     here.operator()
     here.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
     eventually(here.head, "the head", SECONDS)
@@ -182,3 +184,18 @@ def test_a_namesake_of_the_submitter_is_left_alone(running: RayWorld) -> None:
     eventually(lambda: here.deployment() == ("Failed", "DeadlineExceeded"), "the RayJob has failed", SECONDS)
     here.expect("Stopped", "False", "PodsTerminating")
     assert [one["metadata"]["uid"] for one in here.items(BATCH_JOBS)] == [job["metadata"]["uid"]]
+
+
+def test_the_sample_is_one_that_kuberay_takes(
+    here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
+) -> None:
+    controller("kuberay")
+    documents = yaml.safe_load_all((ROOT / "k8s/samples/rayjob.yaml").read_text("utf-8"))
+    job = next(one for one in documents if one["kind"] == "GuardedTrainingJob")
+    job["metadata"]["name"] = here.name
+    for claim in ("heldout", "models", "rayjob-checkpoints"):
+        here.claim(claim)
+    here.submit(job)
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
+    eventually(lambda: len(here.pods()) == 2, "head and worker", SECONDS)

@@ -87,6 +87,9 @@ HARMLESS: dict[str, Callable[[Json], Any]] = {
     "an Indexed Job": lambda p: guard_of(p)["env"].append(
         {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     ),
+    "KubeRay": lambda p: guard_of(p)["env"].extend(
+        [{"name": "FQ_RAY_IP", "value": "run-head-svc.ns.svc"}, {"name": "RAY_IP", "value": "run-head-svc"}]
+    ),
     "IRSA": lambda p: (
         guard_of(p)["env"].append({"name": "AWS_ROLE_ARN", "value": "arn"}),
         guard_of(p)["volumeMounts"].append(

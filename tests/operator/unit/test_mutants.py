@@ -148,7 +148,9 @@ MUTANTS: list[Mutant] = [
     (DIGEST, "None if message_file == _MESSAGE_FILE else message_file", "None"),
     (DIGEST, 'if not str(v.get("name", "")).startswith(ADDED_ENV)', ""),
     (DIGEST, 'if mount.get("mountPath") not in ADDED_MOUNTS', ""),
-    (DIGEST, '("AWS_", "JOB_COMPLETION_INDEX")', '("AWS_",)'),
+    (DIGEST, '"JOB_COMPLETION_INDEX", ', ""),
+    (DIGEST, ', "FQ_RAY_IP"', ""),
+    (DIGEST, ', "RAY_IP"', ""),
     (DIGEST, "if _DEFAULTED.get(key, ...) != v", ""),
     # Injection: who gets what.
     (INJECT, '"restartPolicy": "Always",', ""),
@@ -188,7 +190,7 @@ MUTANTS: list[Mutant] = [
     (GATHER, " or (ref is not None and ref.uid == metadata[\"uid\"])", ""),
     (GATHER, " or controller_of(raw) not in {workload.uid, *workload.between}", ""),
     (GATHER, "{workload.uid, *workload.between}", "{workload.uid}"),
-    (GATHER, " if controller_of(raw) == uid)", ")"),
+    (GATHER, "for raw in some if controller_of(raw) == uid", "for raw in some"),
     (GATHER, "self._between(adapter, job, uid, uncached)", "self._between(adapter, job, uid, False)"),
     (ACTUATE, "if raw is None or controller_of(raw) != action.uid:", "if raw is None:"),
     (ACTUATE, "self._stop_children(job, action, children)", "pass"),
@@ -384,7 +386,22 @@ MUTANTS: list[Mutant] = [
 
 @pytest.mark.parametrize(
     "rule",
-    [DECIDE, INJECT, GATHER, QUEUE, EVENTS, OBSTACLES, HEALTH, SERVING, APP, SLIM, PAGE, REVIEW],
+    [
+        DECIDE,
+        INJECT,
+        GATHER,
+        QUEUE,
+        EVENTS,
+        OBSTACLES,
+        HEALTH,
+        SERVING,
+        APP,
+        SLIM,
+        PAGE,
+        REVIEW,
+        RAYJOB,
+        ACTUATE,
+    ],
     ids=lambda rule: rule.source,
 )
 def test_the_tests_pass_while_nothing_is_broken(tmp_path: Path, rule: Rule) -> None:
@@ -398,6 +415,7 @@ def test_the_tests_pass_while_nothing_is_broken(tmp_path: Path, rule: Rule) -> N
     [
         *(DECIDE, REFUSALS, ISOLATION, LEAKS, DIGEST, INJECT, GATHER, QUEUE, EVENTS, OBSTACLES, HEALTH),
         *(SERVING, APP, SLIM, ROWS_OF_THE_PAGE, PAGE, SCRIPT, NOTIFIER, WEBHOOK, REVIEW, TYPES),
+        *(RAYJOB, ACTUATE, CLIENT),
     ],
     ids=lambda rule: rule.source,
 )
