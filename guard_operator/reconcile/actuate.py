@@ -148,39 +148,48 @@ class Actuator:
     # -- stop --------------------------------------------------------------------------------------------
 
     def _stop(self, job: Job, action: StopWorkload, report: Report) -> tuple[Report, list[Transition]]:
-        adapter = _adapter(job)
-        patch = adapter.stop_patch(action.method)
-        children = adapter.stop_children(action.method, job.name, job.spec.template.spec)
-        if patch is not None:
-            fenced = patch | {"metadata": {"uid": action.uid}}
-            try:
-                self._client.merge(adapter.resource, job.namespace, job.name, fenced, names.OPERATOR_MANAGER)
-            except ApiError as error:
-                if error.status in {404, 409}:
-                    return report, []  # it is gone, or another one has its name: the next look will tell
-                if error.status == 429:
-                    raise
-                refusal = error.message
-            else:
-                self._stop_children(job, action, children)
+        adapter, refusal = _adapter(job), "nothing of it is there that could be asked"
+        try:
+            if self._ask(adapter, job, action):
                 return report, []
+        except ApiError as error:
+            if error.status in {404, 409}:
+                return report, []  # it is gone, or another one has its name: the next look will tell
+            if error.status == 429:
+                raise
+            refusal = error.message
         self._client.delete(adapter.resource, job.namespace, job.name, action.uid)
-        if patch is None or report.stop is None:
+        if action.method is StopMethod.DELETE or report.stop is None:
             return report, []
         # A webhook that is down refuses every patch, but it does not stand in the way of a delete.
         stop = report.stop.model_copy(update={"method": StopMethod.DELETE})
         message = f"{action.method} was refused, so the workload was deleted: {refusal}"
         return replace(report, stop=stop), [Transition("Warning", Reason.STOP_ESCALATED, message)]
 
-    def _stop_children(self, job: Job, action: StopWorkload, children: Iterable[Child]) -> None:
-        """Only what the workload controls: anybody may have made a namesake."""
-        for child in children:
-            raw = self._client.get(child.resource, job.namespace, child.name)
-            if raw is None or controller_of(raw) != action.uid:
-                continue
-            uid = raw["metadata"]["uid"]
-            if child.patch is None:
-                self._client.delete(child.resource, job.namespace, child.name, uid)
+    def _ask(self, adapter: WorkloadAdapter, job: Job, action: StopWorkload) -> bool:
+        """Ask workload and children to end; whether there was any that could be asked."""
+        patch = adapter.stop_patch(action.method)
+        if patch is not None:
+            self._merge(adapter.resource, job, job.name, action.uid, patch)
+        children = adapter.stop_children(action.method, job.name, job.spec.template.spec)
+        asked = [self._ask_child(job, action, child) for child in children]
+        return patch is not None or any(asked)
+
+    def _ask_child(self, job: Job, action: StopWorkload, child: Child) -> bool:
+        """Whether it is there, and the workload's own: anybody may have made a namesake."""
+        raw = self._client.get(child.resource, job.namespace, child.name)
+        if raw is None or controller_of(raw) != action.uid:
+            return False
+        uid = raw["metadata"]["uid"]
+        if child.patch is None:
+            self._client.delete(child.resource, job.namespace, child.name, uid)
+        else:
+            self._merge(child.resource, job, child.name, uid, child.patch)
+        return True
+
+    def _merge(self, resource: Resource, job: Job, name: str, uid: str, patch: Json) -> None:
+        fenced = patch | {"metadata": {"uid": uid}}
+        self._client.merge(resource, job.namespace, name, fenced, names.OPERATOR_MANAGER)
 
     # -- evidence ----------------------------------------------------------------------------------------
 

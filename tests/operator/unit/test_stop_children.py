@@ -1,71 +1,109 @@
-"""What a stop reaches beside the workload: only what the workload itself controls."""
+"""What a stop asks beside the workload: only what the workload itself controls. What is refused is a delete."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
 
-from guard_operator.api.types import Spec, Status, StopMethod
+from guard_operator.api.types import Phase, Spec, Status, StopMethod, StopStatus
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.actuate import Actuator
-from guard_operator.reconcile.decision import StopWorkload
+from guard_operator.reconcile.decision import Report, StopWorkload
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import BATCH_JOBS, Client, Resource
+from guard_operator.runtime.errors import ApiError
 
 Json = dict[str, Any]
+RAYJOB = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": {}}
 
 
 class Cluster:
-    """Stands in for the requests: what is there, and what was deleted. Its fault is who made it."""
+    """Stands in for the requests. Its faults: a child of somebody else, and one that cannot be touched."""
 
-    def __init__(self, *owners: Json) -> None:
-        self.there: Json | None = {"metadata": {"uid": "child", "ownerReferences": list(owners)}}
-        self.deleted: list[str] = []
+    def __init__(self, *owners: Json, status: int | None = None) -> None:
+        self.child: Json | None = {"metadata": {"uid": "child", "ownerReferences": list(owners)}}
+        self.status = status
+        self.done: list[str] = []
 
     def get(self, resource: Resource, _namespace: str, name: str) -> Json | None:
-        assert (resource, name) == (BATCH_JOBS, "run")
-        return self.there
+        self.asked = f"{resource.kind} {name}"
+        return self.child
 
-    def merge(self, *_: Any) -> None:
-        pass
+    def merge(self, resource: Resource, _namespace: str, name: str, patch: Json, _manager: str) -> None:
+        self._touch(resource)
+        self.done.append(f"patch {resource.kind} {name} {patch['metadata']['uid']}")
 
     def delete(self, resource: Resource, _namespace: str, name: str, uid: str) -> None:
-        self.deleted.append(f"{resource.kind} {name} {uid}")
+        self._touch(resource)
+        self.done.append(f"delete {resource.kind} {name} {uid}")
+
+    def _touch(self, resource: Resource) -> None:
+        if resource is BATCH_JOBS and self.status is not None:
+            raise ApiError(self.status, "Refused", "somebody says no")
 
 
-def job() -> Job:
+def job(template: Json) -> Job:
     heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}}
     guard = {"heldout": heldout, "checkpoints": {"volume": "ckpt"}}
-    template = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": {}}
     spec = Spec.model_validate({"template": template, "guard": guard})
     return Job("run", "ns", "u", 1, "1", {}, spec, Status())
 
 
-def stop(cluster: Cluster, method: StopMethod = StopMethod.STOP) -> list[str]:
+def stop(
+    cluster: Cluster, template: Json = RAYJOB, method: StopMethod = StopMethod.STOP
+) -> tuple[list[str], StopMethod]:
+    """What was done, and what the report then says was asked for."""
     none = cast(Any, None)
+    asked = StopStatus(requested_at=datetime(2026, 1, 1, tzinfo=UTC), method=method)
+    report = Report(Phase.STOPPING, (), None, asked)
     actuator = Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, none, none, none)
-    actuator._stop(job(), StopWorkload(method, "w"), none)
-    return cluster.deleted
+    report, told = actuator._stop(job(template), StopWorkload(method, "w"), report)
+    assert report.stop is not None and bool(told) == (report.stop.method is not method)
+    return cluster.done, report.stop.method
 
 
 def owner(uid: str, **more: Any) -> Json:
     return {"uid": uid, "controller": True, **more}
 
 
+FOREIGN = [[], [owner("other")], [owner("w", controller=False)]]
+
+
 def test_the_submitter_of_a_rayjob_goes_with_a_stop() -> None:
-    assert stop(Cluster(owner("w"))) == ["Job run child"]
-    assert stop(Cluster(owner("w")), StopMethod.SUSPEND) == []
+    cluster = Cluster(owner("w"))
+    assert stop(cluster) == (["patch RayJob run w", "delete Job run child"], StopMethod.STOP)
+    assert cluster.asked == "Job run"
 
 
-@pytest.mark.parametrize(
-    "owners", [[], [owner("other")], [owner("w", controller=False)]], ids=["none", "other", "no controller"]
-)
+def test_a_suspension_and_a_delete_leave_it_to_others() -> None:
+    suspended = stop(Cluster(owner("w")), method=StopMethod.SUSPEND)
+    assert suspended == (["patch RayJob run w"], StopMethod.SUSPEND)
+    deleted = stop(Cluster(owner("w")), method=StopMethod.DELETE)
+    assert deleted == (["delete RayJob run w"], StopMethod.DELETE)
+
+
+@pytest.mark.parametrize("owners", FOREIGN, ids=["none", "other", "no controller"])
 def test_a_namesake_is_left_alone(owners: list[Json]) -> None:
-    assert stop(Cluster(*owners)) == []
+    assert stop(Cluster(*owners)) == (["patch RayJob run w"], StopMethod.STOP)
 
 
 def test_one_that_is_not_there_holds_up_nothing() -> None:
     cluster = Cluster()
-    cluster.there = None
-    assert stop(cluster) == []
+    cluster.child = None
+    assert stop(cluster) == (["patch RayJob run w"], StopMethod.STOP)
+
+
+def test_one_that_cannot_be_touched_goes_with_the_workload() -> None:
+    done, method = stop(Cluster(owner("w"), status=403))
+    assert (done, method) == (["patch RayJob run w", "delete RayJob run w"], StopMethod.DELETE)
+
+
+def test_one_that_became_another_is_looked_at_again() -> None:
+    assert stop(Cluster(owner("w"), status=409)) == (["patch RayJob run w"], StopMethod.STOP)
+
+
+def test_a_server_that_has_no_time_is_asked_again() -> None:
+    with pytest.raises(ApiError, match="429"):
+        stop(Cluster(owner("w"), status=429))
