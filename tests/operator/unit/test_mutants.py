@@ -195,7 +195,7 @@ MUTANTS: list[Mutant] = [
     (ACTUATE, "if raw is None or controller_of(raw) != action.uid:", "if raw is None:"),
     (ACTUATE, "[self._ask_child(job, action, child) for child in children]", "[]"),
     (ACTUATE, "            refusal = error.message\n", "            raise\n"),
-    (ACTUATE, "            if self._ask(adapter, job, action):\n", "            if self._ask(adapter, job, action) or True:\n"),
+    (ACTUATE, "if self._ask(adapter, job, action):", "if self._ask(adapter, job, action) or True:"),
     (ACTUATE, "action.method is StopMethod.DELETE or report", "report"),
     (GATHER, " or workload.uid is None", ""),
     (GATHER, 'if raw is None or raw["metadata"]["uid"] != job.uid:', "if raw is None:"),

@@ -11,7 +11,7 @@ from guard_operator.adapters import Child, TemplateError, WorkloadState, find_ad
 from guard_operator.api.types import Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import build_workload
-from guard_operator.reconcile.refusals import inspect
+from guard_operator.reconcile.refusals import find_violations
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import BATCH_JOBS
 
@@ -74,7 +74,7 @@ def test_the_head_is_guarded_and_its_first_container_trains() -> None:
     ids=["defaults", "no workers", "http", "deletion strategy", "own submitter"],
 )
 def test_what_can_be_guarded(spec: Json) -> None:
-    assert inspect(ADAPTER, spec, job(spec).spec.guard, CONFIG) == ()
+    assert find_violations(ADAPTER, spec, job(spec).spec.guard, CONFIG) == ()
     build_workload(job(spec), ADAPTER, CONFIG)
 
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_guarded_names_the_field(spec: Json, field: str, why: str
     with pytest.raises(TemplateError, match=why) as error:
         ADAPTER.pod_templates(spec)
     assert error.value.field == field
-    (finding,) = inspect(ADAPTER, spec, job(spec).spec.guard, CONFIG)
+    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, CONFIG)
     assert finding.field == f"spec.template.spec.{field}" and finding.cost is None
 
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_guarded_names_the_field(spec: Json, field: str, why: str
 def test_every_pod_of_the_run_is_checked(change: Any, field: str) -> None:
     spec = rayjob(submitterPodTemplate=pod("submit"))
     change(spec)["spec"]["hostPID"] = True
-    (finding,) = inspect(ADAPTER, spec, job(spec).spec.guard, CONFIG)
+    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, CONFIG)
     assert finding.field == f"spec.template.spec.{field}"
 
 

@@ -1,4 +1,4 @@
-"""What a stop asks beside the workload: only what the workload itself controls. What is refused is a delete."""
+"""What a stop asks beside the workload: only what the workload controls. What is refused is a delete."""
 
 from __future__ import annotations
 
