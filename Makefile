@@ -93,7 +93,7 @@ test-trl-oldest: | $(UV) ## The trainer's tests with the oldest TRL that is allo
 	$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --editable . 'trl~=$(TRL_OLDEST).0'
 	$(OLDEST)/bin/pytest -q tests/trainer --ignore=tests/trainer/test_mutants.py
 
-test-kinds: install control-plane ## RayJob against the real KubeRay, which is built once; not part of `make test`.
+test-kinds: install control-plane ## RayJob and JobSet against their real controllers, which are built once; not part of `make test`.
 	$(VENV)/bin/pytest -q tests/kinds
 
 e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses an existing one.

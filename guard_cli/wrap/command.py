@@ -59,7 +59,7 @@ def wrap(
     ] = False,
     name: Annotated[str | None, typer.Option("--name", help="Another name than the job's own.")] = None,
 ) -> None:
-    """Put a PyTorchJob, Job or RayJob that you have under guard: print the GuardedTrainingJob around it.
+    """Put a training job that you have under guard: print the GuardedTrainingJob around it.
 
     Its own lines are kept, with comments and order; other documents of the file stay as they are. What was
     decided is said on stderr. What the operator would refuse is refused here, and no cluster is asked.

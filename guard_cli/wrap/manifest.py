@@ -214,7 +214,8 @@ def _as_job(node: yaml.Node | None) -> tuple[yaml.MappingNode, WorkloadAdapter] 
 
 
 def _no_job(nodes: list[yaml.Node]) -> str:
-    wanted = " or ".join(f"{one.resource.kind} ({one.resource.api_version})" for one in ADAPTERS)
+    *others, last = (f"{one.resource.kind} ({one.resource.api_version})" for one in ADAPTERS)
+    wanted = f"{', '.join(others)} or {last}"
     kinds = [_kind(node) for node in nodes]
     named = dict.fromkeys(f"{kind[:60]} ({version[:60]})" for version, kind in kinds if kind)
     found = ", ".join([*named][:5]) or "no object of Kubernetes"

@@ -10,10 +10,16 @@ from guard_operator.adapters.base import (
     dotted,
 )
 from guard_operator.adapters.job import JobAdapter
+from guard_operator.adapters.jobset import JobSetAdapter
 from guard_operator.adapters.pytorchjob import PyTorchJobAdapter
 from guard_operator.adapters.rayjob import RayJobAdapter
 
-ADAPTERS: tuple[WorkloadAdapter, ...] = (PyTorchJobAdapter(), JobAdapter(), RayJobAdapter())
+ADAPTERS: tuple[WorkloadAdapter, ...] = (
+    PyTorchJobAdapter(),
+    JobAdapter(),
+    RayJobAdapter(),
+    JobSetAdapter(),
+)
 
 __all__ = [
     "ADAPTERS",

@@ -39,13 +39,15 @@ class PodTemplate:
     `path` leads to it from the workload's spec; a number in it is a place in a list. `container` is the one
     that trains. `guarded` says whether its pods get a guard. Where one template makes several pods of which
     only the first holds rank 0, `index_field` is the downward-API field with a pod's index, so that the other
-    guards know to keep quiet.
+    guards know to keep quiet. `between` leads to the template of what stands between the workload and these
+    pods, if that is made of a template, too: by the operator's labels it is found.
     """
 
     path: tuple[str | int, ...]
     container: str
     guarded: bool
     index_field: str | None = None
+    between: tuple[str | int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, count
+from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, at, count, dotted
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
@@ -38,16 +38,8 @@ class JobAdapter:
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""
-        indexed = spec.get("completionMode") == "Indexed"
-        parallelism, completions = spec.get("parallelism"), spec.get("completions")
-        parallelism = 1 if parallelism is None else parallelism
-        if parallelism != 1 and not indexed:
-            raise TemplateError("parallelism", "must be 1 unless completionMode is Indexed: no pod is rank 0")
-        if completions is not None and completions != parallelism:
-            raise TemplateError(
-                "completions", f"must be as many as parallelism ({parallelism}): the pods are one run"
-            )
-        return (PodTemplate(("template",), _trainer(spec), True, INDEX_FIELD if indexed else None),)
+        index = INDEX_FIELD if check_ranks(spec) else None
+        return (PodTemplate(("template",), trainer_of(spec), True, index),)
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Index 0, or the only pod."""
@@ -101,16 +93,40 @@ class JobAdapter:
         return ()
 
 
-def _trainer(spec: Mapping[str, Any]) -> str:
-    node: Any = spec
-    for key in ("template", "spec", "containers"):
-        node = node.get(key) if isinstance(node, dict) else None
-    containers = node if isinstance(node, list) else []
-    names = [str(c.get("name")) for c in containers if isinstance(c, dict)]
+def check_ranks(spec: Mapping[str, Any], *where: str | int) -> bool:
+    """Whether the pods of a Job, whose spec stands at `where`, have indexes.
+
+    Raises:
+        TemplateError: they are not one run, a single pod or all ranks at once; it names the field.
+    """
+    indexed = spec.get("completionMode") == "Indexed"
+    parallelism, completions = spec.get("parallelism"), spec.get("completions")
+    parallelism = 1 if parallelism is None else parallelism
+    if parallelism != 1 and not indexed:
+        why = "must be 1 unless completionMode is Indexed: no pod is rank 0"
+        raise TemplateError(dotted((*where, "parallelism")), why)
+    if completions is not None and completions != parallelism:
+        why = f"must be as many as parallelism ({parallelism}): the pods are one run"
+        raise TemplateError(dotted((*where, "completions")), why)
+    return indexed
+
+
+def trainer_of(spec: Mapping[str, Any], *where: str | int) -> str:
+    """The container that trains, of a Job whose spec stands at `where`.
+
+    Raises:
+        TemplateError: there is none that would be it.
+    """
+    path = ("template", "spec", "containers")
+    containers = at(spec, *path)
+    names = [
+        str(c.get("name"))
+        for c in (containers if isinstance(containers, list) else [])
+        if isinstance(c, dict)
+    ]
     if len(names) == 1:
         return names[0]
     if CONTAINER in names:
         return CONTAINER
-    raise TemplateError(
-        "template.spec.containers", f"must have one container, or name the one that trains {CONTAINER}"
-    )
+    why = f"must have one container, or name the one that trains {CONTAINER}"
+    raise TemplateError(dotted((*where, *path)), why)

@@ -117,10 +117,10 @@ class WorkloadTemplate(ApiModel):
     api_version: str = Field(
         min_length=1,
         max_length=253,
-        description="API version of the workload: kubeflow.org/v1, batch/v1 or ray.io/v1.",
+        description="API version of the workload, such as batch/v1 or ray.io/v1.",
     )
     kind: str = Field(
-        min_length=1, max_length=63, description="Kind of the workload: PyTorchJob, Job or RayJob."
+        min_length=1, max_length=63, description="Kind of the workload: PyTorchJob, Job, RayJob or JobSet."
     )
     metadata: TemplateMeta = Field(
         default_factory=TemplateMeta, description="Labels and annotations of the workload object."

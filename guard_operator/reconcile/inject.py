@@ -16,7 +16,7 @@ import yaml
 
 from guard_core.evaluation import Scoring
 from guard_core.policy import Policy
-from guard_operator.adapters import PodTemplate, WorkloadAdapter
+from guard_operator.adapters import PodTemplate, WorkloadAdapter, at
 from guard_operator.api import names
 from guard_operator.api.types import EvaluatorSpec, GuardSpec, Heldout, Isolation
 from guard_operator.config import OperatorConfig
@@ -103,11 +103,9 @@ def _job_labels(job: Job) -> dict[str, str]:
 
 def _prepare_pod(job: Job, template: PodTemplate, spec: Json, config: OperatorConfig) -> None:
     pod = pod_spec(spec, template)
-    parent: Any = spec
-    for key in template.path:
-        parent = parent[key]
-    metadata = parent["metadata"] = dict(parent.get("metadata") or {})
-    metadata["labels"] = dict(metadata.get("labels") or {}) | _job_labels(job)
+    metadata = _labelled(job, at(spec, *template.path))
+    if template.between is not None:
+        _labelled(job, at(spec, *template.between))
     pod["automountServiceAccountToken"] = False
     if job.spec.guard.isolation is Isolation.STRICT:
         _confine(pod)
@@ -117,6 +115,14 @@ def _prepare_pod(job: Job, template: PodTemplate, spec: Json, config: OperatorCo
         metadata["annotations"] = dict(metadata.get("annotations") or {}) | digest
     if found := leaks(pod, _own(job)):
         raise LeakError("; ".join(found))
+
+
+def _labelled(job: Job, template: Json) -> Json:
+    """Give what is made of a template the job's labels; the template's metadata."""
+    metadata: Json = dict(template.get("metadata") or {})
+    metadata["labels"] = dict(metadata.get("labels") or {}) | _job_labels(job)
+    template["metadata"] = metadata
+    return metadata
 
 
 def _confine(pod: Json) -> None:

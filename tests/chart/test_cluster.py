@@ -434,7 +434,7 @@ def test_no_label_spares_a_batch_job_its_guard(admission: Client) -> None:
         "batch.kubernetes.io/job-name": job.name,
     }
     without_guard(pod)
-    said = "the pods of a Job, or of a job without a Master, must each"
+    said = "the pods of a Job, of the replicatedJob with rank 0, or of a job without a Master, must each"
     eventually(lambda: said in str(refusal(admission, pod)), "the policies know the job and spare it nothing")
 
 
@@ -449,6 +449,31 @@ def test_the_head_of_a_rayjob_must_have_its_guard_and_its_workers_need_none(admi
     assert "must have its guard" in str(refusal(admission, pod))
     pod["metadata"]["labels"]["ray.io/node-type"] = "worker"
     assert refusal(admission, pod) is None
+
+
+def as_jobset(spec: Json, **more: Any) -> None:
+    """The trainer of the sample as a JobSet, with workers beside it."""
+    replica = spec["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+    parts = [{"name": name, "template": {"spec": {"template": replica}}} for name in ("trainer", "workers")]
+    workload = {"replicatedJobs": parts, **more}
+    spec["template"] = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "spec": workload}
+
+
+def test_the_pods_of_a_jobset_have_their_guard_where_rank_0_is(admission: Client) -> None:
+    job = submit(admission, STRICT, "set", as_jobset)
+    pod = guarded_pod(STRICT)
+    names = {"rlguard.dev/job": job.name, "rlguard.dev/job-uid": job.uid}
+    ofset = {"jobset.sigs.k8s.io/jobset-name": job.name, "batch.kubernetes.io/job-name": "set-trainer-0"}
+    part = "jobset.sigs.k8s.io/replicatedjob-name"
+    without_guard(pod)
+
+    def said(**labels: str) -> str:
+        pod["metadata"]["labels"] = names | ofset | labels
+        return str(refusal(admission, pod))
+
+    eventually(lambda: "must each have their guard" in said(**{part: "trainer"}), "the policies know it")
+    assert "must each have their guard" in said()
+    assert said(**{part: "workers"}) == "None"
 
 
 def test_other_pods_and_other_namespaces_are_left_alone(admission: Client) -> None:
@@ -1312,6 +1337,29 @@ class TestWhoMaySayFire:
         try:
             client = accounts.client(RELAXED, "guards", pod)
             assert (says(client, "batch", {"guard": {"fire": FIRE}}) == "") == admitted
+        finally:
+            admission.request("DELETE", path)
+
+    @pytest.mark.parametrize(
+        ("pod", "spec", "admitted"),
+        [
+            ("set-trainer-0-0-x7k2p", {}, True),
+            ("set-trainer-0-x7k2p", {}, True),
+            ("set-trainer-1-0-x7k2p", {}, False),
+            ("set-trainer-0-1-x7k2p", {}, False),
+            ("set-workers-0-0-x7k2p", {}, False),
+            ("set-workers-0-0-x7k2p", {"coordinator": {"replicatedJob": "workers"}}, True),
+            ("offset-trainer-0-0-x7k2p", {}, False),
+        ],
+    )
+    def test_the_guard_of_a_jobset(
+        self, accounts: Accounts, admission: Client, pod: str, spec: Json, admitted: bool
+    ) -> None:
+        path = f"/apis/rlguard.dev/v1alpha1/namespaces/{RELAXED}/guardedtrainingjobs/set"
+        submit(admission, RELAXED, "set", partial(as_jobset, **spec))
+        try:
+            client = accounts.client(RELAXED, "guards", pod)
+            assert (says(client, "set", {"guard": {"fire": FIRE}}) == "") == admitted
         finally:
             admission.request("DELETE", path)
 

@@ -25,6 +25,8 @@ from tests.operator.integration.conftest import (
 )
 from tests.operator.integration.controlplane import BUILD_SECONDS
 
+from .webhooks import Webhooks
+
 BUILD = Path(__file__).parent / "build.sh"
 START_SECONDS = 120
 
@@ -33,6 +35,7 @@ __all__ = ["client", "kubeconfig", "make_job", "namespace", "plane"]
 #: How each controller is started.
 FLAGS = {
     "kuberay": ["--metrics-addr=0", "--health-probe-bind-address=0", "--enable-leader-election=false"],
+    "jobset": ["--metrics-bind-address=0", "--health-probe-bind-address=0", "--leader-elect=false"],
 }
 
 
@@ -61,14 +64,18 @@ def controller(
             directory = Path(built.stdout.strip())
             for file in sorted((directory / "crds").iterdir()):
                 install(client, yaml.safe_load(file.read_text()))
+            webhooks = Webhooks(logs) if name == "jobset" else None
+            config = [] if webhooks is None else [f"--config={webhooks.config}"]
             out = stack.enter_context((logs / f"{name}.log").open("wb"))
             process = subprocess.Popen(
-                [directory / "manager", *FLAGS[name]],
+                [directory / "manager", *FLAGS[name], *config],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "KUBECONFIG": str(kubeconfig), "GOGC": "50"},
             )
             stack.callback(process.wait, START_SECONDS)
             stack.callback(process.kill)
+            if webhooks is not None:
+                webhooks.register(client, START_SECONDS)
 
         yield start

@@ -109,6 +109,11 @@ spec:
   "message" "must not use a port of the guard\\'s, nor its name") $of) }}
 {{- end }}
 
+{{/* Name of the replicatedJob with rank 0, of the JobSet whose spec stands at this place in CEL. */}}
+{{- define "rlguard.rank0OfJobSet" -}}
+(has({{ . }}.coordinator) ? {{ . }}.coordinator.replicatedJob : {{ . }}.replicatedJobs.size() == 1 ? {{ . }}.replicatedJobs[0].name : 'trainer')
+{{- end }}
+
 {{/* A list of strings as it stands in CEL. */}}
 {{- define "rlguard.celStrings" -}}
 {{- range $i, $text := . }}{{ if $i }}, {{ end }}'{{ $text }}'{{ end -}}

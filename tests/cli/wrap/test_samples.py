@@ -25,6 +25,7 @@ WAYS = {
     "single-gpu.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "batch-job.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "multi-node.yaml": (CLAIM, (*NUMERIC, *SERVER)),
+    "jobset.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "rayjob.yaml": (CLAIM, (*NUMERIC, *SERVER)),
     "cpu-demo/job.yaml": ("secret:cpu-demo-heldout/heldout.jsonl", (*ON_CPU, "256", *POLICY)),
 }
@@ -60,7 +61,9 @@ def test_wrapped_again_it_means_the_same(
     assert meant(made) == meant(own)
     assert made["metadata"]["name"] == own["metadata"]["name"]
     assert [one for one in documents if one is not made] == [
-        one for one in yaml.safe_load_all(bare) if one["kind"] not in ("PyTorchJob", "Job", "RayJob")
+        one
+        for one in yaml.safe_load_all(bare)
+        if one["kind"] not in ("PyTorchJob", "Job", "RayJob", "JobSet")
     ]
 
 

@@ -325,7 +325,10 @@ def test_a_value_is_written_as_it_was(wrap: Run, value: str, anew: bool) -> None
 # -- files of any kind -----------------------------------------------------------------------------------
 
 BOMB = "".join(f"  {b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcde", "bcdef", strict=True))
-NO_JOB = "it has no PyTorchJob (kubeflow.org/v1) or Job (batch/v1)"
+NO_JOB = (
+    "it has no PyTorchJob (kubeflow.org/v1), Job (batch/v1), RayJob (ray.io/v1) or JobSet "
+    "(jobset.x-k8s.io/v1alpha2)"
+)
 HEAD = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\n"
 
 

@@ -27,6 +27,7 @@ GATHER = rule("gather.py", "test_gather.py")
 CLIENT = Rule("guard_operator", "runtime/client.py", HERE / "test_gather.py")
 ACTUATE = rule("actuate.py", "test_stop_children.py")
 RAYJOB = Rule("guard_operator", "adapters/rayjob.py", HERE / "test_rayjob_adapter.py")
+JOBSET = Rule("guard_operator", "adapters/jobset.py", HERE / "test_jobset_adapter.py")
 OBSTACLES = rule("obstacles.py", "test_obstacles.py")
 REVIEW = rule("review.py", "test_review.py")
 TYPES = Rule("guard_operator", "api/types.py", HERE / "test_review.py")
@@ -43,6 +44,25 @@ WEBHOOK = Rule("guard_operator", "runtime/webhook.py", HERE / "test_notifier.py"
 QUEUE = Rule("guard_operator", "runtime/queue.py", HERE / "test_queue.py")
 
 MUTANTS: list[Mutant] = [
+    # JobSet: which pod is rank 0, and what makes a stop final.
+    (JOBSET, 'if spec.get("managedBy") not in (None, "jobset.sigs.k8s.io/jobset-controller"):', "if False:"),
+    (JOBSET, 'if spec.get("volumeClaimPolicies"):', "if False:"),
+    (JOBSET, "for label in (JOB_LABEL, INDEX_LABEL))", "for label in (INDEX_LABEL,))"),
+    (JOBSET, "for label in (JOB_LABEL, INDEX_LABEL))", "for label in (JOB_LABEL,))"),
+    (JOBSET, 'return first and labels.get(NAME_LABEL) == _rank0(spec).get("name")', "return first"),
+    (JOBSET, 'if not at(job, "dependsOn")', ""),
+    (JOBSET, "[copy.deepcopy(STOP_RULE), *(policy.get(\"rules\") or [])]",
+     "[*(policy.get(\"rules\") or []), copy.deepcopy(STOP_RULE)]"),
+    (JOBSET, '.setdefault("completionMode", "Indexed")', ""),
+    (JOBSET, "and condition.get(\"type\") in _STATES", "and \"type\" in condition"),
+    (JOBSET, "if method is not StopMethod.STOP:", "if False:"),
+    (JOBSET, 'coordinator.get("jobIndex") or coordinator.get("podIndex")', 'coordinator.get("jobIndex")'),
+    (JOBSET, 'coordinator.get("jobIndex") or coordinator.get("podIndex")', 'coordinator.get("podIndex")'),
+    (JOBSET, "if len(jobs) == 1 else CONTAINER", "if jobs else CONTAINER"),
+    (JOBSET, "    if several and count", "    if False and count"),
+    (JOBSET, "JOB_FIELD if several else", ""),
+    (JOBSET, '{"completionMode": "Indexed"} | job', "job"),
+    (JOBSET, '"", False, between=place)', '"", False)'),
     # RayJob: where no guard would be, and what a stop must end.
     (RAYJOB, "if at(spec, *path):", "if False:"),
     (RAYJOB, '("entrypointNumCpus", "entrypointNumGpus", "entrypointResources")', '("entrypointNumCpus",)'),
@@ -418,7 +438,7 @@ def test_the_tests_pass_while_nothing_is_broken(tmp_path: Path, rule: Rule) -> N
     [
         *(DECIDE, REFUSALS, ISOLATION, LEAKS, DIGEST, INJECT, GATHER, QUEUE, EVENTS, OBSTACLES, HEALTH),
         *(SERVING, APP, SLIM, ROWS_OF_THE_PAGE, PAGE, SCRIPT, NOTIFIER, WEBHOOK, REVIEW, TYPES),
-        *(RAYJOB, ACTUATE, CLIENT),
+        *(RAYJOB, JOBSET, ACTUATE, CLIENT),
     ],
     ids=lambda rule: rule.source,
 )

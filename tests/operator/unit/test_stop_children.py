@@ -18,6 +18,9 @@ from guard_operator.runtime.errors import ApiError
 Json = dict[str, Any]
 RAYJOB = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": {}}
 
+PARTS = [{"name": "only", "template": {"spec": {}}}]
+JOBSET = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "spec": {"replicatedJobs": PARTS}}
+
 
 class Cluster:
     """Stands in for the requests. Its faults: a child of somebody else, and one that cannot be touched."""
@@ -107,3 +110,23 @@ def test_one_that_became_another_is_looked_at_again() -> None:
 def test_a_server_that_has_no_time_is_asked_again() -> None:
     with pytest.raises(ApiError, match="429"):
         stop(Cluster(owner("w"), status=429))
+
+
+def test_a_jobset_is_stopped_through_the_job_of_rank_0() -> None:
+    cluster = Cluster(owner("w"))
+    assert stop(cluster, JOBSET) == (["patch Job run-only-0 child"], StopMethod.STOP)
+    assert cluster.asked == "Job run-only-0"
+
+
+@pytest.mark.parametrize("owners", FOREIGN, ids=["none", "other", "no controller"])
+def test_without_such_a_job_the_jobset_is_deleted(owners: list[Json]) -> None:
+    assert stop(Cluster(*owners), JOBSET) == (["delete JobSet run w"], StopMethod.DELETE)
+
+
+def test_one_whose_job_cannot_be_touched_is_deleted() -> None:
+    assert stop(Cluster(owner("w"), status=403), JOBSET) == (["delete JobSet run w"], StopMethod.DELETE)
+
+
+def test_a_suspension_of_a_jobset_asks_the_jobset() -> None:
+    done = stop(Cluster(owner("w")), JOBSET, StopMethod.SUSPEND)
+    assert done == (["patch JobSet run w"], StopMethod.SUSPEND)

@@ -1,0 +1,142 @@
+"""JobSet (jobset.x-k8s.io/v1alpha2, seen with v0.11.1): several Jobs that are one run.
+
+- Rank 0 is the first pod of the first Job of one replicatedJob: the coordinator's, else the only one, else
+  the one named `trainer`. The container that trains is as in a Job.
+- It has no deadline. That of a Job of it fails this Job, and a rule of the failure policy, which is
+  immutable, fails the JobSet with it; without a policy any failed Job does. Then the other Jobs are deleted.
+- Pods are a Job's, which the JobSet controls.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, at, count
+from guard_operator.adapters.job import CONTAINER, INDEX_FIELD, INDEX_LABEL, check_ranks, trainer_of
+from guard_operator.api.types import StopMethod
+from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
+
+NAME_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+JOB_LABEL = "jobset.sigs.k8s.io/job-index"
+JOB_FIELD = f"metadata.labels['{JOB_LABEL}']"
+#: The first rule of a failure policy: what ends a fired run is no failure to restart from.
+STOP_RULE: Json = {"name": "rlguard", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]}
+_STATES = {"Failed": WorkloadState.FAILED, "Completed": WorkloadState.SUCCEEDED}
+
+
+class JobSetAdapter:
+    """See `guard_operator.adapters.base.WorkloadAdapter` for the contract of each method."""
+
+    resource = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
+    state_fields: tuple[str, ...] = ("suspend",)
+    pod_labels: tuple[str, ...] = (NAME_LABEL, JOB_LABEL, INDEX_LABEL)
+    between: tuple[Resource, ...] = (BATCH_JOBS,)
+    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ((BATCH_JOBS, ("get", "patch")),)
+
+    def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
+        """That of every replicatedJob; guarded is the one with rank 0."""
+        if spec.get("managedBy") not in (None, "jobset.sigs.k8s.io/jobset-controller"):
+            raise TemplateError(
+                "managedBy", "must be jobset.sigs.k8s.io/jobset-controller: pods elsewhere are not stopped"
+            )
+        if spec.get("volumeClaimPolicies"):
+            raise TemplateError("volumeClaimPolicies", "must not be set: JobSet adds volumes after the check")
+        rank0 = _rank0(spec)
+        return tuple(_template(number, job, job == rank0) for number, job in enumerate(_jobs(spec)))
+
+    def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+        """The first pod of the first Job of its replicatedJob."""
+        labels = at(pod, "metadata", "labels") or {}
+        first = all(str(labels.get(label, "0")) == "0" for label in (JOB_LABEL, INDEX_LABEL))
+        return first and labels.get(NAME_LABEL) == _rank0(spec).get("name")
+
+    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
+        """All ranks at once. Jobs that wait for others come later, so only what need not wait is counted."""
+        jobs = [job for job in at(spec, "replicatedJobs") or [] if not at(job, "dependsOn")]
+        return sum(
+            count(at(job, "replicas")) * count(at(job, "template", "spec", "parallelism")) for job in jobs
+        )
+
+    def prepared(self, spec: Json) -> Json:
+        """The rule that makes a stop final, where there is a policy, and what the guards know ranks by."""
+        prepared = copy.deepcopy(spec)
+        if isinstance(policy := prepared.get("failurePolicy"), dict):
+            policy["rules"] = [copy.deepcopy(STOP_RULE), *(policy.get("rules") or [])]
+        for job in _jobs(prepared):
+            job["template"]["spec"].setdefault("completionMode", "Indexed")
+        return prepared
+
+    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
+        """Nothing but defaults, which a new one may have."""
+        return ()
+
+    def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
+        """From the final conditions, then from `spec.suspend`, then from the Jobs that are ready."""
+        for condition in at(workload, "status", "conditions") or []:
+            if condition.get("status") == "True" and condition.get("type") in _STATES:
+                words = condition.get("reason", ""), condition.get("message", "")
+                return _STATES[condition["type"]], ": ".join(filter(None, words))
+        if at(workload, "spec", "suspend") is True:
+            return WorkloadState.SUSPENDED, ""
+        ready = any(at(job, "ready") for job in at(workload, "status", "replicatedJobsStatus") or [])
+        return (WorkloadState.RUNNING if ready else WorkloadState.PENDING), ""
+
+    def stop_patch(self, method: StopMethod) -> Json | None:
+        """A JobSet itself can be suspended; what stops it for good is a child's deadline."""
+        return {"spec": {"suspend": True}} if method is StopMethod.SUSPEND else None
+
+    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:
+        """The Job of rank 0, whose deadline is over at once."""
+        if method is not StopMethod.STOP:
+            return ()
+        return (
+            Child(BATCH_JOBS, f"{name}-{_rank0(spec)['name']}-0", {"spec": {"activeDeadlineSeconds": 1}}),
+        )
+
+
+def _jobs(spec: Mapping[str, Any]) -> list[Json]:
+    jobs = at(spec, "replicatedJobs")
+    if not isinstance(jobs, list) or not jobs:
+        raise TemplateError("replicatedJobs", "must have a replicatedJob")
+    for number, job in enumerate(jobs):
+        if not isinstance(at(job, "name"), str) or not isinstance(at(job, "template", "spec"), dict):
+            raise TemplateError(f"replicatedJobs[{number}]", "must have a name and a template with a spec")
+    return jobs
+
+
+def _rank0(spec: Mapping[str, Any]) -> Json:
+    """The replicatedJob with rank 0."""
+    jobs, coordinator = _jobs(spec), at(spec, "coordinator")
+    if isinstance(coordinator, dict):
+        if coordinator.get("jobIndex") or coordinator.get("podIndex"):
+            raise TemplateError(
+                "coordinator", "must be the first pod of a first Job: the guard sits beside it"
+            )
+        name = coordinator.get("replicatedJob")
+    else:
+        name = jobs[0]["name"] if len(jobs) == 1 else CONTAINER
+    for job in jobs:
+        if job["name"] == name:
+            return job
+    raise TemplateError(
+        "coordinator", f"must name the replicatedJob with rank 0, or one of them must be named {CONTAINER}"
+    )
+
+
+def _template(number: int, job: Json, guarded: bool) -> PodTemplate:
+    place = ("replicatedJobs", number, "template")
+    where = (*place, "spec")
+    if not guarded:
+        return PodTemplate((*where, "template"), "", False, between=place)
+    spec = {"completionMode": "Indexed"} | job["template"]["spec"]
+    indexed, several = check_ranks(spec, *where), count(job.get("replicas")) > 1
+    if several and count(spec.get("parallelism")) > 1:
+        raise TemplateError(
+            f"replicatedJobs[{number}].replicas",
+            "must be 1 where each Job has several pods: no field tells a guard whether it is beside rank 0. "
+            "Give rank 0 a replicatedJob of its own, and name it in coordinator",
+        )
+    index = JOB_FIELD if several else INDEX_FIELD if indexed else None
+    return PodTemplate((*where, "template"), trainer_of(spec, *where), True, index, place)

@@ -1,0 +1,195 @@
+"""JobSets and the real JobSet controller, on a real API server.
+
+- JobSet makes a Job for each part; rank 0's pods have the guard as it was injected.
+- A fire is the deadline of rank 0's Job: its failure fails the JobSet by the rule that the operator put
+  first, although the policy would restart it, and the controller deletes the other Jobs.
+- A JobSet that its webhooks refuse is a condition with their words.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.runtime.client import BATCH_JOBS, MERGE, PODS, Client, Resource
+from tests.operator.integration.controlplane import ControlPlane
+from tests.operator.integration.waiting import eventually
+from tests.operator.integration.world import BEAT, world
+
+from .cluster import KindWorld
+
+Json = dict[str, Any]
+SECONDS = 120.0
+ROOT = Path(__file__).resolve().parents[2]
+WHEN = "2026-01-01T00:00:00Z"
+
+
+class JobSetWorld(KindWorld):
+    """A world whose workload is a JobSet."""
+
+    workloads = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
+
+    def jobs(self) -> dict[str, Json]:
+        """The Jobs that are there and not on their way out."""
+        found = self.items(BATCH_JOBS)
+        return {one["metadata"]["name"]: one for one in found if "deletionTimestamp" not in one["metadata"]}
+
+    def ended(self) -> dict[str, str]:
+        """Reasons of the final conditions of the JobSet."""
+        found = (self.workload().get("status") or {}).get("conditions") or []
+        return {one["type"]: one["reason"] for one in found if one["status"] == "True"}
+
+    def runs(self) -> None:
+        """Pods of all Jobs run; the guard has reported once."""
+        self.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
+        eventually(lambda: len(self.jobs()) == 3, "a Job for each", SECONDS)
+        assert sorted(self.job_controller_makes_pods()) == ["run-trainer-0", "run-workers-0", "run-workers-1"]
+        self.kubelet_runs_pods()
+        for name in self.jobs():
+            self.job_status(name, {"startTime": WHEN, "active": 1, "ready": 1})
+        self.guard_says(heartbeat=BEAT, step=1)
+        self.expect("Fired", "False", "NotFired", within=SECONDS)
+
+    def job_status(self, name: str, status: Json) -> None:
+        path = BATCH_JOBS.path(self.namespace, name, "status")
+        self.client.request("PATCH", path, body={"status": status}, content_type=MERGE)
+
+    def job_controller_ends(self, name: str) -> None:
+        """What it does once the deadline of a Job is over: its pods go, and it has failed."""
+        for pod in self.pods():
+            if pod["metadata"]["name"].startswith(f"{name}-"):
+                self.client.request("DELETE", PODS.path(self.namespace, pod["metadata"]["name"]))
+        shared = {"status": "True", "lastTransitionTime": WHEN, "lastProbeTime": WHEN}
+        why = {"reason": "DeadlineExceeded", "message": "Job was active longer than specified deadline"}
+        conditions = [{"type": kind, **shared, **why} for kind in ("FailureTarget", "Failed")]
+        self.job_status(name, {"active": 0, "ready": 0, "failed": 1, "conditions": conditions})
+
+
+@pytest.fixture
+def here(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) -> Iterator[JobSetWorld]:
+    with world(plane, client, namespace, tmp_path, JobSetWorld) as made:
+        yield made
+
+
+def as_jobset(job: Json, **spec: Any) -> Json:
+    """The same run as a JobSet that may be restarted, with workers beside it."""
+    changed = copy.deepcopy(job)
+    pod = changed["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    template = {"spec": {"backoffLimit": 0, "template": {"spec": {"restartPolicy": "Never", **pod}}}}
+    parts = [{"name": "workers", "replicas": 2}, {"name": "trainer", "replicas": 1}]
+    workload = {
+        "failurePolicy": {"maxRestarts": 3, "rules": [{"name": "again", "action": "RestartJobSet"}]},
+        "replicatedJobs": [{**part, "template": copy.deepcopy(template)} for part in parts],
+        **spec,
+    }
+    workload = {key: value for key, value in workload.items() if value is not None}
+    changed["spec"]["template"] = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "spec": workload,
+    }
+    return changed
+
+
+@pytest.fixture
+def start(
+    here: JobSetWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
+) -> Callable[..., JobSetWorld]:
+    """Makes a JobSet that runs."""
+
+    def run(on_fire: str = "Stop", **spec: Any) -> JobSetWorld:
+        controller("jobset")
+        here.claim()
+        job = as_jobset(make_job(), **spec)
+        job["spec"]["onFire"] = on_fire
+        here.submit(job)
+        here.operator()
+        here.runs()
+        return here
+
+    return run
+
+
+def test_rank_0_has_the_guard_as_it_was_injected(start: Callable[..., JobSetWorld]) -> None:
+    here = start()
+    (guarded,) = (pod for pod in here.pods() if "rlguard-guard" in str(pod["spec"]))
+    assert guarded["metadata"]["name"].startswith("run-trainer-0-")
+    assert is_as_injected(guarded) is True
+    uid = here.job()["metadata"]["uid"]
+    for one in (*here.pods(), *here.items(BATCH_JOBS)):
+        assert one["metadata"]["labels"]["rlguard.dev/job-uid"] == uid
+    eventually(lambda: here.phase() == "Running", "phase Running", SECONDS)
+    assert here.conditions()["Guarded"][:2] == ("True", "WorkloadCreated")
+
+
+@pytest.mark.parametrize("policy", [{}, {"failurePolicy": None}], ids=["restarts", "no policy"])
+def test_given_a_fire_then_the_jobset_fails_and_nothing_of_it_is_left(
+    start: Callable[..., JobSetWorld], policy: Json
+) -> None:
+    here = start(**policy)
+    here.fire()
+    deadline = lambda: here.jobs()["run-trainer-0"]["spec"].get("activeDeadlineSeconds") == 1  # noqa: E731
+    eventually(deadline, "rank 0's Job has its deadline", SECONDS)
+    here.job_controller_ends("run-trainer-0")
+    reason = "FailedJobs" if policy else "FailJobSetFailurePolicyAction"
+    eventually(lambda: here.ended().get("Failed") == reason, "the JobSet has failed", SECONDS)
+    eventually(lambda: [*here.jobs()] == ["run-trainer-0"], "the other Jobs are deleted", SECONDS)
+    here.collects_garbage()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+    assert here.workload()["status"].get("restarts", 0) == 0, "it is not restarted"
+    assert here.job()["status"]["stop"]["method"] == "Stop"
+
+
+def test_a_fire_by_suspend(start: Callable[..., JobSetWorld]) -> None:
+    here = start("Suspend")
+    here.fire()
+    eventually(lambda: all(one["spec"]["suspend"] for one in here.jobs().values()), "suspended", SECONDS)
+    here.delete_pods()
+    here.kubelet_ends_pods()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+
+
+def test_where_the_job_of_rank_0_is_gone_the_jobset_is_deleted(start: Callable[..., JobSetWorld]) -> None:
+    """A namesake that somebody else made is no Job of the run: it is left alone."""
+    here = start()
+    path = BATCH_JOBS.path(here.namespace, "run-trainer-0")
+    here.client.request("PATCH", path, body={"metadata": {"ownerReferences": None}}, content_type=MERGE)
+    here.fire()
+    eventually(lambda: here.client.get(here.workloads, here.namespace, "run") is None, "deleted", SECONDS)
+    here.delete_pods()
+    here.kubelet_ends_pods()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+    assert "StopEscalated" in here.events()
+    assert "activeDeadlineSeconds" not in here.jobs()["run-trainer-0"]["spec"]
+
+
+def test_what_its_webhooks_refuse_is_a_condition(
+    here: JobSetWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
+) -> None:
+    controller("jobset")
+    here.claim()
+    job = as_jobset(make_job())
+    parts = job["spec"]["template"]["spec"]["replicatedJobs"]
+    parts[0]["name"] = parts[0]["name"] + "-of-a-very-long-name-that-no-pod-of-any-job-of-it-can-have"
+    here.submit(job)
+    here.operator()
+    assert "63 characters" in here.expect("Guarded", "False", "WorkloadRefused", within=SECONDS)
+
+
+def test_the_sample_is_one_that_jobset_takes(here: JobSetWorld, controller: Callable[[str], None]) -> None:
+    controller("jobset")
+    documents = yaml.safe_load_all((ROOT / "k8s/samples/jobset.yaml").read_text("utf-8"))
+    job = next(one for one in documents if one["kind"] == "GuardedTrainingJob")
+    job["metadata"]["name"] = here.name
+    for claim in ("heldout", "models", "jobset-checkpoints"):
+        here.claim(claim)
+    here.submit(job)
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
+    eventually(lambda: [*here.jobs()] == ["run-trainer-0"], "its Job", SECONDS)
