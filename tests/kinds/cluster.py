@@ -52,8 +52,9 @@ class KindWorld(World):
         return made
 
     def collects_garbage(self) -> None:
-        """Pods whose controller is gone go, too, as soon as they are asked to."""
-        there = {one["metadata"]["uid"] for kind in self.owners for one in self.items(kind)}
+        """Pods whose controller is gone, or waits in the foreground for them to be, go and have gone."""
+        found = [one["metadata"] for kind in self.owners for one in self.items(kind)]
+        there = {one["uid"] for one in found if "deletionTimestamp" not in one}
         for pod in self.pods():
             if controller_of(pod) not in there and "deletionTimestamp" not in pod["metadata"]:
                 self.client.request("DELETE", PODS.path(self.namespace, pod["metadata"]["name"]))
