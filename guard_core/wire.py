@@ -340,7 +340,7 @@ class FailureKind(StrEnum):
 DOUBTS = frozenset({FailureKind.CHANGED, FailureKind.UNCHANGED, FailureKind.TOKENIZER_CHANGED})
 
 _FAILURE_WORDS = {
-    FailureKind.CHECKPOINT: "the checkpoint's files could not be taken (layout, size, links or rights)",
+    FailureKind.CHECKPOINT: "the checkpoint's files could not be taken (layout, size, links or permissions)",
     FailureKind.TOKENIZER: "the tokenizer was refused: it does not load, or lacks the chat template",
     FailureKind.TOKENIZER_CHANGED: "tokenizer, chat template or generation config are not those of the first "
     "checkpoint that was scored",

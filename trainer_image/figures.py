@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from guard_core.wire import KlKind, Sampling
+from guard_core.wording import sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +148,7 @@ def sampling_of(args: Any) -> Sampling | None:
     try:
         return Sampling.model_validate({name: said[name] for name in _SAMPLING} | {"max_new_tokens": length})
     except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        raise ValueError(f"{wrong['loc'][0]} {wrong['input']!r}: {wrong['msg']}") from None
+        raise ValueError(sentences(error, Sampling, ".".join)) from None
 
 
 def _trl_classes(args: Any) -> list[str]:

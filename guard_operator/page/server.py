@@ -109,7 +109,7 @@ class PageServer(PortServer):
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 if path in assets:
-                    self._answer(200, *assets[path])
+                    self._respond(200, *assets[path])
                 elif path != _JOBS and not path.startswith(f"{_JOBS}/"):
                     self._say(404, "there are / and /v1/jobs")
                 elif not token.admits(self.headers.get("Authorization")):
@@ -131,9 +131,9 @@ class PageServer(PortServer):
                 if packed is None:
                     self._say(503, "no namespace could be read yet: there is no list of jobs")
                 elif "gzip" in self.headers.get("Accept-Encoding", ""):
-                    self._answer(200, packed, "application/json", {"Content-Encoding": "gzip"})
+                    self._respond(200, packed, "application/json", {"Content-Encoding": "gzip"})
                 else:
-                    self._answer(200, gzip.decompress(packed), "application/json")
+                    self._respond(200, gzip.decompress(packed), "application/json")
 
             def _job(self, path: str) -> None:
                 namespace, _, name = (unquote(part) for part in path[len(_JOBS) + 1 :].partition("/"))
@@ -141,13 +141,13 @@ class PageServer(PortServer):
                 if raw is None:
                     self._say(404, f"there is no job {namespace[:64]}/{name[:64]} among those watched")
                 else:
-                    self._answer(200, json.dumps(details(raw)).encode(), "application/json")
+                    self._respond(200, json.dumps(details(raw)).encode(), "application/json")
 
             def _say(self, status: int, detail: str) -> None:
                 more = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-                self._answer(status, json.dumps({"detail": detail}).encode(), "application/json", more)
+                self._respond(status, json.dumps({"detail": detail}).encode(), "application/json", more)
 
-            def _answer(
+            def _respond(
                 self, status: int, body: bytes, kind: str, more: dict[str, str] | None = None
             ) -> None:
                 self.send_response(status)

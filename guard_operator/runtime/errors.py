@@ -2,7 +2,7 @@
 
 ClusterError
 ├── ApiError          the API server responded, but not with success
-└── TransportError    no usable answer: refused, cut, hung past its deadline, not JSON
+└── TransportError    no usable response: refused, cut, hung past its deadline, not JSON
 """
 
 from __future__ import annotations

@@ -36,17 +36,17 @@ class HealthServer(PortServer):
 
             def do_GET(self) -> None:
                 if self.path == "/metrics":
-                    self._answer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+                    self._respond(200, generate_latest(registry), CONTENT_TYPE_LATEST)
                 elif self.path == "/debug/state":
-                    self._answer(200, json.dumps(state(), indent=1).encode(), "application/json")
+                    self._respond(200, json.dumps(state(), indent=1).encode(), "application/json")
                 elif (probe := probes.get(self.path)) is not None:
                     good = probe()
-                    self._answer(200 if good else 503, b"ok\n" if good else b"not ok\n", "text/plain")
+                    self._respond(200 if good else 503, b"ok\n" if good else b"not ok\n", "text/plain")
                 else:
                     there = b"there are /healthz, /readyz, /metrics and /debug/state\n"
-                    self._answer(404, there, "text/plain")
+                    self._respond(404, there, "text/plain")
 
-            def _answer(self, status: int, body: bytes, kind: str) -> None:
+            def _respond(self, status: int, body: bytes, kind: str) -> None:
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
