@@ -130,18 +130,18 @@ class StatusReporter:
 
     async def _run(self) -> None:
         while True:
-            wait = POLL_SECONDS
-            if self._is_due() and not await self._try():
-                wait = self._wait
+            wait = POLL_SECONDS if await self._try(self._is_due) else self._wait
             # Not wait_for: up to Python 3.11 it swallows a cancel that comes together with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._latched.wait()
             self._latched.clear()
 
-    async def _try(self) -> bool:
-        """Report, whatever happens: a defect here must not end the reports."""
+    async def _try(self, due: Callable[[], bool] = lambda: True) -> bool:
+        """Report if that is due, whatever happens: a defect must not end the reports. False: try again."""
         try:
+            if not due():
+                return True
             self._leave_last_word()
             return await self._report()
         except Exception as error:

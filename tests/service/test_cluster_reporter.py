@@ -435,13 +435,19 @@ async def test_a_latch_is_not_given_up_on_exit(
     assert api.guard["fire"]["code"] == "kl_hard_stop"
 
 
+@pytest.mark.parametrize("broken_part", ["recent_rounds", "judge_state"])
 async def test_a_defect_does_not_end_the_reports(
-    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: ApiServer,
+    job: Callable[[], JobStatus],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    broken_part: str,
 ) -> None:
+    """Neither one of a report, nor one of what decides whether a report is due."""
     async with Run(job(), tmp_path) as run:
         await until(lambda: api.guard)
         with monkeypatch.context() as broken:
-            broken.setattr(run.engine, "recent_rounds", lambda _count: 1 / 0)
+            broken.setattr(run.engine, broken_part, lambda *_: 1 / 0)
             await run.fire()
             await until(lambda: run.failures >= 1)
         await until(lambda: api.guard.get("fire"))

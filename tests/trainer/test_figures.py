@@ -278,7 +278,10 @@ def test_a_run_goes_on_without_a_sampling_that_no_guard_takes(
     guarded: Any, guard: FaultyGuard, caplog: pytest.LogCaptureFixture
 ) -> None:
     guarded(grpo, temperature=11.0)
-    assert "the guard cannot evaluate as this trainer samples (temperature must be at most 10, not 11.0)" in caplog.text
+    assert (
+        "the guard cannot evaluate as this trainer samples (temperature must be at most 10, not 11.0)"
+        in caplog.text
+    )
     assert [report.sampling for report in guard.checkpoints] == [None]
 
 
