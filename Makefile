@@ -121,8 +121,9 @@ browser:
 bench-detection: install ## Simulate the detectors, replay the recorded runs; writes docs/detection.md and docs/real-runs.md (ten minutes of CPU).
 	$(PY) tests/bench/bench_detection.py
 
-bench: install ## Every benchmark, each as a ratio in one run (see docs/benchmarks.md).
+bench: install $(VLLM)/.installed ## Every benchmark, each as a ratio in one run (see docs/benchmarks.md).
 	@for bench in ack startup trainer evaluation replay; do $(PY) tests/bench/bench_$$bench.py || exit 1; done
+	@PYTHONPATH=$(CURDIR) $(VLLM)/bin/python tests/bench/bench_vllm.py 2>/dev/null
 
 bench-operator: kind-up control-plane ## Teardown on kind against `kubectl delete`; then 1,000 jobs on a real API server.
 	RLGUARD_E2E=build/e2e/cluster.json $(PY) tests/bench/bench_teardown.py

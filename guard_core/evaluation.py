@@ -181,6 +181,15 @@ class Generation(Section):
 class LocalEvaluation(Generation):
     """Score a copy of each checkpoint that the guard has made and hashed."""
 
+    base_model: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="Directory of the base model, for a run that trains a LoRA adapter (PEFT): a whole model "
+        "in safetensors with its tokenizer, read by the guard and not writable by the trainer. Absolute, or "
+        "relative to the directory of the split. Its last part must be the name that the adapter gives "
+        "its base.",
+    )
     batch_size: int = Field(32, ge=1, le=65_536, description="Completions generated at once.")
     chat: bool = Field(
         False,
@@ -195,15 +204,6 @@ class LocalEvaluation(Generation):
 class CheckpointEvaluation(LocalEvaluation):
     """Load each checkpoint in the guard and generate there."""
 
-    base_model: str | None = Field(
-        None,
-        min_length=1,
-        max_length=4096,
-        description="Directory of the base model, for a run that trains a LoRA adapter (PEFT): a whole model "
-        "in safetensors with its tokenizer, read by the guard and not writable by the trainer. Absolute, or "
-        "relative to the directory of the split. Its last part must be the name that the adapter gives "
-        "its base.",
-    )
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$",

@@ -89,6 +89,16 @@ class GuardMetrics:
             registry=self.registry,
         )
 
+        self.evaluation_part_seconds = Counter(
+            "rlguard_guard_evaluation_part_seconds",
+            "Wall time of the parts of finished held-out evaluations, seconds: stage (copy and hash), load, "
+            "generate, score.",
+            ["part"],
+            registry=self.registry,
+        )
+        for part in ("stage", "load", "generate", "score"):
+            self.evaluation_part_seconds.labels(part)
+
     def observe(self, engine: ObservedEngine) -> None:
         """Report this engine's state with everything else."""
         self.registry.register(_EngineCollector(engine, self))

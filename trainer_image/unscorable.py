@@ -67,7 +67,7 @@ def adapter_unscorable(trainer: Any, adapters: str | None) -> str | None:
         return (
             "checkpoints of an adapter (PEFT) lack the base model, and the guard was given none: set "
             "--base-model DIR "
-            "(evaluator.base_model; on a cluster evaluator.checkpoint.baseModel) to the model that it "
+            "(evaluator.base_model; on a cluster baseModel of the evaluator) to the model that it "
             "is trained on"
         )
     if adapters == Adapters.APPLIED:

@@ -157,6 +157,8 @@ class Evaluations:
     async def _judge(self, request: EvaluationRequest, result: EvaluationResult) -> None:
         """Put an evaluation into the ledger; it costs too much to be lost with a store that fails."""
         self._metrics.evaluation_seconds.observe(result.seconds)
+        for part, seconds in result.parts.items():
+            self._metrics.evaluation_part_seconds.labels(part).inc(seconds)
         evaluation = Evaluation(
             request.attempt,
             request.step,

@@ -38,7 +38,7 @@ from guard_service.heldout.errors import (
     SplitError,
     StartAgainError,
 )
-from guard_service.heldout.evaluators import Completion, Completions, Evaluator
+from guard_service.heldout.evaluators import Completion, Completions, Evaluator, timed
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
 from guard_service.heldout.evaluators.openai import OpenAIEvaluator
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
@@ -104,10 +104,13 @@ class HeldoutEvaluation:
             EvaluationError: there is no outcome.
         """
         completions = self._evaluator.complete(self._split.items, request)
-        staged = completions.staged
+        staged, seconds = completions.staged, dict(completions.seconds)
+        with timed(seconds, "score"):
+            items, paid = self._outcomes(completions, self._score), self._proxy_outcomes(completions)
         return {
-            "items": self._outcomes(completions, self._score),
-            "proxy_items": self._proxy_outcomes(completions),
+            "items": items,
+            "proxy_items": paid,
+            "seconds": seconds,
             "truncated": completions.truncated,
             "unanswered": completions.unanswered(self._split.items, self._settings),
             "unscored": fmean(self._answer(made) is None for row in completions.made for made in row),
@@ -152,7 +155,7 @@ def _evaluator(settings: EvaluatorSettings, scratch: Path, base: BaseModel | Non
     if isinstance(settings, OpenAIEvaluatorSettings):
         return OpenAIEvaluator(settings)
     if isinstance(settings, VllmEvaluatorSettings):
-        return VllmEvaluator(settings, scratch)
+        return VllmEvaluator(settings, scratch, base)
     return CheckpointEvaluator(settings, scratch, base)
 
 

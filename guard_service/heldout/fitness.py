@@ -73,7 +73,7 @@ def _why_not_applied(names: Collection[str], base: Path | None) -> str:
     if base is None:
         return (
             "it holds a PEFT adapter: give the guard the base model that it is trained on (--base-model DIR, "
-            "evaluator.base_model, on a cluster evaluator.checkpoint.baseModel), or save the merged model "
+            "evaluator.base_model, on a cluster baseModel of the evaluator), or save the merged model "
             "(merge_and_unload)"
         )
     if adapter.PICKLE in names:

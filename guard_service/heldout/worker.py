@@ -119,7 +119,7 @@ class EvaluationResult:
 
     `items`: outcome of each held-out item in the split's order, each in [0, 1]; items of one group are one.
     `sha256`: digest of the scored weights, None where they are remote.
-    `seconds`: wall time.
+    `seconds`: wall time; `parts`: that of stage, load, generate and score, as far as there are such parts.
     `staged`: directory with the files that were hashed and scored, None where they are remote. It is removed
     at the next request; rename it to keep it.
     `truncated`: share of the completions that ended at the length limit, in [0, 1]; None where not known.
@@ -140,6 +140,7 @@ class EvaluationResult:
     sampling: EvaluationSampling | None = None
     unanswered: float | None = None
     unscored: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 class EvaluationWorker:
@@ -257,6 +258,7 @@ class EvaluationWorker:
                 sampling=EvaluationSampling.model_validate(response["sampling"]),
                 unanswered=response["unanswered"],
                 unscored=response["unscored"],
+                parts=response["seconds"],
             )
 
     async def _running(self) -> Process:

@@ -16,12 +16,13 @@ from guard_cli.check.gather import look_at_model
 from guard_core.policy import Policy
 from guard_core.wire import Adapters, FailureKind
 from guard_service.errors import ChangedRunError
-from guard_service.heldout.adapter_files import MAX_CONFIG_BYTES
+from guard_service.heldout.adapter_files import MAX_CONFIG_BYTES, read_adapter
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.evaluators import Completions
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
+from guard_service.heldout.evaluators.lora import merged_adapter
 from guard_service.heldout.fitness import unfit
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import refuse_unstageable, stage
@@ -87,8 +88,8 @@ def complete(path: Path, scratch: Path, base: Path | None) -> Completions:
     return evaluator.complete(ITEMS, EvaluationRequest(0, 1, path))
 
 
-def edit(path: Path, **fields: Any) -> None:
-    file = path / "adapter_config.json"
+def edit(path: Path, name: str = "adapter_config.json", **fields: Any) -> None:
+    file = path / name
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
@@ -114,6 +115,26 @@ def test_an_adapter_says_what_its_merged_model_says(base: Path, tmp_path: Path, 
     texts = complete(tmp_path / "adapter", tmp_path, base).texts
     assert texts == complete(tmp_path / "merged", tmp_path, base).texts
     assert texts != complete(base, tmp_path, base).texts
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "lora", [{"rank_pattern": {"q_proj": 2}, "use_rslora": True}, {"use_dora": True}], ids=str
+)
+def test_an_adapter_that_is_merged_says_the_same(
+    base: Path, tmp_path: Path, lora: dict[str, Any], tied: bool
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    if tied:
+        edit(base, "config.json", tie_word_embeddings=True)
+    save_adapter(base, tmp_path / "adapter", **lora)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    merged_adapter(model, tmp_path / "adapter", read_adapter(tmp_path / "adapter", base), tmp_path / "merged")
+    make_tokenizer().save_pretrained(tmp_path / "merged")
+    texts = complete(tmp_path / "merged", tmp_path, None).texts
+    assert texts == complete(tmp_path / "adapter", tmp_path, base).texts
+    assert texts != complete(base, tmp_path, None).texts
 
 
 def test_a_fresh_adapter_is_the_base_model(base: Path, tmp_path: Path) -> None:

@@ -395,6 +395,8 @@ def test_through_the_worker_staged_hashed_and_scored(model: Path, tmp_path: Path
     first, second, left = asyncio.run(act())
     assert first.items == tuple(float(n % 3 > 0) for n in range(12)) == second.items
     assert first.truncated and first.unanswered is None
+    assert first.parts.keys() == {"stage", "load", "generate", "score"}
+    assert all(part > 0 for part in first.parts.values()) and sum(first.parts.values()) < first.seconds
     assert first.sha256 == second.sha256 and not left
 
 

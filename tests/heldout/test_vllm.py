@@ -203,7 +203,7 @@ def test_a_request_that_needs_a_new_process_is_asked_once_more_of_one(
     asked: list[Any] = []
     nothing = dict.fromkeys(("proxy_items", "truncated", "unanswered", "unscored", "sha256", "staged"))
     sampling = VllmEvaluatorSettings().sampling_with(None).model_dump(mode="json")
-    response = nothing | {"items": [1.0], "sampling": sampling}
+    response = nothing | {"seconds": {}, "items": [1.0], "sampling": sampling}
 
     async def running(_: EvaluationWorker) -> str:
         return f"process {len(asked)}"

@@ -198,6 +198,19 @@ async def test_truncation_and_the_training_graders_mean_are_in_the_verdict_and_c
         assert engine.verdict.code is Code.UNINFORMATIVE_BASELINE
 
 
+async def test_where_the_time_of_evaluations_went_is_counted(run: Run) -> None:
+    parts = {"stage": 1.5, "load": 0.5, "generate": 4.0, "score": 0.25}
+    scored = [EvaluationResult((1.0,), None, 7.0, None, parts=parts) for _ in range(2)]
+    async with run.engine(FakeEvaluator(scored)) as engine:
+        for number in (1, 2):
+            await engine.add_steps([step(number)])
+            await engine.add_checkpoint(run.checkpoint(number))
+        await until(lambda: engine.queue_length == 0)
+        page = engine.metrics.render().decode()
+    for part, seconds in parts.items():
+        assert f'rlguard_guard_evaluation_part_seconds_total{{part="{part}"}} {2 * seconds}' in page
+
+
 @pytest.mark.parametrize("proxies", [(1.0,), (1.0, 1.5), (1.0, float("nan"))])
 async def test_what_the_training_grader_cannot_have_given_is_no_evaluation(
     run: Run, proxies: tuple[float, ...]

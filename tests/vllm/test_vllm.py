@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from guard_core.wire import FailureKind
+from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import (
     CheckpointEvaluatorSettings,
     HeldoutSettings,
@@ -32,6 +33,7 @@ from guard_service.heldout.evaluators.vllm import VllmEvaluator
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from tests.heldout.models import save_tiny_model
+from tests.heldout.test_adapters import save_adapter
 from tests.heldout.test_checkpoint import change, drop_a_tensor, spoil_a_weight
 
 ITEMS = [
@@ -201,6 +203,25 @@ def test_a_first_checkpoint_that_cannot_be_scored_says_why(
     with pytest.raises(EvaluationError, match=told) as caught:
         by_vllm(one, spoiled(policies["first"], tmp_path / "bad", spoil))
     assert caught.value.kind is kind
+
+
+@pytest.mark.parametrize("lora", [{}, {"use_dora": True}], ids=str)
+def test_an_adapter_says_what_it_says_to_the_evaluator_checkpoint(
+    evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path, lora: dict[str, Any]
+) -> None:
+    """It is merged into the guard's own base model, in the engine in which whole checkpoints are, too."""
+    save_adapter(policies["first"], tmp_path / "adapter", **lora)
+    base = look_at(policies["first"])
+    request = EvaluationRequest(0, 1, tmp_path / "adapter")
+    settings = CheckpointEvaluatorSettings(**SETTINGS)
+    expected = CheckpointEvaluator(settings, tmp_path, base).complete(ITEMS, request)
+    evaluator._settings, evaluator._base = VllmEvaluatorSettings(**VLLM), base
+    made = evaluator.complete(ITEMS, request)
+    assert made.made == expected.made and made.sha256 == expected.sha256
+    whole = by_vllm(evaluator, policies["first"])
+    assert whole.made != made.made, "the adapter did something, and is gone"
+    assert whole.made == by_transformers(policies["first"], tmp_path).made
+    assert not list(evaluator._scratch.glob("*-merged"))
 
 
 def test_an_item_that_is_too_long_is_told_and_the_engine_goes_on(

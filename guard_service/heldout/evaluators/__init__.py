@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -36,12 +38,14 @@ class Completions:
     `made`: completions of each item in the given order; shape (n_items, samples).
     `sampling`: how they were sampled.
     `sha256`, `staged`: digest and directory of the scored weights, None where they are remote.
+    `seconds`: wall time of each part of the work, by its name.
     """
 
     made: Sequence[Sequence[Completion]]
     sampling: EvaluationSampling
     sha256: str | None = None
     staged: Path | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def texts(self) -> list[list[str]]:
@@ -72,6 +76,14 @@ class Evaluator(Protocol):
 
     def complete(self, items: Sequence[HeldoutItem], request: EvaluationRequest) -> Completions:
         """Complete every prompt; raises EvaluationError, and never leaves an item out."""
+
+
+@contextmanager
+def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Write down how long this part of an evaluation takes."""
+    start = time.monotonic()
+    yield
+    seconds[part] = time.monotonic() - start
 
 
 def sample_seed(seed: int, pass_index: int, item_id: str, sample: int) -> int:

@@ -14,7 +14,7 @@ from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.asking import refuse_without_template
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.errors import EvaluationError, SplitError, failing_as
-from guard_service.heldout.evaluators import Completion, Completions
+from guard_service.heldout.evaluators import Completion, Completions, timed
 from guard_service.heldout.evaluators.codec import Codec, CompletionJob
 from guard_service.heldout.fitness import without_tokenizer
 from guard_service.heldout.identity import pinned, refuse_others
@@ -70,15 +70,19 @@ class LocalEvaluator(ABC):
         """See `Evaluator.complete`."""
         sampling = self._settings.sampling_with(request.sampling)
         shown = f"checkpoint {request.path}"
-        staged = self._stage(request)
-        model = self._load(staged, self._codec(staged, shown), shown)
+        seconds: dict[str, float] = {}
+        with timed(seconds, "stage"):
+            staged = self._stage(request)
+        with timed(seconds, "load"):
+            model = self._load(staged, self._codec(staged, shown), shown)
         try:
-            made = self._generate(model, items, sampling, request.pass_index)
+            with timed(seconds, "generate"):
+                made = self._generate(model, items, sampling, request.pass_index)
         except BrokenGenerationError as error:
             raise EvaluationError(f"{shown}: {error}") from error
         finally:
             model.release()
-        return Completions(made, sampling, staged.sha256, staged.path)
+        return Completions(made, sampling, staged.sha256, staged.path, seconds)
 
     def _stage(self, request: EvaluationRequest) -> Staged:
         base = self._base

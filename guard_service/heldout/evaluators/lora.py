@@ -36,6 +36,26 @@ def apply_adapter(model: Any, directory: Path, adapter: Adapter) -> Any:
     return model.eval()
 
 
+def merged_adapter(model: Any, directory: Path, adapter: Adapter, target: Path) -> None:
+    """Save the model with the adapter's weights added to its own: a model without an adapter.
+
+    Raises:
+        AdapterError: it does not fit the model.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    model = apply_adapter(model, directory, adapter)
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+    whole = {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in model.state_dict().items()
+        if ".lora_" not in name
+    }
+    model.save_pretrained(target, state_dict=whole)
+
+
 def _linear_layers(model: Any) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of each linear layer."""
     from torch.nn import Linear

@@ -28,7 +28,7 @@ from guard_service.heldout.asking import (
 )
 from guard_service.heldout.config import OpenAIEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError, SplitError
-from guard_service.heldout.evaluators import Completion, Completions, sample_seed
+from guard_service.heldout.evaluators import Completion, Completions, sample_seed, timed
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest
 
@@ -75,12 +75,14 @@ class OpenAIEvaluator:
     def complete(self, items: Sequence[HeldoutItem], request: EvaluationRequest) -> Completions:
         """See `Evaluator.complete`."""
         sampling = self._settings.sampling_with(request.sampling)
+        seconds: dict[str, float] = {}
         try:
-            made = asyncio.run(self._complete(items, request, sampling))
+            with timed(seconds, "generate"):
+                made = asyncio.run(self._complete(items, request, sampling))
         except ExceptionGroup as group:
             failed = group.subgroup(EvaluationError)
             raise (failed.exceptions[0] if failed else group) from group
-        return Completions(made, sampling)
+        return Completions(made, sampling, seconds=seconds)
 
     async def _complete(
         self, items: Sequence[HeldoutItem], request: EvaluationRequest, sampling: EvaluationSampling

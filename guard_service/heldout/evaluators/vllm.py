@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from guard_core.extras import missing_vllm
 from guard_core.wire import EvaluationSampling, FailureKind
+from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.config import VllmEvaluatorSettings
 from guard_service.heldout.errors import EngineLostError, EvaluationError, StartAgainError
 from guard_service.heldout.evaluators.codec import Codec, CompletionJob
 from guard_service.heldout.evaluators.local import BrokenGenerationError, LocalEvaluator
+from guard_service.heldout.evaluators.lora import merged_adapter
 from guard_service.heldout.evaluators.weights import (
     loading,
     not_finite,
@@ -56,8 +59,8 @@ _AS_THE_MEMORY_ALLOWS = -1  # tokens: as long as the model's positions, if there
 class VllmEvaluator(LocalEvaluator):
     """Keeps one engine for all checkpoints of a frame."""
 
-    def __init__(self, settings: VllmEvaluatorSettings, scratch: Path) -> None:
-        super().__init__(settings, scratch)
+    def __init__(self, settings: VllmEvaluatorSettings, scratch: Path, base: BaseModel | None = None) -> None:
+        super().__init__(settings, scratch, base)
         self._own = settings
         self._engine: _Engine | None = None
 
@@ -69,15 +72,37 @@ class VllmEvaluator(LocalEvaluator):
         os.environ.update(ENVIRONMENT)
         import vllm  # noqa: F401
 
+        if self._base is not None:
+            import peft  # noqa: F401
+
     def _load(self, staged: Staged, codec: Codec, shown: str) -> _Loaded:
         """The weights in the engine, which is started for the first checkpoint."""
-        frame = _frame(staged.path, shown)
-        with loading(shown, FailureKind.WEIGHTS):
-            wrong = not_finite(_tensors(staged.path))  # here, for vLLM may keep them in another form
-        refuse_not_finite(wrong, shown)
-        engine = self._engine_with(staged.path, frame, shown)
+        if staged.adapter is None:
+            engine = self._engine_of(staged.path, shown)
+        else:
+            merged = staged.path.with_name(f"{staged.path.name}-merged")
+            self._merge(staged, merged, shown)
+            engine = self._engine_of(merged, shown)
+            shutil.rmtree(merged)
         lengths = [length for length in (codec.positions, engine.positions) if length is not None]
         return _Loaded(engine, replace(codec, positions=min(lengths)))
+
+    def _merge(self, staged: Staged, target: Path, shown: str) -> None:
+        """Save the base model with the adapter in its weights, which are as exact as the engine's."""
+        import torch
+
+        assert self._base is not None and staged.adapter is not None
+        dtype = getattr(torch, precision(self._own.dtype, cuda=on_cuda()))
+        model = whole_model(self._base.path, f"the base model {self._base.path}", dtype=dtype)
+        with loading(shown, FailureKind.WEIGHTS):
+            merged_adapter(model, staged.path, staged.adapter, target)
+
+    def _engine_of(self, path: Path, shown: str) -> _Engine:
+        frame = _frame(path, shown)
+        with loading(shown, FailureKind.WEIGHTS):
+            wrong = not_finite(_tensors(path))  # here, for vLLM may keep them in another form
+        refuse_not_finite(wrong, shown)
+        return self._engine_with(path, frame, shown)
 
     def _engine_with(self, path: Path, frame: str, shown: str) -> _Engine:
         if self._engine is None:
@@ -126,7 +151,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def _engine_of(shown: str, kind: FailureKind) -> Iterator[None]:
+def _ending_the_engine(shown: str, kind: FailureKind) -> Iterator[None]:
     """Whatever vLLM raises ends the engine: it may be left with half of it."""
     try:
         yield
@@ -154,7 +179,7 @@ class _Engine:
             EngineLostError: vLLM cannot load them.
         """
         whole_model(path, shown, device_map="meta")
-        with _engine_of(shown, FailureKind.WEIGHTS):
+        with _ending_the_engine(shown, FailureKind.WEIGHTS):
             from vllm import LLM
 
             llm = LLM(
@@ -188,7 +213,7 @@ class _Engine:
         Raises:
             EngineLostError: it has none of the two any more.
         """
-        with _engine_of(shown, FailureKind.WEIGHTS):
+        with _ending_the_engine(shown, FailureKind.WEIGHTS):
             self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
             if not self.llm.reset_prefix_cache():
                 raise RuntimeError("the cache of prompts still has entries of the checkpoint before")
