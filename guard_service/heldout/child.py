@@ -8,7 +8,6 @@ foresaw is told by its type only, and ends the process: what it left behind is n
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import queue
@@ -42,6 +41,7 @@ from guard_service.heldout.evaluators import Completion, Completions, Evaluator,
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
 from guard_service.heldout.evaluators.openai import OpenAIEvaluator
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
+from guard_service.heldout.parent import die_with_parent
 from guard_service.heldout.scorers import ProxyScoring, SplitScorers
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
 from guard_service.heldout.worker import EvaluationRequest
@@ -211,12 +211,6 @@ def _read_until_the_guard_ends(requests: BinaryIO, lines: queue.SimpleQueue[byte
     os._exit(0)
 
 
-def _die_with_parent() -> None:
-    """Linux: SIGKILL when the thread that started this process ends, even in a call that holds the GIL."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
 def _yield_to_ingest() -> None:
     os.nice(NICENESS)
     with contextlib.suppress(OSError):
@@ -225,7 +219,7 @@ def _yield_to_ingest() -> None:
 
 def main() -> None:
     """Run the evaluation process."""
-    _die_with_parent()
+    die_with_parent()
     _yield_to_ingest()
     # What a scorer or a library prints must not get between the responses.
     requests, responses = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")

@@ -176,6 +176,16 @@ def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, m
         assert evaluator.seed == (3 if config else 0)
 
 
+def test_without_vllm_its_evaluator_is_refused_in_one_sentence(tmp_path):
+    from guard_cli.errors import CliError
+    from guard_cli.guard_settings import make_settings
+
+    heldout = {"split": tmp_path / "held.jsonl", "evaluator": {"kind": "vllm"}}
+    base = {"state_dir": "s", "checkpoint_root": "c", "allow_unauthenticated_loopback": True}
+    with pytest.raises(CliError, match="evaluator 'vllm' needs the package vllm: use the image guard-vllm"):
+        make_settings({**base, "heldout": heldout}, {})
+
+
 def test_the_environment_of_the_guard_gives_back_the_settings(tmp_path, monkeypatch):
     from guard_cli.guard_settings import to_environment
     from guard_service.settings import load_settings

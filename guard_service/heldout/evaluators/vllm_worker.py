@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from guard_service.heldout.parent import die_with_parent
+
+# With more than one GPU each worker is a process, which imports this first: one that hangs would else outlive
+# the evaluation process, with the memory of its GPU.
+die_with_parent()
+
 
 class GuardedWorker:
     """A base class that vLLM gives its worker; the names must not be the worker's own."""
