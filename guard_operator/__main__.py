@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # what the extra `operator` brings is looked for before it is
     from guard_operator.runtime.client import Json
     from guard_operator.runtime.lease import LeaseTiming
 
+#: What `guard_operator.adapters` has, which is loaded later; a test compares the two.
+KINDS = ("PyTorchJob", "Job", "RayJob", "JobSet")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -74,6 +76,13 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--namespace", action="append", default=[], help="watch this namespace; may be repeated; default: all"
+    )
+    add(
+        "--kind",
+        action="append",
+        default=[],
+        choices=KINDS,
+        help="guard workloads of this kind; may be repeated; default: every kind",
     )
     add(
         "--relaxed-host-path",
@@ -162,6 +171,7 @@ def _operator(options: argparse.Namespace) -> Operator:
         OperatorConfig(
             guard_image=options.guard_image,
             namespaces=tuple(options.namespace),
+            kinds=tuple(options.kind),
             relaxed_host_paths=tuple(options.relaxed_host_path),
             guard_resources=options.guard_resources,
             guard_pull_policy=options.guard_pull_policy,

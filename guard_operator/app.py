@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 from kubernetes.client import Configuration
 
-from guard_operator.adapters import ADAPTERS
+from guard_operator.adapters import switched_on
 from guard_operator.api import names
 from guard_operator.config import OperatorConfig
 from guard_operator.page.server import PageServer, Shown, TokenFile
@@ -81,7 +81,7 @@ class Operator:
         self._beats = HeartbeatClock()
         self._queue: WorkQueue[Key] = WorkQueue(self.metrics)
         scopes = config.namespaces or (None,)
-        self._caches = _Caches(client, scopes, self._queue, self._beats, timing or Timing())
+        self._caches = _Caches(client, scopes, config.kinds, self._queue, self._beats, timing or Timing())
         evidence, self._events = EvidenceCollector(client, self._queue.add), EventRecorder(client)
         notifier = Notifier(client, notifications, self.metrics.notified)
         self._controller = Controller(
@@ -160,6 +160,7 @@ class _Caches:
         self,
         client: Client,
         scopes: Iterable[str | None],
+        kinds: Collection[str],
         queue: WorkQueue[Key],
         beats: HeartbeatClock,
         timing: Timing,
@@ -188,7 +189,7 @@ class _Caches:
                     index=_job_uid,
                 )
             )
-            for resource, slim in _watched().items():
+            for resource, slim in _watched(kinds).items():
                 self._workloads.setdefault(resource, []).append(
                     self._workload_reflector(client, scope, resource, slim, timing)
                 )
@@ -297,12 +298,13 @@ def _of_job(reflectors: Iterable[Reflector], namespace: str, job_uid: str) -> It
                 yield raw
 
 
-def _watched() -> dict[Resource, Slim]:
+def _watched(kinds: Collection[str]) -> dict[Resource, Slim]:
     """The kinds of workloads, and those between them and their pods, with what is kept of each."""
+    adapters = switched_on(kinds)
     between: dict[Resource, Slim] = {
-        resource: slim_between for adapter in ADAPTERS for resource in adapter.between
+        resource: slim_between for adapter in adapters for resource in adapter.between
     }
-    return between | {adapter.resource: partial(slim_workload, adapter) for adapter in ADAPTERS}
+    return between | {adapter.resource: partial(slim_workload, adapter) for adapter in adapters}
 
 
 def _first(found: Iterable[Json | None]) -> Json | None:

@@ -18,13 +18,15 @@ def default_guard_resources() -> Json:
 class OperatorConfig:
     """Settings of the operator process.
 
-    `namespaces` empty means cluster-wide. `relaxed_host_paths` are directories whose contents a template may
-    mount under `isolation: Relaxed`; None: nobody has read the operator's. What is of guards is for jobs that
-    do not say it themselves; without a pull policy it is that of Kubernetes.
+    `namespaces` empty means cluster-wide, and `kinds` empty every kind of workload. `relaxed_host_paths` are
+    directories whose contents a template may mount under `isolation: Relaxed`; None: nobody has read the
+    operator's. What is of guards is for jobs that do not say it themselves; without a pull policy it is that
+    of Kubernetes.
     """
 
     guard_image: str
     namespaces: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
     relaxed_host_paths: tuple[str, ...] | None = ()
     guard_resources: Json = field(default_factory=default_guard_resources)
     guard_pull_policy: str | None = None

@@ -5,21 +5,24 @@ Support objects are only ever created, never read: the operator cannot read a Se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from guard_operator.adapters import ADAPTERS, WorkloadAdapter
 from guard_operator.api import names
-from guard_operator.runtime.client import Resource
 
 
 def rules(adapters: Iterable[WorkloadAdapter] = ADAPTERS) -> list[dict[str, Any]]:
     """PolicyRules for the namespaces that the operator watches."""
+    return [*common_rules(), *(rule for adapter in adapters for rule in workload_rules(adapter))]
+
+
+def common_rules() -> list[dict[str, Any]]:
+    """Those that no kind of workload has to do with."""
     return [
         _rule(names.GROUP, [names.PLURAL], ["get", "list", names.OPERATOR_VERB, "watch"]),
         # It can grant a guard no more than it may do itself.
         _rule(names.GROUP, [f"{names.PLURAL}/status"], ["get", "patch"]),
-        *_of_workloads(adapters),
         _rule("", ["pods"], ["delete", "get", "list", "watch"]),
         _rule("", ["pods/log"], ["get"]),
         _rule("", ["persistentvolumeclaims"], ["get"]),
@@ -30,19 +33,14 @@ def rules(adapters: Iterable[WorkloadAdapter] = ADAPTERS) -> list[dict[str, Any]
     ]
 
 
-def _of_workloads(adapters: Iterable[WorkloadAdapter]) -> Iterator[dict[str, Any]]:
-    """For the workloads, what is between them and their pods, and what a stop must reach beside them."""
-    verbs: dict[Resource, set[str]] = {}
-    for adapter in adapters:
-        needed = [
-            (adapter.resource, ("create", "delete", "get", "list", "patch", "watch")),
-            *((resource, ("list", "watch")) for resource in adapter.between),
-            *adapter.children,
-        ]
-        for resource, wanted in needed:
-            verbs.setdefault(resource, set()).update(wanted)
-    for resource, found in verbs.items():
-        yield _rule(resource.group, [resource.plural], sorted(found))
+def workload_rules(adapter: WorkloadAdapter) -> list[dict[str, Any]]:
+    """For a kind of workload, what is between it and its pods, and what a stop must reach beside it."""
+    verbs = {adapter.resource: {"create", "delete", "get", "list", "patch", "watch"}}
+    for resource in adapter.between:
+        verbs.setdefault(resource, set()).update(("list", "watch"))
+    for resource, wanted in adapter.children:
+        verbs.setdefault(resource, set()).update(wanted)
+    return [_rule(one.group, [one.plural], sorted(found)) for one, found in verbs.items()]
 
 
 def lease_rules() -> list[dict[str, Any]]:

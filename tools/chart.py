@@ -49,7 +49,12 @@ def outputs() -> dict[Path, str]:
         CRDS / "Chart.yaml": _yaml(crds_chart(), "tools/chart.py"),
         **_described(CRDS, CrdValues),
         CHART / "files" / "rbac.yaml": _yaml(
-            {"rules": rbac.rules(), "leaseRules": rbac.lease_rules()}, "guard_operator/rbac.py"
+            {
+                "rules": rbac.common_rules(),
+                "kinds": {one.resource.kind: rbac.workload_rules(one) for one in ADAPTERS},
+                "leaseRules": rbac.lease_rules(),
+            },
+            "guard_operator/rbac.py",
         ),
         CHART / "files" / "isolation.yaml": _yaml(isolation_values(), "guard_operator/reconcile"),
     }

@@ -305,6 +305,12 @@ class Values(ValuesSection):
         "each; the namespaces must exist.",
         examples=[["team-a", "team-b"]],
     )
+    kinds: list[Literal["PyTorchJob", "Job", "RayJob", "JobSet"]] = Field(
+        default=["PyTorchJob", "Job", "RayJob", "JobSet"],
+        min_length=1,
+        description="Kinds of workload that are guarded. The operator has the rights of these alone. "
+        "A kind that the cluster has not yet is found when its CRD comes.",
+    )
     workers: int = Field(4, ge=1, le=64, description="Jobs reconciled at once.")
     lease_seconds: int = Field(15, ge=5, le=120, description="How long a lost leader blocks its successor.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")

@@ -1,5 +1,7 @@
 """The kinds of workload that can be guarded."""
 
+from collections.abc import Collection
+
 from guard_operator.adapters.base import (
     Child,
     PodTemplate,
@@ -31,12 +33,18 @@ __all__ = [
     "at",
     "dotted",
     "find_adapter",
+    "switched_on",
 ]
 
 
-def find_adapter(api_version: str, kind: str) -> WorkloadAdapter | None:
-    """The adapter for this kind of workload, None if it cannot be guarded."""
-    for adapter in ADAPTERS:
+def switched_on(kinds: Collection[str]) -> tuple[WorkloadAdapter, ...]:
+    """The adapters of these kinds, such as RayJob; of all if none is named."""
+    return tuple(one for one in ADAPTERS if not kinds or one.resource.kind in kinds)
+
+
+def find_adapter(api_version: str, kind: str, kinds: Collection[str] = ()) -> WorkloadAdapter | None:
+    """The adapter for this kind of workload; None if it cannot be guarded, or is not switched on."""
+    for adapter in switched_on(kinds):
         if (adapter.resource.api_version, adapter.resource.kind) == (api_version, kind):
             return adapter
     return None

@@ -50,13 +50,15 @@ class JobSetAdapter:
         """The first pod of the first Job of its replicatedJob."""
         labels = at(pod, "metadata", "labels") or {}
         first = all(str(labels.get(label, "0")) == "0" for label in (JOB_LABEL, INDEX_LABEL))
-        return first and labels.get(NAME_LABEL) == _rank0(spec).get("name")
+        return first and labels.get(NAME_LABEL, "") == _name_of_rank0(spec)
 
     def pods_wanted(self, spec: Mapping[str, Any]) -> int:
         """All ranks at once. Jobs that wait for others come later, so only what need not wait is counted."""
-        jobs = [job for job in at(spec, "replicatedJobs") or [] if not at(job, "dependsOn")]
+        jobs = at(spec, "replicatedJobs")
         return sum(
-            count(at(job, "replicas")) * count(at(job, "template", "spec", "parallelism")) for job in jobs
+            count(at(job, "replicas")) * count(at(job, "template", "spec", "parallelism"))
+            for job in (jobs if isinstance(jobs, list) else [])
+            if not at(job, "dependsOn")
         )
 
     def prepared(self, spec: Json) -> Json:
@@ -91,9 +93,8 @@ class JobSetAdapter:
         """The Job of rank 0, whose deadline is over at once."""
         if method is not StopMethod.STOP:
             return ()
-        return (
-            Child(BATCH_JOBS, f"{name}-{_rank0(spec)['name']}-0", {"spec": {"activeDeadlineSeconds": 1}}),
-        )
+        deadline = {"spec": {"activeDeadlineSeconds": 1}}
+        return (Child(BATCH_JOBS, f"{name}-{_name_of_rank0(spec)}-0", deadline),)
 
 
 def _jobs(spec: Mapping[str, Any]) -> list[Json]:
@@ -106,17 +107,24 @@ def _jobs(spec: Mapping[str, Any]) -> list[Json]:
     return jobs
 
 
+def _name_of_rank0(spec: Mapping[str, Any]) -> Any:
+    """What the replicatedJob with rank 0 is called, if there is one."""
+    jobs, coordinator = at(spec, "replicatedJobs"), at(spec, "coordinator")
+    if coordinator is not None:
+        return at(coordinator, "replicatedJob")
+    return at(jobs, 0, "name") if isinstance(jobs, list) and len(jobs) == 1 else CONTAINER
+
+
 def _rank0(spec: Mapping[str, Any]) -> Json:
-    """The replicatedJob with rank 0."""
+    """The replicatedJob with rank 0.
+
+    Raises:
+        TemplateError: nothing tells which it is, or it is not the first pod of a first Job.
+    """
     jobs, coordinator = _jobs(spec), at(spec, "coordinator")
-    if isinstance(coordinator, dict):
-        if coordinator.get("jobIndex") or coordinator.get("podIndex"):
-            raise TemplateError(
-                "coordinator", "must be the first pod of a first Job: the guard sits beside it"
-            )
-        name = coordinator.get("replicatedJob")
-    else:
-        name = jobs[0]["name"] if len(jobs) == 1 else CONTAINER
+    if at(coordinator, "jobIndex") or at(coordinator, "podIndex"):
+        raise TemplateError("coordinator", "must be the first pod of a first Job: the guard sits beside it")
+    name = _name_of_rank0(spec)
     for job in jobs:
         if job["name"] == name:
             return job

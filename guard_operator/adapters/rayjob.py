@@ -95,7 +95,7 @@ class RayJobAdapter:
 
     def pods_wanted(self, spec: Mapping[str, Any]) -> int:
         """Head and workers. The submitter comes when they are ready, and goes before they do."""
-        return 1 + sum(_workers(group) for group in at(spec, *WORKERS) or [])
+        return 1 + sum(_workers(group) for group in _objects(at(spec, *WORKERS)))
 
     def prepared(self, spec: Json) -> Json:
         """By default the cluster outlives the program, and the submitter's pod has no label of the job's."""

@@ -126,7 +126,7 @@ class Gatherer:
     def _look(self, job: Job, live: bool, deaf: bool = False) -> Snapshot:
         """The snapshot; with `live` nothing in it is from a cache."""
         template = job.spec.template
-        adapter = find_adapter(template.api_version, template.kind)
+        adapter = find_adapter(template.api_version, template.kind, self._config.kinds)
         if adapter is None:
             return self._unknown_kind(job, live)
         stopping = _is_stopping(job)

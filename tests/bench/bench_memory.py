@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=16)
     options = parser.parse_args()
     queue: WorkQueue[Key] = WorkQueue(OperatorMetrics())
-    caches = _Caches(Client(cast(Any, Configuration())), (None,), queue, HeartbeatClock(), Timing())
+    caches = _Caches(Client(cast(Any, Configuration())), (None,), (), queue, HeartbeatClock(), Timing())
     (jobs,), (pods,) = caches._jobs, caches._pods
     workloads = next(r for r in caches.reflectors if r.state()["path"] == "/apis/kubeflow.org/v1/pytorchjobs")
     before = memory()

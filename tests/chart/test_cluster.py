@@ -1006,7 +1006,7 @@ def test_workers_without_a_master_must_have_their_guards(admission: Client) -> N
     assert refusal(admission, known_worker) is None
     without = without_guard(guarded_pod(STRICT, job, "Worker"))
     eventually(
-        lambda: "a job without a Master must each have their guard" in str(refusal(admission, without)),
+        lambda: "a job without a Master, must each have their guard" in str(refusal(admission, without)),
         "a Worker without its guard is refused",
     )
 

@@ -80,6 +80,15 @@ class TestContent:
         assert find(objects, "ClusterRole", "rlguard-system-rlguard")["rules"] == rbac.rules()
         assert find(objects, "Role", "rlguard-lease")["rules"] == rbac.lease_rules()
 
+    def test_rights_are_those_of_the_kinds_that_are_switched_on(self, render: Render) -> None:
+        every = {adapter.resource.kind: adapter for adapter in ADAPTERS}
+        assert yaml.safe_load((CHART / "values.yaml").read_text())["kinds"] == [*every]
+        for kind, adapter in every.items():
+            objects = render({"kinds": json.dumps([kind])})
+            assert find(objects, "ClusterRole", "rlguard-system-rlguard")["rules"] == rbac.rules([adapter])
+            container = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+            assert [flag for flag in container["args"] if flag.startswith("--kind=")] == [f"--kind={kind}"]
+
     def test_rights_in_namespaces_are_the_generated_ones_and_no_more(self, render: Render) -> None:
         objects = render(VALUES / "namespaced.yaml")
         roles = [

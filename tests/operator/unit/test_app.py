@@ -8,7 +8,8 @@ import pytest
 from kubernetes.client import Configuration
 
 from guard_operator import app
-from guard_operator.__main__ import parser
+from guard_operator.__main__ import KINDS, parser
+from guard_operator.adapters import ADAPTERS
 from guard_operator.api.reasons import Reason
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.heartbeats import HeartbeatClock
@@ -21,16 +22,28 @@ Json = dict[str, Any]
 LATCH = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 4, "at": "2026-01-01T00:00:00Z"}
 
 
-def caches(*namespaces: str) -> app._Caches:
+def caches(*namespaces: str, kinds: tuple[str, ...] = ()) -> app._Caches:
     queue: WorkQueue[Key] = WorkQueue(OperatorMetrics())
     client = Client(cast(Any, Configuration()))
-    return app._Caches(client, namespaces, queue, HeartbeatClock(), Timing())
+    return app._Caches(client, namespaces, kinds, queue, HeartbeatClock(), Timing())
 
 
 def sync(some: app._Caches, namespace: str) -> None:
     for reflector in some.reflectors:
         if reflector.namespace == namespace:
             reflector._synced.set()
+
+
+def test_only_kinds_that_are_switched_on_are_watched() -> None:
+    assert tuple(adapter.resource.kind for adapter in ADAPTERS) == KINDS
+
+    def watched(*kinds: str) -> set[str]:
+        return {str(one.state()["path"]).rsplit("/", 1)[1] for one in caches("a", kinds=kinds).reflectors}
+
+    always = {"guardedtrainingjobs", "pods"}
+    assert watched("RayJob") == always | {"rayjobs", "rayclusters"}
+    assert watched("JobSet") == always | {"jobsets", "jobs"}
+    assert watched() == always | {"pytorchjobs", "jobs", "rayjobs", "rayclusters", "jobsets"}
 
 
 def test_each_namespace_is_worked_on_as_it_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:

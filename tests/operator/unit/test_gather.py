@@ -401,6 +401,16 @@ def test_a_pod_between_which_and_the_workload_stands_a_cluster(
     assert seen.rank0 is heard and seen.guarded is heard
 
 
+@pytest.mark.parametrize("kinds", [(), ("Job", "RayJob")])
+def test_a_kind_that_is_switched_off_is_unknown(kinds: tuple[str, ...]) -> None:
+    world = Behind(created())
+    world.gatherer = Gatherer(
+        cast(Client, world), OperatorConfig("guard:1", kinds=kinds), cast(Caches, world), HeartbeatClock()
+    )
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.unknown_kind is bool(kinds)
+
+
 def test_without_a_workload_no_pod_is_heard() -> None:
     for owners in ([], [owner("w")]):
         assert seen(pod(ended(json.dumps({"fire": LATCH})), ownerReferences=owners), None).fire is None

@@ -199,13 +199,14 @@ def test_which_pod_holds_rank_0(labels: Json, first: bool) -> None:
     spec = jobset(part("trainer"), part("workers"))
     assert ADAPTER.holds_rank0({"metadata": {"labels": labels}}, spec) is first
     assert ADAPTER.holds_rank0({"metadata": {}}, spec) is False
+    assert ADAPTER.holds_rank0({"metadata": {}}, {}) is False
 
 
 def test_pods_wanted_are_those_that_wait_for_no_other() -> None:
     later = {**part("later", replicas=8), "dependsOn": [{"name": "trainer", "status": "Ready"}]}
     spec = jobset(part("trainer"), part("workers", replicas=3, parallelism=2), later)
     assert ADAPTER.pods_wanted(spec) == 1 + 3 * 2
-    assert ADAPTER.pods_wanted({}) == 0
+    assert ADAPTER.pods_wanted({}) == 0 and ADAPTER.pods_wanted({"replicatedJobs": 5}) == 0
 
 
 def condition(kind: str, status: str = "True") -> Json:
@@ -221,6 +222,7 @@ STATES: dict[str, tuple[Json, WorkloadState]] = {
     "failed": (condition("Failed"), WorkloadState.FAILED),
     "succeeded": (condition("Completed"), WorkloadState.SUCCEEDED),
     "final wins": ({"spec": {"suspend": True}, **condition("Failed")}, WorkloadState.FAILED),
+    "something else is so": (condition("StartupPolicyCompleted"), WorkloadState.PENDING),
     "not yet failed": (condition("Failed", "False"), WorkloadState.PENDING),
 }
 

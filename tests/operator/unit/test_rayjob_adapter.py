@@ -218,6 +218,7 @@ def test_which_pod_holds_rank_0() -> None:
         ([{"replicas": 9, "maxReplicas": 4}], 5),
         ([{"replicas": 9, "suspend": True}], 1),
         ([{}, "x"], 1),
+        (5, 1),
     ],
 )
 def test_pods_wanted(groups: Any, pods: int) -> None:
