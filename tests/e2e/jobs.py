@@ -170,7 +170,8 @@ def _guarded(
     guard = {
         "heldout": {
             "volume": heldout or {"secretName": f"{name}-heldout"},
-            "evaluator": {"checkpoint": {"device": "cpu", "maxNewTokens": 4}},
+            # Of weights made by chance, which never end a completion.
+            "evaluator": {"checkpoint": {"device": "cpu", "maxNewTokens": 4, "scoreTruncated": True}},
         },
         "checkpoints": {"volume": "checkpoints"},
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
