@@ -92,6 +92,8 @@ class WorkloadAdapter(Protocol):
     between: tuple[Resource, ...]
     #: What the children are that a stop reaches, with the verbs that it needs for them.
     children: tuple[tuple[Resource, tuple[str, ...]], ...]
+    #: Characters that a workload's name may have.
+    max_name: int
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Every pod template; at least one is guarded.

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, at, count, dotted
+from guard_operator.api.names import MAX_JOB_NAME
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
@@ -35,6 +36,7 @@ class JobAdapter:
     pod_labels: tuple[str, ...] = (INDEX_LABEL,)
     between: tuple[Resource, ...] = ()
     children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
+    max_name = MAX_JOB_NAME
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""

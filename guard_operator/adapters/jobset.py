@@ -15,6 +15,7 @@ from typing import Any
 
 from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, at, count
 from guard_operator.adapters.job import CONTAINER, INDEX_FIELD, INDEX_LABEL, check_ranks, trainer_of
+from guard_operator.api.names import MAX_JOB_NAME
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
@@ -34,6 +35,7 @@ class JobSetAdapter:
     pod_labels: tuple[str, ...] = (NAME_LABEL, JOB_LABEL, INDEX_LABEL)
     between: tuple[Resource, ...] = (BATCH_JOBS,)
     children: tuple[tuple[Resource, tuple[str, ...]], ...] = ((BATCH_JOBS, ("get", "patch")),)
+    max_name = MAX_JOB_NAME
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """That of every replicatedJob; guarded is the one with rank 0."""
@@ -62,12 +64,21 @@ class JobSetAdapter:
         )
 
     def prepared(self, spec: Json) -> Json:
-        """The rule that makes a stop final, where there is a policy, and what the guards know ranks by."""
+        """The rule that makes a stop final, where there is a policy, and defaults that would hurt."""
         prepared = copy.deepcopy(spec)
         if isinstance(policy := prepared.get("failurePolicy"), dict):
             policy["rules"] = [copy.deepcopy(STOP_RULE), *(policy.get("rules") or [])]
         for job in _jobs(prepared):
-            job["template"]["spec"].setdefault("completionMode", "Indexed")
+            own = job["template"]["spec"]
+            own.setdefault("completionMode", "Indexed")
+            # With it JobSet refuses the names that are too long for a pod; the Job controller cuts them.
+            own.setdefault("completions", count(own.get("parallelism")))
+        guarded = _rank0(prepared)["template"]["spec"]
+        # By default, a new rank 0 starts while the old one still ends,
+        guarded.setdefault("podReplacementPolicy", "Failed")
+        # and a restart of the guard counts as a failure of the Job.
+        if isinstance(pod := at(guarded, "template", "spec"), dict):
+            pod.setdefault("restartPolicy", "Never")
         return prepared
 
     def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, count
+from guard_operator.api.names import MAX_JOB_NAME
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import Json, Resource
 
@@ -38,6 +39,7 @@ class PyTorchJobAdapter:
     pod_labels: tuple[str, ...] = (INDEX_LABEL, TYPE_LABEL)
     between: tuple[Resource, ...] = ()
     children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
+    max_name = MAX_JOB_NAME
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""

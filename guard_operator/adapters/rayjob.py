@@ -45,7 +45,11 @@ _REFUSED: dict[tuple[str, ...], str] = {
         "enableInTreeAutoscaling",
     ): "the autoscaler needs a service-account token in the pod of "
     "the head, with which the trainer could change pods. Give the worker groups their replicas",
+    ("rayClusterSpec", "gcsFaultToleranceOptions"): "its Redis credentials are read from any Secret into the "
+    "container that trains, and its clean-up starts a pod with a guard after the run",
 }
+#: Whose pods are elsewhere if it is not KubeRay.
+_MANAGED_BY = (("managedBy",), ("rayClusterSpec", "managedBy"))
 _DRIVER = "Ray may then run the program on a worker, which no guard is beside. Leave it out"
 _MODES = ("K8sJobMode", "HTTPMode")
 _MODE = (
@@ -62,6 +66,7 @@ class RayJobAdapter:
     pod_labels: tuple[str, ...] = (TYPE_LABEL,)
     between: tuple[Resource, ...] = (RAY_CLUSTERS,)
     children: tuple[tuple[Resource, tuple[str, ...]], ...] = ((BATCH_JOBS, ("delete", "get")),)
+    max_name = 47  # of KubeRay, which fails a job with a longer one after it was made
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The head, which is guarded, the groups of workers, and the submitter if it has a template."""
@@ -73,10 +78,16 @@ class RayJobAdapter:
                 raise TemplateError(field, f"must not be set: {_DRIVER}")
         if (spec.get("submissionMode") or _MODES[0]) not in _MODES:
             raise TemplateError("submissionMode", _MODE)
-        if spec.get("managedBy") not in (None, "ray.io/kuberay-operator"):
-            raise TemplateError(
-                "managedBy", "must be ray.io/kuberay-operator: pods elsewhere are not stopped"
-            )
+        for path in _MANAGED_BY:
+            if at(spec, *path) not in (None, "ray.io/kuberay-operator"):
+                why = "must be ray.io/kuberay-operator: pods elsewhere are not stopped"
+                raise TemplateError(dotted(path), why)
+        for field in ("command", "args"):
+            own = ("submitterPodTemplate", "spec", "containers", 0, field)
+            if at(spec, *own):
+                raise TemplateError(
+                    dotted(own), f"must not be set: it may give the program resources of its own. {_DRIVER}"
+                )
         groups = at(spec, *WORKERS)
         if not isinstance(groups, list | None):
             raise TemplateError(dotted(WORKERS), "must be a list of objects")
@@ -98,8 +109,14 @@ class RayJobAdapter:
         return 1 + sum(_workers(group) for group in _objects(at(spec, *WORKERS)))
 
     def prepared(self, spec: Json) -> Json:
-        """By default the cluster outlives the program, and the submitter's pod has no label of the job's."""
+        """By default the cluster outlives the program, and the submitter's pod has no label of the job's.
+
+        Where the driver may run is said in the head's own environment, which wins over `envFrom`.
+        """
         prepared = copy.deepcopy(spec)
+        head = at(prepared, *HEAD, "template", "spec", "containers", 0)
+        env = [one for one in head.get("env") or [] if at(one, "name") != DRIVER_ANYWHERE]
+        head["env"] = [*env, {"name": DRIVER_ANYWHERE, "value": "0"}]
         if not prepared.get("deletionStrategy"):
             prepared.setdefault("shutdownAfterJobFinishes", True)
         if (prepared.get("submissionMode") or _MODES[0]) == "K8sJobMode":
@@ -149,7 +166,7 @@ def _trainer(spec: Mapping[str, Any], place: tuple[str | int, ...]) -> str:
     if not isinstance(name, str):
         raise TemplateError(dotted(path), "must have a container with a name: the first one runs Ray")
     for variable in _objects(at(spec, *path, 0, "env")):
-        if variable.get("name") == DRIVER_ANYWHERE:
+        if variable.get("name") == DRIVER_ANYWHERE and variable.get("value") != "0":
             raise TemplateError(dotted((*path, 0, "env")), f"must not have {DRIVER_ANYWHERE}: {_DRIVER}")
     return name
 

@@ -158,12 +158,19 @@ class Actuator:
             if error.status == 429:
                 raise
             refusal = error.message
-        self._client.delete(adapter.resource, job.namespace, job.name, action.uid)
+        done = "the workload was deleted"
+        try:
+            self._client.delete(adapter.resource, job.namespace, job.name, action.uid)
+        except ApiError as error:
+            if error.status == 429:
+                raise
+            # The stop must be written all the same: its time begins, and then the pods are deleted.
+            done = f"a delete was asked for, and refused, too ({error.message}): its pods are next"
         if action.method is StopMethod.DELETE or report.stop is None:
             return report, []
         # A webhook that is down refuses every patch, but it does not stand in the way of a delete.
         stop = report.stop.model_copy(update={"method": StopMethod.DELETE})
-        message = f"{action.method} was refused, so the workload was deleted: {refusal}"
+        message = f"{action.method} was refused, so {done}: {refusal}"
         return replace(report, stop=stop), [Transition("Warning", Reason.STOP_ESCALATED, message)]
 
     def _ask(self, adapter: WorkloadAdapter, job: Job, action: StopWorkload) -> bool:

@@ -21,7 +21,8 @@ def halt_due(snapshot: Snapshot) -> tuple[Reason, str] | None:
     """Which action halts the run now, and why; None: none does."""
     if (halt := guard_of(snapshot.job).halt) is not None:
         return Reason.GUARD_HALT, f"{halt.code} at step {halt.step}: {halt.reason}"
-    if is_silent(snapshot) and _stops_silence(snapshot) and not held_back(snapshot):
+    silence_counts = _stops_silence(snapshot) and not _is_over(snapshot.job)
+    if is_silent(snapshot) and silence_counts and not held_back(snapshot):
         return Reason.GUARD_SILENT, silence_message(snapshot)
     return None
 
@@ -30,6 +31,12 @@ def is_to_stop(job: Job) -> bool:
     """Whether the status says already that the run must stop: a fire, or a halt that was written down."""
     written = any(is_true(job.status, kind) for kind in (ConditionType.FIRED, ConditionType.HALTED))
     return written or guard_of(job).fire is not None
+
+
+def _is_over(job: Job) -> bool:
+    """Whether the run has ended; a pod may outlive it, and its guard has said its last word."""
+    ends = (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.DISRUPTED)
+    return any(is_true(job.status, kind) for kind in ends)
 
 
 def is_silent(snapshot: Snapshot) -> bool:

@@ -44,6 +44,11 @@ def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) ->
     if adapter is None:
         message = f"spec.template: {template.api_version} {template.kind} cannot be guarded"
         return Review(Reason.UNSUPPORTED_KIND, (message,))
+    if len(job.name) > adapter.max_name:
+        message = (
+            f"metadata.name has {len(job.name)} characters; a {template.kind} may have {adapter.max_name}"
+        )
+        return Review(Reason.TEMPLATE_REFUSED, (message,))
     found = find_violations(adapter, template.spec, guard, config)
     refused = tuple(f"{finding.field} {finding.message}" for finding in found if finding.cost is None)
     if refused:

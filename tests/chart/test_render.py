@@ -89,6 +89,12 @@ class TestContent:
             container = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
             assert [flag for flag in container["args"] if flag.startswith("--kind=")] == [f"--kind={kind}"]
 
+    def test_a_release_without_that_value_keeps_its_rights(self, render: Render) -> None:
+        """As of `helm upgrade --reuse-values` from an earlier chart; the operator then guards every kind."""
+        objects = render({"kinds": "null"})
+        given = find(objects, "ClusterRole", "rlguard-system-rlguard")["rules"]
+        assert sorted(map(json.dumps, given)) == sorted(map(json.dumps, rbac.rules(ADAPTERS)))
+
     def test_rights_in_namespaces_are_the_generated_ones_and_no_more(self, render: Render) -> None:
         objects = render(VALUES / "namespaced.yaml")
         roles = [

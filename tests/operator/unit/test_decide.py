@@ -672,6 +672,18 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Snapshot(job({**REF, **ended("Succeeded", EVIDENCE_SECONDS + 1)})),
         Expected(Phase.SUCCEEDED),
     ),
+    "over, and a pod that outlives it is silent: Succeeded": (
+        silent(31.0, ended("Succeeded", EVIDENCE_SECONDS + 1), live=True),
+        Expected(Phase.SUCCEEDED, silent_about={"Halted", "Stopped"}),
+    ),
+    "over, and a pod that outlives it is silent: Failed": (
+        silent(31.0, ended("Failed", EVIDENCE_SECONDS + 1), live=True),
+        Expected(Phase.FAILED, silent_about={"Halted", "Stopped"}),
+    ),
+    "over, and a pod that outlives it is silent: Disrupted": (
+        silent(31.0, ended("Disrupted", EVIDENCE_SECONDS + 1), live=True),
+        Expected(Phase.DISRUPTED, silent_about={"Halted", "Stopped"}),
+    ),
     "over, with evidence": (
         Snapshot(job({**REF, **ended("Disrupted", 5), "evidence": "e"})),
         Expected(Phase.DISRUPTED),

@@ -245,3 +245,20 @@ def test_stops() -> None:
     assert ADAPTER.stop_patch(StopMethod.DELETE) is None
     for method in (StopMethod.SUSPEND, StopMethod.DELETE):
         assert ADAPTER.stop_children(method, "run", spec) == ()
+
+
+def test_defaults_that_would_hurt_are_written_for_the_job_with_the_guard() -> None:
+    made = ADAPTER.prepared(jobset(part("trainer", parallelism=4), part("workers", parallelism=2)))
+    guarded, other = (one["template"]["spec"] for one in made["replicatedJobs"])
+    assert (guarded["completions"], other["completions"]) == (4, 2), "or the pods' names may be cut"
+    assert guarded["podReplacementPolicy"] == "Failed" and "podReplacementPolicy" not in other
+    assert guarded["template"]["spec"]["restartPolicy"] == "Never"
+    assert "restartPolicy" not in other["template"]["spec"]
+
+
+def test_what_its_author_says_stays() -> None:
+    own = part("only", completions=1, podReplacementPolicy="TerminatingOrFailed")
+    own["template"]["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
+    made = ADAPTER.prepared(jobset(own))["replicatedJobs"][0]["template"]["spec"]
+    assert (made["completions"], made["podReplacementPolicy"]) == (1, "TerminatingOrFailed")
+    assert made["template"]["spec"]["restartPolicy"] == "OnFailure"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from guard_operator.adapters import Child, TemplateError, WorkloadState, find_adapter
+from guard_operator.api.reasons import Reason
 from guard_operator.api.types import Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.refusals import find_violations
+from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import BATCH_JOBS
 
@@ -98,6 +101,31 @@ BAD_SPECS: dict[str, tuple[Json, str, str]] = {
         rayjob(head={"template": pod("h", env=[ANYWHERE])}),
         f"{HEAD}.template.spec.containers[0].env",
         "on a worker",
+    ),
+    "driver where a Secret says": (
+        rayjob(head={"template": pod("h", env=[{"name": ANYWHERE["name"], "valueFrom": {}}])}),
+        f"{HEAD}.template.spec.containers[0].env",
+        "on a worker",
+    ),
+    "a submitter's own command": (
+        rayjob(submitterPodTemplate=pod("s", command=["ray", "job", "submit"])),
+        "submitterPodTemplate.spec.containers[0].command",
+        "resources of its own",
+    ),
+    "a submitter's own arguments": (
+        rayjob(submitterPodTemplate=pod("s", args=["--entrypoint-num-gpus=1"])),
+        "submitterPodTemplate.spec.containers[0].args",
+        "resources of its own",
+    ),
+    "credentials of Redis": (
+        rayjob(cluster={"gcsFaultToleranceOptions": {"redisPassword": {"valueFrom": {}}}}),
+        "rayClusterSpec.gcsFaultToleranceOptions",
+        "any Secret",
+    ),
+    "a cluster elsewhere": (
+        rayjob(cluster={"managedBy": "kueue.x-k8s.io/multikueue"}),
+        "rayClusterSpec.managedBy",
+        "not stopped",
     ),
     "sidecar": (rayjob(submissionMode="SidecarMode"), "submissionMode", "nobody has checked"),
     "interactive": (rayjob(submissionMode="InteractiveMode"), "submissionMode", "somebody else"),
@@ -197,6 +225,25 @@ def test_the_cluster_goes_with_the_program_unless_its_author_says_otherwise() ->
     assert ADAPTER.prepared(rayjob(shutdownAfterJobFinishes=False))["shutdownAfterJobFinishes"] is False
     rules = {"deletionRules": [{"policy": "DeleteCluster"}]}
     assert "shutdownAfterJobFinishes" not in ADAPTER.prepared(rayjob(deletionStrategy=rules))
+
+
+def test_the_driver_stays_in_the_head_whatever_a_config_map_says() -> None:
+    """`env` wins over `envFrom`."""
+    stays = {"name": "RAY_JOB_ALLOW_DRIVER_ON_WORKER_NODES", "value": "0"}
+    own = {"name": "A", "value": "1"}
+    for env in (None, [own], [stays, own]):
+        spec = rayjob(head={"template": pod("h", env=env, envFrom=[{"configMapRef": {"name": "c"}}])})
+        made = ADAPTER.prepared(spec)["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+        assert made["env"] == [*([own] if env else []), stays]
+        build_workload(job(spec), ADAPTER, CONFIG)
+
+
+def test_a_name_that_kuberay_would_refuse_later_is_refused() -> None:
+    assert ADAPTER.max_name == 47
+    named = replace(job(rayjob()), name="r" * 48)
+    said = review(ADAPTER, named, CONFIG)
+    assert said.reason is Reason.TEMPLATE_REFUSED and "a RayJob may have 47" in said.findings[0]
+    assert review(ADAPTER, replace(named, name="r" * 47), CONFIG).reason is None
 
 
 def test_which_pod_holds_rank_0() -> None:

@@ -25,7 +25,8 @@ JOBSET = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "spec": {"
 class Cluster:
     """Stands in for the requests. Its faults: a child of somebody else, and one that cannot be touched."""
 
-    def __init__(self, *owners: Json, status: int | None = None) -> None:
+    def __init__(self, *owners: Json, status: int | None = None, everything: bool = False) -> None:
+        self.everything = everything
         self.child: Json | None = {"metadata": {"uid": "child", "ownerReferences": list(owners)}}
         self.status = status
         self.done: list[str] = []
@@ -43,7 +44,7 @@ class Cluster:
         self.done.append(f"delete {resource.kind} {name} {uid}")
 
     def _touch(self, resource: Resource) -> None:
-        if resource is BATCH_JOBS and self.status is not None:
+        if (resource is BATCH_JOBS or self.everything) and self.status is not None:
             raise ApiError(self.status, "Refused", "somebody says no")
 
 
@@ -130,3 +131,17 @@ def test_one_whose_job_cannot_be_touched_is_deleted() -> None:
 def test_a_suspension_of_a_jobset_asks_the_jobset() -> None:
     done = stop(Cluster(owner("w")), JOBSET, StopMethod.SUSPEND)
     assert done == (["patch JobSet run w"], StopMethod.SUSPEND)
+
+
+@pytest.mark.parametrize("template", [RAYJOB, JOBSET], ids=["RayJob", "JobSet"])
+@pytest.mark.parametrize("status", [403, 500])
+def test_a_stop_is_written_although_everything_is_refused(template: Json, status: int) -> None:
+    """Its time begins then: the next look deletes the pods."""
+    assert stop(Cluster(owner("w"), status=status, everything=True), template) == ([], StopMethod.DELETE)
+    refused = stop(Cluster(owner("w"), status=status, everything=True), template, StopMethod.DELETE)
+    assert refused == ([], StopMethod.DELETE)
+
+
+def test_a_delete_for_which_the_server_has_no_time_is_asked_again() -> None:
+    with pytest.raises(ApiError, match="429"):
+        stop(Cluster(owner("w"), status=429, everything=True), method=StopMethod.DELETE)
