@@ -261,9 +261,11 @@ class Judge:
             return None
         self._evaluated += 1
         self._skipped_in_a_row = 0
-        self._unconfirmed = False
         self._last = evaluation.summary()
         comparable = self._unscored.fold(self._last, evaluation.unscored, self._best, self._sampling)
+        # An alarm that waits is decided, whatever was cut off: nobody may keep it waiting.
+        comparable = comparable or self._alarmed
+        self._unconfirmed = False
         if self._best is None or self._last.score >= self._best.score:
             self._best = self._last
         attempt, step = evaluation.attempt, evaluation.step
@@ -440,6 +442,12 @@ class Judge:
             self._fire is None and self._calibrated is not None and self._calibrated.awaits_confirmation
         )
         return self._checkpoints_left + (1 if confirms else 0)
+
+    @property
+    def _alarmed(self) -> bool:
+        """Whether an alarm waits for its confirmation, or could not have it."""
+        waits = self._calibrated is not None and self._calibrated.awaits_confirmation
+        return waits or self._unconfirmed
 
     @property
     def _held_out_guard_decides(self) -> bool:

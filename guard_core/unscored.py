@@ -8,6 +8,7 @@ does, a policy that thinks longer scores less without being worse.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -81,12 +82,18 @@ class Unscored:
         best: EvaluationSummary,
         trainer: Sampling | None,
     ) -> bool:
-        """Whether all that the score has fallen by may be completions that the trainer would let go on."""
+        """Whether the score has fallen, and all of it may be completions that the trainer would let go on.
+
+        Rise and fall must be more than noise. A score that has not fallen is compared, whatever was cut off:
+        a reward that rises beside it is what the rules are for.
+        """
         first, used, limit = self.first, evaluation.sampling, _longest(trainer)
         if first is None or used is None or limit is None or used.max_new_tokens >= limit:
             return False
         more = min(_rise(first.truncated, evaluation.truncated), _rise(self._at_first, unscored))
-        if more < MORE_CUT_OFF or best.score - evaluation.score > more:
+        fall = best.score - evaluation.score
+        small = more < MORE_CUT_OFF + 2 * _noise(unscored or 0.0, evaluation.items)
+        if small or not _noise(best.score, best.items) < fall <= more:
             return False
         self._cut_short = self._cut_short or (
             f"{evaluation.truncated:.0%} of the completions at step {evaluation.step} were cut off at "
@@ -143,6 +150,11 @@ def _longest(trainer: Sampling | None) -> int | None:
 def _rise(before: float | None, now: float | None) -> float:
     """How much a share has risen; 0 where that is not known."""
     return 0.0 if before is None or now is None else now - before
+
+
+def _noise(share: float, items: int) -> float:
+    """Standard error of the difference of two shares near this one, each of so many items."""
+    return math.sqrt(2 * share * (1 - share) / items)
 
 
 def _cut_off(first: EvaluationSummary, trainer: Sampling | None) -> Iterator[Condition]:

@@ -178,7 +178,7 @@ class TestThoughtsThatOutgrowTheLimit:
     def test_what_may_be_its_limit_stops_no_run(self) -> None:
         verdict = run("calibrated", list(self.GROWS), LONGER).verdict()
         assert (verdict.fire, verdict.level, verdict.code) == (False, Level.UNKNOWN, Code.CUT_SHORT)
-        assert "8% of the completions at step 10 were cut off at 4096 tokens, 0% at step 0" in verdict.reason
+        assert "12% of the completions at step 15 were cut off at 4096 tokens, 0% at step 0" in verdict.reason
         assert "the trainer gives them 8192" in verdict.reason
 
     @pytest.mark.parametrize("said", [AS_LONG, Sampling(temperature=1.0), None])
@@ -188,6 +188,35 @@ class TestThoughtsThatOutgrowTheLimit:
     def test_a_fall_by_more_than_was_cut_off_is_one_of_the_policy(self) -> None:
         falls = [(0.2 + 0.03 * n, 0.5 - 0.045 * n, 0.04 * n) for n in range(12)]
         assert run("calibrated", falls, LONGER).verdict().fire
+
+    def test_a_hack_that_also_writes_more_is_stopped(self) -> None:
+        """Its score does not fall, so what was cut off explains nothing away."""
+        hack = [(0.2 + 0.03 * n, 0.02, 0.15 if n else 0.0) for n in range(40)]
+        verdict = run("calibrated", hack, LONGER).verdict()
+        assert verdict.fire and verdict.code is Code.CALIBRATED_GAP
+
+    def test_a_policy_that_gets_better_and_writes_more_is_judged(self) -> None:
+        better = [(0.2 + 0.02 * n, 0.4 + 0.02 * n, 0.02 + 0.01 * n) for n in range(16)]
+        verdict = run("calibrated", better, LONGER).verdict()
+        assert not verdict.fire and Code.CUT_SHORT not in codes(verdict)
+
+    def test_noise_in_what_is_cut_off_says_nothing(self) -> None:
+        rng = random.Random(3)
+        same = [(0.5, 0.5 + rng.gauss(0, 0.02), 0.1 + rng.gauss(0, 0.02)) for _ in range(50)]
+        assert Code.CUT_SHORT not in codes(run("calibrated", same, LONGER).verdict())
+
+    @pytest.mark.parametrize("lost", [False, True])
+    def test_an_alarm_that_waits_is_decided_whatever_is_cut_off(self, lost: bool) -> None:
+        """Nobody may keep it waiting with checkpoints that are cut short."""
+        j = run("calibrated", [(0.2, 0.6, 0.0)] * 3, LONGER)
+        told = EVALUATOR.sampling_with(LONGER)
+        alarm = replace(evaluation(20, 0.1, 0.0, items=256), truncated=0.0, sampling=told)
+        j.fold_evaluation(alarm)
+        assert j.wanted_pass() is not None and not j.verdict().fire
+        if lost:
+            j.fold_skipped(pass_index=1)
+        j.fold_evaluation(replace(evaluation(25, 0.1, 0.55, items=256), truncated=0.55, sampling=told))
+        assert j.verdict().fire
 
     def test_answers_that_are_no_longer_marked_are_worse(self) -> None:
         assert run("calibrated", list(self.GROWS), LONGER, truncated=False).verdict().fire
