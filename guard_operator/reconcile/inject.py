@@ -199,7 +199,11 @@ def _guard_container(job: Job, template: PodTemplate, checkpoints: Json, config:
 
 
 def _probe(page: str, **timing: int) -> Json:
-    return {"exec": {"command": ["python", "-c", PROBE, layout.SOCKET, page]}, "timeoutSeconds": 5, **timing}
+    return {
+        "exec": {"command": ["python", "-I", "-c", PROBE, layout.SOCKET, page]},
+        "timeoutSeconds": 5,
+        **timing,
+    }
 
 
 def _environment(job: Job, template: PodTemplate, checkpoints: Json) -> Iterator[Json]:

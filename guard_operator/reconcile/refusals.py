@@ -8,12 +8,14 @@ wrong shape is refused too, with the field that is wrong.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from guard_core.wording import quoted
 from guard_operator.adapters import PodTemplate, TemplateError, WorkloadAdapter, at, dotted
 from guard_operator.api.names import RESERVED_PREFIX
 from guard_operator.api.types import GuardSpec, Isolation
@@ -402,6 +404,10 @@ def _env_findings(
         yield from _in(f"envFrom[{index}]", _source_findings(source, _ENV_SOURCES, guard))
 
 
+#: Of where the checkpoint volume is mounted: who makes the mount would resolve any other path first.
+PLAIN_PATH = r"(/|(/(?!\.\.?(/|$))[^/]+)+/?)"
+
+
 def _checkpoint_findings(
     template: PodTemplate, pod: Mapping[str, Any], guard: GuardSpec
 ) -> Iterator[Violation]:
@@ -425,7 +431,15 @@ def _checkpoint_findings(
             f"the volume {name} must be mounted with subPath, not with subPathExpr: the guard has not the "
             "trainer's environment, and would look elsewhere",
         )
-    path = PurePosixPath(str(mount.get("mountPath", "")))
+    given = str(mount.get("mountPath", ""))
+    if re.fullmatch(PLAIN_PATH, given) is None:
+        yield Violation(
+            "containers",
+            f"the volume {name} must be mounted at an absolute path without empty parts, . and .., "
+            f"not at {quoted(given)}",
+        )
+        return
+    path = PurePosixPath(given)
     # The guard mounts the volume at the same path, where it must not cover one of its own directories.
     if any(PurePosixPath(own).is_relative_to(path) for own in GUARD_DIRECTORIES) or any(
         path.is_relative_to(own) for own in GUARD_DIRECTORIES if own != TMP_DIR

@@ -624,15 +624,18 @@ CASES = [
         ],
         "over the guard's directories",
     ),
-    Case(
-        "checkpoints over the guard's programs",
-        lambda p: [
-            m.update(mountPath="/opt/rlguard")
-            for c in [*p.get("initContainers", []), *p["containers"]]
-            for m in c["volumeMounts"]
-            if m["name"] == "checkpoints"
-        ],
-        "over the guard's directories",
+    *(
+        Case(
+            f"checkpoints over the guard's programs, as {path}",
+            lambda p, path=path: [
+                m.update(mountPath=path)
+                for c in [*p.get("initContainers", []), *p["containers"]]
+                for m in c["volumeMounts"]
+                if m["name"] == "checkpoints"
+            ],
+            "over the guard's directories",
+        )
+        for path in ("/opt/rlguard", "//opt/rlguard", "/x/../opt/rlguard", "/opt/./rlguard", "/opt/..")
     ),
     Case(
         "the guard's volume in the trainer",

@@ -38,7 +38,9 @@ def test_an_operator_dies_in_the_middle_of_a_teardown(
     dead = lose(namespace.cluster)
 
     then.the_job_is_stopped(job)
-    then.eventually(lambda: faults.leader(namespace.cluster) not in {"", dead}, "another one leads", 1)
+    then.eventually(
+        lambda: faults.leader(namespace.cluster) not in {"", dead}, "another one leads", timeouts.LEADERS_BACK
+    )
     then.it_was_told_once(job, *STORY)
     assert [one["metadata"]["name"] for one in evidence_of(job)] == [job.status["evidence"]]
 

@@ -29,7 +29,7 @@ from guard_service.heldout.evaluators.local import BrokenGenerationError
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 
-CONFIG = {"model_type": "llama", "hidden_size": 4, "transformers_version": "5.0"}
+CONFIG = {"model_type": "llama", "hidden_size": 4, "num_attention_heads": 1, "transformers_version": "5.0"}
 WEIGHTS = {"a.weight": np.zeros((2, 3), np.float32), "b.weight": np.zeros(3, np.float32)}
 JOBS = [CompletionJob(0, 0, [1, 2], 7, None), CompletionJob(1, 0, [3], 8, None)]
 
@@ -92,6 +92,27 @@ def test_a_frame_is_what_an_engine_is_built_for_and_not_the_values(tmp_path: Pat
         frame(tmp_path / "type", weights=WEIGHTS | {"b.weight": np.zeros(3, np.float16)}),
     ]
     assert len({first, *differ}) == 6
+
+
+def test_tied_embeddings_take_an_engine_for_each_checkpoint(tmp_path: Path) -> None:
+    """vLLM decides at its start what is tied, and a reload may leave an output of the checkpoint before."""
+    tied = CONFIG | {"tie_word_embeddings": True}
+    one, other = (
+        rng.standard_normal((2, 3)).astype(np.float32) for rng in map(np.random.default_rng, (1, 2))
+    )
+    saved = {"model.embed_tokens.weight": one, "lm_head.weight": one}
+    equal = frame(tmp_path / "equal", weights=saved)
+    frames = [
+        equal,
+        frame(tmp_path / "untied later", weights=saved | {"lm_head.weight": other}),
+        frame(tmp_path / "equal later", weights=dict.fromkeys(saved, other)),
+        frame(tmp_path / "said", tied, weights={"model.embed_tokens.weight": one}),
+        frame(tmp_path / "said later", tied, weights={"model.embed_tokens.weight": other}),
+    ]
+    assert len(set(frames)) == 5
+    assert frame(tmp_path / "again", weights=saved) == equal
+    apart = saved | {"lm_head.weight": other}
+    assert frame(tmp_path / "swapped", weights=dict(zip(apart, (other, one), strict=True))) == frames[1]
 
 
 def test_a_checkpoint_that_names_another_model_is_refused(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from guard_service.heldout.evaluators.codec import Codec, CompletionJob
 from guard_service.heldout.evaluators.local import BrokenGenerationError, LocalEvaluator
 from guard_service.heldout.evaluators.lora import merged_adapter
 from guard_service.heldout.evaluators.weights import (
+    SAFELY,
     loading,
     not_finite,
     on_cuda,
@@ -49,7 +50,13 @@ ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it has no seed for each request, and is compiled with nvcc
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
+    # The workers of one engine are in one pod: what they listen on is for no other.
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
 }
+#: How tensors of output embeddings are called.
+OUTPUT_EMBEDDINGS = ("lm_head.weight", "embed_out.weight", "output.weight")
 #: Keys of a configuration that say who wrote it, and from where.
 _VARY = ("transformers_version", "_name_or_path")
 _SEED = 0  # of the engine; every completion has its own
@@ -117,6 +124,8 @@ class VllmEvaluator(LocalEvaluator):
 def _frame(path: Path, shown: str) -> str:
     """Digest of what an engine is built for: the configuration, and each tensor's name, type and shape.
 
+    Of tied embeddings it is that of the values, too.
+
     Raises:
         EvaluationError: the files cannot be read, or name another model to load.
     """
@@ -137,7 +146,38 @@ def _frame(path: Path, shown: str) -> str:
             with safe_open(file, "np") as weights:
                 slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
                 tensors += [(name, part.get_dtype(), part.get_shape()) for name, part in slices.items()]
-    return hashlib.sha256(json.dumps([config, sorted(tensors)], sort_keys=True).encode()).hexdigest()
+        values = _digests(path) if _is_tied(path) else []
+    frame = json.dumps([config, sorted(tensors), values], sort_keys=True)
+    return hashlib.sha256(frame.encode()).hexdigest()
+
+
+def _is_tied(path: Path) -> bool:
+    """Whether output and input embeddings are one tensor, by the configuration or by their values.
+
+    vLLM ties them when an engine starts, and a reload may leave the output of the checkpoint before: such a
+    model takes an engine of its own for each checkpoint.
+    """
+    from torch import equal
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path, **SAFELY)
+    if config.tie_word_embeddings or config.get_text_config().tie_word_embeddings:
+        return True
+    outputs = [(name, tensor) for name, tensor in _tensors(path) if name.endswith(OUTPUT_EMBEDDINGS)]
+    return any(
+        name != other and tensor.shape == one.shape and tensor.dtype == one.dtype and equal(tensor, one)
+        for name, tensor in outputs
+        for other, one in _tensors(path)
+    )
+
+
+def _digests(path: Path) -> list[str]:
+    """Of each file with weights."""
+    found = []
+    for file in sorted(path.glob("*.safetensors")):
+        with file.open("rb") as weights:
+            found.append(hashlib.file_digest(weights, "sha256").hexdigest())
+    return found
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Any]]:

@@ -177,7 +177,8 @@ def test_probes_run_inside_the_container() -> None:
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         command = guard_container[probe]["exec"]["command"]
         assert command[-2] == socket_of(guard_container)
-        assert "AF_UNIX" in command[2] and "127.0.0.1" not in command[2]
+        assert command[:3] == ["python", "-I", "-c"], "nothing where it starts is a module of it"
+        assert "AF_UNIX" in command[3] and "127.0.0.1" not in command[3]
 
 
 def test_a_probe_says_what_it_was_told(tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_a_probe_says_what_it_was_told(tmp_path: Path) -> None:
             pass
 
     def probe(page: str) -> tuple[int, str]:
-        command = [sys.executable, "-c", PROBE, str(path), page]
+        command = [sys.executable, "-I", "-c", PROBE, str(path), page]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         return done.returncode, done.stderr.strip()
 
@@ -614,7 +615,10 @@ REFUSED: dict[str, tuple[Change, Json, str]] = {
             {},
             "containers",
         )
-        for path in ("/", "/opt", "/opt/rlguard/lib", "/run", "/usr/local", "/etc")
+        for path in (
+            *("/", "/opt", "/opt/rlguard/lib", "/run", "/usr/local", "/etc"),
+            *("//opt/rlguard", "opt/rlguard", "/x/../opt/rlguard", "/x/..", "/./opt/rlguard", ""),
+        )
     },
     "checkpoints inside the held-out directory": (
         trainer(volumeMounts=[{"name": "ckpt", "mountPath": f"{layout.HELDOUT_DIR}/x"}]),
