@@ -152,7 +152,7 @@ class _StepsFirst:
         try:
             response = await self._endpoint(request)
         except Problem as problem:
-            response = _answer(request, problem)
+            response = _respond(request, problem)
         except Exception as error:
             response = _failed(request, error)
         await response(scope, receive, send)
@@ -452,7 +452,7 @@ async def _ndjson(first: dict[str, Any] | None, rest: AsyncIterator[dict[str, An
 def _add_problem_handlers(app: FastAPI) -> None:
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)
-        return _answer(request, error)
+        return _respond(request, error)
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -461,7 +461,7 @@ def _add_problem_handlers(app: FastAPI) -> None:
             405: f"{request.method} is not allowed at {request.url.path}",
         }
         detail = details.get(error.status_code, str(error.detail))
-        return _answer(request, Problem(ProblemType.of(error.status_code), detail, headers=error.headers))
+        return _respond(request, Problem(ProblemType.of(error.status_code), detail, headers=error.headers))
 
     async def on_query(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -471,7 +471,7 @@ def _add_problem_handlers(app: FastAPI) -> None:
             )
             for e in error.errors()
         ]
-        return _answer(request, invalid(f"refused: {', '.join(f.field for f in fields)}", fields))
+        return _respond(request, invalid(f"refused: {', '.join(f.field for f in fields)}", fields))
 
     async def on_failure(request: Request, error: Exception) -> Response:
         return _failed(request, error)
@@ -488,13 +488,13 @@ def _add_problem_handlers(app: FastAPI) -> None:
 
 def _failed(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _answer(
+    return _respond(
         request,
         Problem(ProblemType.INTERNAL_SERVER_ERROR, "the guard failed on this request; its log says why"),
     )
 
 
-def _answer(request: Request, problem: Problem) -> Response:
+def _respond(request: Request, problem: Problem) -> Response:
     return Response(problem.body(request.url.path), problem.status, problem.headers, MEDIA_TYPE)
 
 

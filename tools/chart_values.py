@@ -308,7 +308,7 @@ class Values(ValuesSection):
     kinds: list[Literal["PyTorchJob", "Job", "RayJob", "JobSet"]] = Field(
         default=["PyTorchJob", "Job", "RayJob", "JobSet"],
         min_length=1,
-        description="Kinds of workload that are guarded. The operator has the rights of these alone. "
+        description="Kinds of workload that are guarded. The operator has the permissions for these alone. "
         "A kind that the cluster has not yet is found when its CRD comes.",
     )
     workers: int = Field(4, ge=1, le=64, description="Jobs reconciled at once.")

@@ -14,7 +14,7 @@ Exit codes:
     2  the configuration or the environment is wrong
     3  the guard fired
     4  the guard halted the run: no rule fired, but an action of its policy is `stop`
-    5  no guard responded, or it refused every report, so the trainer halted itself
+    5  no guard responded, or it refused every report, so the trainer stopped itself
     143  it was told to terminate (SIGTERM): a pod that is deleted, evicted or preempted
 """
 

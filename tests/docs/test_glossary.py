@@ -209,8 +209,12 @@ OLD = (
     r"whose policy is `?stop|(silent|stale|evaluation_failing|refused|onSilence)\.policy",
     r"no answer from the guard|gave no answer",
     # An answer is of an item or a completion; who is asked over a network responds.
-    r"(guard|server|endpoint|operator|process|daemon|requests?)( (does|did) not| is| was)? answer(s|ed)?\b",
-    r"\btripwire\b|the (run|guard) halts on a fire",
+    r"(guard|server|endpoint|operator|process|daemon|requests?)"
+    r"( (does|did) not| is| was| that)? answer(s|ed)?\b|_answer\(request",
+    r"\btripwire\b|the (run|guard) halts on a fire|halt that is not a fire|a stop latches",
+    r"(trainer|run) halt(s|ed) itself",
+    # What RBAC gives is permissions; what a Dockerfile has is stages.
+    r"\brights of (these|those|the|its|a)\b|the rights\b|\btool room\b",
 )
 
 
