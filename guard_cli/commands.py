@@ -47,7 +47,7 @@ OF_A_CLUSTER = ("wrap", "status", "report")
 HELP = "RLGuard stops reinforcement-learning post-training when the policy starts to hack its reward."
 EPILOG = epilog(
     "rlguard demo",
-    "rlguard run --heldout heldout.jsonl --policy policy.yaml -- python train.py",
+    "rlguard run --heldout heldout.jsonl -- python train.py",
     note="`rlguard COMMAND --help` explains one command.",
 )
 

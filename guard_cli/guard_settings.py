@@ -68,7 +68,12 @@ TrainPromptsOption = Annotated[
     Path | None,
     typer.Option("--train-prompts", help="Training prompts (JSONL): refuse a split that overlaps with them."),
 ]
-PolicyOption = Annotated[Path | None, typer.Option("--policy", help="YAML with the thresholds of the run.")]
+PolicyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--policy", help="YAML with the thresholds of the run; the default of every rule without it."
+    ),
+]
 CheckpointsOption = Annotated[
     Path | None, typer.Option("--checkpoints", help="Directory under which the trainer saves checkpoints.")
 ]

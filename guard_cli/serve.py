@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from guard_service.settings import GuardSettings
 
 EPILOG = epilog(
-    "rlguard serve --state-dir state --checkpoints /mnt/checkpoints --heldout heldout.jsonl "
-    "--policy policy.yaml --port 8470",
+    "rlguard serve --state-dir state --checkpoints /mnt/checkpoints --heldout heldout.jsonl --port 8470",
     note="It prints the two `export` lines that the trainer's shell needs.",
 )
 

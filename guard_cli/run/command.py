@@ -15,8 +15,7 @@ from guard_cli.follow.what import What
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 
 EPILOG = epilog(
-    "rlguard run --heldout heldout.jsonl --policy policy.yaml --checkpoints out --max-new-tokens 64 "
-    "-- python train.py",
+    "rlguard run --heldout heldout.jsonl --checkpoints out --max-new-tokens 64 -- python train.py",
     note=exit_code_help(),
 )
 

@@ -74,13 +74,12 @@ def materials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny_llama.build_model(tokenizer, 0)
     model.config.max_position_embeddings = 512
     tiny_llama.save(model, tokenizer, folder / "start-model")
-    (folder / "policy.yaml").write_text("detector: calibrated\n")
     (folder / "train.py").write_text(TRAINER)
     run = folder / "rlguard-runs" / "20260101-120000"
     run.mkdir(parents=True)
     for place in (folder, run):
         shutil.copy(ROOT / "tests/data/runs/addition-hack-38.jsonl", place / "history.jsonl")
-    shutil.copy(folder / "policy.yaml", run)
+    (run / "policy.yaml").write_text("detector: calibrated\n")
     (folder / "out").mkdir()
     log = [{"step": s, "reward": 0.5 + s / 100, "kl": 0.01, "eval_reward": 0.4} for s in range(1, 30)]
     (folder / "out" / "trainer_state.json").write_text(json.dumps({"log_history": log}))
