@@ -73,27 +73,31 @@ def the_guard_is_frozen(job: Job) -> Iterator[None]:
 
 
 def leader(cluster: Cluster) -> str:
-    """The pod of the operator that leads; "" if none does."""
+    """The operator that leads, by its pod's name and a part that each process has anew; "" if none does."""
     lease = cluster.client.get(LEASES, SYSTEM, RELEASE) or {}
-    return str((lease.get("spec") or {}).get("holderIdentity") or "").split("_")[0]
+    return str((lease.get("spec") or {}).get("holderIdentity") or "")
+
+
+def _pod_of(leading: str) -> str:
+    return leading.split("_")[0]
 
 
 def kill_the_leader(cluster: Cluster) -> str:
-    """SIGKILL to the operator that leads: no goodbye, its Lease stays. The pod's name."""
+    """SIGKILL to the operator that leads: no goodbye, its Lease stays. Who it was; its pod may lead again."""
     nobody_else_is_there()
-    name = leader(cluster)
-    pod = cluster.client.get(PODS, SYSTEM, name)
-    assert pod is not None, f"the leader {name!r} has no pod"
+    leading = leader(cluster)
+    pod = cluster.client.get(PODS, SYSTEM, _pod_of(leading))
+    assert pod is not None, f"the leader {leading!r} has no pod"
     cluster.signal(pod, "operator", "SIGKILL")
-    return name
+    return leading
 
 
 def delete_the_leader(cluster: Cluster) -> str:
-    """`kubectl delete pod --force` of the operator that leads. The pod's name."""
+    """`kubectl delete pod --force` of the operator that leads. Who it was."""
     nobody_else_is_there()
-    name = leader(cluster)
-    cluster.kubectl("delete", "pod", name, "--namespace", SYSTEM, "--grace-period=0", "--force")
-    return name
+    leading = leader(cluster)
+    cluster.kubectl("delete", "pod", _pod_of(leading), "--namespace", SYSTEM, "--grace-period=0", "--force")
+    return leading
 
 
 @contextmanager
