@@ -20,7 +20,12 @@ from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.stored import read_store, state_dir_of
 
-EPILOG = epilog("rlguard bundle rlguard-runs/20260102-030405 --out bundle.tar.gz")
+EXIT_CODES = {
+    0: "the file is written",
+    1: "the store cannot be read",
+    2: "there is no store, or the file cannot be written",
+}
+EPILOG = epilog("rlguard bundle rlguard-runs/20260102-030405 --out bundle.tar.gz", codes=EXIT_CODES)
 #: Bytes kept of the end of each log.
 LOG_BYTES = 1 << 20
 #: Nothing but these files is taken; the history and the worker's log may hold what belongs to an item.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 #: Longest line of an example. With the indent of a help text it fits a terminal of 60 columns.
 _WIDTH = 56
@@ -10,14 +11,17 @@ _WIDTH = 56
 _BREAK = re.compile(r" (?=--?[a-z]|-- )")
 
 
-def epilog(*examples: str, note: str = "") -> str:
-    """The epilog of a command: its examples, each on lines of its own, and a note that is wrapped as usual.
+def epilog(*examples: str, note: str = "", codes: Mapping[int, str] | None = None) -> str:
+    """The epilog of a command: its examples, each on lines of its own, a note, and what its exit codes mean.
 
-    A paragraph that starts with a backspace is printed as it stands; the others are filled to the terminal.
+    Note and codes are wrapped as usual: a paragraph that starts with a backspace is printed as it stands, the
+    others are filled to the terminal.
     """
     lines = [f"  {line}" for example in examples for line in _folded(example)]
     title = "Example:" if len(examples) == 1 else "Examples:"
-    return "\n".join([title, "", "\b", *lines, *(["", note] if note else [])])
+    listed = "; ".join(f"{code} {meaning}" for code, meaning in (codes or {}).items())
+    below = [note, f"Exit codes: {listed}." if codes else ""]
+    return "\n".join([title, "", "\b", *lines, *(line for one in below if one for line in ("", one))])
 
 
 def _folded(command: str) -> list[str]:

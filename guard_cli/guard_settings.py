@@ -271,8 +271,9 @@ def _load(config: Mapping[str, Any], options: Mapping[str, Any]) -> GuardSetting
     from guard_service.settings import load_settings
 
     try:
-        settings = load_settings(_named(config, options), **_merged(config, options))
-        settings.policy()
+        named = _named(config, options)
+        settings = load_settings(named, **_merged(config, options))
+        settings.policy(named(("policy_file",)))
         if settings.socket is not None:
             raise SettingsError("RLGUARD_GUARD_SOCKET is for the guard of a pod, and is set here: unset it")
     except GuardError as error:

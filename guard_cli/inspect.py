@@ -14,7 +14,14 @@ from guard_cli.status import verdict_lines
 from guard_cli.stored import read_store, state_dir_of
 from guard_cli.terminal import plain
 
-EPILOG = epilog("rlguard inspect state", "rlguard inspect rlguard-runs/20260102-030405 --json")
+EXIT_CODES = {
+    0: "the state is shown, whatever the verdict is",
+    1: "the store cannot be read",
+    2: "there is no store",
+}
+EPILOG = epilog(
+    "rlguard inspect state", "rlguard inspect rlguard-runs/20260102-030405 --json", codes=EXIT_CODES
+)
 
 app = typer.Typer(add_completion=False)
 

@@ -18,9 +18,15 @@ from guard_cli.links import dashboard_link, export_lines
 if TYPE_CHECKING:
     from guard_service.settings import GuardSettings
 
+EXIT_CODES = {
+    0: "a signal ended it",
+    1: "the guard failed, or refused to start",
+    2: "wrong arguments, files or settings",
+}
 EPILOG = epilog(
     "rlguard serve --state-dir state --checkpoints /mnt/checkpoints --heldout heldout.jsonl --port 8470",
     note="It prints the two `export` lines that the trainer's shell needs.",
+    codes=EXIT_CODES,
 )
 
 app = typer.Typer(add_completion=False)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from guard_service.heldout.split import HeldoutItem
 
 NOT_DISJOINT = 1
+#: Of `split check`.
+EXIT_CODES = {0: "disjoint, or dropped", NOT_DISJOINT: "not disjoint", 2: "a file cannot be used"}
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
@@ -49,7 +51,7 @@ ExactOnly = Annotated[
     epilog=epilog(
         "rlguard split check --train train.jsonl --heldout heldout.jsonl",
         "rlguard split check --train train.jsonl --heldout heldout.jsonl --drop disjoint.jsonl",
-        note="Exit codes: 0 disjoint, or dropped; 1 not disjoint; 2 a file cannot be used.",
+        codes=EXIT_CODES,
     )
 )
 def check(

@@ -24,11 +24,17 @@ from guard_cli.reading import reader
 from guard_cli.stored import read_store, state_dir_of
 from guard_cli.terminal import plain
 
+EXIT_CODES = {
+    0: "the state is shown, whatever the verdict is",
+    UNREACHABLE: "cluster, guard or store cannot be read, or there is no such job",
+    2: "wrong arguments or files",
+}
 EPILOG = epilog(
     "rlguard status",
     "rlguard status my-job -n training",
     "rlguard status --url http://127.0.0.1:8470 --token-file state/read.token",
     "rlguard status rlguard-runs/demo",
+    codes=EXIT_CODES,
 )
 
 app = typer.Typer(add_completion=False)

@@ -141,6 +141,13 @@ def not_yaml(error: Exception) -> str:
 
 
 @dataclass(frozen=True)
+class MustBe:
+    """In the annotation of a text with a pattern: what it must be, in words."""
+
+    words: str
+
+
+@dataclass(frozen=True)
 class _Spelling:
     named: Named
     key: Spelled
@@ -188,7 +195,7 @@ def _wrong_value(error: ErrorDetails, at: _At, spelled: _Spelling) -> str:
         some = [spelled.key((*place, word), word) for word in _words(models[0])[:3]]
         said = f"must be a mapping of settings, such as {', '.join(some)}"
     else:
-        said = must_be(error)
+        said = at.must_be or must_be(error)
         said += f" ({at.about})" if said == _OTHER and at.about else ""
     name = spelled.named(place) if place else "the file"
     secret = bool(place) and "token" in place[0]
@@ -235,6 +242,12 @@ class _At:
     def about(self) -> str:
         """What the field is for."""
         return ((self.field.description if self.field is not None else None) or "").rstrip(".")
+
+    @property
+    def must_be(self) -> str:
+        """What the field's own annotation says; "" if it says nothing."""
+        said = self.field.metadata if self.field is not None else ()
+        return next((f"must be {one.words}" for one in said if isinstance(one, MustBe)), "")
 
 
 def _find(model: type[BaseModel], loc: tuple[int | str, ...]) -> _At:

@@ -160,13 +160,13 @@ class GuardSettings(BaseSettings):
             return self.run_name
         return self.cluster.name if self.cluster is not None else self.state_dir.absolute().name
 
-    def policy(self) -> Policy:
-        """The policy of the run.
+    def policy(self, setting: str = "policy_file") -> Policy:
+        """The policy of the run. `setting`: what a message calls the one that names its file.
 
         Raises:
             SettingsError: the policy file cannot be read or does not validate.
         """
-        return Policy() if self.policy_file is None else load_policy(self.policy_file)
+        return Policy() if self.policy_file is None else load_policy(self.policy_file, setting)
 
 
 def variable(place: Place) -> str:

@@ -7,6 +7,7 @@ route, metric, setting or code has no description.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import textwrap
@@ -78,7 +79,7 @@ TRAINER_ENVIRONMENT = {
         "`1` or `0`",
         "`1`",
         "When training must stop, `1` raises `CollapseStopError` (a fire) or `GuardHaltError` (a "
-        "halt); `0` ends the training loop softly.",
+        "halt), or `GuardLostError` (the guard is lost); `0` ends the training loop softly.",
     ),
     "RLGUARD_ON_UNREACHABLE": (
         "`stop` or `continue`",
@@ -311,7 +312,7 @@ def problems_page() -> Iterator[str]:
     yield ""
     yield "2 for wrong arguments, files or settings, with one line that says which. Besides that:"
     yield ""
-    yield from _table(("Command", "Code", "Meaning"), _EXIT_CODES_OF_COMMANDS)
+    yield from _table(("Command", "Code", "Meaning"), list(_exit_codes_of_commands()))
     for module, title, command in _PROCESSES:
         yield f"## Exit codes of {title}"
         yield ""
@@ -320,16 +321,14 @@ def problems_page() -> Iterator[str]:
         yield from _table(("Code", "Meaning"), exit_codes(str(module.__doc__)))
 
 
-_EXIT_CODES_OF_COMMANDS = [
-    ("`rlguard check`", "0", "nothing would be refused; warnings do not change it"),
-    ("", "2", "something would be refused"),
-    ("`rlguard split check`", "0", "the two files are disjoint"),
-    ("", "1", "they are not"),
-    ("`rlguard wrap`", "0", "the object is printed; warnings do not change it"),
-    ("", "2", "the operator would refuse it, or the file cannot be used; nothing is printed"),
-    ("`rlguard replay`", "0", "the log was judged, whether a detector fired or not"),
-    ("`rlguard serve`", "1", "the guard failed, or refused to start"),
-]
+def _exit_codes_of_commands() -> Iterator[tuple[str, str, str]]:
+    """What each command declares, as its `--help` says it; `run` and `demo` have a table of their own."""
+    for name, command in COMMANDS.items():
+        codes = getattr(import_module(command.module), "EXIT_CODES", {})
+        title = f"`rlguard {'split check' if name == 'split' else name}`"
+        for place, (code, meaning) in enumerate(codes.items()):
+            yield ("" if place else title), str(code), meaning
+
 
 _PROCESSES = (
     (trainer_process, "the trainer image", "rlguard.train"),
@@ -387,6 +386,8 @@ def _flag_default(action: argparse.Action) -> str:
         return "required"
     if action.default in (None, []):
         return "none"
+    if isinstance(action.default, dict):
+        return f"`{json.dumps(action.default)}`"
     return f"`{action.default:g}`" if isinstance(action.default, float) else f"`{action.default}`"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.markup import escape
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_core.policy import DetectorName
+from guard_core.wording import meant
 
 EPILOG = epilog(
     "rlguard calibrate baseline.jsonl --false-stops 0.05 --horizon 100 --out policy.yaml",
@@ -44,7 +45,12 @@ def calibrate(
         int, typer.Option(help="Evaluations of one run that the probability is for.", metavar="N")
     ] = 100,
     detector: Annotated[
-        DetectorName, typer.Option(help="What the policy lets fire; `both` gives each half of the rate.")
+        str,
+        typer.Option(
+            help="What the policy lets fire: calibrated, heldout_guard, or both, which gives "
+            "each half of the rate.",
+            metavar="NAME",
+        ),
     ] = "calibrated",
     samples: Annotated[int, typer.Option(help="Independent samples behind each outcome.", metavar="K")] = 1,
     reward_noise: Annotated[
@@ -86,7 +92,7 @@ def calibrate(
         raise CliError(f"--plot {plot}: needs a BASELINE, and a name that ends in {', '.join(PICTURES)}.")
     if out is not None and out.exists():
         raise CliError(f"--out {out}: exists already; a policy is not overwritten. Choose another name.")
-    wish = Wish(baseline, from_runs, false_stops, horizon, detector, samples, reward_noise, seed)
+    wish = Wish(baseline, from_runs, false_stops, horizon, _detector(detector), samples, reward_noise, seed)
     console = Console(quiet=as_json)
     result, policy = run_calibration(wish, console, plot)
     if out is not None:
@@ -101,3 +107,16 @@ def calibrate(
     else:
         console.print("policy.yaml (write it with --out):\n")
         console.print(escape(policy), soft_wrap=True, highlight=False)
+
+
+def _detector(name: str) -> DetectorName:
+    """The detector of this name.
+
+    Raises:
+        CliError: there is none.
+    """
+    known: tuple[DetectorName, ...] = get_args(DetectorName)
+    for one in known:
+        if one == name:
+            return one
+    raise CliError(f"--detector {name:.60}: there is no such detector: {meant(name, known)}")

@@ -14,6 +14,7 @@ from guard_cli.replay.fold import rounds
 from guard_cli.replay.outcomes import baseline_of
 from guard_cli.replay.run import Run, load_run
 from guard_core.detectors import Baseline
+from guard_core.wording import nearest
 
 #: Fewer rounds say too little about how noisy the in-loop reward is.
 LEAST_ROUNDS = 10
@@ -40,9 +41,12 @@ def read_baseline(path: Path, samples: int) -> Given:
     """
     table = read_log(path, {"items", "step"})
     if "items" not in table.objects:
+        like = nearest("items", table.names)
         raise CliError(
-            f"{path}: there are no per-item outcomes in it. A baseline is JSONL with one pass of the "
-            'starting policy a line, {"items": [0, 1, ...]}, or the history of a guard.'
+            f"{path}: there are no per-item outcomes in it"
+            + (f": did you write {like} for items? " if like else ". ")
+            + 'A baseline is JSONL with one pass of the starting policy a line, {"items": [0, 1, ...]}, or '
+            "the history of a guard."
         )
     run = None if _only_passes(table) else load_run(table, str(path), {})
     passes = load_run(_as_baseline(table), str(path), {}).baseline if run is None else baseline_of(run)

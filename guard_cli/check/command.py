@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 WOULD_BE_REFUSED = 2
 STYLES = {"ok": "green", "warn": "yellow", "refuse": "bold red", "not checked": "dim"}
 
+EXIT_CODES = {
+    0: "nothing would be refused, whatever it warns of",
+    WOULD_BE_REFUSED: "something would be, or a file cannot be used",
+}
 EPILOG = epilog(
     "rlguard check --heldout heldout.jsonl --train-prompts train.jsonl --checkpoints out --save-steps 50 "
     "--max-steps 1000 --beta 0.001",
     "rlguard check --heldout heldout.jsonl --model ./start-model --time "
     "--step-seconds 8 --save-steps 50 --max-steps 1000 --save-total-limit 3",
-    note="Exit codes: 0 nothing would be refused; 2 something would be, or a file cannot be used.",
+    codes=EXIT_CODES,
 )
 
 app = typer.Typer(add_completion=False)

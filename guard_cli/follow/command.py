@@ -20,10 +20,17 @@ from guard_client.settings import ClientSettings
 #: Seconds between two looks at the log.
 POLL_SECONDS = 1.0
 
+EXIT_CODES = {
+    ExitCode.FINISHED.value: "the log has ended, or a signal came",
+    1: "the guard does not respond at the start, or refuses a token",
+    ExitCode.USAGE.value: "wrong arguments or files",
+    ExitCode.FIRED.value: "a fire",
+    ExitCode.HALTED.value: "a halt",
+}
 EPILOG = epilog(
     "rlguard follow --metrics run.jsonl --checkpoints ckpt --format verl",
     "python train.py | rlguard follow --metrics - --checkpoints ckpt",
-    note="Exit codes: 0 the log has ended, or a signal came; 2 wrong arguments or files; 3 a fire; 4 a halt.",
+    codes=EXIT_CODES,
 )
 
 MetricsHelp = "A log that a trainer writes: a file, a folder of event files, or - for standard input."

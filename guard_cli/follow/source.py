@@ -71,7 +71,7 @@ def framework_of(chosen: str) -> str | None:
     if chosen in FORMATS:
         return None
     if chosen not in BY_KEY:
-        raise CliError(f"--format {chosen:.60}: {meant(chosen, (*FORMATS, *BY_KEY))}.")
+        raise CliError(f"--format {chosen:.60}: {meant(chosen, (*FORMATS, *BY_KEY))}")
     return chosen
 
 

@@ -224,7 +224,7 @@ def _check_overrides(columns: Collection[str], overrides: Mapping[str, str]) -> 
     for canonical, column in overrides.items():
         if canonical not in CANONICAL:
             raise CliError(
-                f"--map {canonical}={column}: {canonical} is not a quantity: {meant(canonical, CANONICAL)}."
+                f"--map {canonical}={column}: {canonical} is not a quantity: {meant(canonical, CANONICAL)}"
             )
         if column not in columns:
             near = nearest(column, columns)

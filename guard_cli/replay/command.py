@@ -24,6 +24,7 @@ from guard_cli.replay.run import Run, load_run
 from guard_cli.terminal import plain
 from guard_core.policy import Policy
 from guard_core.wire import Level
+from guard_core.wording import meant
 
 #: Exit code of a replay that found what `--fail-on` names.
 FAILED = 1
@@ -31,10 +32,16 @@ FAILED = 1
 #: Suffixes of `--plot`.
 PICTURES = (".png", ".svg", ".pdf")
 
+EXIT_CODES = {
+    0: "the log was judged, whether a detector fired or not",
+    FAILED: "a detector says what --fail-on names",
+    2: "wrong arguments, or input that cannot be used",
+}
 EPILOG = epilog(
     "rlguard replay out/trainer_state.json --map heldout=eval_reward --plot replay.png",
     "rlguard replay history.jsonl --detector heldout_guard --json",
     "rlguard replay history.jsonl --what-if heldout_guard.ema_alpha=0.7",
+    codes=EXIT_CODES,
 )
 
 
@@ -87,8 +94,7 @@ def replay(
 
     Reads what trainers and trackers leave behind (TRL, verl, OpenRLHF, NeMo-RL, torchtune, prime-rl; W&B and
     TensorBoard exports) and the guard's own history. A quantity that is not in the log is not judged, and
-    the output says so. Exit code: 0 whether a detector fired or not, unless --fail-on asks for 1; 2 for input
-    that cannot be used.
+    the output says so.
     """
     failing = _levels(fail_on)
     outcomes = _replay(run, detector, as_json, plot, policy, what_if or [], column or [], run_config)
@@ -111,7 +117,7 @@ def _replay(
     names = _detectors(detector)
     if plot is not None and plot.suffix.lower() not in PICTURES:
         raise CliError(f"--plot {plot}: the name must end in {', '.join(PICTURES)}.")
-    policies = _policies(policy_file or _policy_of_report(path), what_if)
+    policies = _policies(path, policy_file, what_if)
     table = read_log(path, set(overrides.values()))
     run = load_run(table, str(path), overrides, find_settings(run_config, path))
     run = replace(run, notes=(*run.notes, *_how_it_ended(path)))
@@ -147,7 +153,7 @@ def _detectors(name: str | None) -> Sequence[str]:
     if name is None:
         return tuple(DETECTORS)
     if name not in DETECTORS:
-        raise CliError(f"--detector {name}: there is no such detector; known: {', '.join(DETECTORS)}.")
+        raise CliError(f"--detector {name}: there is no such detector: {meant(name, DETECTORS)}")
     return (name,)
 
 
@@ -180,10 +186,12 @@ def _how_it_ended(path: Path) -> tuple[str, ...]:
     )
 
 
-def _policies(file: Path | None, what_if: Sequence[str]) -> list[tuple[str, Policy]]:
+def _policies(path: Path, given: Path | None, what_if: Sequence[str]) -> list[tuple[str, Policy]]:
     from guard_cli.replay.policies import changed, policy_from_file
 
-    base = policy_from_file(file) if file is not None else Policy()
+    file = given or _policy_of_report(path)
+    setting = "--policy" if given is not None else "the report's policy"
+    base = policy_from_file(file, setting) if file is not None else Policy()
     return [("as it is", base), *((option, changed(base, option)) for option in what_if)]
 
 

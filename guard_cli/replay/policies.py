@@ -11,14 +11,14 @@ from guard_service import policy_file
 from guard_service.errors import SettingsError
 
 
-def policy_from_file(path: Path) -> Policy:
-    """Read a policy.yaml.
+def policy_from_file(path: Path, setting: str) -> Policy:
+    """Read a policy.yaml; `setting` is what names it.
 
     Raises:
         CliError: it cannot be read, or a key or value is wrong; naming it.
     """
     try:
-        return policy_file.load_policy(path)
+        return policy_file.load_policy(path, setting)
     except SettingsError as error:
         raise CliError(str(error)) from None
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from guard_cli.cluster import REQUEST_SECONDS, KubeconfigOption, NamespaceOption, asking, connect
+from guard_cli.cluster import REQUEST_SECONDS, UNREACHABLE, KubeconfigOption, NamespaceOption, asking, connect
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
@@ -18,9 +18,15 @@ from guard_core.ending import fired_at
 from guard_core.wire import Verdict
 from guard_service.policy_file import NotYamlError, parse_yaml
 
+EXIT_CODES = {
+    0: "the page is written",
+    UNREACHABLE: "the cluster cannot be read, or there is no evidence of such a job",
+    2: "wrong arguments or files",
+}
 EPILOG = epilog(
     "rlguard report my-job -n training",
     "rlguard report evidence.yaml --out my-job.html",
+    codes=EXIT_CODES,
 )
 #: A ConfigMap holds at most 1 MiB; as YAML it is longer.
 MOST_BYTES = 8 << 20
@@ -101,7 +107,7 @@ def _of_cluster(job: str, namespace: str | None, kubeconfig: Path | None) -> Any
             raise CliError(
                 f"namespace {cluster.namespace} has no evidence of a job {job!r}: it is written when a run "
                 f"fires or ends (`rlguard status {job}` says where it is)",
-                1,
+                UNREACHABLE,
             )
         return cluster.client.sanitize_for_serialization(max(found, key=lambda one: one.data[COLLECTED]))
 

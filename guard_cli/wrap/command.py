@@ -13,13 +13,16 @@ from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 
+EXIT_CODES = {
+    0: "the object is printed, whatever it warns of",
+    2: "the operator would refuse it, or a file cannot be used: nothing is printed",
+}
 EPILOG = epilog(
     "rlguard wrap -f job.yaml --heldout claim:heldout/heldout.jsonl --checkpoints checkpoints "
     "--scorer numeric > guarded.yaml",
     "kubectl get pytorchjob my-run -o yaml | rlguard wrap -f - --heldout secret:heldout/heldout.jsonl "
     "--checkpoints checkpoints",
-    note="Exit codes: 0 it is printed; 2 the operator would refuse it, or the file cannot be used: nothing "
-    "is printed then.",
+    codes=EXIT_CODES,
 )
 
 app = typer.Typer(add_completion=False)

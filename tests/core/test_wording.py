@@ -64,7 +64,7 @@ def heldout(**values: Any) -> str:
         ({"samples": 1.5}, "samples must be a whole number, not 1.5"),
         ({"chat": "perhaps"}, "chat must be true or false, not 'perhaps'"),
         ({"dtype": "int8"}, "dtype must be 'auto', 'float32', 'bfloat16' or 'float16', not 'int8'"),
-        ({"device": "tpu"}, "device has another form (auto, cpu, mps, cuda or cuda:N; auto: cuda"),
+        ({"device": "tpu"}, "device must be auto, cpu, mps, cuda or cuda:N, not 'tpu'"),
         ({"kind": "vlm"}, "kind must be 'checkpoint', 'vllm' or 'openai', not 'vlm': did you mean 'vllm'?"),
         (
             {"kind": "opnai"},
@@ -266,7 +266,7 @@ def of_policy(path: Path) -> None:
 
 
 def of_replay(path: Path) -> None:
-    policies.policy_from_file(path)
+    policies.policy_from_file(path, "--policy")
 
 
 def of_config(path: Path) -> None:
