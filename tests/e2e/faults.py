@@ -79,7 +79,7 @@ def leader(cluster: Cluster) -> str:
 
 
 def _pod_of(leading: str) -> str:
-    return leading.split("_")[0]
+    return leading.split("_", maxsplit=1)[0]
 
 
 def kill_the_leader(cluster: Cluster) -> str:
