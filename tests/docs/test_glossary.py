@@ -71,7 +71,7 @@ NAMES = set(
 BESIDE = {
     *(f"detector {choice}" for choice in ("heldout_guard", "both", "calibrated")),
     *("warn", "stop", "heldout_guard", "both", "calibrated"),  # choices of the policy
-    *("policy.yaml", "spec.guard.policy", "spec.onSilence", "rlguard run"),
+    *("policy.yaml", "spec.guard.policy", "spec.onSilence", "rlguard run", "rlguard report"),
     HeldOutGuard.should_halt.__name__,
     HeldOutGuard.update.__name__,
     *rlguard.__all__,
