@@ -116,18 +116,6 @@ class Design:
             horizon=config.horizon,
         )
 
-    @classmethod
-    def stacked(cls, designs: list[Design]) -> Design:
-        """Of B baselines, under one policy."""
-        first = designs[0]
-        score, variances, passes, dispersion = (
-            np.concatenate([getattr(d, name) for d in designs])
-            for name in ("score", "variances", "passes", "dispersion")
-        )
-        return cls(
-            score, variances, passes, dispersion, first.drops, first.accepted, first.lag, first.horizon
-        )
-
     def standing_on(self, level: float, evaluations: int) -> Design:
         """For a run that stands on a level which it knows from so many evaluations."""
         score, passes = np.full_like(self.score, level), np.full_like(self.passes, evaluations)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,15 @@ class Grouping:
         for b, row in enumerate(rows):
             table[b, : len(row)] = row
         return table
+
+
+def stacked(designs: Sequence[fast.Design]) -> fast.Design:
+    """The designs of B baselines, under one policy, as one."""
+    arrays = {
+        name: np.concatenate([getattr(one, name) for one in designs])
+        for name in ("score", "variances", "passes", "dispersion")
+    }
+    return replace(designs[0], **arrays)
 
 
 class GuaranteedBatch:
@@ -92,7 +102,7 @@ class FastBatch:
         thresholds: Sequence[tuple[float, float]],
         runs: int,
     ) -> None:
-        self._design = fast.Design.stacked([fast.Design.of(one, config) for one in strata])
+        self._design = stacked([fast.Design.of(one, config) for one in strata])
         self._thresholds = np.asarray(thresholds).T[..., None]
         self._history = fast.ScoreHistory.empty(len(strata), runs)
         self._alarm = np.zeros((len(strata), runs), dtype=np.bool_)
