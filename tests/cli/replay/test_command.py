@@ -93,7 +93,7 @@ class TestOneDetector:
     def test_an_unknown_detector(self, replay: Invoke, hack: Path) -> None:
         result = replay(hack, "--detector", "nope")
         assert result.returncode == 2
-        assert "known: guard, heldout_guard" in result.stderr and result.stdout == ""
+        assert "known are both, calibrated, fast" in result.stderr and result.stdout == ""
 
 
 class TestReport:
