@@ -236,8 +236,8 @@ class TestThoughtsThatOutgrowTheLimit:
         """With `score_truncated`, what is cut off is not unscored."""
         j = judge("calibrated")
         j.fold_checkpoint(CheckpointReport(attempt=0, step=0, path="/c/0", sampling=LONGER))
-        for n, share in enumerate((0.0, 0.5)):
-            made = replace(evaluation(n), truncated=share, unscored=0.0)
+        for n, (score, share) in enumerate(((0.5, 0.0), (0.2, 0.5))):
+            made = replace(evaluation(n, score), truncated=share, unscored=0.0)
             j.fold_evaluation(replace(made, sampling=EVALUATOR.sampling_with(LONGER)))
         assert Code.CUT_SHORT not in codes(j.verdict()) and j.verdict().detectors
 
