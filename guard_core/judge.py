@@ -264,7 +264,7 @@ class Judge:
         self._last = evaluation.summary()
         comparable = self._unscored.fold(self._last, evaluation.unscored, self._best, self._sampling)
         # An alarm that waits is decided, whatever was cut off: nobody may keep it waiting.
-        comparable = comparable or self._alarmed
+        comparable = comparable or self._awaits_confirmation or self._unconfirmed
         self._unconfirmed = False
         if self._best is None or self._last.score >= self._best.score:
             self._best = self._last
@@ -438,16 +438,13 @@ class Judge:
     @property
     def waiting(self) -> int:
         """Evaluations that are yet to be made. A baseline nobody is compared with waits for nothing."""
-        confirms = (
-            self._fire is None and self._calibrated is not None and self._calibrated.awaits_confirmation
-        )
+        confirms = self._fire is None and self._awaits_confirmation
         return self._checkpoints_left + (1 if confirms else 0)
 
     @property
-    def _alarmed(self) -> bool:
-        """Whether an alarm waits for its confirmation, or could not have it."""
-        waits = self._calibrated is not None and self._calibrated.awaits_confirmation
-        return waits or self._unconfirmed
+    def _awaits_confirmation(self) -> bool:
+        """Whether an alarm waits for a fresh pass of the newest checkpoint."""
+        return self._calibrated is not None and self._calibrated.awaits_confirmation
 
     @property
     def _held_out_guard_decides(self) -> bool:

@@ -45,6 +45,7 @@ from guard_operator.reconcile.halts import (
     without_guard,
 )
 from guard_operator.reconcile.snapshot import (
+    OVER,
     Disruption,
     Job,
     Pod,
@@ -83,11 +84,6 @@ _HARDER = {
     StopMethod.SUSPEND: StopMethod.DELETE,
     StopMethod.DELETE: StopMethod.DELETE_PODS,
     StopMethod.DELETE_PODS: StopMethod.DELETE_PODS,
-}
-_OVER = {
-    ConditionType.SUCCEEDED: Phase.SUCCEEDED,
-    ConditionType.FAILED: Phase.FAILED,
-    ConditionType.DISRUPTED: Phase.DISRUPTED,
 }
 _EMPTY = "no pod of the run is left"
 _NO_RANK0 = "the rank-0 pod is not running, so no heartbeat is expected"
@@ -411,7 +407,7 @@ def _shown(pod: Pod, now: datetime) -> str:
 
 def _over(snapshot: Snapshot, now: datetime) -> Decision | None:
     """A run that ended by itself stays as it ended, whatever is cleaned up later."""
-    for kind, phase in _OVER.items():
+    for kind, phase in OVER.items():
         if is_true(snapshot.job.status, kind):
             report = replace(_as_it_is(snapshot.job), phase=phase)
             ended = condition_of(snapshot.job.status, kind)
@@ -466,7 +462,7 @@ def _ended(snapshot: Snapshot, says: _Conditions) -> Decision | None:
     else:
         return None
     guarded = condition_of(job.status, ConditionType.GUARDED)
-    phase = _OVER[ConditionType(end.type)]
+    phase = OVER[ConditionType(end.type)]
     report = Report(phase, says(end, guarded, over=True), _workload_ref(snapshot), job.status.stop)
     return _with_evidence(snapshot, report, 0.0)
 

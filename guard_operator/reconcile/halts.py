@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.reconcile.snapshot import Job, Pod, Snapshot, guard_of, is_true
+from guard_operator.reconcile.snapshot import OVER, Job, Pod, Snapshot, guard_of, is_true
 
 
 def must_be_live(snapshot: Snapshot) -> bool:
@@ -35,8 +35,7 @@ def is_to_stop(job: Job) -> bool:
 
 def _is_over(job: Job) -> bool:
     """Whether the run has ended; a pod may outlive it, and its guard has said its last word."""
-    ends = (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.DISRUPTED)
-    return any(is_true(job.status, kind) for kind in ends)
+    return any(is_true(job.status, kind) for kind in OVER)
 
 
 def is_silent(snapshot: Snapshot) -> bool:

@@ -16,6 +16,7 @@ from guard_operator.api.types import (
     ConditionStatus,
     GuardStatus,
     Latched,
+    Phase,
     Spec,
     Status,
 )
@@ -152,6 +153,14 @@ def guard_of(job: Job) -> GuardStatus:
 def condition_of(status: Status, kind: ConditionType) -> ConditionStatus | None:
     """The condition of this type, if there is one."""
     return next((c for c in status.conditions if c.type == kind), None)
+
+
+#: The conditions with which a run has ended, and its phase then.
+OVER = {
+    ConditionType.SUCCEEDED: Phase.SUCCEEDED,
+    ConditionType.FAILED: Phase.FAILED,
+    ConditionType.DISRUPTED: Phase.DISRUPTED,
+}
 
 
 def is_true(status: Status, kind: ConditionType) -> bool:

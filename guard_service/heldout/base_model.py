@@ -52,7 +52,7 @@ def look_at(path: Path) -> BaseModel:
         if problem := _why_unusable(path):
             raise SplitError(f"base_model {path}: {problem}")
         stamps = _stamps(path)
-        listing = "".join(f"{_sha256(path / name)}  {name}\n" for name, _, _ in stamps)
+        listing = "".join(f"{sha256_of(path / name)}  {name}\n" for name, _, _ in stamps)
     except (ValueError, RecursionError) as error:
         raise SplitError(f"base_model {path}: a configuration in it is not JSON: copy it again") from error
     except OSError as error:
@@ -83,7 +83,8 @@ def _stamps(path: Path) -> tuple[Stamp, ...]:
     return tuple((name, status.st_size, status.st_mtime_ns) for name, status in found)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Digest of a file, in hexadecimal digits; it is read in pieces."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         buffer = memoryview(bytearray(CHUNK_BYTES))

@@ -614,19 +614,9 @@ CASES = [
         lambda p: trainer(p).setdefault("env", []).append({"name": "RLGUARD_URL", "value": "http://x"}),
         "pytorch: must not set RLGUARD_URL",
     ),
-    Case(
-        "checkpoints over the guard's directories",
-        lambda p: [
-            m.update(mountPath="/var/run")
-            for c in [*p.get("initContainers", []), *p["containers"]]
-            for m in c["volumeMounts"]
-            if m["name"] == "checkpoints"
-        ],
-        "over the guard's directories",
-    ),
     *(
         Case(
-            f"checkpoints over the guard's programs, as {path}",
+            f"checkpoints over what is the guard's, as {path}",
             lambda p, path=path: [
                 m.update(mountPath=path)
                 for c in [*p.get("initContainers", []), *p["containers"]]
@@ -635,7 +625,10 @@ CASES = [
             ],
             "over the guard's directories",
         )
-        for path in ("/opt/rlguard", "//opt/rlguard", "/x/../opt/rlguard", "/opt/./rlguard", "/opt/..")
+        for path in (
+            *("/var/run", "/opt/rlguard", "//opt/rlguard"),
+            *("/x/../opt/rlguard", "/opt/./rlguard", "/opt/.."),
+        )
     ),
     Case(
         "the guard's volume in the trainer",

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from guard_core.extras import missing_vllm
 from guard_core.wire import EvaluationSampling, FailureKind
-from guard_service.heldout.base_model import BaseModel
+from guard_service.heldout.base_model import BaseModel, sha256_of
 from guard_service.heldout.config import VllmEvaluatorSettings
 from guard_service.heldout.errors import EngineLostError, EvaluationError, StartAgainError
 from guard_service.heldout.evaluators.codec import Codec, CompletionJob
@@ -142,17 +142,19 @@ def _frame(path: Path, shown: str) -> str:
         )
     tensors = []
     with loading(shown, FailureKind.WEIGHTS):
-        for file in path.glob("*.safetensors"):
+        for file in _files(path):
             with safe_open(file, "np") as weights:
                 slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
                 tensors += [(name, part.get_dtype(), part.get_shape()) for name, part in slices.items()]
-        values = _digests(path) if _is_tied(path) else []
+        values = [sha256_of(file) for file in _files(path)] if _is_tied(path, tensors) else []
     frame = json.dumps([config, sorted(tensors), values], sort_keys=True)
     return hashlib.sha256(frame.encode()).hexdigest()
 
 
-def _is_tied(path: Path) -> bool:
+def _is_tied(path: Path, tensors: Sequence[tuple[str, Any, Any]]) -> bool:
     """Whether output and input embeddings are one tensor, by the configuration or by their values.
+
+    Of `tensors` (name, type, shape) those are read that may be the same as an output.
 
     vLLM ties them when an engine starts, and a reload may leave the output of the checkpoint before: such a
     model takes an engine of its own for each checkpoint.
@@ -163,31 +165,29 @@ def _is_tied(path: Path) -> bool:
     config = AutoConfig.from_pretrained(path, **SAFELY)
     if config.tie_word_embeddings or config.get_text_config().tie_word_embeddings:
         return True
-    outputs = [(name, tensor) for name, tensor in _tensors(path) if name.endswith(OUTPUT_EMBEDDINGS)]
-    return any(
-        name != other and tensor.shape == one.shape and tensor.dtype == one.dtype and equal(tensor, one)
-        for name, tensor in outputs
-        for other, one in _tensors(path)
-    )
+    for output, *form in tensors:
+        if output.endswith(OUTPUT_EMBEDDINGS):
+            alike = dict(_tensors(path, {name for name, *other in tensors if other == form}))
+            own = alike.pop(output)
+            if any(equal(own, one) for one in alike.values()):
+                return True
+    return False
 
 
-def _digests(path: Path) -> list[str]:
-    """Of each file with weights."""
-    found = []
-    for file in sorted(path.glob("*.safetensors")):
-        with file.open("rb") as weights:
-            found.append(hashlib.file_digest(weights, "sha256").hexdigest())
-    return found
+def _files(path: Path) -> list[Path]:
+    """Those with weights."""
+    return sorted(path.glob("*.safetensors"))
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
-    """Name and tensor, one after the other; of a tensor no value is read before it is asked for."""
+def _tensors(path: Path, names: Set[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Name and tensor, one after the other, of all or of these; none is read before it is asked for."""
     from safetensors import safe_open
 
-    for file in sorted(path.glob("*.safetensors")):
+    for file in _files(path):
         with safe_open(file, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118
-                yield name, weights.get_tensor(name)
+                if names is None or name in names:
+                    yield name, weights.get_tensor(name)
 
 
 @contextmanager

@@ -276,7 +276,7 @@ MUTANTS: list[Mutant] = [
     (HALTS, "_stops_silence(snapshot) and not _is_over(snapshot.job)", "not _is_over(snapshot.job)"),
     (HALTS, "_stops_silence(snapshot) and not _is_over(snapshot.job)", "_stops_silence(snapshot)"),
     (HALTS, "and silence_counts and not held_back(snapshot)", "and silence_counts"),
-    (HALTS, "(ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.DISRUPTED)", "()"),
+    (HALTS, "for kind in OVER", "for kind in ()"),
     (HALTS, "if is_at_once(snapshot):", "if False:"),
     (HALTS, "return snapshot.most_silent and unguarded_pod(snapshot) is None", "return snapshot.most_silent"),
     (DECIDE, "Reason.MOST_SILENT if is_at_once(snapshot) else Reason.GUARD_SILENT", "Reason.GUARD_SILENT"),
