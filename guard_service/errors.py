@@ -132,13 +132,17 @@ class ProblemType(Enum):
         "The store does not work, or the held-out split is not checked yet.",
         "wait; `detail` says for what",
     )
+    TOO_MANY_CONNECTIONS = (
+        503,
+        "As many connections as the guard takes are open on this port or socket.",
+        "close those that are not needed; the guard ends one on which no whole request comes in 30 seconds",
+    )
     STORE_UNAVAILABLE = (
         503,
         "The store cannot be written or read, so nothing of the request was kept. A fire that is known stays "
         "in force: it is in `verdict`.",
         "send it again; give the guard's state directory room and write permission",
     )
-
     INSUFFICIENT_STORAGE = (
         507,
         "The run has filled its share of the store, and nothing of the request was kept. What was "
@@ -259,6 +263,11 @@ def too_many_requests(rate: int, seconds: int) -> Problem:
         f"more than {rate} steps a second, so nothing of this request was kept; send it again in {seconds} s",
         headers={"Retry-After": str(seconds)},
     )
+
+
+def too_many_connections(detail: str) -> Problem:
+    """503: the guard holds as many as it takes."""
+    return Problem(ProblemType.TOO_MANY_CONNECTIONS, detail)
 
 
 def store_full(what: str, size: int, limit: int) -> Problem:

@@ -31,7 +31,29 @@ PORTS, SERVER, VERDICTS = (
     Rule("guard_service", name, LISTENING) for name in ("ports.py", "server.py", "engine/verdicts.py")
 )
 
+PROTOCOL = Rule("guard_service", "protocol.py", DAMAGE.with_name("test_connections.py"))
+
 MUTANTS: list[Mutant] = [
+    # What a client may hold.
+    (PROTOCOL, "        if len(self.connections) > MAX_CONNECTIONS:\n", "        if False:\n"),
+    (PROTOCOL, "len(self.connections) > MAX_CONNECTIONS", "len(self.connections) >= MAX_CONNECTIONS"),
+    (PROTOCOL, "        self._await_request()\n        if len", "        if len"),
+    (
+        PROTOCOL,
+        "        super().on_message_begin()\n        self._await_request()\n",
+        "        super().on_message_begin()\n",
+    ),
+    (
+        PROTOCOL,
+        "            self._await_request()\n        super().on_response",
+        "            pass\n        super().on_response",
+    ),
+    (PROTOCOL, "        if not self.pipeline:\n", "        if True:\n"),
+    (
+        PROTOCOL,
+        "        self._stop_waiting()\n        super().on_message_complete()",
+        "        super().on_message_complete()",
+    ),
     # Where the guard listens: its socket is its own, and a port that is taken stops nothing.
     (PORTS, "            advice=True,\n", ""),
     (PORTS, "            listener.listen()  #", "            pass  #"),
