@@ -87,8 +87,8 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         listener = listen("", settings.host, settings.port)
     else:
         listener = listen_at(settings.socket)
-    worker = None
-    if settings.heldout is not None:
+    worker, elsewhere = None, _elsewhere(settings)
+    if settings.heldout is not None and not elsewhere:
         worker = EvaluationWorker(settings.heldout, settings.state_dir / "scratch", policy)
     job = _reported_job(settings)
     engine = Engine(
@@ -96,6 +96,7 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         checkpoint_root=settings.checkpoint_root,
         policy=policy,
         worker=worker,
+        elsewhere=elsewhere,
         keep_best=settings.keep_best_checkpoint,
         max_store_bytes=settings.max_store_mib << 20,
         resume=None if job is None else partial(_resume, job, policy),
@@ -172,9 +173,24 @@ def _ports(
         yield port, config
 
 
+def _elsewhere(settings: GuardSettings) -> str:
+    """Where checkpoints are scored, if this guard is beside another rank than 0.
+
+    Its verdict is told to nobody, so whoever may report to it could ask it about the held-out split for as
+    long as they like.
+    """
+    index = 0 if settings.cluster is None else settings.cluster.replica_index
+    if index == 0:
+        return ""
+    return (
+        f"this guard is in the pod of replica {index}, and only that of replica 0 scores checkpoints and "
+        "reports: announce them on rank 0"
+    )
+
+
 def _reported_job(settings: GuardSettings) -> JobStatus | None:
     """The job whose status this guard writes: none without a cluster, and none in a pod beside rank 0's."""
-    if settings.cluster is None or settings.cluster.replica_index != 0:
+    if settings.cluster is None or _elsewhere(settings):
         return None
     from guard_service.cluster.client import JobStatus  # loads httpx, which a local guard does not need
 

@@ -55,6 +55,8 @@ class Engine:
         checkpoint_root: directory under which every checkpoint must lie.
         policy: the thresholds of the run.
         worker: scores checkpoints; None leaves them waiting, which becomes `stale`.
+        elsewhere: where they are scored if another guard of the run does it: announcements are refused with
+            it. Empty: nobody else does.
         keep_best: keep the files of the best checkpoint in `<state_dir>/best`.
         max_store_bytes: size of the store from which on reports are refused; see `allowance`.
         resume: asked once for what is known elsewhere of this run, if the store is empty: a judge, or None
@@ -72,6 +74,7 @@ class Engine:
         checkpoint_root: Path,
         policy: Policy,
         worker: ScoringWorker | None = None,
+        elsewhere: str = "",
         keep_best: bool = False,
         max_store_bytes: int = MAX_BYTES,
         resume: Resume | None = None,
@@ -93,7 +96,10 @@ class Engine:
             on_latch=self._tell_latch,
         )
         allowance = Allowance(max_store_bytes)
-        self._ingest = Ingest(self._ledger, self._liveness, self.metrics, checkpoint_root, worker, allowance)
+        self._ingest = Ingest(
+            self._ledger, self._liveness, self.metrics, checkpoint_root, worker, allowance, elsewhere
+        )
+        self._elsewhere = elsewhere
         self._evaluations: Evaluations | None = None
         if worker is not None:
             best = state_dir / "best" if keep_best else None
@@ -124,7 +130,8 @@ class Engine:
         if self._evaluations is not None:
             self._tasks.append(asyncio.create_task(self._evaluations.run()))
         else:
-            log.warning("no held-out evaluation is configured: only the KL rule can fire")
+            why = self._elsewhere or "no held-out evaluation is configured: only the KL rule can fire"
+            log.warning("%s", why)
 
     async def close(self) -> None:
         """Finish the flush under way, end the evaluation process, save a snapshot, close the store."""

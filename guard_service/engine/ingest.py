@@ -59,9 +59,11 @@ class Ingest:
         root: Path,
         worker: ScoringWorker | None,
         allowance: Allowance,
+        elsewhere: str,
     ) -> None:
         self._ledger, self._liveness, self._metrics = ledger, liveness, metrics
         self._root, self._worker, self._allowance = root, worker, allowance
+        self._elsewhere = elsewhere
         self._waiting: deque[_Waiting] = deque()
         self._steps_wait = asyncio.Event()
 
@@ -213,6 +215,8 @@ class Ingest:
 
     async def _check_new(self, path: str, found: _Found) -> None:
         """Raises `Problem` 422 if there is nothing that can be scored, now or ever."""
+        if self._elsewhere:
+            raise _bad_path(f"{path} is not scored here: {self._elsewhere}")
         if not await asyncio.to_thread(os.path.isdir, found.path):
             raise _bad_path(f"{path} is not a directory: announce a checkpoint once it is complete")
         if found.unfit:

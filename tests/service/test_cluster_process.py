@@ -32,6 +32,23 @@ def test_a_guard_beside_rank_0_neither_asks_nor_reports(new_guard: Callable[...,
     assert "127.0.0.1:1 " not in guard.log
 
 
+def test_a_guard_beside_another_rank_scores_nothing(new_guard: Callable[..., Any], tmp_path: Path) -> None:
+    """Nobody reads its verdict, so it would be asked about the split for ever. It does not even read it."""
+    guard = new_guard(
+        **CLUSTER,
+        CLUSTER__REPLICA_INDEX="3",
+        CLUSTER__URL="https://127.0.0.1:1",
+        HELDOUT__SPLIT=str(tmp_path / "not-there.jsonl"),
+    ).start()
+    (guard.directory / "checkpoints" / "checkpoint-5").mkdir()
+    refused = guard.post("/v1/checkpoints", {"attempt": 0, "step": 5, "path": "checkpoint-5"})
+    assert refused.status_code == 422
+    assert "the pod of replica 3" in refused.text and "announce them on rank 0" in refused.text
+    assert guard.get("/readyz").status_code == 200
+    assert guard.end() == 0
+    assert "the pod of replica 3" in guard.log and "no held-out evaluation is configured" not in guard.log
+
+
 def test_without_the_api_server_it_is_healthy_as_a_process_and_not_ready(
     new_guard: Callable[..., Any], step: Callable[..., dict[str, Any]]
 ) -> None:
