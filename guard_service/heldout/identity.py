@@ -2,7 +2,8 @@
 
 Who writes checkpoints is under suspicion. So nothing is scored but the files that were announced, weights
 that differ from those of the checkpoint before, and the tokenizer, chat template and generation config with
-which the run's first checkpoint was scored: others make other texts of the same weights. No torch here.
+which the run's first checkpoint was scored, with what its configuration says of them: others make other
+texts of the same weights. No torch here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
 from guard_service.heldout.fitness import MAX_NAMES
 
 _WEIGHTS = ".safetensors"
-_CONFIGS = ("config.json", "adapter_config.json", "model.safetensors.index.json")
+_CONFIG = "config.json"
+_CONFIGS = (_CONFIG, "adapter_config.json", "model.safetensors.index.json")
 #: What a tokenizer or a chat template is loaded from, and what ends a completion.
 _PINNED = (
     "tokenizer",
@@ -50,6 +52,21 @@ _VARY = {
     "generation_config.json": ("transformers_version", "_from_model_config"),
     "tokenizer_config.json": ("transformers_version", "is_local", "local_files_only", "name_or_path"),
 }
+#: Keys of `config.json`, there or in a configuration inside it, that decide which tokenizer is loaded, what
+#: ends a completion where no generation config says it, and how long a sequence may be. Its others may
+#: change: weights fit them, or are refused.
+_OF_TEXT = frozenset(
+    {
+        "tokenizer_class",
+        "model_type",
+        "eos_token_id",
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "model_max_length",
+        "context_length",
+    }
+)
 _ONE_DIGEST = 64  # characters of a manifest of the first form, which was one digest for all files
 MAX_SHOWN = 3  # names in a message: they are the checkpoint's
 
@@ -156,15 +173,23 @@ def pinned(staged: Path) -> dict[str, str]:
     for path in paths:
         if not _matters(path.name):
             path.unlink()
-    return {path.name: _pin(path) for path in paths if _is_pinned(path.name)}
+    return {path.name: _pin(path) for path in paths if path.name == _CONFIG or _is_pinned(path.name)}
 
 
 def _pin(path: Path) -> str:
     content = path.read_bytes()
-    if vary := _VARY.get(path.name):
-        with contextlib.suppress(ValueError, AttributeError, RecursionError):  # else its bytes are as good
+    with contextlib.suppress(ValueError, AttributeError, RecursionError):  # else its bytes are as good
+        if path.name == _CONFIG:
+            content = json.dumps(_of_text(json.loads(content)), sort_keys=True).encode()
+        elif vary := _VARY.get(path.name):
             content = json.dumps({k: v for k, v in json.loads(content).items() if k not in vary}).encode()
     return hashlib.sha256(content).hexdigest()
+
+
+def _of_text(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration says of texts, and the configurations in it, such as `text_config`."""
+    inside = {k: _of_text(v) for k, v in config.items() if isinstance(v, Mapping)}
+    return {k: v for k, v in config.items() if k in _OF_TEXT} | {k: v for k, v in inside.items() if v}
 
 
 def refuse_others(source: Path, pins: Mapping[str, str], sha256: str, expected: Expected) -> None:
@@ -178,7 +203,8 @@ def refuse_others(source: Path, pins: Mapping[str, str], sha256: str, expected: 
         names = ", ".join(map(repr, changed[:MAX_SHOWN]))
         raise EvaluationError(
             f"checkpoint {source}: {names} is not as in the run's first checkpoint, so it is not "
-            "scored: keep tokenizer, chat template and generation config for a whole run, or start a new one",
+            "scored: keep tokenizer, chat template, generation config, and model_type, eos_token_id and the "
+            "longest sequence of config.json for a whole run, or start a new one",
             FailureKind.TOKENIZER_CHANGED,
         )
     if sha256 == expected.before:

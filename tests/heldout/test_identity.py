@@ -218,6 +218,70 @@ def test_nothing_that_a_tokenizer_is_loaded_from_is_lost(tmp_path: Path) -> None
     assert pinned(tmp_path).keys() == needed
 
 
+CONFIG = {
+    "model_type": "llama",
+    "eos_token_id": 2,
+    "vocab_size": 9,
+    "use_cache": True,
+    "rope": {"theta": 1.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "is_another"),
+    [
+        ({"model_type": "gpt2"}, True),
+        ({"tokenizer_class": "BertTokenizer"}, True),
+        ({"eos_token_id": [2, 7]}, True),
+        ({"eos_token_id": None}, True),
+        ({"max_position_embeddings": 64}, True),
+        ({"n_positions": 64}, True),
+        ({"text_config": {"eos_token_id": 7}}, True),
+        ({"rope": {"theta": 1.0, "model_type": "x"}}, True),
+        ({"use_cache": False, "transformers_version": "9", "rope": {"theta": 2.0}, "new": {}}, False),
+    ],
+    ids=str,
+)
+def test_what_a_configuration_says_of_texts_stays(
+    checkpoint: Path, tmp_path: Path, said: dict[str, object], is_another: bool
+) -> None:
+    config = checkpoint / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    first = pinned(stage(checkpoint, tmp_path / "first").path)
+    config.write_text(json.dumps({**said, **{k: v for k, v in CONFIG.items() if k not in said}}))
+    later = pinned(stage(checkpoint, tmp_path / "later").path)
+    if is_another:
+        with pytest.raises(EvaluationError, match=r"'config\.json' is not as in"):
+            refuse_others(checkpoint, later, "other", Expected(pins=first))
+    else:
+        refuse_others(checkpoint, later, "other", Expected(pins=first))
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{", "[" * 100_000, '{"eos_token_id": ' + "9" * 5000 + "}", "\udc80"]
+)
+def test_a_configuration_that_is_none_is_pinned_as_it_is(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_bytes(content.encode(errors="surrogateescape"))
+    first = pinned(tmp_path)
+    (tmp_path / "config.json").write_bytes(content.encode(errors="surrogateescape") + b" ")
+    assert pinned(tmp_path) != first
+
+
+def test_every_name_of_the_longest_sequence_is_known(tmp_path: Path) -> None:
+    """By what transformers calls it in the configurations of its models."""
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None and spec.origin is not None
+    modules = Path(spec.origin).parent.glob("models/*/configuration_*.py")
+    other_name = r'"max_position_embeddings": "(\w+)"'
+    names = {name for module in modules for name in re.findall(other_name, module.read_text())}
+    assert {"n_positions", "max_seq_len"} <= names
+    for name in names:
+        (tmp_path / "config.json").write_text(json.dumps({name: 1}))
+        first = pinned(tmp_path)
+        (tmp_path / "config.json").write_text(json.dumps({name: 2}))
+        assert pinned(tmp_path) != first, name
+
+
 def test_a_directory_that_is_not_there_has_no_manifest(tmp_path: Path) -> None:
     assert manifest(tmp_path / "nowhere") is None
 
