@@ -37,7 +37,7 @@ def workload_rules(adapter: WorkloadAdapter) -> list[dict[str, Any]]:
     """For a kind of workload, what is between it and its pods, and what a stop must reach beside it."""
     verbs = {adapter.resource: {"create", "delete", "get", "list", "patch", "watch"}}
     for resource in adapter.between:
-        verbs.setdefault(resource, set()).update(("list", "watch"))
+        verbs.setdefault(resource, set()).update(("delete", "list", "watch"))
     for resource, wanted in adapter.children:
         verbs.setdefault(resource, set()).update(wanted)
     return [_rule(one.group, [one.plural], sorted(found)) for one, found in verbs.items()]

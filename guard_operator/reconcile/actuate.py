@@ -24,6 +24,7 @@ from guard_operator.reconcile.decision import (
     CaptureEvidence,
     CreateWorkload,
     Decision,
+    DeleteBetween,
     DeletePods,
     RecordLatches,
     Report,
@@ -34,7 +35,7 @@ from guard_operator.reconcile.inject import build_workload, guard_service_accoun
 from guard_operator.reconcile.notifier import Notifier
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.recorder import EventRecorder
-from guard_operator.reconcile.snapshot import Job, Snapshot, guard_of
+from guard_operator.reconcile.snapshot import Between, Job, Snapshot, guard_of
 from guard_operator.runtime.client import PODS, Client, Json, Resource, controller_of
 from guard_operator.runtime.errors import ApiError
 
@@ -103,6 +104,8 @@ class Actuator:
                 return self._capture(snapshot, action, report)
             case StopWorkload():
                 return self._stop(job, action, report)
+            case DeleteBetween():
+                self._delete_between(job, action.objects)
             case DeletePods():
                 for name, uid in action.pods:
                     self._client.delete(PODS, job.namespace, name, uid, action.grace)
@@ -172,6 +175,16 @@ class Actuator:
         stop = report.stop.model_copy(update={"method": StopMethod.DELETE})
         message = f"{action.method} was refused, so {done}: {refusal}"
         return replace(report, stop=stop), [Transition("Warning", Reason.STOP_ESCALATED, message)]
+
+    def _delete_between(self, job: Job, objects: tuple[Between, ...]) -> None:
+        """What cannot be deleted keeps no pod from being deleted: that is next."""
+        for one in objects:
+            try:
+                self._client.delete(one.resource, job.namespace, one.name, one.uid)
+            except ApiError as error:
+                if error.status == 429:
+                    raise
+                log.error("%s/%s: %s %s: %s", job.namespace, job.name, one.resource.kind, one.name, error)
 
     def _ask(self, adapter: WorkloadAdapter, job: Job, action: StopWorkload) -> bool:
         """Ask workload and children to end; whether there was any that could be asked."""

@@ -25,9 +25,11 @@ from guard_operator.api.types import (
     WorkloadRef,
 )
 from guard_operator.reconcile.decision import (
+    Action,
     CaptureEvidence,
     CreateWorkload,
     Decision,
+    DeleteBetween,
     DeletePods,
     RecordLatches,
     Report,
@@ -345,15 +347,18 @@ def _has_ended(pod: Pod) -> bool:
     return pod.phase in {"Succeeded", "Failed"}
 
 
-def _stop_actions(snapshot: Snapshot, method: StopMethod) -> tuple[StopWorkload | DeletePods, ...]:
+def _stop_actions(snapshot: Snapshot, method: StopMethod) -> tuple[Action, ...]:
     """The same request again is harmless; it is left out only where it has its effect."""
-    actions: list[StopWorkload | DeletePods] = []
+    actions: list[Action] = []
     workload = snapshot.workload
     asked_and_going = snapshot.job.status.stop is not None and _is_going(snapshot)
     if workload is not None and workload.ours and not workload.terminating and not asked_and_going:
         of_workload = StopMethod.DELETE if method is StopMethod.DELETE_PODS else method
         actions.append(StopWorkload(of_workload, workload.uid))
     if method is StopMethod.DELETE_PODS:
+        # A workload whose deletion hangs keeps what makes its pods.
+        if made := tuple(one for one in snapshot.between if not one.terminating):
+            actions.append(DeleteBetween(made))
         actions.append(_delete(pod for pod in snapshot.pods if not pod.terminating))
     return tuple(actions)
 

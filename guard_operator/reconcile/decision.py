@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from guard_operator.api.types import ConditionStatus, Latched, Phase, StopMethod, StopStatus, WorkloadRef
+from guard_operator.reconcile.snapshot import Between
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,13 @@ class StopWorkload:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteBetween:
+    """Delete what makes pods for the workload, each fenced by its UID: while it is there, pods come back."""
+
+    objects: tuple[Between, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeletePods:
     """Delete these pods, each fenced by its UID. `grace`: seconds they have to end; None: as they say."""
 
@@ -50,7 +58,7 @@ class DeletePods:
     grace: int | None = None
 
 
-Action = RecordLatches | CreateWorkload | CaptureEvidence | StopWorkload | DeletePods
+Action = RecordLatches | CreateWorkload | CaptureEvidence | StopWorkload | DeleteBetween | DeletePods
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from guard_operator.reconcile.review import review
 from guard_operator.reconcile.slim import CHANGED
 from guard_operator.reconcile.snapshot import (
     GRACE_SECONDS,
+    Between,
     Disruption,
     Job,
     Pod,
@@ -137,7 +138,8 @@ class Gatherer:
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
         raw_pods = self._live_pods(job) if uncached else raw_pods
         uid = _uid(job, workload)
-        owner = _Owner(uid, template.spec, self._between(adapter, job, uid, uncached))
+        between = self._between(adapter, job, uid, uncached)
+        owner = _Owner(uid, template.spec, frozenset(one.uid for one in between))
         pods = tuple(_pod(adapter, raw, owner) for raw in sorted(raw_pods, key=_age))
         findings = find_violations(adapter, template.spec, job.spec.guard, self._config)
         not_now = workload or stopping or job.deleting or _was_created(job)
@@ -147,6 +149,7 @@ class Gatherer:
         return Snapshot(
             job=job,
             workload=workload,
+            between=between,
             pods=pods,
             preparation=None if not_now else self._prepare(adapter, job),
             costs=tuple(finding.cost for finding in findings if finding.cost is not None),
@@ -190,17 +193,25 @@ class Gatherer:
         items: list[Json] = self._client.list(resource, job.namespace, query).get("items") or []
         return items
 
-    def _between(self, adapter: WorkloadAdapter, job: Job, uid: str | None, live: bool) -> frozenset[str]:
-        """UIDs of what the workload of this UID controls, and what may control its pods."""
+    def _between(
+        self, adapter: WorkloadAdapter, job: Job, uid: str | None, live: bool
+    ) -> tuple[Between, ...]:
+        """What the workload of this UID controls, and what may control its pods."""
         if uid is None:
-            return frozenset()
-        found = (
-            self._labelled(one, job) if live else self._caches.between(one, job.namespace, job.uid)
-            for one in adapter.between
+            return ()
+        return tuple(
+            Between(kind, of["name"], of["uid"], "deletionTimestamp" in of)
+            for kind in adapter.between
+            for raw in self._made(kind, job, live)
+            if controller_of(raw) == uid
+            for of in (raw["metadata"],)
         )
-        return frozenset(
-            raw["metadata"]["uid"] for some in found for raw in some if controller_of(raw) == uid
-        )
+
+    def _made(self, kind: Resource, job: Job, live: bool) -> Iterable[Json]:
+        """What of this kind has the job's UID as a label."""
+        if live:
+            return self._labelled(kind, job)
+        return self._caches.between(kind, job.namespace, job.uid)
 
     def _silence(self, job: Job, pods: tuple[Pod, ...], deaf: bool) -> tuple[float | None, bool]:
         """How long the guard has been silent, and whether too long with most others.
@@ -241,11 +252,13 @@ class Gatherer:
     def _dry_run(self, adapter: WorkloadAdapter, job: Job, workload: Json) -> Preparation:
         """What the API server, with the workload's schema and webhooks, says to the workload.
 
-        As a create, because a server-side apply refuses a value of the wrong type with a 500.
+        First as a create, because a server-side apply refuses a value of the wrong type with a 500; then as
+        the apply by which it is made, which refuses more: a null, two entries of one name.
         """
         try:
             manager = names.OPERATOR_MANAGER
             self._client.create(adapter.resource, job.namespace, workload, manager, dry_run=True)
+            self._client.apply(adapter.resource, workload, manager, dry_run=True)
         except ApiError as error:
             message, again = error.message, REFUSED_SECONDS
             if error.status == 404:

@@ -20,6 +20,7 @@ from guard_operator.api.types import (
     Spec,
     Status,
 )
+from guard_operator.runtime.client import Resource
 
 #: What a pod has to end unless it says otherwise, seconds.
 GRACE_SECONDS = 30
@@ -54,6 +55,16 @@ class Workload:
     message: str = ""
     terminating: bool = False
     created: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What the workload controls, and what makes its pods, such as a RayCluster."""
+
+    resource: Resource
+    name: str
+    uid: str
+    terminating: bool = False
 
 
 class Disruption(StrEnum):
@@ -128,6 +139,7 @@ class Snapshot:
     `unknown_kind`: there is no adapter for the workload, so nothing is known of it.
     `guard_image`: of the guard that is, or would be, injected.
     `late`: pods have not come or not started, and no status says why; `obstacle`: what Events say of that.
+    `between`: what stands between the workload and its pods.
     """
 
     job: Job
@@ -143,6 +155,7 @@ class Snapshot:
     guard_image: str | None = None
     late: bool = False
     obstacle: Waiting | None = None
+    between: tuple[Between, ...] = ()
 
 
 def guard_of(job: Job) -> GuardStatus:

@@ -139,10 +139,13 @@ class Client:
         query |= {"dryRun": "All"} if dry_run else {}
         return self.request("POST", resource.path(namespace), query=query, body=body)
 
-    def apply(self, resource: Resource, body: Json, manager: str, sub: str | None = None) -> Json:
+    def apply(
+        self, resource: Resource, body: Json, manager: str, sub: str | None = None, dry_run: bool = False
+    ) -> Json:
         """Server-side apply; fields of other managers are taken over only in a status."""
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
         query |= {"force": "true"} if sub == "status" else {}
+        query |= {"dryRun": "All"} if dry_run else {}
         path = resource.path(body["metadata"]["namespace"], body["metadata"]["name"], sub)
         return self.request("PATCH", path, query=query, body=body, content_type=APPLY)
 

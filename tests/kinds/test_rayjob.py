@@ -169,6 +169,29 @@ def test_a_fire_by_suspend(
     here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
 
 
+def test_given_a_fire_while_something_holds_the_rayjob_then_its_cluster_makes_no_pods_again(
+    here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
+) -> None:
+    """What is to be deleted and has somebody's finalizer keeps what it made."""
+    controller("kuberay")
+    here.claim()
+    job = as_rayjob(make_job())
+    job["spec"]["onFire"] = "Delete"
+    here.submit(job)
+    here.operator()
+    here.runs()
+    held = [*here.workload()["metadata"].get("finalizers", []), "example.com/held"]
+    patch = {"metadata": {"finalizers": held}}
+    here.client.merge(here.workloads, here.namespace, "run", patch, "somebody")
+    here.fire()
+    eventually(lambda: not here.items(RAY_CLUSTERS), "its cluster is deleted", SECONDS)
+    going = lambda: all("deletionTimestamp" in pod["metadata"] for pod in here.pods())  # noqa: E731
+    eventually(going, "its pods are deleted", SECONDS)
+    here.kubelet_ends_pods()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+    assert "deletionTimestamp" in here.workload()["metadata"], "it is still held"
+
+
 def test_a_namesake_of_the_submitter_is_left_alone(running: RayWorld) -> None:
     """Anybody may make a Job of the run's name; it has to be the RayJob's own."""
     here = running

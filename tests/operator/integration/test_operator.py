@@ -156,6 +156,24 @@ def test_what_the_workloads_schema_refuses_is_a_condition(here: World, make_job:
     assert "again in" not in operator.log.read_text()
 
 
+@pytest.mark.parametrize("path", [("args",), ("env", 0, "value"), ("resources",)], ids=str)
+def test_what_only_an_apply_refuses_is_a_condition(
+    here: World, make_job: MakeJob, path: tuple[str | int, ...]
+) -> None:
+    """A create drops nulls, and the apply by which workloads are made does not."""
+    here.claim()
+    job = make_job()
+    master = job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+    node = master["spec"]["containers"][0]
+    node["env"] = [{"name": "A", "value": "b"}]
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = None
+    here.submit(job)
+    here.operator()
+    assert "null" in here.expect("Guarded", "False", "WorkloadRefused")
+
+
 def test_a_kind_that_cannot_be_guarded_is_a_condition(here: World, make_job: MakeJob) -> None:
     job = make_job()
     job["spec"]["template"]["kind"] = "MPIJob"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from guard_operator.adapters import WorkloadState
+from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import Latched, Phase, Spec, Status, StopMethod
 from guard_operator.reconcile.decide import (
@@ -34,12 +35,14 @@ from guard_operator.reconcile.decision import (
     CaptureEvidence,
     CreateWorkload,
     Decision,
+    DeleteBetween,
     DeletePods,
     RecordLatches,
     StopWorkload,
 )
 from guard_operator.reconcile.halts import must_be_live
 from guard_operator.reconcile.snapshot import (
+    Between,
     Disruption,
     Job,
     Pod,
@@ -132,6 +135,7 @@ def silent(age: float = 31.0, status: dict[str, Any] | None = None, **values: An
 
 
 GOING = pod(terminating=True)
+CLUSTER = Between(RAY_CLUSTERS, "run-x2", "uid-cluster")
 LATCHED = Latched.model_validate(FIRE)
 UNKNOWN_KIND = Preparation(Reason.UNSUPPORTED_KIND, "spec.template: x/v1 Y cannot be guarded")
 EVIDENCE = CaptureEvidence(final=False)
@@ -444,6 +448,28 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             (DeletePods((("run-master-0", "uid-run-master-0"),)),),
             method=StopMethod.DELETE_PODS,
         ),
+    ),
+    "stopping: what makes pods for a workload that does not go is deleted": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Delete", REASSERT_SECONDS)}),
+            workload(terminating=True),
+            (pod(),),
+            between=(CLUSTER, replace(CLUSTER, uid="gone", terminating=True)),
+        ),
+        Expected(
+            Phase.STOPPING,
+            (DeleteBetween((CLUSTER,)), DeletePods((("run-master-0", "uid-run-master-0"),))),
+            method=StopMethod.DELETE_PODS,
+        ),
+    ),
+    "stopping: what makes its pods is left to a workload that goes": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("Delete", REASSERT_SECONDS - 1)}),
+            workload(terminating=True),
+            (pod(),),
+            between=(CLUSTER,),
+        ),
+        Expected(Phase.STOPPING, ()),
     ),
     "stopping: pods are deleted and the workload too": (
         Snapshot(job({**REF, **guard(fire=FIRE), **stop("DeletePods", 900)}), workload(), (pod(),)),

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from guard_operator.adapters import ADAPTERS
+from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.digest import injected_digest
 from guard_operator.reconcile.gather import (
@@ -24,7 +25,7 @@ from guard_operator.reconcile.gather import (
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.slim import slim_job, slim_pod, slim_workload
-from guard_operator.reconcile.snapshot import Disruption, Pod, Snapshot, guard_of
+from guard_operator.reconcile.snapshot import Between, Disruption, Pod, Snapshot, guard_of
 from guard_operator.runtime.client import CLAIMS, EVENTS, Client, Resource
 from guard_operator.runtime.errors import TransportError
 
@@ -399,6 +400,22 @@ def test_a_pod_between_which_and_the_workload_stands_a_cluster(
     assert snapshot is not None
     (seen,) = snapshot.pods
     assert seen.rank0 is heard and seen.guarded is heard
+
+
+def test_of_what_stands_between_only_what_the_workload_controls_is_its_own() -> None:
+    job = created(guard={"fire": LATCH}, stop=STOP)
+    job["spec"]["template"] |= {"apiVersion": "ray.io/v1", "kind": "RayJob"}
+    world = Behind(job)
+    own, going = raycluster(owner("w")), raycluster(owner("w"))
+    going["metadata"] |= {"name": "other", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    world.between_there = [own, raycluster(owner("else")), going]
+    snapshot = world.gather()
+    assert snapshot is not None
+    of = own["metadata"]
+    assert snapshot.between == (
+        Between(RAY_CLUSTERS, of["name"], of["uid"]),
+        Between(RAY_CLUSTERS, "other", of["uid"], terminating=True),
+    )
 
 
 @pytest.mark.parametrize("kinds", [(), ("Job", "RayJob")])

@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.types import Phase, Spec, Status, StopMethod, StopStatus
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.decision import Report, StopWorkload
-from guard_operator.reconcile.snapshot import Job
+from guard_operator.reconcile.snapshot import Between, Job
 from guard_operator.runtime.client import BATCH_JOBS, Client, Resource
 from guard_operator.runtime.errors import ApiError
 
@@ -66,6 +67,26 @@ def stop(
     report, told = actuator._stop(job(template), StopWorkload(method, "w"), report)
     assert report.stop is not None and bool(told) == (report.stop.method is not method)
     return cluster.done, report.stop.method
+
+
+CLUSTERS = tuple(Between(RAY_CLUSTERS, name, f"uid-{name}") for name in ("a", "b"))
+
+
+@pytest.mark.parametrize("status", [None, 403, 409, 500])
+def test_what_makes_pods_is_deleted_and_holds_up_nothing(status: int | None) -> None:
+    none = cast(Any, None)
+    cluster = Cluster(status=status, everything=True)
+    actuator = Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, none, none, none)
+    actuator._delete_between(job(RAYJOB), CLUSTERS)
+    assert cluster.done == ([] if status else ["delete RayCluster a uid-a", "delete RayCluster b uid-b"])
+
+
+def test_a_server_without_time_is_asked_again_for_what_makes_pods() -> None:
+    none = cast(Any, None)
+    cluster = Cluster(status=429, everything=True)
+    actuator = Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, none, none, none)
+    with pytest.raises(ApiError, match="429"):
+        actuator._delete_between(job(RAYJOB), CLUSTERS)
 
 
 def owner(uid: str, **more: Any) -> Json:
