@@ -266,6 +266,7 @@ MUTANTS: list[Mutant] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_broken_rule_fails_a_test(tmp_path: Path) -> None:
     assert survivors(MUTANTS, tmp_path) == ""

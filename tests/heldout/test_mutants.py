@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.mutants import Mutant, Rule, survivors
 
 HERE = Path(__file__).resolve().parent
@@ -119,5 +121,7 @@ MUTANTS: list[Mutant] = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_broken_rule_fails_a_test(tmp_path: Path) -> None:
     assert survivors(MUTANTS, tmp_path) == ""

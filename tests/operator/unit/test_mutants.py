@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import Mutant, Rule, passes, survivors
+from tests.mutants import Mutant, Rule, survivors
 
 HERE = Path(__file__).resolve().parent
 
@@ -223,8 +223,8 @@ MUTANTS: list[Mutant] = [
     (GATHER, " or controller_of(raw) not in {workload.uid, *workload.between}", ""),
     (GATHER, "{workload.uid, *workload.between}", "{workload.uid}"),
     (GATHER, ", self._config.kinds)", ")"),
-    (GATHER, "for raw in some if controller_of(raw) == uid", "for raw in some"),
     (GATHER, "self._between(adapter, job, uid, uncached)", "self._between(adapter, job, uid, False)"),
+    (GATHER, "            if controller_of(raw) == uid\n", ""),
     (ACTUATE, "if raw is None or controller_of(raw) != action.uid:", "if raw is None:"),
     (ACTUATE, "[self._ask_child(job, action, child) for child in children]", "[]"),
     (ACTUATE, "            refusal = error.message\n", "            raise\n"),
@@ -362,6 +362,9 @@ MUTANTS: list[Mutant] = [
     (DECIDE, "if is_true(job.status, ConditionType.STOPPED):\n            # It",
      "if False:\n            # It"),
     (DECIDE, 'stop = stop.model_copy(update={"empty_since": None})', "pass"),
+    (DECIDE, "if made := tuple(one for one in snapshot.between if not one.terminating):", "if made := ():"),
+    (DECIDE, "for one in snapshot.between if not one.terminating", "for one in snapshot.between"),
+    (ACTUATE, "                if error.status == 429:\n", "                if True:\n"),
     # Stopped is said once it has lasted, and looked at once more.
     (DECIDE, "if lasted >= settle or", "if True or"),
     (DECIDE, "lasted >= settle or is_true", "lasted > settle or is_true"),
@@ -427,40 +430,7 @@ MUTANTS: list[Mutant] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        DECIDE,
-        INJECT,
-        GATHER,
-        QUEUE,
-        EVENTS,
-        OBSTACLES,
-        HEALTH,
-        SERVING,
-        APP,
-        SLIM,
-        PAGE,
-        REVIEW,
-        RAYJOB,
-        ACTUATE,
-    ],
-    ids=lambda rule: rule.source,
-)
-def test_the_tests_pass_while_nothing_is_broken(tmp_path: Path, rule: Rule) -> None:
-    """Else every mutant would seem to be found."""
-    assert passes(rule, tmp_path / "room")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "rule",
-    [
-        *(DECIDE, REFUSALS, ISOLATION, LEAKS, DIGEST, INJECT, GATHER, QUEUE, EVENTS, OBSTACLES, HEALTH),
-        *(SERVING, APP, SLIM, ROWS_OF_THE_PAGE, PAGE, SCRIPT, NOTIFIER, WEBHOOK, REVIEW, TYPES),
-        *(RAYJOB, JOBSET, ACTUATE, CLIENT),
-    ],
-    ids=lambda rule: rule.source,
-)
-def test_every_broken_rule_fails_a_test(tmp_path: Path, rule: Rule) -> None:
-    assert survivors([mutant for mutant in MUTANTS if mutant[0] == rule], tmp_path) == ""
+@pytest.mark.timeout(1800)
+def test_every_broken_rule_fails_a_test(tmp_path: Path) -> None:
+    assert survivors(MUTANTS, tmp_path) == ""
