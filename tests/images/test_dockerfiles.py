@@ -44,6 +44,12 @@ def test_an_image_is_not_root_and_says_what_it_is(file: Path, image: str) -> Non
     assert not any(line.startswith("RUN") for line in lines), "an image only copies finished layers"
 
 
+@pytest.mark.parametrize("image", ["guard", "guard-hf", "guard-vllm"])
+def test_a_guard_imports_nothing_from_where_it_starts(image: str) -> None:
+    """A volume of the trainer's mounted at /http would be Python's own package there."""
+    assert any(line.startswith("ENV ") and "PYTHONSAFEPATH=1" in line for line in stages(GUARD)[image])
+
+
 @pytest.mark.parametrize("image", ["operator", "guard"])
 def test_the_light_images_have_no_torch(image: str) -> None:
     everything = " ".join(stages(GUARD)[image] + stages(GUARD)[f"{image}-layer"])
