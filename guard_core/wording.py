@@ -198,7 +198,7 @@ def _wrong_value(error: ErrorDetails, at: _At, spelled: _Spelling) -> str:
         said = at.must_be or must_be(error)
         said += f" ({at.about})" if said == _OTHER and at.about else ""
     name = spelled.named(place) if place else "the file"
-    secret = bool(place) and "token" in place[0]
+    secret = bool(place) and place[0].removesuffix("_file").endswith("token")
     return f"{name} {said}" + ("" if secret else f", not {quoted(shown)}{hint}")
 
 

@@ -134,21 +134,25 @@ class Tester(NamedTuple):
 
 
 @contextmanager
-def tester() -> Iterator[Tester]:
-    """A tester for the length of a `with`."""
+def tester(preloaded: Sequence[str]) -> Iterator[Tester]:
+    """A tester for the length of a `with`, which has read these modules, too."""
     environment = {
         "PATH": "/usr/bin:/bin",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    command = [sys.executable, "-P", __file__]  # -P: the folder of this file is no place to import from
+    # -P: the folder of this file is no place to import from.
+    command = [sys.executable, "-P", __file__, *preloaded]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
         yield Tester(process)
 
 
-def survivors(mutants: Sequence[Mutant], directory: Path) -> str:
-    """The mutants that no test noticed, a line each. Without a mutant the tests must pass."""
+def survivors(mutants: Sequence[Mutant], directory: Path, preloaded: Sequence[str] = ()) -> str:
+    """The mutants that no test noticed, a line each. Without a mutant the tests must pass.
+
+    `preloaded`: modules of others that most of these tests import.
+    """
     for rule, old, _ in mutants:
         assert (ROOT / rule.package / rule.source).read_text().count(old) == 1, (
             f"the mutant {old!r} no longer fits {rule.source}: edit this list with the rule"
@@ -159,7 +163,7 @@ def survivors(mutants: Sequence[Mutant], directory: Path) -> str:
     with ExitStack() as stack:
         idle: SimpleQueue[Tester] = SimpleQueue()
         for _ in range(TESTERS):
-            idle.put(stack.enter_context(tester()))
+            idle.put(stack.enter_context(tester(preloaded)))
 
         def trace(number: int, group: Group) -> Trace:
             with _taken(idle) as one:
@@ -195,7 +199,7 @@ def _taken(idle: SimpleQueue[Tester]) -> Iterator[Tester]:
 
 def serve() -> None:
     """Read what is to be tested, and how, from each line of stdin; write the exit code of pytest."""
-    for name in PRELOADED:
+    for name in (*PRELOADED, *sys.argv[1:]):
         importlib.import_module(name)
     for line in sys.stdin:
         child = os.fork()
@@ -217,7 +221,9 @@ def test(room: str, names: Sequence[str], trace: Sequence[str], order: Sequence[
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     plugin = Tracer(trace) if trace else Sorter(order)
     plain = ("-q", "-x", "--assert=plain", "-p", "no:cacheprovider", "--rootdir", room)
-    return pytest.main([*plain, *names], plugins=[plugin])
+    code = pytest.main([*plain, *names], plugins=[plugin])
+    sys.stdout.flush()  # the process ends at once
+    return code
 
 
 class Sorter:

@@ -17,7 +17,7 @@ import uvicorn
 from guard_service import protocol
 
 SECONDS = 0.5  # for a request; here
-LATE = 20.0  # when a test gives up
+LATE = 10.0  # when a test gives up
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 HALF = b"GET / HTTP/1.1\r\nX: "
 SLOW = b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"

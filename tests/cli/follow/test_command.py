@@ -28,7 +28,7 @@ def rlguard(*arguments, **environment):
     ("arguments", "environment", "code", "said"),
     [
         (["--metrics", "m.jsonl"], {}, 2, "give --url, or set RLGUARD_URL"),
-        (["--metrics", "m.jsonl", "--format", "vrel"], {"RLGUARD_URL": "http://127.0.0.1:9"}, 2, "mean verl?"),
+        (["--metrics", "m.jsonl", "--format", "vrel"], {"RLGUARD_URL": "http://127.0.0.1:9"}, 2, "mean verl"),
         (["--metrics", "m.jsonl"], {"RLGUARD_URL": "ftp://x"}, 2, "must look like"),
         (["--metrics", "m.jsonl"], {"RLGUARD_URL": "http://127.0.0.1:9"}, 1, "no guard responds"),
         (["--metrics", "m.jsonl", "--map", "kl"], {"RLGUARD_URL": "http://127.0.0.1:9"}, 2, "NAME=COLUMN"),

@@ -690,7 +690,7 @@ def test_a_claim_that_copies_the_held_out_one_is_refused(source: str) -> None:
         return claims.get(name, {}) if kind is CLAIMS else None
 
     world.get = get  # type: ignore[method-assign,assignment]
-    world.create = lambda *_args, **_more: {}  # type: ignore[attr-defined]
+    world.create = world.apply = lambda *_args, **_more: {}  # type: ignore[attr-defined]
     snapshot = world.gather()
     assert snapshot is not None and snapshot.preparation is not None
     refused = "volumes[1].persistentVolumeClaim: PersistentVolumeClaim copied is a copy" in (
