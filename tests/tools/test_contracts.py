@@ -63,3 +63,9 @@ def test_each_contract_that_is_broken_is_reported(tmp_path: Path) -> None:
         (complaint,) = (text for name, text in said.items() if name.startswith(start))
         siblings = f".{importer.rpartition('.')[2]} -> .{imported.rpartition('.')[2]} (1 import)"
         assert f"{importer} -> {imported} (l." in complaint or siblings in complaint, start
+
+
+def test_a_new_module_must_be_given_its_layer() -> None:
+    layered = [contract for contract in LINTER["contracts"] if contract["type"] == "layers"]
+    assert len(layered) > 8
+    assert [contract["name"] for contract in layered if not contract.get("exhaustive")] == []
