@@ -21,9 +21,14 @@ if TYPE_CHECKING:
 #: Two passes that agree under greedy decoding are enough: all further ones would be the same.
 GREEDY_PASSES = 2
 
+EXIT_CODES = {
+    0: "the passes are written",
+    2: "wrong arguments, files or settings, or an evaluation failed: the passes before it stay written",
+}
 EPILOG = epilog(
     "rlguard baseline ./start-model --heldout heldout.jsonl --passes 16 --temperature 1",
     "rlguard calibrate baseline.jsonl --out policy.yaml",
+    codes=EXIT_CODES,
 )
 
 app = typer.Typer(add_completion=False)

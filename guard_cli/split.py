@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 NOT_DISJOINT = 1
 #: Of `split check`.
 EXIT_CODES = {0: "disjoint, or dropped", NOT_DISJOINT: "not disjoint", 2: "a file cannot be used"}
+EXIT_CODES_OF_MAKE = {
+    0: "both files are written",
+    2: "wrong arguments, a file cannot be used or written, or an output exists",
+}
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
@@ -95,6 +99,7 @@ def check(
     epilog=epilog(
         "rlguard split make data.jsonl --train train.jsonl --heldout held.jsonl --fraction 0.05",
         "rlguard split make gsm8k.jsonl --train train.jsonl --heldout held.jsonl --prompt-column question",
+        codes=EXIT_CODES_OF_MAKE,
     )
 )
 def make(

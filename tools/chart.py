@@ -33,6 +33,7 @@ from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.isolation import HOST_CAPABILITIES, Decisions, Says
 from guard_operator.reconcile.snapshot import Job
 from tools import ROOT
+from tools.as_yaml import to_yaml
 from tools.chart_values import CrdValues, Values, ValuesSection
 
 CHART = Path("charts/rlguard")
@@ -281,13 +282,5 @@ def _cell(field: FieldInfo) -> str:
     return str(field.description).replace("|", "\\|")
 
 
-class _Dumper(yaml.SafeDumper):
-    """YAML without anchors."""
-
-    def ignore_aliases(self, _data: Any) -> bool:
-        return True
-
-
 def _yaml(value: Any, origin: str) -> str:
-    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
-    return f"# {HEADER.format(origin)}\n{text}"
+    return f"# {HEADER.format(origin)}\n{to_yaml(value)}"

@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
+from guard_cli import split
 from guard_cli.commands import COMMANDS
 from guard_cli.errors import ExitCode
 from guard_cli.logs.frameworks import FRAMEWORKS, Framework, Layout
@@ -323,11 +324,19 @@ def problems_page() -> Iterator[str]:
 
 def _exit_codes_of_commands() -> Iterator[tuple[str, str, str]]:
     """What each command declares, as its `--help` says it; `run` and `demo` have a table of their own."""
-    for name, command in COMMANDS.items():
-        codes = getattr(import_module(command.module), "EXIT_CODES", {})
-        title = f"`rlguard {'split check' if name == 'split' else name}`"
+    for name, codes in declared_exit_codes():
         for place, (code, meaning) in enumerate(codes.items()):
-            yield ("" if place else title), str(code), meaning
+            yield ("" if place else f"`rlguard {name}`"), str(code), meaning
+
+
+def declared_exit_codes() -> Iterator[tuple[str, Mapping[int, str]]]:
+    """Each command, but `run` and `demo`, with the exit codes that it declares."""
+    for name, command in COMMANDS.items():
+        if name == "split":
+            yield "split check", split.EXIT_CODES
+            yield "split make", split.EXIT_CODES_OF_MAKE
+        elif name not in ("run", "demo"):
+            yield name, import_module(command.module).EXIT_CODES
 
 
 _PROCESSES = (

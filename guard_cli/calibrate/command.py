@@ -15,10 +15,15 @@ from guard_cli.errors import CliError
 from guard_core.policy import DetectorName
 from guard_core.wording import meant
 
+EXIT_CODES = {
+    0: "thresholds are proposed",
+    2: "wrong arguments, or a file cannot be used or written",
+}
 EPILOG = epilog(
     "rlguard calibrate baseline.jsonl --false-stops 0.05 --horizon 100 --out policy.yaml",
     "rlguard calibrate rlguard-runs/first --plot delays.png",
     "rlguard calibrate --from-runs good-runs/ --out policy.yaml",
+    codes=EXIT_CODES,
 )
 
 #: Suffixes of `--plot`.

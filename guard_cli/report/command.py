@@ -15,7 +15,7 @@ from guard_cli.errors import CliError
 from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
 from guard_cli.terminal import plain
 from guard_core.ending import fired_at
-from guard_core.wire import Verdict
+from guard_core.wire import Level, Verdict
 from guard_service.policy_file import NotYamlError, parse_yaml
 
 EXIT_CODES = {
@@ -125,13 +125,13 @@ def _banner(evidence: Evidence) -> Any:
     from guard_service.dashboard.page import Banner
 
     verdict = evidence.verdict
-    state = "fired" if verdict.fire else "warning" if verdict.halt else verdict.level.value
+    state = Level.FIRED if verdict.fire else Level.WARNING if verdict.halt else verdict.level
     latched = f"Step {verdict.latch_step} of attempt {verdict.latch_attempt}. " if verdict.stop else ""
     return Banner(
         name=evidence.job or "a run",
         when=f"report · evidence of {evidence.collected_at or 'a time that is not known'}",
         state=state,
-        level="halted" if verdict.halt else state,
+        word="halted" if verdict.halt else state.value,
         headline=_headline(verdict),
         reason=verdict.reason,
         since=f"{latched}A run on a cluster: what follows is its evaluation rounds.",

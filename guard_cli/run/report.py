@@ -11,7 +11,7 @@ from typing import Any
 
 from guard_cli.report.page import ReportContent, about, drawing, report_page, verdict_rows
 from guard_core.policy import Policy
-from guard_core.wire import FiguresReport, MomentRollouts, Verdict
+from guard_core.wire import FiguresReport, Level, MomentRollouts, Verdict
 from guard_service.dashboard.page import Banner, frozen_page, text
 
 
@@ -42,7 +42,7 @@ def page(
 def _banner(facts: Mapping[str, Any], verdict: Verdict | None) -> Banner:
     headline, *more = re.split("[:;] ", facts["outcome"], maxsplit=1)
     code = facts["exit_code"]
-    state, level = _STATES.get(code, ("unknown", "stopped"))
+    state, word = _STATES.get(code, (Level.UNKNOWN, "stopped"))
     latched = verdict is not None and verdict.latch_step is not None
     since = f"step {verdict.latch_step} of attempt {verdict.latch_attempt}, " if verdict and latched else ""
     ended = datetime.fromtimestamp(facts["started"] + facts["seconds"], UTC)
@@ -50,7 +50,7 @@ def _banner(facts: Mapping[str, Any], verdict: Verdict | None) -> Banner:
         name=facts["name"],
         when=f"report · ended {ended:%Y-%m-%d %H:%M} UTC",
         state=state,
-        level=level,
+        word=word,
         headline=headline[:1].upper() + headline[1:],
         reason="".join(map(_sentence, more)),
         since=f"{since}exit code {code}".capitalize(),
@@ -59,10 +59,10 @@ def _banner(facts: Mapping[str, Any], verdict: Verdict | None) -> Banner:
 
 #: By exit code: the colour, and the word above the headline.
 _STATES = {
-    0: ("healthy", "finished"),
-    3: ("fired", "fired"),
-    4: ("warning", "halted"),
-    5: ("unknown", "not judged"),
+    0: (Level.HEALTHY, "finished"),
+    3: (Level.FIRED, "fired"),
+    4: (Level.WARNING, "halted"),
+    5: (Level.UNKNOWN, "not judged"),
 }
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from guard_core.wire import Code
+from guard_core.wire import Code, Level
 
 _STATIC = files(__package__) / "static"
 _IMPORT = 'import { Chart, short } from "./charts.js";\n'
@@ -30,7 +30,7 @@ _LIVE = {
     "name": "",
     "live": "connecting …",
     "state": "waiting",
-    "level": "Waiting",
+    "word": "Waiting",
     "headline": "Waiting for the guard\u2019s first response",
     "reason": "",
     "since": "",
@@ -42,12 +42,15 @@ _LIVE = {
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """What stands at the top of a frozen page, as plain text; `state` is a level, and gives the colour."""
+    """What stands at the top of a frozen page, as plain text.
+
+    `state` gives the colour; `word` stands above the headline, and is that of the level or of the run's end.
+    """
 
     name: str
     when: str
-    state: str
-    level: str
+    state: Level
+    word: str
     headline: str
     reason: str
     since: str
@@ -75,7 +78,7 @@ def frozen_page(banner: Banner, data: Mapping[str, Any], first: str, last: str) 
     script = asset("charts.js").replace("export ", "") + asset("app.js").replace(_IMPORT, "")
     icon = "data:image/svg+xml;base64," + base64.b64encode(asset("icon.svg").encode()).decode()
     embedded = f'<script type="application/json" id="frozen">{_embedded(data)}</script>\n  ' if data else ""
-    banner_texts = {name: text(getattr(banner, name)) for name in ("state", "level", "headline")}
+    banner_texts = {name: text(getattr(banner, name)) for name in ("state", "word", "headline")}
     return _filled(
         banner_texts
         | {

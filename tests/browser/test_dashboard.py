@@ -297,6 +297,16 @@ class TestAFiredRun:
         expect(page.locator("#verdict")).to_have_attribute("data-state", "fired")
 
 
+def test_a_halt_has_the_same_word_as_in_a_report(start_guard: Start, look: Look) -> None:
+    guard = start_guard(extra_policy="refused: {after: 1, action: stop}\n")
+    outside = {"attempt": 0, "step": 1, "path": "/elsewhere"}
+    assert guard.client.post("/v1/checkpoints", json=outside).status_code == 422
+    page = look(guard)
+    expect(page.locator("#verdict")).to_have_attribute("data-state", "warning")
+    expect(page.locator("#level")).to_have_text("halted")
+    expect(headline(page)).to_have_text("Training must stop: the action of a condition says so")
+
+
 class TestWhatThePolicyWrites:
     def test_is_side_by_side_at_the_start_the_last_good_checkpoint_and_the_fire(
         self, fired: Guard, look: Look

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from guard_cli.app import build_app
 from guard_cli.commands import COMMANDS
 from guard_cli.epilog import epilog
+from tools.references import declared_exit_codes
 
 WIDTHS = (60, 80, 200)
 EVERY = [
@@ -69,6 +70,14 @@ def test_an_example_can_be_copied_from_a_terminal_of_any_width(words: list[str],
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_an_example_is_the_same_at_every_width(words: list[str]) -> None:
     assert len({block(help_of(words, columns)) for columns in WIDTHS}) == 1
+
+
+@pytest.mark.parametrize("words", EVERY[1:], ids=" ".join)
+def test_every_command_says_what_its_exit_codes_mean(words: list[str]) -> None:
+    told = " ".join(help_of(words, 200).partition("Exit codes: ")[2].split())
+    codes = dict(declared_exit_codes()).get(" ".join(words), {})
+    assert told.startswith("0 ")
+    assert [code for code, meaning in codes.items() if f"{code} {meaning}" not in told] == []
 
 
 def test_an_example_with_a_wrong_option_is_found() -> None:

@@ -151,8 +151,8 @@ function showVerdict() {
   document.body.classList.remove("lost");
   // A fire stays in force while the level is `unknown`, as it is when the store is lost.
   const state = verdict.fire ? "fired" : verdict.level;
-    const found = state === "fired" && FOUND[verdict.code] ? `: ${FOUND[verdict.code]}` : "";
-  setState(state, state, verdict.halt ? HEADLINES.halted : (HEADLINES[verdict.code] ?? HEADLINES[state]) + found);
+  const found = state === "fired" && FOUND[verdict.code] ? `: ${FOUND[verdict.code]}` : "";
+  setState(state, verdict.halt ? "halted" : state, verdict.halt ? HEADLINES.halted : (HEADLINES[verdict.code] ?? HEADLINES[state]) + found);
   setText($("reason"), sentence(verdict.reason));
   const latched = verdict.latch_step === null ? [] : [`${verdict.fire ? "Fired" : "Halted"} at ${place(verdict.latch_attempt, verdict.latch_step)}; this stays so.`];
   const newest = verdict.step === null ? [] : [`Newest step: ${place(verdict.attempt, verdict.step)}.`];

@@ -107,7 +107,7 @@ def over_optimisation(composite: Composite, curve: Curve, runs: int) -> dict[str
 
 
 def cost_of_an_update(config: CalibratedPolicy, n: int = 1024, updates: int = 160) -> dict[str, float]:
-    """Milliseconds of CPU of one update of all four parts at n items: median, mean, worst.
+    """Milliseconds of CPU of one update at n items, without a `proxy_scorer`: median, mean, worst.
 
     Of each update the least of several runs is taken: what else the machine does is no cost of ours.
     """

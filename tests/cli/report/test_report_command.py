@@ -125,7 +125,10 @@ def test_a_halt_and_a_run_that_ended_well() -> None:
         update={"fire": False, "halt": True, "code": Code.STALE, "level": Level.WARNING, "reason": "old"}
     )
     latch = Latch(False, Code.STALE, "old", 1, 40)
-    assert read_evidence(kept(halted, (latch,))).verdict == halted
+    evidence = read_evidence(kept(halted, (latch,)))
+    assert evidence.verdict == halted
+    page = _page(evidence)
+    assert 'data-state="warning"' in page and '<p class="level" id="level">halted</p>' in page
     well = halted.model_copy(
         update={"halt": False, "stop": False, "latch_step": None, "latch_attempt": None, "code": Code.OK}
         | {"level": Level.HEALTHY, "reason": "fine"}
