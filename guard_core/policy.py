@@ -6,13 +6,14 @@ It is what `policy.yaml` holds for `rlguard run` and what `spec.guard.policy` ho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.step_monitor import StepMonitor
 from guard_core.wire import Finite
+from guard_core.wording import sentences
 
 #: What may fire on held-out evaluations; see `Policy.detector`.
 DetectorName = Literal["heldout_guard", "calibrated", "both"]
@@ -39,6 +40,18 @@ POLICY_IS_ACTION = {"policy": "`policy` is now `action`: write it under that nam
 
 class _Section(NamesItsOldFields):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    if not TYPE_CHECKING:  # who writes a call is shown the fields, and not this
+
+        def __init__(self, /, **values: Any) -> None:
+            """Raises `ValueError` in the words of the settings, for a policy that is written in Python."""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise ValueError(sentences(error, type(self), ".".join)) from None
+
+        # Else pydantic calls it for mappings in files, too, whose readers say where a mistake is.
+        __init__.__pydantic_base_init__ = True
 
 
 class HeldOutGuardPolicy(_Section):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 from pydantic import ValidationError
 
-from guard_core.policy import Policy
+from guard_core.policy import KlPolicy, Policy
 from guard_core.wire import StepReport, Verdict
 
 GOOD = '"attempt": 0, "step": 1, "reward": 0.5'
@@ -86,6 +89,21 @@ def test_the_limit_on_the_kl_is_refused_where_it_was_before_and_its_new_place_is
 def test_a_stop_is_a_fire_or_a_halt(said: dict[str, bool], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         Verdict(level="healthy", code="ok", reason="fine", **said)
+
+
+def test_a_policy_that_is_written_in_python_is_refused_in_our_words() -> None:
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: Policy(detectr="both"), "detectr is not a setting: did you mean detector?"),  # type: ignore[call-arg]
+        (lambda: Policy(kl={"hard_stop": "x"}), "kl.hard_stop must be a number, not 'x'"),  # type: ignore[arg-type]
+        (lambda: KlPolicy(min_steps=-1), "min_steps must be at least 0, not -1"),
+    ]
+    for make, said in wrong:
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$") as refused:
+            make()
+        assert not isinstance(refused.value, ValidationError) and refused.value.__cause__ is None
+    with pytest.raises(ValidationError, match="Extra inputs"):  # its reader words that
+        Policy.model_validate({"detectr": 1})
+    assert Policy(kl=KlPolicy(hard_stop=0.1)) == Policy.model_validate({"kl": {"hard_stop": 0.1}})
 
 
 def test_a_section_takes_no_policy() -> None:
