@@ -272,6 +272,7 @@ def _load(config: Mapping[str, Any], options: Mapping[str, Any]) -> GuardSetting
 
     try:
         named = _named(config, options)
+        _refuse_unknown(config, named)
         settings = load_settings(named, **_merged(config, options))
         settings.policy(named(("policy_file",)))
         if settings.socket is not None:
@@ -318,13 +319,27 @@ def absolute(path: Path | None) -> Path | None:
     return None if path is None else path.absolute()
 
 
+def _refuse_unknown(config: Mapping[str, Any], named: Named) -> None:
+    """`Port` is no setting, and would win over the option: what reads the environment minds no case."""
+    from guard_core.wording import unknown
+    from guard_service.errors import SettingsError
+    from guard_service.settings import GuardSettings
+
+    for name in config:
+        if name not in GuardSettings.model_fields:
+            raise SettingsError(unknown((name,), list(GuardSettings.model_fields), named))
+
+
 def _merged(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` over `config`, mapping by mapping; options that are None were not given."""
+    """`options` over `config`, mapping by mapping; options that are None were not given.
+
+    What should be a mapping in the file and is none stays, and is refused as what it is.
+    """
     merged = dict(config)
     for name, value in options.items():
         if isinstance(value, Mapping) and isinstance(merged.get(name), Mapping):
             merged[name] = _merged(merged[name], value)
-        elif value is not None:
+        elif value is not None and not (isinstance(value, Mapping) and merged.get(name) is not None):
             merged[name] = value
     return merged
 
@@ -335,22 +350,23 @@ def _named(config: Mapping[str, Any], options: Mapping[str, Any]) -> Named:
 
     def named(place: Place) -> str:
         line = f"{'.'.join(place)} in --config"
-        if not _holds(options, place) and _holds(config, place):
+        in_file, in_options = _value(config, place), _value(options, place)
+        if in_file is not None and (in_options is None or isinstance(in_options, Mapping)):
             return line
         if variable(place) in os.environ:
             return variable(place)
-        return OPTIONS.get(place) or (line if _holds(config, place[:-1]) else variable(place))
+        return OPTIONS.get(place) or (
+            line if place[1:] and _value(config, place[:-1]) is not None else variable(place)
+        )
 
     return named
 
 
-def _holds(settings: Any, place: Place) -> bool:
-    """Whether the nested settings have a value there."""
+def _value(settings: Any, place: Place) -> Any:
+    """What the nested settings have there; None if nothing."""
     for part in place:
-        if not isinstance(settings, Mapping) or settings.get(part) is None:
-            return False
-        settings = settings[part]
-    return bool(place)
+        settings = settings.get(part) if isinstance(settings, Mapping) else None
+    return settings
 
 
 def refuse_half_a_server(url: str | None, model: str | None) -> None:

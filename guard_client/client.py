@@ -244,10 +244,11 @@ def _connector(url: str, timeout: float) -> tuple[Callable[[], http.client.HTTPC
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise GuardConfigError(f"RLGUARD_URL {url!r} is not a URL: {error}") from error
+        raise GuardConfigError(f"the guard's URL {url!r} is none: {error}; see RLGUARD_URL") from error
     if parts.scheme not in ("http", "https") or not host:
         raise GuardConfigError(
-            f"RLGUARD_URL {url!r} must look like http://127.0.0.1:8470, or unix:///run/guard.sock"
+            f"the guard's URL {url!r} (RLGUARD_URL) must look like http://127.0.0.1:8470, or "
+            "unix:///run/guard.sock"
         )
     secure = parts.scheme == "https"
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection

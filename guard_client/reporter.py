@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
 from guard_client.client import (
     Acknowledgement,
     GuardClient,
@@ -41,6 +39,7 @@ from guard_core.wire import (
     FiguresReport,
     RolloutsReport,
 )
+from guard_core.wording import InvalidValueError
 
 log = logging.getLogger(__name__)
 
@@ -398,7 +397,7 @@ class Reporter:
         """Send the steps in flight together, and one by one if the guard refuses the list."""
         try:
             self._post_steps(list(self._in_flight))
-        except (ReportRefusedError, ValidationError):
+        except (ReportRefusedError, InvalidValueError):
             while self._in_flight:
                 self._send_one()
         self._in_flight.clear()
@@ -417,7 +416,7 @@ class Reporter:
                 self._taken("checkpoint")
             else:
                 self._post_steps([sample])
-        except (ReportRefusedError, ValidationError) as refusal:
+        except (ReportRefusedError, InvalidValueError) as refusal:
             kind = "checkpoint" if isinstance(sample, CheckpointSample) else "step"
             by = "the guard" if isinstance(refusal, ReportRefusedError) else "the client"
             self._refused(kind, sample.step, by, str(refusal))
@@ -470,7 +469,7 @@ class Reporter:
                 self._unknown.add(what)
                 (self._rollouts if what == ROLLOUTS else self._figures).clear()
             log.info("this guard's release does not show %s: none are sent", what)
-        except (GuardUnavailableError, ReportRefusedError, ValidationError) as error:
+        except (GuardUnavailableError, ReportRefusedError, InvalidValueError) as error:
             if what not in self._lost:
                 self._lost.add(what)
                 log.info("%s of step %d are not shown: %s", what, step, error)

@@ -5,10 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Literal, Self
 
 from guard_client.client import GuardClient
 from guard_client.errors import GuardConfigError
+
+#: Setting, its type, and what that is called. NumPy's numbers are numbers; of True and False none is meant.
+_FORMS: tuple[tuple[str, type, str], ...] = (
+    ("url", str, "a text, such as http://127.0.0.1:8470"),
+    ("token", str, "a text"),
+    ("attempt", Integral, "a whole number"),
+    ("unreachable_seconds", Real, "a number of seconds"),
+    ("drain_seconds", Real, "a number of seconds"),
+    ("max_lag", Integral, "a whole number of checkpoints"),
+    ("rollouts", bool, "True or False"),
+)
+_MAY_BE_NONE = frozenset({"url", "token", "attempt", "max_lag"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +42,8 @@ class ClientSettings:
     rollouts: bool = True
 
     def __post_init__(self) -> None:
+        for name, kind, form in _FORMS:
+            _refuse_other(name, getattr(self, name), kind, form)
         if self.url is not None:
             GuardClient(self.url)  # a wrong URL is an error here, not at the first step
         if self.on_unreachable not in ("stop", "continue"):
@@ -86,6 +101,14 @@ class ClientSettings:
             max_lag=_count("RLGUARD_MAX_LAG", environ.get("RLGUARD_MAX_LAG") or None),
             rollouts=rollouts == "1",
         )
+
+
+def _refuse_other(name: str, value: object, kind: type, form: str) -> None:
+    """Refuse a value of another type. A token is not shown."""
+    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if not fits and not (value is None and name in _MAY_BE_NONE):
+        shown = f"a value of type {type(value).__name__}" if name == "token" else repr(value)
+        raise GuardConfigError(f"{name} must be {form}, got {shown}")
 
 
 def _count(name: str, text: str | None) -> int | None:

@@ -6,20 +6,20 @@ It is what `policy.yaml` holds for `rlguard run` and what `spec.guard.policy` ho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.step_monitor import StepMonitor
 from guard_core.wire import Finite
-from guard_core.wording import sentences
+from guard_core.wording import InOurWords
 
 #: What may fire on held-out evaluations; see `Policy.detector`.
 DetectorName = Literal["heldout_guard", "calibrated", "both"]
 
 
-class NamesItsOldFields(BaseModel):
+class NamesItsOldFields(InOurWords):
     """Refuses a field by its name of old, and says what to write instead."""
 
     #: Name of old -> what its writer is told.
@@ -41,23 +41,13 @@ POLICY_IS_ACTION = {"policy": "`policy` is now `action`: write it under that nam
 class _Section(NamesItsOldFields):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    if not TYPE_CHECKING:  # who writes a call is shown the fields, and not this
-
-        def __init__(self, /, **values: Any) -> None:
-            """Raises `ValueError` in the words of the settings, for a policy that is written in Python."""
-            try:
-                super().__init__(**values)
-            except ValidationError as error:
-                raise ValueError(sentences(error, type(self), ".".join)) from None
-
-        # Else pydantic calls it for mappings in files, too, whose readers say where a mistake is.
-        __init__.__pydantic_base_init__ = True
-
 
 class HeldOutGuardPolicy(_Section):
     """Thresholds of the `HeldOutGuard` rule. Its limit on the KL is `kl.hard_stop`, watched at every step."""
 
-    old_fields = {"kl_hard_stop": "heldout_guard.kl_hard_stop is now kl.hard_stop: write it there"}
+    old_fields: ClassVar[Mapping[str, str]] = {
+        "kl_hard_stop": "heldout_guard.kl_hard_stop is now kl.hard_stop: write it there"
+    }
 
     max_proxy_real_gap: Finite = Field(0.10, description="Ceiling of the Hacking Gap, reward units.")
     min_steps: int = Field(20, ge=0, description="Evaluation rounds before the rule may fire.")
@@ -122,7 +112,7 @@ class AlphaShares(_Section):
 class CalibratedPolicy(_Section):
     """Settings of the calibrated detector (`guard_core.detectors`). Scores are fractions of 1."""
 
-    old_fields = {
+    old_fields: ClassVar[Mapping[str, str]] = {
         name: f"`{name}` is gone: `max_decline` is the decline that is accepted, below the start and below a "
         "plateau"
         for name in ("tolerance", "peak_tolerance")

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -107,7 +107,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that is most like this one, "" if none is."""
     if len(word) > MAX_SHOWN:  # no name of ours; to compare it may take long
         return ""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
+    spelled = {one.casefold(): one for one in known}
+    close = difflib.get_close_matches(word.casefold(), list(spelled), n=1)
+    return spelled[close[0]] if close else ""
 
 
 def excerpt(text: str) -> str:
@@ -145,6 +147,33 @@ class MustBe:
     """In the annotation of a text with a pattern: what it must be, in words."""
 
     words: str
+
+
+class InvalidValueError(ValueError):
+    """A model was called with wrong arguments; the message is for people."""
+
+
+class InOurWords(BaseModel):
+    """A model that may be written in Python. Called with what is wrong it says so in our words.
+
+    What validates JSON or mappings (`model_validate`) gets pydantic's error, and words it with the places of
+    its file.
+    """
+
+    if not TYPE_CHECKING:  # who writes a call is shown the fields, and not this
+
+        def __init__(self, /, *args: Any, **values: Any) -> None:
+            name = type(self).__name__
+            if args:
+                raise TypeError(f"{name} takes its values by name; of a mapping it is {name}(**mapping)")
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                told = sentences(error, type(self), lambda place: ".".join((name, *place)))
+                raise InvalidValueError(told) from None
+
+        # Else pydantic would call it for what it validates, too.
+        __init__.__pydantic_base_init__ = True
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,8 @@ _RENAMED = {"GuardStopError": "GuardHaltError"}
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
+    if name in _RENAMED:  # an ImportError is what `from rlguard import` passes on
+        raise ImportError(f"rlguard.{name} is now rlguard.{_RENAMED[name]}")
     if home is None:
         raise AttributeError(f"module 'rlguard' has no attribute {name!r}; {_instead(name)}")
     if home.startswith("trainer_image"):
@@ -88,8 +90,6 @@ def __getattr__(name: str) -> Any:
 def _instead(name: str) -> str:
     import difflib
 
-    if name in _RENAMED:
-        return f"it is now {_RENAMED[name]}"
     alike = difflib.get_close_matches(name, __all__, n=1)
     return f"did you mean {alike[0]}?" if alike else f"it has {', '.join(__all__)}"
 

@@ -97,6 +97,8 @@ class GuardCallback(TrainerCallback):
             max_lag=max_lag,
             rollouts=rollouts,
         )
+        if not isinstance(strict, bool):
+            raise GuardConfigError(f"strict must be True or False, got {strict!r}")
         self._strict = strict
         self._optional = False
         self._guard: Guard | None = None

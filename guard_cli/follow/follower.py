@@ -16,8 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from guard_cli.errors import CliError
 from guard_cli.follow.history import KnownHistory
 from guard_cli.follow.source import Source, framework_of, open_source
@@ -30,6 +28,7 @@ from guard_cli.terminal import plain
 from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardUnavailableError, ReportRefusedError
 from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, EndReport, StepReport
+from guard_core.wording import InvalidValueError
 
 #: A step is reported when the next one begins; after this long without one it is taken for whole. Writers of
 #: event files flush every two minutes.
@@ -175,7 +174,7 @@ class Follower:
             self._seen[path] = written
             if key not in self._evaluated:
                 self._evaluated.add(key)
-                self._announce(CheckpointReport(attempt=attempt, step=step, path=str(path)))
+                self._announce(attempt, step, str(path))
 
     def _is_placed(self, path: Path, written: int, step: int, now: float) -> bool:
         """Whether its attempt is known, as the log has come to its step; or the log is not expected to."""
@@ -185,11 +184,12 @@ class Follower:
             return False  # scored before this follower began, and not yet reached again
         return now - self._held.setdefault((path, written), self._clock()) >= SETTLE_SECONDS
 
-    def _announce(self, report: CheckpointReport) -> None:
+    def _announce(self, attempt: int, step: int, path: str) -> None:
         try:
+            report = CheckpointReport(attempt=attempt, step=step, path=path)
             response = self._ask(lambda: self._client.post_checkpoint(report))
-        except (ReportRefusedError, ValidationError) as refusal:
-            self._once(f"checkpoint {report.step}", f"checkpoint {report.step} was refused: {refusal}")
+        except (ReportRefusedError, InvalidValueError) as refusal:
+            self._once(f"checkpoint {step}", f"checkpoint {step} was refused: {refusal}")
             return
         if response is not None:
             self.announced += 1

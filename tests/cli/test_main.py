@@ -121,6 +121,26 @@ def test_a_list_is_no_configuration(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("heldout: 5", "heldout in --config must be a mapping of settings, such as scorer"),
+        ("heldout:\n- split: h.jsonl", "heldout in --config must be a mapping of settings, such as scorer"),
+        ("heldout: {evaluator: 5}", "heldout.evaluator in --config must be a mapping of settings"),
+        ("Port: 99999", "Port in --config is not a setting: did you mean port?"),
+        ("HELDOUT: {split: h.jsonl}", "HELDOUT in --config is not a setting: did you mean heldout?"),
+        ("State_dir: x", "State_dir in --config is not a setting: did you mean state_dir?"),
+    ],
+)
+def test_a_configuration_is_not_lost_beside_options(tmp_path, text, said):
+    """No section would be lost to an option of it, and another case would win over the option."""
+    (tmp_path / "guard.yaml").write_text(text)
+    options = ["--heldout", "h.jsonl", "--temperature", "1"]
+    done = rlguard("run", "--config", "guard.yaml", *options, "--", "true", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
     ("text", "arguments", "environment", "message"),
     [
         ("{temprature: 1}", [], {}, ".temprature in --config is not a setting: did you mean temperature?"),

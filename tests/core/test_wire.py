@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from guard_core.policy import KlPolicy, Policy
 from guard_core.wire import StepReport, Verdict
+from guard_core.wording import InvalidValueError
 
 GOOD = '"attempt": 0, "step": 1, "reward": 0.5'
 
@@ -87,20 +88,26 @@ def test_the_limit_on_the_kl_is_refused_where_it_was_before_and_its_new_place_is
     ],
 )
 def test_a_stop_is_a_fire_or_a_halt(said: dict[str, bool], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
+    with pytest.raises(InvalidValueError, match=words):
         Verdict(level="healthy", code="ok", reason="fine", **said)
 
 
-def test_a_policy_that_is_written_in_python_is_refused_in_our_words() -> None:
+def test_what_is_written_in_python_is_refused_in_our_words() -> None:
     wrong: list[tuple[Callable[[], object], str]] = [
-        (lambda: Policy(detectr="both"), "detectr is not a setting: did you mean detector?"),  # type: ignore[call-arg]
-        (lambda: Policy(kl={"hard_stop": "x"}), "kl.hard_stop must be a number, not 'x'"),  # type: ignore[arg-type]
-        (lambda: KlPolicy(min_steps=-1), "min_steps must be at least 0, not -1"),
+        (lambda: Policy(detectr="both"), "Policy.detectr is not a setting: did you mean detector?"),  # type: ignore[call-arg]
+        (lambda: Policy(kl={"hard_stop": "x"}), "Policy.kl.hard_stop must be a number, not 'x'"),  # type: ignore[arg-type]
+        (lambda: KlPolicy(min_steps=-1), "KlPolicy.min_steps must be at least 0, not -1"),
+        (
+            lambda: StepReport(attempt=0, step=1.5, reward=0.5),  # type: ignore[arg-type]
+            "StepReport.step must be a whole number, not 1.5",
+        ),
     ]
     for make, said in wrong:
-        with pytest.raises(ValueError, match=f"^{re.escape(said)}$") as refused:
+        with pytest.raises(InvalidValueError, match=f"^{re.escape(said)}$") as refused:
             make()
         assert not isinstance(refused.value, ValidationError) and refused.value.__cause__ is None
+    with pytest.raises(TypeError, match=r"Policy takes its values by name; of a mapping it is Policy\(\*\*"):
+        Policy({"detector": "both"})  # type: ignore[call-arg]
     with pytest.raises(ValidationError, match="Extra inputs"):  # its reader words that
         Policy.model_validate({"detectr": 1})
     assert Policy(kl=KlPolicy(hard_stop=0.1)) == Policy.model_validate({"kl": {"hard_stop": 0.1}})

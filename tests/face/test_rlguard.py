@@ -81,13 +81,17 @@ def test_type_checkers_see_the_same_names_in_the_same_places() -> None:
     ("name", "said"),
     [
         ("GuardCalback", "did you mean GuardCallback?"),
-        ("GuardStopError", "it is now GuardHaltError"),
         ("Trainer1", "it has CheckpointReport, Code,"),
     ],
 )
 def test_a_wrong_name_says_which_there_are(name: str, said: str) -> None:
     with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; {said}")):
         getattr(rlguard, name)
+
+
+def test_a_name_of_an_earlier_release_says_what_it_is_now() -> None:
+    with pytest.raises(ImportError, match=r"rlguard\.GuardStopError is now rlguard\.GuardHaltError"):
+        from rlguard import GuardStopError  # type: ignore[attr-defined]  # noqa: F401
 
 
 def test_the_modules_of_the_face() -> None:
