@@ -134,8 +134,8 @@ class ProblemType(Enum):
     )
     TOO_MANY_CONNECTIONS = (
         503,
-        "As many connections as the guard takes are open on this port or socket.",
-        "close those that are not needed; the guard ends one on which no whole request comes in 30 seconds",
+        "As many connections as the guard takes wait for it on this port or socket.",
+        "close those that are not needed; one that keeps the guard waiting makes room, or is ended in 30 s",
     )
     STORE_UNAVAILABLE = (
         503,
