@@ -4,8 +4,9 @@ Each mutant is tested in a process of its own, on a copy of its package. One tha
 could be broken without any test failing. The processes are forks of one that has read what others have made
 (numpy, pydantic, ...) and nothing of ours: most tests of a rule take less time than these imports.
 
-First the tests run on the source as it is, where all must pass, and it is noted which of them come by which
-line and how long each takes. A mutant is then given to those that come by its lines first, the quickest
+First the tests run on the source as it is, the last one first. All must pass: one that needs another before
+it would fail in any order but its own, and every mutant with it. It is noted which of them come by which line
+and how long each takes. A mutant is then given to those that come by its lines first, the quickest
 ahead, for the first that fails is enough. All others follow, so that the order decides nothing but the time.
 """
 
@@ -248,6 +249,10 @@ class Tracer:
             data_file=None, config_file=False, include=[os.path.abspath(source) for source in sources]
         )
         self._coverage.start()
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Called by pytest."""
+        items.reverse()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Called by pytest before a test."""

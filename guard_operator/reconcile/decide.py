@@ -327,12 +327,13 @@ def _first_method(snapshot: Snapshot) -> StopMethod:
 
 
 def _nothing_can_run(snapshot: Snapshot) -> bool:
-    """No pod is left, and the workload makes none: it is gone, finished, or suspended because we asked."""
+    """No pod is left, and none is made: the workload is gone, finished, or suspended because we asked."""
     if snapshot.pods or (snapshot.unknown_kind and snapshot.job.status.workload_ref is not None):
         return False
     workload, stop = snapshot.workload, snapshot.job.status.stop
     if workload is None or not workload.ours or workload.terminating:
-        return True
+        # What it made goes with it, but not before it has gone: meanwhile that makes pods.
+        return all(one.terminating for one in snapshot.between)
     if workload.state is WorkloadState.SUSPENDED:
         return stop is not None and stop.method is StopMethod.SUSPEND
     return workload.state in {WorkloadState.SUCCEEDED, WorkloadState.FAILED}

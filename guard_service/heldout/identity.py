@@ -59,14 +59,24 @@ _OF_TEXT = frozenset(
     {
         "tokenizer_class",
         "model_type",
+        "model_name",
         "eos_token_id",
         "max_position_embeddings",
         "n_positions",
         "max_seq_len",
         "model_max_length",
         "context_length",
+        # And to vLLM, which takes the least of all.
+        "seq_length",
+        "seq_len",
+        "max_sequence_length",
+        "max_seq_length",
+        "max_target_positions",
     }
 )
+#: Its keys that transformers takes for the configuration of texts, if they are there.
+_TEXT_CONFIGS = frozenset({"text_config", "text_encoder", "decoder", "generator"})
+_NONE = ""  # instead of a digest: there is no such file
 _ONE_DIGEST = 64  # characters of a manifest of the first form, which was one digest for all files
 MAX_SHOWN = 3  # names in a message: they are the checkpoint's
 
@@ -173,7 +183,8 @@ def pinned(staged: Path) -> dict[str, str]:
     for path in paths:
         if not _matters(path.name):
             path.unlink()
-    return {path.name: _pin(path) for path in paths if path.name == _CONFIG or _is_pinned(path.name)}
+    found = {path.name: _pin(path) for path in paths if path.name == _CONFIG or _is_pinned(path.name)}
+    return {_CONFIG: _NONE, **found}
 
 
 def _pin(path: Path) -> str:
@@ -188,8 +199,9 @@ def _pin(path: Path) -> str:
 
 def _of_text(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a configuration says of texts, and the configurations in it, such as `text_config`."""
+    own = {k: v for k, v in config.items() if k in _OF_TEXT or k in _TEXT_CONFIGS}
     inside = {k: _of_text(v) for k, v in config.items() if isinstance(v, Mapping)}
-    return {k: v for k, v in config.items() if k in _OF_TEXT} | {k: v for k, v in inside.items() if v}
+    return own | {k: v for k, v in inside.items() if v or k in _TEXT_CONFIGS}
 
 
 def refuse_others(source: Path, pins: Mapping[str, str], sha256: str, expected: Expected) -> None:
@@ -198,7 +210,7 @@ def refuse_others(source: Path, pins: Mapping[str, str], sha256: str, expected: 
     Raises:
         EvaluationError: which of them it is.
     """
-    known = pins if expected.pins is None else expected.pins
+    known = {_CONFIG: pins.get(_CONFIG), **(pins if expected.pins is None else expected.pins)}
     if changed := sorted(name for name in pins.keys() | known.keys() if pins.get(name) != known.get(name)):
         names = ", ".join(map(repr, changed[:MAX_SHOWN]))
         raise EvaluationError(

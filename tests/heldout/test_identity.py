@@ -215,7 +215,7 @@ def test_nothing_that_a_tokenizer_is_loaded_from_is_lost(tmp_path: Path) -> None
     assert {"vocab.json", "emoji.json", "spiece.model"} <= needed
     for name in needed:
         (tmp_path / name).write_text("{}")
-    assert pinned(tmp_path).keys() == needed
+    assert pinned(tmp_path).keys() == needed | {"config.json"}
 
 
 CONFIG = {
@@ -238,6 +238,10 @@ CONFIG = {
         ({"n_positions": 64}, True),
         ({"text_config": {"eos_token_id": 7}}, True),
         ({"rope": {"theta": 1.0, "model_type": "x"}}, True),
+        ({"model_name": "phi3"}, True),
+        ({"seq_length": 64}, True),
+        ({"text_encoder": {"a": 1}}, True),
+        ({"decoder": []}, True),
         ({"use_cache": False, "transformers_version": "9", "rope": {"theta": 2.0}, "new": {}}, False),
     ],
     ids=str,
@@ -265,6 +269,22 @@ def test_a_configuration_that_is_none_is_pinned_as_it_is(tmp_path: Path, content
     first = pinned(tmp_path)
     (tmp_path / "config.json").write_bytes(content.encode(errors="surrogateescape") + b" ")
     assert pinned(tmp_path) != first
+
+
+def test_a_configuration_that_comes_later_is_another_one(checkpoint: Path) -> None:
+    """As beside an adapter, which needs none."""
+    (checkpoint / "config.json").unlink()
+    first = pinned(checkpoint)
+    (checkpoint / "config.json").write_text(json.dumps(CONFIG))
+    later = pinned(checkpoint)
+    with pytest.raises(EvaluationError, match=r"'config\.json' is not as in"):
+        refuse_others(checkpoint, later, "other", Expected(pins=first))
+
+
+def test_pins_of_an_earlier_release_say_nothing_of_it(checkpoint: Path) -> None:
+    pins = pinned(checkpoint)
+    before = {name: pin for name, pin in pins.items() if name != "config.json"}
+    refuse_others(checkpoint, pins, "other", Expected(pins=before))
 
 
 def test_every_name_of_the_longest_sequence_is_known(tmp_path: Path) -> None:

@@ -364,6 +364,7 @@ MUTANTS: list[Mutant] = [
     (DECIDE, 'stop = stop.model_copy(update={"empty_since": None})', "pass"),
     (DECIDE, "if made := tuple(one for one in snapshot.between if not one.terminating):", "if made := ():"),
     (DECIDE, "for one in snapshot.between if not one.terminating", "for one in snapshot.between"),
+    (DECIDE, "return all(one.terminating for one in snapshot.between)", "return True"),
     (ACTUATE, "                if error.status == 429:\n", "                if True:\n"),
     # Stopped is said once it has lasted, and looked at once more.
     (DECIDE, "if lasted >= settle or", "if True or"),
