@@ -201,7 +201,7 @@ def _of_text(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a configuration says of texts, and the configurations in it, such as `text_config`."""
     own = {k: v for k, v in config.items() if k in _OF_TEXT or k in _TEXT_CONFIGS}
     inside = {k: _of_text(v) for k, v in config.items() if isinstance(v, Mapping)}
-    return own | {k: v for k, v in inside.items() if v or k in _TEXT_CONFIGS}
+    return own | {k: v for k, v in inside.items() if v}
 
 
 def refuse_others(source: Path, pins: Mapping[str, str], sha256: str, expected: Expected) -> None:
