@@ -351,8 +351,8 @@ _FAILURE_WORDS = {
     FailureKind.WEIGHTS: "the weights were refused: they do not load, are not whole, or are not finite",
     FailureKind.OUT_OF_MEMORY: "the guard ran out of memory while it loaded the model",
     FailureKind.EVALUATOR: "the guard's evaluation process could not work, whatever the checkpoint",
-    FailureKind.UNDERWAY: "it broke off while items were answered or scored (a time-out, too little memory, "
-    "a server, a scorer, broken generation)",
+    FailureKind.UNDERWAY: "it broke off while completions were made or scored (a time-out, too little "
+    "memory, a server, a scorer, broken generation)",
 }
 
 _MEANINGS = {

@@ -14,7 +14,7 @@ GUARD_MANAGER = job_api.GUARD_MANAGER
 #: Field manager of everything the operator applies. The guard writes `status.guard` as `GUARD_MANAGER`.
 OPERATOR_MANAGER = "rlguard-operator"
 
-#: A right that only operators have; no request needs it. The chart's admission policy knows them by it.
+#: A permission that only operators have; no request needs it. The chart's admission policy knows them by it.
 OPERATOR_VERB = "operate"
 
 #: On every pod of a guarded workload, so that one watch and one list find them all.

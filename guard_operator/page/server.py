@@ -96,7 +96,7 @@ class TokenFile:
 
 
 class PageServer(PortServer):
-    """Answers until closed; see the module."""
+    """Serves until closed; see the module."""
 
     def __init__(self, address: tuple[str, int], token: TokenFile, shown: Shown) -> None:
         static = files(__package__) / "static"

@@ -266,7 +266,7 @@ class Gatherer:
                 message, again = f"the cluster has no {kind}: install it; {message}", FORBIDDEN_SECONDS
             elif error.status == 403:
                 again = FORBIDDEN_SECONDS
-            elif error.status == 500:  # most likely a webhook that does not answer: its controller is down
+            elif error.status == 500:  # most likely a webhook that does not respond: its controller is down
                 again = WEBHOOK_SECONDS
             elif not error.permanent:
                 raise

@@ -321,7 +321,7 @@ def _from_secret(variable: str, secret: str, key: str) -> Json:
 def support_objects(
     job: Job, service_account: str, tokens: tuple[str, str]
 ) -> Iterator[tuple[Resource, Json]]:
-    """Policy, tokens, and the right to write exactly this job's status; all owned by the job.
+    """Policy, tokens, and the permission to write exactly this job's status; all owned by the job.
 
     Args:
         job: the job.

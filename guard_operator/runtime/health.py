@@ -12,7 +12,7 @@ from guard_operator.runtime.serving import IDLE_SECONDS, PortServer
 
 
 class HealthServer(PortServer):
-    """Answers until closed.
+    """Serves until closed.
 
     Args:
         address: host and port; port 0 takes a free one. The host `::` is every address, of IPv4 too.

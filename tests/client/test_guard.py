@@ -459,11 +459,23 @@ def test_reports_after_the_end_are_one_warning(opened: Guard, guard: FaultyGuard
         ({"drain_seconds": -1}, "drain_seconds must be >= 0"),
         ({"max_lag": -1}, "max_lag must be >= 0"),
         ({"attempt": -1}, "attempt must be >= 0"),
+        ({"url": 5}, "Guard needs the guard's URL, such as http://127.0.0.1:8470, got 5"),
+        ({"token": 5}, "token must be a text, got a value of type int"),
+        ({"attempt": 1.5}, "attempt must be a whole number, got 1.5"),
+        ({"attempt": True}, "attempt must be a whole number, got True"),
+        ({"max_lag": "2"}, "max_lag must be a whole number of checkpoints, got '2'"),
+        ({"unreachable_seconds": "60"}, "unreachable_seconds must be a number of seconds, got '60'"),
+        ({"rollouts": "off"}, "rollouts must be True or False, got 'off'"),
+        ({"rollouts": None}, "rollouts must be True or False, got None"),
     ],
 )
 def test_a_wrong_setting_is_named(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(GuardConfigError, match=sentence):
         Guard(**({"url": "http://127.0.0.1:1"} | arguments))
+
+
+def test_a_number_of_numpys_is_a_number() -> None:
+    Guard("http://127.0.0.1:1", attempt=np.int64(1), max_lag=np.int32(2), drain_seconds=np.float32(0.5))
 
 
 # -- processes -------------------------------------------------------------------------------------------

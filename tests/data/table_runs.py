@@ -45,8 +45,8 @@ The recordings:
   the tasks and this page were designed. They have one evaluation of each checkpoint.
 - *Validation* and *testing* runs (72 or 80 steps, evaluated after each) were recorded after that, with other
   seeds of GRPO and, but for `addition`, half of the learning rate, so that a loss takes more than three
-  evaluations. The guard's judge looked on, and where it wanted an alarm confirmed the checkpoint was
-  evaluated once more, as a guard does.
+  evaluations. The guard's judge ran alongside; wherever it asked for an alarm to be confirmed, the
+  checkpoint was evaluated again, as a guard does.
 - When the validation runs were replayed first, `fast` stopped one good run, addition-good-33: with the strict
   grader its held-out score had really gone from 0.81 to 0.74 and stayed there. A decline from a plateau has
   been accepted up to a limit since. The testing runs were recorded after that, and are all here.
@@ -58,10 +58,10 @@ The recordings:
 one again and stops there, one evaluation earlier. Six of the thirteen raised their alarm in time and are
 late for that alone there: reverse-hack-2, -12 and -15, and addition-hack-33, -35 and -37. In a recording a
 guard's pass cannot be asked for afterwards, so each run was drawn anew ten times from its own levels, with
-every pass that is asked for (`tests/data/redrawn_runs.py`). And 3 of the points lost are accepted, which
-of a loss of 12 points in all is half of the half. How much that costs is said by an oracle that is told
-every level of the run beforehand, with 5 % false stops in a run that stands at the start, or at what is
-accepted below it:
+every pass that is asked for (`tests/data/redrawn_runs.py`). Three of the points lost are accepted: of a loss
+of 12 points, that is half of the six before which a stop counts as in time. To see what that costs, there is
+an oracle that knows every level of the run in advance, with 5 % false stops in a run that stands at the
+start, or at what is accepted below it:
 
 {LIVE}
 

@@ -59,6 +59,15 @@ def pages(hooks: ModuleType) -> dict[Path, str]:
     return {page: place.removesuffix(".md") + ".html" for page, place in (inside | outside).items()}
 
 
+def test_the_front_page_names_every_page(hooks: ModuleType) -> None:
+    """Decisions have a page of their own that names them."""
+    front = (ROOT / "docs" / "index.md").read_text()
+    linked = {(ROOT / "docs" / link).resolve() for link in re.findall(r"\]\(([^)#:]+)\)", front)}
+    decisions = ROOT / "docs" / "decisions"
+    listed = {page for page in pages(hooks) if page.parent != decisions or page.name == "index.md"}
+    assert listed - linked - {ROOT / "docs" / "index.md"} == set()
+
+
 # Both must show the same: the site's Markdown asks for a blank line before a list, for example.
 SHOWN = ("h1", "h2", "h3", "li", "tr", "pre", "img")
 

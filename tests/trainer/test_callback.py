@@ -305,6 +305,20 @@ def test_a_fire_raises_and_ends_training(train, guard: FaultyGuard) -> None:
     assert math.isnan(stop.value.status.heldout_ema), "a number that the verdict lacks is not 0"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"strict": "no"}, "strict must be True or False, got 'no'"),
+        ({"url": 5}, "url must be a text, such as http://127.0.0.1:8470, got 5"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(arguments: dict[str, Any], said: str) -> None:
+    from trainer_image.callback import GuardCallback
+
+    with pytest.raises(GuardConfigError, match=said):
+        GuardCallback(**({"url": "http://127.0.0.1:1"} | arguments))
+
+
 def test_a_fire_ends_training_softly(train, guard: FaultyGuard) -> None:
     guard.verdict_after = fire_after(2)
     trainer = train(guard.url, max_steps=500, callback_kwargs={"strict": False})
