@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -168,18 +169,18 @@ def served(site: Path) -> Iterator[str]:
     thread.join()
 
 
-def search_until_found(page: Page, words: str, found: Locator, tries: int = 12) -> None:
-    """Type again until it is found: what is typed before the index is loaded is searched for by nobody."""
-    for left in reversed(range(tries)):
+def search_until_found(page: Page, words: str, found: Locator) -> None:
+    """Type again until it is found: what is typed before the index is loaded is searched for by nobody.
+
+    Each time with more patience: a search that a busy machine takes long for would be begun anew for ever.
+    """
+    for seconds in (5, 10, 20, 40):
         page.get_by_role("textbox").fill("")
         page.get_by_role("textbox").fill(words)
-        try:
-            found.wait_for(timeout=5_000)
-        except TimeoutError:
-            if left == 0:
-                raise
-        else:
+        with contextlib.suppress(TimeoutError):
+            found.wait_for(timeout=1000 * seconds)
             return
+    found.wait_for(timeout=1)
 
 
 @pytest.mark.browser
