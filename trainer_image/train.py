@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
 from guard_core import CollapseStopError, __version__
-from guard_core.wording import unknown
+from guard_core.wording import nearest, unknown
 from trainer_image.config import LOSS_COLUMNS, TrainConfig, load_config
 
 if TYPE_CHECKING:
@@ -244,7 +244,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError) as error:
             raise GuardConfigError(f"dataset: {path} line {number} is not JSON: {error}") from error
         if not isinstance(row, dict) or "prompt" not in row:
-            raise GuardConfigError(f"dataset: {path} line {number} must be an object with a 'prompt'")
+            alike = nearest("prompt", row) if isinstance(row, dict) else ""
+            hint = f": is it {alike!r}?" if alike else ""
+            raise GuardConfigError(f"dataset: {path} line {number} must be an object with a 'prompt'{hint}")
         rows.append(row)
     if not rows:
         raise GuardConfigError(f"dataset: {path} has no rows")

@@ -16,7 +16,7 @@ from guard_service.heldout.config import NearDuplicates
 from guard_service.heldout.disjoint import DEFAULT_RULE, disjoint_part, families
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.jsonl import lines, parse_object, read_file, refuse, validate
-from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts, train_row
+from guard_service.heldout.split import HeldoutItem, HeldoutSplit, missing, read_train_prompts, train_row
 from guard_service.heldout.text import Prompt, normalised
 
 
@@ -165,11 +165,10 @@ _OF_AN_ITEM = ("id", "scorer", "group", "system_prompt", "chat_template_kwargs",
 
 def _heldout_item(row: dict[str, object], key: str, prompt_column: str, answer_column: str) -> HeldoutItem:
     """A data set's row as an item of a split."""
+    if row.get(answer_column) is None:
+        raise missing(row, answer_column)
     row = dict(row)
-    item = {"prompt": row.pop(prompt_column)}
-    if (answer := row.pop(answer_column, None)) is None:
-        raise ValueError(f"{answer_column} is missing")
-    item["answer"] = answer
+    item = {"prompt": row.pop(prompt_column), "answer": row.pop(answer_column)}
     item |= {name: row.pop(name) for name in _OF_AN_ITEM if row.get(name) is not None}
     item |= {"group": str(item["group"])} if "group" in item else {}
     item["id"] = str(item.get("id", "h-" + hashlib.sha256(key.encode()).hexdigest()[:16]))

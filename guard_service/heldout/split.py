@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from guard_core.evaluation import MAX_MARK, MAX_SYSTEM_PROMPT, ChatTemplateKwargs
+from guard_core.wording import nearest
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.jsonl import (
     is_showable,
@@ -194,10 +195,17 @@ def train_row(row: Mapping[str, Any], column: str) -> TrainRow:
         ValueError: there is none, or it is no prompt; the message quotes nothing of the row.
     """
     if column not in row:
-        named = [name for name in row if is_showable(name)]
-        raise ValueError(f"{column} is missing (columns here: {', '.join(named) or 'none'})")
+        raise missing(row, column)
     given = {name: row[name] for name in ("id",) if name in row}
     return validate({**given, "prompt": row[column]}, TrainRow)
+
+
+def missing(row: Mapping[str, Any], column: str) -> ValueError:
+    """For a row without this column: which it has, and which may be meant."""
+    named = [name for name in row if is_showable(name)]
+    close = nearest(column, named)
+    hint = f": is it {close}?" if close else ""
+    return ValueError(f"{column} is missing (columns here: {', '.join(named) or 'none'}){hint}")
 
 
 def read_train_prompts(path: Path, column: str = "prompt") -> Iterator[tuple[str, Prompt]]:

@@ -159,7 +159,12 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
     [
         ({"problem": "p", "answer": "1"}, "line 1: question is missing (columns here: problem, answer)"),
         ({"question": "p", "prompt": "q", "answer": "1"}, "line 1: prompt and question are both there"),
-        ({"question": "p", "solution": "1"}, "line 1: answer is missing"),
+        ({"question": "p", "solution": "1"}, "line 1: answer is missing (columns here: question, solution)"),
+        ({"question": "p", "answr": "1"}, "(columns here: question, answr): is it answr?"),
+        (
+            {"qestion": "p", "answer": "1"},
+            "question is missing (columns here: qestion, answer): is it qestion?",
+        ),
         ({"question": "p", "answer": 1}, "line 1: answer must be a text"),
     ],
 )

@@ -262,6 +262,7 @@ def test_a_learning_rate_without_a_point_is_a_number(config: Any) -> None:
     [
         ('{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
         ('\n{"question": "a"}', "line 2 must be an object with a 'prompt'"),
+        ('{"promt": "a"}', "line 1 must be an object with a 'prompt': is it 'promt'?"),
         ("[1]", "line 1 must be an object"),
         ("\n", "has no rows"),
     ],
