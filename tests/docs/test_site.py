@@ -173,10 +173,11 @@ def search_until_found(page: Page, words: str, found: Locator) -> None:
     """Type again until it is found: what is typed before the index is loaded is searched for by nobody.
 
     Each time with more patience: a search that a busy machine takes long for would be begun anew for ever.
+    The page hears keys, and no value that is filled in.
     """
     for seconds in (5, 10, 20, 40):
         page.get_by_role("textbox").fill("")
-        page.get_by_role("textbox").fill(words)
+        page.get_by_role("textbox").press_sequentially(words)
         with contextlib.suppress(TimeoutError):
             found.wait_for(timeout=1000 * seconds)
             return
