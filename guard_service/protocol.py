@@ -44,9 +44,13 @@ class Protocol(HttpToolsProtocol):
         """Take it; where there are many, the one that has kept the guard waiting longest makes room."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
-            waiting = [(one._end.when(), id(one), one) for one in self._others() if one._end is not None]
+            waiting = {
+                one: one._end.when()
+                for one in self.connections
+                if isinstance(one, Protocol) and one._end is not None  # as this one's is yet
+            }
             if waiting:
-                min(waiting)[-1].transport.abort()
+                min(waiting, key=waiting.__getitem__).transport.abort()
             else:
                 about = f"the guard takes {MAX_CONNECTIONS} connections at once, and has them"
                 self._hang_up(too_many_connections(about))
@@ -118,9 +122,6 @@ class Protocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """`msg` is uvicorn's; it is called for what a callback raised, too."""
         self._hang_up(self._refusal or bad_request(f"this is not HTTP/1.1 as the guard speaks it: {msg}"))
-
-    def _others(self) -> list[Protocol]:
-        return [one for one in self.connections if isinstance(one, Protocol) and one is not self]
 
     def _watch(self) -> None:
         """Be patient from now on, unless it is the guard for whom the client waits."""

@@ -193,11 +193,24 @@ def test_one_that_is_used_stays(connect: Connect) -> None:
         time.sleep(SECONDS / 10)
 
 
-def test_of_many_the_one_that_waits_longest_makes_room(connect: Connect) -> None:
-    busy, idle, newest = connect(SLOW), connect(b""), connect(GET)
+def test_of_many_one_that_keeps_the_guard_waiting_makes_room(connect: Connect) -> None:
+    busy = connect(SLOW)
+    time.sleep(SECONDS / 2)  # its request has come
+    idle, newest = connect(b""), connect(GET)
     answers(newest)
     assert is_cut(idle)
     answers(busy)
+
+
+def test_and_of_these_the_one_that_does_so_longest(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "PATIENCE_SECONDS", 10 * LATE)  # none is ended for its own sake
+    first = connect(b"")
+    time.sleep(SECONDS / 5)  # a loop's clock may count milliseconds
+    second, newest = connect(b""), connect(GET)
+    answers(newest)
+    assert is_cut(first)
+    second.sendall(GET)
+    answers(second)
 
 
 def test_more_than_a_few_that_wait_for_the_guard_are_told_so(connect: Connect) -> None:

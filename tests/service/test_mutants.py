@@ -40,7 +40,7 @@ MUTANTS: list[Mutant] = [
     (PROTOCOL, "        if len(self.connections) > MAX_CONNECTIONS:\n", "        if False:\n"),
     (PROTOCOL, "len(self.connections) > MAX_CONNECTIONS", "len(self.connections) >= MAX_CONNECTIONS"),
     (PROTOCOL, "            if waiting:\n", "            if False:\n"),
-    (PROTOCOL, "min(waiting)[-1]", "max(waiting)[-1]"),
+    (PROTOCOL, "min(waiting, key", "max(waiting, key"),
     (PROTOCOL, "        self._wait()\n\n    def connection_lost", "\n    def connection_lost"),
     (
         PROTOCOL,
