@@ -272,7 +272,6 @@ def _load(config: Mapping[str, Any], options: Mapping[str, Any]) -> GuardSetting
 
     try:
         named = _named(config, options)
-        _refuse_unknown(config, named)
         settings = load_settings(named, **_merged(config, options))
         settings.policy(named(("policy_file",)))
         if settings.socket is not None:
@@ -317,17 +316,6 @@ def to_environment(settings: GuardSettings) -> dict[str, str]:
 def absolute(path: Path | None) -> Path | None:
     """The path from the root: the guard may have another working directory."""
     return None if path is None else path.absolute()
-
-
-def _refuse_unknown(config: Mapping[str, Any], named: Named) -> None:
-    """`Port` is no setting, and would win over the option: what reads the environment minds no case."""
-    from guard_core.wording import unknown
-    from guard_service.errors import SettingsError
-    from guard_service.settings import GuardSettings
-
-    for name in config:
-        if name not in GuardSettings.model_fields:
-            raise SettingsError(unknown((name,), list(GuardSettings.model_fields), named))
 
 
 def _merged(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

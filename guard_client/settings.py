@@ -43,7 +43,7 @@ class ClientSettings:
 
     def __post_init__(self) -> None:
         for name, kind, form in _FORMS:
-            _refuse_other(name, getattr(self, name), kind, form)
+            refuse_other(name, getattr(self, name), kind, form)
         if self.url is not None:
             GuardClient(self.url)  # a wrong URL is an error here, not at the first step
         if self.on_unreachable not in ("stop", "continue"):
@@ -103,8 +103,8 @@ class ClientSettings:
         )
 
 
-def _refuse_other(name: str, value: object, kind: type, form: str) -> None:
-    """Refuse a value of another type. A token is not shown."""
+def refuse_other(name: str, value: object, kind: type, form: str) -> None:
+    """Raises `GuardConfigError` for a value of another type, which is called `form`. A token is not shown."""
     fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     if not fits and not (value is None and name in _MAY_BE_NONE):
         shown = f"a value of type {type(value).__name__}" if name == "token" else repr(value)

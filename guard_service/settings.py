@@ -188,6 +188,8 @@ def load_settings(named: Named = variable, **values: Any) -> GuardSettings:
         for place in sorted((name,) for name in os.environ if name.startswith(ENV_PREFIX))
         if place[0].removeprefix(ENV_PREFIX).lower().split("__")[0] not in known
     ]
+    # What reads the environment minds no case: `Port` would win over `port`.
+    wrong += [unknown((name,), known, named) for name in values if name not in known]
     if wrong:
         raise SettingsError("; ".join(wrong))
     try:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -42,6 +43,8 @@ PRELOADED = (
 )
 #: Mutants are tested two at a time.
 TESTERS = 2
+#: Tests that run together: package, file of tests, what lies beside.
+Group = tuple[str, Path, tuple[Path, ...]]
 
 
 class Rule(NamedTuple):
@@ -55,18 +58,19 @@ class Rule(NamedTuple):
     tests: Path
     beside: tuple[Path, ...] = ()
 
+    @property
+    def path(self) -> str:
+        """Its source, from the root."""
+        return f"{self.package}/{self.source}"
+
+    @property
+    def group(self) -> Group:
+        """Its tests, which others may have, too."""
+        return self.package, self.tests, self.beside
+
 
 #: Whose rule, what stands there, and what the mutant has instead.
 Mutant = tuple[Rule, str, str]
-
-
-#: Tests that run together: package, file of tests, what lies beside.
-Group = tuple[str, Path, tuple[Path, ...]]
-
-
-def group_of(rule: Rule) -> Group:
-    """The tests of a rule, which others may have, too."""
-    return rule.package, rule.tests, rule.beside
 
 
 class Trace(NamedTuple):
@@ -92,10 +96,15 @@ def _statement(source: str, old: str) -> tuple[int, int]:
     before = text.index(old) + len(old) - len(old.lstrip())
     first = text.count("\n", 0, before) + 1
     last = first + old.strip().count("\n")
-    tree = ast.walk(ast.parse(text)) if source.endswith(".py") else ()
-    found = [(node.lineno, node.end_lineno or node.lineno) for node in tree if isinstance(node, ast.stmt)]
-    around = [(a, b) for a, b in found if a <= first and last <= b]
+    around = [(a, b) for a, b in _statements(source, text) if a <= first and last <= b]
     return min(around, key=lambda lines: lines[1] - lines[0], default=(first, last))
+
+
+@cache
+def _statements(source: str, text: str) -> list[tuple[int, int]]:
+    """First and last line of each statement, of those of Python."""
+    tree = ast.walk(ast.parse(text)) if source.endswith(".py") else ()
+    return [(node.lineno, node.end_lineno or node.lineno) for node in tree if isinstance(node, ast.stmt)]
 
 
 class Tester(NamedTuple):
@@ -112,8 +121,8 @@ class Tester(NamedTuple):
     def passes(self, mutant: Mutant, order: Sequence[str], room: Path) -> bool:
         """Whether the rule's tests, in this order, pass with the mutant, in the empty directory `room`."""
         rule, old, new = mutant
-        names = self._furnish(group_of(rule), room)
-        path = room / rule.package / rule.source
+        names = self._furnish(rule.group, room)
+        path = room / rule.path
         path.write_text(path.read_text().replace(old, new))
         code = self._run(room, names, order=order)
         assert code in (0, 1), (room / "log").read_text()
@@ -155,12 +164,12 @@ def survivors(mutants: Sequence[Mutant], directory: Path, preloaded: Sequence[st
     `preloaded`: modules of others that most of these tests import.
     """
     for rule, old, _ in mutants:
-        assert (ROOT / rule.package / rule.source).read_text().count(old) == 1, (
+        assert (ROOT / rule.path).read_text().count(old) == 1, (
             f"the mutant {old!r} no longer fits {rule.source}: edit this list with the rule"
         )
     groups: dict[Group, set[str]] = {}
     for rule, _, _ in mutants:
-        groups.setdefault(group_of(rule), set()).add(f"{rule.package}/{rule.source}")
+        groups.setdefault(rule.group, set()).add(rule.path)
     with ExitStack() as stack:
         idle: SimpleQueue[Tester] = SimpleQueue()
         for _ in range(TESTERS):
@@ -172,7 +181,7 @@ def survivors(mutants: Sequence[Mutant], directory: Path, preloaded: Sequence[st
 
         def survives(number: int, mutant: Mutant) -> bool:
             rule, old, _ = mutant
-            order = traces[group_of(rule)].order(f"{rule.package}/{rule.source}", old)
+            order = traces[rule.group].order(rule.path, old)
             with _taken(idle) as one:
                 return one.passes(mutant, order, directory / str(number))
 

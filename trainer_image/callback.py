@@ -28,7 +28,7 @@ from guard_client.errors import GuardConfigError
 from guard_client.guard import LAG_POLL_SECONDS, Guard
 from guard_client.rollouts import Candidate
 from guard_client.samples import StepSample, sample_of
-from guard_client.settings import ClientSettings
+from guard_client.settings import ClientSettings, refuse_other
 from guard_client.stopping import Stop
 from guard_core.wire import Sampling
 from trainer_image import ranks
@@ -97,8 +97,7 @@ class GuardCallback(TrainerCallback):
             max_lag=max_lag,
             rollouts=rollouts,
         )
-        if not isinstance(strict, bool):
-            raise GuardConfigError(f"strict must be True or False, got {strict!r}")
+        refuse_other("strict", strict, bool, "True or False")
         self._strict = strict
         self._optional = False
         self._guard: Guard | None = None

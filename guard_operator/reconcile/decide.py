@@ -48,6 +48,7 @@ from guard_operator.reconcile.halts import (
 )
 from guard_operator.reconcile.snapshot import (
     OVER,
+    Between,
     Disruption,
     Job,
     Pod,
@@ -333,10 +334,15 @@ def _nothing_can_run(snapshot: Snapshot) -> bool:
     workload, stop = snapshot.workload, snapshot.job.status.stop
     if workload is None or not workload.ours or workload.terminating:
         # What it made goes with it, but not before it has gone: meanwhile that makes pods.
-        return all(one.terminating for one in snapshot.between)
+        return not _makers(snapshot)
     if workload.state is WorkloadState.SUSPENDED:
         return stop is not None and stop.method is StopMethod.SUSPEND
     return workload.state in {WorkloadState.SUCCEEDED, WorkloadState.FAILED}
+
+
+def _makers(snapshot: Snapshot) -> tuple[Between, ...]:
+    """What makes pods for the workload, and is not on its way out."""
+    return tuple(one for one in snapshot.between if not one.terminating)
 
 
 def _is_going(snapshot: Snapshot) -> bool:
@@ -358,8 +364,8 @@ def _stop_actions(snapshot: Snapshot, method: StopMethod) -> tuple[Action, ...]:
         actions.append(StopWorkload(of_workload, workload.uid))
     if method is StopMethod.DELETE_PODS:
         # A workload whose deletion hangs keeps what makes its pods.
-        if made := tuple(one for one in snapshot.between if not one.terminating):
-            actions.append(DeleteBetween(made))
+        if makers := _makers(snapshot):
+            actions.append(DeleteBetween(makers))
         actions.append(_delete(pod for pod in snapshot.pods if not pod.terminating))
     return tuple(actions)
 

@@ -24,7 +24,7 @@ from guard_service.heldout.fitness import MAX_NAMES
 
 _WEIGHTS = ".safetensors"
 _CONFIG = "config.json"
-_CONFIGS = (_CONFIG, "adapter_config.json", "model.safetensors.index.json")
+_CONFIGS = ("adapter_config.json", "model.safetensors.index.json")
 #: What a tokenizer or a chat template is loaded from, and what ends a completion.
 _PINNED = (
     "tokenizer",
@@ -144,7 +144,7 @@ def _matters(name: str) -> bool:
 
 
 def _is_pinned(name: str) -> bool:
-    return name.startswith(_PINNED) or name.endswith(_PINNED_SUFFIXES)
+    return name == _CONFIG or name.startswith(_PINNED) or name.endswith(_PINNED_SUFFIXES)
 
 
 def refuse_changed(source: Path, directory: int, announced: str | None) -> None:
@@ -183,7 +183,7 @@ def pinned(staged: Path) -> dict[str, str]:
     for path in paths:
         if not _matters(path.name):
             path.unlink()
-    found = {path.name: _pin(path) for path in paths if path.name == _CONFIG or _is_pinned(path.name)}
+    found = {path.name: _pin(path) for path in paths if _is_pinned(path.name)}
     return {_CONFIG: _NONE, **found}
 
 

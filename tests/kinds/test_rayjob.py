@@ -102,13 +102,27 @@ def test_the_kind_is_found_when_its_crd_comes(
 
 
 @pytest.fixture
-def running(here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]) -> RayWorld:
-    controller("kuberay")
-    here.claim()
-    here.submit(as_rayjob(make_job()))
-    here.operator()
-    here.runs()
-    return here
+def start(
+    here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
+) -> Callable[..., RayWorld]:
+    """Makes a RayJob that runs."""
+
+    def run(on_fire: str = "Stop") -> RayWorld:
+        controller("kuberay")
+        here.claim()
+        job = as_rayjob(make_job())
+        job["spec"]["onFire"] = on_fire
+        here.submit(job)
+        here.operator()
+        here.runs()
+        return here
+
+    return run
+
+
+@pytest.fixture
+def running(start: Callable[..., RayWorld]) -> RayWorld:
+    return start()
 
 
 def test_the_head_has_the_guard_as_it_was_injected(running: RayWorld) -> None:
@@ -152,16 +166,8 @@ def test_a_fire_before_the_cluster_is_ready(
     here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
 
 
-def test_a_fire_by_suspend(
-    here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
-) -> None:
-    controller("kuberay")
-    here.claim()
-    job = as_rayjob(make_job())
-    job["spec"]["onFire"] = "Suspend"
-    here.submit(job)
-    here.operator()
-    here.runs()
+def test_a_fire_by_suspend(start: Callable[..., RayWorld]) -> None:
+    here = start("Suspend")
     here.fire()
     eventually(lambda: here.deployment()[0] == "Suspended", "the RayJob is suspended", SECONDS)
     assert not here.items(RAY_CLUSTERS) and not here.items(BATCH_JOBS)
@@ -170,16 +176,10 @@ def test_a_fire_by_suspend(
 
 
 def test_given_a_fire_while_something_holds_the_rayjob_then_its_cluster_makes_no_pods_again(
-    here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
+    start: Callable[..., RayWorld],
 ) -> None:
     """What is to be deleted and has somebody's finalizer keeps what it made."""
-    controller("kuberay")
-    here.claim()
-    job = as_rayjob(make_job())
-    job["spec"]["onFire"] = "Delete"
-    here.submit(job)
-    here.operator()
-    here.runs()
+    here = start("Delete")
     held = [*here.workload()["metadata"].get("finalizers", []), "example.com/held"]
     patch = {"metadata": {"finalizers": held}}
     here.client.merge(here.workloads, here.namespace, "run", patch, "somebody")

@@ -462,32 +462,22 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             method=StopMethod.DELETE_PODS,
         ),
     ),
-    "stopping: what makes pods is deleted although none is there now": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Delete", REASSERT_SECONDS)}),
-            workload(terminating=True),
-            between=(CLUSTER,),
-        ),
-        Expected(
-            Phase.STOPPING,
-            (DeleteBetween((CLUSTER,)), DeletePods(())),
-            {("Stopped", "False", "PodsTerminating")},
-            method=StopMethod.DELETE_PODS,
-        ),
-    ),
-    "stopping: nothing is said to be stopped while something makes pods": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("DeletePods", 900)}),
-            workload(terminating=True),
-            between=(CLUSTER,),
-        ),
-        Expected(
-            Phase.STOPPING,
-            (DeleteBetween((CLUSTER,)), DeletePods(())),
-            {("Stopped", "False", "PodsTerminating")},
-            method=StopMethod.DELETE_PODS,
-        ),
-    ),
+    **{
+        f"stopping by {method}: what makes pods is deleted although none is there now": (
+            Snapshot(
+                job({**REF, **guard(fire=FIRE), **stop(method, seconds)}),
+                workload(terminating=True),
+                between=(CLUSTER,),
+            ),
+            Expected(
+                Phase.STOPPING,
+                (DeleteBetween((CLUSTER,)), DeletePods(())),
+                {("Stopped", "False", "PodsTerminating")},
+                method=StopMethod.DELETE_PODS,
+            ),
+        )
+        for method, seconds in (("Delete", REASSERT_SECONDS), ("DeletePods", 900))
+    },
     "stopping: what makes its pods is left to a workload that goes": (
         Snapshot(
             job({**REF, **guard(fire=FIRE), **stop("Delete", REASSERT_SECONDS - 1)}),

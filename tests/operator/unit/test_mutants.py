@@ -362,9 +362,9 @@ MUTANTS: list[Mutant] = [
     (DECIDE, "if is_true(job.status, ConditionType.STOPPED):\n            # It",
      "if False:\n            # It"),
     (DECIDE, 'stop = stop.model_copy(update={"empty_since": None})', "pass"),
-    (DECIDE, "if made := tuple(one for one in snapshot.between if not one.terminating):", "if made := ():"),
+    (DECIDE, "if makers := _makers(snapshot):", "if makers := ():"),
     (DECIDE, "for one in snapshot.between if not one.terminating", "for one in snapshot.between"),
-    (DECIDE, "return all(one.terminating for one in snapshot.between)", "return True"),
+    (DECIDE, "return not _makers(snapshot)", "return True"),
     (ACTUATE, "                if error.status == 429:\n", "                if True:\n"),
     # Stopped is said once it has lasted, and looked at once more.
     (DECIDE, "if lasted >= settle or", "if True or"),

@@ -56,15 +56,18 @@ def job(template: Json) -> Job:
     return Job("run", "ns", "u", 1, "1", {}, spec, Status())
 
 
+def actuator(cluster: Cluster) -> Actuator:
+    none = cast(Any, None)
+    return Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, none, none, none)
+
+
 def stop(
     cluster: Cluster, template: Json = RAYJOB, method: StopMethod = StopMethod.STOP
 ) -> tuple[list[str], StopMethod]:
     """What was done, and what the report then says was asked for."""
-    none = cast(Any, None)
     asked = StopStatus(requested_at=datetime(2026, 1, 1, tzinfo=UTC), method=method)
     report = Report(Phase.STOPPING, (), None, asked)
-    actuator = Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, none, none, none)
-    report, told = actuator._stop(job(template), StopWorkload(method, "w"), report)
+    report, told = actuator(cluster)._stop(job(template), StopWorkload(method, "w"), report)
     assert report.stop is not None and bool(told) == (report.stop.method is not method)
     return cluster.done, report.stop.method
 
@@ -74,19 +77,15 @@ CLUSTERS = tuple(Between(RAY_CLUSTERS, name, f"uid-{name}") for name in ("a", "b
 
 @pytest.mark.parametrize("status", [None, 403, 409, 500])
 def test_what_makes_pods_is_deleted_and_holds_up_nothing(status: int | None) -> None:
-    none = cast(Any, None)
     cluster = Cluster(status=status, everything=True)
-    actuator = Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, none, none, none)
-    actuator._delete_between(job(RAYJOB), CLUSTERS)
+    actuator(cluster)._delete_between(job(RAYJOB), CLUSTERS)
     assert cluster.done == ([] if status else ["delete RayCluster a uid-a", "delete RayCluster b uid-b"])
 
 
 def test_a_server_without_time_is_asked_again_for_what_makes_pods() -> None:
-    none = cast(Any, None)
     cluster = Cluster(status=429, everything=True)
-    actuator = Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, none, none, none)
     with pytest.raises(ApiError, match="429"):
-        actuator._delete_between(job(RAYJOB), CLUSTERS)
+        actuator(cluster)._delete_between(job(RAYJOB), CLUSTERS)
 
 
 def owner(uid: str, **more: Any) -> Json:
