@@ -94,6 +94,8 @@ class WorkloadAdapter(Protocol):
     children: tuple[tuple[Resource, tuple[str, ...]], ...]
     #: Characters that a workload's name may have.
     max_name: int
+    #: Annotations of the workload that leave no place for a guard, each with the reason.
+    refused_annotations: Mapping[str, str]
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Every pod template; at least one is guarded.

@@ -37,6 +37,7 @@ class JobAdapter:
     between: tuple[Resource, ...] = ()
     children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
     max_name = MAX_JOB_NAME
+    refused_annotations: Mapping[str, str] = {}
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""

@@ -36,6 +36,7 @@ class JobSetAdapter:
     between: tuple[Resource, ...] = (BATCH_JOBS,)
     children: tuple[tuple[Resource, tuple[str, ...]], ...] = ((BATCH_JOBS, ("get", "patch")),)
     max_name = MAX_JOB_NAME
+    refused_annotations: Mapping[str, str] = {}
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """That of every replicatedJob; guarded is the one with rank 0."""

@@ -40,6 +40,7 @@ class PyTorchJobAdapter:
     between: tuple[Resource, ...] = ()
     children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
     max_name = MAX_JOB_NAME
+    refused_annotations: Mapping[str, str] = {}
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""

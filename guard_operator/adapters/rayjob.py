@@ -36,6 +36,10 @@ WORKERS = ("rayClusterSpec", "workerGroupSpecs")
 #: With it Ray may run the driver on any node.
 DRIVER_ANYWHERE = "RAY_JOB_ALLOW_DRIVER_ON_WORKER_NODES"
 
+#: KubeRay gives the cluster the annotations of the RayJob; this one is `gcsFaultToleranceOptions` of old.
+FAULT_TOLERANCE = "ray.io/ft-enabled"
+_CLEAN_UP = "after the run KubeRay would start a pod like the head, guard and all, to clean Redis up"
+
 #: Fields of a RayJob that leave no place for a guard, with the reason.
 _REFUSED: dict[tuple[str, ...], str] = {
     ("clusterSelector",): "the run would be in a Ray cluster that is not its own: no guard is in it, and no "
@@ -46,7 +50,7 @@ _REFUSED: dict[tuple[str, ...], str] = {
     ): "the autoscaler needs a service-account token in the pod of "
     "the head, with which the trainer could change pods. Give the worker groups their replicas",
     ("rayClusterSpec", "gcsFaultToleranceOptions"): "its Redis credentials are read from any Secret into the "
-    "container that trains, and its clean-up starts a pod with a guard after the run",
+    "container that trains, and " + _CLEAN_UP,
 }
 #: Whose pods are elsewhere if it is not KubeRay.
 _MANAGED_BY = (("managedBy",), ("rayClusterSpec", "managedBy"))
@@ -67,6 +71,7 @@ class RayJobAdapter:
     between: tuple[Resource, ...] = (RAY_CLUSTERS,)
     children: tuple[tuple[Resource, tuple[str, ...]], ...] = ((BATCH_JOBS, ("delete", "get")),)
     max_name = 47  # of KubeRay, which fails a job with a longer one after it was made
+    refused_annotations: Mapping[str, str] = {FAULT_TOLERANCE: _CLEAN_UP}
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The head, which is guarded, the groups of workers, and the submitter if it has a template."""

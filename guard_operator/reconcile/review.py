@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,10 @@ def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) ->
         )
         return Review(Reason.TEMPLATE_REFUSED, (message,))
     found = find_violations(adapter, template.spec, guard, config)
-    refused = tuple(f"{finding.field} {finding.message}" for finding in found if finding.cost is None)
+    refused = (
+        *_annotations(adapter, template.metadata.annotations),
+        *(f"{finding.field} {finding.message}" for finding in found if finding.cost is None),
+    )
     if refused:
         return Review(Reason.TEMPLATE_REFUSED, refused)
     try:
@@ -59,6 +62,12 @@ def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) ->
         return Review(Reason.TEMPLATE_REFUSED, (str(error),))
     costs = tuple(finding.cost for finding in found if finding.cost is not None)
     return Review(costs=costs, workload=workload)
+
+
+def _annotations(adapter: WorkloadAdapter, annotations: Mapping[str, str]) -> Iterator[str]:
+    for name, why in adapter.refused_annotations.items():
+        if name in annotations:
+            yield f"spec.template.metadata.annotations[{name!r}] must not be set: {why}"
 
 
 def review_manifest(manifest: Mapping[str, Any], config: OperatorConfig) -> Review:

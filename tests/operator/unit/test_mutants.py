@@ -76,6 +76,8 @@ MUTANTS: list[Mutant] = [
     (RAYJOB, ' and variable.get("value") != "0"', ' and variable.get("value", "0") != "0"'),
     (RAYJOB, '[*env, {"name": DRIVER_ANYWHERE, "value": "0"}]', "env"),
     (RAYJOB, "max_name = 47", "max_name = 50"),
+    (RAYJOB, "refused_annotations: Mapping[str, str] = {FAULT_TOLERANCE: _CLEAN_UP}",
+     "refused_annotations: Mapping[str, str] = {}"),
     (JOBSET, 'own.setdefault("completions", count(own.get("parallelism")))', "pass"),
     (JOBSET, 'guarded.setdefault("podReplacementPolicy", "Failed")', "pass"),
     (JOBSET, 'pod.setdefault("restartPolicy", "Never")', "pass"),
@@ -418,6 +420,7 @@ MUTANTS: list[Mutant] = [
     # What is refused without a cluster.
     (REVIEW, "for finding in found if finding.cost is None)", "for finding in found)"),
     (REVIEW, "    return Review(costs=costs, workload=", "    return Review(workload="),
+    (REVIEW, "        *_annotations(adapter, template.metadata.annotations),\n", ""),
     (REVIEW, "len(name) > MAX_JOB_NAME or ", ""),
     (REVIEW, " or re.fullmatch(JOB_NAME_PATTERN, name) is None", ""),
     (REVIEW, "re.fullmatch(JOB", "re.match(JOB"),

@@ -48,8 +48,9 @@ def rayjob(head: Json | None = None, cluster: Json | None = None, **spec: Any) -
     }
 
 
-def job(spec: Json) -> Job:
-    body = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": spec}
+def job(spec: Json, annotations: Json | None = None) -> Job:
+    metadata = {"annotations": annotations or {}}
+    body = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": spec}
     heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}}
     guard = {"heldout": heldout, "checkpoints": {"volume": "ckpt"}}
     parsed = Spec.model_validate({"template": body, "guard": guard})
@@ -167,6 +168,17 @@ def test_what_cannot_be_guarded_names_the_field(spec: Json, field: str, why: str
     assert error.value.field == field
     (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, CONFIG)
     assert finding.field == f"spec.template.spec.{field}" and finding.cost is None
+
+
+@pytest.mark.parametrize("value", ["true", "False", ""])
+def test_fault_tolerance_is_refused_by_its_annotation_too(value: str) -> None:
+    refused = review(ADAPTER, job(rayjob(), {"ray.io/ft-enabled": value, "team": "a"}), CONFIG)
+    assert refused.reason is Reason.TEMPLATE_REFUSED and not refused.workload
+    [finding] = refused.findings
+    assert finding.startswith(
+        "spec.template.metadata.annotations['ray.io/ft-enabled'] must not be set: after"
+    )
+    assert review(ADAPTER, job(rayjob(), {"team": "a"}), CONFIG).reason is None
 
 
 @pytest.mark.parametrize(
