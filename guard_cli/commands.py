@@ -36,13 +36,16 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "status": Command("guard_cli.status", "How a run is doing: on a cluster, at an address, in a folder."),
     "report": Command("guard_cli.report.command", "The report of a run on a cluster, also when it is gone."),
+    "resume": Command(
+        "guard_cli.resume.command", "Go on from the last good checkpoint of a run.", ("cli", "operator")
+    ),
     "inspect": Command("guard_cli.inspect", "What a guard's store holds, also while it runs."),
     "bundle": Command("guard_cli.bundle", "One file for whoever helps: no held-out item, no token."),
     "replay": Command("guard_cli.replay.command", "When each detector would have stopped a past run."),
 }
 
 #: Those that `kubectl rlguard` has.
-OF_A_CLUSTER = ("wrap", "status", "report")
+OF_A_CLUSTER = ("wrap", "status", "report", "resume")
 
 HELP = "RLGuard stops reinforcement-learning post-training when the policy starts to hack its reward."
 EPILOG = epilog(

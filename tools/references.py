@@ -98,6 +98,18 @@ TRAINER_ENVIRONMENT = {
         "never wait",
         "How many checkpoints may be unscored before training waits for the guard when it has saved one.",
     ),
+    "RLGUARD_RESUME_FROM": (
+        "path",
+        "none",
+        "Checkpoint of another run to start from: the trainer image loads its weights, and a script of yours "
+        "has to. `rlguard resume` and `rlguard run --resume-from` set it.",
+    ),
+    "RLGUARD_RUN": (
+        "text",
+        "none",
+        "Name of this run. In the trainer image one that starts from a checkpoint of another saves into a "
+        "directory of this name below `output_dir`, and not among the other's checkpoints.",
+    ),
     "RLGUARD_ROLLOUTS": (
         "0 or 1",
         "`1`",

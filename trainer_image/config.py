@@ -22,6 +22,7 @@ Imports neither torch nor TRL, so that a typing error is found before they load.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,6 +82,40 @@ class TrainConfig(BaseModel):
         description="Any field of TRL's `GRPOConfig` but `output_dir`. `save_steps` says how often the guard "
         "can judge; without `beta` TRL computes no KL.",
     )
+
+
+def starting_elsewhere(config: TrainConfig, environ: Mapping[str, str]) -> TrainConfig:
+    """The configuration of a run that goes on from a checkpoint of another one; `config` if it does not.
+
+    It starts from the weights alone, and saves into a directory of its own below `output_dir`, where later
+    checkpoints of the other run may lie, from which it is not to go on.
+
+    Args:
+        config: as the file says.
+        environ: `RLGUARD_RESUME_FROM` (directory of the checkpoint) and `RLGUARD_RUN` (name of this run), as
+            `rlguard run --resume-from` and a job of `rlguard resume` set them.
+
+    Raises:
+        GuardConfigError: there is no such checkpoint, it is an adapter, or the run has no name that can be a
+            directory.
+    """
+    given = environ.get("RLGUARD_RESUME_FROM")
+    if not given:
+        return config
+    run, checkpoint = environ.get("RLGUARD_RUN", ""), Path(given)
+    if not checkpoint.is_dir():
+        raise GuardConfigError(
+            f"RLGUARD_RESUME_FROM: there is no directory {given}: its trainer may have deleted it "
+            "(save_total_limit). Name another checkpoint, or start from the beginning"
+        )
+    if (checkpoint / "adapter_config.json").exists():
+        raise GuardConfigError(
+            f"RLGUARD_RESUME_FROM: {given} is an adapter, and this entrypoint starts from whole models: "
+            "merge it into its base model first, and name the result"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", run):
+        raise GuardConfigError(f"RLGUARD_RUN must be a name of letters, digits, . _ and -, got {run!r}")
+    return config.model_copy(update={"model": given, "output_dir": str(Path(config.output_dir) / run)})
 
 
 class _Loader(yaml.SafeLoader):

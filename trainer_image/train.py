@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
 from guard_core import CollapseStopError, __version__
 from guard_core.wording import nearest, unknown
-from trainer_image.config import LOSS_COLUMNS, TrainConfig, load_config
+from trainer_image.config import LOSS_COLUMNS, TrainConfig, load_config, starting_elsewhere
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     obey_sigterm()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        train(load_config(arguments.config))
+        train(starting_elsewhere(load_config(arguments.config), os.environ))
     except GuardConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIG

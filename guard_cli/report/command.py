@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +12,9 @@ from guard_cli.cluster import REQUEST_SECONDS, UNREACHABLE, KubeconfigOption, Na
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
-from guard_cli.terminal import plain
+from guard_cli.saved import is_file, read_object
 from guard_core.ending import fired_at
 from guard_core.wire import Level, Verdict
-from guard_service.policy_file import NotYamlError, parse_yaml
 
 EXIT_CODES = {
     0: "the page is written",
@@ -28,8 +26,6 @@ EPILOG = epilog(
     "rlguard report evidence.yaml --out my-job.html",
     codes=EXIT_CODES,
 )
-#: A ConfigMap holds at most 1 MiB; as YAML it is longer.
-MOST_BYTES = 8 << 20
 
 app = typer.Typer(add_completion=False)
 
@@ -50,43 +46,13 @@ def report(
     and with `spec.keepEvidence` not even the job. A file is one that `kubectl get configmap NAME -o yaml`
     wrote. Of each evaluation round its reward, KL and held-out score are kept; single steps are not.
     """
-    found = _of_file(Path(job)) if _is_file(job) else _of_cluster(job, namespace, kubeconfig)
+    found = read_object(Path(job)) if is_file(job) else _of_cluster(job, namespace, kubeconfig)
     evidence = read_evidence(found)
     try:
         out.write_text(_page(evidence) + "\n", encoding="utf-8")
     except OSError as error:
         raise CliError(f"--out {out} cannot be written: {error.strerror or error}") from None
     typer.echo(f"{out}: {_headline(evidence.verdict)}")
-
-
-def _is_file(job: str) -> bool:
-    """Whether a file is meant, which no name of a job looks like.
-
-    Raises:
-        CliError: it is not there.
-    """
-    with suppress(OSError, ValueError):  # such as a name that is too long
-        if Path(job).is_file():
-            return True
-    if "/" in job or job.endswith((".yaml", ".yml", ".json")):
-        raise CliError(f"{plain(job[:200])}: no such file")
-    return False
-
-
-def _of_file(path: Path) -> Any:
-    """Reads a file that kubectl wrote.
-
-    Raises:
-        CliError: it cannot be read, is too large for a ConfigMap, or is not YAML.
-    """
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise CliError(f"{path} is too large for a ConfigMap: more than {MOST_BYTES >> 20} MiB")
-        return parse_yaml(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"{path} cannot be read: {error}") from None
-    except NotYamlError as error:
-        raise CliError(f"{path} is {error}") from None
 
 
 def _of_cluster(job: str, namespace: str | None, kubeconfig: Path | None) -> Any:

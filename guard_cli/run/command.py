@@ -48,6 +48,16 @@ def run(
     format_: FormatOption = "auto",
     run_config: RunConfigOption = None,
     column: MapOption = None,
+    resume_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume-from",
+            help="Checkpoint of another run to start from, such as its best_checkpoint: the trainer gets it "
+            "as RLGUARD_RESUME_FROM.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
     grace: Annotated[
         float, typer.Option("--grace", min=0, help="Seconds between SIGTERM and SIGKILL of the trainer.")
     ] = 10.0,
@@ -86,6 +96,7 @@ def run(
         grace=grace,
         drain=drain,
         follow=_followed(follow, format_, run_config, column or []),
+        resume_from=options.absolute(resume_from),
     )
     finished = run_guarded(plan)
     typer.echo(f"rlguard: {finished.outcome.sentence}\nrlguard: report in {plan.out}/report.html", err=True)

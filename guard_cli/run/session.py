@@ -170,7 +170,13 @@ def _start_following(
 def _start_trainer(plan: Plan, settings: GuardSettings, guard: GuardProcess) -> TrainerProcess:
     # The held-out split stays out of the trainer's environment, as all settings of guard and webhooks.
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_THE_TRAINERS)}
-    given = {"RLGUARD_URL": guard.url, "RLGUARD_TOKEN": str(settings.tokens()[0])}
+    given = {
+        "RLGUARD_URL": guard.url,
+        "RLGUARD_TOKEN": str(settings.tokens()[0]),
+        "RLGUARD_RUN": plan.out.name,
+    }
+    if plan.resume_from is not None:
+        given["RLGUARD_RESUME_FROM"] = str(plan.resume_from)
     try:
         return TrainerProcess(plan.command, inherited | given, plan.out / "trainer.log")
     except OSError as error:

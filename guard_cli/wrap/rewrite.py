@@ -69,7 +69,7 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
             written.
     """
     parts = _parts(job, name)
-    guard_text = _dump(guard)
+    guard_text = as_yaml(guard)
     written = yaml.compose(guard_text, Loader)
     assert written is not None
     tree = _tree(parts, written)
@@ -305,7 +305,7 @@ def _metadata_lines(
             for key, place in inner.items()
         }
         if parts.renamed:
-            found["name"] = _shifted(_dump({"name": parts.name}).splitlines(), column)
+            found["name"] = _shifted(as_yaml({"name": parts.name}).splitlines(), column)
         head += [line for key, _ in own for line in found[key.value]]
         moved = [line for key, _ in carried for line in _shifted(found[key.value])]
     elif {*pairs(parts.metadata)} <= {*OWN} and not parts.renamed:
@@ -339,8 +339,8 @@ _Dumper.add_representer(
 )
 
 
-def _dump(content: Mapping[str, Any]) -> str:
-    """What we write ourselves."""
+def as_yaml(content: Mapping[str, Any]) -> str:
+    """What we write ourselves, for any program that reads YAML."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=4096, allow_unicode=True)
 
 

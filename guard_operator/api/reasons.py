@@ -105,6 +105,7 @@ class Reason(StrEnum):
     # Events only
     EVIDENCE_CAPTURED = "EvidenceCaptured"
     STOP_ESCALATED = "StopEscalated"
+    RESUMED = "Resumed"
 
     @property
     def meaning(self) -> str:
@@ -164,6 +165,7 @@ _REASONS = {
     Reason.WORKLOAD_DELETED: "Someone deleted the workload.",
     Reason.EVIDENCE_CAPTURED: "The evidence ConfigMap was written.",
     Reason.STOP_ESCALATED: "The stop did not take effect or was refused, so a harder one was asked for.",
+    Reason.RESUMED: "The run starts from a checkpoint of another one; both jobs are told.",
 }
 
 #: What the codes of the guard's verdict that can fire are called in a condition.

@@ -336,6 +336,26 @@ class OnSilence(NamesItsOldFields, ApiModel):
     action: Literal["Warn", "Stop"] = Field("Stop", description="Whether that only warns or stops the run.")
 
 
+class ResumedFrom(ApiModel):
+    """The run from whose checkpoint this one starts."""
+
+    name: ObjectName = Field(description="Job whose checkpoint it is, in the same namespace.")
+    uid: str | None = Field(
+        None,
+        min_length=1,
+        max_length=63,
+        description="Its UID: jobs that follow each other may have one name.",
+    )
+    step: int | None = Field(None, ge=0, description="Training step of the checkpoint, in that run.")
+    checkpoint: str = Field(
+        min_length=2,
+        max_length=4096,
+        pattern=r"^/[^/\x00-\x1f][^\x00-\x1f]*$",
+        description="Directory of the checkpoint as the trainer sees it, in the checkpoint volume. The "
+        "containers that train get it as RLGUARD_RESUME_FROM, and the name of this job as RLGUARD_RUN.",
+    )
+
+
 class Spec(ApiModel):
     """What is wanted: a workload, and a guard over it."""
 
@@ -351,6 +371,11 @@ class Spec(ApiModel):
                 "spec.guard is immutable: a changed guard is a new GuardedTrainingJob. Delete this one "
                 "first, or give the new one another name",
             ),
+            (
+                "has(self.resumedFrom) == has(oldSelf.resumedFrom) && "
+                "(!has(self.resumedFrom) || self.resumedFrom == oldSelf.resumedFrom)",
+                "spec.resumedFrom is immutable: a run begins once. Give a new job another name",
+            ),
         )
     )
 
@@ -359,6 +384,11 @@ class Spec(ApiModel):
         "that its own API takes. Immutable."
     )
     guard: GuardSpec = Field(description="The guard over it. Immutable.")
+    resumed_from: ResumedFrom | None = Field(
+        None,
+        description="Where this run starts, if it goes on from a checkpoint of another one; "
+        "`rlguard resume` writes it. Immutable.",
+    )
     on_fire: OnFire = Field(
         OnFire.STOP,
         description="Stop ends the workload for good and keeps the object; Suspend sets its suspend field "

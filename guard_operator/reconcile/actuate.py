@@ -239,6 +239,9 @@ class Actuator:
         for transition in happened:
             if not (transition.reason == Reason.NO_PODS_LEFT and _was_stopped(job)):
                 self._events.record(job, transition, self._clock())
+        if job.status.workload_ref is None and report.workload_ref is not None:
+            for one, transition in _resumption(job):
+                self._events.record(one, transition, self._clock())
         self._measure(job, report)
 
     def _measure(self, job: Job, report: Report) -> None:
@@ -251,6 +254,19 @@ class Actuator:
         if fire and stopped and stopped.status == "True" and not _was_stopped(job):
             empty = (stop and stop.empty_since) or self._clock()
             self._observer.stopped(max(0.0, (empty - fire.at).total_seconds()))
+
+
+def _resumption(job: Job) -> Iterator[tuple[Job, Transition]]:
+    """That it goes on from another run, told to both."""
+    origin = job.spec.resumed_from
+    if origin is None:
+        return
+    step = "" if origin.step is None else f" (step {origin.step})"
+    here = f"starts from {origin.checkpoint}{step} of job {origin.name}, which stays as it is"
+    yield job, Transition("Normal", Reason.RESUMED, here)
+    if origin.uid is not None:
+        there = f"job {job.name} starts from {origin.checkpoint}{step} of this one"
+        yield replace(job, name=origin.name, uid=origin.uid), Transition("Normal", Reason.RESUMED, there)
 
 
 def _was_stopped(job: Job) -> bool:

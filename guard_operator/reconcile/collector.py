@@ -10,7 +10,9 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 
 from guard_core.policy import Policy
 from guard_operator.adapters import find_adapter
@@ -104,12 +106,18 @@ class EvidenceCollector:
         if guarded is None or adapter is None:
             return None
         container = next(t for t in adapter.pod_templates(template.spec) if t.guarded).container
-        logs = {}
-        for file, name in (("trainer.log", container), ("guard.log", names.GUARD_CONTAINER)):
-            try:
-                logs[file] = self._client.log_tail(job.namespace, guarded.name, name, LOG_BYTES, LOG_SECONDS)
-            except ClusterError as error:
-                if file == "trainer.log":
-                    return None
-                logs[file] = f"not available: {error}"
-        return logs
+        # At once: the pod may be gone in the moment between the two.
+        with ThreadPoolExecutor(2) as both:
+            trainer, guard = both.map(
+                partial(self._log, job.namespace, guarded.name), (container, names.GUARD_CONTAINER)
+            )
+        if isinstance(trainer, ClusterError):
+            return None
+        kept = f"not available: {guard}" if isinstance(guard, ClusterError) else guard
+        return {"trainer.log": trainer, "guard.log": kept}
+
+    def _log(self, namespace: str, pod: str, container: str) -> str | ClusterError:
+        try:
+            return self._client.log_tail(namespace, pod, container, LOG_BYTES, LOG_SECONDS)
+        except ClusterError as error:
+            return error

@@ -109,6 +109,8 @@ def _prepare_pod(job: Job, template: PodTemplate, spec: Json, config: OperatorCo
     pod["automountServiceAccountToken"] = False
     if job.spec.guard.isolation is Isolation.STRICT:
         _confine(pod)
+    if (origin := job.spec.resumed_from) is not None:
+        _say_where_it_starts(pod, template.container, origin.checkpoint, job.name)
     if template.guarded:
         _inject(job, template, pod, config)
         digest = {names.DIGEST_ANNOTATION: injected_digest(pod)}
@@ -133,6 +135,17 @@ def _confine(pod: Json) -> None:
                 "allowPrivilegeEscalation": False,
                 "capabilities": {"drop": ["ALL"]},
             }
+
+
+def _say_where_it_starts(pod: Json, container: str, checkpoint: str, run: str) -> None:
+    """On all ranks: each of them loads the weights. What a template says of it is of an earlier run."""
+    # The kubelet would replace what looks like a variable.
+    values = {layout.RESUME_ENV: checkpoint.replace("$", "$$"), layout.RUN_ENV: run}
+    for trainer in pod.get("containers", []):
+        if trainer.get("name") == container:
+            own = [variable for variable in trainer.get("env") or [] if variable.get("name") not in values]
+            given = [{"name": name, "value": value} for name, value in values.items()]
+            trainer["env"] = [*own, *given]
 
 
 def _own(job: Job) -> frozenset[SourceRef]:

@@ -38,6 +38,10 @@ TRAINER_ENV = (URL_ENV, TOKEN_ENV)
 #: otherwise; for less than the ten minutes after which a collective of the other ranks fails.
 DRAIN_ENV, DRAIN_SECONDS = "RLGUARD_DRAIN_SECONDS", "300"
 
+#: Environment of every container that trains, in a run that goes on from a checkpoint of another one: which
+#: one, and the name of the run, so that it writes beside the other and not over it.
+RESUME_ENV, RUN_ENV = "RLGUARD_RESUME_FROM", "RLGUARD_RUN"
+
 #: Keys of the Secret with the guard's tokens, and of the ConfigMap with its policy.
 INGEST_TOKEN_KEY = "ingest-token"
 READ_TOKEN_KEY = "read-token"

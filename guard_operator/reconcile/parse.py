@@ -25,6 +25,7 @@ from guard_operator.api.types import (
     Latched,
     OnFire,
     OnSilence,
+    ResumedFrom,
     Spec,
     Status,
     WorkloadTemplate,
@@ -158,6 +159,7 @@ def _spec(raw: Json, status: Status) -> Spec:
     return Spec(
         template=salvage(WorkloadTemplate, raw.get("template")) or WorkloadTemplate.model_validate(template),
         guard=salvage(GuardSpec, guard) or _SOME_GUARD,
+        resumed_from=salvage(ResumedFrom, raw.get("resumedFrom")),
         on_fire=stopping.on_fire,
         stop_grace_seconds=stopping.stop_grace_seconds,
         keep_evidence=stopping.keep_evidence,

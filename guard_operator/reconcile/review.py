@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic import ValidationError
 
+from guard_core.wording import quoted
 from guard_operator.adapters import WorkloadAdapter, find_adapter
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from guard_operator.api.reasons import Reason
+from guard_operator.api.types import Spec
 from guard_operator.api.wording import invalid_spec
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import LeakError, build_workload
 from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.refusals import find_violations
+from guard_operator.reconcile.refusals import checkpoint_mount, find_violations, pod_spec
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import Json
 
@@ -53,7 +56,7 @@ def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) ->
     refused = (
         *_annotations(adapter, template.metadata.annotations),
         *(f"{finding.field} {finding.message}" for finding in found if finding.cost is None),
-    )
+    ) or tuple(_start(adapter, job.spec))
     if refused:
         return Review(Reason.TEMPLATE_REFUSED, refused)
     try:
@@ -68,6 +71,25 @@ def _annotations(adapter: WorkloadAdapter, annotations: Mapping[str, str]) -> It
     for name, why in adapter.refused_annotations.items():
         if name in annotations:
             yield f"spec.template.metadata.annotations[{name!r}] must not be set: {why}"
+
+
+def _start(adapter: WorkloadAdapter, spec: Spec) -> Iterator[str]:
+    """The checkpoint of another run must lie where the trainer of this one has the volume, too.
+
+    The template has passed everything else.
+    """
+    if spec.resumed_from is None:
+        return
+    path = PurePosixPath(spec.resumed_from.checkpoint)
+    volume = spec.guard.checkpoints.volume
+    for template in adapter.pod_templates(spec.template.spec):
+        mount = checkpoint_mount(pod_spec(spec.template.spec, template), template, volume)
+        root = None if mount is None else str(mount["mountPath"])
+        if template.guarded and (".." in path.parts or root is None or not path.is_relative_to(root)):
+            yield (
+                f"spec.resumedFrom.checkpoint must be in the volume {volume}, which is mounted at {root}: it "
+                f"is {quoted(str(path))}"
+            )
 
 
 def review_manifest(manifest: Mapping[str, Any], config: OperatorConfig) -> Review:

@@ -66,7 +66,7 @@ def test_the_plugin_of_kubectl_has_the_commands_of_a_cluster():
     done = kubectl_rlguard("--help")
     assert done.returncode == 0 and "Usage: kubectl rlguard" in done.stdout
     listed = [name for name in COMMANDS if f"\n  {name} " in done.stdout]
-    assert listed == ["wrap", "status", "report"]
+    assert listed == ["wrap", "status", "report", "resume"]
     assert "Usage: kubectl rlguard status" in kubectl_rlguard("status", "--help").stdout
     assert "No such command 'run'" in kubectl_rlguard("run").stderr
     done = kubectl_rlguard("report", "job", "--kubeconfig", "/nonexistent")

@@ -171,6 +171,8 @@ COMMAND_LINES = [
     (["status", "job"], "kubernetes", "operator"),
     (["report", "job"], "matplotlib", "cli"),
     (["report", "job"], "kubernetes", "operator"),
+    (["resume", "job"], "typer", "cli"),
+    (["resume", "job"], "kubernetes", "operator"),
     (["inspect", "."], "fastapi", "cli"),
     (["bundle", "."], "fastapi", "cli"),
     ([], "typer", "cli"),

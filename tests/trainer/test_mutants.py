@@ -28,6 +28,7 @@ EXPERIMENT, LOGGED = "trainer_image/experiment.py", "trainer/test_experiment.py"
 ROLLOUTS, ROLLED = "guard_client/rollouts.py", "client/test_rollouts.py"
 FIGURES, PLOTTED = "trainer_image/figures.py", "client/test_figures.py"
 METRICS, LOSSES = "trainer_image/metrics.py", "trainer_image/losses.py"
+CONFIG, ENTRYPOINT = "trainer_image/config.py", "trainer/test_train.py"
 ROOMS = ("trainer_image", "guard_client")
 
 ENVIRONMENT = {
@@ -39,6 +40,13 @@ ENVIRONMENT = {
 
 #: Source, what stands there, what the mutant has instead, and the tests (file, -k expression) that must fail.
 MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
+    # A run that goes on from another one.
+    (CONFIG, "    if not given:\n", "    if True:\n", (ENTRYPOINT, "cannot_be_one")),
+    (CONFIG, "    if not checkpoint.is_dir():\n", "    if False:\n", (ENTRYPOINT, "cannot_be_one")),
+    (CONFIG, '(checkpoint / "adapter_config.json").exists()', "False", (ENTRYPOINT, "cannot_be_one")),
+    (CONFIG, "    if not re.fullmatch(", "    if False and not re.fullmatch(", (ENTRYPOINT, "cannot_be_one")),
+    (CONFIG, " / run)}", ")}", (ENTRYPOINT, "goes_on_from")),
+    (CONFIG, '"model": given, ', "", (ENTRYPOINT, "goes_on_from")),
     # Rollouts.
     (CALLBACK, " or not self._metrics.generated:", ":", (CALLED, "never_sent")),
     (METRICS, '= "reward" in values', "= True", (CALLED, "never_sent")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import yaml
 
 from guard_client.errors import GuardConfigError
 from guard_client.samples import let_the_guard_read
-from guard_core.wire import Adapters
+from guard_core.wire import Adapters, Code, Condition, Level
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard
 from trainer_image import train as entrypoint
 from trainer_image.checkpoints import incomplete_because, latest_complete
@@ -51,7 +52,14 @@ def test_as_the_first_process_of_a_container_it_ends_on_sigterm() -> None:
 
 @pytest.fixture(autouse=True)
 def no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RLGUARD_URL", "RLGUARD_TOKEN", "RLGUARD_STRICT", "RANK"):
+    for name in (
+        "RLGUARD_URL",
+        "RLGUARD_TOKEN",
+        "RLGUARD_STRICT",
+        "RLGUARD_RESUME_FROM",
+        "RLGUARD_RUN",
+        "RANK",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -139,6 +147,71 @@ def test_a_resumed_run_goes_on_where_it_was(
     assert run(config(model=str(tiny_model), grpo={"max_steps": 4})) == 0
     assert [report.step for report in guard.steps] == [1, 2, 3, 4]
     assert [report.step for report in guard.checkpoints] == [1, 2, 3, 4]
+
+
+@pytest.mark.torch
+def test_a_run_goes_on_from_a_checkpoint_of_another_one(
+    config: Any, tiny_model: Path, tmp_path: Path, guard: FaultyGuard, monkeypatch: Any
+) -> None:
+    """It starts there and not at the other's newest, counts from 0, and goes on itself after a restart."""
+    out = tmp_path / "out"
+    path = config(model=str(tiny_model))
+    assert run(path) == 0
+    good = out / "checkpoint-1"
+    make_other_weights(good / "model.safetensors")
+    before = {one: one.stat().st_mtime_ns for one in out.rglob("*")}
+    monkeypatch.setenv("RLGUARD_URL", guard.url)
+    monkeypatch.setenv("RLGUARD_RESUME_FROM", str(good))
+    monkeypatch.setenv("RLGUARD_RUN", "run-2")
+    waiting = Condition(code=Code.NO_BASELINE, level=Level.UNKNOWN, message="no baseline yet")
+    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"conditions": (waiting,)})
+    assert run(path) == 0
+    assert [report.step for report in guard.steps] == [1, 2]
+    assert {Path(report.path).parent for report in guard.checkpoints} == {out / "run-2"}
+    start = out / "run-2" / "_rlguard-start" / "model.safetensors"
+    assert same_weights(start, good / "model.safetensors")
+    assert not same_weights(start, out / "checkpoint-2" / "model.safetensors")
+    assert all(one.stat().st_mtime_ns == then for one, then in before.items() if one != out)
+
+    assert run(config(model=str(tiny_model), grpo={"max_steps": 3})) == 0
+    assert [report.step for report in guard.steps] == [1, 2, 3]
+
+
+def make_other_weights(file: Path) -> None:
+    """Of a tiny model that learns nothing in two steps."""
+    from safetensors.numpy import load_file, save_file
+
+    save_file({key: 0.5 * value for key, value in load_file(file).items()}, file, {"format": "pt"})
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    from safetensors.numpy import load_file
+
+    first, second = load_file(one), load_file(other)
+    return first.keys() == second.keys() and all((first[key] == second[key]).all() for key in first)
+
+
+@pytest.mark.parametrize(
+    ("name", "run_name", "said"),
+    [
+        ("absent", "run-2", "there is no directory .*absent: its trainer may have deleted it"),
+        ("adapter", "run-2", "adapter is an adapter.*merge it"),
+        ("whole", "", "RLGUARD_RUN must be a name"),
+        ("whole", "../run", "RLGUARD_RUN must be a name"),
+        ("whole", "..", "RLGUARD_RUN must be a name"),
+        ("whole", "r" * 129, "RLGUARD_RUN must be a name"),
+    ],
+)
+def test_a_start_that_cannot_be_one_is_said(
+    config: Any, tmp_path: Path, capsys: Any, monkeypatch: Any, name: str, run_name: str, said: str
+) -> None:
+    for kind in ("adapter", "whole"):
+        (tmp_path / kind).mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").touch()
+    monkeypatch.setenv("RLGUARD_RESUME_FROM", str(tmp_path / name))
+    monkeypatch.setenv("RLGUARD_RUN", run_name)
+    assert run(config()) == 2
+    assert re.search(said, capsys.readouterr().err)
 
 
 @pytest.mark.torch

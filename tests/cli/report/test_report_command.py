@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard_cli.errors import CliError
-from guard_cli.report.command import _of_file, _page, report
+from guard_cli.report.command import _page, report
 from guard_cli.report.evidence import read_evidence
+from guard_cli.saved import read_object
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.judge import Latch
 from guard_core.policy import Policy
@@ -205,7 +206,7 @@ def test_what_is_no_evidence_is_said(changed: Any, said: str) -> None:
         (b"a: [", "is not YAML"),
         (b"\xff", "cannot be read"),
         (b"[" * 100_000, "is not YAML"),
-        (b"x" * (9 << 20), "too large for a ConfigMap"),
+        (b"x" * (9 << 20), "too large for an object of a cluster"),
         (b"a: 2026-02-30", "is not YAML: day is out of range"),
         (b"a: 0x_", "is not YAML"),
         (b"a: " + b"9" * 5000, "is not YAML"),
@@ -216,7 +217,7 @@ def test_a_file_that_kubectl_did_not_write(tmp_path: Path, content: bytes, said:
     file = tmp_path / "file"
     file.write_bytes(content)
     with pytest.raises(CliError, match=said):
-        _of_file(file)
+        read_object(file)
 
 
 def test_a_policy_that_cannot_be_read_is_left_out() -> None:

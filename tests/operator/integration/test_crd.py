@@ -192,6 +192,7 @@ IMMUTABLE = {
     "a threshold": {"guard": {"policy": {"kl": {"hardStop": 0.5}}}},
     "the image": {"guard": {"image": "other"}},
     "the isolation": {"guard": {"isolation": "Relaxed"}},
+    "where it starts": {"resumedFrom": {"name": "other", "checkpoint": "/ckpt/1"}},
 }
 
 
@@ -202,6 +203,31 @@ def test_template_and_guard_are_immutable(
     client.create(JOBS, namespace, make_job(), "test")
     with pytest.raises(ApiError, match="immutable"):
         client.merge(JOBS, namespace, "run", {"spec": spec}, "test")
+
+
+ORIGIN = {"name": "before", "uid": "u", "step": 20, "checkpoint": "/ckpt/20"}
+
+
+@pytest.mark.parametrize("change", [{"checkpoint": "/ckpt/40"}, {"step": None}, None])
+def test_a_run_begins_once(
+    client: Client, namespace: str, make_job: MakeJob, change: dict[str, Any] | None
+) -> None:
+    job = make_job()
+    job["spec"]["resumedFrom"] = ORIGIN
+    client.create(JOBS, namespace, job, "test")
+    client.merge(JOBS, namespace, "run", {"spec": {"onFire": "Delete"}}, "test")
+    with pytest.raises(ApiError, match="a run begins once"):
+        client.merge(JOBS, namespace, "run", {"spec": {"resumedFrom": change}}, "test")
+
+
+@pytest.mark.parametrize("checkpoint", ["", "/", "ckpt/20", "//ckpt", "/ckpt/\n20", "/" + "x" * 4096])
+def test_a_start_that_is_no_path_is_refused(
+    client: Client, namespace: str, make_job: MakeJob, checkpoint: str
+) -> None:
+    job = make_job()
+    job["spec"]["resumedFrom"] = ORIGIN | {"checkpoint": checkpoint}
+    with pytest.raises(ApiError, match=r"resumedFrom\.checkpoint"):
+        client.create(JOBS, namespace, job, "test")
 
 
 VARIABLES = {"enable_thinking": False, "effort": "low", "more": {"a": [1, 2.5, None]}}

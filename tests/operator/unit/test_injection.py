@@ -26,7 +26,7 @@ import yaml
 from guard_client.client import socket_path
 from guard_core.policy import Policy
 from guard_operator.adapters import TemplateError, WorkloadState, find_adapter
-from guard_operator.api.types import GuardSpec, Spec, Status, StopMethod
+from guard_operator.api.types import GuardSpec, ResumedFrom, Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.inject import (
@@ -306,6 +306,28 @@ def test_the_guard_reads_its_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settings.ingest_token_file is not None and settings.read_token_file is not None
     assert settings.heldout is not None and settings.heldout.evaluator.kind == "checkpoint"
     assert str(settings.policy_file) == f"{layout.POLICY_DIR}/policy.yaml"
+
+
+def test_every_rank_is_told_from_where_it_starts() -> None:
+    """What the template says of it is of an earlier run; the kubelet would replace a variable."""
+    spec = template()
+    for role in ("Master", "Worker"):
+        trainer, logger = spec["pytorchReplicaSpecs"][role]["template"]["spec"]["containers"]
+        trainer["env"] = [{"name": "RLGUARD_RUN", "value": "old"}, *trainer["env"]]
+        logger["env"] = []
+    one, origin = job(spec), ResumedFrom(name="before", checkpoint="/ckpt/a $(HOME)")
+    workload = built(replace(one, spec=one.spec.model_copy(update={"resumed_from": origin})))
+    for role in ("Master", "Worker"):
+        pod = pod_of(workload, role)
+        env = container({**pod, "initContainers": []}, "pytorch")["env"]
+        told = [(one["name"], one.get("value")) for one in env if one["name"].startswith(("RLGUARD_R", "A"))]
+        assert told == [
+            ("A", "b"),
+            ("RLGUARD_RESUME_FROM", "/ckpt/a $$(HOME)"),
+            ("RLGUARD_RUN", "run"),
+        ]
+        assert container({**pod, "initContainers": []}, "logger")["env"] == []
+    assert "RLGUARD_RUN" not in str(built(job()))
 
 
 def test_workers_get_no_guard_but_labels_and_no_token() -> None:

@@ -29,7 +29,7 @@ ACTUATE = rule("actuate.py", "test_stop_children.py")
 RAYJOB = Rule("guard_operator", "adapters/rayjob.py", HERE / "test_rayjob_adapter.py")
 JOBSET = Rule("guard_operator", "adapters/jobset.py", HERE / "test_jobset_adapter.py")
 OBSTACLES = rule("obstacles.py", "test_obstacles.py")
-REVIEW = rule("review.py", "test_review.py")
+REVIEW = rule("review.py", "test_review.py", "test_rayjob_adapter.py")
 TYPES = Rule("guard_operator", "api/types.py", HERE / "test_review.py")
 SLIM = rule("slim.py", "test_slim.py")
 APP = Rule("guard_operator", "app.py", HERE / "test_app.py")
@@ -420,6 +420,12 @@ MUTANTS: list[Mutant] = [
     # What is refused without a cluster.
     (REVIEW, "for finding in found if finding.cost is None)", "for finding in found)"),
     (REVIEW, "    return Review(costs=costs, workload=", "    return Review(workload="),
+    # Where a run goes on from another one.
+    (REVIEW, " or tuple(_start(adapter, job.spec))", ""),
+    (REVIEW, '".." in path.parts or ', ""),
+    (REVIEW, "not path.is_relative_to(root)", "False"),
+    (INJECT, 'checkpoint.replace("$", "$$")', "checkpoint"),
+    (INJECT, ' if variable.get("name") not in values]', "]"),
     (REVIEW, "        *_annotations(adapter, template.metadata.annotations),\n", ""),
     (REVIEW, "len(name) > MAX_JOB_NAME or ", ""),
     (REVIEW, " or re.fullmatch(JOB_NAME_PATTERN, name) is None", ""),

@@ -100,6 +100,22 @@ def test_what_relaxed_admits_is_not_refused() -> None:
     assert cost.startswith("runAsUser: ")
 
 
+def starting(checkpoint: str) -> Json:
+    return changed({"name": "before", "checkpoint": checkpoint}, "spec", "resumedFrom")
+
+
+@pytest.mark.parametrize("checkpoint", ["/ck", "/ck/20", "/ck/a/b c"])
+def test_a_start_in_the_checkpoint_volume(checkpoint: str) -> None:
+    assert review_manifest(starting(checkpoint), CONFIG) == Review()
+
+
+@pytest.mark.parametrize("checkpoint", ["/ck2/20", "/ck/../etc", "/c", "/data/ck/20", "/ck/a/.."])
+def test_a_start_elsewhere_is_refused(checkpoint: str) -> None:
+    said = review_manifest(starting(checkpoint), CONFIG)
+    assert said.reason == "TemplateRefused" and not said.workload
+    assert "resumedFrom.checkpoint must be in the volume ck, which is mounted at /ck" in said.findings[0]
+
+
 def test_a_kind_without_an_adapter() -> None:
     said = review_manifest(changed("Deployment", "spec", "template", "kind"), CONFIG)
     assert said.reason == "UnsupportedKind"

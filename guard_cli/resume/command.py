@@ -1,0 +1,107 @@
+"""`rlguard resume`: a run that is over in, the job that goes on from its last good checkpoint out."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from guard_cli.cluster import REQUEST_SECONDS, UNREACHABLE, KubeconfigOption, NamespaceOption, asking, connect
+from guard_cli.epilog import epilog
+from guard_cli.errors import CliError
+from guard_cli.resume.manifest import Resumed, resume_job
+from guard_cli.saved import is_file, read_object
+from guard_cli.terminal import plain
+
+EXIT_CODES = {
+    0: "the object is printed",
+    UNREACHABLE: "the cluster cannot be read, or there is no such job",
+    2: "the run has not ended, has no checkpoint to go on from, or the operator would refuse the new job",
+}
+EPILOG = epilog(
+    "rlguard resume my-job -n training > again.yaml",
+    "rlguard resume my-job --set onFire=Delete > again.yaml",
+    codes=EXIT_CODES,
+)
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog=EPILOG)
+def resume_run(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="GuardedTrainingJob that has ended; or a saved file.")
+    ],
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the new job; JOB-2, JOB-3, ... without it.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option("--checkpoint", help="Directory to start from, other than the last good checkpoint."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="FIELD=VALUE", help="A field below spec that is to differ; repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Print the job that goes on from the last good checkpoint of a run that was stopped.
+
+    It has the template and the guard of the old one, and `spec.resumedFrom`; the old one stays as it is.
+    Its containers get RLGUARD_RESUME_FROM, the directory to load the weights from: the trainer image does
+    that, and a script of yours has to. What was decided is said on stderr.
+    """
+    from guard_cli.wrap.rewrite import as_yaml
+    from guard_operator.config import OperatorConfig
+    from guard_operator.reconcile.review import review_manifest
+
+    found, taken = (
+        (read_object(Path(job)), frozenset[str]())
+        if is_file(job)
+        else _of_cluster(job, namespace, kubeconfig)
+    )
+    resumed = resume_job(found, name, checkpoint, sets or (), taken)
+    said = review_manifest(resumed.manifest, OperatorConfig(guard_image="", relaxed_host_paths=None))
+    if said.reason is not None:
+        findings = "".join(f"\n  {plain(one)}" for one in said.findings)
+        raise CliError(f"the operator would refuse it ({said.reason}), so nothing is printed:{findings}")
+    typer.echo(as_yaml(resumed.manifest), nl=False)
+    for line in _told(resumed, changed=bool(sets)):
+        print(plain(line), file=sys.stderr)
+
+
+def _of_cluster(job: str, namespace: str | None, kubeconfig: Path | None) -> tuple[Any, frozenset[str]]:
+    """The job, and the names of all jobs beside it.
+
+    Raises:
+        CliError: the cluster cannot be asked, or has none of this name.
+    """
+    cluster = connect(namespace, kubeconfig, "a file with the job")
+    from guard_operator.api.names import GROUP, PLURAL, VERSION
+
+    with asking(absent=f"namespace {cluster.namespace} has no GuardedTrainingJob {job!r}"):
+        jobs = cluster.custom_objects
+        found = jobs.get_namespaced_custom_object(
+            GROUP, VERSION, cluster.namespace, PLURAL, job, _request_timeout=REQUEST_SECONDS
+        )
+        listed = jobs.list_namespaced_custom_object(
+            GROUP, VERSION, cluster.namespace, PLURAL, _request_timeout=REQUEST_SECONDS
+        )
+        return found, frozenset(str(one["metadata"]["name"]) for one in listed["items"])
+
+
+def _told(resumed: Resumed, changed: bool) -> Iterator[str]:
+    step = "" if resumed.step is None else f" of step {resumed.step}"
+    score = "" if resumed.score is None else f", held-out {resumed.score:.4f}"
+    yield f"{resumed.name} starts from the checkpoint{step} of {resumed.old}{score}: {resumed.checkpoint}"
+    yield "a trainer that keeps few checkpoints may have deleted it meanwhile: look before you create this"
+    if not changed:
+        yield "nothing else is changed: a reward that was hacked will be again"
+    yield f"once it is created: rlguard status {shlex.quote(resumed.name)}"

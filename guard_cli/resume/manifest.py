@@ -1,0 +1,151 @@
+"""The job that goes on from a checkpoint of a run that is over. Pure.
+
+What a guard wrote into the status comes from a trainer: it is checked like anything that a stranger wrote.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from guard_cli.errors import CliError
+from guard_cli.terminal import plain
+from guard_operator.adapters import at
+from guard_operator.api.names import API_VERSION, KIND, MAX_JOB_NAME
+from guard_operator.api.types import Phase
+from guard_service.policy_file import NotYamlError, parse_yaml
+
+Json = dict[str, Any]
+
+#: A run in one of these has no pod that could still write a checkpoint.
+ENDED = (Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED, Phase.DISRUPTED)
+#: What kubectl keeps for itself.
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_KEY = r"[^.\[\]=]+|\[\d{1,4}\]"
+_FIELD = r"[^.\[\]=]+(\.[^.\[\]=]+|\[\d{1,4}\])*"
+_FORM = "must be FIELD=VALUE, a field below spec such as guard.policy.calibrated.maxDecline=0.06"
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A new job, as it is to be created, and where it starts.
+
+    Fields:
+        old: name of the job that it goes on from.
+        step: of the checkpoint, in that run; None: not known.
+        score: its held-out score, in [0, 1]; None: not known.
+    """
+
+    manifest: Json
+    old: str
+    checkpoint: str
+    step: int | None
+    score: float | None
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.manifest["metadata"]["name"])
+
+
+def resume_job(
+    job: Any, name: str | None, checkpoint: str | None, sets: Iterable[str], taken: Collection[str] = ()
+) -> Resumed:
+    """A job of the same template and guard that starts at a checkpoint of `job`.
+
+    Args:
+        job: a `GuardedTrainingJob` as the API server has it.
+        name: of the new one; None: that of `job` with the next free number behind it.
+        checkpoint: where it starts; None: at the last good one, that is the best-scored.
+        sets: `FIELD=VALUE`, fields of the new spec that differ.
+        taken: names that other jobs have.
+
+    Raises:
+        CliError: it is no such job, has not ended or has no checkpoint that was scored, `name` is taken, or a
+            `FIELD=VALUE` is none.
+    """
+    metadata, spec, status = (_object(_object(job).get(part)) for part in ("metadata", "spec", "status"))
+    kind, old = (_object(job).get("apiVersion"), _object(job).get("kind")), metadata.get("name")
+    if kind != (API_VERSION, KIND) or not isinstance(old, str):
+        raise CliError(f"this is no {KIND} of {API_VERSION}, as `kubectl get gtj NAME -o yaml` prints it")
+    _refuse_running(old, status.get("phase"))
+    best = _object(_object(status.get("guard")).get("bestCheckpoint"))
+    if checkpoint is not None and checkpoint != best.get("path"):
+        best = {"path": checkpoint}
+    path, step, score = best.get("path"), best.get("step"), best.get("score")
+    if not isinstance(path, str):
+        raise CliError(
+            f"no checkpoint of {plain(old)} has been scored, so there is no last good one: start from the "
+            "beginning, or name one with --checkpoint"
+        )
+    origin = {"name": old, "uid": metadata.get("uid"), "step": step, "checkpoint": path}
+    if name in taken:
+        raise CliError(f"--name {plain(str(name))}: a job of this name exists")
+    name = name or next(one for one in names_after(old) if one not in taken)
+    new = copy.deepcopy(dict(spec))
+    new["resumedFrom"] = {key: value for key, value in origin.items() if value is not None}
+    for one in sets:
+        _set(new, one)
+    return Resumed(
+        {"apiVersion": API_VERSION, "kind": KIND, "metadata": _metadata(metadata, name), "spec": new},
+        old,
+        path,
+        step if isinstance(step, int) else None,
+        score if isinstance(score, int | float) else None,
+    )
+
+
+def _refuse_running(name: str, phase: Any) -> None:
+    if phase not in ENDED:
+        raise CliError(
+            f"{plain(name)} has not ended: its phase is {plain(str(phase or 'not known yet'))[:40]}. What is "
+            f"{', '.join(ENDED[:-1])} or {ENDED[-1]} can be gone on from"
+        )
+
+
+def _metadata(old: Mapping[str, Any], name: str) -> Json:
+    """The names of the new job, with the labels and annotations that people gave the old one."""
+    annotations = {
+        key: value for key, value in _object(old.get("annotations")).items() if key != _LAST_APPLIED
+    }
+    kept = {"namespace": old.get("namespace"), "labels": old.get("labels"), "annotations": annotations}
+    return {"name": name} | {key: value for key, value in kept.items() if value}
+
+
+def names_after(name: str) -> Iterator[str]:
+    """`run-2`, `run-3`, ... of `run`, and `run-3`, ... of `run-2`; cut where one is too long for a job."""
+    match = re.fullmatch(r"(.+)-([2-9]|[1-9]\d)", name)
+    stem, first = (name, 2) if match is None else (match[1], int(match[2]) + 1)
+    for number in count(first):
+        tail = f"-{number}"
+        yield stem[: MAX_JOB_NAME - len(tail)].rstrip("-") + tail
+
+
+def _set(spec: Json, text: str) -> None:
+    """Put one value where `FIELD=VALUE` says; objects on the way are made, items of lists must be there.
+
+    Raises:
+        CliError: it is none, or leads to no place.
+    """
+    field, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(_FIELD, field):
+        raise CliError(f"--set {plain(text[:200])}: {_FORM}")
+    *way, last = (int(key[1:-1]) if key[0] == "[" else key for key in re.findall(_KEY, field))
+    node: Any = spec
+    for key in way:
+        node = node.setdefault(key, {}) if isinstance(node, dict) and isinstance(key, str) else at(node, key)
+    fits = isinstance(node, dict if isinstance(last, str) else list)
+    if not fits or (isinstance(last, int) and last >= len(node)):
+        raise CliError(f"--set {plain(field)}: there is no such place in the spec of this job")
+    try:
+        node[last] = parse_yaml(value)
+    except NotYamlError as error:
+        raise CliError(f"--set {plain(field)}: the value is {error}") from None
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,35 @@
+"""Each rule of `rlguard resume` that is broken on purpose fails a test that stands beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import Mutant, Rule, survivors
+
+TESTS = Path(__file__).with_name("test_resume.py")
+MANIFEST, COMMAND = (
+    Rule("guard_cli", "resume/manifest.py", TESTS),
+    Rule("guard_cli", "resume/command.py", TESTS),
+)
+
+MUTANTS: tuple[Mutant, ...] = (
+    (MANIFEST, "    if phase not in ENDED:\n", "    if False:\n"),
+    (MANIFEST, "Phase.STOPPED, ", "Phase.STOPPED, Phase.STOPPING, "),
+    (MANIFEST, "    if name in taken:\n", "    if False:\n"),
+    (MANIFEST, " if one not in taken)", ")"),
+    (MANIFEST, ' and checkpoint != best.get("path"):', ":"),
+    (MANIFEST, "    if not isinstance(path, str):\n", "    if False:\n"),
+    (MANIFEST, " or (isinstance(last, int) and last >= len(node))", ""),
+    (MANIFEST, " if key != _LAST_APPLIED", ""),
+    (MANIFEST, "copy.deepcopy(dict(spec))", "dict(spec)"),
+    (COMMAND, "    if said.reason is not None:\n", "    if False:\n"),
+    (COMMAND, "print(plain(line)", "print(line"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_each_broken_rule_is_noticed(tmp_path: Path) -> None:
+    assert survivors(MUTANTS, tmp_path) == ""

@@ -1,0 +1,233 @@
+"""`rlguard resume`: the job that goes on from a checkpoint of a run that is over."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from guard_cli.errors import CliError
+from guard_cli.resume.manifest import names_after, resume_job
+
+Json = dict[str, Any]
+POD = {
+    "securityContext": {"runAsNonRoot": True},
+    "containers": [
+        {"name": "pytorch", "image": "t:1", "volumeMounts": [{"name": "ck", "mountPath": "/ckpt"}]}
+    ],
+    "volumes": [{"name": "ck", "persistentVolumeClaim": {"claimName": "saved"}}],
+}
+BEST = {"attempt": 0, "step": 20, "score": 0.625, "items": 128, "path": "/ckpt/run/checkpoint-20"}
+JOB: Json = {
+    "apiVersion": "rlguard.dev/v1alpha1",
+    "kind": "GuardedTrainingJob",
+    "metadata": {
+        "name": "run",
+        "namespace": "training",
+        "uid": "u-1",
+        "resourceVersion": "7",
+        "generation": 1,
+        "managedFields": [{}],
+        "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
+        "annotations": {"team": "a", "kubectl.kubernetes.io/last-applied-configuration": "{}"},
+    },
+    "spec": {
+        "template": {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": {"spec": POD}}}},
+        },
+        "guard": {
+            "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}},
+            "checkpoints": {"volume": "ck"},
+        },
+        "onFire": "Delete",
+    },
+    "status": {"phase": "Stopped", "guard": {"bestCheckpoint": BEST}, "evidence": "run-evidence"},
+}
+
+
+def job(**status: Any) -> Json:
+    changed = copy.deepcopy(JOB)
+    changed["status"] |= status
+    return changed
+
+
+def test_it_has_the_template_and_the_guard_and_starts_at_the_last_good_checkpoint() -> None:
+    given = job()
+    resumed = resume_job(given, None, None, ())
+    assert given == JOB
+    origin = {"name": "run", "uid": "u-1", "step": 20, "checkpoint": BEST["path"]}
+    assert resumed.manifest == {
+        "apiVersion": JOB["apiVersion"],
+        "kind": JOB["kind"],
+        "metadata": {
+            "name": "run-2",
+            "namespace": "training",
+            "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
+            "annotations": {"team": "a"},
+        },
+        "spec": JOB["spec"] | {"resumedFrom": origin},
+    }
+    assert (resumed.old, resumed.step, resumed.score) == ("run", 20, 0.625)
+
+
+def test_a_run_that_was_resumed_can_be_resumed() -> None:
+    second = job()
+    second["spec"]["resumedFrom"] = {"name": "first", "uid": "u-0", "step": 9, "checkpoint": "/ckpt/9"}
+    assert resume_job(second, None, None, ()).manifest["spec"]["resumedFrom"]["name"] == "run"
+
+
+def test_another_checkpoint_has_no_step_that_is_known() -> None:
+    resumed = resume_job(job(guard={}), None, "/ckpt/other", ())
+    assert resumed.manifest["spec"]["resumedFrom"] == {
+        "name": "run",
+        "uid": "u-1",
+        "checkpoint": "/ckpt/other",
+    }
+    assert (resumed.step, resumed.score) == (None, None)
+    assert resume_job(job(), None, str(BEST["path"]), ()).step == 20
+
+
+def test_names() -> None:
+    assert list(islice(names_after("run"), 2)) == ["run-2", "run-3"]
+    assert list(islice(names_after("run-9"), 2)) == ["run-10", "run-11"]
+    assert next(names_after("grpo-7b-2026")) == "grpo-7b-2026-2"
+    assert next(names_after("run-1")) == "run-1-2"
+    [long] = islice(names_after("r" * 47 + "-ab"), 1)
+    assert long == "r" * 47 + "-2"
+    assert resume_job(job(), None, None, (), {"run", "run-2", "run-4"}).name == "run-3"
+    assert resume_job(job(), "again", None, (), {"run-2"}).name == "again"
+    with pytest.raises(CliError, match="--name run-2: a job of this name exists"):
+        resume_job(job(), "run-2", None, (), {"run-2"})
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("onFire=Suspend", ("onFire",), "Suspend"),
+        ("guard.policy.calibrated.maxDecline=0.06", ("guard", "policy", "calibrated", "maxDecline"), 0.06),
+        ("stopGraceSeconds=60", ("stopGraceSeconds",), 60),
+        (
+            "template.spec.pytorchReplicaSpecs.Master.template.spec.containers[0].image=a=b:2",
+            (
+                "template",
+                "spec",
+                "pytorchReplicaSpecs",
+                "Master",
+                "template",
+                "spec",
+                "containers",
+                0,
+                "image",
+            ),
+            "a=b:2",
+        ),
+        ("template.metadata.labels={a: b}", ("template", "metadata", "labels"), {"a": "b"}),
+        ("keepEvidence=", ("keepEvidence",), None),
+    ],
+)
+def test_a_field_can_differ(text: str, path: tuple[str | int, ...], value: Any) -> None:
+    given = job()
+    found: Any = resume_job(given, None, None, [text]).manifest["spec"]
+    for key in path:
+        found = found[key]
+    assert found == value
+    assert given == JOB
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("onFire", "must be FIELD=VALUE"),
+        ("=1", "must be FIELD=VALUE"),
+        ("a..b=1", "must be FIELD=VALUE"),
+        ("[0]=1", "must be FIELD=VALUE"),
+        ("a[x]=1", "must be FIELD=VALUE"),
+        ("guard[0]=1", "no such place"),
+        ("onFire.x=1", "no such place"),
+        ("template.spec.pytorchReplicaSpecs.Master.template.spec.containers[1]=1", "no such place"),
+        ("template.spec.pytorchReplicaSpecs.Master.template.spec.containers.a=1", "no such place"),
+        ("onFire=[", "the value is not YAML"),
+    ],
+)
+def test_a_field_that_leads_nowhere_is_said(text: str, said: str) -> None:
+    with pytest.raises(CliError, match=said):
+        resume_job(job(), None, None, [text])
+
+
+@pytest.mark.parametrize("phase", ["Running", "Stopping", "Suspended", "Pending", None, 7, {}])
+def test_what_has_not_ended_is_not_gone_on_from(phase: Any) -> None:
+    with pytest.raises(CliError, match="run has not ended: its phase is"):
+        resume_job(job(phase=phase), None, None, ())
+
+
+@pytest.mark.parametrize("phase", ["Stopped", "Succeeded", "Failed", "Disrupted"])
+def test_what_has_ended_is(phase: str) -> None:
+    assert resume_job(job(phase=phase), None, None, ()).checkpoint == BEST["path"]
+
+
+@pytest.mark.parametrize("guard", [None, {}, {"bestCheckpoint": None}, {"bestCheckpoint": {"path": 7}}, []])
+def test_without_a_checkpoint_that_was_scored_it_says_what_to_do(guard: Any) -> None:
+    with pytest.raises(CliError, match=r"no checkpoint of run has been scored.*--checkpoint"):
+        resume_job(job(guard=guard), None, None, ())
+
+
+@pytest.mark.parametrize(
+    "given", [None, [], {}, "run", JOB | {"kind": "PyTorchJob"}, JOB | {"metadata": {}}, {"items": [JOB]}]
+)
+def test_what_is_no_such_job(given: Any) -> None:
+    with pytest.raises(CliError, match="this is no GuardedTrainingJob"):
+        resume_job(given, None, None, ())
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+def resume(given: Json, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (directory / "job.yaml").write_text(yaml.safe_dump(given))
+    command = [sys.executable, "-m", "guard_cli.main", "resume", str(directory / "job.yaml"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_the_object_goes_to_stdout_and_words_to_stderr(tmp_path: Path) -> None:
+    done = resume(job(), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout) == resume_job(job(), None, None, ()).manifest
+    assert "run-2 starts from the checkpoint of step 20 of run, held-out 0.6250: /ckpt/run" in done.stderr
+    assert "a reward that was hacked will be again" in done.stderr
+    assert "will be again" not in resume(job(), tmp_path, "--set", "stopGraceSeconds=9").stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--checkpoint", "/elsewhere/20"], "spec.resumedFrom.checkpoint must be in the volume ck"),
+        (["--checkpoint", "/ckpt/../secret"], "spec.resumedFrom.checkpoint must be in the volume ck"),
+        (["--checkpoint", "ckpt/20"], "spec.resumedFrom.checkpoint"),
+        (["--set", "guard.polcy.detector=Both"], "did you mean policy"),
+        (["--name", "Run_2"], "metadata.name must be a DNS-1035 label"),
+    ],
+)
+def test_what_the_operator_would_refuse_is_not_printed(tmp_path: Path, options: list[str], said: str) -> None:
+    done = resume(job(), tmp_path, *options)
+    assert done.returncode == 2 and done.stdout == ""
+    assert "the operator would refuse it" in done.stderr and said in done.stderr
+
+
+def test_a_path_of_a_stranger_steers_no_terminal_and_no_object(tmp_path: Path) -> None:
+    for path in ("/ckpt/\x1b[2Jx", "/ckpt/a\nkind: Pod", "/ckpt/" + "x" * 5000):
+        done = resume(job(guard={"bestCheckpoint": BEST | {"path": path}}), tmp_path)
+        assert done.returncode == 2 and done.stdout == "" and "\x1b" not in done.stderr
+    odd = '/ckpt/\x9b2J it\'s "0o17" # $(HOME): {x}'
+    done = resume(job(guard={"bestCheckpoint": BEST | {"path": odd}}), tmp_path)
+    assert "\x9b" not in done.stdout + done.stderr
+    assert yaml.safe_load(done.stdout)["spec"]["resumedFrom"]["checkpoint"] == odd

@@ -1,0 +1,78 @@
+"""Evidence is collected beside the reconciles: both logs at once, for their pod may go at any moment."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+
+from guard_operator.api.types import Spec, Status
+from guard_operator.reconcile.collector import EvidenceCollector
+from guard_operator.reconcile.snapshot import Job, Pod, Snapshot
+from guard_operator.runtime.client import Client
+from guard_operator.runtime.errors import TransportError
+
+Json = dict[str, Any]
+SPEC = {
+    "template": {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "spec": {"template": {"spec": {"containers": [{"name": "train"}]}}},
+    },
+    "guard": {
+        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+        "checkpoints": {"volume": "c"},
+    },
+}
+SNAPSHOT = Snapshot(
+    Job("run", "ns", "0123456789", 1, "1", {}, Spec.model_validate(SPEC), Status()),
+    pods=(Pod("run-0", "p", guarded=True, phase="Running"),),
+)
+
+
+class Cluster:
+    """Gives a log only while the other one is asked for, too; those of `silent` containers cannot be had."""
+
+    def __init__(self, silent: str = "") -> None:
+        self.made: list[Json] = []
+        self._silent = silent
+        self._both = threading.Barrier(2, timeout=30)
+
+    def get(self, *_place: Any) -> None:
+        return None
+
+    def log_tail(self, namespace: str, pod: str, container: str, *_bounds: Any) -> str:
+        self._both.wait()
+        if container == self._silent:
+            raise TransportError("it is gone")
+        return f"{namespace} {pod} {container}"
+
+    def create(self, _resource: Any, _namespace: str, body: Json, _manager: str) -> None:
+        self.made.append(body)
+
+
+def collected(cluster: Cluster, final: bool) -> bool:
+    """Whether it was written."""
+    return EvidenceCollector(cast(Client, cluster))._write(SNAPSHOT, final) is not None
+
+
+def test_both_logs_are_asked_for_at_once() -> None:
+    cluster = Cluster()
+    assert collected(cluster, final=False)
+    data = cluster.made[0]["data"]
+    assert (data["trainer.log"], data["guard.log"]) == ("ns run-0 train", "ns run-0 rlguard-guard")
+
+
+def test_the_trainers_log_is_there_without_the_guards() -> None:
+    cluster = Cluster(silent="rlguard-guard")
+    assert collected(cluster, final=False)
+    data = cluster.made[0]["data"]
+    assert (data["trainer.log"], data["guard.log"]) == ("ns run-0 train", "not available: it is gone")
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_without_the_trainers_log_nothing_is_written_before_the_end(final: bool) -> None:
+    cluster = Cluster(silent="train")
+    assert collected(cluster, final) is final
+    assert [body["data"]["trainer.log"] for body in cluster.made] == ["not available"] * final
