@@ -47,6 +47,7 @@ def test_a_run_that_hacks_its_reward_is_stopped(
     )
     the_evidence_holds_what_happened(job)
     the_plugin_of_kubectl_makes_the_report(job, tmp_path)
+    the_plugin_of_kubectl_goes_on_from_the_last_good_checkpoint(job)
     the_latch_cannot_be_opened(job)
     assert "Stopped" in namespace.kubectl("get", "gtj"), "the phase is a printer column"
     the_readme_shows_what_is_left(job)
@@ -138,20 +139,36 @@ def the_evidence_holds_what_happened(job: Job) -> None:
 
 
 def the_plugin_of_kubectl_makes_the_report(job: Job, folder: Path) -> None:
-    """`kubectl rlguard report`, as whoever has the package in a virtual environment types it."""
-    cluster, page = job.namespace.cluster, folder / "report.html"
-    where = ["-n", job.namespace.name, f"--kubeconfig={cluster.kubeconfig}", "--out", str(page)]
+    """`kubectl rlguard report`."""
+    page = folder / "report.html"
+    said = kubectl_rlguard(job, "report", "--out", str(page))
+    assert f"Fired at step {job.guard['fire']['step']}" in said
+    assert job.guard["bestCheckpoint"]["path"] in page.read_text()
+
+
+def the_plugin_of_kubectl_goes_on_from_the_last_good_checkpoint(job: Job) -> None:
+    """`kubectl rlguard resume | kubectl create -f -`, of which the API server says what it would create."""
+    printed = kubectl_rlguard(job, "resume", "--set", "onFire=Delete")
+    made = job.namespace.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", give=printed)
+    again = json.loads(made)
+    assert again["metadata"]["name"] == f"{job.name}-2"
+    assert again["spec"]["resumedFrom"]["checkpoint"] == job.guard["bestCheckpoint"]["path"]
+    assert again["spec"]["onFire"] == "Delete" and again["spec"]["template"] == job.raw["spec"]["template"]
+
+
+def kubectl_rlguard(job: Job, command: str, *options: str) -> str:
+    """What a command of the plugin prints, as whoever has the package in a virtual environment types it."""
+    cluster = job.namespace.cluster
+    where = ["-n", job.namespace.name, f"--kubeconfig={cluster.kubeconfig}"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    said = subprocess.run(
-        [cluster.programs["kubectl"], "rlguard", "report", job.name, *where],
+    return subprocess.run(
+        [cluster.programs["kubectl"], "rlguard", command, job.name, *options, *where],
         env=os.environ | {"PATH": path},
         capture_output=True,
         text=True,
         timeout=timeouts.COMMAND,
         check=True,
     ).stdout
-    assert f"Fired at step {job.guard['fire']['step']}" in said
-    assert job.guard["bestCheckpoint"]["path"] in page.read_text()
 
 
 def the_readme_shows_what_is_left(job: Job) -> None:
