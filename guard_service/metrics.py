@@ -18,6 +18,18 @@ from guard_core.wire import Code, Level, Verdict
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _COMMIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+#: What is made of items, or takes as long as they do, beside the released scores. A trainer may own the
+#: weights, and weights can be made to answer a question about a prompt by it. See `guard_core.trainer_view`.
+WITHHELD = frozenset(
+    {
+        "rlguard_guard_truncated_completions",
+        "rlguard_guard_unanswered_completions",
+        "rlguard_guard_proxy_score",
+        "rlguard_guard_evaluation_seconds",
+        "rlguard_guard_evaluation_part_seconds",
+    }
+)
+
 _EVALUATION_BUCKETS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 
 
@@ -104,8 +116,23 @@ class GuardMetrics:
         self.registry.register(_EngineCollector(engine, self))
 
     def render(self) -> bytes:
-        """The page that Prometheus reads."""
+        """The page for a reader with the read token."""
         return generate_latest(self.registry)
+
+    def render_open(self) -> bytes:
+        """The page for everybody who reaches the port, a trainer beside the guard too: without `WITHHELD`."""
+        return generate_latest(_Open(self.registry))
+
+
+class _Open(CollectorRegistry):
+    """What anybody may read of another registry."""
+
+    def __init__(self, whole: CollectorRegistry) -> None:
+        super().__init__(auto_describe=False)
+        self._whole = whole
+
+    def collect(self) -> Iterable[Metric]:
+        return (family for family in self._whole.collect() if family.name not in WITHHELD)
 
 
 class _EngineCollector(Collector):

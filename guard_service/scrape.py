@@ -60,7 +60,7 @@ def metrics_app(metrics: GuardMetrics) -> Starlette:
     async def get_metrics(_: Request) -> Response:
         nonlocal page, made_at
         if (now := time.monotonic()) - made_at >= PAGE_SECONDS:
-            page, made_at = metrics.render(), now
+            page, made_at = metrics.render_open(), now
         return Response(page, media_type=CONTENT_TYPE)
 
     return Starlette(routes=[Route("/metrics", get_metrics)])

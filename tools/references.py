@@ -52,7 +52,7 @@ from guard_service.heldout.config import (
     OpenAIEvaluatorSettings,
     VllmEvaluatorSettings,
 )
-from guard_service.metrics import GuardMetrics
+from guard_service.metrics import WITHHELD, GuardMetrics
 from guard_service.settings import ENV_PREFIX, GuardSettings
 from tools import ROOT
 from trainer_image import train as trainer_process
@@ -438,9 +438,10 @@ def metrics() -> Iterator[str]:
     yield "`GET /metrics` in the Prometheus text format. No metric carries an item, a prompt or an answer."
     yield "A value that is not known has no sample: it is never 0."
     yield ""
-    yield "On the guard's port it takes the read token. `RLGUARD_GUARD_METRICS_PORT` serves the same page,"
-    yield "and nothing else, without a token, made at most once a second; on a cluster that is the pod's"
-    yield "port `rlguard-metrics`."
+    yield "On the guard's port it takes the read token. `RLGUARD_GUARD_METRICS_PORT` serves a page without a"
+    yield "token, and nothing else, made at most once a second; on a cluster that is the pod's port"
+    yield "`rlguard-metrics`. A trainer beside the guard can read that one, so what it could learn prompts"
+    yield "by is [not on it](../threats.md#what-can-lead-from-an-item-to-the-trainer)."
     yield ""
     yield from _table(
         ("Metric", "Type", "Labels", "Present", "Meaning"),
@@ -449,7 +450,8 @@ def metrics() -> Iterator[str]:
                 f"`{_sample_name(family)}`",
                 family.type,
                 ", ".join(f"`{label}`" for label in _labels(family)) or "none",
-                "always" if family.name in unknown else "once known",
+                ("always" if family.name in unknown else "once known")
+                + (", with the read token" if family.name in WITHHELD else ""),
                 family.documentation,
             )
             for family in metric_families(known=True)

@@ -20,16 +20,18 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from guard_core import trainer_view
 from guard_core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy
-from guard_core.wire import Adapters, Code, EvaluationsNeeded, FailureKind
+from guard_core.wire import Adapters, CheckpointReport, Code, EvaluationsNeeded, FailureKind, StepReport
 from guard_service.app import create_app
 from guard_service.auth import Tokens
 from guard_service.engine import Engine
 from guard_service.errors import StoreError
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
+from guard_service.metrics import WITHHELD
 from guard_service.scrape import metrics_app
 from guard_service.store import export_history
 
@@ -139,7 +141,13 @@ UNANSWERED = 0.390625
 
 
 class Questioned:
-    """Its first evaluation is the baseline; a weak checkpoint follows, and at the end one that fails."""
+    """Its first evaluation is the baseline; a weak checkpoint follows, and at the end one that fails.
+
+    `answered`: what a completion that never ends, a missing answer and the training grader make of it.
+    """
+
+    def __init__(self, answered: float = 0.0) -> None:
+        self._answered = answered
 
     split_digest: str | None = "digest"
     adapters: Adapters | None = None
@@ -162,11 +170,57 @@ class Questioned:
             raise EvaluationError("scorer 'exact' raised KeyError on item 'canary-id': fix it, or the item")
         share = 8 if request.step < 2 else 3
         items = tuple(float(i % 10 < share) for i in range(200))
-        proxies = tuple(float(i % 10 < 8) for i in range(200))
-        return EvaluationResult(items, "sha", 0.01, None, TRUNCATED, proxies, unanswered=UNANSWERED)
+        proxies = tuple(float(i % 10 < 8) - self._answered * (i == 0) for i in range(200))
+        return EvaluationResult(
+            items,
+            "sha",
+            0.01 + self._answered,
+            None,
+            TRUNCATED + self._answered,
+            proxies,
+            unanswered=UNANSWERED + self._answered,
+            parts={"generate": 0.01 + self._answered},
+        )
 
     async def close(self) -> None:
         """Nothing to do."""
+
+
+@pytest.mark.asyncio
+async def test_the_page_without_a_token_answers_no_question(tmp_path: Path) -> None:
+    """A trainer beside the guard can read it: the same, whatever its weights have made of the prompts."""
+    open_pages, whole_pages = [], []
+    for answered in (0.0, 0.0078125):
+        root = tmp_path / str(answered)
+        engine = Engine(
+            state_dir=root / "state", checkpoint_root=root, policy=Policy(), worker=Questioned(answered)
+        )
+        await engine.start()
+        for number in (1, 2):
+            (root / str(number)).mkdir()
+            await engine.add_steps([StepReport(attempt=0, step=number, reward=number / 7)])
+            await engine.add_checkpoint(
+                CheckpointReport(attempt=0, step=number, path=str(root / str(number)))
+            )
+            async with asyncio.timeout(60):
+                while engine.queue_length or engine.verdict.waiting:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
+        open_pages.append(lasting(engine.metrics.render_open()))
+        whole_pages.append(lasting(engine.metrics.render()))
+        await engine.close()
+    assert open_pages[0] == open_pages[1] and "rlguard_guard_heldout_score" in open_pages[0]
+    different = {name for name in whole_pages[0] if whole_pages[0][name] != whole_pages[1][name]}
+    assert different == WITHHELD
+
+
+def lasting(page: bytes) -> dict[str, str]:
+    """The samples of each metric that the clock and the disk do not change."""
+    passing = ("store_commit_seconds", "silence_seconds", "store_bytes")
+    return {
+        family.name: str([sample for sample in family.samples if not sample.name.endswith("_created")])
+        for family in text_string_to_metric_families(page.decode())
+        if family.name.removeprefix("rlguard_guard_") not in passing and not family.name.endswith("_created")
+    }
 
 
 @pytest.mark.asyncio

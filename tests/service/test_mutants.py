@@ -34,8 +34,19 @@ PORTS, SERVER, VERDICTS = (
 )
 
 PROTOCOL = Rule("guard_service", "protocol.py", DAMAGE.with_name("test_connections.py"))
+METRICS = Rule("guard_service", "metrics.py", DAMAGE.with_name("test_open_page.py"))
 
 MUTANTS: list[Mutant] = [
+    # What a page without a token says.
+    (METRICS, "if family.name not in WITHHELD", ""),
+    (METRICS, '        "rlguard_guard_truncated_completions",\n', ""),
+    (METRICS, '        "rlguard_guard_unanswered_completions",\n', ""),
+    (METRICS, '        "rlguard_guard_proxy_score",\n', ""),
+    (
+        METRICS,
+        '    {\n        "rlguard_guard_truncated',
+        '    {\n        "rlguard_guard_step",\n        "rlguard_guard_truncated',
+    ),
     # What a client may hold.
     (PROTOCOL, "        if len(self.connections) > MAX_CONNECTIONS:\n", "        if False:\n"),
     (PROTOCOL, "len(self.connections) > MAX_CONNECTIONS", "len(self.connections) >= MAX_CONNECTIONS"),
