@@ -1,0 +1,136 @@
+"""What a held-out evaluation of a real model takes, by a formula: `docs/cost.md`. Nothing here was measured.
+
+Decoding reads all weights and the attention cache of every sequence for each token, so it is bound by memory
+bandwidth until a batch is large, and by arithmetic then: the roofline of Williams, Waterman and Patterson,
+"Roofline: an insightful visual performance model for multicore architectures" (2009).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = Path("docs/cost.md")
+TEMPLATE = Path(__file__).with_name("cost.md")
+
+GB = 1e9
+#: Bytes of a weight and of a cached number: bfloat16.
+BYTES = 2
+#: Of what a data sheet promises, what is reached: of the bandwidth, and of the arithmetic.
+BANDWIDTH_REACHED, ARITHMETIC_REACHED = 0.6, 0.4
+#: Of a GPU's memory, what vLLM takes (`gpu_memory_utilization`), and what it needs beside weights and cache.
+MEMORY_TAKEN, MEMORY_BESIDE = 0.85, 2 * GB
+#: Sequences at once (`batch_size`), and the fewest with which it is worth while.
+MOST_AT_ONCE, FEWEST_AT_ONCE = 256, 16
+#: Of a shared file system, read or written, bytes/second.
+DISK = 1 * GB
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """By its data sheet: bytes, bytes/second, and operations/second in bfloat16 without sparsity."""
+
+    memory: float
+    bandwidth: float
+    arithmetic: float
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Weights, and what its attention caches for each token: layers, key-value heads, numbers in a head."""
+
+    weights: float
+    layers: int
+    heads: int
+    head: int = 128
+
+    @property
+    def bytes(self) -> float:
+        """Of its weights."""
+        return BYTES * self.weights
+
+    @property
+    def cached(self) -> float:
+        """Bytes of one token: a key and a value in each layer."""
+        return BYTES * 2 * self.layers * self.heads * self.head
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What is generated: completions, and the mean length in tokens of a prompt and of a completion."""
+
+    completions: int = 256
+    prompt: float = 256
+    completion: float = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one evaluation, with so many GPUs and sequences at once; seconds."""
+
+    gpus: int
+    at_once: int
+    load: float
+    generate: float
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.load + self.generate
+
+
+GPUS: Mapping[str, Gpu] = {
+    "L4": Gpu(24 * GB, 300 * GB, 121e12),
+    "A100 80 GB": Gpu(80 * GB, 2039 * GB, 312e12),
+    "H100 80 GB": Gpu(80 * GB, 3350 * GB, 989e12),
+}
+#: Shapes of Qwen2.5 (the first three) and Llama 3.1.
+MODELS: Mapping[str, Model] = {
+    "1.5B": Model(1.54e9, 28, 2),
+    "7B": Model(7.62e9, 28, 4),
+    "32B": Model(32.8e9, 64, 8),
+    "70B": Model(70.6e9, 80, 8),
+}
+
+
+def cost(model: Model, gpu: Gpu, split: Split = Split()) -> Cost:
+    """One evaluation on as few GPUs as have room, whose number vLLM wants to be a power of two."""
+    held = (split.prompt + split.completion / 2) * model.cached  # bytes of a sequence, half-way
+    fewest = min(FEWEST_AT_ONCE, split.completions)
+    gpus = 1
+    while _room(model, gpu, gpus) < fewest * held:
+        gpus *= 2
+    at_once = min(MOST_AT_ONCE, split.completions, math.floor(_room(model, gpu, gpus) / held))
+    bandwidth = gpus * gpu.bandwidth * BANDWIDTH_REACHED
+    arithmetic = gpus * gpu.arithmetic * ARITHMETIC_REACHED
+    step = max((model.bytes + at_once * held) / bandwidth, 2 * model.weights * at_once / arithmetic)
+    steps = split.completion * split.completions / at_once
+    prefill = 2 * model.weights * split.prompt * split.completions / arithmetic
+    copies = 3  # read and written while it is hashed, and read into the engine
+    return Cost(gpus, at_once, copies * model.bytes / DISK, prefill + steps * step)
+
+
+def _room(model: Model, gpu: Gpu, gpus: int) -> float:
+    """Bytes for the cache."""
+    return gpus * (MEMORY_TAKEN * gpu.memory - MEMORY_BESIDE) - model.bytes
+
+
+def outputs() -> dict[Path, str]:
+    """The page, with its table."""
+    return {PAGE: TEMPLATE.read_text("utf-8").replace("{{ table }}", "\n".join(_table()))}
+
+
+def _table() -> Iterator[str]:
+    yield "| policy | GPU | GPUs | sequences at once | copy and load | generate | one evaluation |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, model in MODELS.items():
+        for kind, gpu in GPUS.items():
+            one = cost(model, gpu)
+            times = " | ".join(_time(each) for each in (one.load, one.generate, one.seconds))
+            yield f"| {name} | {kind} | {one.gpus} | {one.at_once} | {times} |"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 99.5 else f"{seconds / 60:.1f} min"
