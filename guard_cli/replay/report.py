@@ -121,7 +121,7 @@ def show(
 def _show_symptoms(console: Console, examined: Examined) -> None:
     """A line for each, and one for all that could not be looked for."""
     looked_for = len(TITLES) - len(examined.unseen)
-    found = f": none of the {looked_for} looked for" if looked_for and not examined.symptoms else ""
+    found = f": none of {looked_for} looked for" if looked_for and not examined.symptoms else ""
     console.print(f"Symptoms (advice; nothing is stopped for them){found}", style="bold")
     for symptom in examined.symptoms:
         console.print(f"  {TITLES[symptom.name]}: {escape(symptom.sentence)}", soft_wrap=True)

@@ -36,6 +36,7 @@ RUN = rule("detectors/run.py", "test_judge.py")
 ROLLOUTS = rule("rollouts.py", "test_rollouts.py")
 FIGURES = rule("figures.py", "test_figures.py")
 APPLIED = rule("apply_body.py", "test_apply_body.py")
+SYMPTOMS = rule("symptoms.py", "test_symptoms.py")
 FIGURES_ON_THE_WIRE = rule("wire.py", "test_figures.py")
 DISAGREEMENT = Rule("guard_core", "detectors/disagreement.py", DETECTION / "test_disagreement.py", SIMULATED)
 GAP = Rule("guard_core", "detectors/gap.py", DETECTION / "test_gap.py", SIMULATED)
@@ -61,6 +62,50 @@ MUTANTS: list[Mutant] = [
     (GUARD, "min(factor * mean, self.kl_hard_stop)", "factor * mean"),
     (GUARD, "self._in_loop_baseline) - (self._heldout_ema", "self._in_loop_baseline) + (self._heldout_ema"),
     (GUARD, "if status is not None and status.fire:", "if status is not None and not status.fire:"),
+    (SYMPTOMS, "len(self.step) < FEWEST_STEPS:", "len(self.step) < FEWEST_STEPS - 1:"),
+    (SYMPTOMS, "known = np.abs(values) <= LARGEST", "known = ~np.isnan(values)"),
+    (SYMPTOMS, "float(np.median(self.values[p])))", "float(np.mean(self.values[p])))"),
+    (SYMPTOMS, "CLEAR * self.noise, NOTABLE", "0.0, NOTABLE"),
+    (SYMPTOMS, "NOTABLE * float(np.max(np.abs(self.medians)))", "0.0"),
+    (SYMPTOMS, "self.rise / float(np.max(np.abs(self.medians))) if self.rise", "self.rise if self.rise"),
+    (SYMPTOMS, "not rises[down] < 0.0 < rises[up]", "not rises[down] <= 0.0 < rises[up]"),
+    (SYMPTOMS, "not rises[down] < 0.0 < rises[up]", "not rises[down] < 0.0"),
+    (SYMPTOMS, "for name in sorted(log.components):", "for name in log.components:"),
+    (SYMPTOMS, "low < 0.0 or high > 1.0", "low < 0.0"),
+    (SYMPTOMS, "low < 0.0 or high > 1.0", "high > 1.0"),
+    (SYMPTOMS, "median > MAX_TRUNCATED", "median >= MAX_TRUNCATED"),
+    (SYMPTOMS, "len(row) >= len(best) else best", "len(row) > len(best) else best"),
+    (SYMPTOMS, "best if len(best) >= STRETCH else []", "best"),
+    (
+        SYMPTOMS,
+        "[*row, window] if holds(window.median) else []",
+        "[*row, window] if holds(window.median) else row",
+    ),
+    (SYMPTOMS, "np.mean(longest.values == cap) < CAP_SEEN or", ""),
+    (SYMPTOMS, "cap <= 0.0 or", ""),
+    (SYMPTOMS, "median >= AT_CAP * cap", "median >= 0.3 * cap"),
+    (SYMPTOMS, "max(LEFT * start.median, NEAR_ZERO_ENTROPY)", "LEFT * start.median"),
+    (
+        SYMPTOMS,
+        "max(LEFT * start.median, NEAR_ZERO_ENTROPY)",
+        "max(2 * LEFT * start.median, NEAR_ZERO_ENTROPY)",
+    ),
+    (SYMPTOMS, "if len(row) < STRETCH:", "if not row:"),
+    (SYMPTOMS, "while stays and windows[stays - 1].median <= limit:", "while stays and lowest <= limit:"),
+    (SYMPTOMS, "if lowest < 0.0:", "if False:"),
+    (SYMPTOMS, "median > MOST_WITHOUT_SPREAD", "median >= MOST_WITHOUT_SPREAD"),
+    (SYMPTOMS, '1.0 - _bounded(log.figures["mixed"])', '_bounded(log.figures["mixed"])'),
+    (SYMPTOMS, '"zero_std" not in log.figures and "mixed"', '"mixed"'),
+    (SYMPTOMS, "known.any() and not kl[known].any()", "False"),
+    (SYMPTOMS, "max(STEEPER * before, STARTS_NEAR_ZERO,", "max(2 * before, STARTS_NEAR_ZERO,"),
+    (SYMPTOMS, "max(STEEPER * before, STARTS_NEAR_ZERO,", "max(10 * before, STARTS_NEAR_ZERO,"),
+    (SYMPTOMS, "max(STEEPER * before, STARTS_NEAR_ZERO,", "max(STEEPER * before,"),
+    (SYMPTOMS, "STARTS_NEAR_ZERO, CLEAR * kl.noise)", "STARTS_NEAR_ZERO)"),
+    (SYMPTOMS, "if step[0] > FIRST_STEPS:", "if step[0] > 2 * FIRST_STEPS:"),
+    (SYMPTOMS, "if step[0] > FIRST_STEPS:", "if step[0] >= FIRST_STEPS:"),
+    (SYMPTOMS, "if len(kl) < MEDIAN_WINDOW:", "if len(kl) < MEDIAN_WINDOW - 1:"),
+    (SYMPTOMS, "if not starts_away(first.tolist()):", "if starts_away(first.tolist()):"),
+    (SYMPTOMS, "unseen.append(Unseen(name, error.why, error.needs))", "pass"),
     (MONITOR, "median_of_last(tuple(self._window))", "max(self._window)"),
     (MONITOR, "window[(len(window) - 1) // 2]", "window[len(window) // 2]"),
     (MONITOR, "values[-MEDIAN_WINDOW:]", "values"),
