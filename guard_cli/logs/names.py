@@ -194,7 +194,7 @@ def resolve(
             name = "heldout"
         if name is not None:
             source[quantity] = by_bare[name]
-    source.update({name: column for name, column in overrides.items() if name in JUDGED})
+    source.update(overrides)
     _require(source, columns)
     if "kl" in overrides:
         notes.clear()
