@@ -123,14 +123,19 @@ def _read_state_dir(path: Path) -> Table | None:
 
     if not (path / FILE_NAME).is_file():
         return None
-    found: dict[str, None] = {}
-    keep = Keep()
     try:
         rows = list(export_history(path))
     except StoreError as error:
         raise CliError(f"{error}.") from None
+    return table_of("guard state", rows, f"{path}: row")
+
+
+def table_of(format_name: str, rows: list[dict[str, Any]], where: str) -> Table:
+    """Rows that are read already; see `build`."""
+    found: dict[str, None] = {}
+    keep = Keep()
     chunks = [_chunk_of_rows(rows, range(1, len(rows) + 1), keep, found)] if rows else []
-    return build("guard state", chunks, OBJECTS.__contains__, f"{path}: row", found, keep.is_figure)
+    return build(format_name, chunks, OBJECTS.__contains__, where, found, keep.is_figure)
 
 
 def _checkpoint_number(state: Path) -> int:

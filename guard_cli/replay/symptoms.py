@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from guard_cli.logs.frameworks import FIGURES, bare
+from guard_cli.errors import CliError
+from guard_cli.logs.frameworks import FIGURES, bare, figure_of
+from guard_cli.logs.readers import table_of
 from guard_cli.logs.table import Floats
-from guard_cli.replay.run import KINDS, Ints, Run
+from guard_cli.replay.run import KINDS, Ints, Run, load_run
 from guard_cli.terminal import plain
 from guard_core.symptoms import Examined, Logged, Unseen, examine
+from guard_core.wire import FiguresReport
+
+#: What is read of a line of a guard's history.
+HISTORY = ("attempt", "step", "reward", "kl", "kl_kind", "entropy")
 
 #: Columns to name to who has none of a figure that has no names in `FIGURES`.
 _COLUMNS: Mapping[str, str] = {
@@ -23,6 +30,25 @@ _COLUMNS: Mapping[str, str] = {
 def symptoms_of(run: Run) -> Examined:
     """What is seen in a run, of all attempts as the trainer went on from them."""
     return examine(_logged(run))
+
+
+def symptoms_of_history(
+    lines: Iterable[Mapping[str, Any]], figures: Iterable[FiguresReport]
+) -> Examined | None:
+    """What is seen in a guard's own history and the figures beside it; None if nothing can be read of it.
+
+    Args:
+        lines: of `history.jsonl`.
+        figures: those that are kept, whose names the trainer chose.
+    """
+    rows = [{name: line.get(name) for name in HISTORY} for line in lines]
+    for report in figures:
+        known = {name: value for name, value in report.figures.items() if figure_of(name)}
+        rows.append({"attempt": report.attempt, "step": report.step, **known})
+    try:
+        return symptoms_of(load_run(table_of("history", rows, "line"), "the history", {}))
+    except CliError:
+        return None
 
 
 def column_for(unseen: Unseen) -> str:
