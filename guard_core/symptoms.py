@@ -217,7 +217,10 @@ def _steps(first: int, last: int) -> str:
 
 
 def _from_to(row: list[_Window], form: str = ".3g") -> str:
-    low, high = min(w.median for w in row), max(w.median for w in row)
+    return _range(min(w.median for w in row), max(w.median for w in row), form)
+
+
+def _range(low: float, high: float, form: str = ".3g") -> str:
     return f"{low:{form}}" if f"{low:{form}}" == f"{high:{form}}" else f"{low:{form}} to {high:{form}}"
 
 
@@ -399,7 +402,7 @@ def _reference_not_start(log: Logged) -> Symptom | None:
     last_step = int(step[MEDIAN_WINDOW - 1])
     return Symptom(
         "reference_not_start",
-        f"the KL to the reference was {first.min():.3g} to {first.max():.3g} nats/token at the first "
+        f"the KL to the reference was {_range(first.min(), first.max())} nats/token at the first "
         f"{MEDIAN_WINDOW} steps that have one ({int(step[0]):,} to {last_step:,}), and it is near 0 where a "
         "run starts at its reference. See which model the reference is, and whether trainer and reference "
         "run in the same precision.",

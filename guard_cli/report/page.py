@@ -65,7 +65,7 @@ def report_page(banner: Banner, rows: Iterable[tuple[str, str]], content: Report
 
 def _symptoms(examined: Examined) -> str:
     """What the log itself shows, and what could not be looked for."""
-    rows = _pairs((TITLES[one.name], text(one.sentence)) for one in examined.symptoms)
+    rows = _pairs((_capital(TITLES[one.name]), text(one.sentence)) for one in examined.symptoms)
     looked_for = len(TITLES) - len(examined.unseen)
     found = rows if examined.symptoms else f"<p>None of {looked_for} looked for.</p>" if looked_for else ""
     unseen = "; ".join(f"{TITLES[one.name]} ({one.why})" for one in examined.unseen)
@@ -73,6 +73,10 @@ def _symptoms(examined: Examined) -> str:
         f'<p class="muted">Advice. Nothing is stopped for them, and a good run may have one.</p>{found}'
         + (f'<p class="muted">Not looked for: {text(unseen)}.</p>' if unseen else "")
     )
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def about(rows: Iterable[tuple[str, str]]) -> str:

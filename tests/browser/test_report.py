@@ -158,7 +158,7 @@ def test_what_a_run_wrote_is_text(look: Callable[..., Page]) -> None:
 def test_the_symptoms_are_advice_and_text(written: Written, look: Callable[..., Page]) -> None:
     card = look().locator("section:has(h2:text-is('Symptoms'))")
     expect(card).to_contain_text("Nothing is stopped for them")
-    expect(card.locator("tr")).to_have_text([f"entropy collapse{HOSTILE} entropy was 0.8 nats/token"])
+    expect(card.locator("tr")).to_have_text([f"Entropy collapse{HOSTILE} entropy was 0.8 nats/token"])
     assert written.unseen, "some of its few steps are too few"
     for one in written.unseen:
         expect(card).to_contain_text(f"{TITLES[one.name]} ({one.why})")

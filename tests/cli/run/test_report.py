@@ -191,7 +191,7 @@ def test_what_the_trainer_measured_is_looked_at_for_symptoms():
     assert [one.name for one in seen.symptoms] == ["length_at_cap"]
     assert [one.name for one in seen.unseen] == ["components_part", "groups_without_spread"]
     text = report(symptoms=seen)
-    assert "length at its cap</th><td>50% of the completions were cut off" in text
+    assert "Length at its cap</th><td>50% of the completions were cut off" in text
     assert "Not looked for: reward components that part (fewer than two" in text
 
 
