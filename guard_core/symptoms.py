@@ -15,13 +15,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from guard_core.step_monitor import MEDIAN_WINDOW, STARTS_NEAR_ZERO, starts_away
 from guard_core.unscored import MAX_TRUNCATED
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 #: Windows of a run. Of fewer steps there are fewer windows, each of at least `MEDIAN_WINDOW` steps.
 WINDOWS = 10
@@ -82,9 +79,9 @@ class Logged:
         because: why a figure is not there, where more is known than that.
     """
 
-    step: Ints
-    figures: Mapping[str, Floats]
-    components: Mapping[str, Floats] = field(default_factory=dict)
+    step: NDArray[np.int64]
+    figures: Mapping[str, NDArray[np.float64]]
+    components: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     because: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -143,7 +140,7 @@ class _Window(NamedTuple):
 class _Series:
     """The known values of one figure, and its windows."""
 
-    def __init__(self, name: str, step: Ints, values: Floats, needs: str) -> None:
+    def __init__(self, name: str, step: NDArray[np.int64], values: NDArray[np.float64], needs: str) -> None:
         with np.errstate(invalid="ignore"):
             known = np.abs(values) <= LARGEST  # which NaN is not
         self.step, self.values = step[known], values[known]
@@ -160,7 +157,7 @@ class _Series:
         self.noise = SPREAD_PER_MAD * float(np.median(np.abs(self.values - own)))
 
     @property
-    def medians(self) -> Floats:
+    def medians(self) -> NDArray[np.float64]:
         """Of the windows."""
         return np.array([window.median for window in self.windows])
 
@@ -177,7 +174,7 @@ class _Series:
         return self.rise / float(np.max(np.abs(self.medians))) if self.rise else 0.0
 
 
-def _rise(medians: Floats) -> float:
+def _rise(medians: NDArray[np.float64]) -> float:
     """Over all windows, by the slope of Theil and Sen: the median of the slopes between any two of them."""
     i, j = np.triu_indices(len(medians), k=1)
     return float(np.median((medians[j] - medians[i]) / (j - i))) * len(medians)
@@ -338,7 +335,7 @@ def _groups_without_spread(log: Logged) -> Symptom | None:
     )
 
 
-def _bounded(values: Floats) -> Floats:
+def _bounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore"):
         return np.where(np.abs(values) <= LARGEST, values, np.nan)
 
@@ -350,7 +347,7 @@ def _paid(log: Logged, first: int, last: int) -> str:
     return f" The reward there is {np.median(there):.3g}." if len(there) else ""
 
 
-def _kl(log: Logged, moves: str) -> tuple[Ints, Floats]:
+def _kl(log: Logged, moves: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Steps and values of the KL.
 
     Raises:
