@@ -204,16 +204,20 @@ def resolve(
         notes.extend(_heldout_candidates(by_bare))
     if len(columns) < len(every):
         notes.append(f"Columns with names of more than {MAX_NAME} characters are ignored.")
-    figures, components = _figures(columns, overrides)
+    figures, components = _figures(columns, overrides, notes)
     return Columns(found.name if found else "unknown", source, tuple(notes), figures, components)
 
 
 def _figures(
-    columns: Collection[str], overrides: Mapping[str, str]
+    columns: Collection[str], overrides: Mapping[str, str], notes: list[str]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Which columns are further figures, and which are components of the reward. Of several the first."""
     named = {column: figure for column in sorted(columns) if (figure := figure_of(column))}
     if len(named) > MOST_FIGURES:
+        notes.append(
+            f"{len(named)} columns look like figures for symptoms, and none is read of more than "
+            f"{MOST_FIGURES}."
+        )
         named = {}
     figures = {figure: column for column, figure in reversed(named.items()) if figure != "components"}
     figures |= {name: column for name, column in overrides.items() if name in FIGURES}

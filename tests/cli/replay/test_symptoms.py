@@ -193,6 +193,7 @@ class TestNothingDependsOnIt:
         assert len(read_log(path).numbers) <= MOST_FIGURES + 6
         code, text = replay(path)
         assert code == 0 and "reward components that part (" in text and "length at its cap (" in text
+        assert "Note: 104 columns look like figures for symptoms, and none is read of more than 32." in text
         assert "length_at_cap" not in names(examined(table(tmp_path, MOST_FIGURES)))
         assert "length_at_cap" in names(examined(table(tmp_path, MOST_FIGURES - 1)))
 
