@@ -36,6 +36,11 @@ def median_of_last(values: Sequence[float]) -> float:
     return window[(len(window) - 1) // 2]
 
 
+def starts_away(first: Sequence[float]) -> bool:
+    """Whether a run whose first KLs to the reference are these, nats/token, did not start near 0."""
+    return len(first) == MEDIAN_WINDOW and min(first) > STARTS_NEAR_ZERO
+
+
 class StepStatus(NamedTuple):
     """The judgement after one step. KLs are in nats/token; `kl_ema` is None until five steps carried a KL."""
 
@@ -115,7 +120,7 @@ class StepMonitor:
         self._count += 1
         if len(self._window) == MEDIAN_WINDOW:
             middle = median_of_last(tuple(self._window))
-            if self._count == MEDIAN_WINDOW and min(self._window) > STARTS_NEAR_ZERO:
+            if self._count == MEDIAN_WINDOW and starts_away(tuple(self._window)):
                 self._start = middle
             prior = middle if self._kl_ema is None else self._kl_ema
             self._kl_ema = self.ema_alpha * prior + (1.0 - self.ema_alpha) * middle

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from guard_cli import split
 from guard_cli.commands import COMMANDS
 from guard_cli.errors import ExitCode
-from guard_cli.logs.frameworks import FRAMEWORKS, Framework, Layout
+from guard_cli.logs.frameworks import FIGURES, FRAMEWORKS, Framework, Layout
 from guard_core.policy import Policy
 from guard_core.wire import (
     Code,
@@ -224,6 +224,15 @@ def frameworks() -> Iterator[str]:
         ("`--format`", "Reads", "Reward", "KL to the reference, token mean", "Entropy"),
         [(f"`{f.key}`", f.metrics, _names(f.reward), _kl_names(f), _names(f.entropy)) for f in known],
     )
+    yield "## Further figures"
+    yield ""
+    yield "What `rlguard replay` looks at for [symptoms](../replay.md#symptoms), whatever the framework."
+    yield "Nothing is judged by them. Of several columns with one figure the first in the alphabet counts."
+    yield "Components of the reward are `rewards/NAME/mean`, `rewards/NAME`, and `reward/NAME` beside"
+    yield "`reward/overall`."
+    yield ""
+    listed = {figure: ", ".join(f"`{name}`" for name in names) for figure, names in FIGURES.items()}
+    yield from _table(("`--map`", "Names"), [(f"`{figure}`", names) for figure, names in listed.items()])
     yield "## Checkpoints"
     yield ""
     yield "Each must hold the whole model in safetensors, `config.json` and the tokenizer. Files that are not"

@@ -265,4 +265,39 @@ FRAMEWORKS = (
     ),
 )
 
+#: Names of further figures, whatever the framework, as `guard_core.symptoms.Logged` has them; nothing
+#: is judged by them.
+FIGURES: Mapping[str, tuple[str, ...]] = {
+    "clipped": (
+        *("completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/all/mean"),
+        "rollout/truncated_ratio",
+    ),
+    "zero_std": ("frac_reward_zero_std",),
+    "mixed": ("env/all/by_group/frac_mixed",),
+    "length": ("completions/mean_length", "response_length/mean", "completion_length"),
+    "longest": ("completions/max_length", "response_length/max"),
+}
+
+#: Of names that begin as a component of the reward does: what is a spread, a whole, or of a preference loss.
+NO_COMPONENTS = frozenset(
+    {"mean", "std", "min", "max", "total", "overall", "chosen", "rejected", "margins", "accuracies"}
+)
+
+
+def figure_of(column: str) -> str:
+    """Which of `FIGURES` a column is; "components" for a component of the reward; "" for anything else.
+
+    TRL logs a component as `rewards/NAME/mean`, EasyR1 as `reward/NAME` beside `reward/overall`. Tables of a
+    notebook have spaces around the slashes.
+    """
+    name = bare(column).replace(" / ", "/")
+    first, slash, rest = name.partition("/")
+    if slash and first in ("reward", "rewards"):
+        part = rest.removesuffix("/mean")
+        return "components" if part not in NO_COMPONENTS and not part.endswith("/std") else ""
+    return _FIGURE_BY_NAME.get(name, "")
+
+
+_FIGURE_BY_NAME = {name: figure for figure, names in FIGURES.items() for name in names}
+
 BY_KEY = {framework.key: framework for framework in FRAMEWORKS}

@@ -15,13 +15,23 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from guard_cli.errors import CliError
-from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS, QUANTITIES, STEP_NAMES, Framework, Setting, bare
+from guard_cli.logs.frameworks import (
+    BY_KEY,
+    FIGURES,
+    FRAMEWORKS,
+    QUANTITIES,
+    STEP_NAMES,
+    Framework,
+    Setting,
+    bare,
+    figure_of,
+)
 from guard_cli.logs.records import MAX_NAME
 from guard_cli.terminal import plain
 from guard_core.wording import meant, nearest
 
-#: What `--map NAME=column` may name.
-CANONICAL = (
+#: What a run is judged by.
+JUDGED = (
     "step",
     "attempt",
     "reward",
@@ -37,6 +47,11 @@ CANONICAL = (
     "heldout_event",
 )
 
+#: What `--map NAME=column` may name.
+CANONICAL = (*JUDGED, *FIGURES)
+
+#: Columns of figures that are kept of a log. One with more has none: its names may be anything.
+MOST_FIGURES = 32
 
 _BEHAVIOUR = "is the drift from the policy that sampled the batch, not from the reference"
 _MISMATCH = "is the mismatch between trainer and inference engine, not the drift from the reference"
@@ -84,17 +99,22 @@ _NO_SCORE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which column is what. `source[canonical]` is the name as it is in the file."""
+    """Which column is what. `source[canonical]` is the name as it is in the file.
+
+    `figures` has those of `FIGURES`; `components` the columns with components of the reward.
+    """
 
     framework: str
     source: Mapping[str, str]
     notes: tuple[str, ...] = field(default=())
+    figures: Mapping[str, str] = field(default_factory=dict)
+    components: tuple[str, ...] = ()
 
 
 def wanted(column: str) -> bool:
     """Whether a reader must keep the values of this column although no `--map` names it."""
     name = bare(column)
-    return name in CANONICAL or name in _KNOWN
+    return name in JUDGED or name in _KNOWN
 
 
 def why_not_kl(column: str, present: Collection[str]) -> str | None:
@@ -184,7 +204,26 @@ def resolve(
         notes.extend(_heldout_candidates(by_bare))
     if len(columns) < len(every):
         notes.append(f"Columns with names of more than {MAX_NAME} characters are ignored.")
-    return Columns(found.name if found else "unknown", source, tuple(notes))
+    figures, components = _figures(columns, overrides, notes)
+    return Columns(found.name if found else "unknown", source, tuple(notes), figures, components)
+
+
+def _figures(
+    columns: Collection[str], overrides: Mapping[str, str], notes: list[str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Which columns are further figures, and which are components of the reward. Of several the first."""
+    named = {column: figure for column in sorted(columns) if (figure := figure_of(column))}
+    if len(named) > MOST_FIGURES:
+        notes.append(
+            f"{len(named)} columns look like figures for symptoms, and none is read of more than "
+            f"{MOST_FIGURES}."
+        )
+        named = {}
+    figures = {figure: column for column, figure in reversed(named.items()) if figure != "components"}
+    figures |= {name: column for name, column in overrides.items() if name in FIGURES}
+    whole = any(bare(column) == "reward/overall" for column in columns)
+    components = (column for column, figure in named.items() if figure == "components")
+    return figures, tuple(c for c in components if whole or not bare(c).startswith("reward/"))
 
 
 def _kl(
@@ -248,7 +287,7 @@ def _by_bare_name(columns: Collection[str]) -> dict[str, str]:
         if not column.endswith(("__MIN", "__MAX")):
             found.setdefault(bare(column), []).append(column)
     for name, several in found.items():
-        if len(several) > 1 and (name in _KNOWN or name in CANONICAL):
+        if len(several) > 1 and (name in _KNOWN or name in JUDGED):
             raise CliError(
                 f"{listing(several)} could each be `{name}`: several runs in one file? "
                 f"Choose one with --map {_quantity(name)}={several[0]!r}, or export one run."
@@ -336,7 +375,7 @@ def listing(names: Collection[str], most: int = 12) -> str:
 
 
 def _quantity(name: str) -> str:
-    if name in CANONICAL:
+    if name in JUDGED:
         return name
     if name in STEP_NAMES:
         return "step"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from guard_cli.errors import CliError
 from guard_cli.logs import names
 from guard_cli.logs.events import LOGS, event_files, refuse_several
+from guard_cli.logs.frameworks import figure_of
 from guard_cli.logs.records import ConsoleLines, DamagedError, Events, flatten
 from guard_cli.logs.table import OBJECTS, Chunk, Table, build
 
@@ -27,7 +29,27 @@ CHUNK_ROWS = 1_000
 #: How many bad lines an error names.
 MOST_SHOWN = 5
 
-Keep = Callable[[str], bool]
+
+class Keep:
+    """Which columns of a log are kept: those that are judged or mapped, and so many with further figures."""
+
+    def __init__(self, overrides: Collection[str] = ()) -> None:
+        self._overrides, self._figures = frozenset(overrides), set[str]()
+
+    def __call__(self, column: str) -> bool:
+        """Whether this column is kept."""
+        return self._judged(column) or self.is_figure(column)
+
+    def is_figure(self, column: str) -> bool:
+        """Whether it is kept although nothing is judged by it: what is no number in it is only not known."""
+        if self._judged(column) or not figure_of(column):
+            return False
+        if len(self._figures) < names.MOST_FIGURES:
+            self._figures.add(column)
+        return column in self._figures
+
+    def _judged(self, column: str) -> bool:
+        return column in self._overrides or names.wanted(column)
 
 
 def read_log(path: Path, overrides: Collection[str] = ()) -> Table:
@@ -46,12 +68,8 @@ def read_log(path: Path, overrides: Collection[str] = ()) -> Table:
         raise CliError(f"{path}: there is no such file or folder.")
     if path.is_dir():
         return _read_folder(path, overrides)
-
-    def keep(column: str) -> bool:
-        return column in overrides or names.wanted(column)
-
     try:
-        return _reader(path)(path, keep)
+        return _reader(path)(path, Keep(overrides))
     except UnicodeDecodeError as error:
         raise CliError(f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start}).") from None
     except OSError as error:
@@ -70,7 +88,7 @@ def _read_folder(path: Path, overrides: Collection[str]) -> Table:
 def _read_run(path: Path, overrides: Collection[str], logs: list[Path]) -> Table:
     """A folder without a log of its own name: whichever one run is in it."""
     if (path / "meta.yaml").is_file() and (path / "metrics").is_dir():
-        return read_mlflow(path, lambda column: column in overrides or names.wanted(column))
+        return read_mlflow(path, Keep(overrides))
     histories = sorted(path.glob("history.jsonl")) or sorted(path.glob("*/history.jsonl"))
     states = (
         sorted(path.glob("trainer_state.json"))
@@ -87,7 +105,7 @@ def _read_run(path: Path, overrides: Collection[str], logs: list[Path]) -> Table
     folders = {event.parent for event in events}
     if not histories and not wandb and len(folders) == 1:
         refuse_several(events[0].parent)
-        return read_tensorboard(events, lambda column: column in overrides or names.wanted(column))
+        return read_tensorboard(events, Keep(overrides))
     found = [str(p.relative_to(path)) for p in [*logs, *histories, *wandb, *sorted(folders)]]
     if found:
         raise CliError(f"{path} holds several runs: {names.listing(found)}. Name one of them.")
@@ -105,13 +123,19 @@ def _read_state_dir(path: Path) -> Table | None:
 
     if not (path / FILE_NAME).is_file():
         return None
-    found: dict[str, None] = {}
     try:
         rows = list(export_history(path))
     except StoreError as error:
         raise CliError(f"{error}.") from None
-    chunks = [_chunk_of_rows(rows, range(1, len(rows) + 1), names.wanted, found)] if rows else []
-    return build("guard state", chunks, OBJECTS.__contains__, f"{path}: row", found)
+    return table_of("guard state", rows, f"{path}: row")
+
+
+def table_of(format_name: str, rows: list[dict[str, Any]], where: str) -> Table:
+    """Rows that are read already; see `build`."""
+    found: dict[str, None] = {}
+    keep = Keep()
+    chunks = [_chunk_of_rows(rows, range(1, len(rows) + 1), keep, found)] if rows else []
+    return build(format_name, chunks, OBJECTS.__contains__, where, found, keep.is_figure)
 
 
 def _checkpoint_number(state: Path) -> int:
@@ -142,7 +166,9 @@ def read_jsonl(path: Path, keep: Keep) -> Table:
         CliError: naming the lines that are no JSON object.
     """
     found: dict[str, None] = {}
-    return build("JSONL", _json_chunks(path, keep, found), OBJECTS.__contains__, f"{path}: line", found)
+    return build(
+        "JSONL", _json_chunks(path, keep, found), OBJECTS.__contains__, f"{path}: line", found, keep.is_figure
+    )
 
 
 def _json_chunks(path: Path, keep: Keep, found: dict[str, None]) -> Iterator[Chunk]:
@@ -219,7 +245,7 @@ def read_csv(path: Path, keep: Keep) -> Table:
         if twice:
             raise CliError(f"{path}: line 1: {names.listing(twice)} occurs twice in the header.")
         chunks = _csv_chunks(path, reader, header, keep)
-        return build("CSV", chunks, OBJECTS.__contains__, f"{path}: line", header)
+        return build("CSV", chunks, OBJECTS.__contains__, f"{path}: line", header, keep.is_figure)
 
 
 def _csv_chunks(path: Path, reader: Any, header: list[str], keep: Keep) -> Iterator[Chunk]:
@@ -289,7 +315,14 @@ def read_json(path: Path, keep: Keep) -> Table:
         raise CliError(f"{path}: a JSON file must be TRL's trainer_state.json with a list `log_history`.")
     found: dict[str, None] = {}
     chunks = [_chunk_of_rows(rows, range(1, len(rows) + 1), keep, found)] if rows else []
-    return build("trainer_state.json", chunks, OBJECTS.__contains__, f"{path}: log_history entry", found)
+    return build(
+        "trainer_state.json",
+        chunks,
+        OBJECTS.__contains__,
+        f"{path}: log_history entry",
+        found,
+        keep.is_figure,
+    )
 
 
 # -- TensorBoard ---------------------------------------------------------------------------------------
@@ -324,10 +357,15 @@ def _event_chunk(path: Path, keep: Keep, found: dict[str, None], cut: list[str])
                 series.setdefault(tag, {})[record["step"]] = record[tag]
     if events.in_mid_record:
         cut.append(path.name)
-    steps = sorted(set().union(*series.values()))
+    steps = _judged_steps(series, keep)
     columns = {tag: [values.get(step) for step in steps] for tag, values in series.items()}
     found["step"] = None
     return Chunk(steps, {**columns, "step": steps})
+
+
+def _judged_steps(series: Mapping[str, Mapping[int, float]], keep: Keep) -> list[int]:
+    """The steps that are rows: one at which there are only further figures is none."""
+    return sorted(set().union(*(values for name, values in series.items() if not keep.is_figure(name))))
 
 
 # -- what a trainer prints -----------------------------------------------------------------------------
@@ -349,7 +387,9 @@ def read_console(path: Path, keep: Keep) -> Table:
         )
     found: dict[str, None] = {}
     chunk = _chunk_of_rows([dict(row) for row in rows], range(1, len(rows) + 1), keep, found)
-    return build("console", [chunk], OBJECTS.__contains__, f"{path}: line with metrics", found)
+    return build(
+        "console", [chunk], OBJECTS.__contains__, f"{path}: line with metrics", found, keep.is_figure
+    )
 
 
 # -- MLflow --------------------------------------------------------------------------------------------
@@ -369,8 +409,9 @@ def read_mlflow(folder: Path, keep: Keep) -> Table:
         name = file.relative_to(folder / "metrics").as_posix()
         found[name] = None
         if keep(name):
-            series[name] = dict(_mlflow_values(file))
-    steps = sorted(set().union(*series.values()))
+            with suppress(*((CliError, OSError, UnicodeDecodeError) if keep.is_figure(name) else ())):
+                series[name] = dict(_mlflow_values(file))
+    steps = _judged_steps(series, keep)
     columns = {name: [values.get(step) for step in steps] for name, values in series.items()}
     return build("MLflow", [Chunk(steps, {**columns, "step": steps})], OBJECTS.__contains__, "step", found)
 

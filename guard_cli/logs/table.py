@@ -55,6 +55,7 @@ def build(
     is_object: Callable[[str], bool],
     where: str,
     names: Iterable[str] = (),
+    forgiving: Callable[[str], bool] = lambda _: False,
 ) -> Table:
     """Stack chunks into a table.
 
@@ -64,6 +65,7 @@ def build(
         is_object: whether a column holds lists or words rather than numbers.
         where: what the numbers in `Chunk.lines` count, such as "line".
         names: columns of the file that no chunk keeps; read after the last chunk.
+        forgiving: whether a cell of a column that is no number is only not known.
 
     Raises:
         CliError: a cell is not a number.
@@ -78,7 +80,8 @@ def build(
                 kept = objects.setdefault(name, {})
                 kept.update((rows + i, v) for i, v in enumerate(values) if v is not None)
             else:
-                parts.setdefault(name, []).append((rows, _floats(name, values, chunk.lines, where)))
+                found = _readable(values) if forgiving(name) else _floats(name, values, chunk.lines, where)
+                parts.setdefault(name, []).append((rows, found))
         lines.append(np.asarray(chunk.lines, dtype=np.int64))
         rows += len(chunk.lines)
     numbers = {}
@@ -92,9 +95,36 @@ def build(
 
 def _floats(name: str, values: Sequence[Any], lines: Sequence[int], where: str) -> Floats:
     try:
-        return np.array(values, dtype=np.float64)  # None becomes NaN, "0.5" becomes 0.5
-    except (ValueError, TypeError):
+        return _array(values)
+    except (ValueError, TypeError, OverflowError):
         return np.array([_float(name, v, n, where) for v, n in zip(values, lines, strict=True)])
+
+
+def _array(values: Sequence[Any]) -> Floats:
+    """One number a value; None becomes NaN, "0.5" becomes 0.5.
+
+    Raises:
+        ValueError, TypeError, OverflowError: not all of them are numbers.
+    """
+    found = np.array(values, dtype=np.float64)
+    if found.ndim != 1:
+        raise ValueError("lists, all of one length")
+    return found
+
+
+def _readable(values: Sequence[Any]) -> Floats:
+    """NaN where a value is no number."""
+    try:
+        return _array(values)
+    except (ValueError, TypeError, OverflowError):
+        return np.array([_float_or_nan(value) for value in values])
+
+
+def _float_or_nan(value: Any) -> float:
+    try:
+        return float(value)
+    except (ValueError, TypeError, OverflowError):
+        return math.nan
 
 
 def _float(name: str, value: Any, line: int, where: str) -> float:
@@ -102,7 +132,7 @@ def _float(name: str, value: Any, line: int, where: str) -> float:
         return math.nan
     try:
         return float(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise CliError(f"{where} {line}: `{name}` is {_short(value)}, which is not a number.") from None
 
 

@@ -21,6 +21,7 @@ from guard_cli.logs.settings import find_settings
 from guard_cli.replay import report
 from guard_cli.replay.outcomes import DETECTORS, DetectorOutcome, outcome
 from guard_cli.replay.run import Run, load_run
+from guard_cli.replay.symptoms import symptoms_of
 from guard_cli.terminal import plain
 from guard_core.policy import Policy
 from guard_core.wire import Level
@@ -129,12 +130,14 @@ def _replay(
     if as_json:
         _print_json(run, named, single=detector is not None and not what_if)
     else:
-        report.show(Console(), run, named)
+        report.show(Console(), run, named, symptoms_of(run))
     return named[0][1]
 
 
 def _print_json(run: Run, named: Sequence[tuple[str, Sequence[DetectorOutcome]]], single: bool) -> None:
-    result: dict[str, Any] = report.one(named[0][1][0]) if single else report.full(run, named)
+    result: dict[str, Any] = (
+        report.one(named[0][1][0]) if single else report.full(run, named, symptoms_of(run))
+    )
     print(json.dumps(result))
     if single:  # the one object has no room for them
         for note in run.notes:

@@ -11,6 +11,8 @@ from rich.table import Table
 
 from guard_cli.replay.outcomes import DetectorOutcome
 from guard_cli.replay.run import Run
+from guard_cli.replay.symptoms import column_for
+from guard_core.symptoms import TITLES, Examined, Unseen
 from guard_core.wire import Level
 
 STYLES = {"fired": "bold red", "warning": "yellow", "unknown": "cyan", "healthy": "green"}
@@ -26,12 +28,15 @@ def one(outcome: DetectorOutcome) -> dict[str, Any]:
     }
 
 
-def full(run: Run, named: Sequence[tuple[str, Sequence[DetectorOutcome]]]) -> dict[str, Any]:
+def full(
+    run: Run, named: Sequence[tuple[str, Sequence[DetectorOutcome]]], examined: Examined
+) -> dict[str, Any]:
     """The object of `--json`.
 
     Args:
         run: the replayed run.
         named: for each policy its name and what each detector said; the first is the policy as it is.
+        examined: the symptoms, which no detector knows of.
     """
     return {
         "source": run.source,
@@ -47,6 +52,20 @@ def full(run: Run, named: Sequence[tuple[str, Sequence[DetectorOutcome]]]) -> di
         "policies": [
             {"policy": name, "detectors": [_outcome(outcome) for outcome in outcomes]}
             for name, outcomes in named
+        ],
+        "symptoms": [
+            {
+                "name": symptom.name,
+                "message": symptom.sentence,
+                "first_step": symptom.first_step,
+                "last_step": symptom.last_step,
+                "numbers": dict(symptom.numbers),
+            }
+            for symptom in examined.symptoms
+        ],
+        "symptoms_not_looked_for": [
+            {"name": unseen.name, "why": unseen.why, "needs": column_for(unseen)}
+            for unseen in examined.unseen
         ],
     }
 
@@ -71,8 +90,13 @@ def _outcome(outcome: DetectorOutcome) -> dict[str, Any]:
     }
 
 
-def show(console: Console, run: Run, named: Sequence[tuple[str, Sequence[DetectorOutcome]]]) -> None:
-    """Print the run, what each detector said, the advice, what could not be judged, and the notes."""
+def show(
+    console: Console,
+    run: Run,
+    named: Sequence[tuple[str, Sequence[DetectorOutcome]]],
+    examined: Examined,
+) -> None:
+    """Print the run, what each detector said, advice, symptoms, what could not be judged, and the notes."""
     console.print(escape(_headline(run)))
     console.print(escape(_mapping(run)), style="dim")
     console.print(_table(run, named[0][1]) if len(named) == 1 else _side_by_side(named))
@@ -84,6 +108,7 @@ def show(console: Console, run: Run, named: Sequence[tuple[str, Sequence[Detecto
         console.print(
             f"Advice {when} ({said.condition.code}): {escape(said.condition.message)}", soft_wrap=True
         )
+    _show_symptoms(console, examined)
     inert = dict.fromkeys(sentence for _, outcomes in named for o in outcomes for sentence in o.inert)
     if inert:
         console.print("Not judged:", style="bold")
@@ -91,6 +116,23 @@ def show(console: Console, run: Run, named: Sequence[tuple[str, Sequence[Detecto
             console.print(f"  {escape(sentence)}", soft_wrap=True)
     for note in run.notes:
         console.print(f"Note: {escape(note)}", soft_wrap=True)
+
+
+def _show_symptoms(console: Console, examined: Examined) -> None:
+    """A line for each, and one for all that could not be looked for."""
+    looked_for = len(TITLES) - len(examined.unseen)
+    found = f": none of {looked_for} looked for" if looked_for and not examined.symptoms else ""
+    console.print(f"Symptoms (advice; nothing is stopped for them){found}", style="bold")
+    for symptom in examined.symptoms:
+        console.print(f"  {TITLES[symptom.name]}: {escape(symptom.sentence)}", soft_wrap=True)
+    if examined.unseen:
+        each = "; ".join(_unseen(one) for one in examined.unseen)
+        console.print(f"  Not looked for: {escape(each)}", soft_wrap=True)
+
+
+def _unseen(one: Unseen) -> str:
+    column = column_for(one)
+    return f"{TITLES[one.name]} ({one.why}{f'; it takes {column}' if column else ''})"
 
 
 def _table(run: Run, outcomes: Sequence[DetectorOutcome]) -> Table:

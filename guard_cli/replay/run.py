@@ -39,7 +39,8 @@ class Run:
     """One past run; equal to itself only.
 
     Arrays have shape (steps,): `attempt`, `step`, `reward` (finite), `kl` (nats/token; NaN where unknown),
-    `kl_kind` (index into `KINDS`). `entropy` and `reward_std` are judged by no rule. Steps and `evaluations`
+    `kl_kind` (index into `KINDS`). `entropy`, `reward_std` and `figures` (by column; NaN where unknown) are
+    judged by no rule. Steps and `evaluations`
     are in the order in which a guard folded them, where the log is a guard's; else by attempt and step, and
     by pass where a checkpoint was evaluated again. `ends`: how many steps come before each evaluation.
     `baseline` passes of the starting policy over the items, shape (passes, items), `baseline_paid` what the
@@ -57,6 +58,7 @@ class Run:
     kl_kind: npt.NDArray[np.uint8]
     entropy: Floats
     reward_std: Floats
+    figures: Mapping[str, Floats]
     evaluations: tuple[Evaluation, ...]
     ends: tuple[int, ...]
     baseline: tuple[tuple[float, ...], ...]
@@ -130,16 +132,22 @@ def _in_order(steps: dict[str, Any], scored: list[_Scored]) -> dict[str, Any]:
     What a round is depends on what had been reported when a checkpoint was scored, which a guard's own
     history says by the numbers of its events.
     """
-    events = steps.pop("step_event")
+    events, figures = steps.pop("step_event"), steps.pop("figures")
     if np.isnan(events).any() or any(np.isnan(one.event) for one in scored):
         scored = sorted(scored, key=lambda one: one.place)
         ends = [_steps_up_to(steps, one.evaluation) for one in scored]
     else:
         order = np.argsort(events, kind="stable")
         steps = {name: column[order] for name, column in steps.items()}
+        figures = {name: column[order] for name, column in figures.items()}
         scored = sorted(scored, key=lambda one: one.event)
         ends = np.searchsorted(events[order], [one.event for one in scored]).tolist()
-    return {**steps, "evaluations": tuple(one.evaluation for one in scored), "ends": tuple(ends)}
+    return {
+        **steps,
+        "figures": figures,
+        "evaluations": tuple(one.evaluation for one in scored),
+        "ends": tuple(ends),
+    }
 
 
 def _steps_up_to(steps: Mapping[str, Ints], evaluation: Evaluation) -> int:
@@ -158,6 +166,11 @@ class _Rows:
         self.step = self._integer("step", MAX_STEP)
         self.attempt = self._integer("attempt", MAX_ATTEMPT) if "attempt" in columns.source else None
         self.pass_index = np.nan_to_num(self._integer("pass_index", MAX_ATTEMPT))
+        #: They decide nothing, not even which row of a step counts or where an attempt begins.
+        self.figures = {
+            column: table.numbers.get(column, np.full(len(table), np.nan))
+            for column in (*columns.figures.values(), *columns.components)
+        }
         for name in ("step_event", "heldout_event"):
             self.values[name] = self._integer(name, MAX_STEP)
         self.kl_kind = self._kl_kind()
@@ -336,6 +349,7 @@ class _Merged:
     kl_kind: npt.NDArray[np.uint8]
     items: Mapping[int, tuple[float, ...]]
     paid: Mapping[int, tuple[float, ...]]
+    figures: Mapping[str, Floats]
 
     def evaluations(self) -> list[_Scored]:
         """The held-out evaluations; of one with only a mean that is said."""
@@ -371,6 +385,7 @@ class _Merged:
             "step": self.step[is_step],
             "kl_kind": self.kl_kind[is_step],
             **{name: self.values[name][is_step] for name in (*MEASURED, "step_event")},
+            "figures": {name: values[is_step] for name, values in self.figures.items()},
         }
 
 
@@ -439,11 +454,15 @@ def _contradictions(rows: _Rows, usable: Ints, attempt: Ints, step: Ints) -> tup
 def _take_first(rows: _Rows, usable: Ints, attempt: Ints, step: Ints, order: Ints, starts: Ints) -> _Merged:
     """For each (attempt, step) and quantity the first value that is there."""
     place = np.arange(len(order))
-    values = {}
-    for name, column in rows.values.items():
+
+    def merged(column: Floats) -> tuple[Floats, Ints]:
         v = column[usable][order]
         first = np.minimum.reduceat(np.where(np.isnan(v), len(order), place), starts) if len(v) else place
-        values[name] = np.append(v, np.nan)[first]
+        return np.append(v, np.nan)[first], first
+
+    values = {}
+    for name, column in rows.values.items():
+        values[name], first = merged(column)
         if name == "kl":
             kl_from = np.where(first < len(order), first, starts)
     group_of_row = np.empty(len(rows.table), dtype=np.int64)
@@ -457,5 +476,11 @@ def _take_first(rows: _Rows, usable: Ints, attempt: Ints, step: Ints, order: Int
             if row in rows.paid:
                 paid[group] = rows.paid[row]
     return _Merged(
-        attempt[order][starts], step[order][starts], values, rows.kl_kind[usable][order][kl_from], items, paid
+        attempt[order][starts],
+        step[order][starts],
+        values,
+        rows.kl_kind[usable][order][kl_from],
+        items,
+        paid,
+        {name: merged(column)[0] for name, column in rows.figures.items()},
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from guard_core.ending import steps_after
 from guard_core.policy import Policy
+from guard_core.symptoms import TITLES, Examined
 from guard_core.wire import Code, FiguresReport, MomentRollouts, Verdict
 from guard_service.dashboard.page import Banner, frozen_page, text
 
@@ -28,6 +29,7 @@ class ReportContent:
         picture: from `plot.draw`, for readers that run no script.
         rollouts: as `GET /v1/rollouts` has them.
         figures: as `GET /v1/figures` has them.
+        symptoms: what is seen in its single steps; None where these are not kept.
     """
 
     verdict: Verdict
@@ -36,6 +38,7 @@ class ReportContent:
     picture: str
     rollouts: Sequence[MomentRollouts] = ()
     figures: Sequence[FiguresReport] = ()
+    symptoms: Examined | None = None
 
 
 def report_page(banner: Banner, rows: Iterable[tuple[str, str]], content: ReportContent) -> str:
@@ -56,7 +59,24 @@ def report_page(banner: Banner, rows: Iterable[tuple[str, str]], content: Report
     evaluations = content.history["evaluations"]
     still = drawing(content.picture) + _card("Held-out evaluations", _evaluations(evaluations))
     proof = _card("What the sentence above rests on", _proof(content))
-    return frozen_page(banner, data, proof, f"{about(rows)}<noscript>{still}</noscript>")
+    advice = "" if content.symptoms is None else _card("Symptoms", _symptoms(content.symptoms))
+    return frozen_page(banner, data, proof, f"{advice}{about(rows)}<noscript>{still}</noscript>")
+
+
+def _symptoms(examined: Examined) -> str:
+    """What the log itself shows, and what could not be looked for."""
+    rows = _pairs((_capital(TITLES[one.name]), text(one.sentence)) for one in examined.symptoms)
+    looked_for = len(TITLES) - len(examined.unseen)
+    found = rows if examined.symptoms else f"<p>None of {looked_for} looked for.</p>" if looked_for else ""
+    unseen = "; ".join(f"{TITLES[one.name]} ({one.why})" for one in examined.unseen)
+    return (
+        f'<p class="muted">Advice. Nothing is stopped for them, and a good run may have one.</p>{found}'
+        + (f'<p class="muted">Not looked for: {text(unseen)}.</p>' if unseen else "")
+    )
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def about(rows: Iterable[tuple[str, str]]) -> str:

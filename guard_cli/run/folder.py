@@ -62,6 +62,7 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def _write_html(plan: Plan, facts: dict[str, Any], finished: Finished) -> None:
+    from guard_cli.replay.symptoms import symptoms_of_history
     from guard_cli.report.plot import draw
     from guard_cli.run.report import page
     from guard_core.rollouts import side_by_side
@@ -69,13 +70,16 @@ def _write_html(plan: Plan, facts: dict[str, Any], finished: Finished) -> None:
 
     state_dir, best = plan.out / "guard", plan.out / BEST
     verdict = finished.ending.verdict
-    picture = draw(read_history(plan.out / "history.jsonl"), verdict)
+    lines = read_history(plan.out / "history.jsonl")
+    picture = draw(lines, verdict)
     _write(plan.out / "plot.svg", picture)
     history, policy = thinned_history(state_dir, DRAWN_STEPS), stored_policy(state_dir)
     kept = best if best.exists() else None
     rollouts = () if verdict is None else side_by_side(ROLLOUTS.read(state_dir), verdict)
     figures = FIGURES.read(state_dir)
-    _write(plan.out / "report.html", page(facts, history, verdict, policy, picture, kept, rollouts, figures))
+    seen = symptoms_of_history(lines, figures)
+    html = page(facts, history, verdict, policy, picture, kept, rollouts, figures, seen)
+    _write(plan.out / "report.html", html)
 
 
 def _write_history(state_dir: Path, path: Path) -> None:

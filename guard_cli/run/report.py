@@ -11,6 +11,7 @@ from typing import Any
 
 from guard_cli.report.page import ReportContent, about, drawing, report_page, verdict_rows
 from guard_core.policy import Policy
+from guard_core.symptoms import Examined
 from guard_core.wire import FiguresReport, Level, MomentRollouts, Verdict
 from guard_service.dashboard.page import Banner, frozen_page, text
 
@@ -24,19 +25,21 @@ def page(
     best: Path | None,
     rollouts: Sequence[MomentRollouts] = (),
     figures: Sequence[FiguresReport] = (),
+    symptoms: Examined | None = None,
 ) -> str:
     """The whole report, self-contained.
 
     Args:
         facts: content of run.json.
         best: directory of the last good checkpoint, if one was kept.
-        history, verdict, policy, picture, rollouts, figures: see `ReportContent`; without a verdict or a
-            policy no guard has started.
+        history, verdict, policy, picture, rollouts, figures, symptoms: see `ReportContent`; without a
+            verdict or a policy no guard has started.
     """
     banner, rows = _banner(facts, verdict), _run_rows(facts, verdict, best)
     if verdict is None or policy is None:
         return frozen_page(banner, {}, "", about(rows) + drawing(picture))
-    return report_page(banner, rows, ReportContent(verdict, history, policy, picture, rollouts, figures))
+    content = ReportContent(verdict, history, policy, picture, rollouts, figures, symptoms)
+    return report_page(banner, rows, content)
 
 
 def _banner(facts: Mapping[str, Any], verdict: Verdict | None) -> Banner:

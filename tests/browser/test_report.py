@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from guard_cli.replay.symptoms import symptoms_of_history
 from guard_cli.report.command import report as report_of_cluster
 from guard_cli.report.plot import draw
 from guard_cli.run.report import page as report_page
 from guard_core.rollouts import side_by_side
+from guard_core.symptoms import TITLES, Examined, Symptom
 from guard_core.wire import Verdict
 from guard_service.store import FIGURES, ROLLOUTS, export_history, stored_policy, thinned_history
 
@@ -58,7 +60,12 @@ class Written:
         self.path = directory / "report.html"
         rollouts = side_by_side(ROLLOUTS.read(guard.state), verdict)
         figures = FIGURES.read(guard.state)
-        page = report_page(facts, history, verdict, policy, draw(lines, verdict), None, rollouts, figures)
+        self.unseen = (symptoms_of_history(lines, figures) or Examined((), ())).unseen
+        symptom = Symptom("entropy_collapse", f"{HOSTILE} entropy was 0.8 nats/token", 1, 9, (("end", 0.0),))
+        seen = Examined((symptom,), self.unseen)
+        page = report_page(
+            facts, history, verdict, policy, draw(lines, verdict), None, rollouts, figures, seen
+        )
         self.path.write_text(page)
 
     @staticmethod
@@ -146,6 +153,15 @@ def test_what_a_run_wrote_is_text(look: Callable[..., Page]) -> None:
     expect(page.locator("#run-name")).to_have_text(HOSTILE)
     expect(page.locator("code", has_text="train.py")).to_contain_text(HOSTILE)
     expect(page.locator("img")).to_have_count(1)  # the sign of RLGuard
+
+
+def test_the_symptoms_are_advice_and_text(written: Written, look: Callable[..., Page]) -> None:
+    card = look().locator("section:has(h2:text-is('Symptoms'))")
+    expect(card).to_contain_text("Nothing is stopped for them")
+    expect(card.locator("tr")).to_have_text([f"Entropy collapse{HOSTILE} entropy was 0.8 nats/token"])
+    assert written.unseen, "some of its few steps are too few"
+    for one in written.unseen:
+        expect(card).to_contain_text(f"{TITLES[one.name]} ({one.why})")
 
 
 def test_what_the_policy_wrote_is_text(look: Callable[..., Page]) -> None:

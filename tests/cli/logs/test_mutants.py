@@ -21,6 +21,15 @@ EVENT = Rule("guard_cli", "logs/records.py", LATE)
 SETTINGS = Rule("guard_cli", "logs/settings.py", CLI / "logs" / "test_settings.py")
 RECORDS = Rule("guard_cli", "logs/records.py", CLI / "logs" / "test_records.py")
 ATTEMPTS = Rule("guard_cli", "follow/steps.py", CLI / "follow" / "test_attempts.py")
+SYMPTOMS = CLI / "replay" / "test_symptoms.py"
+SEEN = Rule("guard_cli", "replay/symptoms.py", SYMPTOMS)
+SEEN_IN_RUN = Rule("guard_cli", "replay/run.py", SYMPTOMS)
+SEEN_NAMES = Rule("guard_cli", "logs/names.py", SYMPTOMS)
+SEEN_FIGURES = Rule("guard_cli", "logs/frameworks.py", SYMPTOMS)
+SEEN_READING = Rule("guard_cli", "logs/readers.py", SYMPTOMS)
+SEEN_TABLE = Rule("guard_cli", "logs/table.py", SYMPTOMS)
+SEEN_BY_COMMAND = Rule("guard_cli", "replay/command.py", SYMPTOMS)
+SEEN_REPORT = Rule("guard_cli", "replay/report.py", SYMPTOMS)
 
 MUTANTS: tuple[Mutant, ...] = (
     (LAYOUTS, "newest >= step else None", "newest >= 0 else None"),
@@ -79,6 +88,53 @@ MUTANTS: tuple[Mutant, ...] = (
     (EVENTS, "if folders.isdisjoint(file.parent.parents)", ""),
     (EVENTS, "if first_step(file) is not None", ""),
     (EVENT, "and bare(tag) not in STEP_NAMES:", ":"),
+    (
+        SEEN_BY_COMMAND,
+        "        report.show(Console(), run, named, symptoms_of(run))\n",
+        "        report.show(Console(), run, named, symptoms_of(run))\n"
+        "        if symptoms_of(run).symptoms:\n            raise typer.Exit(FAILED)\n",
+    ),
+    (
+        SEEN_IN_RUN,
+        "for values in rows.values.values():",
+        "for values in (*rows.values.values(), *rows.figures.values()):",
+    ),
+    (SEEN, "return order[step[order] < later]", "return order"),
+    (SEEN, "order = np.lexsort((step, attempt))", "order = np.arange(len(step))"),
+    (SEEN, "plain(bare(column), 100)", "column"),
+    (SEEN, "np.where(run.armed_kl(), run.kl, np.nan)", "run.kl"),
+    (SEEN, 'because["kl"] = f"the KL is', 'because["no"] = f"the KL is'),
+    (SEEN_NAMES, "if len(named) > MOST_FIGURES:", "if False:"),
+    (SEEN_NAMES, "for column in sorted(columns) if (figure", "for column in columns if (figure"),
+    (SEEN_NAMES, 'whole or not bare(c).startswith("reward/")', "True"),
+    (
+        SEEN_NAMES,
+        "figures |= {name: column for name, column in overrides",
+        "{name: column for name, column in overrides",
+    ),
+    (SEEN_FIGURES, 'not part.endswith("/std")', "True"),
+    (SEEN_FIGURES, "part not in NO_COMPONENTS", "True"),
+    (SEEN_FIGURES, '.replace(" / ", "/")', ""),
+    (SEEN_READING, "if len(self._figures) < names.MOST_FIGURES:", "if True:"),
+    (
+        SEEN_READING,
+        "for name, values in series.items() if not keep.is_figure(name))",
+        "for values in series.values())",
+    ),
+    (
+        SEEN_READING,
+        "UnicodeDecodeError) if keep.is_figure(name) else ())",
+        "UnicodeDecodeError) if False else ())",
+    ),
+    (SEEN_READING, "if self._judged(column) or not figure_of(column):", "if not figure_of(column):"),
+    (
+        SEEN_TABLE,
+        "_readable(values) if forgiving(name) else _floats",
+        "_readable(values) if False else _floats",
+    ),
+    (SEEN_TABLE, "if found.ndim != 1:", "if False:"),
+    (SEEN_REPORT, "if looked_for and not examined.symptoms", "if not examined.symptoms"),
+    (SEEN_REPORT, "    if examined.unseen:\n", "    if False:\n"),
 )
 
 

@@ -14,9 +14,11 @@ import pytest
 
 import guard_cli
 from guard_cli import colours
+from guard_cli.replay.symptoms import symptoms_of_history
 from guard_cli.report.plot import draw
 from guard_cli.run.report import page
 from guard_core.policy import Policy
+from guard_core.symptoms import TITLES, Examined, Unseen
 from guard_core.wire import (
     Code,
     DetectorReading,
@@ -83,8 +85,9 @@ HISTORY = {
 }
 
 
-def report(facts=FACTS, history=HISTORY, verdict=VERDICT, policy=None, best=None):
-    return page(facts, history, verdict, policy or Policy(), draw(LINES, verdict), best)
+def report(facts=FACTS, history=HISTORY, verdict=VERDICT, policy=None, best=None, symptoms=None):
+    picture = draw(LINES, verdict)
+    return page(facts, history, verdict, policy or Policy(), picture, best, symptoms=symptoms)
 
 
 class Rows(HTMLParser):
@@ -175,6 +178,35 @@ def test_a_detector_is_shown_against_its_threshold():
     rows = Rows(report(verdict=VERDICT.model_copy(update=update))).rows
     name = "*Evidence of the detector fast, nats, of its threshold"
     assert rows[name] == ["1.50 of 5.00", "1.50 of 5.00", "7.50 of 5.00"]
+
+
+def symptoms_of_a_run(**figures):
+    lines = [line(n, kl=0.01 * n, entropy=0.5, items=[1.0]) for n in range(1, 41)]
+    steps = range(1, 41) if figures else ()
+    return symptoms_of_history(lines, [FiguresReport(attempt=0, step=n, figures=figures) for n in steps])
+
+
+def test_what_the_trainer_measured_is_looked_at_for_symptoms():
+    seen = symptoms_of_a_run(**{"completions/clipped_ratio": 0.5, "step": 7.0, "kl": 9.0, "reward": 9.0})
+    assert [one.name for one in seen.symptoms] == ["length_at_cap"]
+    assert [one.name for one in seen.unseen] == ["components_part", "groups_without_spread"]
+    text = report(symptoms=seen)
+    assert "Length at its cap</th><td>50% of the completions were cut off" in text
+    assert "Not looked for: reward components that part (fewer than two" in text
+
+
+def test_a_report_says_that_nothing_was_found_of_what_was_looked_for():
+    text = report(symptoms=symptoms_of_a_run())
+    assert "None of 3 looked for." in text and "Not looked for: " in text
+    text = report(symptoms=Examined((), tuple(Unseen(name, "<b>") for name in TITLES)))
+    assert "looked for." not in text and "entropy collapse (&lt;b&gt;)" in text
+
+
+def test_a_run_of_which_no_step_can_be_read_has_no_symptoms():
+    assert symptoms_of_history([], []) is None
+    assert "Symptoms" not in report()
+    odd = [line(1, kl_kind="odd")]
+    assert symptoms_of_history(odd, []) is None
 
 
 def test_only_a_fire_has_a_decisive_row():
