@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,16 @@ from pydantic import ValidationError
 from guard_core.policy import Policy
 from guard_core.wording import not_yaml, sentences
 from guard_service.errors import SettingsError
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads 1e-5 as a number, as people and kubectl write it, and `=` as a text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+_Loader.add_constructor("tag:yaml.org,2002:value", lambda _, node: node.value)
 
 
 class NotYamlError(ValueError):
@@ -50,7 +61,7 @@ def parse_yaml(text: str) -> Any:
         NotYamlError: it is not YAML, or a value in it is none.
     """
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     # ValueError: of the 30th of February, of hexadecimals without a digit and of numbers without an end.
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise NotYamlError(not_yaml(error)) from None

@@ -107,8 +107,8 @@ TRAINER_ENVIRONMENT = {
     "RLGUARD_RUN": (
         "text",
         "none",
-        "Name of this run. In the trainer image one that starts from a checkpoint of another saves into a "
-        "directory of this name below `output_dir`, and not among the other's checkpoints.",
+        "With it, a name that no other run has: the trainer image saves into a directory of this name below "
+        "`output_dir`, and not among the other run's checkpoints.",
     ),
     "RLGUARD_ROLLOUTS": (
         "0 or 1",

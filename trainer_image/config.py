@@ -106,7 +106,8 @@ def starting_elsewhere(config: TrainConfig, environ: Mapping[str, str]) -> Train
     if not checkpoint.is_dir():
         raise GuardConfigError(
             f"RLGUARD_RESUME_FROM: there is no directory {given}: its trainer may have deleted it "
-            "(save_total_limit). Name another checkpoint, or start from the beginning"
+            "(save_total_limit), or this rank has not its volume. Name another checkpoint, or start from the "
+            "beginning"
         )
     if (checkpoint / "adapter_config.json").exists():
         raise GuardConfigError(

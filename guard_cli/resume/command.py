@@ -65,7 +65,7 @@ def resume_run(
     found, taken = (
         (read_object(Path(job)), frozenset[str]())
         if is_file(job)
-        else _of_cluster(job, namespace, kubeconfig)
+        else _of_cluster(job, namespace, kubeconfig, named=name is not None)
     )
     resumed = resume_job(found, name, checkpoint, sets or (), taken)
     said = review_manifest(resumed.manifest, OperatorConfig(guard_image="", relaxed_host_paths=None))
@@ -73,12 +73,14 @@ def resume_run(
         findings = "".join(f"\n  {plain(one)}" for one in said.findings)
         raise CliError(f"the operator would refuse it ({said.reason}), so nothing is printed:{findings}")
     typer.echo(as_yaml(resumed.manifest), nl=False)
-    for line in _told(resumed, changed=bool(sets)):
+    for line in _told(resumed):
         print(plain(line), file=sys.stderr)
 
 
-def _of_cluster(job: str, namespace: str | None, kubeconfig: Path | None) -> tuple[Any, frozenset[str]]:
-    """The job, and the names of all jobs beside it.
+def _of_cluster(
+    job: str, namespace: str | None, kubeconfig: Path | None, named: bool
+) -> tuple[Any, frozenset[str]]:
+    """The job, and the names of all jobs beside it, which nobody needs where the new one is `named`.
 
     Raises:
         CliError: the cluster cannot be asked, or has none of this name.
@@ -91,17 +93,31 @@ def _of_cluster(job: str, namespace: str | None, kubeconfig: Path | None) -> tup
         found = jobs.get_namespaced_custom_object(
             GROUP, VERSION, cluster.namespace, PLURAL, job, _request_timeout=REQUEST_SECONDS
         )
+        if named:
+            return found, frozenset()
         listed = jobs.list_namespaced_custom_object(
             GROUP, VERSION, cluster.namespace, PLURAL, _request_timeout=REQUEST_SECONDS
         )
         return found, frozenset(str(one["metadata"]["name"]) for one in listed["items"])
 
 
-def _told(resumed: Resumed, changed: bool) -> Iterator[str]:
+def _told(resumed: Resumed) -> Iterator[str]:
     step = "" if resumed.step is None else f" of step {resumed.step}"
     score = "" if resumed.score is None else f", held-out {resumed.score:.4f}"
     yield f"{resumed.name} starts from the checkpoint{step} of {resumed.old}{score}: {resumed.checkpoint}"
-    yield "a trainer that keeps few checkpoints may have deleted it meanwhile: look before you create this"
-    if not changed:
-        yield "nothing else is changed: a reward that was hacked will be again"
-    yield f"once it is created: rlguard status {shlex.quote(resumed.name)}"
+    yield "look before you create it: its trainer may have deleted that directory, or saved into it again"
+    yield "what you have not changed is as it was: a reward that was hacked will be again"
+    guard = resumed.manifest["spec"]["guard"]["heldout"]["evaluator"]
+    if (guard.get("checkpoint") or guard.get("vllm") or {}).get("baseModel"):
+        yield (
+            "an adapter's run: the trainer image starts from whole models. Merge the adapter, give the guard "
+            "the result as its base model too, and name it with --checkpoint"
+        )
+    if "{checkpoint}" in str((guard.get("openai") or {}).get("model")):
+        yield (
+            "the evaluator asks for a model by the checkpoint's name, which the old run has used, too: see "
+            "that its server has not the old weights under it"
+        )
+    namespace = resumed.manifest["metadata"].get("namespace")
+    where = f" -n {shlex.quote(namespace)}" if namespace else ""
+    yield f"once it is created: rlguard status {shlex.quote(resumed.name)}{where}"

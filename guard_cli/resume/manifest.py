@@ -5,7 +5,7 @@ What a guard wrote into the status comes from a trainer: it is checked like anyt
 
 from __future__ import annotations
 
-import copy
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,8 +23,18 @@ Json = dict[str, Any]
 
 #: A run in one of these has no pod that could still write a checkpoint.
 ENDED = (Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED, Phase.DISRUPTED)
-#: What kubectl keeps for itself.
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+#: By these labels and annotations a tool knows what it made, and would change or delete the new job with it.
+_OF_TOOLS = (
+    "kubectl.kubernetes.io/",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+    "argocd.argoproj.io/",
+    "helm.sh/",
+    "meta.helm.sh/",
+    "helm.toolkit.fluxcd.io/",
+    "kustomize.toolkit.fluxcd.io/",
+    "kueue.x-k8s.io/prebuilt-workload-name",
+)
 _KEY = r"[^.\[\]=]+|\[\d{1,4}\]"
 _FIELD = r"[^.\[\]=]+(\.[^.\[\]=]+|\[\d{1,4}\])*"
 _FORM = "must be FIELD=VALUE, a field below spec such as guard.policy.calibrated.maxDecline=0.06"
@@ -68,25 +78,26 @@ def resume_job(
         CliError: it is no such job, has not ended or has no checkpoint that was scored, `name` is taken, or a
             `FIELD=VALUE` is none.
     """
-    metadata, spec, status = (_object(_object(job).get(part)) for part in ("metadata", "spec", "status"))
-    kind, old = (_object(job).get("apiVersion"), _object(job).get("kind")), metadata.get("name")
+    given = _object(_as_json(job, "the job"))
+    metadata, spec, status = (_object(given.get(part)) for part in ("metadata", "spec", "status"))
+    kind, old = (given.get("apiVersion"), given.get("kind")), metadata.get("name")
     if kind != (API_VERSION, KIND) or not isinstance(old, str):
         raise CliError(f"this is no {KIND} of {API_VERSION}, as `kubectl get gtj NAME -o yaml` prints it")
     _refuse_running(old, status.get("phase"))
-    best = _object(_object(status.get("guard")).get("bestCheckpoint"))
-    if checkpoint is not None and checkpoint != best.get("path"):
-        best = {"path": checkpoint}
+    best = _start(_object(status.get("guard")), checkpoint)
     path, step, score = best.get("path"), best.get("step"), best.get("score")
     if not isinstance(path, str):
         raise CliError(
             f"no checkpoint of {plain(old)} has been scored, so there is no last good one: start from the "
             "beginning, or name one with --checkpoint"
         )
+    step = step if isinstance(step, int) and not isinstance(step, bool) else None
     origin = {"name": old, "uid": metadata.get("uid"), "step": step, "checkpoint": path}
+    origin["sha256"] = best.get("sha256")
     if name in taken:
         raise CliError(f"--name {plain(str(name))}: a job of this name exists")
     name = name or next(one for one in names_after(old) if one not in taken)
-    new = copy.deepcopy(dict(spec))
+    new = dict(spec)
     new["resumedFrom"] = {key: value for key, value in origin.items() if value is not None}
     for one in sets:
         _set(new, one)
@@ -94,9 +105,31 @@ def resume_job(
         {"apiVersion": API_VERSION, "kind": KIND, "metadata": _metadata(metadata, name), "spec": new},
         old,
         path,
-        step if isinstance(step, int) else None,
-        score if isinstance(score, int | float) else None,
+        step,
+        score if isinstance(score, int | float) and 0 <= score <= 1 else None,
     )
+
+
+def _start(guard: Mapping[str, Any], checkpoint: str | None) -> Mapping[str, Any]:
+    """What is known of where it starts.
+
+    Raises:
+        CliError: other weights have been scored in that directory since.
+    """
+    best, last = _object(guard.get("bestCheckpoint")), _object(guard.get("lastEvaluation"))
+    if checkpoint is not None and checkpoint != best.get("path"):
+        return {"path": checkpoint}
+    keys = ("attempt", "step", "sha256")
+    same_place = last.get("path") == best.get("path") is not None
+    if checkpoint is None and same_place and any(last.get(key) != best.get(key) for key in keys):
+        where, was, now = (plain(str(one.get(key))) for one, key in (
+            (best, "path"), (best, "step"), (last, "step"),
+        ))  # fmt: skip
+        raise CliError(
+            f"the last good checkpoint, of step {was}, was in {where}, where that of step {now} has been "
+            "saved since. If you have a copy of it, name that with --checkpoint"
+        )
+    return best
 
 
 def _refuse_running(name: str, phase: Any) -> None:
@@ -109,10 +142,17 @@ def _refuse_running(name: str, phase: Any) -> None:
 
 def _metadata(old: Mapping[str, Any], name: str) -> Json:
     """The names of the new job, with the labels and annotations that people gave the old one."""
-    annotations = {
-        key: value for key, value in _object(old.get("annotations")).items() if key != _LAST_APPLIED
+    kept = {
+        "namespace": old.get("namespace"),
+        **{
+            part: {
+                key: value
+                for key, value in _object(old.get(part)).items()
+                if isinstance(value, str) and not key.startswith(_OF_TOOLS)
+            }
+            for part in ("labels", "annotations")
+        },
     }
-    kept = {"namespace": old.get("namespace"), "labels": old.get("labels"), "annotations": annotations}
     return {"name": name} | {key: value for key, value in kept.items() if value}
 
 
@@ -135,6 +175,8 @@ def _set(spec: Json, text: str) -> None:
     if not equals or not re.fullmatch(_FIELD, field):
         raise CliError(f"--set {plain(text[:200])}: {_FORM}")
     *way, last = (int(key[1:-1]) if key[0] == "[" else key for key in re.findall(_KEY, field))
+    if field.startswith("resumedFrom"):
+        raise CliError(f"--set {plain(field)}: --checkpoint says where it starts")
     node: Any = spec
     for key in way:
         node = node.setdefault(key, {}) if isinstance(node, dict) and isinstance(key, str) else at(node, key)
@@ -142,9 +184,21 @@ def _set(spec: Json, text: str) -> None:
     if not fits or (isinstance(last, int) and last >= len(node)):
         raise CliError(f"--set {plain(field)}: there is no such place in the spec of this job")
     try:
-        node[last] = parse_yaml(value)
+        node[last] = _as_json(parse_yaml(value), f"--set {plain(field)}")
     except NotYamlError as error:
         raise CliError(f"--set {plain(field)}: the value is {error}") from None
+
+
+def _as_json(value: Any, what: str) -> Any:
+    """The same as an API server has it, apart from what it was; a date is a text there.
+
+    Raises:
+        CliError: it is nested too deep, or holds itself, a number that is none, or a key that is no text.
+    """
+    try:
+        return json.loads(json.dumps(value, default=str, allow_nan=False))
+    except (ValueError, RecursionError, TypeError):
+        raise CliError(f"{what} is nested too deep, or holds what JSON cannot") from None
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -173,10 +174,10 @@ def _start_trainer(plan: Plan, settings: GuardSettings, guard: GuardProcess) -> 
     given = {
         "RLGUARD_URL": guard.url,
         "RLGUARD_TOKEN": str(settings.tokens()[0]),
-        "RLGUARD_RUN": plan.out.name,
     }
     if plan.resume_from is not None:
-        given["RLGUARD_RESUME_FROM"] = str(plan.resume_from)
+        run = re.sub(r"[^A-Za-z0-9._-]+", "-", plan.out.absolute().name).strip(".-") or "run"
+        given |= {"RLGUARD_RESUME_FROM": str(plan.resume_from), "RLGUARD_RUN": run}
     try:
         return TrainerProcess(plan.command, inherited | given, plan.out / "trainer.log")
     except OSError as error:

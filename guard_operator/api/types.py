@@ -74,7 +74,8 @@ def _policy_from_api(value: Any) -> Any:
     """Camel case to what `guard_core.policy.Policy` reads: keys, and strings, which are all choices."""
     if isinstance(value, dict):
         return {to_snake(key): _policy_from_api(inner) for key, inner in value.items()}
-    return to_snake(value) if isinstance(value, str) else value
+    # A number that came as text is none of the choices: "1e-5" must not become 1e_5, which reads as 100000.
+    return to_snake(value) if isinstance(value, str) and value[:1].isalpha() else value
 
 
 ApiPolicy = Annotated[Policy, BeforeValidator(_policy_from_api)]
@@ -336,6 +337,10 @@ class OnSilence(NamesItsOldFields, ApiModel):
     action: Literal["Warn", "Stop"] = Field("Stop", description="Whether that only warns or stops the run.")
 
 
+#: Control characters, ends of lines, and what no program prints: kubectl could not show the object again.
+_UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\x{2028}\x{2029}\x{feff}\x{fffe}\x{ffff}"
+
+
 class ResumedFrom(ApiModel):
     """The run from whose checkpoint this one starts."""
 
@@ -350,9 +355,12 @@ class ResumedFrom(ApiModel):
     checkpoint: str = Field(
         min_length=2,
         max_length=4096,
-        pattern=r"^/[^/\x00-\x1f][^\x00-\x1f]*$",
+        pattern=rf"^/[^/{_UNPRINTABLE}][^{_UNPRINTABLE}]*$",
         description="Directory of the checkpoint as the trainer sees it, in the checkpoint volume. The "
-        "containers that train get it as RLGUARD_RESUME_FROM, and the name of this job as RLGUARD_RUN.",
+        "containers that train get it as RLGUARD_RESUME_FROM, and as RLGUARD_RUN a name of their own.",
+    )
+    sha256: str | None = Field(
+        None, pattern="^[0-9a-f]{64}$", description="Digest of the weights that were scored there."
     )
 
 

@@ -10,9 +10,10 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import partial
+from typing import TypeVar
 
 from guard_core.policy import Policy
 from guard_operator.adapters import find_adapter
@@ -24,6 +25,8 @@ from guard_operator.runtime.client import CONFIG_MAPS, Client
 from guard_operator.runtime.errors import ApiError, ClusterError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 THREADS = 8
 #: How long one log may take, seconds.
@@ -107,10 +110,9 @@ class EvidenceCollector:
             return None
         container = next(t for t in adapter.pod_templates(template.spec) if t.guarded).container
         # At once: the pod may be gone in the moment between the two.
-        with ThreadPoolExecutor(2) as both:
-            trainer, guard = both.map(
-                partial(self._log, job.namespace, guarded.name), (container, names.GUARD_CONTAINER)
-            )
+        log_of = partial(self._log, job.namespace, guarded.name)
+        beside = _beside(partial(log_of, names.GUARD_CONTAINER))
+        trainer, guard = log_of(container), beside.result()
         if isinstance(trainer, ClusterError):
             return None
         kept = f"not available: {guard}" if isinstance(guard, ClusterError) else guard
@@ -121,3 +123,17 @@ class EvidenceCollector:
             return self._client.log_tail(namespace, pod, container, LOG_BYTES, LOG_SECONDS)
         except ClusterError as error:
             return error
+
+
+def _beside(call: Callable[[], T]) -> Future[T]:
+    """What it gives, from a thread for which the end of the process does not wait."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="evidence-beside", daemon=True).start()
+    return future

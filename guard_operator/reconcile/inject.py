@@ -110,7 +110,8 @@ def _prepare_pod(job: Job, template: PodTemplate, spec: Json, config: OperatorCo
     if job.spec.guard.isolation is Isolation.STRICT:
         _confine(pod)
     if (origin := job.spec.resumed_from) is not None:
-        _say_where_it_starts(pod, template.container, origin.checkpoint, job.name)
+        run = names.support_name(job.name, job.uid)
+        _say_where_it_starts(pod, template.container, origin.checkpoint, run)
     if template.guarded:
         _inject(job, template, pod, config)
         digest = {names.DIGEST_ANNOTATION: injected_digest(pod)}
@@ -138,14 +139,17 @@ def _confine(pod: Json) -> None:
 
 
 def _say_where_it_starts(pod: Json, container: str, checkpoint: str, run: str) -> None:
-    """On all ranks: each of them loads the weights. What a template says of it is of an earlier run."""
+    """On all ranks: each of them loads the weights. What a template says of it is of an earlier run.
+
+    Where it is not known which container trains ("") each is told.
+    """
     # The kubelet would replace what looks like a variable.
     values = {layout.RESUME_ENV: checkpoint.replace("$", "$$"), layout.RUN_ENV: run}
     for trainer in pod.get("containers", []):
-        if trainer.get("name") == container:
+        if container in ("", trainer.get("name")):
             own = [variable for variable in trainer.get("env") or [] if variable.get("name") not in values]
-            given = [{"name": name, "value": value} for name, value in values.items()]
-            trainer["env"] = [*own, *given]
+            # In front, for what is made of them by `$(RLGUARD_RUN)`.
+            trainer["env"] = [*({"name": name, "value": value} for name, value in values.items()), *own]
 
 
 def _own(job: Job) -> frozenset[SourceRef]:

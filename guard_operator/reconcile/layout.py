@@ -39,7 +39,7 @@ TRAINER_ENV = (URL_ENV, TOKEN_ENV)
 DRAIN_ENV, DRAIN_SECONDS = "RLGUARD_DRAIN_SECONDS", "300"
 
 #: Environment of every container that trains, in a run that goes on from a checkpoint of another one: which
-#: one, and the name of the run, so that it writes beside the other and not over it.
+#: one, and a name that no other run has, so that it writes beside the others and goes on from none of them.
 RESUME_ENV, RUN_ENV = "RLGUARD_RESUME_FROM", "RLGUARD_RUN"
 
 #: Keys of the Secret with the guard's tokens, and of the ConfigMap with its policy.

@@ -22,8 +22,9 @@ MUTANTS: tuple[Mutant, ...] = (
     (MANIFEST, ' and checkpoint != best.get("path"):', ":"),
     (MANIFEST, "    if not isinstance(path, str):\n", "    if False:\n"),
     (MANIFEST, " or (isinstance(last, int) and last >= len(node))", ""),
-    (MANIFEST, " if key != _LAST_APPLIED", ""),
-    (MANIFEST, "copy.deepcopy(dict(spec))", "dict(spec)"),
+    (MANIFEST, " and not key.startswith(_OF_TOOLS)", ""),
+    (MANIFEST, "checkpoint is None and same_place", "False"),
+    (MANIFEST, '    if field.startswith("resumedFrom"):\n', "    if False:\n"),
     (COMMAND, "    if said.reason is not None:\n", "    if False:\n"),
     (COMMAND, "print(plain(line)", "print(line"),
 )

@@ -14,6 +14,7 @@ import yaml
 
 from guard_cli.errors import CliError
 from guard_cli.resume.manifest import names_after, resume_job
+from guard_cli.saved import read_object
 
 Json = dict[str, Any]
 POD = {
@@ -155,11 +156,61 @@ def test_a_field_can_differ(text: str, path: tuple[str | int, ...], value: Any) 
         ("template.spec.pytorchReplicaSpecs.Master.template.spec.containers[1]=1", "no such place"),
         ("template.spec.pytorchReplicaSpecs.Master.template.spec.containers.a=1", "no such place"),
         ("onFire=[", "the value is not YAML"),
+        ("resumedFrom.step=7", "--checkpoint says where it starts"),
     ],
 )
 def test_a_field_that_leads_nowhere_is_said(text: str, said: str) -> None:
     with pytest.raises(CliError, match=said):
         resume_job(job(), None, None, [text])
+
+
+@pytest.mark.parametrize("value", ["5e-2", "1e-5", "0.06"])
+def test_a_number_is_one_in_every_form(tmp_path: Path, value: str) -> None:
+    done = resume(job(), tmp_path, "--set", f"guard.policy.calibrated.maxDecline={value}")
+    policy = yaml.safe_load(done.stdout)["spec"]["guard"]["policy"]
+    assert policy["calibrated"]["maxDecline"] == float(value), done.stderr
+
+
+def test_what_kubectl_writes_is_read(tmp_path: Path) -> None:
+    text = yaml.safe_dump(job()).replace("onFire: Delete", "onFire: Delete\n  x: {a: [=], b: 1e-05}")
+    (tmp_path / "saved.yaml").write_text(text)
+    assert read_object(tmp_path / "saved.yaml")["spec"]["x"] == {"a": ["="], "b": 1e-05}
+
+
+@pytest.mark.parametrize("key", ["attempt", "step", "sha256"])
+def test_weights_that_were_saved_over_the_last_good_ones_are_not_them(key: str) -> None:
+    best = BEST | {"sha256": "a" * 64}
+    other = best | {key: "b" * 64 if key == "sha256" else 40}
+    given = job(guard={"bestCheckpoint": best, "lastEvaluation": other})
+    with pytest.raises(CliError, match=r"where that of step .* has been saved since"):
+        resume_job(given, None, None, ())
+    assert resume_job(given, None, "/ckpt/copy", ()).checkpoint == "/ckpt/copy"
+    kept = job(guard={"bestCheckpoint": best, "lastEvaluation": best})
+    assert resume_job(kept, None, None, ()).manifest["spec"]["resumedFrom"]["sha256"] == "a" * 64
+    elsewhere = job(guard={"bestCheckpoint": best, "lastEvaluation": other | {"path": "/ckpt/40"}})
+    assert resume_job(elsewhere, None, None, ()).step == 20
+
+
+def test_what_other_tools_know_their_objects_by_is_left_out() -> None:
+    given = job()
+    given["metadata"]["labels"] |= {"app.kubernetes.io/instance": "x", "team": "a", "odd": 7}
+    given["metadata"]["annotations"] |= {"argocd.argoproj.io/tracking-id": "x"}
+    metadata = resume_job(given, None, None, ()).manifest["metadata"]
+    assert metadata["labels"] == {"kueue.x-k8s.io/queue-name": "gpus", "team": "a"}
+    assert metadata["annotations"] == {"team": "a"}
+
+
+@pytest.mark.parametrize("text", ["template.spec.zzz=&a [*a]", "onFire=.nan", "x=" + "[" * 900])
+def test_a_value_that_json_has_not_is_a_sentence(text: str) -> None:
+    with pytest.raises(CliError, match="--set"):
+        resume_job(job(), None, None, [text])
+
+
+@pytest.mark.parametrize("best", [{"score": 10**400}, {"score": "much"}, {"step": True}, {"step": "x"}])
+def test_what_a_stranger_wrote_of_a_checkpoint_is_not_known(best: Json) -> None:
+    resumed = resume_job(job(guard={"bestCheckpoint": BEST | best}), None, None, ())
+    assert getattr(resumed, *best) is None
+    assert resumed.manifest["spec"]["resumedFrom"].get("step") == (20 if "score" in best else None)
 
 
 @pytest.mark.parametrize("phase", ["Running", "Stopping", "Suspended", "Pending", None, 7, {}])
@@ -204,7 +255,7 @@ def test_the_object_goes_to_stdout_and_words_to_stderr(tmp_path: Path) -> None:
     assert yaml.safe_load(done.stdout) == resume_job(job(), None, None, ()).manifest
     assert "run-2 starts from the checkpoint of step 20 of run, held-out 0.6250: /ckpt/run" in done.stderr
     assert "a reward that was hacked will be again" in done.stderr
-    assert "will be again" not in resume(job(), tmp_path, "--set", "stopGraceSeconds=9").stderr
+    assert done.stderr.endswith("once it is created: rlguard status run-2 -n training\n")
 
 
 @pytest.mark.parametrize(
@@ -224,10 +275,10 @@ def test_what_the_operator_would_refuse_is_not_printed(tmp_path: Path, options: 
 
 
 def test_a_path_of_a_stranger_steers_no_terminal_and_no_object(tmp_path: Path) -> None:
-    for path in ("/ckpt/\x1b[2Jx", "/ckpt/a\nkind: Pod", "/ckpt/" + "x" * 5000):
+    for path in ("/ckpt/\x1b[2Jx", "/ckpt/\x9b2J", "/ckpt/\x7f", "/ckpt/a\nkind: Pod", "/ckpt/" + "x" * 5000):
         done = resume(job(guard={"bestCheckpoint": BEST | {"path": path}}), tmp_path)
         assert done.returncode == 2 and done.stdout == "" and "\x1b" not in done.stderr
-    odd = '/ckpt/\x9b2J it\'s "0o17" # $(HOME): {x}'
+    odd = '/ckpt/\u202eit\'s "0o17" # $(HOME): {x}'
     done = resume(job(guard={"bestCheckpoint": BEST | {"path": odd}}), tmp_path)
-    assert "\x9b" not in done.stdout + done.stderr
+    assert "\u202e" not in done.stderr
     assert yaml.safe_load(done.stdout)["spec"]["resumedFrom"]["checkpoint"] == odd

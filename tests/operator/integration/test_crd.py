@@ -220,7 +220,10 @@ def test_a_run_begins_once(
         client.merge(JOBS, namespace, "run", {"spec": {"resumedFrom": change}}, "test")
 
 
-@pytest.mark.parametrize("checkpoint", ["", "/", "ckpt/20", "//ckpt", "/ckpt/\n20", "/" + "x" * 4096])
+@pytest.mark.parametrize(
+    "checkpoint",
+    ["", "/", "ckpt/20", "//ckpt", "/ckpt/\n20", "/ckpt/\x9b2J", "/ckpt/\ufeff", "/" + "x" * 4096],
+)
 def test_a_start_that_is_no_path_is_refused(
     client: Client, namespace: str, make_job: MakeJob, checkpoint: str
 ) -> None:

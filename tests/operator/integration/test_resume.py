@@ -60,7 +60,8 @@ def test_a_run_that_fired_goes_on_as_another_job(
     second.expect("Guarded", "True", "WorkloadCreated")
     pod = second.start_pod()
     env = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
-    assert (env["RLGUARD_RESUME_FROM"], env["RLGUARD_RUN"]) == ("/ckpt/20", "run-2")
+    uid = second.job()["metadata"]["uid"]
+    assert (env["RLGUARD_RESUME_FROM"], env["RLGUARD_RUN"]) == ("/ckpt/20", f"run-2-{uid[:8]}")
     assert second.job()["spec"]["resumedFrom"] == {
         "name": "run",
         "uid": before["metadata"]["uid"],
