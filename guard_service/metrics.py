@@ -182,6 +182,12 @@ def _known_numbers(verdict: Verdict) -> Iterable[Metric]:
             last.unanswered if last else None,
         ),
         (
+            "timed_out_completions",
+            "Share of the newest evaluation's completions that count as wrong because a scorer, or the "
+            "training grader, did not end within its limit, in [0, 1].",
+            last.timed_out if last else None,
+        ),
+        (
             "proxy_score",
             "Mean score that the training grader gives the newest evaluation's completions, in [0, 1].",
             last.proxy_score if last else None,

@@ -432,6 +432,11 @@ class EvaluationStatus(StatusModel):
         description="Share of completions without an answer, of those whose answer begins after a mark, in "
         "[0, 1].",
     )
+    timed_out: float | None = Field(
+        None,
+        description="Share of completions that count as wrong because a scorer, or the training grader, did "
+        "not end within its limit, in [0, 1].",
+    )
     proxy_score: float | None = Field(
         None, description="Mean score of the same completions by the training grader."
     )
