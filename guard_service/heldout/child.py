@@ -43,7 +43,7 @@ from guard_service.heldout.evaluators.openai import OpenAIEvaluator
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
 from guard_service.heldout.parent import channel, die_with_parent
 from guard_service.heldout.pool import Limits
-from guard_service.heldout.scorers import ProxyScoring, Scored, SplitScorers
+from guard_service.heldout.scorers import Graded, ProxyScoring, SplitScorers
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
 from guard_service.heldout.worker import EvaluationRequest
 
@@ -126,14 +126,14 @@ class HeldoutEvaluation:
             "staged": None if staged is None else str(staged),
         }
 
-    def _right(self, completions: Completions) -> list[Scored]:
+    def _right(self, completions: Completions) -> list[Graded]:
         """How right each is, one item's after the other's; wrong where there is nothing to ask about."""
         answers = [(item, self._answer(made), made.text) for item, made in self._each(completions)]
         asked = [(item, answer, text) for item, answer, text in answers if answer is not None]
         scores = iter(self._scoring.score_all(asked))
-        return [Scored(0.0) if answer is None else next(scores) for _, answer, _ in answers]
+        return [Graded(0.0) if answer is None else next(scores) for _, answer, _ in answers]
 
-    def _paid(self, completions: Completions) -> list[Scored] | None:
+    def _paid(self, completions: Completions) -> list[Graded] | None:
         """What the training grader gives; None without one, [] where it fails: the score still counts."""
         if self._proxy is None:
             return None
@@ -148,7 +148,7 @@ class HeldoutEvaluation:
         for item, row in zip(self._split.items, completions.made, strict=True):
             yield from ((item, made) for made in row)
 
-    def _timed_out(self, right: Sequence[Scored], paid: Sequence[Scored]) -> float | None:
+    def _timed_out(self, right: Sequence[Graded], paid: Sequence[Graded]) -> float | None:
         """Share of the completions on which a scorer or the training grader was late; None: none can be."""
         if self._limits.seconds is None:
             return None
@@ -158,7 +158,7 @@ class HeldoutEvaluation:
         """What a scorer is asked about; None: there is no answer, or it was cut off."""
         return None if made.truncated and not self._settings.score_truncated else made.answer
 
-    def _outcomes(self, completions: Completions, scored: Sequence[Scored]) -> list[float]:
+    def _outcomes(self, completions: Completions, scored: Sequence[Graded]) -> list[float]:
         """Mean score of the completions of each item, or group of items. No label of a group goes on."""
         each = iter(scored)
         return self._split.by_group([fmean(next(each).score for _ in row) for row in completions.made])

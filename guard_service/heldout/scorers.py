@@ -239,7 +239,7 @@ class NamedScorer(NamedTuple):
         return not self.is_async and (limits.seconds is None or self.function in _ALWAYS_END)
 
 
-class Scored(NamedTuple):
+class Graded(NamedTuple):
     """The score of a completion, in [0, 1]. `late`: it is 0 because the scorer reached its limit."""
 
     score: float
@@ -271,25 +271,25 @@ def _question(scorer: NamedScorer, item: HeldoutItem, completion: str, whole: st
     return Question(scorer.name, item.id, completion, whole, item.answer, item.meta)
 
 
-def _score_all(asked: Sequence[_Asked], limits: Limits) -> list[Scored]:
+def _score_all(asked: Sequence[_Asked], limits: Limits) -> list[Graded]:
     """The score of each.
 
     Raises:
         EvaluationError: a scorer failed, which ends the others; or too many are late, where that is wrong.
     """
-    scored = [Scored(0.0)] * len(asked)
+    scored = [Graded(0.0)] * len(asked)
     late = 0
 
     def take(place: int, said: Said) -> None:
         nonlocal late
         late += said.late
         if said.late and limits.late_is_wrong:
-            scored[place] = Scored(0.0, late=True)
+            scored[place] = Graded(0.0, late=True)
         elif said.score is None:
             scorer, (item, completion, whole) = asked[place]
             raise EvaluationError(said.words(_question(scorer, item, completion, whole)))
         else:
-            scored[place] = Scored(said.score)
+            scored[place] = Graded(said.score)
         if late > MAX_LATE * len(asked):
             raise EvaluationError(
                 f"more than half of {len(asked)} completions took their scorer longer than "
@@ -376,7 +376,7 @@ class SplitScorers:
     def _scorer(self, item: HeldoutItem) -> NamedScorer:
         return self._scorers[item.scorer or self._default]
 
-    def score_all(self, answered: Sequence[Answered]) -> list[Scored]:
+    def score_all(self, answered: Sequence[Answered]) -> list[Graded]:
         """How right each is.
 
         Raises:
@@ -400,6 +400,6 @@ class ProxyScoring:
         except SplitError as error:
             raise SplitError(f"proxy_scorer: {error}") from error
 
-    def score_all(self, made: Sequence[tuple[HeldoutItem, str]]) -> list[Scored]:
+    def score_all(self, made: Sequence[tuple[HeldoutItem, str]]) -> list[Graded]:
         """What it pays for each completion, in [0, 1]. Raises as `SplitScorers.score_all` does."""
         return _score_all([(self._scorer, (item, text, text)) for item, text in made], self._limits)

@@ -83,7 +83,9 @@ def test_what_decides_a_score_is_its_measure(change: dict[str, Any], another: bo
     assert (plain.measure() != changed.measure()) is another
 
 
-def test_a_limit_that_makes_completions_wrong_decides_scores_and_no_limit_is_as_before_there_was_one() -> None:
+def test_a_limit_that_makes_completions_wrong_decides_scores_and_no_limit_is_as_before_there_was_one() -> (
+    None
+):
     """A store of an earlier release has neither key."""
     limited = {"split": "s", "on_scorer_timeout": "wrong"}
     one, other = (

@@ -210,8 +210,7 @@ async def test_a_trainer_is_told_no_number_that_its_weights_could_make_an_answer
         assert verdict["detectors"] == []
         for evaluation in (verdict["last_evaluation"], verdict["best_evaluation"]):
             assert evaluation is None or all(
-                evaluation[share] is None
-                for share in ("truncated", "unanswered", "timed_out", "proxy_score")
+                evaluation[share] is None for share in ("truncated", "unanswered", "timed_out", "proxy_score")
             )
         for condition in verdict["conditions"]:
             if Code(condition["code"]) not in trainer_view._TOLD_IN_FULL:
