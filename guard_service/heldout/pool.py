@@ -160,9 +160,9 @@ async def _together(questions: Sequence[tuple[int, Question]], limits: Limits, t
                     response = await process.receive()
             except TimeoutError:
                 raise EvaluationError(
-                    f"{_those(under_way)} blocked its event loop for {GRACE_SECONDS:g} s beyond "
-                    f"scorer_timeout_seconds={limits.seconds:g}: await what takes long there, or make it a "
-                    "plain function, which gets a process for each completion"
+                    f"{_those(under_way)} could not be cancelled within {GRACE_SECONDS:g} s of "
+                    f"scorer_timeout_seconds={limits.seconds:g}: it blocks its event loop; await what takes "
+                    "long there, or make it a plain function, which gets a process for each completion"
                 ) from None
             if response is None:
                 how = await process.how_it_ended()

@@ -89,6 +89,8 @@ MUTANTS: list[Mutant] = [
     (UNSCORED, "first.truncated > MAX_TRUNCATED", "first.truncated >= MAX_TRUNCATED"),
     (UNSCORED, "first.unanswered > MAX_UNANSWERED", "first.unanswered >= MAX_UNANSWERED"),
     (UNSCORED, "            yield from _unanswered(self.first)\n", "            pass\n"),
+    (UNSCORED, "first.timed_out > MAX_TIMED_OUT", "first.timed_out >= MAX_TIMED_OUT"),
+    (UNSCORED, "            yield from _timed_out(self.first)\n", "            pass\n"),
     (UNSCORED, "            yield from _cut_off(self.first, trainer)\n", "            pass\n"),
     (UNSCORED, "self._measured or unscored is None or", "unscored is None or"),
     (UNSCORED, "unscored is None or unscored < MOST", "unscored is not None and unscored < MOST"),

@@ -89,6 +89,21 @@ class TestTruncatedCompletions:
         assert Code.UNINFORMATIVE_BASELINE not in codes(j.verdict())
 
 
+class TestCompletionsThatTimedOut:
+    @pytest.mark.parametrize(("share", "told"), [(None, False), (0.0, False), (0.2, False), (0.21, True)])
+    def test_many_at_the_start_are_advice_and_stay_it(self, share: float | None, told: bool) -> None:
+        j = judge()
+        j.fold_step(step(0))
+        j.fold_evaluation(replace(evaluation(0), timed_out=share))
+        assert j.verdict().last_evaluation.timed_out == share  # type: ignore[union-attr]
+        j.fold_step(step(1))
+        j.fold_evaluation(replace(evaluation(1), timed_out=0.0 if told else 0.4))
+        for now in (j, Judge.from_state(j.to_state())):
+            advice = [c for c in now.verdict().conditions if c.code is Code.UNINFORMATIVE_BASELINE]
+            assert len(advice) == told
+            assert all(c.advice and "21% of the completions at step 0 timed out" in c.message for c in advice)
+
+
 class TestUnansweredCompletions:
     @pytest.mark.parametrize(("share", "told"), [(None, False), (0.0, False), (0.2, False), (0.21, True)])
     def test_many_at_the_start_are_advice_and_stay_it(self, share: float | None, told: bool) -> None:
