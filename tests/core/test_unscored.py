@@ -10,6 +10,7 @@ import pytest
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
+from guard_core.trainer_view import for_trainer
 from guard_core.wire import CheckpointReport, Code, Condition, KlKind, Level, Sampling, StepReport, Verdict
 
 SHARP = HeldOutGuardPolicy(max_proxy_real_gap=0.2, min_steps=1, ema_alpha=0.0, rise_eps=0.01)
@@ -102,6 +103,18 @@ class TestCompletionsThatTimedOut:
             advice = [c for c in now.verdict().conditions if c.code is Code.UNINFORMATIVE_BASELINE]
             assert len(advice) == told
             assert all(c.advice and "21% of the completions at step 0 timed out" in c.message for c in advice)
+
+    def test_a_trainer_is_not_told_how_many(self) -> None:
+        """It could have weights that make a scorer hang where a prompt is of some kind."""
+        j = judge()
+        j.fold_step(step(0))
+        j.fold_evaluation(replace(evaluation(0), timed_out=0.375))
+        told = for_trainer(j.verdict())
+        assert told.last_evaluation is not None and told.last_evaluation.timed_out is None
+        assert told.best_evaluation is not None and told.best_evaluation.timed_out is None
+        said = told.model_dump_json()
+        assert "0.375" not in said and "38%" not in said
+        assert "38%" in j.verdict().model_dump_json()
 
 
 class TestUnansweredCompletions:
