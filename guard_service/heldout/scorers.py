@@ -282,14 +282,13 @@ def _score_all(asked: Sequence[_Asked], limits: Limits) -> list[Graded]:
 
     def take(place: int, said: Said) -> None:
         nonlocal late
-        late += said.late
-        if said.late and limits.late_is_wrong:
-            scored[place] = Graded(0.0, late=True)
-        elif said.score is None:
+        if said.score is not None:
+            scored[place] = Graded(said.score)
+            return
+        if not (said.late and limits.late_is_wrong):
             scorer, (item, completion, whole) = asked[place]
             raise EvaluationError(said.words(_question(scorer, item, completion, whole)))
-        else:
-            scored[place] = Graded(said.score)
+        scored[place], late = Graded(0.0, late=True), late + 1
         if late > MAX_LATE * len(asked):
             raise EvaluationError(
                 f"more than half of {len(asked)} completions took their scorer longer than "

@@ -37,7 +37,7 @@ MUTANTS: list[Mutant] = [
     (LIMITED, "_ALWAYS_END = (exact, numeric)", "_ALWAYS_END = (exact, numeric, regex)"),
     (LIMITED, "_ALWAYS_END = (exact, numeric)", "_ALWAYS_END = (exact, numeric, math_verify)"),
     (LIMITED, "(scorer, getattr(type(scorer)", "(scorer, scorer, getattr(type(None)"),
-    (LIMITED, "if said.late and limits.late_is_wrong:", "if said.late:"),
+    (LIMITED, "if not (said.late and limits.late_is_wrong):", "if not said.late:"),
     (LIMITED, "Graded(0.0, late=True)", "Graded(1.0, late=True)"),
     (LIMITED, "if late > MAX_LATE * len(asked):", "if False:"),
     (LIMITED, "if late > MAX_LATE * len(asked):", "if late >= MAX_LATE * len(asked) > 0:"),
