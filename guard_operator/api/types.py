@@ -204,6 +204,15 @@ class EvaluatorSpec(ApiModel):
 class Heldout(ApiModel, Scoring):
     """The held-out split and how it is scored."""
 
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "self.onScorerTimeout != 'wrong' || has(self.scorerTimeoutSeconds)",
+                "onScorerTimeout: wrong without a limit means nothing: set scorerTimeoutSeconds, too",
+            )
+        )
+    )
+
     volume: HeldoutVolume = Field(description="Where the split lies; the trainer must not mount it.")
     split: InVolume = Field(
         "heldout.jsonl", description="The split in that volume: JSONL with id, prompt, answer."
