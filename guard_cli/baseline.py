@@ -112,7 +112,11 @@ class Made:
         done, score = len(self.results), fmean(result.items)
         beside = "".join(
             f", {share:.0%} {what}"
-            for share, what in ((result.truncated, "cut off"), (result.unanswered, "without an answer"))
+            for share, what in (
+                (result.truncated, "cut off"),
+                (result.unanswered, "without an answer"),
+                (result.timed_out, "timed out in a scorer"),
+            )
             if share
         )
         took = f"in {result.seconds:.1f} s"

@@ -38,6 +38,8 @@ OPTIONS: Mapping[Place, str] = {
     ("heldout", "train_prompts"): "--train-prompts",
     ("heldout", "scorer"): "--scorer",
     ("heldout", "proxy_scorer"): "--proxy-scorer",
+    ("heldout", "scorer_timeout_seconds"): "--scorer-timeout",
+    ("heldout", "on_scorer_timeout"): "--on-scorer-timeout",
     ("heldout", "evaluator", "max_new_tokens"): "--max-new-tokens",
     ("heldout", "evaluator", "temperature"): "--temperature",
     ("heldout", "evaluator", "samples"): "--samples",
@@ -84,6 +86,17 @@ ProxyScorerOption = Annotated[
     str | None,
     typer.Option(
         "--proxy-scorer", help="The training grader, named as a scorer: does it pay for wrong answers?"
+    ),
+]
+ScorerTimeoutOption = Annotated[
+    float | None,
+    typer.Option("--scorer-timeout", help="Limit of a scorer for one completion, seconds; none without it."),
+]
+OnScorerTimeoutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on-scorer-timeout",
+        help="What reaches that limit: error (the evaluation has failed) or wrong (it scores 0).",
     ),
 ]
 MaxNewTokensOption = Annotated[
@@ -137,6 +150,8 @@ class EvaluationOptions(TypedDict):
 
     scorer: ScorerOption
     proxy_scorer: ProxyScorerOption
+    scorer_timeout: ScorerTimeoutOption
+    on_scorer_timeout: OnScorerTimeoutOption
     max_new_tokens: MaxNewTokensOption
     temperature: TemperatureOption
     samples: SamplesOption
@@ -198,6 +213,8 @@ def heldout_options(
         train_prompts=train_prompts,
         scorer=evaluation["scorer"],
         proxy_scorer=evaluation["proxy_scorer"],
+        scorer_timeout_seconds=evaluation["scorer_timeout"],
+        on_scorer_timeout=evaluation["on_scorer_timeout"],
         evaluator=evaluator or None,
     )
 

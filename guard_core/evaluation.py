@@ -294,7 +294,35 @@ class Scoring(Section):
         description="The grader that the policy is trained on, named as a scorer. It scores the same "
         "completions; where it pays for what `scorer` rejects, and ever more, the reward is being hacked.",
     )
+    scorer_timeout_seconds: Finite | None = Field(
+        None,
+        gt=0,
+        description="Limit of a scorer for one completion, seconds. With it scorers run in processes of "
+        "their own, which are killed at the limit (exact and numeric always end, and need none); null: no "
+        "limit, in the evaluation's own process.",
+    )
+    on_scorer_timeout: Literal["error", "wrong"] = Field(
+        "error",
+        description="What a completion is whose scorer reached the limit. error: the evaluation has failed, "
+        "as with any error of a scorer; wrong: it scores 0 and is counted (`timed_out`), which is meant for "
+        "scorers that run code. Where more than half of them do, the evaluation has failed all the same.",
+    )
+    scorer_concurrency: int = Field(
+        4,
+        ge=1,
+        le=256,
+        description="Completions that are scored at once: processes, where there is a limit, or calls of an "
+        "async scorer, which share one process.",
+    )
     near_duplicates: NearDuplicates | None = Field(
         NearDuplicates(),
         description="When a training prompt counts as a near-duplicate; null: only the same prompt does.",
     )
+
+    @model_validator(mode="after")
+    def _only_a_limit_is_reached(self) -> Self:
+        if self.on_scorer_timeout == "wrong" and self.scorer_timeout_seconds is None:
+            raise ValueError(
+                "on_scorer_timeout=wrong without a limit means nothing: set scorer_timeout_seconds, too"
+            )
+        return self

@@ -95,6 +95,9 @@ class Evaluation:
 
     `unscored`: share of the completions that count as wrong and were given to no scorer, because they were
     cut off or have no answer; None where that is not known.
+
+    `timed_out`: share of the completions that count as wrong because a scorer, or the training grader, did
+    not end within its limit; None where there is no limit.
     """
 
     attempt: int
@@ -109,6 +112,7 @@ class Evaluation:
     sampling: EvaluationSampling | None = None
     unanswered: float | None = None
     unscored: float | None = None
+    timed_out: float | None = None
 
     @property
     def score(self) -> float:
@@ -124,6 +128,7 @@ class Evaluation:
             items=len(self.items),
             truncated=self.truncated,
             unanswered=self.unanswered,
+            timed_out=self.timed_out,
             proxy_score=fmean(self.proxy_items) if self.proxy_items else None,
             path=self.path,
             sha256=self.sha256,

@@ -34,7 +34,7 @@ _OF_A_FAILURE = frozenset({Code.EVALUATION_FAILING, Code.CHECKPOINT_DOUBTFUL})
 
 
 #: Of an evaluation, what is made of items beside its score.
-_SHARES = ("truncated", "unanswered", "proxy_score")
+_SHARES = ("truncated", "unanswered", "timed_out", "proxy_score")
 
 
 def for_trainer(verdict: Verdict) -> Verdict:

@@ -20,6 +20,9 @@ MAX_TRUNCATED = 0.2
 #: And of completions without an answer, where answers begin after a mark.
 MAX_UNANSWERED = 0.2
 
+#: And of completions on which a scorer reached its limit.
+MAX_TIMED_OUT = 0.2
+
 #: Share of unscored completions from which on a score says nothing of the policy.
 MOST_UNSCORED = 0.9
 
@@ -113,6 +116,7 @@ class Unscored:
         if self._measured:
             yield from _cut_off(self.first, trainer)
             yield from _unanswered(self.first)
+            yield from _timed_out(self.first)
             return
         yield Condition(
             code=Code.UNINFORMATIVE_BASELINE,
@@ -193,4 +197,17 @@ def _unanswered(first: EvaluationSummary) -> Iterator[Condition]:
             message=f"{first.unanswered:.0%} of the completions at step {first.step} have no answer, and "
             f"count as wrong (advised: at most {MAX_UNANSWERED:.0%}): see that the policy writes what "
             "answer_after says, and has the room to (max_new_tokens)",
+        )
+
+
+def _timed_out(first: EvaluationSummary) -> Iterator[Condition]:
+    """That scorers were late on too many completions of the first evaluation: the limit may be too short."""
+    if first.timed_out is not None and first.timed_out > MAX_TIMED_OUT:
+        yield Condition(
+            code=Code.UNINFORMATIVE_BASELINE,
+            level=Level.WARNING,
+            advice=True,
+            message=f"{first.timed_out:.0%} of the completions at step {first.step} timed out in a scorer, "
+            f"and count as wrong (advised: at most {MAX_TIMED_OUT:.0%}): see that a right answer is far from "
+            "scorer_timeout_seconds, also while the machine is busy",
         )

@@ -486,6 +486,13 @@ class EvaluationSummary(Wire):
         description="Share of completions without an answer (`answer_after` is not in them), of those of "
         "items that have such a mark; None where no item has one.",
     )
+    timed_out: Finite | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Share of completions that count as wrong because a scorer, or the training grader, did "
+        "not end within `scorer_timeout_seconds`; None without such a limit.",
+    )
     proxy_score: Finite | None = Field(
         None, description="Mean score of the same completions by the training grader, if the guard has it."
     )

@@ -24,6 +24,7 @@ WITHHELD = frozenset(
     {
         "rlguard_guard_truncated_completions",
         "rlguard_guard_unanswered_completions",
+        "rlguard_guard_timed_out_completions",
         "rlguard_guard_proxy_score",
         "rlguard_guard_evaluation_seconds",
         "rlguard_guard_evaluation_part_seconds",
@@ -207,6 +208,12 @@ def _known_numbers(verdict: Verdict) -> Iterable[Metric]:
             "Share of the newest evaluation's completions without an answer, of those whose answer begins "
             "after a mark, in [0, 1].",
             last.unanswered if last else None,
+        ),
+        (
+            "timed_out_completions",
+            "Share of the newest evaluation's completions that count as wrong because a scorer, or the "
+            "training grader, did not end within its limit, in [0, 1].",
+            last.timed_out if last else None,
         ),
         (
             "proxy_score",

@@ -38,7 +38,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class Shape:
     """Weights, and what its attention caches for each token: layers, key-value heads, numbers in a head."""
 
     weights: float
@@ -58,7 +58,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class Workload:
     """What is generated: completions, and the mean length in tokens of a prompt and of a completion."""
 
     completions: int = 256
@@ -86,16 +86,16 @@ GPUS: Mapping[str, Gpu] = {
     "A100 80 GB": Gpu(80 * GB, 2039 * GB, 312e12),
     "H100 80 GB": Gpu(80 * GB, 3350 * GB, 989e12),
 }
-#: Shapes of Qwen2.5 (the first three) and Llama 3.1.
-MODELS: Mapping[str, Model] = {
-    "1.5B": Model(1.54e9, 28, 2),
-    "7B": Model(7.62e9, 28, 4),
-    "32B": Model(32.8e9, 64, 8),
-    "70B": Model(70.6e9, 80, 8),
+#: Those of Qwen2.5 (the first three) and Llama 3.1.
+SHAPES: Mapping[str, Shape] = {
+    "1.5B": Shape(1.54e9, 28, 2),
+    "7B": Shape(7.62e9, 28, 4),
+    "32B": Shape(32.8e9, 64, 8),
+    "70B": Shape(70.6e9, 80, 8),
 }
 
 
-def cost(model: Model, gpu: Gpu, split: Split = Split()) -> Cost:
+def cost(model: Shape, gpu: Gpu, split: Workload = Workload()) -> Cost:
     """One evaluation on as few GPUs as have room, whose number vLLM wants to be a power of two."""
     held = (split.prompt + split.completion / 2) * model.cached  # bytes of a sequence, half-way
     fewest = min(FEWEST_AT_ONCE, split.completions)
@@ -112,7 +112,7 @@ def cost(model: Model, gpu: Gpu, split: Split = Split()) -> Cost:
     return Cost(gpus, at_once, copies * model.bytes / DISK, prefill + steps * step)
 
 
-def _room(model: Model, gpu: Gpu, gpus: int) -> float:
+def _room(model: Shape, gpu: Gpu, gpus: int) -> float:
     """Bytes for the cache."""
     return gpus * (MEMORY_TAKEN * gpu.memory - MEMORY_BESIDE) - model.bytes
 
@@ -125,7 +125,7 @@ def outputs() -> dict[Path, str]:
 def _table() -> Iterator[str]:
     yield "| policy | GPU | GPUs | sequences at once | copy and load | generate | one evaluation |"
     yield "|---|---|---|---|---|---|---|"
-    for name, model in MODELS.items():
+    for name, model in SHAPES.items():
         for kind, gpu in GPUS.items():
             one = cost(model, gpu)
             times = " | ".join(_time(each) for each in (one.load, one.generate, one.seconds))

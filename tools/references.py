@@ -611,6 +611,7 @@ def metric_families(*, known: bool) -> list[Any]:
         items=1,
         truncated=0.5,
         unanswered=0.5,
+        timed_out=0.5,
         proxy_score=0.5,
         path="/checkpoints/checkpoint-1",
     )

@@ -113,7 +113,7 @@ def measure(
         return refusal, None
     seconds, first = min(result.seconds for result in results), results[0]
     paid = fmean(first.proxy_items) if first.proxy_items else None
-    ends = (first.truncated, first.unanswered, first.unscored or 0.0)
+    ends = (first.truncated, first.unanswered, first.unscored or 0.0, first.timed_out)
     return None, TriedEvaluation(seconds, fmean(first.items), None, paid, _in_part(first), *ends)
 
 

@@ -15,7 +15,7 @@ from guard_cli.baseline import GREEDY_PASSES, uninformative
 from guard_core import preflight
 from guard_core.policy import Policy
 from guard_core.preflight import is_greedy
-from guard_core.unscored import MAX_TRUNCATED, MAX_UNANSWERED, MOST_UNSCORED
+from guard_core.unscored import MAX_TIMED_OUT, MAX_TRUNCATED, MAX_UNANSWERED, MOST_UNSCORED
 from guard_core.wire import EvaluationSampling, SamplingSource
 
 
@@ -120,7 +120,7 @@ class TriedEvaluation:
 
     `paid`: mean score by the training grader; None without one, or if it failed. `in_part`: share of the
     completions that the scorer rejects for which that grader pays, but not in full. `truncated`,
-    `unanswered`, `unscored`: shares of the completions, as in `guard_core.judge.Evaluation`.
+    `unanswered`, `unscored`, `timed_out`: shares of the completions, as in `guard_core.judge.Evaluation`.
     """
 
     seconds: float | None
@@ -131,6 +131,7 @@ class TriedEvaluation:
     truncated: float | None = None
     unanswered: float | None = None
     unscored: float = 0.0
+    timed_out: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +391,7 @@ def completions_row(measured: TriedEvaluation) -> Row:
     shares = (
         (measured.truncated, MAX_TRUNCATED, "cut off at the length limit (max_new_tokens)"),
         (measured.unanswered, MAX_UNANSWERED, "without an answer (answer_after is not in them)"),
+        (measured.timed_out, MAX_TIMED_OUT, "timed out in a scorer (scorer_timeout_seconds)"),
     )
     said = [f"{share:.0%} {what}" for share, _, what in shares if share is not None]
     if measured.unscored >= MOST_UNSCORED:

@@ -205,6 +205,15 @@ class EvaluatorSpec(ApiModel):
 class Heldout(ApiModel, Scoring):
     """The held-out split and how it is scored."""
 
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "self.onScorerTimeout != 'wrong' || has(self.scorerTimeoutSeconds)",
+                "onScorerTimeout: wrong without a limit means nothing: set scorerTimeoutSeconds, too",
+            )
+        )
+    )
+
     volume: HeldoutVolume = Field(description="Where the split lies; the trainer must not mount it.")
     split: InVolume = Field(
         "heldout.jsonl", description="The split in that volume: JSONL with id, prompt, answer."
@@ -469,6 +478,11 @@ class EvaluationStatus(StatusModel):
         None,
         description="Share of completions without an answer, of those whose answer begins after a mark, in "
         "[0, 1].",
+    )
+    timed_out: float | None = Field(
+        None,
+        description="Share of completions that count as wrong because a scorer, or the training grader, did "
+        "not end within its limit, in [0, 1].",
     )
     proxy_score: float | None = Field(
         None, description="Mean score of the same completions by the training grader."

@@ -30,6 +30,9 @@ class HistoryEvaluation(BaseModel):
     unanswered: float | None = Field(
         None, description="Share without an answer, of the completions whose answer begins after a mark."
     )
+    timed_out: float | None = Field(
+        None, description="Share that counts as wrong because its scorer reached its limit."
+    )
     proxy_score: float | None = Field(
         None, description="Mean score of the same completions by the training grader."
     )

@@ -67,8 +67,8 @@ class ReadingRoutes:
         """The verdict now. Takes the ingest token or the read token.
 
         With the ingest token, and in the responses to a POST, it is what a trainer may know: no `detectors`,
-        no `truncated`, `unanswered` or `proxy_score`; of what an evaluation found, or why it failed, the
-        code's meaning.
+        no `truncated`, `unanswered`, `timed_out` or `proxy_score`; of what an evaluation found, or why it
+        failed, the code's meaning.
         """
         if self._tokens.admit(authorization(request), Role.READ):
             return Response(self._engine.verdict.model_dump_json(), media_type=JSON)

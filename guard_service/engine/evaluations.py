@@ -171,6 +171,7 @@ class Evaluations:
             sampling=result.sampling,
             unanswered=result.unanswered,
             unscored=result.unscored,
+            timed_out=result.timed_out,
         )
         # Closing a baseline takes seconds, for which nobody else should have to wait.
         judge = self._ledger.known_judge
@@ -271,6 +272,8 @@ def _log_score(summary: EvaluationSummary, pass_index: int, seconds: float) -> N
     where = f"checkpoint {summary.step} of attempt {summary.attempt}{again}"
     facts = {"step": summary.step, "attempt": summary.attempt, "score": summary.score, "seconds": seconds}
     log.info("%s: held-out %.4f, evaluated in %.1f s", where, summary.score, seconds, extra=facts)
+    if summary.timed_out:
+        log.warning("%s: %.1f%% of its completions timed out in a scorer", where, 100 * summary.timed_out)
 
 
 def _keep(staged: Path, best: Path) -> None:

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
@@ -41,8 +41,9 @@ from guard_service.heldout.evaluators import Completion, Completions, Evaluator,
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
 from guard_service.heldout.evaluators.openai import OpenAIEvaluator
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
-from guard_service.heldout.parent import die_with_parent
-from guard_service.heldout.scorers import ProxyScoring, SplitScorers
+from guard_service.heldout.parent import channel, die_with_parent
+from guard_service.heldout.pool import Limits
+from guard_service.heldout.scorers import Graded, ProxyScoring, SplitScorers
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
 from guard_service.heldout.worker import EvaluationRequest
 
@@ -65,9 +66,14 @@ class HeldoutEvaluation:
             SplitError: something must be mended first.
         """
         self._split = HeldoutSplit.load(settings.split)
-        self._scoring = SplitScorers(self._split, settings.scorer)
+        limits = self._limits = Limits(
+            settings.scorer_timeout_seconds,
+            settings.on_scorer_timeout == "wrong",
+            settings.scorer_concurrency,
+        )
+        self._scoring = SplitScorers(self._split, settings.scorer, limits)
         self._settings = settings.evaluator
-        self._proxy = None if settings.proxy_scorer is None else ProxyScoring(settings.proxy_scorer)
+        self._proxy = None if settings.proxy_scorer is None else ProxyScoring(settings.proxy_scorer, limits)
         self._base = None if settings.base_model is None else look_at(settings.base_model)
         self._evaluator = _evaluator(settings.evaluator, scratch, self._base)
         self._evaluator.check(self._split.items)
@@ -106,49 +112,56 @@ class HeldoutEvaluation:
         completions = self._evaluator.complete(self._split.items, request)
         staged, seconds = completions.staged, dict(completions.seconds)
         with timed(seconds, "score"):
-            items, paid = self._outcomes(completions, self._score), self._proxy_outcomes(completions)
+            right, paid = self._right(completions), self._paid(completions)
         return {
-            "items": items,
-            "proxy_items": paid,
+            "items": self._outcomes(completions, right),
+            "proxy_items": paid and self._outcomes(completions, paid),
             "seconds": seconds,
             "truncated": completions.truncated,
             "unanswered": completions.unanswered(self._split.items, self._settings),
             "unscored": fmean(self._answer(made) is None for row in completions.made for made in row),
+            "timed_out": self._timed_out(right, paid or right),
             "sampling": completions.sampling.model_dump(mode="json"),
             "sha256": completions.sha256,
             "staged": None if staged is None else str(staged),
         }
 
-    def _proxy_outcomes(self, completions: Completions) -> list[float] | None:
+    def _right(self, completions: Completions) -> list[Graded]:
+        """How right each is, one item's after the other's; wrong where there is nothing to ask about."""
+        answers = [(item, self._answer(made), made.text) for item, made in self._each(completions)]
+        asked = [(item, answer, text) for item, answer, text in answers if answer is not None]
+        scores = iter(self._scoring.score_all(asked))
+        return [Graded(0.0) if answer is None else next(scores) for _, answer, _ in answers]
+
+    def _paid(self, completions: Completions) -> list[Graded] | None:
         """What the training grader gives; None without one, [] where it fails: the score still counts."""
         if self._proxy is None:
             return None
         try:
-            pay = self._proxy.score
-            return self._outcomes(completions, lambda item, made: pay(item, made.text))
+            return self._proxy.score_all([(item, made.text) for item, made in self._each(completions)])
         except EvaluationError as error:
             print(f"proxy_scorer: {error}; this evaluation goes on without it", file=sys.stderr)
             return []
 
-    def _score(self, item: HeldoutItem, made: Completion) -> float:
-        """How right it is; wrong where there is nothing to ask a scorer about."""
-        answer = self._answer(made)
-        return 0.0 if answer is None else self._scoring.score(item, answer, made.text)
+    def _each(self, completions: Completions) -> Iterator[tuple[HeldoutItem, Completion]]:
+        """Each completion, with its item."""
+        for item, row in zip(self._split.items, completions.made, strict=True):
+            yield from ((item, made) for made in row)
+
+    def _timed_out(self, right: Sequence[Graded], paid: Sequence[Graded]) -> float | None:
+        """Share of the completions on which a scorer or the training grader was late; None: none can be."""
+        if self._limits.seconds is None:
+            return None
+        return fmean(a.late or b.late for a, b in zip(right, paid, strict=True))
 
     def _answer(self, made: Completion) -> str | None:
         """What a scorer is asked about; None: there is no answer, or it was cut off."""
         return None if made.truncated and not self._settings.score_truncated else made.answer
 
-    def _outcomes(
-        self, completions: Completions, score: Callable[[HeldoutItem, Completion], float]
-    ) -> list[float]:
+    def _outcomes(self, completions: Completions, scored: Sequence[Graded]) -> list[float]:
         """Mean score of the completions of each item, or group of items. No label of a group goes on."""
-        return self._split.by_group(
-            [
-                fmean(score(item, made) for made in row)
-                for item, row in zip(self._split.items, completions.made, strict=True)
-            ]
-        )
+        each = iter(scored)
+        return self._split.by_group([fmean(next(each).score for _ in row) for row in completions.made])
 
 
 def _evaluator(settings: EvaluatorSettings, scratch: Path, base: BaseModel | None) -> Evaluator:
@@ -221,11 +234,7 @@ def main() -> None:
     """Run the evaluation process."""
     die_with_parent()
     _yield_to_ingest()
-    # What a scorer or a library prints must not get between the responses.
-    requests, responses = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
+    requests, responses = channel()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the guard, which ends this process
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_until_the_guard_ends, args=(requests, lines), daemon=True).start()

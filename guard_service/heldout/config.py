@@ -80,12 +80,16 @@ class HeldoutSettings(Scoring):
     def measure(self) -> dict[str, Any]:
         """What decides a score, beside the split: evaluations of one run must agree in it to be compared.
 
-        How fast, where and in which batches they are made is left out.
+        How fast, where and in which batches they are made is left out; so is a limit of scorers that gives no
+        score.
         """
         decisive = {"kind", "model", "chat", "max_new_tokens", "max_new_tokens_ceiling", "temperature"}
         decisive |= {"top_p", "top_k", "samples", "seed"}
         decisive |= {"chat_template_kwargs", "system_prompt", "answer_after", "score_truncated"}
-        scorers = self.model_dump(mode="json", include={"scorer", "proxy_scorer"})
+        scoring = {"scorer", "proxy_scorer"}
+        if self.on_scorer_timeout == "wrong":
+            scoring |= {"scorer_timeout_seconds", "on_scorer_timeout"}
+        scorers = self.model_dump(mode="json", include=scoring)
         return scorers | {"evaluator": self.evaluator.model_dump(mode="json", include=decisive)}
 
     @property

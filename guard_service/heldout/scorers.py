@@ -5,14 +5,16 @@ answer begins after a mark (`answer_after`), its `completion` is what follows th
 parameter `whole_completion` gets by that name all that was written. The training grader gets all of it as
 its `completion`, as it does in training. A scorer is named by one of the built-in names below, by an entry
 point of the group `rlguard.scorers`, or as `module:function`. They are imported and called in the worker
-process only.
+process only, and in those that it starts (`pool`): there, where scorers have a limit, all are called that may
+not end, and async ones always.
 
 At start each item's own answer is scored as if it were the completion, and must score 1
 (`SplitScorers.check_answers`). A scorer for which that makes no sense, because an answer is no completion,
 says so by its attribute `check_answers = False`; `regex` does.
 
 A scorer that fails gives no score: 0 would be evidence against the policy. Its error names scorer and item;
-what it said may quote a completion and goes to the worker's own log.
+what it said may quote a completion and goes to the worker's own log. One that reaches its limit has failed,
+too, unless the settings say that such a completion is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -33,13 +35,17 @@ from typing import Any, NamedTuple, Self
 
 from guard_core.wording import nearest, quoted
 from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.pool import Limits, Question, Said, Take, ask_one_by_one, ask_together
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit
 
-Scorer = Callable[..., float]
+Scorer = Callable[..., Any]
+#: An item, what a scorer is asked about, and the completion in which it stands.
+Answered = tuple[HeldoutItem, str, str]
 
 ENTRY_POINTS = "rlguard.scorers"
 WHOLE = "whole_completion"  # a parameter that a scorer may have
 MAX_LISTED = 5
+MAX_LATE = 0.5  # share; above it nothing is said of the policy
 ROUNDING = 1e-9
 NUMERIC_TOLERANCE = Fraction(1, 10**6)  # relative; absolute below 1
 
@@ -92,7 +98,8 @@ regex.check_answers = False  # type: ignore[attr-defined]  # an answer is a patt
 def math_verify(completion: str, answer: str, meta: Mapping[str, Any]) -> float:  # noqa: ARG001
     """1 if math-verify finds completion and answer equal (LaTeX or expressions); needs the extra `math`.
 
-    Its time-outs use SIGALRM, which works in the main thread only: that of the worker process.
+    Its time-outs use SIGALRM, which works in the main thread only: that of the worker process, or of one of
+    the pool. They do not end what hangs in C, such as a power of huge numbers.
     """
     from math_verify import parse, verify
 
@@ -100,6 +107,8 @@ def math_verify(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
 
 
 BUILT_IN: Mapping[str, Scorer] = {"exact": exact, "numeric": numeric, "regex": regex, "math": math_verify}
+#: These end soon, whatever a completion is. A pattern may backtrack for ever.
+_ALWAYS_END = (exact, numeric)
 
 
 def final_number(text: str) -> Fraction | None:
@@ -173,48 +182,128 @@ def _in_a_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
-class _NamedScorer(NamedTuple):
-    """A scorer by its name, and whether it is given the whole completion, which is looked up once."""
+def _is_async(scorer: Scorer) -> bool:
+    """Also of an object whose class has such a `__call__`."""
+    return any(map(inspect.iscoroutinefunction, (scorer, getattr(type(scorer), "__call__", None))))  # noqa: B004  # which it is
+
+
+def _valid(value: Any) -> Said:
+    """What a scorer returned, as its score if it is one."""
+    if not isinstance(value, Real):
+        got = f"a {type(value).__name__}"
+    elif not 0 <= (number := float(value)) <= 1:  # NaN too
+        got = "NaN" if math.isnan(number) else "a number outside [0, 1]"
+    else:
+        return Said(number)
+    return Said(None, f"returned {got} for", "it must be in [0, 1]")
+
+
+def _raised(error: Exception) -> Said:
+    traceback.print_exc()
+    return Said(None, f"raised {type(error).__name__} on", "fix it, or the item")
+
+
+class NamedScorer(NamedTuple):
+    """A scorer by its name, and what is looked up of it once: what it takes, and whether it is async."""
 
     name: str
     function: Scorer
     takes_whole: bool
+    is_async: bool
 
     @classmethod
     def of(cls, name: str) -> Self:
         """Raises `SplitError` as `load_scorer` does."""
         function = load_scorer(name)
-        return cls(name, function, _takes_whole(function))
+        return cls(name, function, _takes_whole(function), _is_async(function))
 
-    def score(self, item: HeldoutItem, completion: str, whole: str) -> float:
-        """What it gives, in [0, 1].
-
-        Raises:
-            EvaluationError: it raised, or returned something else.
-        """
-        more = {WHOLE: whole} if self.takes_whole else {}
+    def ask(self, completion: str, answer: str, meta: Mapping[str, Any], whole: str) -> Said:
+        """Call it, here and now."""
         try:
-            value = self.function(completion, item.answer, item.meta, **more)
+            return _valid(self.function(completion, answer, meta, **self._more(whole)))
         except Exception as error:
-            traceback.print_exc()
-            raise EvaluationError(
-                f"scorer {self.name!r} raised {type(error).__name__} on item {item.id!r}: fix it, or the item"
-            ) from error
-        if not isinstance(value, Real):
-            got = f"a {type(value).__name__}"
-        elif not 0 <= (number := float(value)) <= 1:  # NaN too
-            got = "NaN" if math.isnan(number) else "a number outside [0, 1]"
+            return _raised(error)
+
+    async def ask_async(self, completion: str, answer: str, meta: Mapping[str, Any], whole: str) -> Said:
+        """Await it."""
+        try:
+            return _valid(await self.function(completion, answer, meta, **self._more(whole)))
+        except Exception as error:
+            return _raised(error)
+
+    def _more(self, whole: str) -> dict[str, str]:
+        return {WHOLE: whole} if self.takes_whole else {}
+
+    def runs_here(self, limits: Limits) -> bool:
+        """Whether it is called in this process."""
+        return not self.is_async and (limits.seconds is None or self.function in _ALWAYS_END)
+
+
+class Graded(NamedTuple):
+    """The score of a completion, in [0, 1]. `late`: it is 0 because the scorer reached its limit."""
+
+    score: float
+    late: bool = False
+
+
+_Asked = tuple[NamedScorer, Answered]
+_NO_LIMIT = Limits()
+
+
+def _ask_all(asked: Sequence[_Asked], limits: Limits, take: Take) -> None:
+    """Ask each scorer, at once where they have processes of their own; `take` gets what comes of it."""
+    plain: list[tuple[int, Question]] = []
+    of_async: list[tuple[int, Question]] = []
+    for place, (scorer, (item, completion, whole)) in enumerate(asked):
+        if scorer.runs_here(limits):
+            take(place, scorer.ask(completion, item.answer, item.meta, whole))
         else:
-            return number
-        raise EvaluationError(
-            f"scorer {self.name!r} returned {got} for item {item.id!r}: it must be in [0, 1]"
-        )
+            (of_async if scorer.is_async else plain).append(
+                (place, _question(scorer, item, completion, whole))
+            )
+    if plain:
+        ask_one_by_one(plain, limits, take)
+    if of_async:
+        ask_together(of_async, limits, take)
+
+
+def _question(scorer: NamedScorer, item: HeldoutItem, completion: str, whole: str) -> Question:
+    return Question(scorer.name, item.id, completion, whole, item.answer, item.meta)
+
+
+def _score_all(asked: Sequence[_Asked], limits: Limits) -> list[Graded]:
+    """The score of each.
+
+    Raises:
+        EvaluationError: a scorer failed, which ends the others; or too many are late, where that is wrong.
+    """
+    scored = [Graded(0.0)] * len(asked)
+    late = 0
+
+    def take(place: int, said: Said) -> None:
+        nonlocal late
+        if said.score is not None:
+            scored[place] = Graded(said.score)
+            return
+        if not (said.late and limits.late_is_wrong):
+            scorer, (item, completion, whole) = asked[place]
+            raise EvaluationError(said.words(_question(scorer, item, completion, whole)))
+        scored[place], late = Graded(0.0, late=True), late + 1
+        if late > MAX_LATE * len(asked):
+            raise EvaluationError(
+                f"more than half of {len(asked)} completions took their scorer longer than "
+                f"scorer_timeout_seconds={limits.seconds:g}, which says more of the scorer than of the "
+                "policy: see whether it, or what it asks, responds at all, or raise the limit"
+            )
+
+    _ask_all(asked, limits, take)
+    return scored
 
 
 class SplitScorers:
     """The scorers of one split, each loaded once."""
 
-    def __init__(self, split: HeldoutSplit, default: str) -> None:
+    def __init__(self, split: HeldoutSplit, default: str, limits: Limits = _NO_LIMIT) -> None:
         """Load every scorer that the split names.
 
         Raises:
@@ -223,12 +312,13 @@ class SplitScorers:
         """
         self._items = split.items
         self._default = default
-        self._scorers: dict[str, _NamedScorer] = {}
+        self._limits = limits
+        self._scorers: dict[str, NamedScorer] = {}
         for item in split.items:
             name = item.scorer or default
             if name not in self._scorers:
                 try:
-                    self._scorers[name] = _NamedScorer.of(name)
+                    self._scorers[name] = NamedScorer.of(name)
                 except SplitError as error:
                     if item.scorer is None:
                         raise
@@ -248,53 +338,67 @@ class SplitScorers:
         Items without an answer are left out, and scorers with `check_answers = False`.
 
         Raises:
-            SplitError: some do not, or their scorer fails on them; says how many, and a few ids.
+            SplitError: some do not, or their scorer fails on them; says how many, and a few ids. Or one
+                reached its limit.
         """
         checked = [
             i for i in self._items if i.answer and getattr(self._scorer(i).function, "check_answers", True)
         ]
-        wrong = [item.id for item in checked if not self._scores_1(item)]
+        wrong = set[int]()
+
+        def take(place: int, said: Said) -> None:
+            item = checked[place]
+            if said.late:
+                raise SplitError(
+                    f"scorer {self._scorer(item).name!r} took longer than "
+                    f"scorer_timeout_seconds={self._limits.seconds:g} on item {item.id!r}, with its own "
+                    "answer as completion: raise scorer_timeout_seconds"
+                )
+            if said.score is None:  # for the worker's own log
+                print(said.words(_question(self._scorer(item), item, "", "")), file=sys.stderr)
+            if (said.score or 0.0) <= 1 - ROUNDING:
+                wrong.add(place)
+
+        try:
+            _ask_all([(self._scorer(i), (i, i.answer, i.answer)) for i in checked], self._limits, take)
+        except EvaluationError as error:
+            raise SplitError(str(error)) from error
         if wrong:
-            listed = ", ".join(wrong[:MAX_LISTED]) + (", …" if len(wrong) > MAX_LISTED else "")
+            ids = [checked[place].id for place in sorted(wrong)]
+            listed = ", ".join(ids[:MAX_LISTED]) + (", …" if len(ids) > MAX_LISTED else "")
             raise SplitError(
-                f"{len(wrong)} of {len(checked)} items do not score 1 with their own answer as completion "
+                f"{len(ids)} of {len(checked)} items do not score 1 with their own answer as completion "
                 f"(ids: {listed}): fix these answers or their scorer, or leave the items out; if answers "
                 "are not meant to be completions, set check_answers = False on the scorer's function"
             )
 
-    def _scores_1(self, item: HeldoutItem) -> bool:
-        try:
-            return self.score(item, item.answer, item.answer) > 1 - ROUNDING
-        except EvaluationError as error:
-            print(error, file=sys.stderr)  # the worker's own log
-            return False
-
-    def _scorer(self, item: HeldoutItem) -> _NamedScorer:
+    def _scorer(self, item: HeldoutItem) -> NamedScorer:
         return self._scorers[item.scorer or self._default]
 
-    def score(self, item: HeldoutItem, answer: str, whole: str) -> float:
-        """How right the answer is, in [0, 1]. `whole`: the completion in which it stands.
+    def score_all(self, answered: Sequence[Answered]) -> list[Graded]:
+        """How right each is.
 
         Raises:
-            EvaluationError: the scorer raised, or returned something else.
+            EvaluationError: a scorer raised, returned something else, ended its process or took too long.
         """
-        return self._scorer(item).score(item, answer, whole)
+        return _score_all([(self._scorer(one[0]), one) for one in answered], self._limits)
 
 
 class ProxyScoring:
     """The training grader, for every item: it is what the policy is paid by, so no item has another."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, limits: Limits = _NO_LIMIT) -> None:
         """Load it.
 
         Raises:
             SplitError: it cannot be loaded.
         """
+        self._limits = limits
         try:
-            self._scorer = _NamedScorer.of(name)
+            self._scorer = NamedScorer.of(name)
         except SplitError as error:
             raise SplitError(f"proxy_scorer: {error}") from error
 
-    def score(self, item: HeldoutItem, completion: str) -> float:
-        """What it pays for the completion, in [0, 1]. Raises as `SplitScorers.score` does."""
-        return self._scorer.score(item, completion, completion)
+    def score_all(self, made: Sequence[tuple[HeldoutItem, str]]) -> list[Graded]:
+        """What it pays for each completion, in [0, 1]. Raises as `SplitScorers.score_all` does."""
+        return _score_all([(self._scorer, (item, text, text)) for item, text in made], self._limits)

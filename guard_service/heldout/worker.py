@@ -128,7 +128,7 @@ class EvaluationResult:
     `sampling`: how the completions were sampled.
     `unanswered`: share without an answer, of the completions whose answer begins after a mark; None where
     none does.
-    `unscored`: as in `guard_core.judge.Evaluation`.
+    `unscored`, `timed_out`: as in `guard_core.judge.Evaluation`.
     """
 
     items: tuple[float, ...]
@@ -140,6 +140,7 @@ class EvaluationResult:
     sampling: EvaluationSampling | None = None
     unanswered: float | None = None
     unscored: float | None = None
+    timed_out: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -258,6 +259,7 @@ class EvaluationWorker:
                 sampling=EvaluationSampling.model_validate(response["sampling"]),
                 unanswered=response["unanswered"],
                 unscored=response["unscored"],
+                timed_out=response["timed_out"],
                 parts=response["seconds"],
             )
 

@@ -84,6 +84,7 @@ def event(
                 sampling=_used(content.get("sampling")),  # of an earlier release: not recorded
                 unanswered=content.get("unanswered"),  # likewise
                 unscored=content.get("unscored"),
+                timed_out=content.get("timed_out"),
             )
         case "refused":
             return RefusedCheckpoint(CheckpointKey(attempt, step))

@@ -204,6 +204,7 @@ class TestARunningRun:
         expect(chart(page, "Spread of the reward").locator(".plot path.in-loop")).to_have_count(1)
         expect(chart(page, "Held-out completions cut off")).to_be_hidden()
         expect(chart(page, "Held-out completions without an answer")).to_be_hidden()
+        expect(chart(page, "Held-out completions whose scorer reached")).to_be_hidden()
 
     def test_has_no_chart_of_what_nobody_reported(self, healthy: Guard, look: Look) -> None:
         page = look(healthy)

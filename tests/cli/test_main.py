@@ -174,6 +174,8 @@ def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, m
         "train_prompts",
         "scorer",
         "proxy_scorer",
+        "scorer_timeout",
+        "on_scorer_timeout",
         "temperature",
         "samples",
         "batch_size",

@@ -22,6 +22,7 @@ MONITOR = rule("step_monitor.py", "test_step_monitor.py")
 ROUNDS = rule("rounds.py", "test_judge.py")
 JUDGE = rule("judge.py", "test_judge.py")
 UNSCORED = rule("unscored.py", "test_unscored.py")
+VIEW = rule("trainer_view.py", "test_unscored.py")
 OF_UNSCORED = rule("judge.py", "test_unscored.py")
 COUNT = rule("step_count.py", "test_judge.py")
 EVALUATION = rule("evaluation.py", "test_evaluation.py")
@@ -134,6 +135,9 @@ MUTANTS: list[Mutant] = [
     (UNSCORED, "first.truncated > MAX_TRUNCATED", "first.truncated >= MAX_TRUNCATED"),
     (UNSCORED, "first.unanswered > MAX_UNANSWERED", "first.unanswered >= MAX_UNANSWERED"),
     (UNSCORED, "            yield from _unanswered(self.first)\n", "            pass\n"),
+    (UNSCORED, "first.timed_out > MAX_TIMED_OUT", "first.timed_out >= MAX_TIMED_OUT"),
+    (UNSCORED, "            yield from _timed_out(self.first)\n", "            pass\n"),
+    (VIEW, '"unanswered", "timed_out", ', '"unanswered", '),
     (UNSCORED, "            yield from _cut_off(self.first, trainer)\n", "            pass\n"),
     (UNSCORED, "self._measured or unscored is None or", "unscored is None or"),
     (UNSCORED, "unscored is None or unscored < MOST", "unscored is not None and unscored < MOST"),

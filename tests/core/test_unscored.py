@@ -10,6 +10,7 @@ import pytest
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
+from guard_core.trainer_view import for_trainer
 from guard_core.wire import CheckpointReport, Code, Condition, KlKind, Level, Sampling, StepReport, Verdict
 
 SHARP = HeldOutGuardPolicy(max_proxy_real_gap=0.2, min_steps=1, ema_alpha=0.0, rise_eps=0.01)
@@ -87,6 +88,33 @@ class TestTruncatedCompletions:
             j.fold_step(step(n))
             j.fold_evaluation(replace(evaluation(n), truncated=share))
         assert Code.UNINFORMATIVE_BASELINE not in codes(j.verdict())
+
+
+class TestCompletionsThatTimedOut:
+    @pytest.mark.parametrize(("share", "told"), [(None, False), (0.0, False), (0.2, False), (0.21, True)])
+    def test_many_at_the_start_are_advice_and_stay_it(self, share: float | None, told: bool) -> None:
+        j = judge()
+        j.fold_step(step(0))
+        j.fold_evaluation(replace(evaluation(0), timed_out=share))
+        assert j.verdict().last_evaluation.timed_out == share  # type: ignore[union-attr]
+        j.fold_step(step(1))
+        j.fold_evaluation(replace(evaluation(1), timed_out=0.0 if told else 0.4))
+        for now in (j, Judge.from_state(j.to_state())):
+            advice = [c for c in now.verdict().conditions if c.code is Code.UNINFORMATIVE_BASELINE]
+            assert len(advice) == told
+            assert all(c.advice and "21% of the completions at step 0 timed out" in c.message for c in advice)
+
+    def test_a_trainer_is_not_told_how_many(self) -> None:
+        """It could have weights that make a scorer hang where a prompt is of some kind."""
+        j = judge()
+        j.fold_step(step(0))
+        j.fold_evaluation(replace(evaluation(0), timed_out=0.375))
+        told = for_trainer(j.verdict())
+        assert told.last_evaluation is not None and told.last_evaluation.timed_out is None
+        assert told.best_evaluation is not None and told.best_evaluation.timed_out is None
+        said = told.model_dump_json()
+        assert "0.375" not in said and "38%" not in said
+        assert "38%" in j.verdict().model_dump_json()
 
 
 class TestUnansweredCompletions:

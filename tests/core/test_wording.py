@@ -99,8 +99,8 @@ def test_more_than_one_mistake() -> None:
 
 def test_a_name_like_no_other_gets_the_list() -> None:
     assert heldout(zzz=1) == (
-        "heldout.zzz is not a setting: known are evaluator, near_duplicates, proxy_scorer, scorer, split, "
-        "train_prompts"
+        "heldout.zzz is not a setting: known are evaluator, near_duplicates, on_scorer_timeout, "
+        "proxy_scorer, scorer, scorer_concurrency, scorer_timeout_seconds, split, train_prompts"
     )
 
 

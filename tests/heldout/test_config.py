@@ -72,12 +72,36 @@ def test_the_model_name_follows_the_checkpoint() -> None:
         ({"evaluator": {"device": "cpu"}}, False),
         ({"evaluator": {"timeout_seconds": 5}}, False),
         ({"train_prompts": "t.jsonl"}, False),
+        ({"scorer_timeout_seconds": 5}, False),  # it gives no score
+        ({"scorer_timeout_seconds": 5, "on_scorer_timeout": "wrong"}, True),
+        ({"scorer_concurrency": 5}, False),
         ({"near_duplicates": None}, False),
     ],
 )
 def test_what_decides_a_score_is_its_measure(change: dict[str, Any], another: bool) -> None:
     plain, changed = (HeldoutSettings.model_validate({"split": "s.jsonl"} | more) for more in ({}, change))
     assert (plain.measure() != changed.measure()) is another
+
+
+def test_a_limit_that_makes_completions_wrong_decides_scores_and_no_limit_is_as_before_there_was_one() -> (
+    None
+):
+    """A store of an earlier release has neither key."""
+    limited = {"split": "s", "on_scorer_timeout": "wrong"}
+    one, other = (
+        HeldoutSettings.model_validate(limited | {"scorer_timeout_seconds": limit}).measure()
+        for limit in (5, 6)
+    )
+    assert one != other and one.keys() - {"scorer_timeout_seconds", "on_scorer_timeout"} == {
+        *("scorer", "proxy_scorer", "evaluator")
+    }
+    plain = HeldoutSettings.model_validate({"split": "s"}).measure()
+    assert plain.keys() == {"scorer", "proxy_scorer", "evaluator"}
+
+
+def test_what_becomes_of_a_limit_needs_one() -> None:
+    with pytest.raises(ValidationError, match="means nothing: set scorer_timeout_seconds, too"):
+        HeldoutSettings.model_validate({"split": "s", "on_scorer_timeout": "wrong"})
 
 
 def test_an_endpoint_that_moved_measures_the_same() -> None:

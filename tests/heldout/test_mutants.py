@@ -26,6 +26,8 @@ VLLM, AGAIN, PROCESS = (
     Rule("guard_service", f"heldout/{name}.py", HERE / "test_vllm.py")
     for name in ("evaluators/vllm", "worker", "child")
 )
+CONFIG = Rule("guard_service", "heldout/config.py", HERE / "test_config.py")
+EVALUATION = Rule("guard_core", "evaluation.py", HERE / "test_config.py")
 STAGING = Rule("guard_service", "heldout/staging.py", HERE / "test_staging.py")
 
 MUTANTS: list[Mutant] = [
@@ -88,7 +90,7 @@ MUTANTS: list[Mutant] = [
     (ASKING, "text.rpartition(mark)", "text.partition(mark)"),
     (ASKING, "answer if found else None", "answer"),
     (ASKING, "if talk or template_kwargs(item, settings)", "if talk"),
-    (ANSWERS, "0.0 if answer is None else", "1.0 if answer is None else"),
+    (ANSWERS, "Graded(0.0) if answer is None else", "Graded(1.0) if answer is None else"),
     (
         ANSWERS,
         "None if made.truncated and not self._settings.score_truncated else made.answer",
@@ -96,23 +98,19 @@ MUTANTS: list[Mutant] = [
     ),
     (ANSWERS, "made.truncated and not self._settings.score_truncated", "made.truncated"),
     (ANSWERS, "self._answer(made) is None for", "made.answer is None for"),
-    (
-        ANSWERS,
-        "self._scoring.score(item, answer, made.text)",
-        "self._scoring.score(item, made.text, made.text)",
-    ),
-    (ANSWERS, "pay(item, made.text)", 'pay(item, made.answer or "")'),
-    (
-        SCORERS,
-        "{WHOLE: whole} if self.takes_whole",
-        "{WHOLE: completion} if self.takes_whole",
-    ),
+    (ANSWERS, "asked = [(item, answer, text)", "asked = [(item, text, text)"),
+    (ANSWERS, "[(item, made.text) for item", '[(item, made.answer or "") for item'),
+    (SCORERS, "return {WHOLE: whole} if self.takes_whole", "return {WHOLE: ''} if self.takes_whole"),
     (ITEM, "if self.system_prompt else []", "if False else []"),
     (SHARES, "None if None in ends else", ""),
     (SHARES, "if answer_after(item, settings)]", "if True]"),
     (ENDPOINT, "if text is None and (truncated or", "if text is None and (False or"),
     (ENDPOINT, " and known and end in _ENDED", ""),
     (ENDPOINT, "if mark and thought and mark not in text", "if mark and thought"),
+    (CONFIG, 'if self.on_scorer_timeout == "wrong":', "if True:"),
+    (CONFIG, 'if self.on_scorer_timeout == "wrong":', "if False:"),
+    (CONFIG, '{"scorer_timeout_seconds", "on_scorer_timeout"}', '{"on_scorer_timeout"}'),
+    (EVALUATION, 'if self.on_scorer_timeout == "wrong" and', "if False and"),
     (STAGING, "if size > MAX_SMALL_BYTES)", "if False)"),
     (STAGING, "if len(sizes) > MAX_SMALL_FILES or", "if"),
     (STAGING, "or sum(sizes.values()) > MAX_SMALL_BYTES_IN_ALL", ""),

@@ -16,7 +16,7 @@ import pytest
 from guard_service.heldout import scorers
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.scorers import SplitScorers, exact, load_scorer, numeric, regex
-from guard_service.heldout.split import HeldoutSplit
+from guard_service.heldout.split import HeldoutItem, HeldoutSplit
 
 SECRET = "xyzzy"
 
@@ -84,6 +84,11 @@ def split_of(tmp_path: Path, **item: Any) -> HeldoutSplit:
     return HeldoutSplit.load(path)
 
 
+def score(scorers: SplitScorers, item: HeldoutItem, completion: str) -> float:
+    (scored,) = scorers.score_all([(item, completion, completion)])
+    return scored.score
+
+
 def constant(value: Any) -> Any:
     def score(completion: str, answer: str, meta: Mapping[str, Any]) -> Any:
         return value
@@ -98,7 +103,7 @@ def scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(value: Any) -> float:
         monkeypatch.setitem(scorers.BUILT_IN, "here", constant(value))  # type: ignore[arg-type]
         split = split_of(tmp_path)
-        return SplitScorers(split, "here").score(split.items[0], "completion", "all")
+        return score(SplitScorers(split, "here"), split.items[0], "completion")
 
     return run
 
@@ -129,7 +134,7 @@ def test_a_scorer_that_raises_is_an_error_and_quotes_nothing(
 ) -> None:
     split = split_of(tmp_path, scorer="tests.heldout.odd_scorers:impatient")
     with pytest.raises(EvaluationError) as caught:
-        SplitScorers(split, "exact").score(split.items[0], SECRET, SECRET)
+        score(SplitScorers(split, "exact"), split.items[0], SECRET)
     assert "scorer 'tests.heldout.odd_scorers:impatient' raised TypeError on item 'item-1'" in str(
         caught.value
     )
@@ -151,7 +156,7 @@ def test_an_answer_that_cannot_be_compared_with_is_told_at_start(
 
 def test_an_items_own_scorer_wins(tmp_path: Path) -> None:
     split = split_of(tmp_path, answer="^1", scorer="regex")
-    assert SplitScorers(split, "exact").score(split.items[0], "12", "12") == 1.0
+    assert score(SplitScorers(split, "exact"), split.items[0], "12") == 1.0
 
 
 def test_loads_module_and_function() -> None:

@@ -222,7 +222,9 @@ def test_a_request_that_needs_a_new_process_is_asked_once_more_of_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[Any] = []
-    nothing = dict.fromkeys(("proxy_items", "truncated", "unanswered", "unscored", "sha256", "staged"))
+    nothing = dict.fromkeys(
+        ("proxy_items", "truncated", "unanswered", "unscored", "timed_out", "sha256", "staged")
+    )
     sampling = VllmEvaluatorSettings().sampling_with(None).model_dump(mode="json")
     response = nothing | {"seconds": {}, "items": [1.0], "sampling": sampling}
 

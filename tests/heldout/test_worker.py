@@ -246,6 +246,51 @@ def test_a_child_that_dies_costs_one_evaluation(settings, tmp_path: Path, scorer
     assert told in message and result.items == (1.0,) * 4
 
 
+def test_a_scorer_with_a_limit_that_ends_its_process_costs_no_evaluation_process(
+    settings, tmp_path: Path
+) -> None:
+    async def act(worker: EvaluationWorker) -> tuple[str, EvaluationResult]:
+        before = worker._child
+        told = await fails(worker), await worker.evaluate(REQUEST)
+        assert worker._child is before
+        return told
+
+    limited = settings("exits_once", scorer_timeout_seconds=600, scorer_concurrency=2)
+    message, result = run(limited, tmp_path / "scratch", act)
+    assert "odd_scorers:exits_once' ended its process (status 7) on item 'i" in message
+    assert result.items == (1.0,) * 4 and result.timed_out == 0.0
+
+
+def test_the_processes_of_scorers_end_with_the_evaluation_process(settings, tmp_path: Path) -> None:
+    """Also one that holds the interpreter's lock, so that nothing of its own could end it."""
+
+    async def act(worker: EvaluationWorker) -> int:
+        task = asyncio.create_task(fails(worker))
+        written = tmp_path / "once"
+        await asyncio.to_thread(eventually, lambda: written.exists() and written.read_text())
+        assert worker._child is not None and alive(worker._child.pid)
+        assert worker._child.pid != int(written.read_text()) and alive(int(written.read_text()))
+        worker._child.kill()
+        assert "SIGKILL" in await task
+        return int(written.read_text())
+
+    pid = run(settings("stuck_once", scorer_timeout_seconds=600), tmp_path / "scratch", act)
+    eventually(lambda: not alive(pid))
+
+
+def test_the_processes_of_scorers_are_as_nice_and_know_as_little(
+    settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in set(os.environ):
+        if name.startswith("RLGUARD_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("RLGUARD_GUARD_INGEST_TOKEN", "t")
+    monkeypatch.setenv("RLGUARD_MY_KEY", "k")
+    limited = settings("reports_its_process", scorer_timeout_seconds=600)
+    result = run(limited, tmp_path / "scratch", lambda w: w.evaluate(REQUEST))
+    assert result.items == (1.0,) * 4
+
+
 def test_a_time_out_kills_the_child_and_the_event_loop_never_waits(settings, tmp_path: Path) -> None:
     lags: list[float] = []
 

@@ -52,13 +52,14 @@ SUMMARY = EvaluationSummary(
     items=128,
     truncated=0.25,
     unanswered=0.125,
+    timed_out=0.0625,
     proxy_score=0.75,
     path="/ckpt/40",
     sampling=CheckpointEvaluation().sampling_with(HOT),
 )
 SCORED = {
     **{"attempt": 0, "step": 40, "score": 0.5, "items": 128, "truncated": 0.25, "unanswered": 0.125},
-    **{"proxyScore": 0.75, "path": "/ckpt/40"},
+    **{"timedOut": 0.0625, "proxyScore": 0.75, "path": "/ckpt/40"},
     "sampling": {"temperature": 1.0, "topP": 0.9, "maxNewTokens": 64, "samples": 1, "source": "trainer"},
 }
 FIRE = Latch(True, "hacking_gap", "gap 0.3 > 0.1", 0, 40)

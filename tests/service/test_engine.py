@@ -183,14 +183,15 @@ def stored(run: Run, query: str) -> list[Any]:
 async def test_truncation_and_the_training_graders_mean_are_in_the_verdict_and_come_back(
     run: Run, rewrite_store: Callable[[Path, str], None]
 ) -> None:
-    told = EvaluationResult((0.0, 1.0), None, 0.01, None, 0.5, (1.0, 1.0), unanswered=0.25, unscored=0.9)
+    shares = {"unanswered": 0.25, "unscored": 0.9, "timed_out": 0.125}
+    told = EvaluationResult((0.0, 1.0), None, 0.01, None, 0.5, (1.0, 1.0), **shares)
     async with run.engine(FakeEvaluator([told])) as engine:
         await engine.add_steps([step(1)])
         await engine.add_checkpoint(run.checkpoint(1))
         await until(lambda: engine.queue_length == 0)
         last = engine.verdict.last_evaluation
         assert last is not None and (last.score, last.truncated, last.proxy_score) == (0.5, 0.5, 1.0)
-        assert last.unanswered == 0.25
+        assert (last.unanswered, last.timed_out) == (0.25, 0.125)
         assert engine.verdict.code is Code.UNINFORMATIVE_BASELINE and "90%" in engine.verdict.reason
     rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
     async with run.engine(FakeEvaluator()) as engine:  # folded again from the events

@@ -138,6 +138,7 @@ async def test_nothing_of_an_item_leaves_the_guard(
 
 TRUNCATED = 0.421875
 UNANSWERED = 0.390625
+TIMED_OUT = 0.359375
 
 
 class Questioned:
@@ -179,6 +180,7 @@ class Questioned:
             TRUNCATED + self._answered,
             proxies,
             unanswered=UNANSWERED + self._answered,
+            timed_out=TIMED_OUT + self._answered,
             parts={"generate": 0.01 + self._answered},
         )
 
@@ -262,7 +264,7 @@ async def test_a_trainer_is_told_no_number_that_its_weights_could_make_an_answer
         assert verdict["detectors"] == []
         for evaluation in (verdict["last_evaluation"], verdict["best_evaluation"]):
             assert evaluation is None or all(
-                evaluation[share] is None for share in ("truncated", "unanswered", "proxy_score")
+                evaluation[share] is None for share in ("truncated", "unanswered", "timed_out", "proxy_score")
             )
         for condition in verdict["conditions"]:
             if Code(condition["code"]) not in trainer_view._TOLD_IN_FULL:
@@ -272,11 +274,11 @@ async def test_a_trainer_is_told_no_number_that_its_weights_could_make_an_answer
                 assert condition["message"] == meaning + (newest if failing else "")
     said = json.dumps(told)
     assert "canary" not in said and "42%" not in said and str(TRUNCATED) not in said
-    assert "39%" not in said and str(UNANSWERED) not in said
+    assert "39%" not in said and str(UNANSWERED) not in said and str(TIMED_OUT) not in said
     # It is all there for whoever reads, and what a trainer acts on is there for it.
     read = json.dumps(full)
     assert "canary-id" in read and "42%" in read and str(TRUNCATED) in read and full[-1]["detectors"]
-    assert "39%" in read and str(UNANSWERED) in read
+    assert "39%" in read and str(UNANSWERED) in read and str(TIMED_OUT) in read
     newest = told[-2]
     kept = set(newest) - {"reason", "conditions", "detectors", "last_evaluation", "best_evaluation"}
     assert {name: newest[name] for name in kept} == {name: full[-1][name] for name in kept}

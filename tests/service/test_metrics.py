@@ -34,6 +34,7 @@ def test_what_is_not_known_is_absent_and_never_0(guard: Any, step: Step) -> None
             "heldout_score",
             "truncated_completions",
             "unanswered_completions",
+            "timed_out_completions",
             "proxy_score",
             "best_heldout_score",
             "heldout_ema",

@@ -41,6 +41,7 @@ MUTANTS: list[Mutant] = [
     (METRICS, "if family.name not in WITHHELD", ""),
     (METRICS, '        "rlguard_guard_truncated_completions",\n', ""),
     (METRICS, '        "rlguard_guard_unanswered_completions",\n', ""),
+    (METRICS, '        "rlguard_guard_timed_out_completions",\n', ""),
     (METRICS, '        "rlguard_guard_proxy_score",\n', ""),
     (
         METRICS,

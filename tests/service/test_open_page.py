@@ -12,7 +12,12 @@ from guard_core.trainer_view import for_trainer
 from guard_core.wire import Code, EvaluationSummary, Level, Verdict
 from guard_service.metrics import WITHHELD, GuardMetrics
 
-SHARES: dict[str, Any] = {"truncated": 0.25, "unanswered": 0.25, "proxy_score": 0.25}
+SHARES: dict[str, Any] = {
+    "truncated": 0.25,
+    "unanswered": 0.25,
+    "timed_out": 0.25,
+    "proxy_score": 0.25,
+}
 
 
 def pages(seconds: float = 1.0, **shares: float) -> tuple[dict[str, str], dict[str, str]]:

@@ -268,6 +268,7 @@ function showCheckpoints() {
       ...(summary.sampling ? [sampled(summary.sampling)] : []),
       summary.truncated === null ? "cut off: not known" : `${percent(summary.truncated)} cut off at the length limit`,
       ...((summary.unanswered ?? null) === null ? [] : [`${percent(summary.unanswered)} without an answer`]),
+      ...((summary.timed_out ?? null) === null ? [] : [`${percent(summary.timed_out)} timed out in a scorer`]),
       ...(summary.proxy_score === null ? [] : [`training grader ${short(summary.proxy_score)}`]),
     ].join(" · ");
     const beside = make("span", more);
@@ -348,6 +349,13 @@ const charts = {
     lines: [{ key: "unanswered", name: "each evaluation", style: "heldout" }],
     onCursor,
   }),
+  timedOut: new Chart({
+    title: "Held-out completions whose scorer reached its limit",
+    unit: "share",
+    height: 170,
+    lines: [{ key: "timedOut", name: "each evaluation", style: "heldout" }],
+    onCursor,
+  }),
 };
 const plots = new Map(); // by the trainer's name: the chart of a further figure
 let plane = null; // what all charts are drawn on: steps, their range, the newest attempt, the mark
@@ -397,7 +405,7 @@ function showCharts({ steps, evaluations, total_steps: total }) {
     empty: "No detector has judged a round yet.",
   });
   // What says nothing by itself, and much beside the rest. What nobody reported has no chart.
-  for (const [key, rows, field] of [["entropy", steps, "entropy"], ["spread", steps, "reward_std"], ["truncated", evaluations, "truncated"], ["unanswered", evaluations, "unanswered"]]) {
+  for (const [key, rows, field] of [["entropy", steps, "entropy"], ["spread", steps, "reward_std"], ["truncated", evaluations, "truncated"], ["unanswered", evaluations, "unanswered"], ["timedOut", evaluations, "timed_out"]]) {
     const points = take(rows, field);
     charts[key].figure.hidden = points.every((point) => point.y === null);
     charts[key].update({ ...shared, points: { [key]: points }, empty: "" });

@@ -42,6 +42,7 @@ BEST = EvaluationSummary(
     sha256="5" * 64,
     truncated=0.25,
     unanswered=0.125,
+    timed_out=0.0625,
     proxy_score=0.75,
     sampling=CheckpointEvaluation().sampling_with(Sampling(temperature=0.7, top_p=0.9, max_new_tokens=300)),
 )

@@ -146,6 +146,14 @@ REFUSED = {
         evaluated(checkpoint={"samples": 2, "temperature": 0}),
         "samples above 1 need a temperature above 0",
     ),
+    "wrong by no limit": (
+        {"heldout": {**evaluated(checkpoint={})["heldout"], "onScorerTimeout": "wrong"}},
+        "set scorerTimeoutSeconds, too",
+    ),
+    "a limit of nothing": (
+        {"heldout": {**evaluated(checkpoint={})["heldout"], "scorerTimeoutSeconds": 0}},
+        "heldout.scorerTimeoutSeconds",
+    ),
     "unknown device": (evaluated(checkpoint={"device": "tpu"}), "checkpoint.device"),
     "temperature above 10": (evaluated(checkpoint={"temperature": 11}), "checkpoint.temperature"),
     "no token": (evaluated(checkpoint={"maxNewTokensCeiling": 0}), "checkpoint.maxNewTokensCeiling"),

@@ -179,7 +179,7 @@ SECTIONS = {
         "",
         Heldout,
         HeldoutSettings,
-        {},
+        {"scorer_timeout_seconds": 1.0},
         {"volume", "split", "train_prompts", "evaluator"},
     ),
     "near_duplicates": ("nearDuplicates", NearDuplicates, NearDuplicates, {}, set()),

@@ -272,6 +272,9 @@ def test_the_guard_reads_its_heldout_settings(evaluator: Json) -> None:
         "volume": {"secretName": "s"},
         "trainPrompts": "train.jsonl",
         "proxyScorer": "grader:pay",
+        "scorerTimeoutSeconds": 30,
+        "onScorerTimeout": "wrong",
+        "scorerConcurrency": 2,
         "evaluator": evaluator,
     }
     guard_container = container(pod_of(built(job(heldout=heldout))), "rlguard-guard")
@@ -280,6 +283,8 @@ def test_the_guard_reads_its_heldout_settings(evaluator: Json) -> None:
     assert str(settings.split) == f"{layout.HELDOUT_DIR}/heldout.jsonl"
     assert str(settings.train_prompts) == f"{layout.HELDOUT_DIR}/train.jsonl"
     assert settings.proxy_scorer == "grader:pay"
+    limit = (settings.scorer_timeout_seconds, settings.on_scorer_timeout, settings.scorer_concurrency)
+    assert limit == (30.0, "wrong", 2)
     assert settings.evaluator.kind in evaluator
     names = {
         "checkpoint": {"maxDepth": 3},

@@ -1,0 +1,121 @@
+"""Scorers that hang, end their process, meet one another or wait: what they do is what the completion says.
+
+They leave what they did in the folder that `meta` names. Each of their processes imports this file, so it
+takes little with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+SECRET = "xyzzy"
+HANGS = 75.0  # seconds: for longer than any test waits, and not for ever, for the sake of mutants
+SECONDS = 30.0  # for what takes much less
+
+
+def note(meta: Mapping[str, Any], name: str, text: str) -> None:
+    """Append to a file, in one call, so that lines of several processes do not mix."""
+    handle = os.open(Path(meta["room"]) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(handle, text.encode())
+    os.close(handle)
+
+
+def noted(meta: Mapping[str, Any], name: str) -> list[str]:
+    path = Path(meta["room"]) / name
+    return path.read_text().split() if path.exists() else []
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.01)
+
+
+def plain(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    note(meta, "pids", f"{os.getpid()}\n")
+    match completion:
+        case "hang":
+            note(meta, "hanging", f"{os.getpid()}\n")
+            end = time.monotonic() + HANGS
+            while time.monotonic() < end:
+                pass
+        case "start and hang":
+            with subprocess.Popen(["sleep", str(HANGS)]) as started:
+                note(meta, "hanging", f"{started.pid}\n")
+        case "exit":
+            os._exit(7)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "system exit":
+            raise SystemExit(SECRET)
+        case "raise":
+            raise ValueError(SECRET)
+        case "raise after the other hangs":
+            wait_for(lambda: noted(meta, "hanging"))
+            raise ValueError(SECRET)
+        case "say":
+            print('{"place": 0, "said": [1.0]}', flush=True)
+            os.write(1, b'{"place": 0, "said": [1.0]}\n')
+        case "meet":
+            note(meta, "met", f"{os.getpid()}\n")
+            wait_for(lambda: len(noted(meta, "met")) >= meta["together"])
+    note(meta, "scored", "one\n")
+    return float(completion == answer)
+
+
+def of_the_whole(completion: str, answer: str, meta: Mapping[str, Any], whole_completion: str) -> float:
+    return float((completion, whole_completion) == ("right", "all"))
+
+
+async def judge(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    note(meta, "pids", f"{os.getpid()}\n")
+    match completion:
+        case "hang":
+            await asyncio.sleep(HANGS)
+        case "stubborn":
+            try:
+                await asyncio.sleep(HANGS)
+            except asyncio.CancelledError:
+                return 1.0
+        case "block":
+            time.sleep(HANGS)  # noqa: ASYNC251  # what must not be done
+        case "exit":
+            os._exit(7)
+        case "raise":
+            raise TimeoutError(SECRET)
+        case "nothing":
+            return None  # type: ignore[return-value]
+        case "meet":
+            note(meta, "met", "one\n")
+            end = time.monotonic() + SECONDS
+            while len(noted(meta, "met")) < meta["together"]:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.01)
+    return float(completion == answer)
+
+
+class _Judge:
+    async def __call__(self, completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+        return float(completion == answer)
+
+
+judge_object = _Judge()
+
+for _scorer in (plain, judge, of_the_whole):
+    _scorer.check_answers = False  # type: ignore[attr-defined]  # tests say what is scored
+
+
+def answers_hang(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    return plain(completion, answer, meta)
+
+
+async def judged_answers(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    return await judge(completion, answer, meta)

@@ -1,0 +1,61 @@
+"""Tests of the tests: each mutant breaks a rule of scorers with a limit, and a test must notice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import Mutant, Rule, survivors
+
+HERE = Path(__file__).resolve().parent
+POOLED = HERE / "test_pool.py"
+POOL, SCORING_PROCESS, LIMITED, COUNTED = (
+    Rule("guard_service", f"heldout/{name}.py", POOLED, (HERE / "limited_scorers.py",))
+    for name in ("pool", "scoring_process", "scorers", "child")
+)
+
+MUTANTS: list[Mutant] = [
+    (POOL, "async with asyncio.timeout(limits.seconds):", "async with asyncio.timeout(None):"),
+    (POOL, "range(min(limits.at_once, len(questions)))", "range(len(questions))"),
+    (POOL, "range(min(limits.at_once, len(questions)))", "range(1)"),
+    (POOL, "        process.over = True\n        return late", "        return late"),
+    (POOL, "        self.over = True\n        return None", "        return None"),
+    (POOL, "islice(waiting, limits.at_once - len(under_way))", "waiting"),
+    (POOL, "islice(waiting, limits.at_once - len(under_way))", "islice(waiting, 1 - len(under_way))"),
+    (POOL, "+ limits.seconds + GRACE_SECONDS", "+ limits.seconds + 900"),
+    (POOL, "os.killpg(self._process.pid, signal.SIGKILL)", "self._process.kill()"),
+    (
+        POOL,
+        "            if process is not None:\n                await process.end()\n\n",
+        "            pass\n\n",
+    ),
+    (SCORING_PROCESS, "asyncio.timeout(seconds) as limit", "asyncio.timeout(None) as limit"),
+    (SCORING_PROCESS, " or limit.expired()", ""),
+    (LIMITED, "not self.is_async and (limits.seconds is None", "(limits.seconds is None"),
+    (LIMITED, "limits.seconds is None or self.function in _ALWAYS_END", "limits.seconds is None"),
+    (LIMITED, "_ALWAYS_END = (exact, numeric)", "_ALWAYS_END = (exact, numeric, regex)"),
+    (LIMITED, "_ALWAYS_END = (exact, numeric)", "_ALWAYS_END = (exact, numeric, math_verify)"),
+    (LIMITED, "(scorer, getattr(type(scorer)", "(scorer, scorer, getattr(type(None)"),
+    (LIMITED, "if not (said.late and limits.late_is_wrong):", "if not said.late:"),
+    (LIMITED, "Graded(0.0, late=True)", "Graded(1.0, late=True)"),
+    (LIMITED, "if late > MAX_LATE * len(asked):", "if False:"),
+    (LIMITED, "if late > MAX_LATE * len(asked):", "if late >= MAX_LATE * len(asked) > 0:"),
+    (
+        LIMITED,
+        "            if said.late:\n                raise SplitError(",
+        "            if False:\n                raise SplitError(",
+    ),
+    (COUNTED, "a.late or b.late for", "a.late for"),
+    (COUNTED, "a.late or b.late for", "b.late for"),
+    (COUNTED, "self._timed_out(right, paid or right)", "self._timed_out(right, right)"),
+    (COUNTED, "if self._limits.seconds is None:", "if False:"),
+    (COUNTED, 'settings.on_scorer_timeout == "wrong"', "True"),
+    (COUNTED, "            settings.scorer_concurrency,\n", ""),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_broken_rule_fails_a_test(tmp_path: Path) -> None:
+    assert survivors(MUTANTS, tmp_path) == ""
