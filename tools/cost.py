@@ -38,7 +38,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Transformer:
     """Weights, and what its attention caches for each token: layers, key-value heads, numbers in a head."""
 
     weights: float
@@ -58,7 +58,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class Demand:
     """What is generated: completions, and the mean length in tokens of a prompt and of a completion."""
 
     completions: int = 256
@@ -87,15 +87,15 @@ GPUS: Mapping[str, Gpu] = {
     "H100 80 GB": Gpu(80 * GB, 3350 * GB, 989e12),
 }
 #: Those of Qwen2.5 (the first three) and Llama 3.1.
-SHAPES: Mapping[str, Shape] = {
-    "1.5B": Shape(1.54e9, 28, 2),
-    "7B": Shape(7.62e9, 28, 4),
-    "32B": Shape(32.8e9, 64, 8),
-    "70B": Shape(70.6e9, 80, 8),
+TRANSFORMERS: Mapping[str, Transformer] = {
+    "1.5B": Transformer(1.54e9, 28, 2),
+    "7B": Transformer(7.62e9, 28, 4),
+    "32B": Transformer(32.8e9, 64, 8),
+    "70B": Transformer(70.6e9, 80, 8),
 }
 
 
-def cost(model: Shape, gpu: Gpu, split: Workload = Workload()) -> Cost:
+def cost(model: Transformer, gpu: Gpu, split: Demand = Demand()) -> Cost:
     """One evaluation on as few GPUs as have room, whose number vLLM wants to be a power of two."""
     held = (split.prompt + split.completion / 2) * model.cached  # bytes of a sequence, half-way
     fewest = min(FEWEST_AT_ONCE, split.completions)
@@ -112,7 +112,7 @@ def cost(model: Shape, gpu: Gpu, split: Workload = Workload()) -> Cost:
     return Cost(gpus, at_once, copies * model.bytes / DISK, prefill + steps * step)
 
 
-def _room(model: Shape, gpu: Gpu, gpus: int) -> float:
+def _room(model: Transformer, gpu: Gpu, gpus: int) -> float:
     """Bytes for the cache."""
     return gpus * (MEMORY_TAKEN * gpu.memory - MEMORY_BESIDE) - model.bytes
 
@@ -125,7 +125,7 @@ def outputs() -> dict[Path, str]:
 def _table() -> Iterator[str]:
     yield "| policy | GPU | GPUs | sequences at once | copy and load | generate | one evaluation |"
     yield "|---|---|---|---|---|---|---|"
-    for name, model in SHAPES.items():
+    for name, model in TRANSFORMERS.items():
         for kind, gpu in GPUS.items():
             one = cost(model, gpu)
             times = " | ".join(_time(each) for each in (one.load, one.generate, one.seconds))

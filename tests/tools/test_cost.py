@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.cost import GPUS, SHAPES, Cost, Gpu, Shape, Workload, cost
+from tools.cost import GPUS, TRANSFORMERS, Cost, Demand, Gpu, Transformer, cost
 
 GB = 1e9
 #: 1e9 weights are 2 GB; two layers with two heads of 125 numbers cache 2,000 bytes a token.
-SMALL = Shape(1e9, 2, 2, 125)
+SMALL = Transformer(1e9, 2, 2, 125)
 #: Reached: 60 GB/s and 40 TFLOPS.
 ROUND = Gpu(100 * GB, 100 * GB, 100e12)
 
 
 def test_by_hand() -> None:
     """1,000 tokens a sequence half-way are 2 MB, so four hold 8 MB beside the weights."""
-    split = Workload(completions=4, prompt=500, completion=1000)
+    split = Demand(completions=4, prompt=500, completion=1000)
     one = cost(SMALL, ROUND, split)
     assert (one.gpus, one.at_once) == (1, 4)
     assert one.load == pytest.approx(6.0)
@@ -28,26 +28,28 @@ def test_by_hand() -> None:
 
 
 def test_a_large_batch_is_bound_by_arithmetic() -> None:
-    split = Workload(completions=256, prompt=1, completion=100)
+    split = Demand(completions=256, prompt=1, completion=100)
     slow = replace(ROUND, arithmetic=1e12)
     assert cost(SMALL, slow, split).generate == pytest.approx((256 + 100 * 256) * 2e9 / 0.4e12, rel=1e-9)
 
 
 def test_what_does_not_fit_takes_more_gpus() -> None:
     """80 GB in bfloat16 and 16 sequences do not go into 83 GB."""
-    assert cost(Shape(40e9, 64, 8), ROUND).gpus == 1
-    assert cost(Shape(42e9, 64, 8), ROUND).gpus == 2
-    assert cost(Shape(90e9, 64, 8), ROUND).gpus == 4
+    assert cost(Transformer(40e9, 64, 8), ROUND).gpus == 1
+    assert cost(Transformer(42e9, 64, 8), ROUND).gpus == 2
+    assert cost(Transformer(90e9, 64, 8), ROUND).gpus == 4
 
 
 @given(
-    model=st.sampled_from(list(SHAPES.values())),
+    model=st.sampled_from(list(TRANSFORMERS.values())),
     gpu=st.sampled_from(list(GPUS.values())),
     completions=st.integers(1, 4096),
     completion=st.floats(1, 32_768),
 )
-def test_more_to_do_takes_no_less_time(model: Shape, gpu: Gpu, completions: int, completion: float) -> None:
-    split = Workload(completions, 256, completion)
+def test_more_to_do_takes_no_less_time(
+    model: Transformer, gpu: Gpu, completions: int, completion: float
+) -> None:
+    split = Demand(completions, 256, completion)
     one: Cost = cost(model, gpu, split)
     assert 1 <= one.at_once <= min(256, completions)
     more = cost(model, gpu, replace(split, completions=2 * completions))
