@@ -256,3 +256,7 @@ class _ScoringProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
+        # asyncio closes its pipes on the next turns of a loop that may have none.
+        self._process._transport.close()  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 SECRET = "xyzzy"
-HANGS = 75.0  # seconds: for longer than any test waits, and not for ever, for the sake of mutants
-SECONDS = 30.0  # for what takes much less
+HANGS = 36.0  # seconds: for longer than any test waits, and not for ever, for the sake of mutants
+SECONDS = 24.0  # for what takes much less
 
 
 def note(meta: Mapping[str, Any], name: str, text: str) -> None:
