@@ -9,6 +9,7 @@ import pytest
 
 from guard_core.policy import Policy
 from guard_service.errors import SettingsError
+from guard_service.policy_file import parse_yaml
 from guard_service.settings import GuardSettings, load_policy, load_settings
 
 BASE = {
@@ -125,6 +126,15 @@ def test_a_bad_policy_file_is_named(tmp_path: Path, text: str | None, words: lis
         load_policy(path)
     for word in (*words, str(path)):
         assert word in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["1e-2", "1.0e-2", "+1E-02", "0.01"])
+def test_a_number_of_a_file_is_one_in_every_form(text: str) -> None:
+    assert parse_yaml(f"a: {text}") == {"a": 0.01}
+
+
+def test_what_kubectl_leaves_unquoted_is_a_text() -> None:
+    assert parse_yaml("a: [=, 1e5x, 0o17]") == {"a": ["=", "1e5x", "0o17"]}
 
 
 def test_a_policy_file_changes_what_it_names(tmp_path: Path) -> None:

@@ -151,6 +151,12 @@ def test_the_policy_is_read_from_camel_case() -> None:
     )
 
 
+@pytest.mark.parametrize("text", ["1e-5", "1E-5", "0.00001"])
+def test_a_number_that_came_as_text_is_not_made_another_one(text: str) -> None:
+    spec = GuardSpec.model_validate({**GUARD, "policy": {"heldoutGuard": {"riseEps": text}}})
+    assert spec.policy.heldout_guard.rise_eps == 1e-5
+
+
 @pytest.mark.parametrize("policy", [{"kl": {"hardStop": 0}}, {"nope": {}}, {"silent": []}, 3])
 def test_a_bad_policy_names_the_field(policy: Any) -> None:
     with pytest.raises(ValidationError, match="policy"):
