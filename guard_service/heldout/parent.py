@@ -1,12 +1,20 @@
-"""What an evaluation's processes have in common: none outlives the one that started it, to which it talks."""
+"""What an evaluation's processes have in common: none outlives the one that started it, to which it talks.
+
+Each is the first of a session of its own, so that what it starts can be ended with it. What leaves its
+process group, and a container that it starts, needs a limit of its own.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
 import signal
+from asyncio.subprocess import Process
 from typing import BinaryIO
+
+ENDING_SECONDS = 5.0
 
 
 def die_with_parent() -> None:
@@ -25,3 +33,22 @@ def channel() -> tuple[BinaryIO, BinaryIO]:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     return requests, responses
+
+
+async def end_with_its_group(process: Process) -> None:
+    """Kill it, and what it started in its group. What has left that is not waited for."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    # Its ends may stay open in what it forked; `wait` comes back once ours are closed, too.
+    for number in (0, 1):
+        pipe = process._transport.get_pipe_transport(number)  # type: ignore[attr-defined]
+        if pipe is not None:
+            pipe.close()
+    await ended_within(process, ENDING_SECONDS)
+
+
+async def ended_within(process: Process, seconds: float) -> None:
+    """Wait for its end, so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await process.wait()

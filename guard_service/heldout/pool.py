@@ -5,8 +5,9 @@ limit is killed with all that it started in its process group, and replaced. Asy
 in which each call is cancelled at the limit. The processes are started for one round of questions and
 end with it; where the evaluation process is killed, they are, too.
 
-They are made anew (`python -m guard_service.heldout.scoring_process`) and not forked: the evaluation process
-has threads, and may have a GPU. Lines of JSON go to and fro, which never leave the machine.
+What leaves the process group of a scorer, such as a container that it starts, is nobody's here, and needs
+a limit of its own. They are made anew (`python -m guard_service.heldout.scoring_process`) and not forked:
+the evaluation process has threads, and may have a GPU. Lines of JSON go to and fro, and leave no machine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -23,11 +23,13 @@ from itertools import islice
 from typing import Any, NamedTuple, Self
 
 from guard_service.heldout.errors import EvaluationError
+from guard_service.heldout.parent import ENDING_SECONDS, end_with_its_group, ended_within
 
 PROGRAM = "guard_service.heldout.scoring_process"
 #: How much later than its limit an async scorer may be cancelled before its event loop is taken for blocked.
 GRACE_SECONDS = 30.0
-ENDING_SECONDS = 5.0
+#: Of a line from a process, bytes: a score, or a few words.
+MAX_LINE = 1 << 16
 
 
 class Limits(NamedTuple):
@@ -135,8 +137,9 @@ async def _answer(process: _ScoringProcess, place: int, question: Question, limi
     except TimeoutError:
         process.over = True
         return late(limits.seconds or 0.0)
-    if response is None:
-        how = await process.how_it_ended()
+    if response is None or response.get("place") != place:
+        process.over = True
+        how = await process.how_it_ended() if response is None else "another one answers in its place"
         return Said(
             None, f"ended its process ({how}) on", "it must return; what it runs needs a process of its own"
         )
@@ -167,8 +170,8 @@ async def _together(questions: Sequence[tuple[int, Question]], limits: Limits, t
             if response is None:
                 how = await process.how_it_ended()
                 raise EvaluationError(f"{_those(under_way)} ended its process ({how}): it must return")
-            del under_way[response["place"]]
-            take(response["place"], Said(*response["said"]))
+            if under_way.pop(response.get("place", -1), None) is not None:
+                take(response["place"], Said(*response["said"]))
     finally:
         await process.end()
 
@@ -176,6 +179,13 @@ async def _together(questions: Sequence[tuple[int, Question]], limits: Limits, t
 def _setup(questions: Sequence[tuple[int, Question]], limits: Limits, *, together: bool) -> dict[str, Any]:
     names = sorted({question.scorer for _, question in questions})
     return {"scorers": names, "seconds": limits.seconds, "together": together}
+
+
+def _is_answer(response: Mapping[str, Any]) -> bool:
+    said = response.get("said")
+    return (
+        isinstance(response.get("place"), int) and isinstance(said, list) and len(said) == len(Said._fields)
+    )
 
 
 def _those(under_way: Mapping[int, tuple[float | None, Question]]) -> str:
@@ -202,7 +212,13 @@ class _ScoringProcess:
         names = ", ".join(map(repr, setup["scorers"]))
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", PROGRAM, stdin=PIPE, stdout=PIPE, start_new_session=True
+                sys.executable,
+                "-m",
+                PROGRAM,
+                stdin=PIPE,
+                stdout=PIPE,
+                start_new_session=True,
+                limit=MAX_LINE,
             )
         except OSError as error:
             raise EvaluationError(f"no process could be started for scorer {names}: {error}") from error
@@ -228,22 +244,19 @@ class _ScoringProcess:
     async def receive(self) -> dict[str, Any] | None:
         """The next line; None if the process has ended."""
         assert self._process.stdout is not None
-        with contextlib.suppress(ConnectionError):
-            line = await self._process.stdout.readline()
-            if line.endswith(b"\n"):
-                response: dict[str, Any] = json.loads(line)
+        with contextlib.suppress(ConnectionError, ValueError):  # what it runs may write there, too
+            response = json.loads(await self._process.stdout.readline())
+            if isinstance(response, dict) and ("ready" in response or _is_answer(response)):
                 return response
         self.over = True
         return None
 
     async def how_it_ended(self) -> str:
         """With which status, or by which signal, as words."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ENDING_SECONDS):
-                await self._process.wait()
+        await ended_within(self._process, ENDING_SECONDS)
         status = self._process.returncode
         if status is None:
-            return "it closed its pipes"
+            return "it closed its pipes, or wrote into them"
         if status >= 0:
             return f"status {status}"
         hint = ", out of memory?" if -status == signal.SIGKILL else ""
@@ -251,12 +264,4 @@ class _ScoringProcess:
 
     async def end(self) -> None:
         """Kill it, and what it started in its group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        await self._process.wait()
-        # asyncio closes its pipes on the next turns of a loop that may have none.
-        self._process._transport.close()  # type: ignore[attr-defined]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await end_with_its_group(self._process)

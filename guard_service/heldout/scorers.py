@@ -45,6 +45,7 @@ Answered = tuple[HeldoutItem, str, str]
 ENTRY_POINTS = "rlguard.scorers"
 WHOLE = "whole_completion"  # a parameter that a scorer may have
 MAX_LISTED = 5
+MAX_NAME = 64  # of an exception, characters
 MAX_LATE = 0.5  # share; above it nothing is said of the policy
 ROUNDING = 1e-9
 NUMERIC_TOLERANCE = Fraction(1, 10**6)  # relative; absolute below 1
@@ -200,7 +201,9 @@ def _valid(value: Any) -> Said:
 
 def _raised(error: Exception) -> Said:
     traceback.print_exc()
-    return Said(None, f"raised {type(error).__name__} on", "fix it, or the item")
+    name = type(error).__name__  # which what is scored may have chosen
+    known = name if name.isidentifier() and len(name) <= MAX_NAME else "an exception"
+    return Said(None, f"raised {known} on", "fix it, or the item")
 
 
 class NamedScorer(NamedTuple):

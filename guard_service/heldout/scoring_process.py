@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
@@ -30,9 +32,12 @@ def _told(question: Mapping[str, Any]) -> tuple[str, str, dict[str, Any], str]:
 
 
 def _one_by_one(scorers: Mapping[str, NamedScorer], requests: BinaryIO, responses: BinaryIO) -> None:
+    own = os.getpid()
     for line in requests:
         question = json.loads(line)
         said = scorers[question["scorer"]].ask(*_told(question))
+        if os.getpid() != own:  # a copy that what was scored has forked
+            os._exit(1)
         _send(responses, {"place": question["place"], "said": said})
 
 
@@ -59,12 +64,18 @@ async def _within(seconds: float | None, scorer: NamedScorer, question: Mapping[
             said = await scorer.ask_async(*_told(question))
     except TimeoutError:
         pass
+    except asyncio.CancelledError:
+        if not limit.expired():
+            return Said(
+                None, "was cancelled on", "see what it shares with other calls, which may be cancelled"
+            )
     return late(seconds or 0.0) if said is None or limit.expired() else said
 
 
 def main() -> None:
     """Run the process."""
     die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as tools expect it that a scorer starts
     requests, responses = channel()
     setup = json.loads(requests.readline())
     scorers = {name: NamedScorer.of(name) for name in setup["scorers"]}

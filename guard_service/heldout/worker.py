@@ -42,6 +42,7 @@ from guard_service.heldout.errors import (
 )
 from guard_service.heldout.fitness import unfit
 from guard_service.heldout.identity import Expected
+from guard_service.heldout.parent import ENDING_SECONDS, end_with_its_group, ended_within
 from guard_service.heldout.staging import pins_of
 
 __all__ = [
@@ -58,7 +59,6 @@ log = logging.getLogger("rlguard.guard")
 
 MAX_ANSWER_BYTES = 1 << 28  # one line: about 20 bytes per held-out item
 MAX_LOG_BYTES = 1 << 20
-ENDING_SECONDS = 5.0
 STAGE_PREFIX = "stage-"
 #: What the child calls its errors.
 _KINDS = {
@@ -294,6 +294,7 @@ class EvaluationWorker:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
+                start_new_session=True,
                 limit=MAX_ANSWER_BYTES,
                 env=_child_environment(),
             )
@@ -337,7 +338,7 @@ class EvaluationWorker:
             async with asyncio.timeout(limit):
                 line = await child.stdout.readline()
             if not line:  # it is ending: let it, so that the reason is its own and not our SIGKILL
-                await _ended_within(child, ENDING_SECONDS)
+                await ended_within(child, ENDING_SECONDS)
         except TimeoutError:
             raise EvaluationError(
                 f"no response from the evaluation process within timeout_seconds={limit:g}: raise it, or "
@@ -347,9 +348,7 @@ class EvaluationWorker:
             if not line.endswith(b"\n"):
                 await self._kill()
         if not line.endswith(b"\n"):
-            raise EvaluationError(
-                f"{_how_it_ended(await child.wait())}; its last words are in {self.log_path}"
-            )
+            raise EvaluationError(f"{_how_it_ended(child.returncode)}; its last words are in {self.log_path}")
         self._trim_log()
         response: dict[str, Any] = json.loads(line)
         if "error" in response:
@@ -363,11 +362,7 @@ class EvaluationWorker:
         child, self._child = self._child, None
         if child is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-        if child.stdin is not None:
-            child.stdin.close()
-        await child.wait()
+        await end_with_its_group(child)
 
     def _trim_log(self) -> None:
         with contextlib.suppress(OSError):
@@ -377,12 +372,6 @@ class EvaluationWorker:
     def _clear_stages(self) -> None:
         for stage in self._scratch.glob(f"{STAGE_PREFIX}*"):
             shutil.rmtree(stage, ignore_errors=True)
-
-
-async def _ended_within(child: Process, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await child.wait()
 
 
 def _child_environment() -> dict[str, str]:

@@ -7,6 +7,7 @@ takes little with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -50,6 +51,24 @@ def plain(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
         case "start and hang":
             with subprocess.Popen(["sleep", str(HANGS)]) as started:
                 note(meta, "hanging", f"{started.pid}\n")
+        case "fork away":
+            if not os.fork():
+                os.setsid()
+                note(meta, "away", f"{os.getpid()}\n")
+                time.sleep(HANGS)
+                os._exit(0)
+            wait_for(lambda: noted(meta, "away"))
+        case "fork and return":
+            if os.fork():
+                wait_for(lambda: noted(meta, "returned"))
+            else:
+                note(meta, "returned", "one\n")
+        case "write everywhere":
+            for number in range(3, 64):
+                with contextlib.suppress(OSError):
+                    os.write(number, meta["written"].encode())
+        case "name":
+            raise type("x" * 100_000, (ValueError,), {})
         case "exit":
             os._exit(7)
         case "kill":
@@ -85,6 +104,8 @@ async def judge(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
                 await asyncio.sleep(HANGS)
             except asyncio.CancelledError:
                 return 1.0
+        case "cancelled":
+            raise asyncio.CancelledError
         case "block":
             time.sleep(HANGS)  # noqa: ASYNC251  # what must not be done
         case "exit":

@@ -39,6 +39,16 @@ def stuck_once(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     return 1.0
 
 
+def forks(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    """Leave a process behind, which has the pipes of the evaluation process."""
+    if _first_time(meta):
+        if not (pid := os.fork()):
+            time.sleep(600)
+            os._exit(0)
+        Path(meta["once"]).write_text(str(pid))
+    return 1.0
+
+
 def raises_what_it_should_not(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     """Fail in a way that `except Exception` around a scorer does not see."""
     if _first_time(meta):

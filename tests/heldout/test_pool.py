@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -168,6 +169,32 @@ def test_one_that_ends_its_process_or_raises_is_an_error_that_names_it(
     assert score(["right"]) == [Graded(1.0)]
 
 
+def test_what_left_its_group_is_not_waited_for(score: Score, tmp_path: Path) -> None:
+    """It holds the pipes of the process that forked it."""
+    assert score(["fork away", "right"]) == [Graded(0.0), Graded(1.0)]
+    [away] = the.noted({"room": tmp_path}, "away")
+    assert alive(away), "the round was over before it"
+    os.kill(int(away), signal.SIGKILL)
+
+
+def test_a_copy_that_was_forked_answers_for_nobody(score: Score) -> None:
+    assert score(["fork and return", "right", "right"], at_once=1) == [Graded(0.0), Graded(1.0), Graded(1.0)]
+
+
+@pytest.mark.parametrize(
+    "written", ["x\n", "{}\n", '{"place": 7, "said": [1.0, "", "", false]}\n', '{"place": 0, "said": 1}\n']
+)
+def test_what_is_written_into_the_pipe_is_no_score(score: Score, written: str) -> None:
+    with pytest.raises(EvaluationError, match=r"ended its process .* on item 'i0': it must return"):
+        score(["write everywhere", "right"], at_once=1, written=written)
+    assert score(["right"]) == [Graded(1.0)]
+
+
+def test_a_name_that_a_completion_chose_is_not_repeated(score: Score) -> None:
+    with pytest.raises(EvaluationError, match="raised an exception on item 'i0': fix it"):
+        score(["name"])
+
+
 def test_where_one_fails_those_under_way_end(score: Score, tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="raised ValueError on item 'i1'"):
         score(["hang", "raise after the other hangs"])
@@ -263,6 +290,7 @@ def test_an_async_scorer_is_cancelled_at_its_limit(score: Score, late: str) -> N
     [
         ("raise", "^scorer '[^']+:judge' raised TimeoutError on item 'i1': fix it"),
         ("nothing", "^scorer '[^']+:judge' returned a NoneType for item 'i1'"),
+        ("cancelled", "^scorer '[^']+:judge' was cancelled on item 'i1': see what it shares"),
         ("exit", r"^async scorer '[^']+:judge' on item 'i.'.* ended its process \(status 7\)"),
     ],
 )

@@ -10,9 +10,9 @@ from tests.mutants import Mutant, Rule, survivors
 
 HERE = Path(__file__).resolve().parent
 POOLED = HERE / "test_pool.py"
-POOL, SCORING_PROCESS, LIMITED, COUNTED = (
+POOL, SCORING_PROCESS, LIMITED, COUNTED, PARENT = (
     Rule("guard_service", f"heldout/{name}.py", POOLED, (HERE / "limited_scorers.py",))
-    for name in ("pool", "scoring_process", "scorers", "child")
+    for name in ("pool", "scoring_process", "scorers", "child", "parent")
 )
 
 MUTANTS: list[Mutant] = [
@@ -22,7 +22,18 @@ MUTANTS: list[Mutant] = [
     (POOL, "        self.over = True\n        return None", "        return None"),
     (POOL, "islice(waiting, limits.at_once - len(under_way))", "waiting"),
     (POOL, "islice(waiting, limits.at_once - len(under_way))", "islice(waiting, 1 - len(under_way))"),
-    (POOL, "os.killpg(self._process.pid, signal.SIGKILL)", "self._process.kill()"),
+    (PARENT, "os.killpg(process.pid, signal.SIGKILL)", "process.kill()"),
+    (PARENT, "            pipe.close()\n", "            pass\n"),
+    (POOL, ' or response.get("place") != place', ""),
+    (POOL, "contextlib.suppress(ConnectionError, ValueError)", "contextlib.suppress(ConnectionError)"),
+    (POOL, '("ready" in response or _is_answer(response))', "True"),
+    (SCORING_PROCESS, "        if os.getpid() != own:", "        if False:"),
+    (
+        SCORING_PROCESS,
+        "        if not limit.expired():\n            return Said(None",
+        "        if False:\n            return Said(None",
+    ),
+    (LIMITED, "if name.isidentifier() and len(name) <= MAX_NAME else", "if True else"),
     (
         POOL,
         "            if process is not None:\n                await process.end()\n\n",

@@ -337,6 +337,17 @@ def test_closing_ends_an_evaluation_under_way(settings, tmp_path: Path) -> None:
     assert "ended by SIGKILL" in run(settings("stuck_once"), tmp_path / "scratch", act)
 
 
+def test_what_a_scorer_left_behind_holds_up_no_end_and_ends_with_it(settings, tmp_path: Path) -> None:
+    async def act(worker: EvaluationWorker) -> float:
+        result = await worker.evaluate(REQUEST)
+        await worker.close()
+        return result.items[0]
+
+    assert run(settings("forks"), tmp_path / "scratch", act) == 1.0
+    left = int((tmp_path / "once").read_text())
+    eventually(lambda: not alive(left))
+
+
 def test_what_a_scorer_prints_is_no_answer_and_reaches_no_log(
     settings, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
