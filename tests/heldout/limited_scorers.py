@@ -56,13 +56,17 @@ def plain(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
                 os.setsid()
                 note(meta, "away", f"{os.getpid()}\n")
                 time.sleep(HANGS)
+                note(meta, "back", "one\n")
                 os._exit(0)
             wait_for(lambda: noted(meta, "away"))
         case "fork and return":
-            if os.fork():
-                wait_for(lambda: noted(meta, "returned"))
-            else:
+            if not os.fork():
+                wait_for(lambda: noted(meta, "next"))
                 note(meta, "returned", "one\n")
+        case "after the copy":
+            note(meta, "next", "one\n")
+            wait_for(lambda: noted(meta, "returned"))
+            time.sleep(1)  # in which a copy that goes on would answer
         case "write everywhere":
             for number in range(3, 64):
                 with contextlib.suppress(OSError):

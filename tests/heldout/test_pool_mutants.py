@@ -30,8 +30,8 @@ MUTANTS: list[Mutant] = [
     (SCORING_PROCESS, "        if os.getpid() != own:", "        if False:"),
     (
         SCORING_PROCESS,
-        "        if not limit.expired():\n            return Said(None",
-        "        if False:\n            return Said(None",
+        "        if not limit.expired():\n            return Said(",
+        "        if False:\n            return Said(",
     ),
     (LIMITED, "if name.isidentifier() and len(name) <= MAX_NAME else", "if True else"),
     (
