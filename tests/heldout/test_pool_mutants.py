@@ -21,7 +21,6 @@ MUTANTS: list[Mutant] = [
     (POOL, "        process.over = True\n        return late", "        return late"),
     (POOL, "        self.over = True\n        return None", "        return None"),
     (POOL, "islice(waiting, limits.at_once - len(under_way))", "waiting"),
-    (POOL, "islice(waiting, limits.at_once - len(under_way))", "islice(waiting, 1 - len(under_way))"),
     (PARENT, "os.killpg(process.pid, signal.SIGKILL)", "process.kill()"),
     (PARENT, "            pipe.close()\n", "            pass\n"),
     (POOL, ' or response.get("place") != place', ""),
@@ -65,6 +64,6 @@ MUTANTS: list[Mutant] = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)  # most of it is waiting: a mutant of a limit hangs
 def test_every_broken_rule_fails_a_test(tmp_path: Path) -> None:
     assert survivors(MUTANTS, tmp_path) == ""
