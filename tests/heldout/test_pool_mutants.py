@@ -19,7 +19,6 @@ MUTANTS: list[Mutant] = [
     (POOL, "async with asyncio.timeout(limits.seconds):", "async with asyncio.timeout(None):"),
     (POOL, "range(min(limits.at_once, len(questions)))", "range(len(questions))"),
     (POOL, "        process.over = True\n        return late", "        return late"),
-    (POOL, "        self.over = True\n        return None", "        return None"),
     (POOL, "islice(waiting, limits.at_once - len(under_way))", "waiting"),
     (PARENT, "os.killpg(process.pid, signal.SIGKILL)", "process.kill()"),
     (PARENT, "            pipe.close()\n", "            pass\n"),
