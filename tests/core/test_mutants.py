@@ -271,6 +271,7 @@ MUTANTS: list[Mutant] = [
     (DISAGREEMENT, "if gained >= self._threshold > fired:", "if False:"),
     (GAP, "    LIKELY = 3.5", "    LIKELY = 6.0"),
     (GAP, "    RISEN = 4.5", "    RISEN = 3.0"),
+    (GAP, "max(config.gap_gain, self.REACHED - score)", "config.gap_gain"),
     (GAP, "z >= self.LIKELY and due == self._most", "False"),
     (GAP, "if newest < (float(low[at]) + level) / 2:", "if False:"),
     (GAP, "(before >= window) & (self.count - before >= window)", "before >= 1"),

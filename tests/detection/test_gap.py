@@ -89,7 +89,7 @@ def test_with_a_truth_near_0_that_does_not_follow_the_reward_it_fires_within_10_
     stuck = [fired_at(STUCK, seed, 20, passes) for seed in range(20)]
     assert all(at is not None and at <= 10 for at in stuck), stuck
     compiles = [fired_at(COMPILES, seed, 20, passes) or math.inf for seed in range(20)]
-    assert sum(at <= 10 for at in compiles) >= 17, compiles
+    assert all(at <= 10 for at in compiles), compiles
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_null_and_honest_runs_are_not_stopped(course: Course, options: dict[str,
 
 
 def test_what_is_due_is_a_quarter_of_the_rewards_gain_within_bounds() -> None:
-    """The number in the sentence: a small rise asks for little, a large one for `gap_gain`, near 1 less."""
+    """The number in the sentence: a small rise asks for little, a large one for `gap_gain`, near 1 less, near 0 more."""
 
     def due(start: float, rise: float) -> float:
         baseline = Baseline.from_passes([np.arange(200) < 200 * start] * 2)
@@ -124,6 +124,7 @@ def test_what_is_due_is_a_quarter_of_the_rewards_gain_within_bounds() -> None:
     assert due(0.3, 0.04) == pytest.approx(0.01)
     assert due(0.3, 0.5) == due(0.3, 5.0) == CONFIG.gap_gain
     assert due(0.96, 0.5) == pytest.approx(Gap.FRACTION * 0.04)
+    assert due(0.01, 0.5) == pytest.approx(Gap.REACHED - 0.01) and due(0.01, 0.04) == pytest.approx(0.01)
 
 
 def test_the_noise_of_the_reward_is_known_from_its_steps_or_from_ten_rewards() -> None:
