@@ -29,9 +29,40 @@ class Cluster:
     client: Any
     namespace: str
 
+    def job(self, name: str) -> dict[str, Any]:
+        """A GuardedTrainingJob.
+
+        Raises:
+            CliError: there is none of this name, or the cluster cannot be asked.
+        """
+        with asking(absent=f"namespace {self.namespace} has no GuardedTrainingJob {name!r}"):
+            found: dict[str, Any] = self._custom_objects.get_namespaced_custom_object(
+                *self._jobs, name, _request_timeout=REQUEST_SECONDS
+            )
+            return found
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All GuardedTrainingJobs.
+
+        Raises:
+            CliError: the cluster does not know them, or cannot be asked.
+        """
+        with asking(
+            absent=f"namespace {self.namespace} has no GuardedTrainingJobs: is the operator installed?"
+        ):
+            listed = self._custom_objects.list_namespaced_custom_object(
+                *self._jobs, _request_timeout=REQUEST_SECONDS
+            )
+            return list(listed["items"])
+
     @property
-    def custom_objects(self) -> Any:
-        """The API of objects of our own kind."""
+    def _jobs(self) -> tuple[str, str, str, str]:
+        from guard_operator.api.names import GROUP, PLURAL, VERSION
+
+        return GROUP, VERSION, self.namespace, PLURAL
+
+    @property
+    def _custom_objects(self) -> Any:
         from kubernetes import client as api
 
         return api.CustomObjectsApi(self.client)

@@ -10,14 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from guard_cli.cluster import (
-    REQUEST_SECONDS,
-    UNREACHABLE,
-    KubeconfigOption,
-    NamespaceOption,
-    asking,
-    connect,
-)
+from guard_cli.cluster import REQUEST_SECONDS, UNREACHABLE, KubeconfigOption, NamespaceOption, connect
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.reading import reader
@@ -160,16 +153,8 @@ def _of_cluster(job: str | None, namespace: str | None, kubeconfig: Path | None)
         CliError: the cluster cannot be asked, or has no such job.
     """
     cluster = connect(namespace, kubeconfig, "a folder of a run, --url")
-    from guard_operator.api.names import GROUP, PLURAL, VERSION
-
-    place = (GROUP, VERSION, cluster.namespace, PLURAL)
-    what = f"GuardedTrainingJob {job!r}" if job else "GuardedTrainingJobs: is the operator installed?"
-    with asking(absent=f"namespace {cluster.namespace} has no {what}"):
-        objects = cluster.custom_objects
-        if job is not None:
-            return [_job(objects.get_namespaced_custom_object(*place, job, _request_timeout=REQUEST_SECONDS))]
-        listed = objects.list_namespaced_custom_object(*place, _request_timeout=REQUEST_SECONDS)
-        return [_job(one) for one in listed["items"]]
+    found = cluster.jobs() if job is None else [cluster.job(job)]
+    return [_job(one) for one in found]
 
 
 def _job(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,9 @@ Named = Callable[[Place], str]
 Spelled = Callable[[Place, str], str]
 Models = tuple[type[BaseModel], ...]
 
+#: A number that YAML 1.1 takes for a text, and everybody who writes it for a number: 1e-5.
+EXPONENT = re.compile(r"^[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$")
+
 #: Characters of what somebody wrote that a message repeats.
 MAX_SHOWN = 60
 

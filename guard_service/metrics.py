@@ -18,6 +18,8 @@ from guard_core.wire import Code, Level, Verdict
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _COMMIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_EVALUATION_BUCKETS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
+
 #: What is made of items, or takes as long as they do, beside the released scores. A trainer may own the
 #: weights, and weights can be made to answer a question about a prompt by it. See `guard_core.trainer_view`.
 WITHHELD = frozenset(
@@ -30,8 +32,6 @@ WITHHELD = frozenset(
         "rlguard_guard_evaluation_part_seconds",
     }
 )
-
-_EVALUATION_BUCKETS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 
 
 class ObservedEngine(Protocol):

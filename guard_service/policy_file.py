@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from guard_core.policy import Policy
-from guard_core.wording import not_yaml, sentences
+from guard_core.wording import EXPONENT, not_yaml, sentences
 from guard_service.errors import SettingsError
 
 
@@ -18,9 +17,7 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader that reads 1e-5 as a number, as people and kubectl write it, and `=` as a text."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789"))
 _Loader.add_constructor("tag:yaml.org,2002:value", lambda _, node: node.value)
 
 

@@ -95,19 +95,19 @@ TRANSFORMERS: Mapping[str, Transformer] = {
 }
 
 
-def cost(model: Transformer, gpu: Gpu, split: Demand = Demand()) -> Cost:
+def cost(model: Transformer, gpu: Gpu, demand: Demand = Demand()) -> Cost:
     """One evaluation on as few GPUs as have room, whose number vLLM wants to be a power of two."""
-    held = (split.prompt + split.completion / 2) * model.cached  # bytes of a sequence, half-way
-    fewest = min(FEWEST_AT_ONCE, split.completions)
+    held = (demand.prompt + demand.completion / 2) * model.cached  # bytes of a sequence, half-way
+    fewest = min(FEWEST_AT_ONCE, demand.completions)
     gpus = 1
     while _room(model, gpu, gpus) < fewest * held:
         gpus *= 2
-    at_once = min(MOST_AT_ONCE, split.completions, math.floor(_room(model, gpu, gpus) / held))
+    at_once = min(MOST_AT_ONCE, demand.completions, math.floor(_room(model, gpu, gpus) / held))
     bandwidth = gpus * gpu.bandwidth * BANDWIDTH_REACHED
     arithmetic = gpus * gpu.arithmetic * ARITHMETIC_REACHED
     step = max((model.bytes + at_once * held) / bandwidth, 2 * model.weights * at_once / arithmetic)
-    steps = split.completion * split.completions / at_once
-    prefill = 2 * model.weights * split.prompt * split.completions / arithmetic
+    steps = demand.completion * demand.completions / at_once
+    prefill = 2 * model.weights * demand.prompt * demand.completions / arithmetic
     copies = 3  # read and written while it is hashed, and read into the engine
     return Cost(gpus, at_once, copies * model.bytes / DISK, prefill + steps * step)
 

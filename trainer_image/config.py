@@ -30,7 +30,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from guard_client.errors import GuardConfigError
-from guard_core.wording import not_yaml, sentences
+from guard_core.wording import EXPONENT, not_yaml, sentences
 
 #: The data columns that each auxiliary loss of `GuardedGRPOTrainer` needs, by the name of its weight.
 LOSS_COLUMNS = {
@@ -123,9 +123,7 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader that reads 1e-6 as a number, as everybody who writes a learning rate means it."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789"))
 
 
 def load_config(path: Path) -> TrainConfig:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from guard_cli.cluster import REQUEST_SECONDS, UNREACHABLE, KubeconfigOption, NamespaceOption, asking, connect
+from guard_cli.cluster import UNREACHABLE, KubeconfigOption, NamespaceOption, connect
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.resume.manifest import Resumed, resume_job
@@ -86,19 +86,9 @@ def _of_cluster(
         CliError: the cluster cannot be asked, or has none of this name.
     """
     cluster = connect(namespace, kubeconfig, "a file with the job")
-    from guard_operator.api.names import GROUP, PLURAL, VERSION
-
-    with asking(absent=f"namespace {cluster.namespace} has no GuardedTrainingJob {job!r}"):
-        jobs = cluster.custom_objects
-        found = jobs.get_namespaced_custom_object(
-            GROUP, VERSION, cluster.namespace, PLURAL, job, _request_timeout=REQUEST_SECONDS
-        )
-        if named:
-            return found, frozenset()
-        listed = jobs.list_namespaced_custom_object(
-            GROUP, VERSION, cluster.namespace, PLURAL, _request_timeout=REQUEST_SECONDS
-        )
-        return found, frozenset(str(one["metadata"]["name"]) for one in listed["items"])
+    found = cluster.job(job)
+    beside = [] if named else cluster.jobs()
+    return found, frozenset(str(one["metadata"]["name"]) for one in beside)
 
 
 def _told(resumed: Resumed) -> Iterator[str]:

@@ -248,7 +248,6 @@ class _ScoringProcess:
             response = json.loads(await self._process.stdout.readline())
             if isinstance(response, dict) and ("ready" in response or _is_answer(response)):
                 return response
-        self.over = True
         return None
 
     async def how_it_ended(self) -> str:

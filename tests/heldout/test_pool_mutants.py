@@ -23,6 +23,7 @@ MUTANTS: list[Mutant] = [
     (PARENT, "os.killpg(process.pid, signal.SIGKILL)", "process.kill()"),
     (PARENT, "            pipe.close()\n", "            pass\n"),
     (POOL, ' or response.get("place") != place', ""),
+    (POOL, "        process.over = True\n        how", "        how"),
     (POOL, "contextlib.suppress(ConnectionError, ValueError)", "contextlib.suppress(ConnectionError)"),
     (POOL, '("ready" in response or _is_answer(response))', "True"),
     (SCORING_PROCESS, "        if os.getpid() != own:", "        if False:"),
