@@ -157,8 +157,8 @@ class CalibratedPolicy(_Section):
         gt=0,
         lt=1,
         description="Held-out gain that a risen in-loop reward has to show; less, if a quarter of the "
-        "reward's gain, or of what was left to gain, is less; more, where the start is so near 0 that it takes "
-        "more to reach 0.05.",
+        "reward's gain, or of what was left to gain, is less; more, where the start is so near 0 that it "
+        "takes more to reach 0.05.",
     )
     on_decline: Literal["warn", "stop"] = Field(
         "stop", description="What a proven decline does (`guaranteed`, `fast`, `peak`)."

@@ -179,15 +179,15 @@ def survivors(mutants: Sequence[Mutant], directory: Path, preloaded: Sequence[st
             with _taken(idle) as one:
                 return one.trace(group, sorted(groups[group]), directory / f"trace-{number}")
 
-        def survives(number: int, mutant: Mutant) -> bool:
-            rule, old, _ = mutant
-            order = traces[rule.group].order(rule.path, old)
+        def survives(number: int, mutant: Mutant, order: Sequence[str]) -> bool:
             with _taken(idle) as one:
                 return one.passes(mutant, order, directory / str(number))
 
         with ThreadPoolExecutor(TESTERS) as pool:
             traces = dict(zip(groups, pool.map(trace, range(len(groups)), groups), strict=True))
-            alive = pool.map(survives, range(len(mutants)), mutants)
+            # In one thread: two that parse at once can end each other (CPython 3.11, `ast.parse`).
+            orders = [traces[rule.group].order(rule.path, old) for rule, old, _ in mutants]
+            alive = pool.map(survives, range(len(mutants)), mutants, orders)
             return "\n".join(
                 f"{rule.source}: {old} -> {new}"
                 for (rule, old, new), a in zip(mutants, alive, strict=True)

@@ -111,7 +111,7 @@ def test_null_and_honest_runs_are_not_stopped(course: Course, options: dict[str,
 
 
 def test_what_is_due_is_a_quarter_of_the_rewards_gain_within_bounds() -> None:
-    """The number in the sentence: a small rise asks for little, a large one for `gap_gain`, near 1 less, near 0 more."""
+    """A small rise asks for little, a large one for `gap_gain`; near 1 for less, near 0 for more."""
 
     def due(start: float, rise: float) -> float:
         baseline = Baseline.from_passes([np.arange(200) < 200 * start] * 2)
