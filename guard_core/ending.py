@@ -119,7 +119,7 @@ def _missing(last: LastWord) -> str:
         return "no checkpoint was announced"
     parts = []
     if left := last.announced - last.evaluated:
-        kinds = ((last.failed, "failed"), (last.skipped, "gone before"))
+        kinds = ((last.failed, "failed"), (last.skipped, "skipped"))
         why = ", ".join(f"{count} {kind}" for count, kind in kinds if count)
         parts.append(f"{left} of {last.announced} checkpoints were not evaluated" + (why and f" ({why})"))
     if last.refused:

@@ -278,7 +278,7 @@ class NearDuplicates(Section):
 
 
 class Scoring(Section):
-    """How the completions of a split are scored, and how near to training its prompts may be."""
+    """Which checkpoints are scored, and how, and how near to training the prompts of a split may be."""
 
     scorer: str = Field(
         "exact",
@@ -313,6 +313,12 @@ class Scoring(Section):
         le=256,
         description="Completions that are scored at once: processes, where there is a limit, or calls of an "
         "async scorer, which share one process.",
+    )
+    backlog: Literal["every", "newest"] = Field(
+        "every",
+        description="Which checkpoints are evaluated where the guard is behind. every: each, in its turn; "
+        "newest: the newest alone, and those that wait before it are skipped and counted. The first one, with "
+        "which the others are compared, is never skipped.",
     )
     near_duplicates: NearDuplicates | None = Field(
         NearDuplicates(),

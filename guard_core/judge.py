@@ -649,7 +649,7 @@ class Judge:
             )
         left, gone = self._checkpoints_left, self._skipped_in_a_row
         if left + gone > stale.after_rounds:
-            lost = f"{gone} checkpoints were gone before their evaluation, and " if gone else ""
+            lost = f"{gone} checkpoints were skipped, and " if gone else ""
             yield _condition(
                 Code.STALE,
                 Level.UNKNOWN,

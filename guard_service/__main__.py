@@ -98,6 +98,7 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         worker=worker,
         elsewhere=elsewhere,
         keep_best=settings.keep_best_checkpoint,
+        newest_only=settings.heldout is not None and settings.heldout.backlog == "newest",
         max_store_bytes=settings.max_store_mib << 20,
         resume=None if job is None else partial(_resume, job, policy),
     )

@@ -96,7 +96,7 @@ def verdict_rows(verdict: Verdict, kept: str = "") -> Iterable[tuple[str, str]]:
     yield (
         "Checkpoints",
         f"{verdict.announced} announced, {verdict.evaluated} evaluated, {verdict.failed} failed, "
-        f"{verdict.skipped} gone before, {verdict.refused} refused; "
+        f"{verdict.skipped} skipped, {verdict.refused} refused; "
         f"{verdict.waiting} evaluations left waiting",
     )
     if after := steps_after(verdict):

@@ -540,7 +540,7 @@ class GuardStatus(StatusModel):
     announced: int | None = Field(None, description="Checkpoints that were announced.")
     evaluated: int | None = Field(None, description="Of these, evaluated on the held-out split.")
     failed: int | None = Field(None, description="Of these, given up because their evaluation failed.")
-    skipped: int | None = Field(None, description="Of these, gone before they could be evaluated.")
+    skipped: int | None = Field(None, description="Of these, gone before their turn, or passed over.")
     refused: int | None = Field(
         None,
         description="Beside these, refused when they were announced, and not taken later.",

@@ -58,6 +58,7 @@ class Engine:
         elsewhere: where they are scored if another guard of the run does it: announcements are refused with
             it. Empty: nobody else does.
         keep_best: keep the files of the best checkpoint in `<state_dir>/best`.
+        newest_only: skip checkpoints for which a newer one waits already.
         max_store_bytes: size of the store from which on reports are refused; see `allowance`.
         resume: asked once for what is known elsewhere of this run, if the store is empty: a judge, or None
             for a new run. It raises `ResumeError` to be asked again; until it returns nothing is known.
@@ -76,6 +77,7 @@ class Engine:
         worker: ScoringWorker | None = None,
         elsewhere: str = "",
         keep_best: bool = False,
+        newest_only: bool = False,
         max_store_bytes: int = MAX_BYTES,
         resume: Resume | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -104,7 +106,7 @@ class Engine:
         if worker is not None:
             best = state_dir / "best" if keep_best else None
             self._evaluations = Evaluations(
-                self._ledger, worker, self.metrics, best, on_fatal=self._tell_fatal
+                self._ledger, worker, self.metrics, best, newest_only, on_fatal=self._tell_fatal
             )
         self._rollouts = ShownBook(ROLLOUTS, state_dir)
         self._figures = ShownBook(FIGURES, state_dir, FIGURES_SECONDS)

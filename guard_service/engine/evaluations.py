@@ -43,6 +43,7 @@ class Evaluations:
         worker: scores checkpoints.
         metrics: where evaluations are counted.
         best: where the files of the best checkpoint are kept; None keeps none.
+        newest_only: skip checkpoints for which a newer one waits already.
         on_fatal: called when the guard must end, because the held-out split is unusable.
     """
 
@@ -52,10 +53,11 @@ class Evaluations:
         worker: ScoringWorker,
         metrics: GuardMetrics,
         best: Path | None,
+        newest_only: bool,
         on_fatal: Callable[[GuardError], None],
     ) -> None:
         self._ledger, self._worker, self._metrics = ledger, worker, metrics
-        self._best, self._on_fatal = best, on_fatal
+        self._best, self._newest_only, self._on_fatal = best, newest_only, on_fatal
         self._gate: GateClosed | None = GateClosed("the held-out split is still being checked")
 
     @property
@@ -73,7 +75,8 @@ class Evaluations:
             if self._gate is not None or request is None:
                 await self._wait_for_a_checkpoint()
                 continue
-            if (failure := await self._score(request)) is not None:
+            failure = self._passed_over(request) or await self._score(request)
+            if failure is not None:
                 await self._give_up(failure)
             queue = self._ledger.queue
             if queue and request == self._of_queue(queue[0]):
@@ -100,6 +103,17 @@ class Evaluations:
     def _request(self, attempt: int, step: int, path: str, index: int) -> EvaluationRequest:
         """A request with the sampling of the run, which its first checkpoint has fixed."""
         return EvaluationRequest(attempt, step, Path(path), index, self._ledger.judge.sampling)
+
+    def _passed_over(self, request: EvaluationRequest) -> Failure | None:
+        """A checkpoint of the queue for which a newer one waits, where only the newest is wanted.
+
+        Never the first of a run, which the others are compared with, nor a pass that the judge wants.
+        """
+        queue, last = self._ledger.queue, self._ledger.verdict.last_evaluation
+        if not self._newest_only or last is None or len(queue) < 2 or request != self._of_queue(queue[0]):
+            return None
+        message = f"skipped, because step {queue[-1].step} waits already (backlog: newest)"
+        return Failure(request.attempt, request.step, 0, message, gone=True, kind=FailureKind.CHECKPOINT)
 
     # -- the gate ------------------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ def test_a_code_of_another_release_is_named_without_a_remedy() -> None:
         ),
         (
             {"evaluated": 3, "skipped": 1},
-            "1 of 4 checkpoints were not evaluated (1 gone before); " + Code.STALE.remedy,
+            "1 of 4 checkpoints were not evaluated (1 skipped); " + Code.STALE.remedy,
         ),
     ],
 )

@@ -480,9 +480,7 @@ class TestStale:
         j.fold_checkpoint()
         if action == "warn":
             message = next(c.message for c in j.verdict().conditions if c.code is Code.STALE)
-            assert message.startswith(
-                "2 checkpoints were gone before their evaluation, and 1 checkpoints wait"
-            )
+            assert message.startswith("2 checkpoints were skipped, and 1 checkpoints wait")
         j.fold_skipped()
         assert Code.STALE in codes(j.verdict())
         assert j.verdict().halt is (action == "stop")

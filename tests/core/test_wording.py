@@ -99,7 +99,7 @@ def test_more_than_one_mistake() -> None:
 
 def test_a_name_like_no_other_gets_the_list() -> None:
     assert heldout(zzz=1) == (
-        "heldout.zzz is not a setting: known are evaluator, near_duplicates, on_scorer_timeout, "
+        "heldout.zzz is not a setting: known are backlog, evaluator, near_duplicates, on_scorer_timeout, "
         "proxy_scorer, scorer, scorer_concurrency, scorer_timeout_seconds, split, train_prompts"
     )
 

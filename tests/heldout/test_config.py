@@ -75,6 +75,7 @@ def test_the_model_name_follows_the_checkpoint() -> None:
         ({"scorer_timeout_seconds": 5}, False),  # it gives no score
         ({"scorer_timeout_seconds": 5, "on_scorer_timeout": "wrong"}, True),
         ({"scorer_concurrency": 5}, False),
+        ({"backlog": "newest"}, False),
         ({"near_duplicates": None}, False),
     ],
 )

@@ -389,7 +389,7 @@ def test_checkpoints_that_waited_are_not_waited_for() -> None:
     assert back is not None and Code.STALE not in {c.code for c in back.verdict().conditions}
     verdict = back.verdict()
     assert (verdict.announced, verdict.evaluated, verdict.skipped, verdict.waiting) == (53, 3, 50, 0)
-    assert "50 gone before" in not_judged(verdict, "wait longer")
+    assert "50 skipped" in not_judged(verdict, "wait longer")
 
 
 def test_the_calibrated_detector_says_what_was_lost_until_it_has_a_new_baseline() -> None:

@@ -401,6 +401,38 @@ async def test_a_checkpoint_that_was_rotated_away_is_skipped_and_no_failure(run:
     assert [line["step"] for line in export_history(run.directory / "state") if "heldout" in line] == [1, 3]
 
 
+@pytest.mark.parametrize(
+    ("newest_only", "asked"),
+    [
+        (False, [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (4, 0)]),
+        (True, [(0, 0), (0, 1), (3, 0), (4, 0)]),
+    ],
+)
+async def test_of_what_waits_only_the_newest_is_evaluated_where_that_is_wanted(
+    run: Run, newest_only: bool, asked: list[tuple[int, int]]
+) -> None:
+    """Not without the first, with which the others are compared, nor without the passes that are wanted."""
+    worker = FakeEvaluator()
+    async with run.engine(worker, calibrated(2), newest_only=newest_only) as engine:
+        for number in range(4):
+            await engine.add_steps([step(number)])
+            await engine.add_checkpoint(run.checkpoint(number))
+        worker.outcomes += [[0.0, 1.0]] * (len(asked) - 1)
+        await until(lambda: engine.queue_length == 0)
+        await engine.add_steps([step(4)])
+        await engine.add_checkpoint(run.checkpoint(4))
+        worker.outcomes += [[0.0, 1.0]]
+        await until(lambda: engine.queue_length == 0)
+        live = engine.verdict
+    assert [(request.step, request.pass_index) for request in worker.asked] == asked
+    skipped = 2 if newest_only else 0
+    assert (live.announced, live.evaluated, live.skipped, live.waiting) == (5, 5 - skipped, skipped, 0)
+    told = not_judged(live, "wait longer")
+    assert ("2 of 5 checkpoints were not evaluated (2 skipped)" in told) is newest_only
+    async with run.engine(FakeEvaluator(), calibrated(2)) as engine:
+        assert engine.verdict == live
+
+
 async def test_checkpoints_that_are_all_gone_before_their_turn_are_stale(run: Run) -> None:
     policy = Policy(detector="heldout_guard", stale=StalePolicy(after_rounds=2))
     worker = FakeEvaluator([CheckpointGoneError("rotated away")] * 3 + [[1.0]])
@@ -410,7 +442,7 @@ async def test_checkpoints_that_are_all_gone_before_their_turn_are_stale(run: Ru
             await engine.add_checkpoint(run.checkpoint(number))
         await until(lambda: engine.queue_length == 0)
         assert engine.verdict.code == "stale"
-        assert "3 checkpoints were gone before their evaluation" in engine.verdict.reason
+        assert "3 checkpoints were skipped" in engine.verdict.reason
         await engine.add_checkpoint(run.checkpoint(4))
         await until(lambda: engine.queue_length == 0)
         assert "stale" not in {c.code for c in engine.verdict.conditions}
@@ -503,7 +535,7 @@ async def test_what_was_saved_over_before_its_turn_is_skipped_and_never_scored_a
     assert [request.step for request in worker.asked] == [1, 3]
     assert (verdict.announced, verdict.evaluated, verdict.failed, verdict.skipped) == (3, 2, 0, 1)
     assert verdict.last_evaluation is not None and verdict.last_evaluation.step == 3
-    assert "1 of 3 checkpoints were not evaluated (1 gone before)" in not_judged(verdict, "wait longer")
+    assert "1 of 3 checkpoints were not evaluated (1 skipped)" in not_judged(verdict, "wait longer")
 
 
 @pytest.mark.parametrize("attempt", [0, 1])

@@ -34,9 +34,19 @@ PORTS, SERVER, VERDICTS = (
 )
 
 PROTOCOL = Rule("guard_service", "protocol.py", DAMAGE.with_name("test_connections.py"))
+EVALUATIONS = Rule("guard_service", "engine/evaluations.py", DAMAGE.with_name("test_engine.py"))
 METRICS = Rule("guard_service", "metrics.py", DAMAGE.with_name("test_open_page.py"))
 
 MUTANTS: list[Mutant] = [
+    # What is skipped where only the newest is wanted.
+    (EVALUATIONS, "if not self._newest_only or", "if"),
+    (EVALUATIONS, " or last is None or", " or"),
+    (EVALUATIONS, " or len(queue) < 2 or", " or"),
+    (
+        EVALUATIONS,
+        " or request != self._of_queue(queue[0]):\n            return None",
+        ":\n            return None",
+    ),
     # What a page without a token says.
     (METRICS, "if family.name not in WITHHELD", ""),
     (METRICS, '        "rlguard_guard_truncated_completions",\n', ""),

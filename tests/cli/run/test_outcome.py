@@ -86,10 +86,10 @@ REFUSED = "4 reports of checkpoints were refused in a row; the newest: /x is not
         (saying(Code.FAST_DECLINE, WARNING, "it fell", waiting=1), "it fell", "raise --drain"),
         (
             verdict(announced=8, evaluated=5, failed=2, skipped=1),
-            "3 of 8 checkpoints were not evaluated (2 failed, 1 gone before)",
+            "3 of 8 checkpoints were not evaluated (2 failed, 1 skipped)",
             "the guard's log",
         ),
-        (verdict(announced=8, evaluated=7, skipped=1), "1 gone before", "save_total_limit"),
+        (verdict(announced=8, evaluated=7, skipped=1), "1 skipped", "save_total_limit"),
         (verdict(announced=8, evaluated=7), "1 of 8 checkpoints", ""),
         (saying(Code.EVALUATION_FAILING, UNKNOWN, "3 in a row: OOM"), "3 in a row: OOM", "guard's log"),
         (saying(Code.WARMING_UP, UNKNOWN, "1 of 3 rounds"), "1 of 3 rounds", "save_steps"),

@@ -1026,7 +1026,7 @@ def test_decision(snapshot: Snapshot, expected: Expected) -> None:
         (
             {**JUDGED, "announced": 6, "evaluated": 3, "failed": 1, "skipped": 2},
             "NotJudged",
-            "3 of 6 checkpoints were not evaluated (1 failed, 2 gone before)",
+            "3 of 6 checkpoints were not evaluated (1 failed, 2 skipped)",
         ),
         (
             TRAINED_ON | {"stepsSinceEvaluation": 400},
