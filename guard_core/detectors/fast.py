@@ -42,7 +42,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Self
+from itertools import product
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,13 @@ QUIET = 4
 
 #: Variance of a squared bend, whose mean is 1, and of its share of a mean of bends that overlap.
 BEND = 4.0
+
+#: Evaluations of a level that is too fresh for the plateau chart, and since; see `fall_from_fresh`.
+FRESH = (2, 4, 8)
+
+#: Standard errors, beyond what is accepted, by which a run must lie below such a level for a warning: some
+#: hundreds of pairs are compared.
+FALLEN = 3.5
 
 #: Largest exponent; its double is still a float.
 CEILING = 340.0
@@ -279,6 +287,34 @@ def readings(design: Design, history: ScoreHistory, accepted: float) -> tuple[Ar
     wider = dispersion(design, history.means)
     odds_of_change, risen = plateau_odds(design, history, accepted, wider)
     return log_sum(start_odds(design, history, accepted, wider)), log_sum(odds_of_change * risen)
+
+
+class Fall(NamedTuple):
+    """From the mean score of a few evaluations, `before`, to that of the newest ones, `now`; so many."""
+
+    before: float
+    now: float
+    evaluations: int
+
+
+def fall_from_fresh(design: Design, history: ScoreHistory) -> Fall | None:
+    """How far the newest evaluations of one run lie below the best earlier ones, if that is no noise.
+
+    The plateau chart knows a level by 2·lag evaluations. A run that rises and falls within fewer lies lower
+    than it was, and still above its start: no chart sees that. It is told, and stops nothing, for the best of
+    many short levels is a biased one, which FALLEN allows for roughly.
+    """
+    means = history.means[0, 0]
+    wider = float(dispersion(design, history.means)[0, 0])
+    for then, since in product(FRESH, FRESH):
+        if then + since > len(means):
+            continue
+        levels = np.convolve(means[:-since], np.full(then, 1 / then), mode="valid")
+        before, now = float(levels.max()), float(means[-since:].mean())
+        noise = wider * float(design.variance(np.array([[(before + now) / 2]]))[0, 0])
+        if before - now - design.accepted >= FALLEN * math.sqrt(noise * (1 / then + 1 / since)):
+            return Fall(before, now, since)
+    return None
 
 
 def seen_after(design: Design, levels: tuple[float, float], drop: float) -> int | None:

@@ -33,6 +33,7 @@ BASELINE = rule("detectors/baseline.py", "test_dispersion.py")
 FAST = rule("detectors/fast.py", "test_dispersion.py")
 PARTS = rule("detectors/parts.py", "test_dispersion.py")
 CALIBRATED = rule("detectors/calibrated.py", "test_dispersion.py")
+FALL = Rule("guard_core", "detectors/fast.py", DETECTION / "test_judge_calibrated.py", SIMULATED)
 RUN = rule("detectors/run.py", "test_judge.py")
 ROLLOUTS = rule("rollouts.py", "test_rollouts.py")
 FIGURES = rule("figures.py", "test_figures.py")
@@ -249,6 +250,10 @@ MUTANTS: list[Mutant] = [
     (FAST, "squares = (bends**2)", "squares = 0 * (bends**2)"),
     (FAST, "- 2 * settled[..., 1:-1] + settled[..., :-2]", "- settled[..., 1:-1]"),
     (FAST, "means.shape[-1] - QUIET", "means.shape[-1]"),
+    (FALL, "before - now - design.accepted >= FALLEN", "before - now - design.accepted >= 12"),
+    (FALL, "FALLEN * math.sqrt(noise", "0 * math.sqrt(noise"),
+    (FALL, "before - now - design.accepted", "before - now + design.accepted"),
+    (FALL, "float(levels.max()), ", "float(levels[0]), "),
     (FAST, "np.clip(moved, design.dispersion, most)", "np.maximum(moved, design.dispersion)"),
     (FAST, "np.clip(moved, design.dispersion, most)", "np.minimum(moved, most)"),
     (FAST, "math.sqrt(strata.dispersion) * narrower", "narrower"),
