@@ -254,6 +254,41 @@ class Resources(ApiModel):
     limits: dict[str, Quantity] = Field(default_factory=dict, description="What may be used at most.")
 
 
+class Toleration(ApiModel):
+    """Of a taint of a node, as in a pod."""
+
+    key: str | None = Field(None, max_length=316, description="Key of the taint; any if absent.")
+    operator: Literal["Equal", "Exists"] | None = Field(None, description="Equal unless it says Exists.")
+    value: str | None = Field(None, max_length=63, description="Value of the taint, for Equal.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="Effect of the taint; any if absent."
+    )
+    toleration_seconds: int | None = Field(
+        None, ge=0, description="For how long a taint of the effect NoExecute is tolerated, seconds."
+    )
+
+
+class GuardPod(ApiModel):
+    """The pod of a guard that does not share one with its trainer."""
+
+    service_account_name: ObjectName | None = Field(
+        None,
+        description="A ServiceAccount that the template must not use, such as one with a cloud role; one is "
+        "made for the job if absent.",
+    )
+    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of the guard's node.")
+    tolerations: list[Toleration] = Field(
+        default_factory=list, max_length=50, description="Taints that the guard's node may have."
+    )
+    priority_class_name: ObjectName | None = Field(None, description="PriorityClass of the pod.")
+    ready_seconds: int = Field(
+        1800,
+        ge=30,
+        le=86400,
+        description="How long the rank-0 pod waits for a ready guard before its trainer starts, seconds.",
+    )
+
+
 class Isolation(StrEnum):
     """What the template may have beside the guard."""
 

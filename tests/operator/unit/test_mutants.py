@@ -20,9 +20,12 @@ DECIDE = rule("decide.py", "test_decide.py")
 HALTS = rule("halts.py", "test_decide.py")
 REFUSALS = rule("refusals.py", "test_isolation.py", "test_injection.py", *ROWS)
 ISOLATION = rule("isolation.py", "test_isolation.py", *ROWS)
-LEAKS = rule("leaks.py", "test_isolation.py", *ROWS)
-DIGEST = rule("digest.py", "test_digest.py")
+LEAKS = rule("leaks.py", "test_isolation.py", "test_guard_pod.py", *ROWS)
+DIGEST = rule("digest.py", "test_digest.py", "test_guard_pod.py")
 INJECT = rule("inject.py", "test_injection.py", "test_isolation.py", "test_digest.py", *ROWS)
+CONTAINER = rule("guard_container.py", "test_injection.py", "test_isolation.py", "test_digest.py", *ROWS)
+OWNED = rule("owned.py", "test_injection.py", *ROWS)
+GUARD_POD = rule("guard_pod.py", "test_guard_pod.py")
 GATHER = rule("gather.py", "test_gather.py")
 CLIENT = Rule("guard_operator", "runtime/client.py", HERE / "test_gather.py")
 ACTUATE = rule("actuate.py", "test_stop_children.py")
@@ -166,8 +169,8 @@ MUTANTS: list[Mutant] = [
     (LEAKS, ' and mount.get("readOnly") is True', ""),
     (LEAKS, 'there and mount.get("readOnly") is True', 'there and bool(mount.get("readOnly"))'),
     (LEAKS, ' and mount.get("mountPath") == SOCKET_DIR', ""),
-    (LEAKS, ' and reference.get("key") == INGEST_TOKEN_KEY', ""),
-    (LEAKS, "variable == TOKEN_ENV and ", ""),
+    (LEAKS, '(variable, reference.get("key")) in _SHARED', 'any(variable == one for one, _ in _SHARED)'),
+    (LEAKS, '(variable, reference.get("key")) in _SHARED', 'reference.get("key") in map(max, _SHARED)'),
     (LEAKS, '*({"name": file.get("volumeName")} for file in files)', "*()"),
     (LEAKS, '(*(pod.get("initContainers") or []), *(pod', '(*[], *(pod'),
     (LEAKS, "if len(guards) == 1 and container is guards[0]:",
@@ -178,7 +181,7 @@ MUTANTS: list[Mutant] = [
     (DIGEST, '"runAsUser", ', ""),
     (DIGEST, '"privileged", ', ""),
     (DIGEST, '        "volumes": sorted', '        "volumes": [] and sorted'),
-    (DIGEST, "if len(guards) != 1:", "if not guards:"),
+    (DIGEST, "if len(sidecars) + len(alone) != 1:", "if not sidecars + alone:"),
     (DIGEST, "None if message_file == _MESSAGE_FILE else message_file", "None"),
     (DIGEST, 'if not str(v.get("name", "")).startswith(ADDED_ENV)', ""),
     (DIGEST, 'if mount.get("mountPath") not in ADDED_MOUNTS', ""),
@@ -187,26 +190,26 @@ MUTANTS: list[Mutant] = [
     (DIGEST, ', "RAY_IP"', ""),
     (DIGEST, "if _DEFAULTED.get(key, ...) != v", ""),
     # Injection: who gets what.
-    (INJECT, '"restartPolicy": "Always",', ""),
+    (INJECT, 'container["restartPolicy"] = "Always"', "pass"),
     (INJECT, 'pod["automountServiceAccountToken"] = False', "pass"),
-    (INJECT, 'yield kept | {"readOnly": True}', "yield kept"),
-    (INJECT, '"claimName": volume.claim_name, "readOnly": True', '"claimName": volume.claim_name'),
-    (INJECT, '"runAsUser": layout.GUARD_UID,\n', ""),
-    (INJECT, '"capabilities": {"drop": ["ALL"]},\n            "seccomp', '"seccomp'),
-    (INJECT, '"readOnlyRootFilesystem": True,\n', ""),
-    (INJECT, '"startupProbe": _probe("readyz"', '"startupProbe": _probe("healthz"'),
-    (INJECT, 'socket.socket(socket.AF_UNIX)', 'socket.create_connection(("127.0.0.1", 8470))'),
-    (INJECT, "if response.status != 200 else 0", "if response.status > 599 else 0"),
+    (CONTAINER, 'yield kept | {"readOnly": True}', "yield kept"),
+    (CONTAINER, '"claimName": volume.claim_name, "readOnly": True', '"claimName": volume.claim_name'),
+    (CONTAINER, '"runAsUser": layout.GUARD_UID,\n', ""),
+    (CONTAINER, '"capabilities": {"drop": ["ALL"]},\n            "seccomp', '"seccomp'),
+    (CONTAINER, '"readOnlyRootFilesystem": True,\n', ""),
+    (CONTAINER, '"startupProbe": _probe("readyz"', '"startupProbe": _probe("healthz"'),
+    (CONTAINER, 'socket.socket(socket.AF_UNIX)', 'socket.create_connection(("127.0.0.1", 8470))'),
+    (CONTAINER, "if response.status != 200 else 0", "if response.status > 599 else 0"),
     (INJECT, '"mountPath": layout.SOCKET_DIR, "readOnly": True}', '"mountPath": layout.SOCKET_DIR}'),
     (INJECT, 'f"unix://{layout.SOCKET}"', 'f"http://127.0.0.1:{guard.port}"'),
-    (INJECT, '        "RLGUARD_GUARD_SOCKET": layout.SOCKET,\n', ""),
-    (INJECT, '"emptyDir": {"medium": "Memory"}', '"hostPath": {"path": "/run/rlguard"}'),
-    (INJECT, '"RLGUARD_GUARD_HOST": "127.0.0.1"', '"RLGUARD_GUARD_HOST": "0.0.0.0"'),
+    (CONTAINER, '        "RLGUARD_GUARD_SOCKET": layout.SOCKET,\n', ""),
+    (CONTAINER, '"emptyDir": {"medium": "Memory"}', '"hostPath": {"path": "/run/rlguard"}'),
+    (CONTAINER, '"RLGUARD_GUARD_HOST": "127.0.0.1"', '"RLGUARD_GUARD_HOST": "0.0.0.0"'),
     (INJECT, '[*pod.get("initContainers", []), container]', '[container, *pod.get("initContainers", [])]'),
     (INJECT, 'if trainer.get("name") == template.container:', "if True:"),
     (INJECT, 'support, layout.INGEST_TOKEN_KEY', 'support, layout.READ_TOKEN_KEY'),
-    (INJECT, 'return {"subPath": job.uid}', "return {}"),
-    (INJECT, '"controller": True,', '"controller": False,'),
+    (CONTAINER, 'return {"subPath": job.uid}', "return {}"),
+    (OWNED, '"controller": True,', '"controller": False,'),
     (INJECT, 'mine = {"apiGroups": [names.GROUP], "resourceNames": [job.name]}',
      'mine = {"apiGroups": [names.GROUP]}'),
     (INJECT, "    if found := leaks(pod, _own(job)):\n", "    if found := ():\n"),
@@ -417,6 +420,34 @@ MUTANTS: list[Mutant] = [
      "if workload is None or not workload.ours:"),
     (DECIDE, "and pod not in replaced", ""),
     (DECIDE, "before.last_transition_time if before and unchanged else self._now", "self._now"),
+    # A guard in a pod of its own.
+    (GUARD_POD, '"clusterIP": "None", ', ""),
+    (GUARD_POD, '"matchLabels": {names.UID_LABEL: job.uid}}', '"matchLabels": {}}'),
+    (GUARD_POD, '        "policyTypes": ["Ingress"],\n', ""),
+    (GUARD_POD, "    if scrapers:\n", "    if False:\n"),
+    (GUARD_POD, '        "replicas": 1,\n', '        "replicas": 2,\n'),
+    (GUARD_POD, "job.spec.guard), \"readOnly\": True}", "job.spec.guard)}"),
+    (GUARD_POD, '"RLGUARD_GUARD_HOST": own_address()', '"RLGUARD_GUARD_HOST": {"value": "127.0.0.1"}'),
+    (GUARD_POD, '        "RLGUARD_GUARD_TLS_CERTIFICATE": ', '        "RLGUARD_GUARD_TLS_CA": '),
+    (GUARD_POD, '        "automountServiceAccountToken": False,\n', ""),
+    (GUARD_POD, "return own.service_account_name or names", "return names"),
+    (GUARD_POD, "[url, authority], config)]", "[url, authority, token], config)]"),
+    (GUARD_POD, "support, layout.CERTIFICATE_KEY", "support, layout.PRIVATE_KEY_KEY"),
+    (GUARD_POD, 'if trainer.get("name") == template.container:', "if True:"),
+    (GUARD_POD, "[*pod.get(\"initContainers\", []), _waiter(", "[_waiter("),
+    (GUARD_POD, "ssl.create_default_context(cadata", "ssl._create_unverified_context(cadata"),
+    (GUARD_POD, "if response.status == 200:", "if response.status < 600:"),
+    (GUARD_POD, '"runAsUser": NOBODY', '"runAsUser": 0'),
+    (GUARD_POD, "    if guard.state.claim_name is None:\n", "    if False:\n"),
+    (GUARD_POD, ', pod.get("serviceAccount")}', "}"),
+    (GUARD_POD, "if own.service_account_name in {", "if False and {"),
+    (GUARD_POD, "if names.PART_LABEL in labels:", "if False:"),
+    (GUARD_POD, '*pod["containers"]]):', "]):"),
+    (GUARD_POD, "if template.guarded and _checkpoint_claim(pod, guard) is None:", "if False:"),
+    (GUARD_POD, 'if "ReadWriteMany" in modes:', "if modes:"),
+    (GUARD_POD, "names.PART_LABEL: names.GUARD_PART}", "}"),
+    (LEAKS, "(TOKEN_ENV, INGEST_TOKEN_KEY), (CA_ENV, CERTIFICATE_KEY)", "((TOKEN_ENV, INGEST_TOKEN_KEY),)"),
+    (DIGEST, '({"alone": True} if alone else {})', "{}"),
     # What is refused without a cluster.
     (REVIEW, "for finding in found if finding.cost is None)", "for finding in found)"),
     (REVIEW, "    return Review(costs=costs, workload=", "    return Review(workload="),
