@@ -307,6 +307,12 @@ class GuardSpec(ApiModel):
                 "self.state.claimName != self.heldout.volume.claimName",
                 "state.claimName must not be the claim of the held-out split, which is mounted read-only",
             ),
+            ("self.placement == 'Pod' || !has(self.pod)", "pod means nothing without placement: Pod"),
+            (
+                "self.placement != 'Pod' || (has(self.state) && has(self.state.claimName))",
+                "placement Pod needs state.claimName: a guard that is moved to another node has no other "
+                "memory of its run",
+            ),
         )
     )
 
@@ -320,9 +326,13 @@ class GuardSpec(ApiModel):
         default_factory=Resources,
         description="Resources of the guard container; the operator's default if absent.",
     )
-    placement: Literal["Sidecar"] = Field(
-        "Sidecar", description="Where the guard runs: a native sidecar of the rank-0 pod."
+    placement: Literal["Sidecar", "Pod"] = Field(
+        "Sidecar",
+        description="Where the guard runs: as a native sidecar of the rank-0 pod, or in a pod of its own, "
+        "with its own node, GPU and ServiceAccount. Pod needs state.claimName, and checkpoints on a claim "
+        "with ReadWriteMany.",
     )
+    pod: GuardPod | None = Field(None, description="The guard's own pod, with placement Pod.")
     isolation: Isolation = Field(
         Isolation.STRICT,
         description="Strict allows what docs/reference/isolation.md lists. Relaxed admits root, "
@@ -355,6 +365,11 @@ class GuardSpec(ApiModel):
         description="All thresholds of the guard.",
         json_schema_extra={CAMEL_CHOICES: True},
     )
+
+    @property
+    def own_pod(self) -> GuardPod | None:
+        """What is said of the guard's own pod; None: it has none."""
+        return (self.pod or GuardPod()) if self.placement == "Pod" else None
 
 
 class OnFire(StrEnum):
@@ -682,6 +697,7 @@ class Phase(StrEnum):
     SUSPENDED = "Suspended"
     STARTING = "Starting"
     RUNNING = "Running"
+    JUDGING = "Judging"
     STOPPING = "Stopping"
     STOPPED = "Stopped"
     SUCCEEDED = "Succeeded"

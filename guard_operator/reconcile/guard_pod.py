@@ -22,11 +22,12 @@ from guard_operator.reconcile.guard_container import (
     guard_volumes,
     own_address,
 )
-from guard_operator.reconcile.owned import owned
+from guard_operator.reconcile.owned import job_labels, owned
 from guard_operator.reconcile.refusals import Violation, checkpoint_mount, field_of, pod_spec
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import NETWORK_POLICIES, SERVICES, STATEFUL_SETS, Json, Resource
 
+HOST_ENV = "RLGUARD_GUARD_HOST"
 #: In the trainer's pod, and with nothing that is the guard's: so it has no name of the guard's either.
 WAITER = "wait-for-guard"
 NOBODY = 65534
@@ -94,7 +95,7 @@ def guard_objects(
     yield NETWORK_POLICIES, owned(job, NETWORK_POLICIES, name, spec=who)
     pod = _pod(job, own, adapter, config)
     metadata = {
-        "labels": labels | {names.JOB_LABEL: job.name},
+        "labels": labels | job_labels(job),
         "annotations": {names.DIGEST_ANNOTATION: injected_digest(pod)},
     }
     of_one = {
@@ -112,7 +113,7 @@ def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConf
     assert checkpoints is not None
     support = names.support_name(job.name, job.uid)
     environment: dict[str, Json] = {
-        "RLGUARD_GUARD_HOST": own_address(),
+        HOST_ENV: own_address(),
         "RLGUARD_GUARD_TLS_CERTIFICATE": {"value": f"{layout.SECRET_DIR}/{layout.CERTIFICATE_KEY}"},
         "RLGUARD_GUARD_TLS_KEY": {"value": f"{layout.SECRET_DIR}/{layout.PRIVATE_KEY_KEY}"},
     }
@@ -126,7 +127,7 @@ def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConf
         include={"node_selector", "tolerations", "priority_class_name"},
     )
     return placed | {
-        "serviceAccountName": service_account(job, own),
+        "serviceAccountName": own_service_account(job, own),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
@@ -139,7 +140,7 @@ def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConf
     }
 
 
-def service_account(job: Job, own: GuardPod) -> str:
+def own_service_account(job: Job, own: GuardPod) -> str:
     """The guard's: the one that the job names, else the one made for it."""
     return own.service_account_name or names.support_name(job.name, job.uid)
 

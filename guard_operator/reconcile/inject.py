@@ -19,6 +19,7 @@ from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.digest import injected_digest
 from guard_operator.reconcile.guard_container import from_secret, guard_container, guard_volumes
+from guard_operator.reconcile.guard_pod import let_report, own_service_account
 from guard_operator.reconcile.leaks import leaks
 from guard_operator.reconcile.owned import job_labels, owned, owner_reference
 from guard_operator.reconcile.refusals import SourceRef, checkpoint_mount, guarded_sources, pod_spec
@@ -78,7 +79,10 @@ def _prepare_pod(job: Job, template: PodTemplate, spec: Json, config: OperatorCo
     if (origin := job.spec.resumed_from) is not None:
         run = names.support_name(job.name, job.uid)
         _say_where_it_starts(pod, template.container, origin.checkpoint, run)
-    if template.guarded:
+    own = job.spec.guard.own_pod
+    if template.guarded and own is not None:
+        let_report(job, own, template, pod, config)
+    elif template.guarded:
         _inject(job, template, pod, config)
         digest = {names.DIGEST_ANNOTATION: injected_digest(pod)}
         metadata["annotations"] = dict(metadata.get("annotations") or {}) | digest
@@ -153,7 +157,7 @@ def _inject(job: Job, template: PodTemplate, pod: Json, config: OperatorConfig) 
 
 
 def support_objects(
-    job: Job, service_account: str, tokens: tuple[str, str]
+    job: Job, service_account: str, tokens: tuple[str, str], certificate: tuple[str, str] | None = None
 ) -> Iterator[tuple[Resource, Json]]:
     """Policy, tokens, and the permission to write exactly this job's status; all owned by the job.
 
@@ -161,6 +165,7 @@ def support_objects(
         job: the job.
         service_account: of the guarded pods; the job's own one is made, another one only gets the Role.
         tokens: fresh (ingest, read) tokens. They count only if the Secret does not exist yet.
+        certificate: the same of a guard in a pod of its own: certificate and private key, PEM.
     """
     name = names.support_name(job.name, job.uid)
     if service_account == name:
@@ -175,13 +180,17 @@ def support_objects(
     role = {"apiGroup": ROLES.group, "kind": "Role", "name": name}
     yield ROLE_BINDINGS, owned(job, ROLE_BINDINGS, name, roleRef=role, subjects=[subject])
     data = dict(zip((layout.INGEST_TOKEN_KEY, layout.READ_TOKEN_KEY), tokens, strict=True))
+    if certificate is not None:
+        data |= dict(zip((layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY), certificate, strict=True))
     yield SECRETS, owned(job, SECRETS, name, immutable=True, type="Opaque", stringData=data)
     policy = {layout.POLICY_KEY: policy_file(job.spec.guard.policy)}
     yield CONFIG_MAPS, owned(job, CONFIG_MAPS, name, immutable=True, data=policy)
 
 
 def guard_service_account(job: Job, adapter: WorkloadAdapter) -> str:
-    """The service account of the guarded pods: the template's own, else the one made for the job."""
+    """The service account of the guard's pods: their own, else the one made for the job."""
+    if (own := job.spec.guard.own_pod) is not None:
+        return own_service_account(job, own)
     spec = job.spec.template.spec
     for template in adapter.pod_templates(spec):
         pod = pod_spec(spec, template)

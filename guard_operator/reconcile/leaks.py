@@ -29,7 +29,7 @@ _REFERENCES = {
     "configMapRef": "ConfigMap",
 }
 #: Variables, each with its key of the guard's Secret, that both have: with them the trainer reports.
-_SHARED = (TOKEN_ENV, INGEST_TOKEN_KEY), (CA_ENV, CERTIFICATE_KEY)
+SHARED = (TOKEN_ENV, INGEST_TOKEN_KEY), (CA_ENV, CERTIFICATE_KEY)
 
 
 def leaks(pod: Mapping[str, Any], own: frozenset[SourceRef]) -> tuple[str, ...]:
@@ -90,6 +90,6 @@ def _referred(container: Mapping[str, Any], own: frozenset[SourceRef]) -> Iterat
     for variable, part in parts:
         for field, kind in _REFERENCES.items():
             reference = part.get(field) or {}
-            shared = (variable, reference.get("key")) in _SHARED
+            shared = (variable, reference.get("key")) in SHARED
             if (kind, reference.get("name")) in own and not shared:
                 yield f"the {kind} {reference.get('name')} in its environment"

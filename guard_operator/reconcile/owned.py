@@ -23,7 +23,8 @@ def owner_reference(job: Job) -> Json:
 
 def job_labels(job: Job) -> dict[str, str]:
     """The labels by which what belongs to a job is found."""
-    return {names.JOB_LABEL: job.name, names.UID_LABEL: job.uid}
+    placement = {} if job.spec.guard.own_pod is None else {names.PLACEMENT_LABEL: names.IN_A_POD}
+    return {names.JOB_LABEL: job.name, names.UID_LABEL: job.uid, **placement}
 
 
 def owned(job: Job, resource: Resource, name: str, **content: Any) -> Json:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext
@@ -18,12 +19,29 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from guard_operator.adapters import find_adapter
+from guard_operator.__main__ import parser
+from guard_operator.adapters import WorkloadState, find_adapter
 from guard_operator.api import names
-from guard_operator.api.types import GuardPod, Spec, Status
+from guard_operator.api.types import GuardPod, OnSilence, Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.certificate import own_certificate
+from guard_operator.reconcile.decide import (
+    EVIDENCE_SECONDS,
+    HEARD_SECONDS,
+    JUDGED_SECONDS,
+    JUDGING_SECONDS,
+    decide,
+)
+from guard_operator.reconcile.decision import (
+    CaptureEvidence,
+    Decision,
+    DeleteBetween,
+    StartGuard,
+    StopWorkload,
+)
 from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.reconcile.gather import _Owner as Owner
+from guard_operator.reconcile.gather import _pod as pod_seen
 from guard_operator.reconcile.guard_pod import (
     WAIT,
     WAITER,
@@ -33,10 +51,13 @@ from guard_operator.reconcile.guard_pod import (
     let_report,
     why_not_shared,
 )
-from guard_operator.reconcile.inject import build_workload
+from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
 from guard_operator.reconcile.leaks import leaks
 from guard_operator.reconcile.refusals import pod_spec
-from guard_operator.reconcile.snapshot import Job
+from guard_operator.reconcile.review import review
+from guard_operator.reconcile.slim import slim_pod
+from guard_operator.reconcile.snapshot import Between, Disruption, Job, OwnGuard, Pod, Snapshot, Workload
+from guard_operator.runtime.client import STATEFUL_SETS
 
 Json = dict[str, Any]
 ADAPTER = find_adapter("batch/v1", "Job")
@@ -73,6 +94,7 @@ def job(spec: Json | None = None, **guard: Any) -> Job:
                 "heldout": heldout,
                 "checkpoints": {"volume": "ckpt"},
                 "state": {"claimName": "state"},
+                "placement": "Pod",
                 **guard,
             },
         }
@@ -403,5 +425,226 @@ def test_a_claim_that_two_nodes_cannot_share_is_named(modes: list[str], shared: 
 
 
 def test_a_sidecar_has_nothing_of_all_this() -> None:
-    pod = build_workload(job(), ADAPTER, CONFIG)["spec"]["template"]["spec"]
+    pod = build_workload(job(placement="Sidecar"), ADAPTER, CONFIG)["spec"]["template"]["spec"]
     assert "RLGUARD_CA" not in env(container(pod, "trainer")) and WAITER not in str(pod)
+
+
+def test_the_workload_of_such_a_job_waits_and_reports_and_has_no_guard() -> None:
+    made = build_workload(job(), ADAPTER, CONFIG)["spec"]["template"]
+    assert made["metadata"]["labels"]["rlguard.dev/placement"] == "Pod"
+    assert not made["metadata"].get("annotations"), "there is no guard to compare"
+    assert [c["name"] for c in made["spec"]["initContainers"]] == ["download", WAITER]
+    assert "rlguard-" not in str(made["spec"]["volumes"]) and "serviceAccountName" not in made["spec"]
+    confined = container(made["spec"], "trainer")["securityContext"]
+    assert confined["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_its_secret_has_the_certificate_and_its_role_is_for_its_own_account() -> None:
+    of = job(pod={"serviceAccountName": "reads"})
+    account = guard_service_account(of, ADAPTER)
+    assert account == "reads" and guard_service_account(job(), ADAPTER) == "run-01234567"
+    found = {r.kind: body for r, body in support_objects(of, account, ("i", "r"), ("crt", "key"))}
+    data = {"ingest-token": "i", "read-token": "r", "tls.crt": "crt", "tls.key": "key"}
+    assert found["Secret"]["stringData"] == data and "ServiceAccount" not in found
+    assert found["RoleBinding"]["subjects"][0]["name"] == "reads"
+
+
+def test_a_review_says_what_stands_in_the_way() -> None:
+    found = review(ADAPTER, job(state={}), CONFIG)
+    assert found.reason == "TemplateRefused" and "spec.guard.state.claimName must be set" in found.findings[0]
+    assert review(ADAPTER, job(), CONFIG).reason is None
+
+
+# -- what is decided -------------------------------------------------------------------------------------
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+SET = Between(STATEFUL_SETS, "run-01234567", "set")
+REF = {"workloadRef": {"apiVersion": "batch/v1", "kind": "Job", "name": "run", "uid": "w"}}
+JUDGED = {
+    **{"heartbeat": NOW.isoformat(), "level": "healthy", "code": "ok", "reason": "fine", "step": 9},
+    **{"attempt": 0, "announced": 3, "evaluated": 3, "waiting": 0},
+}
+ENDED = {"ended": {"attempt": 0, "step": 9}}
+FIRE = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 9, "at": NOW.isoformat()}
+TRAINER = Pod("run-x7k2p", "uid-trainer", guarded=False, phase="Running", rank0=True)
+GUARD = Pod("run-01234567-0", "uid-guard", guarded=True, phase="Running", guard_since=NOW)
+
+
+def seen(
+    state: WorkloadState = WorkloadState.RUNNING,
+    status: Json | None = None,
+    made: Between | None = SET,
+    **values: Any,
+) -> Snapshot:
+    of = replace(job(), status=Status.model_validate({**REF, "guard": JUDGED, **(status or {})}))
+    given = {"pods": (GUARD, TRAINER), "heartbeat_age": 1.0, **values}
+    return Snapshot(of, Workload("w", True, state), own_guard=OwnGuard(made), **given)
+
+
+def said(decision: Decision) -> dict[str, tuple[str, str]]:
+    return {c.type: (c.status, c.reason) for c in decision.report.conditions}
+
+
+def judging(seconds: float) -> Json:
+    """The status of a run whose trainer was seen to have finished so long ago."""
+    at = (NOW - timedelta(seconds=seconds)).isoformat()
+    condition = {"type": "Succeeded", "status": "Unknown", "reason": "GuardJudges", "lastTransitionTime": at}
+    return {"conditions": [condition]}
+
+
+def test_it_is_started_with_the_run_and_again_if_it_is_gone() -> None:
+    for state in (WorkloadState.PENDING, WorkloadState.RUNNING):
+        assert decide(seen(state, made=None), NOW).actions == (StartGuard(),)
+        assert decide(seen(state), NOW).actions == ()
+        assert decide(seen(state, made=replace(SET, terminating=True)), NOW).actions == ()
+
+
+def test_it_takes_no_gpu_while_a_queue_holds_the_run_back() -> None:
+    assert decide(seen(WorkloadState.SUSPENDED), NOW).actions == (DeleteBetween((SET,)),)
+    assert decide(seen(WorkloadState.SUSPENDED, made=None), NOW).actions == ()
+
+
+def test_a_rank_0_without_a_sidecar_is_as_it_should_be() -> None:
+    assert said(decide(seen(), NOW))["Guarded"] == ("True", "WorkloadCreated")
+    changed = (replace(GUARD, changed=True), TRAINER)
+    assert said(decide(seen(pods=changed), NOW))["Guarded"] == ("False", "GuardChanged")
+    assert said(decide(seen(pods=(TRAINER,)), NOW))["Fired"] == ("Unknown", "GuardNotRunning")
+
+
+def test_a_guard_that_is_moved_disrupts_nothing_and_a_trainer_that_is_does() -> None:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    moved = raw_pod()
+    moved["status"]["conditions"] = [target]
+    assert pod_seen(ADAPTER, moved, Owner("w", guard="set")).disruption is None
+    gone = replace(TRAINER, disruption=Disruption.EVICTED, phase="Failed")
+    for pods in ((GUARD, gone), (gone, GUARD)):
+        assert said(decide(seen(pods=pods), NOW))["Disrupted"] == ("False", "Evicted")
+    newer = replace(TRAINER, name="run-new", uid="new")
+    assert "Disrupted" not in said(decide(seen(pods=(gone, newer, GUARD)), NOW))
+
+
+def test_a_fire_stops_both() -> None:
+    fired = {"guard": JUDGED | {"fire": FIRE}}
+    decision = decide(seen(status=fired), NOW)
+    assert decision.actions == (
+        CaptureEvidence(final=False),
+        StopWorkload(StopMethod.STOP, "w"),
+        DeleteBetween((SET,)),
+    )
+    left = decide(seen(WorkloadState.FAILED, fired, pods=()), NOW)
+    assert said(left)["Stopped"] == ("False", "StopRequested"), "its StatefulSet would make the guard again"
+    assert DeleteBetween((SET,)) in left.actions
+    going = decide(seen(status=fired, made=replace(SET, terminating=True)), NOW)
+    assert not any(isinstance(action, DeleteBetween) for action in going.actions)
+    gone = decide(seen(WorkloadState.FAILED, fired, None, pods=()), NOW)
+    assert said(gone)["Stopped"] == ("False", "Settling")
+
+
+def test_it_judges_what_is_left_when_the_trainer_has_finished() -> None:
+    waits = {"guard": JUDGED | {"waiting": 1, "evaluated": 2} | ENDED}
+    for status in (waits, waits | judging(JUDGED_SECONDS - 1)):
+        decision = decide(seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,)), NOW)
+        assert decision.report.phase == "Judging" and decision.actions == ()
+        assert said(decision)["Succeeded"] == ("Unknown", "GuardJudges")
+        assert decision.look_again == JUDGING_SECONDS
+
+
+def test_it_is_waited_for_until_it_has_heard_of_the_end() -> None:
+    """What it waits for may be a checkpoint that was announced a moment ago."""
+
+    def succeeded(status: Json) -> tuple[str, str]:
+        return said(decide(seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,)), NOW))["Succeeded"]
+
+    assert succeeded({}) == ("Unknown", "GuardJudges")
+    assert succeeded({"guard": JUDGED | ENDED}) == ("True", "WorkloadSucceeded")
+    assert succeeded(judging(HEARD_SECONDS - 1)) == ("Unknown", "GuardJudges")
+    assert succeeded(judging(HEARD_SECONDS)) == ("True", "WorkloadSucceeded")
+
+
+WAITS = {"guard": JUDGED | {"waiting": 1, "evaluated": 2} | ENDED}
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        seen(WorkloadState.SUCCEEDED, WAITS | judging(JUDGED_SECONDS), pods=(GUARD,)),
+        seen(WorkloadState.SUCCEEDED, WAITS, pods=(GUARD,), heartbeat_age=601.0, live=True),
+        seen(WorkloadState.SUCCEEDED, WAITS, None, pods=()),
+    ],
+    ids=["for too long", "silent", "gone"],
+)
+def test_a_guard_that_judges_no_more_is_not_waited_for(snapshot: Snapshot) -> None:
+    of = replace(
+        snapshot.job, spec=snapshot.job.spec.model_copy(update={"on_silence": OnSilence(action="Warn")})
+    )
+    decision = decide(replace(snapshot, job=of), NOW)
+    assert said(decision)["Succeeded"] == ("True", "CheckpointsLeft"), "and that is said"
+
+
+def test_a_trainer_that_failed_waits_for_no_evaluation() -> None:
+    assert said(decide(seen(WorkloadState.FAILED, WAITS, pods=(GUARD,)), NOW))["Failed"][0] == "True"
+
+
+def test_it_ends_once_the_evidence_is_there_or_is_not_to_come() -> None:
+    over = {
+        "conditions": [
+            {"type": "Succeeded", "status": "True", "reason": "x", "lastTransitionTime": NOW.isoformat()}
+        ]
+    }
+    first = decide(seen(WorkloadState.SUCCEEDED, over, pods=(GUARD,)), NOW)
+    assert first.actions == (CaptureEvidence(final=False),)
+    written = decide(seen(WorkloadState.SUCCEEDED, over | {"evidence": "e"}, pods=(GUARD,)), NOW)
+    assert written.actions == (DeleteBetween((SET,)),)
+    late = NOW + timedelta(seconds=EVIDENCE_SECONDS + 1)
+    assert decide(seen(WorkloadState.SUCCEEDED, over, pods=(GUARD,)), late).actions == (
+        DeleteBetween((SET,)),
+    )
+    assert decide(seen(WorkloadState.SUCCEEDED, over, None, pods=()), late).actions == ()
+
+
+# -- what is seen ----------------------------------------------------------------------------------------
+
+
+def raw_pod(**status: Any) -> Json:
+    template = made()["StatefulSet"]["spec"]["template"]
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "uid": "set", "controller": True}
+    metadata = {"name": "run-01234567-0", "namespace": "ns", "uid": "u", "ownerReferences": [owner]}
+    guard = {"name": "rlguard-guard", "started": True, "state": {"running": {"startedAt": NOW.isoformat()}}}
+    return {
+        "metadata": template["metadata"] | metadata,
+        "spec": template["spec"],
+        "status": {"phase": "Running", "containerStatuses": [guard | status]},
+    }
+
+
+def test_its_pod_is_believed_if_its_own_set_controls_it() -> None:
+    last = {"terminated": {"exitCode": 0, "message": f'{{"fire": {json.dumps(FIRE)}}}'}}
+    for raw in (raw_pod(lastState=last), slim_pod(raw_pod(lastState=last))):
+        pod = pod_seen(ADAPTER, raw, Owner("w", guard="set"))
+        assert (pod.guarded, pod.rank0, pod.changed, pod.guard_since) == (True, False, False, NOW)
+        assert pod.fire is not None and pod.fire.code == "hacking_gap"
+        other = pod_seen(ADAPTER, raw, Owner("w", guard="another"))
+        assert not other.guarded and other.fire is None
+    changed = raw_pod()
+    changed["spec"] = copy.deepcopy(changed["spec"])
+    changed["spec"]["containers"][0]["image"] = "other"
+    for raw in (changed, slim_pod(changed)):
+        assert pod_seen(ADAPTER, raw, Owner("w", guard="set")).changed
+
+
+def test_a_guard_that_cannot_start_is_said() -> None:
+    crashed = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "started": False, "restartCount": 3}
+    ended = {"terminated": {"exitCode": 2, "message": "the split overlaps"}}
+    pod = pod_seen(ADAPTER, raw_pod(**crashed, lastState=ended), Owner("w", guard="set"))
+    assert pod.waiting is not None and "the split overlaps" in pod.waiting.message
+
+
+def test_who_may_read_its_metrics_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    def given(text: str) -> Any:
+        return parser().parse_args(["--guard-image=g", f"--guard-metrics-from={text}"]).guard_metrics_from
+
+    assert given('[{"podSelector": {}}]') == ({"podSelector": {}},)
+    for wrong in ("{", "{}", '["monitoring"]'):
+        with pytest.raises(SystemExit):
+            given(wrong)
+        assert "NetworkPolicyPeers" in capsys.readouterr().err

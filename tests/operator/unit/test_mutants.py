@@ -26,6 +26,10 @@ INJECT = rule("inject.py", "test_injection.py", "test_isolation.py", "test_diges
 CONTAINER = rule("guard_container.py", "test_injection.py", "test_isolation.py", "test_digest.py", *ROWS)
 OWNED = rule("owned.py", "test_injection.py", *ROWS)
 GUARD_POD = rule("guard_pod.py", "test_guard_pod.py")
+JUDGES, SEES, HALTS_APART, SLIM_APART, MADE_APART, REVIEWED, OF_A_JOB = (
+    rule(f"{name}.py", "test_guard_pod.py")
+    for name in ("decide", "gather", "halts", "slim", "inject", "review", "owned")
+)
 GATHER = rule("gather.py", "test_gather.py")
 CLIENT = Rule("guard_operator", "runtime/client.py", HERE / "test_gather.py")
 ACTUATE = rule("actuate.py", "test_stop_children.py")
@@ -169,8 +173,8 @@ MUTANTS: list[Mutant] = [
     (LEAKS, ' and mount.get("readOnly") is True', ""),
     (LEAKS, 'there and mount.get("readOnly") is True', 'there and bool(mount.get("readOnly"))'),
     (LEAKS, ' and mount.get("mountPath") == SOCKET_DIR', ""),
-    (LEAKS, '(variable, reference.get("key")) in _SHARED', 'any(variable == one for one, _ in _SHARED)'),
-    (LEAKS, '(variable, reference.get("key")) in _SHARED', 'reference.get("key") in map(max, _SHARED)'),
+    (LEAKS, '(variable, reference.get("key")) in SHARED', 'any(variable == one for one, _ in SHARED)'),
+    (LEAKS, '(variable, reference.get("key")) in SHARED', 'reference.get("key") in map(max, SHARED)'),
     (LEAKS, '*({"name": file.get("volumeName")} for file in files)', "*()"),
     (LEAKS, '(*(pod.get("initContainers") or []), *(pod', '(*[], *(pod'),
     (LEAKS, "if len(guards) == 1 and container is guards[0]:",
@@ -255,7 +259,7 @@ MUTANTS: list[Mutant] = [
     (GATHER, "workload or stopping or job.deleting or", "workload or stopping or"),
     (GATHER, "if _is_stopping(job) else ()\n", "if False else ()\n"),
     (GATHER, "guarded=rank0 and bool(guards)", "guarded=rank0"),
-    (GATHER, "rank0, last_word = adapter.holds_rank0(raw, workload.spec or {})", "rank0, last_word = True"),
+    (GATHER, "rank0 = adapter.holds_rank0(raw, workload.spec or {})", "rank0 = True"),
     (GATHER, "guard.get(CHANGED) or is_as", "is_as"),
     (GATHER, "guard.get(CHANGED) or is_as_injected(raw) is False", "guard.get(CHANGED)"),
     (GATHER, "if pod.rank0 and pod.phase", "if pod.guarded and pod.phase"),
@@ -273,7 +277,7 @@ MUTANTS: list[Mutant] = [
     # Events: what is overdue is told once.
     (EVENTS, "        if old is None or old.reason != new.reason:\n            yield Transition(\"Warning\"",
      "        if True:\n            yield Transition(\"Warning\""),
-    (GATHER, 'guard["name"] == names.GUARD_CONTAINER and message', "message"),
+    (GATHER, "return [one for one in all_ if _is_guard(one)]", "return all_"),
     # Deciding: a fire is stopped, nothing else is called one, and nothing else is acted on from a cache.
     (DECIDE, "            return before\n        if guard_of", "            pass\n        if guard_of"),
     (HALTS, "age > snapshot.job.spec.on_silence.after_seconds", "age >= 0"),
@@ -360,7 +364,7 @@ MUTANTS: list[Mutant] = [
     (HALTS, "return written or guard_of(job).fire is not None", "return written"),
     (HALTS, "(ConditionType.FIRED, ConditionType.HALTED))", "(ConditionType.FIRED,))"),
     (DECIDE, "        elif snapshot.deaf:\n", "        elif False:\n"),
-    (DECIDE, "    if snapshot.pods or (snapshot", "    if (snapshot"),
+    (DECIDE, "if snapshot.pods or _guard_maker(snapshot):", "if _guard_maker(snapshot):"),
     (DECIDE, "snapshot.unknown_kind and snapshot.job.status.workload_ref is not None", "False"),
     (DECIDE, "stop is not None and stop.method is StopMethod.SUSPEND", "True"),
     (DECIDE, "StopMethod.STOP: StopMethod.DELETE,", "StopMethod.STOP: StopMethod.STOP,"),
@@ -419,7 +423,7 @@ MUTANTS: list[Mutant] = [
     (DECIDE, "if job.status.workload_ref is not None or workload is None or not workload.ours:",
      "if workload is None or not workload.ours:"),
     (DECIDE, "and pod not in replaced", ""),
-    (DECIDE, "before.last_transition_time if before and unchanged else self._now", "self._now"),
+    (DECIDE, "before.last_transition_time if before and unchanged else self.now", "self.now"),
     # A guard in a pod of its own.
     (GUARD_POD, '"clusterIP": "None", ', ""),
     (GUARD_POD, '"matchLabels": {names.UID_LABEL: job.uid}}', '"matchLabels": {}}'),
@@ -427,7 +431,7 @@ MUTANTS: list[Mutant] = [
     (GUARD_POD, "    if scrapers:\n", "    if False:\n"),
     (GUARD_POD, '        "replicas": 1,\n', '        "replicas": 2,\n'),
     (GUARD_POD, "job.spec.guard), \"readOnly\": True}", "job.spec.guard)}"),
-    (GUARD_POD, '"RLGUARD_GUARD_HOST": own_address()', '"RLGUARD_GUARD_HOST": {"value": "127.0.0.1"}'),
+    (GUARD_POD, 'HOST_ENV: own_address()', 'HOST_ENV: {"value": "127.0.0.1"}'),
     (GUARD_POD, '        "RLGUARD_GUARD_TLS_CERTIFICATE": ', '        "RLGUARD_GUARD_TLS_CA": '),
     (GUARD_POD, '        "automountServiceAccountToken": False,\n', ""),
     (GUARD_POD, "return own.service_account_name or names", "return names"),
@@ -448,6 +452,31 @@ MUTANTS: list[Mutant] = [
     (GUARD_POD, "names.PART_LABEL: names.GUARD_PART}", "}"),
     (LEAKS, "(TOKEN_ENV, INGEST_TOKEN_KEY), (CA_ENV, CERTIFICATE_KEY)", "((TOKEN_ENV, INGEST_TOKEN_KEY),)"),
     (DIGEST, '({"alone": True} if alone else {})', "{}"),
+    (HALTS_APART, "    if snapshot.own_guard is not None:\n        return None\n", ""),
+    (JUDGES, "if snapshot.pods or _guard_maker(snapshot):", "if snapshot.pods:"),
+    (JUDGES, "    if maker := _guard_maker(snapshot):  #", "    if maker := ():  #"),
+    (JUDGES, "() if made is None or made.terminating else (made,)", "() if made is None else (made,)"),
+    (JUDGES, "        return Decision(report, (DeleteBetween(maker),) if maker else ())",
+     "        return Decision(report)"),
+    (JUDGES, "end.type != ConditionType.SUCCEEDED or ", ""),
+    (JUDGES, "not _guard_maker(snapshot) or is_silent(snapshot)", "not _guard_maker(snapshot)"),
+    (JUDGES, "lasted >= JUDGED_SECONDS or ", ""),
+    (JUDGES, "(heard and not last.waiting)", "not last.waiting"),
+    (JUDGES, "(heard and not last.waiting)", "heard"),
+    (JUDGES, "last.ended is not None or lasted >= HEARD_SECONDS", "last.ended is not None"),
+    (JUDGES, "(pod.rank0 if snapshot.own_guard else pod.guarded)", "pod.guarded"),
+    (JUDGES, "    if state is WorkloadState.SUSPENDED:\n        return (Del",
+     "    if False:\n        return (Del"),
+    (JUDGES, "if own is not None and own.made is None else ()", "if own is not None else ()"),
+    (SEES, "if workload.guard is not None and controller_of(raw) == workload.guard:",
+     "if workload.guard is not None:"),
+    (SEES, "replace(bare, guarded=bool(alone))", "bare"),
+    (SLIM_APART, '**({"containers": alone} if (alone := _guards(spec, "containers", changed)) else {}),', ""),
+    (MADE_APART, "    if template.guarded and own is not None:\n", "    if False:\n"),
+    (MADE_APART, "    if certificate is not None:\n", "    if False:\n"),
+    (MADE_APART, "    if (own := job.spec.guard.own_pod) is not None:\n", "    if own := None:\n"),
+    (REVIEWED, "    if guard.own_pod is not None and not", "    if False and not"),
+    (OF_A_JOB, "{} if job.spec.guard.own_pod is None else ", "{} and "),
     # What is refused without a cluster.
     (REVIEW, "for finding in found if finding.cost is None)", "for finding in found)"),
     (REVIEW, "    return Review(costs=costs, workload=", "    return Review(workload="),
