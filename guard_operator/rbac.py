@@ -31,7 +31,7 @@ def common_rules() -> list[dict[str, Any]]:
         _rule("", ["events"], ["create", "list"]),
         # Guards in pods of their own.
         _rule("", ["services"], ["create"]),
-        _rule("apps", ["statefulsets"], ["create", "delete", "get", "list", "watch"]),
+        _rule("apps", ["statefulsets"], ["create", "delete", "list", "watch"]),
         _rule("networking.k8s.io", ["networkpolicies"], ["create"]),
         _rule("rbac.authorization.k8s.io", ["rolebindings", "roles"], ["create"]),
     ]

@@ -23,7 +23,7 @@ from guard_operator.reconcile.guard_container import (
     own_address,
 )
 from guard_operator.reconcile.owned import job_labels, owned
-from guard_operator.reconcile.refusals import Violation, checkpoint_mount, field_of, pod_spec
+from guard_operator.reconcile.refusals import Violation, checkpoint_mount, field_of, is_loopback, pod_spec
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import NETWORK_POLICIES, SERVICES, STATEFUL_SETS, Json, Resource
 
@@ -195,6 +195,12 @@ def find_obstacles(
     if guard.state.claim_name is None:
         why = "must be set: a guard that is moved to another node has no other memory of its run"
         yield Violation("spec.guard.state.claimName", why)
+    asked = guard.heldout.evaluator.openai
+    if asked is not None and is_loopback(asked.base_url):
+        why = (
+            "must not be a loopback address: a model server of the template is in another pod than the guard"
+        )
+        yield Violation("spec.guard.heldout.evaluator.openai.baseUrl", why)
     for template in adapter.pod_templates(spec):
         pod, where = pod_spec(spec, template), field_of(template)
         if own.service_account_name in {pod.get("serviceAccountName"), pod.get("serviceAccount")} - {None}:

@@ -359,7 +359,14 @@ def with_pod(**pod: Any) -> Json:
 
 POD = "spec.template.spec.template.spec"
 WAITS = {"name": WAITER, "image": "x"}
+SERVER = {"openai": {"baseUrl": "http://localhost:8000/v1", "model": "m"}}
 REFUSED = {
+    "a model server beside it": (
+        job(heldout={"volume": {"claimName": "heldout"}, "evaluator": SERVER}),
+        OWN,
+        "spec.guard.heldout.evaluator.openai.baseUrl",
+        "in another pod than the guard",
+    ),
     "no state": (job(state={}), OWN, "spec.guard.state.claimName", "no other memory"),
     "its account": (
         job(with_pod(serviceAccountName="reads")),
