@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -122,14 +123,18 @@ class GuardClient:
         url: base URL of the guard, http or https, or `unix:///PATH` for a Unix socket.
         token: the ingest token, or None if the guard runs without one.
         timeout: seconds for connecting and for each read.
+        ca: certificates, PEM, of which one must have signed the guard's; None: those that the system trusts.
 
     Raises:
-        GuardConfigError: `url` is neither an http(s) URL with a host nor the path of a socket.
+        GuardConfigError: `url` is neither an http(s) URL with a host nor the path of a socket; or `ca` cannot
+            be used with it.
     """
 
-    def __init__(self, url: str, token: str | None = None, timeout: float = 10.0) -> None:
+    def __init__(
+        self, url: str, token: str | None = None, timeout: float = 10.0, ca: str | None = None
+    ) -> None:
         self.url = url.rstrip("/")
-        self._new_connection, self._prefix = _connector(url, timeout)
+        self._new_connection, self._prefix = _connector(url, timeout, ca)
         self._headers = {"Accept": "application/json", "User-Agent": f"rlguard-trainer/{__version__}"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -232,16 +237,23 @@ def socket_path(url: str) -> str | None:
     return parts.path
 
 
-def _connector(url: str, timeout: float) -> tuple[Callable[[], http.client.HTTPConnection], str]:
+def _connector(
+    url: str, timeout: float, ca: str | None
+) -> tuple[Callable[[], http.client.HTTPConnection], str]:
     """What connects to a guard, and what stands before the paths of its API.
 
     Raises:
-        GuardConfigError: the URL is wrong.
+        GuardConfigError: the URL or the certificates are wrong.
     """
     try:
-        if (path := socket_path(url)) is not None:
+        path, parts = socket_path(url), urlsplit(url)
+        if ca is not None and parts.scheme != "https":
+            raise GuardConfigError(
+                f"RLGUARD_CA is set, but the guard's URL {url!r} (RLGUARD_URL) is none of TLS: it must begin "
+                "with https://"
+            )
+        if path is not None:
             return partial(_SocketConnection, path, timeout), ""
-        parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise GuardConfigError(f"the guard's URL {url!r} is none: {error}; see RLGUARD_URL") from error
@@ -250,9 +262,14 @@ def _connector(url: str, timeout: float) -> tuple[Callable[[], http.client.HTTPC
             f"the guard's URL {url!r} (RLGUARD_URL) must look like http://127.0.0.1:8470, or "
             "unix:///run/guard.sock"
         )
-    secure = parts.scheme == "https"
-    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-    return partial(kind, host, port, timeout=timeout), parts.path.rstrip("/")
+    prefix = parts.path.rstrip("/")
+    if parts.scheme == "http":
+        return partial(http.client.HTTPConnection, host, port, timeout=timeout), prefix
+    try:
+        context = ssl.create_default_context(cadata=ca)
+    except (OSError, TypeError) as error:  # TypeError: it is not ASCII
+        raise GuardConfigError(f"RLGUARD_CA must be certificates, PEM: {error}") from error
+    return partial(http.client.HTTPSConnection, host, port, timeout=timeout, context=context), prefix
 
 
 class _SocketConnection(http.client.HTTPConnection):

@@ -83,6 +83,8 @@ class Guard:
     Args:
         url: base URL of the guard.
         token: the guard's ingest token.
+        ca: certificates, PEM, of which one must have signed that of a guard at an https URL; None: those that
+            the system trusts.
         attempt: number of this start of the trainer; None asks the guard.
         on_unreachable: `stop` or `continue` when no guard responds for `unreachable_seconds`, when it refuses
             one report after the other, when training waits for it in vain (`max_lag`), or when a checkpoint
@@ -103,6 +105,7 @@ class Guard:
         url: str,
         token: str | None = None,
         *,
+        ca: str | None = None,
         attempt: int | None = None,
         on_unreachable: Literal["stop", "continue"] = "stop",
         unreachable_seconds: float = 300.0,
@@ -116,6 +119,7 @@ class Guard:
             ClientSettings(
                 url,
                 token,
+                ca,
                 attempt=attempt,
                 on_unreachable=on_unreachable,
                 unreachable_seconds=unreachable_seconds,
@@ -130,8 +134,8 @@ class Guard:
         """The guard as the environment of a guarded run describes it.
 
         Args:
-            environ: `RLGUARD_URL` (needed unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_ATTEMPT`,
-                `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`,
+            environ: `RLGUARD_URL` (needed unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_CA`,
+                `RLGUARD_ATTEMPT`, `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`,
                 `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`,
                 `RLGUARD_ROLLOUTS` (1 or 0).
             optional: without `RLGUARD_URL`, make a guard that takes every report, sends none and stops
@@ -197,7 +201,7 @@ class Guard:
             log.warning("RLGUARD_URL is not set: this run is unguarded, and nobody judges it")
             return self
         reporter = Reporter(
-            GuardClient(settings.url, settings.token),
+            GuardClient(settings.url, settings.token, ca=settings.ca),
             attempt=settings.attempt,
             unreachable_seconds=settings.unreachable_seconds,
         )

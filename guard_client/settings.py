@@ -15,13 +15,14 @@ from guard_client.errors import GuardConfigError
 _FORMS: tuple[tuple[str, type, str], ...] = (
     ("url", str, "a text, such as http://127.0.0.1:8470"),
     ("token", str, "a text"),
+    ("ca", str, "certificates, PEM"),
     ("attempt", Integral, "a whole number"),
     ("unreachable_seconds", Real, "a number of seconds"),
     ("drain_seconds", Real, "a number of seconds"),
     ("max_lag", Integral, "a whole number of checkpoints"),
     ("rollouts", bool, "True or False"),
 )
-_MAY_BE_NONE = frozenset({"url", "token", "attempt", "max_lag"})
+_MAY_BE_NONE = frozenset({"url", "token", "ca", "attempt", "max_lag"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class ClientSettings:
 
     url: str | None
     token: str | None = field(default=None, repr=False)
+    ca: str | None = field(default=None, repr=False)
     attempt: int | None = None
     on_unreachable: Literal["stop", "continue"] = "stop"
     unreachable_seconds: float = 300.0
@@ -45,7 +47,7 @@ class ClientSettings:
         for name, kind, form in _FORMS:
             refuse_other(name, getattr(self, name), kind, form)
         if self.url is not None:
-            GuardClient(self.url)  # a wrong URL is an error here, not at the first step
+            GuardClient(self.url, ca=self.ca)  # a wrong URL is an error here, not at the first step
         if self.on_unreachable not in ("stop", "continue"):
             raise GuardConfigError(
                 f"on_unreachable must be 'stop' or 'continue', got {self.on_unreachable!r}"
@@ -66,9 +68,9 @@ class ClientSettings:
         """The settings that the environment of a guarded run holds.
 
         Args:
-            environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_ATTEMPT`,
-                `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`,
-                `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`,
+            environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_CA`,
+                `RLGUARD_ATTEMPT`, `RLGUARD_ON_UNREACHABLE` (stop or continue),
+                `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`,
                 `RLGUARD_ROLLOUTS` (1 or 0).
             optional: whether the run may be without a guard.
 
@@ -94,6 +96,7 @@ class ClientSettings:
         return cls(
             url,
             environ.get("RLGUARD_TOKEN") or None,
+            environ.get("RLGUARD_CA") or None,
             attempt=_count("RLGUARD_ATTEMPT", environ.get("RLGUARD_ATTEMPT") or None),
             on_unreachable="stop" if on_unreachable == "stop" else "continue",
             unreachable_seconds=limit,

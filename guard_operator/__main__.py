@@ -75,6 +75,13 @@ def parser() -> argparse.ArgumentParser:
         help='resources of the guards of jobs that name none, such as {"limits": {"memory": "4Gi"}}',
     )
     add(
+        "--guard-metrics-from",
+        type=_peers,
+        default=(),
+        metavar="JSON",
+        help="NetworkPolicyPeers that may read the metrics of guards in pods of their own; default: all",
+    )
+    add(
         "--namespace", action="append", default=[], help="watch this namespace; may be repeated; default: all"
     )
     add(
@@ -175,6 +182,7 @@ def _operator(options: argparse.Namespace) -> Operator:
             relaxed_host_paths=tuple(options.relaxed_host_path),
             guard_resources=options.guard_resources,
             guard_pull_policy=options.guard_pull_policy,
+            scrapers=options.guard_metrics_from,
         ),
         LeaseName(options.lease_namespace, identity, options.lease_name, timing),
         (options.bind, options.port),
@@ -227,6 +235,16 @@ def _resources(text: str) -> Json:
     except ValidationError as error:
         said = sentences(error, Resources, ".".join)
     raise argparse.ArgumentTypeError(f"must be requests and limits as JSON: {said}")
+
+
+def _peers(text: str) -> tuple[Json, ...]:
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"must be NetworkPolicyPeers as JSON: {error}") from None
+    if isinstance(given, list) and all(isinstance(one, dict) for one in given):
+        return tuple(given)
+    raise argparse.ArgumentTypeError(f"must be a JSON list of NetworkPolicyPeers, not {excerpt(text)}")
 
 
 def _lease_timing(seconds: float) -> LeaseTiming:

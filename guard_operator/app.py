@@ -24,7 +24,7 @@ from guard_operator.reconcile.notifier import Notifications, Notifier
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.recorder import EventRecorder
 from guard_operator.reconcile.slim import slim_between, slim_job, slim_pod, slim_workload
-from guard_operator.runtime.client import PODS, Client, Json, Resource
+from guard_operator.runtime.client import PODS, STATEFUL_SETS, Client, Json, Resource
 from guard_operator.runtime.health import HealthServer
 from guard_operator.runtime.lease import LeaderElector, LeaseTiming
 from guard_operator.runtime.manager import Manager, ManagerConfig
@@ -304,6 +304,7 @@ def _watched(kinds: Collection[str]) -> dict[Resource, Slim]:
     between: dict[Resource, Slim] = {
         resource: slim_between for adapter in adapters for resource in adapter.between
     }
+    between[STATEFUL_SETS] = slim_between  # guards in pods of their own
     return between | {adapter.resource: partial(slim_workload, adapter) for adapter in adapters}
 
 

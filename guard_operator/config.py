@@ -21,7 +21,8 @@ class OperatorConfig:
     `namespaces` empty means cluster-wide, and `kinds` empty every kind of workload. `relaxed_host_paths` are
     directories whose contents a template may mount under `isolation: Relaxed`; None: nobody has read the
     operator's. What is of guards is for jobs that do not say it themselves; without a pull policy it is that
-    of Kubernetes.
+    of Kubernetes. `scrapers` are NetworkPolicyPeers that may read the metrics of a guard in a pod of its own;
+    everybody if empty.
     """
 
     guard_image: str
@@ -30,3 +31,4 @@ class OperatorConfig:
     relaxed_host_paths: tuple[str, ...] | None = ()
     guard_resources: Json = field(default_factory=default_guard_resources)
     guard_pull_policy: str | None = None
+    scrapers: tuple[Json, ...] = ()

@@ -29,6 +29,10 @@ def common_rules() -> list[dict[str, Any]]:
         _rule("", ["configmaps", "secrets", "serviceaccounts"], ["create"]),
         # It tells why a pod does not come: what keeps it is in Events alone.
         _rule("", ["events"], ["create", "list"]),
+        # Guards in pods of their own.
+        _rule("", ["services"], ["create"]),
+        _rule("apps", ["statefulsets"], ["create", "delete", "list", "watch"]),
+        _rule("networking.k8s.io", ["networkpolicies"], ["create"]),
         _rule("rbac.authorization.k8s.io", ["rolebindings", "roles"], ["create"]),
     ]
 

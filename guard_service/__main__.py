@@ -18,7 +18,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from guard_core import log_lines
 from guard_core.extras import missing_extra
@@ -79,14 +79,15 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
     from guard_service.auth import Tokens
     from guard_service.engine import Engine
     from guard_service.heldout.worker import EvaluationWorker
-    from guard_service.server import GuardServer, listen, listen_at, url_of
+    from guard_service.server import GuardServer, listen, listen_at, tls_options, url_of
 
     tokens = Tokens(*settings.tokens())
     policy = settings.policy()
+    tls = tls_options(settings.tls_certificate, settings.tls_key)
     if settings.socket is None:
-        listener = listen("", settings.host, settings.port)
+        listener, own_tls = listen("", settings.host, settings.port), tls
     else:
-        listener = listen_at(settings.socket)
+        listener, own_tls = listen_at(settings.socket), {}
     worker, elsewhere = None, _elsewhere(settings)
     if settings.heldout is not None and not elsewhere:
         worker = EvaluationWorker(settings.heldout, settings.state_dir / "scratch", policy)
@@ -103,9 +104,10 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         resume=None if job is None else partial(_resume, job, policy),
     )
     app = create_app(engine, tokens, settings.name)
-    beside = list(_ports(settings, engine, app))
-    config = _config(app, GRACE_SECONDS)
-    server = GuardServer(config, settings.state_dir / ENDPOINT_FILE, url_of(listener), listening)
+    beside = list(_ports(settings, engine, app, tls))
+    config = _config(app, GRACE_SECONDS, own_tls)
+    url = url_of(listener, bool(own_tls))
+    server = GuardServer(config, settings.state_dir / ENDPOINT_FILE, url, listening)
     engine.on_fatal = server.fail
 
     async def run() -> None:
@@ -125,7 +127,7 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         raise server.failure
 
 
-def _config(app: FastAPI, grace_seconds: int) -> uvicorn.Config:
+def _config(app: FastAPI, grace_seconds: int, tls: dict[str, Any]) -> uvicorn.Config:
     """How the API is served; `grace_seconds`: what requests under way have at the end."""
     import uvicorn
 
@@ -144,11 +146,12 @@ def _config(app: FastAPI, grace_seconds: int) -> uvicorn.Config:
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=grace_seconds,
+        **tls,
     )
 
 
 def _ports(
-    settings: GuardSettings, engine: Engine, app: FastAPI
+    settings: GuardSettings, engine: Engine, app: FastAPI, tls: dict[str, Any]
 ) -> Iterator[tuple[SidePort, uvicorn.Config]]:
     """The ports beside the one, or the socket, on which the trainer reports; with what is served there.
 
@@ -160,8 +163,8 @@ def _ports(
 
     taken, found = engine.taken_ports, []
     if settings.socket is not None:
-        readers = SidePort("", settings.host, settings.port, "readers at {}", taken)
-        found.append((readers, _config(app, 1)))
+        readers = SidePort("", settings.host, settings.port, "readers at {}", taken, bool(tls))
+        found.append((readers, _config(app, 1, tls)))
     if settings.metrics_port is not None:
         shown = "metrics, without a token, at {}/metrics"
         scrapes = SidePort("METRICS_", settings.metrics_host, settings.metrics_port, shown, taken)

@@ -55,10 +55,14 @@ class SidePort:
         of: its settings are RLGUARD_GUARD_<of>HOST and RLGUARD_GUARD_<of>PORT.
         shown: what the log says of it, with {} for its URL.
         taken: where it is noted that it cannot be had.
+        tls: whether it speaks TLS.
     """
 
-    def __init__(self, of: str, host: str, port: int, shown: str, taken: TakenPorts) -> None:
+    def __init__(
+        self, of: str, host: str, port: int, shown: str, taken: TakenPorts, tls: bool = False
+    ) -> None:
         self._of, self._host, self._port, self._shown, self._taken = of, host, port, shown, taken
+        self._tls = tls
         self._listener: socket.socket | None = None
         self._said = False
 
@@ -75,7 +79,7 @@ class SidePort:
             listener.close()
             raise SettingsError(f"cannot listen on port {self._port}: {error.strerror or error}") from None
         self._listener = listener
-        log.info("%s", self._shown.format(url_of(listener)))
+        log.info("%s", self._shown.format(url_of(listener, self._tls)))
 
     def try_open(self) -> None:
         """Listen, or note that it cannot be had now."""

@@ -9,10 +9,12 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -119,9 +121,30 @@ def _remove_dead(path: Path) -> None:
     raise OSError(errno.EADDRINUSE, "another guard listens there")
 
 
-def url_of(listener: socket.socket) -> str:
+def tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
+    """What uvicorn is told to speak TLS with this certificate; nothing without one.
+
+    Raises:
+        SettingsError: the files cannot be used.
+    """
+    if certificate is None or key is None:
+        return {}
+    try:
+        # With a password: for a key that has one OpenSSL would ask at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except OSError as error:
+        raise SettingsError(
+            f"RLGUARD_GUARD_TLS_CERTIFICATE={str(certificate)!r}, RLGUARD_GUARD_TLS_KEY={str(key)!r} cannot "
+            f"be used: {error.strerror or error}; they must be a certificate and its private key, PEM, "
+            "without a password"
+        ) from None
+    return {"ssl_certfile": certificate, "ssl_keyfile": key}
+
+
+def url_of(listener: socket.socket, tls: bool = False) -> str:
     """Where a socket listens."""
     if listener.family == socket.AF_UNIX:
         return f"unix://{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

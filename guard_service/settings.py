@@ -53,6 +53,12 @@ class GuardSettings(BaseSettings):
     port: int = Field(
         8470, ge=0, le=65535, description="TCP port; 0 takes a free one and writes it to endpoint.json."
     )
+    tls_certificate: Path | None = Field(
+        None,
+        description="File with the certificate (PEM) with which the port speaks TLS, and nothing else. "
+        "Trainers on another machine verify it by `RLGUARD_CA`.",
+    )
+    tls_key: Path | None = Field(None, description="File with its private key (PEM, without a password).")
     socket: Path | None = Field(
         None,
         description="Unix socket on which the guard listens, in a directory that only the guard may write: "
@@ -119,6 +125,12 @@ class GuardSettings(BaseSettings):
         for name in ("ingest_token", "read_token"):
             if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
                 raise ValueError(f"{name} and {name}_file are both set: keep one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _certificate_with_its_key(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key must be set together")
         return self
 
     @model_validator(mode="after")

@@ -18,20 +18,28 @@ from guard_operator.adapters import ADAPTERS
 from guard_operator.adapters.rayjob import SUBMITTER_LABEL
 from guard_operator.api.names import (
     GUARD_CONTAINER,
+    GUARD_PART,
+    IN_A_POD,
     JOB_LABEL,
     KIND,
+    MAX_GUARD_NAME,
     OPERATOR_VERB,
+    PART_LABEL,
+    PLACEMENT_LABEL,
     RESERVED_PREFIX,
     UID_LABEL,
 )
-from guard_operator.api.types import Spec, Status
+from guard_operator.api.types import GuardPod, Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import isolation as decided
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.digest import ADDED_ENV, ADDED_MOUNTS
+from guard_operator.reconcile.guard_pod import HOST_ENV, guard_objects
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.isolation import HOST_CAPABILITIES, Decisions, Says
+from guard_operator.reconcile.leaks import SHARED
 from guard_operator.reconcile.snapshot import Job
+from guard_operator.runtime.client import STATEFUL_SETS
 from tools import ROOT
 from tools.as_yaml import to_yaml
 from tools.chart_values import CrdValues, Values, ValuesSection
@@ -116,13 +124,20 @@ def isolation_values() -> dict[str, Any]:
         "heldoutDirectory": layout.HELDOUT_DIR,
         "metricsPort": layout.METRICS_PORT_NAME,
         "trainerEnv": list(layout.TRAINER_ENV),
-        "tokenEnv": layout.TOKEN_ENV,
-        "tokenKey": layout.INGEST_TOKEN_KEY,
+        "sharedKeys": dict(SHARED),
+        "partLabel": PART_LABEL,
+        "guardPart": GUARD_PART,
+        "placementLabel": PLACEMENT_LABEL,
+        "inAPod": IN_A_POD,
+        "guardNameLength": MAX_GUARD_NAME - 9,
+        "hostEnv": HOST_ENV,
         "hostCapabilities": sorted(HOST_CAPABILITIES),
         "guardMounts": {m["name"]: m["mountPath"] for m in guard["volumeMounts"] if m["name"] in volumes},
         # What is the same in the guards of two jobs that have nothing in common.
         "guardConstants": {name: value for name, value in values.items() if others.get(name) == value},
-        "guardEnv": sorted({e["name"] for container in (guard, other_guard) for e in container["env"]}),
+        "guardEnv": sorted(
+            {e["name"] for container in (guard, other_guard, own_guard()) for e in container["env"]}
+        ),
         "addedEnv": list(ADDED_ENV),
         "addedMounts": list(ADDED_MOUNTS),
         "strict": {name: sorted({*_names(table, *_OPEN), *more}) for name, (table, more) in FIELDS.items()},
@@ -202,6 +217,26 @@ def built_pods() -> tuple[dict[str, Any], dict[str, Any]]:
         one["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"],
         two["spec"]["template"]["spec"],
     )
+
+
+def own_guard() -> dict[str, Any]:
+    """The container of a guard in a pod of its own."""
+    pod = {
+        "containers": [{"name": "trainer", "volumeMounts": [{"name": "c", "mountPath": "/c"}]}],
+        "volumes": [{"name": "c", "persistentVolumeClaim": {"claimName": "c"}}],
+    }
+    guard = {
+        "heldout": {"volume": {"secretName": "h"}, "evaluator": {"checkpoint": {}}},
+        "checkpoints": {"volume": "c"},
+        "state": {"claimName": "s"},
+        "placement": "Pod",
+    }
+    template = {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": {"spec": pod}}}
+    spec = Spec.model_validate({"template": template, "guard": guard})
+    job = Job("own", "ns", "uid", 1, "1", {}, spec, Status())
+    objects = dict(guard_objects(job, GuardPod(), ADAPTERS[1], OperatorConfig("guard")))
+    container: dict[str, Any] = objects[STATEFUL_SETS]["spec"]["template"]["spec"]["containers"][0]
+    return container
 
 
 def schema(values: type[ValuesSection]) -> dict[str, Any]:

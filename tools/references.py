@@ -71,6 +71,11 @@ TRAINER_ENVIRONMENT = {
         "Address of the guard, such as `http://127.0.0.1:8470`, or `unix:///PATH` for a Unix socket.",
     ),
     "RLGUARD_TOKEN": ("text", "none", "The guard's ingest token."),
+    "RLGUARD_CA": (
+        "certificates (PEM)",
+        "those that the system trusts",
+        "Of a guard at an https URL: one of them must have signed its certificate.",
+    ),
     "RLGUARD_ATTEMPT": (
         "integer ≥ 0",
         "asked of the guard",

@@ -54,6 +54,8 @@ class GuardCallback(TrainerCallback):
     Args:
         url: base URL of the guard; None only on ranks other than 0.
         token: the guard's ingest token.
+        ca: certificates, PEM, of which one must have signed that of a guard at an https URL; None: those that
+            the system trusts.
         attempt: number of this start of the trainer; None asks the guard.
         strict: on a stop raise `CollapseStopError` (a fire), `GuardHaltError` (a halt) or
             `GuardLostError` (the guard is lost); otherwise end training softly, so that `train()` returns.
@@ -79,6 +81,7 @@ class GuardCallback(TrainerCallback):
         url: str | None,
         token: str | None = None,
         *,
+        ca: str | None = None,
         attempt: int | None = None,
         strict: bool = True,
         on_unreachable: Literal["stop", "continue"] = "stop",
@@ -90,6 +93,7 @@ class GuardCallback(TrainerCallback):
         self._settings = ClientSettings(
             url,
             token,
+            ca,
             attempt=attempt,
             on_unreachable=on_unreachable,
             unreachable_seconds=unreachable_seconds,
@@ -119,8 +123,8 @@ class GuardCallback(TrainerCallback):
         """The callback as the environment of a guarded run describes it.
 
         Args:
-            environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_ATTEMPT`,
-                `RLGUARD_STRICT` (1 or 0), `RLGUARD_ON_UNREACHABLE` (stop or continue),
+            environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_CA`,
+                `RLGUARD_ATTEMPT`, `RLGUARD_STRICT` (1 or 0), `RLGUARD_ON_UNREACHABLE` (stop or continue),
                 `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`,
                 `RLGUARD_ROLLOUTS` (1 or 0).
             optional: without `RLGUARD_URL`, train without a guard; a warning says that the run is unguarded.

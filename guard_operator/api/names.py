@@ -21,6 +21,12 @@ OPERATOR_VERB = "operate"
 JOB_LABEL = "rlguard.dev/job"
 UID_LABEL = "rlguard.dev/job-uid"
 
+#: On a guard's own pod, and on no other of its job: by it the Service and the NetworkPolicy know that pod.
+PART_LABEL, GUARD_PART = "rlguard.dev/part", "guard"
+
+#: On all pods of a job whose guard has a pod of its own, so that nobody looks for it beside the trainer.
+PLACEMENT_LABEL, IN_A_POD = "rlguard.dev/placement", "Pod"
+
 #: On the pods of a guarded template: `reconcile.digest` of what the operator added to them.
 DIGEST_ANNOTATION = "rlguard.dev/guard-digest"
 
@@ -34,6 +40,15 @@ JOB_NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 JOB_NAME_RULE = f"metadata.name must be a DNS-1035 label of at most {MAX_JOB_NAME} characters"
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+#: A StatefulSet gives its pods a label of its name and up to eleven characters more, of 63.
+MAX_GUARD_NAME = 52
+
+
+def guard_name(job_name: str, job_uid: str) -> str:
+    """Name of a guard's own StatefulSet and Service."""
+    return f"{job_name[: MAX_GUARD_NAME - 9]}-{job_uid[:8]}"
 
 
 def support_name(job_name: str, job_uid: str) -> str:

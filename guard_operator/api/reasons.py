@@ -97,6 +97,7 @@ class Reason(StrEnum):
     WORKLOAD_SUCCEEDED = "WorkloadSucceeded"
     CHECKPOINTS_LEFT = "CheckpointsLeft"
     NOT_JUDGED = "NotJudged"
+    GUARD_JUDGES = "GuardJudges"
     WORKLOAD_FAILED = "WorkloadFailed"
     EVICTED = "Evicted"
     PREEMPTED = "Preempted"
@@ -158,6 +159,7 @@ _REASONS = {
     "second one that would have confirmed an alarm.",
     Reason.NOT_JUDGED: "The same, but checkpoints were not evaluated, or the guard's last verdict is not "
     "healthy or not known; the message says what to set.",
+    Reason.GUARD_JUDGES: "The trainer has finished, and its guard, in a pod of its own, judges what it left.",
     Reason.WORKLOAD_FAILED: "The workload reports failure.",
     Reason.EVICTED: "A pod was evicted.",
     Reason.PREEMPTED: "A pod was preempted by the scheduler.",

@@ -254,6 +254,41 @@ class Resources(ApiModel):
     limits: dict[str, Quantity] = Field(default_factory=dict, description="What may be used at most.")
 
 
+class Toleration(ApiModel):
+    """Of a taint of a node, as in a pod."""
+
+    key: str | None = Field(None, max_length=316, description="Key of the taint; any if absent.")
+    operator: Literal["Equal", "Exists"] | None = Field(None, description="Equal unless it says Exists.")
+    value: str | None = Field(None, max_length=63, description="Value of the taint, for Equal.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="Effect of the taint; any if absent."
+    )
+    toleration_seconds: int | None = Field(
+        None, ge=0, description="For how long a taint of the effect NoExecute is tolerated, seconds."
+    )
+
+
+class GuardPod(ApiModel):
+    """The pod of a guard that does not share one with its trainer."""
+
+    service_account_name: ObjectName | None = Field(
+        None,
+        description="A ServiceAccount that the template must not use, such as one with a cloud role; one is "
+        "made for the job if absent.",
+    )
+    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of the guard's node.")
+    tolerations: list[Toleration] = Field(
+        default_factory=list, max_length=50, description="Taints that the guard's node may have."
+    )
+    priority_class_name: ObjectName | None = Field(None, description="PriorityClass of the pod.")
+    ready_seconds: int = Field(
+        1800,
+        ge=30,
+        le=86400,
+        description="How long the rank-0 pod waits for a ready guard before its trainer starts, seconds.",
+    )
+
+
 class Isolation(StrEnum):
     """What the template may have beside the guard."""
 
@@ -272,6 +307,12 @@ class GuardSpec(ApiModel):
                 "self.state.claimName != self.heldout.volume.claimName",
                 "state.claimName must not be the claim of the held-out split, which is mounted read-only",
             ),
+            ("self.placement == 'Pod' || !has(self.pod)", "pod means nothing without placement: Pod"),
+            (
+                "self.placement != 'Pod' || (has(self.state) && has(self.state.claimName))",
+                "placement Pod needs state.claimName: a guard that is moved to another node has no other "
+                "memory of its run",
+            ),
         )
     )
 
@@ -285,9 +326,13 @@ class GuardSpec(ApiModel):
         default_factory=Resources,
         description="Resources of the guard container; the operator's default if absent.",
     )
-    placement: Literal["Sidecar"] = Field(
-        "Sidecar", description="Where the guard runs: a native sidecar of the rank-0 pod."
+    placement: Literal["Sidecar", "Pod"] = Field(
+        "Sidecar",
+        description="Where the guard runs: as a native sidecar of the rank-0 pod, or in a pod of its own, "
+        "with its own node, GPU and ServiceAccount. Pod needs state.claimName, and checkpoints on a claim "
+        "with ReadWriteMany.",
     )
+    pod: GuardPod | None = Field(None, description="The guard's own pod, with placement Pod.")
     isolation: Isolation = Field(
         Isolation.STRICT,
         description="Strict allows what docs/reference/isolation.md lists. Relaxed admits root, "
@@ -320,6 +365,11 @@ class GuardSpec(ApiModel):
         description="All thresholds of the guard.",
         json_schema_extra={CAMEL_CHOICES: True},
     )
+
+    @property
+    def own_pod(self) -> GuardPod | None:
+        """What is said of the guard's own pod; None: it has none."""
+        return (self.pod or GuardPod()) if self.placement == "Pod" else None
 
 
 class OnFire(StrEnum):
@@ -647,6 +697,7 @@ class Phase(StrEnum):
     SUSPENDED = "Suspended"
     STARTING = "Starting"
     RUNNING = "Running"
+    JUDGING = "Judging"
     STOPPING = "Stopping"
     STOPPED = "Stopped"
     SUCCEEDED = "Succeeded"

@@ -18,6 +18,7 @@ from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ApiModel, ConditionStatus, StopMethod
 from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.certificate import own_certificate
 from guard_operator.reconcile.collector import EvidenceCollector
 from guard_operator.reconcile.decision import (
     Action,
@@ -28,9 +29,11 @@ from guard_operator.reconcile.decision import (
     DeletePods,
     RecordLatches,
     Report,
+    StartGuard,
     StopWorkload,
 )
 from guard_operator.reconcile.events import Transition, transitions
+from guard_operator.reconcile.guard_pod import guard_objects, host_of
 from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
 from guard_operator.reconcile.notifier import Notifier
 from guard_operator.reconcile.parse import JOBS
@@ -100,6 +103,8 @@ class Actuator:
                 self._record(job, action)
             case CreateWorkload():
                 self._create(job)
+            case StartGuard():
+                self._start_guard(job)
             case CaptureEvidence():
                 return self._capture(snapshot, action, report)
             case StopWorkload():
@@ -128,7 +133,10 @@ class Actuator:
     def _create(self, job: Job) -> None:
         adapter = _adapter(job)
         tokens = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        for resource, body in support_objects(job, guard_service_account(job, adapter), tokens):
+        own = job.spec.guard.own_pod
+        certificate = None if own is None else own_certificate(host_of(job), self._clock())
+        account = guard_service_account(job, adapter)
+        for resource, body in support_objects(job, account, tokens, certificate):
             self._create_once(resource, job.namespace, body)
         # The cache may be behind: a job that was deleted or has fired meanwhile gets no workload.
         current = self._client.get(JOBS, job.namespace, job.name)
@@ -139,6 +147,12 @@ class Actuator:
             return
         workload = build_workload(job, adapter, self._config)
         self._client.apply(adapter.resource, workload, names.OPERATOR_MANAGER)
+
+    def _start_guard(self, job: Job) -> None:
+        own = job.spec.guard.own_pod
+        assert own is not None, "only a guard in a pod of its own is started"
+        for resource, body in guard_objects(job, own, _adapter(job), self._config, self._config.scrapers):
+            self._create_once(resource, job.namespace, body)
 
     def _create_once(self, resource: Resource, namespace: str, body: Json) -> None:
         """Create it unless it exists; the names carry the job's UID, so what exists is this job's."""

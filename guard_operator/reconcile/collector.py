@@ -109,10 +109,10 @@ class EvidenceCollector:
         if guarded is None or adapter is None:
             return None
         container = next(t for t in adapter.pod_templates(template.spec) if t.guarded).container
-        # At once: the pod may be gone in the moment between the two.
-        log_of = partial(self._log, job.namespace, guarded.name)
-        beside = _beside(partial(log_of, names.GUARD_CONTAINER))
-        trainer, guard = log_of(container), beside.result()
+        trains = next((pod for pod in reversed(snapshot.pods) if pod.rank0), guarded)
+        # At once: the pods may be gone in the moment between the two.
+        beside = _beside(partial(self._log, job.namespace, guarded.name, names.GUARD_CONTAINER))
+        trainer, guard = self._log(job.namespace, trains.name, container), beside.result()
         if isinstance(trainer, ClusterError):
             return None
         kept = f"not available: {guard}" if isinstance(guard, ClusterError) else guard

@@ -33,6 +33,7 @@ from guard_operator.reconcile.decision import (
     DeletePods,
     RecordLatches,
     Report,
+    StartGuard,
     StopWorkload,
 )
 from guard_operator.reconcile.halts import (
@@ -79,6 +80,12 @@ SETTLE_ESCALATED_SECONDS = 30.0
 LATER_SECONDS = 60.0
 #: For how long after its end evidence of a run that was not stopped is tried for.
 EVIDENCE_SECONDS = 300.0
+#: How often a guard is looked at that still judges a run whose trainer has finished.
+JUDGING_SECONDS = 15.0
+#: For how long after that end it may be without work before it is believed: it reports every 15 s.
+HEARD_SECONDS = 60.0
+#: For how long it may judge: an evaluation and its confirmation, at the guard's own limit of 1800 s for each.
+JUDGED_SECONDS = 3600.0
 #: For how long a pod may be there after it should have ended before that is said.
 OVERDUE_SECONDS = 15.0
 
@@ -123,7 +130,7 @@ class _Conditions:
     def __init__(self, snapshot: Snapshot, now: datetime) -> None:
         self._snapshot = snapshot
         self._job = snapshot.job
-        self._now = now
+        self.now = now
         self.fired = self._fired()
         self.silent = self._silent(snapshot)
         self.halted = self._halted(snapshot)
@@ -139,7 +146,7 @@ class _Conditions:
             reason=reason,
             message=message[:32768],
             observed_generation=self._job.generation,
-            last_transition_time=before.last_transition_time if before and unchanged else self._now,
+            last_transition_time=before.last_transition_time if before and unchanged else self.now,
         )
 
     def __call__(self, *others: ConditionStatus | None, over: bool = False) -> tuple[ConditionStatus, ...]:
@@ -329,7 +336,9 @@ def _first_method(snapshot: Snapshot) -> StopMethod:
 
 def _nothing_can_run(snapshot: Snapshot) -> bool:
     """No pod is left, and none is made: the workload is gone, finished, or suspended because we asked."""
-    if snapshot.pods or (snapshot.unknown_kind and snapshot.job.status.workload_ref is not None):
+    if snapshot.pods or _guard_maker(snapshot):
+        return False
+    if snapshot.unknown_kind and snapshot.job.status.workload_ref is not None:
         return False
     workload, stop = snapshot.workload, snapshot.job.status.stop
     if workload is None or not workload.ours or workload.terminating:
@@ -343,6 +352,12 @@ def _nothing_can_run(snapshot: Snapshot) -> bool:
 def _makers(snapshot: Snapshot) -> tuple[Between, ...]:
     """What makes pods for the workload, and is not on its way out."""
     return tuple(one for one in snapshot.between if not one.terminating)
+
+
+def _guard_maker(snapshot: Snapshot) -> tuple[Between, ...]:
+    """What makes the guard's own pod, and is not on its way out."""
+    made = None if snapshot.own_guard is None else snapshot.own_guard.made
+    return () if made is None or made.terminating else (made,)
 
 
 def _is_going(snapshot: Snapshot) -> bool:
@@ -362,6 +377,8 @@ def _stop_actions(snapshot: Snapshot, method: StopMethod) -> tuple[Action, ...]:
     if workload is not None and workload.ours and not workload.terminating and not asked_and_going:
         of_workload = StopMethod.DELETE if method is StopMethod.DELETE_PODS else method
         actions.append(StopWorkload(of_workload, workload.uid))
+    if maker := _guard_maker(snapshot):  # a sidecar ends with its trainer, too
+        actions.append(DeleteBetween(maker))
     if method is StopMethod.DELETE_PODS:
         # A workload whose deletion hangs keeps what makes its pods.
         if makers := _makers(snapshot):
@@ -434,7 +451,8 @@ def _with_evidence(snapshot: Snapshot, report: Report, ended: float) -> Decision
     What ended long ago is left as it is, so that an operator that starts does nothing for its history.
     """
     if snapshot.job.status.evidence is not None or ended > EVIDENCE_SECONDS:
-        return Decision(report)
+        maker = _guard_maker(snapshot)  # it has nothing more to say
+        return Decision(report, (DeleteBetween(maker),) if maker else ())
     return Decision(report, (CaptureEvidence(final=ended > REASSERT_SECONDS),), STOPPING_SECONDS)
 
 
@@ -473,10 +491,34 @@ def _ended(snapshot: Snapshot, says: _Conditions) -> Decision | None:
         end = _failed(snapshot, says, workload.message)
     else:
         return None
+    if (judging := _judging(snapshot, says, end)) is not None:
+        return judging
     guarded = condition_of(job.status, ConditionType.GUARDED)
     phase = OVER[ConditionType(end.type)]
     report = Report(phase, says(end, guarded, over=True), _workload_ref(snapshot), job.status.stop)
     return _with_evidence(snapshot, report, 0.0)
+
+
+def _judging(snapshot: Snapshot, says: _Conditions, end: ConditionStatus) -> Decision | None:
+    """The trainer has finished, and a guard in a pod of its own judges what is left: no GPU waits for that.
+
+    Since when is in the condition. It ends once nothing waits, or nothing more is to be expected.
+    """
+    if end.type != ConditionType.SUCCEEDED or not _guard_maker(snapshot) or is_silent(snapshot):
+        return None
+    message = "the trainer has finished; the guard judges the checkpoints that it has left"
+    open_ = says.make(ConditionType.SUCCEEDED, "Unknown", Reason.GUARD_JUDGES, message)
+    last, lasted = guard_of(snapshot.job), (says.now - open_.last_transition_time).total_seconds()
+    heard = last.ended is not None or lasted >= HEARD_SECONDS
+    if lasted >= JUDGED_SECONDS or (heard and not last.waiting):
+        return None
+    report = Report(
+        Phase.JUDGING,
+        says(_guarded(snapshot, says), open_),
+        _workload_ref(snapshot),
+        snapshot.job.status.stop,
+    )
+    return Decision(report, look_again=JUDGING_SECONDS)
 
 
 def _gone(job: Job, snapshot: Snapshot, says: _Conditions) -> ConditionStatus:
@@ -526,11 +568,16 @@ def _disruption(snapshot: Snapshot) -> tuple[str, str] | None:
 
 def _disrupted_pod(snapshot: Snapshot) -> tuple[str, str] | None:
     """The same, from a pod that is still there, unless it is a rank-0 pod that a newer one has replaced."""
-    replaced = [pod for pod in snapshot.pods if pod.guarded][:-1]
+    replaced = _first_pods(snapshot)[:-1]
     for pod in snapshot.pods:
         if pod.disruption is not None and pod not in replaced:
             return pod.disruption, f"pod {pod.name}: {Reason(pod.disruption).meaning}"
     return None
+
+
+def _first_pods(snapshot: Snapshot) -> list[Pod]:
+    """The pods of rank 0, the oldest first; with a sidecar, those that have it."""
+    return [pod for pod in snapshot.pods if (pod.rank0 if snapshot.own_guard else pod.guarded)]
 
 
 def _create(snapshot: Snapshot, says: _Conditions) -> Decision | None:
@@ -575,7 +622,15 @@ def _running(snapshot: Snapshot, says: _Conditions) -> Decision:
     again = _until_silence(snapshot)
     if snapshot.late:  # no event will tell that it still is
         again = min(again or LATE_SECONDS, LATE_SECONDS)
-    return Decision(report, look_again=again)
+    return Decision(report, _of_own_guard(snapshot, workload.state), again)
+
+
+def _of_own_guard(snapshot: Snapshot, state: WorkloadState) -> tuple[Action, ...]:
+    """A guard's own pod is there while its run is, and takes no GPU while a queue holds the run back."""
+    own, maker = snapshot.own_guard, _guard_maker(snapshot)
+    if state is WorkloadState.SUSPENDED:
+        return (DeleteBetween(maker),) if maker else ()
+    return (StartGuard(),) if own is not None and own.made is None else ()
 
 
 def _guarded(snapshot: Snapshot, says: _Conditions) -> ConditionStatus:
@@ -627,7 +682,7 @@ def _until_silence(snapshot: Snapshot) -> float | None:
 def _noted_disruption(snapshot: Snapshot, says: _Conditions) -> ConditionStatus | None:
     """A disruption is noted while its pod is still there, and forgotten once the guarded pod runs again."""
     taken = _disruption(snapshot)
-    healthy = any(is_running(pod) for pod in snapshot.pods if pod.guarded)
+    healthy = any(is_running(pod) for pod in _first_pods(snapshot))
     if taken is None or (healthy and _disrupted_pod(snapshot) is None):
         return None
     return says.make(ConditionType.DISRUPTED, "False", taken[0], taken[1])

@@ -25,6 +25,11 @@ class CreateWorkload:
 
 
 @dataclass(frozen=True, slots=True)
+class StartGuard:
+    """Create what runs a guard in a pod of its own, unless it is there."""
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureEvidence:
     """Write the evidence ConfigMap, beside the stop and never before it.
 
@@ -58,7 +63,9 @@ class DeletePods:
     grace: int | None = None
 
 
-Action = RecordLatches | CreateWorkload | CaptureEvidence | StopWorkload | DeleteBetween | DeletePods
+Action = (
+    RecordLatches | CreateWorkload | StartGuard | CaptureEvidence | StopWorkload | DeleteBetween | DeletePods
+)
 
 
 @dataclass(frozen=True, slots=True)

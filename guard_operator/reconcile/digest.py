@@ -41,13 +41,18 @@ def injected_digest(pod: Mapping[str, Any]) -> str | None:
 
     The spec as it was built and the one that the API server gives back have the same digest.
     """
-    guards = [c for c in pod.get("initContainers") or [] if c.get("name") == GUARD_CONTAINER]
-    if len(guards) != 1:
+    sidecars, alone = (
+        [c for c in pod.get(key) or [] if c.get("name") == GUARD_CONTAINER]
+        for key in ("initContainers", "containers")
+    )
+    if len(sidecars) + len(alone) != 1:
         return None
+    guard = (sidecars or alone)[0]
     volumes = [v for v in pod.get("volumes") or [] if str(v.get("name", "")).startswith(RESERVED_PREFIX)]
     # What is not there and what is empty are the same, as for the API server.
     content = {
-        "container": {key: value for key, value in _container(guards[0]) if value},
+        "container": {key: value for key, value in _container(guard) if value}
+        | ({"alone": True} if alone else {}),
         "volumes": sorted((_undefaulted(volume) for volume in volumes), key=lambda v: str(v["name"])),
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

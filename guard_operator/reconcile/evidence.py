@@ -18,7 +18,8 @@ from guard_core.policy import Policy
 from guard_operator.api import names
 from guard_operator.api.types import ApiModel, GuardStatus, StatusModel
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.inject import owner_reference, policy_file
+from guard_operator.reconcile.inject import policy_file
+from guard_operator.reconcile.owned import owner_reference
 from guard_operator.reconcile.snapshot import Job, guard_of
 from guard_operator.runtime.client import CONFIG_MAPS, Json
 

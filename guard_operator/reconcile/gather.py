@@ -16,12 +16,13 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from guard_operator.adapters import WorkloadAdapter, find_adapter
+from guard_operator.adapters import WorkloadAdapter, WorkloadState, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
 from guard_operator.api.types import GuardStatus
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import is_to_stop, must_be_live
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.obstacles import Late, reason_for, what_is_late
@@ -34,6 +35,7 @@ from guard_operator.reconcile.snapshot import (
     Between,
     Disruption,
     Job,
+    OwnGuard,
     Pod,
     Preparation,
     Snapshot,
@@ -41,7 +43,16 @@ from guard_operator.reconcile.snapshot import (
     Workload,
     guard_of,
 )
-from guard_operator.runtime.client import CLAIMS, EVENTS, PODS, Client, Json, Resource, controller_of
+from guard_operator.runtime.client import (
+    CLAIMS,
+    EVENTS,
+    PODS,
+    STATEFUL_SETS,
+    Client,
+    Json,
+    Resource,
+    controller_of,
+)
 from guard_operator.runtime.errors import ApiError, ClusterError
 
 log = logging.getLogger(__name__)
@@ -54,6 +65,7 @@ LAST_WORDS = 600
 MAX_EVENTS = 500
 #: A watch that works shows something every minute; one that has shown nothing for longer than this does not.
 DEAF_SECONDS = 90.0
+CHECKPOINTS = "spec.guard.checkpoints.volume"
 CLAIM_SECONDS = 5.0
 FORBIDDEN_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
@@ -139,17 +151,23 @@ class Gatherer:
         raw_pods = self._live_pods(job) if uncached else raw_pods
         uid = _uid(job, workload)
         between = self._between(adapter, job, uid, uncached)
-        owner = _Owner(uid, template.spec, frozenset(one.uid for one in between))
+        own_guard = self._own_guard(job, uncached)
+        made = None if own_guard is None else own_guard.made
+        owner = _Owner(
+            uid, template.spec, frozenset(one.uid for one in between), None if made is None else made.uid
+        )
         pods = tuple(_pod(adapter, raw, owner) for raw in sorted(raw_pods, key=_age))
         findings = find_violations(adapter, template.spec, job.spec.guard, self._config)
         not_now = workload or stopping or job.deleting or _was_created(job)
-        age, most_silent = self._silence(job, pods, deaf)
+        age, most_silent = self._silence(job, pods, deaf, workload, own_guard)
         wanted = adapter.pods_wanted(template.spec)
-        late = None if stopping or job.deleting else what_is_late(workload, pods, wanted)
+        of_run = pods if own_guard is None else tuple(pod for pod in pods if not pod.guarded)
+        late = None if stopping or job.deleting else what_is_late(workload, of_run, wanted)
         return Snapshot(
             job=job,
             workload=workload,
             between=between,
+            own_guard=own_guard,
             pods=pods,
             preparation=None if not_now else self._prepare(adapter, job),
             costs=tuple(finding.cost for finding in findings if finding.cost is not None),
@@ -207,23 +225,44 @@ class Gatherer:
             for of in (raw["metadata"],)
         )
 
+    def _own_guard(self, job: Job, live: bool) -> OwnGuard | None:
+        """The StatefulSet of the guard: the job controls it, and it has its name."""
+        if job.spec.guard.own_pod is None:
+            return None
+        name = names.guard_name(job.name, job.uid)
+        for raw in self._made(STATEFUL_SETS, job, live):
+            of = raw["metadata"]
+            if of["name"] == name and controller_of(raw) == job.uid:
+                return OwnGuard(Between(STATEFUL_SETS, name, of["uid"], "deletionTimestamp" in of))
+        return OwnGuard()
+
     def _made(self, kind: Resource, job: Job, live: bool) -> Iterable[Json]:
         """What of this kind has the job's UID as a label."""
         if live:
             return self._labelled(kind, job)
         return self._caches.between(kind, job.namespace, job.uid)
 
-    def _silence(self, job: Job, pods: tuple[Pod, ...], deaf: bool) -> tuple[float | None, bool]:
+    def _silence(
+        self,
+        job: Job,
+        pods: tuple[Pod, ...],
+        deaf: bool,
+        workload: Workload | None,
+        own_guard: OwnGuard | None,
+    ) -> tuple[float | None, bool]:
         """How long the guard has been silent, and whether too long with most others.
 
         Nothing is counted while it need not report, or could not be heard. A rank 0 without its guard is
-        silent from its start, whatever others are.
+        silent from its start, whatever others are. A guard in a pod of its own has to report after its
+        trainer's end, too.
         """
+        ended = own_guard is not None and (workload is None or workload.state is WorkloadState.SUCCEEDED)
         running = [pod for pod in pods if pod.rank0 and pod.phase == "Running" and not pod.terminating]
+        running = running or [pod for pod in pods if ended and pod.guarded and not pod.terminating]
         if deaf or not running:
             self._beats.forget(job.uid)
             return None, False
-        unguarded = next((pod for pod in running if not pod.guarded), None)
+        unguarded = next((pod for pod in running if not pod.guarded and own_guard is None), None)
         if unguarded is not None:
             return self._beats.age(job.uid, ("unguarded", unguarded.uid)), False
         age = self._beats.age(job.uid, (guard_of(job).heartbeat, running[0].uid))
@@ -236,11 +275,14 @@ class Gatherer:
         if (said := review(adapter, job, self._config)).reason is not None:
             return Preparation(said.reason, "; ".join(said.findings))
         for where, claim in _claims(adapter, job):
-            if self._client.get(CLAIMS, job.namespace, claim) is None:
+            if (raw := self._client.get(CLAIMS, job.namespace, claim)) is None:
                 message = (
                     f"{where}: PersistentVolumeClaim {claim} does not exist in {job.namespace}: create it"
                 )
                 return Preparation(Reason.CLAIM_MISSING, message, CLAIM_SECONDS)
+            if guard.own_pod is not None and where == CHECKPOINTS and (why := why_not_shared(raw)):
+                message = f"{where}: PersistentVolumeClaim {claim}: {why}"
+                return Preparation(Reason.TEMPLATE_REFUSED, message, CLAIM_SECONDS)
         for field, claim in template_claims(adapter, spec):
             if copies(self._client.get(CLAIMS, job.namespace, claim) or {}, guard):
                 message = (
@@ -314,11 +356,15 @@ def _age(raw: Json) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """The workload of pods: its UID (None: there is none), its spec, and what is between it and its pods."""
+    """The workload of pods: its UID (None: there is none), its spec, and what is between it and its pods.
+
+    `guard`: UID of the StatefulSet of a guard in a pod of its own.
+    """
 
     uid: str | None = None
     spec: Mapping[str, Any] | None = None
     between: frozenset[str] = frozenset()
+    guard: str | None = None
 
 
 def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
@@ -339,23 +385,42 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
         created=_time(metadata.get("creationTimestamp")),
         node=spec.get("nodeName", ""),
     )
+    if workload.guard is not None and controller_of(raw) == workload.guard:
+        alone = [one for one in spec.get("containers") or [] if _is_guard(one)]
+        return _with_guard(replace(bare, guarded=bool(alone)), raw, alone)
     if adapter is None or workload.uid is None or controller_of(raw) not in {workload.uid, *workload.between}:
         return bare
     guards = [one for one in spec.get("initContainers") or [] if _is_guard(one)]
-    rank0, last_word = adapter.holds_rank0(raw, workload.spec or {}), _last_word(status)
-    return replace(
+    rank0 = adapter.holds_rank0(raw, workload.spec or {})
+    pod = replace(
         bare,
         rank0=rank0,
         guarded=rank0 and bool(guards),
+        failure=_failure(status) if rank0 else "",
+        disruption=_disruption(status),
+    )
+    return _with_guard(pod, raw, guards)
+
+
+def _with_guard(pod: Pod, raw: Json, guards: list[Json]) -> Pod:
+    """The pod, with what is known of its containers and of these guards in it."""
+    status = raw.get("status") or {}
+    last_word = _last_word(status)
+    return replace(
+        pod,
         changed=any(guard.get(CHANGED) or is_as_injected(raw) is False for guard in guards),
         cut_off=_cut_off(status),
         guard_since=_guard_since(status),
-        failure=_failure(status) if rank0 else "",
-        disruption=_disruption(status),
         waiting=_waiting(status),
         fire=last_word.fire,
         halt=last_word.halt,
     )
+
+
+def _guards(status: Mapping[str, Any]) -> list[Json]:
+    """The guard's status, as a sidecar or as the container of its own pod."""
+    all_ = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    return [one for one in all_ if _is_guard(one)]
 
 
 def _is_guard(container: Mapping[str, Any]) -> bool:
@@ -364,7 +429,7 @@ def _is_guard(container: Mapping[str, Any]) -> bool:
 
 def _guard_since(status: Mapping[str, Any]) -> datetime | None:
     """When the guard that runs now was started; None if none runs."""
-    for guard in filter(_is_guard, status.get("initContainerStatuses") or []):
+    for guard in _guards(status):
         if started := ((guard.get("state") or {}).get("running") or {}).get("startedAt"):
             return datetime.fromisoformat(started)
     return None
@@ -383,10 +448,9 @@ def _failure(status: Mapping[str, Any]) -> str:
 
 def _last_word(status: Mapping[str, Any]) -> GuardStatus:
     """What the guard left in its termination message; empty if it did not end or left nothing of the kind."""
-    for guard in status.get("initContainerStatuses") or []:
+    for guard in _guards(status):
         for state in (guard.get("state") or {}, guard.get("lastState") or {}):
-            message = (state.get("terminated") or {}).get("message")
-            if guard["name"] == names.GUARD_CONTAINER and message:
+            if message := (state.get("terminated") or {}).get("message"):
                 with suppress(ValidationError):
                     return GuardStatus.model_validate_json(message)
     return GuardStatus()
@@ -445,4 +509,4 @@ def _claims(adapter: WorkloadAdapter, job: Job) -> Iterable[tuple[str, str]]:
         for volume in pod_spec(spec, template).get("volumes", []):
             claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
             if claim and template.guarded and volume.get("name") == guard.checkpoints.volume:
-                yield "spec.guard.checkpoints.volume", claim
+                yield CHECKPOINTS, claim

@@ -34,6 +34,8 @@ METRICS_PORT_NAME = "rlguard-metrics"
 URL_ENV = "RLGUARD_URL"
 TOKEN_ENV = "RLGUARD_TOKEN"
 TRAINER_ENV = (URL_ENV, TOKEN_ENV)
+#: Of a guard at the network: the certificate by which it is known.
+CA_ENV = "RLGUARD_CA"
 #: The guard ends with the trainer, so the trainer waits for the last evaluations, unless its template says
 #: otherwise; for less than the ten minutes after which a collective of the other ranks fails.
 DRAIN_ENV, DRAIN_SECONDS = "RLGUARD_DRAIN_SECONDS", "300"
@@ -46,6 +48,7 @@ RESUME_ENV, RUN_ENV = "RLGUARD_RESUME_FROM", "RLGUARD_RUN"
 INGEST_TOKEN_KEY = "ingest-token"
 READ_TOKEN_KEY = "read-token"
 POLICY_KEY = "policy.yaml"
+CERTIFICATE_KEY, PRIVATE_KEY_KEY = "tls.crt", "tls.key"
 API_KEY_KEY = "api-key"
 
 #: Environment variable of the guard with the key of the server that it asks.

@@ -10,7 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from guard_operator.api.names import GUARD_CONTAINER, RESERVED_PREFIX
-from guard_operator.reconcile.layout import INGEST_TOKEN_KEY, SOCKET_DIR, SOCKET_VOLUME, TOKEN_ENV
+from guard_operator.reconcile.layout import (
+    CA_ENV,
+    CERTIFICATE_KEY,
+    INGEST_TOKEN_KEY,
+    SOCKET_DIR,
+    SOCKET_VOLUME,
+    TOKEN_ENV,
+)
 from guard_operator.reconcile.refusals import MOUNTS, SourceRef
 
 _KINDS = {"secret": "Secret", "configMap": "ConfigMap", "persistentVolumeClaim": "PersistentVolumeClaim"}
@@ -21,6 +28,8 @@ _REFERENCES = {
     "configMapKeyRef": "ConfigMap",
     "configMapRef": "ConfigMap",
 }
+#: Variables, each with its key of the guard's Secret, that both have: with them the trainer reports.
+SHARED = (TOKEN_ENV, INGEST_TOKEN_KEY), (CA_ENV, CERTIFICATE_KEY)
 
 
 def leaks(pod: Mapping[str, Any], own: frozenset[SourceRef]) -> tuple[str, ...]:
@@ -81,7 +90,6 @@ def _referred(container: Mapping[str, Any], own: frozenset[SourceRef]) -> Iterat
     for variable, part in parts:
         for field, kind in _REFERENCES.items():
             reference = part.get(field) or {}
-            # The one thing that both have: with it the trainer reports.
-            shared = variable == TOKEN_ENV and reference.get("key") == INGEST_TOKEN_KEY
+            shared = (variable, reference.get("key")) in SHARED
             if (kind, reference.get("name")) in own and not shared:
                 yield f"the {kind} {reference.get('name')} in its environment"

@@ -17,6 +17,7 @@ from guard_operator.api.reasons import Reason
 from guard_operator.api.types import Spec
 from guard_operator.api.wording import invalid_spec
 from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.guard_pod import find_obstacles
 from guard_operator.reconcile.inject import LeakError, build_workload
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.refusals import checkpoint_mount, find_violations, pod_spec
@@ -53,6 +54,8 @@ def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) ->
         )
         return Review(Reason.TEMPLATE_REFUSED, (message,))
     found = find_violations(adapter, template.spec, guard, config)
+    if guard.own_pod is not None and not any(finding.cost is None for finding in found):
+        found = (*found, *find_obstacles(adapter, template.spec, guard, guard.own_pod))
     refused = (
         *_annotations(adapter, template.metadata.annotations),
         *(f"{finding.field} {finding.message}" for finding in found if finding.cost is None),

@@ -49,11 +49,8 @@ def slim_pod(raw: Json) -> Json:
         },
         "spec": _kept(spec, ("terminationGracePeriodSeconds", "nodeName"))
         | {
-            "initContainers": [
-                {"name": one["name"], CHANGED: changed}
-                for one in spec.get("initContainers") or []
-                if one.get("name") == names.GUARD_CONTAINER
-            ]
+            "initContainers": _guards(spec, "initContainers", changed),
+            **({"containers": alone} if (alone := _guards(spec, "containers", changed)) else {}),
         },
         "status": _kept(status, ("phase", "reason"))
         | {
@@ -64,6 +61,14 @@ def slim_pod(raw: Json) -> Json:
             "containerStatuses": _containers(status.get("containerStatuses") or []),
         },
     }
+
+
+def _guards(spec: Mapping[str, Any], key: str, changed: bool) -> list[Json]:
+    return [
+        {"name": one["name"], CHANGED: changed}
+        for one in spec.get(key) or []
+        if one.get("name") == names.GUARD_CONTAINER
+    ]
 
 
 def slim_workload(adapter: WorkloadAdapter, raw: Json) -> Json:

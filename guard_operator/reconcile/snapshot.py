@@ -67,6 +67,13 @@ class Between:
     terminating: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class OwnGuard:
+    """That the guard has a pod of its own. `made`: the StatefulSet that makes it; None: there is none."""
+
+    made: Between | None = None
+
+
 class Disruption(StrEnum):
     """Why the infrastructure took a pod; the values are the reasons of the condition."""
 
@@ -140,6 +147,7 @@ class Snapshot:
     `guard_image`: of the guard that is, or would be, injected.
     `late`: pods have not come or not started, and no status says why; `obstacle`: what Events say of that.
     `between`: what stands between the workload and its pods.
+    `own_guard`: None where the guard is a sidecar of rank 0, and `guarded` pods are those of rank 0.
     """
 
     job: Job
@@ -156,6 +164,7 @@ class Snapshot:
     late: bool = False
     obstacle: Waiting | None = None
     between: tuple[Between, ...] = ()
+    own_guard: OwnGuard | None = None
 
 
 def guard_of(job: Job) -> GuardStatus:

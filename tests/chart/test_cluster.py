@@ -28,6 +28,7 @@ from guard_operator.api.types import Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.evidence import build_evidence
+from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.refusals import find_violations
@@ -36,6 +37,7 @@ from guard_operator.runtime.client import (
     APPLY,
     CONFIG_MAPS,
     MERGE,
+    STATEFUL_SETS,
     Client,
     Resource,
     load_configuration,
@@ -1146,6 +1148,166 @@ def test_a_debugger_from_before_the_policy_holds_up_no_update(admission: Client)
     eventually(lambda: not debug(f"newer-{next(numbers)}"), "the policy is on again")
     admission.request("PATCH", path, body={"metadata": {"finalizers": ["a/b"]}}, content_type=MERGE)
     admission.request("PATCH", path, body={"metadata": {"finalizers": None}}, content_type=MERGE)
+
+
+# -- a guard in a pod of its own -------------------------------------------------------------------------
+
+
+def apart(spec: Json) -> None:
+    set_guard(spec, placement="Pod", state={"claimName": "state"})
+
+
+def own_guard_pod(namespace: str, job: Job) -> Json:
+    """The pod that the StatefulSet controller makes of what our operator built."""
+    own = job.spec.guard.own_pod
+    assert own is not None
+    made = dict(guard_objects(job, own, ADAPTERS[0], CONFIG))[STATEFUL_SETS]
+    name, template = f"{made['metadata']['name']}-0", made["spec"]["template"]
+    labels = template["metadata"]["labels"] | {"statefulset.kubernetes.io/pod-name": name}
+    metadata = template["metadata"] | {"name": name, "namespace": namespace, "labels": labels}
+    spec = template["spec"] | {"hostname": name, "subdomain": made["spec"]["serviceName"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def alone(pod: Json) -> Json:
+    (container,) = pod["spec"]["containers"]
+    return container
+
+
+#: What a trainer's pod may be changed into.
+OF_A_TRAINER: dict[str, tuple[Callable[[Json], Any], str]] = {
+    "no label": (
+        lambda p: p["metadata"]["labels"].pop("rlguard.dev/placement"),
+        "the label rlguard.dev/placement must be Pod",
+    ),
+    "the label of a guard": (
+        lambda p: p["metadata"]["labels"].update({"rlguard.dev/part": "guard"}),
+        "the guard must be where its job puts it",
+    ),
+    "the held-out claim": (
+        lambda p: volume(p["spec"], persistentVolumeClaim={"claimName": "heldout"}),
+        "only the guard may have",
+    ),
+    "the state": (
+        lambda p: volume(p["spec"], persistentVolumeClaim={"claimName": "state"}),
+        "only the guard may have",
+    ),
+    "all tokens and the private key": (
+        lambda p: volume(p["spec"], secret={"secretName": support(p)}),
+        "only the guard may have",
+    ),
+    "the same, projected": (
+        lambda p: volume(p["spec"], projected={"sources": [{"secret": {"name": support(p)}}]}),
+        "only the guard may have",
+    ),
+    "the private key as its certificate": (
+        lambda p: variable(p["spec"], "RLGUARD_CA")["valueFrom"]["secretKeyRef"].update(key="tls.key"),
+        "only the guard may have",
+    ),
+    "the read token": (
+        lambda p: next(e for e in trainer(p["spec"])["env"] if e["name"] == "RLGUARD_TOKEN").update(
+            valueFrom={"secretKeyRef": {"name": support(p), "key": "read-token"}}
+        ),
+        "only the guard may have",
+    ),
+    "all of them as its environment": (
+        lambda p: p["spec"]["containers"][0].update(envFrom=[{"secretRef": {"name": support(p)}}]),
+        "only the guard may have",
+    ),
+}
+#: The same of a guard's.
+OF_A_GUARD: dict[str, tuple[Callable[[Json], Any], str]] = {
+    "no label": (lambda p: p["metadata"]["labels"].pop("rlguard.dev/part"), "only the guard may have"),
+    "the label of a sidecar's pod": (
+        lambda p: p["metadata"]["labels"].pop("rlguard.dev/placement"),
+        "the label rlguard.dev/placement must be Pod",
+    ),
+    "another image": (lambda p: alone(p).update(image="other"), "the guard's image must be"),
+    "a command": (lambda p: alone(p).update(command=["true"]), "must run what its image runs"),
+    "another account": (
+        lambda p: p["spec"].update(serviceAccountName="x"),
+        "as the ServiceAccount of its job",
+    ),
+    "a fellow": (
+        lambda p: p["spec"]["containers"].append(alone(p) | {"name": "other", "ports": []}),
+        "the container rlguard-guard and no other",
+    ),
+    "another address": (
+        lambda p: next(e for e in alone(p)["env"] if e["name"] == "RLGUARD_GUARD_HOST").update(
+            valueFrom={"fieldRef": {"fieldPath": "status.hostIP"}}
+        ),
+        "environment must be as the operator wrote it",
+    ),
+    "checkpoints that it may write": (
+        lambda p: next(m for m in alone(p)["volumeMounts"] if m["name"] == "checkpoints").pop("readOnly"),
+        "the checkpoints read-only",
+    ),
+    "another split": (
+        lambda p: next(v for v in p["spec"]["volumes"] if v["name"] == "rlguard-heldout").update(
+            persistentVolumeClaim={"claimName": "mine"}
+        ),
+        "volumes must be those of its job",
+    ),
+    "another state": (
+        lambda p: next(v for v in p["spec"]["volumes"] if v["name"] == "rlguard-state").update(
+            persistentVolumeClaim={"claimName": "mine"}
+        ),
+        "volumes must be those of its job",
+    ),
+}
+
+
+def support(pod: Json) -> str:
+    labels = pod["metadata"]["labels"]
+    return f"{labels['rlguard.dev/job']}-{labels['rlguard.dev/job-uid'][:8]}"
+
+
+class TestAGuardInAPodOfItsOwn:
+    @pytest.fixture(scope="class")
+    def job(self, admission: Client) -> Job:
+        job = submit(admission, STRICT, "apart", apart)
+        bad = guarded_pod(STRICT, job)
+        volume(bad["spec"], persistentVolumeClaim={"claimName": "state"})
+        eventually(partial(refusal, admission, bad), "the policies know the job")
+        return job
+
+    def test_both_pods_are_admitted(self, admission: Client, job: Job) -> None:
+        assert refusal(admission, guarded_pod(STRICT, job)) is None
+        assert refusal(admission, own_guard_pod(STRICT, job)) is None
+
+    @pytest.mark.parametrize("case", OF_A_TRAINER.values(), ids=OF_A_TRAINER.keys())
+    def test_a_trainer_gets_nothing_of_the_guards(
+        self, admission: Client, job: Job, case: tuple[Callable[[Json], Any], str]
+    ) -> None:
+        change, words = case
+        pod = guarded_pod(STRICT, job)
+        change(pod)
+        assert words in str(refusal(admission, pod))
+
+    @pytest.mark.parametrize("case", OF_A_GUARD.values(), ids=OF_A_GUARD.keys())
+    def test_the_guard_is_as_its_job_says(
+        self, admission: Client, job: Job, case: tuple[Callable[[Json], Any], str]
+    ) -> None:
+        change, words = case
+        pod = own_guard_pod(STRICT, job)
+        change(pod)
+        assert words in str(refusal(admission, pod))
+
+    def test_no_label_spares_a_job_with_a_sidecar_its_guard(self, admission: Client) -> None:
+        pod = without_guard(guarded_pod(STRICT))
+        pod["metadata"]["labels"]["rlguard.dev/placement"] = "Pod"
+        assert "the label rlguard.dev/placement must be Pod" in str(refusal(admission, pod))
+
+    def test_its_token_alone_says_fire(self, accounts: Accounts, admission: Client) -> None:
+        job = submit(admission, RELAXED, "apart", apart)
+        for pod, words in (
+            (f"apart-{job.uid[:8]}-0", ""),
+            ("apart-master-0", "only the guard of this job"),
+            (f"apart-{job.uid[:8]}-1", "only the guard of this job"),
+        ):
+            client = accounts.client(RELAXED, "guards", pod)
+            assert words in says(client, "apart", {"guard": {"fire": FIRE}})
+            assert words or says(client, "apart", {"guard": {"fire": FIRE}}) == ""
 
 
 # -- who may say "fire", who may create a job, what the operator may create ------------------------------

@@ -33,6 +33,13 @@ PORTS, SERVER, VERDICTS = (
     Rule("guard_service", name, LISTENING) for name in ("ports.py", "server.py", "engine/verdicts.py")
 )
 
+ENCRYPTED = DAMAGE.with_name("test_tls.py"), (DAMAGE.with_name("conftest.py"),)
+OVER_TLS, MAIN, SETTINGS = (
+    Rule("guard_service", name, *ENCRYPTED) for name in ("server.py", "__main__.py", "settings.py")
+)
+TRAINERS = Rule("guard_client", "client.py", *ENCRYPTED)
+CERTIFICATE = Rule("guard_operator", "reconcile/certificate.py", *ENCRYPTED)
+
 PROTOCOL = Rule("guard_service", "protocol.py", DAMAGE.with_name("test_connections.py"))
 EVALUATIONS = Rule("guard_service", "engine/evaluations.py", DAMAGE.with_name("test_engine.py"))
 METRICS = Rule("guard_service", "metrics.py", DAMAGE.with_name("test_open_page.py"))
@@ -97,6 +104,16 @@ MUTANTS: list[Mutant] = [
     (SERVER, "        _remove_dead(path)\n", ""),
     (SERVER, "if not stat.S_ISSOCK(path.lstat().st_mode):", "if False:"),
     (SERVER, '    raise OSError(errno.EADDRINUSE, "another guard listens there")', "    path.unlink()"),
+    # A guard that speaks TLS, and who verifies it.
+    (OVER_TLS, 'return {"ssl_certfile": certificate, "ssl_keyfile": key}', "return {}"),
+    (OVER_TLS, ', password="")', ", password=lambda: 1 / 0)"),
+    (SETTINGS, "if (self.tls_certificate is None) != (self.tls_key is None):", "if False:"),
+    (MAIN, "_config(app, 1, tls)", "_config(app, 1, {})"),
+    (TRAINERS, "ssl.create_default_context(cadata=ca)", "ssl._create_unverified_context(cadata=ca)"),
+    (TRAINERS, 'if ca is not None and parts.scheme != "https":', "if False:"),
+    (CERTIFICATE, "x509.DNSName(host)", 'x509.DNSName("localhost.example")'),
+    (CERTIFICATE, ".not_valid_before(now - BEFORE)", ".not_valid_before(now)"),
+    (CERTIFICATE, "ca=False", "ca=True"),
     (PAGE, '.replace("<", ', '.replace("\\0", '),
     (PAGE, 'html.escape(str(value).encode("utf-8", "replace").decode())', "str(value)"),
     (PAGE, '.encode("utf-8", "replace").decode()', ""),

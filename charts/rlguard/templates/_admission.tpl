@@ -6,8 +6,11 @@ the operator's own refusals, so that the two cannot drift apart.
 {{- $facts := .Files.Get "files/isolation.yaml" | fromYaml }}
 - name: volumes
   expression: "object.spec.?volumes.orValue([])"
+# In a pod of its own the guard is the container itself.
+- name: alone
+  expression: "{{ include "rlguard.isGuardPod" . }}"
 - name: guards
-  expression: "object.spec.?initContainers.orValue([]).filter(c, c.name == '{{ $facts.guardContainer }}')"
+  expression: "{{ include "rlguard.guardContainers" . }}"
 - name: guardPorts
   expression: >-
     variables.guards.map(c, c.?env.orValue([]).filter(e, e.name in ['RLGUARD_GUARD_PORT', 'RLGUARD_GUARD_METRICS_PORT']).map(e, e.?value.orValue('')))
@@ -26,10 +29,22 @@ the operator's own refusals, so that the two cannot drift apart.
   expression: "object.spec.?securityContext.?runAsUser.orValue(-1)"
 {{- end }}
 
+{{/* Whether a pod is that of a guard which shares it with nobody. A label says so, and the policies hold it to that. */}}
+{{- define "rlguard.isGuardPod" -}}
+{{- $facts := .Files.Get "files/isolation.yaml" | fromYaml -}}
+object.metadata.?labels[?'{{ $facts.partLabel }}'].orValue('') == '{{ $facts.guardPart }}'
+{{- end }}
+
+{{/* The guards of a pod, of which it may have one. */}}
+{{- define "rlguard.guardContainers" -}}
+{{- $facts := .Files.Get "files/isolation.yaml" | fromYaml -}}
+({{ include "rlguard.isGuardPod" . }} ? object.spec.containers : object.spec.?initContainers.orValue([])).filter(c, c.name == '{{ $facts.guardContainer }}')
+{{- end }}
+
 {{/* Every container but the guard. A second one of its name is not the guard. */}}
 {{- define "rlguard.otherContainers" -}}
 {{- $facts := .Files.Get "files/isolation.yaml" | fromYaml -}}
-object.spec.?initContainers.orValue([]).filter(c, c.name != '{{ $facts.guardContainer }}') + object.spec.containers
+({{ include "rlguard.isGuardPod" . }} ? object.spec.?initContainers.orValue([]) + object.spec.containers.filter(c, c.name != '{{ $facts.guardContainer }}') : object.spec.?initContainers.orValue([]).filter(c, c.name != '{{ $facts.guardContainer }}') + object.spec.containers)
 {{- end }}
 
 {{/* The beginning of a policy whose parameter is the job of a pod. */}}
@@ -96,7 +111,7 @@ spec:
   "where" (printf "c.?securityContext.?runAsUser.orValue(variables.podUser) == %s" $facts.guardUser)
   "message" (printf "must not run as user %s: that is the guard\\'s" $facts.guardUser)) $of) }}
 {{- include "rlguard.refuse" (merge (dict
-  "where" (printf "c.?env.orValue([]).exists(e, (e.?valueFrom.?secretKeyRef.?name.orValue('') in variables.guardSecrets && !(e.name == '%s' && e.?valueFrom.?secretKeyRef.?key.orValue('') == '%s')) || e.?valueFrom.?configMapKeyRef.?name.orValue('') in variables.guardConfigMaps) || c.?envFrom.orValue([]).exists(e, e.?secretRef.?name.orValue('') in variables.guardSecrets || e.?configMapRef.?name.orValue('') in variables.guardConfigMaps)" $facts.tokenEnv $facts.tokenKey)
+  "where" (printf "c.?env.orValue([]).exists(e, (e.?valueFrom.?secretKeyRef.?name.orValue('') in variables.guardSecrets && !([e.name, e.?valueFrom.?secretKeyRef.?key.orValue('')] in %s)) || e.?valueFrom.?configMapKeyRef.?name.orValue('') in variables.guardConfigMaps) || c.?envFrom.orValue([]).exists(e, e.?secretRef.?name.orValue('') in variables.guardSecrets || e.?configMapRef.?name.orValue('') in variables.guardConfigMaps)" (include "rlguard.celPairs" $facts.sharedKeys))
   "message" "must not have in its environment what only the guard may have: held-out data, tokens, policy, the evaluator\\'s API key") $of) }}
 {{- include "rlguard.refuse" (merge (dict
   "where" (printf "c.?securityContext.orValue({}).exists(k, k in [%s])" (include "rlguard.celStrings" (without $facts.refused.security "privileged")))
@@ -112,6 +127,11 @@ spec:
 {{/* Name of the replicatedJob with rank 0, of the JobSet whose spec stands at this place in CEL. */}}
 {{- define "rlguard.rank0OfJobSet" -}}
 (has({{ . }}.coordinator) ? {{ . }}.coordinator.replicatedJob : {{ . }}.replicatedJobs.size() == 1 ? {{ . }}.replicatedJobs[0].name : 'trainer')
+{{- end }}
+
+{{/* A map of strings as a list of pairs in CEL. */}}
+{{- define "rlguard.celPairs" -}}
+[{{- range $i, $name := keys . | sortAlpha }}{{ if $i }}, {{ end }}['{{ $name }}', '{{ get $ $name }}']{{ end -}}]
 {{- end }}
 
 {{/* A list of strings as it stands in CEL. */}}

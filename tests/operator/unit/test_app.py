@@ -40,7 +40,7 @@ def test_only_kinds_that_are_switched_on_are_watched() -> None:
     def watched(*kinds: str) -> set[str]:
         return {str(one.state()["path"]).rsplit("/", 1)[1] for one in caches("a", kinds=kinds).reflectors}
 
-    always = {"guardedtrainingjobs", "pods"}
+    always = {"guardedtrainingjobs", "pods", "statefulsets"}
     assert watched("RayJob") == always | {"rayjobs", "rayclusters"}
     assert watched("JobSet") == always | {"jobsets", "jobs"}
     assert watched() == always | {"pytorchjobs", "jobs", "rayjobs", "rayclusters", "jobsets"}

@@ -29,8 +29,8 @@ from guard_operator.adapters import TemplateError, WorkloadState, find_adapter
 from guard_operator.api.types import GuardSpec, ResumedFrom, Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
+from guard_operator.reconcile.guard_container import PROBE
 from guard_operator.reconcile.inject import (
-    PROBE,
     LeakError,
     build_workload,
     guard_service_account,

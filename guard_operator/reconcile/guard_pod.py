@@ -1,0 +1,244 @@
+"""A guard in a pod of its own: StatefulSet, Service, NetworkPolicy, and what the trainer has of it. Pure.
+
+A StatefulSet of one replica starts no second pod before the first has ended, also when a node is lost, so no
+two guards write one state. The trainer reaches it over TLS, with the certificate that was made for this job.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from guard_operator.adapters import PodTemplate, WorkloadAdapter, at
+from guard_operator.api import names
+from guard_operator.api.types import GuardPod, GuardSpec
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile import layout
+from guard_operator.reconcile.digest import injected_digest
+from guard_operator.reconcile.guard_container import (
+    from_secret,
+    guard_container,
+    guard_volumes,
+    own_address,
+)
+from guard_operator.reconcile.owned import job_labels, owned
+from guard_operator.reconcile.refusals import Violation, checkpoint_mount, field_of, is_loopback, pod_spec
+from guard_operator.reconcile.snapshot import Job
+from guard_operator.runtime.client import NETWORK_POLICIES, SERVICES, STATEFUL_SETS, Json, Resource
+
+HOST_ENV = "RLGUARD_GUARD_HOST"
+#: In the trainer's pod, and with nothing that is the guard's: so it has no name of the guard's either.
+WAITER = "wait-for-guard"
+NOBODY = 65534
+#: The guard's image has Python; a trainer's image is not asked for anything.
+WAIT = """\
+import http.client, os, ssl, sys, time
+from urllib.parse import urlsplit
+guard = urlsplit(os.environ["RLGUARD_URL"])
+context = ssl.create_default_context(cadata=os.environ["RLGUARD_CA"])
+until = time.monotonic() + float(sys.argv[1])
+while True:
+    try:
+        connection = http.client.HTTPSConnection(guard.hostname, guard.port, timeout=5, context=context)
+        connection.request("GET", "/readyz")
+        response = connection.getresponse()
+        if response.status == 200:
+            sys.exit()
+        said = response.read(600).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException) as error:
+        said = f"no guard responds: {error}"
+    if time.monotonic() > until:
+        sys.exit(f"the guard was not ready after {sys.argv[1]} s: {said}")
+    time.sleep(1)
+"""
+
+
+def host_of(job: Job) -> str:
+    """The name by which the trainer reaches the guard, and which its certificate has."""
+    return f"{names.guard_name(job.name, job.uid)}.{job.namespace}.svc"
+
+
+def guard_objects(
+    job: Job,
+    own: GuardPod,
+    adapter: WorkloadAdapter,
+    config: OperatorConfig,
+    scrapers: Sequence[Json] = (),
+) -> Iterator[tuple[Resource, Json]]:
+    """What runs the guard. The template has passed `find_obstacles` and `refusals.find_violations`.
+
+    Args:
+        job: the job.
+        own: what its author says of the guard's pod.
+        adapter: of the workload.
+        config: of the operator.
+        scrapers: NetworkPolicyPeers that may read the metrics; everybody if empty.
+    """
+    name, port = names.guard_name(job.name, job.uid), job.spec.guard.port
+    labels = {names.UID_LABEL: job.uid, names.PART_LABEL: names.GUARD_PART}
+    # Headless, so that the name leads to the pod itself, and to nothing while the guard is not ready.
+    ports = [{"name": "ingest", "port": port}]
+    yield SERVICES, owned(job, SERVICES, name, spec={"clusterIP": "None", "selector": labels, "ports": ports})
+    reporters = {
+        "from": [{"podSelector": {"matchLabels": {names.UID_LABEL: job.uid}}}],
+        "ports": [{"port": port}],
+    }
+    readers: Json = {"ports": [{"port": job.spec.guard.metrics_port}]}
+    if scrapers:
+        readers["from"] = list(scrapers)
+    who = {
+        "podSelector": {"matchLabels": labels},
+        "policyTypes": ["Ingress"],
+        "ingress": [reporters, readers],
+    }
+    yield NETWORK_POLICIES, owned(job, NETWORK_POLICIES, name, spec=who)
+    pod = _pod(job, own, adapter, config)
+    metadata = {
+        "labels": labels | job_labels(job),
+        "annotations": {names.DIGEST_ANNOTATION: injected_digest(pod)},
+    }
+    of_one = {
+        "replicas": 1,
+        "serviceName": name,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": metadata, "spec": pod},
+    }
+    yield STATEFUL_SETS, owned(job, STATEFUL_SETS, name, spec=of_one)
+
+
+def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConfig) -> Json:
+    template, trainers = _guarded(adapter, job.spec.template.spec)
+    checkpoints = checkpoint_mount(trainers, template, job.spec.guard.checkpoints.volume)
+    assert checkpoints is not None
+    support = names.support_name(job.name, job.uid)
+    environment: dict[str, Json] = {
+        HOST_ENV: own_address(),
+        "RLGUARD_GUARD_TLS_CERTIFICATE": {"value": f"{layout.SECRET_DIR}/{layout.CERTIFICATE_KEY}"},
+        "RLGUARD_GUARD_TLS_KEY": {"value": f"{layout.SECRET_DIR}/{layout.PRIVATE_KEY_KEY}"},
+    }
+    # Read-only as a volume, too: so the kubelet gives nothing in it to the group of the guard.
+    claim = {"claimName": _checkpoint_claim(trainers, job.spec.guard), "readOnly": True}
+    volume = {"name": checkpoints["name"], "persistentVolumeClaim": claim}
+    placed = own.model_dump(
+        mode="json",
+        by_alias=True,
+        exclude_defaults=True,
+        include={"node_selector", "tolerations", "priority_class_name"},
+    )
+    return placed | {
+        "serviceAccountName": own_service_account(job, own),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "fsGroup": layout.GUARD_UID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+        },
+        "containers": [guard_container(job, checkpoints, config, environment=environment)],
+        "volumes": [volume, *guard_volumes(job.spec.guard, support)],
+    }
+
+
+def own_service_account(job: Job, own: GuardPod) -> str:
+    """The guard's: the one that the job names, else the one made for it."""
+    return own.service_account_name or names.support_name(job.name, job.uid)
+
+
+def let_report(job: Job, own: GuardPod, template: PodTemplate, pod: Json, config: OperatorConfig) -> None:
+    """Give a trainer's pod what it needs to report: address, certificate and token, and a start that waits.
+
+    It waits in an init container, after those of the template, so that no step is made without a guard.
+    """
+    support = names.support_name(job.name, job.uid)
+    url = {"name": layout.URL_ENV, "value": f"https://{host_of(job)}:{job.spec.guard.port}"}
+    authority = {"name": layout.CA_ENV, **from_secret(support, layout.CERTIFICATE_KEY)}
+    token = {"name": layout.TOKEN_ENV, **from_secret(support, layout.INGEST_TOKEN_KEY)}
+    pod["initContainers"] = [*pod.get("initContainers", []), _waiter(job, own, [url, authority], config)]
+    for trainer in pod["containers"]:
+        if trainer.get("name") == template.container:
+            trainer["env"] = [*trainer.get("env", []), url, authority, token]
+            # So that a run that fails says with which words.
+            trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+
+
+def _waiter(job: Job, own: GuardPod, environment: list[Json], config: OperatorConfig) -> Json:
+    container: Json = {
+        "name": WAITER,
+        "image": job.spec.guard.image or config.guard_image,
+        "command": ["python", "-I", "-c", WAIT, str(own.ready_seconds)],
+        "env": copy.deepcopy(environment),
+        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "runAsUser": NOBODY,
+            "runAsGroup": NOBODY,
+            "runAsNonRoot": True,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    if pull_policy := job.spec.guard.image_pull_policy or config.guard_pull_policy:
+        container["imagePullPolicy"] = pull_policy
+    return container
+
+
+# -- what stands in the way of it ------------------------------------------------------------------------
+
+
+def find_obstacles(
+    adapter: WorkloadAdapter, spec: Mapping[str, Any], guard: GuardSpec, own: GuardPod
+) -> Iterator[Violation]:
+    """What is refused of a template and a guard because they are in two pods."""
+    if guard.state.claim_name is None:
+        why = "must be set: a guard that is moved to another node has no other memory of its run"
+        yield Violation("spec.guard.state.claimName", why)
+    asked = guard.heldout.evaluator.openai
+    if asked is not None and is_loopback(asked.base_url):
+        why = (
+            "must not be a loopback address: a model server of the template is in another pod than the guard"
+        )
+        yield Violation("spec.guard.heldout.evaluator.openai.baseUrl", why)
+    for template in adapter.pod_templates(spec):
+        pod, where = pod_spec(spec, template), field_of(template)
+        if own.service_account_name in {pod.get("serviceAccountName"), pod.get("serviceAccount")} - {None}:
+            why = "must not be the guard's, whose role the trainer would have"
+            yield Violation(f"{where}.serviceAccountName", why)
+        labels = (at(spec, *template.path, "metadata") or {}).get("labels") or {}
+        if names.PART_LABEL in labels:
+            path = where.removesuffix(".spec")
+            why = f"must not have {names.PART_LABEL}: by it the guard's own pod is found"
+            yield Violation(f"{path}.metadata.labels", why)
+        if any(one.get("name") == WAITER for one in [*pod.get("initContainers", []), *pod["containers"]]):
+            yield Violation(where, f"must not have a container {WAITER}: the operator adds one of this name")
+        if template.guarded and _checkpoint_claim(pod, guard) is None:
+            why = "must be a persistentVolumeClaim: the guard reads the checkpoints from another pod"
+            yield Violation(f"{where}.volumes ({guard.checkpoints.volume})", why)
+
+
+def why_not_shared(claim: Mapping[str, Any]) -> str:
+    """Why two nodes cannot share this PersistentVolumeClaim; "" if they can."""
+    modes = (claim.get("spec") or {}).get("accessModes") or []
+    if "ReadWriteMany" in modes:
+        return ""
+    found = ", ".join(map(str, modes)) or "none"
+    return (
+        f"its access modes are {found}, and a guard in a pod of its own reads the checkpoints on another "
+        "node: use storage with ReadWriteMany, such as EFS or FSx for Lustre, or placement Sidecar"
+    )
+
+
+def _guarded(adapter: WorkloadAdapter, spec: Mapping[str, Any]) -> tuple[PodTemplate, Json]:
+    """The template of rank 0, and its pod."""
+    template = next(one for one in adapter.pod_templates(spec) if one.guarded)
+    return template, pod_spec(spec, template)
+
+
+def _checkpoint_claim(pod: Mapping[str, Any], guard: GuardSpec) -> str | None:
+    for volume in pod.get("volumes", []):
+        if volume.get("name") == guard.checkpoints.volume:
+            claim: str | None = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+            return claim
+    return None

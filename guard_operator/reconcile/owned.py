@@ -1,0 +1,38 @@
+"""What the operator makes for a job belongs to it, by owner and label. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guard_operator.api import names
+from guard_operator.reconcile.snapshot import Job
+from guard_operator.runtime.client import Json, Resource
+
+
+def owner_reference(job: Job) -> Json:
+    """The job as the controlling owner. It blocks no deletion."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def job_labels(job: Job) -> dict[str, str]:
+    """The labels by which what belongs to a job is found."""
+    placement = {} if job.spec.guard.own_pod is None else {names.PLACEMENT_LABEL: names.IN_A_POD}
+    return {names.JOB_LABEL: job.name, names.UID_LABEL: job.uid, **placement}
+
+
+def owned(job: Job, resource: Resource, name: str, **content: Any) -> Json:
+    """An object of the job's."""
+    metadata = {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": job_labels(job),
+        "ownerReferences": [owner_reference(job)],
+    }
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, **content}

@@ -1,0 +1,258 @@
+"""A guard in a pod of its own, with the operator process on a real API server.
+
+- The API server takes every object as the operator renders it; it refuses settings that mean nothing.
+- A run is guarded, fires, is stopped and told; its trainer may finish before the last evaluation.
+- The last word of its guard counts; its StatefulSet comes back.
+- A claim that two nodes cannot share is refused.
+The tests play training-operator, StatefulSet controller, garbage collector and kubelet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard_operator.adapters import find_adapter
+from guard_operator.api.types import GuardPod
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.guard_pod import guard_objects, let_report
+from guard_operator.reconcile.parse import parse_job
+from guard_operator.reconcile.refusals import pod_spec
+from guard_operator.runtime.client import (
+    CLAIMS,
+    NETWORK_POLICIES,
+    PODS,
+    SECRETS,
+    SERVICES,
+    STATEFUL_SETS,
+    Client,
+    Resource,
+)
+from guard_operator.runtime.errors import ApiError
+
+from .controlplane import ControlPlane
+from .waiting import eventually
+from .world import RUNNING, World, world
+
+Json = dict[str, Any]
+OWN = GuardPod.model_validate(
+    {
+        "serviceAccountName": "reads-the-split",
+        "nodeSelector": {"gpu": "l4"},
+        "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}],
+        "priorityClassName": "system-cluster-critical",
+    }
+)
+SCRAPERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+
+
+@pytest.fixture
+def objects(namespace: str, make_job: Callable[..., Json]) -> list[tuple[Resource, Json]]:
+    raw = make_job(
+        "a" * 50, placement="Pod", state={"claimName": "state"}, resources={"limits": {"nvidia.com/gpu": 1}}
+    )
+    master = raw["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    master["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": "c"}}]
+    raw["metadata"] |= {"uid": "01234567-89ab-cdef-0123-456789abcdef", "resourceVersion": "1"}
+    job, adapter = parse_job(raw), find_adapter("kubeflow.org/v1", "PyTorchJob")
+    assert adapter is not None
+    config = OperatorConfig(guard_image="guard:1")
+    made = list(guard_objects(job, OWN, adapter, config, SCRAPERS))
+    (template,) = adapter.pod_templates(job.spec.template.spec)
+    pod = json.loads(json.dumps(pod_spec(job.spec.template.spec, template)))
+    let_report(job, OWN, template, pod, config)
+    trainer = {"metadata": {"name": "trainer", "namespace": namespace}, "spec": pod}
+    return [*made, (PODS, {"apiVersion": "v1", "kind": "Pod", **trainer})]
+
+
+def test_the_api_server_takes_all_of_it(objects: list[tuple[Resource, Json]], client: Client) -> None:
+    assert [resource.kind for resource, _ in objects] == ["Service", "NetworkPolicy", "StatefulSet", "Pod"]
+    for resource, body in objects:
+        taken = dry_run(client, resource, body)
+        assert taken["metadata"]["name"] == body["metadata"]["name"]
+
+
+def test_a_pod_of_the_stateful_set_is_taken_with_the_labels_that_its_controller_adds(
+    objects: list[tuple[Resource, Json]], client: Client
+) -> None:
+    """kube-controller-manager does not run here: this is the pod that it would make."""
+    (body,) = (body for resource, body in objects if resource is STATEFUL_SETS)
+    name, template = body["metadata"]["name"], body["spec"]["template"]
+    labels = template["metadata"]["labels"] | {
+        "controller-revision-hash": f"{name}-5d8cf7b9d9",
+        "statefulset.kubernetes.io/pod-name": f"{name}-0",
+        "apps.kubernetes.io/pod-index": "0",
+    }
+    metadata = template["metadata"] | {"name": f"{name}-0", "labels": labels}
+    metadata |= {"namespace": body["metadata"]["namespace"]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    assert dry_run(client, PODS, pod)["spec"]["priority"] > 0
+
+
+def dry_run(client: Client, resource: Resource, body: Json) -> Json:
+    query = {"dryRun": "All", "fieldValidation": "Strict"}
+    taken: Json = client.request("POST", resource.path(body["metadata"]["namespace"]), query=query, body=body)
+    return taken
+
+
+# -- with the operator -----------------------------------------------------------------------------------
+
+
+class PodWorld(World):
+    """A world in which the guard has a pod of its own."""
+
+    def submit_with(self, make_job: Callable[..., Json], modes: tuple[str, ...] = ("ReadWriteMany",)) -> None:
+        """Submit such a job, with the claims that it names."""
+        for name in ("heldout", "state"):
+            self.claim(name)
+        spec = {"accessModes": list(modes), "resources": {"requests": {"storage": "1Gi"}}}
+        self.put(CLAIMS, {"metadata": {"name": "checkpoints"}, "spec": spec})
+        job = make_job(state={"claimName": "state"}, placement="Pod")
+        pod = job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+        pod["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}]
+        self.submit(job)
+
+    def set_(self) -> Json | None:
+        """The StatefulSet of the guard."""
+        items = self.client.list(STATEFUL_SETS, self.namespace, {}).get("items") or []
+        return items[0] if items else None
+
+    def start_guard(self, heartbeat: bool = True) -> Json:
+        """What the StatefulSet controller and a kubelet do."""
+        made = eventually(self.set_, "the StatefulSet is there")
+        name, template = f"{made['metadata']['name']}-0", made["spec"]["template"]
+        owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "controller": True}
+        owner |= {"name": made["metadata"]["name"], "uid": made["metadata"]["uid"]}
+        meta = template["metadata"] | {"name": name, "ownerReferences": [owner]}
+        pod = self.put(PODS, {"metadata": meta, "spec": {**template["spec"], "nodeName": "other"}})
+        (status,) = RUNNING["initContainerStatuses"]
+        self.pod_status({"phase": "Running", "containerStatuses": [status]}, name)
+        return pod
+
+    def trainer_starts(self) -> None:
+        self.start_pod()
+        self.pod_status({"phase": "Running", "initContainerStatuses": []})
+
+    def delete_pods_of_trainer(self) -> None:
+        """Its pods end, and are cleaned up."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+        self.client.request("DELETE", PODS.path(self.namespace, "run-master-0"), body=options)
+
+    def collect(self) -> None:
+        """What the garbage collector does once the StatefulSet is gone."""
+        for pod in self.pods():
+            if pod["metadata"]["labels"].get("rlguard.dev/part") == "guard":
+                path = PODS.path(self.namespace, pod["metadata"]["name"])
+                options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+                self.client.request("DELETE", path, body=options)
+
+    def goes(self) -> None:
+        """Wait until the operator has ended the guard."""
+        eventually(lambda: self.set_() is None, "the StatefulSet is gone")
+        self.collect()
+
+
+@pytest.fixture
+def apart(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) -> Iterator[PodWorld]:
+    with world(plane, client, namespace, tmp_path, PodWorld) as made:
+        yield made
+
+
+@pytest.fixture
+def guarded(apart: PodWorld, make_job: Callable[..., Json]) -> PodWorld:
+    """A run with its guard beside it, which reports."""
+    apart.submit_with(make_job)
+    apart.operator()
+    apart.expect("Guarded", "True", "WorkloadCreated")
+    apart.start_guard()
+    apart.trainer_starts()
+    apart.guard_says(heartbeat="2026-01-01T00:00:00Z", step=1)
+    apart.expect("Fired", "False", "NotFired")
+    return apart
+
+
+JUDGED = {"level": "healthy", "code": "ok", "reason": "fine", "announced": 3, "evaluated": 3, "waiting": 0}
+
+
+def test_a_fire_stops_trainer_and_guard_and_is_told(guarded: PodWorld) -> None:
+    namespace, name = guarded.namespace, guarded.set_()["metadata"]["name"]
+    for resource in (SERVICES, NETWORK_POLICIES):
+        assert guarded.client.get(resource, namespace, name) is not None
+    secret = guarded.client.get(SECRETS, namespace, name)
+    assert {"tls.crt", "tls.key", "ingest-token", "read-token"} == secret["data"].keys()
+    guarded.fire()
+    guarded.expect("Fired", "True", "HackingGap")
+    guarded.training_operator_stops_the_job()
+    guarded.goes()
+    guarded.expect("Stopped", "True", "NoPodsLeft", within=60)
+    assert guarded.evidence()["verdict.json"] and guarded.set_() is None and not guarded.pods()
+
+
+def test_the_guard_judges_after_the_trainer_and_then_it_ends(guarded: PodWorld) -> None:
+    guarded.guard_says(heartbeat="2026-01-01T00:00:15Z", step=9, **JUDGED | {"waiting": 1, "evaluated": 2})
+    guarded.delete_pods_of_trainer()
+    guarded.workload_condition("Succeeded")
+    guarded.expect("Succeeded", "Unknown", "GuardJudges")
+    assert guarded.phase() == "Judging" and guarded.set_() is not None
+    ended = {"attempt": 0, "step": 9}
+    guarded.guard_says(heartbeat="2026-01-01T00:00:30Z", step=9, attempt=0, ended=ended, **JUDGED)
+    guarded.expect("Succeeded", "True", "WorkloadSucceeded", within=60)
+    guarded.goes()
+
+
+def test_a_fire_after_the_end_of_the_trainer_is_a_fire(guarded: PodWorld) -> None:
+    guarded.guard_says(heartbeat="2026-01-01T00:00:15Z", step=9, **JUDGED | {"waiting": 1, "evaluated": 2})
+    guarded.delete_pods_of_trainer()
+    guarded.workload_condition("Succeeded")
+    guarded.expect("Succeeded", "Unknown", "GuardJudges")
+    guarded.fire()
+    guarded.goes()
+    guarded.expect("Stopped", "True", "NoPodsLeft", within=60)
+    assert guarded.conditions()["Fired"][:2] == ("True", "HackingGap")
+
+
+def test_the_last_word_of_a_guard_that_could_not_report_counts(guarded: PodWorld) -> None:
+    fire = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 9, "at": "2026-01-01T00:00:00Z"}
+    (status,) = RUNNING["initContainerStatuses"]
+    over = {"terminated": {"exitCode": 0, "message": json.dumps({"fire": fire})}}
+    name = f"{guarded.set_()['metadata']['name']}-0"
+    ended = status | {"state": over, "ready": False, "started": False}
+    guarded.pod_status({"phase": "Running", "containerStatuses": [ended]}, name)
+    guarded.expect("Fired", "True", "HackingGap")
+
+
+def test_a_set_that_somebody_deleted_is_made_again(guarded: PodWorld) -> None:
+    before = guarded.set_()
+    guarded.client.request("DELETE", STATEFUL_SETS.path(guarded.namespace, before["metadata"]["name"]))
+    eventually(
+        lambda: (guarded.set_() or before)["metadata"]["uid"] != before["metadata"]["uid"], "it is back"
+    )
+
+
+@pytest.mark.parametrize("modes", [("ReadWriteOnce",), ("ReadWriteOncePod",)])
+def test_a_claim_that_two_nodes_cannot_share_is_refused(
+    apart: PodWorld, make_job: Callable[..., Json], modes: tuple[str, ...]
+) -> None:
+    apart.submit_with(make_job, modes)
+    apart.operator()
+    said = apart.expect("Guarded", "False", "TemplateRefused")
+    assert "checkpoints: its access modes are" in said and modes[0] in said
+    assert apart.set_() is None and apart.phase() == "Refused"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"pod": {"readySeconds": 60}, "placement": "Sidecar"}, "pod means nothing without placement"),
+        ({"placement": "Pod"}, "placement Pod needs state.claimName"),
+    ],
+)
+def test_the_api_server_refuses_what_means_nothing(
+    apart: PodWorld, make_job: Callable[..., Json], settings: Json, words: str
+) -> None:
+    with pytest.raises(ApiError, match=words):
+        apart.submit(make_job(**settings))

@@ -1,0 +1,657 @@
+"""A guard in a pod of its own: what runs it, who reaches it, what its trainer has, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from ssl import PROTOCOL_TLS_SERVER, SSLContext
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from guard_operator.__main__ import parser
+from guard_operator.adapters import WorkloadState, find_adapter
+from guard_operator.api import names
+from guard_operator.api.types import GuardPod, OnSilence, Spec, Status, StopMethod
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.certificate import own_certificate
+from guard_operator.reconcile.decide import (
+    EVIDENCE_SECONDS,
+    HEARD_SECONDS,
+    JUDGED_SECONDS,
+    JUDGING_SECONDS,
+    decide,
+)
+from guard_operator.reconcile.decision import (
+    CaptureEvidence,
+    Decision,
+    DeleteBetween,
+    StartGuard,
+    StopWorkload,
+)
+from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.reconcile.gather import _Owner as Owner
+from guard_operator.reconcile.gather import _pod as pod_seen
+from guard_operator.reconcile.guard_pod import (
+    WAIT,
+    WAITER,
+    find_obstacles,
+    guard_objects,
+    host_of,
+    let_report,
+    why_not_shared,
+)
+from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
+from guard_operator.reconcile.leaks import leaks
+from guard_operator.reconcile.refusals import pod_spec
+from guard_operator.reconcile.review import review
+from guard_operator.reconcile.slim import slim_pod
+from guard_operator.reconcile.snapshot import Between, Disruption, Job, OwnGuard, Pod, Snapshot, Workload
+from guard_operator.runtime.client import STATEFUL_SETS
+
+Json = dict[str, Any]
+ADAPTER = find_adapter("batch/v1", "Job")
+assert ADAPTER is not None
+CONFIG = OperatorConfig(guard_image="guard:1", guard_pull_policy="Never")
+OWN = GuardPod()
+LABELS = {"rlguard.dev/job-uid": "0123456789ab", "rlguard.dev/part": "guard"}
+
+
+def template() -> Json:
+    pod = {
+        "securityContext": {"runAsNonRoot": True},
+        "initContainers": [{"name": "download", "image": "dl:1"}],
+        "containers": [
+            {
+                "name": "trainer",
+                "image": "trainer:1",
+                "env": [{"name": "A", "value": "b"}],
+                "volumeMounts": [{"name": "ckpt", "mountPath": "/ckpt", "subPath": "run"}],
+            },
+            {"name": "logger", "image": "log:1"},
+        ],
+        "volumes": [{"name": "ckpt", "persistentVolumeClaim": {"claimName": "checkpoints"}}],
+    }
+    return {"template": {"spec": pod}}
+
+
+def job(spec: Json | None = None, **guard: Any) -> Job:
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}}
+    parsed = Spec.model_validate(
+        {
+            "template": {"apiVersion": "batch/v1", "kind": "Job", "spec": spec or template()},
+            "guard": {
+                "heldout": heldout,
+                "checkpoints": {"volume": "ckpt"},
+                "state": {"claimName": "state"},
+                "placement": "Pod",
+                **guard,
+            },
+        }
+    )
+    return Job("run", "ns", "0123456789ab", 1, "1", {}, parsed, Status())
+
+
+def made(of: Job | None = None, own: GuardPod = OWN, **options: Any) -> dict[str, Json]:
+    return {r.kind: body for r, body in guard_objects(of or job(), own, ADAPTER, CONFIG, **options)}
+
+
+def guard_pod(of: Job | None = None, own: GuardPod = OWN) -> Json:
+    pod: Json = made(of, own)["StatefulSet"]["spec"]["template"]["spec"]
+    return pod
+
+
+def env(container: Json) -> dict[str, Json]:
+    return {one["name"]: {k: v for k, v in one.items() if k != "name"} for one in container["env"]}
+
+
+def reporting(of: Job | None = None, own: GuardPod = OWN) -> Json:
+    """The trainer's pod."""
+    of = of or job()
+    (one,) = ADAPTER.pod_templates(of.spec.template.spec)
+    pod = copy.deepcopy(pod_spec(of.spec.template.spec, one))
+    pod["automountServiceAccountToken"] = False
+    let_report(of, own, one, pod, CONFIG)
+    return pod
+
+
+def container(pod: Json, name: str) -> Json:
+    return next(c for c in pod["containers"] + pod.get("initContainers", []) if c["name"] == name)
+
+
+# -- what runs it ----------------------------------------------------------------------------------------
+
+
+def test_one_pod_at_most_runs_and_the_job_owns_all_of_it() -> None:
+    found = made()
+    assert found.keys() == {"StatefulSet", "Service", "NetworkPolicy"}
+    for body in found.values():
+        (owner,) = body["metadata"]["ownerReferences"]
+        assert owner["uid"] == "0123456789ab" and owner["controller"] is True
+        assert body["metadata"]["labels"]["rlguard.dev/job"] == "run"
+    spec = found["StatefulSet"]["spec"]
+    assert (spec["replicas"], spec["serviceName"]) == (1, found["Service"]["metadata"]["name"])
+    assert spec["selector"]["matchLabels"] == LABELS
+    assert LABELS.items() <= spec["template"]["metadata"]["labels"].items()
+    assert spec["template"]["metadata"]["labels"]["rlguard.dev/job"] == "run"
+
+
+def test_the_longest_name_of_a_job_leaves_room_for_the_labels_of_a_stateful_set() -> None:
+    long = replace(job(), name="a" * names.MAX_JOB_NAME, uid="01234567-89ab")
+    name = made(long)["StatefulSet"]["metadata"]["name"]
+    assert len(f"{name}-") + 10 <= 63, "controller-revision-hash"
+    assert name.endswith("-01234567") and name.startswith("aaa")
+    assert names.guard_name("run", "0123456789ab") == "run-01234567"
+
+
+def test_the_guard_is_the_only_container_and_confined() -> None:
+    pod = guard_pod()
+    (guard,) = pod["containers"]
+    assert guard["name"] == "rlguard-guard" and "restartPolicy" not in guard
+    assert (guard["image"], guard["imagePullPolicy"]) == ("guard:1", "Never")
+    security = guard["securityContext"]
+    assert security["runAsUser"] == 64532 and security["readOnlyRootFilesystem"] is True
+    assert security["capabilities"] == {"drop": ["ALL"]} and not security["allowPrivilegeEscalation"]
+    assert pod["automountServiceAccountToken"] is False
+    assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & pod.keys()
+    assert pod["securityContext"]["fsGroup"] == 64532
+
+
+def test_it_reads_the_checkpoints_where_the_trainer_writes_them_and_writes_none() -> None:
+    pod = guard_pod()
+    (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "ckpt")
+    assert mount == {"name": "ckpt", "mountPath": "/ckpt", "subPath": "run", "readOnly": True}
+    (volume,) = (v for v in pod["volumes"] if v["name"] == "ckpt")
+    assert volume["persistentVolumeClaim"] == {"claimName": "checkpoints", "readOnly": True}
+    assert env(pod["containers"][0])["RLGUARD_GUARD_CHECKPOINT_ROOT"] == {"value": "/ckpt"}
+
+
+def test_its_state_is_on_the_claim_in_a_folder_of_the_job() -> None:
+    pod = guard_pod()
+    (volume,) = (v for v in pod["volumes"] if v["name"] == "rlguard-state")
+    assert volume["persistentVolumeClaim"] == {"claimName": "state"}
+    (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "rlguard-state")
+    assert mount["subPath"] == "0123456789ab"
+
+
+def test_it_listens_at_its_own_address_with_the_certificate_of_the_job() -> None:
+    found = env(guard_pod()["containers"][0])
+    assert found["RLGUARD_GUARD_HOST"] == {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    for name, key in (("CERTIFICATE", "tls.crt"), ("KEY", "tls.key")):
+        assert found[f"RLGUARD_GUARD_TLS_{name}"] == {"value": f"/var/run/rlguard/secrets/{key}"}
+    assert found["RLGUARD_GUARD_SOCKET"]["value"].startswith("/"), "for the probes"
+
+
+def test_its_author_says_where_it_runs_and_as_whom() -> None:
+    own = GuardPod.model_validate(
+        {
+            "serviceAccountName": "reads-the-split",
+            "nodeSelector": {"gpu": "l4"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "tolerationSeconds": 5}],
+            "priorityClassName": "high",
+        }
+    )
+    pod = guard_pod(job(resources={"limits": {"nvidia.com/gpu": 1}}), own)
+    assert pod["serviceAccountName"] == "reads-the-split" and pod["priorityClassName"] == "high"
+    assert pod["nodeSelector"] == {"gpu": "l4"}
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "tolerationSeconds": 5}]
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    plain = guard_pod()
+    assert plain["serviceAccountName"] == "run-01234567"
+    assert not {"nodeSelector", "tolerations", "priorityClassName"} & plain.keys()
+
+
+def test_a_field_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ValidationError, match="hostNetwork"):
+        GuardPod.model_validate({"hostNetwork": True})
+
+
+def test_a_guard_that_was_changed_is_recognised() -> None:
+    pod = made()["StatefulSet"]["spec"]["template"]
+    assert is_as_injected(pod) is True
+    for change in (
+        lambda p: p["spec"]["containers"][0].update(image="other"),
+        lambda p: p["spec"]["volumes"][1].update(emptyDir={}),
+        lambda p: p["spec"].update(initContainers=p["spec"]["containers"], containers=[]),
+        lambda p: p["spec"]["containers"].clear(),
+    ):
+        other = copy.deepcopy(pod)
+        change(other)
+        assert is_as_injected(other) is False
+
+
+# -- who reaches it --------------------------------------------------------------------------------------
+
+
+def test_its_name_leads_to_it_alone_and_only_while_it_is_ready() -> None:
+    spec = made()["Service"]["spec"]
+    assert spec["clusterIP"] == "None" and "publishNotReadyAddresses" not in spec
+    assert spec["selector"] == LABELS and [p["port"] for p in spec["ports"]] == [8470]
+
+
+def test_only_pods_of_the_job_report_and_only_scrapers_read_the_metrics() -> None:
+    scrapers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    spec = made(scrapers=scrapers)["NetworkPolicy"]["spec"]
+    assert spec["podSelector"] == {"matchLabels": LABELS} and spec["policyTypes"] == ["Ingress"]
+    assert spec["ingress"] == [
+        {
+            "from": [{"podSelector": {"matchLabels": {"rlguard.dev/job-uid": "0123456789ab"}}}],
+            "ports": [{"port": 8470}],
+        },
+        {"from": scrapers, "ports": [{"port": 8471}]},
+    ]
+    assert made()["NetworkPolicy"]["spec"]["ingress"][1] == {"ports": [{"port": 8471}]}
+
+
+# -- what its trainer has --------------------------------------------------------------------------------
+
+
+def test_the_trainer_has_address_certificate_and_token_and_nothing_else_of_the_guard() -> None:
+    pod = reporting()
+    assert [c["name"] for c in pod["initContainers"]] == ["download", WAITER]
+    trainer = env(container(pod, "trainer"))
+    assert trainer.keys() == {"A", "RLGUARD_URL", "RLGUARD_CA", "RLGUARD_TOKEN"}, "it waits for no evaluation"
+    assert trainer["RLGUARD_URL"] == {"value": "https://run-01234567.ns.svc:8470"}
+    for name, key in (("RLGUARD_CA", "tls.crt"), ("RLGUARD_TOKEN", "ingest-token")):
+        assert trainer[name] == {"valueFrom": {"secretKeyRef": {"name": "run-01234567", "key": key}}}
+    assert container(pod, "trainer")["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    assert "env" not in container(pod, "logger")
+    assert pod["volumes"] == template()["template"]["spec"]["volumes"] and "serviceAccountName" not in pod
+    own = frozenset({("Secret", "run-01234567"), ("ConfigMap", "run-01234567")})
+    assert leaks(pod, own) == ()
+
+
+@pytest.mark.parametrize("key", ["tls.key", "read-token"])
+def test_a_trainer_with_the_private_key_is_seen(key: str) -> None:
+    pod = reporting()
+    container(pod, "trainer")["env"][-2]["valueFrom"]["secretKeyRef"]["key"] = key
+    assert len(leaks(pod, frozenset({("Secret", "run-01234567")}))) == 1
+
+
+def test_who_waits_has_no_token_and_is_nobody() -> None:
+    waiter = container(reporting(job(imagePullPolicy="Always"), GuardPod(ready_seconds=90)), WAITER)
+    assert env(waiter).keys() == {"RLGUARD_URL", "RLGUARD_CA"} and "volumeMounts" not in waiter
+    assert waiter["command"][-1] == "90" and waiter["imagePullPolicy"] == "Always"
+    security = waiter["securityContext"]
+    assert security["runAsUser"] not in (0, 64532) and security["capabilities"] == {"drop": ["ALL"]}
+
+
+@contextmanager
+def guard_at(directory: Path, ready: list[int]) -> Iterator[dict[str, str]]:
+    """Says these statuses, one after the other, over TLS; gives the environment of who waits for it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/readyz"
+            self.send_response(ready.pop(0) if len(ready) > 1 else ready[0])
+            self.end_headers()
+            self.wfile.write(b"the split is not checked yet")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    certificate, key = own_certificate("localhost", datetime.now(UTC))
+    for name, text in (("crt", certificate), ("key", key)):
+        (directory / name).write_text(text)
+    context = SSLContext(PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / "crt", directory / "key")
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield {"RLGUARD_URL": f"https://localhost:{server.server_address[1]}", "RLGUARD_CA": certificate}
+        server.shutdown()
+        thread.join()
+
+
+def wait(environment: dict[str, str], seconds: str) -> tuple[int, str]:
+    command = [sys.executable, "-I", "-c", WAIT, seconds]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr.strip()
+
+
+def test_the_trainer_starts_once_the_guard_is_ready(tmp_path: Path) -> None:
+    ready = [503, 200]
+    with guard_at(tmp_path, ready) as environment:
+        assert wait(environment, "40") == (0, "")
+    assert ready == [200], "it was asked before, and not ready"
+
+
+def test_it_does_not_start_without_one_and_says_what_was_missing(tmp_path: Path) -> None:
+    with guard_at(tmp_path, [503]) as environment:
+        code, said = wait(environment, "0.1")
+        assert code == 1
+        assert said == "the guard was not ready after 0.1 s: the split is not checked yet"
+        other, _ = own_certificate("localhost", datetime.now(UTC))
+        code, said = wait(environment | {"RLGUARD_CA": other}, "0.1")
+        assert code == 1 and "CERTIFICATE_VERIFY_FAILED" in said, "ready or not, it is not this job's guard"
+    code, said = wait(environment, "0.1")
+    assert code == 1 and "no guard responds" in said
+
+
+def test_the_certificate_is_for_the_name_that_the_trainer_uses() -> None:
+    assert f"https://{host_of(job())}:8470" == env(container(reporting(), "trainer"))["RLGUARD_URL"]["value"]
+
+
+# -- what stands in the way ------------------------------------------------------------------------------
+
+
+def obstacles(of: Job, own: GuardPod = OWN) -> list[tuple[str, str]]:
+    found = find_obstacles(ADAPTER, of.spec.template.spec, of.spec.guard, own)
+    return [(one.field, one.message) for one in found if one.cost is None]
+
+
+def with_pod(**pod: Any) -> Json:
+    spec = template()
+    spec["template"]["spec"] |= pod
+    return spec
+
+
+POD = "spec.template.spec.template.spec"
+WAITS = {"name": WAITER, "image": "x"}
+SERVER = {"openai": {"baseUrl": "http://localhost:8000/v1", "model": "m"}}
+REFUSED = {
+    "a model server beside it": (
+        job(heldout={"volume": {"claimName": "heldout"}, "evaluator": SERVER}),
+        OWN,
+        "spec.guard.heldout.evaluator.openai.baseUrl",
+        "in another pod than the guard",
+    ),
+    "no state": (job(state={}), OWN, "spec.guard.state.claimName", "no other memory"),
+    "its account": (
+        job(with_pod(serviceAccountName="reads")),
+        GuardPod(service_account_name="reads"),
+        f"{POD}.serviceAccountName",
+        "whose role the trainer would have",
+    ),
+    "its account, in the old field": (
+        job(with_pod(serviceAccount="reads")),
+        GuardPod(service_account_name="reads"),
+        f"{POD}.serviceAccountName",
+        "whose role",
+    ),
+    "its label": (
+        job({"template": template()["template"] | {"metadata": {"labels": {"rlguard.dev/part": "x"}}}}),
+        OWN,
+        "spec.template.spec.template.metadata.labels",
+        "by it the guard's own pod is found",
+    ),
+    "a waiter": (job(with_pod(initContainers=[WAITS])), OWN, POD, WAITER),
+    "another waiter": (
+        job(with_pod(containers=[*template()["template"]["spec"]["containers"], WAITS])),
+        OWN,
+        POD,
+        WAITER,
+    ),
+    "no claim": (
+        job(with_pod(volumes=[{"name": "ckpt", "emptyDir": {}}])),
+        OWN,
+        f"{POD}.volumes (ckpt)",
+        "must be a persistentVolumeClaim",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
+def test_what_two_pods_make_impossible_is_refused(case: tuple[Job, GuardPod, str, str]) -> None:
+    of, own, field, words = case
+    ((where, message),) = obstacles(of, own)
+    assert where == field and words in message
+
+
+def test_nothing_else_is() -> None:
+    assert obstacles(job()) == []
+    assert obstacles(job(with_pod(serviceAccountName="x")), GuardPod(service_account_name="y")) == []
+
+
+@pytest.mark.parametrize(
+    ("modes", "shared"),
+    [
+        (["ReadWriteMany"], True),
+        (["ReadWriteOnce", "ReadWriteMany"], True),
+        (["ReadWriteOnce"], False),
+        (["ReadWriteOncePod"], False),
+        (["ReadWriteOnce", "ReadOnlyMany"], False),
+        ([], False),
+    ],
+)
+def test_a_claim_that_two_nodes_cannot_share_is_named(modes: list[str], shared: bool) -> None:
+    why = why_not_shared({"spec": {"accessModes": modes}})
+    assert (why == "") is shared
+    assert shared or f"its access modes are {', '.join(modes) or 'none'}, and" in why
+
+
+def test_a_sidecar_has_nothing_of_all_this() -> None:
+    pod = build_workload(job(placement="Sidecar"), ADAPTER, CONFIG)["spec"]["template"]["spec"]
+    assert "RLGUARD_CA" not in env(container(pod, "trainer")) and WAITER not in str(pod)
+
+
+def test_the_workload_of_such_a_job_waits_and_reports_and_has_no_guard() -> None:
+    made = build_workload(job(), ADAPTER, CONFIG)["spec"]["template"]
+    assert made["metadata"]["labels"]["rlguard.dev/placement"] == "Pod"
+    assert not made["metadata"].get("annotations"), "there is no guard to compare"
+    assert [c["name"] for c in made["spec"]["initContainers"]] == ["download", WAITER]
+    assert "rlguard-" not in str(made["spec"]["volumes"]) and "serviceAccountName" not in made["spec"]
+    confined = container(made["spec"], "trainer")["securityContext"]
+    assert confined["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_its_secret_has_the_certificate_and_its_role_is_for_its_own_account() -> None:
+    of = job(pod={"serviceAccountName": "reads"})
+    account = guard_service_account(of, ADAPTER)
+    assert account == "reads" and guard_service_account(job(), ADAPTER) == "run-01234567"
+    found = {r.kind: body for r, body in support_objects(of, account, ("i", "r"), ("crt", "key"))}
+    data = {"ingest-token": "i", "read-token": "r", "tls.crt": "crt", "tls.key": "key"}
+    assert found["Secret"]["stringData"] == data and "ServiceAccount" not in found
+    assert found["RoleBinding"]["subjects"][0]["name"] == "reads"
+
+
+def test_a_review_says_what_stands_in_the_way() -> None:
+    found = review(ADAPTER, job(state={}), CONFIG)
+    assert found.reason == "TemplateRefused" and "spec.guard.state.claimName must be set" in found.findings[0]
+    assert review(ADAPTER, job(), CONFIG).reason is None
+
+
+# -- what is decided -------------------------------------------------------------------------------------
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+SET = Between(STATEFUL_SETS, "run-01234567", "set")
+REF = {"workloadRef": {"apiVersion": "batch/v1", "kind": "Job", "name": "run", "uid": "w"}}
+JUDGED = {
+    **{"heartbeat": NOW.isoformat(), "level": "healthy", "code": "ok", "reason": "fine", "step": 9},
+    **{"attempt": 0, "announced": 3, "evaluated": 3, "waiting": 0},
+}
+ENDED = {"ended": {"attempt": 0, "step": 9}}
+FIRE = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 9, "at": NOW.isoformat()}
+TRAINER = Pod("run-x7k2p", "uid-trainer", guarded=False, phase="Running", rank0=True)
+GUARD = Pod("run-01234567-0", "uid-guard", guarded=True, phase="Running", guard_since=NOW)
+
+
+def seen(
+    state: WorkloadState = WorkloadState.RUNNING,
+    status: Json | None = None,
+    made: Between | None = SET,
+    **values: Any,
+) -> Snapshot:
+    of = replace(job(), status=Status.model_validate({**REF, "guard": JUDGED, **(status or {})}))
+    given = {"pods": (GUARD, TRAINER), "heartbeat_age": 1.0, **values}
+    return Snapshot(of, Workload("w", True, state), own_guard=OwnGuard(made), **given)
+
+
+def said(decision: Decision) -> dict[str, tuple[str, str]]:
+    return {c.type: (c.status, c.reason) for c in decision.report.conditions}
+
+
+def judging(seconds: float) -> Json:
+    """The status of a run whose trainer was seen to have finished so long ago."""
+    at = (NOW - timedelta(seconds=seconds)).isoformat()
+    condition = {"type": "Succeeded", "status": "Unknown", "reason": "GuardJudges", "lastTransitionTime": at}
+    return {"conditions": [condition]}
+
+
+def test_it_is_started_with_the_run_and_again_if_it_is_gone() -> None:
+    for state in (WorkloadState.PENDING, WorkloadState.RUNNING):
+        assert decide(seen(state, made=None), NOW).actions == (StartGuard(),)
+        assert decide(seen(state), NOW).actions == ()
+        assert decide(seen(state, made=replace(SET, terminating=True)), NOW).actions == ()
+
+
+def test_it_takes_no_gpu_while_a_queue_holds_the_run_back() -> None:
+    assert decide(seen(WorkloadState.SUSPENDED), NOW).actions == (DeleteBetween((SET,)),)
+    assert decide(seen(WorkloadState.SUSPENDED, made=None), NOW).actions == ()
+
+
+def test_a_rank_0_without_a_sidecar_is_as_it_should_be() -> None:
+    assert said(decide(seen(), NOW))["Guarded"] == ("True", "WorkloadCreated")
+    changed = (replace(GUARD, changed=True), TRAINER)
+    assert said(decide(seen(pods=changed), NOW))["Guarded"] == ("False", "GuardChanged")
+    assert said(decide(seen(pods=(TRAINER,)), NOW))["Fired"] == ("Unknown", "GuardNotRunning")
+
+
+def test_a_guard_that_is_moved_disrupts_nothing_and_a_trainer_that_is_does() -> None:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    moved = raw_pod()
+    moved["status"]["conditions"] = [target]
+    assert pod_seen(ADAPTER, moved, Owner("w", guard="set")).disruption is None
+    gone = replace(TRAINER, disruption=Disruption.EVICTED, phase="Failed")
+    for pods in ((GUARD, gone), (gone, GUARD)):
+        assert said(decide(seen(pods=pods), NOW))["Disrupted"] == ("False", "Evicted")
+    newer = replace(TRAINER, name="run-new", uid="new")
+    assert "Disrupted" not in said(decide(seen(pods=(gone, newer, GUARD)), NOW))
+
+
+def test_a_fire_stops_both() -> None:
+    fired = {"guard": JUDGED | {"fire": FIRE}}
+    decision = decide(seen(status=fired), NOW)
+    assert decision.actions == (
+        CaptureEvidence(final=False),
+        StopWorkload(StopMethod.STOP, "w"),
+        DeleteBetween((SET,)),
+    )
+    left = decide(seen(WorkloadState.FAILED, fired, pods=()), NOW)
+    assert said(left)["Stopped"] == ("False", "StopRequested"), "its StatefulSet would make the guard again"
+    assert DeleteBetween((SET,)) in left.actions
+    going = decide(seen(status=fired, made=replace(SET, terminating=True)), NOW)
+    assert not any(isinstance(action, DeleteBetween) for action in going.actions)
+    gone = decide(seen(WorkloadState.FAILED, fired, None, pods=()), NOW)
+    assert said(gone)["Stopped"] == ("False", "Settling")
+
+
+def test_it_judges_what_is_left_when_the_trainer_has_finished() -> None:
+    waits = {"guard": JUDGED | {"waiting": 1, "evaluated": 2} | ENDED}
+    for status in (waits, waits | judging(JUDGED_SECONDS - 1)):
+        decision = decide(seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,)), NOW)
+        assert decision.report.phase == "Judging" and decision.actions == ()
+        assert said(decision)["Succeeded"] == ("Unknown", "GuardJudges")
+        assert decision.look_again == JUDGING_SECONDS
+
+
+def test_it_is_waited_for_until_it_has_heard_of_the_end() -> None:
+    """What it waits for may be a checkpoint that was announced a moment ago."""
+
+    def succeeded(status: Json) -> tuple[str, str]:
+        return said(decide(seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,)), NOW))["Succeeded"]
+
+    assert succeeded({}) == ("Unknown", "GuardJudges")
+    assert succeeded({"guard": JUDGED | ENDED}) == ("True", "WorkloadSucceeded")
+    assert succeeded(judging(HEARD_SECONDS - 1)) == ("Unknown", "GuardJudges")
+    assert succeeded(judging(HEARD_SECONDS)) == ("True", "WorkloadSucceeded")
+
+
+WAITS = {"guard": JUDGED | {"waiting": 1, "evaluated": 2} | ENDED}
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        seen(WorkloadState.SUCCEEDED, WAITS | judging(JUDGED_SECONDS), pods=(GUARD,)),
+        seen(WorkloadState.SUCCEEDED, WAITS, pods=(GUARD,), heartbeat_age=601.0, live=True),
+        seen(WorkloadState.SUCCEEDED, WAITS, None, pods=()),
+    ],
+    ids=["for too long", "silent", "gone"],
+)
+def test_a_guard_that_judges_no_more_is_not_waited_for(snapshot: Snapshot) -> None:
+    of = replace(
+        snapshot.job, spec=snapshot.job.spec.model_copy(update={"on_silence": OnSilence(action="Warn")})
+    )
+    decision = decide(replace(snapshot, job=of), NOW)
+    assert said(decision)["Succeeded"] == ("True", "CheckpointsLeft"), "and that is said"
+
+
+def test_a_trainer_that_failed_waits_for_no_evaluation() -> None:
+    assert said(decide(seen(WorkloadState.FAILED, WAITS, pods=(GUARD,)), NOW))["Failed"][0] == "True"
+
+
+def test_it_ends_once_the_evidence_is_there_or_is_not_to_come() -> None:
+    over = {
+        "conditions": [
+            {"type": "Succeeded", "status": "True", "reason": "x", "lastTransitionTime": NOW.isoformat()}
+        ]
+    }
+    first = decide(seen(WorkloadState.SUCCEEDED, over, pods=(GUARD,)), NOW)
+    assert first.actions == (CaptureEvidence(final=False),)
+    written = decide(seen(WorkloadState.SUCCEEDED, over | {"evidence": "e"}, pods=(GUARD,)), NOW)
+    assert written.actions == (DeleteBetween((SET,)),)
+    late = NOW + timedelta(seconds=EVIDENCE_SECONDS + 1)
+    assert decide(seen(WorkloadState.SUCCEEDED, over, pods=(GUARD,)), late).actions == (
+        DeleteBetween((SET,)),
+    )
+    assert decide(seen(WorkloadState.SUCCEEDED, over, None, pods=()), late).actions == ()
+
+
+# -- what is seen ----------------------------------------------------------------------------------------
+
+
+def raw_pod(**status: Any) -> Json:
+    template = made()["StatefulSet"]["spec"]["template"]
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "uid": "set", "controller": True}
+    metadata = {"name": "run-01234567-0", "namespace": "ns", "uid": "u", "ownerReferences": [owner]}
+    guard = {"name": "rlguard-guard", "started": True, "state": {"running": {"startedAt": NOW.isoformat()}}}
+    return {
+        "metadata": template["metadata"] | metadata,
+        "spec": template["spec"],
+        "status": {"phase": "Running", "containerStatuses": [guard | status]},
+    }
+
+
+def test_its_pod_is_believed_if_its_own_set_controls_it() -> None:
+    last = {"terminated": {"exitCode": 0, "message": f'{{"fire": {json.dumps(FIRE)}}}'}}
+    for raw in (raw_pod(lastState=last), slim_pod(raw_pod(lastState=last))):
+        pod = pod_seen(ADAPTER, raw, Owner("w", guard="set"))
+        assert (pod.guarded, pod.rank0, pod.changed, pod.guard_since) == (True, False, False, NOW)
+        assert pod.fire is not None and pod.fire.code == "hacking_gap"
+        other = pod_seen(ADAPTER, raw, Owner("w", guard="another"))
+        assert not other.guarded and other.fire is None
+    changed = raw_pod()
+    changed["spec"] = copy.deepcopy(changed["spec"])
+    changed["spec"]["containers"][0]["image"] = "other"
+    for raw in (changed, slim_pod(changed)):
+        assert pod_seen(ADAPTER, raw, Owner("w", guard="set")).changed
+
+
+def test_a_guard_that_cannot_start_is_said() -> None:
+    crashed = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "started": False, "restartCount": 3}
+    ended = {"terminated": {"exitCode": 2, "message": "the split overlaps"}}
+    pod = pod_seen(ADAPTER, raw_pod(**crashed, lastState=ended), Owner("w", guard="set"))
+    assert pod.waiting is not None and "the split overlaps" in pod.waiting.message
+
+
+def test_who_may_read_its_metrics_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    def given(text: str) -> Any:
+        return parser().parse_args(["--guard-image=g", f"--guard-metrics-from={text}"]).guard_metrics_from
+
+    assert given('[{"podSelector": {}}]') == ({"podSelector": {}},)
+    for wrong in ("{", "{}", '["monitoring"]'):
+        with pytest.raises(SystemExit):
+            given(wrong)
+        assert "NetworkPolicyPeers" in capsys.readouterr().err

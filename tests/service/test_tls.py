@@ -1,0 +1,190 @@
+"""A guard that speaks TLS, with a certificate as the operator makes it, and the client that verifies it."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from guard_client.client import GuardClient
+from guard_client.errors import GuardConfigError, GuardUnavailableError
+from guard_client.guard import Guard
+from guard_client.settings import ClientSettings
+from guard_core.wire import StepReport
+from guard_operator.reconcile.certificate import BEFORE, VALID, own_certificate
+from guard_service.errors import SettingsError
+from guard_service.server import tls_options
+from guard_service.settings import GuardSettings, load_settings
+from tests.service.conftest import INGEST
+
+HOST = "localhost"
+
+
+class Files(NamedTuple):
+    """A certificate and its key, and where they lie."""
+
+    certificate: str
+    settings: dict[str, str]
+
+
+def files(directory: Path, host: str = HOST, now: datetime | None = None) -> Files:
+    certificate, key = own_certificate(host, now or datetime.now(UTC))
+    paths = directory / "tls.crt", directory / "tls.key"
+    for path, text in zip(paths, (certificate, key), strict=True):
+        path.write_text(text)
+    names = ("TLS_CERTIFICATE", "TLS_KEY")
+    return Files(certificate, dict(zip(names, map(str, paths), strict=True)))
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Files:
+    return files(tmp_path)
+
+
+@pytest.fixture
+def guard(new_guard: Callable[..., Any], tls: Files) -> Iterator[Any]:
+    return new_guard(**tls.settings).start()
+
+
+def step(number: int) -> StepReport:
+    return StepReport(attempt=0, step=number, reward=0.5)
+
+
+def named(url: str) -> str:
+    """The guard's URL with the name that is in its certificate."""
+    return url.replace("127.0.0.1", HOST)
+
+
+def test_a_trainer_with_its_certificate_reports(guard: Any, tls: Files) -> None:
+    assert guard.url.startswith("https://127.0.0.1:")
+    client = GuardClient(named(guard.url), INGEST, ca=tls.certificate)
+    assert client.post_steps([step(1), step(2)]).accepted == 2
+    assert client.verdict().step == 2, "on the same connection"
+    client.close()
+    environ = {"RLGUARD_URL": named(guard.url), "RLGUARD_TOKEN": INGEST, "RLGUARD_CA": tls.certificate}
+    with Guard.from_env(environ) as run:
+        run.step(3, reward=0.5)
+    assert run.stop is None and run.verdict is not None and run.verdict.step == 3
+    assert guard.end() == 0 and "Traceback" not in guard.log
+
+
+def test_beside_a_socket_the_port_speaks_tls(
+    new_guard: Callable[..., Any], tls: Files, tmp_path: Path
+) -> None:
+    guard = new_guard(SOCKET=str(tmp_path / "s"), **tls.settings).start()
+    assert GuardClient(guard.url, INGEST).post_steps([step(1)]).accepted == 1
+    found = re.search(r"readers at (https://\S+)", guard.log)
+    assert found is not None, guard.log
+    assert GuardClient(named(found[1]), INGEST, ca=tls.certificate).verdict().step == 1
+
+
+def test_no_other_certificate_is_taken_for_the_guards(guard: Any, tls: Files, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = files(tmp_path / "other").certificate
+    for ca in (other, None):
+        with pytest.raises(GuardUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+            GuardClient(named(guard.url), INGEST, ca=ca).verdict()
+    with pytest.raises(GuardUnavailableError, match="IP address mismatch"):
+        GuardClient(guard.url, INGEST, ca=tls.certificate).verdict()
+
+
+def test_who_does_not_speak_tls_gets_nothing(guard: Any) -> None:
+    with pytest.raises(GuardUnavailableError):
+        GuardClient(guard.url.replace("https", "http"), INGEST).verdict()
+
+
+def test_the_certificate_holds_by_the_strictest_rules(tls: Files) -> None:
+    """Those of Python 3.13, whatever Python runs the test."""
+    ours, theirs = ssl.create_default_context(cadata=tls.certificate), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.verify_flags |= ssl.VERIFY_X509_STRICT
+    theirs.load_cert_chain(tls.settings["TLS_CERTIFICATE"], tls.settings["TLS_KEY"])
+    assert not _shakes_hands(ours, theirs, "example.org") and _shakes_hands(ours, theirs, HOST)
+
+
+def _shakes_hands(ours: ssl.SSLContext, theirs: ssl.SSLContext, host: str) -> bool:
+    to_us, to_them = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ours.wrap_bio(to_us, to_them, server_hostname=host)
+    server = theirs.wrap_bio(to_them, to_us, server_side=True)
+    for _ in range(4):
+        for side in (client, server):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLError:
+                return False
+    return client.getpeercert() is not None
+
+
+def test_it_is_valid_from_before_and_for_longer_than_any_run(tmp_path: Path) -> None:
+    for now, holds in ((0, True), (BEFORE / 2, True), (-VALID * 0.99, True), (BEFORE * 2, False)):
+        made = files(tmp_path, now=datetime.now(UTC) + (now or BEFORE * 0))
+        theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        theirs.load_cert_chain(made.settings["TLS_CERTIFICATE"], made.settings["TLS_KEY"])
+        ours = ssl.create_default_context(cadata=made.certificate)
+        assert _shakes_hands(ours, theirs, HOST) == holds
+
+
+def test_a_name_as_long_as_dns_has_them_fits(tmp_path: Path) -> None:
+    host = ".".join(["a" * 59, "b" * 63, "c" * 63])
+    made = files(tmp_path, host)
+    assert ssl.create_default_context(cadata=made.certificate).cert_store_stats()["x509"] == 1
+
+
+@pytest.mark.parametrize("one", ["tls_certificate", "tls_key"])
+def test_one_file_alone_is_refused(tmp_path: Path, one: str) -> None:
+    with pytest.raises(SettingsError, match="tls_certificate and tls_key must be set together"):
+        settings(tmp_path, **{one: tmp_path / "file"})
+
+
+def settings(directory: Path, **values: Any) -> GuardSettings:
+    own = {"state_dir": directory, "checkpoint_root": directory, "allow_unauthenticated_loopback": True}
+    return load_settings(**own, **values)
+
+
+def test_files_that_cannot_be_used_are_named(tls: Files, tmp_path: Path) -> None:
+    certificate, key = (Path(path) for path in tls.settings.values())
+    assert tls_options(certificate, key) == {"ssl_certfile": certificate, "ssl_keyfile": key}
+    assert tls_options(None, None) == {}
+    (tmp_path / "other").mkdir()
+    other = Path(files(tmp_path / "other").settings["TLS_KEY"])
+    for wrong in (tmp_path / "none", certificate, other, _locked(key)):
+        with pytest.raises(
+            SettingsError, match=r"RLGUARD_GUARD_TLS_KEY=.* cannot be used: .*without a password"
+        ):
+            tls_options(certificate, wrong)
+
+
+def _locked(key: Path) -> Path:
+    """The key under a password; nobody is asked for it."""
+    private = serialization.load_pem_private_key(key.read_bytes(), None)
+    path = key.with_name("locked.key")
+    how = serialization.BestAvailableEncryption(b"x")
+    path.write_bytes(
+        private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)
+    )
+    return path
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8470", "unix:///run/guard.sock"])
+def test_an_authority_for_a_url_without_tls_is_an_error_at_once(url: str, tls: Files) -> None:
+    with pytest.raises(GuardConfigError, match=r"RLGUARD_CA is set, but .*https://"):
+        ClientSettings.from_env({"RLGUARD_URL": url, "RLGUARD_CA": tls.certificate})
+
+
+@pytest.mark.parametrize("text", ["x", "-----BEGIN CERTIFICATE-----\n", "é"])
+def test_an_authority_that_is_none_is_an_error_at_once(text: str) -> None:
+    with pytest.raises(GuardConfigError, match="RLGUARD_CA must be certificates"):
+        ClientSettings("https://guard", ca=text)
+
+
+def test_it_can_sign_no_other(tls: Files) -> None:
+    made = x509.load_pem_x509_certificate(tls.certificate.encode())
+    assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
