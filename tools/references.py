@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from guard_cli import split
 from guard_cli.commands import COMMANDS
 from guard_cli.errors import ExitCode
-from guard_cli.logs.frameworks import FIGURES, FRAMEWORKS, Framework, Layout
+from guard_core.frameworks import FIGURES, FRAMEWORKS, Framework, Layout
 from guard_core.policy import Policy
 from guard_core.wire import (
     Code,

@@ -22,6 +22,7 @@ from guard_cli.run.plan import Finished, Plan
 from guard_cli.run.processes import TrainerProcess
 from guard_cli.run.progress import Progress, open_progress
 from guard_core.wire import Verdict
+from guard_follow.errors import InputError
 
 if TYPE_CHECKING:
     from guard_cli.run.following import Following
@@ -61,7 +62,7 @@ def run_guarded(plan: Plan) -> Finished:
     with Signals() as signals:
         try:
             ending = _supervise(plan, settings, signals, to)
-        except CliError:
+        except InputError:
             if signals.first is None:
                 raise
             raise CliError("interrupted before the trainer was started", 128 + signals.first) from None

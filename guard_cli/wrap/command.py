@@ -67,11 +67,11 @@ def wrap(
     Its own lines are kept, with comments and order; other documents of the file stay as they are. What was
     decided is said on stderr. What the operator would refuse is refused here, and no cluster is asked.
     """
-    from guard_cli.terminal import plain
     from guard_cli.wrap.guard import checkpoint_volume, guard_section, unknown_scorer
     from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, read_text
     from guard_cli.wrap.rewrite import wrap_job
     from guard_cli.wrap.telling import refusal, told
+    from guard_core.terminal import plain
     from guard_operator.config import OperatorConfig
     from guard_operator.reconcile.review import review_manifest
 

@@ -6,10 +6,10 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from guard_cli.terminal import plain
 from guard_cli.wrap.guard import Volume
 from guard_cli.wrap.manifest import TrainingJob
 from guard_cli.wrap.rewrite import Wrapped
+from guard_core.terminal import plain
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.names import KIND
 from guard_operator.api.types import Spec

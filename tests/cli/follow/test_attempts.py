@@ -1,8 +1,8 @@
 """Of which start of the trainer a step is, and whether the guard has it."""
 
-from guard_cli.follow.steps import Attempts
 from guard_client.samples import StepSample
 from guard_core.wire import KlKind
+from guard_follow.steps import Attempts
 
 
 def sample(step, reward, kl=None):

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS
-from guard_cli.logs.layouts import QUIET_SECONDS, CompleteCheckpoint, Unfit, find_checkpoints, layouts_of
+from guard_core.frameworks import BY_KEY, FRAMEWORKS
+from guard_follow.layouts import QUIET_SECONDS, CompleteCheckpoint, Unfit, find_checkpoints, layouts_of
 
 LONG_AGO = 1_000_000_000
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from guard_cli.errors import CliError
-from guard_cli.logs import names
-from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS, STEP_NAMES, bare
-from guard_cli.logs.names import Columns
-from guard_cli.logs.records import Record, number
 from guard_client.samples import StepSample, sample_of, wrong_in_step
+from guard_core.frameworks import BY_KEY, FRAMEWORKS, STEP_NAMES, bare
 from guard_core.wire import KlKind, StepReport
+from guard_follow import names
+from guard_follow.errors import InputError
+from guard_follow.names import Columns
+from guard_follow.records import Record, number
 
 #: By attempt and step, what the guard has.
 ReportedSteps = dict[int, dict[int, StepSample]]
@@ -213,7 +213,7 @@ class StepGatherer:
         here = {ours: theirs for ours, theirs in self._overrides.items() if theirs in self._seen}
         try:
             columns = names.resolve(list(self._seen), here, self._framework, self._settings())
-        except CliError as error:
+        except InputError as error:
             self._trouble = str(error)
             return
         if columns != self._columns:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS, Layout
+from guard_core.frameworks import BY_KEY, FRAMEWORKS, Layout
 
 #: Without a marker a checkpoint is complete when none of its files has changed for so long, seconds.
 QUIET_SECONDS = 30.0

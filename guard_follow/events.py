@@ -6,10 +6,10 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from guard_cli.errors import CliError
-from guard_cli.logs.names import listing
-from guard_cli.logs.records import DamagedError, Events
-from guard_cli.logs.tail import CHUNK, open_regular
+from guard_follow.errors import InputError
+from guard_follow.names import listing
+from guard_follow.records import DamagedError, Events
+from guard_follow.tail import CHUNK, open_regular
 
 #: Files that a framework writes into its own folder, which may be given instead of them.
 LOGS = ("experiment_log.jsonl", "logging.jsonl", "metrics.jsonl")
@@ -43,12 +43,12 @@ def one_folder(path: Path, files: Sequence[Path]) -> Path | None:
     """The folder of these event files, None without any.
 
     Raises:
-        CliError: there are several, so they are of several runs.
+        InputError: there are several, so they are of several runs.
     """
     folders = sorted({file.parent for file in files})
     if len(folders) > 1:
         several = listing([str(folder.relative_to(path)) for folder in folders])
-        raise CliError(f"{path} holds the event files of several runs: {several}. Name the folder of one.")
+        raise InputError(f"{path} holds the event files of several runs: {several}. Name the folder of one.")
     return folders[0] if folders else None
 
 
@@ -58,7 +58,7 @@ def refuse_several(folder: Path) -> None:
     A trainer that goes on from a checkpoint begins after the first step, and when its former self has ended.
 
     Raises:
-        CliError: naming the files.
+        InputError: naming the files.
     """
     begun: dict[int, str] = {}
     for path in sorted(folder.glob(f"{EVENTS}*"))[:MAX_FILES]:
@@ -67,7 +67,7 @@ def refuse_several(folder: Path) -> None:
             continue
         other = next((name for step, name in begun.items() if first <= step), None)
         if other is not None:
-            raise CliError(
+            raise InputError(
                 f"{folder} holds the event files of several runs: {other} and {path.name} both begin at the "
                 "start. Name the file of one, or give each run a folder of its own."
             )

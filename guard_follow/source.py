@@ -13,12 +13,12 @@ from typing import Protocol
 
 from pydantic_core import from_json
 
-from guard_cli.errors import CliError
-from guard_cli.logs.events import EVENTS, LOGS, MAX_FILES, event_files, first_step, one_folder, refuse_several
-from guard_cli.logs.frameworks import BY_KEY
-from guard_cli.logs.names import listing
-from guard_cli.logs.options import FORMATS
-from guard_cli.logs.records import (
+from guard_core.frameworks import FILE_FORMATS, FORMATS
+from guard_core.wording import meant
+from guard_follow.errors import InputError
+from guard_follow.events import EVENTS, LOGS, MAX_FILES, event_files, first_step, one_folder, refuse_several
+from guard_follow.names import listing
+from guard_follow.records import (
     ConsoleLines,
     CsvLines,
     DamagedError,
@@ -28,8 +28,7 @@ from guard_cli.logs.records import (
     Record,
     flatten,
 )
-from guard_cli.logs.tail import CHUNK, Tail, open_regular
-from guard_core.wording import meant
+from guard_follow.tail import CHUNK, Tail, open_regular
 
 STATE = "trainer_state.json"
 MAX_STATE = 256 << 20
@@ -66,13 +65,11 @@ def framework_of(chosen: str) -> str | None:
     """The framework that a `--format` names, or None.
 
     Raises:
-        CliError: there is no such format.
+        InputError: there is no such format.
     """
-    if chosen in FORMATS:
-        return None
-    if chosen not in BY_KEY:
-        raise CliError(f"--format {chosen:.60}: {meant(chosen, (*FORMATS, *BY_KEY))}")
-    return chosen
+    if chosen not in FORMATS:
+        raise InputError(f"--format {chosen:.60}: {meant(chosen, FORMATS)}")
+    return None if chosen in FILE_FORMATS else chosen
 
 
 def open_source(path: Path | None, chosen: str, *, new_run: bool = False, first: bool = True) -> Source:
@@ -85,7 +82,7 @@ def open_source(path: Path | None, chosen: str, *, new_run: bool = False, first:
         first: nothing of the run has been reported yet, so event files must be of one run.
 
     Raises:
-        CliError: it holds several runs, or can be no log.
+        InputError: it holds several runs, or can be no log.
     """
     if path is None:
         return StandardInput()
@@ -123,7 +120,7 @@ class FileSource:
         """The records that are new.
 
         Raises:
-            CliError: the file cannot be read.
+            InputError: the file cannot be read.
         """
         for anew, data in self._tail.read():
             if anew:
@@ -133,7 +130,7 @@ class FileSource:
             try:
                 yield from self._decoder.feed(data)
             except DamagedError as error:
-                raise CliError(f"{self._tail.path}: {error}.") from None
+                raise InputError(f"{self._tail.path}: {error}.") from None
 
     def rest(self) -> list[Record]:
         """The record that lacks only its line end."""
@@ -151,7 +148,7 @@ class LateSource:
         first: event files that are there now must be of one run.
 
     Raises:
-        CliError: it holds several logs, or event files of several runs.
+        InputError: it holds several logs, or event files of several runs.
     """
 
     def __init__(self, path: Path, chosen: str, *, new_run: bool = False, first: bool = True) -> None:
@@ -179,7 +176,7 @@ class LateSource:
         logs = [path / name for name in LOGS if (path / name).is_file()]
         if len(logs) > 1:
             several = listing([log.name for log in logs])
-            raise CliError(f"{path} holds several logs: {several}. Name one of them.")
+            raise InputError(f"{path} holds several logs: {several}. Name one of them.")
         if logs and self._chosen != "tensorboard":
             return FileSource(logs[0], JsonLines, at_end=logs[0] in self._old)
         if event_files(path, self._old):
@@ -192,7 +189,7 @@ class LateSource:
         """The records that are new.
 
         Raises:
-            CliError: it holds several logs, or can be no log.
+            InputError: it holds several logs, or can be no log.
         """
         if self._source is None:
             self._source = self._find()
@@ -216,7 +213,7 @@ class EventSource:
         new_run: nothing but the new run writes there, whatever the number of its files.
 
     Raises:
-        CliError: they are of several runs.
+        InputError: they are of several runs.
     """
 
     def __init__(self, root: Path, *, old: Collection[Path], first: bool, new_run: bool) -> None:
@@ -243,7 +240,7 @@ class EventSource:
         """The records that are new, in the order of the files.
 
         Raises:
-            CliError: they are no event files.
+            InputError: they are no event files.
         """
         yield from self._read()
         if time.monotonic() - self._looked < LOOK_SECONDS:

@@ -16,19 +16,19 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from guard_cli.errors import CliError
-from guard_cli.follow.history import KnownHistory
-from guard_cli.follow.source import Source, framework_of, open_source
-from guard_cli.follow.steps import Attempts, StepGatherer
-from guard_cli.follow.what import What
-from guard_cli.logs.frameworks import BY_KEY
-from guard_cli.logs.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
-from guard_cli.logs.settings import settings_of
-from guard_cli.terminal import plain
 from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardUnavailableError, ReportRefusedError
+from guard_core.frameworks import BY_KEY
+from guard_core.terminal import plain
 from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, EndReport, StepReport
 from guard_core.wording import InvalidValueError
+from guard_follow.errors import InputError
+from guard_follow.history import KnownHistory
+from guard_follow.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
+from guard_follow.settings import settings_of
+from guard_follow.source import Source, framework_of, open_source
+from guard_follow.steps import Attempts, StepGatherer
+from guard_follow.what import What
 
 #: A step is reported when the next one begins; after this long without one it is taken for whole. Writers of
 #: event files flush every two minutes.
@@ -54,7 +54,7 @@ class Follower:
         clock: seconds, monotonic.
 
     Raises:
-        CliError: it cannot be followed.
+        InputError: it cannot be followed.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Follower:
         """Report what is new.
 
         Raises:
-            CliError: the log cannot be read on, or the guard refuses the token.
+            InputError: the log cannot be read on, or the guard refuses the token.
         """
         self._report_steps()
         if self._steps.gathers and self._clock() - self._last_record >= SETTLE_SECONDS:
@@ -215,7 +215,7 @@ class Follower:
         """Try until the guard responds; None if there is no more waiting.
 
         Raises:
-            CliError: the guard refuses the token.
+            InputError: the guard refuses the token.
             ReportRefusedError: it refuses the report.
         """
         delay = _FIRST_RETRY_SECONDS
@@ -224,7 +224,7 @@ class Follower:
                 return exchange()
             except GuardUnavailableError as error:
                 if error.unauthorised:
-                    raise CliError(str(error), 1) from None
+                    raise InputError(str(error), 1) from None
                 self._once("unavailable", f"no response from the guard, trying again: {error}")
             if self._stopping.wait(delay):
                 return None

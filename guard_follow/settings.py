@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from guard_cli.errors import CliError
-from guard_cli.logs.frameworks import FRAMEWORKS
-from guard_cli.logs.tail import open_regular
+from guard_core.frameworks import FRAMEWORKS
+from guard_follow.errors import InputError
+from guard_follow.tail import open_regular
 
 MAX_BYTES = 2 << 20
 MAX_NODES = 100_000
@@ -29,7 +29,7 @@ def settings_of(given: Path | None, near: Path | None, *, new_run: bool) -> Call
         new_run: what is there now is of another run.
 
     Raises:
-        CliError: the given one cannot be read.
+        InputError: the given one cannot be read.
     """
     if given is not None:
         settings = _read(given)
@@ -49,7 +49,7 @@ def find_settings(
         old: files of another run, with the time of their writing, ns.
 
     Raises:
-        CliError: the given one cannot be read.
+        InputError: the given one cannot be read.
     """
     if given is not None:
         return _read(given)
@@ -58,7 +58,7 @@ def find_settings(
             continue
         try:
             return _read(file)
-        except CliError:
+        except InputError:
             continue
     return {}
 
@@ -83,12 +83,12 @@ def _read(file: Path) -> dict[str, str]:
         with os.fdopen(open_regular(file), "rb") as stream:
             content = stream.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise CliError(f"{file}: a configuration of more than {MAX_BYTES >> 20} MiB is not read.")
+            raise InputError(f"{file}: a configuration of more than {MAX_BYTES >> 20} MiB is not read.")
         tree = json.loads(content) if file.suffix == ".json" else _of_yaml(content)
     except OSError as error:
-        raise CliError(f"{file}: cannot be read: {error.strerror}.") from None
+        raise InputError(f"{file}: cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CliError(f"{file}: not a configuration that can be read ({type(error).__name__}).") from None
+        raise InputError(f"{file}: not a configuration that can be read ({type(error).__name__}).") from None
     found: dict[str, str] = {}
     for path, value in _settings(tree):
         # verl's critic has a setting of the same name, which says nothing of the actor's KL.

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from guard_cli.errors import CliError
+from guard_follow.errors import InputError
 
 CHUNK = 1 << 20
 #: Bytes before the place reached that must still be there; else the file is another one.
@@ -44,12 +44,12 @@ class Tail:
         """What is new, in chunks; True beside the first chunk of a file that begins anew.
 
         Raises:
-            CliError: it is no regular file, or cannot be read.
+            InputError: it is no regular file, or cannot be read.
         """
         try:
             yield from self._read()
         except OSError as error:
-            raise CliError(f"{self.path}: cannot be read: {error.strerror or error}.") from None
+            raise InputError(f"{self.path}: cannot be read: {error.strerror or error}.") from None
 
     def close(self) -> None:
         """Give up the file."""
@@ -110,16 +110,16 @@ def open_regular(path: Path) -> int:
 
     Raises:
         FileNotFoundError: there is none yet.
-        CliError: it is something else.
+        InputError: it is something else.
         OSError: it cannot be opened.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise CliError(f"{path} is a symbolic link: name the file that it leads to.") from None
+            raise InputError(f"{path} is a symbolic link: name the file that it leads to.") from None
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise CliError(f"{path} is not a regular file.")
+        raise InputError(f"{path} is not a regular file.")
     return handle

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from guard_cli.errors import CliError
-from guard_cli.follow.steps import ReportedSteps
-from guard_cli.reading import reader
 from guard_client.samples import StepSample
 from guard_core.wire import KlKind
+from guard_follow.errors import InputError
+from guard_follow.reading import reader
+from guard_follow.steps import ReportedSteps
 
 REQUEST_SECONDS = 60.0
 
@@ -26,7 +26,7 @@ def ask_history(url: str, token: str | None) -> KnownHistory:
     """The history of the guard at `url`.
 
     Raises:
-        CliError: it does not respond, or does not take the read token.
+        InputError: it does not respond, or does not take the read token.
     """
     import httpx
 
@@ -35,7 +35,7 @@ def ask_history(url: str, token: str | None) -> KnownHistory:
         with reader(url, token, REQUEST_SECONDS) as client:
             evaluations = client.get("/v1/history", params={"max_points": 2})
             if evaluations.status_code in (401, 403):
-                raise CliError(
+                raise InputError(
                     f"the guard at {url} does not take this read token: set RLGUARD_READ_TOKEN or "
                     "--read-token-file. What was reported before is asked of the guard",
                     1,
@@ -50,7 +50,7 @@ def ask_history(url: str, token: str | None) -> KnownHistory:
             frozenset((e["attempt"], e["step"], e["path"]) for e in evaluations.json()["evaluations"]),
         )
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        raise CliError(f"no guard responds at {url}: {error}", 1) from None
+        raise InputError(f"no guard responds at {url}: {error}", 1) from None
 
 
 def _add(steps: ReportedSteps, row: dict[str, object]) -> None:
