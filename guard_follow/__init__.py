@@ -1,1 +1,1 @@
-"""The follower: reads what a running trainer writes, and reports it to a guard. No code of the trainer's runs."""
+"""The follower: reads what a running trainer writes, and reports it to a guard."""

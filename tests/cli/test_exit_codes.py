@@ -23,7 +23,7 @@ NOT_FOLLOWED = {"guard_cli.errors", "guard_follow.errors", *(command.module for 
 
 
 def imported(module: str, seen: set[str]) -> set[str]:
-    """The modules of the command line, and of the follower, that a module uses, and those that these use; no other command."""
+    """The modules of `PACKAGES` that a module uses, and those that these use; no other command."""
     seen.add(module)
     for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith(PACKAGES):
