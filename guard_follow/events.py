@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from itertools import islice
 from pathlib import Path
 
+from guard_follow.beneath import named, named_below, open_regular
 from guard_follow.errors import InputError
 from guard_follow.names import listing
 from guard_follow.records import DamagedError, Events
-from guard_follow.tail import CHUNK, open_regular
+from guard_follow.tail import CHUNK
 
 #: Files that a framework writes into its own folder, which may be given instead of them.
 LOGS = ("experiment_log.jsonl", "logging.jsonl", "metrics.jsonl")
 EVENTS = "events.out.tfevents."
-MAX_FILES = 10_000
+#: Of a file, that is read to find its first scalar.
+MAX_CHUNKS = 64
 
 
 def event_files(path: Path, old: Collection[Path] = ()) -> list[Path]:
@@ -27,11 +30,10 @@ def event_files(path: Path, old: Collection[Path] = ()) -> list[Path]:
         path: the folder.
         old: files that are left out.
     """
-    here = sorted(file for file in path.glob(f"{EVENTS}*") if file not in old)
+    here = [file for file in named(path, EVENTS) if file not in old]
     if here:
         return here
-    found = [file for _, file in zip(range(MAX_FILES), path.rglob(f"{EVENTS}*"), strict=False)]
-    files = [file for file in found if file not in old]
+    files = [file for file in named_below(path, EVENTS) if file not in old]
     folders = {file.parent for file in files}
     files = [file for file in files if folders.isdisjoint(file.parent.parents)]
     if len({file.parent for file in files}) > 1:
@@ -61,7 +63,7 @@ def refuse_several(folder: Path) -> None:
         InputError: naming the files.
     """
     begun: dict[int, str] = {}
-    for path in sorted(folder.glob(f"{EVENTS}*"))[:MAX_FILES]:
+    for path in named(folder, EVENTS):
         first = first_step(path)
         if first is None:
             continue
@@ -79,9 +81,9 @@ def first_step(path: Path) -> int | None:
     events = Events()
     try:
         with os.fdopen(open_regular(path), "rb") as file:
-            while data := file.read(CHUNK):
+            for data in islice(iter(lambda: file.read(CHUNK), b""), MAX_CHUNKS):
                 if records := events.feed(data):
                     return int(records[0]["step"])
-    except (OSError, DamagedError):
+    except (OSError, DamagedError, InputError):
         return None
     return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -17,16 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guard_core.frameworks import BY_KEY, FRAMEWORKS, Layout
+from guard_follow.beneath import entries, open_regular
+from guard_follow.errors import InputError
 
 #: Without a marker a checkpoint is complete when none of its files has changed for so long, seconds.
 QUIET_SECONDS = 30.0
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
-MAX_ENTRIES = 10_000
 MAX_HEADER = 64 << 20
 MAX_SMALL_FILE = 16 << 20
 _WHAT_HOSTILE_FILES_RAISE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
     struct.error,
+    InputError,
 )
 
 
@@ -77,13 +78,9 @@ def find_checkpoints(
 
 
 def _folders(root: Path) -> Iterator[tuple[str, Path]]:
-    try:
-        with os.scandir(root) as entries:
-            for _, entry in zip(range(MAX_ENTRIES), entries, strict=False):
-                if entry.is_dir(follow_symlinks=False):
-                    yield entry.name, Path(entry.path)
-    except OSError:
-        return  # it is not there yet, or no longer
+    for entry in entries(root):
+        if entry.is_dir(follow_symlinks=False):
+            yield entry.name, root / entry.name
 
 
 def _check(
@@ -131,16 +128,14 @@ def _has_weights(model: Path) -> bool:
 
 
 def _weights(model: Path) -> Iterator[Path]:
-    with os.scandir(model) as entries:
-        for _, entry in zip(range(MAX_ENTRIES), entries, strict=False):
-            if entry.name.endswith(".safetensors") and entry.is_file(follow_symlinks=False):
-                yield Path(entry.path)
+    for entry in entries(model):
+        if entry.name.endswith(".safetensors") and entry.is_file(follow_symlinks=False):
+            yield model / entry.name
 
 
 def _newest(model: Path) -> int:
-    with os.scandir(model) as entries:
-        files = [e for _, e in zip(range(MAX_ENTRIES), entries, strict=False) if e.is_file()]
-        return max(e.stat(follow_symlinks=False).st_mtime_ns for e in files)
+    files = (entry for entry in entries(model) if entry.is_file())
+    return max(entry.stat(follow_symlinks=False).st_mtime_ns for entry in files)
 
 
 def _whole(model: Path) -> bool:
@@ -159,8 +154,8 @@ def _when(file: Path) -> int:
 
 
 def _is_whole(file: Path) -> bool:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
+    with os.fdopen(open_regular(file), "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > min(MAX_HEADER, size):
             return False
@@ -170,8 +165,5 @@ def _is_whole(file: Path) -> bool:
 
 
 def _small(file: Path) -> bytes:
-    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError("no regular file")
+    with os.fdopen(open_regular(file), "rb") as stream:
         return stream.read(MAX_SMALL_FILE)

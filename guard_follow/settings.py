@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from guard_core.frameworks import FRAMEWORKS
+from guard_follow.beneath import open_regular
 from guard_follow.errors import InputError
-from guard_follow.tail import open_regular
 
 MAX_BYTES = 2 << 20
 MAX_NODES = 100_000

@@ -15,8 +15,9 @@ from pydantic_core import from_json
 
 from guard_core.frameworks import FILE_FORMATS, FORMATS
 from guard_core.wording import meant
+from guard_follow.beneath import entries, named, named_below, open_regular
 from guard_follow.errors import InputError
-from guard_follow.events import EVENTS, LOGS, MAX_FILES, event_files, first_step, one_folder, refuse_several
+from guard_follow.events import EVENTS, LOGS, event_files, first_step, one_folder, refuse_several
 from guard_follow.names import listing
 from guard_follow.records import (
     ConsoleLines,
@@ -28,7 +29,7 @@ from guard_follow.records import (
     Record,
     flatten,
 )
-from guard_follow.tail import CHUNK, Tail, open_regular
+from guard_follow.tail import CHUNK, Tail
 
 STATE = "trainer_state.json"
 MAX_STATE = 256 << 20
@@ -154,7 +155,7 @@ class LateSource:
     def __init__(self, path: Path, chosen: str, *, new_run: bool = False, first: bool = True) -> None:
         self.ended = False
         self._path, self._chosen, self._first, self._new_run = path, chosen, first, new_run
-        old = [*path.rglob(f"{EVENTS}*"), *path.glob(f"checkpoint-*/{STATE}"), *(path / log for log in LOGS)]
+        old = [*named_below(path, EVENTS), *_states(path), *(path / log for log in LOGS)]
         self._old = {file: _when(file) for file in old if file.exists()} if new_run else {}
         self._source = self._find()
 
@@ -181,7 +182,7 @@ class LateSource:
             return FileSource(logs[0], JsonLines, at_end=logs[0] in self._old)
         if event_files(path, self._old):
             return EventSource(path, old=self._old, first=self._first, new_run=self._new_run)
-        if any(self._old.get(file) != _when(file) for file in path.glob(f"checkpoint-*/{STATE}")):
+        if any(self._old.get(file) != _when(file) for file in _states(path)):
             return StateSource(path)
         return None
 
@@ -270,7 +271,7 @@ class EventSource:
     def _go_to(self, folder: Path) -> None:
         """Read the files of this folder too; those of the one before it are at their end."""
         self._folder = folder
-        for path in event_files(folder, self._old)[:MAX_FILES]:
+        for path in event_files(folder, self._old):
             if path not in self._files:
                 self._files[path] = FileSource(path, Events)
 
@@ -293,11 +294,11 @@ class EventSource:
 
 def _begun(folder: Path) -> tuple[str, str]:
     """Orders folders by the time that their first event file has in its name."""
-    return min((file.name for file in folder.glob(f"{EVENTS}*")), default=""), str(folder)
+    return min((file.name for file in named(folder, EVENTS)), default=""), str(folder)
 
 
 def _newest(folder: Path) -> int:
-    return max((_when(file) for file in folder.glob(f"{EVENTS}*")), default=0)
+    return max((_when(file) for file in named(folder, EVENTS)), default=0)
 
 
 class StateSource:
@@ -312,13 +313,13 @@ class StateSource:
 
     def poll(self) -> Iterator[Record]:
         """The whole log, if there is a new one; what has been reported is known to the guard."""
-        files = sorted(self._folder.glob(f"checkpoint-*/{STATE}"), key=_when)
+        files = sorted(_states(self._folder), key=_when)
         if not files or (now := (str(files[-1]), _when(files[-1]))) == self._read:
             return
         try:
             with os.fdopen(open_regular(files[-1]), "rb") as stream:
                 rows = from_json(stream.read(MAX_STATE)).get("log_history", [])
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, InputError):
             return  # it is being written: the next look finds it whole
         self._read = now
         for row in rows if isinstance(rows, list) else ():
@@ -328,6 +329,13 @@ class StateSource:
     def rest(self) -> list[Record]:
         """Nothing."""
         return []
+
+
+def _states(folder: Path) -> list[Path]:
+    """The states of TRL beside the checkpoints in a folder."""
+    inside = [entry.name for entry in entries(folder) if entry.is_dir(follow_symlinks=False)]
+    states = [folder / name / STATE for name in inside if name.startswith("checkpoint-")]
+    return [file for file in states if file.exists()]
 
 
 def _when(file: Path) -> int:

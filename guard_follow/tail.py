@@ -5,12 +5,11 @@ The file is hostile: only a regular file is read, never through a link, and neve
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from guard_follow.beneath import open_regular
 from guard_follow.errors import InputError
 
 CHUNK = 1 << 20
@@ -103,23 +102,3 @@ class Tail:
         except FileNotFoundError:
             return False
         return True
-
-
-def open_regular(path: Path) -> int:
-    """A descriptor of a regular file; never waits, and follows no link.
-
-    Raises:
-        FileNotFoundError: there is none yet.
-        InputError: it is something else.
-        OSError: it cannot be opened.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise InputError(f"{path} is a symbolic link: name the file that it leads to.") from None
-        raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise InputError(f"{path} is not a regular file.")
-    return handle
