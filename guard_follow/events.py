@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from pathlib import Path
 
-from guard_follow.beneath import named, named_below, open_regular
+from guard_follow.beneath import entries, named, named_below, open_regular
 from guard_follow.errors import InputError
 from guard_follow.names import listing
 from guard_follow.records import DamagedError, Events
@@ -16,8 +16,24 @@ from guard_follow.tail import CHUNK
 #: Files that a framework writes into its own folder, which may be given instead of them.
 LOGS = ("experiment_log.jsonl", "logging.jsonl", "metrics.jsonl")
 EVENTS = "events.out.tfevents."
+STATE = "trainer_state.json"
 #: Of a file, that is read to find its first scalar.
 MAX_CHUNKS = 64
+
+
+def states(folder: Path) -> list[Path]:
+    """The states of TRL in the checkpoints of a folder."""
+    inside = [entry.name for entry in entries(folder) if entry.is_dir(follow_symlinks=False)]
+    files = [folder / name / STATE for name in inside if name.startswith("checkpoint-")]
+    return [file for file in files if file.exists()]
+
+
+def written(file: Path) -> int:
+    """When a file was written, ns; 0 where there is none."""
+    try:
+        return os.lstat(file).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def event_files(path: Path, old: Collection[Path] = ()) -> list[Path]:

@@ -22,6 +22,7 @@ from guard_core.frameworks import BY_KEY
 from guard_core.terminal import plain
 from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, EndReport, StepReport
 from guard_core.wording import InvalidValueError
+from guard_follow.before import Before
 from guard_follow.errors import InputError
 from guard_follow.history import KnownHistory
 from guard_follow.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
@@ -71,18 +72,15 @@ class Follower:
         self._what, self._client, self._clock = what, client, clock
         self._say: Callable[[str], None] = lambda sentence: say(plain(sentence, 2_000))
         self._stopping = stopping or threading.Event()
-        self._source: Source = open_source(
-            what.metrics, what.format, new_run=what.new_run, first=not history.steps
-        )
+        self._source: Source = open_source(what.metrics, what.format, what.before, first=not history.steps)
         self._layouts = layouts_of(framework)
         self._attempts = Attempts(history.steps)
-        settings = settings_of(what.run_config, what.metrics, new_run=what.new_run)
+        settings = settings_of(what.run_config, what.metrics, (what.before or Before()).has)
         self._steps = StepGatherer(self._attempts, what.overrides, framework, settings, self._say)
         self._evaluated = set(history.checkpoints)
-        self._seen: dict[Path, int] = {}
+        old = {} if what.before is None else what.before.checkpoints
+        self._seen = {Path(os.path.abspath(path)): written for path, written in old.items()}
         self._held: dict[tuple[Path, int], float] = {}
-        if what.new_run:
-            self._seen = {path: written for path, written in self._complete()}
         self._told: set[str] = set()
         self._bad = 0
         self._begun = self._last_record = clock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,15 @@ _KEYS = frozenset(
 )
 
 
-def settings_of(given: Path | None, near: Path | None, *, new_run: bool) -> Callable[[], dict[str, str]]:
+def settings_of(
+    given: Path | None, near: Path | None, is_old: Callable[[Path], bool]
+) -> Callable[[], dict[str, str]]:
     """Finds the settings anew at each call: a trainer writes its configuration when it starts.
 
     Args:
         given: see `find_settings`.
         near: see `find_settings`.
-        new_run: what is there now is of another run.
+        is_old: whether a file is of another run.
 
     Raises:
         InputError: the given one cannot be read.
@@ -34,27 +36,26 @@ def settings_of(given: Path | None, near: Path | None, *, new_run: bool) -> Call
     if given is not None:
         settings = _read(given)
         return lambda: settings
-    old = {file: _when(file) for file in _beside(near)} if new_run and near is not None else {}
-    return lambda: find_settings(None, near, old)
+    return lambda: find_settings(None, near, is_old)
 
 
 def find_settings(
-    given: Path | None, near: Path | None, old: Mapping[Path, int | None] | None = None
+    given: Path | None, near: Path | None, is_old: Callable[[Path], bool] = lambda _: False
 ) -> dict[str, str]:
     """The settings on which a metric depends, by their key; {} where no configuration is found.
 
     Args:
         given: the configuration of the run, from `--run-config`.
         near: where its metrics lie; the configuration is looked for in that folder and the two above it.
-        old: files of another run, with the time of their writing, ns.
+        is_old: whether a file is of another run.
 
     Raises:
         InputError: the given one cannot be read.
     """
     if given is not None:
         return _read(given)
-    for file in _beside(near) if near is not None else ():
-        if old and file in old and old[file] == _when(file):
+    for file in configurations(near) if near is not None else ():
+        if is_old(file):
             continue
         try:
             return _read(file)
@@ -63,17 +64,11 @@ def find_settings(
     return {}
 
 
-def _beside(near: Path) -> Iterator[Path]:
+def configurations(near: Path) -> Iterator[Path]:
+    """The configurations beside metrics, the nearest first."""
     folder = near.absolute() if near.is_dir() else near.absolute().parent
     for place in (folder, *folder.parents[:2]):
         yield from (file for name in _PLACES if (file := place / name).is_file())
-
-
-def _when(file: Path) -> int | None:
-    try:
-        return file.stat().st_mtime_ns
-    except OSError:
-        return None
 
 
 def _read(file: Path) -> dict[str, str]:

@@ -15,9 +15,19 @@ from pydantic_core import from_json
 
 from guard_core.frameworks import FILE_FORMATS, FORMATS
 from guard_core.wording import meant
-from guard_follow.beneath import entries, named, named_below, open_regular
+from guard_follow.before import Before
+from guard_follow.beneath import named, open_regular
 from guard_follow.errors import InputError
-from guard_follow.events import EVENTS, LOGS, event_files, first_step, one_folder, refuse_several
+from guard_follow.events import (
+    EVENTS,
+    LOGS,
+    event_files,
+    first_step,
+    one_folder,
+    refuse_several,
+    states,
+    written,
+)
 from guard_follow.names import listing
 from guard_follow.records import (
     ConsoleLines,
@@ -31,7 +41,6 @@ from guard_follow.records import (
 )
 from guard_follow.tail import CHUNK, Tail
 
-STATE = "trainer_state.json"
 MAX_STATE = 256 << 20
 #: A folder of event files has ended if nothing came to it for so long while another one grew; writers flush
 #: every two minutes.
@@ -73,13 +82,15 @@ def framework_of(chosen: str) -> str | None:
     return None if chosen in FILE_FORMATS else chosen
 
 
-def open_source(path: Path | None, chosen: str, *, new_run: bool = False, first: bool = True) -> Source:
+def open_source(
+    path: Path | None, chosen: str, before: Before | None = None, *, first: bool = True
+) -> Source:
     """The log at `path`, None for standard input.
 
     Args:
         path: a file or a folder, which need not exist yet.
         chosen: from `--format`.
-        new_run: leave out what is there now: it is of another run.
+        before: of another run, and left out; None: nothing is.
         first: nothing of the run has been reported yet, so event files must be of one run.
 
     Raises:
@@ -88,8 +99,8 @@ def open_source(path: Path | None, chosen: str, *, new_run: bool = False, first:
     if path is None:
         return StandardInput()
     if path.exists() and not path.is_dir():
-        return FileSource(path, _decoder(path, chosen), at_end=new_run)
-    return LateSource(path, chosen, new_run=new_run, first=first)
+        return FileSource(path, _decoder(path, chosen), before)
+    return LateSource(path, chosen, before, first=first)
 
 
 def _decoder(path: Path, chosen: str) -> Callable[[], Decoder]:
@@ -105,10 +116,10 @@ def _decoder(path: Path, chosen: str) -> Callable[[], Decoder]:
 class FileSource:
     """One file that grows, is cut, or is replaced."""
 
-    def __init__(self, path: Path, decoder: Callable[[], Decoder], *, at_end: bool = False) -> None:
+    def __init__(self, path: Path, decoder: Callable[[], Decoder], before: Before | None = None) -> None:
         self.ended = False
         self.note = ""
-        self._tail = Tail(path, at_end=at_end)
+        self._tail = Tail(path, None if before is None else before.logs.get(str(path)))
         self._new, self._decoder = decoder, decoder()
         self._bad = 0
 
@@ -145,18 +156,18 @@ class LateSource:
     Args:
         path: the folder, or the log.
         chosen: from `--format`.
-        new_run: leave out what is there now.
+        before: of another run, and left out; None: nothing is.
         first: event files that are there now must be of one run.
 
     Raises:
         InputError: it holds several logs, or event files of several runs.
     """
 
-    def __init__(self, path: Path, chosen: str, *, new_run: bool = False, first: bool = True) -> None:
+    def __init__(self, path: Path, chosen: str, before: Before | None = None, *, first: bool = True) -> None:
         self.ended = False
-        self._path, self._chosen, self._first, self._new_run = path, chosen, first, new_run
-        old = [*named_below(path, EVENTS), *_states(path), *(path / log for log in LOGS)]
-        self._old = {file: _when(file) for file in old if file.exists()} if new_run else {}
+        self._path, self._chosen, self._first = path, chosen, first
+        self._before, self._new_run = before or Before(), before is not None
+        self._old = set(map(Path, self._before.files))
         self._source = self._find()
 
     @property
@@ -173,16 +184,16 @@ class LateSource:
         """The log, once there is one."""
         path = self._path
         if not path.is_dir():
-            return FileSource(path, _decoder(path, self._chosen)) if path.exists() else None
+            return FileSource(path, _decoder(path, self._chosen), self._before) if path.exists() else None
         logs = [path / name for name in LOGS if (path / name).is_file()]
         if len(logs) > 1:
             several = listing([log.name for log in logs])
             raise InputError(f"{path} holds several logs: {several}. Name one of them.")
         if logs and self._chosen != "tensorboard":
-            return FileSource(logs[0], JsonLines, at_end=logs[0] in self._old)
+            return FileSource(logs[0], JsonLines, self._before)
         if event_files(path, self._old):
             return EventSource(path, old=self._old, first=self._first, new_run=self._new_run)
-        if any(self._old.get(file) != _when(file) for file in _states(path)):
+        if not all(map(self._before.has, states(path))):
             return StateSource(path)
         return None
 
@@ -298,7 +309,7 @@ def _begun(folder: Path) -> tuple[str, str]:
 
 
 def _newest(folder: Path) -> int:
-    return max((_when(file) for file in named(folder, EVENTS)), default=0)
+    return max((written(file) for file in named(folder, EVENTS)), default=0)
 
 
 class StateSource:
@@ -313,8 +324,8 @@ class StateSource:
 
     def poll(self) -> Iterator[Record]:
         """The whole log, if there is a new one; what has been reported is known to the guard."""
-        files = sorted(_states(self._folder), key=_when)
-        if not files or (now := (str(files[-1]), _when(files[-1]))) == self._read:
+        files = sorted(states(self._folder), key=written)
+        if not files or (now := (str(files[-1]), written(files[-1]))) == self._read:
             return
         try:
             with os.fdopen(open_regular(files[-1]), "rb") as stream:
@@ -329,20 +340,6 @@ class StateSource:
     def rest(self) -> list[Record]:
         """Nothing."""
         return []
-
-
-def _states(folder: Path) -> list[Path]:
-    """The states of TRL beside the checkpoints in a folder."""
-    inside = [entry.name for entry in entries(folder) if entry.is_dir(follow_symlinks=False)]
-    states = [folder / name / STATE for name in inside if name.startswith("checkpoint-")]
-    return [file for file in states if file.exists()]
-
-
-def _when(file: Path) -> int:
-    try:
-        return os.lstat(file).st_mtime_ns
-    except OSError:
-        return 0
 
 
 class StandardInput:

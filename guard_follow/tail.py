@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from guard_follow.beneath import open_regular
 from guard_follow.errors import InputError
@@ -15,6 +17,30 @@ from guard_follow.errors import InputError
 CHUNK = 1 << 20
 #: Bytes before the place reached that must still be there; else the file is another one.
 REMEMBERED = 256
+
+
+class Mark(NamedTuple):
+    """How far a file went: `size` in bytes, and a digest of what stands right before it."""
+
+    size: int
+    last: str
+
+
+def mark_of(path: Path) -> Mark | None:
+    """How far a file goes now; None where there is none that can be read."""
+    try:
+        handle = open_regular(path)
+    except (OSError, InputError):
+        return None
+    try:
+        return _mark(handle, os.fstat(handle).st_size)
+    finally:
+        os.close(handle)
+
+
+def _mark(handle: int, size: int) -> Mark:
+    start = max(0, size - REMEMBERED)
+    return Mark(size, sha256(os.pread(handle, size - start, start)).hexdigest())
 
 
 class Tail:
@@ -25,19 +51,20 @@ class Tail:
 
     Args:
         path: of the file, which need not exist yet.
-        at_end: leave out what is in it now.
+        before: how far it went before; what is up to there is left out, if it still stands there.
     """
 
-    def __init__(self, path: Path, *, at_end: bool = False) -> None:
+    def __init__(self, path: Path, before: Mark | None = None) -> None:
         self.path = path
         self._file: int | None = None
         self._offset = 0
         self._last = b""
         self._anew = True  # what is read next is the beginning of a file
-        if at_end and self._open():
+        if before is not None and self._open() and _mark(self._fd, before.size) == before:
             self._anew = False
-            self._offset = os.fstat(self._fd).st_size
-            self._last = os.pread(self._fd, REMEMBERED, max(0, self._offset - REMEMBERED))
+            self._offset = before.size
+            start = max(0, before.size - REMEMBERED)
+            self._last = os.pread(self._fd, before.size - start, start)
 
     def read(self) -> Iterator[tuple[bool, bytes]]:
         """What is new, in chunks; True beside the first chunk of a file that begins anew.

@@ -15,9 +15,11 @@ from guard_client.errors import GuardUnavailableError, ReportRefusedError
 from guard_client.samples import StepSample
 from guard_core.wire import EndReport
 from guard_follow import follower as follower_module
+from guard_follow.before import Before, what_lies
 from guard_follow.errors import InputError
 from guard_follow.follower import Follower
 from guard_follow.history import KnownHistory
+from guard_follow.source import framework_of
 from guard_follow.what import What
 from tests.cli.follow.writer import save
 from tests.cli.logs.shapes import DATA, SHAPES, STEPS, kl, lines, reward
@@ -68,9 +70,12 @@ class Guard:
 class Followed:
     """One followed log, and a follower that can be started again."""
 
-    def __init__(self, path, format_="auto", checkpoints=None, **more):
+    def __init__(self, path, format_="auto", checkpoints=None, new_run=False, **more):
         self.guard, self.said, self.now = Guard(), [], 0.0
-        self.what = What(path, checkpoints, format_, **more)
+        before = what_lies(path, checkpoints, framework_of(format_)) if new_run else None
+        if before is not None:
+            before = Before.from_json(before.to_json())
+        self.what = What(path, checkpoints, format_, before=before, **more)
         self.restart()
 
     def restart(self):

@@ -78,7 +78,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (FOLLOWER, "if not self._records:", "if False:"),
     (FOLLOWER, "not (self._seen or self._held)", "False"),
     (SOURCE, ">= QUIET_NS:", ">= 0:"),
-    (SOURCE, "at_end=logs[0] in self._old", "at_end=True"),
+    (TAIL, "_mark(self._fd, before.size) == before:", "before.size >= 0:"),
     (SOURCE, "if any(self._old.get(file) != _when(file) for", "if any(True for"),
     (
         TAIL,
