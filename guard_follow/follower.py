@@ -39,6 +39,7 @@ _LAST_RETRY_SECONDS = 5.0
 _RECORDS_AT_ONCE = 20_000
 #: After so long without a record, or a checkpoint that can be scored, it is told where it was looked.
 PATIENCE_SECONDS = 600.0
+_AFTER_PATIENCE = f"after {PATIENCE_SECONDS / 60:.0f} minutes"
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ class Follower:
         self._say: Callable[[str], None] = lambda sentence: say(plain(sentence, 2_000))
         self._stopping = stopping or threading.Event()
         self._source: Source = open_source(what.metrics, what.format, what.before, first=not history.steps)
-        self._layouts = layouts_of(framework)
+        self._layouts = layouts_of(what.layout or framework)
         self._attempts = Attempts(history.steps)
         settings = settings_of(what.run_config, what.metrics, (what.before or Before()).has)
         self._steps = StepGatherer(self._attempts, what.overrides, framework, settings, self._say)
@@ -93,6 +94,16 @@ class Follower:
     def ended(self) -> bool:
         """Whether the log has come to its end, as standard input does."""
         return self._source.ended
+
+    @property
+    def bad(self) -> int:
+        """Lines, records and values that could not be read, and were left out."""
+        return self._source.bad + self._steps.counts.wrong
+
+    @property
+    def trouble(self) -> str:
+        """Why no step is reported although there should have been one by now; "" where nothing is wrong."""
+        return self._steps.trouble or ("" if self._records or not self._waited else self._no_log())
 
     def poll(self) -> None:
         """Report what is new.
@@ -241,27 +252,33 @@ class Follower:
         if self._steps.counts.wrong:
             self._once("wrong", "a step or a value is no number that can be reported, and was left out")
 
-        if self._clock() - self._begun >= PATIENCE_SECONDS:
+        if self._waited:
             self._complain_of_nothing()
+
+    @property
+    def _waited(self) -> bool:
+        """Whether something should have come by now."""
+        return self._clock() - self._begun >= PATIENCE_SECONDS
+
+    def _no_log(self) -> str:
+        where = "standard input" if self._what.metrics is None else _told(self._what.metrics)
+        return (
+            f"{_AFTER_PATIENCE} there is no record in {where}: is it where the trainer writes, "
+            f"and does it write {self._wanted_log}?"
+        )
 
     def _complain_of_nothing(self) -> None:
         """Say what has not come, and what could be wrong."""
-        waited = f"after {PATIENCE_SECONDS / 60:.0f} minutes"
-        metrics, root = self._what.metrics, self._what.checkpoints
+        root = self._what.checkpoints
         if not self._records:
-            where = "standard input" if metrics is None else _told(metrics)
-            self._once(
-                "no log",
-                f"{waited} there is no record in {where}: is it where the trainer writes, "
-                f"and does it write {self._wanted_log}?",
-            )
+            self._once("no log", self._no_log())
         if root is not None and not (self._seen or self._held):
             looked = ", ".join(f"`{layout.place}`" for layout in self._layouts)
             advice = self._layouts[0].advice if len(self._layouts) == 1 else ""
             self._once(
                 "no checkpoint",
-                f"{waited} no checkpoint that can be scored is in {_told(root)}: is it where the trainer "
-                f"saves? Looked for {looked or 'nothing, as no layout is known of this framework'}"
+                f"{_AFTER_PATIENCE} no checkpoint that can be scored is in {_told(root)}: is it where the "
+                f"trainer saves? Looked for {looked or 'nothing, as no layout is known of this framework'}"
                 + (f"; for weights that can be scored {advice}" if advice else ""),
             )
 

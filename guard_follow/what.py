@@ -19,6 +19,7 @@ class What:
         format: from `--format`.
         overrides: canonical name to column, from `--map`.
         run_config: the run's own configuration, from `--run-config`.
+        layout: the framework by whose layout checkpoints are complete; None: that of `format`, or any.
         before: what lay there before the run began; None reads all of it.
     """
 
@@ -28,3 +29,4 @@ class What:
     overrides: Mapping[str, str] = field(default_factory=dict)
     run_config: Path | None = None
     before: Before | None = None
+    layout: str | None = None

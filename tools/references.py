@@ -625,6 +625,7 @@ def metric_families(*, known: bool) -> list[Any]:
         store_bytes=0 if known else None,
         queue_length=0,
         silent_for=0.0,
+        following=SimpleNamespace(trouble="" if known else None, bad=0 if known else None),
     )
     exposed = GuardMetrics()
     exposed.last_report = 0.0 if known else None
