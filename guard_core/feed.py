@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from guard_core.evaluation import Section
 from guard_core.frameworks import BY_KEY, FILE_FORMATS, FORMATS
@@ -67,6 +67,12 @@ class Feed(Section):
     checkpoints: FollowedCheckpoints = Field(
         default_factory=FollowedCheckpoints, description="The checkpoints that it saves."
     )
+
+    @model_validator(mode="after")
+    def _finds_checkpoints(self) -> Self:
+        if self.layout is not None and self.layout not in LAYOUTS:
+            raise ValueError(f"no layout of {self.layout}'s checkpoints is known: set checkpoints.layout")
+        return self
 
     @property
     def layout(self) -> str | None:

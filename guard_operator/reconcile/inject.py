@@ -170,16 +170,22 @@ def _inject(job: Job, template: PodTemplate, pod: Json, config: OperatorConfig) 
     pod["initContainers"] = [*pod.get("initContainers", []), container]
     for trainer in pod["containers"]:
         if trainer.get("name") == template.container:
-            url = {"name": layout.URL_ENV, "value": f"unix://{layout.SOCKET}"}
-            token = _from_secret(layout.TOKEN_ENV, support, layout.INGEST_TOKEN_KEY)
-            own = trainer.get("env", [])
-            drain = {"name": layout.DRAIN_ENV, "value": layout.DRAIN_SECONDS}
-            wait = [] if any(variable.get("name") == layout.DRAIN_ENV for variable in own) else [drain]
-            trainer["env"] = [*own, url, token, *wait]
-            socket = {"name": layout.SOCKET_VOLUME, "mountPath": layout.SOCKET_DIR, "readOnly": True}
-            trainer["volumeMounts"] = [*trainer["volumeMounts"], socket]
+            if guard.metrics is None:
+                _let_it_report(trainer, support)
             # So that a run that fails says with which words.
             trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+
+
+def _let_it_report(trainer: Json, support: str) -> None:
+    """Give the trainer the guard's socket, and the token with which it reports there."""
+    url = {"name": layout.URL_ENV, "value": f"unix://{layout.SOCKET}"}
+    token = _from_secret(layout.TOKEN_ENV, support, layout.INGEST_TOKEN_KEY)
+    own = trainer.get("env", [])
+    drain = {"name": layout.DRAIN_ENV, "value": layout.DRAIN_SECONDS}
+    wait = [] if any(variable.get("name") == layout.DRAIN_ENV for variable in own) else [drain]
+    trainer["env"] = [*own, url, token, *wait]
+    socket = {"name": layout.SOCKET_VOLUME, "mountPath": layout.SOCKET_DIR, "readOnly": True}
+    trainer["volumeMounts"] = [*trainer["volumeMounts"], socket]
 
 
 def _guard_container(job: Job, template: PodTemplate, checkpoints: Json, config: OperatorConfig) -> Json:
@@ -241,6 +247,8 @@ def _environment(job: Job, template: PodTemplate, checkpoints: Json) -> Iterator
         "RLGUARD_GUARD_CLUSTER__UID": job.uid,
         "HOME": layout.TMP_DIR,
     }
+    if guard.metrics is not None:
+        values["RLGUARD_GUARD_METRICS"] = guard.metrics.model_dump_json()
     yield from ({"name": name, "value": value} for name, value in values.items())
     # The pod's own address: right for IPv4 and IPv6, and what Prometheus asks.
     yield {"name": "RLGUARD_GUARD_METRICS_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
