@@ -214,11 +214,7 @@ class Follower:
                 self._step_of[path] = checkpoint.step
                 yield path, checkpoint.written
             else:
-                self._once(
-                    "unfit",
-                    f"{checkpoint.path} holds no weights in safetensors, so it cannot be scored: "
-                    f"{checkpoint.advice}",
-                )
+                self._once("unfit", f"{checkpoint.path} {checkpoint.why}")
 
     def _ask(self, exchange: Callable[[], T]) -> T | None:
         """Try until the guard responds; None if there is no more waiting.

@@ -42,11 +42,11 @@ class CompleteCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """A checkpoint that is complete as the framework saves it, without weights that can be scored."""
+    """A checkpoint that cannot be scored; `why` goes on after its path."""
 
     step: int
     path: Path
-    advice: str
+    why: str
 
 
 def layouts_of(framework: str | None) -> tuple[Layout, ...]:
@@ -96,13 +96,17 @@ def _check(
             return None
         model = next((m for sub in layout.models if _has_weights(m := path / sub)), None)
         if model is None:
-            return Unfit(step, path, layout.advice) if layout.marks else None
+            why = f"holds no weights in safetensors, so it cannot be scored: {layout.advice}"
+            return Unfit(step, path, why) if layout.marks else None
         written = _newest(model)
         # An old mark beside a newer file: it is being written again. A file within the checkpoint is written
         # before some others of it, and a copy has any order, so there the weights or the quiet count.
         newest = written if layout.latest else max(_when(file) for file in _weights(model))
         settled = newest <= marked or (not layout.latest and _is_quiet(written, now))
         return CompleteCheckpoint(step, model, written) if settled and _whole(model) else None
+    except PermissionError:
+        why = f"cannot be read by user {os.geteuid()}: let the trainer's script `chmod -R a+rX` what it saved"
+        return Unfit(step, path, why)
     except _WHAT_HOSTILE_FILES_RAISE:
         return None  # it changes, or goes, while it is looked at
 
