@@ -21,6 +21,9 @@ EVENT = Rule("guard_follow", "records.py", LATE)
 SETTINGS = Rule("guard_follow", "settings.py", CLI / "logs" / "test_settings.py")
 RECORDS = Rule("guard_follow", "records.py", CLI / "logs" / "test_records.py")
 ATTEMPTS = Rule("guard_follow", "steps.py", CLI / "follow" / "test_attempts.py")
+BENEATH_TESTS = CLI / "follow" / "test_beneath.py"
+BENEATH, LED = (Rule("guard_follow", f"{name}.py", BENEATH_TESTS) for name in ("beneath", "layouts"))
+MARKED = Rule("guard_follow", "tail.py", BENEATH_TESTS)
 SYMPTOMS = CLI / "replay" / "test_symptoms.py"
 SEEN = Rule("guard_cli", "replay/symptoms.py", SYMPTOMS)
 SEEN_IN_RUN = Rule("guard_cli", "replay/run.py", SYMPTOMS)
@@ -32,6 +35,23 @@ SEEN_BY_COMMAND = Rule("guard_cli", "replay/command.py", SYMPTOMS)
 SEEN_REPORT = Rule("guard_cli", "replay/report.py", SYMPTOMS)
 
 MUTANTS: tuple[Mutant, ...] = (
+    # What a process that is confined opens.
+    (BENEATH, "if _root is not None and not _place(handle).is_relative_to(_root):", "if False:"),
+    (BENEATH, 'return Path("/")', "return _root or Path()"),
+    (BENEATH, "if not stat.S_ISREG(os.fstat(handle).st_mode):", "if False:"),
+    (BENEATH, "and _root is None else os.O_NOFOLLOW", "or _root else 0"),
+    (BENEATH, "while waiting and left > 0:", "while waiting:"),
+    (BENEATH, "zip(range(MAX_ENTRIES), found, strict=False)", "enumerate(found)"),
+    (BENEATH, "if entry.is_dir(follow_symlinks=False):", "if entry.is_dir():"),
+    (
+        LED,
+        'os.fdopen(open_regular(file), "rb") as stream:\n        size',
+        'file.open("rb") as stream:\n        size',
+    ),
+    (LAYOUTS, "    except PermissionError:\n", "    except ZeroDivisionError:\n"),
+    # What lay there before the run.
+    (MARKED, "_mark(self._fd, before.size) == before:", "before.size >= 0:"),
+    (MARKED, "self._offset = before.size", "self._offset = 0"),
     (LAYOUTS, "newest >= step else None", "newest >= 0 else None"),
     (LAYOUTS, "settled = newest <= marked or", "settled = layout.marks or"),
     (LAYOUTS, "(not layout.latest and _is_quiet(written, now))", "not layout.marks"),
@@ -78,8 +98,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (FOLLOWER, "if not self._records:", "if False:"),
     (FOLLOWER, "not (self._seen or self._held)", "False"),
     (SOURCE, ">= QUIET_NS:", ">= 0:"),
-    (TAIL, "_mark(self._fd, before.size) == before:", "before.size >= 0:"),
-    (SOURCE, "if any(self._old.get(file) != _when(file) for", "if any(True for"),
+    (SOURCE, "if not all(map(self._before.has, states(path))):", "if states(path):"),
     (
         TAIL,
         'self._offset, self._last, self._anew = 0, b"", True\n        while',
