@@ -75,7 +75,7 @@ class Follower:
         self._stopping = stopping or threading.Event()
         self._source: Source = open_source(what.metrics, what.format, what.before, first=not history.steps)
         self._layouts = layouts_of(what.layout or framework)
-        self._attempts = Attempts(history.steps)
+        self._attempts = Attempts(history.steps, history.attempt)
         settings = settings_of(what.run_config, what.metrics, (what.before or Before()).has)
         self._steps = StepGatherer(self._attempts, what.overrides, framework, settings, self._say)
         self._evaluated = set(history.checkpoints)

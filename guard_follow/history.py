@@ -16,10 +16,17 @@ REQUEST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class KnownHistory:
-    """The steps of a guard, and the checkpoints that it has evaluated, as (attempt, step, path)."""
+    """What a guard has of a run.
+
+    Fields:
+        steps: by attempt and step.
+        checkpoints: those that it has evaluated, as (attempt, step, path).
+        attempt: the newest one; None before any step. A guard whose state was lost knows it alone.
+    """
 
     steps: ReportedSteps = field(default_factory=dict)
     checkpoints: frozenset[tuple[int, int, str]] = frozenset()
+    attempt: int | None = None
 
 
 def ask_history(url: str, token: str | None) -> KnownHistory:
@@ -41,6 +48,8 @@ def ask_history(url: str, token: str | None) -> KnownHistory:
                     1,
                 )
             evaluations.raise_for_status()
+            verdict = client.get("/v1/verdict")
+            verdict.raise_for_status()
             with client.stream("GET", "/v1/history") as lines:
                 lines.raise_for_status()
                 for line in lines.iter_lines():
@@ -48,6 +57,7 @@ def ask_history(url: str, token: str | None) -> KnownHistory:
         return KnownHistory(
             steps,
             frozenset((e["attempt"], e["step"], e["path"]) for e in evaluations.json()["evaluations"]),
+            verdict.json()["attempt"],
         )
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise InputError(f"no guard responds at {url}: {error}", 1) from None

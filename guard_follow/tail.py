@@ -60,7 +60,7 @@ class Tail:
         self._offset = 0
         self._last = b""
         self._anew = True  # what is read next is the beginning of a file
-        if before is not None and self._open() and _mark(self._fd, before.size) == before:
+        if self._opened() and before is not None and _mark(self._fd, before.size) == before:
             self._anew = False
             self._offset = before.size
             start = max(0, before.size - REMEMBERED)
@@ -75,7 +75,7 @@ class Tail:
         try:
             yield from self._read()
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be read: {error.strerror or error}.") from None
+            raise self._unreadable(error) from None
 
     def close(self) -> None:
         """Give up the file."""
@@ -121,6 +121,16 @@ class Tail:
             return False  # being renamed: the next one comes
         here = os.fstat(self._fd)
         return (now.st_dev, now.st_ino) != (here.st_dev, here.st_ino)
+
+    def _opened(self) -> bool:
+        """Open it if it is there, before anything of it is read."""
+        try:
+            return self._open()
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: OSError) -> InputError:
+        return InputError(f"{self.path}: cannot be read: {error.strerror or error}.")
 
     def _open(self) -> bool:
         """Open it if it is there."""

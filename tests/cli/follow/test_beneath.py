@@ -105,6 +105,17 @@ def test_of_a_tree_a_bounded_part_is_looked_at(volume, monkeypatch):
     assert len(list(entries(volume))) == 50
 
 
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_link_to_a_folder_is_not_gone_into(volume, monkeypatch, confined):
+    if not confined:
+        monkeypatch.setattr(beneath, "_root", None)
+    (volume / "run").mkdir()
+    (volume / "run" / "events.out.tfevents.1.h").touch()
+    (volume / "again").symlink_to("run")
+    (volume / "loop").symlink_to(".")
+    assert named_below(volume, "events.") == [volume / "run" / "events.out.tfevents.1.h"]
+
+
 class TestWhatLayThereBefore:
     def test_it_is_the_same_after_it_was_kept(self, tmp_path):
         (tmp_path / "metrics.jsonl").write_text("{}\n")

@@ -351,13 +351,13 @@ class TestHostile:
             path.symlink_to(tmp_path / "secret.jsonl")
         elif kind == "fifo":
             os.mkfifo(path)
-        followed = Followed(path)
-        if kind == "folder":
-            path.write_bytes(b"")
-            followed.poll()
-            path.unlink()
-            path.mkdir()
         with pytest.raises(InputError, match=r"symbolic link|not a regular file"):
+            followed = Followed(path)
+            if kind == "folder":
+                path.write_bytes(b"")
+                followed.poll()
+                path.unlink()
+                path.mkdir()
             followed.poll()
 
     def test_a_length_that_promises_too_much(self, tmp_path):

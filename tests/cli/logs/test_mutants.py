@@ -22,7 +22,7 @@ SETTINGS = Rule("guard_follow", "settings.py", CLI / "logs" / "test_settings.py"
 RECORDS = Rule("guard_follow", "records.py", CLI / "logs" / "test_records.py")
 ATTEMPTS = Rule("guard_follow", "steps.py", CLI / "follow" / "test_attempts.py")
 BENEATH_TESTS = CLI / "follow" / "test_beneath.py"
-BENEATH, LED = (Rule("guard_follow", f"{name}.py", BENEATH_TESTS) for name in ("beneath", "layouts"))
+BENEATH = Rule("guard_follow", "beneath.py", BENEATH_TESTS)
 MARKED = Rule("guard_follow", "tail.py", BENEATH_TESTS)
 SYMPTOMS = CLI / "replay" / "test_symptoms.py"
 SEEN = Rule("guard_cli", "replay/symptoms.py", SYMPTOMS)
@@ -43,13 +43,10 @@ MUTANTS: tuple[Mutant, ...] = (
     (BENEATH, "while waiting and left > 0:", "while waiting:"),
     (BENEATH, "zip(range(MAX_ENTRIES), found, strict=False)", "enumerate(found)"),
     (BENEATH, "if entry.is_dir(follow_symlinks=False):", "if entry.is_dir():"),
-    (
-        LED,
-        'os.fdopen(open_regular(file), "rb") as stream:\n        size',
-        'file.open("rb") as stream:\n        size',
-    ),
     (LAYOUTS, "    except PermissionError:\n", "    except ZeroDivisionError:\n"),
-    # What lay there before the run.
+    # What lay there before the run, and what a guard has lost.
+    (ATTEMPTS, "0 if known or lost is None else lost + 1", "0"),
+    (ATTEMPTS, "0 if known or lost is None", "0 if lost is None"),
     (MARKED, "_mark(self._fd, before.size) == before:", "before.size >= 0:"),
     (MARKED, "self._offset = before.size", "self._offset = 0"),
     (LAYOUTS, "newest >= step else None", "newest >= 0 else None"),
