@@ -351,7 +351,8 @@ class TestHostile:
             path.symlink_to(tmp_path / "secret.jsonl")
         elif kind == "fifo":
             os.mkfifo(path)
-        with pytest.raises(InputError, match=r"symbolic link|not a regular file"):
+
+        def follow():
             followed = Followed(path)
             if kind == "folder":
                 path.write_bytes(b"")
@@ -359,6 +360,9 @@ class TestHostile:
                 path.unlink()
                 path.mkdir()
             followed.poll()
+
+        with pytest.raises(InputError, match=r"symbolic link|not a regular file"):
+            follow()
 
     def test_a_length_that_promises_too_much(self, tmp_path):
         import struct
