@@ -117,7 +117,7 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
                 if follower is not None:
                     await follower.start()
                     server.before_end = follower.finish
-                    served.push_async_callback(follower.finish)
+                    served.push_async_callback(follower.close)
                 for port, how in beside:
                     await served.enter_async_context(port.serving(how))
                 await server.serve(sockets=[listener])

@@ -148,13 +148,16 @@ class Follower:
     async def finish(self) -> None:
         """The trainer has ended: the rest is reported, for a bounded time."""
         self._ending = True
-        if self._task is None:
-            return
-        if self._process is not None and self._process.stdin is not None:
+        if self._task is not None and self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             await asyncio.wait([self._task], timeout=FINISH_SECONDS)
-        self._task.cancel()
-        await asyncio.wait([self._task])
+
+    async def close(self) -> None:
+        """End it at once, if it has not ended."""
+        self._ending = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
         self._kill()
 
     async def _run(self) -> None:
