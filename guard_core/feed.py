@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -79,3 +80,23 @@ class Feed(Section):
         """The framework whose layout counts; None: any."""
         written = self.follow.format
         return self.checkpoints.layout or (None if written in FILE_FORMATS else written)
+
+
+class FollowOrder(Section):
+    """What a guard tells the process that follows for it, in one line of JSON.
+
+    Fields:
+        root: whole path under which the trainer writes; nothing outside it is read.
+        feed: what is read there.
+        state: the guard's folder, in which it is kept what lay there before the run.
+        url: of the guard.
+        token: its ingest token, None where it has none.
+        read_token: its read token, None where it has none.
+    """
+
+    root: Path
+    feed: Feed
+    state: Path
+    url: str
+    token: str | None
+    read_token: str | None

@@ -1,6 +1,6 @@
 """`python -m guard_follow`: follows one run for the guard that started it. People have `rlguard follow`.
 
-The first line of stdin is an `Order`; when stdin ends, so has the trainer, and the rest is reported. On
+The first line of stdin is a `FollowOrder`; when stdin ends, so has the trainer, and the rest is reported. On
 stdout it tells, a JSON object a line, what it does: `began` once it knows what lay there before the run,
 `say` for people, `state` every few seconds, and `lost` when it cannot go on.
 
@@ -17,12 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from guard_client.client import GuardClient
-from guard_core.feed import Feed
+from guard_core.feed import FollowOrder
 from guard_follow.before import Before, what_lies
 from guard_follow.beneath import confine
 from guard_follow.errors import InputError
@@ -41,38 +40,10 @@ MEMORY = 2 << 30
 KEPT = "before.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What is to be followed, and for whom.
-
-    Fields:
-        root: under which the trainer writes; nothing outside it is read.
-        feed: what is read there.
-        state: the guard's folder, in which it is kept what lay there before the run.
-        url: of the guard.
-        token: its ingest token, None where it has none.
-        read_token: its read token, None where it has none.
-    """
-
-    root: Path
-    feed: Feed
-    state: Path
-    url: str
-    token: str | None
-    read_token: str | None
-
-    @classmethod
-    def from_json(cls, line: str) -> Order:
-        """As the guard sends it."""
-        sent = json.loads(line)
-        feed = Feed.model_validate(sent.pop("feed"))
-        return cls(root=Path(sent.pop("root")), feed=feed, state=Path(sent.pop("state")), **sent)
-
-
 def main() -> int:
     """Follow until stdin ends; returns the exit code."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    order = Order.from_json(sys.stdin.readline())
+    order = FollowOrder.model_validate_json(sys.stdin.readline())
     confine(order.root)
     ended, stopping = threading.Event(), threading.Event()
     threading.Thread(target=_await_the_end, args=(ended, stopping), daemon=True).start()
@@ -87,7 +58,7 @@ def main() -> int:
     return 0
 
 
-def _follow(order: Order, ended: threading.Event, stopping: threading.Event) -> None:
+def _follow(order: FollowOrder, ended: threading.Event, stopping: threading.Event) -> None:
     log = order.root / order.feed.follow.path
     saved = order.root / order.feed.checkpoints.path
     before = _before(order, log, saved)
@@ -113,7 +84,7 @@ def _state(follower: Follower) -> Mapping[str, Any]:
     }
 
 
-def _before(order: Order, log: Path, saved: Path) -> Before:
+def _before(order: FollowOrder, log: Path, saved: Path) -> Before:
     """What lay there before the run, as it was found at its first start."""
     kept = order.state / KEPT
     try:
@@ -137,7 +108,7 @@ def _before(order: Order, log: Path, saved: Path) -> Before:
     return before
 
 
-def _history(order: Order, ended: threading.Event) -> KnownHistory:
+def _history(order: FollowOrder, ended: threading.Event) -> KnownHistory:
     """What the guard has, once it listens."""
     until = time.monotonic() + GUARD_SECONDS
     while True:

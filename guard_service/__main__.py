@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is lo
     from guard_core.policy import Policy
     from guard_service.cluster.client import JobStatus
     from guard_service.engine import Engine
-    from guard_service.feed import Follower
+    from guard_service.feed import FollowerProcess
     from guard_service.ports import SidePort
     from guard_service.settings import GuardSettings
 
@@ -179,15 +179,23 @@ def _ports(
         yield port, config
 
 
-def _follower(settings: GuardSettings, url: str, engine: Engine) -> Follower | None:
+def _follower(settings: GuardSettings, url: str, engine: Engine) -> FollowerProcess | None:
     """What follows the trainer; None where it reports, or another guard of the run follows it."""
     if settings.metrics is None or _elsewhere(settings):
         return None
-    from guard_service.feed import Follower, Order
+    from guard_core.feed import FollowOrder
+    from guard_service.feed import FollowerProcess
 
-    root, state = settings.checkpoint_root, settings.state_dir
-    order = Order(root, settings.metrics, state, url, *settings.tokens())
-    return Follower(order, engine.following)
+    ingest, read = settings.tokens()
+    order = FollowOrder(
+        root=settings.checkpoint_root.absolute(),
+        feed=settings.metrics,
+        state=settings.state_dir.absolute(),
+        url=url,
+        token=ingest,
+        read_token=read,
+    )
+    return FollowerProcess(order, engine.following)
 
 
 def _elsewhere(settings: GuardSettings) -> str:

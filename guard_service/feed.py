@@ -16,13 +16,11 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from guard_core.feed import Feed
+from guard_core.feed import FollowOrder
 from guard_core.wire import Code, Condition, Level
 
 log = logging.getLogger("rlguard.guard")
@@ -48,7 +46,7 @@ class FollowerState(BaseModel):
     trouble: str = Field("", max_length=4096)
 
 
-class Following:
+class Standing:
     """How it stands with what is followed; nothing is said where nothing is.
 
     Args:
@@ -98,31 +96,7 @@ class Following:
         return Condition(code=Code.NOT_FOLLOWED, level=Level.UNKNOWN, message=message)
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What the follower is told; see `guard_follow.__main__.Order`."""
-
-    root: Path
-    feed: Feed
-    state: Path
-    url: str
-    token: str | None
-    read_token: str | None
-
-    def line(self) -> bytes:
-        """As it is sent."""
-        order = {
-            "root": str(self.root.absolute()),
-            "feed": self.feed.model_dump(mode="json"),
-            "state": str(self.state.absolute()),
-            "url": self.url,
-            "token": self.token,
-            "read_token": self.read_token,
-        }
-        return json.dumps(order).encode() + b"\n"
-
-
-class Follower:
+class FollowerProcess:
     """The process that follows, started again whenever it ends.
 
     Args:
@@ -130,7 +104,7 @@ class Follower:
         following: where it is noted how it stands.
     """
 
-    def __init__(self, order: Order, following: Following) -> None:
+    def __init__(self, order: FollowOrder, following: Standing) -> None:
         self._order, self._following = order, following
         self._process: Process | None = None
         self._began = asyncio.Event()
@@ -190,7 +164,7 @@ class Follower:
         except OSError as error:
             return f"the follower cannot be started: {error.strerror or error}"
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(self._order.line())
+        self._process.stdin.write(self._order.model_dump_json().encode() + b"\n")
         why = ""
         try:
             while line := await self._process.stdout.readline():

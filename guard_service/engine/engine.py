@@ -33,7 +33,7 @@ from guard_service.engine.scoring import ScoringWorker
 from guard_service.engine.shown import ShownBook
 from guard_service.engine.verdicts import halted
 from guard_service.errors import GuardError, StoreError
-from guard_service.feed import Following
+from guard_service.feed import Standing
 from guard_service.metrics import GuardMetrics
 from guard_service.ports import TakenPorts
 from guard_service.refusals import Kind
@@ -242,7 +242,7 @@ class Engine:
         return self._liveness.ports
 
     @property
-    def following(self) -> Following:
+    def following(self) -> Standing:
         """How it stands with what is followed."""
         return self._liveness.following
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from guard_core.policy import Policy
-from guard_service.feed import Following
+from guard_service.feed import Standing
 from guard_service.ports import TakenPorts
 from guard_service.refusals import Refusals
 
@@ -21,7 +21,7 @@ class Liveness:
         self._silent_since = clock()
         self.refusals = Refusals(policy.refused)
         self.ports = TakenPorts()
-        self.following = Following(clock)
+        self.following = Standing(clock)
         self.ended = False
 
     @property

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from guard_core.feed import Feed
+from guard_core.feed import Feed, FollowOrder
 from guard_core.judge import Judge
 from guard_core.policy import Policy
 from guard_core.wire import Level
 from guard_service.engine.verdicts import beside
-from guard_service.feed import SILENT_SECONDS, Follower, FollowerState, Following, Order
+from guard_service.feed import SILENT_SECONDS, FollowerProcess, FollowerState, Standing
 
 
 @pytest.fixture
@@ -23,19 +22,19 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def following(now: list[float]) -> Following:
-    following = Following(lambda: now[0])
+def following(now: list[float]) -> Standing:
+    following = Standing(lambda: now[0])
     following.start()
     return following
 
 
 def test_where_nothing_is_followed_nothing_is_said(now: list[float]) -> None:
-    nothing = Following(lambda: now[0])
+    nothing = Standing(lambda: now[0])
     now[0] += 10 * SILENT_SECONDS
     assert nothing.condition() is None and nothing.trouble is None and nothing.bad is None
 
 
-def test_a_follower_without_a_word_reads_nothing(following: Following, now: list[float]) -> None:
+def test_a_follower_without_a_word_reads_nothing(following: Standing, now: list[float]) -> None:
     now[0] += SILENT_SECONDS
     assert following.condition() is None
     now[0] += 1
@@ -44,7 +43,7 @@ def test_a_follower_without_a_word_reads_nothing(following: Following, now: list
     assert following.condition() is None and following.trouble == ""
 
 
-def test_trouble_is_unknown_and_stops_nothing_by_itself(following: Following) -> None:
+def test_trouble_is_unknown_and_stops_nothing_by_itself(following: Standing) -> None:
     following.hear(FollowerState(trouble="no record has a reward"))
     condition = following.condition()
     assert condition is not None
@@ -53,7 +52,7 @@ def test_trouble_is_unknown_and_stops_nothing_by_itself(following: Following) ->
     assert verdict.level is Level.UNKNOWN and "no record has a reward" in verdict.reason and not verdict.stop
 
 
-def test_a_follower_that_ended_is_trouble_until_another_one_reads(following: Following) -> None:
+def test_a_follower_that_ended_is_trouble_until_another_one_reads(following: Standing) -> None:
     following.hear(FollowerState(bad=2))
     following.lose("m.jsonl is a symbolic link")
     assert "m.jsonl is a symbolic link" in str(following.condition())
@@ -61,7 +60,7 @@ def test_a_follower_that_ended_is_trouble_until_another_one_reads(following: Fol
     assert following.condition() is None
 
 
-def test_what_could_not_be_read_is_counted_over_all_followers(following: Following) -> None:
+def test_what_could_not_be_read_is_counted_over_all_followers(following: Standing) -> None:
     following.hear(FollowerState(bad=2))
     following.hear(FollowerState(bad=4))
     following.lose("x")
@@ -70,28 +69,21 @@ def test_what_could_not_be_read_is_counted_over_all_followers(following: Followi
     assert following.bad == 7
 
 
-def follower(following: Following, tmp_path: Path) -> Follower:
+def follower(following: Standing, tmp_path: Path) -> FollowerProcess:
     feed = Feed.model_validate({"follow": {"path": "m.jsonl"}})
-    return Follower(Order(tmp_path, feed, tmp_path, "http://127.0.0.1:1", "i", "r"), following)
+    url = "http://127.0.0.1:1"
+    order = FollowOrder(root=tmp_path, feed=feed, state=tmp_path, url=url, token="i", read_token="r")
+    assert FollowOrder.model_validate_json(order.model_dump_json()) == order
+    return FollowerProcess(order, following)
 
 
 @pytest.mark.parametrize(
     "state", [{"bad": -1}, {"bad": "x"}, {"trouble": "x" * 5000}, {"steps": float("inf")}, 7]
 )
-def test_what_is_no_state_is_not_taken(following: Following, tmp_path: Path, state: Any) -> None:
+def test_what_is_no_state_is_not_taken(following: Standing, tmp_path: Path, state: Any) -> None:
     with pytest.raises(ValidationError):
         follower(following, tmp_path)._hear({"state": state})
     assert following.bad == 0
-
-
-def test_what_the_follower_is_told_has_whole_paths(
-    following: Following, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    feed = Feed.model_validate({"follow": {"path": "m.jsonl"}})
-    told = json.loads(Order(Path("ckpt"), feed, Path("state"), "http://g", None, None).line())
-    assert (told["root"], told["state"]) == (str(tmp_path / "ckpt"), str(tmp_path / "state"))
-    assert Feed.model_validate(told["feed"]) == feed
 
 
 @pytest.mark.parametrize("path", ["/a", "..", "a/..", "../a", "a/../b", "a//b", "", "a/", "a\x00b"])
