@@ -25,7 +25,7 @@ COMMANDS: Mapping[str, Command] = {
         "guard_cli.demo.command", "A real GRPO run that hacks its reward, and is stopped.", ("local",)
     ),
     "run": Command("guard_cli.run.command", "Run a trainer under a guard that can stop it."),
-    "follow": Command("guard_cli.follow.command", "Report a trainer from its log, without code in it."),
+    "follow": Command("guard_cli.follow", "Report a trainer from its log, without code in it."),
     "serve": Command("guard_cli.serve", "The guard alone, for a trainer that runs elsewhere."),
     "split": Command("guard_cli.split", "Make a held-out split, or check one."),
     "check": Command("guard_cli.check.command", "What would be refused, before a run starts."),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from guard_follow.errors import InputError
+
 
 class ExitCode(IntEnum):
     """Exit codes of `rlguard run` and `rlguard demo`. Any other code is the trainer's own.
@@ -40,9 +42,5 @@ def exit_code_help() -> str:
     return f"Exit codes: {listed}; 128+N after signal N; any other: the trainer's own."
 
 
-class CliError(Exception):
+class CliError(InputError):
     """Something the user gave cannot be used, or a part failed. Shown as one line, without a traceback."""
-
-    def __init__(self, message: str, exit_code: int = ExitCode.USAGE) -> None:
-        super().__init__(message)
-        self.exit_code = int(exit_code)

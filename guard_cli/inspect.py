@@ -12,7 +12,7 @@ import typer
 from guard_cli.epilog import epilog
 from guard_cli.status import verdict_lines
 from guard_cli.stored import read_store, state_dir_of
-from guard_cli.terminal import plain
+from guard_core.terminal import plain
 
 EXIT_CODES = {
     0: "the state is shown, whatever the verdict is",

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from guard_cli.commands import KUBECTL, RLGUARD, Program
-from guard_cli.errors import CliError, ExitCode
+from guard_cli.errors import ExitCode
 from guard_core.extras import missing_extra
+from guard_follow.errors import InputError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -37,7 +38,7 @@ def _main(program: Program, argv: Sequence[str]) -> None:
 
     try:
         run_program(build_app(chosen, program), arguments, program)
-    except CliError as error:
+    except InputError as error:
         print(f"{name}: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
 

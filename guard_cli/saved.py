@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from guard_cli.errors import CliError
-from guard_cli.terminal import plain
+from guard_core.terminal import plain
 from guard_service.policy_file import NotYamlError, parse_yaml
 
 #: A large object of a cluster has 1 MiB; as YAML it is longer.

@@ -13,9 +13,9 @@ import typer
 from guard_cli.cluster import REQUEST_SECONDS, UNREACHABLE, KubeconfigOption, NamespaceOption, connect
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
-from guard_cli.reading import reader
 from guard_cli.stored import read_store, state_dir_of
-from guard_cli.terminal import plain
+from guard_core.terminal import plain
+from guard_follow.reading import reader
 
 EXIT_CODES = {
     0: "the state is shown, whatever the verdict is",

@@ -290,6 +290,7 @@ class Code(StrEnum):
     SAMPLING_CHANGED = "sampling_changed"
     STORE_UNAVAILABLE = "store_unavailable"
     PORT_TAKEN = "port_taken"
+    NOT_FOLLOWED = "not_followed"
     OK = "ok"
 
     @property
@@ -383,6 +384,7 @@ _MEANINGS = {
     Code.SAMPLING_CHANGED: "The trainer no longer samples as it did at the start; evaluations still do.",
     Code.STORE_UNAVAILABLE: "The guard's store cannot be read or written.",
     Code.PORT_TAKEN: "The guard cannot listen on one of its ports, so what listens there is not the guard.",
+    Code.NOT_FOLLOWED: "The guard cannot read what the trainer writes, or nothing was written there.",
     Code.OK: "Nothing speaks against the run.",
 }
 
@@ -419,6 +421,8 @@ _REMEDIES = {
     Code.SAMPLING_CHANGED: "keep the trainer's sampling as it is for a whole run, or start a new run",
     Code.STORE_UNAVAILABLE: "give the guard's state directory room and write permission",
     Code.PORT_TAKEN: "give what listens there no token; look for what took the port, or choose another one",
+    Code.NOT_FOLLOWED: "let path and format of the guard's `metrics` be those of the trainer's log, which "
+    "the guard's user must be able to read",
     Code.OK: "",
 }
 

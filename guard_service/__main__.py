@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is lo
     from guard_core.policy import Policy
     from guard_service.cluster.client import JobStatus
     from guard_service.engine import Engine
+    from guard_service.feed import FollowerProcess
     from guard_service.ports import SidePort
     from guard_service.settings import GuardSettings
 
@@ -109,12 +110,17 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
     url = url_of(listener, bool(own_tls))
     server = GuardServer(config, settings.state_dir / ENDPOINT_FILE, url, listening)
     engine.on_fatal = server.fail
+    follower = _follower(settings, url_of(listener), engine)
 
     async def run() -> None:
         await engine.start()
         gc.freeze()  # what is loaded now stays: the collector need not walk it again and again
         try:
             async with _reports(engine, job), AsyncExitStack() as served:
+                if follower is not None:
+                    await follower.start()
+                    server.before_end = follower.finish
+                    served.push_async_callback(follower.close)
                 for port, how in beside:
                     await served.enter_async_context(port.serving(how))
                 await server.serve(sockets=[listener])
@@ -175,6 +181,25 @@ def _ports(
         else:
             port.try_open()
         yield port, config
+
+
+def _follower(settings: GuardSettings, url: str, engine: Engine) -> FollowerProcess | None:
+    """What follows the trainer; None where it reports, or another guard of the run follows it."""
+    if settings.metrics is None or _elsewhere(settings):
+        return None
+    from guard_core.feed import FollowOrder
+    from guard_service.feed import FollowerProcess
+
+    ingest, read = settings.tokens()
+    order = FollowOrder(
+        root=settings.checkpoint_root.absolute(),
+        feed=settings.metrics,
+        state=settings.state_dir.absolute(),
+        url=url,
+        token=ingest,
+        read_token=read,
+    )
+    return FollowerProcess(order, engine.following)
 
 
 def _elsewhere(settings: GuardSettings) -> str:

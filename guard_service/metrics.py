@@ -34,6 +34,18 @@ WITHHELD = frozenset(
 )
 
 
+class ObservedFollowing(Protocol):
+    """What the page tells of a log that is followed; None where none is."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is read; "" if it is."""
+
+    @property
+    def bad(self) -> int | None:
+        """Lines, records and values that could not be read."""
+
+
 class ObservedEngine(Protocol):
     """What the page tells of an engine."""
 
@@ -52,6 +64,10 @@ class ObservedEngine(Protocol):
     @property
     def queue_length(self) -> int:
         """Checkpoints that wait for their evaluation."""
+
+    @property
+    def following(self) -> ObservedFollowing:
+        """How it stands with what is followed."""
 
     @property
     def silent_for(self) -> float:
@@ -170,6 +186,15 @@ class _EngineCollector(Collector):
             "Time since the last new step, the start, or the last wait for an evaluation.",
             engine.silent_for,
         )
+        if (bad := engine.following.bad) is not None:
+            yield _gauge(
+                "follow_up", "1 if what the trainer writes can be read.", not engine.following.trouble
+            )
+            yield CounterMetricFamily(
+                "rlguard_guard_follow_unreadable",
+                "What could not be read of the followed log since the guard started: lines, records, values.",
+                value=bad,
+            )
         yield from _known_numbers(verdict)
         if (time := self._metrics.last_report) is not None:
             yield _gauge(

@@ -11,7 +11,7 @@ import signal
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,10 @@ log = logging.getLogger("rlguard.guard")
 
 
 class GuardServer(uvicorn.Server):
-    """Tells where it listens, once it does, and ends when the engine must not go on."""
+    """Tells where it listens, once it does, and ends when the engine must not go on.
+
+    `before_end` is awaited after the first signal, while it still listens; a second signal ends it at once.
+    """
 
     def __init__(
         self, config: uvicorn.Config, endpoint: Path, url: str, listening: Callable[[str], None]
@@ -32,14 +35,28 @@ class GuardServer(uvicorn.Server):
         super().__init__(config)
         self._endpoint, self._url, self._listening = endpoint, url, listening
         self.failure: GuardError | None = None
+        self.before_end: Callable[[], Awaitable[None]] | None = None
+        self._end: asyncio.Task[None] | None = None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """End on a signal; unlike uvicorn's own, do not raise it again: the store is yet to be closed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+            loop.add_signal_handler(number, self._on_signal, number)
         yield
+
+    def _on_signal(self, number: int) -> None:
+        if self.before_end is None or self._end is not None:
+            self.handle_exit(number, None)
+        else:
+            self._end = asyncio.create_task(self._end_after(self.before_end, number))
+
+    async def _end_after(self, first: Callable[[], Awaitable[None]], number: int) -> None:
+        try:
+            await first()
+        finally:
+            self.handle_exit(number, None)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Tell where it listens, once it does."""

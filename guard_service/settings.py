@@ -15,6 +15,7 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
+from guard_core.feed import Feed
 from guard_core.policy import Policy
 from guard_core.wording import Named, Place, sentences, unknown
 from guard_service.cluster.settings import ClusterSettings
@@ -84,6 +85,11 @@ class GuardSettings(BaseSettings):
     )
     checkpoint_root: Path = Field(
         description="Directory under which the trainer writes its checkpoints. Paths outside are refused."
+    )
+    metrics: Feed | None = Field(
+        None,
+        description="What the guard itself reads of a trainer that does not report: its log and its "
+        "checkpoints, below checkpoint_root. Without it the trainer reports.",
     )
     heldout: HeldoutSettings | None = Field(
         None,

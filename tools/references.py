@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from guard_cli import split
 from guard_cli.commands import COMMANDS
 from guard_cli.errors import ExitCode
-from guard_cli.logs.frameworks import FIGURES, FRAMEWORKS, Framework, Layout
+from guard_core.frameworks import FIGURES, FRAMEWORKS, Framework, Layout
 from guard_core.policy import Policy
 from guard_core.wire import (
     Code,
@@ -630,6 +630,7 @@ def metric_families(*, known: bool) -> list[Any]:
         store_bytes=0 if known else None,
         queue_length=0,
         silent_for=0.0,
+        following=SimpleNamespace(trouble="" if known else None, bad=0 if known else None),
     )
     exposed = GuardMetrics()
     exposed.last_report = 0.0 if known else None

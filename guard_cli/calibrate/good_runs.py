@@ -18,6 +18,7 @@ from guard_cli.replay.fold import rounds
 from guard_cli.replay.run import Run, load_run
 from guard_core.heldout_guard import KL_FLOOR
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy
+from guard_follow.errors import InputError
 
 RULES = ("heldout_decline", "hacking_gap", "kl_hard_stop")
 THRESHOLDS = {"heldout_decline": "rise_eps", "hacking_gap": "max_proxy_real_gap"}
@@ -54,7 +55,7 @@ def read_runs(folder: Path) -> tuple[list[tuple[str, Run]], tuple[str, ...]]:
     for path in sorted(folder.iterdir()):
         try:
             runs.append((path.name, load_run(read_log(path), str(path), {})))
-        except CliError as error:
+        except InputError as error:
             skipped.append(str(error))
     if not runs:
         why = f" {skipped[0]}" if skipped else ""

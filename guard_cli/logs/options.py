@@ -9,15 +9,12 @@ from typing import Annotated
 import typer
 
 from guard_cli.errors import CliError
-from guard_cli.logs.frameworks import BY_KEY
-from guard_cli.logs.names import CANONICAL
-
-#: Formats that are no framework's: only how the file is to be read.
-FORMATS = ("auto", "tensorboard", "jsonl", "csv")
+from guard_core.frameworks import FORMATS
+from guard_follow.names import CANONICAL
 
 FormatOption = Annotated[
     str,
-    typer.Option("--format", help=f"Who writes it: {', '.join((*FORMATS, *BY_KEY))}.", metavar="NAME"),
+    typer.Option("--format", help=f"Who writes it: {', '.join(FORMATS)}.", metavar="NAME"),
 ]
 RunConfigOption = Annotated[
     Path | None,

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from guard_cli.errors import CliError
-from guard_cli.logs import names
-from guard_cli.logs.events import LOGS, event_files, refuse_several
-from guard_cli.logs.frameworks import figure_of
-from guard_cli.logs.records import ConsoleLines, DamagedError, Events, flatten
 from guard_cli.logs.table import OBJECTS, Chunk, Table, build
+from guard_core.frameworks import figure_of
+from guard_follow import names
+from guard_follow.events import LOGS, event_files, refuse_several
+from guard_follow.records import ConsoleLines, DamagedError, Events, flatten
 
 #: Of JSON lines and of CSV. What fits into the processor's cache is read up to four times as fast.
 CHUNK_BYTES = 1 << 20

@@ -14,18 +14,18 @@ from rich.console import Console
 
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode
-from guard_cli.logs.names import CANONICAL
 from guard_cli.logs.options import RunConfigOption, read_map
 from guard_cli.logs.readers import read_log
-from guard_cli.logs.settings import find_settings
 from guard_cli.replay import report
 from guard_cli.replay.outcomes import DETECTORS, DetectorOutcome, outcome
 from guard_cli.replay.run import Run, load_run
 from guard_cli.replay.symptoms import symptoms_of
-from guard_cli.terminal import plain
 from guard_core.policy import Policy
+from guard_core.terminal import plain
 from guard_core.wire import Level
 from guard_core.wording import meant
+from guard_follow.names import CANONICAL
+from guard_follow.settings import find_settings
 
 #: Exit code of a replay that found what `--fail-on` names.
 FAILED = 1

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from guard_cli.errors import CliError
-from guard_cli.logs.names import Columns, resolve
 from guard_cli.logs.table import Floats, Table
 from guard_core.judge import Evaluation
 from guard_core.wire import KlKind
+from guard_follow.names import Columns, resolve
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from guard_cli.errors import CliError
-from guard_cli.logs.frameworks import FIGURES, bare, figure_of
 from guard_cli.logs.readers import table_of
 from guard_cli.logs.table import Floats
 from guard_cli.replay.run import KINDS, Ints, Run, load_run
-from guard_cli.terminal import plain
+from guard_core.frameworks import FIGURES, bare, figure_of
 from guard_core.symptoms import Examined, Logged, Unseen, examine
+from guard_core.terminal import plain
 from guard_core.wire import FiguresReport
+from guard_follow.errors import InputError
 
 #: What is read of a line of a guard's history.
 HISTORY = ("attempt", "step", "reward", "kl", "kl_kind", "entropy")
@@ -47,7 +47,7 @@ def symptoms_of_history(
         rows.append({"attempt": report.attempt, "step": report.step, **known})
     try:
         return symptoms_of(load_run(table_of("history", rows, "line"), "the history", {}))
-    except CliError:
+    except InputError:
         return None
 
 

@@ -15,7 +15,7 @@ from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.resume.manifest import Resumed, resume_job
 from guard_cli.saved import is_file, read_object
-from guard_cli.terminal import plain
+from guard_core.terminal import plain
 
 EXIT_CODES = {
     0: "the object is printed",

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from guard_cli.errors import CliError
-from guard_cli.terminal import plain
+from guard_core.terminal import plain
 from guard_operator.adapters import at
 from guard_operator.api.names import API_VERSION, KIND, MAX_JOB_NAME
 from guard_operator.api.types import Phase

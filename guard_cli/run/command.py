@@ -11,8 +11,8 @@ import typer
 from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, exit_code_help
-from guard_cli.follow.what import What
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
+from guard_follow.what import What
 
 EPILOG = epilog(
     "rlguard run --heldout heldout.jsonl --checkpoints out --max-new-tokens 64 -- python train.py",
@@ -105,7 +105,7 @@ def run(
 
 def _followed(metrics: Path | None, format_: str, run_config: Path | None, column: list[str]) -> What | None:
     """What `--follow` and the options beside it say; None without it."""
-    from guard_cli.follow.source import framework_of
+    from guard_follow.source import framework_of
 
     framework_of(format_)
     if metrics is None:

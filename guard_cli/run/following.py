@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from guard_cli.errors import CliError
-from guard_cli.follow.follower import Follower
-from guard_cli.follow.history import KnownHistory
-from guard_cli.follow.what import What
 from guard_cli.run.outcome import GuardLost
 from guard_client.client import GuardClient
+from guard_follow.errors import InputError
+from guard_follow.follower import Follower
+from guard_follow.history import KnownHistory
+from guard_follow.what import What
 
 POLL_SECONDS = 0.5
 #: Seconds for the last reports after the trainer has ended.
@@ -27,7 +27,7 @@ class Following:
         say: gets sentences for the user; called from the thread.
 
     Raises:
-        CliError: it cannot be followed.
+        InputError: it cannot be followed.
     """
 
     def __init__(self, what: What, url: str, token: str, say: Callable[[str], None]) -> None:
@@ -51,7 +51,7 @@ class Following:
             while not self._ending.wait(POLL_SECONDS):
                 self._follower.poll()
             self._follower.finish(trainer_ended=True)
-        except CliError as error:
+        except InputError as error:
             self.lost = GuardLost(f"what the trainer writes can no longer be followed: {error}")
         except Exception as error:  # a dead thread would leave the run unguarded without a word
             self.lost = GuardLost(f"the follower failed: {error!r}")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guard_cli.follow.what import What
 from guard_cli.run.outcome import Ending, RunOutcome
+from guard_follow.what import What
 
 
 @dataclass(frozen=True, slots=True)

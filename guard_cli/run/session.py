@@ -22,6 +22,7 @@ from guard_cli.run.plan import Finished, Plan
 from guard_cli.run.processes import TrainerProcess
 from guard_cli.run.progress import Progress, open_progress
 from guard_core.wire import Verdict
+from guard_follow.errors import InputError
 
 if TYPE_CHECKING:
     from guard_cli.run.following import Following
@@ -61,7 +62,7 @@ def run_guarded(plan: Plan) -> Finished:
     with Signals() as signals:
         try:
             ending = _supervise(plan, settings, signals, to)
-        except CliError:
+        except InputError:
             if signals.first is None:
                 raise
             raise CliError("interrupted before the trainer was started", 128 + signals.first) from None
@@ -158,13 +159,12 @@ def _start_following(
     if plan.follow is None:
         return None
     from guard_cli.run.following import Following
+    from guard_follow.before import what_lies
+    from guard_follow.source import framework_of
 
-    what = replace(
-        plan.follow,
-        metrics=plan.follow.metrics or plan.out / "trainer.log",
-        checkpoints=settings.checkpoint_root,
-        new_run=True,
-    )
+    metrics, checkpoints = plan.follow.metrics or plan.out / "trainer.log", settings.checkpoint_root
+    before = what_lies(metrics, checkpoints, framework_of(plan.follow.format))
+    what = replace(plan.follow, metrics=metrics, checkpoints=checkpoints, before=before)
     return Following(what, guard.url, str(settings.tokens()[0]), progress.note)
 
 

@@ -12,6 +12,7 @@ import typer
 from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
+from guard_cli.logs.options import FormatOption
 
 EXIT_CODES = {
     0: "the object is printed, whatever it warns of",
@@ -40,6 +41,15 @@ def wrap(
     checkpoints: Annotated[
         str, typer.Option("--checkpoints", help="Volume of the job's pods in which the trainer saves.")
     ],
+    follow: Annotated[
+        str | None,
+        typer.Option(
+            "--follow",
+            help="The log that the trainer writes, by its path in that volume: the guard reads it, and the "
+            "trainer needs no code.",
+        ),
+    ] = None,
+    format_: FormatOption = "auto",
     train_prompts: Annotated[
         str | None,
         typer.Option("--train-prompts", help="Training prompts beside the split: refuse one that overlaps."),
@@ -67,11 +77,11 @@ def wrap(
     Its own lines are kept, with comments and order; other documents of the file stay as they are. What was
     decided is said on stderr. What the operator would refuse is refused here, and no cluster is asked.
     """
-    from guard_cli.terminal import plain
     from guard_cli.wrap.guard import checkpoint_volume, guard_section, unknown_scorer
     from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, read_text
     from guard_cli.wrap.rewrite import wrap_job
     from guard_cli.wrap.telling import refusal, told
+    from guard_core.terminal import plain
     from guard_operator.config import OperatorConfig
     from guard_operator.reconcile.review import review_manifest
 
@@ -79,6 +89,7 @@ def wrap(
         heldout=heldout,
         train_prompts=train_prompts,
         checkpoints=checkpoints,
+        follow=None if follow is None else (follow, format_),
         scorer=scorer,
         policy=policy,
         relaxed=relaxed,

@@ -29,6 +29,7 @@ def guard_section(
     heldout: str,
     train_prompts: str | None,
     checkpoints: str,
+    follow: tuple[str, str] | None,
     scorer: str | None,
     policy: Path | None,
     relaxed: bool,
@@ -41,6 +42,7 @@ def guard_section(
         heldout: see `SOURCES`, such as claim:NAME/PATH.
         train_prompts: path beside the split.
         checkpoints: name of the volume.
+        follow: path and format of the log that the guard reads; None: the trainer reports.
         scorer: its name.
         policy: a file with the policy.
         relaxed: whether the template may have what Strict refuses and Relaxed admits.
@@ -61,6 +63,8 @@ def guard_section(
         ),
         "checkpoints": {"volume": checkpoints},
     }
+    if follow is not None:
+        guard["metrics"] = {"follow": {"path": follow[0], "format": follow[1]}}
     if relaxed:
         guard["isolation"] = Isolation.RELAXED.value
     return guard if policy is None else guard | {"policy": _policy(policy)}

@@ -6,10 +6,10 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from guard_cli.terminal import plain
 from guard_cli.wrap.guard import Volume
 from guard_cli.wrap.manifest import TrainingJob
 from guard_cli.wrap.rewrite import Wrapped
+from guard_core.terminal import plain
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.names import KIND
 from guard_operator.api.types import Spec
@@ -17,6 +17,7 @@ from guard_operator.reconcile.layout import GUARD_UID
 from guard_operator.reconcile.review import Review
 
 SCRIPT_PAGE = "docs/guard-a-script.md"
+FOLLOW_PAGE = "docs/follow.md"
 #: Names that an object of a cluster can have. A command with any other could be taken for options.
 _OF_A_CLUSTER = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
@@ -62,8 +63,13 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
         yield f"warning: the lines of {wrapped.uncommented} could not be moved: written anew, no comments"
     yield "the operator refuses nothing of it; the cluster was not asked (claims, admission, its schema)"
     yield "still yours:"
-    yield f"  report reward and checkpoints from the trainer: {SCRIPT_PAGE}"
-    yield f"  let user {GUARD_UID}, the guard, read the split and the checkpoints"
+    if (feed := spec.guard.metrics) is None:
+        yield f"  report reward and checkpoints from the trainer: {SCRIPT_PAGE}"
+        yield f"  let user {GUARD_UID}, the guard, read the split and the checkpoints"
+    else:
+        place = f"{feed.follow.path} in the volume {spec.guard.checkpoints.volume}"
+        yield f"  let the trainer write its log to {place}, and save there: {FOLLOW_PAGE}"
+        yield f"  let user {GUARD_UID}, the guard, read the split, that log and the checkpoints"
     if wrapped.was is not None and _OF_A_CLUSTER.fullmatch(wrapped.was):
         words = ["kubectl", "delete", kind.lower(), wrapped.was, *(["-n", namespace] if namespace else [])]
         yield f"  end the {kind} if it runs: {shlex.join([*words, '--ignore-not-found'])}"

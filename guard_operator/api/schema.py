@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel, to_pascal
 
+from guard_core.feed import LAYOUTS
+from guard_core.frameworks import FILE_FORMATS, FORMATS
 from guard_operator.api.names import GROUP, KIND, PLURAL, VERSION
 from guard_operator.api.types import CAMEL_CHOICES, UNDECLARED, GuardedTrainingJob, cel
 
@@ -47,6 +49,8 @@ _KEPT = (
 )
 
 
+#: Frameworks whose checkpoints no guard would find, as a list in CEL.
+_WITHOUT_LAYOUT = sorted(set(FORMATS) - {*FILE_FORMATS, *LAYOUTS})
 #: Rules of models that know nothing of CEL, by the name of the model.
 _RULES = {
     "AlphaShares": cel(
@@ -54,7 +58,13 @@ _RULES = {
             "self.guaranteed + self.fast + self.peak + self.gap + self.disagreement <= 1.000000001",
             "the shares must not exceed 1",
         ),
-    )
+    ),
+    "Feed": cel(
+        (
+            f"has(self.checkpoints.layout) || !(self.follow.format in {_WITHOUT_LAYOUT})",
+            "no layout of its checkpoints is known of this format: set checkpoints.layout",
+        ),
+    ),
 }
 
 _ACTION = {"policy": "action"}

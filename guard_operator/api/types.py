@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel, to_pascal, to_snake
 
 from guard_core.evaluation import CheckpointEvaluation, OpenAIEvaluation, Scoring, VllmEvaluation
+from guard_core.feed import Feed
 from guard_core.policy import POLICY_IS_ACTION, NamesItsOldFields, Policy
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 
@@ -357,6 +358,12 @@ class GuardSpec(ApiModel):
         description="The held-out split, which the trainer cannot read, and how the policy is scored on it."
     )
     checkpoints: Checkpoints = Field(description="Which volume of the template holds the checkpoints.")
+    metrics: Feed | None = Field(
+        None,
+        description="What the guard itself reads of a trainer that does not report: its log and its "
+        "checkpoints, in the checkpoint volume. The trainer then gets neither the guard's address nor its "
+        "token.",
+    )
     state: GuardState = Field(
         default_factory=GuardState, description="Where the guard keeps what it knows of the run."
     )

@@ -148,7 +148,7 @@ def own_service_account(job: Job, own: GuardPod) -> str:
 def let_report(job: Job, own: GuardPod, template: PodTemplate, pod: Json, config: OperatorConfig) -> None:
     """Give a trainer's pod what it needs to report: address, certificate and token, and a start that waits.
 
-    It waits in an init container, after those of the template, so that no step is made without a guard.
+    One that is followed reports nothing, and only waits. It waits in an init container, after those of the template, so that no step is made without a guard.
     """
     support = names.support_name(job.name, job.uid)
     url = {"name": layout.URL_ENV, "value": f"https://{host_of(job)}:{job.spec.guard.port}"}
@@ -157,7 +157,8 @@ def let_report(job: Job, own: GuardPod, template: PodTemplate, pod: Json, config
     pod["initContainers"] = [*pod.get("initContainers", []), _waiter(job, own, [url, authority], config)]
     for trainer in pod["containers"]:
         if trainer.get("name") == template.container:
-            trainer["env"] = [*trainer.get("env", []), url, authority, token]
+            if job.spec.guard.metrics is None:
+                trainer["env"] = [*trainer.get("env", []), url, authority, token]
             # So that a run that fails says with which words.
             trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 

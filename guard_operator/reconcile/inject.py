@@ -141,16 +141,22 @@ def _inject(job: Job, template: PodTemplate, pod: Json, config: OperatorConfig) 
     pod["initContainers"] = [*pod.get("initContainers", []), container]
     for trainer in pod["containers"]:
         if trainer.get("name") == template.container:
-            url = {"name": layout.URL_ENV, "value": f"unix://{layout.SOCKET}"}
-            token = {"name": layout.TOKEN_ENV, **from_secret(support, layout.INGEST_TOKEN_KEY)}
-            own = trainer.get("env", [])
-            drain = {"name": layout.DRAIN_ENV, "value": layout.DRAIN_SECONDS}
-            wait = [] if any(variable.get("name") == layout.DRAIN_ENV for variable in own) else [drain]
-            trainer["env"] = [*own, url, token, *wait]
-            socket = {"name": layout.SOCKET_VOLUME, "mountPath": layout.SOCKET_DIR, "readOnly": True}
-            trainer["volumeMounts"] = [*trainer["volumeMounts"], socket]
+            if guard.metrics is None:
+                _let_it_report(trainer, support)
             # So that a run that fails says with which words.
             trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+
+
+def _let_it_report(trainer: Json, support: str) -> None:
+    """Give the trainer the guard's socket, and the token with which it reports there."""
+    url = {"name": layout.URL_ENV, "value": f"unix://{layout.SOCKET}"}
+    token = {"name": layout.TOKEN_ENV, **from_secret(support, layout.INGEST_TOKEN_KEY)}
+    own = trainer.get("env", [])
+    drain = {"name": layout.DRAIN_ENV, "value": layout.DRAIN_SECONDS}
+    wait = [] if any(variable.get("name") == layout.DRAIN_ENV for variable in own) else [drain]
+    trainer["env"] = [*own, url, token, *wait]
+    socket = {"name": layout.SOCKET_VOLUME, "mountPath": layout.SOCKET_DIR, "readOnly": True}
+    trainer["volumeMounts"] = [*trainer["volumeMounts"], socket]
 
 
 # -- what the guard needs beside the workload ------------------------------------------------------------

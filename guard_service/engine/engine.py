@@ -33,6 +33,7 @@ from guard_service.engine.scoring import ScoringWorker
 from guard_service.engine.shown import ShownBook
 from guard_service.engine.verdicts import halted
 from guard_service.errors import GuardError, StoreError
+from guard_service.feed import Standing
 from guard_service.metrics import GuardMetrics
 from guard_service.ports import TakenPorts
 from guard_service.refusals import Kind
@@ -241,6 +242,11 @@ class Engine:
     def taken_ports(self) -> TakenPorts:
         """Where it is noted which ports the guard cannot have."""
         return self._liveness.ports
+
+    @property
+    def following(self) -> Standing:
+        """How it stands with what is followed."""
+        return self._liveness.following
 
     @property
     def queue_length(self) -> int:

@@ -308,6 +308,7 @@ class Ledger:
             liveness = self._liveness
             verdict = verdict_now(self._judge, liveness.silent_for, liveness.refusals.condition())
             verdict = beside(verdict, liveness.ports.condition())
+            verdict = beside(verdict, liveness.following.condition())
         if isinstance(self._store, Unavailable):
             verdict = without_store(verdict, self._store.reason)
         if (worker := self._worker) is not None:

@@ -16,14 +16,17 @@ from guard_cli.commands import COMMANDS
 #: They have a table of their own, and pass the trainer's code on.
 OF_A_RUN = ("run", "demo")
 COMMON = {0, 2}
-NOT_FOLLOWED = {"guard_cli.errors", *(command.module for command in COMMANDS.values())}
+#: Whose errors a command ends with.
+PACKAGES = ("guard_cli", "guard_follow")
+ERRORS = ("CliError", "InputError")
+NOT_FOLLOWED = {"guard_cli.errors", "guard_follow.errors", *(command.module for command in COMMANDS.values())}
 
 
 def imported(module: str, seen: set[str]) -> set[str]:
-    """The modules of the command line that a module uses, and those that these use; no other command."""
+    """The modules of `PACKAGES` that a module uses, and those that these use; no other command."""
     seen.add(module)
     for node in ast.walk(tree_of(module)):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("guard_cli"):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(PACKAGES):
             for name in (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)):
                 if name not in {*seen, *NOT_FOLLOWED} and is_module(name):
                     imported(name, seen)
@@ -42,12 +45,12 @@ def tree_of(module: str) -> ast.Module:
 
 
 def ends_with(module: str) -> Iterator[int]:
-    """What a module gives to `CliError` or `typer.Exit`, and the exit codes that it names."""
+    """What a module gives to an error or `typer.Exit`, and the exit codes that it names."""
     names = vars(import_module(module))
     for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Attribute | ast.IfExp):
             given: list[ast.expr] = [node.value]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "CliError":
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ERRORS:
             given = [*node.args[1:], *(keyword.value for keyword in node.keywords)]
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Exit":
             given = node.args
@@ -74,7 +77,7 @@ def test_a_command_declares_every_code_that_it_ends_with(name: str) -> None:
 
 
 def test_codes_are_found_where_they_are_given() -> None:
-    assert set(ends_with("guard_cli.follow.command")) >= {0, 3, 4}
+    assert set(ends_with("guard_cli.follow")) >= {0, 3, 4}
     assert set(ends_with("guard_cli.split")) >= {0, 1}
     assert 1 in set(ends_with("guard_cli.cluster"))
     assert "guard_cli.stored" in imported("guard_cli.status", set())

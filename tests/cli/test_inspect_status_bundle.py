@@ -89,7 +89,7 @@ def test_a_folder_without_a_store_is_a_sentence(rlguard: Any, tmp_path: Path) ->
 
 def test_what_could_steer_a_terminal_is_not_printed() -> None:
     from guard_cli.status import verdict_lines
-    from guard_cli.terminal import plain
+    from guard_core.terminal import plain
 
     assert plain("a\x1b[2Jb\r\nc\u202e") == "a\ufffd[2Jb\ufffd\ufffdc\ufffd"
     hostile = {

@@ -8,7 +8,7 @@ import pytest
 
 from guard_cli.errors import CliError
 from guard_cli.guard_settings import without_a_guard
-from guard_cli.reading import reader
+from guard_follow.reading import reader
 from tests.trainer.faulty_guard import FaultyGuard
 
 

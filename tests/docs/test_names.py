@@ -12,6 +12,7 @@ PACKAGES = (
     "rlguard",
     "guard_core",
     "guard_client",
+    "guard_follow",
     "guard_service",
     "guard_operator",
     "guard_cli",

@@ -57,6 +57,10 @@ def test_the_light_images_have_no_torch(image: str) -> None:
     assert "trainer_image" not in everything
 
 
+#: The guard, and what follows a trainer for it.
+GUARD_ROOMS = {"guard_core", "guard_client", "guard_follow", "guard_service"}
+
+
 def test_each_image_holds_only_its_own_rooms() -> None:
     rooms = {
         name: {
@@ -69,9 +73,9 @@ def test_each_image_holds_only_its_own_rooms() -> None:
     }
     assert rooms == {
         "operator-layer": {"guard_core", "guard_operator"},
-        "guard-layer": {"guard_core", "guard_service"},
-        "guard-hf-layer": {"guard_core", "guard_service"},
-        "guard-vllm-layer": {"guard_core", "guard_service"},
+        "guard-layer": GUARD_ROOMS,
+        "guard-hf-layer": GUARD_ROOMS,
+        "guard-vllm-layer": GUARD_ROOMS,
         "vllm-layer": set(),
         "trainer-layer": {"guard_core", "guard_client", "trainer_image", "rlguard"},
         "torch-layer": set(),

@@ -44,6 +44,9 @@ PROTOCOL = Rule("guard_service", "protocol.py", DAMAGE.with_name("test_connectio
 EVALUATIONS = Rule("guard_service", "engine/evaluations.py", DAMAGE.with_name("test_engine.py"))
 METRICS = Rule("guard_service", "metrics.py", DAMAGE.with_name("test_open_page.py"))
 
+FOLLOWED = DAMAGE.with_name("test_following.py")
+FEED, FEED_MODEL = Rule("guard_service", "feed.py", FOLLOWED), Rule("guard_core", "feed.py", FOLLOWED)
+
 MUTANTS: list[Mutant] = [
     # What is skipped where only the newest is wanted.
     (EVALUATIONS, "if not self._newest_only or", "if"),
@@ -54,6 +57,18 @@ MUTANTS: list[Mutant] = [
         " or request != self._of_queue(queue[0]):\n            return None",
         ":\n            return None",
     ),
+    # What is followed.
+    (FEED, "if quiet > SILENT_SECONDS else", "if False else"),
+    (FEED, "level=Level.UNKNOWN, message=message)", "level=Level.HEALTHY, message=message)"),
+    (FEED, "if self._lost or self._state.trouble:", "if self._lost:"),
+    (FEED, "return self._lost or self._state.trouble", "return self._state.trouble"),
+    (FEED, "why, self._bad_before + self._state.bad", "why, self._state.bad * 0"),
+    (FEED, "        self._state = FollowerState()\n\n    @property", "\n    @property"),
+    (FEED, "bad: int = Field(0, ge=0)", "bad: int = Field(0)"),
+    (FEED, 'trouble: str = Field("", max_length=4096)', 'trouble: str = ""'),
+    (FEED_MODEL, 'pattern=rf"^{_PART}(/{_PART})*$"', 'pattern=rf"{_PART}(/{_PART})*"'),
+    (FEED_MODEL, r"|\.\.[^/\x00]+|", r"|\.\.[^/\x00]*|"),
+    (FEED_MODEL, "self.layout not in LAYOUTS", "False"),
     # What a page without a token says.
     (METRICS, "if family.name not in WITHHELD", ""),
     (METRICS, '        "rlguard_guard_truncated_completions",\n', ""),

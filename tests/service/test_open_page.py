@@ -40,7 +40,10 @@ def pages(seconds: float = 1.0, **shares: float) -> tuple[dict[str, str], dict[s
         best_evaluation=last,
     )
     metrics = GuardMetrics()
-    engine = SimpleNamespace(verdict=verdict, store_works=True, store_bytes=1, queue_length=0, silent_for=0.0)
+    following = SimpleNamespace(trouble="", bad=0)
+    engine = SimpleNamespace(
+        verdict=verdict, store_works=True, store_bytes=1, queue_length=0, silent_for=0.0, following=following
+    )
     metrics.observe(engine)
     metrics.evaluation_seconds.observe(seconds)
     metrics.evaluation_part_seconds.labels("generate").inc(seconds)

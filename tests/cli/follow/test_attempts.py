@@ -1,8 +1,8 @@
 """Of which start of the trainer a step is, and whether the guard has it."""
 
-from guard_cli.follow.steps import Attempts
 from guard_client.samples import StepSample
 from guard_core.wire import KlKind
+from guard_follow.steps import Attempts
 
 
 def sample(step, reward, kl=None):
@@ -61,3 +61,12 @@ def test_a_checkpoint_is_of_the_newest_start_that_came_to_its_step():
     attempts = Attempts(known(a0=(range(1, 131), 0.5), a1=(range(101, 111), 0.6)))
     assert [attempts.attempt_of_checkpoint(step) for step in (50, 105, 120)] == [0, 1, 0]
     assert Attempts({}).attempt_of_checkpoint(5) == 0
+
+
+def test_a_guard_that_has_lost_its_steps_is_told_of_another_attempt():
+    attempts = Attempts({}, lost=1)
+    assert attempts.attempt_of_checkpoint(4) == 2
+    assert placed(attempts, (5, 6, 7), 0.1) == [(2, 5), (2, 6), (2, 7)]
+    assert placed(Attempts({}), (5,), 0.1) == [(0, 5)]
+    assert placed(Attempts(known(_0=([4], 0.1)), lost=0), (5,), 0.1) == [(0, 5)], "it has lost nothing"
+    assert Attempts(known(_0=([4], 0.1)), lost=0).attempt_of_checkpoint(9) == 0

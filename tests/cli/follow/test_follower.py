@@ -8,17 +8,19 @@ import random
 
 import pytest
 
-from guard_cli.errors import CliError
-from guard_cli.follow import follower as follower_module
-from guard_cli.follow.follower import Follower
-from guard_cli.follow.history import KnownHistory
-from guard_cli.follow.what import What
 from guard_cli.logs.readers import read_log
 from guard_cli.replay.run import load_run
 from guard_client.client import Acknowledgement, VerdictView
 from guard_client.errors import GuardUnavailableError, ReportRefusedError
 from guard_client.samples import StepSample
 from guard_core.wire import EndReport
+from guard_follow import follower as follower_module
+from guard_follow.before import Before, what_lies
+from guard_follow.errors import InputError
+from guard_follow.follower import Follower
+from guard_follow.history import KnownHistory
+from guard_follow.source import framework_of
+from guard_follow.what import What
 from tests.cli.follow.writer import save
 from tests.cli.logs.shapes import DATA, SHAPES, STEPS, kl, lines, reward
 
@@ -68,9 +70,12 @@ class Guard:
 class Followed:
     """One followed log, and a follower that can be started again."""
 
-    def __init__(self, path, format_="auto", checkpoints=None, **more):
+    def __init__(self, path, format_="auto", checkpoints=None, new_run=False, **more):
         self.guard, self.said, self.now = Guard(), [], 0.0
-        self.what = What(path, checkpoints, format_, **more)
+        before = what_lies(path, checkpoints, framework_of(format_)) if new_run else None
+        if before is not None:
+            before = Before.from_json(before.to_json())
+        self.what = What(path, checkpoints, format_, before=before, **more)
         self.restart()
 
     def restart(self):
@@ -240,14 +245,14 @@ class TestSeveralRuns:
             (tmp_path / run).mkdir()
             (tmp_path / run / "events.out.tfevents.1.h.1.0").write_bytes(SHAPES["openrlhf"][2](0))
         for refuse in (Followed, read_log):
-            with pytest.raises(CliError, match="`a`, `b`"):
+            with pytest.raises(InputError, match="`a`, `b`"):
                 refuse(tmp_path)
 
     def test_files_that_both_begin_at_the_start(self, tmp_path):
         for number in (1, 2):
             (tmp_path / f"events.out.tfevents.{number}.h.1.0").write_bytes(SHAPES["openrlhf"][2](0))
         for refuse in (Followed, read_log):
-            with pytest.raises(CliError, match=r"tfevents\.1\.h.*tfevents\.2\.h"):
+            with pytest.raises(InputError, match=r"tfevents\.1\.h.*tfevents\.2\.h"):
                 refuse(tmp_path)
 
     def test_those_of_an_earlier_run_are_not_of_a_new_one(self, tmp_path):
@@ -313,7 +318,7 @@ class TestHostile:
         followed = Followed(path)
         if file.startswith("events"):
             append(path, b"x" * 12)
-            with pytest.raises(CliError, match="damaged"):
+            with pytest.raises(InputError, match="damaged"):
                 followed.poll()
             return
         followed.poll()
@@ -325,7 +330,7 @@ class TestHostile:
         assert not any("rew" in s and "{" in s for s in followed.said)
 
     def test_a_line_without_an_end_takes_no_memory(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("guard_cli.logs.records.MAX_LINE", 1000)
+        monkeypatch.setattr("guard_follow.records.MAX_LINE", 1000)
         path = tmp_path / "run.jsonl"
         path.touch()
         followed = Followed(path)
@@ -346,24 +351,28 @@ class TestHostile:
             path.symlink_to(tmp_path / "secret.jsonl")
         elif kind == "fifo":
             os.mkfifo(path)
-        followed = Followed(path)
-        if kind == "folder":
-            path.write_bytes(b"")
+
+        def follow():
+            followed = Followed(path)
+            if kind == "folder":
+                path.write_bytes(b"")
+                followed.poll()
+                path.unlink()
+                path.mkdir()
             followed.poll()
-            path.unlink()
-            path.mkdir()
-        with pytest.raises(CliError, match=r"symbolic link|not a regular file"):
-            followed.poll()
+
+        with pytest.raises(InputError, match=r"symbolic link|not a regular file"):
+            follow()
 
     def test_a_length_that_promises_too_much(self, tmp_path):
         import struct
 
-        from guard_cli.logs.records import _masked_crc
+        from guard_follow.records import _masked_crc
 
         path = tmp_path / "events.out.tfevents.1"
         length = struct.pack("<Q", 1 << 60)
         path.write_bytes(length + struct.pack("<I", _masked_crc(length)))
-        with pytest.raises(CliError, match="damaged"):
+        with pytest.raises(InputError, match="damaged"):
             Followed(path).poll()
 
 
@@ -410,7 +419,7 @@ class TestAKlThatDependsOnTheRun:
         followed.poll()
         assert all((row[3] is not None) == armed for row in followed.rows())
         assert any("is not taken as the KL" in s for s in followed.said) != armed
-        from guard_cli.logs.settings import find_settings
+        from guard_follow.settings import find_settings
 
         assert followed.rows() == replayed(path, find_settings(None, path))
 

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from guard_cli.follow import follower as follower_module
-from guard_cli.follow import source as source_module
 from guard_cli.logs.readers import read_log
 from guard_cli.replay.run import load_run
+from guard_follow import follower as follower_module
+from guard_follow import source as source_module
 from tests.cli.follow.test_follower import Followed, append, replayed
 from tests.cli.logs.shapes import SHAPES, STEPS, kl, lines, reward, tensorboard
 from tests.cli.logs.test_layouts import save

@@ -9,7 +9,7 @@ import json
 import struct
 from pathlib import Path
 
-from guard_cli.logs.records import _masked_crc
+from guard_follow.records import _masked_crc
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
 STEPS = 12

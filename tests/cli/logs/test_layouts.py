@@ -6,8 +6,9 @@ import struct
 
 import pytest
 
-from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS
-from guard_cli.logs.layouts import QUIET_SECONDS, CompleteCheckpoint, Unfit, find_checkpoints, layouts_of
+from guard_core.frameworks import BY_KEY, FRAMEWORKS
+from guard_follow import layouts
+from guard_follow.layouts import QUIET_SECONDS, CompleteCheckpoint, Unfit, find_checkpoints, layouts_of
 
 LONG_AGO = 1_000_000_000
 
@@ -167,7 +168,7 @@ class TestTheFileThatNamesTheNewest:
         path = save(tmp_path, "verl", 5)
         (path / "model.safetensors").unlink()
         [unfit] = find_checkpoints(tmp_path, layouts_of("verl"))
-        assert isinstance(unfit, Unfit) and "hf_model" in unfit.advice
+        assert isinstance(unfit, Unfit) and "hf_model" in unfit.why
 
 
 class TestHostile:
@@ -197,3 +198,14 @@ class TestHostile:
             == find_checkpoints(tmp_path / "no", layouts_of(None))
             == []
         )
+
+
+def test_weights_that_this_user_may_not_read_are_told_with_what_to_do(tmp_path, monkeypatch):
+    save(tmp_path, "trl", 5)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(layouts, "open_regular", refuse)
+    [unfit] = find_checkpoints(tmp_path, layouts_of("trl"))
+    assert isinstance(unfit, Unfit) and "chmod -R a+rX" in unfit.why

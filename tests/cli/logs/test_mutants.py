@@ -9,29 +9,46 @@ import pytest
 from tests.mutants import Mutant, Rule, survivors
 
 CLI = Path(__file__).parents[1]
-LAYOUTS = Rule("guard_cli", "logs/layouts.py", CLI / "logs" / "test_layouts.py")
-NAMES = Rule("guard_cli", "logs/names.py", CLI / "logs" / "test_names.py")
+LAYOUTS = Rule("guard_follow", "layouts.py", CLI / "logs" / "test_layouts.py")
+NAMES = Rule("guard_follow", "names.py", CLI / "logs" / "test_names.py")
 LATE = CLI / "follow" / "test_late.py"
-STEPS = Rule("guard_cli", "follow/steps.py", LATE)
-FOLLOWER = Rule("guard_cli", "follow/follower.py", LATE)
-SOURCE = Rule("guard_cli", "follow/source.py", LATE)
-TAIL = Rule("guard_cli", "logs/tail.py", LATE)
-EVENTS = Rule("guard_cli", "logs/events.py", LATE)
-EVENT = Rule("guard_cli", "logs/records.py", LATE)
-SETTINGS = Rule("guard_cli", "logs/settings.py", CLI / "logs" / "test_settings.py")
-RECORDS = Rule("guard_cli", "logs/records.py", CLI / "logs" / "test_records.py")
-ATTEMPTS = Rule("guard_cli", "follow/steps.py", CLI / "follow" / "test_attempts.py")
+STEPS = Rule("guard_follow", "steps.py", LATE)
+FOLLOWER = Rule("guard_follow", "follower.py", LATE)
+SOURCE = Rule("guard_follow", "source.py", LATE)
+TAIL = Rule("guard_follow", "tail.py", LATE)
+EVENTS = Rule("guard_follow", "events.py", LATE)
+EVENT = Rule("guard_follow", "records.py", LATE)
+SETTINGS = Rule("guard_follow", "settings.py", CLI / "logs" / "test_settings.py")
+RECORDS = Rule("guard_follow", "records.py", CLI / "logs" / "test_records.py")
+ATTEMPTS = Rule("guard_follow", "steps.py", CLI / "follow" / "test_attempts.py")
+BENEATH_TESTS = CLI / "follow" / "test_beneath.py"
+BENEATH = Rule("guard_follow", "beneath.py", BENEATH_TESTS)
+MARKED = Rule("guard_follow", "tail.py", BENEATH_TESTS)
 SYMPTOMS = CLI / "replay" / "test_symptoms.py"
 SEEN = Rule("guard_cli", "replay/symptoms.py", SYMPTOMS)
 SEEN_IN_RUN = Rule("guard_cli", "replay/run.py", SYMPTOMS)
-SEEN_NAMES = Rule("guard_cli", "logs/names.py", SYMPTOMS)
-SEEN_FIGURES = Rule("guard_cli", "logs/frameworks.py", SYMPTOMS)
+SEEN_NAMES = Rule("guard_follow", "names.py", SYMPTOMS)
+SEEN_FIGURES = Rule("guard_core", "frameworks.py", SYMPTOMS)
 SEEN_READING = Rule("guard_cli", "logs/readers.py", SYMPTOMS)
 SEEN_TABLE = Rule("guard_cli", "logs/table.py", SYMPTOMS)
 SEEN_BY_COMMAND = Rule("guard_cli", "replay/command.py", SYMPTOMS)
 SEEN_REPORT = Rule("guard_cli", "replay/report.py", SYMPTOMS)
 
 MUTANTS: tuple[Mutant, ...] = (
+    # What a process that is confined opens.
+    (BENEATH, "if _root is not None and not _place(handle).is_relative_to(_root):", "if False:"),
+    (BENEATH, 'return Path("/")', "return _root or Path()"),
+    (BENEATH, "if not stat.S_ISREG(os.fstat(handle).st_mode):", "if False:"),
+    (BENEATH, "and _root is None else os.O_NOFOLLOW", "or _root else 0"),
+    (BENEATH, "while waiting and left > 0:", "while waiting:"),
+    (BENEATH, "zip(range(MAX_ENTRIES), found, strict=False)", "enumerate(found)"),
+    (BENEATH, "if entry.is_dir(follow_symlinks=False):", "if entry.is_dir():"),
+    (LAYOUTS, "    except PermissionError:\n", "    except ZeroDivisionError:\n"),
+    # What lay there before the run, and what a guard has lost.
+    (ATTEMPTS, "0 if known or lost is None else lost + 1", "0"),
+    (ATTEMPTS, "0 if known or lost is None", "0 if lost is None"),
+    (MARKED, "_mark(self._fd, before.size) == before:", "before.size >= 0:"),
+    (MARKED, "self._offset = before.size", "self._offset = 0"),
     (LAYOUTS, "newest >= step else None", "newest >= 0 else None"),
     (LAYOUTS, "settled = newest <= marked or", "settled = layout.marks or"),
     (LAYOUTS, "(not layout.latest and _is_quiet(written, now))", "not layout.marks"),
@@ -78,8 +95,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (FOLLOWER, "if not self._records:", "if False:"),
     (FOLLOWER, "not (self._seen or self._held)", "False"),
     (SOURCE, ">= QUIET_NS:", ">= 0:"),
-    (SOURCE, "at_end=logs[0] in self._old", "at_end=True"),
-    (SOURCE, "if any(self._old.get(file) != _when(file) for", "if any(True for"),
+    (SOURCE, "if not all(map(self._before.has, states(path))):", "if states(path):"),
     (
         TAIL,
         'self._offset, self._last, self._anew = 0, b"", True\n        while',

@@ -4,9 +4,9 @@ import timeit
 
 import pytest
 
-from guard_cli.errors import CliError
-from guard_cli.logs.names import resolve, why_not_kl
-from guard_cli.logs.records import MAX_NAME
+from guard_follow.errors import InputError
+from guard_follow.names import resolve, why_not_kl
+from guard_follow.records import MAX_NAME
 
 LOGS = {
     "TRL": {"step": "step", "reward": "reward", "kl": "kl", "entropy": "entropy", "reward_std": "reward_std"},
@@ -95,13 +95,13 @@ class TestLookalikes:
         columns = resolve(["step", "reward", column], {})
         assert "kl" not in columns.source
         assert len(columns.notes) == 1 and column in columns.notes[0] and why in columns.notes[0]
-        with pytest.raises(CliError, match="is refused") as refused:
+        with pytest.raises(InputError, match="is refused") as refused:
             resolve(["step", "reward", column], {"kl": column})
         assert why in str(refused.value)
 
     def test_a_coefficient_is_refused_but_not_worth_a_note(self) -> None:
         assert resolve(["step", "reward", "actor/reward_kl_penalty_coeff"], {}).notes == ()
-        with pytest.raises(CliError, match="coefficient"):
+        with pytest.raises(InputError, match="coefficient"):
             resolve(["step", "reward", "kl_coef"], {"kl": "kl_coef"})
 
     @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ class TestLookalikes:
         columns = resolve(["step", reward, "kl", mark], {})
         assert "kl" not in columns.source
         assert any(why in note for note in columns.notes)
-        with pytest.raises(CliError, match=why):
+        with pytest.raises(InputError, match=why):
             resolve(["step", reward, "kl", mark], {"kl": "kl"})
 
     def test_a_ratio_in_the_log_of_a_script_of_ones_own_is_not_trls_async_grpo(self) -> None:
@@ -184,7 +184,7 @@ class TestLookalikes:
         assert "kl" not in columns.source and "loss_avg_mode" in columns.notes[0]
 
     def test_a_reward_after_the_kl_penalty_is_no_reward(self) -> None:
-        with pytest.raises(CliError, match="has the KL penalty taken off"):
+        with pytest.raises(InputError, match="has the KL penalty taken off"):
             resolve(["step", "critic/rewards/mean"], {})
 
 
@@ -233,7 +233,7 @@ class TestHostileNames:
 
 class TestErrors:
     def test_two_frameworks_disagree_about_the_reward(self) -> None:
-        with pytest.raises(CliError, match=r"`reward` \(TRL\), `critic/score/mean` \(verl\).*--map reward"):
+        with pytest.raises(InputError, match=r"`reward` \(TRL\), `critic/score/mean` \(verl\).*--map reward"):
             resolve(["step", "reward", "critic/score/mean"], {})
         assert (
             resolve(["step", "reward", "critic/score/mean"], {"reward": "reward"}).source["reward"]
@@ -241,27 +241,27 @@ class TestErrors:
         )
 
     def test_no_step(self) -> None:
-        with pytest.raises(CliError, match=r"no column says the step.*Found: `loss`, `reward`"):
+        with pytest.raises(InputError, match=r"no column says the step.*Found: `loss`, `reward`"):
             resolve(["loss", "reward"], {})
 
     def test_no_reward_says_what_was_found(self) -> None:
-        with pytest.raises(CliError, match=r"Found: `step`, `score`.*--map reward=NAME"):
+        with pytest.raises(InputError, match=r"Found: `step`, `score`.*--map reward=NAME"):
             resolve(["step", "score"], {})
 
     def test_several_runs_in_one_export(self) -> None:
-        with pytest.raises(CliError, match="several runs"):
+        with pytest.raises(InputError, match="several runs"):
             resolve(["Step", "a - train/reward", "b - train/reward"], {})
 
     def test_map_to_a_column_that_is_not_there(self) -> None:
-        with pytest.raises(CliError, match=r"there is no such column. Found: `step`"):
+        with pytest.raises(InputError, match=r"there is no such column. Found: `step`"):
             resolve(["step"], {"reward": "x"})
 
     def test_map_with_a_slip(self) -> None:
-        with pytest.raises(CliError, match=r"there is no such column. Did you mean `my/score`\? Found"):
+        with pytest.raises(InputError, match=r"there is no such column. Did you mean `my/score`\? Found"):
             resolve(["step", "my/score"], {"reward": "my/scroe"})
-        with pytest.raises(CliError, match=r"rewrd is not a quantity: did you mean reward\?"):
+        with pytest.raises(InputError, match=r"rewrd is not a quantity: did you mean reward\?"):
             resolve(["step", "my/score"], {"rewrd": "my/score"})
 
     def test_map_of_a_name_that_is_not_canonical(self) -> None:
-        with pytest.raises(CliError, match="loss is not a quantity: known are"):
+        with pytest.raises(InputError, match="loss is not a quantity: known are"):
             resolve(["step", "reward", "loss"], {"loss": "loss"})

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from guard_cli.logs.records import MAX_NAME, ConsoleLines, CsvLines, Decoder, JsonLines
+from guard_follow.records import MAX_NAME, ConsoleLines, CsvLines, Decoder, JsonLines
 
 
 def seconds(line: bytes) -> float:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.errors import CliError
-from guard_cli.logs.settings import find_settings
+from guard_follow.errors import InputError
+from guard_follow.settings import find_settings
 
 PLAIN = "actor: &a {kl_penalty: kl}\nalgorithm: {again: *a}\n"
 
@@ -18,6 +18,6 @@ def test_a_setting_is_found_and_a_merge_key_is_refused(tmp_path: Path) -> None:
     assert find_settings(config, None)["kl_penalty"] == "kl"
     config.write_text(f"{PLAIN}more: {{<<: [*a, *a]}}\n")
     with pytest.raises(
-        CliError, match=r"config.yaml: not a configuration that can be read \(ConstructorError"
+        InputError, match=r"config.yaml: not a configuration that can be read \(ConstructorError"
     ):
         find_settings(config, None)

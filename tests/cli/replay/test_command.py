@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.logs.names import CANONICAL
 from guard_cli.replay.outcomes import DETECTORS
+from guard_follow.names import CANONICAL
 
 Invoke = Callable[..., subprocess.CompletedProcess[str]]
 

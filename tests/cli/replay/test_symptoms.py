@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from guard_cli.logs.frameworks import FIGURES, figure_of
-from guard_cli.logs.names import MOST_FIGURES
 from guard_cli.logs.readers import read_log
-from guard_cli.logs.records import _masked_crc
 from guard_cli.main import main
 from guard_cli.replay.run import Run, load_run
 from guard_cli.replay.symptoms import column_for, symptoms_of
+from guard_core.frameworks import FIGURES, figure_of
 from guard_core.symptoms import TITLES, Examined, Unseen
+from guard_follow.names import MOST_FIGURES
+from guard_follow.records import _masked_crc
 
 STEPS = 100
 Replay = Callable[..., tuple[int, str]]

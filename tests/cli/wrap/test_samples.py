@@ -20,6 +20,7 @@ NUMERIC = ("--scorer", "numeric")
 ON_CPU = ("--device", "cpu", "--batch-size")
 CLAIM = "claim:heldout/heldout.jsonl"
 SERVER = ("--openai-url", "https://vllm.example.com/v1", "--openai-model", "{checkpoint}")
+FOLLOWED = ("--follow", "metrics.jsonl", "--format", "verl")
 POLICY = ("--policy", str(ROOT / "guard_cli/demo/policy.yaml"))
 WAYS = {
     "single-gpu.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
@@ -27,6 +28,10 @@ WAYS = {
     "multi-node.yaml": (CLAIM, (*NUMERIC, *SERVER)),
     "jobset.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "rayjob.yaml": (CLAIM, (*NUMERIC, *SERVER)),
+    "followed-job.yaml": (
+        CLAIM,
+        (*NUMERIC, *ON_CPU, "8", "--max-new-tokens", "512", *FOLLOWED),
+    ),
     "cpu-demo/job.yaml": ("secret:cpu-demo-heldout/heldout.jsonl", (*ON_CPU, "256", *POLICY)),
 }
 

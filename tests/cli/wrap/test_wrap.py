@@ -177,6 +177,30 @@ def wrapped_pod(done: subprocess.CompletedProcess[str]) -> Json:
     return template_of(wrapped(done))["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
 
 
+# -- a trainer that is followed --------------------------------------------------------------------------
+
+
+def test_the_guard_follows_a_trainer_that_needs_no_code(wrap: Run) -> None:
+    done = wrap(SHORT, "--follow", "run/metrics.jsonl", "--format", "verl")
+    guard = wrapped(done)["spec"]["guard"]
+    assert guard["metrics"] == {"follow": {"path": "run/metrics.jsonl", "format": "verl"}}
+    assert "let the trainer write its log to run/metrics.jsonl in the volume ck" in done.stderr
+    assert "report reward and checkpoints from the trainer" not in done.stderr
+    assert "metrics" not in wrapped(wrap(SHORT))["spec"]["guard"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--follow", "../m.jsonl"), "spec.guard.metrics.follow.path"),
+        (("--follow", "m.jsonl", "--format", "varl"), "did you mean verl"),
+        (("--follow", "m.jsonl", "--format", "roll"), "checkpoints.layout"),
+    ],
+)
+def test_what_no_guard_could_follow_is_refused(wrap: Run, options: tuple[str, ...], said: str) -> None:
+    assert said in refused(wrap(SHORT, *options))
+
+
 # -- the lines -------------------------------------------------------------------------------------------
 
 

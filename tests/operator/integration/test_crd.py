@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from guard_core.feed import Feed
 from guard_core.policy import Policy
 from guard_operator.api.names import GROUP, GUARD_MANAGER, KIND, OPERATOR_MANAGER, PLURAL, VERSION
 from guard_operator.api.types import GuardedTrainingJob
@@ -51,6 +52,11 @@ def evaluated(nearDuplicates: Any = ..., **evaluator: Any) -> dict[str, Any]:  #
     """The part of spec.guard with this evaluator."""
     more = {} if nearDuplicates is ... else {"nearDuplicates": nearDuplicates}
     return {"heldout": {"volume": {"claimName": "h"}, "evaluator": evaluator, **more}}
+
+
+def followed(log: str, format_: str = "verl", **checkpoints: str) -> dict[str, Any]:
+    """The part of spec.guard with this log."""
+    return {"metrics": {"follow": {"path": log, "format": format_}, "checkpoints": checkpoints}}
 
 
 ADMITTED = {
@@ -167,7 +173,30 @@ REFUSED = {
         "nearDuplicates.jaccard",
     ),
     "unknown isolation": ({"isolation": "None"}, "isolation"),
+    "the log of another place": (followed("/etc/metrics.jsonl"), "metrics.follow.path"),
+    "a log that climbs out": (followed("a/../../metrics.jsonl"), "metrics.follow.path"),
+    "nothing to follow": ({"metrics": {}}, "metrics.follow: Required value"),
+    "checkpoints that climb out": (followed("m", path=".."), "metrics.checkpoints.path"),
+    "unknown format": (followed("m", "varl"), "metrics.follow.format"),
+    "checkpoints of no layout": (followed("m", "torchtune"), "set checkpoints.layout"),
 }
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        followed("metrics.jsonl"),
+        followed("..run/.logs/a..b", "torchtune", layout="trl"),
+        followed(".", "tensorboard", path="run/1"),
+        {"metrics": {"follow": {"path": "m.jsonl"}}},
+    ],
+)
+def test_what_is_followed_is_read_as_it_was_written(
+    client: Client, namespace: str, make_job: MakeJob, guard: dict[str, Any]
+) -> None:
+    created = client.create(JOBS, namespace, make_job(**guard), "test")
+    said = GuardedTrainingJob.model_validate({"spec": created["spec"]}).spec.guard.metrics
+    assert said == Feed.model_validate(guard["metrics"])
 
 
 @pytest.mark.parametrize(("guard", "message"), REFUSED.values(), ids=REFUSED.keys())

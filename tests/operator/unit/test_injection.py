@@ -24,6 +24,7 @@ import pytest
 import yaml
 
 from guard_client.client import socket_path
+from guard_core.feed import Feed
 from guard_core.policy import Policy
 from guard_operator.adapters import TemplateError, WorkloadState, find_adapter
 from guard_operator.api.types import GuardSpec, ResumedFrom, Spec, Status, StopMethod
@@ -248,6 +249,30 @@ def test_the_trainer_gets_url_and_ingest_token() -> None:
     assert reference == {"name": "run-01234567", "key": "ingest-token"}
     assert env["RLGUARD_DRAIN_SECONDS"]["value"] == "300"
     assert "env" not in container(pod, "logger")
+
+
+FOLLOWED = {"follow": {"path": "run/metrics.jsonl", "format": "verl"}, "checkpoints": {"path": "run"}}
+
+
+def test_a_trainer_that_is_followed_gets_no_address_no_token_and_no_socket() -> None:
+    before, pod = pod_of(built(job())), pod_of(built(job(metrics=FOLLOWED)))
+    trainer, told = container(pod, "pytorch"), container(before, "pytorch")
+    assert not [one for one in trainer["env"] if one["name"].startswith("RLGUARD_")]
+    assert {one["name"] for one in told["env"] if one["name"].startswith("RLGUARD_")} == {
+        *("RLGUARD_URL", "RLGUARD_TOKEN", "RLGUARD_DRAIN_SECONDS")
+    }
+    assert "rlguard-socket" not in mounts(pod, "pytorch")
+    assert mounts(pod, "rlguard-guard") == mounts(before, "rlguard-guard"), "the volume it has, read-only"
+
+
+def test_the_guard_is_told_what_it_follows_in_words_that_it_understands() -> None:
+    env = {
+        one["name"]: one for one in container(pod_of(built(job(metrics=FOLLOWED))), "rlguard-guard")["env"]
+    }
+    said = Feed.model_validate_json(env["RLGUARD_GUARD_METRICS"]["value"])
+    assert (said.follow.path, said.layout, said.checkpoints.path) == ("run/metrics.jsonl", "verl", "run")
+    plain = container(pod_of(built(job())), "rlguard-guard")["env"]
+    assert "RLGUARD_GUARD_METRICS" not in {one["name"] for one in plain}
 
 
 def test_a_template_says_itself_how_long_its_end_may_wait() -> None:

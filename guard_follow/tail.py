@@ -5,17 +5,42 @@ The file is hostile: only a regular file is read, never through a link, and neve
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
-from guard_cli.errors import CliError
+from guard_follow.beneath import open_regular
+from guard_follow.errors import InputError
 
 CHUNK = 1 << 20
 #: Bytes before the place reached that must still be there; else the file is another one.
 REMEMBERED = 256
+
+
+class Mark(NamedTuple):
+    """How far a file went: `size` in bytes, and a digest of what stands right before it."""
+
+    size: int
+    last: str
+
+
+def mark_of(path: Path) -> Mark | None:
+    """How far a file goes now; None where there is none that can be read."""
+    try:
+        handle = open_regular(path)
+    except (OSError, InputError):
+        return None
+    try:
+        return _mark(handle, os.fstat(handle).st_size)
+    finally:
+        os.close(handle)
+
+
+def _mark(handle: int, size: int) -> Mark:
+    start = max(0, size - REMEMBERED)
+    return Mark(size, sha256(os.pread(handle, size - start, start)).hexdigest())
 
 
 class Tail:
@@ -26,30 +51,31 @@ class Tail:
 
     Args:
         path: of the file, which need not exist yet.
-        at_end: leave out what is in it now.
+        before: how far it went before; what is up to there is left out, if it still stands there.
     """
 
-    def __init__(self, path: Path, *, at_end: bool = False) -> None:
+    def __init__(self, path: Path, before: Mark | None = None) -> None:
         self.path = path
         self._file: int | None = None
         self._offset = 0
         self._last = b""
         self._anew = True  # what is read next is the beginning of a file
-        if at_end and self._open():
+        if self._opened() and before is not None and _mark(self._fd, before.size) == before:
             self._anew = False
-            self._offset = os.fstat(self._fd).st_size
-            self._last = os.pread(self._fd, REMEMBERED, max(0, self._offset - REMEMBERED))
+            self._offset = before.size
+            start = max(0, before.size - REMEMBERED)
+            self._last = os.pread(self._fd, before.size - start, start)
 
     def read(self) -> Iterator[tuple[bool, bytes]]:
         """What is new, in chunks; True beside the first chunk of a file that begins anew.
 
         Raises:
-            CliError: it is no regular file, or cannot be read.
+            InputError: it is no regular file, or cannot be read.
         """
         try:
             yield from self._read()
         except OSError as error:
-            raise CliError(f"{self.path}: cannot be read: {error.strerror or error}.") from None
+            raise self._unreadable(error) from None
 
     def close(self) -> None:
         """Give up the file."""
@@ -96,6 +122,16 @@ class Tail:
         here = os.fstat(self._fd)
         return (now.st_dev, now.st_ino) != (here.st_dev, here.st_ino)
 
+    def _opened(self) -> bool:
+        """Open it if it is there, before anything of it is read."""
+        try:
+            return self._open()
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: OSError) -> InputError:
+        return InputError(f"{self.path}: cannot be read: {error.strerror or error}.")
+
     def _open(self) -> bool:
         """Open it if it is there."""
         try:
@@ -103,23 +139,3 @@ class Tail:
         except FileNotFoundError:
             return False
         return True
-
-
-def open_regular(path: Path) -> int:
-    """A descriptor of a regular file; never waits, and follows no link.
-
-    Raises:
-        FileNotFoundError: there is none yet.
-        CliError: it is something else.
-        OSError: it cannot be opened.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise CliError(f"{path} is a symbolic link: name the file that it leads to.") from None
-        raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise CliError(f"{path} is not a regular file.")
-    return handle

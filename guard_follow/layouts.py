@@ -9,24 +9,25 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS, Layout
+from guard_core.frameworks import BY_KEY, FRAMEWORKS, Layout
+from guard_follow.beneath import entries, open_regular
+from guard_follow.errors import InputError
 
 #: Without a marker a checkpoint is complete when none of its files has changed for so long, seconds.
 QUIET_SECONDS = 30.0
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
-MAX_ENTRIES = 10_000
 MAX_HEADER = 64 << 20
 MAX_SMALL_FILE = 16 << 20
 _WHAT_HOSTILE_FILES_RAISE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
     struct.error,
+    InputError,
 )
 
 
@@ -41,11 +42,11 @@ class CompleteCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """A checkpoint that is complete as the framework saves it, without weights that can be scored."""
+    """A checkpoint that cannot be scored; `why` goes on after its path."""
 
     step: int
     path: Path
-    advice: str
+    why: str
 
 
 def layouts_of(framework: str | None) -> tuple[Layout, ...]:
@@ -77,13 +78,9 @@ def find_checkpoints(
 
 
 def _folders(root: Path) -> Iterator[tuple[str, Path]]:
-    try:
-        with os.scandir(root) as entries:
-            for _, entry in zip(range(MAX_ENTRIES), entries, strict=False):
-                if entry.is_dir(follow_symlinks=False):
-                    yield entry.name, Path(entry.path)
-    except OSError:
-        return  # it is not there yet, or no longer
+    for entry in entries(root):
+        if entry.is_dir(follow_symlinks=False):
+            yield entry.name, root / entry.name
 
 
 def _check(
@@ -99,13 +96,17 @@ def _check(
             return None
         model = next((m for sub in layout.models if _has_weights(m := path / sub)), None)
         if model is None:
-            return Unfit(step, path, layout.advice) if layout.marks else None
+            why = f"holds no weights in safetensors, so it cannot be scored: {layout.advice}"
+            return Unfit(step, path, why) if layout.marks else None
         written = _newest(model)
         # An old mark beside a newer file: it is being written again. A file within the checkpoint is written
         # before some others of it, and a copy has any order, so there the weights or the quiet count.
         newest = written if layout.latest else max(_when(file) for file in _weights(model))
         settled = newest <= marked or (not layout.latest and _is_quiet(written, now))
         return CompleteCheckpoint(step, model, written) if settled and _whole(model) else None
+    except PermissionError:
+        why = f"cannot be read by user {os.geteuid()}: let the trainer's script `chmod -R a+rX` what it saved"
+        return Unfit(step, path, why)
     except _WHAT_HOSTILE_FILES_RAISE:
         return None  # it changes, or goes, while it is looked at
 
@@ -131,16 +132,14 @@ def _has_weights(model: Path) -> bool:
 
 
 def _weights(model: Path) -> Iterator[Path]:
-    with os.scandir(model) as entries:
-        for _, entry in zip(range(MAX_ENTRIES), entries, strict=False):
-            if entry.name.endswith(".safetensors") and entry.is_file(follow_symlinks=False):
-                yield Path(entry.path)
+    for entry in entries(model):
+        if entry.name.endswith(".safetensors") and entry.is_file(follow_symlinks=False):
+            yield model / entry.name
 
 
 def _newest(model: Path) -> int:
-    with os.scandir(model) as entries:
-        files = [e for _, e in zip(range(MAX_ENTRIES), entries, strict=False) if e.is_file()]
-        return max(e.stat(follow_symlinks=False).st_mtime_ns for e in files)
+    files = (entry for entry in entries(model) if entry.is_file())
+    return max(entry.stat(follow_symlinks=False).st_mtime_ns for entry in files)
 
 
 def _whole(model: Path) -> bool:
@@ -159,8 +158,8 @@ def _when(file: Path) -> int:
 
 
 def _is_whole(file: Path) -> bool:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
+    with os.fdopen(open_regular(file), "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > min(MAX_HEADER, size):
             return False
@@ -170,8 +169,5 @@ def _is_whole(file: Path) -> bool:
 
 
 def _small(file: Path) -> bytes:
-    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError("no regular file")
+    with os.fdopen(open_regular(file), "rb") as stream:
         return stream.read(MAX_SMALL_FILE)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from guard_cli.errors import CliError
-from guard_cli.logs import names
-from guard_cli.logs.frameworks import BY_KEY, FRAMEWORKS, STEP_NAMES, bare
-from guard_cli.logs.names import Columns
-from guard_cli.logs.records import Record, number
 from guard_client.samples import StepSample, sample_of, wrong_in_step
+from guard_core.frameworks import BY_KEY, FRAMEWORKS, STEP_NAMES, bare
 from guard_core.wire import KlKind, StepReport
+from guard_follow import names
+from guard_follow.errors import InputError
+from guard_follow.names import Columns
+from guard_follow.records import Record, number
 
 #: By attempt and step, what the guard has.
 ReportedSteps = dict[int, dict[int, StepSample]]
@@ -43,10 +43,12 @@ class Attempts:
 
     Args:
         known: what the guard has of this run.
+        lost: the newest attempt of a guard that has no step of it any more; None where it has all.
     """
 
-    def __init__(self, known: ReportedSteps) -> None:
+    def __init__(self, known: ReportedSteps, lost: int | None = None) -> None:
         self._known = known
+        self._first = 0 if known or lost is None else lost + 1
         self._last = -1  # newest step of `current` in this log
         #: The attempt that the log is in; None before its first step.
         self.current: int | None = None
@@ -73,7 +75,7 @@ class Attempts:
     def attempt_of_checkpoint(self, step: int) -> int:
         """The newest attempt that has come to this step; the current one if it is on its way there."""
         reached = [a for a, steps in self._known.items() if steps and min(steps) <= step <= max(steps)]
-        newest = max(reached, default=self.current or 0)
+        newest = max(reached, default=self._first if self.current is None else self.current)
         on_its_way = self.current is not None and min(self._known.get(self.current, {step + 1: None})) <= step
         return max(newest, self.current or 0) if on_its_way else newest
 
@@ -87,10 +89,10 @@ class Attempts:
             there = self._known[attempt].get(sample.step)
             if there is not None and _agree(there, sample):
                 return attempt, False
-        newest = max(self._known, default=-1)
+        newest = max(self._known, default=self._first - 1)
         if self.current is not None and sample.step not in self._known.get(self.current, {}):
             return self.current, True
-        if self.current is None and newest >= 0 and sample.step > max(self._known[newest]):
+        if self.current is None and newest in self._known and sample.step > max(self._known[newest]):
             return newest, True  # the log begins where the one before it ended
         return newest + 1, True
 
@@ -213,7 +215,7 @@ class StepGatherer:
         here = {ours: theirs for ours, theirs in self._overrides.items() if theirs in self._seen}
         try:
             columns = names.resolve(list(self._seen), here, self._framework, self._settings())
-        except CliError as error:
+        except InputError as error:
             self._trouble = str(error)
             return
         if columns != self._columns:

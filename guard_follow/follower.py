@@ -16,19 +16,20 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from guard_cli.errors import CliError
-from guard_cli.follow.history import KnownHistory
-from guard_cli.follow.source import Source, framework_of, open_source
-from guard_cli.follow.steps import Attempts, StepGatherer
-from guard_cli.follow.what import What
-from guard_cli.logs.frameworks import BY_KEY
-from guard_cli.logs.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
-from guard_cli.logs.settings import settings_of
-from guard_cli.terminal import plain
 from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardUnavailableError, ReportRefusedError
+from guard_core.frameworks import BY_KEY
+from guard_core.terminal import plain
 from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, EndReport, StepReport
 from guard_core.wording import InvalidValueError
+from guard_follow.before import Before
+from guard_follow.errors import InputError
+from guard_follow.history import KnownHistory
+from guard_follow.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
+from guard_follow.settings import settings_of
+from guard_follow.source import Source, framework_of, open_source
+from guard_follow.steps import Attempts, StepGatherer
+from guard_follow.what import What
 
 #: A step is reported when the next one begins; after this long without one it is taken for whole. Writers of
 #: event files flush every two minutes.
@@ -38,6 +39,7 @@ _LAST_RETRY_SECONDS = 5.0
 _RECORDS_AT_ONCE = 20_000
 #: After so long without a record, or a checkpoint that can be scored, it is told where it was looked.
 PATIENCE_SECONDS = 600.0
+_AFTER_PATIENCE = f"after {PATIENCE_SECONDS / 60:.0f} minutes"
 
 T = TypeVar("T")
 
@@ -54,7 +56,7 @@ class Follower:
         clock: seconds, monotonic.
 
     Raises:
-        CliError: it cannot be followed.
+        InputError: it cannot be followed.
     """
 
     def __init__(
@@ -71,18 +73,15 @@ class Follower:
         self._what, self._client, self._clock = what, client, clock
         self._say: Callable[[str], None] = lambda sentence: say(plain(sentence, 2_000))
         self._stopping = stopping or threading.Event()
-        self._source: Source = open_source(
-            what.metrics, what.format, new_run=what.new_run, first=not history.steps
-        )
-        self._layouts = layouts_of(framework)
-        self._attempts = Attempts(history.steps)
-        settings = settings_of(what.run_config, what.metrics, new_run=what.new_run)
+        self._source: Source = open_source(what.metrics, what.format, what.before, first=not history.steps)
+        self._layouts = layouts_of(what.layout or framework)
+        self._attempts = Attempts(history.steps, history.attempt)
+        settings = settings_of(what.run_config, what.metrics, (what.before or Before()).has)
         self._steps = StepGatherer(self._attempts, what.overrides, framework, settings, self._say)
         self._evaluated = set(history.checkpoints)
-        self._seen: dict[Path, int] = {}
+        old = {} if what.before is None else what.before.checkpoints
+        self._seen = {Path(os.path.abspath(path)): written for path, written in old.items()}
         self._held: dict[tuple[Path, int], float] = {}
-        if what.new_run:
-            self._seen = {path: written for path, written in self._complete()}
         self._told: set[str] = set()
         self._bad = 0
         self._begun = self._last_record = clock()
@@ -96,11 +95,21 @@ class Follower:
         """Whether the log has come to its end, as standard input does."""
         return self._source.ended
 
+    @property
+    def bad(self) -> int:
+        """Lines, records and values that could not be read, and were left out."""
+        return self._source.bad + self._steps.counts.wrong
+
+    @property
+    def trouble(self) -> str:
+        """Why no step is reported although there should have been one by now; "" where nothing is wrong."""
+        return self._steps.trouble or ("" if self._records or not self._waited else self._no_log())
+
     def poll(self) -> None:
         """Report what is new.
 
         Raises:
-            CliError: the log cannot be read on, or the guard refuses the token.
+            InputError: the log cannot be read on, or the guard refuses the token.
         """
         self._report_steps()
         if self._steps.gathers and self._clock() - self._last_record >= SETTLE_SECONDS:
@@ -205,17 +214,13 @@ class Follower:
                 self._step_of[path] = checkpoint.step
                 yield path, checkpoint.written
             else:
-                self._once(
-                    "unfit",
-                    f"{checkpoint.path} holds no weights in safetensors, so it cannot be scored: "
-                    f"{checkpoint.advice}",
-                )
+                self._once("unfit", f"{checkpoint.path} {checkpoint.why}")
 
     def _ask(self, exchange: Callable[[], T]) -> T | None:
         """Try until the guard responds; None if there is no more waiting.
 
         Raises:
-            CliError: the guard refuses the token.
+            InputError: the guard refuses the token.
             ReportRefusedError: it refuses the report.
         """
         delay = _FIRST_RETRY_SECONDS
@@ -224,7 +229,7 @@ class Follower:
                 return exchange()
             except GuardUnavailableError as error:
                 if error.unauthorised:
-                    raise CliError(str(error), 1) from None
+                    raise InputError(str(error), 1) from None
                 self._once("unavailable", f"no response from the guard, trying again: {error}")
             if self._stopping.wait(delay):
                 return None
@@ -243,27 +248,33 @@ class Follower:
         if self._steps.counts.wrong:
             self._once("wrong", "a step or a value is no number that can be reported, and was left out")
 
-        if self._clock() - self._begun >= PATIENCE_SECONDS:
+        if self._waited:
             self._complain_of_nothing()
+
+    @property
+    def _waited(self) -> bool:
+        """Whether something should have come by now."""
+        return self._clock() - self._begun >= PATIENCE_SECONDS
+
+    def _no_log(self) -> str:
+        where = "standard input" if self._what.metrics is None else _told(self._what.metrics)
+        return (
+            f"{_AFTER_PATIENCE} there is no record in {where}: is it where the trainer writes, "
+            f"and does it write {self._wanted_log}?"
+        )
 
     def _complain_of_nothing(self) -> None:
         """Say what has not come, and what could be wrong."""
-        waited = f"after {PATIENCE_SECONDS / 60:.0f} minutes"
-        metrics, root = self._what.metrics, self._what.checkpoints
+        root = self._what.checkpoints
         if not self._records:
-            where = "standard input" if metrics is None else _told(metrics)
-            self._once(
-                "no log",
-                f"{waited} there is no record in {where}: is it where the trainer writes, "
-                f"and does it write {self._wanted_log}?",
-            )
+            self._once("no log", self._no_log())
         if root is not None and not (self._seen or self._held):
             looked = ", ".join(f"`{layout.place}`" for layout in self._layouts)
             advice = self._layouts[0].advice if len(self._layouts) == 1 else ""
             self._once(
                 "no checkpoint",
-                f"{waited} no checkpoint that can be scored is in {_told(root)}: is it where the trainer "
-                f"saves? Looked for {looked or 'nothing, as no layout is known of this framework'}"
+                f"{_AFTER_PATIENCE} no checkpoint that can be scored is in {_told(root)}: is it where the "
+                f"trainer saves? Looked for {looked or 'nothing, as no layout is known of this framework'}"
                 + (f"; for weights that can be scored {advice}" if advice else ""),
             )
 

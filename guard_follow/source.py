@@ -13,12 +13,23 @@ from typing import Protocol
 
 from pydantic_core import from_json
 
-from guard_cli.errors import CliError
-from guard_cli.logs.events import EVENTS, LOGS, MAX_FILES, event_files, first_step, one_folder, refuse_several
-from guard_cli.logs.frameworks import BY_KEY
-from guard_cli.logs.names import listing
-from guard_cli.logs.options import FORMATS
-from guard_cli.logs.records import (
+from guard_core.frameworks import FILE_FORMATS, FORMATS
+from guard_core.wording import meant
+from guard_follow.before import Before
+from guard_follow.beneath import named, open_regular
+from guard_follow.errors import InputError
+from guard_follow.events import (
+    EVENTS,
+    LOGS,
+    event_files,
+    first_step,
+    one_folder,
+    refuse_several,
+    states,
+    written,
+)
+from guard_follow.names import listing
+from guard_follow.records import (
     ConsoleLines,
     CsvLines,
     DamagedError,
@@ -28,10 +39,8 @@ from guard_cli.logs.records import (
     Record,
     flatten,
 )
-from guard_cli.logs.tail import CHUNK, Tail, open_regular
-from guard_core.wording import meant
+from guard_follow.tail import CHUNK, Tail
 
-STATE = "trainer_state.json"
 MAX_STATE = 256 << 20
 #: A folder of event files has ended if nothing came to it for so long while another one grew; writers flush
 #: every two minutes.
@@ -66,32 +75,32 @@ def framework_of(chosen: str) -> str | None:
     """The framework that a `--format` names, or None.
 
     Raises:
-        CliError: there is no such format.
+        InputError: there is no such format.
     """
-    if chosen in FORMATS:
-        return None
-    if chosen not in BY_KEY:
-        raise CliError(f"--format {chosen:.60}: {meant(chosen, (*FORMATS, *BY_KEY))}")
-    return chosen
+    if chosen not in FORMATS:
+        raise InputError(f"--format {chosen:.60}: {meant(chosen, FORMATS)}")
+    return None if chosen in FILE_FORMATS else chosen
 
 
-def open_source(path: Path | None, chosen: str, *, new_run: bool = False, first: bool = True) -> Source:
+def open_source(
+    path: Path | None, chosen: str, before: Before | None = None, *, first: bool = True
+) -> Source:
     """The log at `path`, None for standard input.
 
     Args:
         path: a file or a folder, which need not exist yet.
         chosen: from `--format`.
-        new_run: leave out what is there now: it is of another run.
+        before: of another run, and left out; None: nothing is.
         first: nothing of the run has been reported yet, so event files must be of one run.
 
     Raises:
-        CliError: it holds several runs, or can be no log.
+        InputError: it holds several runs, or can be no log.
     """
     if path is None:
         return StandardInput()
     if path.exists() and not path.is_dir():
-        return FileSource(path, _decoder(path, chosen), at_end=new_run)
-    return LateSource(path, chosen, new_run=new_run, first=first)
+        return FileSource(path, _decoder(path, chosen), before)
+    return LateSource(path, chosen, before, first=first)
 
 
 def _decoder(path: Path, chosen: str) -> Callable[[], Decoder]:
@@ -107,10 +116,10 @@ def _decoder(path: Path, chosen: str) -> Callable[[], Decoder]:
 class FileSource:
     """One file that grows, is cut, or is replaced."""
 
-    def __init__(self, path: Path, decoder: Callable[[], Decoder], *, at_end: bool = False) -> None:
+    def __init__(self, path: Path, decoder: Callable[[], Decoder], before: Before | None = None) -> None:
         self.ended = False
         self.note = ""
-        self._tail = Tail(path, at_end=at_end)
+        self._tail = Tail(path, None if before is None else before.logs.get(str(path)))
         self._new, self._decoder = decoder, decoder()
         self._bad = 0
 
@@ -123,7 +132,7 @@ class FileSource:
         """The records that are new.
 
         Raises:
-            CliError: the file cannot be read.
+            InputError: the file cannot be read.
         """
         for anew, data in self._tail.read():
             if anew:
@@ -133,7 +142,7 @@ class FileSource:
             try:
                 yield from self._decoder.feed(data)
             except DamagedError as error:
-                raise CliError(f"{self._tail.path}: {error}.") from None
+                raise InputError(f"{self._tail.path}: {error}.") from None
 
     def rest(self) -> list[Record]:
         """The record that lacks only its line end."""
@@ -147,18 +156,18 @@ class LateSource:
     Args:
         path: the folder, or the log.
         chosen: from `--format`.
-        new_run: leave out what is there now.
+        before: of another run, and left out; None: nothing is.
         first: event files that are there now must be of one run.
 
     Raises:
-        CliError: it holds several logs, or event files of several runs.
+        InputError: it holds several logs, or event files of several runs.
     """
 
-    def __init__(self, path: Path, chosen: str, *, new_run: bool = False, first: bool = True) -> None:
+    def __init__(self, path: Path, chosen: str, before: Before | None = None, *, first: bool = True) -> None:
         self.ended = False
-        self._path, self._chosen, self._first, self._new_run = path, chosen, first, new_run
-        old = [*path.rglob(f"{EVENTS}*"), *path.glob(f"checkpoint-*/{STATE}"), *(path / log for log in LOGS)]
-        self._old = {file: _when(file) for file in old if file.exists()} if new_run else {}
+        self._path, self._chosen, self._first = path, chosen, first
+        self._before, self._new_run = before or Before(), before is not None
+        self._old = set(map(Path, self._before.files))
         self._source = self._find()
 
     @property
@@ -175,16 +184,16 @@ class LateSource:
         """The log, once there is one."""
         path = self._path
         if not path.is_dir():
-            return FileSource(path, _decoder(path, self._chosen)) if path.exists() else None
+            return FileSource(path, _decoder(path, self._chosen), self._before) if path.exists() else None
         logs = [path / name for name in LOGS if (path / name).is_file()]
         if len(logs) > 1:
             several = listing([log.name for log in logs])
-            raise CliError(f"{path} holds several logs: {several}. Name one of them.")
+            raise InputError(f"{path} holds several logs: {several}. Name one of them.")
         if logs and self._chosen != "tensorboard":
-            return FileSource(logs[0], JsonLines, at_end=logs[0] in self._old)
+            return FileSource(logs[0], JsonLines, self._before)
         if event_files(path, self._old):
             return EventSource(path, old=self._old, first=self._first, new_run=self._new_run)
-        if any(self._old.get(file) != _when(file) for file in path.glob(f"checkpoint-*/{STATE}")):
+        if not all(map(self._before.has, states(path))):
             return StateSource(path)
         return None
 
@@ -192,7 +201,7 @@ class LateSource:
         """The records that are new.
 
         Raises:
-            CliError: it holds several logs, or can be no log.
+            InputError: it holds several logs, or can be no log.
         """
         if self._source is None:
             self._source = self._find()
@@ -216,7 +225,7 @@ class EventSource:
         new_run: nothing but the new run writes there, whatever the number of its files.
 
     Raises:
-        CliError: they are of several runs.
+        InputError: they are of several runs.
     """
 
     def __init__(self, root: Path, *, old: Collection[Path], first: bool, new_run: bool) -> None:
@@ -243,7 +252,7 @@ class EventSource:
         """The records that are new, in the order of the files.
 
         Raises:
-            CliError: they are no event files.
+            InputError: they are no event files.
         """
         yield from self._read()
         if time.monotonic() - self._looked < LOOK_SECONDS:
@@ -273,7 +282,7 @@ class EventSource:
     def _go_to(self, folder: Path) -> None:
         """Read the files of this folder too; those of the one before it are at their end."""
         self._folder = folder
-        for path in event_files(folder, self._old)[:MAX_FILES]:
+        for path in event_files(folder, self._old):
             if path not in self._files:
                 self._files[path] = FileSource(path, Events)
 
@@ -296,11 +305,11 @@ class EventSource:
 
 def _begun(folder: Path) -> tuple[str, str]:
     """Orders folders by the time that their first event file has in its name."""
-    return min((file.name for file in folder.glob(f"{EVENTS}*")), default=""), str(folder)
+    return min((file.name for file in named(folder, EVENTS)), default=""), str(folder)
 
 
 def _newest(folder: Path) -> int:
-    return max((_when(file) for file in folder.glob(f"{EVENTS}*")), default=0)
+    return max((written(file) for file in named(folder, EVENTS)), default=0)
 
 
 class StateSource:
@@ -315,13 +324,13 @@ class StateSource:
 
     def poll(self) -> Iterator[Record]:
         """The whole log, if there is a new one; what has been reported is known to the guard."""
-        files = sorted(self._folder.glob(f"checkpoint-*/{STATE}"), key=_when)
-        if not files or (now := (str(files[-1]), _when(files[-1]))) == self._read:
+        files = sorted(states(self._folder), key=written)
+        if not files or (now := (str(files[-1]), written(files[-1]))) == self._read:
             return
         try:
             with os.fdopen(open_regular(files[-1]), "rb") as stream:
                 rows = from_json(stream.read(MAX_STATE)).get("log_history", [])
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, InputError):
             return  # it is being written: the next look finds it whole
         self._read = now
         for row in rows if isinstance(rows, list) else ():
@@ -331,13 +340,6 @@ class StateSource:
     def rest(self) -> list[Record]:
         """Nothing."""
         return []
-
-
-def _when(file: Path) -> int:
-    try:
-        return os.lstat(file).st_mtime_ns
-    except OSError:
-        return 0
 
 
 class StandardInput:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from guard_cli.errors import CliError
-from guard_cli.logs.frameworks import FRAMEWORKS
-from guard_cli.logs.tail import open_regular
+from guard_core.frameworks import FRAMEWORKS
+from guard_follow.beneath import open_regular
+from guard_follow.errors import InputError
 
 MAX_BYTES = 2 << 20
 MAX_NODES = 100_000
@@ -20,60 +20,55 @@ _KEYS = frozenset(
 )
 
 
-def settings_of(given: Path | None, near: Path | None, *, new_run: bool) -> Callable[[], dict[str, str]]:
+def settings_of(
+    given: Path | None, near: Path | None, is_old: Callable[[Path], bool]
+) -> Callable[[], dict[str, str]]:
     """Finds the settings anew at each call: a trainer writes its configuration when it starts.
 
     Args:
         given: see `find_settings`.
         near: see `find_settings`.
-        new_run: what is there now is of another run.
+        is_old: whether a file is of another run.
 
     Raises:
-        CliError: the given one cannot be read.
+        InputError: the given one cannot be read.
     """
     if given is not None:
         settings = _read(given)
         return lambda: settings
-    old = {file: _when(file) for file in _beside(near)} if new_run and near is not None else {}
-    return lambda: find_settings(None, near, old)
+    return lambda: find_settings(None, near, is_old)
 
 
 def find_settings(
-    given: Path | None, near: Path | None, old: Mapping[Path, int | None] | None = None
+    given: Path | None, near: Path | None, is_old: Callable[[Path], bool] = lambda _: False
 ) -> dict[str, str]:
     """The settings on which a metric depends, by their key; {} where no configuration is found.
 
     Args:
         given: the configuration of the run, from `--run-config`.
         near: where its metrics lie; the configuration is looked for in that folder and the two above it.
-        old: files of another run, with the time of their writing, ns.
+        is_old: whether a file is of another run.
 
     Raises:
-        CliError: the given one cannot be read.
+        InputError: the given one cannot be read.
     """
     if given is not None:
         return _read(given)
-    for file in _beside(near) if near is not None else ():
-        if old and file in old and old[file] == _when(file):
+    for file in configurations(near) if near is not None else ():
+        if is_old(file):
             continue
         try:
             return _read(file)
-        except CliError:
+        except InputError:
             continue
     return {}
 
 
-def _beside(near: Path) -> Iterator[Path]:
+def configurations(near: Path) -> Iterator[Path]:
+    """The configurations beside metrics, the nearest first."""
     folder = near.absolute() if near.is_dir() else near.absolute().parent
     for place in (folder, *folder.parents[:2]):
         yield from (file for name in _PLACES if (file := place / name).is_file())
-
-
-def _when(file: Path) -> int | None:
-    try:
-        return file.stat().st_mtime_ns
-    except OSError:
-        return None
 
 
 def _read(file: Path) -> dict[str, str]:
@@ -83,12 +78,12 @@ def _read(file: Path) -> dict[str, str]:
         with os.fdopen(open_regular(file), "rb") as stream:
             content = stream.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise CliError(f"{file}: a configuration of more than {MAX_BYTES >> 20} MiB is not read.")
+            raise InputError(f"{file}: a configuration of more than {MAX_BYTES >> 20} MiB is not read.")
         tree = json.loads(content) if file.suffix == ".json" else _of_yaml(content)
     except OSError as error:
-        raise CliError(f"{file}: cannot be read: {error.strerror}.") from None
+        raise InputError(f"{file}: cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CliError(f"{file}: not a configuration that can be read ({type(error).__name__}).") from None
+        raise InputError(f"{file}: not a configuration that can be read ({type(error).__name__}).") from None
     found: dict[str, str] = {}
     for path, value in _settings(tree):
         # verl's critic has a setting of the same name, which says nothing of the actor's KL.

@@ -1,6 +1,6 @@
 """The RL frameworks: under which names they log, into which files, and where their checkpoints lie. Data.
 
-`rlguard replay` and `rlguard follow` read this one table, and `docs/follow.md` is generated from it.
+Replay, follower, guard and operator read this one table, and `docs/follow.md` is generated from it.
 """
 
 from __future__ import annotations
@@ -301,3 +301,8 @@ def figure_of(column: str) -> str:
 _FIGURE_BY_NAME = {name: figure for figure, names in FIGURES.items() for name in names}
 
 BY_KEY = {framework.key: framework for framework in FRAMEWORKS}
+
+#: Formats that are no framework's: only how the file is to be read.
+FILE_FORMATS = ("auto", "tensorboard", "jsonl", "csv")
+#: What a log can be said to be.
+FORMATS = (*FILE_FORMATS, *BY_KEY)

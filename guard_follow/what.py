@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from guard_follow.before import Before
+
 
 @dataclass(frozen=True, slots=True)
 class What:
@@ -17,7 +19,8 @@ class What:
         format: from `--format`.
         overrides: canonical name to column, from `--map`.
         run_config: the run's own configuration, from `--run-config`.
-        new_run: what is there now is of an earlier run.
+        layout: the framework by whose layout checkpoints are complete; None: that of `format`, or any.
+        before: what lay there before the run began; None reads all of it.
     """
 
     metrics: Path | None
@@ -25,4 +28,5 @@ class What:
     format: str = "auto"
     overrides: Mapping[str, str] = field(default_factory=dict)
     run_config: Path | None = None
-    new_run: bool = False
+    before: Before | None = None
+    layout: str | None = None

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from itertools import islice
 from pathlib import Path
 
-from guard_cli.errors import CliError
-from guard_cli.logs.names import listing
-from guard_cli.logs.records import DamagedError, Events
-from guard_cli.logs.tail import CHUNK, open_regular
+from guard_follow.beneath import entries, named, named_below, open_regular
+from guard_follow.errors import InputError
+from guard_follow.names import listing
+from guard_follow.records import DamagedError, Events
+from guard_follow.tail import CHUNK
 
 #: Files that a framework writes into its own folder, which may be given instead of them.
 LOGS = ("experiment_log.jsonl", "logging.jsonl", "metrics.jsonl")
 EVENTS = "events.out.tfevents."
-MAX_FILES = 10_000
+STATE = "trainer_state.json"
+#: Of a file, that is read to find its first scalar.
+MAX_CHUNKS = 64
+
+
+def states(folder: Path) -> list[Path]:
+    """The states of TRL in the checkpoints of a folder."""
+    inside = [entry.name for entry in entries(folder) if entry.is_dir(follow_symlinks=False)]
+    files = [folder / name / STATE for name in inside if name.startswith("checkpoint-")]
+    return [file for file in files if file.exists()]
+
+
+def written(file: Path) -> int:
+    """When a file was written, ns; 0 where there is none."""
+    try:
+        return os.lstat(file).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def event_files(path: Path, old: Collection[Path] = ()) -> list[Path]:
@@ -27,11 +46,10 @@ def event_files(path: Path, old: Collection[Path] = ()) -> list[Path]:
         path: the folder.
         old: files that are left out.
     """
-    here = sorted(file for file in path.glob(f"{EVENTS}*") if file not in old)
+    here = [file for file in named(path, EVENTS) if file not in old]
     if here:
         return here
-    found = [file for _, file in zip(range(MAX_FILES), path.rglob(f"{EVENTS}*"), strict=False)]
-    files = [file for file in found if file not in old]
+    files = [file for file in named_below(path, EVENTS) if file not in old]
     folders = {file.parent for file in files}
     files = [file for file in files if folders.isdisjoint(file.parent.parents)]
     if len({file.parent for file in files}) > 1:
@@ -43,12 +61,12 @@ def one_folder(path: Path, files: Sequence[Path]) -> Path | None:
     """The folder of these event files, None without any.
 
     Raises:
-        CliError: there are several, so they are of several runs.
+        InputError: there are several, so they are of several runs.
     """
     folders = sorted({file.parent for file in files})
     if len(folders) > 1:
         several = listing([str(folder.relative_to(path)) for folder in folders])
-        raise CliError(f"{path} holds the event files of several runs: {several}. Name the folder of one.")
+        raise InputError(f"{path} holds the event files of several runs: {several}. Name the folder of one.")
     return folders[0] if folders else None
 
 
@@ -58,16 +76,16 @@ def refuse_several(folder: Path) -> None:
     A trainer that goes on from a checkpoint begins after the first step, and when its former self has ended.
 
     Raises:
-        CliError: naming the files.
+        InputError: naming the files.
     """
     begun: dict[int, str] = {}
-    for path in sorted(folder.glob(f"{EVENTS}*"))[:MAX_FILES]:
+    for path in named(folder, EVENTS):
         first = first_step(path)
         if first is None:
             continue
         other = next((name for step, name in begun.items() if first <= step), None)
         if other is not None:
-            raise CliError(
+            raise InputError(
                 f"{folder} holds the event files of several runs: {other} and {path.name} both begin at the "
                 "start. Name the file of one, or give each run a folder of its own."
             )
@@ -79,9 +97,9 @@ def first_step(path: Path) -> int | None:
     events = Events()
     try:
         with os.fdopen(open_regular(path), "rb") as file:
-            while data := file.read(CHUNK):
+            for data in islice(iter(lambda: file.read(CHUNK), b""), MAX_CHUNKS):
                 if records := events.feed(data):
                     return int(records[0]["step"])
-    except (OSError, DamagedError):
+    except (OSError, DamagedError, InputError):
         return None
     return None

@@ -12,10 +12,10 @@ import typer
 
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode
-from guard_cli.follow.source import framework_of
-from guard_cli.follow.what import What
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 from guard_client.settings import ClientSettings
+from guard_follow.source import framework_of
+from guard_follow.what import What
 
 #: Seconds between two looks at the log.
 POLL_SECONDS = 1.0
@@ -74,10 +74,10 @@ def follow(
 
 
 def _run(what: What, address: str, read_token: str | None) -> int:
-    from guard_cli.follow.follower import Follower
-    from guard_cli.follow.history import ask_history
     from guard_client.client import GuardClient
     from guard_client.errors import GuardConfigError
+    from guard_follow.follower import Follower
+    from guard_follow.history import ask_history
 
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from pydantic_core import from_json
 
-from guard_cli.logs.frameworks import STEP_NAMES, bare
+from guard_core.frameworks import STEP_NAMES, bare
 
 Record = Mapping[str, Any]
 

@@ -14,8 +14,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from guard_cli.errors import CliError
-from guard_cli.logs.frameworks import (
+from guard_core.frameworks import (
     BY_KEY,
     FIGURES,
     FRAMEWORKS,
@@ -26,9 +25,10 @@ from guard_cli.logs.frameworks import (
     bare,
     figure_of,
 )
-from guard_cli.logs.records import MAX_NAME
-from guard_cli.terminal import plain
+from guard_core.terminal import plain
 from guard_core.wording import meant, nearest
+from guard_follow.errors import InputError
+from guard_follow.records import MAX_NAME
 
 #: What a run is judged by.
 JUDGED = (
@@ -167,7 +167,7 @@ def resolve(
         settings: what is known of the run's own configuration, by `Setting.key`.
 
     Raises:
-        CliError: an override names no column or a look-alike; the step or the reward is missing or
+        InputError: an override names no column or a look-alike; the step or the reward is missing or
             could be several columns.
     """
     every, columns = columns, [name for name in columns if len(name) <= MAX_NAME]
@@ -262,19 +262,19 @@ def _why_no_token_mean(needs: Setting, settings: Mapping[str, str]) -> str:
 def _check_overrides(columns: Collection[str], overrides: Mapping[str, str]) -> None:
     for canonical, column in overrides.items():
         if canonical not in CANONICAL:
-            raise CliError(
+            raise InputError(
                 f"--map {canonical}={column}: {canonical} is not a quantity: {meant(canonical, CANONICAL)}"
             )
         if column not in columns:
             near = nearest(column, columns)
-            raise CliError(
+            raise InputError(
                 f"--map {canonical}={column}: there is no such column. "
                 + (f"Did you mean {listing([near])}? " if near else "")
                 + f"Found: {listing(columns)}."
             )
     kl = overrides.get("kl")
     if kl is not None and (why := why_not_kl(bare(kl), {bare(c) for c in columns})):
-        raise CliError(
+        raise InputError(
             f"--map kl={kl} is refused: `{kl}` {why}. "
             "Leave the KL out; the KL rule is then inert and the replay says so."
         )
@@ -288,7 +288,7 @@ def _by_bare_name(columns: Collection[str]) -> dict[str, str]:
             found.setdefault(bare(column), []).append(column)
     for name, several in found.items():
         if len(several) > 1 and (name in _KNOWN or name in JUDGED):
-            raise CliError(
+            raise InputError(
                 f"{listing(several)} could each be `{name}`: several runs in one file? "
                 f"Choose one with --map {_quantity(name)}={several[0]!r}, or export one run."
             )
@@ -305,7 +305,7 @@ def _framework(by_bare: Mapping[str, str], overrides: Mapping[str, str]) -> Fram
     rewards = {f.pick("reward", by_bare): f.name for f in reversed(with_reward)}
     if len(rewards) > 1 and "reward" not in overrides:
         several = ", ".join(f"`{name}` ({who})" for name, who in rewards.items())
-        raise CliError(f"the reward could be {several}. Choose one with --map reward=NAME.")
+        raise InputError(f"the reward could be {several}. Choose one with --map reward=NAME.")
     if with_reward:
         return with_reward[0]
     return ranked[0] if _matches(ranked[0], by_bare) else None
@@ -320,14 +320,14 @@ def _matches(framework: Framework, by_bare: Mapping[str, str]) -> int:
 
 def _require(source: Mapping[str, str], columns: Collection[str]) -> None:
     if "step" not in source:
-        raise CliError(
+        raise InputError(
             f"no column says the step (looked for {', '.join(STEP_NAMES)}). Found: {listing(columns)}. "
             "Name it with --map step=NAME."
         )
     if "reward" not in source:
         near = [c for c in columns if bare(c) in _PENALISED_REWARDS]
         why = f" {listing(near)} has the KL penalty taken off, so it is not the reward." if near else ""
-        raise CliError(
+        raise InputError(
             f"no column is known to be the reward. Found: {listing(columns)}.{why} "
             "Name it with --map reward=NAME."
         )

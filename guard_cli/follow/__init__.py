@@ -1,1 +1,0 @@
-"""`rlguard follow`: reads what a running trainer writes, and reports it to a guard."""

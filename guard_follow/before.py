@@ -1,0 +1,72 @@
+"""What lay there before the run began: it is of another run, and is not reported.
+
+It is looked at once, before the trainer starts. Who must know it again after a restart keeps it: a log to
+which the run has written since cannot be told from an old one later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+from guard_follow.beneath import named_below
+from guard_follow.events import EVENTS, LOGS, states, written
+from guard_follow.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
+from guard_follow.settings import configurations
+from guard_follow.tail import Mark, mark_of
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """Files by their path, as text.
+
+    Fields:
+        files: event files, states and configurations, with the time of their writing, ns.
+        logs: how far files of lines went.
+        checkpoints: complete ones, by the folder of the model, with the time of their writing, ns.
+    """
+
+    files: Mapping[str, int] = field(default_factory=dict)
+    logs: Mapping[str, Mark] = field(default_factory=dict)
+    checkpoints: Mapping[str, int] = field(default_factory=dict)
+
+    def has(self, file: Path) -> bool:
+        """Whether this file was there, and has not been written since."""
+        return self.files.get(str(file)) == written(file)
+
+    def to_json(self) -> str:
+        """As text, exact."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Rebuild from `to_json`.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: it is none.
+        """
+        kept = json.loads(text)
+        logs = {path: Mark(size, last) for path, (size, last) in kept["logs"].items()}
+        return cls(dict(kept["files"]), logs, dict(kept["checkpoints"]))
+
+
+def what_lies(metrics: Path | None, checkpoints: Path | None, framework: str | None) -> Before:
+    """What is there now.
+
+    Args:
+        metrics: a file or a folder, which need not exist; None is standard input.
+        checkpoints: the folder in which the trainer saves; None without one.
+        framework: by whose layout a checkpoint is complete; None: by any.
+    """
+    files: list[Path] = []
+    logs: dict[str, Mark] = {}
+    if metrics is not None:
+        files = [*named_below(metrics, EVENTS), *states(metrics), *configurations(metrics)]
+        marks = {log: mark_of(log) for log in (metrics, *(metrics / name for name in LOGS))}
+        logs = {str(log): mark for log, mark in marks.items() if mark is not None}
+    found = () if checkpoints is None else find_checkpoints(checkpoints, layouts_of(framework))
+    complete = {str(c.path): c.written for c in found if isinstance(c, CompleteCheckpoint)}
+    return Before({str(file): written(file) for file in files}, logs, complete)

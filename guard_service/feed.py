@@ -1,0 +1,191 @@
+"""Following a trainer that does not report: a process beside the guard reads what it writes.
+
+That process (`python -m guard_follow`) reports as a trainer does, with the ingest token, so that whatever
+bounds and checks a trainer's reports holds for it, too. What a trainer writes is hostile: what hangs, crashes
+or swells on it is not the guard, which starts another one. It keeps no place in the log; see `guard_follow`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from guard_core.feed import FollowOrder
+from guard_core.wire import Code, Condition, Level
+
+log = logging.getLogger("rlguard.guard")
+
+#: The follower tells every five seconds how it is; after so long without a word it reads nothing.
+SILENT_SECONDS = 60.0
+#: So long the guard waits, before it serves, until it is known what lay there before the run.
+BEGIN_SECONDS = 60.0
+#: So long for the last reports, when the trainer has ended.
+FINISH_SECONDS = 20.0
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 60.0
+MAX_MESSAGE = 1 << 16
+
+
+class FollowerState(BaseModel):
+    """What a follower tells of itself, since it was started."""
+
+    model_config = ConfigDict(frozen=True)
+
+    steps: int = Field(0, ge=0)
+    checkpoints: int = Field(0, ge=0)
+    bad: int = Field(0, ge=0)
+    trouble: str = Field("", max_length=4096)
+
+
+class Standing:
+    """How it stands with what is followed; nothing is said where nothing is.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._heard: float | None = None  # None: nothing is followed
+        self._lost = ""
+        self._bad_before = 0  # of followers that have ended
+        self._state = FollowerState()
+
+    def start(self) -> None:
+        """From now on a follower is expected."""
+        self._heard = self._clock()
+
+    def hear(self, state: FollowerState) -> None:
+        """The follower says how it is."""
+        self._heard, self._lost, self._state = self._clock(), "", state
+
+    def lose(self, why: str) -> None:
+        """The follower ended, and why."""
+        self._lost, self._bad_before = why, self._bad_before + self._state.bad
+        self._state = FollowerState()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is read; "" if it is, None where nothing is followed."""
+        if self._heard is None:
+            return None
+        if self._lost or self._state.trouble:
+            return self._lost or self._state.trouble
+        quiet = self._clock() - self._heard
+        return f"the follower has said nothing for {quiet:.0f} s" if quiet > SILENT_SECONDS else ""
+
+    @property
+    def bad(self) -> int | None:
+        """Lines, records and values that could not be read, since the guard started; None: not followed."""
+        return None if self._heard is None else self._bad_before + self._state.bad
+
+    def condition(self) -> Condition | None:
+        """`not_followed`, if it holds: what is not read is not judged."""
+        if not (trouble := self.trouble):
+            return None
+        message = f"what the trainer writes is not read: {trouble}"
+        return Condition(code=Code.NOT_FOLLOWED, level=Level.UNKNOWN, message=message)
+
+
+class FollowerProcess:
+    """The process that follows, started again whenever it ends.
+
+    Args:
+        order: what it is told.
+        following: where it is noted how it stands.
+    """
+
+    def __init__(self, order: FollowOrder, following: Standing) -> None:
+        self._order, self._following = order, following
+        self._process: Process | None = None
+        self._began = asyncio.Event()
+        self._ending = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start it, and wait until it knows what lay there before the run, or that it cannot."""
+        self._following.start()
+        self._task = asyncio.create_task(self._run())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BEGIN_SECONDS):
+                await self._began.wait()
+
+    async def finish(self) -> None:
+        """The trainer has ended: the rest is reported, for a bounded time."""
+        self._ending = True
+        if self._task is not None and self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            await asyncio.wait([self._task], timeout=FINISH_SECONDS)
+
+    async def close(self) -> None:
+        """End it at once, if it has not ended."""
+        self._ending = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._kill()
+
+    async def _run(self) -> None:
+        delay = FIRST_RETRY_SECONDS
+        while not self._ending:
+            began = time.monotonic()
+            why = await self._follow()
+            self._began.set()
+            if self._ending:
+                return
+            self._following.lose(why)
+            log.error("what the trainer writes is not read: %s. It is tried again", why)
+            delay = FIRST_RETRY_SECONDS if time.monotonic() - began > LAST_RETRY_SECONDS else 2 * delay
+            await asyncio.sleep(min(delay, LAST_RETRY_SECONDS))
+
+    async def _follow(self) -> str:
+        """One follower, to its end; returns why it ended."""
+        # Without the guard's settings, and without its stderr: a traceback may quote what was read.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RLGUARD_")}
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "guard_follow"),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=DEVNULL,
+                start_new_session=True,
+                limit=MAX_MESSAGE,
+                env=kept,
+            )
+        except OSError as error:
+            return f"the follower cannot be started: {error.strerror or error}"
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(self._order.model_dump_json().encode() + b"\n")
+        why = ""
+        try:
+            while line := await self._process.stdout.readline():
+                why = self._hear(json.loads(line)) or why
+        except (ValueError, KeyError, ValidationError):
+            why = "the follower said what is no message"
+        self._kill()
+        code = await self._process.wait()
+        return why or f"the follower ended with exit code {code}"
+
+    def _hear(self, message: dict[str, Any]) -> str:
+        """Take a message; returns why the follower ends, if it says so."""
+        if "began" in message:
+            self._began.set()
+        if "say" in message:
+            log.info("follower: %s", message["say"])
+        if "state" in message:
+            self._following.hear(FollowerState.model_validate(message["state"]))
+        return str(message.get("lost", ""))
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()

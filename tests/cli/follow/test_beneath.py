@@ -1,0 +1,139 @@
+"""A process that is confined opens nothing outside one folder, whatever lies there, and waits for nothing."""
+
+import json
+import os
+
+import pytest
+
+from guard_follow import beneath
+from guard_follow.before import Before, what_lies
+from guard_follow.beneath import confine, entries, named, named_below, open_regular
+from guard_follow.errors import InputError
+from guard_follow.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
+from guard_follow.tail import Tail
+from tests.cli.follow.writer import save
+
+SECRET = json.dumps({"id": 1, "prompt": "a held-out prompt", "answer": "7"}) + "\n"
+
+
+@pytest.fixture
+def volume(tmp_path, monkeypatch):
+    """A checkpoint volume to which this process is confined, beside what the trainer may not read."""
+    monkeypatch.setattr(beneath, "_root", None)  # and it is free again after the test
+    (tmp_path / "heldout").mkdir()
+    (tmp_path / "heldout" / "metrics.jsonl").write_text(SECRET)
+    (tmp_path / "heldout" / "events.out.tfevents.1.h").write_text(SECRET)
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    confine(volume)
+    return volume
+
+
+def test_what_lies_in_the_folder_is_read_also_through_a_link_to_a_folder_of_it(volume):
+    (volume / "run-1").mkdir()
+    (volume / "run-1" / "m.jsonl").write_text("{}\n")
+    (volume / "latest").symlink_to("run-1")
+    assert [data for _, data in Tail(volume / "latest" / "m.jsonl").read()] == [b"{}\n"]
+
+
+@pytest.mark.parametrize("where", ["..", "/proc/self", "outside"])
+def test_a_folder_that_is_a_link_leads_nowhere(volume, where):
+    target = volume.parent / "heldout" if where == "outside" else where
+    (volume / "logs").symlink_to(target)
+    name = {"..": "heldout/metrics.jsonl", "/proc/self": "environ", "outside": "metrics.jsonl"}[where]
+    path = volume / "logs" / name
+    assert path.exists(), "the link works"
+    with pytest.raises(InputError, match="leads out of"):
+        open_regular(path)
+    with pytest.raises(InputError) as refused:
+        list(Tail(path).read())
+    assert "prompt" not in str(refused.value)
+    assert not list(entries(path.parent)) and not named(path.parent, "") and not named_below(path.parent, "")
+
+
+def test_a_link_to_a_file_is_refused(volume):
+    (volume / "m.jsonl").symlink_to(volume.parent / "heldout" / "metrics.jsonl")
+    with pytest.raises(InputError, match="symbolic link"):
+        open_regular(volume / "m.jsonl")
+
+
+def test_a_pipe_is_not_waited_for(volume):
+    os.mkfifo(volume / "m.jsonl")
+    with pytest.raises(InputError, match="not a regular file"):
+        open_regular(volume / "m.jsonl")
+
+
+def test_where_the_kernel_does_not_say_where_a_file_is_it_is_not_read(volume, monkeypatch):
+    (volume / "m.jsonl").write_text("{}\n")
+
+    def none(*_):
+        raise OSError(2, "no /proc")
+
+    monkeypatch.setattr(os, "readlink", none)
+    with pytest.raises(InputError, match="leads out of"):
+        open_regular(volume / "m.jsonl")
+
+
+def test_weights_outside_are_no_checkpoint(volume):
+    save(volume, 5)
+    save(volume.parent / "heldout", 6)
+    outside = volume.parent / "heldout" / "global_step_6"
+    (volume / "latest_checkpointed_iteration.txt").write_text("9")
+    (volume / "global_step_6").symlink_to(outside)
+    (volume / "global_step_7").mkdir()
+    (volume / "global_step_7" / "actor").symlink_to(outside / "actor")
+    found = find_checkpoints(volume, layouts_of("verl"), now=2e18)
+    assert [one.step for one in found if isinstance(one, CompleteCheckpoint)] == [5]
+
+
+def test_of_a_tree_a_bounded_part_is_looked_at(volume, monkeypatch):
+    monkeypatch.setattr(beneath, "MAX_ENTRIES", 50)
+    here = volume
+    for _ in range(200):
+        here /= "d"
+        here.mkdir()
+    (here / "events.out.tfevents.9.h").touch()
+    (volume / "d" / "events.out.tfevents.1.h").touch()
+    looked = []
+    monkeypatch.setattr(
+        beneath, "_open", lambda path, flags, real=beneath._open: (looked.append(path), real(path, flags))[1]
+    )
+    assert named_below(volume, "events.") == [volume / "d" / "events.out.tfevents.1.h"]
+    assert len(looked) <= 50
+    for number in range(100):
+        (volume / f"f{number}").touch()
+    assert len(list(entries(volume))) == 50
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_link_to_a_folder_is_not_gone_into(volume, monkeypatch, confined):
+    if not confined:
+        monkeypatch.setattr(beneath, "_root", None)
+    (volume / "run").mkdir()
+    (volume / "run" / "events.out.tfevents.1.h").touch()
+    (volume / "again").symlink_to("run")
+    (volume / "loop").symlink_to(".")
+    assert named_below(volume, "events.") == [volume / "run" / "events.out.tfevents.1.h"]
+
+
+class TestWhatLayThereBefore:
+    def test_it_is_the_same_after_it_was_kept(self, tmp_path):
+        (tmp_path / "metrics.jsonl").write_text("{}\n")
+        save(tmp_path, 5)
+        before = what_lies(tmp_path, tmp_path, None)
+        assert before.logs and before.checkpoints
+        assert Before.from_json(before.to_json()) == before
+
+    def test_a_log_that_goes_on_is_read_from_there(self, tmp_path):
+        log = tmp_path / "m.jsonl"
+        log.write_text("old\n")
+        mark = what_lies(log, None, None).logs[str(log)]
+        log.write_text("old\nnew\n")
+        assert [data for _, data in Tail(log, mark).read()] == [b"new\n"]
+
+    def test_a_log_that_was_written_anew_is_read_from_its_beginning_however_long_it_is(self, tmp_path):
+        log = tmp_path / "m.jsonl"
+        log.write_text("old\n")
+        mark = what_lies(log, None, None).logs[str(log)]
+        log.write_text("first\nsecond\n")
+        assert [data for _, data in Tail(log, mark).read()] == [b"first\nsecond\n"]

@@ -1,0 +1,107 @@
+"""How it stands with what is followed: what is not read is never called healthy, and what is wrong ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from guard_core.feed import Feed, FollowOrder
+from guard_core.judge import Judge
+from guard_core.policy import Policy
+from guard_core.wire import Level
+from guard_service.engine.verdicts import beside
+from guard_service.feed import SILENT_SECONDS, FollowerProcess, FollowerState, Standing
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [1000.0]
+
+
+@pytest.fixture
+def following(now: list[float]) -> Standing:
+    following = Standing(lambda: now[0])
+    following.start()
+    return following
+
+
+def test_where_nothing_is_followed_nothing_is_said(now: list[float]) -> None:
+    nothing = Standing(lambda: now[0])
+    now[0] += 10 * SILENT_SECONDS
+    assert nothing.condition() is None and nothing.trouble is None and nothing.bad is None
+
+
+def test_a_follower_without_a_word_reads_nothing(following: Standing, now: list[float]) -> None:
+    now[0] += SILENT_SECONDS
+    assert following.condition() is None
+    now[0] += 1
+    assert "said nothing for 61 s" in str(following.condition())
+    following.hear(FollowerState(steps=3))
+    assert following.condition() is None and following.trouble == ""
+
+
+def test_trouble_is_unknown_and_stops_nothing_by_itself(following: Standing) -> None:
+    following.hear(FollowerState(trouble="no record has a reward"))
+    condition = following.condition()
+    assert condition is not None
+    assert (condition.level, condition.action, condition.advice) == (Level.UNKNOWN, None, False)
+    verdict = beside(Judge(Policy()).verdict(), condition)
+    assert verdict.level is Level.UNKNOWN and "no record has a reward" in verdict.reason and not verdict.stop
+
+
+def test_a_follower_that_ended_is_trouble_until_another_one_reads(following: Standing) -> None:
+    following.hear(FollowerState(bad=2))
+    following.lose("m.jsonl is a symbolic link")
+    assert "m.jsonl is a symbolic link" in str(following.condition())
+    following.hear(FollowerState(bad=3))
+    assert following.condition() is None
+
+
+def test_what_could_not_be_read_is_counted_over_all_followers(following: Standing) -> None:
+    following.hear(FollowerState(bad=2))
+    following.hear(FollowerState(bad=4))
+    following.lose("x")
+    assert following.bad == 4
+    following.hear(FollowerState(bad=3))
+    assert following.bad == 7
+
+
+def follower(following: Standing, tmp_path: Path) -> FollowerProcess:
+    feed = Feed.model_validate({"follow": {"path": "m.jsonl"}})
+    url = "http://127.0.0.1:1"
+    order = FollowOrder(root=tmp_path, feed=feed, state=tmp_path, url=url, token="i", read_token="r")
+    assert FollowOrder.model_validate_json(order.model_dump_json()) == order
+    return FollowerProcess(order, following)
+
+
+@pytest.mark.parametrize(
+    "state", [{"bad": -1}, {"bad": "x"}, {"trouble": "x" * 5000}, {"steps": float("inf")}, 7]
+)
+def test_what_is_no_state_is_not_taken(following: Standing, tmp_path: Path, state: Any) -> None:
+    with pytest.raises(ValidationError):
+        follower(following, tmp_path)._hear({"state": state})
+    assert following.bad == 0
+
+
+@pytest.mark.parametrize("path", ["/a", "..", "a/..", "../a", "a/../b", "a//b", "", "a/", "a\x00b"])
+def test_no_path_leads_out(path: str) -> None:
+    for feed in ({"follow": {"path": path}}, {"follow": {"path": "m"}, "checkpoints": {"path": path}}):
+        with pytest.raises(ValidationError):
+            Feed.model_validate(feed)
+
+
+@pytest.mark.parametrize("path", [".", "a", ".a/..b/c..", "...", "a.b/c d"])
+def test_what_may_be_a_path(path: str) -> None:
+    assert Feed.model_validate({"follow": {"path": path}}).follow.path == path
+
+
+def test_checkpoints_that_nobody_would_find_are_refused() -> None:
+    with pytest.raises(ValidationError, match=r"set checkpoints\.layout"):
+        Feed.model_validate({"follow": {"path": "m", "format": "torchtune"}})
+    given = {"follow": {"path": "m", "format": "torchtune"}, "checkpoints": {"layout": "trl"}}
+    assert Feed.model_validate(given).layout == "trl"
+    assert Feed.model_validate({"follow": {"path": "m", "format": "verl"}}).layout == "verl"
+    assert Feed.model_validate({"follow": {"path": "m", "format": "jsonl"}}).layout is None
