@@ -148,7 +148,8 @@ def own_service_account(job: Job, own: GuardPod) -> str:
 def let_report(job: Job, own: GuardPod, template: PodTemplate, pod: Json, config: OperatorConfig) -> None:
     """Give a trainer's pod what it needs to report: address, certificate and token, and a start that waits.
 
-    One that is followed reports nothing, and only waits. It waits in an init container, after those of the template, so that no step is made without a guard.
+    It waits in an init container, after those of the template, so that no step is made without a guard. One
+    that is followed only waits: it has nothing to report.
     """
     support = names.support_name(job.name, job.uid)
     url = {"name": layout.URL_ENV, "value": f"https://{host_of(job)}:{job.spec.guard.port}"}

@@ -271,6 +271,14 @@ def test_the_trainer_has_address_certificate_and_token_and_nothing_else_of_the_g
     assert leaks(pod, own) == ()
 
 
+def test_a_trainer_that_is_followed_gets_nothing_and_still_waits_for_its_guard() -> None:
+    followed = job(metrics={"follow": {"path": "metrics.jsonl", "format": "verl"}})
+    pod = reporting(followed)
+    assert env(container(pod, "trainer")).keys() == {"A"}
+    assert env(container(pod, WAITER)).keys() == {"RLGUARD_URL", "RLGUARD_CA"}
+    assert "metrics.jsonl" in env(guard_pod(followed)["containers"][0])["RLGUARD_GUARD_METRICS"]["value"]
+
+
 @pytest.mark.parametrize("key", ["tls.key", "read-token"])
 def test_a_trainer_with_the_private_key_is_seen(key: str) -> None:
     pod = reporting()
