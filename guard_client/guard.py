@@ -443,7 +443,7 @@ class Guard:
         reporter, limit = self._reporter, self._settings.max_lag
         if reporter is None or limit is None:
             return False
-        self._stall.look(reporter.lag, time.monotonic())
+        self._stall.look(reporter.lag, reporter.passes, time.monotonic())
         works = reporter.stop_verdict is None and self._lost(reporter) is None
         return works and self._phase is _Phase.OPEN and reporter.lag > limit
 

@@ -243,6 +243,12 @@ class Reporter:
         with self._lock:
             return self._lag()
 
+    @property
+    def passes(self) -> int:
+        """How many passes of the starting policy the guard has made, while it gathers them."""
+        with self._lock:
+            return self._verdict.baseline_passes if self._verdict is not None else 0
+
     def _lag(self) -> int:
         return self._on_their_way + (self._verdict.waiting if self._verdict is not None else 0)
 

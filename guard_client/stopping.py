@@ -34,15 +34,15 @@ class Stop:
 
 
 class Stall:
-    """Whether the guard's lag has stopped falling while training waits for it; no wait is without an end.
+    """Whether the guard gets no further while training waits for it; no wait is without an end.
 
     Args:
-        limit: seconds of one wait without a fall of the lag.
+        limit: seconds of one wait in which no checkpoint was scored, nor a pass of the starting policy made.
     """
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
-        self._lag, self._since = 0, 0.0
+        self._lag, self._passes, self._since = 0, 0, 0.0
         #: What says that waiting is in vain; None again at a wait that begins with a lower lag.
         self.reason: str | None = None
 
@@ -52,10 +52,10 @@ class Stall:
             self.reason = None
         self._lag, self._since = lag, now
 
-    def look(self, lag: int, now: float) -> None:
-        """Training has waited until `now`."""
-        if lag < self._lag:
-            self._lag, self._since = lag, now
+    def look(self, lag: int, passes: int, now: float) -> None:
+        """Training has waited until `now`, and the guard made so many passes of the starting policy."""
+        if lag < self._lag or passes != self._passes:
+            self._lag, self._passes, self._since = min(lag, self._lag), passes, now
         elif self.reason is None and now - self._since >= self.limit:
             self.reason = (
                 f"training has waited {self.limit:g} s for the guard, and none of {lag} checkpoints was "

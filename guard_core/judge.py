@@ -509,6 +509,7 @@ class Judge:
             skipped=self._skipped,
             refused=len(self._refused),
             failure=self._failure,
+            baseline_passes=self._calibrated.passes_made if self._calibrated is not None else 0,
             waiting=self.waiting,
             steps_since_evaluation=self._count.after,
             longest_round=self._count.longest_round,

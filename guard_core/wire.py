@@ -553,6 +553,9 @@ class Verdict(Wire):
     failure: Annotated[FailureKind, Field(strict=False)] | None = Field(
         None, description="Why the newest evaluation failed; null if it did not."
     )
+    baseline_passes: int = Field(
+        0, description="Passes of the starting policy that were made so far, while they are gathered."
+    )
     waiting: int = Field(
         0, description="Evaluations that are yet to be made: the other checkpoints, and a wanted pass."
     )

@@ -17,6 +17,8 @@ import pytest
 
 from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
 from guard_core import CollapseStopError
+from guard_core.judge import Evaluation, Judge
+from guard_core.policy import Policy
 from guard_core.wire import Code, Condition, EvaluationsNeeded, KlKind, Level, Verdict
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard, problem, reply
 
@@ -611,16 +613,34 @@ def test_a_wait_is_in_vain_when_the_lag_does_not_fall_and_until_it_does() -> Non
     stall = Stall(10.0)
     stall.begin(3, 0.0)
     for lag, now in ((3, 9.0), (2, 9.5), (2, 19.0)):
-        stall.look(lag, now)
+        stall.look(lag, 0, now)
         assert stall.reason is None, "the lag has fallen at 9.5 s"
-    stall.look(2, 19.5)
+    stall.look(2, 0, 19.5)
     assert stall.reason is not None
     stall.begin(3, 20.0)
     assert stall.reason is not None, "one more was saved and none was scored"
     stall.begin(2, 21.0)
     assert stall.reason is None
-    stall.look(2, 30.0)
+    stall.look(2, 0, 30.0)
     assert stall.reason is None, "a new wait has the whole limit"
+
+
+def test_a_pass_of_the_starting_policy_is_progress_while_no_checkpoint_is_scored() -> None:
+    """Sixteen passes of five minutes take longer than the limit of an hour."""
+    from guard_client.stopping import Stall
+
+    judge, stall = Judge(Policy()), Stall(3600.0)
+    for _ in range(4):  # the starting policy, and three that were saved meanwhile
+        judge.fold_checkpoint(None)
+    stall.begin(judge.waiting, 0.0)
+    for index in range(16):
+        now = 300.0 * (index + 1)
+        items = tuple(float((item + index) % 3 == 0) for item in range(64))
+        judge.fold_evaluation(Evaluation(0, 0, "/c/start", items, pass_index=index))
+        stall.look(judge.waiting, judge.verdict().baseline_passes, now)
+        assert stall.reason is None, f"pass {index}"
+    stall.look(judge.waiting, judge.verdict().baseline_passes, now + 3600.0)
+    assert stall.reason is not None, "nothing was made for an hour"
 
 
 @pytest.mark.parametrize("max_lag", [None, 1])

@@ -184,6 +184,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (GUARD, "or reporter.undelivered", "", (CALLED, "never_reaches_the_guard")),
     (STOPPING, "elif self.reason is None and now", "elif False and now", (CALLED, "in_vain")),
     (STOPPING, "            self.reason = None", "            pass", (CALLED, "in_vain")),
+    (STOPPING, " or passes != self._passes", "", (CALLED, "is_progress")),
     (CALLBACK, "ranks.agree(reason, args.device)", "None", (CALLED, "without_a_checkpoint_is_refused")),
     # The figures beside the reward.
     (EXPERIMENT, "copy.copy(trainer.control)", "trainer.control", (LOGGED, "own_log_is_as_it_was")),
