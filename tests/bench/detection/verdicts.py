@@ -23,6 +23,9 @@ BASELINES, RUNS = 8, 5
 #: Runs after each baseline where the share that is stopped is not far from alpha.
 CLOSE = 8
 
+#: The same, where nothing changes: enough to tell alpha from twice that.
+MANY = 32
+
 #: Of wrong answers a training grader that is easy to please takes so many.
 GENEROUS = 0.2
 
@@ -130,8 +133,13 @@ SPOILS: dict[str, Spoil] = {
 
 CASES: dict[str, tuple[Case, ...]] = {
     "Baseline passes": tuple(
-        Case(f"{passes} {'pass' if passes == 1 else 'passes'}, {name} items", passes=passes, score=score)
-        for passes in (1, 2, 16)
+        Case(
+            f"{passes} {'pass' if passes == 1 else 'passes'}, {name} items",
+            passes=passes,
+            score=score,
+            runs=MANY,
+        )
+        for passes in (1, 2, 4, 16)
         for name, score in (("alike", 0.5), ("mixed", None))
     ),
     "Start near 0 or 1": tuple(
