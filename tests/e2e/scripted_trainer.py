@@ -46,7 +46,8 @@ class Trainer:
     """Steps are counted from 1 in each attempt."""
 
     def __init__(self) -> None:
-        client = GuardClient(os.environ["RLGUARD_URL"], os.environ["RLGUARD_TOKEN"])
+        ca = os.environ.get("RLGUARD_CA")
+        client = GuardClient(os.environ["RLGUARD_URL"], os.environ["RLGUARD_TOKEN"], ca=ca)
         self.reporter = Reporter(client, attempt=None, unreachable_seconds=PATIENCE_SECONDS)
         self.reporter.connect(PATIENCE_SECONDS)
         self.reporter.start()
