@@ -317,8 +317,8 @@ class Scoring(Section):
     backlog: Literal["every", "newest"] = Field(
         "every",
         description="Which checkpoints are evaluated where the guard is behind. every: each, in its turn; "
-        "newest: the newest alone, and those that wait before it are skipped and counted. The first one, with "
-        "which the others are compared, is never skipped.",
+        "newest: the newest alone, and those that wait before it are skipped and counted. The first one, "
+        "with which the others are compared, is never skipped.",
     )
     near_duplicates: NearDuplicates | None = Field(
         NearDuplicates(),

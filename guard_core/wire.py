@@ -539,8 +539,8 @@ class Verdict(Wire):
     failed: int = Field(0, description="Of these, given up because their evaluation failed.")
     skipped: int = Field(
         0,
-        description="Of these, never evaluated: gone before their turn from the disk, saved over, or with the "
-        "guard's pod; or passed over for a newer one (`backlog`).",
+        description="Of these, never evaluated: gone before their turn from the disk, saved over, or with "
+        "the guard's pod; or passed over for a newer one (`backlog`).",
     )
     refused: int = Field(
         0,
