@@ -269,6 +269,21 @@ def test_a_loop_that_failed_does_not_wait_for_evaluations(guard: FaultyGuard, ca
     assert "left without an evaluation" in caplog.text
 
 
+def test_a_loop_that_was_stopped_does_not_wait_for_evaluations(
+    guard: FaultyGuard, tmp_path: Path, caplog: Any
+) -> None:
+    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"waiting": 1})
+
+    def lose_the_guard(run: Guard) -> None:
+        run.checkpoint(tmp_path, step=1)
+        for _ in range(3):
+            run.step(-1, reward=0.5)
+        assert run.stop is not None and run.stop.lost
+
+    loop(guard, 1, lose_the_guard, drain_seconds=0.2)
+    assert "left without an evaluation" not in caplog.text
+
+
 def test_no_guard_at_the_start_stops(guard: FaultyGuard) -> None:
     guard.close()
     with (

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from guard_core.checkpoint_key import CheckpointKey
 from guard_core.ending import not_judged
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.judge import Evaluation, Judge, Latch
@@ -352,6 +353,15 @@ class TestTheWindowOfARound:
         j.fold_evaluation(evaluation(2))
         assert not j.verdict().fire
 
+    def test_of_a_long_round_the_newest_steps_are_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("guard_core.rounds.MAX_PENDING", 3)
+        j = judge()
+        for first, mean in ((0, 3.0), (5, 8.0)):  # the steps since the start, and those since a round
+            for n in range(first, first + 5):
+                j.fold_step(step(n, reward=n))
+            made = j.fold_evaluation(evaluation(first + 4))
+            assert made is not None and made.reward == mean
+
 
 class TestFires:
     def test_the_gap(self) -> None:
@@ -570,6 +580,7 @@ def test_a_stored_latch_closes_again_and_an_earlier_one_stays() -> None:
     assert judge.verdict().halt and not judge.verdict().fire
     fire = Latch(True, "kl_hard_stop", "KL", 0, 8)
     judge.fold_latch(fire)
+    judge.fold_latch(Latch(True, "calibrated_peak", "later", 0, 9))
     assert judge.latches == (fire, stop)
     assert judge.verdict().fire and judge.latch == fire
 
@@ -697,6 +708,13 @@ class TestCounts:
         verdict = j.verdict()
         assert (verdict.announced, verdict.evaluated, verdict.failed, verdict.skipped) == (4, 1, 1, 1)
         assert verdict.waiting == 1
+
+    def test_one_that_was_refused_and_is_then_taken_is_no_longer_refused(self) -> None:
+        j = judge()
+        for n in (1, 2):
+            j.fold_refused(CheckpointKey(0, n))
+        j.fold_checkpoint(CheckpointReport(attempt=0, step=1, path="/checkpoints/checkpoint-1"))
+        assert (j.verdict().refused, j.verdict().announced) == (1, 1)
 
     def test_weights_that_were_scored_before_are_judged_with_them(self) -> None:
         """A first step without a gradient, a final save of what was saved: no failure, and no new round."""

@@ -428,6 +428,9 @@ def test_the_starting_policy_is_saved_for_a_guard_that_compares_with_it(
     trainer.train()
     start = guard.checkpoints[0]
     assert (start.step, Path(start.path).name) == (0, "_rlguard-start")
+    assert start.sampling is not None and start.sampling == guard.checkpoints[1].sampling, (
+        "what the first one says counts for the whole run"
+    )
     saved, before = (load_file(Path(d) / "model.safetensors") for d in (start.path, tiny_model))
     assert saved.keys() == before.keys() and all(saved[k].equal(before[k]) for k in saved)
     assert [r.step for r in guard.steps] == [1, 2]
@@ -439,6 +442,17 @@ def test_no_other_guard_makes_the_trainer_save_its_start(train, guard: FaultyGua
         guard.verdict_after = lambda _, verdict=verdict: verdict
         train(guard.url, max_steps=1).train()
     assert [Path(c.path).name for c in guard.checkpoints] == ["checkpoint-1"] * 2
+
+
+def test_a_resumed_run_has_no_start_to_save_and_says_where_it_began(train, guard: FaultyGuard) -> None:
+    """Its weights are no starting policy, also for a guard that has seen nothing of the run."""
+    train(None, max_steps=2, save_only_model=False).train()
+    guard.verdict_after = lambda acknowledged: HEALTHY if acknowledged else NEEDS_THE_START
+    trainer = train(guard.url, max_steps=4, save_only_model=False)
+    trainer.train(resume_from_checkpoint=str(Path(trainer.args.output_dir) / "checkpoint-2"))
+    assert [(c.step, Path(c.path).name) for c in guard.checkpoints] == [(4, "checkpoint-4")]
+    assert [r.step for r in guard.steps] == [3, 4]
+    assert [(end.step, end.began) for end in guard.ends] == [(4, 2)]
 
 
 def test_no_step_waits_for_a_hanging_guard(train, guard: FaultyGuard, monkeypatch) -> None:
@@ -557,6 +571,21 @@ def test_training_waits_for_a_guard_that_lags_and_goes_on(
         trainer.train()
     assert "training waits at step 1 until" in caplog.text
     assert steps_at_look.count(1) >= 3 and trainer.state.global_step == 2
+
+
+def test_a_rank_without_a_guard_waits_as_long_as_rank_0_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And asks at every look: else its next collective would wait for rank 0 as long as the guard lags."""
+    callback = from_env(RANK="1")
+    args = SimpleNamespace(device="cpu", output_dir=str(tmp_path))
+    state = SimpleNamespace(global_step=0, is_world_process_zero=False)
+    control = SimpleNamespace(should_training_stop=False)
+    callback.on_train_begin(args, state, control)
+    told = iter([True, True, None, None])  # it lags at two looks; then what rank 0 has heard: nothing
+    monkeypatch.setattr("trainer_image.ranks.agree", lambda _mine, _device: next(told))
+    callback.on_save(args, state, control)
+    assert list(told) == [] and callback.stop is None
 
 
 def test_a_fire_stops_a_run_that_waits_before_it_trains_on(train, guard: FaultyGuard, quick_looks) -> None:

@@ -408,6 +408,15 @@ def test_a_checkpoint_without_the_kill_switch_is_told(
     assert guard.count == 1 and "no state of the kill switch" in caplog.text
 
 
+def test_a_run_from_step_0_misses_no_state_of_the_kill_switch(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"heldout_guard": HeldOutGuard(), "heldout_eval_fn": lambda: 0.5, "max_steps": 1}
+    trainer = guarded(tiny_model, tmp_path, **settings)
+    trainer.train()
+    assert trainer.heldout_guard.count == 1 and "kill switch" not in caplog.text
+
+
 # -- the losses as functions -----------------------------------------------------------------------
 
 
@@ -433,6 +442,13 @@ def test_replay_weighs_traces_and_not_their_lengths() -> None:
     loss = replay_loss(given(logits), ids, mask, torch.tensor([1.0, 3.0]))
     first, second = (-math.log(0.8) - math.log(0.5)) / 2, -math.log(0.2)
     assert loss.item() == pytest.approx((first + 3.0 * second) / 2, rel=1e-5)
+
+
+def test_a_row_without_a_trace_leaves_the_loss_of_the_others_as_it_is() -> None:
+    logits = torch.tensor([[0.8, 0.2], [0.5, 0.5]]).log().expand(2, 2, 2)
+    ids, mask = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[1, 1], [0, 0]])
+    loss = replay_loss(given(logits), ids, mask, torch.tensor([1.0, 3.0]))
+    assert loss.item() == pytest.approx((-math.log(0.8) - math.log(0.5)) / 2, rel=1e-5)
 
 
 def test_empty_masks_give_zero_and_not_nan() -> None:
@@ -632,6 +648,25 @@ def test_a_model_that_changes_its_logits_is_asked_for_all_of_them(tiny_model: Pa
     loss = trainer._compute_sdpo_loss(scaled, trainer.seen)
     length = trainer.seen["completion_ids"].size(1)
     assert sizes == [1, length + 1, length + 1] and torch.isfinite(loss)
+
+
+def test_a_sharded_model_is_asked_for_all_of_its_logits(tiny_model: Path, tmp_path: Path) -> None:
+    """Outside its forward a rank has a part of the output layer only."""
+    trainer = scored(tiny_model, tmp_path, with_columns(privileged_prompt=privileged), alpha_sdpo=1.0)
+    whole = trainer.seen["completion_ids"].size(1) + 1
+    sizes: list[int] = []
+
+    def model(**kwargs: Any) -> Any:
+        output = trainer.model(**kwargs)
+        sizes.append(output.logits.size(1))
+        return output
+
+    for fsdp, deepspeed, wanted in ((False, False, 1), (True, False, whole), (False, True, whole)):
+        trainer.is_fsdp_enabled, trainer.is_deepspeed_enabled = fsdp, deepspeed
+        trainer._whole_logits = None
+        sizes.clear()
+        trainer._compute_sdpo_loss(model, trainer.seen)
+        assert sizes == [wanted, wanted]
 
 
 def test_the_answers_of_tools_are_not_distilled(tiny_model: Path, tmp_path: Path) -> None:

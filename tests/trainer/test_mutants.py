@@ -102,6 +102,10 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     ),
     (TRAINER, 'completion[1] * inputs["tool_mask"]', "completion[1]", (GUARDED, "answers_of_tools")),
     (LOSSES, ".clamp(min=LOWEST_LOGIT)", "", (GUARDED, "minus_infinity")),
+    (LOSSES, "/ (tokens > 0).sum().clamp(min=1)", "/ len(tokens)", (GUARDED, "row_without_a_trace")),
+    (TRAINER, "sharded or not _has_plain", "not _has_plain", (GUARDED, "sharded_model")),
+    (TRAINER, "self.is_fsdp_enabled or self", "self", (GUARDED, "sharded_model")),
+    (TRAINER, "is_fsdp_enabled or self.is_deepspeed_enabled", "is_fsdp_enabled", (GUARDED, "sharded_model")),
     (LOSSES, "CHUNK_LOGITS // vocabulary", "CHUNK_LOGITS", (GUARDED, "chunks_change_neither")),
     (
         LOSSES,
@@ -131,6 +135,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
         (GUARDED, "rank_0_measured"),
     ),
     (TRAINER, "kl = median_of_last(self._killswitch_kls)", "pass", (GUARDED, "one_spike")),
+    (TRAINER, "guard is None or self.state.global_step == 0:", "guard is None:", (GUARDED, "from_step_0")),
     (TRAINER, 'saved["guard"] | thresholds', 'saved["guard"]', (GUARDED, "thresholds_that_it_is_given")),
     (
         TRAINER,
@@ -145,6 +150,15 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
         "        ranks.barrier()\n        if self.stop is not None:",
         "        if self.stop is not None:",
         (CALLED, "every_rank_has_written"),
+    ),
+    (CALLBACK, " and state.global_step == 0\n", "\n", (CALLED, "no_start_to_save")),
+    (CALLBACK, "self._began = state.global_step", "self._began = 0", (CALLED, "where_it_began")),
+    (CALLBACK, "step=0, sampling=self._sampling", "step=0", (CALLED, "starting_policy_is_saved")),
+    (
+        CALLBACK,
+        "while ranks.agree(self._lags(), args.device)",
+        "while self._lags()",
+        (CALLED, "as_rank_0_says"),
     ),
     (CALLBACK, "path, _internal_call=True", "path", (CALLED, "never_pushed")),
     (CALLBACK, '"_rlguard-start"', '"rlguard-start"', (CALLED, "never_pushed")),
@@ -207,6 +221,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     ),
     # The client of any loop.
     (GUARD, "if self._stop is None and self._reporter", "if self._reporter", (CLIENT, "lost_in_the_middle")),
+    (GUARD, "seconds > 0.0 and self._look() is None", "seconds > 0.0", (CLIENT, "was_stopped_does_not_wait")),
     (GUARD, "if not self._heard:", "if False:", (CLIENT, "last_report_brings")),
     (GUARD, "if not self._heard:", "if True:", (CLIENT, "loop_has_obeyed")),
     (GUARD, "self.open()\n        self.raise_if_stopped()", "self.open()", (CLIENT, "before_its_first_step")),

@@ -107,6 +107,11 @@ def socket_of(guard: Json) -> str:
     return str(next(e["value"] for e in guard["env"] if e["name"] == "RLGUARD_GUARD_SOCKET"))
 
 
+def page_of(probe: str) -> str:
+    """The page of the guard that a probe asks for."""
+    return str(container(pod_of(built(job())), "rlguard-guard")[probe]["exec"]["command"][-1])
+
+
 # -- injection -------------------------------------------------------------------------------------------
 
 
@@ -228,7 +233,12 @@ def test_the_trainer_reaches_the_guards_socket_and_cannot_put_another_there() ->
 
 
 def test_the_trainer_starts_only_when_the_guard_has_checked_its_split() -> None:
-    assert container(pod_of(built(job())), "rlguard-guard")["startupProbe"]["exec"]["command"][-1] == "readyz"
+    assert page_of("startupProbe") == "readyz"
+
+
+def test_a_guard_that_cannot_work_for_a_while_is_not_killed() -> None:
+    """One whose disk is full, say, is not ready, and a restart would not help it."""
+    assert (page_of("livenessProbe"), page_of("readinessProbe")) == ("healthz", "readyz")
 
 
 def test_the_guard_serves_its_metrics_on_a_named_port_of_the_pods_address() -> None:
@@ -464,8 +474,15 @@ def support(one: Job) -> dict[str, Json]:
 def test_the_role_is_for_exactly_this_jobs_status() -> None:
     rules = support(job())["Role"]["rules"]
     assert all(rule["resourceNames"] == ["run"] for rule in rules)
-    writing = [rule for rule in rules if "patch" in rule["verbs"]]
-    assert [rule["resources"] for rule in writing] == [["guardedtrainingjobs/status"]]
+    assert [(rule["resources"], rule["verbs"]) for rule in rules] == [
+        (["guardedtrainingjobs"], ["get"]),
+        (["guardedtrainingjobs/status"], ["get", "patch"]),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["Secret", "ConfigMap"])
+def test_tokens_and_policy_cannot_be_changed_under_a_guard(kind: str) -> None:
+    assert support(job())[kind]["immutable"] is True
 
 
 def test_a_service_account_is_made_unless_the_template_has_one() -> None:
