@@ -12,6 +12,9 @@ from guard_core.wire import EvaluationSampling, EvaluationsNeeded, SamplingSourc
 #: A start at which an evaluation is noisiest, for want of the real one.
 NOISIEST = 0.5
 
+#: Checkpoints of the rarest saving that has one before the end: the last one comes at the end.
+BEFORE_THE_END = 2
+
 #: What is said with a number of evaluations that is for that start.
 FROM_NOISIEST = ", for a start near one half (near 0 it may take more)"
 
@@ -86,7 +89,7 @@ def never_in_time(steps_per_save: int, max_steps: int, needed: int | None) -> st
         return None
     return (
         f"save_steps {steps_per_save} is more than max_steps {max_steps}: no checkpoint before the end, so "
-        f"no fire could stop the run; {_save_more(max_steps, needed or 1)}"
+        f"no fire could stop the run; {_save_more(max_steps, max(needed or 1, BEFORE_THE_END))}"
     )
 
 

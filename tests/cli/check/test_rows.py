@@ -161,6 +161,15 @@ def test_evaluations_that_could_not_be_enough() -> None:
     check(rows.evaluations_row(never, 12, None), REFUSE, "save_steps 500 is more than max_steps 80")
 
 
+@pytest.mark.parametrize(("steps", "needed", "most"), [(50, None, 25), (50, 1, 25), (51, 1, 25), (50, 5, 10)])
+def test_the_value_that_is_named_leaves_a_checkpoint_before_the_end(
+    steps: int, needed: int | None, most: int
+) -> None:
+    row = rows.evaluations_row(Trainer(save_steps=100, max_steps=steps), 256, needed)
+    check(row, REFUSE, f"set save_steps to {most} or less")
+    assert most < steps
+
+
 def test_how_many_evaluations_the_policy_needs() -> None:
     few = replace(SPLIT, items=256, counted=64)
     needed = until_judged(found())
