@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
-from guard_core.policy import Policy
+from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.rounds import MIN_STEPS
 from guard_core.wire import EvaluationSampling, EvaluationsNeeded, SamplingSource
 
 #: A start at which an evaluation is noisiest, for want of the real one.
 NOISIEST = 0.5
+
+#: Checkpoints of the rarest saving that has one before the end: the last one comes at the end.
+BEFORE_THE_END = 2
+
+#: What is said with a number of evaluations that is for that start.
+FROM_NOISIEST = ", for a start near one half (near 0 it may take more)"
 
 
 def is_greedy(sampling: EvaluationSampling) -> bool:
@@ -21,7 +27,7 @@ def is_greedy(sampling: EvaluationSampling) -> bool:
 def evaluations_needed(
     policy: Policy, items: int, sampling: EvaluationSampling, score: float | None = None
 ) -> EvaluationsNeeded:
-    """Evaluations until every rule of the policy can judge.
+    """Evaluations until every rule of the policy can judge a run that stays at its start.
 
     Args:
         policy: the thresholds.
@@ -29,19 +35,43 @@ def evaluations_needed(
         sampling: of an evaluation that no trainer tells how it samples.
         score: of the starting policy; None counts as the noisiest.
     """
+    if policy.detector == "heldout_guard":
+        return _with_the_other_rules(policy, 1)
+    from guard_core.detectors import calibrated
+
+    config = _config(policy)
+    score = NOISIEST if score is None else score
+    drop = calibrated.drop_to_see(score)
+    passes = 1 if is_greedy(sampling) else config.baseline_passes
+    seen = calibrated.evaluations_to_detect(score, items, passes, drop, config) if items and drop else None
+    return _with_the_other_rules(policy, seen)
+
+
+def needed_once_risen(
+    policy: Policy, items: int, sampling: EvaluationSampling, score: float
+) -> EvaluationsNeeded:
+    """The same for a run that rises to a level from `score`; null where that start is high enough."""
+    from guard_core.detectors import calibrated
+
+    config = _config(policy)
+    passes = 1 if is_greedy(sampling) else config.baseline_passes
+    low = calibrated.drop_to_see(score) < calibrated.DROP_TO_SEE
+    seen = calibrated.evaluations_once_risen(score, items, passes, config) if items and low else None
+    return _with_the_other_rules(policy, seen)
+
+
+def _config(policy: Policy) -> CalibratedPolicy:
+    return policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share()
+
+
+def _with_the_other_rules(policy: Policy, seen: int | None) -> EvaluationsNeeded:
     held_out = 1 if policy.detector == "calibrated" else max(1, policy.heldout_guard.min_steps)
     if policy.detector == "heldout_guard":
         return EvaluationsNeeded(long_rounds=held_out, short_rounds=held_out)
-    from guard_core.detectors import calibrated
-    from guard_core.detectors.gap import Proxy
-
-    config = policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share()
-    score = NOISIEST if score is None else score
-    drop = min(calibrated.DROP_TO_SEE, score / 2)
-    passes = 1 if is_greedy(sampling) else config.baseline_passes
-    seen = calibrated.evaluations_to_detect(score, items, passes, drop, config) if items and drop else None
     if seen is None:
         return EvaluationsNeeded(long_rounds=None, short_rounds=None)
+    from guard_core.detectors.gap import Proxy
+
     return EvaluationsNeeded(
         long_rounds=max(held_out, seen, Proxy.KNOWN), short_rounds=max(held_out, seen, 2 * Proxy.WINDOW)
     )
@@ -59,21 +89,31 @@ def never_in_time(steps_per_save: int, max_steps: int, needed: int | None) -> st
         return None
     return (
         f"save_steps {steps_per_save} is more than max_steps {max_steps}: no checkpoint before the end, so "
-        f"no fire could stop the run; {_save_more(max_steps, needed or 1)}"
+        f"no fire could stop the run; {_save_more(max_steps, max(needed or 1, BEFORE_THE_END))}"
     )
 
 
-def enough_evaluations(saves: int, needed: int | None, max_steps: int) -> tuple[bool, str]:
-    """Whether a run that saves so many checkpoints can be judged, in one sentence with what to do."""
+def enough_evaluations(
+    saves: int, needed: int | None, max_steps: int, condition: str = ""
+) -> tuple[bool, str]:
+    """Whether a run that saves so many checkpoints can be judged, in one sentence with what to do.
+
+    `condition`: what has to hold for `needed` to be enough.
+    """
     if needed is None:
         return False, (
             "no number of evaluations of so few items would show a fall of ten points, or by half: take "
             "more items, or more calibrated.baseline_passes at a temperature above 0"
         )
     if saves < needed:
-        said = f"you will get {saves} evaluations; {needed} are needed"
+        said = f"you will get {saves} evaluations; {needed} are needed{condition}"
         return False, f"{said}: {_save_more(max_steps, needed)}"
-    return True, f"{saves} checkpoints; {needed} are needed"
+    return True, f"{saves} checkpoints; {needed} are needed{condition}"
+
+
+def low_start(score: float) -> str:
+    """The condition of `needed_once_risen`."""
+    return f", and a score that has risen, because a fall from a start of {score:.3f} could not be seen"
 
 
 def _save_more(max_steps: int, needed: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from guard_core.preflight import enough_evaluations, needed_for
+from guard_core.preflight import FROM_NOISIEST, enough_evaluations, needed_for
 from guard_core.wire import EvaluationsNeeded
 
 
@@ -20,7 +20,8 @@ def evaluations_ahead(args: Any, state: Any, needed: EvaluationsNeeded | None) -
     every = _steps_per_save(args, state)
     if needed is None or every is None:
         return None
-    return enough_evaluations(math.ceil(state.max_steps / every), needed_for(needed, every), state.max_steps)
+    saves = math.ceil(state.max_steps / every)
+    return enough_evaluations(saves, needed_for(needed, every), state.max_steps, FROM_NOISIEST)
 
 
 def _steps_per_save(args: Any, state: Any) -> int | None:

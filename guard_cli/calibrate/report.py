@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -20,8 +21,13 @@ RULE_KEYS = {
 }
 
 
-def show_costs(console: Console, policy: Policy, found: Costs, needed: list[int | None]) -> None:
-    """Print the table of delays, and for each fall that is not seen in time what it would take."""
+def show_costs(
+    console: Console, policy: Policy, found: Costs, needed: list[int | None], score: float
+) -> None:
+    """Print the table of delays, and for each fall that is not seen in time what it would take.
+
+    A fall by more than `score`, the baseline's, cannot happen, and has no delay.
+    """
     horizon, alpha = policy.calibrated.horizon, policy.calibrated.alpha
     console.print(
         f"Median delay, in evaluations, after a sudden fall of the held-out score, with at most {alpha:.3g} "
@@ -32,14 +38,26 @@ def show_costs(console: Console, policy: Policy, found: Costs, needed: list[int 
     table.add_column("detector", no_wrap=True)
     for drop in DROPS:
         table.add_column(f"{100 * drop:g} points", justify="right")
-    table.add_row("calibrated", *(_cell(delay) for delay in found.calibrated))
-    table.add_row("heldout_guard", *(_cell(delay) for delay in found.heldout_guard))
-    table.add_row("least possible (mean)", *(f"{least:.0f}" for least in found.least), style="dim")
+    table.add_row("calibrated", *_possible(score, map(_cell, found.calibrated)))
+    table.add_row("heldout_guard", *_possible(score, map(_cell, found.heldout_guard)))
+    least = (f"{least:.0f}" for least in found.least)
+    table.add_row("least possible (mean)", *_possible(score, least), style="dim")
     console.print(table)
+    if score < DROPS[-1]:
+        console.print(
+            f"-: a score of {score:.3g} cannot fall by so much. A run from there is judged by a rise of its "
+            "reward, and once it stands on a level that it has risen to.",
+            soft_wrap=True,
+        )
     for drop, delay, items in zip(DROPS, found.calibrated, needed, strict=True):
-        if items is not None:
+        if items is not None and drop <= score:
             accepted = policy.calibrated.max_decline
             console.print(_advice(found.items, drop, delay, items, horizon, accepted), soft_wrap=True)
+
+
+def _possible(score: float, cells: Iterable[str]) -> Iterator[str]:
+    """The cells of `DROPS`, without those of falls that a score cannot have."""
+    return (cell if drop <= score else "-" for drop, cell in zip(DROPS, cells, strict=True))
 
 
 def _cell(delay: Delay) -> str:

@@ -72,7 +72,7 @@ def run_calibration(wish: Wish, console: Console, plot: Path | None) -> tuple[di
         found = costs(world, given.baseline, policy, wish.rate)
         sizes = Sizes(world, given.baseline, policy, found)
         needed = [items_needed(world, sizes, found, policy, i) for i in range(len(DROPS))]
-        report.show_costs(console, policy, found, needed)
+        report.show_costs(console, policy, found, needed, world.strata.score)
         if plot is not None:
             from guard_cli.calibrate.plot import save_costs
 

@@ -162,7 +162,7 @@ def rows(found: Found) -> list[Row]:
         grader_row(found.split, found.measured, given=found.grader),
         *_model_rows(found),
         folder_row(found.folder),
-        evaluations_row(found.trainer, found.split.counted, evaluations_until_judged(found)),
+        evaluations_row(found.trainer, found.split.counted, *evaluations_until_judged(found)),
         sampling_row(found.sampling, timed=found.measured is not None),
         *_measured_rows(found),
         rotation_row(found.trainer, found.measured, baseline_passes(found.policy)),
@@ -290,14 +290,25 @@ def folder_row(folder: Folder | None) -> Row:
     return Row(name, CheckLevel.OK, f"{folder.path} can be written and read")
 
 
-def evaluations_until_judged(found: Found) -> int | None:
-    """Evaluations until every rule of the policy can judge; None if no number of them is enough."""
+def evaluations_until_judged(found: Found) -> tuple[int | None, str]:
+    """Evaluations until every rule of the policy can judge, and the condition that this holds under.
+
+    None: no number of them is enough.
+    """
+    what = found.policy, found.split.counted or 0, found.sampling
     score = found.measured.score if found.measured is not None else None
-    needed = preflight.evaluations_needed(found.policy, found.split.counted or 0, found.sampling, score)
-    return preflight.needed_for(needed, found.trainer.steps_per_save)
+    needed = preflight.needed_for(preflight.evaluations_needed(*what, score), found.trainer.steps_per_save)
+    if found.policy.detector == "heldout_guard":
+        return needed, ""
+    if score is None:
+        return needed, preflight.FROM_NOISIEST
+    risen = preflight.needed_for(preflight.needed_once_risen(*what, score), found.trainer.steps_per_save)
+    if risen is None or (needed is not None and needed <= risen):
+        return needed, ""
+    return risen, preflight.low_start(score)
 
 
-def evaluations_row(trainer: Trainer, items: int | None, needed: int | None) -> Row:
+def evaluations_row(trainer: Trainer, items: int | None, needed: int | None, condition: str = "") -> Row:
     """Whether there are enough checkpoints to judge by."""
     name = "evaluations"
     if trainer.saves is None:
@@ -307,7 +318,7 @@ def evaluations_row(trainer: Trainer, items: int | None, needed: int | None) -> 
         return Row(name, CheckLevel.REFUSE, refused)
     if items is None:
         return Row(name, CheckLevel.UNKNOWN, "the split has to be readable first")
-    enough, said = preflight.enough_evaluations(trainer.saves, needed, trainer.max_steps)
+    enough, said = preflight.enough_evaluations(trainer.saves, needed, trainer.max_steps, condition)
     return Row(name, CheckLevel.OK if enough else CheckLevel.WARN, said)
 
 

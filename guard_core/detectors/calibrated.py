@@ -228,7 +228,7 @@ class CalibratedDetector:
     @property
     def drop_to_see(self) -> float:
         """The drop that a run has to be watched for before it can be judged: DROP_TO_SEE, or half a start."""
-        return min(DROP_TO_SEE, self.score / 2)
+        return drop_to_see(self.score)
 
     @cached_property
     def needed(self) -> int | None:
@@ -238,37 +238,60 @@ class CalibratedDetector:
         return fast.seen_after(self._design, self._fast_thresholds, self.drop_to_see)
 
     def lacks(self) -> str:
-        """What is missing before the run can be judged; "" if nothing is.
+        """What is missing before the run can be judged, and what would help; "" if nothing is.
 
         A run is also judged once it stands on a level that can fall by more than what is accepted.
         """
-        count, accepted = self._folded.count, self.config.max_decline
+        count, standing = self._folded.count, evaluations_to_stand(self.config)
         if (self.needed is not None and count >= self.needed) or self._stands_on_a_level():
             return ""
-        if self.drop_to_see <= accepted:
-            return (
-                f"a start of {self.score:.4f} has little room to fall by more than the accepted "
-                f"{accepted:g}: no decline can be judged until it has risen"
-            )
         passes = self._reference.strata.precision / self.config.samples
         have = f"evaluations: {count}, of {self.items} items, against a baseline worth {passes:.3g} passes"
-        wanted = f"to see a drop of {100 * self.drop_to_see:.3g} points"
-        if self.needed is None:
-            return f"{have}; {wanted} takes more items, or more passes of the starting policy"
-        return f"{have}; {wanted} takes {self.needed}"
+        return "; ".join(filter(None, (have, self._lacks_from_the_start(), self._lacks_on_a_level(standing))))
+
+    def _lacks_from_the_start(self) -> str:
+        points = 100 * self.drop_to_see
+        if not has_room(self.score, self.config):
+            return (
+                f"a drop of {points:.3g} points from a start of {self.score:.4f} is too little to be seen "
+                f"beside the {100 * self.config.max_decline:.3g} that are accepted"
+            )
+        more = "more items, or more passes of the starting policy" if self.needed is None else self.needed
+        return f"to see a drop of {points:.3g} points takes {more}"
+
+    def _lacks_on_a_level(self, standing: int) -> str:
+        """What a level that the run has risen to lacks; "" where the start shows a drop as soon."""
+        newest = self.score if self.newest is None else self.newest
+        if self.needed is not None and self.needed <= standing:
+            return ""
+        if not self._sees_from(newest):
+            if has_room(self.score, self.config):
+                return ""
+            more = ", or more items" if has_room(newest, self.config) else ""
+            return f"to see one from the newest score, {newest:.4f}, takes a higher score{more}"
+        if self._folded.count < standing:
+            return f"one from a level like the newest score, {newest:.4f}, is judged after {standing}"
+        return (
+            f"one from a level like the newest score, {newest:.4f}, is judged once the mean of the newest "
+            f"{standing - 1}, {self._level():.4f}, has come near it"
+        )
+
+    def _level(self) -> float:
+        """Mean of the newest evaluations that a level takes."""
+        means = self._folded.means[-2 * self.config.lag :]
+        return math.fsum(means) / len(means)
 
     def _stands_on_a_level(self) -> bool:
         """Whether a drop from the mean of the newest evaluations would be seen, with items this noisy."""
-        count, means = self._folded.count, self._folded.means[-2 * self.config.lag :]
-        if count <= 2 * self.config.lag:
-            return False
-        level = round(math.fsum(means) / len(means), 2)
+        return self._folded.count >= evaluations_to_stand(self.config) and self._sees_from(self._level())
+
+    def _sees_from(self, level: float) -> bool:
+        """Whether a drop from this level would be seen by a run that stands on it."""
+        level = round(level, 2)
         if level <= 2 * self.config.max_decline or self._fast_thresholds is None:
             return False
         if level not in self._seen_from:
-            design = self._design.standing_on(level, len(means))
-            drop = min(DROP_TO_SEE, level / 2)
-            self._seen_from[level] = fast.seen_after(design, self._fast_thresholds, drop) is not None
+            self._seen_from[level] = _seen_standing(self._design, self._fast_thresholds, level, self.config)
         return self._seen_from[level]
 
     def update(
@@ -421,10 +444,52 @@ def evaluations_to_detect(
     Returns:
         None if it takes more than `config.horizon`, or if the drop is accepted.
     """
+    return fast.seen_after(*_charts(score, items, passes, config), drop)
+
+
+@lru_cache(maxsize=256)
+def evaluations_once_risen(score: float, items: int, passes: int, config: CalibratedPolicy) -> int | None:
+    """Evaluations until a run can be judged that has risen from `score` to one half, the noisiest level.
+
+    Arguments as of `evaluations_to_detect`; None: a drop from there would not be seen.
+    """
+    seen = _seen_standing(*_charts(score, items, passes, config), 0.5, config)
+    return evaluations_to_stand(config) if seen else None
+
+
+def evaluations_to_stand(config: CalibratedPolicy) -> int:
+    """Evaluations until there is one after a level that `fast` compares with."""
+    return 2 * config.lag + 1
+
+
+def drop_to_see(score: float) -> float:
+    """The drop that a run has to be watched for from this score: DROP_TO_SEE, or half of a smaller score."""
+    return min(DROP_TO_SEE, score / 2)
+
+
+def has_room(score: float, config: CalibratedPolicy) -> bool:
+    """Whether items enough would show `drop_to_see` from a start at this score.
+
+    The odds of a drop d grow only where more than d / 2 is lost beyond what is accepted (`fast.start_odds`).
+    """
+    return drop_to_see(score) - config.max_decline > min(config.design_drop, score / 4) / 2
+
+
+def _charts(
+    score: float, items: int, passes: int, config: CalibratedPolicy
+) -> tuple[fast.Design, tuple[float, float]]:
+    """Design and thresholds of `fast` for items that are alike."""
     strata = Strata.from_scores(np.zeros(items, dtype=np.intp), np.array([score]), passes * config.samples)
     quick = config.model_copy(update={"bootstrap_runs": min(config.bootstrap_runs, QUICK_RUNS)})
-    levels = fast.thresholds(strata, quick, split_alpha(config, PARTS)["fast"])
-    return fast.seen_after(fast.Design.of(strata, config), levels, drop)
+    return fast.Design.of(strata, config), fast.thresholds(strata, quick, split_alpha(config, PARTS)["fast"])
+
+
+def _seen_standing(
+    design: fast.Design, thresholds: tuple[float, float], level: float, config: CalibratedPolicy
+) -> bool:
+    """Whether a run that stands on this level would be seen to fall from it."""
+    standing = design.standing_on(level, 2 * config.lag)
+    return fast.seen_after(standing, thresholds, drop_to_see(level)) is not None
 
 
 def level_before(means: Sequence[float], window: int, score: float, passes: float) -> tuple[float, float]:

@@ -183,6 +183,14 @@ def _in_a_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
+def _first_of(failed: Mapping[int, str]) -> str:
+    """What is said of the items that a scorer failed on; its text may quote one, and stays in the log."""
+    if not failed:
+        return ""
+    first = failed[min(failed)]
+    return f"; on {len(failed)} of them the scorer failed, first: {first} (the log of the guard says more)"
+
+
 def _is_async(scorer: Scorer) -> bool:
     """Also of an object whose class has such a `__call__`."""
     return any(map(inspect.iscoroutinefunction, (scorer, getattr(type(scorer), "__call__", None))))  # noqa: B004  # which it is
@@ -348,6 +356,7 @@ class SplitScorers:
             i for i in self._items if i.answer and getattr(self._scorer(i).function, "check_answers", True)
         ]
         wrong = set[int]()
+        failed: dict[int, str] = {}
 
         def take(place: int, said: Said) -> None:
             item = checked[place]
@@ -358,7 +367,8 @@ class SplitScorers:
                     "answer as completion: raise scorer_timeout_seconds"
                 )
             if said.score is None:  # for the worker's own log
-                print(said.words(_question(self._scorer(item), item, "", "")), file=sys.stderr)
+                failed[place] = said.words(_question(self._scorer(item), item, "", ""))
+                print(failed[place], file=sys.stderr)
             if (said.score or 0.0) <= 1 - ROUNDING:
                 wrong.add(place)
 
@@ -373,6 +383,7 @@ class SplitScorers:
                 f"{len(ids)} of {len(checked)} items do not score 1 with their own answer as completion "
                 f"(ids: {listed}): fix these answers or their scorer, or leave the items out; if answers "
                 "are not meant to be completions, set check_answers = False on the scorer's function"
+                f"{_first_of(failed)}"
             )
 
     def _scorer(self, item: HeldoutItem) -> NamedScorer:

@@ -34,6 +34,8 @@ FAST = rule("detectors/fast.py", "test_dispersion.py")
 PARTS = rule("detectors/parts.py", "test_dispersion.py")
 CALIBRATED = rule("detectors/calibrated.py", "test_dispersion.py")
 FALL = Rule("guard_core", "detectors/fast.py", DETECTION / "test_judge_calibrated.py", SIMULATED)
+LEVEL = Rule("guard_core", "detectors/calibrated.py", DETECTION / "test_judge_calibrated.py", SIMULATED)
+PREFLIGHT = Rule("guard_core", "preflight.py", HERE.parent / "cli" / "check" / "test_rows.py")
 RUN = rule("detectors/run.py", "test_judge.py")
 ROLLOUTS = rule("rollouts.py", "test_rollouts.py")
 FIGURES = rule("figures.py", "test_figures.py")
@@ -267,6 +269,11 @@ MUTANTS: list[Mutant] = [
     (PARTS, "1 / LEAST_CHANCE)", "1e9)"),
     (EPROCESS, "(grid, alpha) / wider", "(grid, alpha)"),
     (CALIBRATED, "dispersion=float(fast.dispersion(design, np.array([[means]]))[0, 0])", "dispersion=1.0"),
+    (LEVEL, "self._folded.count >= evaluations_to_stand(self.config) and ", ""),
+    (LEVEL, "return 2 * config.lag + 1", "return 2 * config.lag"),
+    (LEVEL, "if not has_room(self.score, self.config):", "if False:"),
+    (PREFLIGHT, "max(needed or 1, BEFORE_THE_END)", "needed or 1"),
+    (PREFLIGHT, "if items and low else None", "if items else None"),
     (ENDING, "return after > longest", "return after >= longest"),
     (ENDING, "or (steps is not None and after > MOST_AFTER * steps)", ""),
     (ENDING, "after > MOST_AFTER * steps", "after >= MOST_AFTER * steps"),

@@ -270,15 +270,21 @@ def test_what_is_folded_ahead_is_what_the_fold_itself_gives():
 # -- what a baseline can say ---------------------------------------------------------------------------------
 
 
-def conditions(means: np.ndarray, rounds: int, **calibrated) -> dict[Code, Condition]:
-    """What holds after some rounds of a run whose items have these means."""
+def conditions(
+    means: np.ndarray, rounds: int, start: np.ndarray | None = None, before: int = 0, **calibrated
+) -> dict[Code, Condition]:
+    """What holds after some rounds of a run whose items have these means; at the start, and for so many
+    rounds before, those of `start`.
+    """
+    start = means if start is None else start
     rng = np.random.default_rng(7)
     run = CalibratedRun(policy(**calibrated).calibrated)
-    for round_ in range(rounds + 1):
+    for round_ in range(1 + before + rounds):
         asked = Pass(0, round_, "/c", 0)
         while asked is not None:
             reward = 0.5 + 0.01 * rng.standard_normal()
-            run.fold(asked, tuple(draw(rng, means).tolist()), reward, in_loop_error=0.01)
+            now = means if round_ > before else start
+            run.fold(asked, tuple(draw(rng, now).tolist()), reward, in_loop_error=0.01)
             asked = run.wanted()
     held = sorted(run.conditions(), key=lambda condition: condition.message.startswith("`"), reverse=True)
     return {condition.code: condition for condition in held if condition.level is not Level.HEALTHY}
@@ -326,8 +332,26 @@ def test_a_run_that_cannot_be_judged_yet_says_what_it_lacks():
     assert Code.WARMING_UP not in conditions(means, 18)
     few = conditions(means[:16], 10)[Code.WARMING_UP]
     assert "takes more items, or more passes" in few.message
-    low = conditions(np.full(128, 0.03), 20)[Code.WARMING_UP]
-    assert "little room to fall by more than the accepted 0.03" in low.message
+
+
+def test_a_run_from_a_low_start_says_what_would_help():
+    """More items would not: only evaluations on a level that it has risen to."""
+    start, risen = np.full(256, 0.03), np.full(256, 0.5)
+    early = conditions(risen, 5, start)[Code.WARMING_UP].message
+    assert "points from a start of 0.0" in early and "beside the 3 that are accepted" in early
+    assert "one from a level like the newest score, 0.5" in early and early.endswith("is judged after 17")
+    assert "items, or more passes" not in early
+    assert Code.WARMING_UP not in conditions(risen, 17, start)
+    low = conditions(start, 20, start)[Code.WARMING_UP].message
+    assert low.endswith("takes a higher score"), low
+    some = conditions(np.full(16, 0.3), 20, np.full(16, 0.02))[Code.WARMING_UP].message
+    assert some.endswith("takes a higher score, or more items"), some
+
+
+def test_a_run_that_has_risen_late_says_that_the_level_has_to_come_near():
+    start, risen = np.full(256, 0.03), np.full(256, 0.5)
+    late = conditions(risen, 1, start, before=17)[Code.WARMING_UP].message
+    assert "is judged once the mean of the newest 16, 0.0" in late and late.endswith("has come near it")
 
 
 def test_256_items_and_16_passes_are_judged_within_eight_evaluations():

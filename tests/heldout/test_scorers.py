@@ -243,6 +243,16 @@ def test_own_answers_that_do_not_score_1_are_counted_and_never_quoted(
     assert str(caught.value).startswith("7 of 8 items do not score 1 with their own answer as completion")
     assert "(ids: i1, i2, i3, i4, i5, …)" in str(caught.value)
     assert "raised ValueError on item 'i7'" in capsys.readouterr().err
+    assert "on 1 of them the scorer failed, first: scorer 'tests.heldout.odd_scorers:too_strict' raised " in (
+        str(caught.value)
+    )
+    assert "raised ValueError on item 'i7': fix it, or the item" in str(caught.value)
+
+
+def test_own_answers_that_are_only_wrong_name_no_failure(tmp_path: Path) -> None:
+    with pytest.raises(SplitError) as caught:
+        SplitScorers(items_of(tmp_path, "5", "20"), "tests.heldout.odd_scorers:too_strict").check_answers()
+    assert "the scorer failed" not in str(caught.value)
 
 
 def test_an_answer_that_math_verify_cannot_read_is_found(tmp_path: Path) -> None:

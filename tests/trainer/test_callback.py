@@ -686,8 +686,18 @@ def test_a_run_within_its_lag_does_not_wait(train, guard: FaultyGuard, max_lag: 
 @pytest.mark.parametrize(
     ("settings", "needed", "level", "sentence"),
     [
-        ({"save_steps": 1}, (2, 8), "WARNING", "you will get 3 evaluations; 8 are needed: train for 8 steps"),
-        ({"save_steps": 1}, (2, 3), "INFO", "3 checkpoints; 3 are needed"),
+        (
+            {"save_steps": 1},
+            (2, 8),
+            "WARNING",
+            "you will get 3 evaluations; 8 are needed, for a start near one half",
+        ),
+        (
+            {"save_steps": 1},
+            (2, 3),
+            "INFO",
+            "3 checkpoints; 3 are needed, for a start near one half (near 0 it may",
+        ),
         ({"save_steps": 1}, (None, None), "WARNING", "no number of evaluations of so few items"),
         ({"save_steps": 0.5}, (2, 2), "INFO", "2 checkpoints; 2 are needed"),
         ({"save_strategy": "epoch"}, (2, 2), "WARNING", "you will get 1 evaluations; 2 are needed"),

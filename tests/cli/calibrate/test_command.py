@@ -204,3 +204,11 @@ class TestErrors:
         assert result.returncode == 2
         assert result.stderr.startswith("rlguard calibrate: ") and message in result.stderr
         assert result.stdout == "" and result.stderr.count("\n") == 1
+
+
+def test_a_fall_by_more_than_the_score_has_no_delay(calibrate: Invoke, tmp_path: Path) -> None:
+    rows = [{"items": [int(i == k) for i in range(200)]} for k in range(3)]
+    said = calibrate(write(tmp_path / "low.jsonl", rows)).stdout
+    assert "a score of 0.005 cannot fall by so much" in said
+    row = next(line for line in said.splitlines() if "│calibrated" in line)
+    assert row.count("-") == 3

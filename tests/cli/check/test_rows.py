@@ -71,6 +71,10 @@ def test_a_good_run_is_ok_in_every_row() -> None:
     )
 
 
+def until_judged(given: Found) -> int | None:
+    return rows.evaluations_until_judged(given)[0]
+
+
 def test_nothing_that_was_not_given_is_ok() -> None:
     split = replace(SPLIT, compared=False)
     nothing = {"trainer": Trainer(), "folder": None, "model": None, "measured": None, "grader": False}
@@ -104,7 +108,7 @@ def test_items_of_one_group_count_as_one() -> None:
     grouped = replace(SPLIT, items=256, counted=16)
     check(rows.split_row(grouped), OK, "256 items in 16 groups", "as one item")
     table = {row.name: row for row in rows.rows(found(split=grouped))}
-    assert rows.evaluations_until_judged(found(split=grouped)) == rows.evaluations_until_judged(
+    assert until_judged(found(split=grouped)) == until_judged(
         found(split=replace(SPLIT, items=16, counted=16))
     )
     check(table["evaluations"], WARN, "evaluations of so few items")
@@ -157,34 +161,56 @@ def test_evaluations_that_could_not_be_enough() -> None:
     check(rows.evaluations_row(never, 12, None), REFUSE, "save_steps 500 is more than max_steps 80")
 
 
+@pytest.mark.parametrize(("steps", "needed", "most"), [(50, None, 25), (50, 1, 25), (51, 1, 25), (50, 5, 10)])
+def test_the_value_that_is_named_leaves_a_checkpoint_before_the_end(
+    steps: int, needed: int | None, most: int
+) -> None:
+    row = rows.evaluations_row(Trainer(save_steps=100, max_steps=steps), 256, needed)
+    check(row, REFUSE, f"set save_steps to {most} or less")
+    assert most < steps
+
+
 def test_how_many_evaluations_the_policy_needs() -> None:
     few = replace(SPLIT, items=256, counted=64)
-    needed = rows.evaluations_until_judged(found())
+    needed = until_judged(found())
     assert needed is not None and needed > 4
     more = Policy.model_validate({"calibrated": {"baseline_passes": 16}})
-    assert rows.evaluations_until_judged(found(policy=more)) < needed, "a better baseline sees a fall sooner"  # type: ignore[operator]
-    assert (rows.evaluations_until_judged(found(split=few)) or 999) > needed
+    assert until_judged(found(policy=more)) < needed, "a better baseline sees a fall sooner"  # type: ignore[operator]
+    assert (until_judged(found(split=few)) or 999) > needed
     greedy = found(sampling=sampling(temperature=0.0, max_new_tokens=16))
-    assert rows.evaluations_until_judged(greedy) is None, "greedy passes are one"
-    assert rows.evaluations_until_judged(found(sampling=sampling())) == needed, "most trainers sample"
-    assert rows.evaluations_until_judged(found(split=replace(SPLIT, items=3, counted=3))) is None
+    assert until_judged(greedy) is None, "greedy passes are one"
+    assert until_judged(found(sampling=sampling())) == needed, "most trainers sample"
+    assert until_judged(found(split=replace(SPLIT, items=3, counted=3))) is None
     many = found(policy=more, split=replace(SPLIT, items=5000, counted=5000))
-    assert rows.evaluations_until_judged(many) == 4, "the reward's own noise takes four rounds to know"
-    assert rows.evaluations_until_judged(replace(many, trainer=replace(GOOD, save_steps=2))) == 10
+    assert until_judged(many) == 4, "the reward's own noise takes four rounds to know"
+    assert until_judged(replace(many, trainer=replace(GOOD, save_steps=2))) == 10
     classic = Policy.model_validate({"detector": "heldout_guard", "heldout_guard": {"min_steps": 13}})
-    assert (
-        rows.evaluations_until_judged(found(policy=classic, split=replace(SPLIT, items=3, counted=3))) == 13
-    )
+    assert until_judged(found(policy=classic, split=replace(SPLIT, items=3, counted=3))) == 13
     both = classic.model_copy(update={"detector": "both"})
-    assert rows.evaluations_until_judged(found(policy=both)) >= 13  # type: ignore[operator]
+    assert until_judged(found(policy=both)) >= 13  # type: ignore[operator]
 
 
 def test_a_start_that_nothing_is_known_of_counts_as_the_noisiest() -> None:
-    assert rows.evaluations_until_judged(found(measured=None)) == rows.evaluations_until_judged(found())
-    assert rows.evaluations_until_judged(
-        found(measured=replace(QUICK, score=None))
-    ) == rows.evaluations_until_judged(found())
-    assert rows.evaluations_until_judged(found(measured=replace(QUICK, score=0.0))) is None
+    assert until_judged(found(measured=None)) == until_judged(found())
+    assert until_judged(found(measured=replace(QUICK, score=None))) == until_judged(found())
+    said = {row.name: row.says for row in rows.rows(found(measured=None))}["evaluations"]
+    assert said.endswith(" are needed, for a start near one half (near 0 it may take more)")
+    classic = Policy.model_validate({"detector": "heldout_guard"})
+    assert rows.evaluations_until_judged(found(measured=None, policy=classic)) == (20, "")
+
+
+def test_a_start_too_low_for_a_fall_takes_a_level_and_a_score_that_has_risen() -> None:
+    for score in (0.0, 0.03, 0.07):
+        needed, condition = rows.evaluations_until_judged(found(measured=replace(QUICK, score=score)))
+        assert needed == 17, "16 for the level, and one to compare with it"
+        assert condition.startswith(", and a score that has risen") and f"{score:.3f}" in condition
+    row = rows.evaluations_row(Trainer(save_steps=10, max_steps=80), 256, needed, condition)
+    check(row, WARN, "you will get 8 evaluations; 17 are needed, and a score", "save_steps to 4 or less")
+    assert "items" not in row.says, "no number of items would help"
+    few = found(measured=replace(QUICK, score=0.1), split=replace(SPLIT, items=3, counted=3))
+    assert rows.evaluations_until_judged(few) == (None, ""), "here more items would help"
+    late = found(measured=replace(QUICK, score=0.09), split=replace(SPLIT, items=256, counted=256))
+    assert until_judged(late) == 17, "from the start alone a fall is seen later"
 
 
 def test_the_training_grader() -> None:
