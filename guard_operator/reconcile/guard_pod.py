@@ -23,7 +23,13 @@ from guard_operator.reconcile.guard_container import (
     own_address,
 )
 from guard_operator.reconcile.owned import job_labels, owned
-from guard_operator.reconcile.refusals import Violation, checkpoint_mount, field_of, is_loopback, pod_spec
+from guard_operator.reconcile.refusals import (
+    Violation,
+    checkpoint_mount,
+    field_of,
+    names_the_pod_itself,
+    pod_spec,
+)
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import NETWORK_POLICIES, SERVICES, STATEFUL_SETS, Json, Resource
 
@@ -198,7 +204,7 @@ def find_obstacles(
         why = "must be set: a guard that is moved to another node has no other memory of its run"
         yield Violation("spec.guard.state.claimName", why)
     asked = guard.heldout.evaluator.openai
-    if asked is not None and is_loopback(asked.base_url):
+    if asked is not None and names_the_pod_itself(asked.base_url):
         why = (
             "must not be a loopback address: a model server of the template is in another pod than the guard"
         )

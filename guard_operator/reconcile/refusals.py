@@ -210,7 +210,11 @@ def _in(path: str, findings: Iterator[Violation]) -> Iterator[Violation]:
 
 def _evaluator_findings(guard: GuardSpec) -> Iterator[Violation]:
     evaluator = guard.heldout.evaluator.openai
-    if evaluator is None or not evaluator.base_url.startswith("http:") or is_loopback(evaluator.base_url):
+    if (
+        evaluator is None
+        or not evaluator.base_url.startswith("http:")
+        or names_the_pod_itself(evaluator.base_url)
+    ):
         return
     yield _relaxable(
         "spec.guard.heldout.evaluator.openai.baseUrl",
@@ -220,7 +224,7 @@ def _evaluator_findings(guard: GuardSpec) -> Iterator[Violation]:
     )
 
 
-def is_loopback(url: str) -> bool:
+def names_the_pod_itself(url: str) -> bool:
     """Whether a URL names the pod itself."""
     try:
         host = urlsplit(url).hostname or ""

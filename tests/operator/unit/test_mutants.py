@@ -453,7 +453,7 @@ MUTANTS: list[Mutant] = [
     (GUARD_POD, ', pod.get("serviceAccount")}', "}"),
     (GUARD_POD, "if own.service_account_name in {", "if False and {"),
     (GUARD_POD, "if names.PART_LABEL in labels:", "if False:"),
-    (GUARD_POD, "if asked is not None and is_loopback(asked.base_url):", "if False:"),
+    (GUARD_POD, "if asked is not None and names_the_pod_itself(asked.base_url):", "if False:"),
     (GUARD_POD, '*pod["containers"]]):', "]):"),
     (GUARD_POD, "if template.guarded and _checkpoint_claim(pod, guard) is None:", "if False:"),
     (GUARD_POD, 'if "ReadWriteMany" in modes:', "if modes:"),
