@@ -205,6 +205,7 @@ def built_pods() -> tuple[dict[str, Any], dict[str, Any]]:
             "state": {"claimName": "other"},
             "port": 1025,
             "metricsPort": 1026,
+            "metrics": {"follow": {"path": "other.jsonl", "format": "verl"}},
         },
     }
 

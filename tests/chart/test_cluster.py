@@ -938,6 +938,22 @@ def test_a_guard_that_is_not_as_its_job_says_is_refused(
     assert said in str(refusal(admission, pod))
 
 
+def test_a_guard_follows_the_log_that_its_job_names_and_no_other(admission: Client) -> None:
+    metrics = {"follow": {"path": "run/metrics.jsonl", "format": "verl"}}
+    job = submit(admission, STRICT, "followed", partial(set_guard, metrics=metrics))
+    known(admission, STRICT, job)
+    assert refusal(admission, guarded_pod(STRICT, job)) is None
+    pod = guarded_pod(STRICT, job)
+    followed = variable(pod["spec"], "RLGUARD_GUARD_METRICS")
+    followed["value"] = followed["value"].replace("run/metrics.jsonl", "run/easy.jsonl")
+    assert "must name its own job" in str(refusal(admission, pod))
+    guard(pod["spec"])["env"].remove(followed)
+    assert "must name its own job" in str(refusal(admission, pod)), "nobody would report"
+    other = guarded_pod(STRICT)
+    guard(other["spec"])["env"].append(dict(followed))
+    assert "must name its own job" in str(refusal(admission, other)), "its trainer reports itself"
+
+
 def test_a_newer_guard_of_the_same_repository_is_admitted(admission: Client) -> None:
     """A pod that is made anew after the chart was upgraded still has the image of its day."""
     pod = guarded_pod(STRICT)

@@ -48,7 +48,8 @@ def a_followed_run(namespace: Namespace, program: str, *arguments: str) -> Follo
     jobs.trainer_of(job)["command"] = ["python", "-c", program, *arguments]
     workload = {"backoffLimit": 0, "template": {"spec": pod}}
     job["spec"]["template"] = {"apiVersion": "batch/v1", "kind": "Job", "spec": workload}
-    job["spec"]["guard"]["metrics"] = {"follow": {"path": "run/metrics.jsonl", "format": "rlguard"}}
+    follow = {"path": "run/metrics.jsonl", "format": "rlguard"}
+    job["spec"]["guard"]["metrics"] = {"follow": follow, "checkpoints": {"layout": "trl"}}
     given.objects(namespace, [*others, job])
     return FollowedRun(namespace, "run")
 
