@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -105,12 +105,8 @@ class Evaluations:
         return EvaluationRequest(attempt, step, Path(path), index, self._ledger.judge.sampling)
 
     def _passed_over(self, request: EvaluationRequest) -> Failure | None:
-        """A checkpoint of the queue for which a newer one waits, where only the newest is wanted.
-
-        Never the first of a run, which the others are compared with, nor a pass that the judge wants.
-        """
         queue, last = self._ledger.queue, self._ledger.verdict.last_evaluation
-        if not self._newest_only or last is None or len(queue) < 2 or request != self._of_queue(queue[0]):
+        if not (self._newest_only and is_passed_over(request, queue, last)):
             return None
         message = f"skipped, because step {queue[-1].step} waits already (backlog: newest)"
         return Failure(request.attempt, request.step, 0, message, gone=True, kind=FailureKind.CHECKPOINT)
@@ -227,6 +223,16 @@ class Evaluations:
         announced = await self._ledger.call(store.manifest, CheckpointKey.of(request))
         last = self._ledger.verdict.last_evaluation
         return Expected(announced, pins, None if last is None else last.sha256)
+
+
+def is_passed_over(
+    request: EvaluationRequest, queue: Sequence[CheckpointReport], last: EvaluationSummary | None
+) -> bool:
+    """Whether a newer checkpoint than this one waits in the queue, of which the request is the first. Pure.
+
+    Never a pass that the judge wants, nor the first of a run, with which the others are compared.
+    """
+    return last is not None and request.pass_index == 0 and len(queue) > 1
 
 
 def refuse_overwritten(request: EvaluationRequest, queue: Iterable[CheckpointReport]) -> None:

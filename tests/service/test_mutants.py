@@ -41,7 +41,7 @@ TRAINERS = Rule("guard_client", "client.py", *ENCRYPTED)
 CERTIFICATE = Rule("guard_operator", "reconcile/certificate.py", *ENCRYPTED)
 
 PROTOCOL = Rule("guard_service", "protocol.py", DAMAGE.with_name("test_connections.py"))
-EVALUATIONS = Rule("guard_service", "engine/evaluations.py", DAMAGE.with_name("test_engine.py"))
+EVALUATIONS = Rule("guard_service", "engine/evaluations.py", DAMAGE.with_name("test_backlog.py"))
 METRICS = Rule("guard_service", "metrics.py", DAMAGE.with_name("test_open_page.py"))
 
 FOLLOWED = DAMAGE.with_name("test_following.py")
@@ -49,14 +49,9 @@ FEED, FEED_MODEL = Rule("guard_service", "feed.py", FOLLOWED), Rule("guard_core"
 
 MUTANTS: list[Mutant] = [
     # What is skipped where only the newest is wanted.
-    (EVALUATIONS, "if not self._newest_only or", "if"),
-    (EVALUATIONS, " or last is None or", " or"),
-    (EVALUATIONS, " or len(queue) < 2 or", " or"),
-    (
-        EVALUATIONS,
-        " or request != self._of_queue(queue[0]):\n            return None",
-        ":\n            return None",
-    ),
+    (EVALUATIONS, "last is not None and request", "request"),
+    (EVALUATIONS, " and request.pass_index == 0 and len", " and len"),
+    (EVALUATIONS, " and len(queue) > 1", ""),
     # What is followed.
     (FEED, "if quiet > SILENT_SECONDS else", "if False else"),
     (FEED, "level=Level.UNKNOWN, message=message)", "level=Level.HEALTHY, message=message)"),
