@@ -25,7 +25,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "guard": _GUARD,
     "eval-hf": (*_GUARD, *_EVAL_HF),
     "math": ("math_verify",),
-    "operator": ("kubernetes", "prometheus_client", "yaml"),
+    "operator": ("cryptography", "kubernetes", "prometheus_client", "yaml"),
     "trainer": _TRAINER,
     "cli": _CLI,
     "local": (*_CLI, *_EVAL_HF, *_TRAINER),

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 import rlguard
 from guard_cli.errors import ExitCode
-from guard_core.evaluation import Generation
+from guard_core.evaluation import Generation, Scoring
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
 from guard_core.wire import (
@@ -76,6 +76,7 @@ BESIDE = {
     HeldOutGuard.update.__name__,
     *rlguard.__all__,
     *Generation.model_fields,
+    *Scoring.model_fields,
 }
 
 
