@@ -1282,9 +1282,11 @@ class TestAGuardInAPodOfItsOwn:
     @pytest.fixture(scope="class")
     def job(self, admission: Client) -> Job:
         job = submit(admission, STRICT, "apart", apart)
-        bad = guarded_pod(STRICT, job)
+        bad, unlabelled = guarded_pod(STRICT, job), guarded_pod(STRICT, job)
         volume(bad["spec"], persistentVolumeClaim={"claimName": "state"})
-        eventually(partial(refusal, admission, bad), "the policies know the job")
+        del unlabelled["metadata"]["labels"]["rlguard.dev/placement"]
+        for pod in (bad, unlabelled):  # each policy learns of a job by itself
+            eventually(partial(refusal, admission, pod), "the policies know the job")
         return job
 
     def test_both_pods_are_admitted(self, admission: Client, job: Job) -> None:
