@@ -104,7 +104,7 @@ class Workplace:
 
     def run(self, *actions, options=(), url=None):
         process = self.start(*actions, options=options, url=url)
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     def json(self, name):

@@ -30,7 +30,7 @@ def call(path, body=None):
             "Content-Type": "application/json",
         },
     )
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while True:
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
