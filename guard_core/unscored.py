@@ -190,24 +190,22 @@ def _unanswered(first: EvaluationSummary) -> Iterator[Condition]:
     nobody.
     """
     if first.unanswered is not None and first.unanswered > MAX_UNANSWERED:
-        yield Condition(
-            code=Code.UNINFORMATIVE_BASELINE,
-            level=Level.WARNING,
-            advice=True,
-            message=f"{first.unanswered:.0%} of the completions at step {first.step} have no answer, and "
+        yield _advice(
+            f"{first.unanswered:.0%} of the completions at step {first.step} have no answer, and "
             f"count as wrong (advised: at most {MAX_UNANSWERED:.0%}): see that the policy writes what "
-            "answer_after says, and has the room to (max_new_tokens)",
+            "answer_after says, and has the room to (max_new_tokens)"
         )
 
 
 def _timed_out(first: EvaluationSummary) -> Iterator[Condition]:
     """That scorers were late on too many completions of the first evaluation: the limit may be too short."""
     if first.timed_out is not None and first.timed_out > MAX_TIMED_OUT:
-        yield Condition(
-            code=Code.UNINFORMATIVE_BASELINE,
-            level=Level.WARNING,
-            advice=True,
-            message=f"{first.timed_out:.0%} of the completions at step {first.step} timed out in a scorer, "
+        yield _advice(
+            f"{first.timed_out:.0%} of the completions at step {first.step} timed out in a scorer, "
             f"and count as wrong (advised: at most {MAX_TIMED_OUT:.0%}): see that a right answer is far from "
-            "scorer_timeout_seconds, also while the machine is busy",
+            "scorer_timeout_seconds, also while the machine is busy"
         )
+
+
+def _advice(message: str) -> Condition:
+    return Condition(code=Code.UNINFORMATIVE_BASELINE, level=Level.WARNING, advice=True, message=message)

@@ -6,7 +6,6 @@ do. Secrets are never repeated in a message.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
 from guard_core.feed import Feed
+from guard_core.loopback import is_loopback
 from guard_core.policy import Policy
 from guard_core.wording import Named, Place, sentences, unknown
 from guard_service.cluster.settings import ClusterSettings
@@ -216,16 +216,6 @@ def load_settings(named: Named = variable, **values: Any) -> GuardSettings:
         raise SettingsError(sentences(error, GuardSettings, named)) from None
     except SourceError:
         raise SettingsError(f"a variable {ENV_PREFIX}* of a whole section must be a JSON object") from None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _token(name: str, given: SecretStr | None, file: Path | None) -> str | None:

@@ -7,7 +7,6 @@ wrong shape is refused too, with the field that is wrong.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from guard_core.loopback import is_loopback
 from guard_core.wording import quoted
 from guard_operator.adapters import PodTemplate, TemplateError, WorkloadAdapter, at, dotted
 from guard_operator.api.names import RESERVED_PREFIX
@@ -227,9 +227,8 @@ def _evaluator_findings(guard: GuardSpec) -> Iterator[Violation]:
 def names_the_pod_itself(url: str) -> bool:
     """Whether a URL names the pod itself."""
     try:
-        host = urlsplit(url).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, or no URL at all
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:  # no URL at all
         return False
 
 

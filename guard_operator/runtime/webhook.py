@@ -7,7 +7,6 @@ all that one needs to write to the channel.
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import logging
 import socket
 import threading
@@ -18,6 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from guard_core._version import __version__
+from guard_core.loopback import is_loopback
 from guard_core.notices import Notice, Shape, body
 
 log = logging.getLogger(__name__)
@@ -68,17 +68,10 @@ def _checked(shape: Shape, url: str, named: str) -> Webhook:
     if parts.username is not None:
         raise ValueError(f"{wrong} has a user before the host, which is not sent")
     if parts.scheme != "https" and not (
-        parts.scheme == "http" and (shape is Shape.ALERTMANAGER or _is_loopback(host))
+        parts.scheme == "http" and (shape is Shape.ALERTMANAGER or is_loopback(host))
     ):
         raise ValueError(f"{wrong} must begin with https://, because it is a secret")
     return Webhook(shape, url)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def deliver(

@@ -36,6 +36,7 @@ ACTUATE = rule("actuate.py", "test_stop_children.py")
 RAYJOB = Rule("guard_operator", "adapters/rayjob.py", HERE / "test_rayjob_adapter.py")
 JOBSET = Rule("guard_operator", "adapters/jobset.py", HERE / "test_jobset_adapter.py")
 OBSTACLES = rule("obstacles.py", "test_obstacles.py")
+LOOPBACK = Rule("guard_core", "loopback.py", HERE / "test_isolation.py", tuple(HERE / name for name in ROWS))
 REVIEW = rule("review.py", "test_review.py", "test_rayjob_adapter.py")
 TYPES = Rule("guard_operator", "api/types.py", HERE / "test_review.py")
 SLIM = rule("slim.py", "test_slim.py")
@@ -120,7 +121,7 @@ MUTANTS: list[Mutant] = [
     (REFUSALS, '        ("Secret", evaluator.api_key_secret_name if evaluator else None, key),\n', ""),
     (REFUSALS, '("dataSource", "dataSourceRef")', '("dataSource",)'),
     (REFUSALS, "        *_evaluator_findings(guard),\n", ""),
-    (REFUSALS, "or ipaddress.ip_address(host).is_loopback", "or host.startswith('127.')"),
+    (LOOPBACK, "return ipaddress.ip_address(host).is_loopback", "return host.startswith('127.')"),
     (REFUSALS, "    if guard.isolation is Isolation.RELAXED:\n        return Violation",
      "    if True:\n        return Violation"),
     (REFUSALS, "decisions.get(field, isolation.UNKNOWN)", "decisions.get(field, isolation.POD['affinity'])"),
@@ -342,7 +343,7 @@ MUTANTS: list[Mutant] = [
     (WEBHOOK, "if pause is None or not error.again:", "if pause is None:"),
     (WEBHOOK, "    deadline.start()\n", ""),
     (WEBHOOK, "repr=False", "repr=True"),
-    (WEBHOOK, "(shape is Shape.ALERTMANAGER or _is_loopback(host))", "True"),
+    (WEBHOOK, "(shape is Shape.ALERTMANAGER or is_loopback(host))", "True"),
     (WEBHOOK, "if parts.username is not None:", "if False:"),
     (WEBHOOK, 'no response ({type(error).__name__})', "no response from {webhook.url}"),
     (WEBHOOK, "None if proxy_bypass(host) else ", ""),
