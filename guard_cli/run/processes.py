@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +73,7 @@ class TrainerProcess:
         return 128 - code if code is not None and code < 0 else code
 
     def leave_alone(self, session: int) -> None:
-        """Processes of this session are not the trainer's: the guard runs there."""
+        """Processes of this session, and what they started, are not the trainer's: the guard runs there."""
         self._guard_sessions.add(session)
 
     def signal(self, number: int) -> None:
@@ -110,10 +110,8 @@ class TrainerProcess:
         """The trainer and its descendants that still run, zombies left out."""
         return [
             p
-            for p in descendants(os.getpid())
-            if (p.pid, p.started) not in self._strangers
-            and p.session not in self._guard_sessions
-            and p.state not in "ZX"
+            for p in descendants(os.getpid(), self._guard_sessions)
+            if (p.pid, p.started) not in self._strangers and p.state not in "ZX"
         ]
 
     def _alive(self) -> bool:
@@ -133,15 +131,21 @@ class TrainerProcess:
                 os.waitpid(ended.si_pid, 0)
 
 
-def descendants(root: int) -> list[Process]:
-    """Every process below `root`, parents first; [] where there is no `/proc`."""
+def descendants(root: int, without: Collection[int] = ()) -> list[Process]:
+    """Every process below `root`, parents first; [] where there is no `/proc`.
+
+    Args:
+        root: its number.
+        without: sessions that are left out with all that is below them, in whatever session: what evaluates
+            for a guard has one of its own.
+    """
     children: dict[int, list[Process]] = {}
     for process in _processes():
         children.setdefault(process.parent, []).append(process)
     found: list[Process] = []
     parents = [root]
     while parents:
-        below = children.pop(parents.pop(), [])
+        below = [p for p in children.pop(parents.pop(), []) if p.session not in without]
         found += below
         parents += [p.pid for p in below]
     return found

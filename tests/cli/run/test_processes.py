@@ -94,6 +94,27 @@ def test_other_children_of_this_process_are_left_alone(start, tmp_path, until, r
         assert guard.wait() == -9
 
 
+def test_what_the_guard_starts_is_left_alone_in_whatever_session(start, tmp_path, until, runs):
+    trainer = start("ignore-term", "say=ready", "sleep=60")
+    code = (
+        "import subprocess; below = subprocess.Popen(['sleep', '60'], start_new_session=True); "
+        "print(below.pid, flush=True); below.wait()"
+    )
+    command = [sys.executable, "-c", code]
+    guard = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    trainer.leave_alone(guard.pid)
+    evaluation = int(guard.stdout.readline())
+    try:
+        log_shows(tmp_path, until, "ready")
+        assert trainer.stop(signal.SIGTERM, 0.1) == []
+        assert runs(evaluation)
+        assert runs(guard.pid)
+    finally:
+        os.kill(evaluation, signal.SIGKILL)
+        assert guard.wait() == 0
+        guard.stdout.close()
+
+
 def test_descendants_are_those_below(until):
     code = "import os, time; os.fork(); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
