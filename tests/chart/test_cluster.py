@@ -1285,6 +1285,13 @@ def support(pod: Json) -> str:
     return f"{labels['rlguard.dev/job']}-{labels['rlguard.dev/job-uid'][:8]}"
 
 
+def refused_as_changed(client: Client, pod: Json, change: Callable[[Json], Any], *either: str) -> None:
+    """It is refused after the change, with any of these words."""
+    change(pod)
+    said = str(refusal(client, pod))
+    assert any(words in said for words in either), said
+
+
 class TestAGuardInAPodOfItsOwn:
     @pytest.fixture(scope="class")
     def job(self, admission: Client) -> Job:
@@ -1304,19 +1311,11 @@ class TestAGuardInAPodOfItsOwn:
     def test_a_trainer_gets_nothing_of_the_guards(
         self, admission: Client, job: Job, case: tuple[Any, ...]
     ) -> None:
-        change, *either = case
-        pod = guarded_pod(STRICT, job)
-        change(pod)
-        said = str(refusal(admission, pod))
-        assert any(words in said for words in either), said
+        refused_as_changed(admission, guarded_pod(STRICT, job), *case)
 
     @pytest.mark.parametrize("case", OF_A_GUARD.values(), ids=OF_A_GUARD.keys())
     def test_the_guard_is_as_its_job_says(self, admission: Client, job: Job, case: tuple[Any, ...]) -> None:
-        change, *either = case
-        pod = own_guard_pod(STRICT, job)
-        change(pod)
-        said = str(refusal(admission, pod))
-        assert any(words in said for words in either), said
+        refused_as_changed(admission, own_guard_pod(STRICT, job), *case)
 
     def test_no_label_spares_a_job_with_a_sidecar_its_guard(self, admission: Client) -> None:
         pod = without_guard(guarded_pod(STRICT))
