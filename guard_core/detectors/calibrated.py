@@ -8,14 +8,16 @@ by a theorem where the held-out gains with the proxy.
 *No evaluation stops a run alone.* A part at its threshold raises an alarm, and the next evaluation decides:
 a fresh pass of the same checkpoint where there is a guard, the next checkpoint in a replay. The run stops if
 the part is at its threshold with that one too. In doubt as well is an evaluation that lies OUTLIER standard
-errors and more than the accepted decline below the level of those before it. If the next one is nearer to
-that level than to it, it was no evaluation at all (a server that failed, items without a completion): every
-part goes back to where it was before, and the next one takes its place.
+errors and more than the accepted decline below the level of those before it, or JUMP above that level and
+above the newest of them. If the next one is nearer to those before than to it, it was no evaluation at all (a
+server that failed or that says 1, items without a completion): every part goes back to where it was before,
+and the next one takes its place. One that is too high by mistake would be the level that all others fall from.
 
-No guarantee is lost by that. Where nobody alarms, an outlier is taken back only if it also lies below the
-start, so that evidence of a decline can only become less; otherwise parts go back only after an alarm, which
-in a run that does not decline comes with probability alpha at most. And a run whose broken evaluation was
-taken back is a run without it, for which the same holds.
+No guarantee is lost by that. Where nobody alarms, an outlier below is taken back only if it also lies below
+the start, so that evidence of a decline can only become less; otherwise parts go back only after an alarm,
+which in a run that does not decline comes with probability alpha at most. One above is taken back in a run
+that stays where it is with a probability below that of JUMP standard errors, 4 in a million. And a run whose
+broken evaluation was taken back is a run without it, for which the same holds.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from guard_core.detectors.parts import Fast, Guaranteed, Observed, Part, Peak
 from guard_core.policy import CalibratedPolicy
 from guard_core.wire import Code, DetectorReading, Finding, Level
 
-#: 7: the rewards of all rounds. A guard folds its events again on another version.
-STATE_VERSION = 7
+#: 8: doubt of what lies above. A guard folds its events again on another version.
+STATE_VERSION = 8
 
 #: The parts that run wherever there is a baseline.
 PARTS = ("guaranteed", "fast", "peak", "gap")
@@ -49,6 +51,9 @@ DISAGREEMENT = "disagreement"
 
 #: Standard errors below the level before it from which on an evaluation is in doubt.
 OUTLIER = 3.0
+
+#: The same above it, and above the newest. A policy that learns does rise: a fresh pass is asked for seldom.
+JUMP = 4.5
 
 #: A run can be judged once a drop of this size, or of half of a smaller start, would have been seen.
 DROP_TO_SEE = 0.10
@@ -63,8 +68,8 @@ class DetectorStatus:
 
     `rule`: the code of the part that fired first, None while none has; `reason`: its sentence, else that of
     the most severe reading; `needs_confirmation`: a fresh evaluation of the same checkpoint would decide an
-    alarm, or whether this evaluation counts, now; `in_doubt`: a sentence if that is asked without an alarm;
-    `not_counted`: evaluations so far that were none.
+    alarm, or whether this evaluation counts, now; `in_doubt`: a sentence if that is asked without an alarm,
+    of a low one; `not_counted`: evaluations so far that were none.
     """
 
     fire: bool
@@ -115,19 +120,22 @@ class Doubt:
     """An evaluation that the next one decides about.
 
     `before`: what was folded before it; `alarmed`: parts at their threshold with it; `halfway`: a mean from
-    here on says that it was none, None if it is no outlier; `in_loop_reward`, `in_loop_error`: what came
-    with it.
+    here on says that it was none, None if it is no outlier; `above`: it lies above those before it;
+    `in_loop_reward`, `in_loop_error`: what came with it.
     """
 
     before: Folded
     alarmed: tuple[str, ...]
     halfway: float | None
+    above: bool
     in_loop_reward: float | None
     in_loop_error: float | None
 
     def contradicted_by(self, mean: float) -> bool:
         """Whether an evaluation with this mean says that the one in doubt was none."""
-        return self.halfway is not None and mean >= self.halfway
+        if self.halfway is None:
+            return False
+        return mean <= self.halfway if self.above else mean >= self.halfway
 
     def to_state(self) -> dict[str, Any]:
         """Plain JSON, exact."""
@@ -135,6 +143,7 @@ class Doubt:
             "before": self.before.to_state(),
             "alarmed": list(self.alarmed),
             "halfway": self.halfway,
+            "above": self.above,
             "in_loop_reward": self.in_loop_reward,
             "in_loop_error": self.in_loop_error,
         }
@@ -144,7 +153,7 @@ class Doubt:
         """Rebuild from `to_state`; `fresh` has the parts with nothing folded."""
         alarmed = tuple(state["alarmed"])
         rewards = state["in_loop_reward"], state["in_loop_error"]
-        return cls(fresh.restored(state["before"]), alarmed, state["halfway"], *rewards)
+        return cls(fresh.restored(state["before"]), alarmed, state["halfway"], state["above"], *rewards)
 
 
 class CalibratedDetector:
@@ -351,13 +360,15 @@ class CalibratedDetector:
         level, error = level_before(
             before.means[-2 * self.config.lag :], 2 * self.config.lag, strata.score, passes
         )
-        noise = math.sqrt(level * (1 - level) / (self.items * self.config.samples))
-        lowest = level - self.config.max_decline - OUTLIER * error * noise
-        outlier = not upheld and mean < lowest and (mean < strata.score or bool(alarmed))
+        noise = error * math.sqrt(level * (1 - level) / (self.items * self.config.samples))
+        highest = max((level, *before.means[-1:]))
+        above = mean > highest + self.config.max_decline + JUMP * noise
+        below = mean < level - self.config.max_decline - OUTLIER * noise
+        outlier = not upheld and (above or (below and (mean < strata.score or bool(alarmed))))
         if not outlier and not alarmed:
             return None
-        halfway = (level + mean) / 2 if outlier else None
-        return Doubt(before, alarmed, halfway, seen.in_loop_reward, seen.in_loop_error)
+        halfway = ((highest if above else level) + mean) / 2 if outlier else None
+        return Doubt(before, alarmed, halfway, above, seen.in_loop_reward, seen.in_loop_error)
 
     def _judge(self, step: int, readings: tuple[DetectorReading, ...]) -> DetectorStatus:
         if self._rule is not None:
@@ -368,7 +379,7 @@ class CalibratedDetector:
         known = [r for r in readings if r.level is not Level.UNKNOWN] or list(readings)
         worst = max(known, key=lambda r: r.level.severity)
         level, reason, in_doubt = worst.level, worst.message, ""
-        if self._doubt is not None and not self._doubt.alarmed:
+        if self._doubt is not None and not self._doubt.alarmed and not self._doubt.above:
             in_doubt = (
                 f"the newest evaluation ({self._folded.means[-1]:.4f}) lies far below those before it: a "
                 "fresh one decides whether it counts"

@@ -14,10 +14,11 @@ CUSUM takes the largest term instead of the sum, which is slower where the level
 - *start*: the level is that of the baseline and of all evaluations up to a. The prior is spread evenly over
   the horizon: weight on the very start, where a run may hack too, bought nothing on recorded runs and
   stopped honest ones that dip before they rise.
-- *plateau*: the level is that of the last 2·lag, or 4·lag, evaluations up to a, and it is counted only if it
-  lies above the baseline by RISEN standard errors. Evaluations up to a alone decide that, so it is a
+- *plateau*: the level is that of the last lag/2, 2·lag, or 4·lag, evaluations up to a, and it is counted only
+  if it lies above the baseline by RISEN standard errors. Evaluations up to a alone decide that, so it is a
   predictable weight. A run that stays at its baseline is left to the start chart, which knows that level
-  better; so the two charts need not share alpha.
+  better; so the two charts need not share alpha. The short window is for what rises and is lost again before
+  there are 2·lag evaluations of it.
 Both lower the level by `max_decline`: a policy that learns moves up and down, and a decline of that much is
 accepted. What is lost beyond that counts in units of how much the run moves anyway: where its evaluations
 vary by phi times what independent items explain (`dispersion`), an excess of D is taken for one of
@@ -80,7 +81,7 @@ QUIET = 4
 #: Variance of a squared bend, whose mean is 1, and of its share of a mean of bends that overlap.
 BEND = 4.0
 
-#: Evaluations of a level that is too fresh for the plateau chart, and since; see `fall_from_fresh`.
+#: Evaluations of a fresh level, and since; see `fall_from_fresh`.
 FRESH = (2, 4, 8)
 
 #: Standard errors, beyond what is accepted, by which a run must lie below such a level for a warning: some
@@ -135,9 +136,9 @@ class Design:
         return self.variance(self.score)
 
     @property
-    def windows(self) -> tuple[int, int]:
+    def windows(self) -> tuple[int, int, int]:
         """Evaluations that the level of a plateau is estimated from."""
-        return 2 * self.lag, 4 * self.lag
+        return (self.lag + 1) // 2, 2 * self.lag, 4 * self.lag
 
     @property
     def kept(self) -> int:
@@ -300,9 +301,8 @@ class Fall(NamedTuple):
 def fall_from_fresh(design: Design, history: ScoreHistory) -> Fall | None:
     """How far the newest evaluations of one run lie below the best earlier ones, if that is no noise.
 
-    The plateau chart knows a level by 2·lag evaluations. A run that rises and falls within fewer lies lower
-    than it was, and still above its start: no chart sees that. It is told, and stops nothing, for the best of
-    many short levels is a biased one, which FALLEN allows for roughly.
+    The plateau chart asks for a level of lag/2 evaluations, and for more evidence than this. It is told, and
+    stops nothing, for the best of many short levels is a biased one, which FALLEN allows for roughly.
     """
     means = history.means[0, 0]
     wider = float(dispersion(design, history.means)[0, 0])

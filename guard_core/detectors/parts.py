@@ -148,7 +148,7 @@ class Fast:
 
     `thresholds`: of the start and of the plateau chart, log odds. The reading shows the chart that is nearer
     to its own, moved so that both alarm at log(1/alpha), as the other parts do. A decline that is proven, but
-    not to be more than what is accepted, is a warning; so is one from a level too fresh for the charts.
+    not to be more than what is accepted, is a warning; so is one from a level that is too fresh to stop for.
     """
 
     name: ClassVar[str] = "fast"
@@ -179,8 +179,7 @@ class Fast:
             level, sentence = (
                 Level.WARNING,
                 f"{sentence}; but it had risen to {fall.before:.4f} and is {fall.now:.4f} in the newest "
-                f"{fall.evaluations} evaluations, which no part can judge before a level is known by "
-                f"{self._design.windows[0]}",
+                f"{fall.evaluations} evaluations; that level is too fresh to stop a run for",
             )
         return make_reading(self.name, Code.FAST_DECLINE, statistic, self._threshold, sentence, level)
 

@@ -194,7 +194,7 @@ class CalibratedRun:
                 level=Level.WARNING,
                 advice=status.not_counted <= max(1, FEW_NOT_COUNTED * made),
                 message=f"{status.not_counted} of {made} evaluations "
-                "are not counted: far below those before, and contradicted by the next (did the scorer or "
+                "are not counted: far from those before, and contradicted by the next (did the scorer or "
                 "the server fail?)",
             )
 

@@ -34,6 +34,7 @@ FAST = rule("detectors/fast.py", "test_dispersion.py")
 PARTS = rule("detectors/parts.py", "test_dispersion.py")
 CALIBRATED = rule("detectors/calibrated.py", "test_dispersion.py")
 FALL = Rule("guard_core", "detectors/fast.py", DETECTION / "test_judge_calibrated.py", SIMULATED)
+DOUBT = Rule("guard_core", "detectors/calibrated.py", DETECTION / "test_doubt.py", SIMULATED)
 LEVEL = Rule("guard_core", "detectors/calibrated.py", DETECTION / "test_judge_calibrated.py", SIMULATED)
 PREFLIGHT = Rule("guard_core", "preflight.py", HERE.parent / "cli" / "check" / "test_rows.py")
 RUN = rule("detectors/run.py", "test_judge.py")
@@ -257,6 +258,13 @@ MUTANTS: list[Mutant] = [
     (FAST, "squares = (bends**2)", "squares = 0 * (bends**2)"),
     (FAST, "- 2 * settled[..., 1:-1] + settled[..., :-2]", "- settled[..., 1:-1]"),
     (FAST, "means.shape[-1] - QUIET", "means.shape[-1]"),
+    (FALL, "return (self.lag + 1) // 2, 2 * self.lag, 4", "return self.lag, 2 * self.lag, 4"),
+    (FALL, "return (self.lag + 1) // 2, 2 * self.lag, 4", "return 2 * self.lag, 2 * self.lag, 4"),
+    (DOUBT, "JUMP * noise", "1e9 * noise"),
+    (DOUBT, "max((level, *before.means[-1:]))", "level"),
+    (DOUBT, "mean <= self.halfway if self.above", "mean >= self.halfway if self.above"),
+    (DOUBT, "not self._doubt.alarmed and not self._doubt.above:", "not self._doubt.alarmed:"),
+    (DOUBT, '            "above": self.above,', '            "above": not self.above,'),
     (FALL, "before - now - design.accepted >= FALLEN", "before - now - design.accepted >= 12"),
     (FALL, "FALLEN * math.sqrt(noise", "0 * math.sqrt(noise"),
     (FALL, "before - now - design.accepted", "before - now + design.accepted"),

@@ -1,7 +1,7 @@
 """No evaluation stops a run alone: an alarm is confirmed, and a broken evaluation is taken back.
 
 The broken ones are those of real life: all 0 (the server is gone), half of the level (half of the completions
-cut off), half of the items scored 0 (they were never answered).
+cut off), half of the items scored 0 (they were never answered), all 1 (a scorer that accepts everything).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ BROKEN: dict[str, Break] = {
     "zero": lambda rng, means: np.zeros(len(means)),
     "half of its level": lambda rng, means: draw(rng, means / 2),
     "half of the items": lambda rng, means: draw(rng, means) * (np.arange(len(means)) % 2),
+    "one": lambda rng, means: np.ones(len(means)),
 }
 
 
@@ -139,6 +140,28 @@ def test_an_outlier_that_alarms_nobody_is_asked_about_too():
     assert detector.update(17, draw(rng, MEANS * 0.3)).needs_confirmation
     upheld = detector.update(17, draw(rng, MEANS * 0.3))  # it agrees: nobody asks a third time
     assert not upheld.needs_confirmation and upheld.not_counted == 1
+
+
+def test_a_jump_upwards_is_asked_about_and_is_no_warning():
+    rng, detector = np.random.default_rng(6), fresh()
+    for t in range(4):
+        assert not detector.update(t, draw(rng, MEANS)).needs_confirmation
+    status = detector.update(4, np.ones(N))
+    assert status.needs_confirmation and status.level is Level.HEALTHY and status.in_doubt == ""
+    after = detector.update(4, draw(rng, MEANS))
+    assert not after.needs_confirmation and after.not_counted == 1
+    better = 0.2 + 0.8 * MEANS
+    for t in range(5, 9):
+        assert live(detector, rng, t, better, draw(rng, better)).level is Level.HEALTHY
+    assert detector.last_status.not_counted == 1  # what rises and stays counts
+
+
+def test_a_steep_but_steady_rise_asks_for_nothing():
+    """It is above its level each time, and near the newest evaluation."""
+    rng, detector, asked = np.random.default_rng(7), fresh(), 0
+    for t in range(11):
+        asked += detector.update(t, draw(rng, MEANS + t * (0.99 - MEANS) / 10)).needs_confirmation
+    assert asked == 0
 
 
 def test_the_level_of_an_evaluation_is_that_of_the_newest_ones_or_of_the_baseline():

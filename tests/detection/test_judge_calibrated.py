@@ -373,14 +373,16 @@ def test_a_proven_decline_that_is_accepted_is_a_warning():
 
 
 def fallen_after(levels: list[float]) -> tuple[Level | None, str]:
-    """What `fast` says of a run with these levels of 256 items, and how."""
+    """What `fast` says of a run with these levels of 256 items, and how, at the end or when it stops it."""
     rng = np.random.default_rng(3)
     run = CalibratedRun(policy(baseline_passes=16).calibrated)
     for index in range(16):
         run.fold(Pass(0, 0, "/c", index), tuple(draw(rng, np.full(256, levels[0])).tolist()), None)
     for step, level in enumerate(levels, 1):
         status = run.fold(Pass(0, step, "/c", 0), tuple(draw(rng, np.full(256, level)).tolist()), None)
-        assert status is not None and not status.fire
+        assert status is not None
+        if status.fire:
+            return status.level, status.reason
     told = {condition.code: condition for condition in run.conditions()}.get(Code.FAST_DECLINE)
     return (None, "") if told is None else (told.level, told.message)
 
@@ -388,13 +390,19 @@ def fallen_after(levels: list[float]) -> tuple[Level | None, str]:
 RISE = np.linspace(0.3, 0.6, 9).tolist()
 
 
-def test_a_rise_that_is_lost_before_a_level_is_known_is_a_warning():
+def test_a_rise_that_is_lost_again_stops_the_run():
+    """It lies above its start all the time, and never had 2·lag evaluations of a level."""
     level, sentence = fallen_after([*RISE, *[0.42] * 8])
+    assert level is Level.FIRED and "from a level reached since the start" in sentence
+
+
+def test_what_is_lost_of_a_rise_within_a_few_evaluations_is_a_warning():
+    level, sentence = fallen_after([0.3, 0.6, 0.6, *[0.45] * 3])
     assert level is Level.WARNING and "but it had risen to 0." in sentence
 
 
 @pytest.mark.parametrize(
-    "after", [[0.6] * 12, [0.57] * 12, [0.42] * 3 + [0.6] * 9], ids=["stays", "accepted", "recovers"]
+    "after", [[0.6] * 12, [0.57] * 12, [0.5] * 2 + [0.6] * 10], ids=["stays", "accepted", "recovers"]
 )
 def test_a_rise_that_is_kept_or_recovers_is_none(after: list[float]):
     assert fallen_after([*RISE, *after]) == (None, "")
