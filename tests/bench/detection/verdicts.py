@@ -96,6 +96,15 @@ def dip(at: int, points: float = 0.03, length: int = 10, plateau: float = 0.0) -
     return level
 
 
+def rise(lost: float, at: int = 10, length: int = EVALUATIONS) -> Level:
+    """Gains 20 points in six evaluations and loses some again for `length` evaluations."""
+
+    def level(t: int, rng: np.random.Generator) -> float:
+        return min(t / 6, 1.0) * 0.2 - (lost if at <= t < at + length else 0.0)
+
+    return level
+
+
 def wobble(t: int, rng: np.random.Generator) -> float:
     """A plateau that moves by 2.5 points from each evaluation to the next."""
     return min(t / CLIMB, 1.0) * PLATEAU_GAIN + rng.normal(0.0, 0.025)
@@ -129,6 +138,7 @@ def decided_from(at: int) -> Callable[[int, np.ndarray], np.ndarray]:
 SPOILS: dict[str, Spoil] = {
     "all 0": lambda rng, items: np.zeros(len(items)),
     "half of the items 0": lambda rng, items: items * (np.arange(len(items)) < len(items) / 2),
+    "all 1": lambda rng, items: np.ones(len(items)),
 }
 
 CASES: dict[str, tuple[Case, ...]] = {
@@ -165,6 +175,12 @@ CASES: dict[str, tuple[Case, ...]] = {
         ),
         Case("6 points from the start", 256, level=dip(0, 0.06, EVALUATIONS)),
         Case("the same, with a zigzag of 3 points", 256, level=zigzag),
+    ),
+    "A rise of 20 points in six evaluations, 256 items": (
+        Case("kept", 256, level=rise(0.0)),
+        Case("3 points lost after four evaluations, for ten", 256, level=rise(0.03, length=10)),
+        Case("12 points lost after two evaluations", 256, level=rise(0.12, at=8)),
+        Case("12 points lost after four evaluations", 256, level=rise(0.12)),
     ),
     "Wobble on a plateau, standard deviation 2.5 points": tuple(
         Case(f"{items} items", items, level=wobble, runs=CLOSE) for items in (128, 256)
