@@ -11,7 +11,8 @@ the part is at its threshold with that one too. In doubt as well is an evaluatio
 errors and more than the accepted decline below the level of those before it, or JUMP above that level and
 above the newest of them. If the next one is nearer to those before than to it, it was no evaluation at all (a
 server that failed or that says 1, items without a completion): every part goes back to where it was before,
-and the next one takes its place. One that is too high by mistake would be the level that all others fall from.
+and the next one takes its place. One that is too high by mistake would be the level that all others fall
+from.
 
 No guarantee is lost by that. Where nobody alarms, an outlier below is taken back only if it also lies below
 the start, so that evidence of a decline can only become less; otherwise parts go back only after an alarm,

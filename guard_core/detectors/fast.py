@@ -18,7 +18,8 @@ CUSUM takes the largest term instead of the sum, which is slower where the level
   if it lies above the baseline by RISEN standard errors. Evaluations up to a alone decide that, so it is a
   predictable weight. A run that stays at its baseline is left to the start chart, which knows that level
   better; so the two charts need not share alpha. The short window is for what rises and is lost again before
-  there are 2·lag evaluations of it.
+  there are 2·lag evaluations of it: it is counted where it lies as far above the longer one, too, and so not
+  for the best of many short stretches of a plateau.
 Both lower the level by `max_decline`: a policy that learns moves up and down, and a decline of that much is
 accepted. What is lost beyond that counts in units of how much the run moves anyway: where its evaluations
 vary by phi times what independent items explain (`dispersion`), an excess of D is taken for one of
@@ -280,7 +281,24 @@ def plateau_odds(design: Design, history: ScoreHistory, accepted: float, wider: 
     spread = design.variance(now)[..., None] * (1 / since + 1 / length)
     prior = 1 / (design.horizon * len(design.windows))
     fall = (level - after - accepted) / np.sqrt(wider)[..., None]
-    return np.asarray(prior * odds(drop, fall, spread)), risen
+    counted = (length > design.windows[0]) | _fresh(design, history, since, length, wider)
+    return np.asarray(prior * odds(drop, fall, spread)), risen & counted
+
+
+def _fresh(design: Design, history: ScoreHistory, since: Indices, length: Indices, wider: Array) -> Flags:
+    """Where the level of so many evaluations lies above that of 2·lag, shape (B, m, K).
+
+    The baseline stands for evaluations that there were not yet. The longer level has the shorter one in it,
+    so the variances of the two are subtracted (Hausman, 1978).
+    """
+    kept = min(history.count, design.kept)
+    longer = np.minimum(design.windows[1], kept - since)
+    weight = longer + np.minimum(design.passes[..., None], design.windows[1] - longer)
+    before = history.sums[..., -1 - since]
+    level = (before - history.sums[..., -1 - since - length]) / length
+    of_longer = before - history.sums[..., -1 - since - longer] + (weight - longer) * design.score[..., None]
+    error = np.sqrt((design.noise * wider)[..., None] * np.maximum(1 / length - 1 / weight, 0.0))
+    return np.asarray(level >= of_longer / weight + RISEN * error)
 
 
 def readings(design: Design, history: ScoreHistory, accepted: float) -> tuple[Array, Array]:

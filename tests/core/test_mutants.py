@@ -260,6 +260,8 @@ MUTANTS: list[Mutant] = [
     (FAST, "means.shape[-1] - QUIET", "means.shape[-1]"),
     (FALL, "return (self.lag + 1) // 2, 2 * self.lag, 4", "return self.lag, 2 * self.lag, 4"),
     (FALL, "return (self.lag + 1) // 2, 2 * self.lag, 4", "return 2 * self.lag, 2 * self.lag, 4"),
+    (FALL, "risen & counted", "risen"),
+    (FALL, "return np.asarray(level >= of_longer / weight + RISEN * error)", "return np.asarray(level < 0)"),
     (DOUBT, "JUMP * noise", "1e9 * noise"),
     (DOUBT, "max((level, *before.means[-1:]))", "level"),
     (DOUBT, "mean <= self.halfway if self.above", "mean >= self.halfway if self.above"),

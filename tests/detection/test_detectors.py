@@ -273,7 +273,7 @@ def test_fast_keeps_its_rate_at_the_baseline_and_at_every_level_above():
     """800 runs, alpha 0.1: the standard error is 0.015, with the 200 baselines as clusters at most."""
     at_baseline, *above = [false_stops(rise) for rise in (0.0, 0.03, 0.06, 0.2)]
     assert 0.055 < at_baseline < 0.145
-    assert max(above) < 0.145 and above[-1] > 0.03
+    assert max(above) < 0.145 and above[-1] > 0.02
 
 
 @pytest.mark.parametrize("rises", [0.0, 0.2], ids=["start", "plateau"])
