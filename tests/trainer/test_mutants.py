@@ -292,13 +292,13 @@ def test_every_broken_rule_fails_a_test(tmp_path: Path) -> None:
 
 def main(directory: Path) -> None:
     """Fork a child for each mutant that is due; write those that no test noticed to `survivors.json`."""
-    import tests.trainer.tiny  # loads torch, datasets and TRL, and nothing of ours
-
-    assert tests.trainer.tiny and not any(name.startswith(ROOMS) for name in sys.modules)
     noticed = Noticed(__file__)
     rows = {digest_of((ROOT / row[0], TESTS / row[3][0]), *row[:3], *row[3]): row for row in MUTANTS}
     due = {digest: row for digest, row in rows.items() if not noticed.has(digest)}
     if due:
+        import tests.trainer.tiny  # loads torch, datasets and TRL, and nothing of ours
+
+        assert tests.trainer.tiny and not any(name.startswith(ROOMS) for name in sys.modules)
         whole = directory / "whole.log"
         assert run_tests(ROOT, sorted({row[3] for row in due.values()}), whole) == 0, whole.read_text()[
             -4000:
