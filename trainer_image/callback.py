@@ -167,7 +167,8 @@ class GuardCallback(TrainerCallback):
         self._sampling = None
         self._rollouts = self._rollouts_step = None
         self._last_step = None
-        self._began, self._best = state.global_step, ""
+        self._began = state.global_step
+        self._best = ""
         self._told_no_reward = False
         self._experiment = Experiment()
         self.stop = None
