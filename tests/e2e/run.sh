@@ -2,7 +2,8 @@
 # Every end-to-end test: first those that mind their own namespace, two at a time, because most of their time is
 # waiting; then, one by one, those marked `alone`, which take something away from all. RLGUARD_E2E names the file of a
 # cluster that is there; else one is made, and deleted after. One of its name that was left behind goes first: up.sh
-# would keep it, and what runs in it would take the cores of the tests. Arguments go to pytest.
+# would keep it, and what runs in it would take the cores of the tests. RLGUARD_E2E_SHORT leaves out those marked `long`.
+# Arguments go to pytest.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$HERE/../.."
@@ -15,7 +16,8 @@ if [[ -z ${RLGUARD_E2E:-} ]]; then
   "$HERE/cluster/up.sh" >"$RLGUARD_E2E"
 fi
 
+short=${RLGUARD_E2E_SHORT:+ and not long}
 status=0
-.venv/bin/pytest -q --durations=20 -n 2 --dist loadgroup -m "not alone" "$@" tests/e2e || status=$?
-.venv/bin/pytest -q --durations=20 -m alone "$@" tests/e2e || status=$?
+.venv/bin/pytest -q --durations=20 -n 2 --dist loadgroup -m "not alone$short" "$@" tests/e2e || status=$?
+.venv/bin/pytest -q --durations=20 -m "alone$short" "$@" tests/e2e || status=$?
 exit "$status"

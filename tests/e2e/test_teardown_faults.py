@@ -78,6 +78,7 @@ def test_two_operators_that_both_lead_act_as_one(namespace: Namespace) -> None:
 # -- what the operator needs -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_the_training_operator_is_away(namespace: Namespace) -> None:
     """Its webhook refuses every patch, so the workload is deleted; nothing of it comes back."""
@@ -130,6 +131,7 @@ def test_the_api_server_is_away(namespace: Namespace) -> None:
     assert "Failed" not in obedient.conditions, "a run that the guard ended has not failed by itself"
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_stopped_stays_stopped_after_an_outage_of_the_api_server(namespace: Namespace) -> None:
     """The training-operator comes back with a cache from before, and may make the pod again."""

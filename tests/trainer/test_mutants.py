@@ -49,6 +49,18 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (CONFIG, "    if not re.fullmatch(", "    if False and not re.fullmatch(", (ENTRYPOINT, "cannot_be_one")),
     (CONFIG, " / run)}", ")}", (ENTRYPOINT, "goes_on_from")),
     (CONFIG, '"model": given, ', "", (ENTRYPOINT, "goes_on_from")),
+    # The best checkpoint.
+    (CALLBACK, "if self._keep_best and os.path", "if os.path", (CALLED, "spared_on_request")),
+    (CALLBACK, "os.path.abspath(own) == self._best:", "self._best:", (CALLED, "spared_on_request")),
+    (CALLBACK, "        self._spare_the_best(args, state)\n", "", (CALLED, "every_rank_spares")),
+    (CALLBACK, "    if args.save_total_limit == 1:\n", "    if False:\n", (CALLED, "could_not_spare")),
+    (
+        CALLBACK,
+        "    if args.metric_for_best_model is not None:\n",
+        "    if False:\n",
+        (CALLED, "could_not_spare"),
+    ),
+    (EXPERIMENT, "return News(stop, new, best)", "return News(stop, new)", (CALLED, "spared_on_request")),
     # Rollouts.
     (CALLBACK, " or not self._metrics.generated:", ":", (CALLED, "never_sent")),
     (METRICS, '= "reward" in values', "= True", (CALLED, "never_sent")),
