@@ -163,7 +163,7 @@ class FaultProxy:
             handler.send_header("Transfer-Encoding", "chunked")
             handler.end_headers()
             self._pass_stream_on(handler, answer)
-        except OSError:
+        except (OSError, http.client.HTTPException):  # the server was killed in the middle of an answer
             handler.close_connection = True
         finally:
             upstream.close()
