@@ -267,7 +267,7 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
     """A fired or halted run is stopped, and stopped again, until no pod is left."""
     if says.fired.status != "True" and says.halted is None:
         return None
-    job, stop = snapshot.job, snapshot.job.status.stop
+    job, stop = snapshot.job, _by_now(snapshot.job.status.stop, now)
     guarded = condition_of(job.status, ConditionType.GUARDED)
     first = StopStatus(requested_at=now, method=_first_method(snapshot))
     if _nothing_can_run(snapshot):
@@ -302,6 +302,14 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
         )
     report = Report(Phase.STOPPING, says(stopped, guarded), _workload_ref(snapshot), stop)
     return Decision(report, actions, STOPPING_SECONDS)
+
+
+def _by_now(stop: StopStatus | None, now: datetime) -> StopStatus | None:
+    """The same with no time in the future: a clock went back, and nothing waits until it has caught up."""
+    if stop is None:
+        return None
+    empty = None if stop.empty_since is None else min(stop.empty_since, now)
+    return stop.model_copy(update={"requested_at": min(stop.requested_at, now), "empty_since": empty})
 
 
 def _empty(snapshot: Snapshot, says: _Conditions, stop: StopStatus, now: datetime) -> Decision:

@@ -1140,6 +1140,27 @@ def test_a_request_that_was_lifted_is_dated_anew_once() -> None:
         assert later is not None and later.method == method
 
 
+def test_a_request_from_the_future_is_followed_by_a_harder_one_all_the_same() -> None:
+    """The clock that dated it was an hour ahead: it counts from now, not from in an hour."""
+    status = {**REF, **guard(fire=FIRE), **stop("Stop", -3600)}
+    stuck = Snapshot(job(status), workload(), (pod(),))
+    first = decide(stuck, NOW)
+    assert first.report.stop is not None and first.report.stop.requested_at == NOW
+    again = Snapshot(replace(stuck.job, status=_after(first, stuck)), workload(), (pod(),))
+    for seconds, method in ((REASSERT_SECONDS - 1, StopMethod.STOP), (REASSERT_SECONDS, StopMethod.DELETE)):
+        later = decide(again, NOW + timedelta(seconds=seconds)).report.stop
+        assert later is not None and later.method == method
+
+
+def test_stopped_is_said_soon_although_the_clock_went_back_since_the_last_pod_ended() -> None:
+    status = {**REF, **guard(fire=FIRE), **stop("Stop", 1, emptySince=-3600)}
+    gone = Snapshot(job(status), workload(WorkloadState.FAILED))
+    first = decide(gone, NOW)
+    assert first.look_again is not None and first.look_again <= SETTLE_SECONDS
+    after = replace(gone, job=replace(gone.job, status=_after(first, gone)))
+    assert decide(after, NOW + timedelta(seconds=SETTLE_SECONDS)).report.phase is Phase.STOPPED
+
+
 def test_a_queue_that_resumes_the_run_at_once_does_not_keep_it_going() -> None:
     """Each time its pods end, are gone for a moment, and are back before the run was called stopped."""
     looks = [

@@ -390,6 +390,8 @@ MUTANTS: list[Mutant] = [
     (DECIDE, "SETTLE_SECONDS if stop.method == _first_method(snapshot) else SETTLE_ESCALATED_SECONDS",
      "SETTLE_SECONDS"),
     (DECIDE, '{"empty_since": stop.empty_since or now}', '{"empty_since": now}'),
+    (DECIDE, "min(stop.empty_since, now)", "stop.empty_since"),
+    (DECIDE, "min(stop.requested_at, now)", "stop.requested_at"),
     (DECIDE, '{"stopped_at": stop.stopped_at or now}', '{"stopped_at": now}'),
     (DECIDE, "LATER_SECONDS if lasted < LATER_SECONDS else None", "None"),
     (DECIDE, "LATER_SECONDS if lasted < LATER_SECONDS else None", "LATER_SECONDS"),
