@@ -21,18 +21,18 @@ class Fault(StrEnum):
     OPERATOR_KILLED = "operator killed"
     LEADER_PAUSED = "leader paused, then resumed"
     OPERATOR_CUT_OFF = "operator cut off from the API server"
-    WATCHES_FROZEN = "an operator's watches frozen"
+    WATCHES_FROZEN = "watches frozen"
     API_SERVER_KILLED = "kube-apiserver killed"
     ETCD_KILLED = "etcd killed"
     GUARDS_KILLED = "guards killed"
     GUARDS_CUT_OFF = "guards cut off from the API server"
-    DISK_FULL = "guards' disk full"
+    DISK_FULL = "disk full"
     CLOCK_JUMPS = "clocks jump"
     TRAINING_OPERATOR_AWAY = "training-operator away"
 
 
 TWO_LEADERS = "two leaders at once, operators killed"
-MIXED = "all of these, overlapping"
+MIXED = "all of these"
 
 
 @dataclass(frozen=True, slots=True)

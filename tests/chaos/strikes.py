@@ -116,8 +116,8 @@ class Field:
                     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     def _jump(self, pick: float) -> Mend:
-        """The clock of one operator, or that of all guards; it stays off until it is mended."""
-        clocks = [*(one.clock for one in self.replicas), self.guards_clock]
+        """The clock of the leader, of the other operator or of all guards, off until it is mended."""
+        clocks = [self._operator(0.0).clock, self._operator(1.0).clock, self.guards_clock]
         clock = clocks[int(pick * 1000) % len(clocks)]
         assert clock is not None
         clock.jump_to(int((pick - 0.5) * 2 * JUMP_SECONDS))
