@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ def main() -> int:
     add("--only", help="only the round of this name")
     add("--page", type=Path, help="write the results to this page")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))  # what it started ends with it
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     rounds = [one for one in plan(seed, options.runs) if options.only in {None, one.name}]
     if not rounds:

@@ -39,6 +39,8 @@ LOOK_SECONDS = 0.3
 #: The least that a job may ask for: no guard here may be met as silent.
 SILENCE = {"afterSeconds": 30, "action": "Stop"}
 GUARD = "rlguard-guard"
+#: A rise of the KL is counted from what the first five steps had.
+START_STEPS = 10
 PREFIX = "RLGUARD_GUARD_CLUSTER__"
 #: A container that ended is started again within these seconds.
 RESTART_SECONDS = (0.3, 2.0)
@@ -58,6 +60,11 @@ class Training:
         self.restarts, self.up_again = 0, 0.0
         self.gone_at: float | None = None
         self.phase = ""
+
+    def acts(self, now: float) -> bool:
+        """Whether it is time to hack or to end; a guard that was late has seen the run's start first."""
+        seen = 0 if self.trainer is None else len(self.trainer.acknowledged)
+        return now >= self.run.acts and seen >= START_STEPS
 
 
 class Cluster:
@@ -143,7 +150,7 @@ class Cluster:
                 one.world.kubelet_ends(pod)
         elif workload is None or (_is_told(workload) and not self.training_operator_away):
             one.world.delete(pod)  # without its owner, the garbage collector does it
-        elif not one.run.hacks and now >= one.run.acts:
+        elif not one.run.hacks and one.acts(now):
             self._succeed(one)
         elif (pod.get("status") or {}).get("phase") != "Running":
             one.had_pod = True
@@ -151,7 +158,7 @@ class Cluster:
             one.world.workload_condition("Running")
         else:
             self._keep_running(one, pod)
-            if one.trainer is not None and one.run.hacks and now >= one.run.acts:
+            if one.trainer is not None and one.run.hacks and one.acts(now):
                 one.trainer.hack()
 
     def _submit(self, one: Training) -> None:
