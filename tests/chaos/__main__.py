@@ -55,7 +55,9 @@ def main() -> int:
 def _commit() -> str:
     """The commit that is tried, and whether something was changed since."""
     return (_git("rev-parse", "--short=12", "HEAD") or "unknown") + (
-        " with changes" if _git("status", "--porcelain", "--", ":!docs/reliability.md") else ""
+        " with changes"
+        if _git("status", "--porcelain", "--untracked-files=no", "--", ":!docs/reliability.md")
+        else ""
     )
 
 
