@@ -57,7 +57,7 @@ control-plane: ## Build kube-apiserver and etcd for the integration tests, once;
 chart-tools: ## Build helm, kustomize and promtool for the chart's tests, once.
 	@CACHE=$(CACHE) tests/chart/build.sh
 
-.PHONY: demo help install lock lint format generate site verify control-plane chart-tools
+.PHONY: demo help install lock lint format generate site verify control-plane chart-tools mutants
 
 test: lint browser control-plane chart-tools ## Every check: lint, the rules with their coverage, all other tests, then e2e.
 	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
@@ -65,6 +65,9 @@ test: lint browser control-plane chart-tools ## Every check: lint, the rules wit
 	$(MAKE) --no-print-directory test-vllm
 	@if docker info >/dev/null 2>&1; then $(MAKE) --no-print-directory e2e; else \
 	  echo "make test: the end-to-end tests on kind were NOT run: no Docker daemon responds here" >&2; fi
+
+mutants: install ## Test every row of the mutant tables, and write down which were noticed.
+	RLGUARD_MUTANTS=all $(VENV)/bin/pytest -q -n 2 --dist loadfile $$(find tests -name 'test_*mutants.py')
 
 # vLLM needs another torch than the rest, so it has a lock and an environment of its own, of 6 GB, kept by the lock's digest.
 VLLM := $(CACHE)/vllm-$(shell sha256sum tests/vllm/requirements.lock | cut -c1-12)

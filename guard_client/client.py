@@ -64,10 +64,11 @@ class NeededView(EvaluationsNeeded):
 
 
 class EvaluationView(_Lenient):
-    """The part of `guard_core.wire.EvaluationSummary` that a trainer shows."""
+    """The part of `guard_core.wire.EvaluationSummary` that a trainer acts on or shows."""
 
     step: int
     score: float
+    path: str = ""
 
 
 class VerdictView(_Lenient):
@@ -93,6 +94,7 @@ class VerdictView(_Lenient):
     heldout_ema: float | None = None
     kl_ema: float | None = None
     last_evaluation: EvaluationView | None = None
+    best_evaluation: EvaluationView | None = None
     conditions: tuple[ConditionView, ...] = ()
 
     @property

@@ -90,9 +90,6 @@ class ClientSettings:
         limit = _seconds(environ, "RLGUARD_UNREACHABLE_SECONDS", "300")
         if limit <= 0:
             raise GuardConfigError(f"RLGUARD_UNREACHABLE_SECONDS must be > 0 seconds, got {limit!r}")
-        rollouts = environ.get("RLGUARD_ROLLOUTS", "1")
-        if rollouts not in ("0", "1"):
-            raise GuardConfigError(f"RLGUARD_ROLLOUTS must be 1 or 0, got {rollouts!r}")
         return cls(
             url,
             environ.get("RLGUARD_TOKEN") or None,
@@ -102,7 +99,7 @@ class ClientSettings:
             unreachable_seconds=limit,
             drain_seconds=_seconds(environ, "RLGUARD_DRAIN_SECONDS", "0"),
             max_lag=_count("RLGUARD_MAX_LAG", environ.get("RLGUARD_MAX_LAG") or None),
-            rollouts=rollouts == "1",
+            rollouts=switch(environ, "RLGUARD_ROLLOUTS", "1"),
         )
 
 
@@ -112,6 +109,14 @@ def refuse_other(name: str, value: object, kind: type, form: str) -> None:
     if not fits and not (value is None and name in _MAY_BE_NONE):
         shown = f"a value of type {type(value).__name__}" if name == "token" else repr(value)
         raise GuardConfigError(f"{name} must be {form}, got {shown}")
+
+
+def switch(environ: Mapping[str, str], name: str, default: Literal["0", "1"]) -> bool:
+    """Whether a variable is 1; raises `GuardConfigError` if it is neither that nor 0."""
+    text = environ.get(name, default)
+    if text not in ("0", "1"):
+        raise GuardConfigError(f"{name} must be 1 or 0, got {text!r}")
+    return text == "1"
 
 
 def _count(name: str, text: str | None) -> int | None:

@@ -103,6 +103,11 @@ TRAINER_ENVIRONMENT = {
         "never wait",
         "How many checkpoints may be unscored before training waits for the guard when it has saved one.",
     ),
+    "RLGUARD_KEEP_BEST": (
+        "0 or 1",
+        "`0`",
+        "Whether `save_total_limit` spares the checkpoint with the best held-out score so far.",
+    ),
     "RLGUARD_RESUME_FROM": (
         "path",
         "none",

@@ -19,6 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Self
 
@@ -28,7 +29,7 @@ from guard_client.errors import GuardConfigError
 from guard_client.guard import LAG_POLL_SECONDS, Guard
 from guard_client.rollouts import Candidate
 from guard_client.samples import StepSample, sample_of
-from guard_client.settings import ClientSettings, refuse_other
+from guard_client.settings import ClientSettings, refuse_other, switch
 from guard_client.stopping import Stop
 from guard_core.wire import Sampling
 from trainer_image import ranks
@@ -71,6 +72,8 @@ class GuardCallback(TrainerCallback):
             for an hour of waiting (`unreachable_seconds` if that is more) is treated as an unreachable one.
         rollouts: whether a few completions on training prompts are shown in the guard's dashboard and report:
             of the first step, and of each checkpoint.
+        keep_best: whether `save_total_limit` spares the checkpoint with the best held-out score so far, which
+            counts as one of those that are kept.
 
     Raises:
         GuardConfigError: an argument is wrong.
@@ -89,6 +92,7 @@ class GuardCallback(TrainerCallback):
         drain_seconds: float = 0.0,
         max_lag: int | None = None,
         rollouts: bool = True,
+        keep_best: bool = False,
     ) -> None:
         self._settings = ClientSettings(
             url,
@@ -102,7 +106,8 @@ class GuardCallback(TrainerCallback):
             rollouts=rollouts,
         )
         refuse_other("strict", strict, bool, "True or False")
-        self._strict = strict
+        refuse_other("keep_best", keep_best, bool, "True or False")
+        self._strict, self._keep_best = strict, keep_best
         self._optional = False
         self._guard: Guard | None = None
         self._trainer: Any = None
@@ -115,6 +120,7 @@ class GuardCallback(TrainerCallback):
         self._told_no_reward = False
         self._told_no_rollouts = False
         self._experiment = Experiment()
+        self._best = ""  # the checkpoint with the best held-out score, where one has a score
         #: Why this run was stopped, or None; on every rank.
         self.stop: Stop | None = None
 
@@ -126,16 +132,14 @@ class GuardCallback(TrainerCallback):
             environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_CA`,
                 `RLGUARD_ATTEMPT`, `RLGUARD_STRICT` (1 or 0), `RLGUARD_ON_UNREACHABLE` (stop or continue),
                 `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`,
-                `RLGUARD_ROLLOUTS` (1 or 0).
+                `RLGUARD_ROLLOUTS` (1 or 0), `RLGUARD_KEEP_BEST` (1 or 0).
             optional: without `RLGUARD_URL`, train without a guard; a warning says that the run is unguarded.
 
         Raises:
             GuardConfigError: naming the variable that is missing or wrong.
         """
-        strict = environ.get("RLGUARD_STRICT", "1")
-        if strict not in ("0", "1"):
-            raise GuardConfigError(f"RLGUARD_STRICT must be 1 or 0, got {strict!r}")
-        callback = cls(None, strict=strict == "1")
+        strict, keep_best = switch(environ, "RLGUARD_STRICT", "1"), switch(environ, "RLGUARD_KEEP_BEST", "0")
+        callback = cls(None, strict=strict, keep_best=keep_best)
         callback._settings = ClientSettings.from_env(environ, optional=optional)
         callback._optional = optional
         return callback
@@ -148,8 +152,11 @@ class GuardCallback(TrainerCallback):
         """Connect, and stop before the first step if the guard has already fired.
 
         Raises:
-            GuardConfigError: no checkpoint of this run could ever be scored.
+            GuardConfigError: no checkpoint of this run could ever be scored, or its rotation could not spare
+                the best one (`keep_best`).
         """
+        if self._keep_best:
+            _refuse_other_rotation(args)
         self._trainer = _calling_trainer(self, state)
         self._guard = self._make_guard() if state.is_world_process_zero else None
         reason = None if self._guard is None else unscorable(args, state, self._trainer)
@@ -161,6 +168,7 @@ class GuardCallback(TrainerCallback):
         self._rollouts = self._rollouts_step = None
         self._last_step = None
         self._began = state.global_step
+        self._best = ""
         self._told_no_reward = False
         self._experiment = Experiment()
         self.stop = None
@@ -193,6 +201,7 @@ class GuardCallback(TrainerCallback):
             self._report(sample)
         if self.stop is None:
             self._stop_if(self._agreed(args), control)
+        self._spare_the_best(args, state)
         return control
 
     def on_log(
@@ -241,6 +250,12 @@ class GuardCallback(TrainerCallback):
             self._guard.finish(state.global_step, self._began)
         self._guard = None
         return control
+
+    def _spare_the_best(self, args: TrainingArguments, state: TrainerState) -> None:
+        """Tell the Trainer's rotation, on every rank, which checkpoint it must not delete."""
+        own = Path(args.output_dir) / Path(self._best).name
+        if self._keep_best and os.path.abspath(own) == self._best:
+            state.best_model_checkpoint = str(own)
 
     def _wait_for_the_guard(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl
@@ -385,6 +400,7 @@ class GuardCallback(TrainerCallback):
         if news is None:
             return None
         self._experiment.log(self._trainer, news.figures)
+        self._best = news.best
         return news.stop
 
     def _stop_if(self, stop: Stop | None, control: TrainerControl) -> None:
@@ -415,6 +431,19 @@ class GuardCallback(TrainerCallback):
         if self._trainer is not None:
             vars(self._trainer).pop("get_batch_samples", None)
             self._trainer = None
+
+
+def _refuse_other_rotation(args: TrainingArguments) -> None:
+    if args.metric_for_best_model is not None:
+        raise GuardConfigError(
+            f"keep_best needs metric_for_best_model to be unset, got {args.metric_for_best_model!r}: the "
+            "Trainer spares one best checkpoint only (load_best_model_at_end sets it, too)"
+        )
+    if args.save_total_limit == 1:
+        raise GuardConfigError(
+            "keep_best needs save_total_limit to be 2 or more, got 1: the Trainer would delete the newest "
+            "checkpoint at its end, before it is scored"
+        )
 
 
 def _calling_trainer(callback: TrainerCallback, state: TrainerState) -> Any:

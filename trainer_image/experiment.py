@@ -59,10 +59,11 @@ def are_ours(logs: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What rank 0 tells the others: why training must stop, and figures that are new."""
+    """What rank 0 tells the others: why training must stop, new figures, and the best checkpoint, if any."""
 
     stop: Stop | None
     figures: Mapping[str, float]
+    best: str = ""
 
 
 @dataclass
@@ -77,7 +78,8 @@ class Experiment:
         figures = verdict_figures(stop, verdict)
         new = figures if figures != self._newest else {}
         self._newest = figures
-        return News(stop, new) if stop is not None or new else None
+        best = "" if verdict is None or verdict.best_evaluation is None else verdict.best_evaluation.path
+        return News(stop, new, best) if stop is not None or new else None
 
     def log(self, trainer: Any, figures: Mapping[str, float]) -> None:
         """Give the figures to everything that this trainer logs to; all ranks do, as they do with its own."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from guard_cli.calibrate.propose import DROPS, MOST_SIMULATED, Costs, Sizes
+from guard_cli.calibrate.propose import MOST_SIMULATED, Costs, Sizes
 from guard_cli.colours import GAP, HELDOUT, IN_LOOP, KL, MUTED
 from guard_cli.errors import CliError
 from guard_core.policy import Policy
@@ -54,7 +54,7 @@ def _draw_costs(axis: Axes, policy: Policy, found: Costs) -> None:
     for offset, (name, colour) in zip((-0.19, 0.19), DETECTORS, strict=True):
         delays = getattr(found, name)
         heights = [min(delay.median, horizon) for delay in delays]
-        places = [i + offset for i in range(len(DROPS))]
+        places = [i + offset for i in range(len(found.drops))]
         bars = axis.bar(places, heights, width=0.36, color=colour, label=name)
         for bar, delay in zip(bars, delays, strict=True):
             if math.isinf(delay.median):
@@ -64,7 +64,7 @@ def _draw_costs(axis: Axes, policy: Policy, found: Costs) -> None:
     for i, least in enumerate(found.least):
         label = "least possible (mean)" if i == 0 else ""
         axis.hlines(min(least, horizon), i - 0.4, i + 0.4, color="black", linestyle="--", label=label)
-    axis.set_xticks(range(len(DROPS)), [f"{100 * drop:g} points" for drop in DROPS])
+    axis.set_xticks(range(len(found.drops)), [f"{100 * drop:g} points" for drop in found.drops])
     axis.set_ylabel("median delay (evaluations)")
     axis.set_ylim(0, horizon * 1.12)
     axis.set_title("delay after a sudden fall", fontsize=10)
@@ -74,7 +74,7 @@ def _draw_costs(axis: Axes, policy: Policy, found: Costs) -> None:
 def _draw_items(axis: Axes, found: Costs, sizes: Sizes, needed: Sequence[int | None]) -> None:
     """What `Sizes` says for each number of items; what is not seen in time stands in a row above."""
     missed = sizes.in_time * 1.4
-    for index, (drop, colour) in enumerate(zip(DROPS, COLOURS, strict=True)):
+    for index, (drop, colour) in enumerate(zip(found.drops, COLOURS, strict=False)):
         delays = [sizes.delays(items)[index].median for items in ITEM_COUNTS]
         label = f"{100 * drop:g} points"
         if (items := needed[index]) is not None:

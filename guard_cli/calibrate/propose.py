@@ -65,8 +65,12 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Delays by detector, and the least that any detector of this false-stop rate needs on average."""
+    """Delays by detector, and the least that any detector of this false-stop rate needs on average.
 
+    `drops`: those of `DROPS` that the baseline's score can have; the delays are for these.
+    """
+
+    drops: tuple[float, ...]
     calibrated: tuple[Delay, ...]
     heldout_guard: tuple[Delay, ...]
     least: tuple[float, ...]
@@ -116,15 +120,17 @@ def round_up(value: float) -> float:
 
 
 def costs(world: World, baseline: Baseline, policy: Policy, rate: float) -> Costs:
-    """What the detectors of `policy` cost in delay for sudden falls of `DROPS`."""
+    """What the detectors of `policy` cost in delay for sudden falls of `DROPS`, none to below 0."""
+    drops = tuple(drop for drop in DROPS if drop <= world.strata.score)
     horizon = policy.calibrated.horizon
     detector = CalibratedDetector(_in_force(policy), baseline)
     return Costs(
-        calibrated=tuple(_calibrated_delay(world, detector, drop, horizon) for drop in DROPS),
-        heldout_guard=tuple(_guard_delay(world, policy.heldout_guard, drop, horizon) for drop in DROPS),
+        drops=drops,
+        calibrated=tuple(_calibrated_delay(world, detector, drop, horizon) for drop in drops),
+        heldout_guard=tuple(_guard_delay(world, policy.heldout_guard, drop, horizon) for drop in drops),
         least=tuple(
             least_delay(information(world.strata, world.samples, drop, world.items), rate, horizon)
-            for drop in DROPS
+            for drop in drops
         ),
         items=world.items,
     )
@@ -192,6 +198,7 @@ class Sizes:
         self._world = world
         self._baseline = baseline
         self._policy = policy
+        self._drops = found.drops
         self._known = {found.items: found.calibrated}
 
     @property
@@ -200,11 +207,11 @@ class Sizes:
         return math.floor(IN_TIME * self._policy.calibrated.horizon)
 
     def delays(self, items: int) -> tuple[Delay, ...]:
-        """For each of `DROPS`; of more than `in_time` where fewer than half of the runs fire in time."""
+        """For each of `drops`; of more than `in_time` where fewer than half of the runs fire in time."""
         if items not in self._known:
             world, detector = self._resized(items)
             self._known[items] = tuple(
-                _calibrated_delay(world, detector, drop, self.in_time) for drop in DROPS
+                _calibrated_delay(world, detector, drop, self.in_time) for drop in self._drops
             )
         return self._known[items]
 
@@ -220,21 +227,21 @@ class Sizes:
         return World.of(resized, noise, world.seed), CalibratedDetector(_in_force(self._policy), resized)
 
 
-def items_needed(world: World, sizes: Sizes, found: Costs, policy: Policy, drop_index: int) -> int | None:
-    """Items like these with which the fall would be seen in time; None if these are enough.
+def items_needed(world: World, sizes: Sizes, found: Costs, policy: Policy, index: int) -> int | None:
+    """Items like these with which `found.drops[index]` would be seen in time; None if these are enough.
 
     A power of two, first guessed by `expected_delay`, then simulated up to `MOST_SIMULATED`. More than
     `MOST_ITEMS` for a fall that is accepted.
     """
-    drop = DROPS[drop_index]
+    drop = found.drops[index]
     if drop <= policy.calibrated.max_decline:
         return 2 * MOST_ITEMS
-    if found.calibrated[drop_index].median <= sizes.in_time:
+    if found.calibrated[index].median <= sizes.in_time:
         return None
     items = 64
     while items <= MOST_ITEMS:
         likely = items > found.items and expected_delay(world, found, policy, drop, items) <= sizes.in_time
-        if likely and (items > MOST_SIMULATED or sizes.delays(items)[drop_index].median <= sizes.in_time):
+        if likely and (items > MOST_SIMULATED or sizes.delays(items)[index].median <= sizes.in_time):
             break
         items *= 2
     return items

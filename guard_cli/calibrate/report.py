@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -28,6 +27,21 @@ def show_costs(
 
     A fall by more than `score`, the baseline's, cannot happen, and has no delay.
     """
+    if found.drops:
+        _show_delays(console, policy, found)
+    if impossible := [f"{100 * drop:g}" for drop in DROPS if drop not in found.drops]:
+        console.print(
+            f"A score of {score:.3g} cannot fall by {' or '.join(impossible)} points. A run from there is "
+            "judged by a rise of its reward, and once it stands on a level that it has risen to.",
+            soft_wrap=True,
+        )
+    for drop, delay, items in zip(found.drops, found.calibrated, needed, strict=True):
+        if items is not None:
+            horizon, accepted = policy.calibrated.horizon, policy.calibrated.max_decline
+            console.print(_advice(found.items, drop, delay, items, horizon, accepted), soft_wrap=True)
+
+
+def _show_delays(console: Console, policy: Policy, found: Costs) -> None:
     horizon, alpha = policy.calibrated.horizon, policy.calibrated.alpha
     console.print(
         f"Median delay, in evaluations, after a sudden fall of the held-out score, with at most {alpha:.3g} "
@@ -36,28 +50,12 @@ def show_costs(
     )
     table = Table(pad_edge=False)
     table.add_column("detector", no_wrap=True)
-    for drop in DROPS:
+    for drop in found.drops:
         table.add_column(f"{100 * drop:g} points", justify="right")
-    table.add_row("calibrated", *_possible(score, map(_cell, found.calibrated)))
-    table.add_row("heldout_guard", *_possible(score, map(_cell, found.heldout_guard)))
-    least = (f"{least:.0f}" for least in found.least)
-    table.add_row("least possible (mean)", *_possible(score, least), style="dim")
+    table.add_row("calibrated", *map(_cell, found.calibrated))
+    table.add_row("heldout_guard", *map(_cell, found.heldout_guard))
+    table.add_row("least possible (mean)", *(f"{least:.0f}" for least in found.least), style="dim")
     console.print(table)
-    if score < DROPS[-1]:
-        console.print(
-            f"-: a score of {score:.3g} cannot fall by so much. A run from there is judged by a rise of its "
-            "reward, and once it stands on a level that it has risen to.",
-            soft_wrap=True,
-        )
-    for drop, delay, items in zip(DROPS, found.calibrated, needed, strict=True):
-        if items is not None and drop <= score:
-            accepted = policy.calibrated.max_decline
-            console.print(_advice(found.items, drop, delay, items, horizon, accepted), soft_wrap=True)
-
-
-def _possible(score: float, cells: Iterable[str]) -> Iterator[str]:
-    """The cells of `DROPS`, without those of falls that a score cannot have."""
-    return (cell if drop <= score else "-" for drop, cell in zip(DROPS, cells, strict=True))
 
 
 def _cell(delay: Delay) -> str:
@@ -159,7 +157,7 @@ def as_json(policy: Policy, found: Costs | None, needed: list[int | None], runs:
                 "items_needed": items,
             }
             for drop, a, b, least, items in zip(
-                DROPS, found.calibrated, found.heldout_guard, found.least, needed, strict=True
+                found.drops, found.calibrated, found.heldout_guard, found.least, needed, strict=True
             )
         ],
         "from_runs": None

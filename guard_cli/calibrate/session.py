@@ -13,7 +13,7 @@ from rich.markup import escape
 from guard_cli.calibrate import report
 from guard_cli.calibrate.good_runs import FromRuns, learn, read_runs
 from guard_cli.calibrate.inputs import Given, read_baseline
-from guard_cli.calibrate.propose import DROPS, Costs, Sizes, costs, items_needed, propose_guard
+from guard_cli.calibrate.propose import Costs, Sizes, costs, items_needed, propose_guard
 from guard_cli.calibrate.simulate import World
 from guard_core.policy import CalibratedPolicy, DetectorName, HeldOutGuardPolicy, KlPolicy, Policy
 
@@ -71,7 +71,7 @@ def run_calibration(wish: Wish, console: Console, plot: Path | None) -> tuple[di
     if given is not None and world is not None:
         found = costs(world, given.baseline, policy, wish.rate)
         sizes = Sizes(world, given.baseline, policy, found)
-        needed = [items_needed(world, sizes, found, policy, i) for i in range(len(DROPS))]
+        needed = [items_needed(world, sizes, found, policy, i) for i in range(len(found.drops))]
         report.show_costs(console, policy, found, needed, world.strata.score)
         if plot is not None:
             from guard_cli.calibrate.plot import save_costs

@@ -19,7 +19,15 @@ from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
 from guard_core import CollapseStopError
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
-from guard_core.wire import Code, Condition, EvaluationsNeeded, KlKind, Level, Verdict
+from guard_core.wire import (
+    Code,
+    Condition,
+    EvaluationsNeeded,
+    EvaluationSummary,
+    KlKind,
+    Level,
+    Verdict,
+)
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard, problem, reply
 
 pytestmark = pytest.mark.torch
@@ -184,6 +192,70 @@ def test_checkpoints_are_reported_when_they_are_on_disk(train, guard: FaultyGuar
         (4, str(output / "checkpoint-4")),
     ]
     assert all({"model.safetensors", "trainer_state.json", "optimizer.pt"} <= set(names) for names in seen)
+
+
+def scored_best(guard: FaultyGuard, step: int, elsewhere: str = "") -> None:
+    """From its report on the checkpoint of this step is the best one."""
+
+    def verdict(_: int) -> Verdict:
+        paths = [report.path for report in guard.checkpoints if report.step == step]
+        if not paths:
+            return HEALTHY
+        best = EvaluationSummary(attempt=0, step=step, score=0.5, items=4, path=elsewhere or paths[0])
+        return HEALTHY.model_copy(update={"best_evaluation": best, "last_evaluation": best})
+
+    guard.verdict_after = verdict
+
+
+@pytest.mark.parametrize(
+    ("keep_best", "limit", "elsewhere", "kept"),
+    [
+        (True, 2, "", {"checkpoint-2", "checkpoint-5"}),
+        (False, 2, "", {"checkpoint-4", "checkpoint-5"}),
+        (True, 2, "/elsewhere/checkpoint-2", {"checkpoint-4", "checkpoint-5"}),
+    ],
+)
+def test_the_best_checkpoint_is_spared_on_request(
+    train, guard: FaultyGuard, quick_looks, keep_best: bool, limit: int, elsewhere: str, kept: set[str]
+) -> None:
+    scored_best(guard, 2, elsewhere)
+    settings = {"keep_best": keep_best, "max_lag": 0}  # it waits for each response, so that none is late
+    trainer = train(guard.url, max_steps=5, save_steps=1, save_total_limit=limit, callback_kwargs=settings)
+    trainer.train()
+    assert {path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")} == kept
+
+
+def test_every_rank_spares_the_best_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node rotates its own disk where nodes share none."""
+    from trainer_image.experiment import News
+
+    callback = from_env(RANK="1", RLGUARD_KEEP_BEST="1")
+    args = SimpleNamespace(
+        device="cpu", output_dir=str(tmp_path), metric_for_best_model=None, save_total_limit=2
+    )
+    state = SimpleNamespace(global_step=0, is_world_process_zero=False, best_model_checkpoint=None)
+    control = SimpleNamespace(should_training_stop=False)
+    callback.on_train_begin(args, state, control)
+    best = str(tmp_path / "checkpoint-7")
+    monkeypatch.setattr("trainer_image.ranks.agree", lambda _mine, _device: News(None, {}, best))
+    callback.on_step_end(args, state, control)
+    assert state.best_model_checkpoint == best
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"metric_for_best_model": "reward"}, "metric_for_best_model to be unset, got 'reward'"),
+        ({"save_total_limit": 1}, "save_total_limit to be 2 or more, got 1"),
+    ],
+)
+def test_a_rotation_that_could_not_spare_it_is_refused(
+    train, guard: FaultyGuard, settings: Any, wrong: str
+) -> None:
+    trainer = train(guard.url, callback_kwargs={"keep_best": True}, **settings)
+    with pytest.raises(GuardConfigError, match=wrong):
+        trainer.train()
+    assert guard.requests == [] and trainer.state.global_step == 0
 
 
 @pytest.fixture
@@ -898,6 +970,8 @@ def test_only_rank_0_needs_the_url() -> None:
         ("RLGUARD_DRAIN_SECONDS", "soon"),
         ("RLGUARD_MAX_LAG", "-1"),
         ("RLGUARD_MAX_LAG", "two"),
+        ("RLGUARD_KEEP_BEST", "yes"),
+        ("RLGUARD_ROLLOUTS", "no"),
     ],
 )
 def test_a_wrong_variable_is_named(name: str, value: str) -> None:

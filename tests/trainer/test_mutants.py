@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants import Noticed, digest_of
+
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 
@@ -47,6 +49,18 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (CONFIG, "    if not re.fullmatch(", "    if False and not re.fullmatch(", (ENTRYPOINT, "cannot_be_one")),
     (CONFIG, " / run)}", ")}", (ENTRYPOINT, "goes_on_from")),
     (CONFIG, '"model": given, ', "", (ENTRYPOINT, "goes_on_from")),
+    # The best checkpoint.
+    (CALLBACK, "if self._keep_best and os.path", "if os.path", (CALLED, "spared_on_request")),
+    (CALLBACK, "os.path.abspath(own) == self._best:", "self._best:", (CALLED, "spared_on_request")),
+    (CALLBACK, "        self._spare_the_best(args, state)\n", "", (CALLED, "every_rank_spares")),
+    (CALLBACK, "    if args.save_total_limit == 1:\n", "    if False:\n", (CALLED, "could_not_spare")),
+    (
+        CALLBACK,
+        "    if args.metric_for_best_model is not None:\n",
+        "    if False:\n",
+        (CALLED, "could_not_spare"),
+    ),
+    (EXPERIMENT, "return News(stop, new, best)", "return News(stop, new)", (CALLED, "spared_on_request")),
     # Rollouts.
     (CALLBACK, " or not self._metrics.generated:", ":", (CALLED, "never_sent")),
     (METRICS, '= "reward" in values', "= True", (CALLED, "never_sent")),
@@ -264,6 +278,13 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
 ]
 
 
+def test_every_mutant_fits_its_source() -> None:
+    for source, old, *_ in MUTANTS:
+        assert (ROOT / source).read_text().count(old) == 1, (
+            f"{old!r} in {source}: edit this list with the rule"
+        )
+
+
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -282,29 +303,34 @@ def test_every_broken_rule_fails_a_test(tmp_path: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    """Fork a child for each mutant; write those that no test noticed to `survivors.json`."""
-    import tests.trainer.tiny  # loads torch, datasets and TRL, and nothing of ours
+    """Fork a child for each mutant that is due; write those that no test noticed to `survivors.json`."""
+    noticed = Noticed(__file__)
+    rows = {digest_of((ROOT / row[0], TESTS / row[3][0]), *row[:3], *row[3]): row for row in MUTANTS}
+    due = {digest: row for digest, row in rows.items() if not noticed.has(digest)}
+    if due:
+        import tests.trainer.tiny  # loads torch, datasets and TRL, and nothing of ours
 
-    assert tests.trainer.tiny and not any(name.startswith(ROOMS) for name in sys.modules)
-    survivors = []
-    assert run_tests(ROOT, sorted({chosen for *_, chosen in MUTANTS}), directory / "whole.log") == 0, (
-        directory / "whole.log"
-    ).read_text()[-4000:]
-    for number, (source, old, new, chosen) in enumerate(MUTANTS):
-        room = directory / str(number)
-        for name in ROOMS:
-            shutil.copytree(ROOT / name, room / name, ignore=shutil.ignore_patterns("*.pyc"))
-        path = room / source
-        text = path.read_text()
-        assert text.count(old) == 1, (
-            f"the mutant {old!r} no longer fits {source}: edit this list with the rule"
-        )
-        path.write_text(text.replace(old, new))
-        code = run_tests(room, [chosen], room / "log")
-        assert code in (0, 1), (room / "log").read_text()[-4000:]
-        if code == 0:
-            survivors.append(f"{source}: {old} -> {new}")
-    (directory / "survivors.json").write_text(json.dumps(survivors))
+        assert tests.trainer.tiny and not any(name.startswith(ROOMS) for name in sys.modules)
+        whole = directory / "whole.log"
+        assert run_tests(ROOT, sorted({row[3] for row in due.values()}), whole) == 0, whole.read_text()[
+            -4000:
+        ]
+    survivors = [digest for digest, row in due.items() if survives(row, directory / digest)]
+    noticed.write(rows.keys() - survivors)
+    told = [f"{source}: {old} -> {new}" for source, old, new, _ in map(rows.__getitem__, survivors)]
+    (directory / "survivors.json").write_text(json.dumps(told))
+
+
+def survives(row: tuple[str, str, str, tuple[str, str]], room: Path) -> bool:
+    """Whether the tests of a row pass with its mutant, in a new directory."""
+    source, old, new, chosen = row
+    for name in ROOMS:
+        shutil.copytree(ROOT / name, room / name, ignore=shutil.ignore_patterns("*.pyc"))
+    path = room / source
+    path.write_text(path.read_text().replace(old, new))
+    code = run_tests(room, [chosen], room / "log")
+    assert code in (0, 1), (room / "log").read_text()[-4000:]
+    return code == 0
 
 
 def run_tests(room: Path, chosen: list[tuple[str, str]], log: Path) -> int:

@@ -77,12 +77,12 @@ class TestBaseline:
         world = World.of(baseline, None, 0)
         found = propose.costs(world, baseline, policy, 0.05)
         sizes = propose.Sizes(world, baseline, policy, found)
-        needed = [propose.items_needed(world, sizes, found, policy, i) for i in range(len(propose.DROPS))]
+        needed = [propose.items_needed(world, sizes, found, policy, i) for i in range(len(found.drops))]
         axis = Figure().add_subplot()
         plot._draw_items(axis, found, sizes, needed)
         curves = [line for line in axis.lines if line.get_marker() == "."]
         assert any(64 < (items or 0) <= propose.MOST_SIMULATED for items in needed), "nothing was simulated"
-        for items, drop, curve in zip(needed, propose.DROPS, curves, strict=True):
+        for items, drop, curve in zip(needed, found.drops, curves, strict=True):
             told = f"{100 * drop:g} points" + ("" if items is None else f": take {items}")
             assert curve.get_label() == told
             for count, delay in zip(*curve.get_data(), strict=True):
@@ -208,7 +208,18 @@ class TestErrors:
 
 def test_a_fall_by_more_than_the_score_has_no_delay(calibrate: Invoke, tmp_path: Path) -> None:
     rows = [{"items": [int(i == k) for i in range(200)]} for k in range(3)]
-    said = calibrate(write(tmp_path / "low.jsonl", rows)).stdout
-    assert "a score of 0.005 cannot fall by so much" in said
-    row = next(line for line in said.splitlines() if "│calibrated" in line)
-    assert row.count("-") == 3
+    low, picture = write(tmp_path / "low.jsonl", rows), tmp_path / "low.png"
+    result = calibrate(low, "--plot", str(picture))
+    assert result.returncode == 0, result.stderr
+    assert "A score of 0.005 cannot fall by 2 or 5 or 10 points" in result.stdout
+    assert "Median delay" not in result.stdout and picture.read_bytes()[:4] == b"\x89PNG"
+    assert json.loads(calibrate(low, "--json").stdout)["delays"] == []
+
+
+def test_the_falls_that_a_score_can_have_are_shown(calibrate: Invoke, tmp_path: Path) -> None:
+    rows = [{"items": [int(i % 16 == k) for i in range(64)]} for k in range(3)]
+    base = write(tmp_path / "some.jsonl", rows)
+    said = calibrate(base, "--plot", str(tmp_path / "some.png"), "--horizon", "20").stdout
+    assert "A score of 0.0625 cannot fall by 10 points" in said and "5 points" in said
+    delays = json.loads(calibrate(base, "--json", "--horizon", "20").stdout)["delays"]
+    assert [delay["drop"] for delay in delays] == [0.02, 0.05]

@@ -156,4 +156,4 @@ MUTANTS: tuple[Mutant, ...] = (
 
 @pytest.mark.slow
 def test_each_broken_rule_is_noticed(tmp_path: Path) -> None:
-    assert survivors(MUTANTS, tmp_path) == ""
+    assert survivors(MUTANTS, tmp_path, __file__) == ""

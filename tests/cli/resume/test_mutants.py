@@ -33,4 +33,4 @@ MUTANTS: tuple[Mutant, ...] = (
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_each_broken_rule_is_noticed(tmp_path: Path) -> None:
-    assert survivors(MUTANTS, tmp_path) == ""
+    assert survivors(MUTANTS, tmp_path, __file__) == ""

@@ -514,4 +514,4 @@ MUTANTS: list[Mutant] = [
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_broken_rule_fails_a_test(tmp_path: Path) -> None:
-    assert survivors(MUTANTS, tmp_path) == ""
+    assert survivors(MUTANTS, tmp_path, __file__) == ""
