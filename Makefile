@@ -99,6 +99,10 @@ test-trl-oldest: | $(UV) ## The trainer's tests with the oldest TRL that is allo
 test-kinds: install control-plane ## RayJob and JobSet against their real controllers, which are built once; not part of `make test`.
 	$(VENV)/bin/pytest -q tests/kinds
 
+# SEED repeats a run, ONLY='etcd killed' plays one round of it and leaves the page as it is.
+chaos: install control-plane ## Kills, partitions, full disks and clock jumps around 100 fires and 100 healthy runs; writes docs/reliability.md.
+	$(PY) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only '$(ONLY)',--page docs/reliability.md)
+
 e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses an existing one.
 	CACHE=$(CACHE) tests/e2e/run.sh
 
@@ -167,4 +171,4 @@ actionlint: ## Build actionlint for the workflows' test, once.
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: test test-vllm lock-vllm test-trl-oldest test-kinds e2e kind-up kind-down browser bench bench-detection bench-operator images image-trainer push release actionlint clean
+.PHONY: chaos test test-vllm lock-vllm test-trl-oldest test-kinds e2e kind-up kind-down browser bench bench-detection bench-operator images image-trainer push release actionlint clean

@@ -26,6 +26,32 @@ BUILD_SECONDS = 1800  # once per machine
 START_SECONDS = 60
 
 
+class Child:
+    """A process that may be killed and started again, with the same command."""
+
+    def __init__(self, log: Path, command: list[str | Path]) -> None:
+        self._log, self._command = log, [str(part) for part in command]
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as out:
+            self._process = subprocess.Popen(
+                self._command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "GOGC": "50"}
+            )
+
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL: nothing of it is kept, so it need not end gracefully."""
+        self._process.kill()
+        self._process.wait(30)
+
+    def said(self) -> str:
+        """The end of its log."""
+        return self._log.read_text()[-2000:]
+
+
 @dataclass(frozen=True)
 class ControlPlane:
     """Where the API server is and how to be its administrator."""
@@ -34,6 +60,8 @@ class ControlPlane:
     ca_file: Path
     token: str
     crds: Path
+    etcd: Child
+    api_server: Child
 
     @property
     def port(self) -> int:
@@ -68,14 +96,13 @@ def control_plane(directory: Path) -> Iterator[ControlPlane]:
         raise RuntimeError(f"{BUILD} failed; what it said is above. Run `make control-plane` to try alone.")
     assets, crds = (Path(line) for line in built.stdout.split())
     token = secrets.token_hex(16)
-    etcd_port, etcd_peer, api_port = _free_ports(3)
+    etcd_port, etcd_peer, api_port = free_ports(3)
     key, tokens = directory / "sa.key", directory / "tokens.csv"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
     tokens.write_text(f"{token},admin,admin,system:masters\n")
     with ExitStack() as stack:
         etcd_url = f"http://127.0.0.1:{etcd_port}"
-        _process(
-            stack,
+        etcd = Child(
             directory / "etcd.log",
             [
                 assets / "etcd",
@@ -87,11 +114,10 @@ def control_plane(directory: Path) -> Iterator[ControlPlane]:
                 "--log-level=error",
             ],
         )
+        stack.callback(etcd.kill)
         url = f"https://127.0.0.1:{api_port}"
-        log = directory / "kube-apiserver.log"
-        server = _process(
-            stack,
-            log,
+        server = Child(
+            directory / "kube-apiserver.log",
             [
                 assets / "kube-apiserver",
                 f"--etcd-servers={etcd_url}",
@@ -109,25 +135,14 @@ def control_plane(directory: Path) -> Iterator[ControlPlane]:
                 "--disable-admission-plugins=ServiceAccount",
             ],
         )
-        plane = ControlPlane(url, directory / "certs" / "apiserver.crt", token, crds)
-        _wait_ready(plane, server, log)
+        stack.callback(server.kill)
+        plane = ControlPlane(url, directory / "certs" / "apiserver.crt", token, crds, etcd, server)
+        _wait_ready(plane)
         yield plane
 
 
-def _process(stack: ExitStack, log: Path, command: list[str | Path]) -> subprocess.Popen[bytes]:
-    out = stack.enter_context(log.open("wb"))
-    process = subprocess.Popen(
-        [str(part) for part in command],
-        stdout=out,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "GOGC": "50"},
-    )
-    stack.callback(process.wait, 30)
-    stack.callback(process.kill)  # nothing of it is kept, so it need not end gracefully
-    return process
-
-
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens at now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -135,16 +150,16 @@ def _free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _wait_ready(plane: ControlPlane, server: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_ready(plane: ControlPlane) -> None:
     deadline = time.monotonic() + START_SECONDS
     request = urllib.request.Request(
         f"{plane.url}/readyz", headers={"Authorization": f"Bearer {plane.token}"}
     )
-    while server.poll() is None and time.monotonic() < deadline:
+    while plane.api_server.runs() and time.monotonic() < deadline:
         try:
             context = ssl.create_default_context(cafile=str(plane.ca_file))
             with urllib.request.urlopen(request, timeout=2, context=context):
                 return
         except (OSError, urllib.error.URLError):
             time.sleep(0.1)
-    raise RuntimeError(f"kube-apiserver did not become ready: {log.read_text()[-2000:]}")
+    raise RuntimeError(f"kube-apiserver did not become ready: {plane.api_server.said()}")

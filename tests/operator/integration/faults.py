@@ -9,6 +9,7 @@ import http.client
 import json
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -65,8 +66,7 @@ class FaultProxy:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @property
@@ -163,7 +163,7 @@ class FaultProxy:
             handler.send_header("Transfer-Encoding", "chunked")
             handler.end_headers()
             self._pass_stream_on(handler, answer)
-        except OSError:
+        except (OSError, http.client.HTTPException):  # the server was killed in the middle of an answer
             handler.close_connection = True
         finally:
             upstream.close()
@@ -181,6 +181,15 @@ class FaultProxy:
         finally:
             with self._lock:
                 self._streams.discard(handler.connection)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing is said of a client that was killed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 @contextmanager

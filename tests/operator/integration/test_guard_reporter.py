@@ -276,26 +276,13 @@ def test_a_fire_while_the_api_server_is_down_is_reported_when_it_was_started_aga
         stack.callback(guard.end)
         eventually(cluster.status, "the guard has reported")
 
-        pid, command = _api_server(plane)
-        os.kill(pid, signal.SIGKILL)
+        plane.api_server.kill()
         assert guard.steps(1, 60, kl=HIGH_KL)["fire"]
         eventually(lambda: "status.guard was not written" in guard.log, "the failure is told")
 
-        again = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        stack.callback(again.wait, 30)
-        stack.callback(again.kill)
+        plane.api_server.start()
         fire = eventually(cluster.fire, "the fire is reported", within=START_SECONDS)
         assert fire["code"] == "kl_hard_stop"
-
-
-def _api_server(plane: ControlPlane) -> tuple[int, list[str]]:
-    """Process id and command line of its API server."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # a process that has just ended
-            command = path.read_text().split("\0")[:-1]
-            if f"--secure-port={plane.port}" in command:
-                return int(path.parent.name), command
-    raise AssertionError("the API server does not run")
 
 
 def test_an_empty_store_without_the_status_is_unknown_and_never_healthy(

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +108,7 @@ class World:
     name = "run"
 
     def __init__(self, plane: ControlPlane, client: Client, namespace: str, directory: Path) -> None:
-        self.plane, self.client, self.namespace, self._directory = plane, client, namespace, directory
+        self.plane, self.client, self.namespace, self.directory = plane, client, namespace, directory
         self._stack = ExitStack()
         self._operators = 0
         self._grant()
@@ -162,13 +162,17 @@ class World:
         self.put(CLAIMS, {"metadata": {"name": name}, "spec": spec})
 
     def operator(
-        self, *flags: str, server: str | None = None, lease_seconds: float = 12.0
+        self,
+        *flags: str,
+        server: str | None = None,
+        lease_seconds: float = 12.0,
+        environment: Mapping[str, str] | None = None,
     ) -> OperatorProcess:
         """Start an operator for this namespace; it ends with the test."""
         self._operators += 1
-        log = self._directory / f"operator-{self._operators}.log"
+        log = self.directory / f"operator-{self._operators}.log"
         kubeconfig = self.plane.kubeconfig(
-            self._directory / f"kubeconfig-{self._operators}", server, self.token
+            self.directory / f"kubeconfig-{self._operators}", server, self.token
         )
         command = [
             sys.executable, "-m", "guard_operator", f"--kubeconfig={kubeconfig}", "--guard-image=guard:1",
@@ -176,7 +180,9 @@ class World:
             f"--lease-seconds={lease_seconds}", "--bind=127.0.0.1", "--port=0", *flags,
         ]  # fmt: skip
         out = self._stack.enter_context(log.open("wb"))
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ})
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
+        )
         self._stack.callback(process.wait, END_SECONDS)
         self._stack.callback(process.kill)
         return OperatorProcess(process, log)
@@ -230,9 +236,7 @@ class World:
         job = self.job()
         account = f"{self.name}-{job['metadata']['uid'][:8]}"
         token = token_for(self.client, self.namespace, account)
-        client = Client(
-            load_configuration(str(self.plane.kubeconfig(self._directory / "guard", None, token)))
-        )
+        client = Client(load_configuration(str(self.plane.kubeconfig(self.directory / "guard", None, token))))
         apply_guard(client, self.namespace, self.name, guard)
 
     def admin_says(self, **guard: Any) -> None:
@@ -251,14 +255,22 @@ class World:
         """Finish every pod that is on its way out."""
         for pod in self.pods():
             if "deletionTimestamp" in pod["metadata"]:
-                path = PODS.path(self.namespace, pod["metadata"]["name"])
-                options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
-                self.client.request("DELETE", path, body=options)
+                self.kubelet_ends(pod)
+
+    def kubelet_ends(self, pod: Json) -> None:
+        """Finish this pod."""
+        path = PODS.path(self.namespace, pod["metadata"]["name"])
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+        self.client.request("DELETE", path, body=options)
 
     def delete_pods(self) -> None:
         """What a controller does that cleans up: ask for the end of every pod."""
         for pod in self.pods():
-            self.client.request("DELETE", PODS.path(self.namespace, pod["metadata"]["name"]))
+            self.delete(pod)
+
+    def delete(self, pod: Json) -> None:
+        """Ask for the end of this pod."""
+        self.client.request("DELETE", PODS.path(self.namespace, pod["metadata"]["name"]))
 
     def training_operator_stops_the_job(self) -> None:
         """What v1.8.1 does on the deadline: the pods go, then the job is Failed."""
