@@ -92,6 +92,11 @@ def parser() -> argparse.ArgumentParser:
         help="guard workloads of this kind; may be repeated; default: every kind",
     )
     add(
+        "--kueue",
+        action="store_true",
+        help="read the Workloads of Kueue: say what a run waits for, and take a stopped one out of its queue",
+    )
+    add(
         "--relaxed-host-path",
         action="append",
         default=[],
@@ -179,6 +184,7 @@ def _operator(options: argparse.Namespace) -> Operator:
             guard_image=options.guard_image,
             namespaces=tuple(options.namespace),
             kinds=tuple(options.kind),
+            kueue=options.kueue,
             relaxed_host_paths=tuple(options.relaxed_host_path),
             guard_resources=options.guard_resources,
             guard_pull_policy=options.guard_pull_policy,

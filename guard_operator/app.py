@@ -22,9 +22,10 @@ from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.notifier import Notifications, Notifier
 from guard_operator.reconcile.parse import JOBS
+from guard_operator.reconcile.queues import OWNER_LABEL
 from guard_operator.reconcile.recorder import EventRecorder
-from guard_operator.reconcile.slim import slim_between, slim_job, slim_pod, slim_workload
-from guard_operator.runtime.client import PODS, STATEFUL_SETS, Client, Json, Resource
+from guard_operator.reconcile.slim import slim_between, slim_job, slim_pod, slim_queued, slim_workload
+from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, STATEFUL_SETS, Client, Json, Resource
 from guard_operator.runtime.health import HealthServer
 from guard_operator.runtime.lease import LeaderElector, LeaseTiming
 from guard_operator.runtime.manager import Manager, ManagerConfig
@@ -81,7 +82,7 @@ class Operator:
         self._beats = HeartbeatClock()
         self._queue: WorkQueue[Key] = WorkQueue(self.metrics)
         scopes = config.namespaces or (None,)
-        self._caches = _Caches(client, scopes, config.kinds, self._queue, self._beats, timing or Timing())
+        self._caches = _Caches(client, scopes, config, self._queue, self._beats, timing or Timing())
         evidence, self._events = EvidenceCollector(client, self._queue.add), EventRecorder(client)
         notifier = Notifier(client, notifications, self.metrics.notified)
         self._controller = Controller(
@@ -160,7 +161,7 @@ class _Caches:
         self,
         client: Client,
         scopes: Iterable[str | None],
-        kinds: Collection[str],
+        config: OperatorConfig,
         queue: WorkQueue[Key],
         beats: HeartbeatClock,
         timing: Timing,
@@ -173,6 +174,7 @@ class _Caches:
         self._jobs: list[Reflector] = []
         self._pods: list[Reflector] = []
         self._workloads: dict[Resource, list[Reflector]] = {}
+        self._queued: list[Reflector] = []
         for scope in self._scopes:
             self._jobs.append(
                 Reflector(client, JOBS, scope, self._job_changed, slim_job, timing=timing, page=JOBS_PAGE)
@@ -189,9 +191,23 @@ class _Caches:
                     index=_job_uid,
                 )
             )
-            for resource, slim in _watched(kinds).items():
+            for resource, slim in _watched(config.kinds).items():
                 self._workloads.setdefault(resource, []).append(
                     self._workload_reflector(client, scope, resource, slim, timing)
+                )
+
+            if config.kueue:
+                self._queued.append(
+                    Reflector(
+                        client,
+                        KUEUE_WORKLOADS,
+                        scope,
+                        self._queued_changed,
+                        slim_queued,
+                        selector=OWNER_LABEL,
+                        timing=timing,
+                        index=_for_whom,
+                    )
                 )
 
     def _workload_reflector(
@@ -211,7 +227,8 @@ class _Caches:
     @property
     def reflectors(self) -> list[Reflector]:
         """All of them."""
-        return [*self._jobs, *self._pods, *(one for many in self._workloads.values() for one in many)]
+        workloads = (one for many in self._workloads.values() for one in many)
+        return [*self._jobs, *self._pods, *workloads, *self._queued]
 
     def synced(self, namespace: str | None) -> bool:
         """Whether every cache of this namespace has its first list."""
@@ -263,6 +280,10 @@ class _Caches:
         """What carries a job's UID of this kind, as cached."""
         return _of_job(self._workloads[resource], namespace, job_uid)
 
+    def queued(self, namespace: str, workload_uid: str) -> Iterable[Json]:
+        """What queues have of the workload of this UID, as cached."""
+        return _of_job(self._queued, namespace, workload_uid)
+
     def _job_changed(self, old: Json | None, new: Json | None) -> None:
         raw = new or old
         assert raw is not None
@@ -278,6 +299,15 @@ class _Caches:
         if name:
             self._queue.add((raw["metadata"]["namespace"], name))
 
+    def _queued_changed(self, old: Json | None, new: Json | None) -> None:
+        """A workload has the name of its job; a queue has many that are of no job."""
+        raw = new or old
+        assert raw is not None
+        for owner in raw["metadata"].get("ownerReferences") or []:
+            key = raw["metadata"]["namespace"], str(owner.get("name"))
+            if owner.get("controller") and self.job(key) is not None:
+                self._queue.add(key)
+
 
 def _is_latched(raw: Json) -> bool:
     """Whether this job must stop: its guard has latched, or it is written down that it fired or halted."""
@@ -289,6 +319,10 @@ def _is_latched(raw: Json) -> bool:
 
 def _job_uid(raw: Json) -> str:
     return str((raw["metadata"].get("labels") or {}).get(names.UID_LABEL, ""))
+
+
+def _for_whom(raw: Json) -> str:
+    return str((raw["metadata"].get("labels") or {}).get(OWNER_LABEL, ""))
 
 
 def _of_job(reflectors: Iterable[Reflector], namespace: str, job_uid: str) -> Iterable[Json]:

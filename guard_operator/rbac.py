@@ -10,11 +10,13 @@ from typing import Any
 
 from guard_operator.adapters import ADAPTERS, WorkloadAdapter
 from guard_operator.api import names
+from guard_operator.runtime.client import KUEUE_WORKLOADS
 
 
-def rules(adapters: Iterable[WorkloadAdapter] = ADAPTERS) -> list[dict[str, Any]]:
+def rules(adapters: Iterable[WorkloadAdapter] = ADAPTERS, kueue: bool = False) -> list[dict[str, Any]]:
     """PolicyRules for the namespaces that the operator watches."""
-    return [*common_rules(), *(rule for adapter in adapters for rule in workload_rules(adapter))]
+    of_kinds = (rule for adapter in adapters for rule in workload_rules(adapter))
+    return [*common_rules(), *of_kinds, *(queue_rules() if kueue else ())]
 
 
 def common_rules() -> list[dict[str, Any]]:
@@ -45,6 +47,11 @@ def workload_rules(adapter: WorkloadAdapter) -> list[dict[str, Any]]:
     for resource, wanted in adapter.children:
         verbs.setdefault(resource, set()).update(wanted)
     return [_rule(one.group, [one.plural], sorted(found)) for one, found in verbs.items()]
+
+
+def queue_rules() -> list[dict[str, Any]]:
+    """For what Kueue has of a workload: to see why it waits, and to take a stopped one out of its queue."""
+    return [_rule(KUEUE_WORKLOADS.group, [KUEUE_WORKLOADS.plural], ["list", "patch", "watch"])]
 
 
 def lease_rules() -> list[dict[str, Any]]:

@@ -61,6 +61,7 @@ def outputs() -> dict[Path, str]:
             {
                 "rules": rbac.common_rules(),
                 "kinds": {one.resource.kind: rbac.workload_rules(one) for one in ADAPTERS},
+                "kueue": rbac.queue_rules(),
                 "leaseRules": rbac.lease_rules(),
             },
             "guard_operator/rbac.py",

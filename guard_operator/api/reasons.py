@@ -38,7 +38,7 @@ _TYPES = {
     ConditionType.HALTED: "The run must stop although no rule fired: an action says so. It stays True.",
     ConditionType.STOPPED: "The operator stopped the run and no pod of it is left.",
     ConditionType.GUARD_SILENT: "The guard has not reported for longer than `spec.onSilence.afterSeconds`.",
-    ConditionType.WAITING: "A pod of the run cannot start, or its guard cannot; gone once it can.",
+    ConditionType.WAITING: "A pod of the run, or its guard, cannot start, or a queue holds the run back.",
     ConditionType.SUCCEEDED: "The trainer finished by itself; the reason says whether all of it was judged.",
     ConditionType.FAILED: "The trainer failed by itself; not counted as a fire.",
     ConditionType.DISRUPTED: "The infrastructure or a person ended the run; not counted as a fire.",
@@ -87,6 +87,7 @@ class Reason(StrEnum):
     VOLUME_UNAVAILABLE = "VolumeUnavailable"
     PODS_MISSING = "PodsMissing"
     GUARD_CRASHED = "GuardCrashed"
+    QUEUED = "Queued"
     # Stopped: how far the teardown is
     STOP_REQUESTED = "StopRequested"
     PODS_TERMINATING = "PodsTerminating"
@@ -148,6 +149,7 @@ _REASONS = {
     Reason.PODS_MISSING: "A pod of the workload was not made; the message is its controller's: a quota, an "
     "admission policy, or no controller at all.",
     Reason.GUARD_CRASHED: "The guard ended and is not up again; the message has its last words.",
+    Reason.QUEUED: "The run waits in a queue; the message names it, with the queue's own reason.",
     Reason.STOP_REQUESTED: "The stop was requested from the API server.",
     Reason.PODS_TERMINATING: "Pods of the run are left; the stop is asserted again until none is.",
     Reason.PODS_OVERDUE: "Pods are left after the time that they had to end: most likely their node is gone. "

@@ -27,6 +27,7 @@ from guard_operator.reconcile.decision import (
     Decision,
     DeleteBetween,
     DeletePods,
+    LeaveQueue,
     RecordLatches,
     Report,
     StartGuard,
@@ -39,7 +40,7 @@ from guard_operator.reconcile.notifier import Notifier
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.recorder import EventRecorder
 from guard_operator.reconcile.snapshot import Between, Job, Snapshot, guard_of
-from guard_operator.runtime.client import PODS, Client, Json, Resource, controller_of
+from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, Client, Json, Resource, controller_of
 from guard_operator.runtime.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ class Actuator:
                 self._start_guard(job)
             case CaptureEvidence():
                 return self._capture(snapshot, action, report)
+            case LeaveQueue():
+                self._leave_queue(job, action)
             case StopWorkload():
                 return self._stop(job, action, report)
             case DeleteBetween():
@@ -189,6 +192,17 @@ class Actuator:
         stop = report.stop.model_copy(update={"method": StopMethod.DELETE})
         message = f"{action.method} was refused, so {done}: {refusal}"
         return replace(report, stop=stop), [Transition("Warning", Reason.STOP_ESCALATED, message)]
+
+    def _leave_queue(self, job: Job, action: LeaveQueue) -> None:
+        """A queue that refuses holds up no stop: without its effect the workload is deleted."""
+        patch: Json = {"metadata": {"uid": action.uid}, "spec": {"active": False}}
+        try:
+            self._client.merge(KUEUE_WORKLOADS, job.namespace, action.name, patch, names.OPERATOR_MANAGER)
+        except ApiError as error:
+            if error.status == 429:
+                raise
+            if error.status not in {404, 409}:  # gone, or changed meanwhile: the next look will tell
+                log.error("%s/%s: Workload %s: %s", job.namespace, job.name, action.name, error)
 
     def _delete_between(self, job: Job, objects: tuple[Between, ...]) -> None:
         """What cannot be deleted keeps no pod from being deleted: that is next."""

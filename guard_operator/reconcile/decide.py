@@ -16,6 +16,7 @@ from datetime import datetime
 
 from guard_core.ending import not_judged, steps_after
 from guard_operator.adapters import WorkloadState
+from guard_operator.api.names import QUEUE_LABEL
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
 from guard_operator.api.types import (
     ConditionStatus,
@@ -31,6 +32,7 @@ from guard_operator.reconcile.decision import (
     Decision,
     DeleteBetween,
     DeletePods,
+    LeaveQueue,
     RecordLatches,
     Report,
     StartGuard,
@@ -47,6 +49,7 @@ from guard_operator.reconcile.halts import (
     unguarded_pod,
     without_guard,
 )
+from guard_operator.reconcile.queues import may_undo, waits_in
 from guard_operator.reconcile.snapshot import (
     OVER,
     Between,
@@ -55,6 +58,7 @@ from guard_operator.reconcile.snapshot import (
     Pod,
     Preparation,
     Snapshot,
+    Waiting,
     condition_of,
     guard_of,
     is_true,
@@ -353,6 +357,8 @@ def _nothing_can_run(snapshot: Snapshot) -> bool:
         # What it made goes with it, but not before it has gone: meanwhile that makes pods.
         return not _makers(snapshot)
     if workload.state is WorkloadState.SUSPENDED:
+        if snapshot.queued is not None:  # whoever suspended it, nobody resumes it
+            return stop is not None and not snapshot.queued.may_resume
         return stop is not None and stop.method is StopMethod.SUSPEND
     return workload.state in {WorkloadState.SUCCEEDED, WorkloadState.FAILED}
 
@@ -381,6 +387,9 @@ def _stop_actions(snapshot: Snapshot, method: StopMethod) -> tuple[Action, ...]:
     """The same request again is harmless; it is left out only where it has its effect."""
     actions: list[Action] = []
     workload = snapshot.workload
+    queued = snapshot.queued
+    if queued is not None and may_undo(queued, workload, method):
+        actions.append(LeaveQueue(queued.name, queued.uid))
     asked_and_going = snapshot.job.status.stop is not None and _is_going(snapshot)
     if workload is not None and workload.ours and not workload.terminating and not asked_and_going:
         of_workload = StopMethod.DELETE if method is StopMethod.DELETE_PODS else method
@@ -670,9 +679,19 @@ def _waiting(snapshot: Snapshot, says: _Conditions) -> ConditionStatus | None:
     if stuck:
         _, name, waiting = min(stuck, key=lambda one: one[:2])
         return says.make(ConditionType.WAITING, "True", waiting.reason, f"pod {name}: {waiting.message}")
-    if (obstacle := snapshot.obstacle) is not None:
+    obstacle = _queue(snapshot) or snapshot.obstacle
+    if obstacle is not None:
         return says.make(ConditionType.WAITING, "True", obstacle.reason, obstacle.message)
     return None
+
+
+def _queue(snapshot: Snapshot) -> Waiting | None:
+    """The queue that holds the run back. What ends of it meanwhile is not what it waits for."""
+    workload, job = snapshot.workload, snapshot.job
+    if workload is None or workload.state is not WorkloadState.SUSPENDED:
+        return None
+    label = job.labels.get(QUEUE_LABEL) or job.spec.template.metadata.labels.get(QUEUE_LABEL)
+    return waits_in(snapshot.queued, label)
 
 
 def _until_silence(snapshot: Snapshot) -> float | None:

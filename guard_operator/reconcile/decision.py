@@ -49,6 +49,14 @@ class StopWorkload:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveQueue:
+    """Have the queue's object of this name and UID admit the workload no more."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteBetween:
     """Delete what makes pods for the workload, each fenced by its UID: while it is there, pods come back."""
 
@@ -64,7 +72,14 @@ class DeletePods:
 
 
 Action = (
-    RecordLatches | CreateWorkload | StartGuard | CaptureEvidence | StopWorkload | DeleteBetween | DeletePods
+    RecordLatches
+    | CreateWorkload
+    | StartGuard
+    | CaptureEvidence
+    | LeaveQueue
+    | StopWorkload
+    | DeleteBetween
+    | DeletePods
 )
 
 

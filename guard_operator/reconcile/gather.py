@@ -27,6 +27,7 @@ from guard_operator.reconcile.halts import is_to_stop, must_be_live
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.obstacles import Late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job
+from guard_operator.reconcile.queues import OWNER_LABEL, queued_of
 from guard_operator.reconcile.refusals import copies, find_violations, pod_spec, template_claims
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.slim import CHANGED
@@ -38,6 +39,7 @@ from guard_operator.reconcile.snapshot import (
     OwnGuard,
     Pod,
     Preparation,
+    Queued,
     Snapshot,
     Waiting,
     Workload,
@@ -46,6 +48,7 @@ from guard_operator.reconcile.snapshot import (
 from guard_operator.runtime.client import (
     CLAIMS,
     EVENTS,
+    KUEUE_WORKLOADS,
     PODS,
     STATEFUL_SETS,
     Client,
@@ -63,6 +66,8 @@ _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 LAST_WORDS = 600
 #: Events that are read of one object, which has a few. Its owner can write more.
 MAX_EVENTS = 500
+#: Objects of a queue that are read for one workload, which has one.
+MAX_QUEUED = 20
 #: A watch that works shows something every minute; one that has shown nothing for longer than this does not.
 DEAF_SECONDS = 90.0
 CHECKPOINTS = "spec.guard.checkpoints.volume"
@@ -101,6 +106,9 @@ class Caches(Protocol):
 
     def between(self, resource: Resource, namespace: str, job_uid: str) -> Iterable[Json]:
         """What is cached of this kind and carries the job's UID."""
+
+    def queued(self, namespace: str, workload_uid: str) -> Iterable[Json]:
+        """What is cached of queues and says that it is for the workload of this UID."""
 
 
 class Gatherer:
@@ -168,6 +176,7 @@ class Gatherer:
             workload=workload,
             between=between,
             own_guard=own_guard,
+            queued=self._queued(job, workload, uncached),
             pods=pods,
             preparation=None if not_now else self._prepare(adapter, job),
             costs=tuple(finding.cost for finding in findings if finding.cost is not None),
@@ -224,6 +233,21 @@ class Gatherer:
             if controller_of(raw) == uid
             for of in (raw["metadata"],)
         )
+
+    def _queued(self, job: Job, workload: Workload | None, live: bool) -> Queued | None:
+        """What a queue has of the job's workload. What cannot be read holds up no stop."""
+        if not self._config.kueue or workload is None or not workload.ours:
+            return None
+        if not live:
+            return queued_of(self._caches.queued(job.namespace, workload.uid), workload.uid)
+        query = {"labelSelector": f"{OWNER_LABEL}={workload.uid}", "limit": str(MAX_QUEUED)}
+        try:
+            found = self._client.list(KUEUE_WORKLOADS, job.namespace, query).get("items") or []
+        except ApiError as error:
+            if error.status != 404:  # a cluster without Kueue
+                log.warning("%s/%s: its queue cannot be read: %s", job.namespace, job.name, error)
+            return None
+        return queued_of(found, workload.uid)
 
     def _own_guard(self, job: Job, live: bool) -> OwnGuard | None:
         """The StatefulSet of the guard: the job controls it, and it has its name."""

@@ -106,7 +106,8 @@ def _ages(status: dict[str, Any], phase: str) -> Iterator[tuple[str, str]]:
         if stopped.get("reason") == Reason.PODS_OVERDUE:
             yield "rlguard_pods_overdue_seconds", latched
     waiting = _condition(status, "Waiting")
-    if phase in _ALIVE and waiting.get("status") == "True":
+    queued = waiting.get("reason") == Reason.QUEUED  # for as long as the queue takes: nobody is called
+    if phase in _ALIVE and waiting.get("status") == "True" and not queued:
         yield "rlguard_waiting_seconds", waiting["lastTransitionTime"]
     if phase in _RUNS:
         created = _condition(status, "Guarded").get("lastTransitionTime")

@@ -11,6 +11,7 @@ from typing import Any
 from guard_operator.adapters import ADAPTERS, WorkloadAdapter
 from guard_operator.api import names
 from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.reconcile.queues import MESSAGE_LENGTH, OWNER_LABEL, TELLING
 from guard_operator.runtime.client import Json
 
 #: Where a slim pod keeps whether its guard was changed; no pod of the API server has such a field.
@@ -83,6 +84,24 @@ def slim_workload(adapter: WorkloadAdapter, raw: Json) -> Json:
 def slim_between(raw: Json) -> Json:
     """The part that is cached of what stands between a workload and its pods: whose it is."""
     return {"metadata": _kept(raw["metadata"], _OF_A_WORKLOAD)}
+
+
+def slim_queued(raw: Json) -> Json:
+    """The part that is cached of what a queue has of a workload: not its pod templates."""
+    metadata, status = raw["metadata"], raw.get("status") or {}
+    conditions = status.get("conditions")
+    told = [one for one in conditions if one.get("type") in TELLING] if isinstance(conditions, list) else []
+    return {
+        "metadata": _kept(metadata, _OF_A_WORKLOAD)
+        | {"labels": _kept(metadata.get("labels") or {}, (OWNER_LABEL,))},
+        "spec": _kept(raw.get("spec") or {}, ("queueName", "active")),
+        "status": {
+            "conditions": [
+                _kept(one, _OF_A_CONDITION) | {"message": str(one.get("message") or "")[:MESSAGE_LENGTH]}
+                for one in told
+            ]
+        },
+    }
 
 
 def slim_job(raw: Json) -> Json:

@@ -68,6 +68,27 @@ class Between:
 
 
 @dataclass(frozen=True, slots=True)
+class Queued:
+    """What a queue has of the workload. `active`: it may be admitted. `finished`: the queue is done with it.
+
+    `evicted`: its quota was taken back, so the queue suspends it. `message`: why it waits, in its words.
+    """
+
+    name: str
+    uid: str
+    queue: str
+    active: bool = True
+    finished: bool = False
+    evicted: bool = False
+    message: str = ""
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether the queue may let the workload run, now or later."""
+        return self.active and not self.finished
+
+
+@dataclass(frozen=True, slots=True)
 class OwnGuard:
     """That the guard has a pod of its own. `made`: the StatefulSet that makes it; None: there is none."""
 
@@ -148,6 +169,7 @@ class Snapshot:
     `late`: pods have not come or not started, and no status says why; `obstacle`: what Events say of that.
     `between`: what stands between the workload and its pods.
     `own_guard`: None where the guard is a sidecar of rank 0, and `guarded` pods are those of rank 0.
+    `queued`: None where no queue has the workload, or none is read.
     """
 
     job: Job
@@ -165,6 +187,7 @@ class Snapshot:
     obstacle: Waiting | None = None
     between: tuple[Between, ...] = ()
     own_guard: OwnGuard | None = None
+    queued: Queued | None = None
 
 
 def guard_of(job: Job) -> GuardStatus:

@@ -73,6 +73,7 @@ SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 BATCH_JOBS = Resource("batch", "v1", "jobs", "Job")
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+KUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 # The `kubernetes` package has no types for these two.

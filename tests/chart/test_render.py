@@ -89,6 +89,16 @@ class TestContent:
             container = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
             assert [flag for flag in container["args"] if flag.startswith("--kind=")] == [f"--kind={kind}"]
 
+    def test_the_rights_for_kueue_come_with_its_value_alone(self, render: Render) -> None:
+        objects = render({"kueue.enabled": "true"})
+        assert find(objects, "ClusterRole", "rlguard-system-rlguard")["rules"] == rbac.rules(kueue=True)
+        container = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+        assert "--kueue" in container["args"]
+        objects = render({"kueue": "null"})
+        assert find(objects, "ClusterRole", "rlguard-system-rlguard")["rules"] == rbac.rules()
+        container = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+        assert "--kueue" not in container["args"]
+
     def test_a_release_without_that_value_keeps_its_rights(self, render: Render) -> None:
         """As of `helm upgrade --reuse-values` from an earlier chart; the operator then guards every kind."""
         objects = render({"kinds": "null"})

@@ -11,6 +11,7 @@ from guard_operator import app
 from guard_operator.__main__ import KINDS, parser
 from guard_operator.adapters import ADAPTERS
 from guard_operator.api.reasons import Reason
+from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.runtime.client import Client
@@ -22,10 +23,11 @@ Json = dict[str, Any]
 LATCH = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 4, "at": "2026-01-01T00:00:00Z"}
 
 
-def caches(*namespaces: str, kinds: tuple[str, ...] = ()) -> app._Caches:
+def caches(*namespaces: str, kinds: tuple[str, ...] = (), kueue: bool = False) -> app._Caches:
     queue: WorkQueue[Key] = WorkQueue(OperatorMetrics())
     client = Client(cast(Any, Configuration()))
-    return app._Caches(client, namespaces, kinds, queue, HeartbeatClock(), Timing())
+    config = OperatorConfig("guard:1", kinds=kinds, kueue=kueue)
+    return app._Caches(client, namespaces, config, queue, HeartbeatClock(), Timing())
 
 
 def sync(some: app._Caches, namespace: str) -> None:
@@ -44,6 +46,23 @@ def test_only_kinds_that_are_switched_on_are_watched() -> None:
     assert watched("RayJob") == always | {"rayjobs", "rayclusters"}
     assert watched("JobSet") == always | {"jobsets", "jobs"}
     assert watched() == always | {"pytorchjobs", "jobs", "rayjobs", "rayclusters", "jobsets"}
+
+
+def test_a_queue_is_watched_where_it_is_switched_on_and_looks_at_jobs_alone() -> None:
+    some = caches("a", kueue=True)
+    paths = [str(one.state()["path"]).rsplit("/", 1)[1] for one in some.reflectors]
+    assert paths.count("workloads") == 1
+    some._jobs[0]._objects[("a", "run")] = b'{"metadata": {"name": "run", "namespace": "a"}}'
+
+    def changed(owner: str, controller: bool = True) -> None:
+        owners = [{"name": owner, "uid": "w", "controller": controller}]
+        some._queued_changed(None, {"metadata": {"namespace": "a", "name": "x", "ownerReferences": owners}})
+
+    changed("somebody")
+    changed("run", controller=False)
+    assert some._queue.depth() == 0
+    changed("run")
+    assert some._queue.depth() == 1
 
 
 def test_each_namespace_is_worked_on_as_it_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:

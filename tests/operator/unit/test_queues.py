@@ -1,0 +1,316 @@
+"""Kueue: whose Workload it is, what it says, when a stop takes it out of its queue, what is said of a wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+
+from guard_operator.adapters import WorkloadState
+from guard_operator.api.types import Phase, Spec, Status, StopMethod
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.actuate import Actuator
+from guard_operator.reconcile.decide import decide
+from guard_operator.reconcile.decision import LeaveQueue, Report, StopWorkload
+from guard_operator.reconcile.gather import Caches, Gatherer
+from guard_operator.reconcile.gauges import _ages
+from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.queues import MESSAGE_LENGTH, queued_of
+from guard_operator.reconcile.slim import slim_queued
+from guard_operator.reconcile.snapshot import Job, Pod, Queued, Snapshot, Workload
+from guard_operator.runtime.client import Client
+from guard_operator.runtime.errors import ApiError
+
+Json = dict[str, Any]
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+SPEC = {
+    "template": {"apiVersion": "batch/v1", "kind": "Job", "spec": {}},
+    "guard": {
+        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+        "checkpoints": {"volume": "c"},
+    },
+}
+FIRE = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 9, "at": NOW.isoformat()}
+REF = {"workloadRef": {"apiVersion": "batch/v1", "kind": "Job", "name": "run", "uid": "w"}}
+ACTIVE = Queued("job-run-x", "q", "gpus")
+
+
+def entry(*conditions: tuple[str, str, str, str], owner: str = "w", **values: Any) -> Json:
+    """A Workload of Kueue. `conditions`: type, status, reason, message."""
+    keys = ("type", "status", "reason", "message")
+    name = values.pop("name", "job-run-x")
+    metadata = {"name": name, "uid": f"uid-{name}", "namespace": "ns", "labels": {"other": "x"}}
+    return {
+        "metadata": metadata | {"ownerReferences": [{"uid": owner, "controller": True, "name": "run"}]},
+        "spec": {"queueName": "gpus", "podSets": [{}], **values},
+        "status": {"conditions": [dict(zip(keys, one, strict=True)) for one in conditions]},
+    }
+
+
+def said(*conditions: tuple[str, str, str, str], **values: Any) -> Queued:
+    raw = entry(*conditions, **values)
+    found = queued_of([raw], "w")
+    assert found is not None and found == queued_of([slim_queued(raw)], "w"), "what is cached says the same"
+    return found
+
+
+def test_only_what_the_workload_controls_is_its_own() -> None:
+    """Anybody may write a label."""
+    namesake, own = entry(owner="other", name="a"), entry(name="b")
+    assert queued_of([namesake], "w") is None
+    found = queued_of([namesake, own], "w")
+    assert found is not None and found.name == "b"
+    going = entry(name="a")
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert queued_of([going], "w") is None
+
+
+def test_of_several_the_one_that_could_resume_it_counts() -> None:
+    found = queued_of([entry(name="a", active=False), entry(name="b")], "w")
+    assert found is not None and found.name == "b" and found.active
+
+
+PENDING = ("QuotaReserved", "False", "Pending", "couldn't assign flavors to pod set main: insufficient quota")
+PREEMPTED = ("Evicted", "True", "Preempted", "Preempted to accommodate a workload (UID: 1)")
+AGAIN = ("QuotaReserved", "False", "Pending", PREEMPTED[3])
+RESERVED = ("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue gpus")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "words"),
+    [
+        ([], ""),
+        ([PENDING], f"Pending: {PENDING[3]}"),
+        ([RESERVED, ("Admitted", "False", "NoReservation", "x")], "an admission check is not through"),
+        ([PREEMPTED, AGAIN], f"its quota was taken back (Preempted: {PREEMPTED[3]})"),
+        ([PREEMPTED, PENDING], f"taken back (Preempted: {PREEMPTED[3]}); Pending: couldn't"),
+        ([("Finished", "True", "FailedToStart", "flavors conflict")], "ended it: FailedToStart: flavors"),
+    ],
+)
+def test_why_it_waits_in_the_queues_own_words(conditions: list[Any], words: str) -> None:
+    found = said(*conditions)
+    assert words in found.message
+    assert (found.evicted, found.finished) == (PREEMPTED in conditions, "ended" in words)
+    assert found.message.count(PREEMPTED[3]) <= 1
+
+
+def test_its_words_are_bounded_and_any_shape_is_read() -> None:
+    found = said(("QuotaReserved", "False", "R" * 5000, "m" * 40_000), queueName="q" * 5000)
+    assert len(found.message) < 2 * MESSAGE_LENGTH and len(found.queue) <= 100
+    for status in ({"conditions": {"type": 1}}, {"conditions": [{}]}, {}, None):
+        assert queued_of([{**entry(), "status": status}], "w") is not None
+    for spec in ({"active": None}, {"active": True}, {}):
+        assert said(**spec).active
+    assert not said(active=False).active
+
+
+def test_what_is_cached_is_small() -> None:
+    kept = slim_queued(entry(PENDING, ("PodsReady", "True", "x", "y"), active=True))
+    assert set(kept["spec"]) == {"queueName", "active"} and kept["metadata"]["labels"] == {}
+    assert [one["type"] for one in kept["status"]["conditions"]] == ["QuotaReserved"]
+
+
+# -- decisions -------------------------------------------------------------------------------------------
+
+
+def job(status: Json | None = None, labels: Json | None = None, **spec: Any) -> Job:
+    return Job(
+        "run", "ns", "u", 1, "1", labels or {}, Spec.model_validate({**SPEC, **spec}),
+        Status.model_validate({**REF, **(status or {})}),
+    )  # fmt: skip
+
+
+def workload(state: WorkloadState) -> Workload:
+    return Workload("w", ours=True, state=state)
+
+
+def fired(state: WorkloadState, queued: Queued | None, on_fire: str = "Stop", **status: Any) -> Snapshot:
+    return Snapshot(job({"guard": {"fire": FIRE}, **status}, onFire=on_fire), workload(state), queued=queued)
+
+
+def asked(method: str, seconds_ago: float = 1.0, **times: Any) -> Json:
+    at = (NOW - timedelta(seconds=seconds_ago)).isoformat()
+    return {"stop": {"requestedAt": at, "method": method, **times}, "evidence": "e"}
+
+
+SUSPENDED, RUNNING = WorkloadState.SUSPENDED, WorkloadState.RUNNING
+INACTIVE, FINISHED = replace(ACTIVE, active=False), replace(ACTIVE, finished=True)
+EVICTED = replace(ACTIVE, evicted=True)
+
+
+@pytest.mark.parametrize(
+    ("state", "queued", "on_fire", "leaves"),
+    [
+        (SUSPENDED, ACTIVE, "Stop", True),
+        (RUNNING, EVICTED, "Stop", True),
+        (RUNNING, ACTIVE, "Suspend", True),
+        (RUNNING, ACTIVE, "Stop", False),  # the deadline is final, and counts only while it is not suspended
+        (SUSPENDED, INACTIVE, "Stop", False),
+        (SUSPENDED, FINISHED, "Suspend", False),
+        (SUSPENDED, None, "Stop", False),
+    ],
+)
+def test_a_stop_that_a_queue_could_undo_leaves_it(
+    state: WorkloadState, queued: Queued | None, on_fire: str, leaves: bool
+) -> None:
+    actions = decide(fired(state, queued, on_fire), NOW).actions
+    assert (LeaveQueue("job-run-x", "q") in actions) is leaves
+    stop = StopWorkload(StopMethod(on_fire), "w")
+    assert stop in actions
+    if leaves:
+        assert actions.index(LeaveQueue("job-run-x", "q")) < actions.index(stop), "before it can be resumed"
+
+
+def test_it_leaves_the_queue_while_its_pods_still_end() -> None:
+    snapshot = fired(SUSPENDED, ACTIVE, **asked("Stop"))
+    pods = (Pod("run-0", "p", True, "Running", terminating=True),)
+    assert LeaveQueue("job-run-x", "q") in decide(replace(snapshot, pods=pods), NOW).actions
+
+
+def test_a_run_that_waits_counts_as_stopped_once_it_has_left_the_queue() -> None:
+    since = (NOW - timedelta(seconds=10)).isoformat()
+    status = asked("Stop", 12, emptySince=since)
+    done = decide(fired(SUSPENDED, INACTIVE, **status), NOW)
+    assert done.report.phase is Phase.STOPPED and not done.actions
+    for queued in (ACTIVE, None):
+        assert decide(fired(SUSPENDED, queued, **status), NOW).report.phase is Phase.STOPPING
+
+
+def test_a_suspended_run_of_a_queue_is_not_stopped_by_its_suspension_alone() -> None:
+    status = asked("Suspend", 12, emptySince=(NOW - timedelta(seconds=10)).isoformat())
+    assert decide(fired(SUSPENDED, ACTIVE, "Suspend", **status), NOW).report.phase is Phase.STOPPING
+    assert decide(fired(SUSPENDED, None, "Suspend", **status), NOW).report.phase is Phase.STOPPED
+
+
+def test_who_puts_a_stopped_run_back_is_answered() -> None:
+    stopped = {"type": "Stopped", "status": "True", "reason": "x", "lastTransitionTime": NOW.isoformat()}
+    status = {**asked("Stop", 3600), "conditions": [stopped]}
+    decision = decide(fired(SUSPENDED, ACTIVE, **status), NOW)
+    assert LeaveQueue("job-run-x", "q") in decision.actions
+    assert decision.report.stop is not None and decision.report.stop.method is StopMethod.STOP
+
+
+def test_a_queue_that_takes_no_request_ends_in_a_delete() -> None:
+    decision = decide(fired(SUSPENDED, ACTIVE, **asked("Stop", 16)), NOW)
+    assert StopWorkload(StopMethod.DELETE, "w") in decision.actions
+
+
+@pytest.mark.parametrize(
+    ("queued", "labels", "message"),
+    [
+        (replace(ACTIVE, message="Pending: no quota"), {}, "waits in queue gpus: Pending: no quota"),
+        (replace(INACTIVE, message="Deactivated: by hand"), {}, "Workload job-run-x is not active"),
+        (None, {"kueue.x-k8s.io/queue-name": "gpus"}, "waits in queue gpus: nothing is known"),
+    ],
+)
+def test_a_run_that_waits_says_so_and_is_not_silent(
+    queued: Queued | None, labels: Json, message: str
+) -> None:
+    snapshot = Snapshot(job(labels=labels), workload(SUSPENDED), queued=queued)
+    report = decide(snapshot, NOW).report
+    found = {c.type: c for c in report.conditions}
+    assert report.phase is Phase.SUSPENDED
+    assert (found["Waiting"].status, found["Waiting"].reason) == ("True", "Queued")
+    assert message in found["Waiting"].message
+    assert found["GuardSilent"].status == "Unknown" and "Halted" not in found and "Failed" not in found
+    raw = [c.model_dump(mode="json", by_alias=True) for c in report.conditions]
+    assert not [*_ages({"conditions": raw}, report.phase)], "nobody is called for a queue"
+
+
+@pytest.mark.parametrize("state", [RUNNING, WorkloadState.PENDING])
+def test_what_was_admitted_waits_in_no_queue(state: WorkloadState) -> None:
+    found = decide(Snapshot(job(), workload(state), queued=ACTIVE), NOW).report.conditions
+    assert "Waiting" not in {c.type for c in found}
+    suspended = Snapshot(job(), workload(SUSPENDED))
+    assert "Waiting" not in {c.type for c in decide(suspended, NOW).report.conditions}, "nor without a queue"
+
+
+# -- requests --------------------------------------------------------------------------------------------
+
+
+class Requests:
+    """Stands in for cluster and caches: what was asked, and what a list or a patch is refused with."""
+
+    def __init__(self, refusal: int | None = None, owned: bool = True) -> None:
+        self.refusal, self.owned, self.asked = refusal, owned, list[str]()
+
+    def quiet_for(self, _namespace: str) -> float:
+        return 0.0
+
+    def workload(self, *_of: str) -> Json:
+        owner = [{"uid": "u" if self.owned else "x", "controller": True}]
+        metadata = {"name": "run", "uid": "w" if self.owned else "y", "ownerReferences": owner}
+        return {"metadata": metadata, "spec": {"suspend": True}}
+
+    get = workload
+
+    def pods(self, *_of: str) -> list[Json]:
+        return []
+
+    def queued(self, _namespace: str, uid: str) -> list[Json]:
+        assert uid == "w"
+        return [entry(active=True)]
+
+    def list(self, resource: Any, _namespace: str, query: Json) -> Json:
+        if resource.kind == "Pod":
+            return {"items": []}
+        self.asked.append("list")
+        assert query == {"labelSelector": "kueue.x-k8s.io/job-uid=w", "limit": "20"}
+        if self.refusal is not None:
+            raise ApiError(self.refusal, "Refused", "no")
+        return {"items": [entry(active=False)]}
+
+    def merge(self, resource: Any, namespace: str, name: str, patch: Json, _manager: str) -> None:
+        self.asked.append(f"{resource.plural} {namespace} {name} {patch}")
+        if self.refusal is not None:
+            raise ApiError(self.refusal, "Refused", "no")
+
+
+def seen(world: Requests, of: Job, kueue: bool = True) -> Queued | None:
+    config = OperatorConfig("guard:1", kueue=kueue)
+    gatherer = Gatherer(cast(Client, world), config, cast(Caches, world), HeartbeatClock())
+    snapshot = gatherer.gather(of)
+    assert snapshot is not None
+    return snapshot.queued
+
+
+STOPPING = {"guard": {"fire": FIRE}, **asked("Stop")}
+
+
+def test_a_stop_reads_the_queue_live_and_nothing_else_does() -> None:
+    world = Requests()
+    assert (found := seen(world, job())) is not None and found.active and not world.asked
+    assert (found := seen(world, job(STOPPING))) is not None and not found.active
+    assert world.asked == ["list"]
+
+
+def test_without_kueue_nothing_is_asked() -> None:
+    world = Requests(refusal=404)
+    assert seen(world, job(STOPPING), kueue=False) is None and not world.asked
+    assert seen(Requests(owned=False), job()) is None, "nor for a namesake"
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_queue_that_cannot_be_read_holds_up_no_stop(status: int) -> None:
+    assert seen(Requests(status), job(STOPPING)) is None
+
+
+def leave(world: Requests) -> None:
+    none = cast(Any, None)
+    config = OperatorConfig("guard:1", kueue=True)
+    actuator = Actuator(cast(Client, world), config, none, none, none, none, lambda: NOW)
+    actuator._act(Snapshot(job()), LeaveQueue("job-run-x", "q"), Report(Phase.STOPPING, ()))
+
+
+@pytest.mark.parametrize("status", [None, 403, 404, 409, 500])
+def test_leaving_is_one_patch_that_is_fenced_and_whose_refusal_holds_up_nothing(status: int | None) -> None:
+    world = Requests(status)
+    leave(world)
+    assert world.asked == ["workloads ns job-run-x {'metadata': {'uid': 'q'}, 'spec': {'active': False}}"]
+
+
+def test_an_api_server_that_is_too_busy_is_asked_again() -> None:
+    with pytest.raises(ApiError):
+        leave(Requests(429))
