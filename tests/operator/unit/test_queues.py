@@ -1,4 +1,4 @@
-"""Kueue: whose Workload it is, what it says, when a stop takes it out of its queue, what is said of a wait."""
+"""Kueue: whose Workload it is, what it says, when a stop leaves its queue, and what is said of a wait."""
 
 from __future__ import annotations
 
