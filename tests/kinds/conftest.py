@@ -25,7 +25,7 @@ from tests.operator.integration.conftest import (
 )
 from tests.operator.integration.controlplane import BUILD_SECONDS
 
-from .webhooks import Webhooks
+from .webhooks import CONFIGS, Webhooks
 
 BUILD = Path(__file__).parent / "build.sh"
 START_SECONDS = 120
@@ -36,6 +36,7 @@ __all__ = ["client", "kubeconfig", "make_job", "namespace", "plane"]
 FLAGS = {
     "kuberay": ["--metrics-addr=0", "--health-probe-bind-address=0", "--enable-leader-election=false"],
     "jobset": ["--metrics-bind-address=0", "--health-probe-bind-address=0", "--leader-elect=false"],
+    "kueue": ["--feature-gates=VisibilityOnDemand=false"],
 }
 
 
@@ -64,7 +65,9 @@ def controller(
             directory = Path(built.stdout.strip())
             for file in sorted((directory / "crds").iterdir()):
                 install(client, yaml.safe_load(file.read_text()))
-            webhooks = Webhooks(logs) if name == "jobset" else None
+            webhooks = Webhooks(name, directory, logs) if name in CONFIGS else None
+            if webhooks is not None:
+                webhooks.prepare(client)
             config = [] if webhooks is None else [f"--config={webhooks.config}"]
             out = stack.enter_context((logs / f"{name}.log").open("wb"))
             process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""JobSet's webhooks for JobSets, which its controller relies on: they fill in defaults, and refuse."""
+"""The webhooks of JobSet and Kueue, which their controllers rely on: they fill in defaults, and refuse."""
 
 from __future__ import annotations
 
@@ -6,39 +6,67 @@ import base64
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from guard_operator.runtime.client import APPLY, Client, Resource
+import yaml
 
+from guard_operator.runtime.client import APPLY, SECRETS, Client, Resource
+
+Json = dict[str, Any]
 GROUP = "admissionregistration.k8s.io"
 KINDS = {
     "mutate": Resource(GROUP, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration"),
     "validate": Resource(GROUP, "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration"),
 }
-#: Its own way to certificates needs a Service and its pods.
-CONFIG = """\
+#: JobSet's own way to certificates needs a Service and its pods. Kueue's must be on, or it looks for others
+#: in /etc; it writes them into a Secret that has to be there, and serves those of `certDir` all the same.
+CONFIGS = {
+    "jobset": """\
 apiVersion: config.jobset.x-k8s.io/v1alpha1
 kind: Configuration
 internalCertManagement: {{enable: false}}
 webhook: {{host: 127.0.0.1, port: {port}, certDir: "{folder}"}}
-"""
+""",
+    "kueue": """\
+apiVersion: config.kueue.x-k8s.io/v1beta1
+kind: Configuration
+namespace: default
+health: {{healthProbeBindAddress: "0"}}
+metrics: {{bindAddress: "0"}}
+leaderElection: {{leaderElect: false}}
+webhook: {{host: 127.0.0.1, port: {port}, certDir: "{folder}"}}
+integrations: {{frameworks: [batch/job, jobset.x-k8s.io/jobset, ray.io/rayjob, ray.io/raycluster]}}
+""",
+}
+#: Of Kueue's webhooks those for what these tests make; others would be asked for kinds that it is not given.
+ASKED = {"jobs", "jobsets", "rayjobs", "rayclusters", "workloads", "clusterqueues", "resourceflavors"}
 
 
 class Webhooks:
-    """A port and a certificate for them."""
+    """A port and a certificate for those of this controller, which was built into `directory`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, name: str, directory: Path, folder: Path) -> None:
+        self.name, self._directory = name, directory
+        folder = folder / name
+        folder.mkdir()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.certificate = folder / "tls.crt"
-        name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+        subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
         files = ["-keyout", folder / "tls.key", "-out", self.certificate]
-        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *name, *files]
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject, *files]
         subprocess.run(command, check=True, capture_output=True)
-        self.config = folder / "jobset.yaml"
-        self.config.write_text(CONFIG.format(port=self.port, folder=folder))
+        self.config = folder / "config.yaml"
+        self.config.write_text(CONFIGS[name].format(port=self.port, folder=folder))
+
+    def prepare(self, client: Client) -> None:
+        """What has to be there before its controller starts."""
+        if self.name == "kueue":
+            body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "kueue-webhook-server-cert"}}
+            client.create(SECRETS, "default", body, "test")
 
     def register(self, client: Client, within: float) -> None:
         """Have the API server ask them, as soon as they answer."""
@@ -48,29 +76,37 @@ class Webhooks:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
                 break
             except OSError:
-                assert time.monotonic() < deadline, "JobSet's webhooks do not answer"
+                assert time.monotonic() < deadline, f"{self.name}'s webhooks do not answer"
                 time.sleep(0.2)
         for verb, kind in KINDS.items():
-            path = kind.path(None, "jobset")
-            query = {"fieldManager": "test"}
-            client.request("PATCH", path, query=query, body=self._body(verb, kind), content_type=APPLY)
+            path = kind.path(None, self.name)
+            body = {
+                "apiVersion": kind.api_version,
+                "kind": kind.kind,
+                "metadata": {"name": self.name},
+                "webhooks": list(self._of_jobset(verb) if self.name == "jobset" else self._of_kueue(kind)),
+            }
+            client.request("PATCH", path, query={"fieldManager": "test"}, body=body, content_type=APPLY)
 
-    def _body(self, verb: str, kind: Resource) -> dict[str, Any]:
+    def _of_jobset(self, verb: str) -> Iterator[Json]:
         rule = {"apiGroups": ["jobset.x-k8s.io"], "apiVersions": ["v1alpha2"], "resources": ["jobsets"]}
-        url = f"https://127.0.0.1:{self.port}/{verb}-jobset-x-k8s-io-v1alpha2-jobset"
-        bundle = base64.b64encode(self.certificate.read_bytes()).decode()
-        webhook = {
+        yield {
             "name": "jobset.example.com",
-            "clientConfig": {"url": url, "caBundle": bundle},
+            "clientConfig": self._reached(f"/{verb}-jobset-x-k8s-io-v1alpha2-jobset"),
             "rules": [{**rule, "operations": ["CREATE", "UPDATE"]}],
             "sideEffects": "None",
             "admissionReviewVersions": ["v1"],
             "failurePolicy": "Fail",
         }
-        metadata = {"name": "jobset"}
-        return {
-            "apiVersion": kind.api_version,
-            "kind": kind.kind,
-            "metadata": metadata,
-            "webhooks": [webhook],
-        }
+
+    def _of_kueue(self, kind: Resource) -> Iterator[Json]:
+        """As its own manifests have them."""
+        for document in yaml.safe_load_all((self._directory / "webhooks.yaml").read_text()):
+            for one in document["webhooks"] if document["kind"] == kind.kind else ():
+                asked = {plural.partition("/")[0] for rule in one["rules"] for plural in rule["resources"]}
+                if asked <= ASKED:
+                    yield {**one, "clientConfig": self._reached(one["clientConfig"]["service"]["path"])}
+
+    def _reached(self, path: str) -> Json:
+        bundle = base64.b64encode(self.certificate.read_bytes()).decode()
+        return {"url": f"https://127.0.0.1:{self.port}{path}", "caBundle": bundle}
