@@ -35,6 +35,10 @@ CLIENT = Rule("guard_operator", "runtime/client.py", HERE / "test_gather.py")
 ACTUATE = rule("actuate.py", "test_stop_children.py")
 RAYJOB = Rule("guard_operator", "adapters/rayjob.py", HERE / "test_rayjob_adapter.py")
 JOBSET = Rule("guard_operator", "adapters/jobset.py", HERE / "test_jobset_adapter.py")
+QUEUES, QUEUE_DECIDES, QUEUE_SEES, QUEUE_ACTS, QUEUE_SLIM, QUEUE_GAUGES = (
+    rule(f"{name}.py", "test_queues.py")
+    for name in ("queues", "decide", "gather", "actuate", "slim", "gauges")
+)
 OBSTACLES = rule("obstacles.py", "test_obstacles.py")
 LOOPBACK = Rule("guard_core", "loopback.py", HERE / "test_isolation.py", tuple(HERE / name for name in ROWS))
 REVIEW = rule("review.py", "test_review.py", "test_rayjob_adapter.py")
@@ -52,6 +56,34 @@ WEBHOOK = Rule("guard_operator", "runtime/webhook.py", HERE / "test_notifier.py"
 QUEUE = Rule("guard_operator", "runtime/queue.py", HERE / "test_queue.py")
 
 MUTANTS: list[Mutant] = [
+    # Kueue: whose Workload it is, when a stop leaves the queue, and what is said of a run that waits.
+    (QUEUES, "if controller_of(raw) == workload_uid and", "if"),
+    (QUEUES, " and not _going(raw)]", "]"),
+    (QUEUES, "key=lambda one: (not one.may_resume, one.name)", "key=lambda one: one.name"),
+    (QUEUES, "is not False,", "is True,"),
+    (QUEUES, "text[:most] for text, most in parts", "text for text, most in parts"),
+    (QUEUES, '"queueName") or "")[:REASON_LENGTH]', '"queueName") or "")'),
+    (QUEUES, " or not queued.may_resume:", ":"),
+    (QUEUES, "method is StopMethod.SUSPEND or workload.state", "workload.state"),
+    (QUEUES, "workload.state is WorkloadState.SUSPENDED or queued.evicted", "queued.evicted"),
+    (QUEUES, "WorkloadState.SUSPENDED or queued.evicted", "WorkloadState.SUSPENDED"),
+    (QUEUES, "    if not queued.active:\n", "    if False:\n"),
+    (QUEUE_DECIDES, "if queued is not None and may_undo(queued, workload, method):", "if False:"),
+    (QUEUE_DECIDES, " and may_undo(queued, workload, method):", ":"),
+    (QUEUE_DECIDES, "stop is not None and not snapshot.queued.may_resume", "stop is not None"),
+    (QUEUE_DECIDES, "stop is not None and not snapshot.queued.may_resume", "False"),
+    (
+        QUEUE_DECIDES,
+        "or workload.state is not WorkloadState.SUSPENDED:\n        return None\n    label",
+        "or False:\n        return None\n    label",
+    ),
+    (QUEUE_SEES, "not self._config.kueue or workload is None or not", "workload is None or not"),
+    (QUEUE_SEES, "if not live:\n            return queued_of", "if True:\n            return queued_of"),
+    (QUEUE_ACTS, '{"metadata": {"uid": action.uid}, "spec"', '{"metadata": {}, "spec"'),
+    (QUEUE_SLIM, '("queueName", "active")', '("queueName",)'),
+    (QUEUE_GAUGES, '== "True" and not queued:', '== "True":'),
+    (APP, " and self.job(key) is not None:", ":"),
+    (APP, 'if owner.get("controller") and self', "if self"),
     # JobSet: which pod is rank 0, and what makes a stop final.
     (JOBSET, 'if spec.get("managedBy") not in (None, "jobset.sigs.k8s.io/jobset-controller"):', "if False:"),
     (JOBSET, 'if spec.get("volumeClaimPolicies"):', "if False:"),
@@ -303,7 +335,7 @@ MUTANTS: list[Mutant] = [
     (DECIDE, "final=ended > REASSERT_SECONDS", "final=False"),
     (DECIDE, "        guard_image=snapshot.guard_image,\n", ""),
     (DECIDE, "min(again or LATE_SECONDS, LATE_SECONDS)", "again"),
-    (DECIDE, "(obstacle := snapshot.obstacle) is not None:", "(obstacle := snapshot.obstacle) is False:"),
+    (DECIDE, "if obstacle is not None:", "if obstacle is False:"),
     (GATHER, "late = None if stopping or job.deleting else", "late ="),
     (GATHER, "        if not late.is_due(self._clock()):\n            return None\n", ""),
     (GATHER, "except ClusterError as error:\n            log.info", "except KeyError:\n            log.info"),
