@@ -15,14 +15,12 @@ from typing import Any
 
 import pytest
 
-from guard_operator import rbac
 from guard_operator.api.names import QUEUE_LABEL
 from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.runtime.client import (
     BATCH_JOBS,
     KUEUE_WORKLOADS,
     MERGE,
-    ROLES,
     Client,
     Resource,
     controller_of,
@@ -75,16 +73,6 @@ class QueueWorld(KindWorld):
         raw = self.client.request("GET", CLUSTER_QUEUES.path(None, self.namespace))
         (flavor,) = (raw.get("status") or {}).get("flavorsReservation") or [{"resources": []}]
         return str(next((one["total"] for one in flavor["resources"] if one["name"] == "cpu"), "?"))
-
-    def allow_kueue(self) -> None:
-        """What the chart's value gives."""
-        self.put(ROLES, {"metadata": {"name": "kueue"}, "rules": rbac.queue_rules()})
-        body = {
-            "metadata": {"name": "kueue"},
-            "roleRef": {"apiGroup": ROLES.group, "kind": "Role", "name": "kueue"},
-            "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": self.namespace}],
-        }
-        self.put(Resource(ROLES.group, "v1", "rolebindings", "RoleBinding"), body)
 
     def entry(self) -> Json:
         """What Kueue has of the run's workload."""

@@ -106,6 +106,21 @@ def test_given_a_job_then_it_has_its_guard(start: Callable[..., JobWorld]) -> No
     assert {"RLGUARD_URL", "RLGUARD_TOKEN"} <= {v["name"] for v in pod["spec"]["containers"][0]["env"]}
 
 
+def test_a_cluster_without_kueue_may_have_it_switched_on(here: JobWorld, make_job: MakeJob) -> None:
+    here.allow_kueue()
+    here.claim()
+    here.submit(as_job(make_job()))
+    operator = here.operator("--kueue")
+    here.start()
+    here.fire()
+    here.expect_workload(lambda job: job["spec"].get("activeDeadlineSeconds") == 1, "the deadline")
+    here.delete_pods()
+    here.kubelet_ends_pods()
+    here.ends("Failed")
+    here.expect("Stopped", "True", "NoPodsLeft")
+    assert "queue" not in operator.log.read_text(), "nothing is complained about"
+
+
 def test_given_a_fire_then_the_job_ends_by_its_deadline_and_no_pod_is_left(
     start: Callable[..., JobWorld], plane: ControlPlane, client: Client
 ) -> None:
