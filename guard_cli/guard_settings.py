@@ -40,6 +40,7 @@ OPTIONS: Mapping[Place, str] = {
     ("heldout", "proxy_scorer"): "--proxy-scorer",
     ("heldout", "scorer_timeout_seconds"): "--scorer-timeout",
     ("heldout", "on_scorer_timeout"): "--on-scorer-timeout",
+    ("heldout", "backlog"): "--backlog",
     ("heldout", "evaluator", "max_new_tokens"): "--max-new-tokens",
     ("heldout", "evaluator", "temperature"): "--temperature",
     ("heldout", "evaluator", "samples"): "--samples",
@@ -136,6 +137,17 @@ AnswerAfterOption = Annotated[
         "--answer-after", help="Mark after which the answer begins, e.g. </think>: without it one is wrong."
     ),
 ]
+VllmOption = Annotated[
+    bool | None,
+    typer.Option("--vllm", help="Generate with vLLM, which must be installed beside the guard."),
+]
+BacklogOption = Annotated[
+    str | None,
+    typer.Option(
+        "--backlog",
+        help="Where the guard is behind: every checkpoint in its turn, or the newest alone.",
+    ),
+]
 OpenAIOption = Annotated[
     str | None,
     typer.Option("--openai-url", help="Ask this OpenAI-compatible server instead of loading checkpoints."),
@@ -162,6 +174,7 @@ class EvaluationOptions(TypedDict):
     chat_template_kwargs: ChatTemplateKwargsOption
     system_prompt: SystemPromptOption
     answer_after: AnswerAfterOption
+    vllm: VllmOption
     openai_url: OpenAIOption
     openai_model: ModelOption
 
@@ -187,14 +200,17 @@ def with_evaluation(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def heldout_options(
-    *, heldout: Path | None, train_prompts: Path | None, **evaluation: Unpack[EvaluationOptions]
+    *,
+    heldout: Path | None,
+    train_prompts: Path | None,
+    backlog: str | None = None,
+    **evaluation: Unpack[EvaluationOptions],
 ) -> dict[str, Any]:
     """The options of held-out evaluation as nested settings, without those that were not given."""
     url, model, base_model = evaluation["openai_url"], evaluation["openai_model"], evaluation["base_model"]
     variables = evaluation["chat_template_kwargs"]
-    refuse_half_a_server(url, model)
     evaluator = given(
-        kind=None if url is None else "openai",
+        kind=evaluator_kind(url, model, vllm=bool(evaluation["vllm"])),
         base_url=url,
         model=model,
         max_new_tokens=evaluation["max_new_tokens"],
@@ -215,6 +231,7 @@ def heldout_options(
         proxy_scorer=evaluation["proxy_scorer"],
         scorer_timeout_seconds=evaluation["scorer_timeout"],
         on_scorer_timeout=evaluation["on_scorer_timeout"],
+        backlog=backlog,
         evaluator=evaluator or None,
     )
 
@@ -374,10 +391,19 @@ def _value(settings: Any, place: Place) -> Any:
     return settings
 
 
-def refuse_half_a_server(url: str | None, model: str | None) -> None:
-    """Raises `CliError` where one of `--openai-url` and `--openai-model` is given alone."""
+def evaluator_kind(url: str | None, model: str | None, *, vllm: bool) -> str | None:
+    """Which evaluator `--openai-url`, `--openai-model` and `--vllm` choose; None: none.
+
+    Raises:
+        CliError: they choose half a server, or two evaluators.
+    """
     if (url is None) != (model is None):
         raise CliError("--openai-url and --openai-model belong together: give both or neither")
+    if vllm and url is not None:
+        raise CliError(
+            "--vllm has the guard load checkpoints itself, --openai-url has a server asked instead: give one"
+        )
+    return "vllm" if vllm else None if url is None else "openai"
 
 
 def given(**values: Any) -> dict[str, Any]:

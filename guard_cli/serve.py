@@ -68,6 +68,7 @@ def serve(
     ] = None,
     config: options.ConfigOption = None,
     train_prompts: options.TrainPromptsOption = None,
+    backlog: options.BacklogOption = None,
     *,
     evaluation: options.EvaluationOptions,
     keep_best: Annotated[
@@ -83,6 +84,7 @@ def serve(
     heldout_settings = options.heldout_options(
         heldout=options.absolute(heldout),
         train_prompts=options.absolute(train_prompts),
+        backlog=backlog,
         **evaluation,
     )
     given = {

@@ -36,6 +36,7 @@ def run(
     name: options.NameOption = None,
     config: options.ConfigOption = None,
     train_prompts: options.TrainPromptsOption = None,
+    backlog: options.BacklogOption = None,
     *,
     evaluation: options.EvaluationOptions,
     follow: Annotated[
@@ -83,6 +84,7 @@ def run(
         "heldout": options.heldout_options(
             heldout=options.absolute(heldout),
             train_prompts=options.absolute(train_prompts),
+            backlog=backlog,
             **evaluation,
         ),
         "policy_file": options.absolute(policy),

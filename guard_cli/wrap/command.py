@@ -64,8 +64,23 @@ def wrap(
         str | None,
         typer.Option("--base-model", help="Base model of a LoRA run: its directory, beside the split."),
     ] = None,
+    vllm: options.VllmOption = None,
     openai_url: options.OpenAIOption = None,
     openai_model: options.ModelOption = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            "--placement",
+            help="Where the guard runs: Sidecar, beside the trainer, or Pod, in one of its own.",
+        ),
+    ] = None,
+    state_claim: Annotated[
+        str | None,
+        typer.Option(
+            "--state-claim",
+            help="A claim for what the guard knows, which then outlives its pod; --placement Pod needs it.",
+        ),
+    ] = None,
     relaxed: Annotated[
         bool,
         typer.Option("--relaxed", help="isolation: Relaxed. Admits root and more; says what that costs."),
@@ -93,6 +108,8 @@ def wrap(
         scorer=scorer,
         policy=policy,
         relaxed=relaxed,
+        placement=placement,
+        state_claim=state_claim,
         evaluator={
             "maxNewTokens": max_new_tokens,
             "temperature": temperature,
@@ -101,6 +118,7 @@ def wrap(
             "baseModel": base_model,
         },
         openai=(openai_url, openai_model),
+        vllm=bool(vllm),
     )
     try:
         job = find_job(read_text(_read(file, MAX_BYTES + 1)))

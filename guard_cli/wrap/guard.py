@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from guard_cli.errors import CliError
-from guard_cli.guard_settings import given, refuse_half_a_server
+from guard_cli.guard_settings import evaluator_kind, given
 from guard_operator.adapters import TemplateError, WorkloadAdapter, dotted
 from guard_operator.api.types import Isolation, policy_to_api
 from guard_operator.reconcile.refusals import pod_spec
@@ -33,8 +33,11 @@ def guard_section(
     scorer: str | None,
     policy: Path | None,
     relaxed: bool,
+    placement: str | None,
+    state_claim: str | None,
     evaluator: Mapping[str, Any],
     openai: tuple[str | None, str | None],
+    vllm: bool,
 ) -> dict[str, Any]:
     """`spec.guard` as these options say it; what was not given is left to its default.
 
@@ -46,8 +49,11 @@ def guard_section(
         scorer: its name.
         policy: a file with the policy.
         relaxed: whether the template may have what Strict refuses and Relaxed admits.
+        placement: where the guard runs; None: beside the trainer.
+        state_claim: the claim in which the guard keeps what it knows.
         evaluator: settings of the evaluator; of None nothing is written.
         openai: URL and model of a server that is asked instead of loading checkpoints.
+        vllm: whether the guard generates with vLLM.
 
     Raises:
         CliError: an option cannot be used.
@@ -59,9 +65,10 @@ def guard_section(
             split=split,
             trainPrompts=train_prompts,
             scorer=scorer,
-            evaluator=_evaluator(evaluator, *openai),
+            evaluator=_evaluator(evaluator, *openai, vllm=vllm),
         ),
         "checkpoints": {"volume": checkpoints},
+        **given(placement=placement, state=state_claim and {"claimName": state_claim}),
     }
     if follow is not None:
         guard["metrics"] = {"follow": {"path": follow[0], "format": follow[1]}}
@@ -83,11 +90,11 @@ def _source(heldout: str) -> tuple[dict[str, str], str]:
     return {SOURCES[kind]: name}, path
 
 
-def _evaluator(settings: Mapping[str, Any], url: str | None, model: str | None) -> dict[str, Any]:
-    refuse_half_a_server(url, model)
-    if url is None:
-        return {"checkpoint": given(**settings)}
-    return {"openai": given(baseUrl=url, model=model, **settings)}
+def _evaluator(
+    settings: Mapping[str, Any], url: str | None, model: str | None, *, vllm: bool
+) -> dict[str, Any]:
+    kind = evaluator_kind(url, model, vllm=vllm) or "checkpoint"
+    return {kind: given(baseUrl=url, model=model, **settings)}
 
 
 def _policy(path: Path) -> dict[str, Any]:

@@ -44,7 +44,9 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
     namespace, kind = wrapped.manifest["metadata"].get("namespace"), job.adapter.resource.kind
     where = f" in namespace {namespace}" if namespace else ""
     yield f"{KIND} {wrapped.name}{where}; the operator makes a {kind} of the same name from it"
-    if volume is not None:
+    if spec.guard.placement == "Pod":
+        yield "the guard: in a pod of its own, which outlives the trainer's"
+    elif volume is not None:
         yield f"the guard: in {volume.pods}, beside the container {volume.container}"
     yield from _guard(spec)
     if volume is not None:
@@ -70,6 +72,8 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
         place = f"{feed.follow.path} in the volume {spec.guard.checkpoints.volume}"
         yield f"  let the trainer write its log to {place}, and save there: {FOLLOW_PAGE}"
         yield f"  let user {GUARD_UID}, the guard, read the split, that log and the checkpoints"
+    if spec.guard.heldout.evaluator.vllm is not None:
+        yield "  give the guard an image with vLLM (rlguard/guard-vllm), and a GPU (spec.guard.resources)"
     if wrapped.was is not None and _OF_A_CLUSTER.fullmatch(wrapped.was):
         words = ["kubectl", "delete", kind.lower(), wrapped.was, *(["-n", namespace] if namespace else [])]
         yield f"  end the {kind} if it runs: {shlex.join([*words, '--ignore-not-found'])}"
@@ -87,7 +91,8 @@ def _guard(spec: Spec) -> Iterator[str]:
         )
         if name is not None
     )
-    how = "asks a server" if heldout.evaluator.openai is not None else "loads each checkpoint"
+    how = "loads each checkpoint" + (" into vLLM" if heldout.evaluator.vllm is not None else "")
+    how = "asks a server" if heldout.evaluator.openai is not None else how
     default = "" if "scorer" in heldout.model_fields_set else " by default: a completion must be the answer"
     yield f"held-out split: {heldout.split} in {source}; scorer {heldout.scorer}{default}; the guard {how}"
     policy = "" if "policy" in guard.model_fields_set else " by default"

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel, to_pascal, to_snake
 
 from guard_core.evaluation import CheckpointEvaluation, OpenAIEvaluation, Scoring, VllmEvaluation
@@ -372,6 +380,14 @@ class GuardSpec(ApiModel):
         description="All thresholds of the guard.",
         json_schema_extra={CAMEL_CHOICES: True},
     )
+
+    @model_validator(mode="after")
+    def _state_is_not_with_the_split(self) -> Self:
+        if self.state.claim_name is not None and self.state.claim_name == self.heldout.volume.claim_name:
+            raise ValueError(
+                "state.claimName must not be the claim of the held-out split, which is mounted read-only"
+            )
+        return self
 
     @property
     def own_pod(self) -> GuardPod | None:

@@ -151,6 +151,9 @@ def test_a_configuration_is_not_lost_beside_options(tmp_path, text, said):
         ("{}", ["--chat-template-kwargs", "x"], {}, "--chat-template-kwargs must be a JSON object"),
         ("{}", ["--chat-template-kwargs", "[" * 9999], {}, "--chat-template-kwargs must be a JSON object"),
         ("{}", ["--chat-template-kwargs", '{"tools": 1}'], {}, "-kwargs: tools is not the template's"),
+        ("{}", ["--vllm", "--device", "cpu"], {}, "--device belongs to `kind: checkpoint`"),
+        ("{}", ["--vllm", "--batch-size", "0"], {}, "--batch-size must be at least 1, not 0"),
+        ("{}", ["--backlog", "oldest"], {}, "--backlog must be 'every' or 'newest', not 'oldest'"),
         ("{}", ["--answer-after", ""], {}, "--answer-after must not be empty"),
         ("{}", ["--system-prompt", ""], {}, "--system-prompt must not be empty"),
     ],
@@ -162,6 +165,27 @@ def test_a_mistake_is_named_as_it_was_written(tmp_path, monkeypatch, text, argum
     done = rlguard("run", "--config", "guard.yaml", *arguments, "--", "true", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("rlguard run: ") and message in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "--", "true"],
+        ["serve", "--state-dir", "s", "--checkpoints", "c"],
+        ["check"],
+        ["baseline", "m", "--temperature", "1"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_vllm_that_is_not_installed_is_told_before_any_work(tmp_path, command):
+    """Every command that evaluates takes `--vllm`; vLLM is not in the environment of these tests."""
+    (tmp_path / "held.jsonl").write_text('{"id": "a", "prompt": "1+1=", "answer": "2"}')
+    (tmp_path / "m").mkdir()
+    name, *rest = command
+    done = rlguard(name, "--heldout", "held.jsonl", "--vllm", *rest, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "needs the package vllm" in " ".join((done.stdout + done.stderr).split())
+    assert "Traceback" not in done.stderr
 
 
 def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, monkeypatch):
@@ -183,7 +207,7 @@ def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, m
         "base_model",
     )
     names += ("chat", "chat_template_kwargs", "system_prompt", "answer_after")
-    given = dict.fromkeys((*names, "openai_url", "openai_model"))
+    given = dict.fromkeys((*names, "vllm", "openai_url", "openai_model"))
     for config, kind in (
         ({"evaluator": openai}, "openai"),
         ({"evaluator": {"seed": 3}}, "checkpoint"),

@@ -22,6 +22,7 @@ CLAIM = "claim:heldout/heldout.jsonl"
 SERVER = ("--openai-url", "https://vllm.example.com/v1", "--openai-model", "{checkpoint}")
 FOLLOWED = ("--follow", "metrics.jsonl", "--format", "verl")
 POLICY = ("--policy", str(ROOT / "guard_cli/demo/policy.yaml"))
+OWN_POD = ("--placement", "Pod", "--state-claim", "guard-pod-state")
 WAYS = {
     "single-gpu.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "batch-job.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
@@ -32,10 +33,12 @@ WAYS = {
         CLAIM,
         (*NUMERIC, *ON_CPU, "8", "--max-new-tokens", "512", *FOLLOWED),
     ),
+    "guard-pod.yaml": (
+        CLAIM,
+        (*NUMERIC, "--device", "cuda", "--batch-size", "32", *OWN_POD),
+    ),
     "cpu-demo/job.yaml": ("secret:cpu-demo-heldout/heldout.jsonl", (*ON_CPU, "256", *POLICY)),
 }
-#: Written by hand: `wrap` puts the guard beside the trainer.
-BY_HAND = "guard-pod.yaml"
 
 
 def without_guard(text: str) -> tuple[str, dict[str, Any]]:
@@ -47,9 +50,9 @@ def without_guard(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def meant(guarded: dict[str, Any]) -> Spec:
-    """The spec, without what `wrap` leaves to the operator: image and resources of the guard."""
+    """The spec, without what `wrap` leaves to others: image and resources of the guard, and its node."""
     spec = Spec.model_validate(guarded["spec"])
-    guard = spec.guard.model_copy(update={"image": None, "resources": Resources()})
+    guard = spec.guard.model_copy(update={"image": None, "resources": Resources(), "pod": None})
     return spec.model_copy(update={"guard": guard})
 
 
@@ -88,4 +91,4 @@ def test_the_page_shows_what_is_printed(
 
 def test_every_sample_is_tried() -> None:
     found = {path for path in SAMPLES.rglob("*.yaml") if "kind: GuardedTrainingJob" in path.read_text()}
-    assert found == {SAMPLES / name for name in (*WAYS, BY_HAND)}
+    assert found == {SAMPLES / name for name in WAYS}

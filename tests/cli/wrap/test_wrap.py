@@ -639,6 +639,22 @@ def test_a_server_instead_of_checkpoints(wrap: Run) -> None:
     assert "checkpoint.device" in refused(wrap(SHORT, "--device", "tpu"))
 
 
+def test_vllm_and_a_pod_of_its_own(wrap: Run) -> None:
+    done = wrap(SHORT, "--vllm", "--batch-size", "64", "--placement", "Pod", "--state-claim", "st")
+    guard = wrapped(done)["spec"]["guard"]
+    assert guard["heldout"]["evaluator"] == {"vllm": {"batchSize": 64}}
+    assert (guard["placement"], guard["state"]) == ("Pod", {"claimName": "st"})
+    assert "the guard: in a pod of its own" in done.stderr and "beside the container" not in done.stderr
+    assert "loads each checkpoint into vLLM" in done.stderr and "rlguard/guard-vllm" in done.stderr
+    assert "guard-vllm" not in wrap(SHORT).stderr
+    assert "placement" not in wrapped(wrap(SHORT, "--state-claim", "st"))["spec"]["guard"]
+    assert "spec.guard.state.claimName must be set" in refused(wrap(SHORT, "--placement", "Pod"))
+    assert "must be 'Sidecar' or 'Pod', not 'Moon'" in refused(wrap(SHORT, "--placement", "Moon"))
+    assert "must not be the claim of the held-out split" in refused(wrap(SHORT, "--state-claim", "held"))
+    server = ["--openai-url", "https://h/v1", "--openai-model", "m"]
+    assert "--vllm has the guard load checkpoints itself" in refused(wrap(SHORT, "--vllm", *server))
+
+
 def test_a_policy_that_cannot_be_used(wrap: Run, tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     assert "--policy" in refused(wrap(SHORT, "--policy", str(policy)))
