@@ -66,7 +66,7 @@ def baseline(
     ).heldout
     if settings is None:
         raise options.no_split()
-    if settings.evaluator.kind != "openai" and not model.is_dir():
+    if settings.takes_checkpoints and not model.is_dir():
         raise CliError(f"{model}: no such directory: give the model as save_pretrained wrote it")
     if settings.evaluator.temperature is None:
         raise CliError(

@@ -19,6 +19,7 @@ from guard_core.step_count import StepCount
 from guard_core.step_monitor import StepMonitor
 from guard_core.unscored import Unscored
 from guard_core.wire import (
+    AS_BEFORE,
     DOUBTS,
     CheckpointReport,
     Code,
@@ -338,11 +339,11 @@ class Judge:
     def fold_failure(self, error: str, pass_index: int = 0, kind: FailureKind = FailureKind.UNDERWAY) -> None:
         """Fold an evaluation that failed: the checkpoint, or the wanted pass of it, is given up.
 
-        Weights that were scored as the checkpoint before are judged with it: they are no new evidence, and
-        nothing that was missed. Steps since that evaluation stay unjudged.
+        Weights that were scored as the checkpoint before, or may have been, are judged with it: they are no
+        new evidence, and nothing that was missed. Steps since that evaluation stay unjudged.
         """
         self._failure = kind
-        if kind is FailureKind.UNCHANGED and pass_index == 0:
+        if kind in AS_BEFORE and pass_index == 0:
             self._evaluated += 1
             self._last_failure = error
             return
@@ -534,7 +535,7 @@ class Judge:
         for condition in self._liveness(silent_for):
             if self._halt is None or condition.code.value != self._halt.code:
                 yield condition
-        if self._failure in DOUBTS and (self._failure is not FailureKind.UNCHANGED or self._count.reported):
+        if self._failure in DOUBTS and (self._failure not in AS_BEFORE or self._count.reported):
             yield _condition(Code.CHECKPOINT_DOUBTFUL, Level.UNKNOWN, self._last_failure)
         yield from self._unscored.conditions(self._sampling)
         if self._steps == 0:

@@ -101,7 +101,7 @@ def _gather(
     heldout = settings.heldout
     if heldout is None:
         raise options.no_split()
-    remote = heldout.evaluator.kind == "openai"
+    remote = not heldout.takes_checkpoints
     if timed and model is None and not remote:
         raise CliError("--time needs a model to evaluate: give --model DIR")
     split, readable = gather.look_at_split(heldout)

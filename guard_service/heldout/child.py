@@ -40,6 +40,7 @@ from guard_service.heldout.errors import (
 from guard_service.heldout.evaluators import Completion, Completions, Evaluator, timed
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
 from guard_service.heldout.evaluators.openai import OpenAIEvaluator
+from guard_service.heldout.evaluators.served import ServedVllm
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
 from guard_service.heldout.parent import channel, die_with_parent
 from guard_service.heldout.pool import Limits
@@ -124,6 +125,7 @@ class HeldoutEvaluation:
             "sampling": completions.sampling.model_dump(mode="json"),
             "sha256": completions.sha256,
             "staged": None if staged is None else str(staged),
+            "said": completions.said,
         }
 
     def _right(self, completions: Completions) -> list[Graded]:
@@ -166,7 +168,8 @@ class HeldoutEvaluation:
 
 def _evaluator(settings: EvaluatorSettings, scratch: Path, base: BaseModel | None) -> Evaluator:
     if isinstance(settings, OpenAIEvaluatorSettings):
-        return OpenAIEvaluator(settings)
+        served = ServedVllm(settings, scratch) if settings.load_checkpoints else None
+        return OpenAIEvaluator(settings, served)
     if isinstance(settings, VllmEvaluatorSettings):
         return VllmEvaluator(settings, scratch, base)
     return CheckpointEvaluator(settings, scratch, base)

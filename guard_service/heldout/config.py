@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from guard_core.evaluation import (
     CheckpointEvaluation,
+    LocalEvaluation,
     NearDuplicates,
     OpenAIEvaluation,
     Scoring,
     VllmEvaluation,
 )
+from guard_core.loopback import is_loopback
 
 __all__ = [
     "CheckpointEvaluatorSettings",
@@ -49,11 +52,28 @@ class OpenAIEvaluatorSettings(OpenAIEvaluation):
     kind: Literal["openai"] = "openai"
     api_key_file: Path | None = Field(None, description="File that holds the API key.")
     api_key_env: str | None = Field(None, description="Environment variable that holds the API key.")
+    load_checkpoints: bool = Field(
+        False,
+        description="Load each checkpoint into the server before it is asked. It must be a vLLM on this "
+        "machine, at a loopback address, started with VLLM_SERVER_DEV_MODE=1, and be used by nobody else. "
+        "Needs the extra `eval-hf`.",
+    )
 
     @model_validator(mode="after")
     def _one_key(self) -> Self:
         if self.api_key_file is not None and self.api_key_env is not None:
             raise ValueError("give api_key_file or api_key_env, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _only_this_machine_is_told_what_to_load(self) -> Self:
+        host = urlsplit(self.base_url).hostname or ""
+        if self.load_checkpoints and not is_loopback(host):
+            raise ValueError(
+                f"load_checkpoints with a server at {host}, which is not a loopback address: what loads "
+                "weights there runs any code that it is sent. Ask a server of this machine, or use the "
+                "evaluator vllm"
+            )
         return self
 
 
@@ -97,6 +117,12 @@ class HeldoutSettings(Scoring):
         """The base model to which adapters are applied; None without one."""
         given = getattr(self.evaluator, "base_model", None)
         return None if given is None else self.split.parent / given
+
+    @property
+    def takes_checkpoints(self) -> bool:
+        """Whether the guard copies and hashes checkpoints; else a server has them from elsewhere."""
+        evaluator = self.evaluator
+        return isinstance(evaluator, LocalEvaluation) or evaluator.load_checkpoints
 
     @field_validator("evaluator", mode="before")
     @classmethod

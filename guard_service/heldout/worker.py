@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from guard_core.evaluation import LocalEvaluation
 from guard_core.policy import Policy
 from guard_core.preflight import evaluations_needed
 from guard_core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
@@ -129,6 +128,7 @@ class EvaluationResult:
     `unanswered`: share without an answer, of the completions whose answer begins after a mark; None where
     none does.
     `unscored`, `timed_out`: as in `guard_core.judge.Evaluation`.
+    `said`: digest of greedy completions, where a server has weights that nobody has hashed; else None.
     """
 
     items: tuple[float, ...]
@@ -142,6 +142,7 @@ class EvaluationResult:
     unscored: float | None = None
     timed_out: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
+    said: str | None = None
 
 
 class EvaluationWorker:
@@ -174,7 +175,7 @@ class EvaluationWorker:
     @property
     def adapters(self) -> Adapters | None:
         """What becomes of a checkpoint that is an adapter; None where a server has the weights."""
-        if not isinstance(self._settings.evaluator, LocalEvaluation):
+        if not self._settings.takes_checkpoints:
             return None
         return Adapters.REFUSED if self._settings.base_model is None else Adapters.APPLIED
 
@@ -208,8 +209,8 @@ class EvaluationWorker:
 
     def unfit(self, checkpoint: Path) -> str:
         """Why it can never be scored, or ""; blocking, but quick. A server has the weights elsewhere."""
-        local = isinstance(self._settings.evaluator, LocalEvaluation)
-        return unfit(checkpoint, self._settings.base_model) if local else ""
+        takes = self._settings.takes_checkpoints
+        return unfit(checkpoint, self._settings.base_model) if takes else ""
 
     async def pins(self, request: EvaluationRequest) -> Mapping[str, str] | None:
         """Digests of what the run's further checkpoints must have too; None where a server has them.
@@ -218,7 +219,7 @@ class EvaluationWorker:
             CheckpointGoneError: it is no longer there.
             EvaluationError: it cannot be scored.
         """
-        if not isinstance(self._settings.evaluator, LocalEvaluation):
+        if not self._settings.takes_checkpoints:
             return None
         with failing_as(FailureKind.CHECKPOINT):
             return await asyncio.to_thread(self._pins, request)
@@ -261,6 +262,7 @@ class EvaluationWorker:
                 unscored=response["unscored"],
                 timed_out=response["timed_out"],
                 parts=response["seconds"],
+                said=response["said"],
             )
 
     async def _running(self) -> Process:

@@ -169,6 +169,11 @@ class Store(StoredHistory):
         with errors(self.path, "written"):
             self._database.first_meta("pins", json.dumps(dict(pins), sort_keys=True))
 
+    def note_said(self, key: CheckpointKey, said: str) -> None:
+        """Remember what a server of weights that nobody has hashed said of this checkpoint, as a digest."""
+        with errors(self.path, "written"):
+            self._database.set_meta("said", json.dumps([*key, said]))
+
     def append_refused(self, key: CheckpointKey) -> None:
         """Store that a checkpoint was refused; once before it is taken, and once after."""
         with self._database.transaction():

@@ -144,6 +144,15 @@ class StoredHistory:
             pins = meta(self._db, "pins")
             return None if pins is None else dict(json.loads(pins))
 
+    def said(self) -> tuple[CheckpointKey, str] | None:
+        """Of which checkpoint `note_said` was called last, and with what."""
+        with errors(self.path, "read"):
+            noted = meta(self._db, "said")
+        if noted is None:
+            return None
+        attempt, step, said = json.loads(noted)
+        return CheckpointKey(attempt, step), said
+
     def told_end(self) -> EndReport | None:
         """The latest step that a trainer has said was its last, and of which attempt."""
         with errors(self.path, "read"):

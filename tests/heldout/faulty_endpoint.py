@@ -27,12 +27,13 @@ def says(text: str) -> Reply:
 
 @dataclass
 class Endpoint:
-    """Where it listens and what it was asked: (path, headers, body)."""
+    """Where it listens and what it was asked: (path, headers, body). `models`: what it says of its models."""
 
     url: str
     asked: list[tuple[str, dict[str, str], dict[str, Any]]]
     busiest: int = 0
     busy: int = 0
+    models: Any = None
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def endpoint(reply: Callable[[dict[str, Any], int], Reply]) -> Iterator[Endpoint
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
             with lock:
                 state.asked.append((self.path, dict(self.headers), body))
                 answer = reply(body, len(state.asked) - 1)
@@ -56,6 +57,12 @@ def endpoint(reply: Callable[[dict[str, Any], int], Reply]) -> Iterator[Endpoint
             if answer.body is None and answer.status == 200:
                 self.close_connection = True
                 return
+            self.answer(answer)
+
+        def do_GET(self) -> None:
+            self.answer(Reply(body=state.models))
+
+        def answer(self, answer: Reply) -> None:
             content = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
             self.send_response(answer.status)
             for name, value in {**answer.headers, "Content-Length": str(len(content))}.items():

@@ -26,6 +26,15 @@ VLLM, AGAIN, PROCESS = (
     Rule("guard_service", f"heldout/{name}.py", HERE / "test_vllm.py")
     for name in ("evaluators/vllm", "worker", "child")
 )
+FRAME = Rule("guard_service", "heldout/evaluators/frame.py", HERE / "test_vllm.py")
+SERVED, SERVED_BY = (
+    Rule("guard_service", f"heldout/evaluators/{name}.py", HERE / "test_served.py")
+    for name in ("served", "openai")
+)
+SERVED_WHERE, TAKEN = (
+    Rule("guard_service", f"heldout/{name}.py", HERE / "test_served.py") for name in ("config", "worker")
+)
+SAID = Rule("guard_service", "heldout/evaluators/openai.py", HERE / "test_openai.py")
 CONFIG = Rule("guard_service", "heldout/config.py", HERE / "test_config.py")
 EVALUATION = Rule("guard_core", "evaluation.py", HERE / "test_config.py")
 STAGING = Rule("guard_service", "heldout/staging.py", HERE / "test_staging.py")
@@ -54,19 +63,40 @@ MUTANTS: list[Mutant] = [
     (ADAPTER, "if same_name and ours.revision", "if ours.revision"),
     (ADAPTER, "not ours.revision.startswith(revision)", "False"),
     (VLLM, "elif self._engine.frame != frame", "elif False"),
-    (VLLM, "json.dumps([config, sorted(tensors), values]", "json.dumps([config, values]"),
-    (VLLM, "json.dumps([config, sorted(tensors), values]", "json.dumps([sorted(tensors), values]"),
-    (VLLM, "for file in _files(path)] if _is_tied(path, tensors) else []", "for file in ()]"),
-    (VLLM, "for file in _files(path)] if _is_tied(path, tensors) else []", "for file in _files(path)]"),
-    (VLLM, "        return True\n    for output", "        pass\n    for output"),
-    (VLLM, "if any(equal(own, one) for one in alike.values()):", "if False:"),
-    (VLLM, "if any(equal(own, one) for one in alike.values()):", "if alike:"),
-    (VLLM, 'if "speculators_config" in config', "if False"),
+    (FRAME, "json.dumps([config, sorted(found), values]", "json.dumps([config, values]"),
+    (FRAME, "json.dumps([config, sorted(found), values]", "json.dumps([sorted(found), values]"),
+    (FRAME, "for file in _files(path)] if tied else []", "for file in ()]"),
+    (FRAME, "for file in _files(path)] if tied else []", "for file in _files(path)]"),
+    (FRAME, "        return True\n    for output", "        pass\n    for output"),
+    (FRAME, "if any(equal(own, one) for one in alike.values()):", "if False:"),
+    (FRAME, "if any(equal(own, one) for one in alike.values()):", "if alike:"),
+    (FRAME, 'if "speculators_config" in config', "if False"),
     (VLLM, "if not self.llm.reset_prefix_cache()", "if False"),
     (VLLM, 'any(self.llm.collective_rpc("guard_broken"))', "False"),
     (VLLM, "if len(outputs) != len(jobs) or ends", "if len(outputs) != len(jobs)"),
     (VLLM, "if len(outputs) != len(jobs) or ends", "if ends"),
     (VLLM, 'f"failed with {type(error).__name__}"', 'f"failed with {error}"'),
+    # What a server is made to load, and what one proves that loads by itself.
+    (SERVED, "if frame.tied or started_with.tied:", "if frame.tied:"),
+    (SERVED, "if frame.tied or started_with.tied:", "if started_with.tied:"),
+    (SERVED, "if frame.digest != started_with.digest:", "if False:"),
+    (SERVED, "        refuse_not_finite(wrong, shown)\n", ""),
+    (SERVED, '            _ask(server, "POST", "reset_prefix_cache")\n', ""),
+    (SERVED, "str(staged.path.absolute())", "str(request.path)"),
+    (SERVED, "not isinstance(root, str) or not Path(root).is_dir()", "root is None"),
+    (SERVED, "if response.status_code == httpx.codes.OK:", "if True:"),
+    (
+        SERVED_BY,
+        "                self._served.load(staged, request, self._headers())\n",
+        "                pass\n",
+    ),
+    (SERVED_BY, "staged is not None or request.pass_index > 0", "request.pass_index > 0"),
+    (SERVED_WHERE, "if self.load_checkpoints and not is_loopback(host):", "if False:"),
+    (TAKEN, "        takes = self._settings.takes_checkpoints\n", "        takes = False\n"),
+    (SAID, "        if sampling.temperature > 0:\n", "        if False:\n"),
+    (SAID, "temperature=0.0, max_new_tokens", "temperature=1.0, max_new_tokens"),
+    (SAID, "items[:GREEDY_ITEMS]", "items"),
+    (SAID, " or request.pass_index > 0", ""),
     (PROCESS, "isinstance(error, _LAST) or ", ""),
     (PROCESS, '(StartAgainError, "again"), ', ""),
     (

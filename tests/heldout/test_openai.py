@@ -37,6 +37,13 @@ def ask(to: Endpoint, items: list[HeldoutItem] = ITEMS, request=REQUEST, **setti
     return OpenAIEvaluator(OpenAIEvaluatorSettings.model_validate(config)).complete(items, request)
 
 
+def sampled(to: Endpoint, *, greedy: int) -> list[tuple[str, dict[str, str], dict[str, Any]]]:
+    """What it was asked, without so many questions that only show whether its weights are others."""
+    shown = [one for one in to.asked if one[2]["temperature"] == 0][-greedy:] if greedy else []
+    assert len(shown) == greedy
+    return [one for one in to.asked if one not in shown]
+
+
 def echo(body: dict[str, Any], number: int) -> Reply:
     return says(body["messages"][-1]["content"] if "messages" in body else body["prompt"])
 
@@ -53,7 +60,7 @@ def test_what_is_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with endpoint(echo) as server:
         ask(server, ITEMS[:1], model="p-{step}", api_key_env="KEY", max_new_tokens=9)
         ask(server, ITEMS[:1], chat=False, api_key_file=tmp_path / "key", temperature=0.5)
-    (path, headers, body), (path2, headers2, body2) = server.asked
+    (path, headers, body), (path2, headers2, body2) = sampled(server, greedy=1)
     assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer k1"
     assert body["model"] == "p-30" and body["max_tokens"] == 9 and body["temperature"] == 0
     assert body["messages"] == [{"role": "user", "content": ITEMS[0].prompt}]
@@ -68,7 +75,7 @@ def test_the_server_is_asked_to_sample_as_the_trainer_does() -> None:
         done = ask(server, ITEMS[:1], replace(REQUEST, sampling=plain))
         ask(server, ITEMS[:1], replace(REQUEST, sampling=more))
         ask(server, ITEMS[:1], replace(REQUEST, sampling=more), temperature=1.0)
-    bodies = [body for _, _, body in server.asked]
+    bodies = [body for _, _, body in sampled(server, greedy=3)]
     names = ("temperature", "top_p", "max_tokens", "top_k", "min_p", "repetition_penalty")
     sent = [{name: body[name] for name in names if name in body} for body in bodies]
     usual = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 33}
@@ -83,10 +90,33 @@ def test_seeds_differ_by_item_sample_and_pass_and_repeat() -> None:
         with endpoint(echo) as server:
             again = EvaluationRequest(1, 30, REQUEST.path, pass_index)
             ask(server, request=again, samples=2, temperature=1.0)
-        return sorted(body["seed"] for _, _, body in server.asked)
+        return sorted(body["seed"] for _, _, body in sampled(server, greedy=0 if pass_index else 6))
 
     first = seeds(0)
     assert len(set(first)) == 12 and seeds(0) == first and set(seeds(1)).isdisjoint(first)
+
+
+def test_greedy_completions_show_whether_the_weights_are_others() -> None:
+    """Those that are made anyway; of sampled ones, which may differ by themselves, one more of some items."""
+    many = [HeldoutItem(id=f"i{n}", prompt=f"{SECRET} {n}", answer=str(n)) for n in range(40)]
+    weights = 0
+
+    def policy(body: dict[str, Any], number: int) -> Reply:
+        noise = number if body["temperature"] else 0
+        return says(f"{body['messages'][-1]['content']} {noise} {weights}")
+
+    with endpoint(policy) as server:
+        greedy = [ask(server, many).said for _ in range(2)]
+        assert greedy[0] == greedy[1] and len(server.asked) == 80
+        sampled = [ask(server, many, temperature=1.0, top_p=0.5) for _ in range(2)]
+        assert sampled[0].said == sampled[1].said and sampled[0].texts != sampled[1].texts
+        extra = [body for _, _, body in server.asked[80:] if body["temperature"] == 0]
+        assert len(extra) == 2 * openai.GREEDY_ITEMS and {body["top_p"] for body in extra} == {1}
+        later = EvaluationRequest(1, 30, REQUEST.path, 1)
+        assert ask(server, many, later).said is None, "a further pass is one of the same weights"
+        weights = 1
+        assert ask(server, many).said != greedy[0]
+        assert ask(server, many, temperature=1.0).said != sampled[0].said
 
 
 def test_no_more_requests_at_once_than_allowed() -> None:

@@ -25,6 +25,7 @@ from guard_service.heldout.config import HeldoutSettings, VllmEvaluatorSettings
 from guard_service.heldout.errors import EngineLostError, EvaluationError, SplitError, StartAgainError
 from guard_service.heldout.evaluators import vllm
 from guard_service.heldout.evaluators.codec import CompletionJob
+from guard_service.heldout.evaluators.frame import frame_of
 from guard_service.heldout.evaluators.local import BrokenGenerationError
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
@@ -38,7 +39,7 @@ def frame(folder: Path, config: dict[str, Any] = CONFIG, weights: dict[str, Any]
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     save_file(weights, folder / "model.safetensors")
-    return vllm._frame(folder, "it")
+    return frame_of(folder, "it").digest
 
 
 class Engine:
@@ -223,7 +224,7 @@ def test_a_request_that_needs_a_new_process_is_asked_once_more_of_one(
 ) -> None:
     asked: list[Any] = []
     nothing = dict.fromkeys(
-        ("proxy_items", "truncated", "unanswered", "unscored", "timed_out", "sha256", "staged")
+        ("proxy_items", "truncated", "unanswered", "unscored", "timed_out", "sha256", "staged", "said")
     )
     sampling = VllmEvaluatorSettings().sampling_with(None).model_dump(mode="json")
     response = nothing | {"seconds": {}, "items": [1.0], "sampling": sampling}

@@ -42,6 +42,10 @@ CERTIFICATE = Rule("guard_operator", "reconcile/certificate.py", *ENCRYPTED)
 
 PROTOCOL = Rule("guard_service", "protocol.py", DAMAGE.with_name("test_connections.py"))
 EVALUATIONS = Rule("guard_service", "engine/evaluations.py", DAMAGE.with_name("test_backlog.py"))
+UNPROVEN, NOTED = (
+    Rule("guard_service", name, DAMAGE.with_name("test_unproven.py"))
+    for name in ("engine/evaluations.py", "store/events.py")
+)
 METRICS = Rule("guard_service", "metrics.py", DAMAGE.with_name("test_open_page.py"))
 
 FOLLOWED = DAMAGE.with_name("test_following.py")
@@ -52,6 +56,12 @@ MUTANTS: list[Mutant] = [
     (EVALUATIONS, "last is not None and request", "request"),
     (EVALUATIONS, " and request.pass_index == 0 and len", " and len"),
     (EVALUATIONS, " and len(queue) > 1", ""),
+    # What a server may not have loaded.
+    (UNPROVEN, "if before is None or before[0] == CheckpointKey.of(request) or", "if before is None or"),
+    (UNPROVEN, " or before[1] != said:", ":"),
+    (UNPROVEN, "            refuse_unproven(request, result.said, await", "            (await"),
+    (UNPROVEN, "        FailureKind.UNPROVEN,\n", "        FailureKind.UNDERWAY,\n"),
+    (NOTED, 'self._database.set_meta("said", json.dumps([*key, said]))', "pass"),
     # What is followed.
     (FEED, "if quiet > SILENT_SECONDS else", "if False else"),
     (FEED, "level=Level.UNKNOWN, message=message)", "level=Level.HEALTHY, message=message)"),

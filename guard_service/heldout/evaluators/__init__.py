@@ -39,6 +39,7 @@ class Completions:
     `sampling`: how they were sampled.
     `sha256`, `staged`: digest and directory of the scored weights, None where they are remote.
     `seconds`: wall time of each part of the work, by its name.
+    `said`: digest of greedy completions, where a server has weights that nobody has hashed; else None.
     """
 
     made: Sequence[Sequence[Completion]]
@@ -46,6 +47,7 @@ class Completions:
     sha256: str | None = None
     staged: Path | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    said: str | None = None
 
     @property
     def texts(self) -> list[list[str]]:

@@ -23,6 +23,22 @@ from guard_service.heldout.staging import Staged, stage
 from guard_service.heldout.worker import STAGE_PREFIX, EvaluationRequest
 
 
+def taken(request: EvaluationRequest, scratch: Path, base: Path | None = None) -> Staged:
+    """A copy of the checkpoint, hashed, which is what was announced and one that the run may be judged by.
+
+    `base`: the guard's own base model, to which an adapter is applied; None refuses adapters.
+
+    Raises:
+        CheckpointGoneError: it is no longer there.
+        EvaluationError: it cannot be scored.
+    """
+    with failing_as(FailureKind.CHECKPOINT):
+        target = scratch / f"{STAGE_PREFIX}{uuid.uuid4().hex}"
+        staged = stage(request.path, target, base, request.expected.manifest)
+        refuse_others(request.path, pinned(staged.path), staged.sha256, request.expected)
+    return staged
+
+
 class BrokenGenerationError(Exception):
     """What the model made is no completion of the policy; the message goes after the checkpoint's name."""
 
@@ -86,11 +102,7 @@ class LocalEvaluator(ABC):
 
     def _stage(self, request: EvaluationRequest) -> Staged:
         base = self._base
-        with failing_as(FailureKind.CHECKPOINT):
-            target = self._scratch / f"{STAGE_PREFIX}{uuid.uuid4().hex}"
-            announced = request.expected.manifest
-            staged = stage(request.path, target, None if base is None else base.path, announced)
-            refuse_others(request.path, pinned(staged.path), staged.sha256, request.expected)
+        staged = taken(request, self._scratch, None if base is None else base.path)
         if staged.adapter is not None and base is not None and base.changed():
             raise EvaluationError(
                 f"the base model in {base.path} is no longer the one that the guard started with: "

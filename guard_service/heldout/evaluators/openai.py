@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
+import hashlib
+import json
 import os
 import random
 import time
@@ -18,6 +20,7 @@ from typing import Any
 
 import httpx
 
+from guard_core.extras import missing_extra
 from guard_core.wire import EvaluationSampling
 from guard_service.heldout.asking import (
     answer_after,
@@ -29,11 +32,14 @@ from guard_service.heldout.asking import (
 from guard_service.heldout.config import OpenAIEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.evaluators import Completion, Completions, sample_seed, timed
+from guard_service.heldout.evaluators.served import ServedVllm
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest
 
 FIRST_BACKOFF_SECONDS = 0.5
 LONGEST_BACKOFF_SECONDS = 60.0
+#: Of which a greedy completion is made beside the sampled ones, to see whether the weights are others.
+GREEDY_ITEMS = 32
 #: The `finish_reason` of a completion that reached the limit, of one that ended by itself, and of one that
 #: ended for another reason than the limit. What none of them names is not known.
 _CUT_OFF = frozenset({"length", "max_tokens", "model_length"})
@@ -54,14 +60,20 @@ _HINTS = {
 
 
 class OpenAIEvaluator:
-    """Asks an endpoint for every completion, a bounded number at once."""
+    """Asks an endpoint for every completion, a bounded number at once.
 
-    def __init__(self, settings: OpenAIEvaluatorSettings) -> None:
-        self._settings = settings
+    `served`: loads each checkpoint into the server; None: it has them from elsewhere, which nobody can see.
+    """
+
+    def __init__(self, settings: OpenAIEvaluatorSettings, served: ServedVllm | None = None) -> None:
+        self._settings, self._served = settings, served
 
     def check(self, items: Sequence[HeldoutItem]) -> None:
         """See `Evaluator.check`: the key is readable, and no chat goes to /completions."""
         self._headers()
+        missing = None if self._served is None else missing_extra("load_checkpoints", ["eval-hf"])
+        if missing is not None:
+            raise SplitError(missing)
         talk = next((item for item in items if not isinstance(item.prompt, str)), None)
         if talk is not None and not self._settings.chat:
             raise SplitError(
@@ -76,13 +88,49 @@ class OpenAIEvaluator:
         """See `Evaluator.complete`."""
         sampling = self._settings.sampling_with(request.sampling)
         seconds: dict[str, float] = {}
+        staged = None
+        if self._served is not None:
+            with timed(seconds, "stage"):
+                staged = self._served.take(request)
+            with timed(seconds, "load"):
+                self._served.load(staged, request, self._headers())
+        with timed(seconds, "generate"):
+            made = self._asked(items, request, sampling)
+            # What is proven, or is a further pass of the same weights, is not compared.
+            shown = staged is not None or request.pass_index > 0
+            said = None if shown else self._said(items, request, sampling, made)
+        if staged is None:
+            return Completions(made, sampling, seconds=seconds, said=said)
+        return Completions(made, sampling, staged.sha256, staged.path, seconds)
+
+    def _said(
+        self,
+        items: Sequence[HeldoutItem],
+        request: EvaluationRequest,
+        sampling: EvaluationSampling,
+        made: Sequence[Sequence[Completion]],
+    ) -> str:
+        """Digest of greedy completions: those that were made, or of some items one more each.
+
+        Sampled ones do not do: a server may have no use for a seed, and then differ without other weights.
+        """
+        if sampling.temperature > 0:
+            greedy = EvaluationSampling(
+                temperature=0.0, max_new_tokens=sampling.max_new_tokens, samples=1, source=sampling.source
+            )
+            made = self._asked(items[:GREEDY_ITEMS], request, greedy)
+        texts = [completion.text for row in made for completion in row]
+        return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+    def _asked(
+        self, items: Sequence[HeldoutItem], request: EvaluationRequest, sampling: EvaluationSampling
+    ) -> list[list[Completion]]:
+        """Completions, shape (n_items, samples)."""
         try:
-            with timed(seconds, "generate"):
-                made = asyncio.run(self._complete(items, request, sampling))
+            return asyncio.run(self._complete(items, request, sampling))
         except ExceptionGroup as group:
             failed = group.subgroup(EvaluationError)
             raise (failed.exceptions[0] if failed else group) from group
-        return Completions(made, sampling, seconds=seconds)
 
     async def _complete(
         self, items: Sequence[HeldoutItem], request: EvaluationRequest, sampling: EvaluationSampling

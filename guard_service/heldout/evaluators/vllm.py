@@ -8,11 +8,9 @@ that is missing would else keep the values of the checkpoint before. Another fra
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from guard_core.extras import missing_vllm
 from guard_core.wire import EvaluationSampling, FailureKind
-from guard_service.heldout.base_model import BaseModel, sha256_of
+from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.config import VllmEvaluatorSettings
-from guard_service.heldout.errors import EngineLostError, EvaluationError, StartAgainError
+from guard_service.heldout.errors import EngineLostError, StartAgainError
 from guard_service.heldout.evaluators.codec import Codec, CompletionJob
+from guard_service.heldout.evaluators.frame import frame_of, tensors
 from guard_service.heldout.evaluators.local import BrokenGenerationError, LocalEvaluator
 from guard_service.heldout.evaluators.lora import merged_adapter
 from guard_service.heldout.evaluators.weights import (
-    SAFELY,
     loading,
     not_finite,
     on_cuda,
@@ -55,10 +53,6 @@ ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
 }
-#: How tensors of output embeddings are called.
-OUTPUT_EMBEDDINGS = ("lm_head.weight", "embed_out.weight", "output.weight")
-#: Keys of a configuration that say who wrote it, and from where.
-_VARY = ("transformers_version", "_name_or_path")
 _SEED = 0  # of the engine; every completion has its own
 _AS_THE_MEMORY_ALLOWS = -1  # tokens: as long as the model's positions, if there is room
 
@@ -105,11 +99,11 @@ class VllmEvaluator(LocalEvaluator):
             merged_adapter(model, staged.path, staged.adapter, target)
 
     def _engine_of(self, path: Path, shown: str) -> _Engine:
-        frame = _frame(path, shown)
+        frame = frame_of(path, shown)
         with loading(shown, FailureKind.WEIGHTS):
-            wrong = not_finite(_tensors(path))  # here, for vLLM may keep them in another form
+            wrong = not_finite(tensors(path))  # here, for vLLM may keep them in another form
         refuse_not_finite(wrong, shown)
-        return self._engine_with(path, frame, shown)
+        return self._engine_with(path, frame.digest, shown)
 
     def _engine_with(self, path: Path, frame: str, shown: str) -> _Engine:
         if self._engine is None:
@@ -119,75 +113,6 @@ class VllmEvaluator(LocalEvaluator):
         else:
             self._engine.load(path, shown)
         return self._engine
-
-
-def _frame(path: Path, shown: str) -> str:
-    """Digest of what an engine is built for: the configuration, and each tensor's name, type and shape.
-
-    Of tied embeddings it is that of the values, too.
-
-    Raises:
-        EvaluationError: the files cannot be read, or name another model to load.
-    """
-    from safetensors import safe_open
-
-    with loading(shown, FailureKind.CHECKPOINT):
-        config = json.loads((path / "config.json").read_bytes())
-        config = {key: value for key, value in config.items() if key not in _VARY}
-    if "speculators_config" in config:  # vLLM would follow it
-        raise EvaluationError(
-            f"{shown}: config.json has a speculators_config, which names another model: save the policy "
-            "itself",
-            FailureKind.CHECKPOINT,
-        )
-    tensors = []
-    with loading(shown, FailureKind.WEIGHTS):
-        for file in _files(path):
-            with safe_open(file, "np") as weights:
-                slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
-                tensors += [(name, part.get_dtype(), part.get_shape()) for name, part in slices.items()]
-        values = [sha256_of(file) for file in _files(path)] if _is_tied(path, tensors) else []
-    frame = json.dumps([config, sorted(tensors), values], sort_keys=True)
-    return hashlib.sha256(frame.encode()).hexdigest()
-
-
-def _is_tied(path: Path, tensors: Sequence[tuple[str, Any, Any]]) -> bool:
-    """Whether output and input embeddings are one tensor, by the configuration or by their values.
-
-    Of `tensors` (name, type, shape) those are read that may be the same as an output.
-
-    vLLM ties them when an engine starts, and a reload may leave the output of the checkpoint before: such a
-    model takes an engine of its own for each checkpoint.
-    """
-    from torch import equal
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(path, **SAFELY)
-    if config.tie_word_embeddings or config.get_text_config().tie_word_embeddings:
-        return True
-    for output, *form in tensors:
-        if output.endswith(OUTPUT_EMBEDDINGS):
-            alike = dict(_tensors(path, {name for name, *other in tensors if other == form}))
-            own = alike.pop(output)
-            if any(equal(own, one) for one in alike.values()):
-                return True
-    return False
-
-
-def _files(path: Path) -> list[Path]:
-    """Those with weights."""
-    return sorted(path.glob("*.safetensors"))
-
-
-def _tensors(path: Path, names: Set[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """Name and tensor, one after the other, of all or of these; none is read before it is asked for."""
-    from safetensors import safe_open
-
-    for file in _files(path):
-        with safe_open(file, "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118
-                if names is None or name in names:
-                    yield name, weights.get_tensor(name)
 
 
 @contextmanager

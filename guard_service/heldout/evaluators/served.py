@@ -1,0 +1,125 @@
+"""A vLLM server on this machine, into which the guard loads each checkpoint before it asks.
+
+The endpoints that load weights run any method of the server's workers, so they are asked at a loopback
+address alone. What is loaded is the guard's own copy, which it has hashed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from guard_core.wire import FailureKind
+from guard_service.heldout.config import OpenAIEvaluatorSettings
+from guard_service.heldout.errors import EvaluationError
+from guard_service.heldout.evaluators.frame import Frame, frame_of, tensors
+from guard_service.heldout.evaluators.local import taken
+from guard_service.heldout.evaluators.weights import loading, not_finite, refuse_not_finite, whole_model
+from guard_service.heldout.staging import Staged
+from guard_service.heldout.worker import EvaluationRequest
+
+_HINTS = {
+    401: "check api_key_file or api_key_env",
+    404: "start the server with VLLM_SERVER_DEV_MODE=1, for this guard alone",
+    500: "see the server's log; it must be able to read the guard's state directory",
+}
+
+
+class ServedVllm:
+    """Loads checkpoints into the server of these settings. `scratch`: where they are copied to."""
+
+    def __init__(self, settings: OpenAIEvaluatorSettings, scratch: Path) -> None:
+        self._settings, self._scratch = settings, scratch
+
+    def take(self, request: EvaluationRequest) -> Staged:
+        """A copy of the checkpoint; see `taken`."""
+        return taken(request, self._scratch)
+
+    def load(self, staged: Staged, request: EvaluationRequest, headers: Mapping[str, str]) -> None:
+        """Have the server take these weights in the place of those that it has.
+
+        Raises:
+            EvaluationError: they cannot be loaded over what the server was started with, or it refuses.
+        """
+        shown = f"checkpoint {request.path}"
+        frame = frame_of(staged.path, shown)
+        with loading(shown, FailureKind.WEIGHTS):
+            wrong = not_finite(tensors(staged.path))
+        refuse_not_finite(wrong, shown)
+        model = self._settings.model_name(
+            attempt=request.attempt, step=request.step, checkpoint=request.path.name
+        )
+        url = httpx.URL(self._settings.base_url).copy_with(path="/", query=None)
+        # No proxy of the environment: what is asked here is for this machine alone.
+        with httpx.Client(
+            base_url=url, headers=headers, timeout=self._settings.timeout_seconds, trust_env=False
+        ) as server:
+            refuse_other_frame(frame, self._started_with(server, model), shown)
+            arguments = {"method": "reload_weights", "kwargs": {"weights_path": str(staged.path.absolute())}}
+            _ask(server, "POST", "collective_rpc", arguments)
+            _ask(server, "POST", "reset_prefix_cache")
+
+    def _started_with(self, server: httpx.Client, model: str) -> Frame:
+        """The frame of the directory that the server was started with."""
+        response = _ask(server, "GET", "v1/models")
+        try:
+            roots = {one["id"]: one.get("root") for one in response.json()["data"]}
+        except (ValueError, LookupError, TypeError, AttributeError):
+            roots = {}
+        root = roots.get(model)
+        if not isinstance(root, str) or not Path(root).is_dir():
+            raise EvaluationError(
+                f"{server.base_url} does not say from which directory it loaded the model {model!r}: it must "
+                "be a vLLM on this machine, started with the directory of the starting policy",
+                FailureKind.EVALUATOR,
+            )
+        shown = f"{root}, with which {server.base_url} was started,"
+        whole_model(Path(root), shown, device_map="meta")
+        return frame_of(Path(root), shown)
+
+
+def refuse_other_frame(frame: Frame, started_with: Frame, shown: str) -> None:
+    """Refuse weights that a reload would mix with those that are there. Pure.
+
+    Raises:
+        EvaluationError: what to do instead.
+    """
+    if frame.tied or started_with.tied:
+        raise EvaluationError(
+            f"{shown}: its output embeddings are its input embeddings, and a reload of vLLM keeps those of "
+            "the checkpoint before: use the evaluator vllm, which starts an engine for each, or save the "
+            "policy with embeddings of its own",
+            FailureKind.WEIGHTS,
+        )
+    if frame.digest != started_with.digest:
+        raise EvaluationError(
+            f"{shown} has another configuration, or tensors of other names, types or shapes, than what the "
+            "server was started with: start the server with a checkpoint of this run",
+            FailureKind.WEIGHTS,
+        )
+
+
+def _ask(
+    server: httpx.Client, method: str, path: str, body: Mapping[str, Any] | None = None
+) -> httpx.Response:
+    """The response, if it is 200.
+
+    Raises:
+        EvaluationError: it is another, or there is none.
+    """
+    try:
+        response = server.request(method, path, json=body)
+    except httpx.TransportError as error:
+        problem, hint = type(error).__name__, "is the server running?"
+    else:
+        if response.status_code == httpx.codes.OK:
+            return response
+        problem = f"status {response.status_code}"
+        hint = _HINTS.get(response.status_code, "see the server's log")
+    raise EvaluationError(
+        f"{server.base_url}{path} responded {problem}, so the checkpoint is not loaded: {hint}",
+        FailureKind.EVALUATOR,
+    )

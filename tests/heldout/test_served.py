@@ -1,0 +1,159 @@
+"""Loading checkpoints into a server: where it is refused. `tests/vllm` has a real server that does it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from guard_core.wire import Adapters, FailureKind
+from guard_service.heldout.config import HeldoutSettings, OpenAIEvaluatorSettings
+from guard_service.heldout.errors import EvaluationError
+from guard_service.heldout.evaluators.frame import Frame
+from guard_service.heldout.evaluators.openai import OpenAIEvaluator
+from guard_service.heldout.evaluators.served import ServedVllm, refuse_other_frame
+from guard_service.heldout.split import HeldoutItem
+from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+from tests.heldout.faulty_endpoint import Endpoint, Reply, endpoint, says
+from tests.heldout.models import save_tiny_model
+from tests.heldout.test_checkpoint import change, spoil_a_weight
+
+pytestmark = pytest.mark.torch
+
+ITEMS = [HeldoutItem(id=f"i{n}", prompt=f"{n}+{n}=", answer=str(2 * n)) for n in range(3)]
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("policies")
+    return {name: save_tiny_model(folder / name, seed=seed) for seed, name in enumerate(("start", "later"))}
+
+
+def settings(server: Endpoint, **more: Any) -> OpenAIEvaluatorSettings:
+    given = {"base_url": server.url, "model": "m", "load_checkpoints": True, **more}
+    return OpenAIEvaluatorSettings.model_validate(given)
+
+
+def ask(server: Endpoint, path: Path, scratch: Path) -> Any:
+    scratch.mkdir(exist_ok=True)
+    own = settings(server)
+    request = EvaluationRequest(0, 1, path)
+    return OpenAIEvaluator(own, ServedVllm(own, scratch)).complete(ITEMS, request)
+
+
+def obeys(body: dict[str, Any], _: int) -> Reply:
+    return says("1") if "messages" in body else Reply(body={"results": [None]})
+
+
+def test_the_copy_that_was_hashed_is_loaded_before_the_first_question(
+    policies: dict[str, Path], tmp_path: Path
+) -> None:
+    with endpoint(obeys) as server:
+        server.models = {"data": [{"id": "m", "root": str(policies["start"])}]}
+        done = ask(server, policies["later"], tmp_path / "scratch")
+    paths = [path for path, _, _ in server.asked]
+    assert paths == ["/collective_rpc", "/reset_prefix_cache", *["/v1/chat/completions"] * len(ITEMS)]
+    _, _, loaded = server.asked[0]
+    assert loaded == {"method": "reload_weights", "kwargs": {"weights_path": str(done.staged)}}
+    assert done.sha256 is not None and done.said is None, "proven, so nothing is compared"
+    assert done.staged.parent == tmp_path / "scratch" and done.seconds.keys() == {"stage", "load", "generate"}
+
+
+def refuses(path: str, status: int) -> Callable[[dict[str, Any], int], Reply]:
+    def reply(body: dict[str, Any], number: int) -> Reply:
+        wrong = ("method" in body) == (path == "collective_rpc") and "messages" not in body
+        return Reply(status, {"error": "no"}) if wrong else obeys(body, number)
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "told"),
+    [
+        ("collective_rpc", 404, "start the server with VLLM_SERVER_DEV_MODE=1"),
+        ("collective_rpc", 500, "able to read the guard's state directory"),
+        ("reset_prefix_cache", 500, "reset_prefix_cache responded status 500"),
+    ],
+)
+def test_a_server_that_does_not_load_is_asked_nothing(
+    policies: dict[str, Path], tmp_path: Path, path: str, status: int, told: str
+) -> None:
+    with endpoint(refuses(path, status)) as server:
+        server.models = {"data": [{"id": "m", "root": str(policies["start"])}]}
+        with pytest.raises(EvaluationError, match=told) as caught:
+            ask(server, policies["later"], tmp_path / "scratch")
+    assert caught.value.kind is FailureKind.EVALUATOR
+    assert all("messages" not in body for _, _, body in server.asked)
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        None,
+        {"data": []},
+        {"data": [{"id": "m"}]},
+        {"data": [{"id": "m", "root": "org/name"}]},
+        {"data": [{"id": "another", "root": "/"}]},
+        {"data": [{"id": "m", "root": 7}]},
+    ],
+    ids=str,
+)
+def test_a_server_whose_start_is_not_known_is_not_loaded_over(
+    policies: dict[str, Path], tmp_path: Path, models: Any
+) -> None:
+    with endpoint(obeys) as server:
+        server.models = models
+        with pytest.raises(EvaluationError, match="does not say from which directory"):
+            ask(server, policies["later"], tmp_path / "scratch")
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (spoil_a_weight(math.nan), "infinite or not a number"),
+        (change("config.json", rope_theta=99.0), "has another configuration"),
+        (change("config.json", tie_word_embeddings=True), "use the evaluator vllm"),
+    ],
+)
+def test_what_cannot_be_loaded_over_another_never_reaches_the_server(
+    policies: dict[str, Path], tmp_path: Path, spoil: Any, told: str
+) -> None:
+    bad = shutil.copytree(policies["later"], tmp_path / "bad")
+    spoil(bad)
+    with endpoint(obeys) as server:
+        server.models = {"data": [{"id": "m", "root": str(policies["start"])}]}
+        with pytest.raises(EvaluationError, match=told) as caught:
+            ask(server, bad, tmp_path / "scratch")
+    assert caught.value.kind is FailureKind.WEIGHTS and server.asked == []
+
+
+def test_a_model_with_one_embedding_is_not_loaded_even_over_itself() -> None:
+    refuse_other_frame(Frame("a", False), Frame("a", False), "it")
+    for frame, other in ((Frame("a", True), Frame("a", False)), (Frame("a", False), Frame("a", True))):
+        with pytest.raises(EvaluationError, match="keeps those of the checkpoint before"):
+            refuse_other_frame(frame, other, "it")
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.7/v1", "http://127.0.0.1.example.com/v1", "https://vllm/v1"])
+def test_what_loads_weights_is_asked_on_this_machine_alone(url: str) -> None:
+    given = {"base_url": url, "model": "m", "load_checkpoints": True}
+    with pytest.raises(ValidationError, match="is not a loopback address"):
+        OpenAIEvaluatorSettings.model_validate(given)
+    OpenAIEvaluatorSettings.model_validate(given | {"load_checkpoints": False})
+    for own in ("http://localhost:1/v1", "http://[::1]:1/v1", "http://127.0.0.1/v1"):
+        OpenAIEvaluatorSettings.model_validate(given | {"base_url": own})
+
+
+def test_what_the_guard_takes_itself_it_looks_at_when_it_is_announced(tmp_path: Path) -> None:
+    for loads, adapters in ((True, Adapters.REFUSED), (False, None)):
+        server = {"kind": "openai", "base_url": "http://127.0.0.1:1/v1", "model": "m"}
+        given = {"split": tmp_path / "s.jsonl", "evaluator": {**server, "load_checkpoints": loads}}
+        worker = EvaluationWorker(HeldoutSettings.model_validate(given), tmp_path)
+        assert worker.adapters is adapters
+        assert bool(worker.unfit(tmp_path)) is loads, "an empty directory"
