@@ -23,7 +23,7 @@ from guard_service.heldout.worker import EvaluationRequest
 from tests.heldout.models import save_tiny_model
 
 ITEMS = [HeldoutItem(id=f"i{n}", prompt=f"{n * 7}+{n}=", answer=str(n * 8)) for n in range(20)]
-START_SECONDS = 240.0
+START_SECONDS = 900.0  # half a minute on a machine that does nothing else
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def by_transformers(path: Path, scratch: Path) -> Completions:
     return CheckpointEvaluator(settings, scratch).complete(ITEMS, EvaluationRequest(0, 1, path))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_checkpoints_that_the_guard_loads_say_what_a_fresh_load_says(
     server: str, policies: dict[str, Path], tmp_path: Path
 ) -> None:
