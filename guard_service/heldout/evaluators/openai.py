@@ -97,11 +97,10 @@ class OpenAIEvaluator:
         with timed(seconds, "generate"):
             made = self._asked(items, request, sampling)
             # What is proven, or is a further pass of the same weights, is not compared.
-            shown = staged is not None or request.pass_index > 0
-            said = None if shown else self._said(items, request, sampling, made)
-        if staged is None:
-            return Completions(made, sampling, seconds=seconds, said=said)
-        return Completions(made, sampling, staged.sha256, staged.path, seconds)
+            unknown = staged is None and request.pass_index == 0
+            said = self._said(items, request, sampling, made) if unknown else None
+        sha256, path = (None, None) if staged is None else (staged.sha256, staged.path)
+        return Completions(made, sampling, sha256, path, seconds, said)
 
     def _said(
         self,
