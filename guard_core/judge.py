@@ -37,11 +37,11 @@ from guard_core.wire import (
 
 if TYPE_CHECKING:
     from guard_core.detectors.calibrated import DetectorStatus
-    from guard_core.detectors.run import CalibratedRun, Pass
+    from guard_core.detectors.run import CalibratedRun, Cost, Pass
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
-STATE_VERSION = 12
+STATE_VERSION = 13
 
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000
@@ -99,6 +99,8 @@ class Evaluation:
 
     `timed_out`: share of the completions that count as wrong because a scorer, or the training grader, did
     not end within its limit; None where there is no limit.
+
+    `completions`, `seconds`: how many were made, and how long all of it took; None where that is not known.
     """
 
     attempt: int
@@ -114,6 +116,8 @@ class Evaluation:
     unanswered: float | None = None
     unscored: float | None = None
     timed_out: float | None = None
+    completions: int | None = None
+    seconds: float | None = None
 
     @property
     def score(self) -> float:
@@ -315,7 +319,10 @@ class Judge:
         if self._calibrated is None or evaluation.pass_index == 0:
             return None
         copy = type(self._calibrated).from_state(self._calibrated.to_state())
-        return copy, copy.fold(_pass(evaluation), evaluation.items, None, evaluation.proxy_items)
+        status = copy.fold(
+            _pass(evaluation), evaluation.items, None, evaluation.proxy_items, cost=_cost(evaluation)
+        )
+        return copy, status
 
     def _fold_items(
         self,
@@ -329,7 +336,12 @@ class Judge:
             return
         if ahead is None:
             status = self._calibrated.fold(
-                _pass(evaluation), evaluation.items, in_loop_reward, evaluation.proxy_items, in_loop_error
+                _pass(evaluation),
+                evaluation.items,
+                in_loop_reward,
+                evaluation.proxy_items,
+                in_loop_error,
+                _cost(evaluation),
             )
         else:
             self._calibrated, status = ahead
@@ -780,6 +792,12 @@ def _pass(evaluation: Evaluation) -> Pass:
     from guard_core.detectors.run import Pass
 
     return Pass(evaluation.attempt, evaluation.step, evaluation.path, evaluation.pass_index)
+
+
+def _cost(evaluation: Evaluation) -> Cost:
+    from guard_core.detectors.run import Cost
+
+    return Cost(evaluation.completions, evaluation.seconds)
 
 
 def _dumped(sampling: Sampling | None) -> dict[str, Any] | None:

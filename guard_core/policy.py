@@ -109,6 +109,33 @@ class AlphaShares(_Section):
         return self
 
 
+class BaselineBudget(_Section):
+    """What all passes of the starting policy may cost together; the one that is spent first counts.
+
+    Fewer passes see a decline from the start later. They cost no false stops: the thresholds are of the
+    passes that there are.
+    """
+
+    completions: int | None = Field(None, ge=1, description="Completions of all passes; null: any number.")
+    minutes: Finite | None = Field(
+        None, gt=0, description="Time that all passes may take, minutes; null: any."
+    )
+
+    def has_room(self, passes: int, completions: int | None, seconds: float | None) -> bool:
+        """Whether one more pass fits that costs as much as each of those that were made did on average.
+
+        Args:
+            passes: those that were made, at least one.
+            completions: of all of them; None, not known, is bounded by nothing.
+            seconds: that all of them took; likewise.
+        """
+        longest = None if self.minutes is None else 60 * self.minutes
+        return all(
+            limit is None or spent is None or spent * (passes + 1) <= limit * passes
+            for limit, spent in ((self.completions, completions), (longest, seconds))
+        )
+
+
 class CalibratedPolicy(_Section):
     """Settings of the calibrated detector (`guard_core.detectors`). Scores are fractions of 1."""
 
@@ -133,6 +160,11 @@ class CalibratedPolicy(_Section):
         "ten evaluations; a smaller one that is proven is a warning.",
     )
     baseline_passes: int = Field(16, ge=1, le=256, description="Passes of the starting policy (R).")
+    baseline_budget: BaselineBudget = Field(
+        BaselineBudget(),
+        description="What these passes may cost together: fewer are made where it is spent before, at least "
+        "one.",
+    )
     samples: int = Field(1, ge=1, description="Independent samples behind each outcome (k).")
     design_drop: Finite = Field(
         0.045,
@@ -234,6 +266,23 @@ class Policy(_Section):
     stale: StalePolicy = Field(default_factory=StalePolicy)
     evaluation_failing: EvaluationFailingPolicy = Field(default_factory=EvaluationFailingPolicy)
     refused: RefusedPolicy = Field(default_factory=RefusedPolicy)
+
+    def within_budget(self, completions: int, seconds: float | None = None) -> Policy:
+        """The same with as many passes of the starting policy as the budget has room for.
+
+        Args:
+            completions: of one pass.
+            seconds: that one takes; None: not known yet, so that no budget of minutes counts.
+        """
+        calibrated = self.calibrated
+        passes = 1
+        while passes < calibrated.baseline_passes and calibrated.baseline_budget.has_room(
+            passes, passes * completions, None if seconds is None else passes * seconds
+        ):
+            passes += 1
+        return self.model_copy(
+            update={"calibrated": calibrated.model_copy(update={"baseline_passes": passes})}
+        )
 
     def calibrated_share(self) -> CalibratedPolicy:
         """Settings of the calibrated detector beside HeldOutGuard: half of alpha, the rest is for that rule.

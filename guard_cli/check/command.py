@@ -122,6 +122,7 @@ def _gather(
         folder=None if checkpoints is None else gather.look_at_folder(checkpoints, settings.checkpoint_root),
         model=None if model is None else gather.look_at_model(model, heldout.base_model),
         measured=measured,
+        samples=heldout.evaluator.samples,
     )
 
 

@@ -139,7 +139,8 @@ class Found:
     """Everything that the rows are made from.
 
     `remote`: a server has the policy, and no checkpoint is loaded. `sampling`: of an evaluation that no
-    trainer tells how it samples. `grader`: whether the guard has the training grader (`proxy_scorer`).
+    trainer tells how it samples; `samples`: completions for each item. `grader`: whether the guard has the
+    training grader (`proxy_scorer`).
     """
 
     trainer: Trainer
@@ -151,6 +152,28 @@ class Found:
     folder: Folder | None
     model: Model | None
     measured: TriedEvaluation | None
+    samples: int = 1
+
+    @property
+    def _completions(self) -> int:
+        return (self.split.items or 1) * (1 if is_greedy(self.sampling) else self.samples)
+
+    @property
+    def _seconds(self) -> float | None:
+        return None if self.measured is None else self.measured.seconds
+
+    @property
+    def affordable(self) -> Policy:
+        """The policy, with as many passes of the starting policy as its budget has room for."""
+        return self.policy.within_budget(self._completions, self._seconds)
+
+    @property
+    def about_the_budget(self) -> str:
+        """What the budget costs; "" if nothing."""
+        score = None if self.measured is None else self.measured.score
+        return preflight.about_the_budget(
+            self.policy, self.split.counted or 1, self._completions, self.sampling, self._seconds, score
+        )
 
 
 def rows(found: Found) -> list[Row]:
@@ -165,8 +188,8 @@ def rows(found: Found) -> list[Row]:
         evaluations_row(found.trainer, found.split.counted, *evaluations_until_judged(found)),
         sampling_row(found.sampling, timed=found.measured is not None),
         *_measured_rows(found),
-        rotation_row(found.trainer, found.measured, baseline_passes(found.policy)),
-        baseline_row(found.policy, found.sampling),
+        rotation_row(found.trainer, found.measured, baseline_passes(found.affordable)),
+        baseline_row(found.affordable, found.sampling, found.about_the_budget),
         kl_row(found.trainer),
     ]
 
@@ -295,7 +318,7 @@ def evaluations_until_judged(found: Found) -> tuple[int | None, str]:
 
     None: no number of them is enough.
     """
-    what = found.policy, found.split.counted or 0, found.sampling
+    what = found.affordable, found.split.counted or 0, found.sampling
     score = found.measured.score if found.measured is not None else None
     needed = preflight.needed_for(preflight.evaluations_needed(*what, score), found.trainer.steps_per_save)
     if found.policy.detector == "heldout_guard":
@@ -440,12 +463,12 @@ def sampling_row(sampling: EvaluationSampling, *, timed: bool) -> Row:
     return Row(name, CheckLevel.UNKNOWN, f"as the trainer's will be, if it says so; {ask}")
 
 
-def baseline_row(policy: Policy, sampling: EvaluationSampling) -> Row:
-    """Whether the passes of the starting policy are worth their time."""
+def baseline_row(policy: Policy, sampling: EvaluationSampling, budget: str = "") -> Row:
+    """Whether the passes of the starting policy are worth their time. `budget`: what theirs costs, or ""."""
     name, passes = "baseline passes", baseline_passes(policy)
     if passes == 0:
         return Row(name, CheckLevel.OK, "detector heldout_guard needs none")
-    if sampling.temperature == 0 and sampling.source is SamplingSource.DEFAULT:
+    if sampling.temperature == 0 and sampling.source is SamplingSource.DEFAULT and not budget:
         return Row(
             name, CheckLevel.OK, f"{passes}, or {GREEDY_PASSES} that agree if the trainer samples greedily"
         )
@@ -456,6 +479,8 @@ def baseline_row(policy: Policy, sampling: EvaluationSampling) -> Row:
             f"{passes} passes at temperature 0 are all alike and count as one: set "
             f"calibrated.baseline_passes to {GREEDY_PASSES} in the policy, or a temperature above 0",
         )
+    if budget:
+        return Row(name, CheckLevel.OK, budget)
     return Row(name, CheckLevel.OK, f"{passes} at temperature {sampling.temperature:g}")
 
 

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.detectors.baseline import Baseline, Outcomes, check_items
-from guard_core.detectors.calibrated import DISAGREEMENT, CalibratedDetector, DetectorStatus, action
+from guard_core.detectors.calibrated import (
+    DISAGREEMENT,
+    CalibratedDetector,
+    DetectorStatus,
+    action,
+    drop_to_see,
+    evaluations_to_detect,
+)
 from guard_core.detectors.gap import Gap
-from guard_core.policy import CalibratedPolicy
+from guard_core.policy import BaselineBudget, CalibratedPolicy
 from guard_core.wire import Code, Condition, DetectorReading, Level
+
+N = TypeVar("N", int, float)
 
 #: Share of evaluations that may turn out to be none before a run can no longer be said to be judged.
 FEW_NOT_COUNTED = 0.1
@@ -25,6 +34,22 @@ MOST_RETRIES = 1
 
 #: A starting score within this of 0 or 1 leaves the held-out score little room to move.
 UNINFORMATIVE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one evaluation cost: completions and seconds; None: not known."""
+
+    completions: int | None = None
+    seconds: float | None = None
+
+    def plus(self, other: Cost) -> Cost:
+        """Both together; what is not known of one is not known."""
+        return Cost(_sum(self.completions, other.completions), _sum(self.seconds, other.seconds))
+
+
+def _sum(one: N | None, other: N | None) -> N | None:
+    return None if one is None or other is None else one + other
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +70,17 @@ class CalibratedRun:
     """The baseline is the first checkpoint that was evaluated: it should be the starting policy.
 
     It is complete after `baseline_passes` evaluations of it, after two that agree in every item (greedy
-    decoding: a third would be another copy), or when another checkpoint's evaluation arrives before (fewer
-    passes: a wider baseline error, so a slower detector, not a less honest one).
+    decoding: a third would be another copy), when `baseline_budget` has no room for another, or when another
+    checkpoint's evaluation arrives before (fewer passes: a wider baseline error, so a slower detector, not a
+    less honest one).
     """
 
     def __init__(self, config: CalibratedPolicy) -> None:
         self._config = config
         self._passes: list[Outcomes] = []
         self._paid: list[Outcomes | None] = []  # of each pass
+        self._cost = Cost(0, 0.0)  # of these passes
+        self._afforded: int | None = None  # passes, where the budget had room for no more
         self._has_grader = False
         self._made = self._ungraded = 0  # evaluations after the baseline; those that the grader failed on
         self._graded = True  # whether the newest one is none of them
@@ -69,10 +97,11 @@ class CalibratedRun:
         in_loop_reward: float | None,
         proxy_items: tuple[float, ...] | None = None,
         in_loop_error: float | None = None,
+        cost: Cost = Cost(),
     ) -> DetectorStatus | None:
         """Fold one evaluation; None while the baseline is gathered or if the items are unusable.
 
-        `proxy_items`: as in `guard_core.judge.Evaluation`.
+        `proxy_items`: as in `guard_core.judge.Evaluation`. `cost`: of this evaluation.
         """
         first, self._last, self._lost, self._gave_up = self._last, evaluated, 0, False
         try:
@@ -88,8 +117,12 @@ class CalibratedRun:
         if self._detector is None and begins:
             self._passes.append(Outcomes.of(outcomes))
             self._paid.append(None if paid is None else Outcomes.of(paid))
+            self._cost = self._cost.plus(cost)
             greedy = len(self._passes) == 2 and self._passes[0].same_as(self._passes[1])
             if greedy or len(self._passes) == self._config.baseline_passes:
+                self._close_baseline()
+            elif not self._has_room:
+                self._afforded = len(self._passes)
                 self._close_baseline()
             return None
         detector = self._detector or self._close_baseline()
@@ -124,6 +157,12 @@ class CalibratedRun:
         return Pass(last.attempt, last.step, last.path, last.index + 1 + self._lost)
 
     @property
+    def _has_room(self) -> bool:
+        """Whether the budget has room for another pass."""
+        cost = self._cost
+        return self._config.baseline_budget.has_room(len(self._passes), cost.completions, cost.seconds)
+
+    @property
     def awaits_confirmation(self) -> bool:
         """Whether an alarm waits for a fresh pass of the newest checkpoint."""
         return self._detector is not None and self.wanted() is not None
@@ -145,8 +184,9 @@ class CalibratedRun:
             yield Condition(code=Code.NO_BASELINE, level=Level.UNKNOWN, message=self._unusable)
         elif not self.readings:
             done, wanted = len(self._passes), self._config.baseline_passes
+            most = "" if self._config.baseline_budget == BaselineBudget() else "at most "
             message = (
-                f"{done} of {wanted} passes of the starting policy are done"
+                f"{done} of {most}{wanted} passes of the starting policy are done"
                 if self._detector is None
                 else "no checkpoint after the baseline has been evaluated"
             )
@@ -165,6 +205,14 @@ class CalibratedRun:
                 )
 
     def _about_the_baseline(self, detector: CalibratedDetector) -> Iterator[Condition]:
+        if self._afforded is not None:
+            said = fewer_passes(self._afforded, detector.score, detector.items, self._config)
+            yield Condition(
+                code=Code.NO_BASELINE,
+                level=Level.WARNING,
+                advice=True,
+                message=f"baseline_budget had room for {said}",
+            )
         if uninformative := uninformative_baseline(detector.score, detector.newest):
             yield uninformative
         if detector.greedy:
@@ -241,6 +289,8 @@ class CalibratedRun:
             "passes": [outcomes.to_state() for outcomes in self._passes],
             "paid": [None if outcomes is None else outcomes.to_state() for outcomes in self._paid],
             "grader": [self._has_grader, self._made, self._ungraded, self._graded],
+            "cost": asdict(self._cost),
+            "afforded": self._afforded,
             "last": None if self._last is None else asdict(self._last),
             "lost": self._lost,
             "gave_up": self._gave_up,
@@ -255,6 +305,7 @@ class CalibratedRun:
         run._passes = [Outcomes.from_state(outcomes) for outcomes in state["passes"]]
         run._paid = [None if paid is None else Outcomes.from_state(paid) for paid in state["paid"]]
         run._has_grader, run._made, run._ungraded, run._graded = state["grader"]
+        run._cost, run._afforded = Cost(**state["cost"]), state["afforded"]
         run._last = None if state["last"] is None else Pass(**state["last"])
         run._lost, run._gave_up, run._unusable = state["lost"], state["gave_up"], state["unusable"]
         if state["detector"] is not None:
@@ -274,6 +325,28 @@ def _cannot_judge_yet(readings: Sequence[DetectorReading]) -> Iterator[Condition
                 level=Level.UNKNOWN if reading.name == Gap.name else Level.HEALTHY,
                 message=f"`{reading.name}` cannot judge yet: {reading.message}",
             )
+
+
+def fewer_passes(passes: int, score: float, items: int, config: CalibratedPolicy) -> str:
+    """What a baseline of so many passes costs, beside one of `baseline_passes`.
+
+    Args:
+        passes: that are made.
+        score: of the starting policy, in [0, 1].
+        items: held-out items.
+        config: `Policy.calibrated`, with all passes that are wanted.
+    """
+    drop = drop_to_see(score)
+    seen = [
+        evaluations_to_detect(score, items, made, drop, config) for made in (passes, config.baseline_passes)
+    ]
+    later, sooner = (f"more than {config.horizon}" if n is None else str(n) for n in seen)
+    other = "as with all passes" if later == sooner else f"with all passes after {sooner}"
+    return (
+        f"{passes} of {config.baseline_passes} passes of the starting policy. False stops stay within alpha "
+        f"({config.alpha:.0%}); a sudden fall of {100 * drop:.2g} points from a start of {score:.2f} shows "
+        f"after {later} evaluations, {other}"
+    )
 
 
 def uninformative_baseline(score: float, newest: float | None) -> Condition | None:

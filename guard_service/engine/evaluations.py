@@ -191,6 +191,8 @@ class Evaluations:
             unanswered=result.unanswered,
             unscored=result.unscored,
             timed_out=result.timed_out,
+            completions=result.completions,
+            seconds=result.seconds,
         )
         # Closing a baseline takes seconds, for which nobody else should have to wait.
         judge = self._ledger.known_judge

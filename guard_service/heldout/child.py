@@ -96,6 +96,7 @@ class HeldoutEvaluation:
         """What the guard wants to know of the split, and of the base model."""
         return {
             "items": len(self._split.groups),
+            "prompts": len(self._split),
             "digest": self._split.digest,
             "base_model": None if self._base is None else self._base.sha256,
         }
@@ -125,6 +126,7 @@ class HeldoutEvaluation:
             "sampling": completions.sampling.model_dump(mode="json"),
             "sha256": completions.sha256,
             "staged": None if staged is None else str(staged),
+            "completions": sum(map(len, completions.made)),
             "said": completions.said,
         }
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from guard_core.policy import Policy
-from guard_core.preflight import evaluations_needed
+from guard_core.preflight import about_the_budget, evaluations_needed, is_greedy
 from guard_core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import (
@@ -128,6 +128,7 @@ class EvaluationResult:
     `unanswered`: share without an answer, of the completions whose answer begins after a mark; None where
     none does.
     `unscored`, `timed_out`: as in `guard_core.judge.Evaluation`.
+    `completions`: how many were made of the items; None where that is not known.
     `said`: digest of greedy completions, where a server has weights that nobody has hashed; else None.
     """
 
@@ -142,6 +143,7 @@ class EvaluationResult:
     unscored: float | None = None
     timed_out: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
+    completions: int | None = None
     said: str | None = None
 
 
@@ -163,6 +165,7 @@ class EvaluationWorker:
         self._child: Process | None = None
         self._lock = asyncio.Lock()
         self.split_items: int | None = None
+        self._prompts = 0
         self.split_digest: str | None = None
         self._base_digest: str | None = None
 
@@ -202,10 +205,16 @@ class EvaluationWorker:
             self._clear_stages()
             await self._start_child()
             if self._policy is not None and self.split_items is not None:
-                sampling = self._settings.evaluator.sampling_with(None)
-                self.needed = await asyncio.to_thread(
-                    evaluations_needed, self._policy, self.split_items, sampling
-                )
+                self.needed = await asyncio.to_thread(self._needed, self._policy, self.split_items)
+
+    def _needed(self, policy: Policy, items: int) -> EvaluationsNeeded:
+        """How many evaluations the policy takes; says what its budget for the baseline costs."""
+        evaluator = self._settings.evaluator
+        sampling = evaluator.sampling_with(None)
+        each = self._prompts * (1 if is_greedy(sampling) else evaluator.samples)
+        if said := about_the_budget(policy, items, each, sampling):
+            log.info("%s", said)
+        return evaluations_needed(policy.within_budget(each), items, sampling)
 
     def unfit(self, checkpoint: Path) -> str:
         """Why it can never be scored, or ""; blocking, but quick. A server has the weights elsewhere."""
@@ -262,6 +271,7 @@ class EvaluationWorker:
                 unscored=response["unscored"],
                 timed_out=response["timed_out"],
                 parts=response["seconds"],
+                completions=response["completions"],
                 said=response["said"],
             )
 
@@ -326,6 +336,7 @@ class EvaluationWorker:
                 "compared with the earlier ones; restore it, or start a new run"
             )
         self.split_items, self.split_digest = ready["items"], ready["digest"]
+        self._prompts = ready["prompts"]
         self._base_digest = ready["base_model"]
 
     async def _ask(self, child: Process, message: dict[str, Any]) -> dict[str, Any]:

@@ -187,7 +187,8 @@ class Store(StoredHistory):
         `round_`: what the judge made of it; None for a later pass of a checkpoint.
         """
         summary = evaluation.summary().model_dump(mode="json")
-        body = summary | {"unscored": evaluation.unscored} | (asdict(round_) if round_ else {})
+        more = {name: getattr(evaluation, name) for name in ("unscored", "completions", "seconds")}
+        body = summary | more | (asdict(round_) if round_ else {})
         with self._database.transaction():
             seq = self._insert(
                 "evaluation", evaluation.attempt, evaluation.step, evaluation.pass_index, json.dumps(body)

@@ -85,6 +85,8 @@ def event(
                 unanswered=content.get("unanswered"),  # likewise
                 unscored=content.get("unscored"),
                 timed_out=content.get("timed_out"),
+                completions=content.get("completions"),
+                seconds=content.get("seconds"),
             )
         case "refused":
             return RefusedCheckpoint(CheckpointKey(attempt, step))

@@ -46,6 +46,11 @@ FIGURES_ON_THE_WIRE = rule("wire.py", "test_figures.py")
 DISAGREEMENT = Rule("guard_core", "detectors/disagreement.py", DETECTION / "test_disagreement.py", SIMULATED)
 GAP = Rule("guard_core", "detectors/gap.py", DETECTION / "test_gap.py", SIMULATED)
 GRADER = Rule("guard_core", "detectors/run.py", DETECTION / "test_disagreement.py", SIMULATED)
+BUDGETED = DETECTION / "test_baseline_budget.py", SIMULATED
+BUDGET, ROOM, FORESEEN, COSTS = (
+    Rule("guard_core", source, *BUDGETED)
+    for source in ("detectors/run.py", "policy.py", "preflight.py", "judge.py")
+)
 EPROCESS = rule("detectors/eprocess.py", "test_dispersion.py")
 
 MUTANTS: list[Mutant] = [
@@ -219,6 +224,20 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "self._lose_pass(may_pass=kind in MAY_PASS)", "self._lose_pass(may_pass=True)"),
     (JUDGE, "self._lose_pass(may_pass=kind in MAY_PASS)", "self._lose_pass(may_pass=False)"),
     (JUDGE, "            self._lose_pass(may_pass=False)\n", "            self._lose_pass(may_pass=True)\n"),
+    (BUDGET, "elif not self._has_room:", "elif False:"),
+    (BUDGET, "self._cost = self._cost.plus(cost)", "self._cost = cost"),
+    (
+        BUDGET,
+        "return None if one is None or other is None else one + other",
+        "return (one or 0) + (other or 0)",
+    ),
+    (BUDGET, "                self._afforded = len(self._passes)\n", ""),
+    (ROOM, "spent * (passes + 1) <= limit * passes", "spent <= limit"),
+    (ROOM, "limit is None or spent is None or", "limit is None or spent is not None and"),
+    (ROOM, "else 60 * self.minutes", "else self.minutes"),
+    (FORESEEN, 'or is_greedy(sampling):\n        return ""', 'or False:\n        return ""'),
+    (FORESEEN, "unknown = budget.minutes is not None and seconds is None", "unknown = False"),
+    (COSTS, "return Cost(evaluation.completions, evaluation.seconds)", "return Cost()"),
     (RUN, "self._lost > MOST_RETRIES", "False"),
     (RUN, "last.index + 1 + self._lost", "last.index + 1"),
     (RUN, "self._last, evaluated, 0, False", "self._last, evaluated, self._lost, False"),

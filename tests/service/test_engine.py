@@ -25,6 +25,7 @@ from guard_core.ending import not_judged
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.judge import Judge
 from guard_core.policy import (
+    BaselineBudget,
     CalibratedPolicy,
     EvaluationFailingPolicy,
     HeldOutGuardPolicy,
@@ -1046,6 +1047,31 @@ async def test_the_passes_that_the_judge_wants_come_before_the_queue(run: Run) -
     ]
     async with run.engine(FakeEvaluator(), calibrated(3)) as engine:
         assert engine.verdict == live
+
+
+async def test_a_baseline_is_closed_within_its_budget_over_a_restart(run: Run) -> None:
+    """What the passes cost is on disk with them, so a guard that starts again goes on counting."""
+    budget = BaselineBudget(completions=25)
+    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=9, baseline_budget=budget))
+
+    def passes(*outcomes: tuple[float, float]) -> FakeEvaluator:
+        made = [EvaluationResult(items, "sha", 0.01, None, completions=8) for items in outcomes]
+        return FakeEvaluator(list(made))
+
+    first = passes((0.0, 1.0), (1.0, 1.0))
+    async with run.engine(first, policy) as engine:
+        await engine.add_steps([step(0)])
+        await engine.add_checkpoint(run.checkpoint(0))
+        await until(lambda: len(first.asked) == 3)
+        assert engine.verdict.baseline_passes == 2
+    second = passes((1.0, 0.0), (1.0, 1.0))
+    async with run.engine(second, policy) as engine:
+        await engine.add_steps([step(1)])
+        await engine.add_checkpoint(run.checkpoint(1))
+        await until(lambda: engine.queue_length == 0)
+        assert [(r.step, r.pass_index) for r in second.asked] == [(0, 2), (1, 0)]
+        [advice] = [c for c in engine.verdict.conditions if c.advice and c.code is Code.NO_BASELINE]
+        assert "baseline_budget had room for 3 of 9 passes" in advice.message
 
 
 HOT, COLD = (Sampling(temperature=t, max_new_tokens=64) for t in (1.0, 0.5))

@@ -10,7 +10,7 @@ import pytest
 from guard_cli.check import rows
 from guard_cli.check.rows import CheckLevel, Folder, Found, Model, Row, Split, Trainer, TriedEvaluation
 from guard_core.evaluation import CheckpointEvaluation
-from guard_core.policy import Policy
+from guard_core.policy import BaselineBudget, Policy
 from guard_core.wire import EvaluationSampling
 
 OK, WARN, REFUSE, UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.REFUSE, CheckLevel.UNKNOWN
@@ -274,6 +274,29 @@ def test_the_passes_of_the_starting_policy() -> None:
     check(rows.baseline_row(two, greedy), OK, "2 at temperature 0")
     both = CALIBRATED.model_copy(update={"detector": "both"})
     assert rows.baseline_passes(both) == 4
+
+
+def test_what_a_budget_for_them_costs() -> None:
+    def said(sampling: EvaluationSampling, **budget: float) -> str:
+        calibrated = CALIBRATED.calibrated.model_copy(update={"baseline_budget": BaselineBudget(**budget)})
+        policy = CALIBRATED.model_copy(update={"calibrated": calibrated})
+        [row] = [
+            row
+            for row in rows.rows(found(policy=policy, sampling=sampling, samples=2))
+            if row.name == "baseline passes"
+        ]
+        check(row, OK)
+        return row.says
+
+    hot = sampling(temperature=0.7, max_new_tokens=16)
+    each = 2 * SPLIT.items
+    assert "(99999 completions)" not in said(hot, completions=99_999)
+    few = f"baseline_budget ({2 * each} completions) has room for 2 of 4 passes"
+    assert said(hot, completions=2 * each).startswith(few)
+    assert "room for 3 of 4 passes" in said(hot, minutes=0.5), "one was measured to take ten seconds"
+    assert "room for 1 of 4 passes" in said(sampling(), completions=each), (
+        "the trainer may sample, as most do"
+    )
 
 
 def test_how_evaluations_sample() -> None:
