@@ -124,7 +124,8 @@ def test_what_it_costs_is_said_before_the_run() -> None:
     assert "False stops stay within alpha (5%)" in few and "from a start of 0.50 shows after" in few
     late, soon = map(int, re.findall(r"after (\d+)", few))
     assert late > soon
-    assert said(completions=5 * N).endswith("evaluations, as with all passes")
+    many = about_the_budget(policy(completions=5 * N), 2048, N, SAMPLED)
+    assert many.endswith("after 1 evaluations, as with all passes")
     assert "has room for at most 6 of 6" in said(minutes=5), "how long one takes is not known yet"
     assert "has room for 5 of 6" in said(minutes=5, seconds=60.0)
     assert said() == said(completions=6 * N) == said(minutes=5, seconds=1.0) == ""

@@ -224,7 +224,17 @@ def test_a_request_that_needs_a_new_process_is_asked_once_more_of_one(
 ) -> None:
     asked: list[Any] = []
     nothing = dict.fromkeys(
-        ("proxy_items", "truncated", "unanswered", "unscored", "timed_out", "sha256", "staged", "said")
+        (
+            "proxy_items",
+            "truncated",
+            "unanswered",
+            "unscored",
+            "timed_out",
+            "sha256",
+            "staged",
+            "completions",
+            "said",
+        )
     )
     sampling = VllmEvaluatorSettings().sampling_with(None).model_dump(mode="json")
     response = nothing | {"seconds": {}, "items": [1.0], "sampling": sampling}
