@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 QUANTITIES = ("reward", "kl", "entropy", "reward_std", "heldout")
 
@@ -26,11 +25,13 @@ class Setting:
     """A setting of a run on which it depends what a metric is.
 
     `key` is its last part in the run's configuration, `values` those under which the metric is a mean over
-    tokens of an estimate of the KL.
+    tokens of an estimate of the KL, `default` what it is taken for where no configuration is found ("" for
+    not known).
     """
 
     key: str
     values: tuple[str, ...]
+    default: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,19 @@ class Layout:
         return "its weights are whole, and no file changed for 30 s"
 
 
+def fits(name: str, pattern: str) -> bool:
+    """Whether `name` is `pattern`, in which `*` stands for one part between slashes."""
+    if "*" not in pattern:
+        return name == pattern
+    parts, wanted = name.split("/"), pattern.split("/")
+    return len(parts) == len(wanted) and all(w in ("*", p) for p, w in zip(parts, wanted, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Framework:
     """Names that one framework logs under. Of several names for one quantity, the first present is taken.
+
+    In a name `*` stands for one part that the run chooses, such as an agent or a task.
 
     Fields:
         name: as people write it.
@@ -89,8 +100,7 @@ class Framework:
         metrics: the files or lines that can be read, for people.
         whole_rows: one record holds everything of a step, so that the step need not wait for the next one.
         layout: None where no checkpoint lies on a disk in a form that can be scored.
-        fixture: what made the log of the tests: the framework's own `writer`; the messages of `tensorboard`,
-            under the framework's tags; or else it has the exact shape of the `source`.
+        tested: the release whose own writer made the log of the tests.
     """
 
     name: str
@@ -105,7 +115,7 @@ class Framework:
     metrics: str = ""
     whole_rows: bool = False
     layout: Layout | None = None
-    fixture: Literal["writer", "tensorboard", "source"] = "source"
+    tested: str = ""
 
     @property
     def key(self) -> str:
@@ -114,7 +124,16 @@ class Framework:
 
     def pick(self, quantity: str, present: Collection[str]) -> str | None:
         """The first name of `quantity` that is present, or None."""
-        return next((name for name in getattr(self, quantity) if name in present), None)
+        return next(iter(self.picks(quantity, present)), None)
+
+    def picks(self, quantity: str, present: Collection[str]) -> list[str]:
+        """Every name that is present for the first name of `quantity`: several only where that has a `*`."""
+        for name in getattr(self, quantity):
+            if name in present:
+                return [name]
+            if "*" in name and (found := [p for p in present if fits(p, name)]):
+                return found
+        return []
 
 
 #: Estimators whose mean is the KL, k1 and k3. `abs` and `mse` (k2) are distances of other size.
@@ -134,7 +153,7 @@ FRAMEWORKS = (
         ("killswitch/heldout_score",),
         metrics='TensorBoard (`report_to="tensorboard"`), `trainer_state.json` of each checkpoint',
         layout=HUGGING_FACE,
-        fixture="writer",
+        tested="1.16",
     ),
     Framework(
         "verl",
@@ -155,7 +174,7 @@ FRAMEWORKS = (
             latest="latest_checkpointed_iteration.txt",
             advice="set `actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]`",
         ),
-        fixture="writer",
+        tested="0.9.1",
     ),
     Framework(
         "OpenRLHF",
@@ -165,13 +184,14 @@ FRAMEWORKS = (
         ("rollout/reward_std",),
         metrics="TensorBoard (`--logger.tensorboard_dir`)",
         layout=Layout(re.compile(r"global_step(\d{1,15})_hf"), advice="add `--ckpt.save_hf`"),
-        fixture="tensorboard",
+        tested="0.11.2",
     ),
     Framework(
         "NeMo-RL",
         ("reward",),
         ("kl_penalty",),
         ("approx_entropy",),
+        kl_needs={"kl_penalty": (Setting("reference_policy_kl_type", ("k1", "k3"), default="k3"),)},
         metrics="TensorBoard (`logger.tensorboard_enabled=true`)",
         layout=Layout(
             re.compile(r"step_(\d{1,15})"),
@@ -183,31 +203,35 @@ FRAMEWORKS = (
             ),
             advice="set `checkpointing.save_consolidated=true`",
         ),
-        fixture="tensorboard",
+        tested="August 2026",
     ),
-    Framework("torchtune", ("rewards", "scores"), ("kl_loss",), metrics="TensorBoard", fixture="tensorboard"),
+    Framework("torchtune", ("rewards", "scores"), ("kl_loss",), metrics="TensorBoard", tested="0.6.1"),
     Framework(
         "prime-rl",
-        ("all/reward/mean", "reward/all/mean"),
+        ("agg/all/*/reward/mean", "all/reward/mean", "reward/all/mean"),
         (),
         ("entropy/all/mean",),
         ("all/reward/std", "reward/all/std"),
-        metrics="`metrics.jsonl` of its file monitor",
+        metrics="`metrics.jsonl` of its orchestrator's file monitor",
         layout=Layout(
             re.compile(r"step_(\d{1,15})"),
             models=("weight", ""),
             marker="STABLE",
             advice="let it save weights as safetensors",
         ),
+        tested="August 2026",
     ),
     Framework(
         "SkyRL",
         ("reward/avg_raw_reward",),
+        ("policy/policy_kl",),
+        ("policy/policy_entropy",),
+        kl_needs={"policy/policy_kl": (Setting("kl_estimator_type", ("k1", "k3"), default="k3"),)},
         metrics="TensorBoard (`trainer.logger=tensorboard`)",
         layout=Layout(
             re.compile(r"global_step_(\d{1,15})"), models=("policy",), advice="set `trainer.hf_save_interval`"
         ),
-        fixture="tensorboard",
+        tested="0.3.0",
     ),
     Framework(
         "slime",
@@ -215,25 +239,27 @@ FRAMEWORKS = (
         not_kl={"kl_loss": "is counted in optimizer steps, and the reward in rollouts"},
         metrics="TensorBoard (`--use-tensorboard`)",
         layout=Layout(re.compile(r"(\d{1,15})"), advice="add `--save-hf DIR/{rollout_id}`"),
-        fixture="tensorboard",
+        tested="August 2026",
     ),
     Framework(
         "ROLL",
         ("critic/score/mean",),
-        ("critic/kl",),
-        ("actor/entropy",),
-        kl_needs={"critic/kl": (KL_IN_REWARD,)},
+        ("critic/kl", "*/critic/kl"),
+        ("critic/entropy/mean", "actor/entropy"),
+        kl_needs={"critic/kl": (KL_IN_REWARD,), "*/critic/kl": (KL_IN_REWARD,)},
         not_kl={"actor/kl_loss": "is aggregated as the run's loss is, which its log does not say"},
         metrics="its standard output (`metrics_tag: …`), TensorBoard",
         whole_rows=True,
+        tested="August 2026",
     ),
     Framework(
         "EasyR1",
         ("reward/overall",),
-        ("actor/kl_loss", "critic/kl"),
+        ("actor/kl_loss", "actor/kl_penalty", "critic/kl"),
         ("actor/entropy_loss",),
         kl_needs={
             "actor/kl_loss": (Setting("loss_avg_mode", ("token",)), KL_IN_REWARD),
+            "actor/kl_penalty": (KL_IN_REWARD,),
             "critic/kl": (KL_IN_REWARD,),
         },
         derived_from="verl",
@@ -246,6 +272,7 @@ FRAMEWORKS = (
             latest_key="last_global_step",
             advice="merge its shards with `scripts/model_merger.py`",
         ),
+        tested="July 2026",
     ),
     Framework(
         "ms-swift",
@@ -255,6 +282,7 @@ FRAMEWORKS = (
         ("reward_std",),
         metrics="`logging.jsonl`",
         layout=HUGGING_FACE,
+        tested="4.6.0",
     ),
     Framework(
         "tinker",
@@ -262,6 +290,7 @@ FRAMEWORKS = (
         ("kl_policy_base",),
         metrics="`metrics.jsonl`",
         whole_rows=True,
+        tested="0.6.1",
     ),
 )
 
@@ -270,11 +299,14 @@ FRAMEWORKS = (
 FIGURES: Mapping[str, tuple[str, ...]] = {
     "clipped": (
         *("completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/all/mean"),
-        "rollout/truncated_ratio",
+        *("rollout/truncated_ratio", "rollout/truncated_rate"),
     ),
     "zero_std": ("frac_reward_zero_std",),
     "mixed": ("env/all/by_group/frac_mixed",),
-    "length": ("completions/mean_length", "response_length/mean", "completion_length"),
+    "length": (
+        *("completions/mean_length", "response_length/mean", "completion_length"),
+        *("rollout/response_length_mean", "token/response_length/mean"),
+    ),
     "longest": ("completions/max_length", "response_length/max"),
 }
 

@@ -24,6 +24,7 @@ from guard_core.frameworks import (
     Setting,
     bare,
     figure_of,
+    fits,
 )
 from guard_core.terminal import plain
 from guard_core.wording import meant, nearest
@@ -113,8 +114,7 @@ class Columns:
 
 def wanted(column: str) -> bool:
     """Whether a reader must keep the values of this column although no `--map` names it."""
-    name = bare(column)
-    return name in JUDGED or name in _KNOWN
+    return _is_known(bare(column))
 
 
 def why_not_kl(column: str, present: Collection[str]) -> str | None:
@@ -187,9 +187,16 @@ def resolve(
         source["step"] = by_bare[step]
     notes: list[str] = []
     for quantity in QUANTITIES:
-        name = _kl(found, by_bare, settings or {}, notes) if quantity == "kl" else None
-        if quantity != "kl":
-            name = found.pick(quantity, by_bare) if found else None
+        if quantity == "kl":
+            name = _kl(found, by_bare, settings or {}, notes)
+        else:
+            several = found.picks(quantity, by_bare) if found else []
+            if quantity == "reward" and len(several) > 1 and "reward" not in overrides:
+                there = [by_bare[name] for name in several]
+                raise InputError(
+                    f"the reward could be {listing(there)}. Choose one with --map reward={there[0]}."
+                )
+            name = several[0] if len(several) == 1 else None
         if name is None and quantity == "heldout" and "heldout" in by_bare:
             name = "heldout"
         if name is not None:
@@ -230,10 +237,14 @@ def _kl(
     framework: Framework | None, by_bare: Mapping[str, str], settings: Mapping[str, str], notes: list[str]
 ) -> str | None:
     """The first name of the KL that is known to be a token mean; why the others are not, in `notes`."""
-    for name in framework.kl if framework else ():
-        if name not in by_bare or why_not_kl(name, by_bare):
+    for known in framework.kl if framework else ():
+        there = [name for name in by_bare if fits(name, known)]
+        if len(there) > 1:
+            notes.append(f"{listing(there)} are KLs of parts of the batch: choose one with --map kl=NAME.")
             continue
-        needs = framework.kl_needs.get(name, ()) if framework else ()
+        if not there or why_not_kl(name := there[0], by_bare):
+            continue
+        needs = framework.kl_needs.get(known, ()) if framework else ()
         why = next(filter(None, (_why_no_token_mean(setting, settings) for setting in needs)), "")
         if not why:
             return name
@@ -245,7 +256,7 @@ def _kl(
 
 
 def _why_no_token_mean(needs: Setting, settings: Mapping[str, str]) -> str:
-    if settings.get(needs.key) in needs.values:
+    if settings.get(needs.key, needs.default) in needs.values:
         return ""
     fit = " or ".join(needs.values)
     if needs.key in settings:
@@ -287,7 +298,7 @@ def _by_bare_name(columns: Collection[str]) -> dict[str, str]:
         if not column.endswith(("__MIN", "__MAX")):
             found.setdefault(bare(column), []).append(column)
     for name, several in found.items():
-        if len(several) > 1 and (name in _KNOWN or name in JUDGED):
+        if len(several) > 1 and _is_known(name):
             raise InputError(
                 f"{listing(several)} could each be `{name}`: several runs in one file? "
                 f"Choose one with --map {_quantity(name)}={several[0]!r}, or export one run."
@@ -381,11 +392,17 @@ def _quantity(name: str) -> str:
         return "step"
     for framework in FRAMEWORKS:
         for quantity in QUANTITIES:
-            if name in getattr(framework, quantity):
+            if any(fits(name, known) for known in getattr(framework, quantity)):
                 return quantity
     raise AssertionError(name)
 
 
-_KNOWN = frozenset(STEP_NAMES) | {
+def _is_known(name: str) -> bool:
+    return name in _KNOWN or any(fits(name, pattern) for pattern in _PATTERNS)
+
+
+_NAMES = {
     name for framework in FRAMEWORKS for quantity in QUANTITIES for name in getattr(framework, quantity)
 }
+_PATTERNS = tuple(name for name in _NAMES if "*" in name)
+_KNOWN = _NAMES.difference(_PATTERNS).union(STEP_NAMES, JUDGED)

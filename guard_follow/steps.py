@@ -21,6 +21,8 @@ from guard_follow.records import Record, number
 ReportedSteps = dict[int, dict[int, StepSample]]
 
 _WHOLE = frozenset(framework.name for framework in FRAMEWORKS if framework.whole_rows)
+#: An event has the step and one value: what else belongs to the step comes after it, whoever writes.
+_OF_AN_EVENT = 2
 _VALUES = ("reward", "kl", "entropy", "reward_std")
 #: What `--map` may name of which a step is made; no step is whole without them.
 _OF_A_STEP = ("step", "attempt", "kl_kind", *_VALUES)
@@ -161,7 +163,7 @@ class StepGatherer:
             ours = name in self._overrides.values() or names.wanted(name)
             if ours and value != "" and self._values.get(name) is None:
                 self._values[name] = value
-        if self._is_whole():
+        if len(record) > _OF_AN_EVENT and self._is_whole():
             done += self.rest()
         return done
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from guard_cli import split
 from guard_cli.commands import COMMANDS
 from guard_cli.errors import ExitCode
-from guard_core.frameworks import FIGURES, FRAMEWORKS, Framework, Layout
+from guard_core.frameworks import FIGURES, FRAMEWORKS, Framework, Layout, Setting
 from guard_core.policy import Policy
 from guard_core.wire import (
     Code,
@@ -225,7 +225,8 @@ def frameworks() -> Iterator[str]:
     yield "# Frameworks"
     yield ""
     yield "What `rlguard follow`, `rlguard run --follow` and `rlguard replay` read of each framework."
-    yield "A prefix `train/` is taken off a name; of several names the first that is there counts."
+    yield "A prefix `train/` is taken off a name; of several names the first that is there counts. In a name"
+    yield "`*` is one part that the run chooses, such as an agent; where several fit, `--map` chooses."
     yield ""
     known = [framework for framework in FRAMEWORKS if framework.metrics]
     yield "## Metrics"
@@ -254,11 +255,11 @@ def frameworks() -> Iterator[str]:
     )
     yield "## How each is tested"
     yield ""
-    yield "The log in the tests was made by the framework's own *writer*; or it consists of the messages of"
-    yield "*tensorboard*, which the framework calls, under its names; or it has the exact shape of what the"
-    yield "*source* of the framework writes."
+    yield "The log in the tests was made by the framework's own writer, of this release or of its repository"
+    yield "at that time. It is followed while a program writes it in pieces, with pauses, a rotation and a"
+    yield "second start of the trainer; what was reported is what a replay reads."
     yield ""
-    yield from _table(("`--format`", "Log in the tests"), [(f"`{f.key}`", f.fixture) for f in known])
+    yield from _table(("`--format`", "Log made by"), [(f"`{f.key}`", f"{f.name} {f.tested}") for f in known])
 
 
 def _names(names: Sequence[str]) -> str:
@@ -268,9 +269,14 @@ def _names(names: Sequence[str]) -> str:
 def _kl_names(framework: Framework) -> str:
     told = []
     for name in framework.kl:
-        needs = [f"`{s.key}` {' or '.join(s.values)}" for s in framework.kl_needs.get(name, ())]
+        needs = [_need(setting) for setting in framework.kl_needs.get(name, ())]
         told.append(f"`{name}`" + (f" (only with {' and '.join(needs)})" if needs else ""))
     return ", else ".join(told) or "-"
+
+
+def _need(setting: Setting) -> str:
+    taken = f", taken for {setting.default} where it is not known" if setting.default else ""
+    return f"`{setting.key}` {' or '.join(setting.values)}{taken}"
 
 
 def _layout(layout: Layout | None) -> tuple[str, str, str]:

@@ -11,6 +11,10 @@ from tests.mutants import Mutant, Rule, survivors
 CLI = Path(__file__).parents[1]
 LAYOUTS = Rule("guard_follow", "layouts.py", CLI / "logs" / "test_layouts.py")
 NAMES = Rule("guard_follow", "names.py", CLI / "logs" / "test_names.py")
+TABLE = Rule("guard_core", "frameworks.py", CLI / "logs" / "test_names.py")
+RECORDED = CLI / "follow" / "test_recorded.py"
+IN_EVENTS = Rule("guard_follow", "steps.py", RECORDED)
+SWIFT = Rule("guard_follow", "records.py", RECORDED)
 LATE = CLI / "follow" / "test_late.py"
 STEPS = Rule("guard_follow", "steps.py", LATE)
 FOLLOWER = Rule("guard_follow", "follower.py", LATE)
@@ -59,7 +63,11 @@ MUTANTS: tuple[Mutant, ...] = (
     (LAYOUTS, "size == 8 + length + max(ends, default=0)", "size >= 8"),
     (LAYOUTS, "if entry.is_dir(follow_symlinks=False):", "if entry.is_dir():"),
     (LAYOUTS, "if length > min(MAX_HEADER, size):", "if False:"),
-    (NAMES, "if settings.get(needs.key) in needs.values:", "if needs.key in settings:"),
+    (NAMES, "if settings.get(needs.key, needs.default) in needs.values:", "if needs.key in settings:"),
+    (NAMES, "settings.get(needs.key, needs.default)", "settings.get(needs.key)"),
+    (NAMES, 'if quantity == "reward" and len(several) > 1', "if False"),
+    (NAMES, "        if len(there) > 1:\n", "        if False:\n"),
+    (TABLE, "len(parts) == len(wanted) and all(", "all("),
     (
         NAMES,
         "why_no_token_mean(setting, settings) for setting in needs)",
@@ -79,6 +87,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "class Plain(yaml.SafeLoader):\n        def flatten_mapping(",
         "class Plain(yaml.SafeLoader):\n        def never_called(",
     ),
+    (IN_EVENTS, "if len(record) > _OF_AN_EVENT and", "if"),
+    (SWIFT, '("global_step/max_steps", "iteration")', '("global_step/max_steps",)'),
     (ATTEMPTS, "if there is not None and _agree(there, sample):", "if there is not None:"),
     (ATTEMPTS, "a is None or b is None or a == b", "a == b"),
     (ATTEMPTS, "        if not is_new:\n            return None\n", ""),

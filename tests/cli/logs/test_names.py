@@ -5,7 +5,7 @@ import timeit
 import pytest
 
 from guard_follow.errors import InputError
-from guard_follow.names import resolve, why_not_kl
+from guard_follow.names import resolve, wanted, why_not_kl
 from guard_follow.records import MAX_NAME
 
 LOGS = {
@@ -24,6 +24,18 @@ LOGS = {
         "reward_std": "rollout/reward_std",
     },
     "NeMo-RL": {"step": "step", "reward": "reward", "kl": "kl_penalty", "entropy": "approx_entropy"},
+    "SkyRL": {
+        "step": "global_step",
+        "reward": "reward/avg_raw_reward",
+        "kl": "policy/policy_kl",
+        "entropy": "policy/policy_entropy",
+    },
+    "ROLL": {
+        "step": "step",
+        "reward": "critic/score/mean",
+        "kl": "math_rule/critic/kl",
+        "entropy": "critic/entropy/mean",
+    },
     "torchtune": {"step": "global_step", "reward": "rewards", "kl": "kl_loss"},
     "prime-rl": {
         "step": "step",
@@ -162,7 +174,9 @@ class TestLookalikes:
         [
             ("critic/score/mean", "actor/reward_kl_penalty", {}),
             ("critic/score/mean", "critic/kl", {}),
+            ("critic/score/mean", "math_rule/critic/kl", {}),
             ("reward/overall", "critic/kl", {}),
+            ("reward/overall", "actor/kl_penalty", {}),
             ("reward/overall", "actor/kl_loss", {"loss_avg_mode": "token"}),
         ],
     )
@@ -186,6 +200,52 @@ class TestLookalikes:
     def test_a_reward_after_the_kl_penalty_is_no_reward(self) -> None:
         with pytest.raises(InputError, match="has the KL penalty taken off"):
             resolve(["step", "critic/rewards/mean"], {})
+
+
+class TestPartsThatTheRunChooses:
+    AGENT = "train/agg/all/solver/reward/mean"
+
+    def test_the_reward_of_the_only_agent(self) -> None:
+        others = ["train/agg/effective/solver/reward/mean", "train/gsm8k/all/solver/reward/mean"]
+        columns = resolve(["step", *others, self.AGENT], {})
+        assert columns.framework == "prime-rl" and columns.source["reward"] == self.AGENT
+
+    def test_of_two_agents_one_is_chosen_by_the_user(self) -> None:
+        log = ["step", self.AGENT, "train/agg/all/proposer/reward/mean"]
+        with pytest.raises(InputError, match=f"`{self.AGENT}`, .*Choose one with --map reward={self.AGENT}"):
+            resolve(log, {})
+        assert resolve(log, {"reward": self.AGENT}).source["reward"] == self.AGENT
+
+    @pytest.mark.parametrize(
+        "name", ["agg/all/a/b/reward/mean", "agg/all/reward/mean", "x/agg/all/a/reward/mean"]
+    )
+    def test_it_is_one_part(self, name: str) -> None:
+        assert not wanted(name)
+        assert wanted(self.AGENT)
+
+    def test_the_kls_of_two_tasks_are_not_the_kl(self) -> None:
+        log = ["step", "critic/score/mean", "critic/entropy/mean", "math/critic/kl", "code/critic/kl"]
+        columns = resolve(log, {}, settings=TOKEN_MEAN)
+        assert "kl" not in columns.source
+        assert any("KLs of parts of the batch" in note for note in columns.notes)
+
+
+@pytest.mark.parametrize(
+    ("reward", "kl", "key"),
+    [
+        ("reward", "kl_penalty", "reference_policy_kl_type"),
+        ("reward/avg_raw_reward", "policy/policy_kl", "kl_estimator_type"),
+    ],
+)
+def test_an_estimator_with_a_known_default_counts_unless_the_run_has_another(
+    reward: str, kl: str, key: str
+) -> None:
+    log = ["step", reward, kl]
+    for settings in ({}, {key: "k1"}, {key: "k3"}):
+        assert resolve(log, {}, settings=settings).source["kl"] == kl
+    for other in ("k2", "abs"):
+        columns = resolve(log, {}, settings={key: other})
+        assert "kl" not in columns.source and key in columns.notes[0]
 
 
 class TestHostileNames:

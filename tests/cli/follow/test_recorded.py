@@ -1,0 +1,99 @@
+"""The log that each framework's own writer made: replayed, and followed while a program writes it."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from guard_core.frameworks import FRAMEWORKS
+from guard_follow import source as source_module
+from tests.cli.follow.test_follower import Followed, replayed
+from tests.cli.logs.recorded import LOGS, RECORDED, kl, reward, steps
+
+WRITER = Path(__file__).with_name("live.py")
+
+
+@pytest.fixture
+def config(tmp_path, request):
+    """The run's own configuration, where the KL of its log depends on it."""
+    armed = RECORDED[request.getfixturevalue("name")].armed
+    if not armed:
+        return None
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({"actor": armed}))
+    return file
+
+
+def expected(name):
+    has_kl = RECORDED[name].armed is not None
+    return [
+        (
+            attempt,
+            step,
+            pytest.approx(reward(step, attempt)),
+            pytest.approx(kl(step, attempt)) if has_kl else None,
+        )
+        for attempt in (0, 1)
+        for step in steps(attempt)
+    ]
+
+
+def logs(name, attempt):
+    """What can be replayed after a start: the file, or each folder with event files of one run."""
+    recorded = RECORDED[name]
+    for path in recorded.files(attempt):
+        if path.endswith(recorded.log) or (
+            not recorded.has_lines and path.count("/") == recorded_depth(name)
+        ):
+            file = LOGS / name / str(attempt) / path
+            yield file
+
+
+def recorded_depth(name):
+    return list(RECORDED[name].files(0))[-1].count("/")
+
+
+@pytest.mark.parametrize("rotate", [False, True], ids=["", "rotated"])
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_is_followed_while_it_is_written_is_what_is_replayed(
+    tmp_path, name, config, rotate, monkeypatch
+):
+    recorded = RECORDED[name]
+    if rotate and not recorded.has_lines:
+        rotate = False  # event files roll by themselves: another start is another file
+    monkeypatch.setattr(source_module, "LOOK_SECONDS", 0.0)
+    folder = tmp_path / "log"
+    folder.mkdir()
+    path = folder / recorded.log if recorded.has_lines else folder
+    followed = Followed(path, recorded.format, new_run=True, run_config=config)
+    command = [sys.executable, "-m", "tests.cli.follow.live", name, str(folder), *["rotate"] * rotate]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        said = []
+        listener = threading.Thread(target=lambda: said.extend(writer.stdout), daemon=True)
+        listener.start()
+        answered = polls = 0
+        while writer.poll() is None:
+            waits = len(said) > answered
+            followed.poll()
+            polls += 1
+            if waits:
+                answered += 1
+                followed.restart()
+                writer.stdin.write("\n")
+                writer.stdin.flush()
+        assert writer.returncode == 0
+        assert answered == 1 + rotate and polls > 10
+    followed.finish()
+    assert followed.rows() == expected(name)
+    settings = recorded.armed or {}
+    seen = {row[1:] for attempt in (0, 1) for log in logs(name, attempt) for row in replayed(log, settings)}
+    assert seen == {row[1:] for row in followed.rows()}
+
+
+def test_there_is_a_log_of_every_framework_in_the_table():
+    known = {framework.key for framework in FRAMEWORKS if framework.metrics}
+    assert {recorded.format for recorded in RECORDED.values()} | {"trl"} == known
+    assert all(framework.tested for framework in FRAMEWORKS if framework.metrics)
