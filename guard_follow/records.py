@@ -35,7 +35,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _VERL = re.compile(r"(?:^|\s)step:(\d{1,15}) - (.*)")
 _ROLL = "metrics_tag: "
 #: Where ms-swift has the step, as "12/500"; with Megatron it is the second.
-_SWIFT_STEPS = ("global_step/max_steps", "iteration")
+SWIFT_STEPS = ("global_step/max_steps", "iteration")
 _SWIFT_STEP = re.compile(r"(\d{1,15})/\d+")
 
 
@@ -58,7 +58,7 @@ def flatten(row: Mapping[str, Any]) -> dict[str, Any]:
         if len(flat) >= MAX_KEYS:
             break
         flat.setdefault(name, value)
-    for name in _SWIFT_STEPS:
+    for name in SWIFT_STEPS:
         if isinstance(fraction := flat.get(name), str) and (match := _SWIFT_STEP.fullmatch(fraction)):
             flat.setdefault("global_step", int(match[1]))
     return flat

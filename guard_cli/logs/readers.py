@@ -20,7 +20,7 @@ from guard_cli.logs.table import OBJECTS, Chunk, Table, build
 from guard_core.frameworks import figure_of
 from guard_follow import names
 from guard_follow.events import LOGS, event_files, refuse_several
-from guard_follow.records import ConsoleLines, DamagedError, Events, flatten
+from guard_follow.records import SWIFT_STEPS, ConsoleLines, DamagedError, Events, flatten
 
 #: Of JSON lines and of CSV. What fits into the processor's cache is read up to four times as fast.
 CHUNK_BYTES = 1 << 20
@@ -188,8 +188,9 @@ def _json_chunks(path: Path, keep: Keep, found: dict[str, None]) -> Iterator[Chu
                 rows = []
             if len(rows) != len(lines) or not all(type(row) is dict for row in rows):
                 raise CliError(_bad_lines(path, numbers, lines))
-            nested = any(type(value) is dict for row in rows for value in row.values())
-            rows = [flatten(row) for row in rows] if nested or "global_step/max_steps" in rows[0] else rows
+            wrapped = any(type(value) is dict for row in rows for value in row.values())
+            wrapped = wrapped or any(name in row for row in rows for name in SWIFT_STEPS)
+            rows = [flatten(row) for row in rows] if wrapped else rows
             yield _chunk_of_rows(rows, numbers, keep, found)
 
 

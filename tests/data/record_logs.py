@@ -330,7 +330,7 @@ def ms_swift(source, folder, attempt):
     writes.is_master, writes.check_json_format = (lambda: True), (lambda obj: obj)
     module.get_max_reserved_memory, module.format_time = (lambda: 4.2), (lambda seconds: f"{seconds:.0f}s")
     args, first = Namespace(output_dir=str(folder)), next(iter(steps(attempt))) - 1
-    state = Namespace(global_step=first, max_steps=500, is_world_process_zero=False, log_history=[])
+    state = Namespace(global_step=first, max_steps=500, is_world_process_zero=True, log_history=[])
     callback.on_train_begin(args, state, None)
     for step in steps(attempt):
         state.global_step = step

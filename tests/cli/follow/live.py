@@ -26,7 +26,8 @@ def ready_for(what):
 def write(file, data, rotate):
     """Appends `data` in pieces that end anywhere; at the end of a line in the middle the log is renamed."""
     cuts = sorted(random.Random(1).sample(range(1, len(data)), min(PIECES, len(data) - 1)))
-    middle = data.index(b"\n", len(data) // 2) + 1 if rotate else 0
+    lines = data.splitlines(keepends=True)
+    middle = sum(map(len, lines[: len(lines) // 2])) if rotate else 0
     cuts = sorted({*cuts, middle, len(data)} - {0})
     for start, end in zip([0, *cuts], cuts, strict=False):
         with file.open("ab", buffering=0) as log:

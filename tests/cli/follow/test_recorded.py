@@ -76,12 +76,12 @@ def test_what_is_followed_while_it_is_written_is_what_is_replayed(
         listener.start()
         answered = polls = 0
         while writer.poll() is None:
-            waits = len(said) > answered
+            if waits := len(said) > answered:
+                followed.restart()
             followed.poll()
             polls += 1
-            if waits:
+            if waits:  # what is cut away from here on has been read by the follower that goes on
                 answered += 1
-                followed.restart()
                 writer.stdin.write("\n")
                 writer.stdin.flush()
         assert writer.returncode == 0
