@@ -363,3 +363,13 @@ def test_names_of_a_log_do_not_drive_the_terminal(tmp_path):
     other.poll()
     other.finish()
     assert other.said and all(s.isprintable() and len(s) <= 600 for s in other.said)
+
+
+def test_a_step_of_an_event_file_is_not_whole_when_its_reward_is_there(tmp_path):
+    (tmp_path / "run.yaml").write_text("kl_penalty: kl")
+    followed = Followed(tmp_path, "roll", run_config=tmp_path / "run.yaml")
+    tags = {"critic/score/mean": 0.5, "math/critic/kl": 0.01}
+    (tmp_path / "events.out.tfevents.1.h.1.0").write_bytes(tensorboard(lambda s, a: tags)(0))
+    followed.poll()
+    followed.finish()
+    assert [row[3] for row in followed.rows()] == pytest.approx([0.01] * STEPS)

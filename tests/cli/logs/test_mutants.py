@@ -12,9 +12,6 @@ CLI = Path(__file__).parents[1]
 LAYOUTS = Rule("guard_follow", "layouts.py", CLI / "logs" / "test_layouts.py")
 NAMES = Rule("guard_follow", "names.py", CLI / "logs" / "test_names.py")
 TABLE = Rule("guard_core", "frameworks.py", CLI / "logs" / "test_names.py")
-RECORDED = CLI / "follow" / "test_recorded.py"
-IN_EVENTS = Rule("guard_follow", "steps.py", RECORDED)
-SWIFT = Rule("guard_follow", "records.py", RECORDED)
 LATE = CLI / "follow" / "test_late.py"
 STEPS = Rule("guard_follow", "steps.py", LATE)
 FOLLOWER = Rule("guard_follow", "follower.py", LATE)
@@ -87,8 +84,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "class Plain(yaml.SafeLoader):\n        def flatten_mapping(",
         "class Plain(yaml.SafeLoader):\n        def never_called(",
     ),
-    (IN_EVENTS, "if len(record) > _OF_AN_EVENT and", "if"),
-    (SWIFT, '("global_step/max_steps", "iteration")', '("global_step/max_steps",)'),
+    (STEPS, "if len(record) > _OF_AN_EVENT and", "if"),
+    (RECORDS, '("global_step/max_steps", "iteration")', '("global_step/max_steps",)'),
     (ATTEMPTS, "if there is not None and _agree(there, sample):", "if there is not None:"),
     (ATTEMPTS, "a is None or b is None or a == b", "a == b"),
     (ATTEMPTS, "        if not is_new:\n            return None\n", ""),

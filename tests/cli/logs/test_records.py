@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from guard_follow.records import MAX_NAME, ConsoleLines, CsvLines, Decoder, JsonLines
+from guard_follow.records import MAX_NAME, ConsoleLines, CsvLines, Decoder, JsonLines, flatten
 
 
 def seconds(line: bytes) -> float:
@@ -63,3 +63,9 @@ NESTED: dict[str, object] = {LONG: {f"{LONG}{i}" if i < 2 else f"k{i}": 1 for i 
 def test_a_long_name_is_cut_to_what_is_known_as_too_long(decoder: Decoder, data: bytes) -> None:
     (record,) = decoder.feed(data + b"\n")
     assert "step" in record and max(map(len, record)) == MAX_NAME + 1
+
+
+@pytest.mark.parametrize("name", ["global_step/max_steps", "iteration"])
+def test_ms_swift_has_its_step_in_a_fraction(name):
+    assert flatten({name: "12/500", "reward": 0.5})["global_step"] == 12
+    assert "global_step" not in flatten({name: "12", "reward": 0.5})
