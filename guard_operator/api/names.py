@@ -33,6 +33,8 @@ DIGEST_ANNOTATION = "rlguard.dev/guard-digest"
 #: Containers and volumes that start with this belong to the operator.
 RESERVED_PREFIX = "rlguard-"
 GUARD_CONTAINER = "rlguard-guard"
+#: In a trainer's pod whose guard has its own, and with nothing that is the guard's: so it has no name of it.
+WAITING_CONTAINER = "wait-for-guard"
 
 #: A PyTorchJob's pods are called `<name>-master-0` and must stay DNS labels (63 characters).
 MAX_JOB_NAME = 50

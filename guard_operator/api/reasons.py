@@ -78,6 +78,7 @@ class Reason(StrEnum):
     GUARD_HALT = "GuardHalt"
     GUARD_SILENT = "GuardSilent"
     MOST_SILENT = "MostGuardsSilent"
+    GUARD_NOT_READY = "GuardNotReady"
     GUARD_REPORTS = "GuardReports"
     GUARD_NOT_RUNNING = "GuardNotRunning"
     WATCH_INTERRUPTED = "WatchInterrupted"
@@ -123,7 +124,8 @@ _REASONS = {
     Reason.TEMPLATE_REFUSED: "The template would break the guard's isolation; the message names the field.",
     Reason.WORKLOAD_REFUSED: "The API server refused the workload in a dry run; the message is its own.",
     Reason.CLAIM_MISSING: "A PersistentVolumeClaim that the guard needs does not exist.",
-    Reason.NAME_TAKEN: "A workload of this name exists and belongs to someone else.",
+    Reason.NAME_TAKEN: "A workload, or a StatefulSet for the guard, of this name exists and belongs to "
+    "someone else.",
     Reason.GUARD_MISSING: "Rank 0 runs in a pod without its guard; the message names it. It counts as a "
     "silent guard from its start.",
     Reason.GUARD_CHANGED: "The guard of rank 0 differs from what was injected, by its digest: a webhook of "
@@ -137,6 +139,8 @@ _REASONS = {
     Reason.GUARD_SILENT: "No heartbeat of the guard for longer than the limit.",
     Reason.MOST_SILENT: "The same, and most other guards fell silent at once: the fault is between them and "
     "the API server, and no run is stopped for it.",
+    Reason.GUARD_NOT_READY: "Rank 0 waited for a guard in a pod of its own for as long as `pod.readySeconds` "
+    "says, and made no step. For Waiting: with `onSilence.action: Warn` it waits once more.",
     Reason.GUARD_REPORTS: "The guard's heartbeat is recent.",
     Reason.GUARD_NOT_RUNNING: "No guard runs that has reported, so there is no verdict now; the message has "
     "the last one. For GuardSilent: the rank-0 pod is not running, so no heartbeat is expected.",

@@ -39,6 +39,7 @@ from guard_operator.reconcile.decision import (
     StopWorkload,
 )
 from guard_operator.reconcile.halts import (
+    gave_up,
     halt_due,
     held_back,
     is_at_once,
@@ -100,6 +101,13 @@ _HARDER = {
     StopMethod.DELETE_PODS: StopMethod.DELETE_PODS,
 }
 _EMPTY = "no pod of the run is left"
+_LEFT_TO_JUDGE = "the trainer has finished; the guard judges the checkpoints that it has left"
+#: What gives the last evaluations more time: of a sidecar, and of a guard in a pod of its own.
+_LONGER = "set RLGUARD_DRAIN_SECONDS in the template higher"
+_LONGER_APART = (
+    f"its guard has {JUDGED_SECONDS / 60:.0f} minutes after the trainer: give it a faster evaluator, or set "
+    "spec.guard.heldout.backlog: newest"
+)
 _NO_RANK0 = "the rank-0 pod is not running, so no heartbeat is expected"
 #: Why there is no verdict now.
 _AWAY = {
@@ -468,8 +476,9 @@ def _with_evidence(snapshot: Snapshot, report: Report, ended: float) -> Decision
     What ended long ago is left as it is, so that an operator that starts does nothing for its history.
     """
     if snapshot.job.status.evidence is not None or ended > EVIDENCE_SECONDS:
-        maker = _guard_maker(snapshot)  # it has nothing more to say
-        return Decision(report, (DeleteBetween(maker),) if maker else ())
+        if maker := _guard_maker(snapshot):  # it has nothing more to say, and may have a GPU
+            return Decision(report, (DeleteBetween(maker),), STOPPING_SECONDS)
+        return Decision(report)
     return Decision(report, (CaptureEvidence(final=ended > REASSERT_SECONDS),), STOPPING_SECONDS)
 
 
@@ -519,14 +528,16 @@ def _ended(snapshot: Snapshot, says: _Conditions) -> Decision | None:
 def _judging(snapshot: Snapshot, says: _Conditions, end: ConditionStatus) -> Decision | None:
     """The trainer has finished, and a guard in a pod of its own judges what is left: no GPU waits for that.
 
-    Since when is in the condition. It ends once nothing waits, or nothing more is to be expected.
+    Since when is in the condition, and which report was the last one then. It ends once a later one says
+    that nothing waits, or nothing more is to be expected.
     """
     if end.type != ConditionType.SUCCEEDED or not _guard_maker(snapshot) or is_silent(snapshot):
         return None
-    message = "the trainer has finished; the guard judges the checkpoints that it has left"
+    noted = _noted_end(snapshot.job)
+    message = f"{_LEFT_TO_JUDGE}; {_reported(snapshot.job)}" if noted is None else noted.message
     open_ = says.make(ConditionType.SUCCEEDED, "Unknown", Reason.GUARD_JUDGES, message)
     last, lasted = guard_of(snapshot.job), (says.now - open_.last_transition_time).total_seconds()
-    heard = last.ended is not None or lasted >= HEARD_SECONDS
+    heard = _has_reported_since(snapshot.job) and (last.ended is not None or lasted >= HEARD_SECONDS)
     if lasted >= JUDGED_SECONDS or (heard and not last.waiting):
         return None
     report = Report(
@@ -538,6 +549,27 @@ def _judging(snapshot: Snapshot, says: _Conditions, end: ConditionStatus) -> Dec
     return Decision(report, look_again=JUDGING_SECONDS)
 
 
+def _noted_end(job: Job) -> ConditionStatus | None:
+    """What was noted when a trainer was seen to have finished whose guard had still to judge."""
+    noted = condition_of(job.status, ConditionType.SUCCEEDED)
+    return noted if noted is not None and noted.reason == Reason.GUARD_JUDGES else None
+
+
+def _reported(job: Job) -> str:
+    """Which report of the guard is its last one: no other has the same time."""
+    beat = guard_of(job).heartbeat
+    return "it has not reported yet" if beat is None else f"its last report then: {beat.isoformat()}"
+
+
+def _has_reported_since(job: Job) -> bool:
+    """Whether the guard has reported since its trainer was seen to have finished.
+
+    An older report does not know of what was announced last. No clocks are compared: it is another report.
+    """
+    noted = _noted_end(job)
+    return noted is not None and not noted.message.endswith(_reported(job))
+
+
 def _gone(job: Job, snapshot: Snapshot, says: _Conditions) -> ConditionStatus:
     """The workload is gone before its end was seen. How its trainer ended says the guard, if it was told.
 
@@ -545,6 +577,8 @@ def _gone(job: Job, snapshot: Snapshot, says: _Conditions) -> ConditionStatus:
     """
     last = guard_of(job)
     still_runs = any(pod.rank0 and pod.phase == "Running" for pod in snapshot.pods)
+    if _noted_end(job) is not None:
+        return _succeeded(snapshot, says, "the trainer has finished; its workload is gone since")
     told = last.ended is not None and (last.ended.attempt, last.ended.step) == (last.attempt, last.step)
     if told and not still_runs:
         message = f"the workload is gone; its trainer told the guard at step {last.step} that it had finished"
@@ -564,10 +598,14 @@ def _failed(snapshot: Snapshot, says: _Conditions, message: str) -> ConditionSta
 
 def _succeeded(snapshot: Snapshot, says: _Conditions, message: str) -> ConditionStatus:
     """A plain success only where all was judged: what was not has not passed."""
-    last = guard_of(snapshot.job)
-    missing = not_judged(last, wait_longer="set RLGUARD_DRAIN_SECONDS in the template higher")
-    if is_true(snapshot.job.status, ConditionType.GUARD_SILENT):
-        missing = "; ".join(filter(None, ("the guard was silent when the trainer ended", missing)))
+    last, apart = guard_of(snapshot.job), snapshot.own_guard is not None
+    missing = not_judged(last, wait_longer=_LONGER_APART if apart else _LONGER)
+    silent = ""
+    if is_true(snapshot.job.status, ConditionType.GUARD_SILENT) or is_silent(snapshot):
+        silent = "the guard was silent when the trainer ended"
+    elif apart and not _has_reported_since(snapshot.job):
+        silent = "the guard has not reported since the trainer ended"
+    missing = "; ".join(filter(None, (silent, missing)))
     if not missing:
         message = "; ".join(filter(None, (message, steps_after(last))))
         return says.make(ConditionType.SUCCEEDED, "True", Reason.WORKLOAD_SUCCEEDED, message)
@@ -639,6 +677,8 @@ def _running(snapshot: Snapshot, says: _Conditions) -> Decision:
     again = _until_silence(snapshot)
     if snapshot.late:  # no event will tell that it still is
         again = min(again or LATE_SECONDS, LATE_SECONDS)
+    if snapshot.own_guard is not None and snapshot.own_guard.taken:
+        again = min(again or NAME_TAKEN_SECONDS, NAME_TAKEN_SECONDS)
     return Decision(report, _of_own_guard(snapshot, workload.state), again)
 
 
@@ -647,11 +687,14 @@ def _of_own_guard(snapshot: Snapshot, state: WorkloadState) -> tuple[Action, ...
     own, maker = snapshot.own_guard, _guard_maker(snapshot)
     if state is WorkloadState.SUSPENDED:
         return (DeleteBetween(maker),) if maker else ()
-    return (StartGuard(),) if own is not None and own.made is None else ()
+    return (StartGuard(),) if own is not None and own.made is None and not own.taken else ()
 
 
 def _guarded(snapshot: Snapshot, says: _Conditions) -> ConditionStatus:
     """The workload was created with its guard; that its pods have it is seen from the pods."""
+    if snapshot.own_guard is not None and (taken := snapshot.own_guard.taken):
+        message = f"a StatefulSet {taken} exists and is not this job's, so no guard can be made: delete it"
+        return says.make(ConditionType.GUARDED, "False", Reason.NAME_TAKEN, message)
     if (unguarded := unguarded_pod(snapshot)) is not None:
         message = f"{without_guard(unguarded)}: something between operator and kubelet took it"
         return says.make(ConditionType.GUARDED, "False", Reason.GUARD_MISSING, message)
@@ -675,7 +718,9 @@ def _waiting(snapshot: Snapshot, says: _Conditions) -> ConditionStatus | None:
     Else what Events say of pods that do not come or do not start.
     """
     pods = [pod for pod in snapshot.pods if not pod.terminating]
-    stuck = [(not pod.guarded, pod.name, pod.waiting) for pod in pods if pod.waiting is not None]
+    tired = gave_up(snapshot)
+    stuck = [] if tired is None else [(True, tired.name, Waiting(Reason.GUARD_NOT_READY, tired.gave_up))]
+    stuck += [(not pod.guarded, pod.name, pod.waiting) for pod in pods if pod.waiting is not None]
     if stuck:
         _, name, waiting = min(stuck, key=lambda one: one[:2])
         return says.make(ConditionType.WAITING, "True", waiting.reason, f"pod {name}: {waiting.message}")

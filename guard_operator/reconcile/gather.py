@@ -21,11 +21,12 @@ from guard_operator.api import names
 from guard_operator.api.reasons import Reason
 from guard_operator.api.types import GuardStatus
 from guard_operator.config import OperatorConfig
+from guard_operator.reconcile import layout
 from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import is_to_stop, must_be_live
 from guard_operator.reconcile.heartbeats import HeartbeatClock
-from guard_operator.reconcile.obstacles import Late, reason_for, what_is_late
+from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job
 from guard_operator.reconcile.queues import OWNER_LABEL, queued_of
 from guard_operator.reconcile.refusals import copies, find_violations, pod_spec, template_claims
@@ -90,6 +91,10 @@ _POD_REASONS = {
     "NodeShutdown": Disruption.NODE_LOST,
     "Terminated": Disruption.NODE_LOST,
 }
+
+
+#: While the workload is in one of these, a guard in a pod of its own is there, too.
+_GUARDED_STATES = frozenset({WorkloadState.PENDING, WorkloadState.RUNNING})
 
 
 class Caches(Protocol):
@@ -159,7 +164,7 @@ class Gatherer:
         raw_pods = self._live_pods(job) if uncached else raw_pods
         uid = _uid(job, workload)
         between = self._between(adapter, job, uid, uncached)
-        own_guard = self._own_guard(job, uncached)
+        own_guard = self._own_guard(job, workload, uncached)
         made = None if own_guard is None else own_guard.made
         owner = _Owner(
             uid, template.spec, frozenset(one.uid for one in between), None if made is None else made.uid
@@ -169,8 +174,7 @@ class Gatherer:
         not_now = workload or stopping or job.deleting or _was_created(job)
         age, most_silent = self._silence(job, pods, deaf, workload, own_guard)
         wanted = adapter.pods_wanted(template.spec)
-        of_run = pods if own_guard is None else tuple(pod for pod in pods if not pod.guarded)
-        late = None if stopping or job.deleting else what_is_late(workload, of_run, wanted)
+        late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
         return Snapshot(
             job=job,
             workload=workload,
@@ -185,8 +189,8 @@ class Gatherer:
             deaf=deaf,
             live=live,
             guard_image=job.spec.guard.image or self._config.guard_image,
-            late=late is not None,
-            obstacle=None if late is None else self._obstacle(job, late, pods),
+            late=bool(late),
+            obstacle=next(filter(None, (self._obstacle(job, one, pods) for one in late)), None),
         )
 
     def _obstacle(self, job: Job, late: Late, pods: tuple[Pod, ...]) -> Waiting | None:
@@ -203,10 +207,15 @@ class Gatherer:
 
     def _unknown_kind(self, job: Job, live: bool) -> Snapshot:
         """No adapter: another version of the operator may have created it, and its pods carry our labels."""
-        pods = tuple(_pod(None, raw, _Owner()) for raw in self._live_pods(job)) if _is_stopping(job) else ()
+        stopping = _is_stopping(job)
+        pods = tuple(_pod(None, raw, _Owner()) for raw in self._live_pods(job)) if stopping else ()
+        # It would make its pod again and again.
+        own_guard = self._own_guard(job, None, live=True) if stopping else None
         said = review(None, job, self._config)
         preparation = Preparation(said.reason, "; ".join(said.findings))
-        return Snapshot(job, pods=pods, preparation=preparation, live=live, unknown_kind=True)
+        return Snapshot(
+            job, pods=pods, own_guard=own_guard, preparation=preparation, live=live, unknown_kind=True
+        )
 
     def _workload(self, adapter: WorkloadAdapter, job: Job, live: bool) -> Json | None:
         cached = None if live else self._caches.workload(adapter.resource, job.namespace, job.name)
@@ -249,16 +258,24 @@ class Gatherer:
             return None
         return queued_of(found, workload.uid)
 
-    def _own_guard(self, job: Job, live: bool) -> OwnGuard | None:
-        """The StatefulSet of the guard: the job controls it, and it has its name."""
+    def _own_guard(self, job: Job, workload: Workload | None, live: bool) -> OwnGuard | None:
+        """The StatefulSet of the guard: the job controls it, and it has its name.
+
+        Where there is none although the run is there, another one may have the name, and would keep it away.
+        """
         if job.spec.guard.own_pod is None:
             return None
         name = names.guard_name(job.name, job.uid)
         for raw in self._made(STATEFUL_SETS, job, live):
             of = raw["metadata"]
             if of["name"] == name and controller_of(raw) == job.uid:
-                return OwnGuard(Between(STATEFUL_SETS, name, of["uid"], "deletionTimestamp" in of))
-        return OwnGuard()
+                gone, created = "deletionTimestamp" in of, _time(of.get("creationTimestamp"))
+                return OwnGuard(Between(STATEFUL_SETS, name, of["uid"], gone, created))
+        if workload is None or not workload.ours or workload.state not in _GUARDED_STATES:
+            return OwnGuard()
+        query = {"fieldSelector": f"metadata.name={name}"}
+        there = self._client.list(STATEFUL_SETS, job.namespace, query).get("items") or []
+        return OwnGuard(taken=name if any(controller_of(raw) != job.uid for raw in there) else "")
 
     def _made(self, kind: Resource, job: Job, live: bool) -> Iterable[Json]:
         """What of this kind has the job's UID as a label."""
@@ -280,7 +297,9 @@ class Gatherer:
         silent from its start, whatever others are. A guard in a pod of its own has to report after its
         trainer's end, too.
         """
-        ended = own_guard is not None and (workload is None or workload.state is WorkloadState.SUCCEEDED)
+        ours = workload is not None and workload.ours
+        succeeded = workload is not None and workload.state is WorkloadState.SUCCEEDED
+        ended = own_guard is not None and (not ours or succeeded)
         running = [pod for pod in pods if pod.rank0 and pod.phase == "Running" and not pod.terminating]
         running = running or [pod for pod in pods if ended and pod.guarded and not pod.terminating]
         if deaf or not running:
@@ -338,6 +357,18 @@ class Gatherer:
                 raise
             return Preparation(Reason.WORKLOAD_REFUSED, f"spec.template: {message}", again)
         return Preparation()
+
+
+def _late(
+    workload: Workload | None, pods: tuple[Pod, ...], own: OwnGuard | None, wanted: int
+) -> tuple[Late, ...]:
+    """What the run waits for; first a guard in a pod of its own, for which its trainer waits."""
+    if own is None:
+        found = [what_is_late(workload, pods, wanted)]
+    else:
+        of_run = [pod for pod in pods if not pod.guarded]
+        found = [guard_is_late(own.made, workload, pods), what_is_late(workload, of_run, wanted)]
+    return tuple(one for one in found if one is not None)
 
 
 def _is_stopping(job: Job) -> bool:
@@ -421,6 +452,7 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
         rank0=rank0,
         guarded=rank0 and bool(guards),
         failure=_failure(status) if rank0 else "",
+        gave_up=_gave_up(status) if rank0 else "",
         disruption=_disruption(status),
     )
     return _with_guard(pod, raw, guards)
@@ -464,10 +496,25 @@ def _failure(status: Mapping[str, Any]) -> str:
     for one in status.get("containerStatuses") or []:
         ended = (one.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            lines = [line.strip() for line in (ended.get("message") or "").splitlines() if line.strip()]
-            last = f": {lines[-1][:LAST_WORDS]}" if lines else ""
+            last = f": {line}" if (line := _last_line(ended)) else ""
             return f"container {one['name']} ended with exit code {ended['exitCode']}{last}"
     return ""
+
+
+def _gave_up(status: Mapping[str, Any]) -> str:
+    """What was said when a guard elsewhere was not ready in time; "" if it was, or still may be."""
+    for one in status.get("initContainerStatuses") or []:
+        states = (one.get("state") or {}, one.get("lastState") or {})
+        ended: Json = next((state["terminated"] for state in states if state.get("terminated")), {})
+        if one.get("name") == names.WAITING_CONTAINER and ended.get("exitCode") == layout.GAVE_UP:
+            return _last_line(ended) or "the guard was not ready in time"
+    return ""
+
+
+def _last_line(ended: Mapping[str, Any]) -> str:
+    """The last line of the message of a container that ended."""
+    lines = [line.strip() for line in (ended.get("message") or "").splitlines() if line.strip()]
+    return lines[-1][:LAST_WORDS] if lines else ""
 
 
 def _last_word(status: Mapping[str, Any]) -> GuardStatus:

@@ -34,8 +34,7 @@ from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import NETWORK_POLICIES, SERVICES, STATEFUL_SETS, Json, Resource
 
 HOST_ENV = "RLGUARD_GUARD_HOST"
-#: In the trainer's pod, and with nothing that is the guard's: so it has no name of the guard's either.
-WAITER = "wait-for-guard"
+WAITER = names.WAITING_CONTAINER
 NOBODY = 65534
 #: The guard's image has Python; a trainer's image is not asked for anything.
 WAIT = """\
@@ -55,7 +54,8 @@ while True:
     except (OSError, http.client.HTTPException) as error:
         said = f"no guard responds: {error}"
     if time.monotonic() > until:
-        sys.exit(f"the guard was not ready after {sys.argv[1]} s: {said}")
+        print(f"the guard was not ready after {sys.argv[1]} s: {said}", file=sys.stderr)
+        sys.exit(int(sys.argv[2]))
     time.sleep(1)
 """
 
@@ -174,7 +174,7 @@ def _waiter(job: Job, own: GuardPod, environment: list[Json], config: OperatorCo
     container: Json = {
         "name": WAITER,
         "image": job.spec.guard.image or config.guard_image,
-        "command": ["python", "-I", "-c", WAIT, str(own.ready_seconds)],
+        "command": ["python", "-I", "-c", WAIT, str(own.ready_seconds), str(layout.GAVE_UP)],
         "env": copy.deepcopy(environment),
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -211,7 +211,7 @@ def find_obstacles(
         yield Violation("spec.guard.heldout.evaluator.openai.baseUrl", why)
     for template in adapter.pod_templates(spec):
         pod, where = pod_spec(spec, template), field_of(template)
-        if own.service_account_name in {pod.get("serviceAccountName"), pod.get("serviceAccount")} - {None}:
+        if own.service_account_name in _accounts(pod):
             why = "must not be the guard's, whose role the trainer would have"
             yield Violation(f"{where}.serviceAccountName", why)
         labels = (at(spec, *template.path, "metadata") or {}).get("labels") or {}
@@ -236,6 +236,11 @@ def why_not_shared(claim: Mapping[str, Any]) -> str:
         f"its access modes are {found}, and a guard in a pod of its own reads the checkpoints on another "
         "node: use storage with ReadWriteMany, such as EFS or FSx for Lustre, or placement Sidecar"
     )
+
+
+def _accounts(pod: Mapping[str, Any]) -> set[str]:
+    """The ServiceAccount of a template's pod. Where none is named, it is the namespace's `default`."""
+    return {str(pod[key]) for key in ("serviceAccountName", "serviceAccount") if pod.get(key)} or {"default"}
 
 
 def _guarded(adapter: WorkloadAdapter, spec: Mapping[str, Any]) -> tuple[PodTemplate, Json]:

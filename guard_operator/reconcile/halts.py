@@ -24,6 +24,8 @@ def halt_due(snapshot: Snapshot) -> tuple[Reason, str] | None:
     silence_counts = _stops_silence(snapshot) and not _is_over(snapshot.job)
     if is_silent(snapshot) and silence_counts and not held_back(snapshot):
         return Reason.GUARD_SILENT, silence_message(snapshot)
+    if silence_counts and (pod := gave_up(snapshot)) is not None:
+        return Reason.GUARD_NOT_READY, f"pod {pod.name}: {pod.gave_up}"
     return None
 
 
@@ -54,8 +56,10 @@ def held_back(snapshot: Snapshot) -> str:
         return ""
     if is_at_once(snapshot):
         return "most guards fell silent at once, so the fault is not this guard's and no run is stopped"
-    lost = next((pod for pod in snapshot.pods if pod.guarded and pod.cut_off and is_running(pod)), None)
-    if lost is not None:
+    # Of a guard elsewhere it is no excuse: its trainer goes on, and nobody judges it.
+    trains = {pod.node for pod in snapshot.pods if pod.rank0 and is_running(pod)}
+    here = (pod for pod in snapshot.pods if pod.guarded and is_running(pod) and pod.node in trains)
+    if (lost := next((pod for pod in here if pod.cut_off), None)) is not None:
         return f"node {lost.node} does not respond, so its guard cannot report and no run is stopped"
     return ""
 
@@ -80,6 +84,16 @@ def unguarded_pod(snapshot: Snapshot) -> Pod | None:
     if snapshot.own_guard is not None:
         return None
     return next((pod for pod in snapshot.pods if pod.rank0 and not pod.guarded and is_running(pod)), None)
+
+
+def gave_up(snapshot: Snapshot) -> Pod | None:
+    """The pod of rank 0, if it waited for its guard for as long as it may, and has made no step.
+
+    What restarts its containers would have it wait for ever, with its GPUs.
+    """
+    newest = next((pod for pod in reversed(snapshot.pods) if pod.rank0), None)
+    waited = newest is not None and newest.gave_up and newest.phase in {"Pending", "Failed"}
+    return newest if waited and newest is not None and not newest.terminating else None
 
 
 def without_guard(pod: Pod) -> str:

@@ -36,6 +36,8 @@ TOKEN_ENV = "RLGUARD_TOKEN"
 TRAINER_ENV = (URL_ENV, TOKEN_ENV)
 #: Of a guard at the network: the certificate by which it is known.
 CA_ENV = "RLGUARD_CA"
+#: Exit code of who waited for such a guard as long as it may; it may have others when its node ends it.
+GAVE_UP = 75
 #: The guard ends with the trainer, so the trainer waits for the last evaluations, unless its template says
 #: otherwise; for less than the ten minutes after which a collective of the other ranks fails.
 DRAIN_ENV, DRAIN_SECONDS = "RLGUARD_DRAIN_SECONDS", "300"

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.reasons import Reason
-from guard_operator.reconcile.snapshot import Pod, Waiting, Workload
+from guard_operator.reconcile.snapshot import Between, Pod, Waiting, Workload
 from guard_operator.runtime.client import Json
 
 #: For how long nobody asks, seconds: every pod takes a moment to be made and to be started.
@@ -49,6 +49,21 @@ def what_is_late(workload: Workload | None, pods: Iterable[Pod], wanted: int) ->
     if len(left) >= wanted or any(pod.waiting for pod in left):
         return None
     return Late(workload.uid, max((pod.created for pod in left if pod.created), default=workload.created))
+
+
+def guard_is_late(made: Between | None, workload: Workload | None, pods: Iterable[Pod]) -> Late | None:
+    """The same of a guard in a pod of its own, which `made` makes: its trainer waits for it."""
+    if made is None or made.terminating or workload is None:
+        return None
+    if workload.state not in {WorkloadState.PENDING, WorkloadState.RUNNING}:
+        return None
+    guards = [pod for pod in pods if pod.guarded]
+    if not guards:
+        return Late(made.uid, made.created)
+    starting = (
+        pod for pod in guards if pod.phase == "Pending" and pod.waiting is None and not pod.terminating
+    )
+    return next((Late(pod.uid, pod.created, pod.name) for pod in starting), None)
 
 
 def reason_for(late: Late, events: Iterable[Json], pods: Iterable[Pod]) -> Waiting | None:

@@ -158,13 +158,19 @@ def _spec(raw: Json, status: Status) -> Spec:
     assert stopping is not None, "each of its parts has a default"
     return Spec(
         template=salvage(WorkloadTemplate, raw.get("template")) or WorkloadTemplate.model_validate(template),
-        guard=salvage(GuardSpec, guard) or _SOME_GUARD,
+        guard=salvage(GuardSpec, guard) or _some_guard(guard),
         resumed_from=salvage(ResumedFrom, raw.get("resumedFrom")),
         on_fire=stopping.on_fire,
         stop_grace_seconds=stopping.stop_grace_seconds,
         keep_evidence=stopping.keep_evidence,
         on_silence=stopping.on_silence,
     )
+
+
+def _some_guard(given: Json) -> GuardSpec:
+    """In the place of a guard that cannot be read. Where it runs must be known, to see and to end it."""
+    placement = "Pod" if given.get("placement") == "Pod" else "Sidecar"
+    return _SOME_GUARD.model_copy(update={"placement": placement})
 
 
 def _silence(given: Json) -> Json:

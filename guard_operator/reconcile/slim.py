@@ -29,6 +29,7 @@ _OF_A_WORKLOAD = (
     "resourceVersion",
 )  # fmt: skip
 _OF_THE_GUARD = ("name", "started", "state", "lastState", "restartCount")
+_OF_WHO_WAITS = ("name", "state", "lastState")
 _OF_A_CONDITION = ("type", "status", "reason", "message")
 #: What the cluster manages, and what may be large and is read live by the one who needs it: evidence.
 _NOT_OF_A_JOB = frozenset({"managedFields", "annotations"})
@@ -138,12 +139,17 @@ def _tells(condition: Mapping[str, Any]) -> bool:
 
 
 def _containers(statuses: Iterable[Mapping[str, Any]]) -> list[Json]:
-    """All of the guard's; of the others what keeps them from running, or how they ended."""
+    """All of the guard's; of the others what keeps them from running, or how they ended.
+
+    Of who waits for a guard also how it ended before: it is started again.
+    """
     kept = []
     for one in statuses:
         state = _kept(one.get("state") or {}, ("waiting", "terminated"))
         if one.get("name") == names.GUARD_CONTAINER:
             kept.append(_kept(one, _OF_THE_GUARD))
+        elif one.get("name") == names.WAITING_CONTAINER:
+            kept.append(_kept(one, _OF_WHO_WAITS))
         elif state:
             kept.append({"name": one["name"], "state": state})
     return kept

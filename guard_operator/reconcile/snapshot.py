@@ -59,12 +59,16 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What the workload controls, and what makes its pods, such as a RayCluster."""
+    """What the workload controls, and what makes its pods, such as a RayCluster.
+
+    `created` is by the API server's clock.
+    """
 
     resource: Resource
     name: str
     uid: str
     terminating: bool = False
+    created: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +94,13 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class OwnGuard:
-    """That the guard has a pod of its own. `made`: the StatefulSet that makes it; None: there is none."""
+    """That the guard has a pod of its own. `made`: the StatefulSet that makes it; None: there is none.
+
+    `taken`: the name of that StatefulSet, if one has it that is not the job's.
+    """
 
     made: Between | None = None
+    taken: str = ""
 
 
 class Disruption(StrEnum):
@@ -117,8 +125,9 @@ class Pod:
 
     Only a pod whose controller is the workload has anything to say: `rank0`, `guarded` (it holds rank 0 and
     a guard), `changed` (that guard is not as it was injected), `guard_since` (since when it runs; None: it
-    does not), `failure` (how its trainer failed, in words), `disruption`, `waiting`, and `fire` and `halt`,
-    which are what its guard left behind when it ended. `cut_off`: the control plane has lost its node.
+    does not), `failure` (how its trainer failed, in words), `gave_up` (what was said when it had waited for
+    a guard elsewhere as long as it may), `disruption`, `waiting`, and `fire` and `halt`, which are what its
+    guard left behind when it ended. `cut_off`: the control plane has lost its node.
     `grace`: how long it has to end, seconds; `due`: when it must have ended, if it is on its way out.
     `created`: by the API server's clock.
     """
@@ -137,6 +146,7 @@ class Pod:
     created: datetime | None = None
     node: str = ""
     failure: str = ""
+    gave_up: str = ""
     disruption: Disruption | None = None
     waiting: Waiting | None = None
     fire: Latched | None = None

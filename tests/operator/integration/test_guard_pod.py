@@ -3,6 +3,7 @@
 - The API server takes every object as the operator renders it; it refuses settings that mean nothing.
 - A run is guarded, fires, is stopped and told; its trainer may finish before the last evaluation.
 - The last word of its guard counts; its StatefulSet comes back.
+- A guard that never gets ready holds no GPUs; a StatefulSet of its name that is somebody else's is told.
 - A claim that two nodes cannot share is refused.
 The tests play training-operator, StatefulSet controller, garbage collector and kubelet.
 """
@@ -17,9 +18,11 @@ from typing import Any
 import pytest
 
 from guard_operator.adapters import find_adapter
+from guard_operator.api.names import guard_name
 from guard_operator.api.types import GuardPod
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.guard_pod import guard_objects, let_report
+from guard_operator.reconcile.guard_pod import WAITER, guard_objects, let_report
+from guard_operator.reconcile.layout import GAVE_UP
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.refusals import pod_spec
 from guard_operator.runtime.client import (
@@ -36,7 +39,7 @@ from guard_operator.runtime.errors import ApiError
 
 from .controlplane import ControlPlane
 from .waiting import eventually
-from .world import RUNNING, World, world
+from .world import PYTORCHJOBS, RUNNING, World, world
 
 Json = dict[str, Any]
 OWN = GuardPod.model_validate(
@@ -213,6 +216,55 @@ def test_a_fire_after_the_end_of_the_trainer_is_a_fire(guarded: PodWorld) -> Non
     guarded.goes()
     guarded.expect("Stopped", "True", "NoPodsLeft", within=60)
     assert guarded.conditions()["Fired"][:2] == ("True", "HackingGap")
+
+
+def test_a_workload_that_a_ttl_removes_while_the_guard_judges_has_finished(guarded: PodWorld) -> None:
+    guarded.guard_says(heartbeat="2026-01-01T00:00:15Z", step=9, **JUDGED | {"waiting": 1, "evaluated": 2})
+    guarded.delete_pods_of_trainer()
+    guarded.workload_condition("Succeeded")
+    guarded.expect("Succeeded", "Unknown", "GuardJudges")
+    guarded.client.request("DELETE", PYTORCHJOBS.path(guarded.namespace, "run"))
+    guarded.guard_says(heartbeat="2026-01-01T00:00:30Z", step=10, **JUDGED | {"waiting": 1, "evaluated": 2})
+    eventually(lambda: guarded.job()["status"]["guard"]["step"] == 10, "it reports")
+    assert guarded.phase() == "Judging" and guarded.set_() is not None
+    ended = {"attempt": 0, "step": 10}
+    guarded.guard_says(heartbeat="2026-01-01T00:00:45Z", step=10, attempt=0, ended=ended, **JUDGED)
+    guarded.expect("Succeeded", "True", "WorkloadSucceeded", within=60)
+
+
+def test_a_trainer_that_waited_in_vain_is_stopped_and_told(
+    apart: PodWorld, make_job: Callable[..., Json]
+) -> None:
+    """Its `restartPolicy` would have it wait again and again."""
+    apart.submit_with(make_job)
+    apart.operator()
+    apart.expect("Guarded", "True", "WorkloadCreated")
+    apart.start_pod()
+    words = "the guard was not ready after 1800 s: no guard responds"
+    waited = {"terminated": {"exitCode": GAVE_UP, "message": words}}
+    (status,) = RUNNING["initContainerStatuses"]
+    again = status | {"name": WAITER, "ready": False, "restartCount": 1, "lastState": waited}
+    apart.pod_status({"phase": "Pending", "initContainerStatuses": [again]})
+    assert words in apart.expect("Halted", "True", "GuardNotReady")
+    apart.training_operator_stops_the_job()
+    apart.expect("Stopped", "True", "NoPodsLeft", within=60)
+    assert apart.set_() is None and not apart.pods()
+
+
+def test_a_stateful_set_of_somebody_else_is_told(apart: PodWorld, make_job: Callable[..., Json]) -> None:
+    apart.submit_with(make_job)
+    name = guard_name("run", apart.job()["metadata"]["uid"])
+    pod = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    selector = {"matchLabels": {"a": "b"}}
+    spec = {"serviceName": name, "selector": selector, "template": pod}
+    foreign = apart.put(STATEFUL_SETS, {"metadata": {"name": name}, "spec": spec})
+    apart.operator()
+    assert name in apart.expect("Guarded", "False", "NameTaken")
+    after = apart.client.get(STATEFUL_SETS, apart.namespace, name)
+    assert after is not None and after["metadata"]["uid"] == foreign["metadata"]["uid"]
+    apart.client.request("DELETE", STATEFUL_SETS.path(apart.namespace, name))
+    apart.expect("Guarded", "True", "WorkloadCreated", within=60)
+    assert apart.set_() is not None
 
 
 def test_the_last_word_of_a_guard_that_could_not_report_counts(guarded: PodWorld) -> None:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from guard_operator.__main__ import parser
 from guard_operator.adapters import WorkloadState, find_adapter
 from guard_operator.api import names
+from guard_operator.api.reasons import Reason
 from guard_operator.api.types import GuardPod, OnSilence, Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.certificate import own_certificate
@@ -30,6 +31,8 @@ from guard_operator.reconcile.decide import (
     HEARD_SECONDS,
     JUDGED_SECONDS,
     JUDGING_SECONDS,
+    NAME_TAKEN_SECONDS,
+    STOPPING_SECONDS,
     decide,
 )
 from guard_operator.reconcile.decision import (
@@ -40,6 +43,7 @@ from guard_operator.reconcile.decision import (
     StopWorkload,
 )
 from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.gather import _Owner as Owner
 from guard_operator.reconcile.gather import _pod as pod_seen
 from guard_operator.reconcile.guard_pod import (
@@ -51,13 +55,26 @@ from guard_operator.reconcile.guard_pod import (
     let_report,
     why_not_shared,
 )
+from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
+from guard_operator.reconcile.layout import GAVE_UP
 from guard_operator.reconcile.leaks import leaks
+from guard_operator.reconcile.obstacles import Late, guard_is_late
+from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.refusals import pod_spec
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.slim import slim_pod
-from guard_operator.reconcile.snapshot import Between, Disruption, Job, OwnGuard, Pod, Snapshot, Workload
-from guard_operator.runtime.client import STATEFUL_SETS
+from guard_operator.reconcile.snapshot import (
+    Between,
+    Disruption,
+    Job,
+    OwnGuard,
+    Pod,
+    Snapshot,
+    Waiting,
+    Workload,
+)
+from guard_operator.runtime.client import EVENTS, PODS, STATEFUL_SETS, Client, Resource
 
 Json = dict[str, Any]
 ADAPTER = find_adapter("batch/v1", "Job")
@@ -289,7 +306,7 @@ def test_a_trainer_with_the_private_key_is_seen(key: str) -> None:
 def test_who_waits_has_no_token_and_is_nobody() -> None:
     waiter = container(reporting(job(imagePullPolicy="Always"), GuardPod(ready_seconds=90)), WAITER)
     assert env(waiter).keys() == {"RLGUARD_URL", "RLGUARD_CA"} and "volumeMounts" not in waiter
-    assert waiter["command"][-1] == "90" and waiter["imagePullPolicy"] == "Always"
+    assert waiter["command"][-2:] == ["90", str(GAVE_UP)] and waiter["imagePullPolicy"] == "Always"
     security = waiter["securityContext"]
     assert security["runAsUser"] not in (0, 64532) and security["capabilities"] == {"drop": ["ALL"]}
 
@@ -317,13 +334,15 @@ def guard_at(directory: Path, ready: list[int]) -> Iterator[dict[str, str]]:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield {"RLGUARD_URL": f"https://localhost:{server.server_address[1]}", "RLGUARD_CA": certificate}
-        server.shutdown()
-        thread.join()
+        try:
+            yield {"RLGUARD_URL": f"https://localhost:{server.server_address[1]}", "RLGUARD_CA": certificate}
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def wait(environment: dict[str, str], seconds: str) -> tuple[int, str]:
-    command = [sys.executable, "-I", "-c", WAIT, seconds]
+    command = [sys.executable, "-I", "-c", WAIT, seconds, str(GAVE_UP)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stderr.strip()
 
@@ -338,13 +357,13 @@ def test_the_trainer_starts_once_the_guard_is_ready(tmp_path: Path) -> None:
 def test_it_does_not_start_without_one_and_says_what_was_missing(tmp_path: Path) -> None:
     with guard_at(tmp_path, [503]) as environment:
         code, said = wait(environment, "0.1")
-        assert code == 1
+        assert code == GAVE_UP
         assert said == "the guard was not ready after 0.1 s: the split is not checked yet"
         other, _ = own_certificate("localhost", datetime.now(UTC))
         code, said = wait(environment | {"RLGUARD_CA": other}, "0.1")
-        assert code == 1 and "CERTIFICATE_VERIFY_FAILED" in said, "ready or not, it is not this job's guard"
+        assert code == GAVE_UP and "CERTIFICATE_VERIFY_FAILED" in said, "it is not this job's guard"
     code, said = wait(environment, "0.1")
-    assert code == 1 and "no guard responds" in said
+    assert code == GAVE_UP and "no guard responds" in said
 
 
 def test_the_certificate_is_for_the_name_that_the_trainer_uses() -> None:
@@ -379,6 +398,12 @@ REFUSED = {
     "its account": (
         job(with_pod(serviceAccountName="reads")),
         GuardPod(service_account_name="reads"),
+        f"{POD}.serviceAccountName",
+        "whose role the trainer would have",
+    ),
+    "the account of whoever names none": (
+        job(),
+        GuardPod(service_account_name="default"),
         f"{POD}.serviceAccountName",
         "whose role the trainer would have",
     ),
@@ -420,6 +445,7 @@ def test_what_two_pods_make_impossible_is_refused(case: tuple[Job, GuardPod, str
 def test_nothing_else_is() -> None:
     assert obstacles(job()) == []
     assert obstacles(job(with_pod(serviceAccountName="x")), GuardPod(service_account_name="y")) == []
+    assert obstacles(job(with_pod(serviceAccountName="x")), GuardPod(service_account_name="default")) == []
 
 
 @pytest.mark.parametrize(
@@ -479,6 +505,9 @@ JUDGED = {
     **{"heartbeat": NOW.isoformat(), "level": "healthy", "code": "ok", "reason": "fine", "step": 9},
     **{"attempt": 0, "announced": 3, "evaluated": 3, "waiting": 0},
 }
+EARLIER, LATER = (
+    JUDGED | {"heartbeat": (NOW + timedelta(seconds=seconds)).isoformat()} for seconds in (-15, 15)
+)
 ENDED = {"ended": {"attempt": 0, "step": 9}}
 FIRE = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 9, "at": NOW.isoformat()}
 TRAINER = Pod("run-x7k2p", "uid-trainer", guarded=False, phase="Running", rank0=True)
@@ -500,11 +529,15 @@ def said(decision: Decision) -> dict[str, tuple[str, str]]:
     return {c.type: (c.status, c.reason) for c in decision.report.conditions}
 
 
-def judging(seconds: float) -> Json:
-    """The status of a run whose trainer was seen to have finished so long ago."""
-    at = (NOW - timedelta(seconds=seconds)).isoformat()
-    condition = {"type": "Succeeded", "status": "Unknown", "reason": "GuardJudges", "lastTransitionTime": at}
-    return {"conditions": [condition]}
+def judging(seconds: float, guard: Json | None = None) -> Json:
+    """The status of a run whose trainer was seen to have finished so long ago, when its guard said this."""
+    status = {"guard": guard or EARLIER}
+    first = decide(
+        seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,)), NOW - timedelta(seconds=seconds)
+    ).report.conditions
+    noted = [c.model_dump(mode="json", by_alias=True) for c in first if c.type == "Succeeded"]
+    assert noted[0]["reason"] == "GuardJudges"
+    return {"conditions": noted}
 
 
 def test_it_is_started_with_the_run_and_again_if_it_is_gone() -> None:
@@ -562,6 +595,10 @@ def test_it_judges_what_is_left_when_the_trainer_has_finished() -> None:
         assert decision.report.phase == "Judging" and decision.actions == ()
         assert said(decision)["Succeeded"] == ("Unknown", "GuardJudges")
         assert decision.look_again == JUDGING_SECONDS
+    later = {"guard": LATER | {"waiting": 1, "evaluated": 2}}
+    again = decide(seen(WorkloadState.SUCCEEDED, judging(1, JUDGED) | later, pods=(GUARD,)), NOW)
+    (told,) = (c.message for c in again.report.conditions if c.type == "Succeeded")
+    assert told == judging(1, JUDGED)["conditions"][0]["message"], "what was noted at the end stays"
 
 
 def test_it_is_waited_for_until_it_has_heard_of_the_end() -> None:
@@ -571,9 +608,51 @@ def test_it_is_waited_for_until_it_has_heard_of_the_end() -> None:
         return said(decide(seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,)), NOW))["Succeeded"]
 
     assert succeeded({}) == ("Unknown", "GuardJudges")
-    assert succeeded({"guard": JUDGED | ENDED}) == ("True", "WorkloadSucceeded")
-    assert succeeded(judging(HEARD_SECONDS - 1)) == ("Unknown", "GuardJudges")
-    assert succeeded(judging(HEARD_SECONDS)) == ("True", "WorkloadSucceeded")
+    assert succeeded(judging(0, JUDGED) | {"guard": LATER | ENDED}) == ("True", "WorkloadSucceeded")
+    assert succeeded(judging(HEARD_SECONDS - 1, JUDGED) | {"guard": LATER}) == ("Unknown", "GuardJudges")
+    assert succeeded(judging(HEARD_SECONDS, JUDGED) | {"guard": LATER}) == ("True", "WorkloadSucceeded")
+
+
+def test_a_report_of_before_the_end_says_nothing_of_what_was_announced_last() -> None:
+    """A guard that dies with its trainer has not said what it still had to judge."""
+
+    def succeeded(seconds: float, before: Json, made: Between | None = SET) -> tuple[str, str, str]:
+        status = judging(seconds, before) | {"guard": before}
+        decision = decide(seen(WorkloadState.SUCCEEDED, status, made, pods=(GUARD,)), NOW)
+        (found,) = (c for c in decision.report.conditions if c.type == "Succeeded")
+        return found.status, found.reason, found.message
+
+    for before in (JUDGED | ENDED, JUDGED):
+        assert succeeded(JUDGED_SECONDS - 1, before)[:2] == ("Unknown", "GuardJudges")
+        status, reason, message = succeeded(JUDGED_SECONDS, before)
+        assert (status, reason) == ("True", "NotJudged")
+        assert "the guard has not reported since the trainer ended" in message
+        assert succeeded(0, before, made=None)[:2] == ("True", "NotJudged"), "its StatefulSet was deleted"
+    assert decide(seen(WorkloadState.SUCCEEDED, None, None, pods=()), NOW).report.phase == "Succeeded"
+    never = {"level": "unknown"}
+    assert succeeded(HEARD_SECONDS, never)[:2] == ("Unknown", "GuardJudges")
+
+
+def test_a_guard_that_falls_silent_while_it_judges_is_no_plain_success() -> None:
+    """In the very look that finds it silent, before the status says so."""
+    status = judging(700, JUDGED) | {"guard": LATER | ENDED}
+    for live in (False, True):
+        snapshot = seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,), heartbeat_age=601.0, live=live)
+        warn = snapshot.job.spec.model_copy(update={"on_silence": OnSilence(action="Warn")})
+        of = replace(snapshot, job=replace(snapshot.job, spec=warn))
+        assert said(decide(of, NOW))["Succeeded"] == ("True", "NotJudged")
+
+
+def test_a_workload_that_is_removed_while_its_guard_judges_has_finished_all_the_same() -> None:
+    """By a TTL, for example. Its trainer need not have told anybody that it finished."""
+    waits = JUDGED | {"waiting": 1, "evaluated": 2}
+    status = judging(JUDGED_SECONDS - 1, JUDGED) | {"guard": waits}
+    gone = replace(seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,)), workload=None)
+    assert decide(gone, NOW).report.phase == "Judging"
+    late = decide(gone, NOW + timedelta(seconds=2))
+    assert said(late)["Succeeded"] == ("True", "CheckpointsLeft") and "Disrupted" not in said(late)
+    left = next(c.message for c in late.report.conditions if c.type == "Succeeded")
+    assert "RLGUARD_DRAIN_SECONDS" not in left and "backlog: newest" in left
 
 
 WAITS = {"guard": JUDGED | {"waiting": 1, "evaluated": 2} | ENDED}
@@ -607,14 +686,152 @@ def test_it_ends_once_the_evidence_is_there_or_is_not_to_come() -> None:
         ]
     }
     first = decide(seen(WorkloadState.SUCCEEDED, over, pods=(GUARD,)), NOW)
-    assert first.actions == (CaptureEvidence(final=False),)
+    assert first.actions == (CaptureEvidence(final=False),) and first.look_again is not None
     written = decide(seen(WorkloadState.SUCCEEDED, over | {"evidence": "e"}, pods=(GUARD,)), NOW)
     assert written.actions == (DeleteBetween((SET,)),)
+    assert written.look_again == STOPPING_SECONDS, "a delete that is refused is asked for again: it has a GPU"
     late = NOW + timedelta(seconds=EVIDENCE_SECONDS + 1)
     assert decide(seen(WorkloadState.SUCCEEDED, over, pods=(GUARD,)), late).actions == (
         DeleteBetween((SET,)),
     )
-    assert decide(seen(WorkloadState.SUCCEEDED, over, None, pods=()), late).actions == ()
+    done = decide(seen(WorkloadState.SUCCEEDED, over, None, pods=()), late)
+    assert done.actions == () and done.look_again is None
+
+
+# -- a guard that does not come, is not heard, or is elsewhere -------------------------------------------
+
+
+def halted(snapshot: Snapshot) -> tuple[str, str] | None:
+    return said(decide(replace(snapshot, live=True), NOW)).get("Halted")
+
+
+def test_a_guard_on_a_lost_node_is_silent_while_its_trainer_goes_on() -> None:
+    """A toleration for lost nodes would else let the run train unjudged for as long as the node is away."""
+    lost = replace(GUARD, node="a", cut_off=True)
+    elsewhere = seen(pods=(lost, replace(TRAINER, node="b")), heartbeat_age=601.0)
+    assert halted(elsewhere) == ("True", "GuardSilent")
+    beside = seen(pods=(lost, replace(TRAINER, node="a", cut_off=True)), heartbeat_age=601.0)
+    assert halted(beside) is None, "both run on, and its guard judges it"
+
+
+GAVE_UP_WORDS = "the guard was not ready after 1800 s: no guard responds"
+
+
+def waiter(state: Json, last: Json | None = None) -> Json:
+    return {"name": WAITER, "state": state, "lastState": last or {}, "restartCount": 1}
+
+
+def ended(code: int, message: str = GAVE_UP_WORDS) -> Json:
+    return {"terminated": {"exitCode": code, "message": f"line\n{message}\n"}}
+
+
+def trainer_pod(*statuses: Json, phase: str = "Pending") -> Json:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "uid": "w", "controller": True}
+    metadata = {"name": "run-x7k2p", "namespace": "ns", "uid": "u", "ownerReferences": [owner]}
+    return {
+        "metadata": metadata,
+        "spec": reporting(),
+        "status": {"phase": phase, "initContainerStatuses": list(statuses)},
+    }
+
+
+RESTARTED = {"running": {"startedAt": NOW.isoformat()}}
+BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+
+
+@pytest.mark.parametrize(
+    ("status", "gave_up"),
+    [
+        (waiter(RESTARTED), ""),
+        (waiter(ended(GAVE_UP)), GAVE_UP_WORDS),
+        (waiter(BACK_OFF, ended(GAVE_UP)), GAVE_UP_WORDS),
+        (waiter(RESTARTED, ended(GAVE_UP)), GAVE_UP_WORDS),
+        (waiter(ended(0, ""), ended(GAVE_UP)), ""),
+        (waiter(BACK_OFF, ended(137)), ""),
+        (waiter(RESTARTED, ended(1)), ""),
+        (waiter(ended(GAVE_UP)) | {"name": "download"}, ""),
+        (waiter(ended(GAVE_UP, "")), "line"),
+    ],
+    ids=["waits", "at once", "backs off", "again", "ready then", "killed", "1", "another", "no words"],
+)
+def test_who_waited_as_long_as_it_may_is_seen(status: Json, gave_up: str) -> None:
+    raw = trainer_pod(status)
+    for one in (raw, slim_pod(raw)):
+        assert pod_seen(ADAPTER, one, Owner("w", guard="set")).gave_up == gave_up
+        assert pod_seen(ADAPTER, one, Owner("other", guard="set")).gave_up == "", "anybody's pod"
+
+
+def test_a_trainer_waits_for_its_guard_no_longer_than_it_may() -> None:
+    """`restartPolicy: OnFailure` starts the wait again and again, with all GPUs of the pod."""
+    tired = replace(TRAINER, phase="Pending", gave_up=GAVE_UP_WORDS)
+    waits = seen(pods=(tired,), heartbeat_age=None)
+    assert halted(waits) == ("True", "GuardNotReady")
+    decision = decide(replace(waits, live=True), NOW)
+    (condition,) = (c for c in decision.report.conditions if c.type == "Halted")
+    assert GAVE_UP_WORDS in condition.message and TRAINER.name in condition.message
+    assert halted(replace(waits, pods=(replace(tired, phase="Failed"),))) == ("True", "GuardNotReady")
+    assert decide(waits, NOW).report.conditions == (), "a cache may be behind: it is read live first"
+
+    for pod in (
+        replace(tired, phase="Running"),
+        replace(tired, phase="Succeeded"),
+        replace(tired, terminating=True),
+        replace(tired, rank0=False),
+        replace(tired, gave_up=""),
+    ):
+        assert halted(replace(waits, pods=(pod,))) is None
+    newer = replace(TRAINER, name="run-new", uid="new", phase="Pending")
+    assert halted(replace(waits, pods=(replace(tired, phase="Failed"), newer))) is None, "it waits anew"
+
+
+def test_where_silence_warns_it_waits_on_and_that_is_said() -> None:
+    tired = replace(TRAINER, phase="Pending", gave_up=GAVE_UP_WORDS)
+    snapshot = seen(pods=(tired,), heartbeat_age=None)
+    warn = snapshot.job.spec.model_copy(update={"on_silence": OnSilence(action="Warn")})
+    snapshot = replace(snapshot, job=replace(snapshot.job, spec=warn))
+    assert halted(snapshot) is None
+    assert said(decide(snapshot, NOW))["Waiting"] == ("True", "GuardNotReady")
+    image = Waiting(Reason.CONTAINER_WAITING, "ImagePullBackOff")
+    cause = replace(snapshot, pods=(replace(tired, name="a"), replace(GUARD, phase="Pending", waiting=image)))
+    assert said(decide(cause, NOW))["Waiting"] == ("True", "ContainerWaiting"), (
+        "what keeps the guard is first"
+    )
+
+
+def test_a_stateful_set_of_somebody_else_is_told_and_left_alone() -> None:
+    snapshot = replace(seen(made=None, pods=(TRAINER,)), own_guard=OwnGuard(taken="run-01234567"))
+    decision = decide(snapshot, NOW)
+    assert said(decision)["Guarded"] == ("False", "NameTaken") and decision.actions == ()
+    assert decision.look_again is not None and decision.look_again <= NAME_TAKEN_SECONDS
+
+
+def test_a_pod_of_the_guard_that_does_not_come_or_start_is_late() -> None:
+    workload = Workload("w", True, WorkloadState.RUNNING)
+    of = replace(SET, created=NOW)
+    assert guard_is_late(of, workload, (TRAINER,)) == Late("set", NOW), (
+        "a quota, a ServiceAccount that is missing"
+    )
+    starts = replace(GUARD, phase="Pending", created=NOW)
+    assert guard_is_late(of, workload, (TRAINER, starts)) == Late("uid-guard", NOW, GUARD.name)
+    why = Waiting(Reason.UNSCHEDULABLE, "no node")
+    for pod in (GUARD, replace(starts, waiting=why), replace(starts, terminating=True)):
+        assert guard_is_late(of, workload, (TRAINER, pod)) is None
+    assert guard_is_late(replace(of, terminating=True), workload, ()) is None
+    assert guard_is_late(None, workload, ()) is None and guard_is_late(of, None, ()) is None
+    for state in (WorkloadState.SUSPENDED, WorkloadState.SUCCEEDED, WorkloadState.FAILED):
+        assert guard_is_late(of, replace(workload, state=state), ()) is None
+
+
+def test_a_guard_that_this_version_cannot_read_is_known_to_be_elsewhere() -> None:
+    """An operator that was rolled back would stop its run as one without a guard, and leave its pod."""
+    raw = {
+        "metadata": {"name": "run", "namespace": "ns", "uid": "0123456789ab", "resourceVersion": "1"},
+        "spec": {"template": {}, "guard": {"placement": "Pod", "heldout": {"evaluator": {"next": {}}}}},
+        "status": REF,
+    }
+    assert parse_job(raw).spec.guard.own_pod is not None
+    raw["spec"]["guard"]["placement"] = "Elsewhere"
+    assert parse_job(raw).spec.guard.own_pod is None
 
 
 # -- what is seen ----------------------------------------------------------------------------------------
@@ -663,3 +880,149 @@ def test_who_may_read_its_metrics_is_a_flag(capsys: pytest.CaptureFixture[str]) 
         with pytest.raises(SystemExit):
             given(wrong)
         assert "NetworkPolicyPeers" in capsys.readouterr().err
+
+
+# -- what is gathered ------------------------------------------------------------------------------------
+
+
+class Namespace:
+    """Caches and client at once: what a namespace has of a job, and what somebody put in the way of it."""
+
+    def __init__(self, status: Json | None = None, kind: str = "Job", **spec: Any) -> None:
+        of = job()
+        raw = {"template": {"apiVersion": "batch/v1", "kind": kind, "spec": template()}, **spec}
+        guard = {
+            "placement": "Pod",
+            **of.spec.guard.model_dump(mode="json", by_alias=True, exclude_unset=True),
+        }
+        metadata = {"name": "run", "namespace": "ns", "uid": "0123456789ab", "resourceVersion": "1"}
+        self.job = {"metadata": metadata, "spec": raw | {"guard": guard}, "status": {**REF, **(status or {})}}
+        owner = {"kind": "GuardedTrainingJob", "name": "run", "uid": "0123456789ab", "controller": True}
+        self.sets = [
+            {
+                "metadata": {
+                    **{"name": "run-01234567", "namespace": "ns", "uid": "set", "ownerReferences": [owner]},
+                    "creationTimestamp": (NOW - timedelta(seconds=60)).isoformat(),
+                }
+            }
+        ]
+        self.work: Json | None = {
+            "metadata": {"name": "run", "namespace": "ns", "uid": "w", "ownerReferences": [owner]},
+            "status": {"active": 1},
+        }
+        self.made: list[Json] = []
+        self.events: list[Json] = []
+        self.now = 0.0
+        self.asked: list[str] = []
+        beats = HeartbeatClock(lambda: self.now)
+        self.gatherer = Gatherer(cast(Client, self), CONFIG, cast(Caches, self), beats, lambda: NOW)
+
+    def gather(self) -> Snapshot:
+        self.asked.clear()
+        snapshot = self.gatherer.gather(parse_job(self.job))
+        assert snapshot is not None
+        return snapshot
+
+    # Caches
+    def quiet_for(self, _namespace: str) -> float:
+        return 0.0
+
+    def workload(self, _resource: Resource, _namespace: str, _name: str) -> Json | None:
+        return self.work
+
+    def pods(self, _namespace: str, _uid: str) -> list[Json]:
+        return self.made
+
+    def between(self, resource: Resource, _namespace: str, _uid: str) -> list[Json]:
+        assert resource is STATEFUL_SETS
+        return [one for one in self.sets if "foreign" not in one]
+
+    # Client
+    def get(self, resource: Resource, _namespace: str, _name: str) -> Json | None:
+        return self.job if resource.kind == "GuardedTrainingJob" else self.work
+
+    def list(self, resource: Resource, _namespace: str, query: Json) -> Json:
+        self.asked.append(f"list {resource.kind}")
+        if resource is EVENTS:
+            of = query["fieldSelector"].removeprefix("involvedObject.uid=")
+            return {"items": [one for one in self.events if one["of"] == of]}
+        if resource is PODS:
+            return {"items": self.made}
+        if "labelSelector" in query:
+            return {"items": self.between(resource, "ns", "")}
+        assert query == {"fieldSelector": "metadata.name=run-01234567"}
+        return {"items": self.sets}
+
+
+def test_a_stateful_set_that_has_the_name_and_is_not_the_jobs_is_seen() -> None:
+    world = Namespace()
+    assert world.gather().own_guard == OwnGuard(replace(SET, created=NOW - timedelta(seconds=60)))
+    assert "list StatefulSet" not in world.asked, "it costs nothing while all is well"
+    foreign = {"metadata": {"name": "run-01234567", "namespace": "ns", "uid": "x"}, "foreign": True}
+    world.sets = [foreign]
+    assert world.gather().own_guard == OwnGuard(taken="run-01234567")
+    world.sets = []
+    assert world.gather().own_guard == OwnGuard()
+    world.sets = [foreign]
+    world.work = None
+    assert world.gather().own_guard == OwnGuard(), "nothing is made, so nothing is in its way"
+
+
+def test_why_the_guards_pod_does_not_come_is_read_from_its_set() -> None:
+    """A ServiceAccount that is missing is in no status: its trainer waited half an hour without a word."""
+    world = Namespace()
+    trains = trainer_pod(waiter(RESTARTED))
+    trains["metadata"]["creationTimestamp"] = (NOW - timedelta(seconds=50)).isoformat()
+    world.made = [trains]
+    told = {"type": "Warning", "reason": "FailedCreate", "message": 'serviceaccount "reads" not found'}
+    at = (NOW - timedelta(seconds=20)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    world.events = [{"of": "set", "metadata": {}, "lastTimestamp": at, **told}]
+    snapshot = world.gather()
+    assert snapshot.late and snapshot.obstacle is not None
+    assert snapshot.obstacle.reason == Reason.PODS_MISSING and "reads" in snapshot.obstacle.message
+    assert said(decide(snapshot, NOW))["Waiting"] == ("True", "PodsMissing")
+
+    starts = raw_pod()
+    starts["metadata"] |= {"creationTimestamp": (NOW - timedelta(seconds=40)).isoformat()}
+    starts["status"] = {"phase": "Pending"}
+    world.made = [trains, starts]
+    mount = {"type": "Warning", "reason": "FailedMount", "message": 'secret "heldout" not found'}
+    world.events = [{"of": "u", "metadata": {}, "lastTimestamp": at, **mount}]
+    trains["metadata"]["uid"] = "trains"
+    obstacle = world.gather().obstacle
+    assert obstacle == Waiting(
+        Reason.VOLUME_UNAVAILABLE, f"pod {GUARD.name}: FailedMount: {mount['message']}"
+    )
+    world.events[0]["of"] = "trains"
+    obstacle = world.gather().obstacle
+    assert obstacle is not None and "pod run-x7k2p" in obstacle.message, "nothing keeps the guard"
+
+
+@pytest.mark.parametrize("gone", ["succeeded", "removed", "somebody else's"])
+def test_a_guard_that_judges_has_to_report(gone: str) -> None:
+    world = Namespace({"guard": {"heartbeat": NOW.isoformat()}})
+    world.made = [raw_pod()]
+    assert world.gather().heartbeat_age is None, "the trainer's pod is not there yet"
+    assert world.work is not None
+    if gone == "succeeded":
+        world.work["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    elif gone == "removed":
+        world.work = None
+    else:
+        world.work["metadata"] |= {"uid": "other", "ownerReferences": []}
+    assert world.gather().heartbeat_age == 0
+    world.now = 601.0
+    assert world.gather().heartbeat_age == 601.0
+
+
+def test_of_an_unknown_kind_the_set_of_the_guard_is_ended_too() -> None:
+    """It would make its pod again and again, with its GPU."""
+    world = Namespace({"guard": JUDGED | {"fire": FIRE}}, kind="Strange")
+    world.made = [raw_pod()]
+    snapshot = world.gather()
+    assert snapshot.unknown_kind
+    assert (
+        DeleteBetween((replace(SET, created=NOW - timedelta(seconds=60)),)) in decide(snapshot, NOW).actions
+    )
+    world.job["status"]["guard"] = JUDGED
+    assert world.gather().own_guard is None, "a run that goes on costs no request"
