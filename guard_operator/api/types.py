@@ -294,8 +294,8 @@ class GuardPod(ApiModel):
         1800,
         ge=30,
         le=86400,
-        description="How long the rank-0 pod waits for a ready guard before its trainer starts, seconds; then "
-        "the run is stopped, unless `onSilence.action` is `Warn`.",
+        description="How long the rank-0 pod waits for a ready guard before its trainer starts, seconds. "
+        "Then the run is stopped, unless `onSilence.action` is `Warn`.",
     )
 
 

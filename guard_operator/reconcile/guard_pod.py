@@ -86,10 +86,10 @@ def guard_objects(
     # Headless, so that the name leads to the pod itself, and to nothing while the guard is not ready.
     ports = [{"name": "ingest", "port": port}]
     yield SERVICES, owned(job, SERVICES, name, spec={"clusterIP": "None", "selector": labels, "ports": ports})
-    reporters = {
-        "from": [{"podSelector": {"matchLabels": {names.UID_LABEL: job.uid}}}],
-        "ports": [{"port": port}],
-    }
+    reporters: Json = {"ports": [{"port": port}]}
+    _, trainers = _guarded(adapter, job.spec.template.spec)
+    if not trainers.get("hostNetwork"):  # what uses a node's network is known by no label
+        reporters["from"] = [{"podSelector": {"matchLabels": {names.UID_LABEL: job.uid}}}]
     readers: Json = {"ports": [{"port": job.spec.guard.metrics_port}]}
     if scrapers:
         readers["from"] = list(scrapers)
@@ -132,6 +132,10 @@ def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConf
         exclude_defaults=True,
         include={"node_selector", "tolerations", "priority_class_name"},
     )
+    if pull_secrets := trainers.get(
+        "imagePullSecrets"
+    ):  # with which the guard's image comes to a trainer, too
+        placed["imagePullSecrets"] = copy.deepcopy(pull_secrets)
     return placed | {
         "serviceAccountName": own_service_account(job, own),
         "automountServiceAccountToken": False,
@@ -161,7 +165,14 @@ def let_report(job: Job, own: GuardPod, template: PodTemplate, pod: Json, config
     url = {"name": layout.URL_ENV, "value": f"https://{host_of(job)}:{job.spec.guard.port}"}
     authority = {"name": layout.CA_ENV, **from_secret(support, layout.CERTIFICATE_KEY)}
     token = {"name": layout.TOKEN_ENV, **from_secret(support, layout.INGEST_TOKEN_KEY)}
-    pod["initContainers"] = [*pod.get("initContainers", []), _waiter(job, own, [url, authority], config)]
+    waiter = _waiter(job, own, [url, authority], config)
+    mount = checkpoint_mount(pod, template, job.spec.guard.checkpoints.volume)
+    if mount is not None and "subPath" in mount:
+        # The kubelet makes the folder for it: for the guard it cannot, in a volume that is read-only.
+        waiter["volumeMounts"] = [
+            {key: mount[key] for key in ("name", "mountPath", "subPath")} | {"readOnly": True}
+        ]
+    pod["initContainers"] = [*pod.get("initContainers", []), waiter]
     for trainer in pod["containers"]:
         if trainer.get("name") == template.container:
             if job.spec.guard.metrics is None:
@@ -214,6 +225,8 @@ def find_obstacles(
         if own.service_account_name in _accounts(pod):
             why = "must not be the guard's, whose role the trainer would have"
             yield Violation(f"{where}.serviceAccountName", why)
+        if template.guarded and (why := _why_not_found(pod)):
+            yield Violation(f"{where}.dnsPolicy", why)
         labels = (at(spec, *template.path, "metadata") or {}).get("labels") or {}
         if names.PART_LABEL in labels:
             path = where.removesuffix(".spec")
@@ -236,6 +249,20 @@ def why_not_shared(claim: Mapping[str, Any]) -> str:
         f"its access modes are {found}, and a guard in a pod of its own reads the checkpoints on another "
         "node: use storage with ReadWriteMany, such as EFS or FSx for Lustre, or placement Sidecar"
     )
+
+
+def _why_not_found(pod: Mapping[str, Any]) -> str:
+    """Why a trainer in this pod would not find its guard by name; "" if it will, as far as is known."""
+    policy = pod.get("dnsPolicy") or "ClusterFirst"
+    if pod.get("hostNetwork") and policy == "ClusterFirst":
+        return (
+            "must be ClusterFirstWithHostNet with hostNetwork: the guard is found by its name in the cluster"
+        )
+    if policy == "Default":
+        return (
+            "must not be Default: the guard is found by its name in the cluster, which the node does not know"
+        )
+    return ""
 
 
 def _accounts(pod: Mapping[str, Any]) -> set[str]:

@@ -33,9 +33,9 @@ METRICS_PORT_NAME = "rlguard-metrics"
 #: Environment that the trainer containers of the rank-0 pod get.
 URL_ENV = "RLGUARD_URL"
 TOKEN_ENV = "RLGUARD_TOKEN"
-TRAINER_ENV = (URL_ENV, TOKEN_ENV)
 #: Of a guard at the network: the certificate by which it is known.
 CA_ENV = "RLGUARD_CA"
+TRAINER_ENV = (URL_ENV, TOKEN_ENV, CA_ENV)
 #: Exit code of who waited for such a guard as long as it may; it may have others when its node ends it.
 GAVE_UP = 75
 #: The guard ends with the trainer, so the trainer waits for the last evaluations, unless its template says

@@ -22,9 +22,9 @@ import yaml
 
 from guard_core import __version__
 from guard_operator.adapters import ADAPTERS, find_adapter
-from guard_operator.api.names import KIND
+from guard_operator.api.names import KIND, guard_name
 from guard_operator.api.schema import crd
-from guard_operator.api.types import Spec, Status
+from guard_operator.api.types import GuardPod, Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.evidence import build_evidence
@@ -1094,15 +1094,9 @@ class TestARunningPod:
     def pod(self, admission: Client) -> Json:
         return create(admission, guarded_pod(STRICT), dry_run=False)
 
-    def patch(self, client: Client, pod: Json, patch: Json, sub: str = "", kind: str = MERGE) -> Json:
-        path = f"/api/v1/namespaces/{STRICT}/pods/{pod['metadata']['name']}{sub}"
-        return client.request("PATCH", path, query={"dryRun": "All"}, body=patch, content_type=kind)
-
-    def debug(self, client: Client, pod: Json, **container: Any) -> Json:
-        """What `kubectl debug` does."""
-        body = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox", **container}]}}
-        kind = "application/strategic-merge-patch+json"
-        return self.patch(client, pod, body, "/ephemeralcontainers", kind)
+    def patch(self, client: Client, pod: Json, patch: Json) -> Json:
+        path = f"/api/v1/namespaces/{STRICT}/pods/{pod['metadata']['name']}"
+        return client.request("PATCH", path, query={"dryRun": "All"}, body=patch, content_type=MERGE)
 
     def test_keeps_the_labels_by_which_the_operator_finds_it(self, admission: Client, pod: Json) -> None:
         for value in (None, "other"):
@@ -1113,7 +1107,7 @@ class TestARunningPod:
         self.patch(admission, pod, {"metadata": {"annotations": {"note": "x"}, "labels": {"note": "x"}}})
 
     def test_may_be_debugged(self, admission: Client, pod: Json) -> None:
-        self.debug(admission, pod, targetContainerName="pytorch")
+        debug(admission, pod, targetContainerName="pytorch")
 
     @pytest.mark.parametrize(
         ("container", "said"),
@@ -1128,7 +1122,7 @@ class TestARunningPod:
         self, admission: Client, pod: Json, container: Json, said: str
     ) -> None:
         with pytest.raises(ApiError, match=said):
-            self.debug(admission, pod, **container)
+            debug(admission, pod, **container)
 
 
 def bound(client: Client, name: str, actions: list[str]) -> None:
@@ -1229,6 +1223,10 @@ OF_A_TRAINER: dict[str, tuple[Any, ...]] = {
         ),
         "only the guard may have",
     ),
+    "the account of the guard, and its role": (
+        lambda p: p["spec"].update(serviceAccountName=support(p)),
+        "no other pod of that job may",
+    ),
     "all of them as its environment": (
         lambda p: p["spec"]["containers"][0].update(envFrom=[{"secretRef": {"name": support(p)}}]),
         "only the guard may have",
@@ -1280,6 +1278,14 @@ OF_A_GUARD: dict[str, tuple[Any, ...]] = {
 }
 
 
+def debug(client: Client, pod: Json, **container: Any) -> Json:
+    """What `kubectl debug` does."""
+    body = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox", **container}]}}
+    path = f"/api/v1/namespaces/{STRICT}/pods/{pod['metadata']['name']}/ephemeralcontainers"
+    kind = "application/strategic-merge-patch+json"
+    return client.request("PATCH", path, query={"dryRun": "All"}, body=body, content_type=kind)
+
+
 def support(pod: Json) -> str:
     labels = pod["metadata"]["labels"]
     return f"{labels['rlguard.dev/job']}-{labels['rlguard.dev/job-uid'][:8]}"
@@ -1316,6 +1322,52 @@ class TestAGuardInAPodOfItsOwn:
     @pytest.mark.parametrize("case", OF_A_GUARD.values(), ids=OF_A_GUARD.keys())
     def test_the_guard_is_as_its_job_says(self, admission: Client, job: Job, case: tuple[Any, ...]) -> None:
         refused_as_changed(admission, own_guard_pod(STRICT, job), *case)
+
+    @pytest.mark.parametrize(
+        "environment",
+        [
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "{own}", "key": "tls.key"}}}]},
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "{own}", "key": "ingest-token"}}}]},
+            {"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "{own}", "key": "x"}}}]},
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "split", "key": "x"}}}]},
+            {"envFrom": [{"secretRef": {"name": "{own}"}}]},
+            {"envFrom": [{"configMapRef": {"name": "{own}"}}]},
+        ],
+        ids=["key", "token", "policy", "split", "all", "all of the policy"],
+    )
+    def test_nobody_debugs_a_trainer_into_what_is_the_guards(
+        self, admission: Client, debugged: Json, environment: Json
+    ) -> None:
+        """No volume of the trainer's pod tells which Secrets these are; its job does."""
+        own = support(debugged)
+        text = yaml.safe_dump(environment).replace("{own}", own)
+        with pytest.raises(ApiError, match="only the guard may have"):
+            debug(admission, debugged, **yaml.safe_load(text))
+
+    def test_whoever_debugs_it_may_have_other_secrets(self, admission: Client, debugged: Json) -> None:
+        mine = {"secretKeyRef": {"name": "mine", "key": "x"}}
+        debug(admission, debugged, env=[{"name": "A", "valueFrom": mine}, {"name": "B", "value": "b"}])
+
+    @pytest.fixture(scope="class")
+    def debugged(self, admission: Client) -> Json:
+        def with_a_secret(spec: Json) -> None:
+            apart(spec)
+            spec["guard"]["heldout"]["volume"] = {"secretName": "split"}
+
+        job = submit(admission, STRICT, "debugged-apart", with_a_secret)
+        pod = guarded_pod(STRICT, job)
+        made = create(admission, pod, dry_run=False)
+        leak = {"name": "A", "valueFrom": {"secretKeyRef": {"name": support(pod), "key": "tls.key"}}}
+
+        def refused() -> bool:
+            try:
+                debug(admission, made, env=[leak])
+            except ApiError:
+                return True
+            return False
+
+        eventually(refused, "the policies know the job")
+        return made
 
     def test_no_label_spares_a_job_with_a_sidecar_its_guard(self, admission: Client) -> None:
         pod = without_guard(guarded_pod(STRICT))
@@ -1637,6 +1689,35 @@ class TestWhatTheOperatorMayCreate:
             loose["metadata"] |= {"name": "loose", "ownerReferences": []}
             with pytest.raises(ApiError, match="only what a GuardedTrainingJob owns"):
                 operator.create(resource, STRICT, loose, "rlguard-operator", dry_run=True)
+
+    def test_nobody_else_takes_the_names_of_what_it_makes(self, operator: Client, admission: Client) -> None:
+        """It may not read Secrets, so it takes what is there for its own, such as a policy that never fires."""
+        job = submit(admission, STRICT, "n" * 50, apart)
+        support_name, own = f"{job.name}-{job.uid[:8]}", guard_name(job.name, job.uid)
+        assert support_name != own
+        made = list(support_objects(job, support_name, ("a", "b")))
+        made += guard_objects(job, GuardPod(), ADAPTERS[0], CONFIG)
+        kinds = {resource.kind for resource, _ in made}
+        assert {"Secret", "ConfigMap", "Role", "RoleBinding", "ServiceAccount"} < kinds
+        assert {"Service", "NetworkPolicy", "StatefulSet"} < kinds
+        made.append((CONFIG_MAPS, build_evidence(job, None, {}, datetime.now(UTC))))
+
+        def taken(resource: Resource, body: Json) -> str:
+            try:
+                admission.create(resource, STRICT, body, "somebody", dry_run=True)
+            except ApiError as error:
+                return only_forbidden(error)
+            return ""
+
+        eventually(partial(taken, *made[0]), "the policies know the job")
+        for resource, body in made:
+            assert "the operator makes what has this name" in taken(resource, body), resource.kind
+            other = copy.deepcopy(body)
+            other["metadata"] |= {"name": f"{body['metadata']['name'][:40]}-other", "ownerReferences": []}
+            assert taken(resource, other) == "", resource.kind
+        for resource, body in made:
+            if resource.kind != "RoleBinding":  # which wants its role
+                operator.create(resource, STRICT, body, "rlguard-operator", dry_run=True)
 
     def test_the_evidence(self, operator: Client) -> None:
         job = JOBS[STRICT]

@@ -41,13 +41,44 @@ object.metadata.?labels[?'{{ $facts.partLabel }}'].orValue('') == '{{ $facts.gua
 ({{ include "rlguard.isGuardPod" . }} ? object.spec.containers : object.spec.?initContainers.orValue([])).filter(c, c.name == '{{ $facts.guardContainer }}')
 {{- end }}
 
+{{/* Whether a request is of nobody who may operate jobs: a permission that only an operator's Role gives. */}}
+{{- define "rlguard.notAnOperator" -}}
+!(request.userInfo.username.startsWith('system:serviceaccount:') && authorizer.group('rlguard.dev').resource('guardedtrainingjobs').namespace({{ .namespace }}).check('{{ .facts.operatorVerb }}').allowed())
+{{- end }}
+
+{{/* Name of the StatefulSet of a job's guard. */}}
+{{- define "rlguard.guardName" -}}
+({{ .job }}.metadata.name.size() > {{ .facts.guardNameLength }} ? {{ .job }}.metadata.name.substring(0, {{ .facts.guardNameLength }}) : {{ .job }}.metadata.name) + '-' + {{ .job }}.metadata.uid.substring(0, 8)
+{{- end }}
+
 {{/* Every container but the guard. A second one of its name is not the guard. */}}
 {{- define "rlguard.otherContainers" -}}
 {{- $facts := .Files.Get "files/isolation.yaml" | fromYaml -}}
 ({{ include "rlguard.isGuardPod" . }} ? object.spec.?initContainers.orValue([]) + object.spec.containers.filter(c, c.name != '{{ $facts.guardContainer }}') : object.spec.?initContainers.orValue([]).filter(c, c.name != '{{ $facts.guardContainer }}') + object.spec.containers)
 {{- end }}
 
-{{/* The beginning of a policy whose parameter is the job of a pod. */}}
+{{/* Variables about what the job of a pod, which is the parameter, lets the guard alone have. */}}
+{{- define "rlguard.ofTheGuardAlone" }}
+- name: support
+  expression: "params.metadata.name + '-' + params.metadata.uid.substring(0, 8)"
+- name: secrets
+  expression: >-
+    [dyn(variables.support), params.spec.guard.heldout.volume.?secretName.orValue(variables.support),
+    params.spec.guard.heldout.evaluator.?openai.?apiKeySecretName.orValue(variables.support)]
+- name: configMaps
+  expression: "[dyn(variables.support), params.spec.guard.heldout.volume.?configMapName.orValue(variables.support)]"
+{{- end }}
+
+{{/* Whether the environment of a container `c` has nothing of that but what lets a trainer report. */}}
+{{- define "rlguard.hasNoneOfIt" -}}
+{{- $facts := .Files.Get "files/isolation.yaml" | fromYaml -}}
+c.?env.orValue([]).all(e, !(e.?valueFrom.?configMapKeyRef.?name.orValue('') in variables.configMaps)
+&& (!(e.?valueFrom.?secretKeyRef.?name.orValue('') in variables.secrets) || (e.valueFrom.secretKeyRef.name == variables.support
+&& [e.name, e.valueFrom.secretKeyRef.key] in {{ include "rlguard.celPairs" $facts.sharedKeys }})))
+&& c.?envFrom.orValue([]).all(e, !(e.?secretRef.?name.orValue('') in variables.secrets) && !(e.?configMapRef.?name.orValue('') in variables.configMaps))
+{{- end }}
+
+{{/* The beginning of a policy whose parameter is the job of a pod: of a new one, or as `of` says. */}}
 {{- define "rlguard.podsOfAJob" }}
 {{- $facts := .Files.Get "files/isolation.yaml" | fromYaml }}
 failurePolicy: Fail
@@ -57,7 +88,7 @@ matchConstraints:
     matchExpressions:
     - {key: {{ $facts.uidLabel }}, operator: Exists}
   resourceRules:
-  - {apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}
+  - {apiGroups: [""], apiVersions: [v1], operations: [{{ .operation | default "CREATE" }}], resources: [{{ .resource | default "pods" }}]}
 matchConditions:
 - name: its-job
   expression: "params.metadata.uid == object.metadata.labels['{{ $facts.uidLabel }}']"

@@ -228,6 +228,13 @@ def test_its_author_says_where_it_runs_and_as_whom() -> None:
     assert not {"nodeSelector", "tolerations", "priorityClassName"} & plain.keys()
 
 
+def test_its_image_comes_with_the_secrets_of_the_trainers_pod() -> None:
+    """It waits there, too. Else a private registry would take a ServiceAccount for each job."""
+    pull = [{"name": "registry"}]
+    assert guard_pod(job(with_pod(imagePullSecrets=pull)))["imagePullSecrets"] == pull
+    assert "imagePullSecrets" not in guard_pod()
+
+
 def test_a_field_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ValidationError, match="hostNetwork"):
         GuardPod.model_validate({"hostNetwork": True})
@@ -270,6 +277,12 @@ def test_only_pods_of_the_job_report_and_only_scrapers_read_the_metrics() -> Non
     assert made()["NetworkPolicy"]["spec"]["ingress"][1] == {"ports": [{"port": 8471}]}
 
 
+def test_a_trainer_on_the_network_of_its_node_is_known_by_no_label() -> None:
+    """A NetworkPolicy would keep it out: who it is say the certificate and the token."""
+    of = job(with_pod(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet"), isolation="Relaxed")
+    assert made(of)["NetworkPolicy"]["spec"]["ingress"][0] == {"ports": [{"port": 8470}]}
+
+
 # -- what its trainer has --------------------------------------------------------------------------------
 
 
@@ -305,10 +318,22 @@ def test_a_trainer_with_the_private_key_is_seen(key: str) -> None:
 
 def test_who_waits_has_no_token_and_is_nobody() -> None:
     waiter = container(reporting(job(imagePullPolicy="Always"), GuardPod(ready_seconds=90)), WAITER)
-    assert env(waiter).keys() == {"RLGUARD_URL", "RLGUARD_CA"} and "volumeMounts" not in waiter
+    assert env(waiter).keys() == {"RLGUARD_URL", "RLGUARD_CA"}
     assert waiter["command"][-2:] == ["90", str(GAVE_UP)] and waiter["imagePullPolicy"] == "Always"
     security = waiter["securityContext"]
     assert security["runAsUser"] not in (0, 64532) and security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_folder_of_the_checkpoints_is_made_while_the_trainer_waits() -> None:
+    """The kubelet makes a `subPath` when a container starts, and cannot in the guard's read-only volume.
+
+    So guard and trainer would wait for each other until the time is over.
+    """
+    mounts = container(reporting(), WAITER)["volumeMounts"]
+    assert mounts == [{"name": "ckpt", "mountPath": "/ckpt", "subPath": "run", "readOnly": True}]
+    whole = template()
+    del whole["template"]["spec"]["containers"][0]["volumeMounts"][0]["subPath"]
+    assert "volumeMounts" not in container(reporting(job(whole)), WAITER), "there is nothing to make"
 
 
 @contextmanager
@@ -426,6 +451,18 @@ REFUSED = {
         POD,
         WAITER,
     ),
+    "no name in the cluster": (
+        job(with_pod(dnsPolicy="Default")),
+        OWN,
+        f"{POD}.dnsPolicy",
+        "found by its name in the cluster",
+    ),
+    "no name in the cluster, on the node's network": (
+        job(with_pod(hostNetwork=True), isolation="Relaxed"),
+        OWN,
+        f"{POD}.dnsPolicy",
+        "must be ClusterFirstWithHostNet",
+    ),
     "no claim": (
         job(with_pod(volumes=[{"name": "ckpt", "emptyDir": {}}])),
         OWN,
@@ -446,6 +483,19 @@ def test_nothing_else_is() -> None:
     assert obstacles(job()) == []
     assert obstacles(job(with_pod(serviceAccountName="x")), GuardPod(service_account_name="y")) == []
     assert obstacles(job(with_pod(serviceAccountName="x")), GuardPod(service_account_name="default")) == []
+    for pod in (
+        {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.10"]}},
+        {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"},
+    ):
+        assert obstacles(job(with_pod(**pod), isolation="Relaxed")) == []
+
+
+def test_a_trainer_that_brings_a_certificate_is_refused() -> None:
+    own = template()
+    own["template"]["spec"]["containers"][0]["env"] = [{"name": "RLGUARD_CA", "value": "mine"}]
+    for placement in ("Pod", "Sidecar"):
+        found = review(ADAPTER, job(own, placement=placement), CONFIG)
+        assert found.reason == "TemplateRefused" and "must not be RLGUARD_CA" in found.findings[0]
 
 
 @pytest.mark.parametrize(
