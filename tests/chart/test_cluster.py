@@ -1691,7 +1691,7 @@ class TestWhatTheOperatorMayCreate:
                 operator.create(resource, STRICT, loose, "rlguard-operator", dry_run=True)
 
     def test_nobody_else_takes_the_names_of_what_it_makes(self, operator: Client, admission: Client) -> None:
-        """It may not read Secrets, so it takes what is there for its own, such as a policy that never fires."""
+        """It may not read Secrets, so it takes what is there for its own: a policy, for example."""
         job = submit(admission, STRICT, "n" * 50, apart)
         support_name, own = f"{job.name}-{job.uid[:8]}", guard_name(job.name, job.uid)
         assert support_name != own
