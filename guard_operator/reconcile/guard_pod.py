@@ -132,9 +132,8 @@ def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConf
         exclude_defaults=True,
         include={"node_selector", "tolerations", "priority_class_name"},
     )
-    if pull_secrets := trainers.get(
-        "imagePullSecrets"
-    ):  # with which the guard's image comes to a trainer, too
+    # With which the guard's image comes to a trainer, too.
+    if pull_secrets := trainers.get("imagePullSecrets"):
         placed["imagePullSecrets"] = copy.deepcopy(pull_secrets)
     return placed | {
         "serviceAccountName": own_service_account(job, own),
