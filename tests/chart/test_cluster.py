@@ -32,6 +32,7 @@ from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.refusals import find_violations
+from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import (
     APPLY,
@@ -263,6 +264,24 @@ def test_on_eks_nothing_waits_for_a_node_that_cannot_come(tools: Tools, render: 
             labels, taints = nodes["gpu"]
             assert fits(role["template"]["spec"], labels, taints)
             assert not fits(role["template"]["spec"], labels | {"karpenter.sh/capacity-type": "spot"}, taints)
+
+
+def test_on_eks_a_guard_in_a_pod_of_its_own_has_a_node_and_a_role_of_its_own(tools: Tools) -> None:
+    documents = build(tools, ROOT / "k8s" / "overlays" / "eks")
+    roles = {
+        d["metadata"]["name"]: d["metadata"]["annotations"]["eks.amazonaws.com/role-arn"]
+        for d in documents
+        if d["kind"] == "ServiceAccount"
+    }
+    raw = next(d for d in documents if d["kind"] == KIND and d["metadata"]["name"] == "guard-pod")
+    job = job_of(raw, "training")
+    assert job.spec.guard.own_pod is not None
+    made = dict(guard_objects(job, job.spec.guard.own_pod, ADAPTERS[0], CONFIG))[STATEFUL_SETS]
+    pod, trains = made["spec"]["template"]["spec"], template_pod(raw)
+    assert roles[pod["serviceAccountName"]] != roles[trains["serviceAccountName"]]
+    g6, gpu = GROUP | {"node.kubernetes.io/instance-type": "g6.2xlarge"}, CLUSTERS["node groups"]["gpu"]
+    assert fits(pod, g6, [GPU]) and not fits(pod, *gpu)
+    assert review(ADAPTERS[0], job, CONFIG).findings == ()
 
 
 def test_on_eks_no_claim_waits_for_a_default_storage_class(tools: Tools) -> None:
