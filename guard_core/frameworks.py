@@ -100,6 +100,8 @@ class Framework:
         metrics: the files or lines that can be read, for people.
         whole_rows: one record holds everything of a step, so that the step need not wait for the next one.
         layout: None where no checkpoint lies on a disk in a form that can be scored.
+        start: settings with which a new run starts from the weights in `{path}` and saves into a new
+            `{folder}`; "" where none are known, as with a script of one's own.
         tested: the release whose own writer made the log of the tests.
     """
 
@@ -115,6 +117,7 @@ class Framework:
     metrics: str = ""
     whole_rows: bool = False
     layout: Layout | None = None
+    start: str = ""
     tested: str = ""
 
     @property
@@ -174,6 +177,7 @@ FRAMEWORKS = (
             latest="latest_checkpointed_iteration.txt",
             advice="set `actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]`",
         ),
+        start="actor_rollout_ref.model.path={path} trainer.default_local_dir={folder}",
         tested="0.9.1",
     ),
     Framework(
@@ -184,6 +188,7 @@ FRAMEWORKS = (
         ("rollout/reward_std",),
         metrics="TensorBoard (`--logger.tensorboard_dir`)",
         layout=Layout(re.compile(r"global_step(\d{1,15})_hf"), advice="add `--ckpt.save_hf`"),
+        start="--actor.model_name_or_path {path} --ckpt.path {folder}",
         tested="0.11.2",
     ),
     Framework(
@@ -203,6 +208,7 @@ FRAMEWORKS = (
             ),
             advice="set `checkpointing.save_consolidated=true`",
         ),
+        start="policy.model_name={path} checkpointing.checkpoint_dir={folder}",
         tested="August 2026",
     ),
     Framework("torchtune", ("rewards", "scores"), ("kl_loss",), metrics="TensorBoard", tested="0.6.1"),
@@ -219,6 +225,7 @@ FRAMEWORKS = (
             marker="STABLE",
             advice="let it save weights as safetensors",
         ),
+        start="--model.name {path} --output-dir {folder}",
         tested="August 2026",
     ),
     Framework(
@@ -231,6 +238,7 @@ FRAMEWORKS = (
         layout=Layout(
             re.compile(r"global_step_(\d{1,15})"), models=("policy",), advice="set `trainer.hf_save_interval`"
         ),
+        start="trainer.policy.model.path={path} trainer.ckpt_path={folder} trainer.export_path={folder}",
         tested="0.3.0",
     ),
     Framework(
@@ -272,6 +280,7 @@ FRAMEWORKS = (
             latest_key="last_global_step",
             advice="merge its shards with `scripts/model_merger.py`",
         ),
+        start="worker.actor.model.model_path={path} trainer.save_checkpoint_path={folder}",
         tested="July 2026",
     ),
     Framework(
@@ -282,6 +291,7 @@ FRAMEWORKS = (
         ("reward_std",),
         metrics="`logging.jsonl`",
         layout=HUGGING_FACE,
+        start="--model {path} --output_dir {folder}",
         tested="4.6.0",
     ),
     Framework(

@@ -253,6 +253,14 @@ def frameworks() -> Iterator[str]:
         ("`--format`", "Folder", "Complete when", "To get weights that can be scored"),
         [(f"`{f.key}`", *_layout(f.layout)) for f in known],
     )
+    yield "## To start from a checkpoint"
+    yield ""
+    yield "A trainer that is followed knows nothing of `RLGUARD_RESUME_FROM`: its command has to say it. `PATH`"
+    yield "is the folder with the weights, `NEW` one in which no run has saved: verl, SkyRL, NeMo-RL and EasyR1"
+    yield "go on by themselves from the newest checkpoint that they find, which is of the run that was stopped."
+    yield ""
+    starts = [(f"`{f.key}`", f"`{f.start.format(path='PATH', folder='NEW')}`") for f in known if f.start]
+    yield from _table(("`--format`", "Settings"), starts)
     yield "## How each is tested"
     yield ""
     yield "The log in the tests was made by the framework's own writer, of this release or of its repository"

@@ -15,6 +15,7 @@ from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.resume.manifest import Resumed, resume_job
 from guard_cli.saved import is_file, read_object
+from guard_cli.starting import settings_to_start
 from guard_core.terminal import plain
 
 EXIT_CODES = {
@@ -97,6 +98,7 @@ def _told(resumed: Resumed) -> Iterator[str]:
     yield f"{resumed.name} starts from the checkpoint{step} of {resumed.old}{score}: {resumed.checkpoint}"
     yield "look before you create it: its trainer may have deleted that directory, or saved into it again"
     yield "what you have not changed is as it was: a reward that was hacked will be again"
+    yield from _of_a_followed_trainer(resumed.manifest["spec"]["guard"].get("metrics") or {})
     guard = resumed.manifest["spec"]["guard"]["heldout"]["evaluator"]
     if (guard.get("checkpoint") or guard.get("vllm") or {}).get("baseModel"):
         yield (
@@ -111,3 +113,15 @@ def _told(resumed: Resumed) -> Iterator[str]:
     namespace = resumed.manifest["metadata"].get("namespace")
     where = f" -n {shlex.quote(namespace)}" if namespace else ""
     yield f"once it is created: rlguard status {shlex.quote(resumed.name)}{where}"
+
+
+def _of_a_followed_trainer(metrics: dict[str, Any]) -> Iterator[str]:
+    """It reads no variable of ours, so that it would start where the old run did, or go on from its end."""
+    if not metrics:
+        return
+    layout = (metrics.get("checkpoints") or {}).get("layout")
+    format_ = (metrics.get("follow") or {}).get("format")
+    yield "its trainer is followed, and starts at that checkpoint only if its command says so"
+    if how := settings_to_start(str(layout or format_), "$(RLGUARD_RESUME_FROM)", "FOLDER"):
+        yield f"{how}, which --set template.… adds"
+    yield "it must save into a new FOLDER: name that with --set guard.metrics.checkpoints.path=…, too"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
-from guard_cli.errors import CliError, exit_code_help
+from guard_cli.errors import CliError, ExitCode, exit_code_help
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 from guard_follow.what import What
+
+if TYPE_CHECKING:
+    from guard_cli.run.plan import Finished, Plan
 
 EPILOG = epilog(
     "rlguard run --heldout heldout.jsonl --checkpoints out --max-new-tokens 64 -- python train.py",
@@ -102,7 +106,23 @@ def run(
     )
     finished = run_guarded(plan)
     typer.echo(f"rlguard: {finished.outcome.sentence}\nrlguard: report in {plan.out}/report.html", err=True)
+    if words := how_to_go_on(plan, finished):
+        typer.echo(f"rlguard: {words}", err=True)
     raise typer.Exit(finished.outcome.code)
+
+
+def how_to_go_on(plan: Plan, finished: Finished) -> str:
+    """After a latch, how a new run starts from the checkpoint that was kept; "" without one."""
+    from guard_cli.run.folder import BEST
+    from guard_cli.starting import settings_to_start
+
+    best = plan.out / BEST
+    if finished.outcome.code not in (ExitCode.FIRED, ExitCode.HALTED) or not best.is_dir():
+        return ""
+    path = shlex.quote(str(best.absolute()))
+    settings = settings_to_start("" if plan.follow is None else plan.follow.format, path, "NEW_FOLDER")
+    said = f"to go on from the last good checkpoint: rlguard run --resume-from {path} …"
+    return f"{said}; {settings}" if settings else said
 
 
 def _followed(metrics: Path | None, format_: str, run_config: Path | None, column: list[str]) -> What | None:

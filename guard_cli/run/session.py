@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import time
@@ -21,6 +22,7 @@ from guard_cli.run.outcome import Ending, GuardLost, judge_ending
 from guard_cli.run.plan import Finished, Plan
 from guard_cli.run.processes import TrainerProcess
 from guard_cli.run.progress import Progress, open_progress
+from guard_cli.starting import settings_to_start
 from guard_core.wire import Verdict
 from guard_follow.errors import InputError
 
@@ -142,6 +144,8 @@ def _supervise(plan: Plan, settings: GuardSettings, signals: Signals, to: tuple[
             progress.note(f"{settings.name}: dashboard {dashboard_link(guard.url, settings.tokens()[1])}")
             following = _start_following(plan, settings, guard, progress)
             trainer = _start_trainer(plan, settings, guard)
+            if plan.resume_from is not None and (words := where_it_starts(plan)):
+                progress.note(words)
             progress.note(f"trainer started (process {trainer.pid}); its output: {plan.out / 'trainer.log'}")
             watch = _Watch(plan, guard, trainer, progress, signals, notifier, following)
             try:
@@ -182,6 +186,15 @@ def _start_trainer(plan: Plan, settings: GuardSettings, guard: GuardProcess) -> 
         return TrainerProcess(plan.command, inherited | given, plan.out / "trainer.log")
     except OSError as error:
         raise CliError(f"cannot start the trainer {plan.command[0]!r}: {error.strerror}") from None
+
+
+def where_it_starts(plan: Plan) -> str:
+    """What a framework that is followed needs to start from `plan.resume_from`; "" if its command has it."""
+    path = str(plan.resume_from)
+    if plan.follow is None or any(path in word for word in plan.command):
+        return ""
+    how = settings_to_start(plan.follow.format, shlex.quote(path), "NEW_FOLDER")
+    return f"the trainer's command does not name {path}: {how}" if how else ""
 
 
 class _Watch:

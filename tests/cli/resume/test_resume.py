@@ -282,3 +282,24 @@ def test_a_path_of_a_stranger_steers_no_terminal_and_no_object(tmp_path: Path) -
     done = resume(job(guard={"bestCheckpoint": BEST | {"path": odd}}), tmp_path)
     assert "\u202e" not in done.stderr
     assert yaml.safe_load(done.stdout)["spec"]["resumedFrom"]["checkpoint"] == odd
+
+
+FOLLOWED = {"follow": {"path": "log.jsonl", "format": "verl"}, "checkpoints": {"path": "run"}}
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [(None, "verl starts there with `actor_rollout_ref.model.path=$(RLGUARD_RESUME_FROM)"), ("slime", "")],
+)
+def test_a_trainer_that_is_followed_has_to_be_told_by_its_command(
+    tmp_path: Path, layout: str | None, said: str
+) -> None:
+    given = job()
+    checkpoints = FOLLOWED["checkpoints"] | ({"layout": layout} if layout else {})
+    given["spec"]["guard"]["metrics"] = FOLLOWED | {"checkpoints": checkpoints}
+    done = resume(given, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "starts at that checkpoint only if its command says so" in done.stderr
+    assert "new FOLDER" in done.stderr and said in done.stderr
+    assert (" starts there with " in done.stderr) == bool(said)
+    assert "followed" not in resume(job(), tmp_path).stderr

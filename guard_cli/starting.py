@@ -1,0 +1,17 @@
+"""What makes a framework start from a checkpoint. One that is only followed reads no variable of ours."""
+
+from __future__ import annotations
+
+from guard_core.frameworks import BY_KEY
+
+
+def settings_to_start(format_: str, path: str, folder: str) -> str:
+    """A clause with the settings for weights in `path` and a new `folder` to save into; "" if none are known.
+
+    Args:
+        format_: as `--format` has it.
+    """
+    framework = BY_KEY.get(format_)
+    if framework is None or not framework.start:
+        return ""
+    return f"{framework.name} starts there with `{framework.start.format(path=path, folder=folder)}`"
