@@ -255,9 +255,9 @@ def frameworks() -> Iterator[str]:
     )
     yield "## To start from a checkpoint"
     yield ""
-    yield "A trainer that is followed knows nothing of `RLGUARD_RESUME_FROM`: its command has to say it. `PATH`"
-    yield "is the folder with the weights, `NEW` one in which no run has saved: verl, SkyRL, NeMo-RL and EasyR1"
-    yield "go on by themselves from the newest checkpoint that they find, which is of the run that was stopped."
+    yield "A trainer that is followed knows nothing of `RLGUARD_RESUME_FROM`: its command has to say it."
+    yield "`PATH` is the folder with the weights, `NEW` one in which no run has saved: verl, SkyRL, NeMo-RL"
+    yield "and EasyR1 go on by themselves from the newest checkpoint they find, which is the stopped run's."
     yield ""
     starts = [(f"`{f.key}`", f"`{f.start.format(path='PATH', folder='NEW')}`") for f in known if f.start]
     yield from _table(("`--format`", "Settings"), starts)

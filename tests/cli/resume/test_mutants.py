@@ -15,6 +15,8 @@ MANIFEST, COMMAND = (
 )
 
 MUTANTS: tuple[Mutant, ...] = (
+    (COMMAND, "layout or format_", "format_"),
+    (COMMAND, "    if not metrics:\n", "    if False:\n"),
     (MANIFEST, "    if phase not in ENDED:\n", "    if False:\n"),
     (MANIFEST, "Phase.STOPPED, ", "Phase.STOPPED, Phase.STOPPING, "),
     (MANIFEST, "    if name in taken:\n", "    if False:\n"),
