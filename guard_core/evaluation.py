@@ -222,7 +222,12 @@ class VllmEvaluation(LocalEvaluation):
         gt=0,
         le=1,
         description="Share of each GPU's memory that vLLM may take, for weights and cache; it keeps it from "
-        "the first checkpoint until the guard ends.",
+        "the first checkpoint until the guard ends, or gives it back after each (`release_memory`).",
+    )
+    release_memory: bool = Field(
+        False,
+        description="Give the device's memory back after each evaluation. On CUDA vLLM sleeps, and wakes in "
+        "seconds; elsewhere its process ends, and the next evaluation waits for a new one.",
     )
     enforce_eager: bool = Field(
         False, description="Compile and capture nothing: slower, with a quicker start and less memory."

@@ -101,6 +101,11 @@ class HeldoutEvaluation:
             "base_model": None if self._base is None else self._base.sha256,
         }
 
+    @property
+    def over(self) -> bool:
+        """See `Evaluator.over`."""
+        return self._evaluator.over
+
     def warm_up(self) -> None:
         """See `Evaluator.warm_up`."""
         self._evaluator.warm_up()
@@ -178,7 +183,10 @@ def _evaluator(settings: EvaluatorSettings, scratch: Path, base: BaseModel | Non
 
 
 def serve_requests(lines: queue.SimpleQueue[bytes], responses: BinaryIO) -> None:
-    """Respond to the first line, then to one line after the other, for as long as the guard lives."""
+    """Respond to the first line, then to one line after the other, for as long as the guard lives.
+
+    Or until only the end of this process gives memory back.
+    """
     first = json.loads(lines.get())
     try:
         settings = HeldoutSettings.model_validate(first["settings"])
@@ -193,12 +201,14 @@ def serve_requests(lines: queue.SimpleQueue[bytes], responses: BinaryIO) -> None
         try:
             response = evaluation.run(EvaluationRequest.from_json(message))
         except Exception as error:
-            over = isinstance(error, _LAST) or not isinstance(error, HeldoutError)
+            over = isinstance(error, _LAST) or not isinstance(error, HeldoutError) or evaluation.over
             _send(responses, _told(error, over=over))
             if over:
                 raise SystemExit(1) from error
         else:
-            _send(responses, response)
+            _send(responses, response | {"over": evaluation.over})
+            if evaluation.over:
+                return
 
 
 def _told(error: Exception, *, over: bool) -> dict[str, Any]:

@@ -364,9 +364,9 @@ class EvaluationWorker:
             raise EvaluationError(f"{_how_it_ended(child.returncode)}; its last words are in {self.log_path}")
         self._trim_log()
         response: dict[str, Any] = json.loads(line)
+        if response.get("error", response).get("over"):
+            await self._kill()
         if "error" in response:
-            if response["error"]["over"]:
-                await self._kill()
             with failing_as(FailureKind(response["error"]["failure"])):
                 raise _KINDS[response["error"]["kind"]](response["error"]["message"])
         return response

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import os
 import queue
+import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,8 +55,10 @@ class Engine:
         reset: bool = True,
         broken: bool = False,
         ends: str = "length",
+        wakes: bool = True,
     ) -> None:
         self.calls: list[str] = []
+        self._wakes = wakes
         self._error, self._reset, self._broken, self._ends = error, reset, broken, ends
         config = SimpleNamespace(max_model_len=9, dtype="float32")
         self.llm_engine = SimpleNamespace(model_config=config)
@@ -66,6 +71,15 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         return self._reset
+
+    def sleep(self, level: int) -> None:
+        self.calls.append(f"sleep {level}")
+        if self._error is not None:
+            raise self._error
+
+    def wake_up(self, tags: list[str]) -> bool:
+        self.calls.append(f"wake {tags}")
+        return self._wakes
 
     def generate(self, prompts: list[dict[str, Any]], *_: Any, **__: Any) -> list[Any]:
         if self._error is not None:
@@ -185,6 +199,69 @@ def test_without_vllm_it_is_said_before_any_work(tmp_path: Path) -> None:
         VllmEvaluator(VllmEvaluatorSettings(), tmp_path).check([])
 
 
+# -- memory that is given back -------------------------------------------------------------------------------
+
+
+def loaded(one: vllm._Engine, *, release_memory: bool) -> vllm._Loaded:
+    codec: Any = None
+    return vllm._Loaded(one, codec, release_memory)
+
+
+def test_on_cuda_an_engine_sleeps_and_has_its_weights_before_its_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No GPU was at hand: this is the order in which vLLM is asked, and no more."""
+    monkeypatch.setattr(vllm, "on_cuda", lambda: True)
+    one = engine()
+    loaded(one, release_memory=True).release()
+    one.load(tmp_path, "it")
+    one.load(tmp_path, "it")
+    assert one.llm.calls == [
+        *("sleep 2", "wake ['weights']", "reload_weights", "wake ['kv_cache']"),
+        "reload_weights",
+    ]
+    assert not one.over
+    one = engine(wakes=False)
+    loaded(one, release_memory=True).release()
+    with pytest.raises(EngineLostError, match="it did not wake"):
+        one.load(tmp_path, "it")
+
+
+@pytest.mark.parametrize(("cuda", "wrong"), [(False, {}), (True, {"error": RuntimeError("no sleep mode")})])
+def test_what_cannot_sleep_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: bool, wrong: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(vllm, "on_cuda", lambda: cuda)
+    evaluator = VllmEvaluator(VllmEvaluatorSettings(release_memory=True), tmp_path)
+    assert not evaluator.over, "it has nothing yet"
+    evaluator._engine = engine(**wrong)
+    loaded(evaluator._engine, release_memory=True).release()
+    assert evaluator.over
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_memory_is_kept_unless_it_is_wanted_back(monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
+    monkeypatch.setattr(vllm, "on_cuda", lambda: cuda)
+    one = engine()
+    loaded(one, release_memory=False).release()
+    assert (one.llm.calls, one.over, one.asleep) == ([], False, False)
+
+
+def test_a_process_that_says_it_is_over_is_waited_for_and_not_asked_again(tmp_path: Path) -> None:
+    says = "import sys, time; sys.stdin.readline(); print('{\"over\": true}', flush=True); time.sleep(600)"
+
+    async def act() -> None:
+        worker = EvaluationWorker(HeldoutSettings(split=tmp_path / "split.jsonl"), tmp_path)
+        worker.log_path.touch()
+        process = worker._child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", says, stdin=PIPE, stdout=PIPE, start_new_session=True
+        )
+        await worker._ask(process, {})
+        assert worker._child is None and process.returncode is not None
+
+    asyncio.run(act())
+
+
 # -- a process that is over ----------------------------------------------------------------------------------
 
 
@@ -206,6 +283,7 @@ def test_the_process_ends_where_the_engine_is_in_the_way_or_lost(
     monkeypatch.setattr(child.HeldoutEvaluation, "ready", lambda _: {})
     monkeypatch.setattr(child.HeldoutEvaluation, "warm_up", lambda _: None)
     monkeypatch.setattr(child.HeldoutEvaluation, "run", run)
+    monkeypatch.setattr(child.HeldoutEvaluation, "over", False)
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     settings = HeldoutSettings(split=tmp_path / "split.jsonl").model_dump(mode="json")
     request = EvaluationRequest(0, 1, tmp_path).to_json()
@@ -217,6 +295,32 @@ def test_the_process_ends_where_the_engine_is_in_the_way_or_lost(
         child.serve_requests(lines, responses)
     _, told = map(json.loads, responses.getvalue().splitlines())
     assert told["error"]["kind"] == kind and told["error"]["over"] is over
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_process_ends_where_nothing_else_gives_memory_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool
+) -> None:
+    def run(_: Any, __: EvaluationRequest) -> Any:
+        if fails:
+            raise EvaluationError("no outcome")
+        return {"items": [1.0]}
+
+    monkeypatch.setattr(child.HeldoutEvaluation, "__init__", lambda *_, **__: None)
+    monkeypatch.setattr(child.HeldoutEvaluation, "ready", lambda _: {})
+    monkeypatch.setattr(child.HeldoutEvaluation, "warm_up", lambda _: None)
+    monkeypatch.setattr(child.HeldoutEvaluation, "run", run)
+    monkeypatch.setattr(child.HeldoutEvaluation, "over", True)
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    settings = HeldoutSettings(split=tmp_path / "split.jsonl").model_dump(mode="json")
+    lines.put(json.dumps({"settings": settings, "scratch": str(tmp_path), "first": True}).encode())
+    lines.put(json.dumps(EvaluationRequest(0, 1, tmp_path).to_json()).encode())
+    lines.put(b"what is read only by a process that goes on")
+    responses = io.BytesIO()
+    with pytest.raises(SystemExit) if fails else contextlib.nullcontext():
+        child.serve_requests(lines, responses)
+    _, told = map(json.loads, responses.getvalue().splitlines())
+    assert (told["error"] if fails else told)["over"] is True
 
 
 def test_a_request_that_needs_a_new_process_is_asked_once_more_of_one(

@@ -234,6 +234,34 @@ def test_an_item_that_is_too_long_is_told_and_the_engine_goes_on(
 
 
 @pytest.mark.timeout(600)
+def test_memory_that_is_wanted_back_is_free_once_the_evaluation_is_told(
+    policies: dict[str, Path], tmp_path: Path
+) -> None:
+    """Without CUDA there is no sleep: the process is gone."""
+    split = tmp_path / "split.jsonl"
+    split.write_text(
+        "".join(json.dumps({"id": i.id, "prompt": i.prompt, "answer": "a"}) + "\n" for i in ITEMS)
+    )
+    own = {"kind": "vllm", **VLLM, "release_memory": True}
+    heldout = HeldoutSettings.model_validate({"split": split, "evaluator": own})
+
+    async def act() -> None:
+        worker = EvaluationWorker(heldout, tmp_path / "scratch")
+        await worker.start()
+        try:
+            assert worker._child is not None
+            pid = worker._child.pid
+            result = await worker.evaluate(EvaluationRequest(0, 1, policies["first"]))
+            assert len(result.items) == len(ITEMS) and worker._child is None
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        finally:
+            await worker.close()
+
+    asyncio.run(act())
+
+
+@pytest.mark.timeout(600)
 def test_an_engine_that_dies_and_another_architecture_cost_no_more_than_one_evaluation(
     policies: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -70,6 +70,10 @@ class Completions:
 class Evaluator(Protocol):
     """Asks the policy the held-out prompts."""
 
+    @property
+    def over(self) -> bool:
+        """Whether this process is to end now, because nothing else gives back what the evaluator holds."""
+
     def check(self, items: Sequence[HeldoutItem]) -> None:
         """Refuse, at start, settings and items that can never work; raises SplitError."""
 

@@ -68,6 +68,11 @@ class LocalEvaluator(ABC):
         self._scratch = scratch
         self._base = base
 
+    @property
+    def over(self) -> bool:
+        """See `Evaluator.over`."""
+        return False
+
     def check(self, items: Sequence[HeldoutItem]) -> None:
         """See `Evaluator.check`."""
         if missing := self._missing():

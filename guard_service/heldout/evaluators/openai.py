@@ -68,6 +68,11 @@ class OpenAIEvaluator:
     def __init__(self, settings: OpenAIEvaluatorSettings, served: ServedVllm | None = None) -> None:
         self._settings, self._served = settings, served
 
+    @property
+    def over(self) -> bool:
+        """See `Evaluator.over`: nothing is held here."""
+        return False
+
     def check(self, items: Sequence[HeldoutItem]) -> None:
         """See `Evaluator.check`: the key is readable, and no chat goes to /completions."""
         self._headers()

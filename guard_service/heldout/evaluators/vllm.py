@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -86,7 +87,12 @@ class VllmEvaluator(LocalEvaluator):
             engine = self._engine_of(merged, shown)
             shutil.rmtree(merged)
         lengths = [length for length in (codec.positions, engine.positions) if length is not None]
-        return _Loaded(engine, replace(codec, positions=min(lengths)))
+        return _Loaded(engine, replace(codec, positions=min(lengths)), self._own.release_memory)
+
+    @property
+    def over(self) -> bool:
+        """See `Evaluator.over`."""
+        return self._engine is not None and self._engine.over
 
     def _merge(self, staged: Staged, target: Path, shown: str) -> None:
         """Save the base model with the adapter in its weights, which are as exact as the engine's."""
@@ -127,13 +133,18 @@ def _ending_the_engine(shown: str, kind: FailureKind) -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Engine:
-    """An engine of vLLM, and the frame that it was built for."""
+    """An engine of vLLM, and the frame that it was built for.
+
+    `asleep`: it has given its memory back. `over`: that was wanted, and only its end does it.
+    """
 
     llm: LLM
     frame: str
     batch_size: int
+    asleep: bool = False
+    over: bool = False
 
     @classmethod
     def start(cls, path: Path, frame: str, shown: str, settings: VllmEvaluatorSettings) -> _Engine:
@@ -161,6 +172,7 @@ class _Engine:
                 tensor_parallel_size=settings.tensor_parallel_size,
                 gpu_memory_utilization=settings.gpu_memory_utilization,
                 enforce_eager=settings.enforce_eager,
+                enable_sleep_mode=settings.release_memory and on_cuda(),
                 worker_extension_cls="guard_service.heldout.evaluators.vllm_worker.GuardedWorker",
                 seed=_SEED,
             )
@@ -179,9 +191,24 @@ class _Engine:
             EngineLostError: it has none of the two any more.
         """
         with _ending_the_engine(shown, FailureKind.WEIGHTS):
+            if self.asleep:
+                self.llm.wake_up(tags=["weights"])
             self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+            if self.asleep and not self.llm.wake_up(tags=["kv_cache"]):
+                raise RuntimeError("it did not wake")
+            self.asleep = False
             if not self.llm.reset_prefix_cache():
                 raise RuntimeError("the cache of prompts still has entries of the checkpoint before")
+
+    def rest(self) -> None:
+        """Give the device's memory back: by sleep where vLLM has that, else by an end that is asked for."""
+        if on_cuda():
+            try:
+                self.llm.sleep(level=2)  # every evaluation loads weights, so none are kept
+                self.asleep = True
+            except Exception:  # the evaluation is made: it costs no more than the engine
+                traceback.print_exc()
+        self.over = not self.asleep
 
     def generate(self, jobs: Sequence[CompletionJob], params: Sequence[SamplingParams]) -> list[list[int]]:
         """Tokens of each completion. The message of an error may quote a prompt: its type is told."""
@@ -213,6 +240,7 @@ class _Loaded:
 
     engine: _Engine
     codec: Codec
+    rests: bool
 
     def generate(self, jobs: Sequence[CompletionJob], sampling: EvaluationSampling) -> list[list[int]]:
         """See `LoadedPolicy.generate`."""
@@ -222,7 +250,9 @@ class _Loaded:
         return self.engine.generate(jobs, [SamplingParams(seed=job.seed, **common) for job in jobs])
 
     def release(self) -> None:
-        """Nothing: the next checkpoint takes the engine as it is."""
+        """Only if it is asked for: the next checkpoint takes the engine as it is."""
+        if self.rests:
+            self.engine.rest()
 
 
 def _params(sampling: EvaluationSampling, ends: frozenset[int]) -> Mapping[str, Any]:
