@@ -254,6 +254,11 @@ class GuardState(ApiModel):
         "has a folder of its own in it, named by its UID. Without it what the guard knows goes with the pod, "
         "but for what the status holds: the calibrated detector then starts from nothing.",
     )
+    keep_best: bool = Field(
+        False,
+        description="Keep a copy of the weights with the best held-out score in the folder `best` beside the "
+        "store, whatever the trainer deletes. The claim needs room for two copies of what is scored.",
+    )
 
 
 class Resources(ApiModel):
@@ -316,6 +321,14 @@ class GuardSpec(ApiModel):
                 "!has(self.state) || !has(self.state.claimName) || !has(self.heldout.volume.claimName) || "
                 "self.state.claimName != self.heldout.volume.claimName",
                 "state.claimName must not be the claim of the held-out split, which is mounted read-only",
+            ),
+            (
+                "!has(self.state) || !self.state.keepBest || has(self.state.claimName)",
+                "state.keepBest needs state.claimName: without a claim the copy would go with the pod",
+            ),
+            (
+                "!has(self.state) || !self.state.keepBest || !has(self.heldout.evaluator.openai)",
+                "state.keepBest needs an evaluator that reads the checkpoints itself, not openai",
             ),
             ("self.placement == 'Pod' || !has(self.pod)", "pod means nothing without placement: Pod"),
             (
@@ -383,10 +396,18 @@ class GuardSpec(ApiModel):
     )
 
     @model_validator(mode="after")
-    def _state_is_not_with_the_split(self) -> Self:
+    def _state_has_its_place(self) -> Self:
         if self.state.claim_name is not None and self.state.claim_name == self.heldout.volume.claim_name:
             raise ValueError(
                 "state.claimName must not be the claim of the held-out split, which is mounted read-only"
+            )
+        if self.state.keep_best and self.state.claim_name is None:
+            raise ValueError(
+                "state.keepBest needs state.claimName: without a claim the copy would go with the pod"
+            )
+        if self.state.keep_best and self.heldout.evaluator.openai is not None:
+            raise ValueError(
+                "state.keepBest needs an evaluator that reads the checkpoints itself, not openai"
             )
         return self
 

@@ -107,6 +107,8 @@ def _environment(job: Job, checkpoints: Json, index_field: str | None) -> dict[s
         "RLGUARD_GUARD_CLUSTER__UID": job.uid,
         "HOME": layout.TMP_DIR,
     }
+    if guard.state.keep_best:
+        values["RLGUARD_GUARD_KEEP_BEST_CHECKPOINT"] = "true"
     if guard.metrics is not None:
         values["RLGUARD_GUARD_METRICS"] = guard.metrics.model_dump_json()
     variables: dict[str, Json] = {name: {"value": value} for name, value in values.items()}

@@ -143,6 +143,17 @@ REFUSED = {
         },
         "state.claimName must not be the claim of the held-out split",
     ),
+    "the best kept without a claim": (
+        {"state": {"keepBest": True}},
+        "state.keepBest needs state.claimName",
+    ),
+    "the best kept of a server that the guard does not load": (
+        {
+            "state": {"claimName": "s", "keepBest": True},
+            **evaluated(openai={"baseUrl": "http://x", "model": "m"}),
+        },
+        "state.keepBest needs an evaluator that reads the checkpoints itself",
+    ),
     "split climbs out": (
         {"heldout": {"volume": {"claimName": "h"}, "split": "a/../../b", "evaluator": {"checkpoint": {}}}},
         "relative and without '..'",

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from guard_client.client import socket_path
 from guard_core.feed import Feed
@@ -156,6 +157,37 @@ def test_the_state_is_lost_with_the_pod_unless_it_has_a_claim() -> None:
     no_master["pytorchReplicaSpecs"]["Worker"] = no_master["pytorchReplicaSpecs"].pop("Master")
     _, mount = state(job(no_master, state=kept), "Worker")
     assert mount == here | {"subPathExpr": "0123456789ab/$(RLGUARD_GUARD_CLUSTER__REPLICA_INDEX)"}
+
+
+def test_the_best_checkpoint_is_kept_in_the_claim_when_it_is_asked_for() -> None:
+    def kept(**state: Any) -> bool:
+        guard = container(pod_of(built(job(state={"claimName": "guards"} | state))), "rlguard-guard")
+        env = {one["name"]: one.get("value") for one in guard["env"]}
+        return env.get("RLGUARD_GUARD_KEEP_BEST_CHECKPOINT") == "true"
+
+    assert kept(keepBest=True)
+    assert not kept()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"state": {"keepBest": True}}, "needs state.claimName"),
+        (
+            {
+                "state": {"claimName": "guards", "keepBest": True},
+                "heldout": {
+                    "volume": {"claimName": "heldout"},
+                    "evaluator": {"openai": {"baseUrl": "http://x", "model": "m"}},
+                },
+            },
+            "reads the checkpoints itself",
+        ),
+    ],
+)
+def test_a_best_checkpoint_that_nobody_could_keep_is_refused(spec: Json, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        job(**spec)
 
 
 def test_the_token_is_projected_and_short_lived() -> None:
