@@ -158,13 +158,25 @@ def _default(node: Mapping[str, Any], out: Mapping[str, Any]) -> Any:
     It is written in full, because the API server checks a default against the object's rules as it stands.
     """
     if "default" in node:
-        return node["default"]
+        return _without_absent(node["default"], out)
     if out.get("type") != "object" or "required" in out:
         return None
     inner = {
         name: field["default"] for name, field in out.get("properties", {}).items() if "default" in field
     }
     return inner or None
+
+
+def _without_absent(value: Any, out: Mapping[str, Any]) -> Any:
+    """A default without the fields that are absent by default: an API server refuses their null."""
+    if not isinstance(value, dict):
+        return value
+    fields = out.get("properties", {})
+    return {
+        name: _without_absent(inner, fields.get(name, {}))
+        for name, inner in value.items()
+        if inner is not None or fields.get(name, {}).get("nullable")
+    }
 
 
 def root_schema() -> dict[str, Any]:

@@ -69,6 +69,20 @@ def test_everything_is_described() -> None:
     assert missing == []
 
 
+def test_no_default_sets_a_null_that_an_api_server_refuses() -> None:
+    def nulls(value: Any, schema: dict[str, Any]) -> Iterator[str]:
+        for name, inner in value.items() if isinstance(value, dict) else ():
+            field = schema.get("properties", {}).get(name, {})
+            if inner is None and not field.get("nullable"):
+                yield name
+            yield from nulls(inner, field)
+
+    found = {
+        path: list(nulls(node["default"], node)) for path, node in nodes(root_schema()) if "default" in node
+    }
+    assert len(found) > 50 and not any(found.values()), found
+
+
 def test_a_union_has_no_structural_schema() -> None:
     with pytest.raises(ValueError, match="union of 2 types"):
         structural({"anyOf": [{"type": "string"}, {"type": "integer"}]}, {})

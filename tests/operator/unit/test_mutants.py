@@ -42,6 +42,7 @@ QUEUES, QUEUE_DECIDES, QUEUE_SEES, QUEUE_ACTS, QUEUE_SLIM, QUEUE_GAUGES = (
 OBSTACLES = rule("obstacles.py", "test_obstacles.py")
 LOOPBACK = Rule("guard_core", "loopback.py", HERE / "test_isolation.py", tuple(HERE / name for name in ROWS))
 REVIEW = rule("review.py", "test_review.py", "test_rayjob_adapter.py")
+SCHEMA = Rule("guard_operator", "api/schema.py", HERE / "test_api.py")
 KEPT = Rule("guard_operator", "api/types.py", HERE / "test_injection.py")
 TYPES = Rule("guard_operator", "api/types.py", HERE / "test_review.py")
 SLIM = rule("slim.py", "test_slim.py")
@@ -589,6 +590,7 @@ MUTANTS: list[Mutant] = [
     (REVIEW, "re.fullmatch(JOB", "re.match(JOB"),
     (REVIEW, "        workload = build_workload(job, adapter, config)\n", "        workload = {}\n"),
     (REVIEW, "    if refused:\n", "    if False:\n"),
+    (SCHEMA, "if inner is not None or fields", "if True or fields"),
     (KEPT, "if self.state.keep_best and self.state.claim_name is None:", "if False:"),
     (KEPT, "if self.state.keep_best and self.heldout.evaluator.openai is not None:", "if False:"),
     (CONTAINER, "    if guard.state.keep_best:\n", "    if True:\n"),
