@@ -193,7 +193,8 @@ SECTIONS = {
         OpenAIEvaluatorSpec,
         OpenAIEvaluatorSettings,
         {"base_url": "http://x", "model": "m"},
-        {"kind", "api_key_file", "api_key_env", "api_key_secret_name"},
+        # `load_checkpoints` is for a server on the guard's own loopback: the pod of a guard has none.
+        {"kind", "api_key_file", "api_key_env", "api_key_secret_name", "load_checkpoints"},
     ),
     "heldout": (
         "",
