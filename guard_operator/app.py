@@ -10,7 +10,7 @@ from functools import partial
 
 from kubernetes.client import Configuration
 
-from guard_operator.adapters import switched_on
+from guard_operator.adapters import ComposedAdapter, switched_on
 from guard_operator.api import names
 from guard_operator.config import OperatorConfig
 from guard_operator.page.server import PageServer, Shown, TokenFile
@@ -24,7 +24,14 @@ from guard_operator.reconcile.notifier import Notifications, Notifier
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.queues import OWNER_LABEL
 from guard_operator.reconcile.recorder import EventRecorder
-from guard_operator.reconcile.slim import slim_between, slim_job, slim_pod, slim_queued, slim_workload
+from guard_operator.reconcile.slim import (
+    slim_between,
+    slim_copy,
+    slim_job,
+    slim_pod,
+    slim_queued,
+    slim_workload,
+)
 from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, STATEFUL_SETS, Client, Json, Resource
 from guard_operator.runtime.health import HealthServer
 from guard_operator.runtime.lease import LeaderElector, LeaseTiming
@@ -339,6 +346,7 @@ def _watched(kinds: Collection[str]) -> dict[Resource, Slim]:
         resource: slim_between for adapter in adapters for resource in adapter.between
     }
     between[STATEFUL_SETS] = slim_between  # guards in pods of their own
+    between |= {adapter.copied: slim_copy for adapter in adapters if isinstance(adapter, ComposedAdapter)}
     return between | {adapter.resource: partial(slim_workload, adapter) for adapter in adapters}
 
 

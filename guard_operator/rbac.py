@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from guard_operator.adapters import ADAPTERS, WorkloadAdapter
+from guard_operator.adapters import ADAPTERS, ComposedAdapter, WorkloadAdapter
 from guard_operator.api import names
 from guard_operator.runtime.client import KUEUE_WORKLOADS
 
@@ -46,7 +46,16 @@ def workload_rules(adapter: WorkloadAdapter) -> list[dict[str, Any]]:
         verbs.setdefault(resource, set()).update(("delete", "list", "watch"))
     for resource, wanted in adapter.children:
         verbs.setdefault(resource, set()).update(wanted)
+    if isinstance(adapter, ComposedAdapter):
+        verbs.setdefault(adapter.copied, set()).update(("create", "get", "list", "patch", "watch"))
+        verbs |= {resource: {"get"} for resource in adapter.shared}
     return [_rule(one.group, [one.plural], sorted(found)) for one, found in verbs.items()]
+
+
+def shared_rules(adapter: WorkloadAdapter) -> list[dict[str, Any]]:
+    """Of these, what is in no namespace: a Role in each namespace does not give it."""
+    shared = adapter.shared if isinstance(adapter, ComposedAdapter) else ()
+    return [_rule(one.group, [one.plural], ["get"]) for one in shared]
 
 
 def queue_rules() -> list[dict[str, Any]]:

@@ -85,6 +85,12 @@ def wrap(
         bool,
         typer.Option("--relaxed", help="isolation: Relaxed. Admits root and more; says what that costs."),
     ] = False,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            "--runtime", help="Manifest of the runtime that a TrainJob names, if it is not in the same file."
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Another name than the job's own.")] = None,
 ) -> None:
     """Put a training job that you have under guard: print the GuardedTrainingJob around it.
@@ -95,6 +101,7 @@ def wrap(
     from guard_cli.wrap.guard import checkpoint_volume, guard_section, unknown_scorer
     from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, read_text
     from guard_cli.wrap.rewrite import wrap_job
+    from guard_cli.wrap.source import composed_spec, source_in
     from guard_cli.wrap.telling import refusal, told
     from guard_core.terminal import plain
     from guard_operator.config import OperatorConfig
@@ -121,12 +128,16 @@ def wrap(
         vllm=bool(vllm),
     )
     try:
-        job = find_job(read_text(_read(file, MAX_BYTES + 1)))
+        text = read_text(_read(file, MAX_BYTES + 1))
+        job = find_job(text)
         wrapped = wrap_job(job, guard, name)
+        given = wrapped.manifest["spec"]["template"]["spec"]
+        beside = [] if runtime is None else [read_text(_read(runtime, MAX_BYTES + 1))]
+        source = source_in([text, *beside], job.adapter, given)
     except ManifestError as error:
         raise CliError(f"{'stdin' if file == '-' else file}: {error}") from None
-    said = review_manifest(wrapped.manifest, OperatorConfig(guard_image="", relaxed_host_paths=None))
-    volume = checkpoint_volume(wrapped.manifest["spec"]["template"]["spec"], job.adapter, checkpoints)
+    said = review_manifest(wrapped.manifest, OperatorConfig(guard_image="", relaxed_host_paths=None), source)
+    volume = checkpoint_volume(composed_spec(job.adapter, given, source), job.adapter, checkpoints)
     wrong = f"--checkpoints {checkpoints}: {volume.wrong}" if volume is not None and volume.wrong else ""
     if said.reason is not None:
         raise CliError(refusal(said, wrong))

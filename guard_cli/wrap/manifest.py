@@ -142,7 +142,7 @@ def find_job(text: str) -> TrainingJob:
         ManifestError: there is none, or several; or the text cannot be read, or the job is no object.
     """
     parts = documents(text)
-    nodes = [_compose(part) for part in parts]
+    nodes = [compose(part) for part in parts]
     jobs = [(place, *found) for place, node in enumerate(nodes) if (found := _as_job(node)) is not None]
     if not jobs:
         raise ManifestError(_no_job([node for node in nodes if node is not None]))
@@ -150,7 +150,7 @@ def find_job(text: str) -> TrainingJob:
         where = ", ".join(f"{one[2].resource.kind} at line {parts[one[0]].line + 1}" for one in jobs)
         raise ManifestError(f"it has {len(jobs)} training jobs ({where}): give them one at a time")
     [(place, root, adapter)] = jobs
-    _check(root, parts[place].line)
+    check(root, parts[place].line)
     return TrainingJob(parts, place, root, adapter)
 
 
@@ -188,7 +188,12 @@ def meaning(text: str) -> Mapping[str, Any]:
     return content
 
 
-def _compose(part: Document) -> yaml.Node | None:
+def compose(part: Document) -> yaml.Node | None:
+    """The node of a document; None: there is nothing in it.
+
+    Raises:
+        ManifestError: it is not YAML; it names the line.
+    """
     if _NOTHING.fullmatch(part.text):
         return None
     try:
@@ -203,12 +208,13 @@ def _compose(part: Document) -> yaml.Node | None:
         raise ManifestError(f"it is {not_yaml(error)}{tab}") from None
 
 
-def _kind(node: yaml.Node) -> tuple[str, str]:
+def kind_of(node: yaml.Node) -> tuple[str, str]:
+    """Its apiVersion and kind; "" is none."""
     return scalar_text(value_of(node, "apiVersion")) or "", scalar_text(value_of(node, "kind")) or ""
 
 
 def _as_job(node: yaml.Node | None) -> tuple[yaml.MappingNode, WorkloadAdapter] | None:
-    if not isinstance(node, yaml.MappingNode) or (adapter := find_adapter(*_kind(node))) is None:
+    if not isinstance(node, yaml.MappingNode) or (adapter := find_adapter(*kind_of(node))) is None:
         return None
     return node, adapter
 
@@ -216,7 +222,7 @@ def _as_job(node: yaml.Node | None) -> tuple[yaml.MappingNode, WorkloadAdapter] 
 def _no_job(nodes: list[yaml.Node]) -> str:
     *others, last = (f"{one.resource.kind} ({one.resource.api_version})" for one in ADAPTERS)
     wanted = f"{', '.join(others)} or {last}"
-    kinds = [_kind(node) for node in nodes]
+    kinds = [kind_of(node) for node in nodes]
     named = dict.fromkeys(f"{kind[:60]} ({version[:60]})" for version, kind in kinds if kind)
     found = ", ".join([*named][:5]) or "no object of Kubernetes"
     if any(kind == KIND for _, kind in kinds):
@@ -226,7 +232,7 @@ def _no_job(nodes: list[yaml.Node]) -> str:
     return f"it has no {wanted}: it has {found}"
 
 
-def _check(root: yaml.MappingNode, line: int) -> None:
+def check(root: yaml.MappingNode, line: int) -> None:
     """Refuse what an API server would not take for an object, and what nobody could walk; join split texts.
 
     Raises:

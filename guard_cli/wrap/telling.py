@@ -24,10 +24,11 @@ _OF_A_CLUSTER = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 def refusal(said: Review, wrong: str) -> str:
     """The operator's own words, each finding on a line of its own; then what `wrong` says, if anything."""
+    composed = any(one.startswith("spec.template.spec.runtime.") for one in said.findings)
     return "\n".join(
         [
             f"the operator would refuse it ({said.reason}), so nothing is printed. `spec.template.spec` is "
-            "the job's `spec`:",
+            f"the job's `spec`{', and `runtime` there its runtime with its patches' if composed else ''}:",
             *(f"  {plain(one)}" for one in (*said.findings, *filter(None, [wrong]))),
             *(["  --name gives it another"] if said.findings[0].startswith("metadata.name must") else []),
         ]

@@ -4,7 +4,9 @@ from collections.abc import Collection
 
 from guard_operator.adapters.base import (
     Child,
+    ComposedAdapter,
     PodTemplate,
+    Source,
     TemplateError,
     WorkloadAdapter,
     WorkloadState,
@@ -15,18 +17,22 @@ from guard_operator.adapters.job import JobAdapter
 from guard_operator.adapters.jobset import JobSetAdapter
 from guard_operator.adapters.pytorchjob import PyTorchJobAdapter
 from guard_operator.adapters.rayjob import RayJobAdapter
+from guard_operator.adapters.trainjob import TrainJobAdapter
 
 ADAPTERS: tuple[WorkloadAdapter, ...] = (
     PyTorchJobAdapter(),
     JobAdapter(),
     RayJobAdapter(),
     JobSetAdapter(),
+    TrainJobAdapter(),
 )
 
 __all__ = [
     "ADAPTERS",
     "Child",
+    "ComposedAdapter",
     "PodTemplate",
+    "Source",
     "TemplateError",
     "WorkloadAdapter",
     "WorkloadState",

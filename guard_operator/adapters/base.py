@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import Json, Resource
@@ -39,15 +39,15 @@ class PodTemplate:
     `path` leads to it from the workload's spec; a number in it is a place in a list. `container` is the one
     that trains. `guarded` says whether its pods get a guard. Where one template makes several pods of which
     only the first holds rank 0, `index_field` is the downward-API field with a pod's index, so that the other
-    guards know to keep quiet. `between` leads to the template of what stands between the workload and these
-    pods, if that is made of a template, too: by the operator's labels it is found.
+    guards know to keep quiet. `between` leads to the templates of what stands between the workload and these
+    pods, if that is made of templates, too: by the operator's labels it is found.
     """
 
     path: tuple[str | int, ...]
     container: str
     guarded: bool
     index_field: str | None = None
-    between: tuple[str | int, ...] | None = None
+    between: tuple[tuple[str | int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,19 @@ class Child:
     resource: Resource
     name: str
     patch: Json | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An object that a workload names, of whose template its pods are made; in its namespace, or in none.
+
+    `field` names it.
+    """
+
+    resource: Resource
+    name: str
+    namespaced: bool
+    field: str
 
 
 def dotted(path: Iterable[str | int]) -> str:
@@ -87,8 +100,8 @@ class WorkloadAdapter(Protocol):
     state_fields: tuple[str, ...]
     #: Labels of a pod that `holds_rank0` reads.
     pod_labels: tuple[str, ...]
-    #: What controls the pods where the workload does not itself: the workload controls that, and it has the
-    #: workload's labels.
+    #: What controls the pods where the workload does not itself: the workload controls the first, that the
+    #: next, and they have the workload's labels.
     between: tuple[Resource, ...]
     #: What the children are that a stop reaches, with the verbs that it needs for them.
     children: tuple[tuple[Resource, tuple[str, ...]], ...]
@@ -124,3 +137,41 @@ class WorkloadAdapter(Protocol):
 
     def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:
         """What must be stopped beside a workload of this name and spec."""
+
+
+@runtime_checkable
+class ComposedAdapter(WorkloadAdapter, Protocol):
+    """Of a kind whose pods are made of the template of another object, which somebody else may change.
+
+    The operator reads that object, checks what both make together, and creates a copy of it with the guard in
+    it, which the workload then names: so what was checked is what runs. A spec with that object in it is
+    called composed; all other methods take one.
+    """
+
+    #: What the copy is, in the workload's namespace. One of that kind may be named, too.
+    copied: Resource
+    #: What else may be named: of these kinds there is one for all namespaces.
+    shared: tuple[Resource, ...]
+
+    def source(self, spec: Mapping[str, Any]) -> Source:
+        """What a spec names.
+
+        Raises:
+            TemplateError: it names nothing of these kinds.
+        """
+
+    def composed(self, spec: Mapping[str, Any], source: Mapping[str, Any]) -> Json:
+        """The spec with this object in it, changed as the spec says.
+
+        Raises:
+            TemplateError: the two do not go together; it names the field.
+        """
+
+    def recomposed(self, spec: Mapping[str, Any], copy: Mapping[str, Any]) -> Json:
+        """The spec with the copy in it that was made for it."""
+
+    def as_given(self, spec: Mapping[str, Any]) -> Json:
+        """A composed spec as it was before."""
+
+    def split(self, spec: Mapping[str, Any], name: str) -> tuple[Json, Json]:
+        """A composed spec as it is created: the spec of the workload, and that of its copy of this name."""

@@ -19,6 +19,7 @@ from guard_operator.api.names import MAX_JOB_NAME
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
+JOB_SETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 NAME_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 JOB_LABEL = "jobset.sigs.k8s.io/job-index"
 JOB_FIELD = f"metadata.labels['{JOB_LABEL}']"
@@ -30,7 +31,7 @@ _STATES = {"Failed": WorkloadState.FAILED, "Completed": WorkloadState.SUCCEEDED}
 class JobSetAdapter:
     """See `guard_operator.adapters.base.WorkloadAdapter` for the contract of each method."""
 
-    resource = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
+    resource = JOB_SETS
     state_fields: tuple[str, ...] = ("suspend",)
     pod_labels: tuple[str, ...] = (NAME_LABEL, JOB_LABEL, INDEX_LABEL)
     between: tuple[Resource, ...] = (BATCH_JOBS,)
@@ -149,7 +150,7 @@ def _template(number: int, job: Json, guarded: bool) -> PodTemplate:
     place = ("replicatedJobs", number, "template")
     where = (*place, "spec")
     if not guarded:
-        return PodTemplate((*where, "template"), "", False, between=place)
+        return PodTemplate((*where, "template"), "", False, between=(place,))
     spec = {"completionMode": "Indexed"} | job["template"]["spec"]
     indexed, several = check_ranks(spec, *where), count(job.get("replicas")) > 1
     if several and count(spec.get("parallelism")) > 1:
@@ -159,4 +160,4 @@ def _template(number: int, job: Json, guarded: bool) -> PodTemplate:
             "Give rank 0 a replicatedJob of its own, and name it in coordinator",
         )
     index = JOB_FIELD if several else INDEX_FIELD if indexed else None
-    return PodTemplate((*where, "template"), trainer_of(spec, *where), True, index, place)
+    return PodTemplate((*where, "template"), trainer_of(spec, *where), True, index, (place,))

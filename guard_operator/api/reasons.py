@@ -56,6 +56,7 @@ class Reason(StrEnum):
     TEMPLATE_REFUSED = "TemplateRefused"
     WORKLOAD_REFUSED = "WorkloadRefused"
     CLAIM_MISSING = "ClaimMissing"
+    SOURCE_MISSING = "SourceMissing"
     NAME_TAKEN = "NameTaken"
     GUARD_MISSING = "GuardMissing"
     GUARD_CHANGED = "GuardChanged"
@@ -124,6 +125,7 @@ _REASONS = {
     Reason.TEMPLATE_REFUSED: "The template would break the guard's isolation; the message names the field.",
     Reason.WORKLOAD_REFUSED: "The API server refused the workload in a dry run; the message is its own.",
     Reason.CLAIM_MISSING: "A PersistentVolumeClaim that the guard needs does not exist.",
+    Reason.SOURCE_MISSING: "What the template names does not exist: the runtime of a TrainJob.",
     Reason.NAME_TAKEN: "A workload, or a StatefulSet for the guard, of this name exists and belongs to "
     "someone else.",
     Reason.GUARD_MISSING: "Rank 0 runs in a pod without its guard; the message names it. It counts as a "

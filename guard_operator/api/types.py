@@ -130,7 +130,9 @@ class WorkloadTemplate(ApiModel):
         description="API version of the workload, such as batch/v1 or ray.io/v1.",
     )
     kind: str = Field(
-        min_length=1, max_length=63, description="Kind of the workload: PyTorchJob, Job, RayJob or JobSet."
+        min_length=1,
+        max_length=63,
+        description="Kind of the workload: PyTorchJob, Job, RayJob, JobSet or TrainJob.",
     )
     metadata: TemplateMeta = Field(
         default_factory=TemplateMeta, description="Labels and annotations of the workload object."

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol, assert_never
 
-from guard_operator.adapters import Child, WorkloadAdapter, find_adapter
+from guard_operator.adapters import Child, TemplateError, WorkloadAdapter, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ApiModel, ConditionStatus, StopMethod
@@ -35,7 +35,12 @@ from guard_operator.reconcile.decision import (
 )
 from guard_operator.reconcile.events import Transition, transitions
 from guard_operator.reconcile.guard_pod import guard_objects, host_of
-from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
+from guard_operator.reconcile.inject import (
+    build_workload,
+    created_for,
+    guard_service_account,
+    support_objects,
+)
 from guard_operator.reconcile.notifier import Notifier
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.recorder import EventRecorder
@@ -149,12 +154,18 @@ class Actuator:
         if "fire" in guard or "deletionTimestamp" in current["metadata"]:
             return
         workload = build_workload(job, adapter, self._config)
-        self._client.apply(adapter.resource, workload, names.OPERATOR_MANAGER)
+        for resource, body in created_for(job, adapter, workload):
+            self._client.apply(resource, body, names.OPERATOR_MANAGER)
 
     def _start_guard(self, job: Job) -> None:
         own = job.spec.guard.own_pod
         assert own is not None, "only a guard in a pod of its own is started"
-        for resource, body in guard_objects(job, own, _adapter(job), self._config, self._config.scrapers):
+        try:
+            objects = [*guard_objects(job, own, _adapter(job), self._config, self._config.scrapers)]
+        except TemplateError as error:  # of a run that goes on: its guard is silent, which stops it
+            log.error("%s/%s: its guard cannot be started: %s", job.namespace, job.name, error)
+            return
+        for resource, body in objects:
             self._create_once(resource, job.namespace, body)
 
     def _create_once(self, resource: Resource, namespace: str, body: Json) -> None:

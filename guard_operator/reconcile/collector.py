@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from guard_core.policy import Policy
-from guard_operator.adapters import find_adapter
+from guard_operator.adapters import TemplateError, find_adapter
 from guard_operator.api import names
 from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence, evidence_name
 from guard_operator.reconcile.parse import JOBS, parse_job, read_policy
@@ -108,7 +108,10 @@ class EvidenceCollector:
         guarded = next((pod for pod in reversed(snapshot.pods) if pod.guarded), None)
         if guarded is None or adapter is None:
             return None
-        container = next(t for t in adapter.pod_templates(template.spec) if t.guarded).container
+        try:
+            container = next(t for t in adapter.pod_templates(template.spec) if t.guarded).container
+        except TemplateError:  # what it was made of cannot be read
+            return None
         trains = next((pod for pod in reversed(snapshot.pods) if pod.rank0), guarded)
         # At once: the pods may be gone in the moment between the two.
         beside = _beside(partial(self._log, job.namespace, guarded.name, names.GUARD_CONTAINER))

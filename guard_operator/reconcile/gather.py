@@ -16,7 +16,14 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from guard_operator.adapters import WorkloadAdapter, WorkloadState, find_adapter
+from guard_operator.adapters import (
+    ComposedAdapter,
+    Source,
+    TemplateError,
+    WorkloadAdapter,
+    WorkloadState,
+    find_adapter,
+)
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
 from guard_operator.api.types import GuardStatus
@@ -26,6 +33,7 @@ from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import is_to_stop, must_be_live
 from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.inject import created_for
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job
 from guard_operator.reconcile.queues import OWNER_LABEL, queued_of
@@ -45,6 +53,7 @@ from guard_operator.reconcile.snapshot import (
     Waiting,
     Workload,
     guard_of,
+    with_spec,
 )
 from guard_operator.runtime.client import (
     CLAIMS,
@@ -73,6 +82,7 @@ MAX_QUEUED = 20
 DEAF_SECONDS = 90.0
 CHECKPOINTS = "spec.guard.checkpoints.volume"
 CLAIM_SECONDS = 5.0
+SOURCE_SECONDS = 15.0
 FORBIDDEN_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
 REFUSED_SECONDS = 300.0
@@ -114,6 +124,10 @@ class Caches(Protocol):
 
     def queued(self, namespace: str, workload_uid: str) -> Iterable[Json]:
         """What is cached of queues and says that it is for the workload of this UID."""
+
+
+class _Missing(TemplateError):
+    """What a template names is not there."""
 
 
 class Gatherer:
@@ -170,10 +184,12 @@ class Gatherer:
             uid, template.spec, frozenset(one.uid for one in between), None if made is None else made.uid
         )
         pods = tuple(_pod(adapter, raw, owner) for raw in sorted(raw_pods, key=_age))
-        findings = find_violations(adapter, template.spec, job.spec.guard, self._config)
         not_now = workload or stopping or job.deleting or _was_created(job)
+        job, missing = self._composed(adapter, job, bool(not_now), uncached)
+        spec = job.spec.template.spec
+        findings = find_violations(adapter, spec, job.spec.guard, self._config)
         age, most_silent = self._silence(job, pods, deaf, workload, own_guard)
-        wanted = adapter.pods_wanted(template.spec)
+        wanted = adapter.pods_wanted(spec)
         late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
         return Snapshot(
             job=job,
@@ -182,7 +198,7 @@ class Gatherer:
             own_guard=own_guard,
             queued=self._queued(job, workload, uncached),
             pods=pods,
-            preparation=None if not_now else self._prepare(adapter, job),
+            preparation=None if not_now else missing or self._prepare(adapter, job),
             costs=tuple(finding.cost for finding in findings if finding.cost is not None),
             heartbeat_age=age,
             most_silent=most_silent,
@@ -232,16 +248,64 @@ class Gatherer:
     def _between(
         self, adapter: WorkloadAdapter, job: Job, uid: str | None, live: bool
     ) -> tuple[Between, ...]:
-        """What the workload of this UID controls, and what may control its pods."""
+        """What the workload of this UID controls, and so on, down to what may control its pods."""
         if uid is None:
             return ()
-        return tuple(
-            Between(kind, of["name"], of["uid"], "deletionTimestamp" in of)
-            for kind in adapter.between
-            for raw in self._made(kind, job, live)
-            if controller_of(raw) == uid
-            for of in (raw["metadata"],)
-        )
+        found, controllers = list[Between](), {uid}
+        for kind in adapter.between:
+            for raw in self._made(kind, job, live):
+                if controller_of(raw) in controllers:
+                    of = raw["metadata"]
+                    found.append(Between(kind, of["name"], of["uid"], "deletionTimestamp" in of))
+            controllers |= {one.uid for one in found}
+        return tuple(found)
+
+    def _composed(
+        self, adapter: WorkloadAdapter, job: Job, created: bool, live: bool
+    ) -> tuple[Job, Preparation | None]:
+        """The job, and in its template what the workload is made of: of one that exists, its copy.
+
+        Or why there is nothing to create it from; a job whose copy is gone stays as it is.
+        """
+        if not isinstance(adapter, ComposedAdapter):
+            return job, None
+        template = job.spec.template
+        try:
+            if created:
+                copy = self._copy(adapter, job, live)
+                spec = template.spec if copy is None else adapter.recomposed(template.spec, copy)
+            else:
+                spec = adapter.composed(template.spec, self._source(adapter.source(template.spec), job))
+        except TemplateError as error:
+            reason = Reason.SOURCE_MISSING if isinstance(error, _Missing) else Reason.TEMPLATE_REFUSED
+            return job, Preparation(reason, f"spec.template.spec.{error}", SOURCE_SECONDS)
+        except ApiError as error:
+            if error.status != 403 and not error.permanent:
+                raise
+            message = f"spec.template: {error.message}"
+            return job, Preparation(Reason.WORKLOAD_REFUSED, message, FORBIDDEN_SECONDS)
+        return with_spec(job, spec), None
+
+    def _source(self, source: Source, job: Job) -> Json:
+        """What a template names, as it is now.
+
+        Raises:
+            _Missing: there is none.
+        """
+        namespace = job.namespace if source.namespaced else None
+        if (found := self._client.get(source.resource, namespace, source.name)) is None:
+            where = f" in {namespace}" if namespace else ""
+            why = f"{source.resource.kind} {source.name} does not exist{where}: create it"
+            raise _Missing(source.field, why)
+        return found
+
+    def _copy(self, adapter: ComposedAdapter, job: Job, live: bool) -> Json | None:
+        """What the workload was made of: the job controls it, and it has its name."""
+        name = names.support_name(job.name, job.uid)
+        cached = () if live else self._made(adapter.copied, job, live=False)
+        found = next((raw for raw in cached if raw["metadata"]["name"] == name), None)
+        found = found or self._client.get(adapter.copied, job.namespace, name)
+        return found if found is not None and controller_of(found) == job.uid else None
 
     def _queued(self, job: Job, workload: Workload | None, live: bool) -> Queued | None:
         """What a queue has of the job's workload. What cannot be read holds up no stop."""
@@ -332,9 +396,12 @@ class Gatherer:
                     f"{field}: PersistentVolumeClaim {claim} is a copy of one that only the guard may have"
                 )
                 return Preparation(Reason.TEMPLATE_REFUSED, message)
-        return self._dry_run(adapter, job, said.workload)
+        for resource, body in created_for(job, adapter, said.workload, dry_run=True):
+            if (refused := self._dry_run(resource, job, body)).reason is not None:
+                return refused
+        return Preparation()
 
-    def _dry_run(self, adapter: WorkloadAdapter, job: Job, workload: Json) -> Preparation:
+    def _dry_run(self, resource: Resource, job: Job, workload: Json) -> Preparation:
         """What the API server, with the workload's schema and webhooks, says to the workload.
 
         First as a create, because a server-side apply refuses a value of the wrong type with a 500; then as
@@ -342,8 +409,8 @@ class Gatherer:
         """
         try:
             manager = names.OPERATOR_MANAGER
-            self._client.create(adapter.resource, job.namespace, workload, manager, dry_run=True)
-            self._client.apply(adapter.resource, workload, manager, dry_run=True)
+            self._client.create(resource, job.namespace, workload, manager, dry_run=True)
+            self._client.apply(resource, workload, manager, dry_run=True)
         except ApiError as error:
             message, again = error.message, REFUSED_SECONDS
             if error.status == 404:

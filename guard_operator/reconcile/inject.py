@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import yaml
 
 from guard_core.policy import Policy
-from guard_operator.adapters import PodTemplate, WorkloadAdapter, at
+from guard_operator.adapters import ComposedAdapter, PodTemplate, WorkloadAdapter, at
 from guard_operator.api import names
 from guard_operator.api.types import Isolation
 from guard_operator.config import OperatorConfig
@@ -68,11 +68,27 @@ def build_workload(job: Job, adapter: WorkloadAdapter, config: OperatorConfig) -
     }
 
 
+def created_for(
+    job: Job, adapter: WorkloadAdapter, workload: Json, dry_run: bool = False
+) -> tuple[tuple[Resource, Json], ...]:
+    """A built workload as it is created, with what it is made of before it.
+
+    With `dry_run` nothing is there yet, so that it names what its author named.
+    """
+    if not isinstance(adapter, ComposedAdapter):
+        return ((adapter.resource, workload),)
+    name, composed = names.support_name(job.name, job.uid), workload["spec"]
+    spec, copied = adapter.split(composed, name)
+    copy_ = owned(job, adapter.copied, name, spec=copied)
+    spec = adapter.as_given(job.spec.template.spec) if dry_run else spec
+    return (adapter.copied, copy_), (adapter.resource, workload | {"spec": spec})
+
+
 def _prepare_pod(job: Job, template: PodTemplate, spec: Json, config: OperatorConfig) -> None:
     pod = pod_spec(spec, template)
     metadata = _labelled(job, at(spec, *template.path))
-    if template.between is not None:
-        _labelled(job, at(spec, *template.between))
+    for place in template.between:
+        _labelled(job, at(spec, *place))
     pod["automountServiceAccountToken"] = False
     if job.spec.guard.isolation is Isolation.STRICT:
         _confine(pod)

@@ -151,8 +151,9 @@ def pod_spec(spec: Mapping[str, Any], template: PodTemplate) -> dict[str, Any]:
         inner = path[end] if end < len(path) else ""
         if not isinstance(at(spec, *path[:end]), list if isinstance(inner, int) else dict):
             raise TemplateError(dotted(path[:end]), "must be an object")
-    metadata = (*template.path, "metadata")
-    _check_shape(at(spec, *metadata), _METADATA, dotted(metadata))
+    for place in (template.path, *template.between):
+        metadata = (*place, "metadata")
+        _check_shape(at(spec, *metadata), _METADATA, dotted(metadata))
     pod: dict[str, Any] = at(spec, *path)
     _check_shape(pod, _POD, dotted(path))
     if template.guarded and trainer(pod, template) is None:

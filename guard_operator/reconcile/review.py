@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from guard_core.wording import quoted
-from guard_operator.adapters import WorkloadAdapter, find_adapter
+from guard_operator.adapters import ComposedAdapter, TemplateError, WorkloadAdapter, find_adapter
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from guard_operator.api.reasons import Reason
 from guard_operator.api.types import Spec
@@ -21,7 +21,7 @@ from guard_operator.reconcile.guard_pod import find_obstacles
 from guard_operator.reconcile.inject import LeakError, build_workload
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.refusals import checkpoint_mount, find_violations, pod_spec
-from guard_operator.reconcile.snapshot import Job
+from guard_operator.reconcile.snapshot import Job, with_spec
 from guard_operator.runtime.client import Json
 
 #: In the place of what the API server gives an object when it is created.
@@ -95,12 +95,15 @@ def _start(adapter: WorkloadAdapter, spec: Spec) -> Iterator[str]:
             )
 
 
-def review_manifest(manifest: Mapping[str, Any], config: OperatorConfig) -> Review:
+def review_manifest(
+    manifest: Mapping[str, Any], config: OperatorConfig, source: Mapping[str, Any] | None = None
+) -> Review:
     """The same of a `GuardedTrainingJob` that is not created yet, with what the API server says of its names.
 
     Args:
         manifest: with a mapping `metadata` that has a name, and with `spec`.
         config: what the operator's installation decides.
+        source: what the template names, of a kind whose pods are made of that.
     """
     name = str(manifest["metadata"]["name"])
     if len(name) > MAX_JOB_NAME or re.fullmatch(JOB_NAME_PATTERN, name) is None:
@@ -113,4 +116,11 @@ def review_manifest(manifest: Mapping[str, Any], config: OperatorConfig) -> Revi
         job = parse_job({**manifest, "metadata": _UNBORN | dict(manifest["metadata"])})
     except ValidationError as error:
         return Review(Reason.INVALID_SPEC, (invalid_spec(error),))
-    return review(find_adapter(job.spec.template.api_version, job.spec.template.kind), job, config)
+    template = job.spec.template
+    adapter = find_adapter(template.api_version, template.kind)
+    if isinstance(adapter, ComposedAdapter) and source is not None:
+        try:
+            job = with_spec(job, adapter.composed(template.spec, source))
+        except TemplateError as error:
+            return Review(Reason.TEMPLATE_REFUSED, (f"spec.template.spec.{error}",))
+    return review(adapter, job, config)

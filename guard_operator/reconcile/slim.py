@@ -87,6 +87,11 @@ def slim_between(raw: Json) -> Json:
     return {"metadata": _kept(raw["metadata"], _OF_A_WORKLOAD)}
 
 
+def slim_copy(raw: Json) -> Json:
+    """The part that is cached of what a workload was made of: whose it is, and its templates."""
+    return slim_between(raw) | {"spec": raw.get("spec") or {}}
+
+
 def slim_queued(raw: Json) -> Json:
     """The part that is cached of what a queue has of a workload: not its pod templates."""
     metadata, status = raw["metadata"], raw.get("status") or {}

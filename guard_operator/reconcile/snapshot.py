@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.reasons import ConditionType, Reason
@@ -198,6 +199,12 @@ class Snapshot:
     between: tuple[Between, ...] = ()
     own_guard: OwnGuard | None = None
     queued: Queued | None = None
+
+
+def with_spec(job: Job, spec: Mapping[str, Any]) -> Job:
+    """The job with another spec of its workload."""
+    template = job.spec.template.model_copy(update={"spec": spec})
+    return replace(job, spec=job.spec.model_copy(update={"template": template}))
 
 
 def guard_of(job: Job) -> GuardStatus:

@@ -36,6 +36,7 @@ __all__ = ["client", "kubeconfig", "make_job", "namespace", "plane"]
 FLAGS = {
     "kuberay": ["--metrics-addr=0", "--health-probe-bind-address=0", "--enable-leader-election=false"],
     "jobset": ["--metrics-bind-address=0", "--health-probe-bind-address=0", "--leader-elect=false"],
+    "trainer": [],
     "kueue": ["--feature-gates=VisibilityOnDemand=false"],
 }
 
@@ -69,12 +70,13 @@ def controller(
             if webhooks is not None:
                 webhooks.prepare(client)
             config = [] if webhooks is None else [f"--config={webhooks.config}"]
+            own = {} if webhooks is None else webhooks.environment
             out = stack.enter_context((logs / f"{name}.log").open("wb"))
             process = subprocess.Popen(
                 [directory / "manager", *FLAGS[name], *config],
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "KUBECONFIG": str(kubeconfig), "GOGC": "50"},
+                env={**os.environ, **own, "KUBECONFIG": str(kubeconfig), "GOGC": "50"},
             )
             stack.callback(process.wait, START_SECONDS)
             stack.callback(process.kill)

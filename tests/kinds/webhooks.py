@@ -1,4 +1,4 @@
-"""The webhooks of JobSet and Kueue, which their controllers rely on: they fill in defaults, and refuse."""
+"""The webhooks of controllers, which they rely on: these fill in defaults, and refuse."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ KINDS = {
 }
 #: JobSet's own way to certificates needs a Service and its pods. Kueue's must be on, or it looks for others
 #: in /etc; it writes them into a Secret that has to be there, and serves those of `certDir` all the same.
+#: Trainer looks for them below the directory for temporary files.
 CONFIGS = {
     "jobset": """\
 apiVersion: config.jobset.x-k8s.io/v1alpha1
@@ -39,9 +40,19 @@ leaderElection: {{leaderElect: false}}
 webhook: {{host: 127.0.0.1, port: {port}, certDir: "{folder}"}}
 integrations: {{frameworks: [batch/job, jobset.x-k8s.io/jobset, ray.io/rayjob, ray.io/raycluster]}}
 """,
+    "trainer": """\
+apiVersion: config.trainer.kubeflow.org/v1alpha1
+kind: Configuration
+health: {{healthProbeBindAddress: "0"}}
+metrics: {{bindAddress: "0"}}
+leaderElection: {{leaderElect: false}}
+certManagement: {{enable: false}}
+webhook: {{host: 127.0.0.1, port: {port}}}
+""",
 }
 #: Of Kueue's webhooks those for what these tests make; others would be asked for kinds that it is not given.
 ASKED = {"jobs", "jobsets", "rayjobs", "rayclusters", "workloads", "clusterqueues", "resourceflavors"}
+ASKED |= {"trainjobs", "trainingruntimes", "clustertrainingruntimes"}
 
 
 class Webhooks:
@@ -59,6 +70,9 @@ class Webhooks:
         files = ["-keyout", folder / "tls.key", "-out", self.certificate]
         command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject, *files]
         subprocess.run(command, check=True, capture_output=True)
+        (folder / "k8s-webhook-server").mkdir()
+        (folder / "k8s-webhook-server" / "serving-certs").symlink_to(folder)
+        self.environment = {"TMPDIR": str(folder)}
         self.config = folder / "config.yaml"
         self.config.write_text(CONFIGS[name].format(port=self.port, folder=folder))
 
@@ -84,7 +98,9 @@ class Webhooks:
                 "apiVersion": kind.api_version,
                 "kind": kind.kind,
                 "metadata": {"name": self.name},
-                "webhooks": list(self._of_jobset(verb) if self.name == "jobset" else self._of_kueue(kind)),
+                "webhooks": list(
+                    self._of_jobset(verb) if self.name == "jobset" else self._of_manifests(kind)
+                ),
             }
             client.request("PATCH", path, query={"fieldManager": "test"}, body=body, content_type=APPLY)
 
@@ -99,7 +115,7 @@ class Webhooks:
             "failurePolicy": "Fail",
         }
 
-    def _of_kueue(self, kind: Resource) -> Iterator[Json]:
+    def _of_manifests(self, kind: Resource) -> Iterator[Json]:
         """As its own manifests have them."""
         for document in yaml.safe_load_all((self._directory / "webhooks.yaml").read_text()):
             for one in document["webhooks"] if document["kind"] == kind.kind else ():

@@ -28,6 +28,7 @@ WAYS = {
     "batch-job.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "multi-node.yaml": (CLAIM, (*NUMERIC, *SERVER)),
     "jobset.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
+    "trainjob.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "rayjob.yaml": (CLAIM, (*NUMERIC, *SERVER)),
     "followed-job.yaml": (
         CLAIM,
@@ -73,7 +74,7 @@ def test_wrapped_again_it_means_the_same(
     assert [one for one in documents if one is not made] == [
         one
         for one in yaml.safe_load_all(bare)
-        if one["kind"] not in ("PyTorchJob", "Job", "RayJob", "JobSet")
+        if one["kind"] not in ("PyTorchJob", "Job", "RayJob", "JobSet", "TrainJob")
     ]
 
 
