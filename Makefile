@@ -96,7 +96,7 @@ test-trl-oldest: | $(UV) ## The trainer's tests with the oldest TRL that is allo
 	$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --editable . 'trl~=$(TRL_OLDEST).0'
 	$(OLDEST)/bin/pytest -q tests/trainer --ignore=tests/trainer/test_mutants.py
 
-test-kinds: install control-plane ## RayJob, JobSet and a Kueue queue against their real controllers, which are built once; not part of `make test`.
+test-kinds: install control-plane ## RayJob, JobSet, TrainJob and a Kueue queue against their real controllers, which are built once; not part of `make test`.
 	$(VENV)/bin/pytest -q tests/kinds
 
 # SEED repeats a run, ONLY='etcd killed' plays one round of it and leaves the page as it is.

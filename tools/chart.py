@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from guard_core import __version__
 from guard_operator import rbac
-from guard_operator.adapters import ADAPTERS
+from guard_operator.adapters import ADAPTERS, ComposedAdapter, WorkloadAdapter
 from guard_operator.adapters.rayjob import SUBMITTER_LABEL
 from guard_operator.api.names import (
     GUARD_CONTAINER,
@@ -39,7 +39,7 @@ from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.isolation import HOST_CAPABILITIES, Decisions, Says
 from guard_operator.reconcile.leaks import SHARED
 from guard_operator.reconcile.snapshot import Job
-from guard_operator.runtime.client import STATEFUL_SETS
+from guard_operator.runtime.client import STATEFUL_SETS, Resource
 from tools import ROOT
 from tools.as_yaml import to_yaml
 from tools.chart_values import CrdValues, Values, ValuesSection
@@ -61,6 +61,7 @@ def outputs() -> dict[Path, str]:
             {
                 "rules": rbac.common_rules(),
                 "kinds": {one.resource.kind: rbac.workload_rules(one) for one in ADAPTERS},
+                "shared": {one.resource.kind: found for one in ADAPTERS if (found := rbac.shared_rules(one))},
                 "kueue": rbac.queue_rules(),
                 "leaseRules": rbac.lease_rules(),
             },
@@ -149,9 +150,15 @@ def isolation_values() -> dict[str, Any]:
         "operatorVerb": OPERATOR_VERB,
         "statusFields": sorted(set(_fields_of(Status)) - {"guard"}),
         "workloads": [
-            {"group": adapter.resource.group, "plural": adapter.resource.plural} for adapter in ADAPTERS
+            {"group": resource.group, "plural": resource.plural}
+            for adapter in ADAPTERS
+            for resource in _made_by_the_operator(adapter)
         ],
     }
+
+
+def _made_by_the_operator(adapter: WorkloadAdapter) -> tuple[Resource, ...]:
+    return (adapter.resource, *((adapter.copied,) if isinstance(adapter, ComposedAdapter) else ()))
 
 
 _OPEN = (Says.ALLOWED, Says.CHECKED)

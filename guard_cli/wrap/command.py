@@ -127,15 +127,20 @@ def wrap(
         openai=(openai_url, openai_model),
         vllm=bool(vllm),
     )
+    where = "stdin" if file == "-" else file
     try:
         text = read_text(_read(file, MAX_BYTES + 1))
         job = find_job(text)
         wrapped = wrap_job(job, guard, name)
-        given = wrapped.manifest["spec"]["template"]["spec"]
-        beside = [] if runtime is None else [read_text(_read(runtime, MAX_BYTES + 1))]
-        source = source_in([text, *beside], job.adapter, given)
     except ManifestError as error:
-        raise CliError(f"{'stdin' if file == '-' else file}: {error}") from None
+        raise CliError(f"{where}: {error}") from None
+    given, texts = wrapped.manifest["spec"]["template"]["spec"], {where: text}
+    if runtime is not None:
+        try:
+            texts[runtime] = read_text(_read(runtime, MAX_BYTES + 1))
+        except ManifestError as error:
+            raise CliError(f"{runtime}: {error}") from None
+    source = source_in(texts, job.adapter, given)
     said = review_manifest(wrapped.manifest, OperatorConfig(guard_image="", relaxed_host_paths=None), source)
     volume = checkpoint_volume(composed_spec(job.adapter, given, source), job.adapter, checkpoints)
     wrong = f"--checkpoints {checkpoints}: {volume.wrong}" if volume is not None and volume.wrong else ""

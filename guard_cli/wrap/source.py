@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
+from guard_cli.errors import CliError
 from guard_cli.wrap.manifest import (
     ManifestError,
     check,
@@ -17,16 +18,21 @@ from guard_cli.wrap.manifest import (
     scalar_text,
     value_of,
 )
-from guard_operator.adapters import ComposedAdapter, TemplateError, WorkloadAdapter
+from guard_operator.adapters import ComposedAdapter, Source, TemplateError, WorkloadAdapter
 
 
 def source_in(
-    texts: Iterable[str], adapter: WorkloadAdapter, spec: Mapping[str, Any]
+    texts: Mapping[str, str], adapter: WorkloadAdapter, spec: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
     """The object that a spec names, from manifests; None: of this kind none is needed, or it names none.
 
+    Args:
+        texts: each under the name of its file; the first one has the job.
+        adapter: of the job's kind.
+        spec: of the job.
+
     Raises:
-        ManifestError: it is in none of them, or cannot be read.
+        CliError: it is in none of them, or one cannot be read.
     """
     if not isinstance(adapter, ComposedAdapter):
         return None
@@ -34,21 +40,28 @@ def source_in(
         source = adapter.source(spec)
     except TemplateError:
         return None  # the operator's own words follow
+    for name, text in texts.items():
+        try:
+            if (found := _find(text, source)) is not None:
+                return found
+        except ManifestError as error:
+            raise CliError(f"{name}: {error}") from None
     kind = source.resource.kind
-    for part in (part for text in texts for part in documents(text)):
+    raise CliError(
+        f"{next(iter(texts))}: its pods are made of the {kind} {source.name}, which is not in it: add it, or "
+        f"give it with --runtime (`kubectl get {kind.lower()} {source.name} -o yaml`)"
+    )
+
+
+def _find(text: str, source: Source) -> Mapping[str, Any] | None:
+    wanted = (source.resource.api_version, source.resource.kind)
+    for part in documents(text):
         node = compose(part)
         named = scalar_text(value_of(node, "metadata", "name")) == source.name
-        if (
-            isinstance(node, yaml.MappingNode)
-            and named
-            and kind_of(node) == (source.resource.api_version, kind)
-        ):
+        if isinstance(node, yaml.MappingNode) and named and kind_of(node) == wanted:
             check(node, part.line)
             return meaning(part.text)
-    raise ManifestError(
-        f"its pods are made of the {kind} {source.name}, which is not in it: add it, or give it with "
-        f"--runtime (`kubectl get {kind.lower()} {source.name} -o yaml`)"
-    )
+    return None
 
 
 def composed_spec(

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from guard_core import __version__
-from guard_operator.adapters import ADAPTERS, find_adapter
+from guard_operator.adapters import ADAPTERS, ComposedAdapter, find_adapter
 from guard_operator.api.names import KIND, guard_name
 from guard_operator.api.schema import crd
 from guard_operator.api.types import GuardPod, Spec, Status
@@ -33,7 +33,7 @@ from guard_operator.reconcile.inject import build_workload, guard_service_accoun
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.refusals import find_violations
 from guard_operator.reconcile.review import review
-from guard_operator.reconcile.snapshot import Job
+from guard_operator.reconcile.snapshot import Job, with_spec
 from guard_operator.runtime.client import (
     APPLY,
     CONFIG_MAPS,
@@ -157,13 +157,19 @@ def check(cluster: Cluster, documents: list[Json]) -> list[Json]:
     """
     jobs = [d for d in documents if d["kind"] == KIND]
     for document in documents:
-        cluster.apply(document)
+        if not document["apiVersion"].startswith("trainer.kubeflow.org/"):
+            cluster.apply(document)
     for raw in jobs:
         job = job_of(raw, raw["metadata"].get("namespace", "default"))
         config, template = OperatorConfig("guard:1"), job.spec.template
         adapter = find_adapter(template.api_version, template.kind)
         assert adapter is not None
-        assert find_violations(adapter, template.spec, job.spec.guard, config) == ()
+        if isinstance(adapter, ComposedAdapter):
+            source = adapter.source(template.spec)
+            named = (source.resource.kind, source.name)
+            [found] = [d for d in documents if (d["kind"], d["metadata"]["name"]) == named]
+            job = with_spec(job, adapter.composed(template.spec, found))
+        assert find_violations(adapter, job.spec.template.spec, job.spec.guard, config) == ()
         workload = build_workload(job, adapter, config)
         if adapter.resource.group in {"batch", "kubeflow.org"}:
             cluster.apply(workload)
@@ -495,6 +501,29 @@ def test_the_pods_of_a_jobset_have_their_guard_where_rank_0_is(admission: Client
     eventually(lambda: "must each have their guard" in said(**{part: "trainer"}), "the policies know it")
     assert "must each have their guard" in said()
     assert said(**{part: "workers"}) == "None"
+
+
+def as_trainjob(spec: Json) -> None:
+    """A TrainJob, whose pods are made of what its job does not show."""
+    workload = {"runtimeRef": {"name": "torch"}}
+    spec["template"] = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": workload}
+
+
+def test_the_nodes_of_a_trainjob_have_their_guard(admission: Client) -> None:
+    job = submit(admission, STRICT, "train", as_trainjob)
+    pod = guarded_pod(STRICT)
+    names = {"rlguard.dev/job": job.name, "rlguard.dev/job-uid": job.uid}
+    ofset = {"jobset.sigs.k8s.io/jobset-name": job.name, "batch.kubernetes.io/job-name": "train-node-0"}
+    part = "jobset.sigs.k8s.io/replicatedjob-name"
+    without_guard(pod)
+
+    def said(**labels: str) -> str:
+        pod["metadata"]["labels"] = names | ofset | labels
+        return str(refusal(admission, pod))
+
+    eventually(lambda: "must each have their guard" in said(**{part: "node"}), "the policies know it")
+    assert "must each have their guard" in said()
+    assert said(**{part: "dataset-initializer"}) == "None"
 
 
 def test_other_pods_and_other_namespaces_are_left_alone(admission: Client) -> None:
@@ -1619,6 +1648,27 @@ class TestWhoMaySayFire:
         try:
             client = accounts.client(RELAXED, "guards", pod)
             assert (says(client, "set", {"guard": {"fire": FIRE}}) == "") == admitted
+        finally:
+            admission.request("DELETE", path)
+
+    @pytest.mark.parametrize(
+        ("pod", "admitted"),
+        [
+            ("train-node-0-0-x7k2p", True),
+            ("train-node-0-1-x7k2p", False),
+            ("train-node-1-0-x7k2p", False),
+            ("train-model-initializer-0-0-x7k2p", False),
+            ("restrain-node-0-0-x7k2p", False),
+        ],
+    )
+    def test_the_guard_of_a_trainjob(
+        self, accounts: Accounts, admission: Client, pod: str, admitted: bool
+    ) -> None:
+        path = f"/apis/rlguard.dev/v1alpha1/namespaces/{RELAXED}/guardedtrainingjobs/train"
+        submit(admission, RELAXED, "train", as_trainjob)
+        try:
+            client = accounts.client(RELAXED, "guards", pod)
+            assert (says(client, "train", {"guard": {"fire": FIRE}}) == "") == admitted
         finally:
             admission.request("DELETE", path)
 

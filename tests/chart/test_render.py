@@ -112,7 +112,12 @@ class TestContent:
         ]
         assert {role["metadata"]["namespace"] for role in roles} == {"team-a", "team-b"}
         assert all(role["rules"] == rbac.rules() for role in roles)
-        assert not [o for o in objects if o["kind"] == "ClusterRoleBinding"]
+        [shared] = [rule for adapter in ADAPTERS for rule in rbac.shared_rules(adapter)]
+        assert (shared["resources"], shared["verbs"]) == (["clustertrainingruntimes"], ["get"])
+        [bound] = [o["roleRef"]["name"] for o in objects if o["kind"] == "ClusterRoleBinding"]
+        assert find(objects, "ClusterRole", bound)["rules"] == [shared]
+        others = render(VALUES / "namespaced.yaml", {"kinds": json.dumps(["Job", "JobSet"])})
+        assert not [o for o in others if o["kind"] == "ClusterRoleBinding"]
 
     def test_every_binding_is_for_the_operators_account(self, render: Render) -> None:
         for values in FILES:

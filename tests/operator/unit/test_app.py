@@ -45,7 +45,20 @@ def test_only_kinds_that_are_switched_on_are_watched() -> None:
     always = {"guardedtrainingjobs", "pods", "statefulsets"}
     assert watched("RayJob") == always | {"rayjobs", "rayclusters"}
     assert watched("JobSet") == always | {"jobsets", "jobs"}
-    assert watched() == always | {"pytorchjobs", "jobs", "rayjobs", "rayclusters", "jobsets"}
+    runtimes = {"trainjobs", "trainingruntimes"}
+    assert watched("TrainJob") == always | {"jobsets", "jobs"} | runtimes
+    assert watched() == always | {"pytorchjobs", "jobs", "rayjobs", "rayclusters", "jobsets"} | runtimes
+
+
+def test_a_copy_is_cached_with_its_templates_and_what_is_between_without() -> None:
+    slim = app._watched(())
+    raw = {"metadata": {"name": "x"}, "spec": {"template": {}}}
+    kept = {
+        resource.plural: slim[resource](raw).get("spec")
+        for resource in slim
+        if "rayclusters" in resource.plural or "runtimes" in resource.plural
+    }
+    assert kept == {"rayclusters": None, "trainingruntimes": {"template": {}}}
 
 
 def test_a_queue_is_watched_where_it_is_switched_on_and_looks_at_jobs_alone() -> None:

@@ -323,3 +323,11 @@ def test_a_transport_that_fails_is_no_missing_runtime() -> None:
     cluster.get = lambda *_args: (_ for _ in ()).throw(TransportError("cut"))  # type: ignore[method-assign]
     with pytest.raises(TransportError):
         cluster.look()
+
+
+def test_while_a_run_is_stopped_its_copy_is_read_live() -> None:
+    cluster = running(slim_copy(own_copy()))
+    cluster.there = {(TRAIN_JOBS, "ns", "run"): thing("run", "w", "0123456789")}
+    stop = {"stop": {"requestedAt": "2026-01-01T00:00:00Z", "method": "Stop"}}
+    assert "runtime" not in cluster.look(raw_job(CREATED | stop)).job.spec.template.spec
+    assert f"get TrainingRuntime ns {COPY}" in cluster.asked

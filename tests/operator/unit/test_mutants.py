@@ -35,6 +35,16 @@ CLIENT = Rule("guard_operator", "runtime/client.py", HERE / "test_gather.py")
 ACTUATE = rule("actuate.py", "test_stop_children.py")
 RAYJOB = Rule("guard_operator", "adapters/rayjob.py", HERE / "test_rayjob_adapter.py")
 JOBSET = Rule("guard_operator", "adapters/jobset.py", HERE / "test_jobset_adapter.py")
+TRAINJOB = Rule(
+    "guard_operator", "adapters/trainjob.py", HERE / "test_trainjob_adapter.py", (HERE / "test_composed.py",)
+)
+COMPOSED_SEES, COMPOSED_MADE, COMPOSED_ACTS, COMPOSED_TELLS = (
+    rule(f"{name}.py", "test_composed.py") for name in ("gather", "inject", "actuate", "collector")
+)
+COMPOSED_REVIEWED, COMPOSED_REFUSED = (
+    rule(f"{name}.py", "test_trainjob_adapter.py") for name in ("review", "refusals")
+)
+COMPOSED_RBAC = Rule("guard_operator", "rbac.py", HERE / "test_trainjob_adapter.py")
 QUEUES, QUEUE_DECIDES, QUEUE_SEES, QUEUE_ACTS, QUEUE_SLIM, QUEUE_GAUGES = (
     rule(f"{name}.py", "test_queues.py")
     for name in ("queues", "decide", "gather", "actuate", "slim", "gauges")
@@ -104,7 +114,64 @@ MUTANTS: list[Mutant] = [
     (JOBSET, "    if several and count", "    if False and count"),
     (JOBSET, "JOB_FIELD if several else", ""),
     (JOBSET, '{"completionMode": "Indexed"} | job', "job"),
-    (JOBSET, '"", False, between=place)', '"", False)'),
+    (JOBSET, '"", False, between=(place,))', '"", False)'),
+    # TrainJob: of what its pods are made, that this is what was checked, and which pod is rank 0.
+    (TRAINJOB, 'if spec.get("managedBy") not in (None, "trainer.kubeflow.org/trainjob-controller"):',
+     "if False:"),
+    (TRAINJOB, "found is None or group not in (None, GROUP)", "found is None"),
+    (TRAINJOB, "        if RUNTIME not in spec:\n", "        if False:\n"),
+    (TRAINJOB, "        _check_runtime(spec)\n", ""),
+    (TRAINJOB, 'for policy in ("mpi", "flux"):', 'for policy in ("mpi",):'),
+    (TRAINJOB, 'for policy in ("mpi", "flux"):', 'for policy in ("flux",):'),
+    (TRAINJOB, '"managedBy") not in (None, "jobset.sigs.k8s.io/jobset-controller"):',
+     '"managedBy") is Ellipsis:'),
+    (TRAINJOB, 'if at(spec, *_JOB_SET, "volumeClaimPolicies"):', "if False:"),
+    (TRAINJOB, "if names != [NODE]:", "if not names:"),
+    (TRAINJOB, "if names != [NODE]:", "if NODE not in names:"),
+    (TRAINJOB, 'if job.get("replicas") not in (None, 1):', "if False:"),
+    (TRAINJOB, '.get("completionMode") not in (None, "Indexed"):', '.get("completionMode") is Ellipsis:'),
+    (TRAINJOB, "for label in (JOB_LABEL, INDEX_LABEL))", "for label in (INDEX_LABEL,))"),
+    (TRAINJOB, "for label in (JOB_LABEL, INDEX_LABEL))", "for label in (JOB_LABEL,))"),
+    (TRAINJOB, "return first and labels.get(NAME_LABEL) == NODE", "return first"),
+    (TRAINJOB, "            _patch(made, patch, where)\n", "            pass\n"),
+    (TRAINJOB, "RUNTIME: deepcopy(source.get(\"spec\"))}", "RUNTIME: source.get(\"spec\")}"),
+    (TRAINJOB, "        _check_containers(job, change, path)\n", ""),
+    (TRAINJOB, '("initContainers", "containers"):\n        there', '("containers",):\n        there'),
+    (TRAINJOB, "                _add_environment(container, given, field)\n", "                pass\n"),
+    (TRAINJOB, 'if (secret := given.get("secretRef")) is not None:', "if (secret := None) is not None:"),
+    (TRAINJOB, 'own.pop("runtimePatches", None)', "pass"),
+    (TRAINJOB, 'for key in ("env", "secretRef"):', 'for key in ("secretRef",):'),
+    (TRAINJOB, 'for key in ("env", "secretRef"):', 'for key in ("env",):'),
+    (TRAINJOB, '.pop("ttlSecondsAfterFinished", None)', ""),
+    (TRAINJOB, '.setdefault("completionMode", "Indexed")', ""),
+    (TRAINJOB, '.setdefault("podReplacementPolicy", "Failed")', ""),
+    (TRAINJOB, '.setdefault("restartPolicy", "Never")', ""),
+    (TRAINJOB, "between = ((RUNTIME, \"template\"), place)", "between = (place,)"),
+    (TRAINJOB, "between = ((RUNTIME, \"template\"), place)", "between = ((RUNTIME, \"template\"),)"),
+    (TRAINJOB, 'if not at(job, "dependsOn")', ""),
+    (TRAINJOB, 'condition.get("status") == "True" and condition', "condition"),
+    (TRAINJOB, "{\"activeDeadlineSeconds\": 1}", "{\"suspend\": True}"),
+    (COMPOSED_SEES, "if controller_of(raw) in controllers:", "if True:"),
+    (COMPOSED_SEES, "controllers |= {one.uid for one in found}", "pass"),
+    (COMPOSED_SEES, "controller_of(found) == job.uid else None", "True else None"),
+    (COMPOSED_SEES, "cached = () if live else self._made", "cached = self._made"),
+    (COMPOSED_SEES, "found = found or self._client.get(adapter.copied, job.namespace, name)", "pass"),
+    (COMPOSED_SEES, "namespace = job.namespace if source.namespaced else None", "namespace = job.namespace"),
+    (COMPOSED_SEES, "if error.status != 403 and not error.permanent:", "if not error.permanent:"),
+    (COMPOSED_SEES, "if error.status != 403 and not error.permanent:", "if False:"),
+    (COMPOSED_SEES, "None if not_now else missing or self._prepare", "None if not_now else self._prepare"),
+    (COMPOSED_SEES, "created_for(job, adapter, said.workload, dry_run=True)",
+     "created_for(job, adapter, said.workload)"),
+    (COMPOSED_SEES, "(refused := self._dry_run(resource, job, body)).reason is not None:",
+     "refused := self._dry_run(resource, job, body):"),
+    (COMPOSED_MADE, "return (adapter.copied, copy_), (adapter.resource, workload | {\"spec\": spec})",
+     "return (adapter.resource, workload | {\"spec\": spec}), (adapter.copied, copy_)"),
+    (COMPOSED_ACTS, "except TemplateError as error:  # of", "except ZeroDivisionError as error:  # of"),
+    (COMPOSED_TELLS, "except TemplateError:", "except ZeroDivisionError:"),
+    (COMPOSED_REVIEWED, "if isinstance(adapter, ComposedAdapter) and source is not None:", "if False:"),
+    (COMPOSED_REFUSED, "for place in (template.path, *template.between):", "for place in (template.path,):"),
+    (COMPOSED_RBAC, '{resource: {"get"} for resource in adapter.shared}',
+     '{resource: {"get", "patch"} for resource in adapter.shared}'),
     # RayJob: where no guard would be, and what a stop must end.
     (RAYJOB, "if at(spec, *path):", "if False:"),
     (RAYJOB, '("entrypointNumCpus", "entrypointNumGpus", "entrypointResources")', '("entrypointNumCpus",)'),

@@ -1,0 +1,139 @@
+"""`rlguard wrap` of a TrainJob, whose pods are made of a runtime: in the same file, or given beside it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+JOB = """\
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: run}
+spec:
+  runtimeRef: {name: torch}   # the platform's
+  trainer: {image: mine, env: [{name: A, value: b}]}
+  runtimePatches:
+  - manager: example.com/me
+    trainingRuntimeSpec:
+      template:
+        spec:
+          replicatedJobs:
+          - name: node
+            template:
+              spec:
+                template:
+                  spec:
+                    containers:
+                    - {name: node, volumeMounts: [{name: ck, mountPath: /ck}]}
+                    volumes:
+                    - {name: ck, persistentVolumeClaim: {claimName: saved}}
+"""
+RUNTIME = """\
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: ClusterTrainingRuntime
+metadata: {name: torch}
+spec:
+  mlPolicy: {torch: {}}
+  template:
+    spec:
+      replicatedJobs:
+      - name: node
+        template:
+          metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer}}
+          spec:
+            template:
+              spec:
+                securityContext: {runAsNonRoot: true}
+                containers:
+                - {name: node, image: i}
+"""
+
+
+@pytest.fixture
+def wrap(rlguard: Run, tmp_path: Path) -> Run:
+    """Wraps a text, with a text of its runtime beside it."""
+
+    def run(job: str, runtime: str | bytes | None = None) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "job.yaml").write_text(job)
+        options = ["-f", tmp_path / "job.yaml", "--heldout", "claim:held/h.jsonl", "--checkpoints", "ck"]
+        if runtime is not None:
+            content = runtime if isinstance(runtime, bytes) else runtime.encode()
+            (tmp_path / "runtime.yaml").write_bytes(content)
+            options += ["--runtime", tmp_path / "runtime.yaml"]
+        return rlguard("wrap", *options)
+
+    return run
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    assert (done.returncode, done.stdout) == (2, ""), done.stdout + done.stderr
+    assert done.stderr.startswith("rlguard wrap: ") and "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_in_the_same_file_the_runtime_stays_as_it_is(wrap: Run) -> None:
+    done = wrap(f"{RUNTIME}---\n{JOB}")
+    assert done.returncode == 0, done.stderr
+    runtime, job = yaml.safe_load_all(done.stdout)
+    assert runtime == yaml.safe_load(RUNTIME)
+    template = job["spec"]["template"]
+    assert template["spec"] == yaml.safe_load(JOB)["spec"] and "# the platform's" in done.stdout
+    assert "checkpoints: volume ck, claim saved" in done.stderr
+    assert "beside the container node" in done.stderr
+
+
+def test_given_beside_it_the_runtime_is_not_printed(wrap: Run) -> None:
+    done = wrap(JOB, RUNTIME)
+    assert done.returncode == 0, done.stderr
+    [job] = yaml.safe_load_all(done.stdout)
+    assert job["spec"]["template"]["kind"] == "TrainJob"
+
+
+@pytest.mark.parametrize("other", ["", "---\n" + RUNTIME.replace("name: torch", "name: other")])
+def test_without_it_is_said_how_to_get_it(wrap: Run, other: str) -> None:
+    said = refused(wrap(f"{JOB}{other}"))
+    assert "made of the ClusterTrainingRuntime torch, which is not in it" in said
+    assert "--runtime (`kubectl get clustertrainingruntime torch -o yaml`)" in said
+
+
+def test_what_the_runtime_opens_is_refused_with_its_place(wrap: Run) -> None:
+    said = refused(wrap(JOB, RUNTIME.replace("runAsNonRoot: true", "runAsUser: 0")))
+    assert "`runtime` there its runtime with its patches" in said
+    assert "runtime.template.spec.replicatedJobs[0].template.spec.template.spec.containers[0]" in said
+
+
+def test_what_the_job_says_over_it_is_refused(wrap: Run) -> None:
+    assert "RLGUARD_URL" in refused(wrap(JOB.replace("{name: A,", "{name: RLGUARD_URL,"), RUNTIME))
+    assert "must name a replicatedJob" in refused(wrap(JOB.replace("- name: node", "- name: nodes"), RUNTIME))
+    assert "must be a ClusterTrainingRuntime" in refused(
+        wrap(JOB.replace("{name: torch}", "{kind: X, name: torch}"))
+    )
+
+
+def test_a_volume_that_neither_has_is_told(wrap: Run) -> None:
+    assert "has no volume of this name" in refused(
+        wrap(JOB.replace("name: ck, persist", "name: other, persist"), RUNTIME)
+    )
+
+
+def test_a_wrong_value_at_any_place_of_the_runtime_breaks_nothing(wrap: Run) -> None:
+    for number, line in enumerate(lines := RUNTIME.splitlines(keepends=True)):
+        if number < 3 or not line.rstrip().endswith(":"):
+            continue
+        for value in ("null", "1", "[1]", "{name: 1}"):
+            depth = len(line) - len(line.lstrip())
+            rest = [one for one in lines[number + 1 :] if len(one) - len(one.lstrip()) < depth]
+            refused(wrap(JOB, "".join([*lines[:number], f"{line.rstrip()} {value}\n", *rest])))
+
+
+def test_a_runtime_that_is_no_file_or_no_yaml(rlguard: Run, wrap: Run, tmp_path: Path) -> None:
+    assert "runtime.yaml: it is" in refused(wrap(JOB, "a: [b"))
+    assert "runtime.yaml: it is not UTF-8" in refused(wrap(JOB, b"\xff"))
+    (tmp_path / "job.yaml").write_text(JOB)
+    options = ("--heldout", "claim:h/h", "--checkpoints", "ck", "--runtime", tmp_path / "none.yaml")
+    assert "none.yaml cannot be read" in refused(rlguard("wrap", "-f", tmp_path / "job.yaml", *options))
