@@ -116,7 +116,7 @@ class TestContent:
         assert (shared["resources"], shared["verbs"]) == (["clustertrainingruntimes"], ["get"])
         [bound] = [o["roleRef"]["name"] for o in objects if o["kind"] == "ClusterRoleBinding"]
         assert find(objects, "ClusterRole", bound)["rules"] == [shared]
-        others = render(VALUES / "namespaced.yaml", {"kinds": json.dumps(["Job", "JobSet"])})
+        others = render({"watchNamespaces": '["team-a"]', "kinds": '["Job", "JobSet"]'})
         assert not [o for o in others if o["kind"] == "ClusterRoleBinding"]
 
     def test_every_binding_is_for_the_operators_account(self, render: Render) -> None:

@@ -21,6 +21,7 @@ MANIFEST, REWRITE, GUARD = rule("manifest.py"), rule("rewrite.py"), rule("guard.
 COMMAND = rule("command.py")
 SPEC = Rule("guard_operator", "api/types.py", HERE / "test_wrap.py", BESIDE)
 OPTIONS = Rule("guard_cli", "guard_settings.py", HERE / "test_wrap.py", BESIDE)
+SOURCE = Rule("guard_cli", "wrap/source.py", HERE / "test_trainjob.py", BESIDE)
 
 MUTANTS: tuple[Mutant, ...] = (
     (MANIFEST, r"(?=\s|\Z)", ""),
@@ -40,6 +41,9 @@ MUTANTS: tuple[Mutant, ...] = (
     (COMMAND, "    if said.reason is not None:", "    if False:"),
     (SPEC, "and self.state.claim_name == self.heldout.volume.claim_name", "and False"),
     (OPTIONS, "if vllm and url is not None:", "if False:"),
+    (SOURCE, "named and kind_of(node) == wanted:", "kind_of(node) == wanted:"),
+    (SOURCE, "            check(node, part.line)\n", ""),
+    (SOURCE, "    except TemplateError:\n        return None", "    except ZeroDivisionError:\n        return None"),
 )  # fmt: skip
 
 

@@ -133,6 +133,7 @@ def test_a_wrong_value_at_any_place_of_the_runtime_breaks_nothing(wrap: Run) -> 
 
 def test_a_runtime_that_is_no_file_or_no_yaml(rlguard: Run, wrap: Run, tmp_path: Path) -> None:
     assert "runtime.yaml: it is" in refused(wrap(JOB, "a: [b"))
+    assert "twice" in refused(wrap(JOB, RUNTIME.replace("  mlPolicy:", "  mlPolicy: {}\n  mlPolicy:")))
     assert "runtime.yaml: it is not UTF-8" in refused(wrap(JOB, b"\xff"))
     (tmp_path / "job.yaml").write_text(JOB)
     options = ("--heldout", "claim:h/h", "--checkpoints", "ck", "--runtime", tmp_path / "none.yaml")

@@ -342,7 +342,7 @@ MUTANTS: list[Mutant] = [
     (GATHER, "{workload.uid, *workload.between}", "{workload.uid}"),
     (GATHER, ", self._config.kinds)", ")"),
     (GATHER, "self._between(adapter, job, uid, uncached)", "self._between(adapter, job, uid, False)"),
-    (GATHER, "            if controller_of(raw) == uid\n", ""),
+    (GATHER, "if controller_of(raw) in controllers:", "if True:"),
     (ACTUATE, "if raw is None or controller_of(raw) != action.uid:", "if raw is None:"),
     (ACTUATE, "[self._ask_child(job, action, child) for child in children]", "[]"),
     (ACTUATE, "            refusal = error.message\n", "            raise\n"),
