@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # what the extra `operator` brings is looked for before it is
     from guard_operator.runtime.lease import LeaseTiming
 
 #: What `guard_operator.adapters` has, which is loaded later; a test compares the two.
-KINDS = ("PyTorchJob", "Job", "RayJob", "JobSet", "TrainJob")
+KINDS = ("PyTorchJob", "Job", "RayJob", "RayCluster", "JobSet", "TrainJob")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 

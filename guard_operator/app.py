@@ -347,7 +347,8 @@ def _watched(kinds: Collection[str]) -> dict[Resource, Slim]:
     }
     between[STATEFUL_SETS] = slim_between  # guards in pods of their own
     between |= {adapter.copied: slim_copy for adapter in adapters if isinstance(adapter, ComposedAdapter)}
-    return between | {adapter.resource: partial(slim_workload, adapter) for adapter in adapters}
+    made = {one.resource: partial(slim_workload, one) for one in adapters if not one.only_attached}
+    return between | made
 
 
 def _first(found: Iterable[Json | None]) -> Json | None:

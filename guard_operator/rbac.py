@@ -41,7 +41,9 @@ def common_rules() -> list[dict[str, Any]]:
 
 def workload_rules(adapter: WorkloadAdapter) -> list[dict[str, Any]]:
     """For a kind of workload, what is between it and its pods, and what a stop must reach beside it."""
-    verbs = {adapter.resource: {"create", "delete", "get", "list", "patch", "watch"}}
+    verbs = {adapter.resource: {"delete", "get", "patch"}}
+    if not adapter.only_attached:
+        verbs[adapter.resource].update(("create", "list", "watch"))
     for resource in adapter.between:
         verbs.setdefault(resource, set()).update(("delete", "list", "watch"))
     for resource, wanted in adapter.children:

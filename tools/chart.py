@@ -124,6 +124,8 @@ def isolation_values() -> dict[str, Any]:
         "socketVolume": layout.SOCKET_VOLUME,
         "socketDirectory": layout.SOCKET_DIR,
         "heldoutDirectory": layout.HELDOUT_DIR,
+        "claimVolume": layout.CHECKPOINTS_VOLUME,
+        "claimDirectory": layout.CHECKPOINTS_DIR,
         "metricsPort": layout.METRICS_PORT_NAME,
         "trainerEnv": list(layout.TRAINER_ENV),
         "sharedKeys": dict(SHARED),
@@ -154,10 +156,18 @@ def isolation_values() -> dict[str, Any]:
             for adapter in ADAPTERS
             for resource in _made_by_the_operator(adapter)
         ],
+        # What a job may be attached to, and what makes its pods: who may delete the one may delete the other.
+        "targets": [
+            {"group": one.resource.group, "plural": one.resource.plural, "kind": one.resource.kind}
+            for one in ADAPTERS
+            if one.pod_selector("name", "uid")
+        ],
     }
 
 
 def _made_by_the_operator(adapter: WorkloadAdapter) -> tuple[Resource, ...]:
+    if adapter.only_attached:
+        return ()
     return (adapter.resource, *((adapter.copied,) if isinstance(adapter, ComposedAdapter) else ()))
 
 

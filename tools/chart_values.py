@@ -315,8 +315,8 @@ class Values(ValuesSection):
         "each; the namespaces must exist.",
         examples=[["team-a", "team-b"]],
     )
-    kinds: list[Literal["PyTorchJob", "Job", "RayJob", "JobSet", "TrainJob"]] = Field(
-        default=["PyTorchJob", "Job", "RayJob", "JobSet", "TrainJob"],
+    kinds: list[Literal["PyTorchJob", "Job", "RayJob", "RayCluster", "JobSet", "TrainJob"]] = Field(
+        default=["PyTorchJob", "Job", "RayJob", "RayCluster", "JobSet", "TrainJob"],
         min_length=1,
         description="Kinds of workload that are guarded. The operator has the permissions for these alone. "
         "A kind that the cluster has not yet is found when its CRD comes.",

@@ -52,13 +52,13 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
     yield from _guard(spec)
     if volume is not None:
         yield f"checkpoints: volume {spec.guard.checkpoints.volume}, {volume.says}"
-    carried = " and ".join(key for key in ("labels", "annotations") if getattr(spec.template.metadata, key))
+    carried = " and ".join(key for key in ("labels", "annotations") if getattr(spec.made_from.metadata, key))
     if carried:
         yield f"{carried}: as before, of the {kind}"
     if wrapped.left_out:
         yield f"left out: {', '.join(wrapped.left_out)}"
     yield from (f"warning: no longer protected: {cost}" for cost in dict.fromkeys(costs))
-    if job.adapter.state({"spec": spec.template.spec})[0] is WorkloadState.SUSPENDED:
+    if job.adapter.state({"spec": spec.made_from.spec})[0] is WorkloadState.SUSPENDED:
         yield "warning: its spec says suspend, so that it starts once that is taken out"
     if volume is not None and volume.warning:
         yield f"warning: {volume.warning}"

@@ -16,6 +16,7 @@ from guard_operator.adapters.base import (
 from guard_operator.adapters.job import JobAdapter
 from guard_operator.adapters.jobset import JobSetAdapter
 from guard_operator.adapters.pytorchjob import PyTorchJobAdapter
+from guard_operator.adapters.raycluster import RayClusterAdapter
 from guard_operator.adapters.rayjob import RayJobAdapter
 from guard_operator.adapters.trainjob import TrainJobAdapter
 
@@ -23,6 +24,7 @@ ADAPTERS: tuple[WorkloadAdapter, ...] = (
     PyTorchJobAdapter(),
     JobAdapter(),
     RayJobAdapter(),
+    RayClusterAdapter(),
     JobSetAdapter(),
     TrainJobAdapter(),
 )

@@ -109,12 +109,22 @@ class WorkloadAdapter(Protocol):
     max_name: int
     #: Annotations of the workload that leave no place for a guard, each with the reason.
     refused_annotations: Mapping[str, str]
+    #: Whether none is made of a template: one that exists is guarded, as `spec.targetRef` names it.
+    only_attached: bool
+    #: Fields of a spec that nobody prepared with which what is asked of the children might be undone.
+    undone_by: tuple[str, ...]
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Every pod template; at least one is guarded.
 
         Raises:
             TemplateError: the spec has no place for a guard; it names the field.
+        """
+
+    def pod_selector(self, name: str, uid: str) -> str:
+        """Label selector of the pods of a workload that nobody prepared.
+
+        By it its own controller knows them, so it finds all of them. "": none does.
         """
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
 CONTAINER = "trainer"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+UID_LABEL = "batch.kubernetes.io/controller-uid"
 INDEX_FIELD = f"metadata.labels['{INDEX_LABEL}']"
 #: What the API server writes into the pod template of a Job, and refuses in a new one of another UID.
 _ASSIGNED_LABELS = (
@@ -38,11 +39,17 @@ class JobAdapter:
     children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
     max_name = MAX_JOB_NAME
     refused_annotations: Mapping[str, str] = {}
+    only_attached = False
+    undone_by: tuple[str, ...] = ()
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""
         index = INDEX_FIELD if check_ranks(spec) else None
         return (PodTemplate(("template",), trainer_of(spec), True, index),)
+
+    def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
+        """Pods have the UID of their job, unless its author chose its selector."""
+        return f"{UID_LABEL}={uid}"
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Index 0, or the only pod."""

@@ -22,6 +22,7 @@ from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 JOB_SETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 NAME_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 JOB_LABEL = "jobset.sigs.k8s.io/job-index"
+UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
 JOB_FIELD = f"metadata.labels['{JOB_LABEL}']"
 #: The first rule of a failure policy: what ends a fired run is no failure to restart from.
 STOP_RULE: Json = {"name": "rlguard", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]}
@@ -38,6 +39,8 @@ class JobSetAdapter:
     children: tuple[tuple[Resource, tuple[str, ...]], ...] = ((BATCH_JOBS, ("get", "patch")),)
     max_name = MAX_JOB_NAME
     refused_annotations: Mapping[str, str] = {}
+    only_attached = False
+    undone_by: tuple[str, ...] = ("failurePolicy",)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """That of every replicatedJob; guarded is the one with rank 0."""
@@ -49,6 +52,10 @@ class JobSetAdapter:
             raise TemplateError("volumeClaimPolicies", "must not be set: JobSet adds volumes after the check")
         rank0 = _rank0(spec)
         return tuple(_template(number, job, job == rank0) for number, job in enumerate(_jobs(spec)))
+
+    def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
+        """Pods have the UID of their JobSet."""
+        return f"{UID_LABEL}={uid}"
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
         """The first pod of the first Job of its replicatedJob."""

@@ -41,6 +41,8 @@ class PyTorchJobAdapter:
     children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
     max_name = MAX_JOB_NAME
     refused_annotations: Mapping[str, str] = {}
+    only_attached = False
+    undone_by: tuple[str, ...] = ()
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""
@@ -64,6 +66,10 @@ class PyTorchJobAdapter:
             for role in ("Master", "Worker")
             if role in replicas
         )
+
+    def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
+        """Pods have the name of their job."""
+        return f"training.kubeflow.org/job-name={name}"
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
         """Index 0 of the guarded replica type."""

@@ -54,6 +54,7 @@ _REFUSED: dict[tuple[str, ...], str] = {
 }
 #: Whose pods are elsewhere if it is not KubeRay.
 _MANAGED_BY = (("managedBy",), ("rayClusterSpec", "managedBy"))
+FIRST_CONTAINER = "must have a container with a name: the first one runs Ray"
 _DRIVER = "Ray may then run the program on a worker, which no guard is beside. Leave it out"
 _MODES = ("K8sJobMode", "HTTPMode")
 _MODE = (
@@ -72,6 +73,8 @@ class RayJobAdapter:
     children: tuple[tuple[Resource, tuple[str, ...]], ...] = ((BATCH_JOBS, ("delete", "get")),)
     max_name = 47  # of KubeRay, which fails a job with a longer one after it was made
     refused_annotations: Mapping[str, str] = {FAULT_TOLERANCE: _CLEAN_UP}
+    only_attached = False
+    undone_by: tuple[str, ...] = ()
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The head, which is guarded, the groups of workers, and the submitter if it has a template."""
@@ -105,13 +108,17 @@ class RayJobAdapter:
         submitter = (("submitterPodTemplate",),) if spec.get("submitterPodTemplate") is not None else ()
         return (*templates, *(PodTemplate(path, "", False) for path in submitter))
 
+    def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
+        """Pods have the name of a RayCluster, which is gone before they are."""
+        return ""
+
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """The head."""
         return bool(at(pod, "metadata", "labels", TYPE_LABEL) == "head")
 
     def pods_wanted(self, spec: Mapping[str, Any]) -> int:
         """Head and workers. The submitter comes when they are ready, and goes before they do."""
-        return 1 + sum(_workers(group) for group in _objects(at(spec, *WORKERS)))
+        return 1 + sum(workers(group) for group in objects(at(spec, *WORKERS)))
 
     def prepared(self, spec: Json) -> Json:
         """By default the cluster outlives the program, and the submitter's pod has no label of the job's.
@@ -169,8 +176,8 @@ def _trainer(spec: Mapping[str, Any], place: tuple[str | int, ...]) -> str:
     path = (*place, "template", "spec", "containers")
     name = at(spec, *path, 0, "name")
     if not isinstance(name, str):
-        raise TemplateError(dotted(path), "must have a container with a name: the first one runs Ray")
-    for variable in _objects(at(spec, *path, 0, "env")):
+        raise TemplateError(dotted(path), FIRST_CONTAINER)
+    for variable in objects(at(spec, *path, 0, "env")):
         if variable.get("name") == DRIVER_ANYWHERE and variable.get("value") != "0":
             raise TemplateError(dotted((*path, 0, "env")), f"must not have {DRIVER_ANYWHERE}: {_DRIVER}")
     return name
@@ -186,7 +193,7 @@ def _check_labels(spec: Mapping[str, Any], place: tuple[str | int, ...]) -> None
         )
 
 
-def _workers(group: Any) -> int:
+def workers(group: Any) -> int:
     """Pods of a group of workers: as many as it wants, within its own limits."""
     if at(group, "suspend") is True:
         return 0
@@ -212,5 +219,6 @@ def _submitter(spec: Mapping[str, Any]) -> Json:
     return {"spec": {"restartPolicy": "Never", "containers": [container | same], **user}}
 
 
-def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
+def objects(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Those items of a list that are objects."""
     yield from (one for one in (value if isinstance(value, list) else []) if isinstance(one, dict))

@@ -59,6 +59,8 @@ class TrainJobAdapter:
     children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
     max_name = 45  # JobSet refuses names that are too long for `<name>-node-0-<index>-<five characters>`
     refused_annotations: Mapping[str, str] = {}
+    only_attached = False
+    undone_by: tuple[str, ...] = ()
     copied = RUNTIMES
     shared: tuple[Resource, ...] = (CLUSTER_RUNTIMES,)
 
@@ -117,6 +119,10 @@ class TrainJobAdapter:
         _check_runtime(spec)
         number = _rank0(spec)
         return tuple(_template(place, place == number) for place in range(len(_jobs(spec))))
+
+    def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
+        """Pods have the UID of a JobSet, which is gone before they are."""
+        return ""
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """The first pod of `node`."""

@@ -32,13 +32,14 @@ class ConditionType(StrEnum):
 
 
 _TYPES = {
-    ConditionType.GUARDED: "The workload exists and its rank-0 pod has the guard.",
+    ConditionType.GUARDED: "The workload exists and has its guard.",
     ConditionType.ISOLATED: "The trainer cannot reach the held-out data, the guard's state or its token.",
     ConditionType.FIRED: "A rule of the guard fired; the reason says what it found. It stays True.",
     ConditionType.HALTED: "The run must stop although no rule fired: an action says so. It stays True.",
     ConditionType.STOPPED: "The operator stopped the run and no pod of it is left.",
     ConditionType.GUARD_SILENT: "The guard has not reported for longer than `spec.onSilence.afterSeconds`.",
-    ConditionType.WAITING: "A pod of the run, or its guard, cannot start, or a queue holds the run back.",
+    ConditionType.WAITING: "A pod of the run, or its guard, cannot start, a queue holds the run back, or the "
+    "workload to be guarded is not there.",
     ConditionType.SUCCEEDED: "The trainer finished by itself; the reason says whether all of it was judged.",
     ConditionType.FAILED: "The trainer failed by itself; not counted as a fire.",
     ConditionType.DISRUPTED: "The infrastructure or a person ended the run; not counted as a fire.",
@@ -50,11 +51,13 @@ class Reason(StrEnum):
 
     # Guarded
     WORKLOAD_CREATED = "WorkloadCreated"
+    WORKLOAD_ATTACHED = "WorkloadAttached"
     WORKLOAD_PENDING = "WorkloadPending"
     INVALID_SPEC = "InvalidSpec"
     UNSUPPORTED_KIND = "UnsupportedKind"
     TEMPLATE_REFUSED = "TemplateRefused"
     WORKLOAD_REFUSED = "WorkloadRefused"
+    TARGET_REFUSED = "TargetRefused"
     CLAIM_MISSING = "ClaimMissing"
     SOURCE_MISSING = "SourceMissing"
     NAME_TAKEN = "NameTaken"
@@ -63,6 +66,8 @@ class Reason(StrEnum):
     # Isolated
     STRICT_ISOLATION = "StrictIsolation"
     RELAXED_ISOLATION = "RelaxedIsolation"
+    ATTACHED = "Attached"
+    GUARD_DATA_EXPOSED = "GuardDataExposed"
     # Fired: one reason for each rule of the guard
     NO_VERDICT_YET = "NoVerdictYet"
     NOT_FIRED = "NotFired"
@@ -90,6 +95,7 @@ class Reason(StrEnum):
     PODS_MISSING = "PodsMissing"
     GUARD_CRASHED = "GuardCrashed"
     QUEUED = "Queued"
+    TARGET_MISSING = "TargetMissing"
     # Stopped: how far the teardown is
     STOP_REQUESTED = "StopRequested"
     PODS_TERMINATING = "PodsTerminating"
@@ -119,11 +125,13 @@ class Reason(StrEnum):
 
 _REASONS = {
     Reason.WORKLOAD_CREATED: "The workload was created with the guard in its rank-0 pod.",
-    Reason.WORKLOAD_PENDING: "The workload is about to be created.",
+    Reason.WORKLOAD_ATTACHED: "The workload that `targetRef` names has a guard, in a pod of its own.",
+    Reason.WORKLOAD_PENDING: "The workload is about to be created, or is not there yet.",
     Reason.INVALID_SPEC: "The spec does not validate; the message names the field.",
     Reason.UNSUPPORTED_KIND: "The operator cannot guard a workload of this apiVersion and kind.",
     Reason.TEMPLATE_REFUSED: "The template would break the guard's isolation; the message names the field.",
     Reason.WORKLOAD_REFUSED: "The API server refused the workload in a dry run; the message is its own.",
+    Reason.TARGET_REFUSED: "What `targetRef` names cannot be guarded as it is; the message says why.",
     Reason.CLAIM_MISSING: "A PersistentVolumeClaim that the guard needs does not exist.",
     Reason.SOURCE_MISSING: "What the template names does not exist: the runtime of a TrainJob.",
     Reason.NAME_TAKEN: "A workload, or a StatefulSet for the guard, of this name exists and belongs to "
@@ -134,6 +142,10 @@ _REASONS = {
     "the cluster may have added to it, or somebody changed it. It counts by what it reports.",
     Reason.STRICT_ISOLATION: "No exception was admitted.",
     Reason.RELAXED_ISOLATION: "`isolation: Relaxed` admitted exceptions; the message says what they cost.",
+    Reason.ATTACHED: "The workload was made by others, who check its pods; the message says what is not "
+    "protected.",
+    Reason.GUARD_DATA_EXPOSED: "The same, and a pod of the workload has what only the guard may have; the "
+    "message names it. If that is the held-out split, it is held out no more.",
     Reason.NO_VERDICT_YET: "The guard has not reported yet.",
     Reason.NOT_FIRED: "The guard reports and has not fired.",
     Reason.OTHER_RULE: "A rule fired that this version of the operator does not know by name.",
@@ -156,6 +168,7 @@ _REASONS = {
     "admission policy, or no controller at all.",
     Reason.GUARD_CRASHED: "The guard ended and is not up again; the message has its last words.",
     Reason.QUEUED: "The run waits in a queue; the message names it, with the queue's own reason.",
+    Reason.TARGET_MISSING: "There is no workload of the kind and name that `targetRef` names.",
     Reason.STOP_REQUESTED: "The stop was requested from the API server.",
     Reason.PODS_TERMINATING: "Pods of the run are left; the stop is asserted again until none is.",
     Reason.PODS_OVERDUE: "Pods are left after the time that they had to end: most likely their node is gone. "

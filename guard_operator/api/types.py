@@ -146,6 +146,21 @@ class WorkloadTemplate(ApiModel):
     )
 
 
+class TargetRef(ApiModel):
+    """A workload in the job's namespace that exists already, or will: who made it keeps it."""
+
+    api_version: str = Field(min_length=1, max_length=253, description="Its API version, such as ray.io/v1.")
+    kind: str = Field(
+        min_length=1, max_length=63, description="Its kind: PyTorchJob, Job, JobSet or RayCluster."
+    )
+    name: str = Field(
+        min_length=1,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="Its name, by which its pods are found: as long as a label may be.",
+    )
+
+
 class HeldoutVolume(ApiModel):
     """Where the held-out split lies. Mounted read-only, in the guard alone."""
 
@@ -237,14 +252,35 @@ class Heldout(ApiModel, Scoring):
 
 
 class Checkpoints(ApiModel):
-    """Which volume of the template holds the checkpoints."""
+    """Where the checkpoints are: in a volume of the template, or in a claim that a target mounts."""
 
-    volume: str = Field(
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "has(self.volume) != has(self.claimName)",
+                "exactly one of volume and claimName must be set",
+            )
+        )
+    )
+
+    volume: str | None = Field(
+        None,
         min_length=1,
         max_length=63,
         description="Name of a volume in the rank-0 pod of the template. The guard mounts it read-only, "
         "at the path at which the trainer container mounts it.",
     )
+    claim_name: ObjectName | None = Field(
+        None,
+        description="With targetRef: the PersistentVolumeClaim that its trainer saves in. The guard mounts "
+        "all of it read-only at /checkpoints.",
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.volume is None) == (self.claim_name is None):
+            raise ValueError("exactly one of volume and claimName must be set")
+        return self
 
 
 class GuardState(ApiModel):
@@ -381,7 +417,10 @@ class GuardSpec(ApiModel):
     heldout: Heldout = Field(
         description="The held-out split, which the trainer cannot read, and how the policy is scored on it."
     )
-    checkpoints: Checkpoints = Field(description="Which volume of the template holds the checkpoints.")
+    checkpoints: Checkpoints = Field(
+        description="Where the checkpoints are: in a volume of the template, or in a claim that a target "
+        "mounts."
+    )
     metrics: Feed | None = Field(
         None,
         description="What the guard itself reads of a trainer that does not report: its log and its "
@@ -417,6 +456,15 @@ class GuardSpec(ApiModel):
     def own_pod(self) -> GuardPod | None:
         """What is said of the guard's own pod; None: it has none."""
         return (self.pod or GuardPod()) if self.placement == "Pod" else None
+
+
+#: What a guard needs that stands beside a workload which nobody prepared for it.
+NEEDED_BY_TARGET = (
+    "targetRef needs guard.placement: Pod, guard.metrics (the log that the guard follows) and "
+    "guard.checkpoints.claimName: nothing is put into the pods of a workload that exists"
+)
+CLAIM_OF_TARGET = "guard.checkpoints.claimName is for targetRef: name a volume of the template"
+RESUMED_BY_TEMPLATE = "resumedFrom needs a template: nobody tells a workload that exists where to start"
 
 
 class OnFire(StrEnum):
@@ -476,7 +524,24 @@ class Spec(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=cel(
             (
-                "self.template == oldSelf.template",
+                "has(self.template) != has(self.targetRef)",
+                "exactly one of template and targetRef must be set",
+            ),
+            (
+                "!has(self.targetRef) || (self.guard.placement == 'Pod' && has(self.guard.metrics) && "
+                "has(self.guard.checkpoints.claimName))",
+                NEEDED_BY_TARGET,
+            ),
+            ("has(self.targetRef) || !has(self.guard.checkpoints.claimName)", CLAIM_OF_TARGET),
+            ("!has(self.targetRef) || !has(self.resumedFrom)", RESUMED_BY_TEMPLATE),
+            (
+                "has(self.targetRef) == has(oldSelf.targetRef) && "
+                "(!has(self.targetRef) || self.targetRef == oldSelf.targetRef)",
+                "spec.targetRef is immutable: another workload is guarded by a new GuardedTrainingJob",
+            ),
+            (
+                "has(self.template) == has(oldSelf.template) && "
+                "(!has(self.template) || self.template == oldSelf.template)",
                 "spec.template is immutable: a changed workload is a new GuardedTrainingJob. Delete this one "
                 "first, or give the new one another name",
             ),
@@ -493,9 +558,15 @@ class Spec(ApiModel):
         )
     )
 
-    template: WorkloadTemplate = Field(
+    template: WorkloadTemplate | None = Field(
+        None,
         description="The workload to run, verbatim: apiVersion, kind, metadata and, unchecked here, the spec "
-        "that its own API takes. Immutable."
+        "that its own API takes. Immutable.",
+    )
+    target_ref: TargetRef | None = Field(
+        None,
+        description="In place of template: a workload that exists, or will, and that this job does not own. "
+        "It is guarded as it is, by a guard in a pod of its own that follows its log. Immutable.",
     )
     guard: GuardSpec = Field(description="The guard over it. Immutable.")
     resumed_from: ResumedFrom | None = Field(
@@ -505,8 +576,8 @@ class Spec(ApiModel):
     )
     on_fire: OnFire = Field(
         OnFire.STOP,
-        description="Stop ends the workload for good and keeps the object; Suspend sets its suspend field "
-        "(a queue may resume it); Delete deletes it.",
+        description="Stop ends the workload for good and keeps the object where its kind has such an end; "
+        "Suspend sets its suspend field (a queue may resume it); Delete deletes it.",
     )
     keep_evidence: bool = Field(
         False,
@@ -524,6 +595,23 @@ class Spec(ApiModel):
     on_silence: OnSilence = Field(
         default_factory=OnSilence, description="What to do when the guard itself stops reporting."
     )
+
+    @model_validator(mode="after")
+    def _one_workload(self) -> Self:
+        if (self.template is None) == (self.target_ref is None):
+            raise ValueError("exactly one of template and targetRef must be set")
+        return self
+
+    @property
+    def workload(self) -> WorkloadTemplate | TargetRef:
+        """What says of which kind the workload is."""
+        return self.made_from if self.target_ref is None else self.target_ref
+
+    @property
+    def made_from(self) -> WorkloadTemplate:
+        """The template of a workload that the operator makes: nobody asks for that of a target."""
+        assert self.template is not None
+        return self.template
 
 
 # -- status ----------------------------------------------------------------------------------------------
@@ -682,7 +770,7 @@ class GuardStatus(StatusModel):
 
 
 class WorkloadRef(StatusModel):
-    """The workload that was created for this job."""
+    """The workload that was created for this job, or to which it is attached."""
 
     api_version: str = Field(max_length=253, description="Its API version.")
     kind: str = Field(max_length=63, description="Its kind.")
@@ -764,7 +852,9 @@ class Status(StatusModel):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     guard: GuardStatus | None = Field(None, description="What the guard reports; it alone writes here.")
-    workload_ref: WorkloadRef | None = Field(None, description="The workload that was created.")
+    workload_ref: WorkloadRef | None = Field(
+        None, description="The workload that was created, or to which the job is attached."
+    )
     stop: StopStatus | None = Field(None, description="The teardown, once there is one.")
     evidence: str | None = Field(
         None, max_length=253, description="ConfigMap with the evidence of a run that is over or is stopped."

@@ -140,12 +140,7 @@ class Actuator:
 
     def _create(self, job: Job) -> None:
         adapter = _adapter(job)
-        tokens = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        own = job.spec.guard.own_pod
-        certificate = None if own is None else own_certificate(host_of(job), self._clock())
-        account = guard_service_account(job, adapter)
-        for resource, body in support_objects(job, account, tokens, certificate):
-            self._create_once(resource, job.namespace, body)
+        self._create_support(job, adapter)
         # The cache may be behind: a job that was deleted or has fired meanwhile gets no workload.
         current = self._client.get(JOBS, job.namespace, job.name)
         if current is None or current["metadata"]["uid"] != job.uid:
@@ -157,9 +152,20 @@ class Actuator:
         for resource, body in created_for(job, adapter, workload):
             self._client.apply(resource, body, names.OPERATOR_MANAGER)
 
+    def _create_support(self, job: Job, adapter: WorkloadAdapter) -> None:
+        """What the guard needs beside the workload."""
+        tokens = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        own = job.spec.guard.own_pod
+        certificate = None if own is None else own_certificate(host_of(job), self._clock())
+        account = guard_service_account(job, adapter)
+        for resource, body in support_objects(job, account, tokens, certificate):
+            self._create_once(resource, job.namespace, body)
+
     def _start_guard(self, job: Job) -> None:
         own = job.spec.guard.own_pod
         assert own is not None, "only a guard in a pod of its own is started"
+        if job.spec.target_ref is not None:  # else it was made with the workload
+            self._create_support(job, _adapter(job))
         try:
             objects = [*guard_objects(job, own, _adapter(job), self._config, self._config.scrapers)]
         except TemplateError as error:  # of a run that goes on: its guard is silent, which stops it
@@ -179,7 +185,8 @@ class Actuator:
     # -- stop --------------------------------------------------------------------------------------------
 
     def _stop(self, job: Job, action: StopWorkload, report: Report) -> tuple[Report, list[Transition]]:
-        adapter, refusal = _adapter(job), "nothing of it is there that could be asked"
+        adapter = _adapter(job)
+        refusal = f"a {adapter.resource.kind} as it is has nothing that could be asked for it"
         try:
             if self._ask(adapter, job, action):
                 return report, []
@@ -191,7 +198,7 @@ class Actuator:
             refusal = error.message
         done = "the workload was deleted"
         try:
-            self._client.delete(adapter.resource, job.namespace, job.name, action.uid)
+            self._client.delete(adapter.resource, job.namespace, job.workload_name, action.uid)
         except ApiError as error:
             if error.status == 429:
                 raise
@@ -229,10 +236,21 @@ class Actuator:
         """Ask workload and children to end; whether there was any that could be asked."""
         patch = adapter.stop_patch(action.method)
         if patch is not None:
-            self._merge(adapter.resource, job, job.name, action.uid, patch)
-        children = adapter.stop_children(action.method, job.name, job.spec.template.spec)
+            self._merge(adapter.resource, job, job.workload_name, action.uid, patch)
+        spec = self._spec(adapter, job, action.uid)
+        if job.spec.target_ref is not None and any(spec.get(field) for field in adapter.undone_by):
+            return patch is not None
+        children = adapter.stop_children(action.method, job.workload_name, spec)
         asked = [self._ask_child(job, action, child) for child in children]
         return patch is not None or any(asked)
+
+    def _spec(self, adapter: WorkloadAdapter, job: Job, uid: str) -> Json:
+        """The spec of the workload: of its template, or as one to which the job is attached is now."""
+        if job.spec.target_ref is None:
+            return job.spec.made_from.spec
+        raw = self._client.get(adapter.resource, job.namespace, job.workload_name)
+        spec = raw.get("spec") if raw is not None and raw["metadata"]["uid"] == uid else None
+        return spec if isinstance(spec, dict) else {}
 
     def _ask_child(self, job: Job, action: StopWorkload, child: Child) -> bool:
         """Whether it is there, and the workload's own: anybody may have made a namesake."""
@@ -358,7 +376,6 @@ def _dump(model: ApiModel) -> Json:
 
 
 def _adapter(job: Job) -> WorkloadAdapter:
-    template = job.spec.template
-    adapter = find_adapter(template.api_version, template.kind)
+    adapter = find_adapter(job.spec.workload.api_version, job.spec.workload.kind)
     assert adapter is not None, "gather refuses kinds without an adapter"
     return adapter

@@ -16,7 +16,6 @@ from functools import partial
 from typing import TypeVar
 
 from guard_core.policy import Policy
-from guard_operator.adapters import TemplateError, find_adapter
 from guard_operator.api import names
 from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence, evidence_name
 from guard_operator.reconcile.parse import JOBS, parse_job, read_policy
@@ -103,19 +102,13 @@ class EvidenceCollector:
     def _logs(self, snapshot: Snapshot) -> dict[str, str] | None:
         """Ends of the logs of trainer and guard; None if the newest rank-0 pod's cannot be read now."""
         job = snapshot.job
-        template = job.spec.template
-        adapter = find_adapter(template.api_version, template.kind)
         guarded = next((pod for pod in reversed(snapshot.pods) if pod.guarded), None)
-        if guarded is None or adapter is None:
-            return None
-        try:
-            container = next(t for t in adapter.pod_templates(template.spec) if t.guarded).container
-        except TemplateError:  # what it was made of cannot be read
+        if guarded is None or not snapshot.trainer:
             return None
         trains = next((pod for pod in reversed(snapshot.pods) if pod.rank0), guarded)
         # At once: the pods may be gone in the moment between the two.
         beside = _beside(partial(self._log, job.namespace, guarded.name, names.GUARD_CONTAINER))
-        trainer, guard = self._log(job.namespace, trains.name, container), beside.result()
+        trainer, guard = self._log(job.namespace, trains.name, snapshot.trainer), beside.result()
         if isinstance(trainer, ClusterError):
             return None
         kept = f"not available: {guard}" if isinstance(guard, ClusterError) else guard

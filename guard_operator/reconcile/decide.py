@@ -25,6 +25,7 @@ from guard_operator.api.types import (
     StopStatus,
     WorkloadRef,
 )
+from guard_operator.reconcile.attached import UNPROTECTED
 from guard_operator.reconcile.decision import (
     Action,
     CaptureEvidence,
@@ -60,6 +61,7 @@ from guard_operator.reconcile.snapshot import (
     Preparation,
     Snapshot,
     Waiting,
+    Workload,
     condition_of,
     guard_of,
     is_true,
@@ -74,6 +76,9 @@ RUNNING_SECONDS = 60.0
 HELD_BACK_SECONDS = 20.0
 #: How often a run is looked at whose pods have not come or not started.
 LATE_SECONDS = 10.0
+#: How often a workload is looked at that the job is attached to: its labels are not the operator's, by which
+#: events are known.
+ATTACHED_SECONDS = 10.0
 #: How often a taken name is looked at.
 NAME_TAKEN_SECONDS = 30.0
 #: For how long no pod must have been seen before a run is called stopped: a controller whose cache is behind
@@ -128,6 +133,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
         or _over(snapshot, now)
         or _unknown_kind(snapshot, says)
         or _ended(snapshot, says)
+        or _attach(snapshot, says)
         or _create(snapshot, says)
         or _running(snapshot, says)
     )
@@ -146,7 +152,7 @@ class _Conditions:
         self.fired = self._fired()
         self.silent = self._silent(snapshot)
         self.halted = self._halted(snapshot)
-        self.isolated = self._isolated(snapshot.costs)
+        self.isolated = self._isolated(snapshot)
 
     def make(self, kind: ConditionType, status: str, reason: Reason | str, message: str) -> ConditionStatus:
         """A condition of this generation."""
@@ -220,7 +226,12 @@ class _Conditions:
             return self.make(ConditionType.HALTED, "True", *due)
         return None
 
-    def _isolated(self, costs: tuple[str, ...]) -> ConditionStatus:
+    def _isolated(self, snapshot: Snapshot) -> ConditionStatus:
+        costs = snapshot.costs
+        if self._job.spec.target_ref is not None:
+            reason = Reason.GUARD_DATA_EXPOSED if snapshot.exposed else Reason.ATTACHED
+            message = "not protected: " + "; ".join((*snapshot.exposed, *UNPROTECTED, *costs))
+            return self.make(ConditionType.ISOLATED, "False", reason, message)
         before = condition_of(self._job.status, ConditionType.ISOLATED)
         if before is not None and self._job.status.workload_ref is not None:
             # What was created does not change, whatever the operator's configuration would admit today.
@@ -335,7 +346,8 @@ def _empty(snapshot: Snapshot, says: _Conditions, stop: StopStatus, now: datetim
     if lasted >= settle or is_true(job.status, ConditionType.STOPPED):
         stop = stop.model_copy(update={"stopped_at": stop.stopped_at or now})
         stopped = says.make(ConditionType.STOPPED, "True", Reason.NO_PODS_LEFT, _EMPTY)
-        phase, again = Phase.STOPPED, LATER_SECONDS if lasted < LATER_SECONDS else None
+        looks = lasted < LATER_SECONDS or _may_be_resumed(snapshot)
+        phase, again = Phase.STOPPED, LATER_SECONDS if looks else None
     else:
         stopped = says.make(ConditionType.STOPPED, "False", Reason.SETTLING, Reason.SETTLING.meaning)
         phase, again = Phase.STOPPING, settle - lasted
@@ -369,6 +381,19 @@ def _nothing_can_run(snapshot: Snapshot) -> bool:
             return stop is not None and not snapshot.queued.may_resume
         return stop is not None and stop.method is StopMethod.SUSPEND
     return workload.state in {WorkloadState.SUCCEEDED, WorkloadState.FAILED}
+
+
+def _is_attached(job: Job) -> bool:
+    """Whether its workload is one that it does not own."""
+    return job.spec.target_ref is not None
+
+
+def _may_be_resumed(snapshot: Snapshot) -> bool:
+    """Whether somebody may resume it, of which no event would tell."""
+    workload = snapshot.workload
+    if not _is_attached(snapshot.job) or workload is None or not workload.ours:
+        return False
+    return workload.state is WorkloadState.SUSPENDED
 
 
 def _makers(snapshot: Snapshot) -> tuple[Between, ...]:
@@ -584,6 +609,11 @@ def _gone(job: Job, snapshot: Snapshot, says: _Conditions) -> ConditionStatus:
         message = f"the workload is gone; its trainer told the guard at step {last.step} that it had finished"
         return _succeeded(snapshot, says, message)
     message = "the workload was deleted; a new run is a new GuardedTrainingJob"
+    if snapshot.workload is not None and not snapshot.workload.ours:
+        message = (
+            "the workload was deleted, and another one has its name now (by its UID), which is not this run: "
+            "guard that by a new GuardedTrainingJob"
+        )
     return says.make(ConditionType.DISRUPTED, "True", Reason.WORKLOAD_DELETED, message)
 
 
@@ -635,6 +665,33 @@ def _first_pods(snapshot: Snapshot) -> list[Pod]:
     return [pod for pod in snapshot.pods if (pod.rank0 if snapshot.own_guard else pod.guarded)]
 
 
+def _attach(snapshot: Snapshot, says: _Conditions) -> Decision | None:
+    """A workload that exists gets its guard once its UID is written down: no other is ever acted on."""
+    job, workload, preparation = snapshot.job, snapshot.workload, snapshot.preparation or Preparation()
+    if not _is_attached(job) or job.status.workload_ref is not None:
+        return None
+    if preparation.reason is Reason.TARGET_MISSING:
+        waits = says.make(ConditionType.WAITING, "True", preparation.reason, preparation.message)
+        return _not_yet(says, Phase.PENDING, replace(preparation, reason=Reason.WORKLOAD_PENDING), waits)
+    if preparation.reason is not None:
+        return _not_yet(says, Phase.REFUSED, preparation)
+    assert workload is not None, "gather says that it is missing"
+    meaning = Reason.WORKLOAD_ATTACHED.meaning
+    guarded = says.make(ConditionType.GUARDED, "True", Reason.WORKLOAD_ATTACHED, meaning)
+    report = Report(Phase.PENDING, says(guarded), _reference(snapshot, workload))
+    return Decision(report, look_again=STOPPING_SECONDS)
+
+
+def _not_yet(
+    says: _Conditions, phase: Phase, why: Preparation, waits: ConditionStatus | None = None
+) -> Decision:
+    """Nothing runs under guard, and why. So there is nothing to say about isolation."""
+    assert why.reason is not None
+    guarded = says.make(ConditionType.GUARDED, "False", why.reason, why.message)
+    conditions = tuple(c for c in says(guarded, waits) if c.type != ConditionType.ISOLATED)
+    return Decision(Report(phase, conditions), look_again=why.ask_again)
+
+
 def _create(snapshot: Snapshot, says: _Conditions) -> Decision | None:
     """There is no workload yet: create it, or say why not."""
     workload, preparation = snapshot.workload, snapshot.preparation or Preparation()
@@ -642,15 +699,11 @@ def _create(snapshot: Snapshot, says: _Conditions) -> Decision | None:
         return None
     if workload is not None:
         message = (
-            f"a {snapshot.job.spec.template.kind} of this name exists and is not this job's: rename the job"
+            f"a {snapshot.job.spec.workload.kind} of this name exists and is not this job's: rename the job"
         )
         preparation = Preparation(Reason.NAME_TAKEN, message, NAME_TAKEN_SECONDS)
     if preparation.reason is not None:
-        guarded = says.make(ConditionType.GUARDED, "False", preparation.reason, preparation.message)
-        # Nothing runs, so there is nothing to say about isolation.
-        conditions = tuple(c for c in says(guarded) if c.type != ConditionType.ISOLATED)
-        report = Report(Phase.REFUSED, conditions)
-        return Decision(report, look_again=preparation.ask_again)
+        return _not_yet(says, Phase.REFUSED, preparation)
     guarded = says.make(
         ConditionType.GUARDED, "False", Reason.WORKLOAD_PENDING, Reason.WORKLOAD_PENDING.meaning
     )
@@ -679,6 +732,8 @@ def _running(snapshot: Snapshot, says: _Conditions) -> Decision:
         again = min(again or LATE_SECONDS, LATE_SECONDS)
     if snapshot.own_guard is not None and snapshot.own_guard.taken:
         again = min(again or NAME_TAKEN_SECONDS, NAME_TAKEN_SECONDS)
+    if _is_attached(job):  # no event tells of its pods
+        again = min(again or ATTACHED_SECONDS, ATTACHED_SECONDS)
     return Decision(report, _of_own_guard(snapshot, workload.state), again)
 
 
@@ -702,7 +757,8 @@ def _guarded(snapshot: Snapshot, says: _Conditions) -> ConditionStatus:
     if changed is not None:
         message = f"the guard in pod {changed.name} is not as it was injected: something changed it since"
         return says.make(ConditionType.GUARDED, "False", Reason.GUARD_CHANGED, message)
-    return says.make(ConditionType.GUARDED, "True", Reason.WORKLOAD_CREATED, Reason.WORKLOAD_CREATED.meaning)
+    reason = Reason.WORKLOAD_ATTACHED if _is_attached(snapshot.job) else Reason.WORKLOAD_CREATED
+    return says.make(ConditionType.GUARDED, "True", reason, reason.meaning)
 
 
 def _is_watched(snapshot: Snapshot) -> bool:
@@ -735,7 +791,8 @@ def _queue(snapshot: Snapshot) -> Waiting | None:
     workload, job = snapshot.workload, snapshot.job
     if workload is None or workload.state is not WorkloadState.SUSPENDED:
         return None
-    label = job.labels.get(QUEUE_LABEL) or job.spec.template.metadata.labels.get(QUEUE_LABEL)
+    own = job.spec.template.metadata.labels if job.spec.template is not None else {}
+    label = job.labels.get(QUEUE_LABEL) or own.get(QUEUE_LABEL)
     return waits_in(snapshot.queued, label)
 
 
@@ -765,11 +822,15 @@ def _workload_ref(snapshot: Snapshot) -> WorkloadRef | None:
     job, workload = snapshot.job, snapshot.workload
     if job.status.workload_ref is not None or workload is None or not workload.ours:
         return job.status.workload_ref
-    template = job.spec.template
+    return _reference(snapshot, workload)
+
+
+def _reference(snapshot: Snapshot, workload: Workload) -> WorkloadRef:
+    job = snapshot.job
     return WorkloadRef(
-        api_version=template.api_version,
-        kind=template.kind,
-        name=job.name,
+        api_version=job.spec.workload.api_version,
+        kind=job.spec.workload.kind,
+        name=job.workload_name,
         uid=workload.uid,
         guard_image=snapshot.guard_image,
     )

@@ -46,7 +46,7 @@ def _event(old: ConditionStatus | None, new: ConditionStatus) -> Iterator[Transi
         if not pending and (old is None or (old.status, old.reason) != (new.status, new.reason)):
             yield Transition("Warning", new.reason, new.message)
     elif new.type == ConditionType.ISOLATED:
-        if new.status == "False" and was != "False":
+        if new.status == "False" and (old is None or (was, old.reason) != ("False", new.reason)):
             yield Transition("Warning", new.reason, new.message)
     elif new.status == "True":
         if was != "True":

@@ -29,11 +29,12 @@ from guard_operator.api.reasons import Reason
 from guard_operator.api.types import GuardStatus
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
+from guard_operator.reconcile.attached import exposures, find_obstacles, trainer_of, why_not_attached
 from guard_operator.reconcile.digest import is_as_injected
-from guard_operator.reconcile.guard_pod import why_not_shared
+from guard_operator.reconcile.guard_pod import own_service_account, why_not_shared
 from guard_operator.reconcile.halts import is_to_stop, must_be_live
 from guard_operator.reconcile.heartbeats import HeartbeatClock
-from guard_operator.reconcile.inject import created_for
+from guard_operator.reconcile.inject import created_for, own_sources
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job
 from guard_operator.reconcile.queues import OWNER_LABEL, queued_of
@@ -80,9 +81,11 @@ MAX_EVENTS = 500
 MAX_QUEUED = 20
 #: A watch that works shows something every minute; one that has shown nothing for longer than this does not.
 DEAF_SECONDS = 90.0
-CHECKPOINTS = "spec.guard.checkpoints.volume"
+CHECKPOINTS = "spec.guard.checkpoints."
 CLAIM_SECONDS = 5.0
 SOURCE_SECONDS = 15.0
+#: How often a workload is looked for that does not exist, or cannot be guarded as it is.
+TARGET_SECONDS = 10.0
 FORBIDDEN_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
 REFUSED_SECONDS = 300.0
@@ -165,8 +168,7 @@ class Gatherer:
 
     def _look(self, job: Job, live: bool, deaf: bool = False) -> Snapshot:
         """The snapshot; with `live` nothing in it is from a cache."""
-        template = job.spec.template
-        adapter = find_adapter(template.api_version, template.kind, self._config.kinds)
+        adapter = find_adapter(job.spec.workload.api_version, job.spec.workload.kind, self._config.kinds)
         if adapter is None:
             return self._unknown_kind(job, live)
         stopping = _is_stopping(job)
@@ -177,17 +179,17 @@ class Gatherer:
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
         raw_pods = self._live_pods(job) if uncached else raw_pods
         uid = _uid(job, workload)
+        of_target = () if job.spec.target_ref is None else self._pods_of_target(adapter, job, uid)
         between = self._between(adapter, job, uid, uncached)
         own_guard = self._own_guard(job, workload, uncached)
         made = None if own_guard is None else own_guard.made
-        owner = _Owner(
-            uid, template.spec, frozenset(one.uid for one in between), None if made is None else made.uid
-        )
-        pods = tuple(_pod(adapter, raw, owner) for raw in sorted(raw_pods, key=_age))
-        not_now = workload or stopping or job.deleting or _was_created(job)
-        job, missing = self._composed(adapter, job, bool(not_now), uncached)
-        spec = job.spec.template.spec
-        findings = find_violations(adapter, spec, job.spec.guard, self._config)
+        spec = _spec(job, raw_workload, uid)
+        owner = _Owner(uid, spec, frozenset(one.uid for one in between), None if made is None else made.uid)
+        pods = tuple(_pod(adapter, raw, owner) for raw in sorted((*raw_pods, *of_target), key=_age))
+        made_or_taken = workload is not None and job.spec.target_ref is None
+        not_now = made_or_taken or stopping or job.deleting or _was_created(job)
+        job, missing = self._composed(adapter, job, not_now, uncached)
+        spec = _spec(job, raw_workload, uid)
         age, most_silent = self._silence(job, pods, deaf, workload, own_guard)
         wanted = adapter.pods_wanted(spec)
         late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
@@ -198,8 +200,12 @@ class Gatherer:
             own_guard=own_guard,
             queued=self._queued(job, workload, uncached),
             pods=pods,
-            preparation=None if not_now else missing or self._prepare(adapter, job),
-            costs=tuple(finding.cost for finding in findings if finding.cost is not None),
+            preparation=(
+                None if not_now else missing or self._prepare(adapter, job, raw_workload, bool(between))
+            ),
+            costs=_costs(adapter, job, self._config),
+            exposed=tuple(one for raw in of_target for one in _exposed(job, raw)),
+            trainer=trainer_of(adapter, spec),
             heartbeat_age=age,
             most_silent=most_silent,
             deaf=deaf,
@@ -234,16 +240,34 @@ class Gatherer:
         )
 
     def _workload(self, adapter: WorkloadAdapter, job: Job, live: bool) -> Json | None:
-        cached = None if live else self._caches.workload(adapter.resource, job.namespace, job.name)
-        return cached or self._client.get(adapter.resource, job.namespace, job.name)
+        attached = job.spec.target_ref is not None  # caches have only what has the operator's labels
+        cached = (
+            None if live or attached else self._caches.workload(adapter.resource, job.namespace, job.name)
+        )
+        return cached or self._client.get(adapter.resource, job.namespace, job.workload_name)
 
     def _live_pods(self, job: Job) -> list[Json]:
         return self._labelled(PODS, job)
 
     def _labelled(self, resource: Resource, job: Job) -> list[Json]:
-        query = {"labelSelector": f"{names.UID_LABEL}={job.uid}"}
+        return self._selected(resource, job, f"{names.UID_LABEL}={job.uid}")
+
+    def _selected(self, resource: Resource, job: Job, selector: str) -> list[Json]:
+        query = {"labelSelector": selector}
         items: list[Json] = self._client.list(resource, job.namespace, query).get("items") or []
         return items
+
+    def _pods_of_target(self, adapter: WorkloadAdapter, job: Job, uid: str | None) -> tuple[Json, ...]:
+        """The pods of the workload of this UID that the job is attached to, each time live.
+
+        They have the labels of its controller. One with the UID tells enough; one with the name may be of a
+        namesake, so there the owner counts.
+        """
+        if uid is None or not (selector := adapter.pod_selector(job.workload_name, uid)):
+            return ()
+        found = self._selected(PODS, job, selector)
+        tells = selector.endswith(f"={uid}")
+        return tuple(raw for raw in found if tells or controller_of(raw) == uid)
 
     def _between(
         self, adapter: WorkloadAdapter, job: Job, uid: str | None, live: bool
@@ -253,7 +277,7 @@ class Gatherer:
             return ()
         found, controllers = list[Between](), {uid}
         for kind in adapter.between:
-            for raw in self._made(kind, job, live):
+            for raw in self._made_for(adapter, kind, job, uid, live):
                 if controller_of(raw) in controllers:
                     of = raw["metadata"]
                     found.append(Between(kind, of["name"], of["uid"], "deletionTimestamp" in of))
@@ -267,9 +291,9 @@ class Gatherer:
 
         Or why there is nothing to create it from; a job whose copy is gone stays as it is.
         """
-        if not isinstance(adapter, ComposedAdapter):
+        if not isinstance(adapter, ComposedAdapter) or job.spec.target_ref is not None:
             return job, None
-        template = job.spec.template
+        template = job.spec.made_from
         try:
             if created:
                 copy = self._copy(adapter, job, live)
@@ -347,6 +371,14 @@ class Gatherer:
             return self._labelled(kind, job)
         return self._caches.between(kind, job.namespace, job.uid)
 
+    def _made_for(
+        self, adapter: WorkloadAdapter, kind: Resource, job: Job, uid: str, live: bool
+    ) -> Iterable[Json]:
+        """What of this kind may be between the workload of this UID and its pods."""
+        if job.spec.target_ref is None:
+            return self._made(kind, job, live)
+        return self._selected(kind, job, adapter.pod_selector(job.workload_name, uid))
+
     def _silence(
         self,
         job: Job,
@@ -376,20 +408,18 @@ class Gatherer:
         limit = job.spec.on_silence.after_seconds
         return age, age > limit and self._beats.with_most(job.uid, limit)
 
-    def _prepare(self, adapter: WorkloadAdapter, job: Job) -> Preparation:
-        """Everything that can be found out before the workload exists; the first obstacle wins."""
-        guard, spec = job.spec.guard, job.spec.template.spec
+    def _prepare(self, adapter: WorkloadAdapter, job: Job, target: Json | None, between: bool) -> Preparation:
+        """Everything that can be found out before there is a guarded workload; the first obstacle wins.
+
+        `between`: whether anything was found between a target and its pods.
+        """
         if (said := review(adapter, job, self._config)).reason is not None:
             return Preparation(said.reason, "; ".join(said.findings))
-        for where, claim in _claims(adapter, job):
-            if (raw := self._client.get(CLAIMS, job.namespace, claim)) is None:
-                message = (
-                    f"{where}: PersistentVolumeClaim {claim} does not exist in {job.namespace}: create it"
-                )
-                return Preparation(Reason.CLAIM_MISSING, message, CLAIM_SECONDS)
-            if guard.own_pod is not None and where == CHECKPOINTS and (why := why_not_shared(raw)):
-                message = f"{where}: PersistentVolumeClaim {claim}: {why}"
-                return Preparation(Reason.TEMPLATE_REFUSED, message, CLAIM_SECONDS)
+        if (missing := self._missing(adapter, job)) is not None:
+            return missing
+        if job.spec.target_ref is not None:
+            return _target(adapter, job, target, between)
+        guard, spec = job.spec.guard, job.spec.made_from.spec
         for field, claim in template_claims(adapter, spec):
             if copies(self._client.get(CLAIMS, job.namespace, claim) or {}, guard):
                 message = (
@@ -400,6 +430,21 @@ class Gatherer:
             if (refused := self._dry_run(resource, job, body)).reason is not None:
                 return refused
         return Preparation()
+
+    def _missing(self, adapter: WorkloadAdapter, job: Job) -> Preparation | None:
+        """A claim that is not there, or that two nodes cannot share where they must."""
+        for where, claim in _claims(adapter, job):
+            if (raw := self._client.get(CLAIMS, job.namespace, claim)) is None:
+                message = (
+                    f"{where}: PersistentVolumeClaim {claim} does not exist in {job.namespace}: create it"
+                )
+                return Preparation(Reason.CLAIM_MISSING, message, CLAIM_SECONDS)
+            shared = job.spec.guard.own_pod is not None and where.startswith(CHECKPOINTS)
+            if shared and (why := why_not_shared(raw)):
+                message = f"{where}: PersistentVolumeClaim {claim}: {why}"
+                refused = Reason.TEMPLATE_REFUSED if job.spec.target_ref is None else Reason.TARGET_REFUSED
+                return Preparation(refused, message, CLAIM_SECONDS)
+        return None
 
     def _dry_run(self, resource: Resource, job: Job, workload: Json) -> Preparation:
         """What the API server, with the workload's schema and webhooks, says to the workload.
@@ -465,10 +510,46 @@ def _time(text: str | None) -> datetime | None:
 
 
 def _uid(job: Job, workload: Workload | None) -> str | None:
-    """UID of the job's workload: as it was noted, else of the one that is there if it is ours."""
+    """UID of the job's workload: as it was noted, else of one that is there and is, or is to be, ours."""
     if job.status.workload_ref is not None:
         return job.status.workload_ref.uid
-    return workload.uid if workload is not None and workload.ours else None
+    wanted = workload is not None and (workload.ours or job.spec.target_ref is not None)
+    return workload.uid if workload is not None and wanted else None
+
+
+def _spec(job: Job, raw: Json | None, uid: str | None) -> Mapping[str, Any]:
+    """The spec of the workload: of its template, or of one that the job is attached to as it is now."""
+    if job.spec.target_ref is None:
+        return job.spec.made_from.spec
+    spec = raw.get("spec") if raw is not None and raw["metadata"]["uid"] == uid else None
+    return spec if isinstance(spec, dict) else {}
+
+
+def _target(adapter: WorkloadAdapter, job: Job, raw: Json | None, between: bool) -> Preparation:
+    """Whether the workload that the job names is there, and can be guarded."""
+    named = f"spec.targetRef: {adapter.resource.kind} {job.workload_name}"
+    if raw is None:
+        message = f"{named} ({adapter.resource.api_version}) does not exist in {job.namespace}"
+        return Preparation(Reason.TARGET_MISSING, message, TARGET_SECONDS)
+    if why := why_not_attached(adapter, raw, between):
+        return Preparation(Reason.TARGET_REFUSED, f"{named}: {why}", TARGET_SECONDS)
+    return Preparation()
+
+
+def _costs(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> tuple[str, ...]:
+    """What is no longer protected, of what `isolation: Relaxed` admits."""
+    if job.spec.target_ref is not None:
+        findings = tuple(find_obstacles(job.spec))
+    else:
+        findings = find_violations(adapter, job.spec.made_from.spec, job.spec.guard, config)
+    return tuple(finding.cost for finding in findings if finding.cost is not None)
+
+
+def _exposed(job: Job, pod: Json) -> Iterable[str]:
+    """What this pod of a workload that the job is attached to has of the guard's."""
+    own = job.spec.guard.own_pod
+    account = "" if own is None else own_service_account(job, own)
+    return exposures(pod, own_sources(job), account)
 
 
 def _age(raw: Json) -> tuple[str, str]:
@@ -638,13 +719,18 @@ def _disruption(status: Mapping[str, Any]) -> Disruption | None:
 
 def _claims(adapter: WorkloadAdapter, job: Job) -> Iterable[tuple[str, str]]:
     """The claims without which the guarded pod would never start, each with the field that names it."""
-    guard, spec = job.spec.guard, job.spec.template.spec
+    guard = job.spec.guard
     if guard.heldout.volume.claim_name is not None:
         yield "spec.guard.heldout.volume.claimName", guard.heldout.volume.claim_name
     if guard.state.claim_name is not None:
         yield "spec.guard.state.claimName", guard.state.claim_name
+    if guard.checkpoints.claim_name is not None:
+        yield f"{CHECKPOINTS}claimName", guard.checkpoints.claim_name
+    if job.spec.target_ref is not None:
+        return
+    spec = job.spec.made_from.spec
     for template in adapter.pod_templates(spec):
         for volume in pod_spec(spec, template).get("volumes", []):
             claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
             if claim and template.guarded and volume.get("name") == guard.checkpoints.volume:
-                yield CHECKPOINTS, claim
+                yield f"{CHECKPOINTS}volume", claim

@@ -87,8 +87,7 @@ def guard_objects(
     ports = [{"name": "ingest", "port": port}]
     yield SERVICES, owned(job, SERVICES, name, spec={"clusterIP": "None", "selector": labels, "ports": ports})
     reporters: Json = {"ports": [{"port": port}]}
-    _, trainers = _guarded(adapter, job.spec.template.spec)
-    if not trainers.get("hostNetwork"):  # what uses a node's network is known by no label
+    if not _trainers(job, adapter).get("hostNetwork"):  # what uses a node's network is known by no label
         reporters["from"] = [{"podSelector": {"matchLabels": {names.UID_LABEL: job.uid}}}]
     readers: Json = {"ports": [{"port": job.spec.guard.metrics_port}]}
     if scrapers:
@@ -114,9 +113,7 @@ def guard_objects(
 
 
 def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConfig) -> Json:
-    template, trainers = _guarded(adapter, job.spec.template.spec)
-    checkpoints = checkpoint_mount(trainers, template, job.spec.guard.checkpoints.volume)
-    assert checkpoints is not None
+    checkpoints, claim_name = _checkpoints(job, adapter)
     support = names.support_name(job.name, job.uid)
     environment: dict[str, Json] = {
         HOST_ENV: own_address(),
@@ -124,7 +121,7 @@ def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConf
         "RLGUARD_GUARD_TLS_KEY": {"value": f"{layout.SECRET_DIR}/{layout.PRIVATE_KEY_KEY}"},
     }
     # Read-only as a volume, too: so the kubelet gives nothing in it to the group of the guard.
-    claim = {"claimName": _checkpoint_claim(trainers, job.spec.guard), "readOnly": True}
+    claim = {"claimName": claim_name, "readOnly": True}
     volume = {"name": checkpoints["name"], "persistentVolumeClaim": claim}
     placed = own.model_dump(
         mode="json",
@@ -133,7 +130,7 @@ def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConf
         include={"node_selector", "tolerations", "priority_class_name"},
     )
     # With which the guard's image comes to a trainer, too.
-    if pull_secrets := trainers.get("imagePullSecrets"):
+    if pull_secrets := _trainers(job, adapter).get("imagePullSecrets"):
         placed["imagePullSecrets"] = copy.deepcopy(pull_secrets)
     return placed | {
         "serviceAccountName": own_service_account(job, own),
@@ -147,6 +144,26 @@ def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConf
         "containers": [guard_container(job, checkpoints, config, environment=environment)],
         "volumes": [volume, *guard_volumes(job.spec.guard, support)],
     }
+
+
+def _trainers(job: Job, adapter: WorkloadAdapter) -> Json:
+    """The pod of rank 0 of the template; nothing of a workload that exists."""
+    return {} if job.spec.target_ref is not None else _guarded(adapter, job.spec.made_from.spec)[1]
+
+
+def _checkpoints(job: Job, adapter: WorkloadAdapter) -> tuple[Json, str]:
+    """How the guard mounts the checkpoints, and of which claim: as the trainer does, or all of a claim."""
+    checkpoints = job.spec.guard.checkpoints
+    if checkpoints.claim_name is not None:
+        mount = {"name": layout.CHECKPOINTS_VOLUME, "mountPath": layout.CHECKPOINTS_DIR}
+        return mount, checkpoints.claim_name
+    template, trainers = _guarded(adapter, job.spec.made_from.spec)
+    own, claim = (
+        checkpoint_mount(trainers, template, checkpoints.volume),
+        _checkpoint_claim(trainers, job.spec.guard),
+    )
+    assert own is not None and claim is not None, "find_violations and find_obstacles have passed"
+    return own, claim
 
 
 def own_service_account(job: Job, own: GuardPod) -> str:
@@ -246,7 +263,8 @@ def why_not_shared(claim: Mapping[str, Any]) -> str:
     found = ", ".join(map(str, modes)) or "none"
     return (
         f"its access modes are {found}, and a guard in a pod of its own reads the checkpoints on another "
-        "node: use storage with ReadWriteMany, such as EFS or FSx for Lustre, or placement Sidecar"
+        "node: use storage with ReadWriteMany, such as EFS or FSx for Lustre, or, of a template, placement "
+        "Sidecar"
     )
 
 

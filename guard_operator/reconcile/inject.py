@@ -47,7 +47,7 @@ def build_workload(job: Job, adapter: WorkloadAdapter, config: OperatorConfig) -
     Raises:
         LeakError: it did not, or let something through. Nothing may be created then.
     """
-    template = job.spec.template
+    template = job.spec.made_from
     labels = dict(template.metadata.labels) | job_labels(job)
     if names.QUEUE_LABEL in job.labels:
         labels[names.QUEUE_LABEL] = job.labels[names.QUEUE_LABEL]
@@ -80,7 +80,7 @@ def created_for(
     name, composed = names.support_name(job.name, job.uid), workload["spec"]
     spec, copied = adapter.split(composed, name)
     copy_ = owned(job, adapter.copied, name, spec=copied)
-    spec = adapter.as_given(job.spec.template.spec) if dry_run else spec
+    spec = adapter.as_given(job.spec.made_from.spec) if dry_run else spec
     return (adapter.copied, copy_), (adapter.resource, workload | {"spec": spec})
 
 
@@ -102,7 +102,7 @@ def _prepare_pod(job: Job, template: PodTemplate, spec: Json, config: OperatorCo
         _inject(job, template, pod, config)
         digest = {names.DIGEST_ANNOTATION: injected_digest(pod)}
         metadata["annotations"] = dict(metadata.get("annotations") or {}) | digest
-    if found := leaks(pod, _own(job)):
+    if found := leaks(pod, own_sources(job)):
         raise LeakError("; ".join(found))
 
 
@@ -138,7 +138,7 @@ def _say_where_it_starts(pod: Json, container: str, checkpoint: str, run: str) -
             trainer["env"] = [*({"name": name, "value": value} for name, value in values.items()), *own]
 
 
-def _own(job: Job) -> frozenset[SourceRef]:
+def own_sources(job: Job) -> frozenset[SourceRef]:
     """What only the guard may have: what the job names, and what is made for it."""
     support = names.support_name(job.name, job.uid)
     return frozenset(guarded_sources(job.spec.guard)) | {("Secret", support), ("ConfigMap", support)}
@@ -213,7 +213,7 @@ def guard_service_account(job: Job, adapter: WorkloadAdapter) -> str:
     """The service account of the guard's pods: their own, else the one made for the job."""
     if (own := job.spec.guard.own_pod) is not None:
         return own_service_account(job, own)
-    spec = job.spec.template.spec
+    spec = job.spec.made_from.spec
     for template in adapter.pod_templates(spec):
         pod = pod_spec(spec, template)
         if template.guarded and (own := pod.get("serviceAccountName") or pod.get("serviceAccount")):

@@ -6,6 +6,8 @@ from __future__ import annotations
 GUARD_UID = 64532
 
 STATE_DIR = "/var/lib/rlguard"
+#: The claim that the trainer of a workload saves in which exists: nobody asks how that mounts it.
+CHECKPOINTS_VOLUME, CHECKPOINTS_DIR = "checkpoints", "/checkpoints"
 HELDOUT_DIR = "/var/run/rlguard/heldout"
 POLICY_DIR = "/var/run/rlguard/policy"
 SECRET_DIR = "/var/run/rlguard/secrets"

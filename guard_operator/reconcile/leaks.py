@@ -45,13 +45,21 @@ def leaks(pod: Mapping[str, Any], own: frozenset[SourceRef]) -> tuple[str, ...]:
 def _leaks(pod: Mapping[str, Any], own: frozenset[SourceRef]) -> Iterator[str]:
     if pod.get("automountServiceAccountToken") is not False:
         yield "every container would get the token of the pod's service account"
-    private = {v.get("name"): v for v in pod.get("volumes") or [] if _is_private(v, own)}
     guards = [c for c in pod.get("initContainers") or [] if c.get("name") == GUARD_CONTAINER]
+    beside = guards[0] if len(guards) == 1 else None
+    for container, what in had(pod, own, beside):
+        yield f"container {container} must not have {what}: it is the guard's"
+
+
+def had(
+    pod: Mapping[str, Any], own: frozenset[SourceRef], guard: Mapping[str, Any] | None = None
+) -> Iterator[tuple[str, str]]:
+    """Which containers of a pod, but for `guard`, have what of the guard's."""
+    private = {v.get("name"): v for v in pod.get("volumes") or [] if _is_private(v, own)}
     for container in (*(pod.get("initContainers") or []), *(pod.get("containers") or [])):
-        if len(guards) == 1 and container is guards[0]:
-            continue
-        for what in (*_mounted(container, private), *_referred(container, own)):
-            yield f"container {container.get('name')} must not have {what}: it is the guard's"
+        if container is not guard:
+            for what in (*_mounted(container, private), *_referred(container, own)):
+                yield str(container.get("name")), what
 
 
 def _is_private(volume: Mapping[str, Any], own: frozenset[SourceRef]) -> bool:

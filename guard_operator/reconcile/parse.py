@@ -28,6 +28,7 @@ from guard_operator.api.types import (
     ResumedFrom,
     Spec,
     Status,
+    TargetRef,
     WorkloadTemplate,
 )
 from guard_operator.reconcile.snapshot import Job
@@ -149,7 +150,13 @@ def _spec(raw: Json, status: Status) -> Spec:
     """The spec of a run. The policy is the guard's business alone by now, so it is left out."""
     ref = status.workload_ref
     assert ref is not None
-    template = {"apiVersion": ref.api_version, "kind": ref.kind, "spec": {}}
+    kind = {"apiVersion": ref.api_version, "kind": ref.kind}
+    target, template = None, None
+    if raw.get("targetRef") is None:
+        template = salvage(WorkloadTemplate, raw.get("template"))
+        template = template or WorkloadTemplate.model_validate(kind | {"spec": {}})
+    else:
+        target = salvage(TargetRef, raw["targetRef"]) or TargetRef.model_validate(kind | {"name": ref.name})
     guard = {key: value for key, value in _object(raw.get("guard")).items() if key != "policy"}
     given = {key: raw[key] for key in _STOPPING_KEYS if key in raw}
     if isinstance(given.get("onSilence"), dict):
@@ -157,7 +164,8 @@ def _spec(raw: Json, status: Status) -> Spec:
     stopping = salvage(_Stopping, given)
     assert stopping is not None, "each of its parts has a default"
     return Spec(
-        template=salvage(WorkloadTemplate, raw.get("template")) or WorkloadTemplate.model_validate(template),
+        template=template,
+        target_ref=target,
         guard=salvage(GuardSpec, guard) or _some_guard(guard),
         resumed_from=salvage(ResumedFrom, raw.get("resumedFrom")),
         on_fire=stopping.on_fire,

@@ -89,7 +89,7 @@ def find_violations(
     except TemplateError as error:
         return (Violation(f"spec.template.spec.{error.field}", str(error).split(": ", 1)[1]),)
     return (
-        *_evaluator_findings(guard),
+        *evaluator_findings(guard),
         *(
             finding
             for template, pod in pods
@@ -193,12 +193,16 @@ def trainer(pod: Mapping[str, Any], template: PodTemplate) -> dict[str, Any] | N
     return next((c for c in pod.get("containers", []) if c.get("name") == template.container), None)
 
 
-def checkpoint_mount(pod: Mapping[str, Any], template: PodTemplate, volume: str) -> dict[str, Any] | None:
+def checkpoint_mount(
+    pod: Mapping[str, Any], template: PodTemplate, volume: str | None
+) -> dict[str, Any] | None:
     """The mount of the checkpoint volume in the container that trains."""
     return next(iter(_checkpoint_mounts(pod, template, volume)), None)
 
 
-def _checkpoint_mounts(pod: Mapping[str, Any], template: PodTemplate, volume: str) -> list[dict[str, Any]]:
+def _checkpoint_mounts(
+    pod: Mapping[str, Any], template: PodTemplate, volume: str | None
+) -> list[dict[str, Any]]:
     mounts = (trainer(pod, template) or {}).get("volumeMounts")
     return [dict(mount) for mount in _objects(mounts) if mount.get("name") == volume]
 
@@ -209,7 +213,8 @@ def _in(path: str, findings: Iterator[Violation]) -> Iterator[Violation]:
         yield replace(finding, field=f"{path}.{finding.field}".rstrip("."))
 
 
-def _evaluator_findings(guard: GuardSpec) -> Iterator[Violation]:
+def evaluator_findings(guard: GuardSpec) -> Iterator[Violation]:
+    """What is refused, or admitted at a cost, of where the policy is asked."""
     evaluator = guard.heldout.evaluator.openai
     if (
         evaluator is None

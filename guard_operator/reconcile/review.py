@@ -14,9 +14,10 @@ from guard_core.wording import quoted
 from guard_operator.adapters import ComposedAdapter, TemplateError, WorkloadAdapter, find_adapter
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import Spec
+from guard_operator.api.types import CLAIM_OF_TARGET, Spec
 from guard_operator.api.wording import invalid_spec
 from guard_operator.config import OperatorConfig
+from guard_operator.reconcile import attached
 from guard_operator.reconcile.guard_pod import find_obstacles
 from guard_operator.reconcile.inject import LeakError, build_workload
 from guard_operator.reconcile.parse import parse_job
@@ -44,10 +45,24 @@ class Review:
 
 def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) -> Review:
     """What the job alone says; `adapter` None: there is none for its kind."""
-    template, guard = job.spec.template, job.spec.guard
-    if adapter is None:
-        message = f"spec.template: {template.api_version} {template.kind} cannot be guarded"
-        return Review(Reason.UNSUPPORTED_KIND, (message,))
+    if adapter is None or (adapter.only_attached and job.spec.target_ref is None):
+        return Review(Reason.UNSUPPORTED_KIND, (_unsupported(adapter, job.spec),))
+    if job.spec.target_ref is not None:
+        return _of_target(job.spec)
+    return _of_template(adapter, job, config)
+
+
+def _of_target(spec: Spec) -> Review:
+    found = tuple(attached.find_obstacles(spec))
+    if refused := tuple(f"{one.field}: {one.message}" for one in found if one.cost is None):
+        return Review(Reason.TARGET_REFUSED, refused)
+    return Review(costs=tuple(one.cost for one in found if one.cost is not None))
+
+
+def _of_template(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> Review:
+    template, guard = job.spec.made_from, job.spec.guard
+    if guard.checkpoints.volume is None:
+        return Review(Reason.TEMPLATE_REFUSED, (f"spec.guard.checkpoints: {CLAIM_OF_TARGET}",))
     if len(job.name) > adapter.max_name:
         message = (
             f"metadata.name has {len(job.name)} characters; a {template.kind} may have {adapter.max_name}"
@@ -70,6 +85,14 @@ def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) ->
     return Review(costs=costs, workload=workload)
 
 
+def _unsupported(adapter: WorkloadAdapter | None, spec: Spec) -> str:
+    where = "spec.template" if spec.target_ref is None else "spec.targetRef"
+    kind = f"{where}: {spec.workload.api_version} {spec.workload.kind}"
+    if adapter is None:
+        return f"{kind} cannot be guarded"
+    return f"{kind} is guarded where it exists, and none is made: name it in spec.targetRef"
+
+
 def _annotations(adapter: WorkloadAdapter, annotations: Mapping[str, str]) -> Iterator[str]:
     for name, why in adapter.refused_annotations.items():
         if name in annotations:
@@ -85,8 +108,9 @@ def _start(adapter: WorkloadAdapter, spec: Spec) -> Iterator[str]:
         return
     path = PurePosixPath(spec.resumed_from.checkpoint)
     volume = spec.guard.checkpoints.volume
-    for template in adapter.pod_templates(spec.template.spec):
-        mount = checkpoint_mount(pod_spec(spec.template.spec, template), template, volume)
+    own = spec.made_from.spec
+    for template in adapter.pod_templates(own):
+        mount = checkpoint_mount(pod_spec(own, template), template, volume)
         root = None if mount is None else str(mount["mountPath"])
         if template.guarded and (".." in path.parts or root is None or not path.is_relative_to(root)):
             yield (
@@ -116,9 +140,10 @@ def review_manifest(
         job = parse_job({**manifest, "metadata": _UNBORN | dict(manifest["metadata"])})
     except ValidationError as error:
         return Review(Reason.INVALID_SPEC, (invalid_spec(error),))
+    kind = job.spec.workload
+    adapter = find_adapter(kind.api_version, kind.kind)
     template = job.spec.template
-    adapter = find_adapter(template.api_version, template.kind)
-    if isinstance(adapter, ComposedAdapter) and source is not None:
+    if isinstance(adapter, ComposedAdapter) and source is not None and template is not None:
         try:
             job = with_spec(job, adapter.composed(template.spec, source))
         except TemplateError as error:

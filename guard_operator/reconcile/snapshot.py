@@ -41,12 +41,19 @@ class Job:
     status: Status
     deleting: bool = False
 
+    @property
+    def workload_name(self) -> str:
+        """What the workload is called: as its job, unless the job names one that exists."""
+        target = self.spec.target_ref
+        return self.name if target is None else target.name
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The workload of the job's name.
+    """The workload of the job's name, or of that which the job is attached to.
 
-    `ours`: this very job (by UID) is its controller, or `status.workloadRef` names it (by UID).
+    `ours`: this very job (by UID) is its controller, or `status.workloadRef` names it (by UID). No other is
+    ever acted on.
     `created` is by the API server's clock.
     """
 
@@ -181,6 +188,8 @@ class Snapshot:
     `between`: what stands between the workload and its pods.
     `own_guard`: None where the guard is a sidecar of rank 0, and `guarded` pods are those of rank 0.
     `queued`: None where no queue has the workload, or none is read.
+    `exposed`: what pods of a workload to which the job is attached have of the guard's, a sentence for each.
+    `trainer`: the container that trains, in the pod of rank 0; "" where it is not known.
     """
 
     job: Job
@@ -199,11 +208,13 @@ class Snapshot:
     between: tuple[Between, ...] = ()
     own_guard: OwnGuard | None = None
     queued: Queued | None = None
+    exposed: tuple[str, ...] = ()
+    trainer: str = ""
 
 
 def with_spec(job: Job, spec: Mapping[str, Any]) -> Job:
     """The job with another spec of its workload."""
-    template = job.spec.template.model_copy(update={"spec": spec})
+    template = job.spec.made_from.model_copy(update={"spec": spec})
     return replace(job, spec=job.spec.model_copy(update={"template": template}))
 
 

@@ -44,13 +44,15 @@ def install(client: Client, definition: dict[str, Any]) -> None:
     """Apply a CRD and wait until the API server serves it."""
     name = definition["metadata"]["name"]
     path = CRDS.path(None, name)
-    client.request("PATCH", path, query={"fieldManager": "test"}, body=definition, content_type=APPLY)
+    # One of a megabyte takes a busy server longer than an ordinary request may.
+    query, seconds = {"fieldManager": "test"}, 60.0
+    client.request("PATCH", path, query=query, body=definition, content_type=APPLY, timeout=seconds)
 
     def established() -> bool:
         conditions = client.request("GET", path).get("status", {}).get("conditions") or []
         return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
-    eventually(established, f"{name} is established")
+    eventually(established, f"{name} is established", seconds)
     spec = definition["spec"]
     served = Resource(spec["group"], spec["versions"][0]["name"], spec["names"]["plural"], "")
     eventually(lambda: client.list(served, None, {}) is not None, f"{name} is served")

@@ -28,6 +28,7 @@ SPEC = {
 SNAPSHOT = Snapshot(
     Job("run", "ns", "0123456789", 1, "1", {}, Spec.model_validate(SPEC), Status()),
     pods=(Pod("run-0", "p", guarded=True, phase="Running"),),
+    trainer="train",
 )
 
 

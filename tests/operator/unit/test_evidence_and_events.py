@@ -125,6 +125,12 @@ CASES: dict[str, tuple[Any, Any, list[tuple[str, str]]]] = {
     ),
     "pending": (None, ("Guarded", "False", "WorkloadPending"), []),
     "relaxed": (None, ("Isolated", "False"), [("Warning", "R")]),
+    "a pod has what is the guard's": (
+        ("Isolated", "False", "Attached"),
+        ("Isolated", "False", "GuardDataExposed"),
+        [("Warning", "GuardDataExposed")],
+    ),
+    "attached as before": (("Isolated", "False", "Attached"), ("Isolated", "False", "Attached"), []),
     "strict": (None, ("Isolated", "True"), []),
     "stop asked for": (None, ("Stopped", "False"), [("Normal", "R")]),
     "still stopping": (("Stopped", "False"), ("Stopped", "False"), []),

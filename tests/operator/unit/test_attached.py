@@ -1,0 +1,808 @@
+"""A workload that exists and that its job does not own (`spec.targetRef`).
+
+What is refused, which pods are its own, that only the one of the recorded UID is ever acted on, and what is
+said of what nobody checked.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+from pydantic import ValidationError
+
+from guard_operator.adapters import ADAPTERS, WorkloadAdapter, WorkloadState, find_adapter
+from guard_operator.api import names
+from guard_operator.api.reasons import ConditionType, Reason
+from guard_operator.api.types import Phase, StopMethod, StopStatus
+from guard_operator.config import OperatorConfig
+from guard_operator.rbac import workload_rules
+from guard_operator.reconcile.actuate import Actuator
+from guard_operator.reconcile.attached import UNPROTECTED, exposures, why_not_attached
+from guard_operator.reconcile.decide import ATTACHED_SECONDS, LATER_SECONDS, decide
+from guard_operator.reconcile.decision import Decision, Report, StartGuard, StopWorkload
+from guard_operator.reconcile.gather import Caches, Gatherer
+from guard_operator.reconcile.guard_pod import guard_objects
+from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.parse import parse_job
+from guard_operator.reconcile.review import review, review_manifest
+from guard_operator.reconcile.snapshot import (
+    Between,
+    Job,
+    OwnGuard,
+    Pod,
+    Preparation,
+    Queued,
+    Snapshot,
+    Workload,
+    condition_of,
+)
+from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS, Client, Resource
+from guard_operator.runtime.errors import ApiError
+
+Json = dict[str, Any]
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+UID = "0123456789ab"
+CONFIG = OperatorConfig(guard_image="guard:1")
+KINDS = {
+    "PyTorchJob": ("kubeflow.org/v1", "training.kubeflow.org/job-name=run-7"),
+    "Job": ("batch/v1", "batch.kubernetes.io/controller-uid=w"),
+    "RayCluster": ("ray.io/v1", "ray.io/cluster=run-7"),
+    "JobSet": ("jobset.x-k8s.io/v1alpha2", "jobset.sigs.k8s.io/jobset-uid=w"),
+}
+CONTAINERS = {"template": {"spec": {"containers": [{"name": "trainer", "image": "t"}]}}}
+SPECS: dict[str, Json] = {
+    "PyTorchJob": {
+        "pytorchReplicaSpecs": {
+            "Master": {"template": {"spec": {"containers": [{"name": "pytorch", "image": "t"}]}}}
+        }
+    },
+    "Job": CONTAINERS,
+    "RayCluster": {
+        "headGroupSpec": CONTAINERS,
+        "workerGroupSpecs": [{"groupName": "gpu", "replicas": 2, "minReplicas": 2, "maxReplicas": 2}],
+    },
+    "JobSet": {"replicatedJobs": [{"name": "only", "template": {"spec": CONTAINERS}}]},
+}
+#: Labels of a pod with rank 0.
+RANK0 = {
+    "PyTorchJob": {
+        "training.kubeflow.org/replica-index": "0",
+        "training.kubeflow.org/replica-type": "master",
+    },
+    "Job": {"batch.kubernetes.io/job-completion-index": "0"},
+    "RayCluster": {"ray.io/node-type": "head"},
+    "JobSet": {"jobset.sigs.k8s.io/replicatedjob-name": "only"},
+}
+
+
+def manifest(kind: str = "RayCluster", status: Json | None = None, **more: Any) -> Json:
+    """A job that is attached; `more`: fields of the guard, or None to leave one out."""
+    guard = {
+        "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}},
+        "checkpoints": {"claimName": "shared"},
+        "state": {"claimName": "state"},
+        "placement": "Pod",
+        "metrics": {"follow": {"path": "run/metrics.jsonl", "format": "verl"}},
+        **more,
+    }
+    return {
+        "metadata": {"name": "watch", "namespace": "ns", "uid": UID, "resourceVersion": "7"},
+        "spec": {
+            "targetRef": {"apiVersion": KINDS[kind][0], "kind": kind, "name": "run-7"},
+            "guard": {key: value for key, value in guard.items() if value is not None},
+            "onSilence": {"afterSeconds": 300, "action": "Stop"},
+        },
+        "status": status or {},
+    }
+
+
+def job(kind: str = "RayCluster", status: Json | None = None, **more: Any) -> Job:
+    return parse_job(manifest(kind, status, **more))
+
+
+def adapter_of(kind: str) -> WorkloadAdapter:
+    found = find_adapter(KINDS[kind][0], kind)
+    assert found is not None
+    return found
+
+
+def ref(kind: str = "RayCluster", uid: str = "w") -> Json:
+    return {
+        "workloadRef": {"apiVersion": KINDS[kind][0], "kind": kind, "name": "run-7", "uid": uid},
+    }
+
+
+# -- the spec --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_exists_is_guarded_by_a_pod_that_follows(kind: str) -> None:
+    said = review(adapter_of(kind), job(kind), CONFIG)
+    assert (said.reason, said.findings, said.costs, said.workload) == (None, (), (), {})
+
+
+@pytest.mark.parametrize("given", [{}, {"template": {"apiVersion": "batch/v1", "kind": "Job", "spec": {}}}])
+def test_a_job_has_a_template_or_a_target(given: Json) -> None:
+    raw = manifest()
+    target = raw["spec"].pop("targetRef")
+    raw["spec"] |= given | ({"targetRef": target} if given else {})
+    with pytest.raises(ValidationError, match="exactly one of template and targetRef"):
+        parse_job(raw)
+    assert review_manifest(raw, CONFIG).reason == "InvalidSpec"
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [{"placement": None}, {"placement": "Sidecar"}, {"metrics": None}, {"checkpoints": {"volume": "ckpt"}}],
+    ids=str,
+)
+def test_what_a_guard_beside_it_needs_is_said(missing: Json) -> None:
+    said = review(adapter_of("RayCluster"), job(**missing), CONFIG)
+    assert said.reason == "TargetRefused"
+    (sentence,) = said.findings
+    assert "guard.placement: Pod, guard.metrics" in sentence and "checkpoints.claimName" in sentence
+
+
+@pytest.mark.parametrize("claim", ["heldout", "state"])
+def test_the_checkpoints_are_not_the_guards_own(claim: str) -> None:
+    said = review(adapter_of("Job"), job("Job", checkpoints={"claimName": claim}), CONFIG)
+    assert said.reason == "TargetRefused" and said.findings[0].startswith("spec.guard.checkpoints.claimName")
+
+
+def test_nobody_tells_it_where_to_start() -> None:
+    raw = manifest("Job")
+    raw["spec"]["resumedFrom"] = {"name": "before", "checkpoint": "/checkpoints/step_9"}
+    said = review(adapter_of("Job"), parse_job(raw), CONFIG)
+    assert said.reason == "TargetRefused" and "resumedFrom" in said.findings[0]
+
+
+def test_prompts_go_nowhere_in_plain_text() -> None:
+    evaluator = {"openai": {"baseUrl": "http://elsewhere", "model": "m"}}
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": evaluator}
+    said = review(adapter_of("Job"), job("Job", heldout=heldout), CONFIG)
+    assert said.reason == "TargetRefused" and "https://" in said.findings[0]
+    relaxed = review(adapter_of("Job"), job("Job", heldout=heldout, isolation="Relaxed"), CONFIG)
+    assert relaxed.reason is None and relaxed.costs
+
+
+def test_a_claim_of_a_target_is_no_volume_of_a_template() -> None:
+    raw = manifest("Job")
+    del raw["spec"]["targetRef"]
+    raw["spec"]["template"] = {"apiVersion": "batch/v1", "kind": "Job", "spec": CONTAINERS}
+    said = review(adapter_of("Job"), parse_job(raw), CONFIG)
+    assert said.reason == "TemplateRefused" and "is for targetRef" in said.findings[0]
+    with pytest.raises(ValidationError, match="exactly one of volume and claimName"):
+        job(checkpoints={"claimName": "shared", "volume": "ckpt"})
+
+
+def test_no_raycluster_is_made() -> None:
+    raw = manifest()
+    raw["spec"]["template"] = raw["spec"].pop("targetRef") | {"spec": {}}
+    del raw["spec"]["template"]["name"]
+    raw["spec"]["guard"]["checkpoints"] = {"volume": "ckpt"}
+    said = review_manifest(raw, CONFIG)
+    assert said.reason == "UnsupportedKind" and "name it in spec.targetRef" in said.findings[0]
+
+
+def test_an_unknown_kind_is_named_with_its_field() -> None:
+    raw = manifest()
+    raw["spec"]["targetRef"]["kind"] = "Deployment"
+    (sentence,) = review_manifest(raw, CONFIG).findings
+    assert sentence == "spec.targetRef: ray.io/v1 Deployment cannot be guarded"
+
+
+def test_a_running_job_keeps_its_target_whatever_this_version_can_read() -> None:
+    raw = manifest(status=ref())
+    raw["spec"]["targetRef"] = {"newer": True}
+    raw["spec"]["guard"] = {"newer": True}
+    again = parse_job(raw)
+    assert again.spec.template is None and again.workload_name == "run-7"
+    assert (again.spec.workload.api_version, again.spec.workload.kind) == ("ray.io/v1", "RayCluster")
+
+
+# -- the workload ----------------------------------------------------------------------------------------
+
+
+def target(kind: str, uid: str = "w", **more: Any) -> Json:
+    api_version, _ = KINDS[kind]
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {"name": "run-7", "namespace": "ns", "uid": uid},
+        "spec": copy.deepcopy(SPECS[kind]),
+        "status": {},
+        **more,
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_can_be_guarded_as_it_is(kind: str) -> None:
+    assert why_not_attached(adapter_of(kind), target(kind), False) == ""
+
+
+def test_nothing_need_stand_between_one_that_runs_and_its_pods() -> None:
+    running = target("RayCluster", status={"state": "ready"})
+    assert why_not_attached(adapter_of("RayCluster"), running, False) == ""
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_jobset_whose_pods_cannot_be_known_is_refused(between: bool) -> None:
+    """The label with its UID is as old as JobSet v0.9: without it "no pod is left" would be said of none."""
+    raw = target("JobSet")
+    raw["status"] = {"replicatedJobsStatus": [{"name": "only", "ready": 1}]}
+    cluster = Cluster("JobSet", raw)
+    if between:
+        owner = {"uid": "w", "controller": True}
+        cluster.between_there = [
+            {"metadata": {"name": "run-7-only-0", "uid": "c", "ownerReferences": [owner]}}
+        ]
+    found = cluster.gather(job("JobSet")).preparation
+    assert found is not None and (found.reason is None) is between
+    assert between or "nothing of it has the label jobset.sigs.k8s.io/jobset-uid" in found.message
+
+
+def test_a_rayjob_is_not() -> None:
+    (rayjob,) = (one for one in ADAPTERS if one.resource.kind == "RayJob")
+    raw = {"metadata": {}, "spec": {}}
+    assert "spec.template" in why_not_attached(rayjob, raw, False)
+
+
+def going(raw: Json) -> None:
+    raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+
+def ended(raw: Json) -> None:
+    raw["status"] = {"conditions": [{"type": "Complete", "status": "True", "reason": "Done"}]}
+
+
+def of_another(raw: Json) -> None:
+    owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "set", "controller": True}
+    raw["metadata"]["ownerReferences"] = [{"kind": "Other"}, owner]
+
+
+def guarded_already(raw: Json) -> None:
+    owner = {"apiVersion": "rlguard.dev/v1alpha1", "kind": "GuardedTrainingJob", "name": "g"}
+    raw["metadata"]["ownerReferences"] = [owner | {"controller": True}]
+
+
+def chosen(raw: Json) -> None:
+    raw["spec"]["manualSelector"] = True
+
+
+def several(raw: Json) -> None:
+    raw["spec"]["parallelism"] = 2
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (going, "it is being deleted"),
+        (ended, "it has ended already (Succeeded: Done)"),
+        (of_another, "it belongs to JobSet set, which would make it again"),
+        (guarded_already, "it belongs to GuardedTrainingJob g, which guards it"),
+        (chosen, "spec.manualSelector"),
+        (several, "spec.parallelism"),
+    ],
+)
+def test_why_it_cannot(change: Callable[[Json], None], why: str) -> None:
+    raw = target("Job")
+    change(raw)
+    assert why_not_attached(adapter_of("Job"), raw, False).startswith(why)
+
+
+def test_what_another_kind_has_made_is_guarded() -> None:
+    raw = target("Job")
+    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "f", "controller": True}
+    raw["metadata"]["ownerReferences"] = [owner]
+    assert why_not_attached(adapter_of("Job"), raw, False) == ""
+
+
+class TestRayCluster:
+    """Of its own adapter."""
+
+    ADAPTER = adapter_of("RayCluster")
+
+    @pytest.mark.parametrize(
+        ("spec", "status", "expected"),
+        [
+            ({}, {}, WorkloadState.PENDING),
+            ({}, {"state": "ready"}, WorkloadState.RUNNING),
+            ({"suspend": True}, {"state": "ready"}, WorkloadState.SUSPENDED),
+            ({"suspend": False}, {"state": "suspended"}, WorkloadState.PENDING),
+        ],
+        ids=str,
+    )
+    def test_state(self, spec: Json, status: Json, expected: WorkloadState) -> None:
+        assert self.ADAPTER.state({"spec": spec, "status": status}) == (expected, "")
+
+    def test_only_suspend_is_asked_of_it(self) -> None:
+        asked = {method: self.ADAPTER.stop_patch(method) for method in StopMethod}
+        assert asked.pop(StopMethod.SUSPEND) == {"spec": {"suspend": True}}
+        assert set(asked.values()) == {None}
+        assert all(not self.ADAPTER.stop_children(method, "n", {}) for method in StopMethod)
+
+    def test_it_has_a_head_and_workers(self) -> None:
+        spec = SPECS["RayCluster"]
+        assert [one.guarded for one in self.ADAPTER.pod_templates(spec)] == [True, False]
+        assert self.ADAPTER.pods_wanted(spec) == 3
+        assert self.ADAPTER.pods_wanted(spec | {"enableInTreeAutoscaling": True}) == 1
+        assert self.ADAPTER.prepared(spec) == spec and self.ADAPTER.assigned({}) == ()
+
+    @pytest.mark.parametrize("type_", ["head", "worker"])
+    def test_rank_0_is_its_head(self, type_: str) -> None:
+        pod = {"metadata": {"labels": {"ray.io/node-type": type_}}}
+        assert self.ADAPTER.holds_rank0(pod, {}) is (type_ == "head")
+
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            ({"managedBy": "kueue.x-k8s.io/multikueue"}, "spec.managedBy"),
+            ({"headGroupSpec": {}}, "spec.headGroupSpec.template.spec.containers"),
+        ],
+        ids=["elsewhere", "no head"],
+    )
+    def test_what_is_not_stopped_here_is_refused(self, change: Json, field: str) -> None:
+        raw = target("RayCluster")
+        raw["spec"] |= change
+        assert why_not_attached(self.ADAPTER, raw, False).startswith(field)
+
+    def test_none_is_created_and_no_other_right_is_taken(self) -> None:
+        verbs = [rule["verbs"] for rule in workload_rules(self.ADAPTER)]
+        assert verbs == [["delete", "get", "patch"]]
+
+
+# -- its pods --------------------------------------------------------------------------------------------
+
+
+def pod(name: str, uid: str | None = "w", kind: str = "RayCluster", spec: Json | None = None) -> Json:
+    owners = [] if uid is None else [{"uid": uid, "controller": True}]
+    metadata = {"name": name, "uid": f"uid-{name}", "ownerReferences": owners, "labels": dict(RANK0[kind])}
+    container = {"name": "trainer", **(spec or {})}
+    return {"metadata": metadata, "spec": {"containers": [container]}, "status": {"phase": "Running"}}
+
+
+class Cluster:
+    """The requests and the caches. What is cached of a target is nothing: it has none of our labels."""
+
+    def __init__(self, kind: str, raw: Json | None, *pods: Json, claim_modes: str = "ReadWriteMany") -> None:
+        self.kind, self.target, self.pods_there = kind, raw, list(pods)
+        self.claim_modes = claim_modes
+        self.between_there: list[Json] = []
+        self.jobs: list[Json] = []
+        self.sets: list[Json] = []
+        self.asked: list[str] = []
+
+    def gather(self, given: Job) -> Snapshot:
+        gatherer = Gatherer(
+            cast(Client, self), CONFIG, cast(Caches, _Caches(self)), HeartbeatClock(), lambda: NOW
+        )
+        found = gatherer.gather(given)
+        assert found is not None
+        return found
+
+    def get(self, resource: Resource, _namespace: str, name: str) -> Json | None:
+        self.asked.append(f"get {resource.kind} {name}")
+        if resource.kind == "PersistentVolumeClaim":
+            return {"metadata": {"name": name}, "spec": {"accessModes": [self.claim_modes]}}
+        assert name == "run-7", "the target has a name of its own"
+        return self.target
+
+    def list(self, resource: Resource, _namespace: str, query: Json) -> Json:
+        selector = query.get("labelSelector") or query["fieldSelector"]
+        self.asked.append(f"list {resource.kind} {selector}")
+        if selector in {f"rlguard.dev/job-uid={UID}", f"metadata.name=watch-{UID[:8]}"}:
+            return {"items": self.sets if resource is STATEFUL_SETS else []}
+        assert selector == KINDS[self.kind][1]
+        return {"items": self.pods_there if resource.kind == "Pod" else self.between_there}
+
+
+class _Caches:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def quiet_for(self, _namespace: str) -> float:
+        return 0.0
+
+    def workload(self, *_place: Any) -> None:
+        raise AssertionError("a target is in no cache")
+
+    def pods(self, _namespace: str, _uid: str) -> list[Json]:
+        return []
+
+    def between(self, resource: Resource, _namespace: str, uid: str) -> list[Json]:
+        assert (resource, uid) == (STATEFUL_SETS, UID), "what a target controls is in no cache"
+        return self._cluster.sets
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_pods_are_found_by_its_own_labels(kind: str) -> None:
+    cluster = Cluster(kind, target(kind), pod("head", kind=kind))
+    seen = cluster.gather(job(kind, ref(kind)))
+    assert seen.workload is not None and seen.workload.ours
+    (one,) = seen.pods
+    assert (one.name, one.rank0, one.guarded) == ("head", kind != "JobSet" or one.rank0, False)
+    assert seen.trainer == ("pytorch" if kind == "PyTorchJob" else "trainer")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_of_a_namesake_are_not_its_own(kind: str) -> None:
+    cluster = Cluster(kind, target(kind), pod("other", "another"), pod("none", None))
+    by_uid = {"Job", "JobSet"}  # whose controller gives them its UID: such a label says enough
+    assert [one.name for one in cluster.gather(job(kind, ref(kind))).pods] == (
+        ["none", "other"] if kind in by_uid else []
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_are_found_when_it_is_gone(kind: str) -> None:
+    seen = Cluster(kind, None, pod("left", kind=kind)).gather(job(kind, ref(kind)))
+    assert seen.workload is None and [one.name for one in seen.pods] == ["left"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_of_its_name_is_not_its_own(kind: str) -> None:
+    cluster = Cluster(kind, target(kind, uid="new"), pod("head", "new", kind))
+    if kind in {"Job", "JobSet"}:
+        cluster.pods_there = []  # by the UID of the old one the server finds none
+    seen = cluster.gather(job(kind, ref(kind)))
+    assert seen.workload is not None and not seen.workload.ours
+    assert seen.pods == () and seen.trainer == ""
+
+
+def test_the_jobs_of_a_jobset_are_found_by_its_uid() -> None:
+    cluster = Cluster("JobSet", target("JobSet"), pod("rank-0", "child", "JobSet"))
+    metadata = {"name": "run-7-only-0", "uid": "child"}
+    cluster.between_there = [
+        {"metadata": metadata | {"ownerReferences": [{"uid": "w", "controller": True}]}},
+        {"metadata": {"name": "other", "uid": "o"}},
+    ]
+    seen = cluster.gather(job("JobSet", ref("JobSet")))
+    assert seen.between == (Between(BATCH_JOBS, "run-7-only-0", "child"),)
+    assert [one.rank0 for one in seen.pods] == [True]
+
+
+# -- what is found before it is guarded ------------------------------------------------------------------
+
+
+def test_one_that_is_not_there_is_waited_for() -> None:
+    found = Cluster("RayCluster", None).gather(job()).preparation
+    assert found is not None and found.reason == "TargetMissing"
+    assert found.message == "spec.targetRef: RayCluster run-7 (ray.io/v1) does not exist in ns"
+
+
+def test_one_that_cannot_be_guarded_is_refused() -> None:
+    raw = target("RayCluster")
+    going(raw)
+    found = Cluster("RayCluster", raw).gather(job()).preparation
+    assert found is not None and found.reason == "TargetRefused"
+    assert found.message == "spec.targetRef: RayCluster run-7: it is being deleted"
+
+
+def test_a_guard_elsewhere_needs_checkpoints_that_two_nodes_share() -> None:
+    found = Cluster("RayCluster", target("RayCluster"), claim_modes="ReadWriteOnce").gather(job()).preparation
+    assert found is not None and found.reason == "TargetRefused"
+    assert found.message.startswith("spec.guard.checkpoints.claimName: PersistentVolumeClaim shared: ")
+
+
+def test_all_claims_of_the_guard_are_looked_for() -> None:
+    cluster = Cluster("RayCluster", target("RayCluster"))
+    assert cluster.gather(job()).preparation == Preparation()
+    assert [one for one in cluster.asked if "Claim" in one] == [
+        f"get PersistentVolumeClaim {name}" for name in ("heldout", "state", "shared")
+    ]
+
+
+def test_what_relaxed_costs_is_seen() -> None:
+    evaluator = {"openai": {"baseUrl": "http://elsewhere", "model": "m"}}
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": evaluator}
+    relaxed = job(status=ref(), heldout=heldout, isolation="Relaxed")
+    (cost,) = Cluster("RayCluster", target("RayCluster")).gather(relaxed).costs
+    assert "plain http" in cost
+
+
+def test_nothing_is_prepared_once_it_is_guarded() -> None:
+    assert Cluster("RayCluster", target("RayCluster")).gather(job(status=ref())).preparation is None
+
+
+# -- what its pods have ----------------------------------------------------------------------------------
+
+OWN = frozenset({("PersistentVolumeClaim", "heldout"), ("Secret", "watch-01234567")})
+
+
+def with_volume(source: Json) -> Json:
+    raw = pod("head")
+    raw["spec"]["volumes"] = [{"name": "data", **source}]
+    raw["spec"]["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("source", "exposed"),
+    [
+        ({"persistentVolumeClaim": {"claimName": "heldout"}}, True),
+        ({"persistentVolumeClaim": {"claimName": "shared"}}, False),
+        ({"secret": {"secretName": "watch-01234567"}}, True),
+        ({"emptyDir": {}}, False),
+    ],
+    ids=str,
+)
+def test_a_pod_with_what_is_the_guards_is_told(source: Json, exposed: bool) -> None:
+    sentence = "pod head: container trainer has the volume data, which is the guard's"
+    assert list(exposures(with_volume(source), OWN, "account")) == [sentence] * exposed
+
+
+def test_a_pod_that_may_write_the_verdict_is_told() -> None:
+    raw = pod("head")
+    raw["spec"]["serviceAccountName"] = "account"
+    (sentence,) = exposures(raw, OWN, "account")
+    assert sentence == "pod head has the guard's ServiceAccount account, so it can write the verdict"
+
+
+def test_what_its_pods_have_is_seen() -> None:
+    own = {"serviceAccountName": "scorer"}
+    mounts = with_volume({"persistentVolumeClaim": {"claimName": "heldout"}})
+    mounts["spec"]["serviceAccountName"] = "scorer"
+    seen = Cluster("RayCluster", target("RayCluster"), mounts).gather(job(status=ref(), pod=own))
+    assert [one.split(" has ")[1].split(",")[0] for one in seen.exposed] == [
+        "the volume data",
+        "the guard's ServiceAccount scorer",
+    ]
+
+
+# -- decisions -------------------------------------------------------------------------------------------
+
+WORKLOAD = Workload("w", ours=True, state=WorkloadState.RUNNING)
+STRANGER = replace(WORKLOAD, uid="new", ours=False)
+MAKER = OwnGuard(Between(STATEFUL_SETS, "guard", "s"))
+HEAD = Pod("head", "p", guarded=False, phase="Running", rank0=True)
+FIRE = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 9, "at": "2026-01-01T00:00:00Z"}
+
+
+def says(decision: Decision, kind: str) -> tuple[str, str]:
+    (found,) = (one for one in decision.report.conditions if one.type == kind)
+    return found.status, found.reason
+
+
+def test_it_is_written_down_before_anything_is_done() -> None:
+    there = replace(WORKLOAD, ours=False)
+    decision = decide(Snapshot(job(), there, (HEAD,), Preparation(), own_guard=OwnGuard()), NOW)
+    noted = decision.report.workload_ref
+    assert decision.actions == () and noted is not None
+    assert (noted.kind, noted.name, noted.uid) == ("RayCluster", "run-7", "w")
+    assert says(decision, "Guarded") == ("True", "WorkloadAttached")
+
+
+def test_then_its_guard_is_started() -> None:
+    decision = decide(Snapshot(job(status=ref()), WORKLOAD, (HEAD,), own_guard=OwnGuard()), NOW)
+    assert decision.actions == (StartGuard(),)
+    assert says(decision, "Guarded") == ("True", "WorkloadAttached")
+    assert decision.look_again is not None and decision.look_again <= ATTACHED_SECONDS
+
+
+def test_what_is_not_there_is_waited_for_by_its_name() -> None:
+    missing = Preparation(Reason.TARGET_MISSING, "RayCluster run-7", 10.0)
+    decision = decide(Snapshot(job(), None, (), missing, own_guard=OwnGuard()), NOW)
+    assert decision.report.phase is Phase.PENDING and decision.report.workload_ref is None
+    assert says(decision, "Waiting") == ("True", "TargetMissing")
+    assert decision.actions == () and decision.look_again == 10.0
+
+
+def test_what_cannot_be_guarded_is_not_written_down() -> None:
+    refused = Preparation(Reason.TARGET_REFUSED, "it has ended already", 10.0)
+    decision = decide(Snapshot(job(), STRANGER, (), refused, own_guard=OwnGuard()), NOW)
+    assert decision.report.phase is Phase.REFUSED and decision.report.workload_ref is None
+    assert says(decision, "Guarded") == ("False", "TargetRefused") and decision.actions == ()
+    assert "Isolated" not in {one.type for one in decision.report.conditions}
+
+
+@pytest.mark.parametrize("exposed", [(), ("pod head has it",)])
+def test_what_is_not_protected_is_said(exposed: tuple[str, ...]) -> None:
+    seen = Snapshot(job(status=ref()), WORKLOAD, (HEAD,), costs=("http",), own_guard=MAKER, exposed=exposed)
+    decision = decide(seen, NOW)
+    reason = "GuardDataExposed" if exposed else "Attached"
+    assert says(decision, "Isolated") == ("False", reason)
+    said = next(one for one in decision.report.conditions if one.type == "Isolated").message
+    assert all(words in said for words in (*exposed, *UNPROTECTED, "http"))
+
+
+def test_what_pods_have_is_said_anew_each_time() -> None:
+    before = {
+        "type": "Isolated", "status": "False", "reason": "GuardDataExposed", "message": "old",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    decision = decide(
+        Snapshot(job(status={**ref(), "conditions": [before]}), WORKLOAD, (HEAD,), own_guard=MAKER), NOW
+    )
+    assert says(decision, "Isolated") == ("False", "Attached")
+
+
+def test_a_namesake_is_another_run() -> None:
+    decision = decide(Snapshot(job(status=ref()), STRANGER, (), own_guard=MAKER), NOW)
+    assert says(decision, "Disrupted") == ("True", "WorkloadDeleted")
+    (ended_,) = (one for one in decision.report.conditions if one.type == "Disrupted")
+    assert "another one has its name now" in ended_.message
+    assert not [one for one in decision.actions if isinstance(one, StopWorkload)]
+
+
+def test_one_that_is_gone_says_so() -> None:
+    decision = decide(Snapshot(job(status=ref()), None, (), own_guard=MAKER), NOW)
+    (ended_,) = (one for one in decision.report.conditions if one.type == "Disrupted")
+    assert ended_.message == "the workload was deleted; a new run is a new GuardedTrainingJob"
+
+
+@pytest.mark.parametrize("written", [{}, ref()], ids=["not attached", "another one"])
+def test_a_fire_stops_no_workload_that_is_not_the_recorded_one(written: Json) -> None:
+    fired = job(status={**written, "guard": {"fire": FIRE}})
+    decision = decide(Snapshot(fired, STRANGER, (), own_guard=OwnGuard()), NOW)
+    assert not [one for one in decision.actions if isinstance(one, StopWorkload)]
+
+
+@pytest.mark.parametrize("on_fire", ["Stop", "Suspend", "Delete"])
+def test_a_fire_stops_the_recorded_one(on_fire: str) -> None:
+    raw = manifest(status={**ref(), "guard": {"fire": FIRE}})
+    raw["spec"]["onFire"] = on_fire
+    decision = decide(Snapshot(parse_job(raw), WORKLOAD, (HEAD,), own_guard=MAKER), NOW)
+    assert StopWorkload(StopMethod(on_fire), "w") in decision.actions
+
+
+STOPPED = {
+    **ref(),
+    "guard": {"fire": FIRE},
+    "evidence": "e",
+    "stop": {
+        "requestedAt": (NOW - timedelta(hours=1)).isoformat(),
+        "method": "Suspend",
+        "emptySince": (NOW - timedelta(hours=1)).isoformat(),
+    },
+    "conditions": [
+        {"type": "Stopped", "status": "True", "reason": "NoPodsLeft", "lastTransitionTime": NOW.isoformat()}
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("workload", "again"),
+    [
+        (replace(WORKLOAD, state=WorkloadState.SUSPENDED), LATER_SECONDS),
+        (replace(WORKLOAD, state=WorkloadState.FAILED), None),
+        (None, None),
+        (replace(STRANGER, state=WorkloadState.SUSPENDED), None),
+    ],
+    ids=["suspended", "ended", "gone", "another one"],
+)
+def test_one_that_can_be_resumed_is_looked_at_for_good(
+    workload: Workload | None, again: float | None
+) -> None:
+    """No event tells of it."""
+    raw = manifest(status=STOPPED)
+    raw["spec"]["onFire"] = "Suspend"
+    decision = decide(Snapshot(parse_job(raw), workload, (), own_guard=OwnGuard()), NOW)
+    assert says(decision, "Stopped") == ("True", "NoPodsLeft") and decision.look_again == again
+
+
+def test_one_that_somebody_resumed_is_stopped_again() -> None:
+    raw = manifest(status=STOPPED)
+    raw["spec"]["onFire"] = "Suspend"
+    decision = decide(Snapshot(parse_job(raw), WORKLOAD, (HEAD,), own_guard=OwnGuard()), NOW)
+    assert StopWorkload(StopMethod.SUSPEND, "w") in decision.actions
+
+
+def test_a_queue_that_holds_it_back_is_named() -> None:
+    held = replace(WORKLOAD, state=WorkloadState.SUSPENDED)
+    queued = Queued("q", "qu", "team", message="no quota")
+    decision = decide(Snapshot(job(status=ref()), held, (), own_guard=OwnGuard(), queued=queued), NOW)
+    assert says(decision, "Waiting") == ("True", "Queued")
+    assert condition_of(parse_job(manifest()).status, ConditionType.WAITING) is None
+    nothing = decide(Snapshot(job(status=ref()), held, (), own_guard=OwnGuard()), NOW)
+    assert "Waiting" not in {one.type for one in nothing.report.conditions}
+
+
+# -- actions ---------------------------------------------------------------------------------------------
+
+
+class Server:
+    """Takes what the operator asks for."""
+
+    def __init__(self, raw: Json | None = None, child: Json | None = None) -> None:
+        self.raw, self.child = raw, child
+        self.done: list[str] = []
+
+    def get(self, resource: Resource, _namespace: str, name: str) -> Json | None:
+        assert resource is BATCH_JOBS or name == "run-7"
+        return self.child if resource is BATCH_JOBS and self.child else self.raw
+
+    def merge(self, resource: Resource, _namespace: str, name: str, patch: Json, _manager: str) -> None:
+        self.done.append(f"patch {resource.kind} {name} {patch['metadata']['uid']}")
+
+    def delete(self, resource: Resource, _namespace: str, name: str, uid: str) -> None:
+        self.done.append(f"delete {resource.kind} {name} {uid}")
+
+    def create(self, resource: Resource, _namespace: str, body: Json, _manager: str) -> None:
+        self.done.append(resource.kind)
+        if resource.kind == "Secret":
+            raise ApiError(409, "AlreadyExists", "it is there")
+        (owner,) = body["metadata"]["ownerReferences"]
+        assert owner["uid"] == UID
+
+
+def actuator(server: Server) -> Actuator:
+    none = cast(Any, None)
+    return Actuator(cast(Client, server), CONFIG, none, none, none, none, lambda: NOW)
+
+
+def stopped(server: Server, kind: str, method: StopMethod) -> tuple[list[str], StopMethod]:
+    report = Report(Phase.STOPPING, (), None, StopStatus(requested_at=NOW, method=method))
+    report, _ = actuator(server)._stop(job(kind), StopWorkload(method, "w"), report)
+    assert report.stop is not None
+    return server.done, report.stop.method
+
+
+@pytest.mark.parametrize("kind", ["PyTorchJob", "Job"])
+def test_what_has_an_end_is_asked_for_it_under_its_own_name(kind: str) -> None:
+    done = stopped(Server(target(kind)), kind, StopMethod.STOP)
+    assert done == ([f"patch {kind} run-7 w"], StopMethod.STOP)
+
+
+@pytest.mark.parametrize(
+    ("method", "done"),
+    [
+        (StopMethod.STOP, (["delete RayCluster run-7 w"], StopMethod.DELETE)),
+        (StopMethod.SUSPEND, (["patch RayCluster run-7 w"], StopMethod.SUSPEND)),
+        (StopMethod.DELETE, (["delete RayCluster run-7 w"], StopMethod.DELETE)),
+    ],
+)
+def test_a_raycluster_has_no_end_but_its_deletion(
+    method: StopMethod, done: tuple[list[str], StopMethod]
+) -> None:
+    assert stopped(Server(target("RayCluster")), "RayCluster", method) == done
+
+
+CHILD = {"metadata": {"uid": "child", "ownerReferences": [{"uid": "w", "controller": True}]}}
+
+
+@pytest.mark.parametrize("policy", [None, {"maxRestarts": 3}], ids=["fails with a Job", "restarts"])
+def test_a_jobset_that_would_start_again_is_deleted(policy: Json | None) -> None:
+    raw = target("JobSet")
+    raw["spec"] |= {"failurePolicy": policy}
+    done, method = stopped(Server(raw, CHILD), "JobSet", StopMethod.STOP)
+    if policy is None:
+        assert (done, method) == (["patch Job run-7-only-0 child"], StopMethod.STOP)
+    else:
+        assert (done, method) == (["delete JobSet run-7 w"], StopMethod.DELETE)
+
+
+def test_a_jobset_of_another_uid_is_not_read() -> None:
+    raw = target("JobSet", uid="new")
+    assert actuator(Server(raw))._spec(adapter_of("JobSet"), job("JobSet"), "w") == {}
+
+
+def test_what_its_guard_needs_is_made_with_the_guard() -> None:
+    server = Server()
+    actuator(server)._start_guard(job(status=ref()))
+    assert server.done == [
+        "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "Service", "NetworkPolicy",
+        "StatefulSet",
+    ]  # fmt: skip
+
+
+def test_the_guard_reads_all_of_the_claim() -> None:
+    made = {
+        resource.kind: body
+        for resource, body in guard_objects(
+            job(), cast(Any, job().spec.guard.own_pod), adapter_of("RayCluster"), CONFIG
+        )
+    }
+    pod_ = made["StatefulSet"]["spec"]["template"]["spec"]
+    claim = {"claimName": "shared", "readOnly": True}
+    assert {"name": "checkpoints", "persistentVolumeClaim": claim} in pod_["volumes"]
+    (guard,) = pod_["containers"]
+    mount = {"name": "checkpoints", "mountPath": "/checkpoints", "readOnly": True}
+    assert mount in guard["volumeMounts"]
+    values = {one["name"]: one.get("value") for one in guard["env"]}
+    assert values["RLGUARD_GUARD_CHECKPOINT_ROOT"] == "/checkpoints"
+    assert guard["name"] == names.GUARD_CONTAINER
