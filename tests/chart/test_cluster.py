@@ -161,15 +161,22 @@ def check(cluster: Cluster, documents: list[Json]) -> list[Json]:
             cluster.apply(document)
     for raw in jobs:
         job = job_of(raw, raw["metadata"].get("namespace", "default"))
-        config, template = OperatorConfig("guard:1"), job.spec.template
-        adapter = find_adapter(template.api_version, template.kind)
+        config = OperatorConfig("guard:1")
+        adapter = find_adapter(job.spec.workload.api_version, job.spec.workload.kind)
         assert adapter is not None
+        if job.spec.target_ref is not None:
+            own = job.spec.guard.own_pod
+            assert own is not None and review(adapter, job, config).reason is None
+            for _, body in guard_objects(job, own, adapter, config):
+                cluster.apply(body)
+            continue
+        template = job.spec.made_from
         if isinstance(adapter, ComposedAdapter):
             source = adapter.source(template.spec)
             named = (source.resource.kind, source.name)
             [found] = [d for d in documents if (d["kind"], d["metadata"]["name"]) == named]
             job = with_spec(job, adapter.composed(template.spec, found))
-        assert find_violations(adapter, job.spec.template.spec, job.spec.guard, config) == ()
+        assert find_violations(adapter, job.spec.made_from.spec, job.spec.guard, config) == ()
         workload = build_workload(job, adapter, config)
         if adapter.resource.group in {"batch", "kubeflow.org"}:
             cluster.apply(workload)
@@ -1440,6 +1447,60 @@ class TestAGuardInAPodOfItsOwn:
             assert words or says(client, "apart", {"guard": {"fire": FIRE}}) == ""
 
 
+def attach(spec: Json) -> None:
+    """To a RayCluster, instead of what it is made of."""
+    del spec["template"]
+    spec["targetRef"] = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "shared"}
+    follow = {"path": "run/metrics.jsonl", "format": "verl"}
+    set_guard(
+        spec,
+        placement="Pod",
+        state={"claimName": "state"},
+        checkpoints={"claimName": "ckpt"},
+        metrics={"follow": follow},
+    )
+
+
+def of_checkpoints(entries: list[Json]) -> Json:
+    return next(one for one in entries if one["name"] == "checkpoints")
+
+
+#: What the pod of a guard that is attached may be changed into, and what is said against it.
+OF_AN_ATTACHED_GUARD: dict[str, tuple[Any, ...]] = {
+    "another claim": (
+        lambda p: of_checkpoints(p["spec"]["volumes"]).update(persistentVolumeClaim={"claimName": "mine"}),
+        "volumes must be those of its job",
+    ),
+    "elsewhere": (
+        lambda p: of_checkpoints(alone(p)["volumeMounts"]).update(mountPath="/data"),
+        "the guard must mount its own volumes where the operator mounted them",
+    ),
+}
+
+
+class TestAnAttachedGuard:
+    @pytest.fixture(scope="class")
+    def job(self, admission: Client) -> Job:
+        job = submit(admission, STRICT, "attached", attach)
+        bad = own_guard_pod(STRICT, job)
+        alone(bad)["image"] = "other"
+        eventually(partial(refusal, admission, bad), "the policies know the job")
+        return job
+
+    def test_its_pod_is_admitted(self, admission: Client, job: Job) -> None:
+        assert refusal(admission, own_guard_pod(STRICT, job)) is None
+
+    @pytest.mark.parametrize("case", OF_AN_ATTACHED_GUARD.values(), ids=OF_AN_ATTACHED_GUARD.keys())
+    def test_it_is_as_its_job_says(self, admission: Client, job: Job, case: tuple[Any, ...]) -> None:
+        refused_as_changed(admission, own_guard_pod(STRICT, job), *case)
+
+    def test_its_token_alone_says_fire(self, accounts: Accounts, admission: Client) -> None:
+        job = submit(admission, RELAXED, "attached", attach)
+        for pod, words in ((f"attached-{job.uid[:8]}-0", ""), ("shared-head", "only the guard of this job")):
+            answer = says(accounts.client(RELAXED, "guards", pod), "attached", {"guard": {"fire": FIRE}})
+            assert (words in answer) and (words or answer == "")
+
+
 # -- who may say "fire", who may create a job, what the operator may create ------------------------------
 
 API = "/apis/rlguard.dev/v1alpha1/namespaces/{}/guardedtrainingjobs/{}/status"
@@ -1720,6 +1781,26 @@ class TestWhoMayCreateAJob:
             lambda: not self.create(accounts.client(STRICT, "author")), "the right to create pods counts"
         )
 
+    def test_nobody_has_the_operator_stop_what_he_may_not_delete(self, accounts: Accounts) -> None:
+        create = {"verbs": ["create"], "apiGroups": ["", "rlguard.dev"]}
+        create["resources"] = ["pods", "guardedtrainingjobs"]
+        accounts.may(STRICT, "other", create)
+        client = accounts.client(STRICT, "other")
+
+        def answer() -> str:
+            try:
+                submit(client, STRICT, "mine", attach, dry_run=True)
+            except ApiError as error:
+                return only_forbidden(error)
+            return ""
+
+        eventually(lambda: "you may not delete RayCluster shared" in answer(), "the other rights count")
+        delete = {"verbs": ["delete"], "apiGroups": ["ray.io"], "resources": ["rayclusters"]}
+        accounts.may(STRICT, "other", create, delete | {"resourceNames": ["another"]})
+        assert "you may not delete RayCluster shared" in answer()
+        accounts.may(STRICT, "other", create, delete | {"resourceNames": ["shared"]})
+        eventually(lambda: answer() == "", "the right to delete it counts")
+
     @pytest.mark.parametrize(
         ("image", "admitted"),
         [
@@ -1807,8 +1888,33 @@ class TestWhatTheOperatorMayCreate:
         create(admission, {"apiVersion": "v1", "kind": "Pod", "metadata": other, "spec": spec}, dry_run=False)
         path = f"/api/v1/namespaces/{STRICT}/pods/"
         operator.request("DELETE", f"{path}of-a-job", query={"dryRun": "All"})
-        with pytest.raises(ApiError, match="delete only its pods"):
+        with pytest.raises(ApiError, match="delete only pods of workloads"):
             operator.request("DELETE", f"{path}of-nobody", query={"dryRun": "All"})
+
+    @pytest.mark.parametrize(
+        ("owner", "admitted"),
+        [
+            ({"apiVersion": "ray.io/v1", "kind": "RayCluster", "controller": True}, True),
+            ({"apiVersion": "batch/v1", "kind": "Job", "controller": True}, True),
+            ({"apiVersion": "batch/v1", "kind": "Job", "controller": False}, False),
+            ({"apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": True}, False),
+            ({"apiVersion": "example.com/v1", "kind": "Job", "controller": True}, False),
+        ],
+        ids=str,
+    )
+    def test_it_deletes_pods_of_what_it_may_be_attached_to(
+        self, operator: Client, admission: Client, owner: Json, admitted: bool
+    ) -> None:
+        name = f"of-{owner['kind'].lower()}-{len(str(owner))}"
+        metadata = {"name": name, "namespace": STRICT, "ownerReferences": [owner | {"name": "x", "uid": "y"}]}
+        spec = {"containers": [{"name": "c", "image": "i"}]}
+        create(admission, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, False)
+        path = f"/api/v1/namespaces/{STRICT}/pods/{name}"
+        if admitted:
+            operator.request("DELETE", path, query={"dryRun": "All"})
+        else:
+            with pytest.raises(ApiError, match="delete only pods of workloads"):
+                operator.request("DELETE", path, query={"dryRun": "All"})
 
 
 # -- the life of a release, as far as it needs no kubelet ------------------------------------------------
