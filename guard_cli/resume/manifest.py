@@ -91,6 +91,12 @@ def resume_job(
             f"no checkpoint of {plain(old)} has been scored, so there is no last good one: start from the "
             "beginning, or name one with --checkpoint"
         )
+    if target := _object(spec.get("targetRef")):
+        named = f"{plain(str(target.get('kind')))} {plain(str(target.get('name')))}"
+        raise CliError(
+            f"{plain(old)} is attached to {named}, which others made. Start that from {plain(path)}, where "
+            "/checkpoints is the root of the claim, and attach a new job to it"
+        )
     step = step if isinstance(step, int) and not isinstance(step, bool) else None
     origin = {"name": old, "uid": metadata.get("uid"), "step": step, "checkpoint": path}
     origin["sha256"] = best.get("sha256")

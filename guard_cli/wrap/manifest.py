@@ -216,17 +216,25 @@ def kind_of(node: yaml.Node) -> tuple[str, str]:
 def _as_job(node: yaml.Node | None) -> tuple[yaml.MappingNode, WorkloadAdapter] | None:
     if not isinstance(node, yaml.MappingNode) or (adapter := find_adapter(*kind_of(node))) is None:
         return None
-    return node, adapter
+    return None if adapter.only_attached else (node, adapter)
 
 
 def _no_job(nodes: list[yaml.Node]) -> str:
-    *others, last = (f"{one.resource.kind} ({one.resource.api_version})" for one in ADAPTERS)
+    made = (one.resource for one in ADAPTERS if not one.only_attached)
+    *others, last = (f"{one.kind} ({one.api_version})" for one in made)
     wanted = f"{', '.join(others)} or {last}"
     kinds = [kind_of(node) for node in nodes]
     named = dict.fromkeys(f"{kind[:60]} ({version[:60]})" for version, kind in kinds if kind)
     found = ", ".join([*named][:5]) or "no object of Kubernetes"
     if any(kind == KIND for _, kind in kinds):
         return f"it has no {wanted}, and a {KIND}, which is guarded already"
+    for adapter in (find_adapter(*kind) for kind in kinds):
+        if adapter is not None:
+            one = adapter.resource.kind
+            return (
+                f"it has no {wanted}, and a {one}, which is guarded where it exists: a {KIND} names it in "
+                "spec.targetRef (docs/attach.md)"
+            )
     if any(kind.endswith("List") for _, kind in kinds):
         return f"it has no {wanted}, and a list: give one object, `kubectl get KIND NAME -o yaml`"
     return f"it has no {wanted}: it has {found}"

@@ -20,6 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (MANIFEST, "    if phase not in ENDED:\n", "    if False:\n"),
     (MANIFEST, "Phase.STOPPED, ", "Phase.STOPPED, Phase.STOPPING, "),
     (MANIFEST, "    if name in taken:\n", "    if False:\n"),
+    (MANIFEST, '    if target := _object(spec.get("targetRef")):\n', "    if target := {}:\n"),
     (MANIFEST, " if one not in taken)", ")"),
     (MANIFEST, ' and checkpoint != best.get("path"):', ":"),
     (MANIFEST, "    if not isinstance(path, str):\n", "    if False:\n"),

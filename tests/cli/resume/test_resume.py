@@ -79,6 +79,19 @@ def test_it_has_the_template_and_the_guard_and_starts_at_the_last_good_checkpoin
     assert (resumed.old, resumed.step, resumed.score) == ("run", 20, 0.625)
 
 
+@pytest.mark.parametrize("checkpoint", [None, "/checkpoints/other"])
+def test_what_others_made_is_started_by_them(checkpoint: str | None) -> None:
+    given = job()
+    del given["spec"]["template"]
+    given["spec"]["targetRef"] = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "verl"}
+    with pytest.raises(CliError) as refused:
+        resume_job(given, None, checkpoint, ())
+    said = (
+        f"run is attached to RayCluster verl, which others made. Start that from {checkpoint or BEST['path']}"
+    )
+    assert str(refused.value).startswith(said)
+
+
 def test_a_run_that_was_resumed_can_be_resumed() -> None:
     second = job()
     second["spec"]["resumedFrom"] = {"name": "first", "uid": "u-0", "step": 9, "checkpoint": "/ckpt/9"}

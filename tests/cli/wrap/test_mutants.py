@@ -26,6 +26,7 @@ SOURCE = Rule("guard_cli", "wrap/source.py", HERE / "test_trainjob.py", BESIDE)
 MUTANTS: tuple[Mutant, ...] = (
     (MANIFEST, r"(?=\s|\Z)", ""),
     (MANIFEST, "if len(jobs) > 1:", "if False:"),
+    (MANIFEST, "return None if adapter.only_attached else (node, adapter)", "return (node, adapter)"),
     (MANIFEST, "if seen > MAX_NODES:", "if False:"),
     (MANIFEST, "if node.tag not in _TAGS[type(node)]:", "if False:"),
     (MANIFEST, "if key.value in known:", "if False:"),

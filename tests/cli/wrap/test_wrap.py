@@ -350,8 +350,8 @@ def test_a_value_is_written_as_it_was(wrap: Run, value: str, anew: bool) -> None
 
 BOMB = "".join(f"  {b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcde", "bcdef", strict=True))
 NO_JOB = (
-    "it has no PyTorchJob (kubeflow.org/v1), Job (batch/v1), RayJob (ray.io/v1) or JobSet "
-    "(jobset.x-k8s.io/v1alpha2)"
+    "it has no PyTorchJob (kubeflow.org/v1), Job (batch/v1), RayJob (ray.io/v1), JobSet "
+    "(jobset.x-k8s.io/v1alpha2) or TrainJob (trainer.kubeflow.org/v1alpha1)"
 )
 HEAD = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\n"
 
@@ -389,6 +389,10 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "another API": ("apiVersion: b/v1\nkind: Job\n", f"{NO_JOB}: it has Job (b/v1)"),
     "a List": ("apiVersion: v1\nkind: List\nitems: [{kind: Job}]", "give one object, `kubectl get KIND NAME"),
     "a kind that is a list": ("apiVersion: batch/v1\nkind: [Job]", NO_JOB),
+    "what is not made": (
+        "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: a}\nspec: {}",
+        f"{NO_JOB}, and a RayCluster, which is guarded where it exists",
+    ),
     "wrapped already": (WRAPPED, "and a GuardedTrainingJob, which is guarded already"),
     "two jobs": (f"{SHORT}---\n{SHORT}", "2 training jobs (PyTorchJob at line 1, PyTorchJob at line 14)"),
     "a key twice": (in_spec("py: 1\n  py: 2"), "line 6: the key 'py' stands twice"),
