@@ -14,9 +14,8 @@ from guard_core.wire import Code
 from guard_operator.adapters import find_adapter
 from guard_operator.api.reasons import Reason
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.refusals import find_violations
+from guard_operator.reconcile.review import review
 from guard_service.errors import ProblemType
 from tests.docs.blocks import Block, blocks
 
@@ -160,11 +159,10 @@ def test_a_job_on_a_page_would_be_created(block: Block, manifest: dict) -> None:
         "resourceVersion": "1",
     }
     job = parse_job(manifest)
-    template = job.spec.template
-    adapter, config = find_adapter(template.api_version, template.kind), OperatorConfig("guard:1")
-    assert adapter
-    assert find_violations(adapter, template.spec, job.spec.guard, config) == ()
-    assert build_workload(job, adapter, config)["spec"]
+    kind = job.spec.workload
+    said = review(find_adapter(kind.api_version, kind.kind), job, OperatorConfig("guard:1"))
+    assert (said.reason, said.findings, said.costs) == (None, (), ())
+    assert job.spec.target_ref is not None or said.workload["spec"]
 
 
 def test_there_is_a_job() -> None:
