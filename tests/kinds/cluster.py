@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from guard_operator.runtime.client import BATCH_JOBS, PODS, Resource, controller_of
-from tests.operator.integration.world import RUNNING, World
+from guard_operator.runtime.client import BATCH_JOBS, CLAIMS, PODS, STATEFUL_SETS, Resource, controller_of
+from tests.operator.integration.waiting import eventually
+from tests.operator.integration.world import BEAT, RUNNING, World
 
 Json = dict[str, Any]
+SECONDS = 120.0
 READY = {"conditions": [{"type": "Ready", "status": "True"}], "podIP": "10.1.2.3"}
 
 
@@ -59,3 +62,42 @@ class KindWorld(World):
             if controller_of(pod) not in there and "deletionTimestamp" not in pod["metadata"]:
                 self.client.request("DELETE", PODS.path(self.namespace, pod["metadata"]["name"]))
         self.kubelet_ends_pods()
+
+
+class AttachedWorld(KindWorld):
+    """A world whose workload is somebody else's. `target`: what that is called."""
+
+    target = "shared"
+
+    def attach(self, make_job: Callable[..., Json], on_fire: str) -> None:
+        """Submit the job, attached, with the claims of its guard."""
+        for name in ("heldout", "state"):
+            self.claim(name)
+        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        self.put(CLAIMS, {"metadata": {"name": "checkpoints"}, "spec": spec})
+        job = make_job(
+            placement="Pod",
+            state={"claimName": "state"},
+            checkpoints={"claimName": "checkpoints"},
+            metrics={"follow": {"path": "run/metrics.jsonl", "format": "verl"}},
+        )
+        del job["spec"]["template"]
+        kind = self.workloads
+        job["spec"]["targetRef"] = {"apiVersion": kind.api_version, "kind": kind.kind, "name": self.target}
+        job["spec"]["onFire"] = on_fire
+        self.submit(job)
+
+    def start_guard(self) -> None:
+        """What the StatefulSet controller does; then the guard reports."""
+        made = eventually(lambda: self.items(STATEFUL_SETS), "the guard's StatefulSet", SECONDS)[0]
+        metadata, template = made["metadata"], made["spec"]["template"]
+        owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "controller": True}
+        owner |= {key: metadata[key] for key in ("name", "uid")}
+        name = f"{metadata['name']}-0"
+        meta = template["metadata"] | {"name": name, "ownerReferences": [owner]}
+        self.put(PODS, {"metadata": meta, "spec": template["spec"]})
+        running = {"name": "rlguard-guard", "image": "guard:1", "imageID": "", "ready": True}
+        running |= {"restartCount": 0, "started": True, "state": {"running": {"startedAt": BEAT}}}
+        self.pod_status({"phase": "Running", "containerStatuses": [running]}, name)
+        self.guard_says(heartbeat=BEAT, step=1)
+        self.expect("Fired", "False", "NotFired", within=SECONDS)

@@ -17,12 +17,12 @@ import pytest
 import yaml
 
 from guard_operator.reconcile.digest import is_as_injected
-from guard_operator.runtime.client import BATCH_JOBS, MERGE, PODS, Client, Resource
+from guard_operator.runtime.client import BATCH_JOBS, MERGE, PODS, STATEFUL_SETS, Client, Resource
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
 from tests.operator.integration.world import BEAT, world
 
-from .cluster import KindWorld
+from .cluster import AttachedWorld, KindWorld
 
 Json = dict[str, Any]
 SECONDS = 120.0
@@ -193,3 +193,63 @@ def test_the_sample_is_one_that_jobset_takes(here: JobSetWorld, controller: Call
     here.operator()
     here.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
     eventually(lambda: [*here.jobs()] == ["run-trainer-0"], "its Job", SECONDS)
+
+
+class SomebodysJobSet(AttachedWorld, JobSetWorld):
+    """A world with a JobSet that exists, to which the job is attached."""
+
+    owners = (BATCH_JOBS, STATEFUL_SETS)
+
+    def workload(self) -> Json:
+        return self.client.get(self.workloads, self.namespace, self.target) or {}
+
+    def deletes_jobs(self) -> None:
+        """The garbage collector, after the JobSet."""
+        for name in self.jobs():
+            body = {"propagationPolicy": "Background"}
+            self.client.request("DELETE", BATCH_JOBS.path(self.namespace, name), body=body)
+
+
+@pytest.fixture
+def theirs(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) -> Iterator[SomebodysJobSet]:
+    with world(plane, client, namespace, tmp_path, SomebodysJobSet) as made:
+        yield made
+
+
+@pytest.mark.parametrize("policy", [None, {"maxRestarts": 3}], ids=["fails with a Job", "restarts"])
+def test_one_that_exists_is_stopped_and_not_restarted(
+    theirs: SomebodysJobSet,
+    make_job: Callable[..., Json],
+    controller: Callable[[str], None],
+    policy: Json | None,
+) -> None:
+    """Its pods are known by the label with its UID; one that would start again is deleted."""
+    here, rank0 = theirs, f"{theirs.target}-trainer-0"
+    controller("jobset")
+    spec = as_jobset(make_job(), failurePolicy=policy)["spec"]["template"]["spec"]
+    here.put(here.workloads, {"metadata": {"name": here.target}, "spec": spec})
+    eventually(lambda: len(here.jobs()) == 3, "a Job for each", SECONDS)
+    assert len(here.job_controller_makes_pods()) == 3
+    here.kubelet_runs_pods()
+    for name in here.jobs():
+        here.job_status(name, {"startTime": WHEN, "active": 1, "ready": 1})
+    here.attach(make_job, "Stop")
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
+    here.start_guard()
+    here.fire()
+    if policy is None:
+        deadline = lambda: here.jobs()[rank0]["spec"].get("activeDeadlineSeconds") == 1  # noqa: E731
+        eventually(deadline, "rank 0's Job has its deadline", SECONDS)
+        here.job_controller_ends(rank0)
+        eventually(lambda: here.ended().get("Failed") == "FailedJobs", "the JobSet has failed", SECONDS)
+        eventually(lambda: [*here.jobs()] == [rank0], "the other Jobs are deleted", SECONDS)
+    else:
+        eventually(lambda: not here.workload(), "the JobSet is deleted", SECONDS)
+        said = here.expect("Stopped", "False", "PodsTerminating", within=SECONDS)
+        assert "pods are left" in said, "its pods are seen although it is gone"
+        here.deletes_jobs()
+    here.collects_garbage()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+    assert here.job()["status"]["stop"]["method"] == ("Stop" if policy is None else "Delete")
+    assert not here.pods()

@@ -651,7 +651,7 @@ MUTANTS: list[Mutant] = [
     (GUARD_POD, "if own.service_account_name in _accounts(pod):", "if False:"),
     (GUARD_POD, "sys.exit(int(sys.argv[2]))", "sys.exit(1)"),
     (GUARD_POD, 'if not _trainers(job, adapter).get("hostNetwork"):', "if True:"),
-    (GUARD_POD, 'if pull_secrets := _trainers(job, adapter).get("imagePullSecrets"):', "if pull_secrets := None:"),
+    (GUARD_POD, '_trainers(job, adapter).get("imagePullSecrets"):', "None:"),
     (GUARD_POD, 'if mount is not None and "subPath" in mount:', "if False:"),
     (GUARD_POD, 'if mount is not None and "subPath" in mount:', "if mount is not None:"),
     (GUARD_POD, "    if template.guarded and (why := _why_not_found(pod)):\n", "    if False:\n"),
