@@ -82,6 +82,9 @@ test-vllm: $(VLLM)/.installed ## The tests of the evaluator `vllm`, with a real 
 
 LOCK_VLLM := pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header --extra eval-hf pyproject.toml
 
+lock-ray: | $(UV) ## Resolve again what the image of the RayJobs on kind has beside the trainer's.
+	$(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform linux --generate-hashes --no-annotate --no-header --constraint requirements.lock tests/e2e/cluster/ray/requirements.in -o tests/e2e/cluster/ray/requirements.lock
+
 lock-vllm: | $(UV) ## Resolve again what these tests run in, and what the image guard-vllm holds.
 	$(UV) $(LOCK_VLLM) --override tests/vllm/overrides.txt tests/vllm/requirements.in -o tests/vllm/requirements.lock
 	$(UV) $(LOCK_VLLM) images/vllm.in -o images/vllm.lock
@@ -106,9 +109,13 @@ chaos: install control-plane ## Kills, partitions, full disks and clock jumps ar
 e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses an existing one.
 	CACHE=$(CACHE) tests/e2e/run.sh
 
+e2e-kinds: install ## RayJob with real Ray, and JobSet, on such a cluster with KubeRay and JobSet in it; not part of `make test`.
+	CACHE=$(CACHE) tests/e2e/run.sh kinds
+
+# KINDS='kuberay jobset' puts these controllers in it, too.
 kind-up: install ## A kind cluster with the training-operator and our images, to keep; run it again to bring it up to date.
 	@mkdir -p build/e2e
-	CACHE=$(CACHE) tests/e2e/cluster/up.sh >build/e2e/cluster.json
+	CACHE=$(CACHE) tests/e2e/cluster/up.sh $(KINDS) >build/e2e/cluster.json
 	@$(PY) -c 'import json, os; c = json.load(open("build/e2e/cluster.json")); \
 	  print("export KUBECONFIG=" + c["kubeconfig"]); \
 	  print("export PATH=%s:%s:$$PATH" % tuple(os.path.dirname(c[tool]) for tool in ("kubectl", "helm")))'
@@ -135,6 +142,10 @@ bench: install $(VLLM)/.installed ## Every benchmark, each as a ratio in one run
 bench-operator: kind-up control-plane ## Teardown on kind against `kubectl delete`; then 1,000 jobs on a real API server.
 	RLGUARD_E2E=build/e2e/cluster.json $(PY) tests/bench/bench_teardown.py
 	$(PY) tests/bench/bench_operator.py
+
+bench-kinds: ## Teardown of PyTorchJob, Job, JobSet and RayJob on kind against `kubectl delete` of the same.
+	$(MAKE) --no-print-directory kind-up KINDS='kuberay jobset'
+	RLGUARD_E2E=build/e2e/cluster.json $(PY) tests/bench/bench_teardown.py PyTorchJob Job JobSet RayJob
 
 BASE_IMAGE ?= debian:bookworm-slim
 DOCKER_FLAGS ?=
@@ -171,4 +182,4 @@ actionlint: ## Build actionlint for the workflows' test, once.
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: chaos test test-vllm lock-vllm test-trl-oldest test-kinds e2e kind-up kind-down browser bench bench-detection bench-operator images image-trainer push release actionlint clean
+.PHONY: chaos test test-vllm lock-ray lock-vllm test-trl-oldest test-kinds e2e e2e-kinds kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from . import artefacts, timeouts
-from .kube import Cluster, Namespace, install
+from . import artefacts, jobs, timeouts
+from .kube import Cluster, Json, Namespace, install
 
 HERE = Path(__file__).parent
 #: A JSON file that describes the cluster; run.sh makes one, and a developer iterates on one that is kept.
@@ -70,6 +70,28 @@ def more_namespaces(installation: Cluster) -> Iterator[Callable[[str], Namespace
     """Makes further namespaces by name."""
     with ExitStack() as stack:
         yield lambda name: stack.enter_context(fresh_namespace(installation, name))
+
+
+@pytest.fixture
+def shared(namespace: Namespace) -> Iterator[list[Json]]:
+    """A claim that two nodes could share: the default storage of kind has no ReadWriteMany."""
+    cluster, volume = namespace.cluster, f"{namespace.name}-shared"
+    (node,) = cluster.kubectl("get", "nodes", "-o", "name").split()
+    cluster.on_node(node.removeprefix("node/"), "mkdir", "-p", "-m", "0777", f"/var/{volume}")
+    claim = jobs.claim("checkpoints")
+    claim["spec"] |= {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": volume}
+    spec = {
+        "accessModes": ["ReadWriteMany"],
+        "capacity": {"storage": "1Gi"},
+        "hostPath": {"path": f"/var/{volume}"},
+        "claimRef": {"namespace": namespace.name, "name": "checkpoints"},
+    }
+    yield [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume}, "spec": spec},
+        claim,
+    ]
+    cluster.kubectl("delete", "persistentvolume", volume, "--wait=false")
+    cluster.on_node(node.removeprefix("node/"), "rm", "-rf", f"/var/{volume}")
 
 
 @contextmanager

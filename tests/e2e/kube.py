@@ -106,6 +106,12 @@ def container_statuses(pod: Json) -> dict[str, Json]:
     return {one["name"]: one for one in every}
 
 
+def condition_of(workload: Json, kind: str) -> Json | None:
+    """A condition of a workload, if it is True."""
+    conditions = (workload.get("status") or {}).get("conditions") or []
+    return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
+
+
 def container_id(status: Json) -> str:
     """The ID of a container that was started, as containerd knows it."""
     return str(status["containerID"]).removeprefix("containerd://")
@@ -179,10 +185,25 @@ class Job:
         return items
 
     @property
+    def has_failed(self) -> bool:
+        """The workload says that it has failed, which is terminal."""
+        return condition_of(self.workload or {}, "Failed") is not None
+
+    @property
+    def pod_name(self) -> str:
+        """The name of the pod of rank 0."""
+        return f"{self.name}-master-0"
+
+    @property
+    def trainer_container(self) -> str:
+        """The name of the container that trains."""
+        return TRAINER_CONTAINER
+
+    @property
     def pod(self) -> Json:
         """The pod of rank 0, in which the guard is."""
-        found = self.client.get(PODS, self.namespace.name, f"{self.name}-master-0")
-        assert found is not None, f"{self.name}-master-0 does not exist"
+        found = self.client.get(PODS, self.namespace.name, self.pod_name)
+        assert found is not None, f"{self.pod_name} does not exist"
         return found
 
     def container(self, name: str) -> Json:
@@ -191,8 +212,7 @@ class Job:
 
     def try_exec(self, container: str, *command: str) -> subprocess.CompletedProcess[str]:
         """A command inside a container of the rank-0 pod, whatever comes of it."""
-        pod = f"{self.name}-master-0"
-        return self.namespace.try_kubectl("exec", pod, "--container", container, "--", *command)
+        return self.namespace.try_kubectl("exec", self.pod_name, "--container", container, "--", *command)
 
     def exec(self, container: str, *command: str) -> str:
         """The output of a command inside a container that must succeed."""
@@ -200,7 +220,7 @@ class Job:
 
     def log(self, container: str) -> str:
         """The log of a container of the rank-0 pod."""
-        return self.namespace.kubectl("logs", f"{self.name}-master-0", "--container", container)
+        return self.namespace.kubectl("logs", self.pod_name, "--container", container)
 
 
 def install(cluster: Cluster, *values: str) -> None:
@@ -216,6 +236,7 @@ __all__ = [
     "CommandError",
     "Job",
     "Namespace",
+    "condition_of",
     "container_id",
     "container_statuses",
     "install",

@@ -3,21 +3,32 @@
 # waiting; then, one by one, those marked `alone`, which take something away from all. RLGUARD_E2E names the file of a
 # cluster that is there; else one is made, and deleted after. One of its name that was left behind goes first: up.sh
 # would keep it, and what runs in it would take the cores of the tests. RLGUARD_E2E_SHORT leaves out those marked `long`.
-# Arguments go to pytest.
+# `kinds` as the first argument: the tests of tests/e2e/kinds in their place, one by one, on a cluster with the
+# controllers that they need. Other arguments go to pytest.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$HERE/../.."
+controllers=()
+if [[ ${1:-} == kinds ]]; then
+  controllers=(kuberay jobset)
+  shift
+fi
 
 if [[ -z ${RLGUARD_E2E:-} ]]; then
   export RLGUARD_E2E=build/e2e/cluster.json
   mkdir -p build/e2e
   "$HERE/cluster/down.sh"
   trap '"$HERE/cluster/down.sh"' EXIT
-  "$HERE/cluster/up.sh" >"$RLGUARD_E2E"
+  "$HERE/cluster/up.sh" "${controllers[@]}" >"$RLGUARD_E2E"
+fi
+
+if ((${#controllers[@]})); then
+  .venv/bin/pytest -q --durations=20 "$@" tests/e2e/kinds
+  exit
 fi
 
 short=${RLGUARD_E2E_SHORT:+ and not long}
 status=0
-.venv/bin/pytest -q --durations=20 -n 2 --dist loadgroup -m "not alone$short" "$@" tests/e2e || status=$?
-.venv/bin/pytest -q --durations=20 -m "alone$short" "$@" tests/e2e || status=$?
+.venv/bin/pytest -q --durations=20 -n 2 --dist loadgroup -m "not alone$short" "$@" --ignore=tests/e2e/kinds tests/e2e || status=$?
+.venv/bin/pytest -q --durations=20 -m "alone$short" "$@" --ignore=tests/e2e/kinds tests/e2e || status=$?
 exit "$status"

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from guard_operator.runtime.client import Resource
-
 from . import given, jobs, then, timeouts
-from .kube import Job, Json, Namespace
-
-BATCH_JOBS = Resource("batch", "v1", "jobs", "Job")
-
-
-class BatchRun(Job):
-    """A GuardedTrainingJob whose workload is a Job."""
-
-    @property
-    def workload(self) -> Json | None:
-        return self.client.get(BATCH_JOBS, self.namespace.name, self.name)
+from .kube import Namespace, condition_of
+from .workloads import BatchRun, as_batch_job
 
 
 def a_batch_run(namespace: Namespace, *orders: str) -> BatchRun:
     *others, job = jobs.scripted("run", namespace.cluster.images["trainer"], orders)
-    pod = jobs.pod_spec_of(job) | {"restartPolicy": "Never"}
-    workload = {"backoffLimit": 3, "template": {"spec": pod}}
-    job["spec"]["template"] = {"apiVersion": "batch/v1", "kind": "Job", "spec": workload}
-    given.objects(namespace, [*others, job])
+    given.objects(namespace, [*others, as_batch_job(job)])
     return BatchRun(namespace, "run")
 
 
@@ -35,7 +21,7 @@ def test_a_hacking_batch_job_ends_by_its_deadline(namespace: Namespace) -> None:
     then.the_job_is_stopped(job)
 
     assert job.workload is not None, "it is kept"
-    failed = then.workload_condition(job.workload, "Failed")
+    failed = condition_of(job.workload, "Failed")
     assert failed is not None and failed["reason"] == "DeadlineExceeded"
     then.it_was_told_once(job, "KlHardStop", "StopRequested", "NoPodsLeft", "EvidenceCaptured")
     assert "StopEscalated" not in then.events(job)

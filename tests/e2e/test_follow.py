@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 
-from guard_operator.runtime.client import Resource
-
 from . import given, jobs, then, timeouts
-from .kube import Job, Json, Namespace
+from .kube import Namespace
+from .workloads import BatchRun, as_batch_job
 
-BATCH_JOBS = Resource("batch", "v1", "jobs", "Job")
 #: Writes eight steps, then those of `more`, and goes on doing nothing. Its only link is its log.
 TRAINER = """
 import json, os, sys, time
@@ -34,24 +32,13 @@ time.sleep(3600)
 """
 
 
-class FollowedRun(Job):
-    """A GuardedTrainingJob whose workload is a Job, followed by its guard."""
-
-    @property
-    def workload(self) -> Json | None:
-        return self.client.get(BATCH_JOBS, self.namespace.name, self.name)
-
-
-def a_followed_run(namespace: Namespace, program: str, *arguments: str) -> FollowedRun:
+def a_followed_run(namespace: Namespace, program: str, *arguments: str) -> BatchRun:
     *others, job = jobs.scripted("run", namespace.cluster.images["trainer"])
-    pod = jobs.pod_spec_of(job) | {"restartPolicy": "Never"}
     jobs.trainer_of(job)["command"] = ["python", "-c", program, *arguments]
-    workload = {"backoffLimit": 0, "template": {"spec": pod}}
-    job["spec"]["template"] = {"apiVersion": "batch/v1", "kind": "Job", "spec": workload}
     follow = {"path": "run/metrics.jsonl", "format": "rlguard"}
     job["spec"]["guard"]["metrics"] = {"follow": follow, "checkpoints": {"layout": "trl"}}
-    given.objects(namespace, [*others, job])
-    return FollowedRun(namespace, "run")
+    given.objects(namespace, [*others, as_batch_job(job, backoffLimit=0)])
+    return BatchRun(namespace, "run")
 
 
 def test_a_run_that_is_followed_is_stopped_when_its_log_says_so(namespace: Namespace) -> None:

@@ -169,7 +169,7 @@ def nobody_gets_in_with_a_debug_container(job: Job) -> None:
     image = job.namespace.cluster.images["trainer"]
     command = (
         "debug",
-        f"{job.name}-master-0",
+        job.pod_name,
         f"--image={image}",
         f"--target={GUARD_CONTAINER}",
         "--",

@@ -280,7 +280,7 @@ def test_a_run_that_cannot_start_says_what_it_waits_for(namespace: Namespace) ->
 
 def test_what_is_changed_behind_the_operators_back_is_refused(namespace: Namespace) -> None:
     job = given.a_scripted_run(namespace, restart="ExitCode")  # a lost pod is made again
-    pod = f"{job.name}-master-0"
+    pod = job.pod_name
 
     image = namespace.cluster.images["trainer"]
     debug = namespace.try_kubectl("debug", pod, f"--image={image}", "--profile=sysadmin", "--", "true")

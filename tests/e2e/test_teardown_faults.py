@@ -14,7 +14,7 @@ import pytest
 from guard_operator.runtime.client import CONFIG_MAPS
 
 from . import faults, given, jobs, then, timeouts, when
-from .kube import TRAINER_CONTAINER, Cluster, Job, Json, Namespace
+from .kube import TRAINER_CONTAINER, Cluster, Job, Json, Namespace, condition_of
 
 #: Long enough for an operator to die in the middle of a teardown, well within a pod's grace of 30 s.
 SLOW_END_SECONDS = 12
@@ -204,7 +204,7 @@ def test_suspend_and_delete_by_choice(namespace: Namespace) -> None:
     assert deleted.workload is None
     workload = suspended.workload
     assert workload is not None
-    assert then.workload_condition(workload, "Suspended") is not None
+    assert condition_of(workload, "Suspended") is not None
 
     # Somebody resumes it: it is suspended again, or deleted if that had no effect for long.
     resume = ("--type=merge", '--patch={"spec": {"runPolicy": {"suspend": false}}}')

@@ -101,7 +101,7 @@ def the_job_is_stopped(job: Job, within: float = timeouts.STOP) -> None:
     assert job.pods == [], [pod["metadata"]["name"] for pod in job.pods]
     workload = job.workload
     if workload is not None:
-        assert workload_condition(workload, "Failed") is not None, workload.get("status")
+        assert job.has_failed, workload.get("status")
 
 
 def the_job_never_fired(job: Job) -> None:
@@ -110,12 +110,6 @@ def the_job_never_fired(job: Job) -> None:
     # Unknown while no guard runs, as between two pods of a run.
     assert job.conditions["Fired"]["status"] in {"False", "Unknown"}
     assert not events(job).keys() & set(FIRE_REASONS.values())
-
-
-def workload_condition(workload: Json, kind: str) -> Json | None:
-    """A condition of the PyTorchJob, if it is True."""
-    conditions = (workload.get("status") or {}).get("conditions") or []
-    return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
 
 
 # -- what the guard reports ------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from guard_operator.runtime.client import PODS
 
 from . import faults, timeouts
-from .kube import GUARD_CONTAINER, RELEASE, SYSTEM, TRAINER_CONTAINER, Cluster, Job
+from .kube import GUARD_CONTAINER, RELEASE, SYSTEM, Cluster, Job
 
 
 def the_trainer_is_told(job: Job, *orders: str) -> None:
     """Give a scripted trainer further orders; see scripted_trainer.py."""
     lines = "\n".join(orders)
-    job.exec(TRAINER_CONTAINER, "sh", "-c", 'echo "$0" >> /scratch/orders', lines)
+    job.exec(job.trainer_container, "sh", "-c", 'echo "$0" >> /scratch/orders', lines)
 
 
 def the_trainer_fires(job: Job) -> None:
@@ -34,19 +34,19 @@ def the_guard_is_killed(job: Job) -> str:
 
 def the_trainer_is_killed(job: Job) -> str:
     """Kill the trainer's container (exit code 137); its ID."""
-    return a_container_is_killed(job, TRAINER_CONTAINER)
+    return a_container_is_killed(job, job.trainer_container)
 
 
 def the_pod_is_deleted(job: Job) -> str:
     """`kubectl delete pod` of rank 0; the UID of the pod that goes."""
     uid = str(job.pod["metadata"]["uid"])
-    job.namespace.kubectl("delete", "pod", f"{job.name}-master-0", "--wait=false")
+    job.namespace.kubectl("delete", "pod", job.pod_name, "--wait=false")
     return uid
 
 
 def the_pod_is_evicted(job: Job) -> None:
     """What `kubectl drain` asks for: the eviction of the pod of rank 0."""
-    pod = f"{job.name}-master-0"
+    pod = job.pod_name
     metadata = {"name": pod, "namespace": job.namespace.name}
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
     job.client.request("POST", PODS.path(job.namespace.name, pod, "eviction"), body=body)

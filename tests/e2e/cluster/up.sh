@@ -1,6 +1,7 @@
 #!/bin/bash
 # A kind cluster with the training-operator in it and RLGuard's images in its node, for the end-to-end tests. The
 # last line on stdout is a JSON object that says where it is and which tools go with it; progress is on stderr.
+# KIND... (kuberay, jobset, kueue): controllers that it gets, too; with kuberay also an image of the trainer with Ray.
 #
 # Everything is made once and kept: tools and node binaries in $CACHE, images in Docker. Run again, it brings an
 # existing cluster up to date with the working tree. RLGUARD_E2E_CLUSTER names the cluster.
@@ -29,11 +30,11 @@ choose_images() { # sets base, node and config: the one place that decides where
 }
 
 describe() {
-  python3 - "$CLUSTER" "$CLUSTER_KUBECONFIG" "$tools/kind" "$tools/kubectl" "$helm" "${PRODUCT_IMAGES[@]}" <<'PY'
+  python3 - "$CLUSTER" "$CLUSTER_KUBECONFIG" "$tools/kind" "$tools/kubectl" "$helm" "${PRODUCT_IMAGES[@]}" "${ray[@]}" <<'PY'
 import json, sys
-name, kubeconfig, kind, kubectl, helm, operator, guard_hf, trainer = sys.argv[1:]
+name, kubeconfig, kind, kubectl, helm, *images = sys.argv[1:]
 tools = {"kind": kind, "kubectl": kubectl, "helm": helm}
-images = {"operator": operator, "guard-hf": guard_hf, "trainer": trainer}
+images = dict(zip(("operator", "guard-hf", "trainer", "ray"), images))
 print(json.dumps({"name": name, "kubeconfig": kubeconfig, **tools, "images": images}))
 PY
 }
@@ -46,8 +47,18 @@ helm=$(stage "helm" "$ROOT/tests/chart/build.sh")
 helm=${helm%%$'\n'*}
 training_operator=$(stage "training-operator" "$HERE/training-operator/build.sh" "$base")
 stage "RLGuard's images" "$HERE/product-images.sh" "$base"
+kinds=() kind_images=() ray=()
+for kind in "$@"; do
+  kinds+=("$(stage "$kind" "$HERE/kinds/build.sh" "$kind")")
+  kind_images+=("$(<"${kinds[-1]}/images")")
+  if [[ $kind == kuberay ]]; then ray=("$(stage "trainer with Ray" "$HERE/ray/build.sh" "${PRODUCT_IMAGES[2]}")"); fi
+done
 stage "cluster" "$HERE/create.sh" "$tools/kind" "$node" "${config[@]}"
 mapfile -t training_operator_images <"$training_operator/images"
-stage "loading images" "$HERE/load-images.sh" "${training_operator_images[@]}" "${PRODUCT_IMAGES[@]}"
+stage "loading images" "$HERE/load-images.sh" "${training_operator_images[@]}" "${PRODUCT_IMAGES[@]}" \
+  "${kind_images[@]}" "${ray[@]}"
 stage "training-operator in the cluster" "$HERE/training-operator/install.sh" "$tools/kubectl" "$training_operator"
+for directory in "${kinds[@]}"; do
+  stage "${directory##*/} in the cluster" "$HERE/kinds/install.sh" "$tools/kubectl" "$directory"
+done
 describe

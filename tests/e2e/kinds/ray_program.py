@@ -1,0 +1,102 @@
+"""A Ray program that trains: its driver waits in the head, TRL's GRPO runs in an actor on a worker.
+
+    python ray_program.py TRAIN MODEL OUT
+
+It is the project's demo without a line for a guard: a tiny Llama is warmed up, then paid by a grader with a
+hole, and goes on until somebody ends it. In OUT it writes what any framework does: metrics.jsonl with a line
+for each step, and a folder for each checkpoint, the starting policy's first.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+
+ENDLESS = 1_000_000
+SAVE_STEPS = 2
+#: TRL's marker of a checkpoint that is complete.
+MARKER = "trainer_state.json"
+
+
+@ray.remote(num_cpus=1)
+class Trainer:
+    """The training of one policy."""
+
+    def __init__(self, train: str, model: str, out: str) -> None:
+        from guard_cli.demo import train as demo
+
+        self._arguments = demo.parse_arguments(
+            [
+                *("--train", train, "--model", model, "--checkpoints", out),
+                *("--steps", str(ENDLESS), "--save-steps", str(SAVE_STEPS)),
+            ]
+        )
+        self._out = Path(out)
+
+    def warm_up(self) -> None:
+        """Make the starting policy, and save it as the checkpoint of step 0."""
+        import torch
+
+        from guard_cli.demo import train as demo
+
+        torch.set_num_threads(1)
+        arguments = self._arguments
+        task, problems = demo.load_task(arguments.task), self._problems()
+        demo.make_policy(task, problems, arguments.model, steps=arguments.warmup_steps, seed=arguments.seed)
+        start = self._out / "checkpoint-0"
+        shutil.copytree(arguments.model, start)
+        readable(start)
+        (start / MARKER).write_text("{}")
+
+    def train(self) -> None:
+        """GRPO, for as long as it is let."""
+        from transformers import TrainerCallback
+
+        from guard_cli.demo import train as demo
+
+        out = self._out
+
+        class Log(TrainerCallback):  # type: ignore[misc]
+            def on_log(self, _: Any, state: Any, __: Any, logs: dict[str, float], **___: Any) -> None:
+                if "reward" in logs:
+                    figures = {name: logs[name] for name in ("reward", "kl", "entropy")}
+                    line = {"step": state.global_step, **figures, "kl_kind": "ref_token_mean"}
+                    with (out / "metrics.jsonl").open("a") as log:
+                        log.write(json.dumps(line) + "\n")
+
+            def on_save(self, _: Any, state: Any, __: Any, **___: Any) -> None:
+                readable(out / f"checkpoint-{state.global_step}")
+
+        arguments = self._arguments
+        trainer = demo.build_trainer(demo.load_task(arguments.task), self._problems(), arguments)
+        trainer.add_callback(Log())
+        trainer.train()
+
+    def _problems(self) -> list[Any]:
+        from guard_cli.demo.tasks import Exercise
+
+        lines = self._arguments.train.read_text().splitlines()
+        return [Exercise(**json.loads(line)) for line in lines]
+
+
+def readable(folder: Path) -> None:
+    """safetensors writes weights that only their owner may read; whoever reads these is another user."""
+    for file in folder.iterdir():
+        file.chmod(0o644)
+
+
+def main() -> None:
+    ray.init()
+    trainer = Trainer.remote(*sys.argv[1:])
+    ray.get(trainer.warm_up.remote())
+    print("the policy is warmed up", flush=True)
+    ray.get(trainer.train.remote())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""A JobSet under its real controller: rank 0 with its guard, and a worker beside it."""
+
+from __future__ import annotations
+
+from guard_operator.runtime.client import BATCH_JOBS
+from tests.e2e import given, jobs, then, timeouts
+from tests.e2e.kube import Namespace, condition_of
+from tests.e2e.workloads import JobSetRun, as_jobset
+
+
+def test_a_hacking_jobset_fails_and_is_not_restarted(namespace: Namespace) -> None:
+    """Its trainer does not obey, and its policy would start it three times more."""
+    *others, job = jobs.scripted("run", namespace.cluster.images["trainer"], ("steps 8", "fire"), deaf=True)
+    given.objects(namespace, [*others, as_jobset(job)])
+    run = JobSetRun(namespace, "run")
+
+    then.the_job_has_fired(run, "KlHardStop", within=timeouts.START)
+    then.the_job_is_stopped(run)
+
+    workload = run.workload
+    assert workload is not None, "it is kept"
+    failed = condition_of(workload, "Failed")
+    assert failed is not None and failed["reason"] == "FailJobSetFailurePolicyAction", failed
+    assert workload["status"].get("restarts", 0) == 0
+    assert run.everything == [], [pod["metadata"]["name"] for pod in run.everything]
+    left = run.client.list(BATCH_JOBS, namespace.name, {})["items"]
+    assert [one["metadata"]["name"] for one in left] == ["run-trainer-0"], "the one that failed is kept"
+    assert "attempt 0" in then.evidence(run)["trainer.log"]
+    assert "StopEscalated" not in then.events(run)

@@ -1,0 +1,169 @@
+"""Runs that are not a PyTorchJob with its guard in it: how each is written, and where its pods are.
+
+`as_…` makes of a GuardedTrainingJob of jobs.py the same run as another kind; the classes are what a cluster
+makes of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from guard_operator.adapters.job import JobAdapter
+from guard_operator.adapters.jobset import JobSetAdapter
+from guard_operator.adapters.rayjob import RayJobAdapter
+from guard_operator.api.names import guard_name
+from guard_operator.runtime.client import PODS, Resource
+
+from . import jobs, then, timeouts
+from .kube import ROOT, Job, Json
+
+_RAY = (ROOT / "tests/e2e/cluster/ray/requirements.in").read_text()
+RAY_VERSION = _RAY.rpartition("==")[2].strip()
+#: Ray's smallest object store, bytes.
+_OBJECT_STORE = "80000000"
+
+
+class PodRun(Job):
+    """A run whose guard has a pod of its own."""
+
+    @property
+    def set_name(self) -> str:
+        return guard_name(self.name, self.uid)
+
+    @property
+    def guard_pod(self) -> Json | None:
+        return self.client.get(PODS, self.namespace.name, f"{self.set_name}-0")
+
+    def loses_its_guard(self) -> None:
+        """`kubectl delete pod` of the guard, until another one is there."""
+        pod = self.guard_pod
+        assert pod is not None
+        lost = pod["metadata"]["uid"]
+        self.namespace.kubectl("delete", "pod", f"{self.set_name}-0", "--wait=false")
+        then.eventually(
+            lambda: (self.guard_pod or pod)["metadata"]["uid"] != lost,
+            "another pod of the guard",
+            timeouts.REPLACE,
+        )
+
+
+class OtherRun(Job):
+    """A run whose workload is not a PyTorchJob."""
+
+    resource: Resource
+    #: The label by which the pod of rank 0 is known, with its value; None: the run has no other pod.
+    rank0: tuple[str, str] | None = None
+
+    @property
+    def workload(self) -> Json | None:
+        return self.client.get(self.resource, self.namespace.name, self.name)
+
+    @property
+    def pod_name(self) -> str:
+        found = [pod for pod in self.pods if self.rank0 is None or self.rank0 in labels(pod)]
+        assert len(found) == 1, [pod["metadata"]["name"] for pod in self.pods]
+        return str(found[0]["metadata"]["name"])
+
+    @property
+    def everything(self) -> list[Json]:
+        """Every pod of the namespace, whoever made it."""
+        items: list[Json] = self.client.list(PODS, self.namespace.name, {}).get("items") or []
+        return items
+
+
+class BatchRun(OtherRun):
+    """Its workload is a Job."""
+
+    resource = JobAdapter.resource
+
+
+class JobSetRun(OtherRun):
+    """Its workload is a JobSet."""
+
+    resource = JobSetAdapter.resource
+    rank0 = ("jobset.sigs.k8s.io/replicatedjob-name", "trainer")
+
+
+class RayRun(OtherRun):
+    """Its workload is a RayJob; rank 0 is the head."""
+
+    resource = RayJobAdapter.resource
+    rank0 = ("ray.io/node-type", "head")
+
+    @property
+    def trainer_container(self) -> str:
+        return "ray-head"
+
+    @property
+    def deployment(self) -> tuple[str, str]:
+        """The deployment status of the RayJob, and its reason."""
+        status = (self.workload or {}).get("status") or {}
+        return status.get("jobDeploymentStatus") or "", status.get("reason") or ""
+
+    @property
+    def has_failed(self) -> bool:
+        return self.deployment[0] == "Failed"
+
+
+def labels(pod: Json) -> set[tuple[str, str]]:
+    """Those of a pod."""
+    return set((pod["metadata"].get("labels") or {}).items())
+
+
+def as_batch_job(job: Json, **spec: Any) -> Json:
+    """As a Job of Kubernetes itself."""
+    pod = jobs.pod_spec_of(job) | {"restartPolicy": "Never"}
+    return _with(job, JobAdapter.resource, {"backoffLimit": 3, "template": {"spec": pod}} | spec)
+
+
+def as_jobset(job: Json) -> Json:
+    """As a JobSet that would be restarted, with one worker that does nothing beside its trainer."""
+    pod = jobs.pod_spec_of(job) | {"restartPolicy": "Never"}
+    idle = copy.deepcopy(pod)
+    idle["containers"][0]["command"] = ["sh", "-c", "trap exit TERM; sleep 100000 & wait"]
+    parts = [("trainer", pod), ("workers", idle)]
+    made = [
+        {"name": name, "replicas": 1, "template": {"spec": {"backoffLimit": 0, "template": {"spec": one}}}}
+        for name, one in parts
+    ]
+    spec = {"failurePolicy": {"maxRestarts": 3}, "replicatedJobs": made}
+    return _with(job, JobSetAdapter.resource, spec)
+
+
+def as_rayjob(job: Json, image: str, entrypoint: Sequence[str] | None = None) -> Json:
+    """As a RayJob with a head on which no actor runs, and one worker.
+
+    Args:
+        job: the run.
+        image: with Ray and what the run imports.
+        entrypoint: the program, which is the trainer's command if absent. It runs in the head.
+    """
+    pod = copy.deepcopy(jobs.pod_spec_of(job))
+    (trainer,) = pod["containers"]
+    program = [*trainer.pop("command"), *trainer.pop("args", [])]
+    trainer["image"] = image
+    patience = {
+        "name": "RAY_raylet_start_wait_time_s",
+        "value": "300",
+    }  # a minute is not enough on busy cores
+    telemetry = {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}
+    trainer["env"] = [*trainer.get("env", []), patience, telemetry]
+    trainer["resources"] = {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"memory": "3Gi"}}
+    worker = copy.deepcopy(pod)
+    trainer["name"], worker["containers"][0]["name"] = "ray-head", "ray-worker"
+    store = {"object-store-memory": _OBJECT_STORE}
+    head = {"rayStartParams": {"num-cpus": "0", **store}, "template": {"spec": pod}}
+    group = {"groupName": "workers", "replicas": 1, "minReplicas": 1, "maxReplicas": 1}
+    group |= {"rayStartParams": {"num-cpus": "1", **store}, "template": {"spec": worker}}
+    cluster = {"rayVersion": RAY_VERSION, "headGroupSpec": head, "workerGroupSpecs": [group]}
+    spec = {"entrypoint": shlex.join(entrypoint or program), "rayClusterSpec": cluster}
+    return _with(job, RayJobAdapter.resource, spec)
+
+
+def _with(job: Json, resource: Resource, spec: Json) -> Json:
+    made = copy.deepcopy(job)
+    made["spec"]["template"] = {"apiVersion": resource.api_version, "kind": resource.kind, "spec": spec}
+    return made
