@@ -57,6 +57,7 @@ from guard_operator.reconcile.snapshot import (
     Between,
     Disruption,
     Job,
+    OwnGuard,
     Pod,
     Preparation,
     Snapshot,
@@ -742,7 +743,9 @@ def _of_own_guard(snapshot: Snapshot, state: WorkloadState) -> tuple[Action, ...
     own, maker = snapshot.own_guard, _guard_maker(snapshot)
     if state is WorkloadState.SUSPENDED:
         return (DeleteBetween(maker),) if maker else ()
-    return (StartGuard(),) if own is not None and own.made is None and not own.taken else ()
+    if own is None or own.made is not None or own.taken or not snapshot.job.guard_known:
+        return ()
+    return (StartGuard(),)
 
 
 def _guarded(snapshot: Snapshot, says: _Conditions) -> ConditionStatus:
@@ -750,6 +753,11 @@ def _guarded(snapshot: Snapshot, says: _Conditions) -> ConditionStatus:
     if snapshot.own_guard is not None and (taken := snapshot.own_guard.taken):
         message = f"a StatefulSet {taken} exists and is not this job's, so no guard can be made: delete it"
         return says.make(ConditionType.GUARDED, "False", Reason.NAME_TAKEN, message)
+    if snapshot.own_guard == OwnGuard() and not snapshot.job.guard_known:
+        message = (
+            "the guard is gone, and this version of the operator cannot read all of spec.guard to start it"
+        )
+        return says.make(ConditionType.GUARDED, "False", Reason.INVALID_SPEC, message)
     if (unguarded := unguarded_pod(snapshot)) is not None:
         message = f"{without_guard(unguarded)}: something between operator and kubelet took it"
         return says.make(ConditionType.GUARDED, "False", Reason.GUARD_MISSING, message)

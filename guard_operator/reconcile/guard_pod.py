@@ -29,6 +29,7 @@ from guard_operator.reconcile.refusals import (
     field_of,
     names_the_pod_itself,
     pod_spec,
+    trainer,
 )
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import NETWORK_POLICIES, SERVICES, STATEFUL_SETS, Json, Resource
@@ -140,6 +141,7 @@ def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConf
             "runAsNonRoot": True,
             "fsGroup": layout.GUARD_UID,
             "fsGroupChangePolicy": "OnRootMismatch",
+            **_groups(job, adapter),
         },
         "containers": [guard_container(job, checkpoints, config, environment=environment)],
         "volumes": [volume, *guard_volumes(job.spec.guard, support)],
@@ -166,6 +168,19 @@ def _checkpoints(job: Job, adapter: WorkloadAdapter) -> tuple[Json, str]:
     return own, claim
 
 
+def _groups(job: Job, adapter: WorkloadAdapter) -> Json:
+    """The trainer's groups: a sidecar has those of its pod, and may read what was written for them."""
+    if job.spec.target_ref is not None:
+        return {}
+    template, pod = _guarded(adapter, job.spec.made_from.spec)
+    security = pod.get("securityContext") or {}
+    own = (trainer(pod, template) or {}).get("securityContext") or {}
+    named = [own.get("runAsGroup", security.get("runAsGroup")), security.get("fsGroup")]
+    named += security.get("supplementalGroups") or []
+    groups = sorted({group for group in named if isinstance(group, int) and group > 0})
+    return {"supplementalGroups": groups} if groups else {}
+
+
 def own_service_account(job: Job, own: GuardPod) -> str:
     """The guard's: the one that the job names, else the one made for it."""
     return own.service_account_name or names.support_name(job.name, job.uid)
@@ -189,12 +204,12 @@ def let_report(job: Job, own: GuardPod, template: PodTemplate, pod: Json, config
             {key: mount[key] for key in ("name", "mountPath", "subPath")} | {"readOnly": True}
         ]
     pod["initContainers"] = [*pod.get("initContainers", []), waiter]
-    for trainer in pod["containers"]:
-        if trainer.get("name") == template.container:
+    for container in pod["containers"]:
+        if container.get("name") == template.container:
             if job.spec.guard.metrics is None:
-                trainer["env"] = [*trainer.get("env", []), url, authority, token]
+                container["env"] = [*container.get("env", []), url, authority, token]
             # So that a run that fails says with which words.
-            trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+            container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
 def _waiter(job: Job, own: GuardPod, environment: list[Json], config: OperatorConfig) -> Json:

@@ -80,6 +80,7 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
         spec=Spec.model_validate(raw["spec"]) if status.workload_ref is None else _spec(raw["spec"], status),
         status=status,
         deleting="deletionTimestamp" in metadata,
+        guard_known=status.workload_ref is None or _is_known(raw["spec"]),
     )
 
 
@@ -157,7 +158,7 @@ def _spec(raw: Json, status: Status) -> Spec:
         template = template or WorkloadTemplate.model_validate(kind | {"spec": {}})
     else:
         target = salvage(TargetRef, raw["targetRef"]) or TargetRef.model_validate(kind | {"name": ref.name})
-    guard = {key: value for key, value in _object(raw.get("guard")).items() if key != "policy"}
+    guard = _guard(raw)
     given = {key: raw[key] for key in _STOPPING_KEYS if key in raw}
     if isinstance(given.get("onSilence"), dict):
         given["onSilence"] = _silence(given["onSilence"])
@@ -173,6 +174,20 @@ def _spec(raw: Json, status: Status) -> Spec:
         keep_evidence=stopping.keep_evidence,
         on_silence=stopping.on_silence,
     )
+
+
+def _guard(raw: Json) -> Json:
+    """What is said of the guard, but for its policy, which was written down for it before the run began."""
+    return {key: value for key, value in _object(raw.get("guard")).items() if key != "policy"}
+
+
+def _is_known(raw: Json) -> bool:
+    """Whether this version knows all that is said of the guard: else it would start another one."""
+    try:
+        GuardSpec.model_validate(_guard(raw))
+    except ValidationError:
+        return False
+    return True
 
 
 def _some_guard(given: Json) -> GuardSpec:

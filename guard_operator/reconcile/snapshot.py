@@ -29,7 +29,10 @@ GRACE_SECONDS = 30
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A `GuardedTrainingJob` whose spec validates. `deleting`: someone's finalizer alone still keeps it."""
+    """A `GuardedTrainingJob` whose spec validates, or has a workload and is read as far as it can be.
+
+    `deleting`: someone's finalizer alone still keeps it. `guard_known`: all of `spec.guard` could be read.
+    """
 
     name: str
     namespace: str
@@ -40,6 +43,7 @@ class Job:
     spec: Spec
     status: Status
     deleting: bool = False
+    guard_known: bool = True
 
     @property
     def workload_name(self) -> str:

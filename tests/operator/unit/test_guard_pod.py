@@ -228,6 +228,21 @@ def test_its_author_says_where_it_runs_and_as_whom() -> None:
     assert not {"nodeSelector", "tolerations", "priorityClassName"} & plain.keys()
 
 
+def test_it_is_in_the_groups_of_the_trainer_and_never_in_that_of_root() -> None:
+    """As a sidecar is: else it could not read what a umask of 027 leaves to the group."""
+
+    def groups(container: Json, **security: Any) -> list[int]:
+        given = with_pod(securityContext={"runAsNonRoot": True, **security})
+        given["template"]["spec"]["containers"][0]["securityContext"] = container
+        found: list[int] = guard_pod(job(given))["securityContext"].get("supplementalGroups", [])
+        return found
+
+    assert groups({}) == []
+    assert groups({}, fsGroup=7, runAsGroup=5, supplementalGroups=[9, 7]) == [5, 7, 9]
+    assert groups({"runAsGroup": 6}, fsGroup=7, runAsGroup=5) == [6, 7]
+    assert groups({"runAsGroup": 0}, fsGroup=0, supplementalGroups=[0]) == []
+
+
 def test_its_image_comes_with_the_secrets_of_the_trainers_pod() -> None:
     """It waits there, too. Else a private registry would take a ServiceAccount for each job."""
     pull = [{"name": "registry"}]
@@ -882,6 +897,23 @@ def test_a_guard_that_this_version_cannot_read_is_known_to_be_elsewhere() -> Non
     assert parse_job(raw).spec.guard.own_pod is not None
     raw["spec"]["guard"]["placement"] = "Elsewhere"
     assert parse_job(raw).spec.guard.own_pod is None
+
+
+def test_an_operator_that_does_not_know_all_of_a_guard_starts_no_other_one() -> None:
+    """It would run without what this version does not know, on the state of the one that had it."""
+    world = Namespace()
+    assert parse_job(world.job).guard_known
+    world.job["spec"]["guard"]["heldout"]["scoring"] = "of the next release"
+    assert not parse_job(world.job).guard_known
+    snapshot = world.gather()
+    assert said(decide(snapshot, NOW))["Guarded"][0] == "True" and decide(snapshot, NOW).actions == ()
+    world.sets = []
+    decision = decide(world.gather(), NOW)
+    assert decision.actions == () and said(decision)["Guarded"] == ("False", "InvalidSpec")
+    del world.job["spec"]["guard"]["heldout"]["scoring"]
+    assert decide(world.gather(), NOW).actions == (StartGuard(),)
+    world.job["spec"]["guard"]["policy"] = {"next": 1}
+    assert decide(world.gather(), NOW).actions == (StartGuard(),), "its policy was written down at the start"
 
 
 # -- what is seen ----------------------------------------------------------------------------------------
