@@ -183,11 +183,9 @@ def _guard(raw: Json) -> Json:
 
 def _is_known(raw: Json) -> bool:
     """Whether this version knows all that is said of the guard: else it would start another one."""
-    try:
-        GuardSpec.model_validate(_guard(raw))
-    except ValidationError:
-        return False
-    return True
+    with suppress(ValidationError):
+        return GuardSpec.model_validate(_guard(raw)) is not None
+    return False
 
 
 def _some_guard(given: Json) -> GuardSpec:
