@@ -1292,6 +1292,7 @@ OF_A_GUARD: dict[str, tuple[Any, ...]] = {
     "no label": (
         lambda p: p["metadata"]["labels"].pop("rlguard.dev/part"),
         "only the guard may have",
+        "no other pod of that job may",
         "names that start with rlguard- are the operator's",
     ),
     "the label of a sidecar's pod": (
