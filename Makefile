@@ -61,7 +61,7 @@ chart-tools: ## Build helm, kustomize and promtool for the chart's tests, once.
 
 test: lint browser control-plane chart-tools ## Every check: lint, the rules with their coverage, all other tests, then e2e.
 	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
-	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench --ignore=tests/e2e --ignore=tests/vllm --ignore=tests/kinds
+	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench --ignore=tests/e2e --ignore=tests/vllm --ignore=tests/on_ray --ignore=tests/kinds
 	$(MAKE) --no-print-directory test-vllm
 	@if docker info >/dev/null 2>&1; then RLGUARD_E2E_SHORT=1 $(MAKE) --no-print-directory e2e; else \
 	  echo "make test: the end-to-end tests on kind were NOT run: no Docker daemon responds here" >&2; fi
@@ -82,12 +82,24 @@ test-vllm: $(VLLM)/.installed ## The tests of the evaluator `vllm`, with a real 
 
 LOCK_VLLM := pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header --extra eval-hf pyproject.toml
 
-lock-ray: | $(UV) ## Resolve again what the image of the RayJobs on kind has beside the trainer's.
+lock-ray: | $(UV) ## Resolve again what the image of the RayJobs on kind has beside the trainer's, and what `make test-ray` runs in.
 	$(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform linux --generate-hashes --no-annotate --no-header --constraint requirements.lock tests/e2e/cluster/ray/requirements.in -o tests/e2e/cluster/ray/requirements.lock
+	$(UV) pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header --extra guard pyproject.toml tests/on_ray/requirements.in -o tests/on_ray/requirements.lock
 
 lock-vllm: | $(UV) ## Resolve again what these tests run in, and what the image guard-vllm holds.
 	$(UV) $(LOCK_VLLM) --override tests/vllm/overrides.txt tests/vllm/requirements.in -o tests/vllm/requirements.lock
 	$(UV) $(LOCK_VLLM) images/vllm.in -o images/vllm.lock
+
+# Ray beside the guard, in an environment of its own, kept by the lock's digest.
+RAY := $(CACHE)/ray-$(shell sha256sum tests/on_ray/requirements.lock | cut -c1-12)
+
+$(RAY)/.installed: | $(UV)
+	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(RAY)
+	$(UV) pip sync --quiet --python $(RAY)/bin/python --require-hashes tests/on_ray/requirements.lock
+	touch $@
+
+test-ray: $(RAY)/.installed ## The client in an actor, with a real Ray of two nodes on this machine; not part of `make test`.
+	PYTHONPATH=$(CURDIR) $(RAY)/bin/python -m pytest -q tests/on_ray
 
 # The oldest TRL that pyproject.toml allows, everything else as locked; the lock has the newest.
 TRL_OLDEST := $(shell sed -n 's/.*"trl>=\([0-9.]*\),.*/\1/p' pyproject.toml)
@@ -182,4 +194,4 @@ actionlint: ## Build actionlint for the workflows' test, once.
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: chaos test test-vllm lock-ray lock-vllm test-trl-oldest test-kinds e2e e2e-kinds kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean
+.PHONY: chaos test test-vllm test-ray lock-ray lock-vllm test-trl-oldest test-kinds e2e e2e-kinds kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean

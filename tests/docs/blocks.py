@@ -25,6 +25,7 @@ REASONS = {
     "docker": "needs a Docker daemon",
     "gpu": "needs a GPU",
     "network": "asks another host",
+    "ray": "needs Ray; `make test-ray` runs it",
     "server": "does not end by itself",
     "model": "needs a model of the reader's",
     "long": "takes minutes; the test that runs it is another one",
