@@ -95,6 +95,9 @@ EVIDENCE_SECONDS = 300.0
 JUDGING_SECONDS = 15.0
 #: For how long after that end it may be without work before it is believed: it reports every 15 s.
 HEARD_SECONDS = 60.0
+#: The same where it follows its trainer, whose end nobody tells it: the last step of a log without a next one
+#: is taken for whole after 150 s, a checkpoint without a marker after 30 s, and is announced then.
+FOLLOWED_SECONDS = 240.0
 #: For how long it may judge: an evaluation and its confirmation, at the guard's own limit of 1800 s for each.
 JUDGED_SECONDS = 3600.0
 #: For how long a pod may be there after it should have ended before that is said.
@@ -563,7 +566,8 @@ def _judging(snapshot: Snapshot, says: _Conditions, end: ConditionStatus) -> Dec
     message = f"{_LEFT_TO_JUDGE}; {_reported(snapshot.job)}" if noted is None else noted.message
     open_ = says.make(ConditionType.SUCCEEDED, "Unknown", Reason.GUARD_JUDGES, message)
     last, lasted = guard_of(snapshot.job), (says.now - open_.last_transition_time).total_seconds()
-    heard = _has_reported_since(snapshot.job) and (last.ended is not None or lasted >= HEARD_SECONDS)
+    quiet = HEARD_SECONDS if snapshot.job.spec.guard.metrics is None else FOLLOWED_SECONDS
+    heard = _has_reported_since(snapshot.job) and (last.ended is not None or lasted >= quiet)
     if lasted >= JUDGED_SECONDS or (heard and not last.waiting):
         return None
     report = Report(

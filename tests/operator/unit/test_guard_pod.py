@@ -19,6 +19,9 @@ from typing import Any, cast
 import pytest
 from pydantic import ValidationError
 
+from guard_core.feed import Feed
+from guard_follow.follower import SETTLE_SECONDS
+from guard_follow.layouts import QUIET_SECONDS
 from guard_operator.__main__ import parser
 from guard_operator.adapters import WorkloadState, find_adapter
 from guard_operator.api import names
@@ -28,6 +31,7 @@ from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.certificate import own_certificate
 from guard_operator.reconcile.decide import (
     EVIDENCE_SECONDS,
+    FOLLOWED_SECONDS,
     HEARD_SECONDS,
     JUDGED_SECONDS,
     JUDGING_SECONDS,
@@ -676,6 +680,22 @@ def test_it_is_waited_for_until_it_has_heard_of_the_end() -> None:
     assert succeeded(judging(0, JUDGED) | {"guard": LATER | ENDED}) == ("True", "WorkloadSucceeded")
     assert succeeded(judging(HEARD_SECONDS - 1, JUDGED) | {"guard": LATER}) == ("Unknown", "GuardJudges")
     assert succeeded(judging(HEARD_SECONDS, JUDGED) | {"guard": LATER}) == ("True", "WorkloadSucceeded")
+
+
+def test_a_log_that_is_followed_is_read_to_its_end_first() -> None:
+    """Its last checkpoint may be announced only minutes after the trainer has ended."""
+
+    def succeeded(seconds: float) -> tuple[str, str]:
+        status = judging(seconds, JUDGED) | {"guard": LATER}
+        snapshot = seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,))
+        feed = Feed.model_validate({"follow": {"path": "metrics.jsonl", "format": "openrlhf"}})
+        guard = snapshot.job.spec.guard.model_copy(update={"metrics": feed})
+        followed = snapshot.job.spec.model_copy(update={"guard": guard})
+        return said(decide(replace(snapshot, job=replace(snapshot.job, spec=followed)), NOW))["Succeeded"]
+
+    assert succeeded(HEARD_SECONDS) == succeeded(FOLLOWED_SECONDS - 1) == ("Unknown", "GuardJudges")
+    assert succeeded(FOLLOWED_SECONDS) == ("True", "WorkloadSucceeded")
+    assert QUIET_SECONDS + SETTLE_SECONDS + HEARD_SECONDS <= FOLLOWED_SECONDS
 
 
 def test_a_report_of_before_the_end_says_nothing_of_what_was_announced_last() -> None:
