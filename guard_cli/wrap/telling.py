@@ -10,7 +10,7 @@ from guard_cli.wrap.guard import Volume
 from guard_cli.wrap.manifest import TrainingJob
 from guard_cli.wrap.rewrite import Wrapped
 from guard_core.terminal import plain
-from guard_operator.adapters import WorkloadState
+from guard_operator.adapters import ComposedAdapter, WorkloadState
 from guard_operator.api.names import KIND
 from guard_operator.api.types import Spec
 from guard_operator.reconcile.layout import GUARD_UID
@@ -49,6 +49,7 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
         yield "the guard: in a pod of its own, which outlives the trainer's"
     elif volume is not None:
         yield f"the guard: in {volume.pods}, beside the container {volume.container}"
+    yield from _made_of(job, spec)
     yield from _guard(spec)
     if volume is not None:
         yield f"checkpoints: volume {spec.guard.checkpoints.volume}, {volume.says}"
@@ -78,6 +79,16 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
     if wrapped.was is not None and _OF_A_CLUSTER.fullmatch(wrapped.was):
         words = ["kubectl", "delete", kind.lower(), wrapped.was, *(["-n", namespace] if namespace else [])]
         yield f"  end the {kind} if it runs: {shlex.join([*words, '--ignore-not-found'])}"
+
+
+def _made_of(job: TrainingJob, spec: Spec) -> Iterator[str]:
+    """What the job's pods are made of, where its own spec does not have it."""
+    if isinstance(job.adapter, ComposedAdapter):
+        source, kind = job.adapter.source(spec.made_from.spec), job.adapter.resource.kind
+        yield (
+            f"its pods: of {source.resource.kind} {source.name} as that is when the job is created; the "
+            f"operator makes a copy of it with the job's changes and the guard, and the {kind} names that"
+        )
 
 
 def _guard(spec: Spec) -> Iterator[str]:

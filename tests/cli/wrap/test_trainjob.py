@@ -85,6 +85,7 @@ def test_in_the_same_file_the_runtime_stays_as_it_is(wrap: Run) -> None:
     assert template["spec"] == yaml.safe_load(JOB)["spec"] and "# the platform's" in done.stdout
     assert "checkpoints: volume ck, claim saved" in done.stderr
     assert "beside the container node" in done.stderr
+    assert "its pods: of ClusterTrainingRuntime torch as that is when the job is created" in done.stderr
 
 
 def test_given_beside_it_the_runtime_is_not_printed(wrap: Run) -> None:
