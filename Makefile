@@ -78,7 +78,10 @@ $(VLLM)/.installed: | $(UV)
 	touch $@
 
 test-vllm: $(VLLM)/.installed ## The tests of the evaluator `vllm`, with a real vLLM on the CPU.
-	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q tests/vllm
+	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q -m 'not long' tests/vllm
+
+vllm-runs: $(VLLM)/.installed install ## A real GRPO run with LoRA that hacks, and its honest twin, judged through vLLM on the CPU; not part of `make test`.
+	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q -s -m long tests/vllm
 
 LOCK_VLLM := pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header --extra eval-hf pyproject.toml
 
@@ -87,7 +90,7 @@ lock-ray: | $(UV) ## Resolve again what the image of the RayJobs on kind has bes
 	$(UV) pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header --extra guard pyproject.toml tests/on_ray/requirements.in -o tests/on_ray/requirements.lock
 
 lock-vllm: | $(UV) ## Resolve again what these tests run in, and what the image guard-vllm holds.
-	$(UV) $(LOCK_VLLM) --override tests/vllm/overrides.txt tests/vllm/requirements.in -o tests/vllm/requirements.lock
+	$(UV) $(LOCK_VLLM) --extra cli --override tests/vllm/overrides.txt tests/vllm/requirements.in -o tests/vllm/requirements.lock
 	$(UV) $(LOCK_VLLM) images/vllm.in -o images/vllm.lock
 
 # Ray beside the guard, in an environment of its own, kept by the lock's digest.
@@ -194,4 +197,4 @@ actionlint: ## Build actionlint for the workflows' test, once.
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: chaos test test-vllm test-ray lock-ray lock-vllm test-trl-oldest test-kinds e2e e2e-kinds kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean
+.PHONY: chaos test test-vllm vllm-runs test-ray lock-ray lock-vllm test-trl-oldest test-kinds e2e e2e-kinds kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean
