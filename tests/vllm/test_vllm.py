@@ -30,6 +30,7 @@ from guard_service.heldout.errors import EngineLostError, EvaluationError, Start
 from guard_service.heldout.evaluators import Completions
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
+from guard_service.heldout.identity import Expected, manifest
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from tests.heldout.models import save_tiny_model
@@ -222,6 +223,30 @@ def test_an_adapter_says_what_it_says_to_the_evaluator_checkpoint(
     assert whole.made != made.made, "the adapter did something, and is gone"
     assert whole.made == by_transformers(policies["first"], tmp_path).made
     assert not list(evaluator._scratch.glob("*-merged"))
+
+
+def test_a_checkpoint_that_is_swapped_and_a_base_model_that_is_exchanged_score_nothing(
+    evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path
+) -> None:
+    expected = by_vllm(evaluator, policies["first"]).made
+    evaluator._settings = VllmEvaluatorSettings(**VLLM)
+    waiting = shutil.copytree(policies["first"], tmp_path / "checkpoint")
+    asked = EvaluationRequest(0, 1, waiting, expected=Expected(manifest(waiting)))
+    assert evaluator.complete(ITEMS, asked).made == expected
+    shutil.rmtree(waiting)
+    shutil.copytree(policies["second"], waiting)
+    with pytest.raises(EvaluationError, match="changed after it was announced") as caught:
+        evaluator.complete(ITEMS, asked)
+    assert caught.value.kind is FailureKind.CHANGED
+    save_adapter(policies["first"], tmp_path / "adapter")
+    own = shutil.copytree(policies["first"], tmp_path / "base" / "first")
+    evaluator._base = look_at(own)
+    spoil_a_weight(0.5)(own)
+    with pytest.raises(EvaluationError, match="no longer the one that the guard started with") as caught:
+        evaluator.complete(ITEMS, EvaluationRequest(0, 2, tmp_path / "adapter"))
+    assert caught.value.kind is FailureKind.EVALUATOR
+    evaluator._base = None
+    assert by_vllm(evaluator, policies["first"]).made == expected, "the engine goes on"
 
 
 def test_an_item_that_is_too_long_is_told_and_the_engine_goes_on(
