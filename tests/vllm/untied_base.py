@@ -1,29 +1,36 @@
-"""The demo's starting policy, with output embeddings of its own: `python untied_base.py DIRECTORY`.
+"""A starting policy for the demo's task that vLLM can serve on a CPU: `python untied_base.py DIRECTORY`.
 
-vLLM loads the weights of such a model over those of the checkpoint before; of one whose embeddings are one
-tensor each checkpoint takes an engine of its own. It runs in the trainer's environment.
+It is the demo's own but for two things. Its heads have a size that vLLM's CPU kernels know. And its output
+embeddings are its own, so that the weights of a checkpoint are loaded over those of the one before; else
+each checkpoint would take an engine of its own. This runs in the trainer's environment.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import LlamaForCausalLM
 
-from guard_cli.demo import command, train
+from guard_cli.demo import command, tiny_llama, train
 from guard_cli.demo.tasks import load_task, split_problems
 
-#: So that the two are not the same values: logits are a thousandth larger.
-APART = 1.001
+HEADS = 3  # of 32
+
+
+def build_model(tokenizer: Any, seed: int, demos: Any = tiny_llama.build_model) -> Any:
+    """The demo's, with heads and embeddings as above."""
+    config = demos(tokenizer, seed).config
+    config.update({"num_attention_heads": HEADS, "num_key_value_heads": HEADS, "tie_word_embeddings": False})
+    config.head_dim = config.hidden_size // HEADS
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(config)
+
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
+    tiny_llama.build_model = build_model
     task = load_task("addition")
     problems, _ = split_problems(task, command.HELDOUT_ITEMS, 0)
-    train.make_policy(task, problems, path, steps=train.WARMUP_STEPS, seed=0)
-    model = AutoModelForCausalLM.from_pretrained(path)
-    model.config.tie_word_embeddings = False
-    model.lm_head.weight = torch.nn.Parameter(APART * model.get_input_embeddings().weight.detach().clone())
-    model.save_pretrained(path)
+    train.make_policy(task, problems, Path(sys.argv[1]), steps=train.WARMUP_STEPS, seed=0)
