@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAINER = ROOT / ".venv" / "bin" / "python"
 TASK = load_task("addition")
 TRAIN, HELDOUT = split_problems(TASK, command.HELDOUT_ITEMS, 0)
+#: Of the run that hacks, which an adapter takes longer to learn than the whole policy of the demo does.
+STEPS = 200
 GUARD = "heldout: {evaluator: {kind: vllm, dtype: float32, enforce_eager: true}}\n"
 
 
@@ -77,11 +79,11 @@ def run(
 
 
 def test_a_hack_with_lora_is_stopped(base: Path, tmp_path: Path) -> None:
-    code, verdict, history = run(base, tmp_path, "flawed", 80)
+    code, verdict, history = run(base, tmp_path, "flawed", STEPS)
     assert code == 3, verdict
     assert verdict["fire"] is True and verdict["adapters"] == "applied" and verdict["failed"] == 0
     scores = [line["heldout"] for line in history if line.get("heldout") is not None]
-    assert scores[0] > 0.2 and history[-1]["step"] < 80, scores
+    assert scores[0] > 0.2 and history[-1]["step"] < STEPS, scores
     saved = list((tmp_path / "checkpoints").rglob("*.safetensors"))
     assert {file.name for file in saved} == {"adapter_model.safetensors"}
 
