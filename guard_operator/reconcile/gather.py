@@ -414,7 +414,9 @@ class Gatherer:
         `between`: whether anything was found between a target and its pods.
         """
         if (said := review(adapter, job, self._config)).reason is not None:
-            return Preparation(said.reason, "; ".join(said.findings))
+            # What somebody else's object has may be mended without a change of the job.
+            again = SOURCE_SECONDS if isinstance(adapter, ComposedAdapter) else None
+            return Preparation(said.reason, "; ".join(said.findings), again)
         if (missing := self._missing(adapter, job)) is not None:
             return missing
         if job.spec.target_ref is not None:

@@ -172,6 +172,7 @@ def test_one_that_breaks_the_isolation_is_refused() -> None:
     cluster = with_runtime(hostPID=True)
     found = cluster.prepare()
     assert found.reason == "TemplateRefused" and "hostPID must not be set" in found.message
+    assert found.ask_again, "it may be mended without a change of the job"
     assert not cluster.tried
 
 

@@ -242,6 +242,7 @@ MUTANTS: list[Mutant] = [
     (TRAINJOB, 'if not at(job, "dependsOn")', ""),
     (TRAINJOB, 'condition.get("status") == "True" and condition', "condition"),
     (TRAINJOB, "{\"activeDeadlineSeconds\": 1}", "{\"suspend\": True}"),
+    (COMPOSED_SEES, "SOURCE_SECONDS if isinstance(adapter, ComposedAdapter) else None", "None"),
     (COMPOSED_SEES, "if controller_of(raw) in controllers:", "if True:"),
     (COMPOSED_SEES, "controllers |= {one.uid for one in found}", "pass"),
     (COMPOSED_SEES, "controller_of(found) == job.uid else None", "True else None"),
