@@ -46,6 +46,22 @@ _KEYS = {
 }  # fmt: skip
 #: The parts of `initializer`, with what they are called in a runtime.
 _INITIALIZERS = {"dataset": "dataset-initializer", "model": "model-initializer"}
+#: What is known of a TrainJob and of what it is made of: anything else, of another release of Trainer such as
+#: `podTemplateOverrides` of v2.1, may change pods after the check.
+_OF_A_PART = frozenset({"storageUri", "env", "secretRef"})
+_KNOWN: dict[tuple[str, ...], frozenset[str]] = {
+    (): frozenset(
+        {"runtimeRef", "initializer", "trainer", "runtimePatches", "suspend", "activeDeadlineSeconds"}
+    )
+    | {"managedBy", RUNTIME},
+    (TRAINER,): frozenset({"image", "command", "args", "env", "numNodes", "resourcesPerNode"})
+    | {"numProcPerNode"},
+    ("initializer",): frozenset(_INITIALIZERS),
+    **{("initializer", part): _OF_A_PART for part in _INITIALIZERS},
+    (RUNTIME,): frozenset({"mlPolicy", "podGroupPolicy", "template"}),
+    (RUNTIME, "mlPolicy"): frozenset({"numNodes", "torch", "jax", "xgboost"}),
+    (RUNTIME, "podGroupPolicy"): frozenset({"coscheduling", "volcano"}),
+}
 _STATES = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}
 
 
@@ -117,6 +133,7 @@ class TrainJobAdapter:
                 "runtimeRef", f"the runtime {name} was not read, so nothing is known of its pods"
             )
         _check_runtime(spec)
+        _check_fields(spec)
         number = _rank0(spec)
         return tuple(_template(place, place == number) for place in range(len(_jobs(spec))))
 
@@ -271,6 +288,22 @@ def _check_runtime(spec: Mapping[str, Any]) -> None:
     if at(spec, *_JOB_SET, "volumeClaimPolicies"):
         why = "must not be set: JobSet adds volumes after the check"
         raise TemplateError(dotted((*_JOB_SET, "volumeClaimPolicies")), why)
+
+
+def _check_fields(spec: Mapping[str, Any]) -> None:
+    """Refuse what this version does not know.
+
+    Raises:
+        TemplateError: it names the field.
+    """
+    for path, known in _KNOWN.items():
+        given = at(spec, *path)
+        if not isinstance(given, dict | None):
+            raise TemplateError(dotted(path), "must be an object")
+        for field, value in (given or {}).items():
+            if field not in known and value is not None:
+                why = "must not be set: this version of the operator does not know what it does to pods"
+                raise TemplateError(dotted((*path, str(field))), why)
 
 
 def _rank0(spec: Mapping[str, Any]) -> int:

@@ -362,6 +362,20 @@ BAD_SPECS: dict[str, tuple[Json, Json | None, str, str]] = {
         trainjob(), runtime(volumeClaimPolicies=[{}]),
         "runtime.template.spec.volumeClaimPolicies", "after the check",
     ),
+    "what Trainer v2.1 had": (
+        trainjob(podTemplateOverrides=[{}]), None, "podTemplateOverrides", "does not know",
+    ),
+    "a trainer of tomorrow": (trainjob(trainer={"sidecar": {}}), None, "trainer.sidecar", "does not know"),
+    "an initializer of tomorrow": (
+        trainjob(initializer={"cache": {}}), None, "initializer.cache", "does not know",
+    ),
+    "a part of it": (
+        trainjob(initializer={"model": {"volume": "x"}}), None, "initializer.model.volume", "does not know",
+    ),
+    "a policy of tomorrow": (
+        trainjob(), runtime(policy={"ray": {}}), "runtime.mlPolicy.ray", "does not know",
+    ),
+    "a trainer of no shape": (trainjob(trainer=5), None, "trainer", "must be an object"),
     "mpi": (trainjob(), runtime(policy={"mpi": {}}), "runtime.mlPolicy.mpi", "after the check"),
     "flux": (trainjob(), runtime(policy={"flux": {}}), "runtime.mlPolicy.flux", "after the check"),
     "no trainer": (trainjob(), runtime(part("node")), JOBS, "must have one with the label"),
