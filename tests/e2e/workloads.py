@@ -145,12 +145,7 @@ def as_rayjob(job: Json, image: str, entrypoint: Sequence[str] | None = None) ->
     (trainer,) = pod["containers"]
     program = [*trainer.pop("command"), *trainer.pop("args", [])]
     trainer["image"] = image
-    patience = {
-        "name": "RAY_raylet_start_wait_time_s",
-        "value": "300",
-    }  # a minute is not enough on busy cores
-    telemetry = {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}
-    trainer["env"] = [*trainer.get("env", []), patience, telemetry]
+    trainer["env"] = [*trainer.get("env", []), {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}]
     trainer["resources"] = {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"memory": "3Gi"}}
     worker = copy.deepcopy(pod)
     trainer["name"], worker["containers"][0]["name"] = "ray-head", "ray-worker"
