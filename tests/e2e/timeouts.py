@@ -27,7 +27,7 @@ DECISION = 30
 START = 180
 #: The same of a Ray cluster: the guard, the head, the worker, whose init container imports Ray with a fifth
 #: of a core, the submitter, and then the program.
-RAY = 8 * 60
+RAY = 15 * 60
 #: A change in the guard reaches the status: 5 s between two writes, 15 s between two heartbeats.
 REPORT = 60
 #: The guard loads torch in a process of its own and scores a tiny checkpoint.
