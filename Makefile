@@ -104,15 +104,15 @@ $(RAY)/.installed: | $(UV)
 test-ray: $(RAY)/.installed ## The client in an actor, with a real Ray of two nodes on this machine; not part of `make test`.
 	PYTHONPATH=$(CURDIR) $(RAY)/bin/python -m pytest -q tests/on_ray
 
-# The oldest TRL that pyproject.toml allows, everything else as locked; the lock has the newest.
-TRL_OLDEST := $(shell sed -n 's/.*"trl>=\([0-9.]*\),.*/\1/p' pyproject.toml)
-OLDEST := build/trl-oldest
+# TRL=0.29 is the oldest release that pyproject.toml allows; everything else is as locked, and the lock has the newest.
+TRL ?= $(shell sed -n 's/.*"trl>=\([0-9.]*\),.*/\1/p' pyproject.toml)
+OTHER_TRL = build/trl-$(TRL)
 
-test-trl-oldest: | $(UV) ## The trainer's tests with the oldest TRL that is allowed; not part of `make test`.
-	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(OLDEST)
-	$(UV) pip sync --quiet --python $(OLDEST)/bin/python --require-hashes requirements.lock
-	$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --editable . 'trl~=$(TRL_OLDEST).0'
-	$(OLDEST)/bin/pytest -q tests/trainer --ignore=tests/trainer/test_mutants.py
+test-trl: | $(UV) ## The trainer's tests with the oldest TRL that is allowed, or with TRL=1.8; not part of `make test`.
+	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(OTHER_TRL)
+	$(UV) pip sync --quiet --python $(OTHER_TRL)/bin/python --require-hashes requirements.lock
+	$(UV) pip install --quiet --python $(OTHER_TRL)/bin/python --no-deps --editable . 'trl~=$(TRL).0'
+	$(OTHER_TRL)/bin/pytest -q tests/trainer --ignore=tests/trainer/test_mutants.py
 
 test-kinds: install control-plane ## RayJob, JobSet, TrainJob and a Kueue queue against their real controllers, which are built once; not part of `make test`.
 	$(VENV)/bin/pytest -q tests/kinds
@@ -197,4 +197,4 @@ actionlint: ## Build actionlint for the workflows' test, once.
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: chaos test test-vllm vllm-runs test-ray lock-ray lock-vllm test-trl-oldest test-kinds e2e e2e-kinds kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean
+.PHONY: chaos test test-vllm vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean

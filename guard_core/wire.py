@@ -417,7 +417,8 @@ _REMEDIES = {
     Code.CHECKPOINT_DOUBTFUL: "save what is trained, complete before it is announced, with one tokenizer for "
     "the whole run; if nobody did otherwise, ask who else writes there. Have a server load each checkpoint "
     "before it is announced, or the guard do it (load_checkpoints, or the evaluator vllm)",
-    Code.NO_STEPS: "add GuardCallback.from_env() to the trainer",
+    Code.NO_STEPS: "add GuardCallback.from_env() to the trainer, or, where its log is followed, let path and "
+    "format be those of that log",
     Code.WARMING_UP: "let the trainer save more checkpoints (save_steps)",
     Code.REPORTS_REFUSED: "fix what the refusal names; the trainer's log has each one",
     Code.KL_INERT: "set beta above 0 if KL is to be watched",

@@ -53,7 +53,16 @@ class Figures:
 #: What a trainer that this table does not know may have; its KL may be anything.
 UNKNOWN = Figures(kl=None)
 
-#: By the name of the trainer's configuration class, which the events of a callback carry.
+_ONLINE_DPO = Figures(
+    reward="objective/scores",
+    reward_std=None,
+    kl="objective/kl",
+    kl_kind=KlKind.REF_SEQ_SUM,
+    entropy=None,  # TRL's is a sum over the sequence
+    lists="stats",
+)
+#: By the name of the trainer's configuration class, which the events of a callback carry. The last three are
+#: those of releases that some still use.
 _TRL: Mapping[str, Figures] = {
     "GRPOConfig": Figures(kl_kind=KlKind.REF_TOKEN_MEAN, per_generation=True),
     "RLOOConfig": Figures(kl_kind=KlKind.REF_TOKEN_MEAN, per_generation=True),
@@ -65,21 +74,17 @@ _TRL: Mapping[str, Figures] = {
         kl=None,
         per_generation=True,
     ),
-    "OnlineDPOConfig": Figures(
-        reward="objective/scores",
-        reward_std=None,
-        kl="objective/kl",
-        kl_kind=KlKind.REF_SEQ_SUM,
-        entropy=None,  # TRL's is a sum over the sequence
-        lists="stats",
-    ),
+    "OnlineDPOConfig": _ONLINE_DPO,
+    "XPOConfig": replace(_ONLINE_DPO, reward="objective/model_scores"),
+    "NashMDConfig": replace(_ONLINE_DPO, reward="rewards/chosen", kl=None, kl_kind=KlKind.ABSENT),
+    "PPOConfig": _ONLINE_DPO,  # it has no lists, and logs every step
 }
 #: What is plotted of a trainer's further figures: TRL's reward by function, and what completions look like.
 _PLOTTED = re.compile(
     r"rewards/.+/mean|completions/(mean_length|clipped_ratio)|frac_reward_zero_std", re.DOTALL
 )
 #: What TRL's trainers call the length of a completion.
-_LENGTHS = ("max_completion_length", "max_new_tokens", "max_tokens")
+_LENGTHS = ("max_completion_length", "response_length", "max_new_tokens", "max_tokens")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 #: These compute a KL only if `beta` is not 0.
 _KL_NEEDS_BETA = frozenset({"GRPOConfig", "RLOOConfig"})

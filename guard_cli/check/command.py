@@ -105,7 +105,7 @@ def _gather(
     if timed and model is None and not remote:
         raise CliError("--time needs a model to evaluate: give --model DIR")
     split, readable = gather.look_at_split(heldout)
-    measured = None
+    root, measured = settings.checkpoint_root, None
     if readable and timed:
         scratch = checkpoints if checkpoints is not None and checkpoints.is_dir() else Path.cwd()
         refusal, measured = gather.measure(heldout, (model or Path("policy")).absolute(), scratch)
@@ -119,7 +119,8 @@ def _gather(
         remote=remote,
         sampling=heldout.evaluator.sampling_with(None),
         grader=heldout.proxy_scorer is not None,
-        folder=None if checkpoints is None else gather.look_at_folder(checkpoints, settings.checkpoint_root),
+        folder=None if checkpoints is None else gather.look_at_folder(checkpoints, root),
+        followed=settings.metrics and gather.look_at_followed(settings.metrics, root, checkpoints),
         model=None if model is None else gather.look_at_model(model, heldout.base_model),
         measured=measured,
         samples=heldout.evaluator.samples,

@@ -9,10 +9,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from guard_cli.check.rows import Folder, Model, Split, TriedEvaluation
+from guard_cli.check.rows import Folder, Followed, Model, Split, TriedEvaluation
 from guard_cli.errors import CliError
 from guard_cli.evaluation import evaluate, start
 from guard_cli.split import ungrouped
+from guard_core.feed import Feed
+from guard_follow.beneath import open_regular
+from guard_follow.errors import InputError
 from guard_service.heldout.disjoint import check_disjoint
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.fitness import is_adapter, why_unfit, without_tokenizer
@@ -41,6 +44,30 @@ def _why_not_used(folder: Path) -> str | None:
             return None
     except OSError as error:
         return f"{folder} cannot be used: {error.strerror}"
+
+
+def look_at_followed(feed: Feed, root: Path, checkpoints: Path | None) -> Followed:
+    """What the guard will follow; `checkpoints`: where the trainer saves, None where that was not said."""
+    log, saves = root / feed.follow.path, root / feed.checkpoints.path
+    outside = [path for path in (log, saves) if not path.resolve().is_relative_to(root.resolve())]
+    problem = f"{outside[0]} leads out of {root}." if outside else _why_not_followed(log)
+    elsewhere = checkpoints is not None and checkpoints.resolve() != saves.resolve()
+    return Followed(log, feed.follow.format, saves, problem, log.exists(), checkpoints if elsewhere else None)
+
+
+def _why_not_followed(log: Path) -> str | None:
+    """Why the follower would not read this log; None if it would, or if it is not there yet."""
+    if log.is_dir() and not log.is_symlink():
+        return None
+    try:
+        os.close(open_regular(log))
+    except FileNotFoundError:
+        return None
+    except InputError as error:
+        return str(error)
+    except OSError as error:
+        return f"{log} cannot be read: {error.strerror}."
+    return None
 
 
 def look_at_model(path: Path, base: Path | None) -> Model:

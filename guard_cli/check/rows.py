@@ -84,6 +84,21 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
+class Followed:
+    """What the guard will read of a trainer that does not report (its setting `metrics`). `problem`: why it
+    would not be read, None if nothing speaks against it; `old`: whether a log lies there already; `saves`:
+    where it looks for checkpoints; `elsewhere`: where the trainer saves, if that is another folder.
+    """
+
+    log: Path
+    format: str
+    saves: Path
+    problem: str | None
+    old: bool
+    elsewhere: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A checkpoint as it lies on disk. `problem`: why the guard cannot take it, None if it can;
     `no_tokenizer`: the same of its tokenizer; `adapter`: whether it is one, and no whole model.
@@ -140,7 +155,7 @@ class Found:
 
     `remote`: a server has the policy, and no checkpoint is loaded. `sampling`: of an evaluation that no
     trainer tells how it samples; `samples`: completions for each item. `grader`: whether the guard has the
-    training grader (`proxy_scorer`).
+    training grader (`proxy_scorer`). `followed`: None of a trainer that reports.
     """
 
     trainer: Trainer
@@ -150,6 +165,7 @@ class Found:
     sampling: EvaluationSampling
     grader: bool
     folder: Folder | None
+    followed: Followed | None
     model: Model | None
     measured: TriedEvaluation | None
     samples: int = 1
@@ -185,6 +201,7 @@ def rows(found: Found) -> list[Row]:
         grader_row(found.split, found.measured, given=found.grader),
         *_model_rows(found),
         folder_row(found.folder),
+        *(() if found.followed is None else (followed_row(found.followed),)),
         evaluations_row(found.trainer, found.split.counted, *evaluations_until_judged(found)),
         sampling_row(found.sampling, timed=found.measured is not None),
         *_measured_rows(found),
@@ -311,6 +328,23 @@ def folder_row(folder: Folder | None) -> Row:
     if folder.problem is not None:
         return Row(name, CheckLevel.REFUSE, f"{folder.path}: {folder.problem}")
     return Row(name, CheckLevel.OK, f"{folder.path} can be written and read")
+
+
+def followed_row(followed: Followed) -> Row:
+    """Whether the guard will read what the trainer writes."""
+    name = "followed log"
+    if followed.problem is not None:
+        return Row(name, CheckLevel.REFUSE, f"{followed.problem} Nothing would be read, or judged")
+    if followed.elsewhere is not None:
+        return Row(
+            name,
+            CheckLevel.WARN,
+            f"the trainer saves in {followed.elsewhere}, and the guard looks for checkpoints in "
+            f"{followed.saves}: set metrics.checkpoints.path",
+        )
+    old = "; what stands there already counts as of another run" if followed.old else ""
+    said = f"{followed.log} ({followed.format}), and checkpoints in {followed.saves}{old}"
+    return Row(name, CheckLevel.OK, said)
 
 
 def evaluations_until_judged(found: Found) -> tuple[int | None, str]:

@@ -150,6 +150,21 @@ def test_the_root_of_the_file_is_what_counts(check: Invoke, tmp_path: Path, insi
     assert levels(done)["checkpoints folder"] == level
 
 
+def test_a_log_that_is_to_be_followed_is_looked_at(check: Invoke, tmp_path: Path) -> None:
+    config = {
+        "checkpoint_root": str(tmp_path),
+        "metrics": {"follow": {"path": "log.jsonl", "format": "verl"}, "checkpoints": {"path": "saved"}},
+    }
+    (tmp_path / "guard.yaml").write_text(json.dumps(config))
+    for saves, level in (("saved", "ok"), ("out", "warn")):
+        done = check("--config", "guard.yaml", "--checkpoints", tmp_path / saves)
+        assert levels(done)["followed log"] == level and done.returncode == 0
+    (tmp_path / "log.jsonl").symlink_to("real.jsonl")
+    done = check("--config", "guard.yaml")
+    assert levels(done)["followed log"] == "refuse" and done.returncode == 2
+    assert "followed log" not in levels(check())
+
+
 def test_a_scorer_that_ends_the_process_is_a_row(check: Invoke) -> None:
     done = check("--scorer", "tests.heldout.odd_scorers:ends_the_process")
     assert done.returncode == 2 and levels(done)["scorer and answers"] == "refuse"

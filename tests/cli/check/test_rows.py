@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from guard_cli.check import rows
-from guard_cli.check.rows import CheckLevel, Folder, Found, Model, Row, Split, Trainer, TriedEvaluation
+from guard_cli.check.rows import (
+    CheckLevel,
+    Folder,
+    Followed,
+    Found,
+    Model,
+    Row,
+    Split,
+    Trainer,
+    TriedEvaluation,
+)
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.policy import BaselineBudget, Policy
 from guard_core.wire import EvaluationSampling
@@ -42,6 +52,7 @@ def found(**more: object) -> Found:
         "sampling": sampling(temperature=1.0, max_new_tokens=16),
         "grader": True,
         "folder": Folder(PATH, PATH, inside=True, problem=None),
+        "followed": None,
         "model": Model(PATH, None, no_tokenizer=None),
         "measured": ENDED,
     }
@@ -130,6 +141,17 @@ def test_a_folder_that_the_guard_or_the_trainer_cannot_use() -> None:
         rows.folder_row(Folder(PATH, root, inside=False, problem=None)), REFUSE, "checkpoint_root /elsewhere"
     )
     check(rows.folder_row(Folder(PATH, PATH, inside=True, problem="it is a file")), REFUSE, "it is a file")
+
+
+def test_a_log_that_the_guard_follows() -> None:
+    followed = Followed(PATH / "log.jsonl", "verl", PATH, problem=None, old=False, elsewhere=None)
+    check(rows.followed_row(followed), OK, "/run/out/log.jsonl (verl), and checkpoints in /run/out")
+    check(rows.followed_row(replace(followed, old=True)), OK, "already counts as of another run")
+    elsewhere = replace(followed, elsewhere=Path("/run/other"))
+    check(rows.followed_row(elsewhere), WARN, "saves in /run/other", "metrics.checkpoints.path")
+    refused = replace(elsewhere, problem="/run/out/log.jsonl is a symbolic link: name the file.")
+    check(rows.followed_row(refused), REFUSE, "symbolic link", "Nothing would be read")
+    assert [row.name for row in rows.rows(found(followed=followed))].count("followed log") == 1
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,17 @@ SEEN_READING = Rule("guard_cli", "logs/readers.py", SYMPTOMS)
 SEEN_TABLE = Rule("guard_cli", "logs/table.py", SYMPTOMS)
 SEEN_BY_COMMAND = Rule("guard_cli", "replay/command.py", SYMPTOMS)
 SEEN_REPORT = Rule("guard_cli", "replay/report.py", SYMPTOMS)
+CHECKED = Rule("guard_cli", "check/gather.py", CLI / "check" / "test_gather.py")
+CHECKED_ROWS = Rule("guard_cli", "check/rows.py", CLI / "check" / "test_rows.py")
 
 MUTANTS: tuple[Mutant, ...] = (
+    # What `rlguard check` says of a log that is to be followed.
+    (CHECKED, "if not path.resolve().is_relative_to(root.resolve())]", "if False]"),
+    (CHECKED, "if log.is_dir() and not log.is_symlink():", "if log.is_dir():"),
+    (CHECKED, "        return str(error)\n    except OSError", "        return None\n    except OSError"),
+    (CHECKED, "checkpoints is not None and checkpoints.resolve() != saves.resolve()", "False"),
+    (CHECKED_ROWS, "if followed.problem is not None:", "if False:"),
+    (CHECKED_ROWS, "if followed.elsewhere is not None:", "if False:"),
     # What a process that is confined opens.
     (BENEATH, "if _root is not None and not _place(handle).is_relative_to(_root):", "if False:"),
     (BENEATH, 'return Path("/")', "return _root or Path()"),

@@ -20,6 +20,7 @@ DECIDE = rule("decide.py", "test_decide.py")
 HALTS = rule("halts.py", "test_decide.py")
 REFUSALS = rule("refusals.py", "test_isolation.py", "test_injection.py", *ROWS)
 ISOLATION = rule("isolation.py", "test_isolation.py", *ROWS)
+CAPABILITIES = rule("isolation.py", "test_injection.py")
 LEAKS = rule("leaks.py", "test_isolation.py", "test_guard_pod.py", *ROWS)
 DIGEST = rule("digest.py", "test_digest.py", "test_guard_pod.py")
 INJECT = rule("inject.py", "test_injection.py", "test_isolation.py", "test_digest.py", *ROWS)
@@ -358,6 +359,9 @@ MUTANTS: list[Mutant] = [
     (ISOLATION, '_each(Says.RELAXED, "seLinuxOptions"', '_each(Says.ALLOWED, "seLinuxOptions"'),
     (ISOLATION, '_each(Says.REFUSED, "gitRepo"', '_each(Says.RELAXED, "gitRepo"'),
     (ISOLATION, 'UNKNOWN = FieldDecision(Says.REFUSED', "UNKNOWN = FieldDecision(Says.RELAXED"),
+    (CAPABILITIES, '"DAC_READ_SEARCH", ', ""),
+    (CAPABILITIES, '"SYS_PTRACE", ', ""),
+    (CAPABILITIES, '"SYS_ADMIN", ', ""),
     # The last look.
     (LEAKS, 'if pod.get("automountServiceAccountToken") is not False:', "if False:"),
     (LEAKS, "bool(sources & own) or ", ""),
