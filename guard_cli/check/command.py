@@ -105,7 +105,7 @@ def _gather(
     if timed and model is None and not remote:
         raise CliError("--time needs a model to evaluate: give --model DIR")
     split, readable = gather.look_at_split(heldout)
-    root, measured = settings.checkpoint_root, None
+    root, metrics, measured = settings.checkpoint_root, settings.metrics, None
     if readable and timed:
         scratch = checkpoints if checkpoints is not None and checkpoints.is_dir() else Path.cwd()
         refusal, measured = gather.measure(heldout, (model or Path("policy")).absolute(), scratch)
@@ -120,7 +120,7 @@ def _gather(
         sampling=heldout.evaluator.sampling_with(None),
         grader=heldout.proxy_scorer is not None,
         folder=None if checkpoints is None else gather.look_at_folder(checkpoints, root),
-        followed=settings.metrics and gather.look_at_followed(settings.metrics, root, checkpoints),
+        followed=None if metrics is None else gather.look_at_followed(metrics, root, checkpoints),
         model=None if model is None else gather.look_at_model(model, heldout.base_model),
         measured=measured,
         samples=heldout.evaluator.samples,
