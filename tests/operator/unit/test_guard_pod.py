@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -744,15 +744,16 @@ WAITS = {"guard": JUDGED | {"waiting": 1, "evaluated": 2} | ENDED}
 
 
 @pytest.mark.parametrize(
-    "snapshot",
+    "seen_now",
     [
-        seen(WorkloadState.SUCCEEDED, WAITS | judging(JUDGED_SECONDS), pods=(GUARD,)),
-        seen(WorkloadState.SUCCEEDED, WAITS, pods=(GUARD,), heartbeat_age=601.0, live=True),
-        seen(WorkloadState.SUCCEEDED, WAITS, None, pods=()),
+        lambda: seen(WorkloadState.SUCCEEDED, WAITS | judging(JUDGED_SECONDS), pods=(GUARD,)),
+        lambda: seen(WorkloadState.SUCCEEDED, WAITS, pods=(GUARD,), heartbeat_age=601.0, live=True),
+        lambda: seen(WorkloadState.SUCCEEDED, WAITS, None, pods=()),
     ],
     ids=["for too long", "silent", "gone"],
 )
-def test_a_guard_that_judges_no_more_is_not_waited_for(snapshot: Snapshot) -> None:
+def test_a_guard_that_judges_no_more_is_not_waited_for(seen_now: Callable[[], Snapshot]) -> None:
+    snapshot = seen_now()
     of = replace(
         snapshot.job, spec=snapshot.job.spec.model_copy(update={"on_silence": OnSilence(action="Warn")})
     )
