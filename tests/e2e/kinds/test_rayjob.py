@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from statistics import fmean
 
 import yaml
 
@@ -28,7 +27,7 @@ def test_a_ray_program_that_hacks_its_reward_is_stopped(namespace: Namespace) ->
 
     assert Code(fire["code"]).finding is not None and fire["code"] != "kl_hard_stop", fire
     nothing_of_the_run_is_left(job)
-    it_was_learning_to_hack(job)
+    it_was_paid_for_what_is_wrong(job)
 
 
 def test_a_driver_that_reports_is_stopped(namespace: Namespace) -> None:
@@ -90,10 +89,9 @@ def nothing_of_the_run_is_left(job: RayRun) -> None:
     assert "StopEscalated" not in then.events(job)
 
 
-def it_was_learning_to_hack(job: RayRun) -> None:
-    """What was rewarded rose, and what was wanted did not."""
+def it_was_paid_for_what_is_wrong(job: RayRun) -> None:
+    """The round of the fire, which may be the first: the starting policy is paid 0.2 more than it scores."""
     evidence = then.evidence(job)
-    rounds = [json.loads(line) for line in evidence["history.jsonl"].splitlines()]
-    gained = {key: fmean(r[key] for r in rounds[-3:]) - rounds[0][key] for key in ("reward", "heldout")}
-    assert gained["reward"] > gained["heldout"] + 0.1, gained
+    fired = json.loads(evidence["history.jsonl"].splitlines()[-1])
+    assert fired["reward"] > fired["heldout"] + 0.3, fired
     assert evidence["guard.log"].strip()
