@@ -61,6 +61,17 @@ def test_a_row_that_was_edited_is_tested(mutant, tmp_path, monkeypatch) -> None:
     assert tried((rule, old, "max(n, 3)"), tmp_path, monkeypatch) == 1
 
 
+def test_of_many_that_are_due_some_are_tested_and_all_by_make_mutants(mutant, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(mutants, "MOST_DUE", 2)
+    rule, old, _ = mutant
+    rows = [(rule, old, f"max(n, {other})") for other in range(4, 8)]
+    for everything, tested in (("", 2), ("", 2), ("all", 4), ("", 0)):
+        monkeypatch.setenv("RLGUARD_MUTANTS", everything)
+        room = tmp_path / f"room-{sum(1 for _ in tmp_path.iterdir())}"
+        assert survivors(rows, room, str(tmp_path / "test_mutants.py")) == ""
+        assert sum(1 for each in room.glob("[0-9]*")) == tested
+
+
 def test_what_survives_is_told_and_not_written_down(mutant, tmp_path, monkeypatch) -> None:
     rule, old, _ = mutant
     same = (rule, old, "min(3, n)")

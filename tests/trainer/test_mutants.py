@@ -306,7 +306,7 @@ def main(directory: Path) -> None:
     """Fork a child for each mutant that is due; write those that no test noticed to `survivors.json`."""
     noticed = Noticed(__file__)
     rows = {digest_of((ROOT / row[0], TESTS / row[3][0]), *row[:3], *row[3]): row for row in MUTANTS}
-    due = {digest: row for digest, row in rows.items() if not noticed.has(digest)}
+    due = noticed.due(rows)
     if due:
         import tests.trainer.tiny  # loads torch, datasets and TRL, and nothing of ours
 
