@@ -37,7 +37,7 @@ from guard_core.wire import (
 
 if TYPE_CHECKING:
     from guard_core.detectors.calibrated import DetectorStatus
-    from guard_core.detectors.run import CalibratedRun, Cost, Pass
+    from guard_core.detectors.run import CalibratedRun, Pass, PassCost
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
@@ -794,10 +794,10 @@ def _pass(evaluation: Evaluation) -> Pass:
     return Pass(evaluation.attempt, evaluation.step, evaluation.path, evaluation.pass_index)
 
 
-def _cost(evaluation: Evaluation) -> Cost:
-    from guard_core.detectors.run import Cost
+def _cost(evaluation: Evaluation) -> PassCost:
+    from guard_core.detectors.run import PassCost
 
-    return Cost(evaluation.completions, evaluation.seconds)
+    return PassCost(evaluation.completions, evaluation.seconds)
 
 
 def _dumped(sampling: Sampling | None) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from guard_cli.wrap.manifest import (
     scalar_text,
     value_of,
 )
-from guard_operator.adapters import ComposedAdapter, Source, TemplateError, WorkloadAdapter
+from guard_operator.adapters import ComposedAdapter, TemplateError, TemplateSource, WorkloadAdapter
 
 
 def source_in(
@@ -53,7 +53,7 @@ def source_in(
     )
 
 
-def _find(text: str, source: Source) -> Mapping[str, Any] | None:
+def _find(text: str, source: TemplateSource) -> Mapping[str, Any] | None:
     wanted = (source.resource.api_version, source.resource.kind)
     for part in documents(text):
         node = compose(part)

@@ -37,15 +37,15 @@ UNINFORMATIVE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class PassCost:
     """What one evaluation cost: completions and seconds; None: not known."""
 
     completions: int | None = None
     seconds: float | None = None
 
-    def plus(self, other: Cost) -> Cost:
+    def plus(self, other: PassCost) -> PassCost:
         """Both together; what is not known of one is not known."""
-        return Cost(_sum(self.completions, other.completions), _sum(self.seconds, other.seconds))
+        return PassCost(_sum(self.completions, other.completions), _sum(self.seconds, other.seconds))
 
 
 def _sum(one: N | None, other: N | None) -> N | None:
@@ -79,7 +79,7 @@ class CalibratedRun:
         self._config = config
         self._passes: list[Outcomes] = []
         self._paid: list[Outcomes | None] = []  # of each pass
-        self._cost = Cost(0, 0.0)  # of these passes
+        self._cost = PassCost(0, 0.0)  # of these passes
         self._afforded: int | None = None  # passes, where the budget had room for no more
         self._has_grader = False
         self._made = self._ungraded = 0  # evaluations after the baseline; those that the grader failed on
@@ -97,7 +97,7 @@ class CalibratedRun:
         in_loop_reward: float | None,
         proxy_items: tuple[float, ...] | None = None,
         in_loop_error: float | None = None,
-        cost: Cost = Cost(),
+        cost: PassCost = PassCost(),
     ) -> DetectorStatus | None:
         """Fold one evaluation; None while the baseline is gathered or if the items are unusable.
 
@@ -305,7 +305,7 @@ class CalibratedRun:
         run._passes = [Outcomes.from_state(outcomes) for outcomes in state["passes"]]
         run._paid = [None if paid is None else Outcomes.from_state(paid) for paid in state["paid"]]
         run._has_grader, run._made, run._ungraded, run._graded = state["grader"]
-        run._cost, run._afforded = Cost(**state["cost"]), state["afforded"]
+        run._cost, run._afforded = PassCost(**state["cost"]), state["afforded"]
         run._last = None if state["last"] is None else Pass(**state["last"])
         run._lost, run._gave_up, run._unusable = state["lost"], state["gave_up"], state["unusable"]
         if state["detector"] is not None:

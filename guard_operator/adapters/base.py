@@ -60,7 +60,7 @@ class Child:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TemplateSource:
     """An object that a workload names, of whose template its pods are made; in its namespace, or in none.
 
     `field` names it.
@@ -163,7 +163,7 @@ class ComposedAdapter(WorkloadAdapter, Protocol):
     #: What else may be named: of these kinds there is one for all namespaces.
     shared: tuple[Resource, ...]
 
-    def source(self, spec: Mapping[str, Any]) -> Source:
+    def source(self, spec: Mapping[str, Any]) -> TemplateSource:
         """What a spec names.
 
         Raises:

@@ -18,8 +18,8 @@ from typing import Any
 from guard_operator.adapters.base import (
     Child,
     PodTemplate,
-    Source,
     TemplateError,
+    TemplateSource,
     WorkloadState,
     at,
     count,
@@ -80,7 +80,7 @@ class TrainJobAdapter:
     copied = RUNTIMES
     shared: tuple[Resource, ...] = (CLUSTER_RUNTIMES,)
 
-    def source(self, spec: Mapping[str, Any]) -> Source:
+    def source(self, spec: Mapping[str, Any]) -> TemplateSource:
         """The runtime; Trainer's defaults are those of its CRD."""
         kind, group = (at(spec, "runtimeRef", key) for key in ("kind", "apiGroup"))
         kinds = (CLUSTER_RUNTIMES, RUNTIMES)
@@ -92,7 +92,7 @@ class TrainJobAdapter:
         name = at(spec, "runtimeRef", "name")
         if not isinstance(name, str) or not name:
             raise TemplateError("runtimeRef.name", "must name the runtime")
-        return Source(found, name, found is RUNTIMES, "runtimeRef")
+        return TemplateSource(found, name, found is RUNTIMES, "runtimeRef")
 
     def composed(self, spec: Mapping[str, Any], source: Mapping[str, Any]) -> Json:
         """With the runtime in it, as Trainer would compose the two: its patches, then its environment."""

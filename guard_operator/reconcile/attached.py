@@ -29,7 +29,7 @@ UNPROTECTED = (
 )
 
 
-def find_obstacles(spec: Spec) -> Iterator[Violation]:
+def attachment_obstacles(spec: Spec) -> Iterator[Violation]:
     """What is refused of a job with a target, or admitted at a cost."""
     guard = spec.guard
     if guard.own_pod is None or guard.metrics is None or guard.checkpoints.claim_name is None:
@@ -83,7 +83,7 @@ def _of_owner(owner: Mapping[str, Any]) -> str:
     return ""
 
 
-def trainer_of(adapter: WorkloadAdapter, spec: Mapping[str, Any]) -> str:
+def attached_trainer(adapter: WorkloadAdapter, spec: Mapping[str, Any]) -> str:
     """The container that trains in the pod of rank 0; "" where it is not known."""
     try:
         return next(one.container for one in adapter.pod_templates(spec) if one.guarded)

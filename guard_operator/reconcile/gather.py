@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from guard_operator.adapters import (
     ComposedAdapter,
-    Source,
     TemplateError,
+    TemplateSource,
     WorkloadAdapter,
     WorkloadState,
     find_adapter,
@@ -29,7 +29,12 @@ from guard_operator.api.reasons import Reason
 from guard_operator.api.types import GuardStatus
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.attached import exposures, find_obstacles, trainer_of, why_not_attached
+from guard_operator.reconcile.attached import (
+    attached_trainer,
+    attachment_obstacles,
+    exposures,
+    why_not_attached,
+)
 from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.guard_pod import own_service_account, why_not_shared
 from guard_operator.reconcile.halts import is_to_stop, must_be_live
@@ -205,7 +210,7 @@ class Gatherer:
             ),
             costs=_costs(adapter, job, self._config),
             exposed=tuple(one for raw in of_target for one in _exposed(job, raw)),
-            trainer=trainer_of(adapter, spec),
+            trainer=attached_trainer(adapter, spec),
             heartbeat_age=age,
             most_silent=most_silent,
             deaf=deaf,
@@ -310,7 +315,7 @@ class Gatherer:
             return job, Preparation(Reason.WORKLOAD_REFUSED, message, FORBIDDEN_SECONDS)
         return with_spec(job, spec), None
 
-    def _source(self, source: Source, job: Job) -> Json:
+    def _source(self, source: TemplateSource, job: Job) -> Json:
         """What a template names, as it is now.
 
         Raises:
@@ -541,7 +546,7 @@ def _target(adapter: WorkloadAdapter, job: Job, raw: Json | None, between: bool)
 def _costs(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> tuple[str, ...]:
     """What is no longer protected, of what `isolation: Relaxed` admits."""
     if job.spec.target_ref is not None:
-        findings = tuple(find_obstacles(job.spec))
+        findings = tuple(attachment_obstacles(job.spec))
     else:
         findings = find_violations(adapter, job.spec.made_from.spec, job.spec.guard, config)
     return tuple(finding.cost for finding in findings if finding.cost is not None)

@@ -53,7 +53,7 @@ def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) ->
 
 
 def _of_target(spec: Spec) -> Review:
-    found = tuple(attached.find_obstacles(spec))
+    found = tuple(attached.attachment_obstacles(spec))
     if refused := tuple(f"{one.field}: {one.message}" for one in found if one.cost is None):
         return Review(Reason.TARGET_REFUSED, refused)
     return Review(costs=tuple(one.cost for one in found if one.cost is not None))

@@ -237,7 +237,7 @@ MUTANTS: list[Mutant] = [
     (ROOM, "else 60 * self.minutes", "else self.minutes"),
     (FORESEEN, 'or is_greedy(sampling):\n        return ""', 'or False:\n        return ""'),
     (FORESEEN, "unknown = budget.minutes is not None and seconds is None", "unknown = False"),
-    (COSTS, "return Cost(evaluation.completions, evaluation.seconds)", "return Cost()"),
+    (COSTS, "return PassCost(evaluation.completions, evaluation.seconds)", "return PassCost()"),
     (RUN, "self._lost > MOST_RETRIES", "False"),
     (RUN, "last.index + 1 + self._lost", "last.index + 1"),
     (RUN, "self._last, evaluated, 0, False", "self._last, evaluated, self._lost, False"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from guard_core.detectors.run import Cost
+from guard_core.detectors.run import PassCost
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import BaselineBudget, CalibratedPolicy, Policy
 from guard_core.preflight import about_the_budget
@@ -85,7 +85,11 @@ def test_what_a_pass_cost_is_bounded_by_nothing_where_nobody_knows_it() -> None:
 
 def test_what_is_not_known_of_one_pass_is_not_known_of_all() -> None:
     """The first passes were made by a release that did not note what they cost."""
-    assert Cost(5, 1.0).plus(Cost(None, 2.0)) == Cost(None, 3.0) == Cost(None, 2.0).plus(Cost(5, 1.0))
+    assert (
+        PassCost(5, 1.0).plus(PassCost(None, 2.0))
+        == PassCost(None, 3.0)
+        == PassCost(None, 2.0).plus(PassCost(5, 1.0))
+    )
 
 
 def test_a_baseline_within_its_budget_is_closed_by_no_other_checkpoint() -> None:

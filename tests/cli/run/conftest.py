@@ -1,4 +1,5 @@
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -25,13 +26,17 @@ def sigint_is_not_ignored():
 class Server(BaseHTTPRequestHandler):
     """An OpenAI-compatible server that answers every prompt with its `answer`, as far as the CLI can tell.
 
-    `answer` is a text, or a function of the request.
+    `answer` is a text, or a function of the request. A text gets more and more spaces after it: of a server
+    that says of two checkpoints the same to the letter nobody knows which weights it has.
     """
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.leave.wait(self.server.delay)
-        answer = self.server.answer if isinstance(self.server.answer, str) else self.server.answer(asked)
+        if isinstance(self.server.answer, str):
+            answer = self.server.answer + " " * next(self.server.asked)
+        else:
+            answer = self.server.answer(asked)
         body = json.dumps({"choices": [{"index": 0, "text": answer, "finish_reason": "stop"}]}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -48,6 +53,7 @@ class Server(BaseHTTPRequestHandler):
 def openai_server():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     server.answer, server.delay, server.leave = "right", 0.0, threading.Event()
+    server.asked = itertools.count()
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server

@@ -130,7 +130,7 @@ MUTANTS: list[Mutant] = [
     (ATTACHED_SEES, 'raw is not None and raw["metadata"]["uid"] == uid else None',
      "raw is not None else None"),
     (ATTACHED_SEES, "    if why := why_not_attached(adapter, raw, between):", "    if why := '':"),
-    (ATTACHED_SEES, "        findings = tuple(find_obstacles(job.spec))", "        findings = ()"),
+    (ATTACHED_SEES, "        findings = tuple(attachment_obstacles(job.spec))", "        findings = ()"),
     (ATTACHED_SEES, "where.startswith(CHECKPOINTS)", "where == 'spec.guard.checkpoints.volume'"),
     (ATTACHED_SEES, "    if guard.checkpoints.claim_name is not None:\n", "    if False:\n"),
     (ATTACHED_SEES, "exposures(pod, own_sources(job), account)", "exposures(pod, frozenset(), account)"),
