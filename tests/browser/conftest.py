@@ -65,8 +65,9 @@ class PolicyServer:
             def do_POST(self) -> None:
                 request = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 item = int(request["prompt"].split()[-1])
-                known = item < right(int(request["model"].removeprefix("step-")))
-                body = json.dumps({"choices": [{"text": str(item) if known else "no"}]}).encode()
+                step = int(request["model"].removeprefix("step-"))
+                text = (str(item) if item < right(step) else "no") + " " * step
+                body = json.dumps({"choices": [{"text": text}]}).encode()
                 self.send_response(200)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(body)))

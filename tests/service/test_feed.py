@@ -24,7 +24,8 @@ import json, os, sys, time
 from pathlib import Path
 log = Path(sys.argv[1])
 def line(step):
-    return (json.dumps({"step": step, "data": {"critic/score/mean": step / 100}}) + "\\n").encode()
+    data = {"critic/score/mean": step / 100, "actor/lr": 1e-6}
+    return (json.dumps({"step": step, "data": data}) + "\\n").encode()
 def write(mode, steps):
     with log.open(mode, buffering=0) as file:
         for step in steps:
@@ -71,7 +72,7 @@ def eventually(probe: Callable[[], Any], what: str) -> Any:
 
 def rows(first: int, last: int) -> str:
     return "".join(
-        json.dumps({"step": step, "data": {"critic/score/mean": step / 100}}) + "\n"
+        json.dumps({"step": step, "data": {"critic/score/mean": step / 100, "actor/lr": 1e-6}}) + "\n"
         for step in range(first, last + 1)
     )
 
