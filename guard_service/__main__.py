@@ -25,6 +25,8 @@ from guard_core.extras import missing_extra
 from guard_service.errors import GuardError, SettingsError
 
 if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is loaded
+    import socket
+
     import uvicorn
     from fastapi import FastAPI
 
@@ -80,15 +82,12 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
     from guard_service.auth import Tokens
     from guard_service.engine import Engine
     from guard_service.heldout.worker import EvaluationWorker
-    from guard_service.server import GuardServer, listen, listen_at, tls_options, url_of
+    from guard_service.server import GuardServer, tls_options, url_of
 
     tokens = Tokens(*settings.tokens())
     policy = settings.policy()
     tls = tls_options(settings.tls_certificate, settings.tls_key)
-    if settings.socket is None:
-        listener, own_tls = listen("", settings.host, settings.port), tls
-    else:
-        listener, own_tls = listen_at(settings.socket), {}
+    listener, own_tls = _listener(settings), tls if settings.socket is None else {}
     worker, elsewhere = None, _elsewhere(settings)
     if settings.heldout is not None and not elsewhere:
         worker = EvaluationWorker(settings.heldout, settings.state_dir / "scratch", policy)
@@ -131,6 +130,21 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         runner.run(run())
     if server.failure is not None:
         raise server.failure
+
+
+def _listener(settings: GuardSettings) -> socket.socket:
+    """Where the trainer reports.
+
+    Raises:
+        SettingsError: it cannot be had.
+    """
+    from guard_service.server import inherited, listen, listen_at
+
+    if settings.socket is not None:
+        return listen_at(settings.socket)
+    if settings.listen_fd is not None:
+        return inherited(settings.listen_fd)
+    return listen("", settings.host, settings.port)
 
 
 def _config(app: FastAPI, grace_seconds: int, tls: dict[str, Any]) -> uvicorn.Config:

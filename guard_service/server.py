@@ -100,6 +100,29 @@ def listen(of: str, host: str, port: int) -> socket.socket:
     return listener
 
 
+def inherited(descriptor: int) -> socket.socket:
+    """The socket that whoever started this process listens on; what this process starts does not get it.
+
+    Raises:
+        SettingsError: it is no TCP socket that listens.
+    """
+    setting = f"RLGUARD_GUARD_LISTEN_FD={descriptor}"
+    try:
+        listener = socket.socket(fileno=descriptor)
+        listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        listener.set_inheritable(False)
+    except OSError as error:
+        raise SettingsError(
+            f"{setting} cannot be used: {error.strerror or error}; it must be passed on by the process that "
+            "starts the guard"
+        ) from None
+    if not listens or listener.family not in (socket.AF_INET, socket.AF_INET6):
+        raise SettingsError(
+            f"{setting} must be a TCP socket that listens; call listen() before it is passed on"
+        )
+    return listener
+
+
 def listen_at(path: Path) -> socket.socket:
     """A Unix socket bound to this path, for every user; what was left there by an earlier guard is replaced.
 

@@ -66,6 +66,13 @@ class GuardSettings(BaseSettings):
         "nobody else can listen there while it is away. With it the TCP ports are for readers, and a guard "
         "that cannot have them runs without them (`port_taken`).",
     )
+    listen_fd: int | None = Field(
+        None,
+        ge=3,
+        description="File descriptor of a TCP socket that listens already, from the process that starts the "
+        "guard and keeps it while no guard runs, as `rlguard run` does: nobody else can take its port. "
+        "In place of host and port; it needs both tokens.",
+    )
     metrics_port: int | None = Field(
         None,
         ge=0,
@@ -140,6 +147,12 @@ class GuardSettings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _one_place_to_listen(self) -> Self:
+        if self.listen_fd is not None and self.socket is not None:
+            raise ValueError("listen_fd and socket are both set: keep one of them")
+        return self
+
+    @model_validator(mode="after")
     def _no_open_port(self) -> Self:
         missing = [
             name
@@ -152,6 +165,11 @@ class GuardSettings(BaseSettings):
             raise ValueError(
                 f"no {' and no '.join(missing)}: set {' and '.join(f'{m} or {m}_file' for m in missing)}, or "
                 "allow_unauthenticated_loopback=true on a loopback address"
+            )
+        if self.listen_fd is not None:
+            raise ValueError(
+                f"listen_fd without {' and '.join(missing)}: where that socket listens is not told by "
+                f"host={self.host!r}; set {' and '.join(missing)}"
             )
         if not is_loopback(self.host):
             raise ValueError(

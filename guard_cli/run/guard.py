@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,6 +31,8 @@ UNRESPONSIVE_SECONDS = 60.0
 #: A guard resumes from its store, so a crash costs nothing; one that keeps crashing cannot be relied on.
 MAX_RESTARTS = 3
 STOP_SECONDS = 20.0
+#: Connections that wait for a guard that is being started.
+BACKLOG = 1024
 REFUSED = 2  # exit code of a guard that does not accept its settings
 
 
@@ -43,8 +46,11 @@ class GuardProcessLostError(CliError):
 class GuardProcess:
     """One guard of one run.
 
+    The socket is opened here and stays open while no guard runs: the trainer knows its address, nobody else
+    can take the port, and who connects meanwhile is served by the next guard.
+
     Args:
-        settings: with port 0 and token files; see `write_tokens`.
+        settings: with an IPv4 host, port 0 and token files; see `write_tokens`.
         log: file that gets its output, over restarts.
         ready_seconds: how long a start may take, the check of the held-out split included.
         cancelled: asked while waiting for the start; true gives up.
@@ -65,9 +71,10 @@ class GuardProcess:
         self._restarts = 0
         self._last_answer = time.monotonic()
         _, self._read_token = settings.tokens()
-        self.url = ""
         self._client: httpx.Client | None = None
-        self._popen = self._start(settings.port)
+        self._listener = socket.create_server((settings.host, settings.port), backlog=BACKLOG)
+        self.url = "http://{}:{}".format(*self._listener.getsockname())
+        self._popen = self._start()
 
     @property
     def session(self) -> int:
@@ -102,16 +109,18 @@ class GuardProcess:
 
     def stop(self) -> None:
         """End the guard: it finishes what it acknowledges, and closes its store."""
+        self._listener.close()  # from the guard's end on a trainer that is left is refused at once
         self._end(signal.SIGTERM)
 
-    def _start(self, port: int) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         """Start a guard and wait until it is ready.
 
         Raises:
             CliError: it refused its settings.
             GuardLostError: it did not become ready.
         """
-        settings = self._settings.model_copy(update={"port": port})
+        descriptor = self._listener.fileno()
+        settings = self._settings.model_copy(update={"listen_fd": descriptor})
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("RLGUARD_")}
         with self._log.open("ab") as output:
             self._popen = subprocess.Popen(
@@ -121,6 +130,7 @@ class GuardProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=[descriptor],
             )
         end = time.monotonic() + self._ready_seconds
         try:
@@ -135,6 +145,7 @@ class GuardProcess:
                     )
                 time.sleep(POLL_SECONDS)
         except BaseException:
+            self._listener.close()
             self._end()
             raise
         self._last_answer = time.monotonic()
@@ -155,7 +166,6 @@ class GuardProcess:
             return False
         if endpoint["pid"] != self._popen.pid:  # of the guard before this one
             return False
-        self.url = endpoint["url"]
         self._client = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {self._read_token}"},
@@ -166,11 +176,11 @@ class GuardProcess:
 
     def _restart(self, why: str) -> None:
         if self._restarts == MAX_RESTARTS:
+            self.stop()
             raise GuardProcessLostError(f"{why}, after {MAX_RESTARTS} restarts: see {self._log}")
         self._restarts += 1
         self._end()
-        # The trainer knows the old address, so it must be the same port.
-        self._start(httpx.URL(self.url).port or 0)
+        self._start()
 
     def _end(self, number: int = signal.SIGKILL) -> None:
         """End the guard, then whatever is left of its session."""

@@ -38,6 +38,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OWN_SETTINGS = (
     "host",
     "port",
+    "listen_fd",
     "state_dir",
     "ingest_token",
     "ingest_token_file",

@@ -29,8 +29,9 @@ EVIDENCE, KEPT = (Rule("guard_cli", f"report/{name}.py", OF_A_CLUSTER) for name 
 ALLOWANCE = Rule("guard_service", "engine/allowance.py", DAMAGE.with_name("test_allowance.py"))
 
 LISTENING = DAMAGE.with_name("test_ports.py")
-PORTS, SERVER, VERDICTS = (
-    Rule("guard_service", name, LISTENING) for name in ("ports.py", "server.py", "engine/verdicts.py")
+PORTS, SERVER, VERDICTS, PASSED_ON = (
+    Rule("guard_service", name, LISTENING)
+    for name in ("ports.py", "server.py", "engine/verdicts.py", "settings.py")
 )
 
 ENCRYPTED = DAMAGE.with_name("test_tls.py"), (DAMAGE.with_name("conftest.py"),)
@@ -120,6 +121,15 @@ MUTANTS: list[Mutant] = [
     (PORTS, "            if not self._said:\n", "            if True:\n"),
     (PORTS, "            self.try_open()\n", "            self.open()\n"),
     (VERDICTS, "not condition.advice and condition", "condition"),
+    (SERVER, "if not listens or listener", "if listener"),
+    (SERVER, "or listener.family not in (socket.AF_INET, socket.AF_INET6):", "or False:"),
+    (SERVER, "        listener.set_inheritable(False)\n", ""),
+    (PASSED_ON, "if self.listen_fd is not None and self.socket is not None:", "if False:"),
+    (
+        PASSED_ON,
+        "        if self.listen_fd is not None:\n            raise",
+        "        if False:\n            raise",
+    ),
     (SERVER, "        path.chmod(0o666)", "        path.chmod(0o600)"),
     (SERVER, "        _remove_dead(path)\n", ""),
     (SERVER, "if not stat.S_ISSOCK(path.lstat().st_mode):", "if False:"),

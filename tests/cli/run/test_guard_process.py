@@ -2,7 +2,11 @@
 
 import os
 import signal
+import socket
+import threading
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from guard_cli.guard_settings import make_settings
@@ -34,16 +38,35 @@ def test_a_guard_that_hangs_is_replaced_at_the_same_address(guard, until, monkey
     assert guard.verdict().steps == 0
 
 
+def test_who_connects_while_no_guard_runs_is_served_by_the_next(guard):
+    os.kill(guard.session, signal.SIGKILL)
+    guard._popen.wait()
+    seen = []
+    waiting = threading.Thread(target=lambda: seen.append(httpx.get(f"{guard.url}/healthz", timeout=60)))
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive() and not seen, "neither refused nor answered"
+    guard.verdict()
+    waiting.join(60)
+    assert [response.status_code for response in seen] == [200]
+
+
 def test_a_guard_that_dies_too_often_is_given_up(guard, monkeypatch):
     monkeypatch.setattr(guard_module, "MAX_RESTARTS", 0)
     os.kill(guard.session, signal.SIGKILL)
     guard._popen.wait()
     with pytest.raises(GuardProcessLostError, match=r"died \(signal 9\), after 0 restarts"):
         guard.verdict()
+    assert refused(guard.url), "a trainer that is left waits for nobody"
+
+
+def refused(url):
+    with socket.socket() as trainer:
+        return trainer.connect_ex(("127.0.0.1", urlsplit(url).port)) != 0
 
 
 def test_stopping_leaves_no_process(guard, runs):
     session = guard.session
     guard.stop()
-    assert not runs(session)
+    assert not runs(session) and refused(guard.url)
     guard.stop()  # again does no harm

@@ -244,6 +244,17 @@ def test_a_guard_that_dies_is_started_again_and_forgets_nothing(workplace):
     assert workplace.json("verdict.json")["steps"] == 2
 
 
+def test_nobody_takes_the_port_of_a_guard_that_died(workplace):
+    state = workplace.out / "guard"
+    meanwhile = (f"kill-guard={state}", f"steal-port={state}")
+    done = workplace.run("step=0.5", "checkpoint", *meanwhile, "step=0.6", "checkpoint", "verdicts=1")
+    assert done.returncode == 0, done.stderr
+    said = (workplace.out / "trainer.log").read_text()
+    assert said.startswith("not stolen in ") and int(said.split()[-1]) > 10, said
+    assert [line["step"] for line in workplace.history()] == [1, 2]
+    assert workplace.json("verdict.json")["steps"] == 2
+
+
 def test_a_guard_that_keeps_dying_ends_the_run(workplace, until):
     process = workplace.start("step=0.5", "ignore-term", "sleep=600")
     state = workplace.out / "guard" / "endpoint.json"

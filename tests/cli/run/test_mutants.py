@@ -1,0 +1,24 @@
+"""Each rule of `rlguard run` that is broken on purpose fails a test that stands beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import Mutant, Rule, survivors
+
+HERE = Path(__file__).parent
+GUARD = Rule("guard_cli", "run/guard.py", HERE / "test_guard_process.py", (HERE / "conftest.py",))
+
+MUTANTS: tuple[Mutant, ...] = (
+    (GUARD, 'update={"listen_fd": descriptor}', "update={}"),
+    (GUARD, "self._listener.close()  # from", "pass  # from"),
+    (GUARD, "            self.stop()\n            raise", "            raise"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_each_broken_rule_is_noticed(tmp_path: Path) -> None:
+    assert survivors(MUTANTS, tmp_path, __file__) == ""
