@@ -4,13 +4,16 @@
   the one named `trainer`. The container that trains is as in a Job.
 - It has no deadline. That of a Job of it fails this Job, and a rule of the failure policy, which is
   immutable, fails the JobSet with it; without a policy any failed Job does. Then the other Jobs are deleted.
+- A Job has failed only when its pods have ended, so a stop gives every Job its deadline: all end at once, and
+  none of them fails first for another reason, for which the JobSet might start again.
 - Pods are a Job's, which the JobSet controls.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, at, count
@@ -26,6 +29,8 @@ UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
 JOB_FIELD = f"metadata.labels['{JOB_LABEL}']"
 #: The first rule of a failure policy: what ends a fired run is no failure to restart from.
 STOP_RULE: Json = {"name": "rlguard", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]}
+#: More Jobs than this are not asked one by one, so that a stop is not held up: the JobSet deletes the others.
+MAX_ASKED = 100
 _STATES = {"Failed": WorkloadState.FAILED, "Completed": WorkloadState.SUCCEEDED}
 
 
@@ -110,11 +115,12 @@ class JobSetAdapter:
         return {"spec": {"suspend": True}} if method is StopMethod.SUSPEND else None
 
     def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:
-        """The Job of rank 0, whose deadline is over at once."""
+        """Its Jobs, that of rank 0 first, each with a deadline that is over at once."""
         if method is not StopMethod.STOP:
             return ()
         deadline = {"spec": {"activeDeadlineSeconds": 1}}
-        return (Child(BATCH_JOBS, f"{name}-{_name_of_rank0(spec)}-0", deadline),)
+        names = islice(_names_of_jobs(spec), MAX_ASKED)
+        return tuple(Child(BATCH_JOBS, f"{name}-{job}", deadline) for job in names)
 
 
 def _jobs(spec: Mapping[str, Any]) -> list[Json]:
@@ -133,6 +139,17 @@ def _name_of_rank0(spec: Mapping[str, Any]) -> Any:
     if coordinator is not None:
         return at(coordinator, "replicatedJob")
     return at(jobs, 0, "name") if isinstance(jobs, list) and len(jobs) == 1 else CONTAINER
+
+
+def _names_of_jobs(spec: Mapping[str, Any]) -> Iterator[str]:
+    """How the Jobs are called, without the name of the JobSet; that of rank 0 comes first."""
+    first = f"{_name_of_rank0(spec)}-0"
+    yield first
+    jobs = at(spec, "replicatedJobs")
+    for job in jobs if isinstance(jobs, list) else []:
+        for index in range(count(at(job, "replicas"))):
+            if (name := f"{at(job, 'name')}-{index}") != first:
+                yield name
 
 
 def _rank0(spec: Mapping[str, Any]) -> Json:

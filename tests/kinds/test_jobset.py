@@ -1,8 +1,8 @@
 """JobSets and the real JobSet controller, on a real API server.
 
 - JobSet makes a Job for each part; rank 0's pods have the guard as it was injected.
-- A fire is the deadline of rank 0's Job: its failure fails the JobSet by the rule that the operator put
-  first, although the policy would restart it, and the controller deletes the other Jobs.
+- A fire is the deadline of every Job at once: the failure of one fails the JobSet by the rule that the
+  operator put first, although the policy would restart it, and the controller deletes the other Jobs.
 - A JobSet that its webhooks refuse is a condition with their words.
 """
 
@@ -55,6 +55,21 @@ class JobSetWorld(KindWorld):
             self.job_status(name, {"startTime": WHEN, "active": 1, "ready": 1})
         self.guard_says(heartbeat=BEAT, step=1)
         self.expect("Fired", "False", "NotFired", within=SECONDS)
+
+    def all_have_their_deadline(self, but: str = "") -> None:
+        """Every Job is asked while all pods still run: none waits for another one to have failed."""
+
+        def over() -> bool:
+            asked = (one for name, one in self.jobs().items() if name != but)
+            return all(one["spec"].get("activeDeadlineSeconds") == 1 for one in asked)
+
+        eventually(over, "every Job has its deadline", SECONDS)
+        assert len(self.jobs()) == 3
+
+    def disown(self, name: str) -> None:
+        """Somebody else made this Job."""
+        path, nobody = BATCH_JOBS.path(self.namespace, name), {"metadata": {"ownerReferences": None}}
+        self.client.request("PATCH", path, body=nobody, content_type=MERGE)
 
     def job_status(self, name: str, status: Json) -> None:
         path = BATCH_JOBS.path(self.namespace, name, "status")
@@ -134,8 +149,7 @@ def test_given_a_fire_then_the_jobset_fails_and_nothing_of_it_is_left(
 ) -> None:
     here = start(**policy)
     here.fire()
-    deadline = lambda: here.jobs()["run-trainer-0"]["spec"].get("activeDeadlineSeconds") == 1  # noqa: E731
-    eventually(deadline, "rank 0's Job has its deadline", SECONDS)
+    here.all_have_their_deadline()
     here.job_controller_ends("run-trainer-0")
     reason = "FailedJobs" if policy else "FailJobSetFailurePolicyAction"
     eventually(lambda: here.ended().get("Failed") == reason, "the JobSet has failed", SECONDS)
@@ -155,18 +169,30 @@ def test_a_fire_by_suspend(start: Callable[..., JobSetWorld]) -> None:
     here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
 
 
-def test_where_the_job_of_rank_0_is_gone_the_jobset_is_deleted(start: Callable[..., JobSetWorld]) -> None:
-    """A namesake that somebody else made is no Job of the run: it is left alone."""
+def test_where_the_job_of_rank_0_is_somebody_elses_another_one_ends_the_jobset(
+    start: Callable[..., JobSetWorld],
+) -> None:
     here = start()
-    path = BATCH_JOBS.path(here.namespace, "run-trainer-0")
-    here.client.request("PATCH", path, body={"metadata": {"ownerReferences": None}}, content_type=MERGE)
+    here.disown("run-trainer-0")
+    here.fire()
+    here.all_have_their_deadline(but="run-trainer-0")
+    here.job_controller_ends("run-workers-1")
+    eventually(lambda: "Failed" in here.ended(), "the JobSet has failed", SECONDS)
+    assert "activeDeadlineSeconds" not in here.jobs()["run-trainer-0"]["spec"]
+
+
+def test_where_no_job_is_its_own_the_jobset_is_deleted(start: Callable[..., JobSetWorld]) -> None:
+    """Namesakes that somebody else made are no Jobs of the run: they are left alone."""
+    here = start()
+    for name in here.jobs():
+        here.disown(name)
     here.fire()
     eventually(lambda: here.client.get(here.workloads, here.namespace, "run") is None, "deleted", SECONDS)
     here.delete_pods()
     here.kubelet_ends_pods()
     here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
     assert "StopEscalated" in here.events()
-    assert "activeDeadlineSeconds" not in here.jobs()["run-trainer-0"]["spec"]
+    assert all("activeDeadlineSeconds" not in one["spec"] for one in here.jobs().values())
 
 
 def test_what_its_webhooks_refuse_is_a_condition(
@@ -239,8 +265,7 @@ def test_one_that_exists_is_stopped_and_not_restarted(
     here.start_guard()
     here.fire()
     if policy is None:
-        deadline = lambda: here.jobs()[rank0]["spec"].get("activeDeadlineSeconds") == 1  # noqa: E731
-        eventually(deadline, "rank 0's Job has its deadline", SECONDS)
+        here.all_have_their_deadline()
         here.job_controller_ends(rank0)
         eventually(lambda: here.ended().get("Failed") == "FailedJobs", "the JobSet has failed", SECONDS)
         eventually(lambda: [*here.jobs()] == [rank0], "the other Jobs are deleted", SECONDS)

@@ -237,14 +237,28 @@ def test_the_message_has_the_reason() -> None:
 
 
 def test_stops() -> None:
-    spec = jobset(part("workers"), part("trainer"))
-    deadline = Child(BATCH_JOBS, "run-trainer-0", {"spec": {"activeDeadlineSeconds": 1}})
+    spec = jobset(part("workers", replicas=2), part("trainer"), part("eval", replicas=0))
+    deadline = {"spec": {"activeDeadlineSeconds": 1}}
+    names = "run-trainer-0", "run-workers-0", "run-workers-1"
     assert ADAPTER.stop_patch(StopMethod.STOP) is None
-    assert ADAPTER.stop_children(StopMethod.STOP, "run", spec) == (deadline,)
+    asked = ADAPTER.stop_children(StopMethod.STOP, "run", spec)
+    assert asked == tuple(Child(BATCH_JOBS, name, deadline) for name in names)
     assert ADAPTER.stop_patch(StopMethod.SUSPEND) == {"spec": {"suspend": True}}
     assert ADAPTER.stop_patch(StopMethod.DELETE) is None
     for method in (StopMethod.SUSPEND, StopMethod.DELETE):
         assert ADAPTER.stop_children(method, "run", spec) == ()
+
+
+def test_a_stop_is_not_held_up_by_however_many_jobs() -> None:
+    spec = jobset(part("workers", replicas=10**9), part("trainer"))
+    asked = ADAPTER.stop_children(StopMethod.STOP, "run", spec)
+    assert len(asked) == 100 and asked[0].name == "run-trainer-0"
+
+
+@pytest.mark.parametrize("spec", [{}, {"replicatedJobs": 5}, {"replicatedJobs": [5, {"replicas": "x"}]}])
+def test_a_spec_of_any_shape_can_be_stopped(spec: Json) -> None:
+    """That of a target is what it is by then."""
+    assert ADAPTER.stop_children(StopMethod.STOP, "run", spec)[0].resource is BATCH_JOBS
 
 
 def test_defaults_that_would_hurt_are_written_for_the_job_with_the_guard() -> None:

@@ -19,7 +19,7 @@ from guard_operator.runtime.errors import ApiError
 Json = dict[str, Any]
 RAYJOB = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": {}}
 
-PARTS = [{"name": "only", "template": {"spec": {}}}]
+PARTS = [{"name": "only", "replicas": 2, "template": {"spec": {}}}]
 JOBSET = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "spec": {"replicatedJobs": PARTS}}
 
 
@@ -133,10 +133,11 @@ def test_a_server_that_has_no_time_is_asked_again() -> None:
         stop(Cluster(owner("w"), status=429))
 
 
-def test_a_jobset_is_stopped_through_the_job_of_rank_0() -> None:
+def test_a_jobset_is_stopped_through_its_jobs() -> None:
     cluster = Cluster(owner("w"))
-    assert stop(cluster, JOBSET) == (["patch Job run-only-0 child"], StopMethod.STOP)
-    assert cluster.asked == "Job run-only-0"
+    done = [f"patch Job run-only-{number} child" for number in range(2)]
+    assert stop(cluster, JOBSET) == (done, StopMethod.STOP)
+    assert cluster.asked == "Job run-only-1"
 
 
 @pytest.mark.parametrize("owners", FOREIGN, ids=["none", "other", "no controller"])
