@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 
 from kubernetes.client import Configuration
@@ -17,8 +19,9 @@ from guard_operator.page.server import PageServer, Shown, TokenFile
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.collector import EvidenceCollector
 from guard_operator.reconcile.controller import Controller
-from guard_operator.reconcile.gather import Gatherer
+from guard_operator.reconcile.gather import DEAF_SECONDS, Gatherer
 from guard_operator.reconcile.gauges import JobGauges
+from guard_operator.reconcile.glance import heartbeat, is_latched, is_only_a_report, is_over
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.notifier import Notifications, Notifier
 from guard_operator.reconcile.parse import JOBS
@@ -46,8 +49,6 @@ Slim = Callable[[Json], Json]
 
 #: How often a job is looked at whose namespace has not been read yet.
 UNSYNCED_SECONDS = 1.0
-#: Jobs that are listed at once: a page holds them whole, with the detector states of their guards.
-JOBS_PAGE = 50
 #: After how long the process is called ready although a namespace has never been read.
 GIVE_UP_SECONDS = 60.0
 
@@ -105,6 +106,7 @@ class Operator:
             self.metrics,
             manager,
             self._caches.workable,
+            self._caches.look_at_the_unheard,
         )
         caches = self._caches
         self.metrics.registry.register(QueueGauges(self._queue.depth, self._queue.working_for))
@@ -153,7 +155,7 @@ class Operator:
     def _reconcile(self, key: Key) -> float | None:
         """One reconcile, once the caches of the job's namespace are synced; a latch waits for none."""
         raw = self._caches.job(key)
-        if raw is not None and not self._caches.synced(key[0]) and not _is_latched(raw):
+        if raw is not None and not self._caches.synced(key[0]) and not is_latched(raw):
             return UNSYNCED_SECONDS
         return self._controller.reconcile(raw)
 
@@ -183,9 +185,7 @@ class _Caches:
         self._workloads: dict[Resource, list[Reflector]] = {}
         self._queued: list[Reflector] = []
         for scope in self._scopes:
-            self._jobs.append(
-                Reflector(client, JOBS, scope, self._job_changed, slim_job, timing=timing, page=JOBS_PAGE)
-            )
+            self._jobs.append(Reflector(client, JOBS, scope, self._job_changed, slim_job, timing=timing))
             self._pods.append(
                 Reflector(
                     client,
@@ -196,6 +196,7 @@ class _Caches:
                     selector=names.UID_LABEL,
                     timing=timing,
                     index=_job_uid,
+                    keeps=self._may_matter,
                 )
             )
             for resource, slim in _watched(config.kinds).items():
@@ -294,10 +295,34 @@ class _Caches:
     def _job_changed(self, old: Json | None, new: Json | None) -> None:
         raw = new or old
         assert raw is not None
-        if new is None:
-            self._beats.forget(raw["metadata"]["uid"])
-        urgent = new is not None and _is_latched(new) and "stop" not in (new.get("status") or {})
+        uid = raw["metadata"]["uid"]
+        if new is None or is_over(new):
+            self._beats.forget(uid)
+            for reflector in self._pods:
+                reflector.sort_out(uid)
+        elif (beat := heartbeat(new)) is not None:
+            with suppress(ValueError):  # not as the CRD has it
+                self._beats.heard(uid, datetime.fromisoformat(beat))
+        if is_only_a_report(old, new):
+            return
+        urgent = new is not None and is_latched(new) and "stop" not in (new.get("status") or {})
         self._queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]), urgent)
+
+    def look_at_the_unheard(self) -> None:
+        """Have every job looked at whose watch shows nothing: it is then read live."""
+        for reflector in self._jobs:
+            if reflector.synced and reflector.quiet_for() > DEAF_SECONDS:
+                for raw in reflector.items():
+                    if not is_over(raw):
+                        self._queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]))
+
+    def _may_matter(self, pod: Json) -> bool:
+        """Whether a pod is worth keeping: one that has ended is not, once its run is over."""
+        if (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}:
+            return True
+        metadata = pod["metadata"]
+        job = self.job((metadata["namespace"], metadata["labels"].get(names.JOB_LABEL, "")))
+        return job is None or job["metadata"]["uid"] != _job_uid(pod) or not is_over(job)
 
     def _owned_changed(self, old: Json | None, new: Json | None) -> None:
         raw = new or old
@@ -314,14 +339,6 @@ class _Caches:
             key = raw["metadata"]["namespace"], str(owner.get("name"))
             if owner.get("controller") and self.job(key) is not None:
                 self._queue.add(key)
-
-
-def _is_latched(raw: Json) -> bool:
-    """Whether this job must stop: its guard has latched, or it is written down that it fired or halted."""
-    status = raw.get("status") or {}
-    guard = status.get("guard") or {}
-    written = {c.get("type") for c in status.get("conditions") or [] if c.get("status") == "True"}
-    return bool(guard.get("fire") or guard.get("halt") or written & {"Fired", "Halted"})
 
 
 def _job_uid(raw: Json) -> str:

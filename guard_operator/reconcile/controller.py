@@ -38,12 +38,16 @@ class Controller:
     def reconcile(self, raw: Json | None) -> float | None:
         """Act on the job as it is cached; None: it is gone, and everything made for it goes by ownership.
 
+        Of a job that is over no spec is cached; it is read where there is something left to do.
+
         Returns:
             In how many seconds to look again at the latest; None: on the next event.
 
         Raises:
             ClusterError: something did not work for now.
         """
+        if raw is not None and "spec" not in raw:
+            raw = self._gatherer.read_again(raw)
         if raw is None:
             return None
         try:

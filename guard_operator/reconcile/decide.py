@@ -70,9 +70,11 @@ from guard_operator.reconcile.snapshot import (
 
 #: How long one way of stopping may go without effect before the next harder one is asked for.
 REASSERT_SECONDS = 15.0
-#: How often a teardown under way is looked at, and at least how often a running job.
+#: How often a teardown under way is looked at.
 STOPPING_SECONDS = 2.0
-RUNNING_SECONDS = 60.0
+#: How often at least a running job is looked at, and how often while its watch shows nothing.
+RUNNING_SECONDS = 600.0
+DEAF_SECONDS = 60.0
 #: How often a silent guard is looked at whose run is not stopped because most others are silent, too.
 HELD_BACK_SECONDS = 20.0
 #: How often a run is looked at whose pods have not come or not started.
@@ -811,7 +813,7 @@ def _queue(snapshot: Snapshot) -> Waiting | None:
 def _until_silence(snapshot: Snapshot) -> float | None:
     """When the guard would be called silent, if it is to report and nothing happens before; seconds."""
     if snapshot.deaf:
-        return RUNNING_SECONDS
+        return DEAF_SECONDS
     if snapshot.heartbeat_age is None:
         return None
     if is_silent(snapshot) and held_back(snapshot):

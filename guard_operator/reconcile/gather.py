@@ -36,9 +36,10 @@ from guard_operator.reconcile.attached import (
     why_not_attached,
 )
 from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.reconcile.glance import is_latched
 from guard_operator.reconcile.guard_pod import own_service_account, why_not_shared
 from guard_operator.reconcile.halts import is_to_stop, must_be_live
-from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.heartbeats import UNHEARD, HeartbeatClock
 from guard_operator.reconcile.inject import created_for, own_sources
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job
@@ -154,6 +155,19 @@ class Gatherer:
         self._caches = caches
         self._beats = beats
         self._clock = clock
+
+    def read_again(self, cached: Json) -> Json | None:
+        """The whole of a job that is over; None: it is gone, or nothing of it is left that could need a hand.
+
+        Raises:
+            ClusterError: it could not be read for now.
+        """
+        metadata = cached["metadata"]
+        namespace, uid = metadata["namespace"], metadata["uid"]
+        if not is_latched(cached) and not any(self._caches.between(STATEFUL_SETS, namespace, uid)):
+            return None
+        raw = self._client.get(JOBS, namespace, metadata["name"])
+        return raw if raw is not None and raw["metadata"]["uid"] == uid else None
 
     def gather(self, job: Job) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
@@ -408,8 +422,8 @@ class Gatherer:
             return None, False
         unguarded = next((pod for pod in running if not pod.guarded and own_guard is None), None)
         if unguarded is not None:
-            return self._beats.age(job.uid, ("unguarded", unguarded.uid)), False
-        age = self._beats.age(job.uid, (guard_of(job).heartbeat, running[0].uid))
+            return self._beats.age(job.uid, UNHEARD, unguarded.uid), False
+        age = self._beats.age(job.uid, guard_of(job).heartbeat, running[0].uid)
         limit = job.spec.on_silence.after_seconds
         return age, age > limit and self._beats.with_most(job.uid, limit)
 

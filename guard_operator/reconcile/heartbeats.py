@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 #: A guard reports every 15 s, so what is longer than this is a gap, seconds.
 GAP_SECONDS = 25.0
@@ -16,13 +17,19 @@ GAP_SECONDS = 25.0
 AT_ONCE_SECONDS = 20.0
 #: Fewer guards than this are no majority that says anything.
 FEWEST = 3
+#: In the place of a heartbeat where none would count: rank 0 runs without its guard.
+UNHEARD = object()
 
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """What was heard of one guard: its heartbeat, since when it is this one, and its last gap (from, to)."""
+    """What was heard of one guard: its heartbeat, since when it is this one, and its last gap (from, to).
+
+    `pod`: whose guard it is; in another pod its silence counts anew.
+    """
 
     beat: object
+    pod: str
     since: float
     gap: tuple[float, float] | None = None
 
@@ -35,17 +42,29 @@ class HeartbeatClock:
         self._lock = threading.Lock()
         self._heard: dict[str, _Heard] = {}
 
-    def age(self, job_uid: str, beat: object) -> float:
-        """Seconds since `beat` was first seen for this job."""
+    def age(self, job_uid: str, beat: object, pod: str = "") -> float:
+        """Seconds since `beat` was first seen of this job's guard in this pod."""
         now = self._clock()
         with self._lock:
             known = self._heard.get(job_uid)
-            if known is None:
-                self._heard[job_uid] = _Heard(beat, now)
-            elif known.beat != beat:
-                gap = (known.since, now) if now - known.since > GAP_SECONDS else known.gap
-                self._heard[job_uid] = _Heard(beat, now, gap)
+            if known is None or (known.beat, known.pod) != (beat, pod):
+                self._note(job_uid, beat, pod, now)
             return now - self._heard[job_uid].since
+
+    def heard(self, job_uid: str, beat: datetime) -> None:
+        """A report came in. It counts only for a guard that is to report, as `age` was told before."""
+        now = self._clock()
+        with self._lock:
+            known = self._heard.get(job_uid)
+            if known is not None and known.beat is not UNHEARD and known.beat != beat:
+                self._note(job_uid, beat, known.pod, now)
+
+    def _note(self, job_uid: str, beat: object, pod: str, now: float) -> None:
+        known = self._heard.get(job_uid)
+        gap = None if known is None else known.gap
+        if known is not None and now - known.since > GAP_SECONDS:
+            gap = (known.since, now)
+        self._heard[job_uid] = _Heard(beat, pod, now, gap)
 
     def with_most(self, job_uid: str, seconds: float) -> bool:
         """Whether most guards fell silent when this one did, and still are or were within these `seconds`.

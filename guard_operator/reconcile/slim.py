@@ -11,6 +11,7 @@ from typing import Any
 from guard_operator.adapters import ADAPTERS, WorkloadAdapter
 from guard_operator.api import names
 from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.reconcile.glance import is_over
 from guard_operator.reconcile.queues import MESSAGE_LENGTH, OWNER_LABEL, TELLING
 from guard_operator.runtime.client import Json
 
@@ -111,7 +112,10 @@ def slim_queued(raw: Json) -> Json:
 
 
 def slim_job(raw: Json) -> Json:
-    """The part of a job that is cached: not the guard's detector state, and of its history a small part."""
+    """The part of a job that is cached: not the guard's detector state, and of its history a small part.
+
+    Of a job that is over no spec is cached: it is only shown, and who must act on it after all reads it.
+    """
     status = dict(raw.get("status") or {})
     if "guard" in status:
         guard = status["guard"]
@@ -119,7 +123,7 @@ def slim_job(raw: Json) -> Json:
         if rounds := guard.get("historyTail"):
             status["guard"][TREND] = _trend(rounds)
     metadata = {k: v for k, v in raw["metadata"].items() if k not in _NOT_OF_A_JOB}
-    return {"metadata": metadata, "spec": raw["spec"], "status": status}
+    return {"metadata": metadata, **({} if is_over(raw) else {"spec": raw["spec"]}), "status": status}
 
 
 def _trend(rounds: list[Json]) -> list[list[float]]:

@@ -131,6 +131,12 @@ class Client:
         """One page of a list, straight from the server's quorum unless `query` says otherwise."""
         return self.request("GET", resource.path(namespace), query=query)
 
+    def page(self, resource: Resource, namespace: str | None, query: Mapping[str, str]) -> tuple[Json, int]:
+        """The same, and how many bytes the response had."""
+        path = resource.path(namespace)
+        data = self._bytes("GET", path, query, None, JSON, REQUEST_SECONDS)
+        return _object("GET", path, data), len(data)
+
     def create(
         self, resource: Resource, namespace: str, body: Json, manager: str, dry_run: bool = False
     ) -> Json:
@@ -204,14 +210,7 @@ class Client:
             ApiError: the server responded with an error.
             TransportError: it did not respond within `timeout` seconds, or not with JSON.
         """
-        data = self._bytes(method, path, query or {}, body, content_type, timeout)
-        try:
-            content = json.loads(data)
-        except ValueError as error:
-            raise TransportError(f"{method} {path}: the response is not JSON: {data[:200]!r}") from error
-        if not isinstance(content, dict):
-            raise TransportError(f"{method} {path}: the response is no JSON object: {data[:200]!r}")
-        return content
+        return _object(method, path, self._bytes(method, path, query or {}, body, content_type, timeout))
 
     def log_tail(self, namespace: str, pod: str, container: str, limit_bytes: int, timeout: float) -> str:
         """The end of a container's log, at most `limit_bytes` bytes."""
@@ -293,6 +292,17 @@ class Client:
             self._observe(method, "<error>")
             raise TransportError(f"{method} {path}: {error}") from error
         return response
+
+
+def _object(method: str, path: str, data: bytes) -> Json:
+    """The JSON object of a response."""
+    try:
+        content = json.loads(data)
+    except ValueError as error:
+        raise TransportError(f"{method} {path}: the response is not JSON: {data[:200]!r}") from error
+    if not isinstance(content, dict):
+        raise TransportError(f"{method} {path}: the response is no JSON object: {data[:200]!r}")
+    return content
 
 
 def _api_error(status: int, retry_after: str | None, data: bytes) -> ApiError:

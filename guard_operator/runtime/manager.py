@@ -23,6 +23,8 @@ from guard_operator.runtime.reflector import Key, Reflector
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
+#: How often is looked after watches that show nothing.
+SWEEP_SECONDS = 60.0
 
 #: Reconciles one key; returns in how many seconds to look again.
 Reconcile = Callable[[Key], float | None]
@@ -48,6 +50,7 @@ class Manager:
         metrics: OperatorMetrics,
         config: ManagerConfig | None,
         workable: Callable[[], bool],
+        sweep: Callable[[], None],
     ) -> None:
         self._reflectors = reflectors
         self._queue = queue
@@ -56,6 +59,7 @@ class Manager:
         self._metrics = metrics
         self._config = config or ManagerConfig()
         self._workable = workable
+        self._sweep = sweep
         self._stop = threading.Event()
         self._failed = threading.Event()
         self._workers: list[threading.Thread] = []
@@ -72,6 +76,7 @@ class Manager:
         """Run until stopped; the exit code: 0 after `stop`, 1 if the Lease was lost or a thread died."""
         for reflector in self._reflectors:
             self._thread(reflector.run, "reflector")
+        self._thread(self._look_after_watches, "sweep")
         lease = self._thread(self._lead, "lease")
         while lease.is_alive() and not self._failed.is_set() and not self._stop.is_set():
             self._stop.wait(POLL_SECONDS * 4)
@@ -79,6 +84,10 @@ class Manager:
             return 1
         self._end(lease)
         return 1 if self._failed.is_set() else 0
+
+    def _look_after_watches(self) -> None:
+        while not self._stop.wait(SWEEP_SECONDS):
+            self._sweep()
 
     def _lead(self) -> None:
         """Wait for the caches, then for the Lease; work while leading."""

@@ -6,6 +6,7 @@
 - Failures are followed by a jittered backoff, also a 403, and a server's `Retry-After` is kept.
 - A kind that the cluster does not have is an empty collection that is asked for again, slowly.
 - Objects are kept as JSON and read into a copy: that takes a sixth of the memory of the same as objects.
+- Pages of a list are bounded by bytes: one of large objects takes no memory that the rest needs.
 
 The copy can be late; `quiet_for` says how late at most. Whoever must not act on old news reads live (see
 `reconcile/gather.py`).
@@ -29,6 +30,11 @@ log = logging.getLogger(__name__)
 
 Key = tuple[str, str]
 ChangeHandler = Callable[[Json | None, Json | None], None]
+
+#: How large a page of a list is meant to be, bytes as they are sent; as Python objects it is six times that.
+PAGE_BYTES = 2 << 20
+#: How many objects the first page has, when nobody knows yet how large they are.
+FIRST_PAGE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +64,9 @@ class Reflector:
         slim: what to keep of each object.
         selector: label selector, "" for all.
         timing: deadlines and delays.
-        page: objects per page of the list.
+        page: objects per page of the list, at most.
         index: a second key of each object, for `indexed`.
+        keeps: whether an object is kept, by what is left of it; the handler hears of it all the same.
     """
 
     def __init__(
@@ -73,6 +80,7 @@ class Reflector:
         timing: Timing | None = None,
         page: int = 500,
         index: Callable[[Json], str] | None = None,
+        keeps: Callable[[Json], bool] = lambda _slim: True,
     ) -> None:
         self._client = client
         self._resource = resource
@@ -83,6 +91,7 @@ class Reflector:
         self._selector = {"labelSelector": selector} if selector else {}
         self._timing = timing or Timing()
         self._page = page
+        self._keeps = keeps
         self._lock = threading.Lock()
         self._objects: dict[Key, bytes] = {}
         self._index = index
@@ -136,6 +145,13 @@ class Reflector:
             packed = [self._objects[key] for key in self._indexed.get(value, ())]
         return [_unpack(one) for one in packed]
 
+    def sort_out(self, value: str) -> None:
+        """Drop what is no longer to be kept, of the objects with this index value. Nobody is told."""
+        for slim in self.indexed(value):
+            if not self._keeps(slim):
+                with self._lock:
+                    self._drop(_key(slim))
+
     # -- running -----------------------------------------------------------------------------------------
 
     def stop(self) -> None:
@@ -173,16 +189,18 @@ class Reflector:
     def _list(self) -> None:
         """Every page; what is no longer there is reported as gone."""
         found: dict[Key, bytes] = {}
-        query = {"limit": str(self._page), **self._selector}
+        query, limit = dict(self._selector), min(FIRST_PAGE, self._page)
         while True:
-            page = self._client.list(self._resource, self.namespace, query)
-            for raw in page.get("items") or []:
+            page, size = self._client.page(self._resource, self.namespace, {**query, "limit": str(limit)})
+            items = page.get("items") or []
+            for raw in items:
                 # Items of a list do not carry their kind.
-                found[_key(raw)] = _pack(self._slim(raw))
+                if self._keeps(slim := self._slim(raw)):
+                    found[_key(raw)] = _pack(slim)
             token = page["metadata"].get("continue")
             if not token:
                 break
-            query["continue"] = token
+            query["continue"], limit = token, min(self._page, next_page(limit, len(items), size))
         self.relists += 1
         self._replace(found)
         self._version = page["metadata"]["resourceVersion"]
@@ -231,9 +249,10 @@ class Reflector:
             raise ApiError(int(raw.get("code") or 500), str(raw.get("reason")), str(raw.get("message")))
         if kind in {"ADDED", "MODIFIED", "DELETED"}:
             key, new = _key(raw), self._slim(raw)
+            kept = kind != "DELETED" and self._keeps(new)
             with self._lock:
                 old = self._drop(key)
-                if kind != "DELETED":
+                if kept:
                     self._put(key, _pack(new))
             self._handler(old or new, None) if kind == "DELETED" else self._handler(old, new)
         self._version = raw["metadata"]["resourceVersion"]
@@ -254,6 +273,15 @@ class Reflector:
             if not same:
                 del self._indexed[self._index(old)]
         return old
+
+
+def next_page(limit: int, found: int, size: int) -> int:
+    """How many objects to ask for next, if so many of so many bytes came when `limit` were asked for. Pure.
+
+    At most twice as many as before: the next ones may be larger.
+    """
+    fits = PAGE_BYTES * max(1, found) // max(1, size)
+    return max(1, min(fits, 2 * limit))
 
 
 def _key(raw: Json) -> Key:

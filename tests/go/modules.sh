@@ -65,9 +65,9 @@ module_dir() { # MODULE GO_MODULE: where its pinned version lies unpacked
   (cd "$MODULES/$1" && "$go" mod download -json "$2") | python3 -c 'import json, sys; print(json.load(sys.stdin)["Dir"])'
 }
 
-kubernetes_flags() { # for the linker: the version that every Kubernetes binary says it has
+kubernetes_flags() { # [MODULE] for the linker: the version that every Kubernetes binary says it has
   local version minor package
-  version=$(pinned kubernetes k8s.io/kubernetes)
+  version=$(pinned "${1:-kubernetes}" k8s.io/kubernetes)
   minor=${version#v1.}
   for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
     printf ' -X %s.%s' $package gitVersion="$version" $package gitMajor=1 $package gitMinor="${minor%%.*}" \

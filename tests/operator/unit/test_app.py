@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
 from typing import Any, cast
 
 import pytest
@@ -12,12 +14,13 @@ from guard_operator.__main__ import KINDS, parser
 from guard_operator.adapters import ADAPTERS
 from guard_operator.api.reasons import Reason
 from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.gather import DEAF_SECONDS
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.runtime.client import Client
 from guard_operator.runtime.metrics import OperatorMetrics
 from guard_operator.runtime.queue import WorkQueue
-from guard_operator.runtime.reflector import Key, Timing
+from guard_operator.runtime.reflector import Key, Reflector, Timing
 
 Json = dict[str, Any]
 LATCH = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 4, "at": "2026-01-01T00:00:00Z"}
@@ -133,6 +136,78 @@ def test_a_latch_goes_before_what_waits_already(status: Json, urgent: bool) -> N
     some._job_changed(None, raw("first"))
     some._job_changed(None, raw("second", **status))
     assert some._queue.take() == ("a", "second" if urgent else "first")
+
+
+def running(beat: str, **more: Any) -> Json:
+    conditions = [{"type": kind, "status": "False"} for kind in ("Fired", "GuardSilent")]
+    guard = {"heartbeat": beat, "step": 3, **more}
+    return raw("run", phase="Running", conditions=conditions, guard=guard)
+
+
+def test_a_report_of_a_run_that_goes_on_is_heard_and_costs_no_look() -> None:
+    some, now = caches("a"), [0.0]
+    some._beats = HeartbeatClock(lambda: now[0])
+    first, second = (f"2026-01-01T00:00:{second:02}Z" for second in (0, 15))
+    some._beats.age("run", datetime.fromisoformat(first))
+    now[0] += 15
+    some._job_changed(running(first), running(second))
+    assert some._queue.depth() == 0
+    now[0] += 1
+    assert some._beats.age("run", datetime.fromisoformat(second)) == 1
+    some._job_changed(running(second), running("no time", fire=LATCH))
+    assert some._queue.depth() == 1
+
+
+OVER = {"conditions": [{"type": "Succeeded", "status": "True"}], "evidence": "e"}
+
+
+def ended_pod(name: str, phase: str, job: str = "run") -> Json:
+    labels = {"rlguard.dev/job": job, "rlguard.dev/job-uid": job}
+    meta = {"name": name, "namespace": "a", "uid": name, "labels": labels, "resourceVersion": "1"}
+    return {"metadata": meta, "status": {"phase": phase}}
+
+
+def test_pods_that_have_ended_go_from_the_cache_with_their_run() -> None:
+    some = caches("a")
+    (jobs,), (pods,) = some._jobs, some._pods
+
+    def show(reflector: Reflector, raw: Json) -> None:
+        raw["metadata"].setdefault("resourceVersion", "1")
+        reflector._fold({"type": "MODIFIED", "object": raw})
+
+    show(jobs, {**raw("run", phase="Running"), "spec": {}})
+    for one in (ended_pod("x", "Succeeded"), ended_pod("y", "Running"), ended_pod("z", "Failed", "other")):
+        show(pods, one)
+    assert len(pods.items()) == 3, "what ended is evidence while its run is not over"
+    show(jobs, {**raw("run", phase="Succeeded", **OVER), "spec": {}})
+    assert {one["metadata"]["name"] for one in pods.items()} == {"y", "z"}
+    show(pods, ended_pod("y", "Succeeded"))
+    assert {one["metadata"]["name"] for one in pods.items()} == {"z"}
+    show(
+        pods,
+        {
+            **ended_pod("x", "Failed"),
+            "metadata": {
+                **ended_pod("x", "Failed")["metadata"],
+                "labels": {"rlguard.dev/job": "run", "rlguard.dev/job-uid": "a namesake of before"},
+            },
+        },
+    )
+    assert len(pods.items()) == 2, "the pod of another job of this name"
+
+
+def test_jobs_whose_watch_shows_nothing_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = caches("a", "b")
+    for reflector, namespace in zip(some._jobs, "ab", strict=True):
+        reflector._synced.set()
+        for name, status in (("runs", {}), ("over", OVER)):
+            body = {"metadata": {"name": name, "namespace": namespace}, "status": status}
+            reflector._objects[(namespace, name)] = json.dumps(body).encode()
+    some.look_at_the_unheard()
+    assert some._queue.depth() == 0
+    monkeypatch.setattr(some._jobs[1], "quiet_for", lambda: DEAF_SECONDS + 1)
+    some.look_at_the_unheard()
+    assert some._queue.depth() == 1 and some._queue.take() == ("b", "runs")
 
 
 def condition(kind: str, status: str, reason: str = "R") -> Json:

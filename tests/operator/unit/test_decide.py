@@ -20,12 +20,14 @@ from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import Latched, Phase, Spec, Status, StopMethod
 from guard_operator.reconcile.decide import (
+    DEAF_SECONDS,
     EVIDENCE_SECONDS,
     HELD_BACK_SECONDS,
     LATE_SECONDS,
     LATER_SECONDS,
     OVERDUE_SECONDS,
     REASSERT_SECONDS,
+    RUNNING_SECONDS,
     SETTLE_ESCALATED_SECONDS,
     SETTLE_SECONDS,
     STOPPING_SECONDS,
@@ -40,6 +42,7 @@ from guard_operator.reconcile.decision import (
     RecordLatches,
     StopWorkload,
 )
+from guard_operator.reconcile.glance import is_only_a_report
 from guard_operator.reconcile.halts import must_be_live
 from guard_operator.reconcile.snapshot import (
     Between,
@@ -1119,13 +1122,46 @@ def test_a_stop_request_is_dated_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("age", "seconds"), [(None, None), (0.0, 60.0), (270.0, 30.1), (300.0, 0.1), (301.0, 60.0)]
+    ("age", "seconds"),
+    [(None, None), (0.0, 300.1), (270.0, 30.1), (300.0, 0.1), (301.0, RUNNING_SECONDS)],
 )
 def test_a_running_job_is_looked_at_when_its_guard_would_be_silent(
     age: float | None, seconds: float | None
 ) -> None:
     running = Snapshot(job({**REF, **guard()}), workload(), (pod(),), heartbeat_age=age)
     assert decide(running, NOW).look_again == pytest.approx(seconds)
+
+
+def test_a_running_job_is_looked_at_now_and_then_however_long_its_guard_may_be_silent() -> None:
+    running = Snapshot(
+        job({**REF, **guard()}, onSilence={"afterSeconds": 86400}), workload(), (pod(),), heartbeat_age=0.0
+    )
+    assert decide(running, NOW).look_again == RUNNING_SECONDS
+    assert decide(replace(running, heartbeat_age=None, deaf=True), NOW).look_again == DEAF_SECONDS
+
+
+REPORTED = {
+    **{"level": "warning", "code": "no_baseline", "reason": "other", "attempt": 1, "step": 77, "steps": 78},
+    **{"rounds": 5, "announced": 9, "evaluated": 4, "failed": 1, "skipped": 1, "refused": 1, "waiting": 3},
+    **{"stepsSinceEvaluation": 3, "longestRound": 4, "inLoopEma": 0.1, "heldoutEma": 0.2, "klEma": 0.3},
+    **{"proxyRealGap": 0.4, "ended": {"attempt": 1, "step": 77}, "heartbeat": ago(-5)},
+    **{"lastEvaluation": TRAINED_ON["lastEvaluation"], "lastEvaluationTime": NOW.isoformat()},
+}
+
+
+@pytest.mark.parametrize("field", REPORTED)
+def test_what_a_guard_reports_of_a_run_that_goes_on_changes_no_decision(field: str) -> None:
+    """So caches need not have a job looked at for it (`glance.is_only_a_report`)."""
+    first = Snapshot(job({**REF, **guard()}), workload(), (pod(),), heartbeat_age=0.0)
+    before = decide(first, NOW)
+    status = {**REF, **guard(), "conditions": [c.model_dump(by_alias=True) for c in before.report.conditions]}
+    assert before.report.phase is Phase.RUNNING and is_only_a_report(_raw(status), _raw(status))
+    told = {**status, **guard(**{field: REPORTED[field]})}
+    assert decide(replace(first, job=job(told)), NOW) == before
+
+
+def _raw(status: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"name": "run"}, "status": {"phase": "Running", **status}}
 
 
 def test_a_request_that_was_lifted_is_dated_anew_once() -> None:

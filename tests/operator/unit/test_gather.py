@@ -598,6 +598,31 @@ def test_a_rank_0_without_its_guard_is_silent_from_its_start_whatever_is_reporte
     assert snapshot is not None and snapshot.live and snapshot.heartbeat_age == 301
 
 
+def over(*true: str) -> Json:
+    """A job that is over, as it is cached: without its spec."""
+    conditions = [{"type": kind, "status": "True"} for kind in true]
+    return {"metadata": created()["metadata"], "status": {"conditions": conditions, "evidence": "e"}}
+
+
+def test_of_a_run_that_ended_by_itself_nothing_is_read_any_more() -> None:
+    world = Behind(over("Succeeded"), created())
+    world.between = lambda *_args: []  # type: ignore[method-assign]
+    assert world.gatherer.read_again(world.cached) is None and world.asked == []
+    world.between = lambda *_args: [{"metadata": {}}]  # type: ignore[method-assign]
+    assert world.gatherer.read_again(world.cached) == created(), "its guard's own pod is still to go"
+
+
+@pytest.mark.parametrize("latch", ["Fired", "Halted"])
+def test_a_run_that_was_stopped_is_read_when_something_happens_to_it(latch: str) -> None:
+    world = Behind(over(latch, "Stopped"), created())
+    assert world.gatherer.read_again(world.cached) == created()
+    assert world.asked == ["get GuardedTrainingJob"]
+    world.job = {**created(), "metadata": {**created()["metadata"], "uid": "another"}}
+    assert world.gatherer.read_again(world.cached) is None, "a namesake"
+    world.job = None
+    assert world.gatherer.read_again(world.cached) is None
+
+
 def test_a_halt_is_read_live() -> None:
     world = Behind(beat(1, halt=LATCH), newer(beat(1, halt=LATCH)))
     snapshot = world.gather()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
 
-from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.heartbeats import UNHEARD, HeartbeatClock
 
 LIMIT = 30.0
 
@@ -62,6 +63,41 @@ def test_heartbeats_age_from_when_they_were_seen() -> None:
     beats.forget("job")
     now[0] += 7
     assert beats.age("job", "b") == 0
+
+
+def test_a_report_counts_from_when_it_came_in() -> None:
+    """Also when nobody looks at the job then."""
+    now, first, second = [100.0], datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
+    beats = HeartbeatClock(lambda: now[0])
+    beats.heard("job", first)
+    assert beats.age("job", first, "pod") == 0, "nobody has asked before, so there was nothing to be heard"
+    now[0] += 7
+    beats.heard("job", second)
+    now[0] += 7
+    assert beats.age("job", second, "pod") == 7
+    beats.heard("job", second)
+    assert beats.age("job", second, "pod") == 7, "the same one again is no news"
+    assert beats.age("job", second, "another pod") == 0
+
+
+def test_no_report_counts_while_rank_0_runs_without_its_guard() -> None:
+    now = [100.0]
+    beats = HeartbeatClock(lambda: now[0])
+    assert beats.age("job", UNHEARD, "pod") == 0
+    now[0] += 7
+    beats.heard("job", datetime(2026, 1, 1, tzinfo=UTC))
+    assert beats.age("job", UNHEARD, "pod") == 7
+
+
+def test_a_gap_that_a_report_ends_is_remembered() -> None:
+    now = [0.0]
+    beats = HeartbeatClock(lambda: now[0])
+    for name in ("a", "b", "c"):
+        beats.age(name, datetime(2026, 1, 1, tzinfo=UTC))
+    now[0] += 40
+    for name in ("a", "b"):
+        beats.heard(name, datetime(2026, 1, 2, tzinfo=UTC))
+    assert beats.with_most("c", LIMIT), "the others were silent with it until just now"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -227,6 +227,13 @@ def test_a_slim_job_is_the_job_but_for_what_is_read_live(status: Json) -> None:
     assert parse_job(slim_job(raw)) == parse_job(without)
 
 
+def test_of_a_job_that_is_over_no_spec_is_cached() -> None:
+    condition = {"type": "Succeeded", "status": "True"}
+    over = {"metadata": {}, "spec": SPEC, "status": {"conditions": [condition], "evidence": "e"}}
+    assert "spec" not in slim_job(over)
+    assert slim_job({**over, "status": {"conditions": [condition]}})["spec"] == SPEC
+
+
 @pytest.mark.parametrize("rounds", [1, 2, TREND_POINTS, TREND_POINTS + 1, 50])
 def test_of_the_history_a_small_part_is_cached(rounds: int) -> None:
     history = [

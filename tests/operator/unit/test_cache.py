@@ -1,0 +1,101 @@
+"""What a reflector keeps, without a server: pages by bytes, and what is not worth keeping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from guard_operator.runtime.client import PODS, Client, Resource
+from guard_operator.runtime.reflector import FIRST_PAGE, PAGE_BYTES, Reflector, next_page
+
+Json = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("limit", "found", "size", "wanted"),
+    [
+        (20, 20, 20_000, 40),  # small objects: twice as many
+        (20, 20, 10 * PAGE_BYTES, 2),
+        (20, 20, 100 * PAGE_BYTES, 1),  # one object larger than a page: still one
+        (20, 0, 0, 40),
+        (400, 400, 2 * PAGE_BYTES, 200),
+    ],
+)
+def test_how_many_objects_are_asked_for(limit: int, found: int, size: int, wanted: int) -> None:
+    assert next_page(limit, found, size) == wanted
+
+
+def pod(name: str, phase: str = "Running", job: str = "a") -> Json:
+    meta = {"name": name, "namespace": "ns", "labels": {"job": job}, "resourceVersion": "1"}
+    return {"metadata": meta, "status": {"phase": phase}}
+
+
+class Server:
+    """Serves a list of pods, of as many bytes as it is told, and notes how many were asked for."""
+
+    def __init__(self, pods: list[Json], each: int) -> None:
+        self._pods, self._each, self.limits = pods, each, list[int]()
+
+    def page(self, _resource: Resource, _namespace: str | None, query: Mapping[str, str]) -> tuple[Json, int]:
+        limit, start = int(query["limit"]), int(query.get("continue", "0"))
+        self.limits.append(limit)
+        items = self._pods[start : start + limit]
+        more = {"continue": str(start + limit)} if start + limit < len(self._pods) else {}
+        return {"items": items, "metadata": {"resourceVersion": "7", **more}}, self._each * len(items)
+
+
+def reflector(server: Server, **more: Any) -> Reflector:
+    told: list[tuple[Json | None, Json | None]] = []
+    made = Reflector(
+        cast(Client, server),
+        PODS,
+        None,
+        lambda old, new: told.append((old, new)),
+        index=lambda raw: str(raw["metadata"]["labels"]["job"]),
+        **more,
+    )
+    made.told = told  # type: ignore[attr-defined]
+    return made
+
+
+def names(of: list[Json]) -> list[str]:
+    return sorted(raw["metadata"]["name"] for raw in of)
+
+
+@pytest.mark.parametrize(
+    ("each", "limits"),
+    [(1000, [FIRST_PAGE, 40, 80, 160]), (PAGE_BYTES, [FIRST_PAGE, *[1] * 230])],
+    ids=["small", "large"],
+)
+def test_a_page_is_as_large_as_its_bytes_allow(each: int, limits: list[int]) -> None:
+    server = Server([pod(f"p{n}") for n in range(250)], each)
+    one = reflector(server)
+    one._list()
+    assert len(one.items()) == 250 and server.limits == limits
+    assert all(limit <= 500 for limit in server.limits)
+
+
+def test_what_is_not_worth_keeping_is_not_kept_and_told_all_the_same() -> None:
+    server = Server([pod("runs"), pod("ended", "Succeeded")], 1000)
+    one = reflector(server, keeps=lambda raw: raw["status"]["phase"] == "Running")
+    one._list()
+    assert names(one.items()) == ["runs"]
+    one._fold({"type": "MODIFIED", "object": pod("runs", "Succeeded")})
+    assert one.items() == [] and one.indexed("a") == []
+    assert names([new or old for old, new in one.told]) == ["runs", "runs"]  # type: ignore[attr-defined]
+    one._fold({"type": "MODIFIED", "object": pod("runs")})
+    assert names(one.indexed("a")) == ["runs"]
+
+
+def test_what_is_no_longer_worth_keeping_goes() -> None:
+    over = set[str]()
+    server = Server([pod("a1", job="a"), pod("a2", "Failed", job="a"), pod("b1", "Failed", job="b")], 1000)
+    keeps = lambda raw: raw["status"]["phase"] == "Running" or raw["metadata"]["labels"]["job"] not in over  # noqa: E731
+    one = reflector(server, keeps=keeps)
+    one._list()
+    over |= {"a", "b"}
+    one.sort_out("a")
+    assert names(one.items()) == ["a1", "b1"] and names(one.indexed("a")) == ["a1"]
+    one.sort_out("nobody")
