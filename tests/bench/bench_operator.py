@@ -1,16 +1,21 @@
-"""The operator with many jobs, on a real kube-apiserver and etcd; pods are API objects without a kubelet.
+"""The operator with many running jobs, on a real kube-apiserver and etcd; pods are objects without a kubelet.
 
-    python tests/bench/bench_operator.py [--jobs 1000] [--fires 100] [--seconds 30]
+    python tests/bench/bench_operator.py [--jobs 1000] [--pods 16] [--fires 100] [--seconds 30] [--code DIR]
 
-Shown: start-up, memory, processor time when idle and while every job's guard reports every 15 s, and the time
-from a fire (its write answered) to the stop request on the workload, as a watch sees it, and to the
-confirmation that no pod is left. This program plays the training-operator. It shares the machine with API
-server, etcd and operator, so the latencies are upper bounds.
+The jobs, their workloads and pods (`fleet.py`) are written into etcd, and an operator comes upon them. Shown:
+how long it takes to lead and to have looked at everything; memory; processor time while nothing happens, and
+while every guard reports every 15 s, written into etcd as well, so that the reports come at their rate
+however busy the API server is; and, while they do, the time from a fire (its write answered) to the stop
+request on the workload, as a watch sees it, and until no pod is left. This program plays the
+training-operator. API server, etcd and operator share the machine with it, so the latencies are upper bounds.
+`--code` is another checkout, whose operator is measured to compare with.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import os
 import re
 import subprocess
@@ -18,52 +23,71 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+import urllib.request
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import yaml
+from fleet import IMAGE, ROOT, TEAMS, Json, a_job, a_pod, a_workload, report
 
-ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "operator"))
 
-from integration.conftest import install, sample_job  # noqa: E402
-from integration.controlplane import ControlPlane, control_plane  # noqa: E402
-from integration.waiting import eventually  # noqa: E402
-from integration.world import JOBS, PYTORCHJOBS, RUNNING, apply_guard  # noqa: E402
+from integration.conftest import NAMESPACES, install
+from integration.controlplane import ControlPlane, control_plane
+from integration.waiting import eventually
+from integration.world import JOBS, PYTORCHJOBS, apply_guard
 
-from guard_operator.api.schema import crd  # noqa: E402
-from guard_operator.runtime.client import CLAIMS, MERGE, PODS, Client, load_configuration  # noqa: E402
-from guard_operator.runtime.errors import ClusterError  # noqa: E402
+from guard_operator.api.schema import crd
+from guard_operator.runtime.client import MERGE, PODS, Client, Resource, load_configuration
+from guard_operator.runtime.errors import ClusterError
 
-NAMESPACE = "default"
 HEARTBEAT_SECONDS = 15.0
-PATIENCE_SECONDS = 1200.0
+PATIENCE_SECONDS = 300.0
+#: Of one transaction of etcd, whose requests may have 1.5 MiB.
+BATCH_BYTES = 1 << 20
 
 
 class Process:
     """The operator under measurement."""
 
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
+    def __init__(self, kubeconfig: Path, log: Path, code: Path) -> None:
         self.started = time.monotonic()
         self._log = log
         command = [
-            sys.executable, "-m", "guard_operator", f"--kubeconfig={kubeconfig}", "--guard-image=guard:1",
-            f"--lease-namespace={NAMESPACE}", "--lease-seconds=30", "--bind=127.0.0.1", "--port=0",
+            sys.executable, "-m", "guard_operator", f"--kubeconfig={kubeconfig}", f"--guard-image={IMAGE}",
+            "--lease-namespace=default", "--lease-seconds=30", "--bind=127.0.0.1", "--port=0",
         ]  # fmt: skip
-        self._popen = subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT, cwd=ROOT)
+        self._popen = subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT, cwd=code)
 
     def leading_after(self) -> float:
         """Seconds from the start of the process until it leads."""
-        eventually(lambda: "leading as" in self._log.read_text(), "it leads", within=120)
+        eventually(lambda: "leading as" in self._log.read_text(), "it leads", within=PATIENCE_SECONDS)
         return time.monotonic() - self.started
 
-    def memory(self) -> float:
-        """Resident memory, MiB."""
-        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self._popen.pid}/status").read_text())
+    def settled_after(self) -> float:
+        """Seconds from the start until it has looked at everything."""
+
+        def idle() -> bool:
+            queue = self.state()["queue"]
+            return not queue["waiting"] and not queue["working"]
+
+        eventually(idle, "its queue is empty", within=PATIENCE_SECONDS)
+        return time.monotonic() - self.started
+
+    def state(self) -> Json:
+        found = re.search(r"probes and metrics on port (\d+)", self._log.read_text())
+        assert found, self._log.read_text()
+        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/debug/state", timeout=60) as answer:
+            state: Json = json.load(answer)
+            return state
+
+    def memory(self, field: str = "VmRSS") -> float:
+        """Resident memory, MiB; `VmHWM`: the most there has been."""
+        found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{self._popen.pid}/status").read_text())
         assert found
         return int(found[1]) / 1024
 
@@ -77,34 +101,76 @@ class Process:
         self._popen.wait(60)
 
 
-def everywhere(work: Callable[[str], Any], names: Iterable[str], threads: int = 8) -> None:
-    """Do it for every job, a few at a time; an error ends the benchmark."""
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, names))
+class Etcd:
+    """Writes objects past the API server, which reads JSON as well as what it writes itself."""
+
+    def __init__(self, url: str) -> None:
+        self._url = f"{url}/v3/kv/txn"
+
+    def put(self, objects: Iterable[tuple[Resource, Json]]) -> int:
+        """Write them, as many at once as a transaction takes; how many there were."""
+        batch: list[Json] = []
+        size = count = 0
+        for resource, raw in objects:
+            key, value = _key(resource, raw), json.dumps(raw).encode()
+            if batch and (size + len(value) > BATCH_BYTES or len(batch) == 128):
+                self._send(batch)
+                batch, size = [], 0
+            batch.append({"request_put": {"key": _text(key), "value": _text(value)}})
+            size, count = size + len(value), count + 1
+        if batch:
+            self._send(batch)
+        return count
+
+    def _send(self, batch: list[Json]) -> None:
+        request = urllib.request.Request(self._url, json.dumps({"success": batch}).encode())
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer).get("succeeded")
 
 
-def submit(client: Client, name: str) -> None:
-    client.create(JOBS, NAMESPACE, sample_job(name, NAMESPACE), "bench")
+def _key(resource: Resource, raw: Json) -> bytes:
+    of, group = raw["metadata"], f"{resource.group}/" if resource.group else ""
+    return f"/registry/{group}{resource.plural}/{of['namespace']}/{of['name']}".encode()
 
 
-def start_pod(client: Client, name: str) -> None:
-    """The workload's pod, running, and the guard's first report."""
-    workload = client.get(PYTORCHJOBS, NAMESPACE, name)
-    assert workload is not None
-    template = workload["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
-    replica = {"training.kubeflow.org/replica-index": "0", "training.kubeflow.org/replica-type": "master"}
-    labels = template["metadata"]["labels"] | replica
-    owner = {"apiVersion": PYTORCHJOBS.api_version, "kind": PYTORCHJOBS.kind, "name": name}
-    owners = [{**owner, "uid": workload["metadata"]["uid"], "controller": True}]
-    meta = {"name": f"{name}-master-0", "labels": labels, "ownerReferences": owners}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta}
-    client.create(PODS, NAMESPACE, {**pod, "spec": {**template["spec"], "nodeName": "node"}}, "bench")
-    path = PODS.path(NAMESPACE, f"{name}-master-0", "status")
-    client.request("PATCH", path, body={"status": RUNNING}, content_type=MERGE)
-    running = {"type": "Running", "status": "True", "message": "running"}
-    path = PYTORCHJOBS.path(NAMESPACE, name, "status")
-    client.request("PATCH", path, body={"status": {"conditions": [running]}}, content_type=MERGE)
-    heartbeat(client, name)
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def a_fleet(jobs: int, pods: int) -> Iterator[tuple[Resource, Json]]:
+    """Everything of so many jobs, without what only a server gives."""
+    for number in range(jobs):
+        job = a_job(number)
+        workload = a_workload(job, number)
+        yield JOBS, job
+        yield PYTORCHJOBS, workload
+        yield from ((PODS, a_pod(workload, number, index)) for index in range(pods))
+
+
+def name_of(number: int) -> tuple[str, str]:
+    return f"team-{number % TEAMS}", f"grpo-run-{number}"
+
+
+class Guards(threading.Thread):
+    """Every guard of these jobs reports every 15 s, spread evenly, until it is told to end."""
+
+    def __init__(self, etcd: Etcd, numbers: list[int]) -> None:
+        super().__init__(daemon=True)
+        self._etcd, self._raw = etcd, [a_job(number) for number in numbers]
+        self.sent, self.over = 0, threading.Event()
+
+    def run(self) -> None:
+        started = time.monotonic()
+        while not self.over.is_set():
+            due = int((time.monotonic() - started) * len(self._raw) / HEARTBEAT_SECONDS)
+            self._etcd.put((JOBS, self._reports(number)) for number in range(self.sent, due))
+            self.sent = max(self.sent, due)
+            self.over.wait(0.05)
+
+    def _reports(self, number: int) -> Json:
+        raw = self._raw[number % len(self._raw)]
+        raw["status"]["guard"] |= {"heartbeat": now(), "step": number}
+        return raw
 
 
 def now() -> str:
@@ -112,150 +178,144 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1e6):06d}Z"
 
 
-def heartbeat(client: Client, name: str, **more: Any) -> None:
-    apply_guard(client, NAMESPACE, name, {"heartbeat": now(), "step": 1, **more})
-
-
-def phases(client: Client, phase: str) -> int:
-    items = client.list(JOBS, NAMESPACE, {"resourceVersion": "0"}).get("items") or []
-    return sum((raw.get("status") or {}).get("phase") == phase for raw in items)
-
-
-def settle(client: Client, phase: str, jobs: int) -> None:
-    eventually(lambda: phases(client, phase) == jobs, f"{jobs} jobs are {phase}", PATIENCE_SECONDS)
-
-
 class TrainingOperator(threading.Thread):
     """Notes when each workload is first seen with its deadline, and ends it as training-operator would."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, pods: int) -> None:
         super().__init__(daemon=True)
-        self._client = client
+        self._client, self._pods = client, pods
         self._pool = ThreadPoolExecutor(4)
         self.seen: dict[str, float] = {}
 
     def run(self) -> None:
-        version = self._client.list(PYTORCHJOBS, NAMESPACE, {"limit": "1"})["metadata"]["resourceVersion"]
+        version = self._client.list(PYTORCHJOBS, None, {"limit": "1"})["metadata"]["resourceVersion"]
         query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": "3600"}
-        path = PYTORCHJOBS.path(NAMESPACE)
         # The API server ends before this thread does.
-        with suppress(ClusterError), self._client.stream(path, query, 3600) as events:
+        with suppress(ClusterError), self._client.stream(PYTORCHJOBS.path(), query, 3600) as events:
             for event in events:
                 policy = event["object"].get("spec", {}).get("runPolicy", {})
-                name = event["object"]["metadata"]["name"]
-                if policy.get("activeDeadlineSeconds") == 1 and name not in self.seen:
-                    self.seen[name] = time.monotonic()
-                    self._pool.submit(self._end, name)
+                of = event["object"]["metadata"]
+                if policy.get("activeDeadlineSeconds") == 1 and of["name"] not in self.seen:
+                    self.seen[of["name"]] = time.monotonic()
+                    self._pool.submit(self._end, of["namespace"], of["name"])
 
-    def _end(self, name: str) -> None:
+    def _end(self, namespace: str, name: str) -> None:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
-        self._client.request("DELETE", PODS.path(NAMESPACE, f"{name}-master-0"), body=options)
+        for index in range(self._pods):
+            pod = f"{name}-{'worker' if index else 'master'}-{index}"
+            self._client.request("DELETE", PODS.path(namespace, pod), body=options)
         failed = {"type": "Failed", "status": "True", "message": "DeadlineExceeded"}
-        path = PYTORCHJOBS.path(NAMESPACE, name, "status")
+        path = PYTORCHJOBS.path(namespace, name, "status")
         self._client.request("PATCH", path, body={"status": {"conditions": [failed]}}, content_type=MERGE)
 
 
-def stopped_seconds(client: Client, name: str) -> float:
-    """From the guard's latch until no pod was left, by the times in the status."""
-    status = (client.get(JOBS, NAMESPACE, name) or {})["status"]
-    start, end = status["guard"]["fire"]["at"], status["stop"]["emptySince"]
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+def fire(client: Client, number: int) -> float:
+    """The guard of this job fires; when its write was answered."""
+    namespace, name = name_of(number)
+    latch = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": number, "at": now()}
+    apply_guard(client, namespace, name, report(number) | {"heartbeat": now(), "fire": latch})
+    return time.monotonic()
 
 
-def fire(client: Client, name: str, fired: dict[str, float]) -> None:
-    latch = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 1, "at": now()}
-    heartbeat(client, name, fire=latch)
-    fired[name] = time.monotonic()
-
-
-def heartbeats(client: Client, names: list[str], seconds: float) -> float:
-    """Every guard reports every 15 s, spread evenly, for this long; reports per second that were reached."""
-    started, sent = time.monotonic(), 0
-
-    def send(name: str) -> None:
-        try:
-            heartbeat(client, name)
-        except ClusterError as error:
-            print(f"heartbeat of {name}: {error}", file=sys.stderr)
-
-    with ThreadPoolExecutor(8) as pool:
-        while (elapsed := time.monotonic() - started) < seconds:
-            due = int(elapsed * len(names) / HEARTBEAT_SECONDS)
-            for number in range(sent, due):
-                pool.submit(send, names[number % len(names)])
-            sent = max(sent, due)
-            time.sleep(0.05)
-    return sent / (time.monotonic() - started)
+def stopped_seconds(client: Client, number: int) -> float | None:
+    """From the guard's latch until no pod was left, by the times in the status; None: not yet."""
+    status = (client.get(JOBS, *name_of(number)) or {})["status"]
+    end = (status.get("stop") or {}).get("emptySince")
+    if status["phase"] != "Stopped" or end is None:
+        return None
+    start = datetime.fromisoformat(status["guard"]["fire"]["at"])
+    return (datetime.fromisoformat(end) - start).total_seconds()
 
 
 def percentile(values: list[float], p: float) -> float:
     return sorted(values)[min(len(values) - 1, int(p * len(values)))]
 
 
-def measure(plane: ControlPlane, directory: Path, jobs: int, fires: int, seconds: float) -> None:
+def show(what: str, value: float, unit: str) -> None:
+    print(f"{what:<44} {value:8.2f} {unit}")
+
+
+def share(operator: Process, seconds: float) -> float:
+    """Of one core, in these seconds, percent."""
+    before, started = operator.processor(), time.monotonic()
+    time.sleep(seconds)
+    return 100 * (operator.processor() - before) / (time.monotonic() - started)
+
+
+def prepared(plane: ControlPlane, directory: Path, jobs: int, pods: int) -> tuple[Path, Client, Etcd]:
+    """A cluster with so many jobs that run."""
     kubeconfig = plane.kubeconfig(directory / "kubeconfig")
     client = Client(load_configuration(str(kubeconfig)))
     install(client, crd())
     install(client, yaml.safe_load((plane.crds / "kubeflow.org_pytorchjobs.yaml").read_text()))
-    claim = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    body = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "heldout"},
-        "spec": claim,
-    }
-    client.create(CLAIMS, NAMESPACE, body, "bench")
-    names = [f"job-{number}" for number in range(jobs)]
-    everywhere(lambda name: submit(client, name), names)
+    for team in range(TEAMS):
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": f"team-{team}"}}
+        client.request("POST", NAMESPACES.path(), body=body)
+    etcd, started = Etcd(plane.etcd_url), time.monotonic()
+    written = etcd.put(a_fleet(jobs, pods))
+    show(f"{jobs} jobs of {pods} pods: {written} objects written in", time.monotonic() - started, "s")
+    return kubeconfig, client, etcd
 
-    operator = Process(kubeconfig, directory / "operator.log")
-    print(f"start-up to leading                  {operator.leading_after():6.2f} s")
-    settle(client, "Pending", jobs)
-    created = time.monotonic() - operator.started
-    print(f"{jobs} jobs guarded                    {created:6.1f} s  ({jobs / created:.0f} jobs/s)")
-    everywhere(lambda name: start_pod(client, name), names)
-    settle(client, "Running", jobs)
+
+def measure(plane: ControlPlane, directory: Path, options: argparse.Namespace) -> None:
+    jobs, fires, seconds = options.jobs, min(options.fires, options.jobs // 2), options.seconds
+    kubeconfig, client, etcd = prepared(plane, directory, jobs, options.pods)
+    operator = Process(kubeconfig, directory / "operator.log", options.code)
+    show("start to leading", operator.leading_after(), "s")
+    show("start until all was looked at", operator.settled_after(), "s")
+    show("processor time until then", operator.processor(), "s")
+    show("memory", operator.memory(), "MiB")
+    show("memory, the most until then", operator.memory("VmHWM"), "MiB")
     time.sleep(3)
+    show("processor, nothing happens", share(operator, seconds), "% of a core")
 
-    before = operator.processor()
-    time.sleep(seconds)
-    print(f"processor, idle                      {(operator.processor() - before) / seconds:6.1%} of a core")
-    before, started = operator.processor(), time.monotonic()
-    rate = heartbeats(client, names, seconds)
-    used = (operator.processor() - before) / (time.monotonic() - started)
-    print(f"processor, {rate:5.1f} heartbeats/s        {used:6.1%} of a core")
-    print(f"memory with {jobs} jobs                {operator.memory():6.1f} MiB")
+    firing = [number for number in range(0, jobs, max(1, jobs // fires))][:fires]
+    guards = Guards(etcd, sorted(set(range(jobs)) - set(firing)))
+    guards.start()
+    time.sleep(3)
+    sent, started = guards.sent, time.monotonic()
+    used = share(operator, seconds)
+    rate = (guards.sent - sent) / (time.monotonic() - started)
+    show(f"processor, {rate:.0f} reports a second", used, "% of a core")
+    show("of it for each report", 10 * used / rate, "ms")
+    show("memory", operator.memory(), "MiB")
 
-    training, fired = TrainingOperator(client), dict[str, float]()
+    training = TrainingOperator(client, options.pods)
     training.start()
     time.sleep(1)
-    for name in names[:: max(1, jobs // fires)][:fires]:
-        fire(client, name, fired)
+    fired: dict[int, float] = {}
+    for number in firing:
+        fired[number] = fire(client, number)
         time.sleep(0.05)
-    settle(client, "Stopped", len(fired))
-    requested = [training.seen[name] - at for name, at in fired.items()]
-    confirmed = [stopped_seconds(client, name) for name in fired]
-    for what, took in (("stop request", requested), ("no pod left ", confirmed)):
-        print(
-            f"fire to {what}, {len(took)} fires        "
-            f"p50 {percentile(took, 0.5):.3f} s, p99 {percentile(took, 0.99):.3f} s"
-        )
+    eventually(lambda: len(training.seen) == len(fired), "all are told to stop", PATIENCE_SECONDS)
+    guards.over.set()
+    confirmed = []
+    for number in fired:
+        eventually(lambda n=number: stopped_seconds(client, n) is not None, "it is stopped", PATIENCE_SECONDS)
+        confirmed.append(stopped_seconds(client, number) or 0.0)
+    requested = [max(0.0, training.seen[name_of(number)[1]] - at) for number, at in fired.items()]
+    for what, took in (("stop request", requested), ("no pod left", confirmed)):
+        show(f"{len(took)} fires, to {what}: p50", percentile(took, 0.5), "s")
+        show(f"{len(took)} fires, to {what}: p99", percentile(took, 0.99), "s")
+    show("memory at the end", operator.memory(), "MiB")
+    phases = Counter(
+        raw["status"]["phase"] for raw in client.list(JOBS, None, {"resourceVersion": "0"})["items"]
+    )
+    assert phases == Counter(Running=jobs - len(fired), Stopped=len(fired)), phases
     operator.end()
-
-    again = Process(kubeconfig, directory / "again.log")
-    print(f"start-up to leading with {jobs} jobs   {again.leading_after():6.2f} s")
-    again.end()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--pods", type=int, default=16)
     parser.add_argument("--fires", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--code", type=Path, default=ROOT)
     options = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory() as name, control_plane(Path(name)) as plane:
-        measure(plane, Path(name), options.jobs, options.fires, options.seconds)
+        measure(plane, Path(name), options)
     return 0
 
 

@@ -62,6 +62,7 @@ class ControlPlane:
     crds: Path
     etcd: Child
     api_server: Child
+    etcd_url: str
 
     @property
     def port(self) -> int:
@@ -111,6 +112,7 @@ def control_plane(directory: Path) -> Iterator[ControlPlane]:
                 f"--advertise-client-urls={etcd_url}",
                 f"--listen-peer-urls=http://127.0.0.1:{etcd_peer}",
                 "--unsafe-no-fsync",
+                f"--quota-backend-bytes={8 << 30}",  # benchmarks fill more than the 2 GiB of a default
                 "--log-level=error",
             ],
         )
@@ -136,7 +138,7 @@ def control_plane(directory: Path) -> Iterator[ControlPlane]:
             ],
         )
         stack.callback(server.kill)
-        plane = ControlPlane(url, directory / "certs" / "apiserver.crt", token, crds, etcd, server)
+        plane = ControlPlane(url, directory / "certs" / "apiserver.crt", token, crds, etcd, server, etcd_url)
         _wait_ready(plane)
         yield plane
 

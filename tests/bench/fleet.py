@@ -1,0 +1,162 @@
+"""Jobs, workloads and pods like the real ones, as an API server sends them, for the operator's benchmarks.
+
+A status is what the operator itself would write of such a run, so that an operator that comes upon it has
+nothing to do.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import sys
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from guard_operator.adapters import find_adapter  # noqa: E402
+from guard_operator.api.names import API_VERSION, GUARD_CONTAINER, KIND  # noqa: E402
+from guard_operator.config import OperatorConfig  # noqa: E402
+from guard_operator.reconcile.actuate import status_patch  # noqa: E402
+from guard_operator.reconcile.decide import decide  # noqa: E402
+from guard_operator.reconcile.inject import build_workload  # noqa: E402
+from guard_operator.reconcile.parse import parse_job  # noqa: E402
+from guard_operator.reconcile.snapshot import Pod, Snapshot, Workload, WorkloadState  # noqa: E402
+
+Json = dict[str, Any]
+STAMP = "2026-01-01T00:00:00Z"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+IMAGE = "guard:1"
+TEAMS = 20
+SAMPLE = ROOT / "k8s" / "samples" / "multi-node.yaml"
+
+
+def managed(owner: str, of: object, version: str = "v1") -> list[Json]:
+    """`managedFields` of about the size that servers keep."""
+    fields = {f"f:{key}": {} for key in re.findall(r'"(\w+)":', json.dumps(of))}
+    entry = {"manager": owner, "operation": "Update", "time": STAMP, "apiVersion": version}
+    return [{**entry, "fieldsType": "FieldsV1", "fieldsV1": fields}]
+
+
+def condition(kind: str, status: str = "True", message: str = "") -> Json:
+    times = {"lastTransitionTime": STAMP, "lastProbeTime": None}
+    return {"type": kind, "status": status, "reason": kind, "message": message, **times}
+
+
+def uid(kind: int, number: int) -> str:
+    return f"{kind:08x}-0000-4000-8000-{number:012x}"
+
+
+JOB, WORKLOAD, POD = 1, 2, 16
+
+
+@cache
+def _sample_spec() -> Json:
+    documents = yaml.safe_load_all(SAMPLE.read_text(encoding="utf-8"))
+    spec: Json = next(one for one in documents if one["kind"] == KIND)["spec"]
+    return spec
+
+
+def report(number: int) -> Json:
+    """`status.guard` of a healthy run with fifty rounds: some 26 KiB, most of it the detector's state."""
+    rounds = [{"attempt": 0, "step": n, "reward": 0.5, "heldout": 0.4, "kl": 0.01} for n in range(50)]
+    return {
+        "heartbeat": STAMP, "level": "healthy", "code": "ok", "reason": "no rule fired", "attempt": 0,
+        "step": number, "steps": number, "rounds": 50, "announced": 50, "evaluated": 50, "waiting": 0,
+        "inLoopEma": 0.512345, "heldoutEma": 0.498765, "klEma": 0.0123, "proxyRealGap": 0.0135,
+        "historyTail": rounds, "detectorState": "x" * 20_000,
+        "bestCheckpoint": {"attempt": 0, "step": 40, "score": 0.6, "items": 128, "path": "/ckpt/40"},
+    }  # fmt: skip
+
+
+def a_job(number: int, over: bool = False) -> Json:
+    """A job of one of `TEAMS` namespaces that runs well, or that has succeeded."""
+    metadata = {
+        "name": f"grpo-run-{number}", "namespace": f"team-{number % TEAMS}", "uid": uid(JOB, number),
+        "creationTimestamp": STAMP, "resourceVersion": str(10_000_000 + number), "generation": 1,
+    }  # fmt: skip
+    ref = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": metadata["name"]}
+    ref |= {"uid": uid(WORKLOAD, number), "guardImage": IMAGE}
+    job: Json = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata,
+        "spec": _sample_spec(),
+        "status": {"guard": report(number), "workloadRef": ref},
+    }
+    state = WorkloadState.SUCCEEDED if over else WorkloadState.RUNNING
+    guard = Pod("master-0", "p", guarded=True, rank0=True, phase="Running", guard_since=NOW)
+    workload = Workload(uid(WORKLOAD, number), ours=True, state=state, message="")
+    parsed = parse_job(job)
+    decision = decide(
+        Snapshot(parsed, workload, () if over else (guard,), heartbeat_age=None if over else 0.0), NOW
+    )
+    said = status_patch({**metadata, "generation": 1}, decision.report)["status"]
+    job["status"] |= said | ({"evidence": "evidence"} if over else {})
+    metadata["managedFields"] = [
+        *managed("kubectl", job["spec"], API_VERSION),
+        *managed("rlguard-guard", job["status"], API_VERSION),
+    ]
+    return job
+
+
+def a_workload(job: Json, number: int, over: bool = False) -> Json:
+    """The PyTorchJob that the operator made of it."""
+    parsed = parse_job(job)
+    adapter = find_adapter("kubeflow.org/v1", "PyTorchJob")
+    assert adapter is not None
+    workload = copy.deepcopy(build_workload(parsed, adapter, OperatorConfig(IMAGE)))
+    metadata = {"uid": uid(WORKLOAD, number), "creationTimestamp": STAMP, "resourceVersion": str(number)}
+    workload["metadata"] |= {
+        **metadata,
+        "managedFields": managed("rlguard-operator", workload["spec"], "kubeflow.org/v1"),
+    }
+    replicas = {"Master": {"active": 1}, "Worker": {"active": 15}}
+    told = [condition("Created"), condition("Succeeded" if over else "Running")]
+    workload["status"] = {"conditions": told, "replicaStatuses": replicas}
+    return workload
+
+
+def a_pod(workload: Json, number: int, index: int, over: bool = False) -> Json:
+    """One of its pods: 0 is the Master, with the guard."""
+    role = "Worker" if index else "Master"
+    template = workload["spec"]["pytorchReplicaSpecs"][role]["template"]
+    replica = "training.kubeflow.org/replica-"
+    labels = {
+        **template["metadata"]["labels"], replica + "index": str(max(0, index - 1)),
+        replica + "type": role.lower(), "training.kubeflow.org/job-name": workload["metadata"]["name"],
+        "training.kubeflow.org/operator-name": "pytorchjob-controller",
+    }  # fmt: skip
+    owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": workload["metadata"]["name"]}
+    metadata = {
+        "name": f"{workload['metadata']['name']}-{role.lower()}-{index}", "uid": uid(POD + index, number),
+        "namespace": workload["metadata"]["namespace"], "labels": labels, "creationTimestamp": STAMP,
+        "annotations": template["metadata"].get("annotations") or {}, "resourceVersion": str(number + index),
+        "ownerReferences": [{**owner, "uid": workload["metadata"]["uid"], "controller": True}],
+        "managedFields": managed("manager", template["spec"]) + managed("kubelet", template["spec"]),
+    }  # fmt: skip
+    kinds = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
+    state = (
+        {"terminated": {"exitCode": 0, "reason": "Completed"}} if over else {"running": {"startedAt": STAMP}}
+    )
+    one = {
+        "image": "registry.example.com/team/trainer:1", "imageID": "sha256:" + "0" * 64, "ready": True,
+        "containerID": "containerd://" + "0" * 64, "started": True, "restartCount": 0, "lastState": {},
+        "state": state,
+    }  # fmt: skip
+    containers = [{"name": c["name"], **one} for c in template["spec"]["containers"]]
+    inits = [{"name": c["name"], **one} for c in template["spec"].get("initContainers") or []]
+    assert index or GUARD_CONTAINER in {c["name"] for c in inits}
+    status = {
+        "phase": "Succeeded" if over else "Running", "conditions": [condition(kind) for kind in kinds],
+        "hostIP": "10.0.0.1", "podIP": "10.0.0.2", "containerStatuses": containers,
+        "initContainerStatuses": inits,
+    }  # fmt: skip
+    spec = {**template["spec"], "nodeName": f"ip-10-0-{index}-{number % 250}.ec2.internal"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
