@@ -32,6 +32,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--checkpoints", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--save-steps", type=int, default=2)
+    parser.add_argument("--keep", type=int, help="checkpoints that are kept; by default all")
     parser.add_argument("--warmup-steps", type=int, default=WARMUP_STEPS)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)
@@ -93,6 +94,7 @@ def build_trainer(task: Task, problems: Sequence[Exercise], arguments: argparse.
             max_steps=arguments.steps,
             save_steps=arguments.save_steps,
             save_only_model=True,
+            save_total_limit=arguments.keep,
             logging_steps=1,
             seed=arguments.seed,
             use_cpu=not _cuda(),

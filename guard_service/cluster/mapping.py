@@ -88,6 +88,7 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
         return closed | former | summary | {"heartbeat": time}
     status: Json = {
         **summary,
+        "advice": sorted({c.code.value for c in verdict.conditions if c.advice}) or None,
         "heartbeat": time,
         "attempt": verdict.attempt,
         "step": verdict.step,

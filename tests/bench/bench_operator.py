@@ -25,14 +25,14 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 import yaml
-from fleet import IMAGE, ROOT, TEAMS, Json, a_job, a_pod, a_workload, report
+from fleet import IMAGE, POD, ROOT, TEAMS, Json, a_job, a_pod, a_workload, report, uid
 
 sys.path.insert(0, str(ROOT / "tests" / "operator"))
 
@@ -43,7 +43,7 @@ from integration.world import JOBS, PYTORCHJOBS, apply_guard
 
 from guard_operator.api.schema import crd
 from guard_operator.runtime.client import MERGE, PODS, Client, Resource, load_configuration
-from guard_operator.runtime.errors import ClusterError
+from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
 HEARTBEAT_SECONDS = 15.0
 PATIENCE_SECONDS = 300.0
@@ -107,12 +107,11 @@ class Etcd:
     def __init__(self, url: str) -> None:
         self._url = f"{url}/v3/kv/txn"
 
-    def put(self, objects: Iterable[tuple[Resource, Json]]) -> int:
-        """Write them, as many at once as a transaction takes; how many there were."""
+    def put(self, objects: Iterable[tuple[bytes, bytes]]) -> int:
+        """Write them (key, JSON), as many at once as a transaction takes; how many there were."""
         batch: list[Json] = []
         size = count = 0
-        for resource, raw in objects:
-            key, value = _key(resource, raw), json.dumps(raw).encode()
+        for key, value in objects:
             if batch and (size + len(value) > BATCH_BYTES or len(batch) == 128):
                 self._send(batch)
                 batch, size = [], 0
@@ -128,23 +127,37 @@ class Etcd:
             assert json.load(answer).get("succeeded")
 
 
-def _key(resource: Resource, raw: Json) -> bytes:
+def stored(resource: Resource, raw: Json) -> tuple[bytes, bytes]:
+    """Under which key etcd has it, and what it has there."""
     of, group = raw["metadata"], f"{resource.group}/" if resource.group else ""
-    return f"/registry/{group}{resource.plural}/{of['namespace']}/{of['name']}".encode()
+    key = f"/registry/{group}{resource.plural}/{of['namespace']}/{of['name']}"
+    return key.encode(), json.dumps(raw).encode()
 
 
 def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def a_fleet(jobs: int, pods: int) -> Iterator[tuple[Resource, Json]]:
-    """Everything of so many jobs, without what only a server gives."""
+def a_fleet(jobs: int, pods: int) -> Iterator[tuple[bytes, bytes]]:
+    """Everything of so many jobs, as etcd has it."""
     for number in range(jobs):
         job = a_job(number)
         workload = a_workload(job, number)
-        yield JOBS, job
-        yield PYTORCHJOBS, workload
-        yield from ((PODS, a_pod(workload, number, index)) for index in range(pods))
+        yield stored(JOBS, job)
+        yield stored(PYTORCHJOBS, workload)
+        yield stored(PODS, a_pod(workload, number, 0))
+        if pods > 1:
+            yield from workers(*stored(PODS, a_pod(workload, number, 1)), number, pods)
+
+
+def workers(key: bytes, value: bytes, number: int, pods: int) -> Iterator[tuple[bytes, bytes]]:
+    """The first Worker and, in its words, the others: making each anew would take far longer."""
+    name, node, index = b"-worker-%d", b"ip-10-0-%d-", b'replica-index": "%d"'
+    for n in range(1, pods):
+        changed = value.replace(uid(POD + 1, number).encode(), uid(POD + n, number).encode())
+        for part, first, other in ((name, 1, n), (node, 1, n), (index, 0, n - 1)):
+            changed = changed.replace(part % first, part % other)
+        yield key.replace(name % 1, name % n), changed
 
 
 def name_of(number: int) -> tuple[str, str]:
@@ -163,7 +176,7 @@ class Guards(threading.Thread):
         started = time.monotonic()
         while not self.over.is_set():
             due = int((time.monotonic() - started) * len(self._raw) / HEARTBEAT_SECONDS)
-            self._etcd.put((JOBS, self._reports(number)) for number in range(self.sent, due))
+            self._etcd.put(stored(JOBS, self._reports(number)) for number in range(self.sent, due))
             self.sent = max(self.sent, due)
             self.over.wait(0.05)
 
@@ -202,18 +215,33 @@ class TrainingOperator(threading.Thread):
     def _end(self, namespace: str, name: str) -> None:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
         for index in range(self._pods):
-            pod = f"{name}-{'worker' if index else 'master'}-{index}"
-            self._client.request("DELETE", PODS.path(namespace, pod), body=options)
-        failed = {"type": "Failed", "status": "True", "message": "DeadlineExceeded"}
+            path = PODS.path(namespace, f"{name}-{'worker' if index else 'master'}-{index}")
+            taken(lambda path=path: self._client.request("DELETE", path, body=options))
+        failed = {"status": {"conditions": [{"type": "Failed", "status": "True", "message": "Deadline"}]}}
         path = PYTORCHJOBS.path(namespace, name, "status")
-        self._client.request("PATCH", path, body={"status": {"conditions": [failed]}}, content_type=MERGE)
+        taken(lambda: self._client.request("PATCH", path, body=failed, content_type=MERGE))
+
+
+def taken(request: Callable[[], object]) -> None:
+    """Ask until the API server takes it; busy as it is here it may not answer in time."""
+    while True:
+        try:
+            request()
+        except ApiError as error:
+            if error.status == 404:  # the try before had its effect
+                return
+        except TransportError:
+            pass
+        else:
+            return
+        time.sleep(0.2)
 
 
 def fire(client: Client, number: int) -> float:
     """The guard of this job fires; when its write was answered."""
     namespace, name = name_of(number)
     latch = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": number, "at": now()}
-    apply_guard(client, namespace, name, report(number) | {"heartbeat": now(), "fire": latch})
+    taken(lambda: apply_guard(client, namespace, name, report(number) | {"heartbeat": now(), "fire": latch}))
     return time.monotonic()
 
 

@@ -108,6 +108,7 @@ def test_a_trainer_that_takes_the_ports_of_a_dead_guard_gains_nothing(namespace:
     assert (after["steps"], after["attempt"]) == (12, 0), "what was reported while no guard ran is taken"
     said = then.the_guard_answers(job)["conditions"]
     assert [one["advice"] for one in said if one["code"] == "port_taken"] == [True]
+    assert "port_taken" in after["advice"]
     then.eventually(lambda: job.container(GUARD_CONTAINER)["ready"], "its probes reach it", timeouts.RESTART)
     assert job.container(GUARD_CONTAINER)["restartCount"] == 1
     assert "robbed" not in job.log(TRAINER_CONTAINER), "neither a token nor a step went to the thief"

@@ -15,6 +15,7 @@ from guard_core.policy import Policy
 from guard_core.wire import (
     CheckpointReport,
     Code,
+    Condition,
     EvaluationSummary,
     Level,
     Moment,
@@ -122,6 +123,19 @@ def test_numbers_fit_into_a_column_of_kubectl_get() -> None:
     status = guard_status(known, {}, NOW)
     assert (status["inLoopEma"], status["klEma"]) == (0.6294, 0.0001235)
     assert "heldoutEma" not in status
+
+
+def test_what_is_only_advice_is_told_by_its_code() -> None:
+    """The sentence of the status is of the worst condition, which advice never is."""
+    advice, warning = (
+        Condition(code=code, level=Level.WARNING, message="a", advice=code is not Code.SILENT)
+        for code in (Code.PORT_TAKEN, Code.SILENT)
+    )
+    known = Known(verdict(conditions=(warning, advice, advice)), state=STATE)
+    status = guard_status(known, {}, NOW)
+    assert status["advice"] == ["port_taken"]
+    assert GuardStatus.model_validate(status).advice == ["port_taken"]
+    assert differs(status, guard_status(Known(verdict(conditions=(warning,)), state=STATE), {}, NOW))
 
 
 def judged(policy: Policy = DEFAULT, rounds: int = 3, items: int = 64) -> Judge:

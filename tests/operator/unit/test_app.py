@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import Any, cast
 
@@ -39,6 +38,16 @@ def sync(some: app._Caches, namespace: str) -> None:
             reflector._synced.set()
 
 
+def raw(name: str, **status: Any) -> Json:
+    meta = {"name": name, "namespace": "a", "uid": name, "resourceVersion": "1"}
+    return {"metadata": meta, "spec": {}, "status": status}
+
+
+def show(reflector: Reflector, raw: Json) -> None:
+    """As a watch does."""
+    reflector._fold({"type": "MODIFIED", "object": raw})
+
+
 def test_only_kinds_that_are_switched_on_are_watched() -> None:
     assert tuple(adapter.resource.kind for adapter in ADAPTERS) == KINDS
 
@@ -68,7 +77,8 @@ def test_a_queue_is_watched_where_it_is_switched_on_and_looks_at_jobs_alone() ->
     some = caches("a", kueue=True)
     paths = [str(one.state()["path"]).rsplit("/", 1)[1] for one in some.reflectors]
     assert paths.count("workloads") == 1
-    some._jobs[0]._objects[("a", "run")] = b'{"metadata": {"name": "run", "namespace": "a"}}'
+    show(some._jobs[0], raw("run"))
+    some._queue.done(some._queue.take() or ("", ""))
 
     def changed(owner: str, controller: bool = True) -> None:
         owners = [{"name": owner, "uid": "w", "controller": controller}]
@@ -99,10 +109,6 @@ def test_a_process_that_can_read_nothing_is_never_ready(monkeypatch: pytest.Monk
     monkeypatch.setattr(app, "GIVE_UP_SECONDS", 0.0)
     some = caches("gone")
     assert not some.ready() and not some.workable()
-
-
-def raw(name: str, **status: Any) -> Json:
-    return {"metadata": {"name": name, "namespace": "a", "uid": name}, "status": status}
 
 
 @pytest.mark.parametrize(
@@ -170,16 +176,11 @@ def ended_pod(name: str, phase: str, job: str = "run") -> Json:
 def test_pods_that_have_ended_go_from_the_cache_with_their_run() -> None:
     some = caches("a")
     (jobs,), (pods,) = some._jobs, some._pods
-
-    def show(reflector: Reflector, raw: Json) -> None:
-        raw["metadata"].setdefault("resourceVersion", "1")
-        reflector._fold({"type": "MODIFIED", "object": raw})
-
-    show(jobs, {**raw("run", phase="Running"), "spec": {}})
+    show(jobs, raw("run", phase="Running"))
     for one in (ended_pod("x", "Succeeded"), ended_pod("y", "Running"), ended_pod("z", "Failed", "other")):
         show(pods, one)
     assert len(pods.items()) == 3, "what ended is evidence while its run is not over"
-    show(jobs, {**raw("run", phase="Succeeded", **OVER), "spec": {}})
+    show(jobs, raw("run", phase="Succeeded", **OVER))
     assert {one["metadata"]["name"] for one in pods.items()} == {"y", "z"}
     show(pods, ended_pod("y", "Succeeded"))
     assert {one["metadata"]["name"] for one in pods.items()} == {"z"}
@@ -201,8 +202,11 @@ def test_jobs_whose_watch_shows_nothing_are_looked_at(monkeypatch: pytest.Monkey
     for reflector, namespace in zip(some._jobs, "ab", strict=True):
         reflector._synced.set()
         for name, status in (("runs", {}), ("over", OVER)):
-            body = {"metadata": {"name": name, "namespace": namespace}, "status": status}
-            reflector._objects[(namespace, name)] = json.dumps(body).encode()
+            body = raw(name, **status)
+            body["metadata"]["namespace"] = namespace
+            show(reflector, body)
+    while some._queue.depth():
+        some._queue.done(some._queue.take() or ("", ""))
     some.look_at_the_unheard()
     assert some._queue.depth() == 0
     monkeypatch.setattr(some._jobs[1], "quiet_for", lambda: DEAF_SECONDS + 1)

@@ -1,4 +1,4 @@
-"""What a reflector keeps, without a server: pages by bytes, and what is not worth keeping."""
+"""What a reflector keeps, without a server: packed, in pages by bytes, and not what is not worth keeping."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from guard_operator.runtime.client import PODS, Client, Resource
+from guard_operator.runtime.packing import Packer, as_json
 from guard_operator.runtime.reflector import FIRST_PAGE, PAGE_BYTES, Reflector, next_page
 
 Json = dict[str, Any]
@@ -65,16 +68,19 @@ def names(of: list[Json]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("each", "limits"),
-    [(1000, [FIRST_PAGE, 40, 80, 160]), (PAGE_BYTES, [FIRST_PAGE, *[1] * 230])],
-    ids=["small", "large"],
+    ("each", "most", "limits"),
+    [
+        (1000, 500, [FIRST_PAGE, 40, 80, 160]),
+        (1000, 50, [FIRST_PAGE, 40, 50, 50, 50, 50]),
+        (1000, 10, [10] * 25),
+        (PAGE_BYTES, 500, [FIRST_PAGE, *[1] * 230]),
+    ],
 )
-def test_a_page_is_as_large_as_its_bytes_allow(each: int, limits: list[int]) -> None:
+def test_a_page_is_as_large_as_its_bytes_allow(each: int, most: int, limits: list[int]) -> None:
     server = Server([pod(f"p{n}") for n in range(250)], each)
-    one = reflector(server)
+    one = reflector(server, page=most)
     one._list()
     assert len(one.items()) == 250 and server.limits == limits
-    assert all(limit <= 500 for limit in server.limits)
 
 
 def test_what_is_not_worth_keeping_is_not_kept_and_told_all_the_same() -> None:
@@ -99,3 +105,29 @@ def test_what_is_no_longer_worth_keeping_goes() -> None:
     one.sort_out("a")
     assert names(one.items()) == ["a1", "b1"] and names(one.indexed("a")) == ["a1"]
     one.sort_out("nobody")
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda of: st.lists(of, max_size=3) | st.dictionaries(st.text(), of, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.lists(st.dictionaries(st.text(), anything, max_size=4), min_size=1, max_size=5))
+def test_what_was_packed_is_had_again(objects: list[Json]) -> None:
+    packer = Packer()
+    packed = [packer.pack(one) for one in objects]
+    assert [packer.unpack(one) for one in packed] == objects
+    assert [packer.pack(one) for one in objects] == packed, "bytes can be compared"
+
+
+def test_half_a_character_is_kept() -> None:
+    packer = Packer()
+    assert packer.unpack(packer.pack({"a": "\ud800"})) == {"a": "\ud800"}
+
+
+def test_what_is_alike_takes_next_to_nothing() -> None:
+    packer = Packer()
+    first, second = (len(packer.pack(pod(f"run-{n}"))) for n in range(2))
+    assert max(first, second) < len(as_json(pod("run-0"))) / 8

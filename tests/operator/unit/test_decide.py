@@ -1146,6 +1146,7 @@ REPORTED = {
     **{"stepsSinceEvaluation": 3, "longestRound": 4, "inLoopEma": 0.1, "heldoutEma": 0.2, "klEma": 0.3},
     **{"proxyRealGap": 0.4, "ended": {"attempt": 1, "step": 77}, "heartbeat": ago(-5)},
     **{"lastEvaluation": TRAINED_ON["lastEvaluation"], "lastEvaluationTime": NOW.isoformat()},
+    "advice": ["port_taken"],
 }
 
 

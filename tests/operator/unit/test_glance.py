@@ -102,6 +102,15 @@ def test_what_is_more_than_a_report(change: Callable[[Json], object]) -> None:
     assert not is_only_a_report(before, later()), "nor is what comes after it"
 
 
+@pytest.mark.parametrize(
+    "what", [*list(MORE)[:6], "no heartbeat", "no step"], ids=lambda what: str(what).replace(" ", "-")
+)
+def test_every_report_of_a_run_that_does_not_go_on_well_is_looked_at(what: str) -> None:
+    before, after = running(), later(MORE[what])
+    MORE[what](before)
+    assert not is_only_a_report(before, after)
+
+
 def test_what_is_new_or_gone_is_no_report() -> None:
     assert not is_only_a_report(None, later()) and not is_only_a_report(running(), None)
 

@@ -77,6 +77,9 @@ SCRIPT = Rule("guard_operator", "page/static/app.js", HERE / "test_page.py")
 NOTIFIER = rule("notifier.py", "test_notifier.py")
 WEBHOOK = Rule("guard_operator", "runtime/webhook.py", HERE / "test_notifier.py")
 QUEUE = Rule("guard_operator", "runtime/queue.py", HERE / "test_queue.py")
+GLANCE = rule("glance.py", "test_glance.py")
+BEATS = rule("heartbeats.py", "test_heartbeats.py")
+CACHE = Rule("guard_operator", "runtime/reflector.py", HERE / "test_cache.py")
 
 MUTANTS: list[Mutant] = [
     # A workload that exists: what its guard needs, which one and which pods are meant, and what is said.
@@ -160,6 +163,44 @@ MUTANTS: list[Mutant] = [
     (RAYCLUSTER, 'return f"ray.io/cluster={name}"', 'return f"ray.io/cluster={uid}"'),
     (ATTACHED_JOB, 'return f"{UID_LABEL}={uid}"', 'return f"{UID_LABEL}={name}"'),
     (ATTACHED_JOBSET, 'undone_by: tuple[str, ...] = ("failurePolicy",)', "undone_by: tuple[str, ...] = ()"),
+    # What is not cached, what is not looked at, and what is all the same.
+    (GLANCE, 'if not _status(raw).get("evidence"):', "if False:"),
+    (GLANCE, "    if is_latched(raw):\n        return _holds", "    if False:\n        return _holds"),
+    (GLANCE, "return _holds(raw, ConditionType.STOPPED)", "return True"),
+    (GLANCE, 'guard.get("fire") or guard.get("halt")', 'guard.get("fire")'),
+    (GLANCE, 'guard.get("fire") or guard.get("halt")', 'guard.get("halt")'),
+    (GLANCE, "        and not is_latched(raw)\n", ""),
+    (GLANCE, 'status.get("phase") == Phase.RUNNING\n', "True\n"),
+    (GLANCE, 'guard.get("heartbeat") is not None\n', "True\n"),
+    (GLANCE, '        and guard.get("step") is not None\n', ""),
+    (GLANCE, "(_goes_on_well(old) and _goes_on_well(new))", "_goes_on_well(new)"),
+    (GLANCE, "(_goes_on_well(old) and _goes_on_well(new))", "_goes_on_well(old)"),
+    (GLANCE, 'ConditionType.FIRED: "False", ', ""),
+    (GLANCE, '"False", ConditionType.GUARD_SILENT: "False"', '"False"'),
+    (GLANCE, 'return metadata, raw.get("spec"),', "return metadata, None,"),
+    (GLANCE, '{**_status(raw), "guard": None}', "{}"),
+    (SLIM, "{} if is_over(raw) else", "{} if False else"),
+    (BEATS, "known.beat is not UNHEARD and ", ""),
+    (BEATS, "(known.beat, known.pod) != (beat, pod)", "known.beat != beat"),
+    (BEATS, "and known.beat != beat:\n", "and True:\n"),
+    (CACHE, "max(1, min(fits, 2 * limit))", "max(1, fits)"),
+    (CACHE, "max(1, min(fits, 2 * limit))", "min(fits, 2 * limit)"),
+    (CACHE, "min(self._page, next_page(limit, len(items), size))", "next_page(limit, len(items), size)"),
+    (CACHE, 'kind != "DELETED" and self._keeps(new)', 'kind != "DELETED"'),
+    (CACHE, "if self._keeps(slim := self._slim(raw)):", "if slim := self._slim(raw):"),
+    (CACHE, "if not self._keeps(slim):\n                with", "if False:\n                with"),
+    (APP, "if new is None or is_over(new):", "if new is None:"),
+    (APP, "self._beats.heard(uid, datetime.fromisoformat(beat))", "pass"),
+    (APP, "        if is_only_a_report(old, new):\n            return\n", ""),
+    (APP, "reflector.synced and reflector.quiet_for() > DEAF_SECONDS", "reflector.synced"),
+    (APP, "if not is_over(raw):\n                        self", "if True:\n                        self"),
+    (APP, 'job["metadata"]["uid"] != _job_uid(pod) or ', ""),
+    (APP, " or not is_over(job)", ""),
+    (GATHER, "if not is_latched(cached) and not any(", "if not any("),
+    (GATHER, " and not any(self._caches.between(STATEFUL_SETS, namespace, uid)):", ":"),
+    (GATHER, 'return raw if raw is not None and raw["metadata"]["uid"] == uid else None', "return raw"),
+    (DECIDE, "        return DEAF_SECONDS\n", "        return RUNNING_SECONDS\n"),
+    (DECIDE, "min(RUNNING_SECONDS, left + 0.1)", "left + 0.1"),
     # Kueue: whose Workload it is, when a stop leaves the queue, and what is said of a run that waits.
     (QUEUES, "if controller_of(raw) == workload_uid and", "if"),
     (QUEUES, " and not _going(raw)]", "]"),
@@ -475,8 +516,8 @@ MUTANTS: list[Mutant] = [
     (GATHER, "guard.get(CHANGED) or is_as", "is_as"),
     (GATHER, "guard.get(CHANGED) or is_as_injected(raw) is False", "guard.get(CHANGED)"),
     (GATHER, "if pod.rank0 and pod.phase", "if pod.guarded and pod.phase"),
-    (GATHER, 'self._beats.age(job.uid, ("unguarded", unguarded.uid)), False',
-     "self._beats.age(job.uid, (guard_of(job).heartbeat, unguarded.uid)), False"),
+    (GATHER, "self._beats.age(job.uid, UNHEARD, unguarded.uid), False",
+     "self._beats.age(job.uid, guard_of(job).heartbeat, unguarded.uid), False"),
     (GATHER, '(guard.get("state") or {}).get("running") or {}', 'next(iter(guard["state"].values()), {})'),
     (GATHER, 'metadata.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds"))',
      'spec.get("terminationGracePeriodSeconds")'),
@@ -522,7 +563,7 @@ MUTANTS: list[Mutant] = [
     (SLIM, "*(label for adapter in ADAPTERS for label in adapter.pod_labels)", ""),
     (SLIM, '"detectorState", "historyTail"', '"detectorState", "historyTail", "step"'),
     (SLIM, "_trend(rounds)\n", "rounds\n"),
-    (APP, 'or written & {"Fired", "Halted"}', ""),
+    (GLANCE, ") or written", ")"),
     (APP, ' and "stop" not in (new.get("status") or {})', ""),
     (SERVING, "if len(self._open) >= MOST_CONNECTIONS else None", "if False else None"),
     (HEALTH, "            timeout = IDLE_SECONDS\n", ""),
