@@ -123,8 +123,15 @@ class Etcd:
 
     def _send(self, batch: list[Json]) -> None:
         request = urllib.request.Request(self._url, json.dumps({"success": batch}).encode())
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            assert json.load(answer).get("succeeded")
+        for left in reversed(range(10)):
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    assert json.load(answer).get("succeeded")
+                    return
+            except OSError:  # on a machine that is too busy etcd does not answer in its own time
+                if not left:
+                    raise
+                time.sleep(1.0)
 
 
 def stored(resource: Resource, raw: Json) -> tuple[bytes, bytes]:
