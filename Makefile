@@ -117,6 +117,11 @@ test-trl: | $(UV) ## The trainer's tests with the oldest TRL that is allowed, or
 test-kinds: install control-plane ## RayJob, JobSet, TrainJob and a Kueue queue against their real controllers, which are built once; not part of `make test`.
 	$(VENV)/bin/pytest -q tests/kinds
 
+# The API server of another minor version than the pinned one; tests/go/kubernetes-* are those that there are.
+test-kubernetes: install chart-tools ## What an API server decides (CRD, admission, reconciling), with VERSION=1.30, 1.32 or 1.36; not part of `make test`.
+	RLGUARD_KUBERNETES=$(VERSION) CACHE=$(CACHE) tests/operator/controlplane/build.sh >/dev/null
+	RLGUARD_KUBERNETES=$(VERSION) $(VENV)/bin/pytest -q tests/operator/integration tests/chart/test_cluster.py
+
 # SEED repeats a run, ONLY='etcd killed' plays one round of it and leaves the page as it is.
 chaos: install control-plane ## Kills, partitions, full disks and clock jumps around 100 fires and 100 healthy runs; writes docs/reliability.md.
 	$(PY) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only '$(ONLY)',--page docs/reliability.md)
@@ -154,9 +159,9 @@ bench: install $(VLLM)/.installed ## Every benchmark, each as a ratio in one run
 	@for bench in ack startup trainer evaluation replay; do $(PY) tests/bench/bench_$$bench.py || exit 1; done
 	@PYTHONPATH=$(CURDIR) $(VLLM)/bin/python tests/bench/bench_vllm.py 2>/dev/null
 
-bench-operator: kind-up control-plane ## Teardown on kind against `kubectl delete`; then 1,000 jobs on a real API server.
+bench-operator: kind-up control-plane ## Teardown on kind against `kubectl delete`; then 1,000 and 5,000 jobs on a real API server.
 	RLGUARD_E2E=build/e2e/cluster.json $(PY) tests/bench/bench_teardown.py
-	$(PY) tests/bench/bench_operator.py
+	for jobs in 1000 5000; do $(PY) tests/bench/bench_operator.py --jobs $$jobs || exit 1; done
 
 bench-kinds: ## Teardown of PyTorchJob, Job, JobSet and RayJob on kind against `kubectl delete` of the same.
 	$(MAKE) --no-print-directory kind-up KINDS='kuberay jobset'
@@ -197,4 +202,4 @@ actionlint: ## Build actionlint for the workflows' test, once.
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: chaos test test-vllm vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean
+.PHONY: chaos test test-kubernetes test-vllm vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean

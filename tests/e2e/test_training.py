@@ -181,6 +181,8 @@ def the_readme_shows_what_is_left(job: Job) -> None:
     # Which rule fires, and with which words, is the run's own.
     shown = [masked(line) for line in block.output if not line.lstrip().startswith("Warning")]
     assert len(shown) > 10 and [line for line in shown if line not in said] == []
+    best = job.guard["bestCheckpoint"]["path"].removeprefix("/checkpoints/")
+    assert best in done.stdout.splitlines(), "the best checkpoint is there, and its run is not"
 
 
 def in_a_shell(job: Job, script: str) -> subprocess.CompletedProcess[str]:
