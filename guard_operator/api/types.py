@@ -707,8 +707,8 @@ class GuardStatus(StatusModel):
     level: str | None = Field(None, max_length=63, description="healthy, unknown, warning or fired.")
     code: str | None = Field(None, max_length=63, description="The most severe condition's code.")
     reason: Text | None = Field(None, description="The most severe condition in words.")
-    advice: list[Annotated[str, Field(max_length=63)]] = Field(
-        default_factory=list,
+    advice: list[Annotated[str, Field(max_length=63)]] | None = Field(
+        None,
         max_length=32,
         description="Codes of what is only advice, such as port_taken; nothing acts on them.",
     )

@@ -51,6 +51,7 @@ def test_a_run_that_hacks_its_reward_is_stopped(
     the_latch_cannot_be_opened(job)
     assert "Stopped" in namespace.kubectl("get", "gtj"), "the phase is a printer column"
     the_readme_shows_what_is_left(job)
+    the_best_checkpoint_outlives_the_run(job)
 
 
 def test_an_honest_run_succeeds(namespace: Namespace) -> None:
@@ -181,8 +182,16 @@ def the_readme_shows_what_is_left(job: Job) -> None:
     # Which rule fires, and with which words, is the run's own.
     shown = [masked(line) for line in block.output if not line.lstrip().startswith("Warning")]
     assert len(shown) > 10 and [line for line in shown if line not in said] == []
+
+
+def the_best_checkpoint_outlives_the_run(job: Job) -> None:
+    """In its claim, as the pod lists it that the README names; its run has no pod left."""
+    pod = "pod/cpu-demo-checkpoints"
+    job.namespace.kubectl("apply", "-f", str(ROOT / "k8s/overlays/kind/checkpoints.yaml"))
+    wait = ("wait", "--for=jsonpath={.status.phase}=Succeeded", f"--timeout={timeouts.COMMAND}s")
+    job.namespace.kubectl(*wait, pod)
     best = job.guard["bestCheckpoint"]["path"].removeprefix("/checkpoints/")
-    assert best in done.stdout.splitlines(), "the best checkpoint is there, and its run is not"
+    assert best in job.namespace.kubectl("logs", pod).splitlines()
 
 
 def in_a_shell(job: Job, script: str) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ reaches the API server. And: what is stopped for silence was written down first.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ class Fleet:
         self.everyone = [*self.healthy, self.silent]
         self._here, self._make = here, make_job
         self._mute: set[str] = set()
+        self._steps = itertools.count()
         self._over = threading.Event()
 
     def start(self) -> None:
@@ -83,7 +85,9 @@ class Fleet:
         beat = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         if one.name not in self._mute:
             with suppress(ClusterError):  # a guard that cannot report now does so later
-                apply_guard(one.client, one.namespace, one.name, {"heartbeat": beat})
+                apply_guard(
+                    one.client, one.namespace, one.name, {"heartbeat": beat, "step": next(self._steps)}
+                )
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ class World:
     def __init__(self, plane: ControlPlane, client: Client, namespace: str, directory: Path) -> None:
         self.plane, self.client, self.namespace, self.directory = plane, client, namespace, directory
         self._stack = ExitStack()
-        self._operators = 0
+        self._operators = list[OperatorProcess]()
         self._grant()
 
     def close(self) -> None:
@@ -179,11 +179,9 @@ class World:
         environment: Mapping[str, str] | None = None,
     ) -> OperatorProcess:
         """Start an operator for this namespace; it ends with the test."""
-        self._operators += 1
-        log = self.directory / f"operator-{self._operators}.log"
-        kubeconfig = self.plane.kubeconfig(
-            self.directory / f"kubeconfig-{self._operators}", server, self.token
-        )
+        number = len(self._operators) + 1
+        log = self.directory / f"operator-{number}.log"
+        kubeconfig = self.plane.kubeconfig(self.directory / f"kubeconfig-{number}", server, self.token)
         command = [
             sys.executable, "-m", "guard_operator", f"--kubeconfig={kubeconfig}", "--guard-image=guard:1",
             f"--namespace={self.namespace}", f"--lease-namespace={self.namespace}",
@@ -195,7 +193,8 @@ class World:
         )
         self._stack.callback(process.wait, END_SECONDS)
         self._stack.callback(process.kill)
-        return OperatorProcess(process, log)
+        self._operators.append(OperatorProcess(process, log))
+        return self._operators[-1]
 
     # -- when --------------------------------------------------------------------------------------------
 
@@ -319,11 +318,23 @@ class World:
         try:
             return eventually(there, f"{kind}={status} ({reason})", within)[2]
         except AssertionError as error:
-            raise AssertionError(f"{error}; conditions: {self.conditions()}") from None
+            raise AssertionError(f"{error}; conditions: {self.conditions()}{self._ended()}") from None
 
     def expect_workload(self, probe: Callable[[Json], Any], what: str, within: float = 20.0) -> None:
-        eventually(
-            lambda: probe(self.client.get(self.workloads, self.namespace, self.name) or {}), what, within
+        def there() -> Any:
+            return probe(self.client.get(self.workloads, self.namespace, self.name) or {})
+
+        try:
+            eventually(there, what, within)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; conditions: {self.conditions()}{self._ended()}") from None
+
+    def _ended(self) -> str:
+        """Which operators have ended, with their last words: one that loses its Lease does."""
+        ended = [one for one in self._operators if one.process.poll() is not None]
+        return "".join(
+            f"; {one.log.name}: exit code {one.process.returncode}: {one.log.read_text()[-500:]}"
+            for one in ended
         )
 
     def phase(self) -> str:

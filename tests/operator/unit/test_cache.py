@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from guard_operator.runtime.client import PODS, Client, Resource
@@ -114,6 +114,7 @@ anything = st.recursive(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.dictionaries(st.text(), anything, max_size=4), min_size=1, max_size=5))
 def test_what_was_packed_is_had_again(objects: list[Json]) -> None:
     packer = Packer()

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard_operator.adapters import ADAPTERS
@@ -99,6 +99,7 @@ pods = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(pods, st.sampled_from(["w", None]), st.sampled_from(ADAPTERS), st.sampled_from(["Master", "Worker"]))
 def test_a_slim_pod_says_what_the_pod_says(raw: Json, uid: str | None, adapter: Any, role: str) -> None:
     owner = _Owner(uid, {"pytorchReplicaSpecs": {role: {}}})
@@ -171,6 +172,7 @@ conditions = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(
     st.fixed_dictionaries(
         {
@@ -212,6 +214,7 @@ reported = some(
 )
 
 
+@settings(deadline=None)
 @given(
     some(
         phase=st.sampled_from(["Running", "Stopped", "Newer"]),
