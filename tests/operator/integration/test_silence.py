@@ -30,6 +30,7 @@ RUNS = 20
 LIMIT, FAULT_SECONDS = 30, 45.0
 REPORT_SECONDS = 5.0
 MEET_SECONDS = 180.0
+START_SECONDS = 60.0
 
 
 class Fleet:
@@ -51,10 +52,14 @@ class Fleet:
             job["spec"]["onSilence"] = {"afterSeconds": LIMIT, "action": "Stop"}
             one.submit(job)
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda one: one.workload() and one.start_pod(), self.everyone))
+            list(pool.map(self._start, self.everyone))
         threading.Thread(target=self._report, daemon=True).start()
         for one in self.everyone:
-            one.expect("GuardSilent", "False", "GuardReports", within=60)
+            one.expect("GuardSilent", "False", "GuardReports", within=START_SECONDS)
+
+    def _start(self, one: World) -> None:
+        one.expect("Guarded", "True", "WorkloadCreated", within=START_SECONDS)
+        one.start_pod()
 
     def mute(self, some: list[World]) -> None:
         """From now on these report nothing, and the others do."""
@@ -107,7 +112,8 @@ def fleet(
 ) -> Iterator[Fleet]:
     with world(plane, client, namespace, tmp_path) as here:
         here.claim()
-        here.operator(server=proxy.url)
+        # Without a processor for long enough it would lose its Lease and end; no kubelet starts it here.
+        here.operator(server=proxy.url, lease_seconds=60.0)
         fleet = Fleet(here, make_job)
         fleet.start()
         try:
@@ -145,7 +151,7 @@ def test_no_healthy_run_is_stopped_and_a_silent_guard_is_met(
     fleet.mute([fleet.silent])
     proxy.heal()
     fleet.silent.expect("Halted", "True", "GuardSilent", within=MEET_SECONDS)
-    fleet.silent.expect_workload(deadline, "the workload is told to end")
+    fleet.silent.expect_workload(deadline, "the workload is told to end", within=START_SECONDS)
     assert fleet.stopped() == ["silent"]
     for one in fleet.healthy:
         one.expect("GuardSilent", "False", "GuardReports", within=60)

@@ -80,6 +80,8 @@ QUEUE = Rule("guard_operator", "runtime/queue.py", HERE / "test_queue.py")
 GLANCE = rule("glance.py", "test_glance.py")
 BEATS = rule("heartbeats.py", "test_heartbeats.py")
 CACHE = Rule("guard_operator", "runtime/reflector.py", HERE / "test_cache.py")
+FLEET_HEARS = Rule("guard_operator", "app.py", HERE / "test_fleet.py")
+FLEET_DECIDES = rule("decide.py", "test_fleet.py")
 
 MUTANTS: list[Mutant] = [
     # A workload that exists: what its guard needs, which one and which pods are meant, and what is said.
@@ -191,6 +193,9 @@ MUTANTS: list[Mutant] = [
     (CACHE, "if not self._keeps(slim):\n                with", "if False:\n                with"),
     (APP, "if new is None or is_over(new):", "if new is None:"),
     (APP, "self._beats.heard(uid, datetime.fromisoformat(beat))", "pass"),
+    (FLEET_HEARS, "self._beats.heard(uid, datetime.fromisoformat(beat))", "pass"),
+    (FLEET_DECIDES, "        return HELD_BACK_SECONDS\n", "        return RUNNING_SECONDS\n"),
+    (FLEET_DECIDES, "min(RUNNING_SECONDS, left + 0.1) if left >= 0 else", ""),
     (APP, "        if is_only_a_report(old, new):\n            return\n", ""),
     (APP, "reflector.synced and reflector.quiet_for() > DEAF_SECONDS", "reflector.synced"),
     (APP, "if not is_over(raw):\n                        self", "if True:\n                        self"),
