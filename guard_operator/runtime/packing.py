@@ -27,7 +27,7 @@ class Packer:
 
     def pack(self, raw: Json) -> bytes:
         """The object as bytes."""
-        text = as_json(raw)
+        text = compact_json(raw)
         if not self._example:
             self._example = text
         pressed = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW, zdict=self._example)
@@ -42,6 +42,6 @@ class Packer:
         return unpacked
 
 
-def as_json(raw: Json) -> bytes:
+def compact_json(raw: Json) -> bytes:
     """Its JSON; a text of any characters can be in it."""
     return json.dumps(raw, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")

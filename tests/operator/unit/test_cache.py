@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from guard_operator.runtime.client import PODS, Client, Resource
-from guard_operator.runtime.packing import Packer, as_json
+from guard_operator.runtime.packing import Packer, compact_json
 from guard_operator.runtime.reflector import FIRST_PAGE, PAGE_BYTES, Reflector, next_page
 
 Json = dict[str, Any]
@@ -131,4 +131,4 @@ def test_half_a_character_is_kept() -> None:
 def test_what_is_alike_takes_next_to_nothing() -> None:
     packer = Packer()
     first, second = (len(packer.pack(pod(f"run-{n}"))) for n in range(2))
-    assert max(first, second) < len(as_json(pod("run-0"))) / 8
+    assert max(first, second) < len(compact_json(pod("run-0"))) / 8

@@ -15,7 +15,7 @@ from guard_operator.api import names
 from guard_operator.reconcile.gather import _Owner, _pod, _workload
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.slim import TREND, TREND_POINTS, slim_job, slim_pod, slim_workload
-from guard_operator.runtime.packing import Packer, as_json
+from guard_operator.runtime.packing import Packer, compact_json
 
 Json = dict[str, Any]
 STAMP = "2026-01-01T00:00:00Z"
@@ -250,7 +250,7 @@ def test_of_the_history_a_small_part_is_cached(rounds: int) -> None:
     assert len(trend) == min(rounds, TREND_POINTS)
     assert (trend[0], trend[-1][0]) == ([0.123, 0.654], float(f"{rounds - 1 + 0.123456:.3g}"))
     assert trend == sorted(trend) and len({reward for reward, _ in trend}) == len(trend), "none twice"
-    assert len(as_json(guard)) < 500
+    assert len(compact_json(guard)) < 500
 
 
 @pytest.mark.parametrize("one", [{}, {"reward": "x", "heldout": 1}, {"reward": 10**400, "heldout": 1}, 3])
@@ -270,4 +270,4 @@ def test_what_is_cached_of_a_pod_that_runs_is_small() -> None:
             "conditions": [{"type": "Ready", "status": "True"}],
         },
     }
-    assert len(as_json(slim_pod(raw))) < 250
+    assert len(compact_json(slim_pod(raw))) < 250
