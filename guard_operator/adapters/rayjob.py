@@ -35,6 +35,9 @@ HEAD = ("rayClusterSpec", "headGroupSpec")
 WORKERS = ("rayClusterSpec", "workerGroupSpecs")
 #: With it Ray may run the driver on any node.
 DRIVER_ANYWHERE = "RAY_JOB_ALLOW_DRIVER_ON_WORKER_NODES"
+#: A node of Ray that is asked to end waits so long, seconds, for what runs on it to end by itself, and does
+#: not ask it to: by default 30, for the sake of Ray Serve. Ray gives a program that is asked to stop 3 s.
+DRAIN, DRAIN_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "3"
 
 #: KubeRay gives the cluster the annotations of the RayJob; this one is `gcsFaultToleranceOptions` of old.
 FAULT_TOLERANCE = "ray.io/ft-enabled"
@@ -96,10 +99,7 @@ class RayJobAdapter:
                 raise TemplateError(
                     dotted(own), f"must not be set: it may give the program resources of its own. {_DRIVER}"
                 )
-        groups = at(spec, *WORKERS)
-        if not isinstance(groups, list | None):
-            raise TemplateError(dotted(WORKERS), "must be a list of objects")
-        places = [HEAD, *((*WORKERS, number) for number in range(len(groups or [])))]
+        places = _groups(spec)
         for place in places:
             _check_labels(spec, place)
         templates = (
@@ -123,12 +123,15 @@ class RayJobAdapter:
     def prepared(self, spec: Json) -> Json:
         """By default the cluster outlives the program, and the submitter's pod has no label of the job's.
 
-        Where the driver may run is said in the head's own environment, which wins over `envFrom`.
+        Where the driver may run is said in the head's own environment, which wins over `envFrom`. How long a
+        node waits for its program is said in that of every node, unless its author says it there.
         """
         prepared = copy.deepcopy(spec)
         head = at(prepared, *HEAD, "template", "spec", "containers", 0)
         env = [one for one in head.get("env") or [] if at(one, "name") != DRIVER_ANYWHERE]
         head["env"] = [*env, {"name": DRIVER_ANYWHERE, "value": "0"}]
+        for place in _groups(prepared):
+            _end_soon(at(prepared, *place, "template", "spec", "containers", 0))
         if not prepared.get("deletionStrategy"):
             prepared.setdefault("shutdownAfterJobFinishes", True)
         if (prepared.get("submissionMode") or _MODES[0]) == "K8sJobMode":
@@ -169,6 +172,25 @@ class RayJobAdapter:
     def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
         """The submitter, which KubeRay keeps: without its cluster it would only be tried again."""
         return (Child(BATCH_JOBS, name),) if method is StopMethod.STOP else ()
+
+
+def _groups(spec: Mapping[str, Any]) -> list[tuple[str | int, ...]]:
+    """Where the head and the groups of workers are.
+
+    Raises:
+        TemplateError: the groups are no list.
+    """
+    groups = at(spec, *WORKERS)
+    if not isinstance(groups, list | None):
+        raise TemplateError(dotted(WORKERS), "must be a list of objects")
+    return [HEAD, *((*WORKERS, number) for number in range(len(groups or [])))]
+
+
+def _end_soon(ray: Json) -> None:
+    """Have a container that runs Ray wait no longer for its program than Ray waits for one that it stops."""
+    env = ray.get("env") or []
+    if all(at(one, "name") != DRAIN for one in env):
+        ray["env"] = [*env, {"name": DRAIN, "value": DRAIN_SECONDS}]
 
 
 def _trainer(spec: Mapping[str, Any], place: tuple[str | int, ...]) -> str:

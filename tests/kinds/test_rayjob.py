@@ -132,6 +132,10 @@ def test_the_head_has_the_guard_as_it_was_injected(running: RayWorld) -> None:
     assert head is not None and is_as_injected(head) is True
     uid = running.job()["metadata"]["uid"]
     assert len(pods) == 4 and all(pod["metadata"]["labels"]["rlguard.dev/job-uid"] == uid for pod in pods)
+    for pod in pods:  # the submitter's is not a node of Ray
+        soon = {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "3"}
+        is_node = "ray.io/node-type" in pod["metadata"]["labels"]
+        assert (soon in pod["spec"]["containers"][0]["env"]) is is_node
     eventually(lambda: running.phase() == "Running", "phase Running")
     assert running.conditions()["Guarded"][:2] == ("True", "WorkloadCreated")
 

@@ -246,8 +246,37 @@ def test_the_driver_stays_in_the_head_whatever_a_config_map_says() -> None:
     for env in (None, [own], [stays, own]):
         spec = rayjob(head={"template": pod("h", env=env, envFrom=[{"configMapRef": {"name": "c"}}])})
         made = ADAPTER.prepared(spec)["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
-        assert made["env"] == [*([own] if env else []), stays]
+        assert made["env"] == [*([own] if env else []), stays, SOON]
         build_workload(job(spec), ADAPTER, CONFIG)
+
+
+SOON = {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "3"}
+
+
+def containers_of(spec: Json) -> list[Json]:
+    """Those that run Ray, head first."""
+    cluster = ADAPTER.prepared(spec)["rayClusterSpec"]
+    groups = cluster["headGroupSpec"], *cluster["workerGroupSpecs"]
+    return [group["template"]["spec"]["containers"][0] for group in groups]
+
+
+def test_no_node_waits_longer_for_its_program_than_for_one_that_ray_stops() -> None:
+    """tests/on_ray has a real node end by it."""
+    for env in (None, [], [{"name": "A", "value": "1"}]):
+        workers = [{"groupName": name, "template": pod("ray-worker", env=env)} for name in ("a", "b")]
+        nodes = containers_of(rayjob(cluster={"workerGroupSpecs": workers}))
+        assert len(nodes) == 3 and all(node["env"].count(SOON) == 1 for node in nodes)
+        assert nodes[1]["env"] == [*(env or []), SOON]
+
+
+@pytest.mark.parametrize(
+    "own", [{"value": "20"}, {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}]
+)
+def test_how_long_a_node_waits_is_its_authors(own: Json) -> None:
+    mine = {"name": SOON["name"], **own}
+    head, worker = containers_of(rayjob(head={"template": pod("h", env=[mine])}))
+    assert mine in head["env"] and SOON not in head["env"]
+    assert worker["env"] == [SOON], "each group has its own"
 
 
 def test_a_name_that_kuberay_would_refuse_later_is_refused() -> None:
