@@ -23,6 +23,7 @@ MAX_KWARGS_BYTES = 16_384
 MAX_KWARGS_DEPTH = 16
 MAX_SYSTEM_PROMPT = 65_536  # characters
 MAX_MARK = 256  # characters
+MAX_STOPS = 16
 #: What `apply_chat_template` takes for itself: a template's own variables have other names.
 RESERVED_KWARGS = frozenset(
     {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations"}
@@ -30,6 +31,10 @@ RESERVED_KWARGS = frozenset(
     | {"max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
     | {"sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools", "truncation"}
 )
+
+
+#: Settings that may be changed in the trainer's distribution, one by one.
+_OF_THE_DISTRIBUTION = ("top_p", "top_k", "min_p")
 
 
 def _of_a_template(kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -104,6 +109,20 @@ class Generation(Section):
         description="The likeliest tokens, so many; 0: all; null: the trainer's, or all beside a temperature "
         "that is set.",
     )
+    min_p: Finite | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Tokens with at least this share of the likeliest one's probability; 0: all; null: the "
+        "trainer's, or all beside a temperature that is set.",
+    )
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=MAX_MARK)], ...] = Field(
+        (),
+        max_length=MAX_STOPS,
+        description="Texts that end a completion, beside the model's own end; neither the text nor what "
+        "follows it is scored, and the completion is not cut off. For tasks whose reward is computed in that "
+        "way, too. OpenAI's own API takes four at most.",
+    )
     samples: int = Field(
         1,
         ge=1,
@@ -157,7 +176,9 @@ class Generation(Section):
         """
         theirs = trainer if self.temperature is None else None
         distribution = {} if theirs is None else theirs.model_dump(exclude={"max_new_tokens"})
-        distribution |= {name: own for name in ("top_p", "top_k") if (own := getattr(self, name)) is not None}
+        distribution |= {
+            name: own for name in _OF_THE_DISTRIBUTION if (own := getattr(self, name)) is not None
+        }
         temperature = distribution.pop("temperature", self.temperature or 0.0)
         length = self.max_new_tokens
         if length is None:

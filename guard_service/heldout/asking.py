@@ -41,6 +41,12 @@ def answer_in(text: str, mark: str | None) -> str | None:
     return answer if found else None
 
 
+def before_stop(text: str, stop: Sequence[str]) -> str | None:
+    """What was written before the first of these texts; None: none of them comes."""
+    places = [place for one in stop if (place := text.find(one)) >= 0]
+    return text[: min(places)] if places else None
+
+
 def refuse_without_template(items: Sequence[HeldoutItem], settings: Generation, *, chat: bool) -> None:
     """Refuse what only a chat template reads, for a prompt that goes to the policy as it is.
 

@@ -101,11 +101,12 @@ class HeldoutSettings(Scoring):
         """What decides a score, beside the split: evaluations of one run must agree in it to be compared.
 
         How fast, where and in which batches they are made is left out; so is a limit of scorers that gives no
-        score.
+        score. What came with a later release counts where it is set, so that a store of before goes on.
         """
         decisive = {"kind", "model", "chat", "max_new_tokens", "max_new_tokens_ceiling", "temperature"}
         decisive |= {"top_p", "top_k", "samples", "seed"}
         decisive |= {"chat_template_kwargs", "system_prompt", "answer_after", "score_truncated"}
+        decisive |= {name for name in ("min_p", "stop") if getattr(self.evaluator, name)}
         scoring = {"scorer", "proxy_scorer"}
         if self.on_scorer_timeout == "wrong":
             scoring |= {"scorer_timeout_seconds", "on_scorer_timeout"}

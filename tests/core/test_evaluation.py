@@ -44,6 +44,8 @@ def test_what_is_set_wins_and_a_distribution_is_not_mixed() -> None:
     assert used(TRAINER, **own) == own | {"source": "settings"}
     assert used(TRAINER, temperature=1.0) == {"temperature": 1.0, "max_new_tokens": 512, "source": "trainer"}
     assert used(TRAINER, temperature=1.0, top_p=0.5)["top_p"] == 0.5
+    assert used(TRAINER, temperature=1.0, min_p=0.2)["min_p"] == used(TRAINER, min_p=0.2)["min_p"] == 0.2
+    assert "min_p" not in used(TRAINER, min_p=0.0)
     assert used(TRAINER, top_k=0, top_p=1.0) == {
         **{"temperature": 0.7, "min_p": 0.05, "repetition_penalty": 1.1},
         **{"max_new_tokens": 512, "source": "trainer"},

@@ -237,6 +237,7 @@ MUTANTS: list[Mutant] = [
     (ROOM, "else 60 * self.minutes", "else self.minutes"),
     (FORESEEN, 'or is_greedy(sampling):\n        return ""', 'or False:\n        return ""'),
     (FORESEEN, "unknown = budget.minutes is not None and seconds is None", "unknown = False"),
+    (EVALUATION, '("top_p", "top_k", "min_p")', '("top_p", "top_k")'),
     (COSTS, "return PassCost(evaluation.completions, evaluation.seconds)", "return PassCost()"),
     (RUN, "self._lost > MOST_RETRIES", "False"),
     (RUN, "last.index + 1 + self._lost", "last.index + 1"),

@@ -142,6 +142,39 @@ def test_a_completion_ends_at_the_end_token(model: Path, tmp_path: Path) -> None
     assert "<eos>" not in str(texts) and "<pad>" not in str(texts) and min(lengths) < 30
 
 
+def test_a_completion_ends_at_a_text_and_is_the_same_before_it(model: Path, tmp_path: Path) -> None:
+    settings = {"max_new_tokens": 24, "temperature": 1.5, "samples": 2}
+    whole = complete(model, tmp_path, **settings)
+    stop = [whole.texts[0][0][5:7], whole.texts[0][0][9:10]]
+    for batch_size in (1, 64):
+        made = complete(model, tmp_path, batch_size=batch_size, stop=stop, **settings)
+        ended = 0
+        for rows, before in zip(made.made, whole.made, strict=True):
+            for one, other in zip(rows, before, strict=True):
+                text = min((other.text.split(end)[0] for end in stop), key=len)
+                assert one.text == one.answer == text
+                assert one.truncated == (other.truncated and text == other.text)
+                ended += text != other.text
+        assert 0 < ended < 2 * len(ITEMS)
+
+
+def test_what_ends_at_a_text_is_not_generated_further(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths: list[int] = []
+    plain = checkpoint.Loaded._batch
+
+    def noted(self: Any, batch: Any, sampling: Any) -> Any:
+        made = plain(self, batch, sampling)
+        widths.extend(len(row) for row in made)
+        return made
+
+    monkeypatch.setattr(checkpoint.Loaded, "_batch", noted)
+    first = complete(model, tmp_path, ITEMS[:1], max_new_tokens=24).texts[0][0]
+    complete(model, tmp_path, ITEMS[:1], max_new_tokens=24, stop=[first[3:5]])
+    assert widths[0] > 5 >= widths[1] > 0, "a token is a character"
+
+
 def test_the_checkpoints_own_sampling_settings_do_not_count(model: Path, tmp_path: Path) -> None:
     odd = shutil.copytree(model, tmp_path / "odd")
     generation = json.loads((odd / "generation_config.json").read_text())

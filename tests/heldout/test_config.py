@@ -58,6 +58,8 @@ def test_the_model_name_follows_the_checkpoint() -> None:
         ({"evaluator": {"temperature": 0.5}}, True),
         ({"evaluator": {"top_p": 0.5}}, True),
         ({"evaluator": {"top_k": 5}}, True),
+        ({"evaluator": {"min_p": 0.1}}, True),
+        ({"evaluator": {"stop": ["\n"]}}, True),
         ({"evaluator": {"max_new_tokens": 5}}, True),
         ({"evaluator": {"max_new_tokens_ceiling": 5}}, True),
         ({"evaluator": {"temperature": 1, "samples": 2}}, True),
@@ -98,6 +100,7 @@ def test_a_limit_that_makes_completions_wrong_decides_scores_and_no_limit_is_as_
     }
     plain = HeldoutSettings.model_validate({"split": "s"}).measure()
     assert plain.keys() == {"scorer", "proxy_scorer", "evaluator"}
+    assert not plain["evaluator"].keys() & {"min_p", "stop"}
 
 
 def test_what_becomes_of_a_limit_needs_one() -> None:

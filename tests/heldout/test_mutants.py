@@ -36,6 +36,7 @@ SERVED_WHERE, TAKEN = (
 )
 SAID = Rule("guard_service", "heldout/evaluators/openai.py", HERE / "test_openai.py")
 CONFIG = Rule("guard_service", "heldout/config.py", HERE / "test_config.py")
+CODEC = Rule("guard_service", "heldout/evaluators/codec.py", REASONING)
 EVALUATION = Rule("guard_core", "evaluation.py", HERE / "test_config.py")
 STAGING = Rule("guard_service", "heldout/staging.py", HERE / "test_staging.py")
 
@@ -150,6 +151,16 @@ MUTANTS: list[Mutant] = [
     (ENDPOINT, "if text is None and (truncated or", "if text is None and (False or"),
     (ENDPOINT, " and known and end in _ENDED", ""),
     (ENDPOINT, "if mark and thought and mark not in text", "if mark and thought"),
+    # A text that ends a completion.
+    (ASKING, "text[: min(places)]", "text[: places[0]]"),
+    (CODEC, "truncated and before is None", "truncated"),
+    (CODEC, "answer = answer_in(text, mark)", "answer = answer_in(whole, mark)"),
+    (CODEC, "answer_in(text if before is None else before, mark)", "answer_in(text, mark)"),
+    (SAID, "text, truncated = before, False", "text = before"),
+    (SAID, '{"stop": list(self._settings.stop)} if self._settings.stop else {}', '{"stop": []}'),
+    (CONFIG, '("min_p", "stop") if', '("min_p",) if'),
+    (CONFIG, '("min_p", "stop") if', '("stop",) if'),
+    (CONFIG, " if getattr(self.evaluator, name)}", "}"),
     (CONFIG, 'if self.on_scorer_timeout == "wrong":', "if True:"),
     (CONFIG, 'if self.on_scorer_timeout == "wrong":', "if False:"),
     (CONFIG, '{"scorer_timeout_seconds", "on_scorer_timeout"}', '{"on_scorer_timeout"}'),

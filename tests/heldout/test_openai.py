@@ -85,6 +85,19 @@ def test_the_server_is_asked_to_sample_as_the_trainer_does() -> None:
     assert done.sampling.source == "trainer" and done.sampling.max_new_tokens == 33
 
 
+def test_the_server_is_told_which_texts_end_a_completion_and_may_leave_them_in() -> None:
+    def policy(body: dict[str, Any], _number: int) -> Reply:
+        text = "12\n? 13" if body["stop"] == ["\n?", "END"] else "it was not told"
+        return Reply(body={"choices": [{"message": {"content": text}, "finish_reason": "length"}]})
+
+    with endpoint(policy) as server:
+        done = ask(server, ITEMS[:1], stop=["\n?", "END"])
+        assert [(one.text, one.answer, one.truncated) for one in done.made[0]] == [("12", "12", False)]
+    with endpoint(echo) as server:
+        ask(server, ITEMS[:1])
+    assert "stop" not in server.asked[0][2]
+
+
 def test_seeds_differ_by_item_sample_and_pass_and_repeat() -> None:
     def seeds(pass_index: int) -> list[int]:
         with endpoint(echo) as server:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,6 +16,7 @@ from guard_service.heldout.asking import answer_in
 from guard_service.heldout.config import HeldoutSettings, OpenAIEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.evaluators import Completion, Completions
+from guard_service.heldout.evaluators.codec import Codec
 from guard_service.heldout.evaluators.openai import OpenAIEvaluator
 from guard_service.heldout.making import make_split
 from guard_service.heldout.scorers import load_scorer
@@ -100,6 +102,32 @@ def test_what_only_a_chat_template_reads_is_refused_without_one(
 
 
 # -- where the answer begins ---------------------------------------------------------------------------------
+
+
+class Letters:
+    """A tokenizer whose tokens are letters; `#` is a special one."""
+
+    added_tokens_decoder: ClassVar = {0: SimpleNamespace(content="#", special=True)}
+
+    def decode(self, tokens: str, *, skip_special_tokens: bool) -> str:
+        return tokens.replace("#", "") if skip_special_tokens else tokens
+
+
+@pytest.mark.parametrize(
+    ("said", "made", "stops"),
+    [
+        ("ac", ("ac", "ac", True), False),
+        ("axb?cd", ("axb", "axb", False), True),
+        ("a?d", ("a", "a", False), True),
+        ("da?", ("", "", False), True),
+        ("#a#xb?#y", ("axb", "xb", False), True),
+    ],
+)
+def test_a_text_ends_a_completion_and_what_follows_is_no_answer(said: Any, made: Any, stops: bool) -> None:
+    codec = Codec(Letters(), frozenset(), None, ("d", "?"))
+    mark = "#" if "#" in said else None
+    assert codec.decode(said, mark, truncated=True) == Completion(*made)
+    assert codec.stops(said) is stops
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,10 @@ def test_a_checkpoint_that_names_another_model_is_refused(tmp_path: Path) -> Non
 def test_weights_of_another_frame_never_reach_the_engine(tmp_path: Path) -> None:
     evaluator = VllmEvaluator(VllmEvaluatorSettings(), tmp_path)
     evaluator._engine = one = engine()
-    assert evaluator._engine_with(tmp_path, "frame", "it") is one
+    codec: Any = None
+    assert evaluator._engine_with(tmp_path, "frame", "it", codec) is one
     with pytest.raises(StartAgainError, match="it is not of the frame"):
-        evaluator._engine_with(tmp_path, "another", "it")
+        evaluator._engine_with(tmp_path, "another", "it", codec)
     assert one.llm.calls == ["reload_weights"]
 
 
@@ -188,9 +189,11 @@ def test_a_completion_that_is_missing_is_an_error() -> None:
 def test_sampling_is_as_it_is_said_and_the_end_is_the_guards() -> None:
     plain = EvaluationSampling(temperature=0.0, max_new_tokens=9, samples=1, source=SamplingSource.DEFAULT)
     common = {"max_tokens": 9, "stop_token_ids": [1, 4], "detokenize": False}
-    assert vllm._params(plain, frozenset({4, 1})) == {"temperature": 0.0, **common}
+    assert vllm._params(plain, frozenset({4, 1}), ()) == {"temperature": 0.0, **common}
     used = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "repetition_penalty": 1.2}
-    assert vllm._params(plain.model_copy(update=used), frozenset({4, 1})) == used | common
+    assert vllm._params(plain.model_copy(update=used), frozenset({4, 1}), ()) == used | common
+    ending = vllm._params(plain, frozenset(), ("\n",))
+    assert ending["stop"] == ["\n"] and ending["detokenize"], "vLLM looks for it in the text"
 
 
 def test_without_vllm_it_is_said_before_any_work(tmp_path: Path) -> None:

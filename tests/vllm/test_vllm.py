@@ -259,6 +259,34 @@ def test_an_item_that_is_too_long_is_told_and_the_engine_goes_on(
 
 
 @pytest.mark.timeout(600)
+def test_a_text_ends_a_completion_as_with_the_evaluator_checkpoint(
+    policies: dict[str, Path], tmp_path: Path
+) -> None:
+    """In a process of its own: an engine that is to read along is started so."""
+    whole = by_transformers(policies["first"], tmp_path).texts
+    stop = [whole[0][0][2:4], whole[1][0][5:6]]
+    expected = by_transformers(policies["first"], tmp_path, stop=stop)
+    assert expected.texts != whole
+    split = tmp_path / "split.jsonl"
+    asked = [(item, text) for item, (text,) in zip(ITEMS, expected.texts, strict=True) if text.strip()]
+    rows = [{"id": item.id, "prompt": item.prompt, "answer": text} for item, text in asked]
+    split.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {"kind": "vllm", **VLLM, "stop": stop, "score_truncated": True}
+    heldout = HeldoutSettings.model_validate({"split": split, "evaluator": own})
+
+    async def act() -> None:
+        worker = EvaluationWorker(heldout, tmp_path / "scratch")
+        await worker.start()
+        try:
+            result = await worker.evaluate(EvaluationRequest(0, 1, policies["first"]))
+            assert len(rows) > 20 and list(result.items) == [1.0] * len(rows)
+        finally:
+            await worker.close()
+
+    asyncio.run(act())
+
+
+@pytest.mark.timeout(600)
 def test_memory_that_is_wanted_back_is_free_once_the_evaluation_is_told(
     policies: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -110,7 +110,7 @@ class Loaded:
 
     def _batch(self, batch: Sequence[CompletionJob], sampling: EvaluationSampling) -> list[list[int]]:
         import torch
-        from transformers import LogitsProcessorList
+        from transformers import LogitsProcessorList, StoppingCriteriaList
 
         width = max(len(job.tokens) for job in batch)
         padding = [width - len(job.tokens) for job in batch]
@@ -127,6 +127,9 @@ class Loaded:
                     attention_mask=torch.tensor(mask, device=device),
                     generation_config=self.model.generation_config,
                     logits_processor=LogitsProcessorList(processors),
+                    stopping_criteria=StoppingCriteriaList(
+                        [_stopping(self.codec, width)] if self.codec.stop else []
+                    ),
                 )
         except torch.OutOfMemoryError as error:
             raise EvaluationError(
@@ -167,6 +170,25 @@ def _logits_watch(device: Any) -> Any:
             return scores
 
     return LogitsWatch()
+
+
+def _stopping(codec: Codec, width: int) -> Any:
+    """Ends a row whose completion, after `width` tokens of prompt, has a text of the codec's `stop`."""
+    import torch
+    from transformers import StoppingCriteria
+
+    class StopTexts(StoppingCriteria):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._ended: set[int] = set()
+
+        def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:  # noqa: ARG002
+            made = input_ids[:, width:].tolist()
+            self._ended |= {
+                row for row, said in enumerate(made) if row not in self._ended and codec.stops(said)
+            }
+            return torch.tensor([row in self._ended for row in range(len(made))], device=input_ids.device)
+
+    return StopTexts()
 
 
 def _sampler(

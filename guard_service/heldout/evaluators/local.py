@@ -119,11 +119,12 @@ class LocalEvaluator(ABC):
 
     def _codec(self, staged: Staged, shown: str) -> Codec:
         """Of an adapter without a tokenizer: that of the base model."""
+        stop = self._settings.stop
         if staged.adapter is None:
-            return Codec.load(staged.path, staged.path, shown)
+            return Codec.load(staged.path, staged.path, shown, stop)
         assert self._base is not None, "an adapter is not staged without a base model"
         own = not without_tokenizer(os.listdir(staged.path))
-        return Codec.load(self._base.path, staged.path if own else self._base.path, shown)
+        return Codec.load(self._base.path, staged.path if own else self._base.path, shown, stop)
 
     def _generate(
         self, model: LoadedPolicy, items: Sequence[HeldoutItem], sampling: EvaluationSampling, pass_index: int

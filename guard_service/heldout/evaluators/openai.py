@@ -25,6 +25,7 @@ from guard_core.wire import EvaluationSampling
 from guard_service.heldout.asking import (
     answer_after,
     answer_in,
+    before_stop,
     messages,
     refuse_without_template,
     template_kwargs,
@@ -54,7 +55,7 @@ _HINTS = {
     404: "check base_url and model",
     400: "check model, max_new_tokens, the prompt's length, and whether the server knows top_k, min_p and "
     "repetition_penalty, if the trainer samples with them (`temperature` sets the sampling without them), "
-    "and chat_template_kwargs, if they are set",
+    "and chat_template_kwargs and stop, if they are set",
     422: "check model, max_new_tokens and the prompt's length",
 }
 
@@ -170,6 +171,7 @@ class OpenAIEvaluator:
         }
         # OpenAI's own API has none of these, so they are sent only where they are wanted.
         body |= {name: value for name in _EXTENSIONS if (value := getattr(sampling, name)) is not None}
+        body |= {"stop": list(self._settings.stop)} if self._settings.stop else {}
         if self._settings.chat:
             kwargs = template_kwargs(item, self._settings)
             body |= {"chat_template_kwargs": kwargs} if kwargs else {}
@@ -223,6 +225,8 @@ class OpenAIEvaluator:
                 "or the model wrote something other than text (where a server takes the thought out of "
                 "the text, set answer_after)"
             )
+        if (before := before_stop(text, self._settings.stop)) is not None:  # the server has left it in
+            text, truncated = before, False
         if mark and thought and mark not in text:  # the server has taken it out
             return Completion(f"{thought}{mark}{text}", text or None, truncated)
         return Completion(text, answer_in(text, mark), truncated)

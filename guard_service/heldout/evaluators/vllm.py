@@ -80,11 +80,11 @@ class VllmEvaluator(LocalEvaluator):
     def _load(self, staged: Staged, codec: Codec, shown: str) -> _Loaded:
         """The weights in the engine, which is started for the first checkpoint."""
         if staged.adapter is None:
-            engine = self._engine_of(staged.path, shown)
+            engine = self._engine_of(staged.path, shown, codec)
         else:
             merged = staged.path.with_name(f"{staged.path.name}-merged")
             self._merge(staged, merged, shown)
-            engine = self._engine_of(merged, shown)
+            engine = self._engine_of(merged, shown, codec)
             shutil.rmtree(merged)
         lengths = [length for length in (codec.positions, engine.positions) if length is not None]
         return _Loaded(engine, replace(codec, positions=min(lengths)), self._own.release_memory)
@@ -104,16 +104,16 @@ class VllmEvaluator(LocalEvaluator):
         with loading(shown, FailureKind.WEIGHTS):
             merged_adapter(model, staged.path, staged.adapter, target)
 
-    def _engine_of(self, path: Path, shown: str) -> _Engine:
+    def _engine_of(self, path: Path, shown: str, codec: Codec) -> _Engine:
         frame = frame_of(path, shown)
         with loading(shown, FailureKind.WEIGHTS):
             wrong = not_finite(tensors(path))  # here, for vLLM may keep them in another form
         refuse_not_finite(wrong, shown)
-        return self._engine_with(path, frame.digest, shown)
+        return self._engine_with(path, frame.digest, shown, codec)
 
-    def _engine_with(self, path: Path, frame: str, shown: str) -> _Engine:
+    def _engine_with(self, path: Path, frame: str, shown: str, codec: Codec) -> _Engine:
         if self._engine is None:
-            self._engine = _Engine.start(path, frame, shown, self._own)
+            self._engine = _Engine.start(path, frame, shown, self._own, codec)
         elif self._engine.frame != frame:
             raise StartAgainError(f"{shown} is not of the frame that the engine was started with")
         else:
@@ -147,8 +147,10 @@ class _Engine:
     over: bool = False
 
     @classmethod
-    def start(cls, path: Path, frame: str, shown: str, settings: VllmEvaluatorSettings) -> _Engine:
-        """An engine with the weights in this directory.
+    def start(
+        cls, path: Path, frame: str, shown: str, settings: VllmEvaluatorSettings, codec: Codec
+    ) -> _Engine:
+        """An engine with the weights in this directory; where a text may end a completion, it reads along.
 
         Raises:
             EvaluationError: they are not whole; vLLM would leave what is missing as the memory was.
@@ -165,7 +167,12 @@ class _Engine:
                 config_format="hf",
                 load_format="safetensors",
                 generation_config="vllm",  # not the checkpoint's: it may bring penalties
-                skip_tokenizer_init=True,
+                # The tokenizer is the same in all checkpoints of a run.
+                **(
+                    {"tokenizer": codec.tokenizer.name_or_path}
+                    if codec.stop
+                    else {"skip_tokenizer_init": True}
+                ),
                 dtype=precision(settings.dtype, cuda=on_cuda()),
                 max_model_len=_AS_THE_MEMORY_ALLOWS,
                 max_num_seqs=settings.batch_size,
@@ -246,7 +253,7 @@ class _Loaded:
         """See `LoadedPolicy.generate`."""
         from vllm import SamplingParams
 
-        common = _params(sampling, self.codec.ends)
+        common = _params(sampling, self.codec.ends, self.codec.stop)
         return self.engine.generate(jobs, [SamplingParams(seed=job.seed, **common) for job in jobs])
 
     def release(self) -> None:
@@ -255,7 +262,7 @@ class _Loaded:
             self.engine.rest()
 
 
-def _params(sampling: EvaluationSampling, ends: frozenset[int]) -> Mapping[str, Any]:
+def _params(sampling: EvaluationSampling, ends: frozenset[int], stop: Sequence[str]) -> Mapping[str, Any]:
     """Of `SamplingParams`; what is not used is left at its default, which is none."""
     names = ("top_p", "top_k", "min_p", "repetition_penalty")
     used = {name: value for name in names if (value := getattr(sampling, name)) is not None}
@@ -264,5 +271,6 @@ def _params(sampling: EvaluationSampling, ends: frozenset[int]) -> Mapping[str, 
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_new_tokens,
         "stop_token_ids": sorted(ends),
-        "detokenize": False,
+        "detokenize": bool(stop),
+        **({"stop": list(stop)} if stop else {}),
     }

@@ -221,6 +221,7 @@ TRIED: dict[str, list[Any]] = {
     "integer": [-1, 0, 1, 2**31 - 1, 2**31],
     "number": [-1.0, 0.0, 0.5, 1.0],
     "boolean": [True, False],
+    "array": [[], ["x"], ["x", "\n"], [""], ["x" * 256], ["x" * 257], ["x"] * 16, ["x"] * 17, [1], "x", 1],
     "object": [{}, {"enable_thinking": False, "more": [{"a": None}]}, [], "x", 1],
 }
 
@@ -257,7 +258,8 @@ def test_crd_and_guard_accept_and_refuse_the_same(section: str, name: str) -> No
     field = schema["properties"][to_camel(name)]
     theirs = guard.model_fields[name]
     assert field["description"] == theirs.description
-    assert field.get("default") == (None if theirs.is_required() else theirs.default)
+    default = None if theirs.is_required() else theirs.default
+    assert field.get("default") == (list(default) if isinstance(default, tuple) else default)
     needed = {"split": "s", **needed} if section == "heldout" else needed
     taken = []
     for value in around(field):
