@@ -92,6 +92,25 @@ def count(value: object) -> int:
     return value if isinstance(value, int) else 1
 
 
+def state_by_conditions(
+    workload: Mapping[str, Any], final: Mapping[str, WorkloadState], ready: object
+) -> tuple[WorkloadState, str]:
+    """The state of a workload that has conditions and `spec.suspend`, and what it says of it.
+
+    Args:
+        workload: as the API server has it.
+        final: what a condition of this type means once it is true; the first that is decides.
+        ready: whether a pod of it is.
+    """
+    for condition in at(workload, "status", "conditions") or []:
+        if condition.get("status") == "True" and condition.get("type") in final:
+            words = condition.get("reason", ""), condition.get("message", "")
+            return final[condition["type"]], ": ".join(filter(None, words))
+    if at(workload, "spec", "suspend") is True:
+        return WorkloadState.SUSPENDED, ""
+    return (WorkloadState.RUNNING if ready else WorkloadState.PENDING), ""
+
+
 class WorkloadAdapter(Protocol):
     """What the operator must know about a kind of workload."""
 

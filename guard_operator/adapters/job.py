@@ -12,7 +12,16 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, at, count, dotted
+from guard_operator.adapters.base import (
+    Child,
+    PodTemplate,
+    TemplateError,
+    WorkloadState,
+    at,
+    count,
+    dotted,
+    state_by_conditions,
+)
 from guard_operator.api.names import MAX_JOB_NAME
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
@@ -81,14 +90,7 @@ class JobAdapter:
 
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """From the final conditions, then from `spec.suspend`, then from the pods that are ready."""
-        status = workload.get("status") or {}
-        for condition in status.get("conditions") or []:
-            if condition.get("status") == "True" and condition.get("type") in _STATES:
-                reason, message = condition.get("reason", ""), condition.get("message", "")
-                return _STATES[condition["type"]], ": ".join(filter(None, (reason, message)))
-        if (workload.get("spec") or {}).get("suspend") is True:
-            return WorkloadState.SUSPENDED, ""
-        return (WorkloadState.RUNNING if status.get("ready") else WorkloadState.PENDING), ""
+        return state_by_conditions(workload, _STATES, at(workload, "status", "ready"))
 
     def stop_patch(self, method: StopMethod) -> Json | None:
         """The deadline is counted from the start of the job, so 1 s is over."""

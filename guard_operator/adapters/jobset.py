@@ -16,7 +16,16 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, at, count
+from guard_operator.adapters.base import (
+    Child,
+    PodTemplate,
+    TemplateError,
+    WorkloadState,
+    at,
+    count,
+    dotted,
+    state_by_conditions,
+)
 from guard_operator.adapters.job import CONTAINER, INDEX_FIELD, INDEX_LABEL, check_ranks, trainer_of
 from guard_operator.api.names import MAX_JOB_NAME
 from guard_operator.api.types import StopMethod
@@ -56,7 +65,7 @@ class JobSetAdapter:
         if spec.get("volumeClaimPolicies"):
             raise TemplateError("volumeClaimPolicies", "must not be set: JobSet adds volumes after the check")
         rank0 = _rank0(spec)
-        return tuple(_template(number, job, job == rank0) for number, job in enumerate(_jobs(spec)))
+        return tuple(_template(number, job, job == rank0) for number, job in enumerate(replicated_jobs(spec)))
 
     def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
         """Pods have the UID of their JobSet."""
@@ -82,17 +91,12 @@ class JobSetAdapter:
         prepared = copy.deepcopy(spec)
         if isinstance(policy := prepared.get("failurePolicy"), dict):
             policy["rules"] = [copy.deepcopy(STOP_RULE), *(policy.get("rules") or [])]
-        for job in _jobs(prepared):
+        for job in replicated_jobs(prepared):
             own = job["template"]["spec"]
             own.setdefault("completionMode", "Indexed")
             # With it JobSet refuses the names that are too long for a pod; the Job controller cuts them.
             own.setdefault("completions", count(own.get("parallelism")))
-        guarded = _rank0(prepared)["template"]["spec"]
-        # By default, a new rank 0 starts while the old one still ends,
-        guarded.setdefault("podReplacementPolicy", "Failed")
-        # and a restart of the guard counts as a failure of the Job.
-        if isinstance(pod := at(guarded, "template", "spec"), dict):
-            pod.setdefault("restartPolicy", "Never")
+        spell_out(_rank0(prepared))
         return prepared
 
     def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
@@ -101,14 +105,8 @@ class JobSetAdapter:
 
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """From the final conditions, then from `spec.suspend`, then from the Jobs that are ready."""
-        for condition in at(workload, "status", "conditions") or []:
-            if condition.get("status") == "True" and condition.get("type") in _STATES:
-                words = condition.get("reason", ""), condition.get("message", "")
-                return _STATES[condition["type"]], ": ".join(filter(None, words))
-        if at(workload, "spec", "suspend") is True:
-            return WorkloadState.SUSPENDED, ""
         ready = any(at(job, "ready") for job in at(workload, "status", "replicatedJobsStatus") or [])
-        return (WorkloadState.RUNNING if ready else WorkloadState.PENDING), ""
+        return state_by_conditions(workload, _STATES, ready)
 
     def stop_patch(self, method: StopMethod) -> Json | None:
         """A JobSet itself can be suspended; what stops it for good is a child's deadline."""
@@ -123,14 +121,30 @@ class JobSetAdapter:
         return tuple(Child(BATCH_JOBS, f"{name}-{job}", deadline) for job in names)
 
 
-def _jobs(spec: Mapping[str, Any]) -> list[Json]:
-    jobs = at(spec, "replicatedJobs")
+def replicated_jobs(spec: Mapping[str, Any], *where: str) -> list[Json]:
+    """The replicatedJobs of a JobSet, whose spec stands at `where`.
+
+    Raises:
+        TemplateError: there is none, or one has not the shape that is relied on.
+    """
+    path = (*where, "replicatedJobs")
+    jobs = at(spec, *path)
     if not isinstance(jobs, list) or not jobs:
-        raise TemplateError("replicatedJobs", "must have a replicatedJob")
+        raise TemplateError(dotted(path), "must have a replicatedJob")
     for number, job in enumerate(jobs):
         if not isinstance(at(job, "name"), str) or not isinstance(at(job, "template", "spec"), dict):
-            raise TemplateError(f"replicatedJobs[{number}]", "must have a name and a template with a spec")
+            raise TemplateError(dotted((*path, number)), "must have a name and a template with a spec")
     return jobs
+
+
+def spell_out(rank0: Json) -> None:
+    """Write down what would hurt by default in the replicatedJob with rank 0."""
+    spec = rank0["template"]["spec"]
+    # A new rank 0 starts while the old one still ends,
+    spec.setdefault("podReplacementPolicy", "Failed")
+    # and a restart of the guard counts as a failure of the Job.
+    if isinstance(pod := at(spec, "template", "spec"), dict):
+        pod.setdefault("restartPolicy", "Never")
 
 
 def _name_of_rank0(spec: Mapping[str, Any]) -> Any:
@@ -158,7 +172,7 @@ def _rank0(spec: Mapping[str, Any]) -> Json:
     Raises:
         TemplateError: nothing tells which it is, or it is not the first pod of a first Job.
     """
-    jobs, coordinator = _jobs(spec), at(spec, "coordinator")
+    jobs, coordinator = replicated_jobs(spec), at(spec, "coordinator")
     if at(coordinator, "jobIndex") or at(coordinator, "podIndex"):
         raise TemplateError("coordinator", "must be the first pod of a first Job: the guard sits beside it")
     name = _name_of_rank0(spec)

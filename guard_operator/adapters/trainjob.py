@@ -24,9 +24,10 @@ from guard_operator.adapters.base import (
     at,
     count,
     dotted,
+    state_by_conditions,
 )
 from guard_operator.adapters.job import INDEX_FIELD, INDEX_LABEL
-from guard_operator.adapters.jobset import JOB_LABEL, JOB_SETS, NAME_LABEL
+from guard_operator.adapters.jobset import JOB_LABEL, JOB_SETS, NAME_LABEL, replicated_jobs, spell_out
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
@@ -164,10 +165,7 @@ class TrainJobAdapter:
         at(prepared, *_JOB_SET).pop("ttlSecondsAfterFinished", None)
         for job in _jobs(prepared):
             job["template"]["spec"].setdefault("completionMode", "Indexed")
-        guarded = _jobs(prepared)[_rank0(prepared)]["template"]["spec"]
-        guarded.setdefault("podReplacementPolicy", "Failed")
-        if isinstance(pod := at(guarded, "template", "spec"), dict):
-            pod.setdefault("restartPolicy", "Never")
+        spell_out(_jobs(prepared)[_rank0(prepared)])
         return prepared
 
     def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
@@ -176,16 +174,10 @@ class TrainJobAdapter:
 
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """From the final conditions, then from `spec.suspend`, then from the Jobs that are ready."""
-        for condition in at(workload, "status", "conditions") or []:
-            if condition.get("status") == "True" and condition.get("type") in _STATES:
-                words = condition.get("reason", ""), condition.get("message", "")
-                return _STATES[condition["type"]], ": ".join(filter(None, words))
-        if at(workload, "spec", "suspend") is True:
-            return WorkloadState.SUSPENDED, ""
         ready = any(
             at(job, "name") == NODE and at(job, "ready") for job in at(workload, "status", "jobsStatus") or []
         )
-        return (WorkloadState.RUNNING if ready else WorkloadState.PENDING), ""
+        return state_by_conditions(workload, _STATES, ready)
 
     def stop_patch(self, method: StopMethod) -> Json | None:
         """The deadline is counted from the start, or from the last resume, so 1 s is over."""
@@ -246,19 +238,7 @@ def _add_environment(container: Json, given: Mapping[str, Any], field: str) -> N
 
 
 def _jobs(spec: Mapping[str, Any]) -> list[Json]:
-    """The replicatedJobs of the runtime.
-
-    Raises:
-        TemplateError: there is none, or one has not the shape that is relied on.
-    """
-    path = (*_JOB_SET, "replicatedJobs")
-    jobs = at(spec, *path)
-    if not isinstance(jobs, list) or not jobs:
-        raise TemplateError(dotted(path), "must have a replicatedJob")
-    for number, job in enumerate(jobs):
-        if not isinstance(at(job, "name"), str) or not isinstance(at(job, "template", "spec"), dict):
-            raise TemplateError(dotted((*path, number)), "must have a name and a template with a spec")
-    return jobs
+    return replicated_jobs(spec, *_JOB_SET)
 
 
 def _containers(spec: Mapping[str, Any], part: str, name: str) -> Iterator[Json]:

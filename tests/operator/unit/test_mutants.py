@@ -36,6 +36,9 @@ CLIENT = Rule("guard_operator", "runtime/client.py", HERE / "test_gather.py")
 ACTUATE = rule("actuate.py", "test_stop_children.py")
 RAYJOB = Rule("guard_operator", "adapters/rayjob.py", HERE / "test_rayjob_adapter.py")
 JOBSET = Rule("guard_operator", "adapters/jobset.py", HERE / "test_jobset_adapter.py")
+STATES = Rule(
+    "guard_operator", "adapters/base.py", HERE / "test_jobset_adapter.py", (HERE / "test_job_adapter.py",)
+)
 TRAINJOB = Rule(
     "guard_operator", "adapters/trainjob.py", HERE / "test_trainjob_adapter.py", (HERE / "test_composed.py",)
 )
@@ -244,7 +247,10 @@ MUTANTS: list[Mutant] = [
     (JOBSET, "[copy.deepcopy(STOP_RULE), *(policy.get(\"rules\") or [])]",
      "[*(policy.get(\"rules\") or []), copy.deepcopy(STOP_RULE)]"),
     (JOBSET, '.setdefault("completionMode", "Indexed")', ""),
-    (JOBSET, "and condition.get(\"type\") in _STATES", "and \"type\" in condition"),
+    (STATES, "and condition.get(\"type\") in final", "and \"type\" in condition"),
+    (STATES, 'condition.get("status") == "True" and condition', "condition"),
+    (STATES, "    if at(workload, \"spec\", \"suspend\") is True:\n", "    if False:\n"),
+    (STATES, "WorkloadState.RUNNING if ready", "WorkloadState.RUNNING if True"),
     (JOBSET, "if method is not StopMethod.STOP:", "if False:"),
     (JOBSET, "    yield first\n    jobs", "    yield first\n    return\n    jobs"),
     (JOBSET, "-{index}\") != first:", "-{index}\") != \"\":"),
@@ -289,12 +295,10 @@ MUTANTS: list[Mutant] = [
     (TRAINJOB, 'for key in ("env", "secretRef"):', 'for key in ("env",):'),
     (TRAINJOB, '.pop("ttlSecondsAfterFinished", None)', ""),
     (TRAINJOB, '.setdefault("completionMode", "Indexed")', ""),
-    (TRAINJOB, '.setdefault("podReplacementPolicy", "Failed")', ""),
-    (TRAINJOB, '.setdefault("restartPolicy", "Never")', ""),
+    (TRAINJOB, "        spell_out(_jobs(prepared)[_rank0(prepared)])\n", ""),
     (TRAINJOB, "between = ((RUNTIME, \"template\"), place)", "between = (place,)"),
     (TRAINJOB, "between = ((RUNTIME, \"template\"), place)", "between = ((RUNTIME, \"template\"),)"),
     (TRAINJOB, 'if not at(job, "dependsOn")', ""),
-    (TRAINJOB, 'condition.get("status") == "True" and condition', "condition"),
     (TRAINJOB, "{\"activeDeadlineSeconds\": 1}", "{\"suspend\": True}"),
     (COMPOSED_SEES, "SOURCE_SECONDS if isinstance(adapter, ComposedAdapter) else None", "None"),
     (COMPOSED_SEES, "if controller_of(raw) in controllers:", "if True:"),
@@ -338,9 +342,9 @@ MUTANTS: list[Mutant] = [
     (RAYJOB, "refused_annotations: Mapping[str, str] = {FAULT_TOLERANCE: _CLEAN_UP}",
      "refused_annotations: Mapping[str, str] = {}"),
     (JOBSET, 'own.setdefault("completions", count(own.get("parallelism")))', "pass"),
-    (JOBSET, 'guarded.setdefault("podReplacementPolicy", "Failed")', "pass"),
+    (JOBSET, 'spec.setdefault("podReplacementPolicy", "Failed")', "pass"),
     (JOBSET, 'pod.setdefault("restartPolicy", "Never")', "pass"),
-    (JOBSET, '_rank0(prepared)["template"]', '_jobs(prepared)[-1]["template"]'),
+    (JOBSET, "spell_out(_rank0(prepared))", "spell_out(replicated_jobs(prepared)[-1])"),
     (RAYJOB, "            _check_labels(spec, place)\n", "            pass\n"),
     (RAYJOB, 'if variable.get("name") == DRIVER_ANYWHERE and', "if False and"),
     (RAYJOB, "place == HEAD", "True"),
