@@ -78,7 +78,9 @@ is within 3 nats of its threshold. With other draws than those above, 5.6 hacks 
 8.8, for 1 % more evaluations; with one such pass 6.8. But passes of one checkpoint repeat its wobble, and
 make the run look steadier than it is: of runs that wobble by 2.5 points on a plateau 19 % (± 3 %) were
 stopped with one further pass. Nor can thresholds be much lower: declines of 3 points that recover, and
-wobbles, already take most of alpha.
+wobbles, already take most of alpha. A part of the items, and the rest in doubt, is
+[measured on simulated runs](detection.md#fewer-items-at-each-checkpoint). Not tried yet: to have the next
+checkpoint sooner when in doubt, and charts that are tuned to ramps.
 
 `calibrated` has the defaults of `Policy`: at most 5 % false stops in 100 evaluations, for all of its parts.
 
