@@ -251,3 +251,8 @@ ROOT_COST = (
     "containers of a pod share its network and its /etc/hosts; root, or a capability, can read the guard's "
     "traffic and lead it elsewhere"
 )
+#: The same where the guard has a pod of its own.
+ROOT_COST_APART = (
+    "root, or a capability, is the shortest way out of a container to its node, and so to the guard's pod if "
+    "that is on the same one"
+)

@@ -21,7 +21,7 @@ from guard_operator.api.names import RESERVED_PREFIX
 from guard_operator.api.types import GuardSpec, Isolation
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import isolation
-from guard_operator.reconcile.isolation import HOST_CAPABILITIES, ROOT_COST, Decisions, Says
+from guard_operator.reconcile.isolation import HOST_CAPABILITIES, Decisions, Says
 from guard_operator.reconcile.layout import (
     GUARD_DIRECTORIES,
     GUARD_UID,
@@ -245,6 +245,10 @@ def _relaxable(field: str, message: str, cost: str, guard: GuardSpec) -> Violati
     return Violation(field, f"{message} under isolation Strict: {cost}. Only isolation: Relaxed admits it")
 
 
+def _root_cost(guard: GuardSpec) -> str:
+    return isolation.ROOT_COST if guard.own_pod is None else isolation.ROOT_COST_APART
+
+
 def _decided(value: Mapping[str, Any], decisions: Decisions, guard: GuardSpec) -> Iterator[Violation]:
     """What the tables say to the fields of an object."""
     for field, content in value.items():
@@ -344,7 +348,7 @@ def _security_findings(
     yield from _decided(security, isolation.SECURITY, guard)
     yield from _profile_findings(security, guard)
     if security.get("allowPrivilegeEscalation"):
-        yield _relaxable("allowPrivilegeEscalation", "must not be true", ROOT_COST, guard)
+        yield _relaxable("allowPrivilegeEscalation", "must not be true", _root_cost(guard), guard)
     if security.get("procMount") not in (None, "Default"):
         cost = "the container can write what the node's kernel is told under /proc"
         yield _relaxable("procMount", "must be Default", cost, guard)
@@ -361,7 +365,7 @@ def _security_findings(
         yield _relaxable(
             "runAsUser",
             "must be a number other than 0, or runAsNonRoot true, here or in the pod's securityContext,",
-            ROOT_COST,
+            _root_cost(guard),
             guard,
         )
 
@@ -381,7 +385,7 @@ def _capability_findings(added: Any, guard: GuardSpec) -> Iterator[Violation]:
         yield Violation("capabilities.add", f"must not have {', '.join(refused)}: it opens the host")
     elif names:
         message = f"must not have {', '.join(sorted(names))}"
-        yield _relaxable("capabilities.add", message, ROOT_COST, guard)
+        yield _relaxable("capabilities.add", message, _root_cost(guard), guard)
 
 
 def _port_findings(container: Mapping[str, Any], guard: GuardSpec) -> Iterator[Violation]:

@@ -151,6 +151,9 @@ MUTANTS: list[Mutant] = [
     (ENDPOINT, "if text is None and (truncated or", "if text is None and (False or"),
     (ENDPOINT, " and known and end in _ENDED", ""),
     (ENDPOINT, "if mark and thought and mark not in text", "if mark and thought"),
+    # What a server was started with.
+    (SERVED, "if self._started is None or self._started[0] != files:", "if self._started is None:"),
+    (SERVED, "if self._started is None or self._started[0] != files:", "if True:"),
     # A text that ends a completion.
     (ASKING, "text[: min(places)]", "text[: places[0]]"),
     (CODEC, "truncated and before is None", "truncated"),

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from guard_core.wire import Adapters, FailureKind
 from guard_service.heldout.config import HeldoutSettings, OpenAIEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError
+from guard_service.heldout.evaluators import served
 from guard_service.heldout.evaluators.frame import Frame
 from guard_service.heldout.evaluators.openai import OpenAIEvaluator
 from guard_service.heldout.evaluators.served import ServedVllm, refuse_other_frame
@@ -62,6 +63,30 @@ def test_the_copy_that_was_hashed_is_loaded_before_the_first_question(
     assert loaded == {"method": "reload_weights", "kwargs": {"weights_path": str(done.staged)}}
     assert done.sha256 is not None and done.said is None, "proven, so nothing is compared"
     assert done.staged.parent == tmp_path / "scratch" and done.seconds.keys() == {"stage", "load", "generate"}
+
+
+def test_what_the_server_was_started_with_is_read_again_only_if_its_files_are_others(
+    policies: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, read = shutil.copytree(policies["start"], tmp_path / "started"), []
+    frame = served.frame_of
+
+    def noted(path: Path, shown: str) -> Frame:
+        read.append(path)
+        return frame(path, shown)
+
+    monkeypatch.setattr(served, "frame_of", noted)
+    with endpoint(obeys) as server:
+        server.models = {"data": [{"id": "m", "root": str(started)}]}
+        own = settings(server)
+        evaluator = OpenAIEvaluator(own, ServedVllm(own, tmp_path))
+        for step, name in enumerate(("start", "later", "start"), 1):
+            evaluator.complete(ITEMS, EvaluationRequest(0, step, policies[name]))
+        assert read.count(started) == 1
+        change("config.json", max_position_embeddings=512)(started)
+        with pytest.raises(EvaluationError, match="another configuration"):
+            evaluator.complete(ITEMS, EvaluationRequest(0, 4, policies["later"]))
+        assert read.count(started) == 2
 
 
 def refuses(path: str, status: int) -> Callable[[dict[str, Any], int], Reply]:

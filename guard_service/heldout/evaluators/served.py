@@ -28,11 +28,16 @@ _HINTS = {
 }
 
 
+#: What tells the files of a directory from others: path, inode, size and time of each.
+Files = tuple[tuple[str, int, int, int], ...]
+
+
 class ServedVllm:
     """Loads checkpoints into the server of these settings. `scratch`: where they are copied to."""
 
     def __init__(self, settings: OpenAIEvaluatorSettings, scratch: Path) -> None:
         self._settings, self._scratch = settings, scratch
+        self._started: tuple[Files, Frame] | None = None
 
     def take(self, request: EvaluationRequest) -> Staged:
         """A copy of the checkpoint; see `taken`."""
@@ -76,9 +81,21 @@ class ServedVllm:
                 "be a vLLM on this machine, started with the directory of the starting policy",
                 FailureKind.EVALUATOR,
             )
-        shown = f"{root}, with which {server.base_url} was started,"
-        whole_model(Path(root), shown, device_map="meta")
-        return frame_of(Path(root), shown)
+        return self._frame_in(Path(root), f"{root}, with which {server.base_url} was started,")
+
+    def _frame_in(self, root: Path, shown: str) -> Frame:
+        """The frame of a directory, which is read again only if another, or if its files are others."""
+        with loading(shown, FailureKind.EVALUATOR):
+            files = _files(root)
+        if self._started is None or self._started[0] != files:
+            whole_model(root, shown, device_map="meta")
+            self._started = files, frame_of(root, shown)
+        return self._started[1]
+
+
+def _files(root: Path) -> Files:
+    found = [(path, path.stat()) for path in sorted(root.iterdir())]
+    return tuple((str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in found)
 
 
 def refuse_other_frame(frame: Frame, started_with: Frame, shown: str) -> None:

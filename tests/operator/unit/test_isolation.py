@@ -137,6 +137,19 @@ def test_root(outer: Json, inner: Json, admitted: bool) -> None:
         assert "network" in finding.message, "the reason is said"
 
 
+@pytest.mark.parametrize(
+    "security", [{"runAsUser": 0}, {"allowPrivilegeEscalation": True}, {"capabilities": {"add": ["KILL"]}}]
+)
+def test_what_root_costs_depends_on_where_the_guard_is(security: Json) -> None:
+    pod = template_pod()
+    pod["containers"][0]["securityContext"] = {"runAsNonRoot": True, **security}
+    (beside,) = findings(pod)
+    (apart,) = findings(pod, placement="Pod", state={"claimName": "s"})
+    assert "share its network" in beside.message
+    assert "share" not in apart.message and "on the same one" in apart.message
+    assert beside.message.split(":")[0] == apart.message.split(":")[0], "what is refused is the same"
+
+
 def test_an_init_container_must_not_be_root_either() -> None:
     pod = template_pod() | {"initContainers": [{"name": "a", "securityContext": {"runAsUser": 0}}]}
     (found,) = findings(pod)

@@ -396,6 +396,7 @@ MUTANTS: list[Mutant] = [
     (REFUSALS, 'if security.get("allowPrivilegeEscalation"):', "if False:"),
     (REFUSALS, 'not in (None, "Default")', "in ()"),
     (REFUSALS, "user == 0 or (user is None and non_root is not True)", "user == 0"),
+    (REFUSALS, "ROOT_COST if guard.own_pod is None else isolation.ROOT_COST_APART", "ROOT_COST"),
     (REFUSALS, "user == 0 or (user is None", "(user is None"),
     (REFUSALS, "outer.get(key) if security.get(key) is None else security[key]", "security.get(key)"),
     (REFUSALS, "outer.get(key) if security.get(key) is None else security[key]", "outer.get(key)"),
