@@ -4,17 +4,20 @@
 - A fire ends it: by its deadline while it runs, by leaving the queue while it is suspended. Its quota is free
   for the next one, and nothing admits it again.
 - A run that was preempted and admitted again has its guard, and what that had reported.
+
+Job, PyTorchJob, JobSet and RayJob have the same tests. The training-operator is played, as the Job controller
+is: it looks for its certificates at one place of the whole machine.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.names import QUEUE_LABEL
 from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.runtime.client import (
@@ -28,10 +31,11 @@ from guard_operator.runtime.client import (
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.test_batch_job import as_job
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import BEAT, JOBS, world
+from tests.operator.integration.world import BEAT, JOBS, PYTORCHJOBS, world
 
 from .cluster import KindWorld
 from .test_jobset import as_jobset
+from .test_rayjob import as_rayjob
 
 Json = dict[str, Any]
 SECONDS = 90.0
@@ -44,9 +48,14 @@ PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 
 
 class QueueWorld(KindWorld):
-    """A world with a queue that has room for one run. `workloads` is a Job."""
+    """A world with a queue that has room for one run, which is a Job."""
 
     workloads = BATCH_JOBS
+
+    @staticmethod
+    def made_of(job: Json) -> Json:
+        """The same run as this kind."""
+        return as_job(job)
 
     def queue(self, name: str = "gpus") -> None:
         """Quota for 600m: a guard alone asks for 500m."""
@@ -88,8 +97,16 @@ class QueueWorld(KindWorld):
         found = (self.entry().get("status") or {}).get("conditions") or []
         return {one["type"]: one["reason"] for one in found if one["status"] == "True"}
 
+    def policy(self) -> Json:
+        """The part of the workload's spec in which it is suspended."""
+        found: Json = self.workload()["spec"]
+        return found
+
     def is_suspended(self) -> bool:
-        return self.workload()["spec"].get("suspend") is True
+        return self.policy().get("suspend") is True
+
+    def has_its_deadline(self) -> bool:
+        return self.policy().get("activeDeadlineSeconds") == 1
 
     def admitted(self) -> None:
         eventually(lambda: not self.is_suspended(), f"{self.name} is admitted", SECONDS)
@@ -113,45 +130,54 @@ class QueueWorld(KindWorld):
         """The Job of rank 0."""
         return self.name
 
-    def job_status(self, status: Json, name: str | None = None) -> None:
-        path = BATCH_JOBS.path(self.namespace, name or self.own_job(), "status")
+    def job_status(self, status: Json) -> None:
+        path = BATCH_JOBS.path(self.namespace, self.own_job(), "status")
         self.client.request("PATCH", path, body={"status": status}, content_type=MERGE)
 
     def runs(self, step: int = 1) -> None:
         """Admitted, its pod runs, and its guard has reported."""
         self.admitted()
-        self.job_controller_makes_pods()
-        self.kubelet_runs_pods()
-        self.job_status({"startTime": WHEN, "active": 1, "ready": 1})
+        self.controller_runs()
         self.guard_says(heartbeat=BEAT, step=step)
         self.expect("Fired", "False", "NotFired", within=SECONDS)
 
-    def job_controller_suspends(self) -> None:
-        """What it does with a Job that was suspended: its pods go, and it is not active."""
+    def controller_runs(self) -> None:
+        """What it does with a run that is admitted: its pod runs."""
+        self.job_controller_makes_pods()
+        self.kubelet_runs_pods()
+        self.job_status({"startTime": WHEN, "active": 1, "ready": 1})
+
+    def own_pods_end(self) -> None:
         for pod in self.own_pods():
             self.delete(pod)
         self.kubelet_ends_pods()
+
+    def controller_suspends(self) -> None:
+        """What it does with a run that was suspended: its pods go, and it is not active."""
+        self.own_pods_end()
         self.job_status({"active": 0, "ready": 0})
 
-    def job_controller_ends(self, name: str | None = None) -> None:
+    def controller_ends(self) -> None:
         """What it does once the deadline is over."""
-        for pod in self.own_pods():
-            self.delete(pod)
-        self.kubelet_ends_pods()
+        self.own_pods_end()
         shared = {"status": "True", "lastTransitionTime": WHEN, "lastProbeTime": WHEN}
         why = {"reason": "DeadlineExceeded", "message": "Job was active longer than specified deadline"}
         conditions = [{"type": kind, **shared, **why} for kind in ("FailureTarget", "Failed")]
-        self.job_status({"active": 0, "ready": 0, "failed": 1, "conditions": conditions}, name)
+        self.job_status({"active": 0, "ready": 0, "failed": 1, "conditions": conditions})
 
     def goes(self) -> None:
         """Somebody deletes the run, and what was collected with it is gone."""
-        entry, pods = self.entry()["metadata"]["name"], self.own_pods()
-        for kind, name in ((JOBS, self.name), (BATCH_JOBS, self.name), (KUEUE_WORKLOADS, entry)):
-            query = {"propagationPolicy": "Background"}
-            self.client.request("DELETE", kind.path(self.namespace, name), query=query)
-        for pod in pods:
-            self.delete(pod)
-        self.kubelet_ends_pods()
+        entry = self.entry()["metadata"]["name"]
+        for kind, name in (
+            (JOBS, self.name),
+            (self.workloads, self.name),
+            (KUEUE_WORKLOADS, entry),
+            (BATCH_JOBS, self.own_job()),
+        ):
+            if self.client.get(kind, self.namespace, name) is not None:
+                query = {"propagationPolicy": "Background"}
+                self.client.request("DELETE", kind.path(self.namespace, name), query=query)
+        self.own_pods_end()
 
     def sets_active(self, active: bool) -> None:
         """What somebody with the rights does."""
@@ -159,39 +185,140 @@ class QueueWorld(KindWorld):
         self.client.request("PATCH", path, body={"spec": {"active": active}}, content_type=MERGE)
 
 
+class PyTorchQueueWorld(QueueWorld):
+    """The same with a PyTorchJob."""
+
+    workloads = PYTORCHJOBS
+
+    @staticmethod
+    def made_of(job: Json) -> Json:
+        """As it is."""
+        return job
+
+    def policy(self) -> Json:
+        return self.workload()["spec"].get("runPolicy") or {}
+
+    def says(self, condition: str, active: int = 0) -> None:
+        self.workload_condition(condition)
+        path = PYTORCHJOBS.path(self.namespace, self.name, "status")
+        body = {"status": {"replicaStatuses": {"Master": {"active": active}}}}
+        self.client.request("PATCH", path, body=body, content_type=MERGE)
+
+    def controller_runs(self) -> None:
+        if not self.own_pods():
+            self.start_pod()
+        self.says("Running", active=1)
+
+    def controller_suspends(self) -> None:
+        self.own_pods_end()
+        self.says("Suspended")
+
+    def controller_ends(self) -> None:
+        self.own_pods_end()
+        self.says("Failed")
+
+
 class JobSetQueueWorld(QueueWorld):
     """The same with a JobSet, which has a Job of one pod."""
 
     workloads = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 
+    @staticmethod
+    def made_of(job: Json) -> Json:
+        """With rank 0 alone."""
+        made = as_jobset(job)
+        spec = made["spec"]["template"]["spec"]
+        spec["replicatedJobs"] = [one for one in spec["replicatedJobs"] if one["name"] == "trainer"]
+        return made
+
     def own_job(self) -> str:
         return f"{self.name}-trainer-0"
 
-    def deadline(self) -> int | None:
+    def spec_of_job(self) -> Json:
+        """Of its Job; {}: JobSet has made none."""
         raw = self.client.get(BATCH_JOBS, self.namespace, self.own_job()) or {}
-        found: int | None = (raw.get("spec") or {}).get("activeDeadlineSeconds")
+        found: Json = raw.get("spec") or {}
         return found
 
-    def runs(self, step: int = 1) -> None:
-        job = lambda: self.client.get(BATCH_JOBS, self.namespace, self.own_job())  # noqa: E731
-        self.admitted()
-        eventually(
-            lambda: (job() or {"spec": {"suspend": True}})["spec"].get("suspend") is not True, "its Job"
-        )
-        super().runs(step)
+    def has_its_deadline(self) -> bool:
+        return self.spec_of_job().get("activeDeadlineSeconds") == 1
+
+    def controller_runs(self) -> None:
+        eventually(lambda: self.spec_of_job().get("suspend", True) is False, "its Job", SECONDS)
+        super().controller_runs()
+
+
+class RayQueueWorld(QueueWorld):
+    """The same with a RayJob, which has a head alone. KubeRay is real."""
+
+    workloads = Resource("ray.io", "v1", "rayjobs", "RayJob")
+
+    @staticmethod
+    def made_of(job: Json) -> Json:
+        """Without a submitter, which would need more quota than there is."""
+        made = as_rayjob(job, submissionMode="HTTPMode", backoffLimit=0)
+        made["spec"]["template"]["spec"]["rayClusterSpec"]["workerGroupSpecs"] = []
+        return made
+
+    def clusters(self) -> list[Json]:
+        uid = self.workload()["metadata"]["uid"]
+        return [one for one in self.items(RAY_CLUSTERS) if controller_of(one) == uid]
+
+    def is_deployed(self, as_: str) -> bool:
+        return bool((self.workload().get("status") or {}).get("jobDeploymentStatus") == as_)
+
+    def controller_runs(self) -> None:
+        eventually(self.own_pods, "its head", SECONDS)
+        self.kubelet_runs_pods()
+        eventually(lambda: self.is_deployed("Running"), "it runs", SECONDS)
+
+    def controller_suspends(self) -> None:
+        eventually(lambda: not self.clusters(), "its cluster is deleted", SECONDS)
+        self.own_pods_end()
+        eventually(lambda: self.is_deployed("Suspended"), "it is suspended", SECONDS)
+
+    def controller_ends(self) -> None:
+        eventually(lambda: self.is_deployed("Failed") and not self.clusters(), "it has failed", SECONDS)
+        self.own_pods_end()
+
+    def goes(self) -> None:
+        clusters = self.clusters()
+        super().goes()
+        for one in clusters:
+            self.client.request("DELETE", RAY_CLUSTERS.path(self.namespace, one["metadata"]["name"]))
+
+        def gone() -> bool:
+            self.own_pods_end()
+            return not self.items(RAY_CLUSTERS) and not self.own_pods()
+
+        eventually(gone, "all of it is collected", SECONDS)
 
 
 def start_kueue(controller: Callable[[str], None]) -> None:
-    """After JobSet, whose CRD Kueue asks for ever more seldom."""
+    """After the others, for whose CRDs Kueue asks ever more seldom."""
     controller("jobset")
+    controller("kuberay")
     controller("kueue")
 
 
-@pytest.fixture
+WORLDS = {
+    "Job": QueueWorld,
+    "PyTorchJob": PyTorchQueueWorld,
+    "JobSet": JobSetQueueWorld,
+    "RayJob": RayQueueWorld,
+}
+
+
+@pytest.fixture(params=WORLDS.values(), ids=WORLDS.keys())
 def here(
-    plane: ControlPlane, client: Client, namespace: str, tmp_path: Path, controller: Callable[[str], None]
+    request: pytest.FixtureRequest,
+    plane: ControlPlane,
+    client: Client,
+    namespace: str,
+    tmp_path: Path,
+    controller: Callable[[str], None],
 ) -> Iterator[QueueWorld]:
-    with world(plane, client, namespace, tmp_path, QueueWorld) as made:
+    with world(plane, client, namespace, tmp_path, request.param) as made:
         start_kueue(controller)
         made.queue()
         made.allow_kueue()
@@ -204,7 +331,7 @@ def submit(here: QueueWorld, make_job: Callable[..., Json]) -> Callable[..., Que
     """Submits a run to the queue."""
 
     def run(name: str = "run", on_fire: str = "Stop", priority: str = "") -> QueueWorld:
-        job = as_job(make_job())
+        job = here.made_of(make_job())
         job["metadata"]["name"] = name
         job["metadata"]["labels"] = {QUEUE_LABEL: "gpus"}
         job["spec"]["onFire"] = on_fire
@@ -223,17 +350,16 @@ def test_a_run_waits_is_admitted_and_fires_and_the_next_one_has_its_quota(
     here.operator("--kueue")
     first = submit()
     first.runs()
-    assert first.workload()["spec"]["template"]["spec"]["nodeSelector"] == {"pool": "gpus"}
     (pod,) = first.own_pods()
+    assert pod["spec"]["nodeSelector"] == {"pool": "gpus"}
     assert is_as_injected(pod) is True, "what an admission writes is no change of the guard"
     assert "Waiting" not in first.conditions() and first.conditions()["Guarded"][0] == "True"
     second = submit("second")
     assert "insufficient" in second.waits("Pending")
     first.fire()
-    deadline = lambda: first.workload()["spec"].get("activeDeadlineSeconds") == 1  # noqa: E731
-    eventually(deadline, "the deadline", SECONDS)
+    eventually(first.has_its_deadline, "the deadline", SECONDS)
     assert first.entry()["spec"].get("active", True), "a run that runs ends by its deadline"
-    first.job_controller_ends()
+    first.controller_ends()
     first.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
     eventually(lambda: first.told().get("Finished") == "Failed", "its Workload is finished", SECONDS)
     second.runs()
@@ -254,12 +380,12 @@ def test_a_preempted_run_that_is_admitted_again_has_its_guard_and_what_that_had_
 ) -> None:
     first, other = preempted(here, submit)
     uid = first.own_pods()[0]["metadata"]["uid"]
-    first.job_controller_suspends()
+    first.controller_suspends()
     assert "taken back (Preempted" in first.waits("Preempted")
     other.runs()
     other.goes()
     first.admitted()
-    first.job_controller_makes_pods()
+    first.controller_runs()
     (pod,) = first.own_pods()
     assert pod["metadata"]["uid"] != uid and is_as_injected(pod) is True
     assert first.job()["status"]["guard"]["step"] == 7
@@ -274,14 +400,14 @@ def test_a_run_that_fires_as_it_is_preempted_is_never_admitted_again(
     first, other = preempted(here, submit)
     first.fire()
     eventually(lambda: first.entry()["spec"].get("active") is False, "it leaves the queue", SECONDS)
-    first.job_controller_suspends()
+    first.controller_suspends()
     first.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
     assert first.job()["status"]["stop"]["method"] == "Stop", "it was not deleted"
     assert first.is_suspended()
     other.runs()
     other.fire()
-    eventually(lambda: other.workload()["spec"].get("activeDeadlineSeconds") == 1, "the deadline", SECONDS)
-    other.job_controller_ends()
+    eventually(other.has_its_deadline, "the deadline", SECONDS)
+    other.controller_ends()
     other.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
     eventually(lambda: here.quota_in_use() == "0", "all quota is free", SECONDS)
     assert first.is_suspended() and not first.own_pods(), "although there is room"
@@ -301,7 +427,7 @@ def test_a_fire_by_suspend_is_not_undone_by_the_queue(
     first.runs()
     first.fire()
     eventually(lambda: "Evicted" in first.told() and first.is_suspended(), "evicted", SECONDS)
-    first.job_controller_suspends()
+    first.controller_suspends()
     first.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
     eventually(lambda: here.quota_in_use() == "0", "its quota is free", SECONDS)
     assert first.is_suspended() and first.entry()["spec"]["active"] is False
@@ -315,44 +441,9 @@ def test_without_the_flag_a_run_that_fires_as_it_is_preempted_is_deleted(
     first.runs()
     other = submit("other", priority="high")
     eventually(first.is_suspended, "it is preempted", SECONDS)
-    first.job_controller_suspends()
+    first.controller_suspends()
     first.waits("nothing is known")
     first.admin_says(fire={"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 9, "at": BEAT})
-    gone = lambda: here.client.get(BATCH_JOBS, here.namespace, "run") is None  # noqa: E731
+    gone = lambda: here.client.get(here.workloads, here.namespace, "run") is None  # noqa: E731
     eventually(gone, "deleted", SECONDS)
     other.runs()
-
-
-def test_a_jobset_waits_fires_and_leaves_its_quota(
-    plane: ControlPlane,
-    client: Client,
-    namespace: str,
-    tmp_path: Path,
-    controller: Callable[[str], None],
-    make_job: Callable[..., Json],
-) -> None:
-    start_kueue(controller)
-    with world(plane, client, namespace, tmp_path, JobSetQueueWorld) as here:
-        here.queue()
-        here.allow_kueue()
-        here.claim()
-        here.operator("--kueue")
-
-        def submit(name: str) -> JobSetQueueWorld:
-            job = as_jobset(make_job())
-            parts = job["spec"]["template"]["spec"]["replicatedJobs"]
-            job["spec"]["template"]["spec"]["replicatedJobs"] = [copy.deepcopy(parts[1])]
-            job["metadata"] = {**job["metadata"], "name": name, "labels": {QUEUE_LABEL: "gpus"}}
-            here.submit(job)
-            return here.another(name)
-
-        first = submit("run")
-        first.runs()
-        second = submit("second")
-        second.waits("Pending")
-        first.fire()
-        eventually(lambda: first.deadline() == 1, "its Job has its deadline", SECONDS)
-        first.job_controller_ends()
-        first.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-        eventually(lambda: first.told().get("Finished") == "Failed", "its Workload is finished", SECONDS)
-        second.runs()

@@ -38,7 +38,8 @@ health: {{healthProbeBindAddress: "0"}}
 metrics: {{bindAddress: "0"}}
 leaderElection: {{leaderElect: false}}
 webhook: {{host: 127.0.0.1, port: {port}, certDir: "{folder}"}}
-integrations: {{frameworks: [batch/job, jobset.x-k8s.io/jobset, ray.io/rayjob, ray.io/raycluster]}}
+integrations:
+  frameworks: [batch/job, kubeflow.org/pytorchjob, jobset.x-k8s.io/jobset, ray.io/rayjob, ray.io/raycluster]
 """,
     "trainer": """\
 apiVersion: config.trainer.kubeflow.org/v1alpha1
@@ -51,7 +52,16 @@ webhook: {{host: 127.0.0.1, port: {port}}}
 """,
 }
 #: Of Kueue's webhooks those for what these tests make; others would be asked for kinds that it is not given.
-ASKED = {"jobs", "jobsets", "rayjobs", "rayclusters", "workloads", "clusterqueues", "resourceflavors"}
+ASKED = {
+    "jobs",
+    "pytorchjobs",
+    "jobsets",
+    "rayjobs",
+    "rayclusters",
+    "workloads",
+    "clusterqueues",
+    "resourceflavors",
+}
 ASKED |= {"trainjobs", "trainingruntimes", "clustertrainingruntimes"}
 
 

@@ -34,7 +34,7 @@ ray.get(Trainer.remote().train.remote(sys.argv[1]))
 """
 
 
-def appears(what: Callable[[], bool], within: float = 300) -> None:
+def appears(what: Callable[[], bool], within: float = 200) -> None:
     end = time.monotonic() + within
     while not what():
         assert time.monotonic() < end
@@ -54,7 +54,8 @@ def test_a_node_ends_soon_and_its_program_has_had_three_seconds(tmp_path: Path) 
         )
     program = [sys.executable, "-c", PROGRAM, str(beat)]
     try:
-        appears(lambda: "Ray runtime started" in log.read_text())
+        appears(lambda: "Ray runtime started" in log.read_text() or node.poll() is not None)
+        assert node.poll() is None, log.read_text()  # a busy machine may be too slow for Ray's own limits
         trainer = subprocess.Popen(program, env=os.environ | {"RAY_ADDRESS": address})
         try:
             appears(beat.exists)
