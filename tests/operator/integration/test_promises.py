@@ -97,7 +97,8 @@ def test_fires_are_stopped_at_once_while_no_log_can_be_had(
     runs = [here.another(f"run-{number}") for number in range(FIRES)]
     for one in runs:
         one.submit(make_job(one.name))
-    operator = here.operator()
+    # Without a processor for long enough it would lose its Lease and end; no kubelet starts it here.
+    operator = here.operator(lease_seconds=60.0)
     node = f"node-of-{namespace}"
     with kubelet_of_node(plane, client, node) as kubelet, ThreadPoolExecutor(4) as pool:
         kubelet.hangs.set()
