@@ -208,16 +208,24 @@ class TrainingOperator(threading.Thread):
         self.seen: dict[str, float] = {}
 
     def run(self) -> None:
-        version = self._client.list(PYTORCHJOBS, None, {"limit": "1"})["metadata"]["resourceVersion"]
-        query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": "3600"}
-        # The API server ends before this thread does.
-        with suppress(ClusterError), self._client.stream(PYTORCHJOBS.path(), query, 3600) as events:
-            for event in events:
-                policy = event["object"].get("spec", {}).get("runPolicy", {})
-                of = event["object"]["metadata"]
-                if policy.get("activeDeadlineSeconds") == 1 and of["name"] not in self.seen:
-                    self.seen[of["name"]] = time.monotonic()
-                    self._pool.submit(self._end, of["namespace"], of["name"])
+        while True:  # the API server ends before this thread does; one as busy as here also ends watches
+            with suppress(ClusterError):
+                listed = self._client.list(PYTORCHJOBS, None, {"resourceVersion": "0"})
+                for raw in listed["items"]:
+                    self._note(raw)
+                query = {"watch": "true", "resourceVersion": listed["metadata"]["resourceVersion"]}
+                with self._client.stream(PYTORCHJOBS.path(), query, 3600) as events:
+                    for event in events:
+                        if event["type"] == "ERROR":
+                            break
+                        self._note(event["object"])
+            time.sleep(1)
+
+    def _note(self, raw: Json) -> None:
+        of, policy = raw["metadata"], raw["spec"].get("runPolicy", {})
+        if policy.get("activeDeadlineSeconds") == 1 and of["name"] not in self.seen:
+            self.seen[of["name"]] = time.monotonic()
+            self._pool.submit(self._end, of["namespace"], of["name"])
 
     def _end(self, namespace: str, name: str) -> None:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
