@@ -126,6 +126,9 @@ test-kubernetes: install chart-tools ## What an API server decides (CRD, admissi
 chaos: install control-plane ## Kills, partitions, full disks and clock jumps around 100 fires and 100 healthy runs; writes docs/reliability.md.
 	$(PY) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only '$(ONLY)',--page docs/reliability.md)
 
+chaos-kind: kind-up ## The same on a kind cluster, with its kubelet and training-operator; writes docs/reliability-on-kind.md.
+	RLGUARD_E2E=build/e2e/cluster.json $(PY) -m tests.chaos.on_kind $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only '$(ONLY)',--page docs/reliability-on-kind.md)
+
 e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses an existing one.
 	CACHE=$(CACHE) tests/e2e/run.sh
 
@@ -202,4 +205,4 @@ actionlint: ## Build actionlint for the workflows' test, once.
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: chaos test test-kubernetes test-vllm vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean
+.PHONY: chaos chaos-kind test test-kubernetes test-vllm vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean

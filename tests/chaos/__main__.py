@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .act import play, stage
 from .counts import totals
-from .page import Made, Played, findings, page, table
+from .page import PAGE, Made, Played, findings, page, table
 from .schedule import plan
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def main() -> int:
     if not rounds:
         parser.error(f"--only must be one of: {', '.join(one.name for one in plan(seed, 1))}")
     print(f"seed {seed}", flush=True)
-    commit, began, played = _commit(), time.monotonic(), list[Played]()
+    tried, began, played = commit(), time.monotonic(), list[Played]()
     with tempfile.TemporaryDirectory(prefix="rlguard-chaos-") as name, stage(Path(name), clocks=True) as made:
         for one in rounds:
             facts = play(made, one, seed)
@@ -48,15 +48,15 @@ def main() -> int:
     print(f"\n{table(played)}\n\n{findings(played)}")
     if options.page is not None:
         minutes = (time.monotonic() - began) / 60
-        options.page.write_text(page(played, Made(seed, commit, minutes, os.cpu_count() or 0)), "utf-8")
+        options.page.write_text(page(played, Made(seed, tried, minutes, os.cpu_count() or 0), PAGE), "utf-8")
     return 1 if any(totals(one.facts) for one in played) else 0
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit that is tried, and whether something was changed since."""
     return (_git("rev-parse", "--short=12", "HEAD") or "unknown") + (
         " with changes"
-        if _git("status", "--porcelain", "--untracked-files=no", "--", ":!docs/reliability.md")
+        if _git("status", "--porcelain", "--untracked-files=no", "--", ":!docs/reliability*.md")
         else ""
     )
 

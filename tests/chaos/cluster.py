@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import threading
 import time
@@ -18,19 +17,16 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from guard_core.judge import Latch
-from guard_core.policy import Policy
-from guard_core.wire import StepReport
 from guard_operator.runtime.client import EVENTS, PODS
 from guard_operator.runtime.errors import ApiError, ClusterError
-from guard_service.store import Store
 from tests.operator.integration.conftest import sample_job
 from tests.operator.integration.controlplane import free_ports
 from tests.operator.integration.world import JOBS, PYTORCHJOBS, RUNNING, World, deadline, token_for
-from tests.service.conftest import POLICY, Guard, Zygote
+from tests.service.conftest import Guard, Zygote
 
-from .counts import Facts, Seen
+from .counts import Facts, Seen, seen_of
 from .schedule import Run
+from .stored import stored
 from .trainer import Trainer
 
 Json = dict[str, Any]
@@ -123,16 +119,8 @@ class Cluster:
                 self._act(one, workload, pod)
 
     def _note(self, one: Training, job: Json, workload: Json | None) -> None:
-        status = job.get("status") or {}
-        one.phase = status.get("phase") or ""
-        held = {c["type"] for c in status.get("conditions") or [] if c["status"] == "True"}
-        seen = Seen(
-            fire=bool((status.get("guard") or {}).get("fire")),
-            fired="Fired" in held,
-            halted="Halted" in held,
-            stop="stop" in status,
-            told=_is_told(workload) and "workloadRef" in status,
-        )
+        one.phase = (job.get("status") or {}).get("phase") or ""
+        seen = seen_of(job, _is_told(workload))
         if one.seen[-1:] != [seen]:
             one.seen.append(seen)
 
@@ -242,7 +230,7 @@ class Cluster:
         )
 
     def _facts(self, one: Training, pods: int, events: list[Json]) -> Facts:
-        steps, latched = _stored(one.guard)
+        steps, latched = stored(one.guard.state, one.guard.directory / "copy")
         trainer = one.trainer
         fired_at = None if trainer is None else trainer.fired_at
         return Facts(
@@ -282,21 +270,3 @@ def _status(restarts: int, running: bool) -> Json:
         guard |= {"ready": False, "started": False}
         guard["state"] = {"terminated": {"exitCode": 137, "reason": "Error"}}
     return status
-
-
-def _stored(guard: Guard) -> tuple[dict[int, Json], bool]:
-    """The steps that a guard's store holds, read from a copy, and whether it holds a fire."""
-    copy = guard.directory / "copy"
-    copy.mkdir()
-    for file in guard.state.glob("guard.*"):
-        shutil.copy(file, copy)
-    steps, latched = dict[int, Json](), False
-    if not (copy / "guard.db").exists():
-        return steps, latched
-    store = Store(copy, Policy.model_validate(POLICY))
-    for _, event in store.events(after=0):
-        if isinstance(event, StepReport):
-            steps[event.step] = event.model_dump(mode="json")
-        latched = latched or (isinstance(event, Latch) and event.fire)
-    store.close()
-    return steps, latched

@@ -50,6 +50,19 @@ class Seen:
     told: bool = False
 
 
+def seen_of(job: Mapping[str, Any], told: bool) -> Seen:
+    """What a GuardedTrainingJob says of itself. `told`: its workload was told to end, or is not there."""
+    status = job.get("status") or {}
+    held = {c["type"] for c in status.get("conditions") or [] if c["status"] == "True"}
+    return Seen(
+        fire=bool((status.get("guard") or {}).get("fire")),
+        fired="Fired" in held,
+        halted="Halted" in held,
+        stop="stop" in status,
+        told=told and "workloadRef" in status,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What was seen of a run.

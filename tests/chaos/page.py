@@ -69,10 +69,10 @@ def findings(rounds: Sequence[Played]) -> str:
     )
 
 
-def page(rounds: Sequence[Played], made: Made) -> str:
-    """The whole page."""
+def page(rounds: Sequence[Played], made: Made, around: str) -> str:
+    """The whole page; `around` is the text around the results."""
     found = findings(rounds)
-    return PAGE.format(
+    return around.format(
         seed=made.seed,
         commit=made.commit,
         minutes=made.minutes,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from .counts import Count, Facts, Seen, totals, wrong
-from .page import Made, Played, findings, page, table
+from .page import PAGE, Made, Played, findings, page, table
 from .schedule import Run
 
 STEP = {"attempt": 0, "step": 1, "reward": 0.5, "kl": 0.01}
@@ -104,7 +104,7 @@ def test_the_table_has_a_row_for_each_round_and_one_of_all() -> None:
 def test_the_page_says_how_it_was_made_and_what_was_not_0() -> None:
     made = Made(42, "abc", 14.6, 2)
     good, bad = Played("disk", 2, (HEALTHY,)), Played("disk", 2, (replace(HEALTHY, stored={}),))
-    assert "Every count is 0." in page([good], made)
-    text = page([bad], made)
+    assert "Every count is 0." in page([good], made, PAGE)
+    text = page([bad], made, PAGE)
     assert "Every count is 0." not in text and findings([bad]) in text
     assert "Seed 42, commit abc, 15 minutes on 2 cores" in text and "make chaos SEED=42" in text

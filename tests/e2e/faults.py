@@ -69,6 +69,19 @@ def the_guard_is_frozen(job: Job) -> Iterator[None]:
             assert GUARD_CONTAINER not in running_on_the_node(cluster, pod)
 
 
+@contextmanager
+def the_kubelet_is_away(cluster: Cluster, node: str) -> Iterator[None]:
+    """Nobody ends a container of the node, or says how it is; afterwards it is back and says so."""
+    nobody_else_is_there()
+    cluster.on_node(node, "systemctl", "stop", "kubelet")
+    try:
+        yield
+    finally:
+        cluster.on_node(node, "systemctl", "start", "kubelet")
+        ready = ("wait", f"node/{node}", "--for=condition=Ready", f"--timeout={timeouts.API_SERVER}s")
+        cluster.kubectl(*ready, within=timeouts.API_SERVER + timeouts.COMMAND)
+
+
 # -- operators -------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,9 @@ the project's own reporter, so everything from the reporter on is real. First it
 command line, then those that a test appends to /scratch/orders, until it is told to end.
 
     steps N [KL [REWARD]]   report N steps and wait until the guard has acknowledged them
-    checkpoint              save a tiny model with random weights and report it
+    checkpoint [SEED [C]]   save a tiny model with random weights of this seed (the step's without it), and a
+                            tokenizer that makes a thousand tokens of the character C, and report it
+    note                    append to a file beside the checkpoints what was acknowledged, and if it fires
     sleep SECONDS           (the test may then take something away and need not come back)
     fire                    report steps whose KL is far beyond every KL stop
     steal PORT...           listen on these ports as soon as they are free, and say yes to everything
@@ -18,6 +20,7 @@ it goes on, so that whoever stops it is the cluster.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -52,6 +55,7 @@ class Trainer:
         self.reporter.connect(PATIENCE_SECONDS)
         self.reporter.start()
         self.step = 0
+        self.reported: list[dict[str, float]] = []
         print(f"attempt {self.reporter.attempt}", flush=True)
 
     def obey(self, order: str) -> None:
@@ -64,7 +68,9 @@ class Trainer:
             self.report(1, 0.01, 0.5)  # limits on the KL count from where it starts
             self.report(10, 1000.0, 0.9)
         elif word == "checkpoint":
-            self.save()
+            self.save(int(values[0]) if values else self.step, *values[1:])
+        elif word == "note":
+            self.note()
         elif word == "sleep":
             self.wait(float(values[0]))
         elif word == "steal":
@@ -84,16 +90,28 @@ class Trainer:
         for _ in range(count):
             self.step += 1
             self.reporter.submit(StepSample(self.step, reward, kl, KlKind.REF_TOKEN_MEAN))
+            self.reported.append({"step": self.step, "reward": reward, "kl": kl})
         delivery = self.reporter.delivery
         while delivery.steps + delivery.duplicates + delivery.refused + delivery.dropped < self.step:
             self.wait(POLL_SECONDS)
 
-    def save(self) -> None:
+    def note(self) -> None:
+        delivery, stop = self.reporter.delivery, self.reporter.stop_verdict
+        lost = delivery.refused + delivery.dropped
+        line = {"steps": [] if lost else self.reported, "lost": lost, "fire": stop is not None and stop.fire}
+        with (CHECKPOINTS / f"{os.environ['HOSTNAME']}.notes").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        self.reported = []
+
+    def save(self, seed: int, swollen: str = "") -> None:
         import tiny_llama  # of guard_cli/demo; it loads torch
+        from tokenizers.normalizers import Replace
 
         directory = CHECKPOINTS / f"attempt-{self.reporter.attempt}" / f"checkpoint-{self.step}"
         tokenizer = tiny_llama.build_tokenizer("0123456789+= ")
-        tiny_llama.save(tiny_llama.build_model(tokenizer, seed=self.step), tokenizer, directory)
+        if swollen:
+            tokenizer.backend_tokenizer.normalizer = Replace(swollen, "0" * 1000)
+        tiny_llama.save(tiny_llama.build_model(tokenizer, seed=seed), tokenizer, directory)
         let_the_guard_read(directory)
         self.reporter.submit(CheckpointSample(self.step, str(directory)))
 

@@ -220,6 +220,45 @@ def test_suspend_and_delete_by_choice(namespace: Namespace) -> None:
     then.the_condition_is(suspended, "Stopped", "True", "NoPodsLeft", within=timeouts.STOP)
 
 
+@pytest.mark.long
+def test_a_grace_period_of_a_day_is_cut_to_what_the_job_allows(namespace: Namespace) -> None:
+    manifests = jobs.scripted("run", namespace.cluster.images["trainer"], ["steps 8"], deaf=True)
+    pod = jobs.pod_spec_of(manifests[-1])
+    pod["terminationGracePeriodSeconds"] = 24 * 3600
+    jobs.trainer_of(manifests[-1])["lifecycle"] = {"preStop": {"sleep": {"seconds": 3600}}}
+    given.objects(namespace, manifests)
+    job = namespace.job("run")
+    then.the_guard_has_counted(job, 8, within=timeouts.START)
+
+    when.the_trainer_fires(job)
+
+    then.the_job_has_fired(job, "KlHardStop")
+    then.the_job_is_stopped(job)
+    then.it_was_told_once(job, *STORY)
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_a_pod_on_a_node_that_does_not_answer_is_named_with_it(namespace: Namespace) -> None:
+    """Nobody can end it; it is not called stopped, and whoever can help is told where to look."""
+    job = given.a_scripted_run(namespace, deaf=True)
+    pod = job.pod
+    node = pod["spec"]["nodeName"]
+    with faults.the_kubelet_is_away(namespace.cluster, node):
+        faults.tell_from_the_node(namespace.cluster, pod, "fire")
+        then.the_job_has_fired(job, "KlHardStop")
+
+        def left() -> str:
+            return str(job.conditions["Stopped"]["message"])
+
+        then.eventually(lambda: f"look at node {node}" in left(), "the node is named", timeouts.OVERDUE)
+        assert job.conditions["Stopped"]["status"] == "False" and pod["metadata"]["name"] in left()
+        assert job.status["phase"] != "Stopped" and "NoPodsLeft" not in then.events(job)
+
+    then.the_job_is_stopped(job)
+    then.it_was_told_once(job, *STORY)
+
+
 def test_workers_without_a_master(namespace: Namespace) -> None:
     """Each Worker has a guard beside it, and the guard of index 0 alone speaks for the run."""
     image = namespace.cluster.images["trainer"]

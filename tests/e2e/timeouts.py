@@ -34,8 +34,10 @@ REPORT = 60
 EVALUATION = 180
 #: From a latched fire to no pod left: a pod has 30 s of grace for trainer and guard together.
 STOP = 120
-#: The same after an outage of the API server: the controller may make the pod again, which has its grace too,
-#: and then no pod must be seen for half a minute.
+#: From a latched fire to a pod that is overdue: its grace, a quarter of a minute, and the next look.
+OVERDUE = 150
+#: The same as STOP after an outage of the API server: the controller may make the pod again, which has its
+#: grace too, and then no pod must be seen for half a minute.
 STOP_AFTER_OUTAGE = 240
 #: An operator looks at a stopped run once more a minute later.
 LATER = 90

@@ -1,0 +1,77 @@
+"""Checkpoints of a trainer that is after the held-out split, or after a score of what it does not train."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from guard_core.wire import FailureKind
+
+from . import given, then, timeouts, when
+from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Job, Namespace
+
+pytestmark = pytest.mark.long
+
+#: What the guard tells this token: its verdict, and what it responds to a step that it has.
+EVERYTHING_TOLD = """
+import http.client, json, os, socket
+guard = http.client.HTTPConnection("guard")
+guard.sock = socket.socket(socket.AF_UNIX)
+guard.sock.settimeout(10)
+guard.sock.connect(os.environ["RLGUARD_URL"].removeprefix("unix://"))
+headers = {"Authorization": f"Bearer {os.environ['RLGUARD_TOKEN']}", "Content-Type": "application/json"}
+step = [{"attempt": 0, "step": 1, "reward": 0.5, "kl": 0.01, "kl_kind": "ref_token_mean"}]
+for method, path, body in (("GET", "/v1/verdict", None), ("POST", "/v1/steps", json.dumps(step))):
+    guard.request(method, path, body, headers)
+    print(guard.getresponse().read().decode())
+"""
+
+
+def test_a_tokenizer_that_fails_at_an_item_tells_the_trainer_nothing_of_it(namespace: Namespace) -> None:
+    """Two of them make a thousand tokens of a digit: that of the second item, and that of the last."""
+    told = {}
+    for digit in "17":
+        job = given.a_scripted_run(namespace, name=f"swells-{digit}")
+        when.the_trainer_is_told(job, f"checkpoint 0 {digit}")
+        then.eventually(lambda job=job: job.guard.get("failed") == 1, "it failed", timeouts.EVALUATION)
+        assert f"item-{digit}" in job.log(GUARD_CONTAINER), "the guard itself knows at which item"
+        told[digit] = job.exec(TRAINER_CONTAINER, "python", "-c", EVERYTHING_TOLD)
+        assert "item" not in job.log(TRAINER_CONTAINER)
+        assert "item" not in json.dumps(job.guard), "the status can be read by whoever may read the job"
+
+    assert told["1"] == told["7"] and FailureKind.UNDERWAY.words in told["1"]
+    assert "item" not in told["1"] and "1000" not in told["1"]
+
+
+def test_another_tokenizer_than_the_first_is_refused(namespace: Namespace) -> None:
+    job = given.a_scripted_run(namespace)
+    when.the_trainer_is_told(job, "checkpoint")
+    then.the_guard_has_evaluated(job)
+
+    when.the_trainer_is_told(job, "steps 8", "checkpoint 1 7")
+
+    the_last_checkpoint_is_doubtful(job, FailureKind.TOKENIZER_CHANGED)
+
+
+def test_the_same_weights_under_another_name_are_no_evidence(namespace: Namespace) -> None:
+    job = given.a_scripted_run(namespace)
+    when.the_trainer_is_told(job, "checkpoint 5")
+    then.the_guard_has_evaluated(job)
+
+    when.the_trainer_is_told(job, "steps 8", "checkpoint 5")
+
+    the_last_checkpoint_is_doubtful(job, FailureKind.UNCHANGED)
+    when.the_trainer_is_told(job, "steps 8", "checkpoint 6")
+    then.the_guard_has_evaluated(job, rounds=2)
+
+
+def the_last_checkpoint_is_doubtful(job: Job, kind: FailureKind) -> None:
+    """It was not scored, the verdict says why, and is unknown."""
+    then.eventually(
+        lambda: then.the_guard_answers(job)["failure"] == kind, f"failure {kind}", timeouts.EVALUATION
+    )
+    verdict = then.the_guard_answers(job)
+    assert verdict["level"] == "unknown" and verdict["rounds"] == 1
+    assert "checkpoint_doubtful" in {condition["code"] for condition in verdict["conditions"]}
+    then.the_job_never_fired(job)
