@@ -24,7 +24,7 @@ def test_every_fault_has_a_row_and_strikes_in_order(seed: int) -> None:
     assert set(rounds) == {*Fault, MIXED}
     for name, one in rounds.items():
         times = [strike.at for strike in one.strikes]
-        assert times == sorted(times) and 0 <= times[0] and times[-1] <= WINDOW
+        assert times == sorted(times) and times[0] >= 0 and times[-1] <= WINDOW
         assert name == MIXED or {strike.fault for strike in one.strikes} == {Fault(name)}
     for run in (run for one in rounds.values() for run in one.runs):
         least, most = HACKS_AFTER if run.hacks else ENDS_AFTER
