@@ -10,7 +10,7 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$HERE/../.."
 controllers=()
 if [[ ${1:-} == kinds ]]; then
-  controllers=(kuberay jobset)
+  controllers=(kuberay jobset kueue)
   shift
 fi
 

@@ -9,10 +9,10 @@ from tests.e2e.kube import Cluster
 
 @pytest.fixture(scope="session", autouse=True)
 def controllers(cluster: Cluster) -> None:
-    """KubeRay and JobSet, and an image with Ray."""
+    """KubeRay, JobSet and Kueue, and an image with Ray."""
     missing = [] if "ray" in cluster.images else ["an image with Ray"]
-    for crd in ("rayjobs.ray.io", "jobsets.jobset.x-k8s.io"):
+    for crd in ("rayjobs.ray.io", "jobsets.jobset.x-k8s.io", "clusterqueues.kueue.x-k8s.io"):
         if cluster.try_kubectl("get", "crd", crd).returncode != 0:
             missing.append(crd)
     if missing:
-        pytest.fail(f"the cluster lacks {', '.join(missing)}: make kind-up KINDS='kuberay jobset'")
+        pytest.fail(f"the cluster lacks {', '.join(missing)}: make kind-up KINDS='kuberay jobset kueue'")

@@ -1,0 +1,103 @@
+"""A queue of the real Kueue in front of real runs: a Job of Kubernetes, and a PyTorchJob."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from guard_operator.api.names import QUEUE_LABEL
+from guard_operator.runtime.client import KUEUE_WORKLOADS, controller_of
+from tests.e2e import given, jobs, then, timeouts, when
+from tests.e2e.kube import Job, Json, Namespace, install
+from tests.e2e.workloads import BatchRun, as_batch_job
+
+QUEUE = "training"
+VERSION = "kueue.x-k8s.io/v1beta1"
+#: What one run asks for: 100m for its guard, 100m for its trainer.
+ROOM_FOR_ONE = "300m"
+
+
+@pytest.fixture
+def queue(namespace: Namespace) -> Iterator[str]:
+    """A queue of this namespace that has room for one run; the operator sees it."""
+    install(namespace.cluster, "--reuse-values", "--set", "kueue.enabled=true")
+    name = namespace.name
+    resources = [{"name": "cpu", "nominalQuota": ROOM_FOR_ONE}, {"name": "memory", "nominalQuota": "100Gi"}]
+    group = {
+        "coveredResources": ["cpu", "memory"],
+        "flavors": [{"name": name, "resources": resources}],
+    }
+    made = [
+        _object("ResourceFlavor", name),
+        _object("ClusterQueue", name, {"namespaceSelector": {}, "resourceGroups": [group]}),
+        _object("LocalQueue", QUEUE, {"clusterQueue": name}),
+    ]
+    given.objects(namespace, made)
+    yield name
+    for kind in ("clusterqueue", "resourceflavor"):
+        namespace.kubectl("delete", kind, name, "--wait=false")
+
+
+def _object(kind: str, name: str, spec: Json | None = None) -> Json:
+    return {"apiVersion": VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec or {}}
+
+
+Submit = Callable[..., Job]
+
+
+def _batch(namespace: Namespace, name: str, *orders: str, **options: Any) -> Job:
+    *others, job = jobs.scripted(name, namespace.cluster.images["trainer"], orders, **options)
+    _submit(namespace, [*others, as_batch_job(job)])
+    return BatchRun(namespace, name)
+
+
+def _pytorch(namespace: Namespace, name: str, *orders: str, **options: Any) -> Job:
+    _submit(namespace, jobs.scripted(name, namespace.cluster.images["trainer"], orders, **options))
+    return namespace.job(name)
+
+
+def _submit(namespace: Namespace, manifests: list[Json]) -> None:
+    manifests[-1]["metadata"]["labels"] = {QUEUE_LABEL: QUEUE}
+    given.objects(namespace, manifests)
+
+
+@pytest.mark.parametrize("submit", [_batch, _pytorch])
+def test_a_run_waits_fires_and_the_next_one_has_its_quota(
+    namespace: Namespace, queue: str, submit: Submit
+) -> None:
+    first = submit(namespace, "first", "steps 8", deaf=True)
+    then.the_guard_has_counted(first, 8, within=timeouts.START)
+    silence = {"afterSeconds": 30, "action": "Stop"}
+    second = submit(namespace, "second", "steps 8", "exit 0", onSilence=silence)
+    waiting = then.the_condition_is(second, "Waiting", "True", "Queued")
+    assert f"waits in queue {QUEUE}" in waiting and second.pods == []
+
+    when.the_trainer_fires(first)
+
+    then.the_job_has_fired(first, "KlHardStop")
+    then.the_job_is_stopped(first)
+    assert told(first)["Finished"] == "Failed", "its quota is free"
+    then.the_condition_is(second, "Succeeded", "True", within=timeouts.START)
+    assert second.guard["steps"] == 8, "it waited longer than a guard may be silent, and was not stopped"
+    then.the_job_never_fired(second)
+    reserved = namespace.kubectl(
+        "get", "clusterqueue", queue, "--output=jsonpath={.status.reservingWorkloads}"
+    )
+    assert reserved == "0"
+
+
+def told(job: Job) -> dict[str, str]:
+    """The conditions that hold of what Kueue has of the run's workload, with their reasons."""
+
+    def found() -> dict[str, str]:
+        workload = job.workload
+        assert workload is not None
+        entries = job.client.list(KUEUE_WORKLOADS, job.namespace.name, {})["items"]
+        (entry,) = (one for one in entries if controller_of(one) == workload["metadata"]["uid"])
+        conditions = (entry.get("status") or {}).get("conditions") or []
+        held = {one["type"]: one["reason"] for one in conditions if one["status"] == "True"}
+        return held if "Finished" in held else {}
+
+    return then.eventually(found, "its Workload is finished", timeouts.DECISION)

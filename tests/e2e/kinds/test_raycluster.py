@@ -1,0 +1,101 @@
+"""A RayCluster that somebody made, and a job submitted to it, under the real KubeRay: `spec.targetRef`."""
+
+from __future__ import annotations
+
+import copy
+
+import yaml
+
+from guard_core.wire import Code
+from guard_operator.adapters.rayjob import RAY_CLUSTERS
+from guard_operator.runtime.client import STATEFUL_SETS
+from tests.e2e import given, jobs, then, timeouts
+from tests.e2e.kube import Json, Namespace
+from tests.e2e.workloads import RayRun, as_rayjob
+
+from .test_rayjob import PROGRAM, followed
+
+CLUSTER = "shared"
+
+
+class AttachedRun(RayRun):
+    """A run that is a RayCluster, which its job names and does not own."""
+
+    resource = RAY_CLUSTERS
+
+    @property
+    def workload(self) -> Json | None:
+        return self.client.get(RAY_CLUSTERS, self.namespace.name, CLUSTER)
+
+    @property
+    def of_ray(self) -> list[str]:
+        """The cluster's pods."""
+        return [pod["metadata"]["name"] for pod in self.everything if "ray.io/cluster" in labels(pod)]
+
+
+def labels(pod: Json) -> Json:
+    found: Json = pod["metadata"].get("labels") or {}
+    return found
+
+
+def test_a_job_that_was_submitted_to_a_ray_cluster_and_hacks_is_stopped(
+    namespace: Namespace, shared: list[Json]
+) -> None:
+    """Deleted is the cluster, which is its only end for good, and nothing of it comes back."""
+    job = given_an_attached_cluster(namespace, shared)
+    then.the_condition_is(job, "Guarded", "True", "WorkloadAttached", within=timeouts.RAY)
+    then.eventually(lambda: job.guard.get("heartbeat"), "its guard reports", timeouts.START)
+    assert job.conditions["Isolated"]["reason"] == "Attached"
+    head = next(name for name in job.of_ray if "head" in name)
+    program = f"/program/{PROGRAM.name} /demo/train.jsonl /scratch/model /checkpoints/run"
+    submit = f"ray job submit --no-wait --address=http://127.0.0.1:8265 -- python {program}"
+    then.eventually(
+        lambda: namespace.kubectl("exec", head, "--", "sh", "-c", submit, within=timeouts.RAY) or True,
+        "the job is submitted",
+        timeouts.RAY,
+    )
+
+    fire = then.the_job_has_fired(job, within=timeouts.GRPO)
+
+    assert Code(fire["code"]).finding is not None and fire["code"] != "kl_hard_stop", fire
+    then.the_condition_is(job, "Stopped", "True", "NoPodsLeft", within=timeouts.STOP)
+    assert job.workload is None and job.of_ray == []
+    assert "StopEscalated" in then.events(job), "a user reads why Stop deletes it"
+    assert not job.client.list(STATEFUL_SETS, namespace.name, {})["items"], "nor its guard"
+
+
+def given_an_attached_cluster(namespace: Namespace, shared: list[Json]) -> AttachedRun:
+    """The demo's data and held-out split, a RayCluster whose pods are as a user makes them, and a guard."""
+    rendered = list(yaml.safe_load_all(namespace.kubectl("kustomize", str(jobs.DEMO))))
+    others = [one for one in rendered if one["kind"] != "GuardedTrainingJob"]
+    (job,) = (one for one in rendered if one["kind"] == "GuardedTrainingJob")
+    pod = jobs.pod_spec_of(job)
+    claim = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}
+    program = {"name": "program", "configMap": {"name": "program"}}
+    pod["volumes"] = [*(one for one in pod["volumes"] if one["name"] != "checkpoints"), claim, program]
+    jobs.trainer_of(job)["volumeMounts"].append({"name": "program", "mountPath": "/program"})
+    made = followed(as_rayjob(job, namespace.cluster.images["ray"]))
+    files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "program"}}
+    files |= {"data": {PROGRAM.name: PROGRAM.read_text()}}
+    cluster = {"apiVersion": RAY_CLUSTERS.api_version, "kind": "RayCluster", "metadata": {"name": CLUSTER}}
+    cluster |= {"spec": made["spec"]["template"]["spec"]["rayClusterSpec"]}
+    given.objects(namespace, [*others, *shared, jobs.claim("state"), files, cluster, attached(made)])
+    return AttachedRun(namespace, made["metadata"]["name"])
+
+
+def attached(job: Json) -> Json:
+    made = copy.deepcopy(job)
+    spec = made["spec"]
+    del spec["template"]
+    spec["targetRef"] = {"apiVersion": RAY_CLUSTERS.api_version, "kind": "RayCluster", "name": CLUSTER}
+    guard = spec["guard"]
+    guard |= {
+        "placement": "Pod",
+        "checkpoints": {"claimName": "checkpoints"},
+        "state": {"claimName": "state"},
+    }
+    guard["metrics"] = {
+        "follow": {"path": "run/metrics.jsonl", "format": "rlguard"},
+        "checkpoints": {"path": "run", "layout": "trl"},
+    }
+    return made
