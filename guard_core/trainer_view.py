@@ -1,4 +1,4 @@
-"""What of a verdict a trainer is told. Pure.
+"""What of a verdict a trainer is told, and what `status.guard` says. Pure.
 
 Who holds the ingest token may own the weights, and weights can be made to answer a question about a held-out
 prompt: a completion that never ends if the prompt has a property is counted by `truncated` without noise. So
@@ -48,6 +48,20 @@ def for_trainer(verdict: Verdict) -> Verdict:
             "best_evaluation": _score_alone(verdict.best_evaluation),
         }
     )
+
+
+def for_the_status(code: Code, sentence: str, failure: FailureKind | None) -> str:
+    """A sentence for `status.guard`, which others than the split's owner may read.
+
+    What can depend on an item is told by its kind; the guard's log and the read token have the item.
+
+    Args:
+        code: whose sentence it is.
+        sentence: as the judge says it.
+        failure: kind of the newest failure; None where it is not known of which the sentence was made.
+    """
+    depends_on_items = failure in (None, FailureKind.UNDERWAY)
+    return _said(code, sentence, failure) if code in _OF_A_FAILURE and depends_on_items else sentence
 
 
 def _said(code: Code, sentence: str, failure: FailureKind | None) -> str:

@@ -19,7 +19,8 @@ from pydantic.alias_generators import to_camel
 
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
-from guard_core.wire import Code, EvaluationSummary, MomentRollouts, Verdict
+from guard_core.trainer_view import for_the_status
+from guard_core.wire import Code, EvaluationSummary, FailureKind, MomentRollouts, Verdict
 
 # Bounds of the API's schema.
 MAX_TEXT = 4_096
@@ -82,7 +83,8 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
         now: the time of this report, with its time zone.
     """
     time, verdict = timestamp(now), known.verdict
-    summary = {"level": verdict.level.value, "code": verdict.code.value, "reason": _text(verdict.reason)}
+    reason = for_the_status(verdict.code, verdict.reason, verdict.failure)
+    summary = {"level": verdict.level.value, "code": verdict.code.value, "reason": _text(reason)}
     closed = {latch.kind: _latched(latch, known.latched_at.get(latch.fire) or now) for latch in known.latches}
     if known.state is None:  # nothing else is known of the run: what was reported stands, but for the level
         return closed | former | summary | {"heartbeat": time}
@@ -152,9 +154,18 @@ def detector_state(state: Mapping[str, Any]) -> str | None:
         # Those that wait go with the pod. Their trainer did too, so nobody will announce them again.
         "checkpoints": [announced, evaluated, failed, announced - evaluated - failed],
     }
-    travelling["last_failure"] = _text(travelling["last_failure"])
+    travelling["last_failure"] = _failure(travelling["failure"], travelling["last_failure"])
+    if (halt := travelling["halt"]) is not None:
+        travelling["halt"] = halt | {"message": for_the_status(Code(halt["code"]), halt["message"], None)}
     text = json.dumps(travelling, separators=(",", ":"))
     return text if len(text) <= MAX_STATE else None
+
+
+def _failure(kind: str | None, words: str) -> str:
+    """The newest failure, in full unless it may depend on an item; nothing once an evaluation succeeded."""
+    if kind is None:
+        return ""
+    return FailureKind.UNDERWAY.words if kind == FailureKind.UNDERWAY else _text(words)
 
 
 def resumed(policy: Policy, status: Json) -> tuple[Judge | None, str]:
@@ -212,7 +223,7 @@ def timestamp(moment: datetime) -> str:
 def _latched(latch: Latch, at: datetime) -> Json:
     return {
         "code": latch.code,
-        "reason": _text(latch.message),
+        "reason": _text(for_the_status(Code(latch.code), latch.message, None)),
         "attempt": latch.attempt,
         "step": latch.step,
         "at": timestamp(at),

@@ -221,23 +221,6 @@ def test_suspend_and_delete_by_choice(namespace: Namespace) -> None:
 
 
 @pytest.mark.long
-def test_a_grace_period_of_a_day_is_cut_to_what_the_job_allows(namespace: Namespace) -> None:
-    manifests = jobs.scripted("run", namespace.cluster.images["trainer"], ["steps 8"], deaf=True)
-    pod = jobs.pod_spec_of(manifests[-1])
-    pod["terminationGracePeriodSeconds"] = 24 * 3600
-    jobs.trainer_of(manifests[-1])["lifecycle"] = {"preStop": {"sleep": {"seconds": 3600}}}
-    given.objects(namespace, manifests)
-    job = namespace.job("run")
-    then.the_guard_has_counted(job, 8, within=timeouts.START)
-
-    when.the_trainer_fires(job)
-
-    then.the_job_has_fired(job, "KlHardStop")
-    then.the_job_is_stopped(job)
-    then.it_was_told_once(job, *STORY)
-
-
-@pytest.mark.long
 @pytest.mark.alone
 def test_a_pod_on_a_node_that_does_not_answer_is_named_with_it(namespace: Namespace) -> None:
     """Nobody can end it; it is not called stopped, and whoever can help is told where to look."""

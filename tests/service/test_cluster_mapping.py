@@ -17,6 +17,7 @@ from guard_core.wire import (
     Code,
     Condition,
     EvaluationSummary,
+    FailureKind,
     Level,
     Moment,
     MomentRollouts,
@@ -462,3 +463,40 @@ def test_nothing_to_resume_from() -> None:
 )
 def test_latches(status: dict[str, Any], expected: tuple[Latch, ...]) -> None:
     assert latches(status) == expected
+
+
+OF_AN_ITEM = "item 'canary-1': 2004 prompt tokens exceed the model's 64 positions"
+
+
+@pytest.mark.parametrize("action", ["warn", "stop"])
+def test_a_failure_that_may_depend_on_an_item_is_told_by_its_kind(action: str) -> None:
+    """Its words stay in the guard's log and with the read token; also once an evaluation has succeeded."""
+    policy = Policy.model_validate({"evaluation_failing": {"after_failures": 1, "action": action}})
+    judge = Judge(policy)
+    judge.fold_step(StepReport(attempt=0, step=1, reward=0.5))
+    judge.fold_checkpoint(CheckpointReport(attempt=0, step=1, path="/ckpt/1"))
+    judge.fold_failure(OF_AN_ITEM)
+    assert judge.verdict().code is Code.EVALUATION_FAILING and "canary-1" in judge.verdict().reason
+    known = Known(judge.verdict(), judge.latches, judge.to_state())
+    status = guard_status(known, {}, NOW)
+    assert "canary" not in json.dumps(status) and "2004" not in json.dumps(status)
+    assert FailureKind.UNDERWAY.words in status["reason"]
+    assert ("halt" in status) is (action == "stop")
+    back, _ = resumed(policy, status)
+    assert back is not None and back.verdict().code is Code.EVALUATION_FAILING
+    assert "canary" not in back.verdict().model_dump_json()
+
+    judge.fold_checkpoint(CheckpointReport(attempt=0, step=2, path="/ckpt/2"))
+    judge.fold_evaluation(Evaluation(0, 2, "/ckpt/2", (1.0, 0.0)))
+    assert "canary" not in json.dumps(guard_status(Known(judge.verdict(), (), judge.to_state()), {}, NOW))
+
+
+def test_a_failure_of_the_checkpoint_alone_is_told_in_full() -> None:
+    policy = Policy.model_validate({"evaluation_failing": {"after_failures": 1}})
+    judge = Judge(policy)
+    judge.fold_checkpoint(CheckpointReport(attempt=0, step=1, path="/ckpt/1"))
+    judge.fold_failure("config.json is no JSON", kind=FailureKind.CHECKPOINT)
+    status = guard_status(Known(judge.verdict(), (), judge.to_state()), {}, NOW)
+    assert (
+        "config.json is no JSON" in status["reason"] and "config.json is no JSON" in status["detectorState"]
+    )
