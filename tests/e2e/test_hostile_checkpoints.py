@@ -40,7 +40,7 @@ def test_a_tokenizer_that_fails_at_an_item_tells_the_trainer_nothing_of_it(names
         assert "item" not in job.log(TRAINER_CONTAINER)
         assert "item" not in json.dumps(job.guard), "the status can be read by whoever may read the job"
 
-    assert told["1"] == told["7"] and FailureKind.UNDERWAY.words in told["1"]
+    assert told["1"] == told["7"] and f'"failure":"{FailureKind.UNDERWAY}"' in told["1"]
     assert "item" not in told["1"] and "1000" not in told["1"]
 
 
