@@ -165,10 +165,10 @@ def test_a_trainer_that_starts_again_in_the_same_file(tmp_path, name):
 
 def test_a_checkpoint_is_announced_and_no_mode_in_it_is_changed(tmp_path):
     (secret := tmp_path / "heldout.jsonl").touch(0o600)
+    (model := tmp_path / "global_step_4" / "actor" / "huggingface").mkdir(0o755, parents=True)
+    (model / "x.safetensors").symlink_to(secret)  # before the mark: what is newer is being written
     save(tmp_path, 4)
-    (model := tmp_path / "global_step_4" / "actor" / "huggingface").chmod(0o755)
     (model / "model.safetensors").chmod(0o600)
-    (model / "x.safetensors").symlink_to(secret)
     followed = Followed(tmp_path / "log.jsonl", "verl", checkpoints=tmp_path)
     followed.finish()
     assert followed.guard.checkpoints == [(0, 4, str(model))]
