@@ -589,8 +589,9 @@ class Spec(ApiModel):
         30,
         ge=1,
         le=3600,
-        description="Longest that a pod may take to end once the run is to stop, seconds. A longer "
-        "terminationGracePeriodSeconds of the template is cut to it then; a shorter one stays.",
+        description="Longest that a pod may take to end once the run is to stop, seconds. A pod whose "
+        "terminationGracePeriodSeconds is longer is told to end within this time before its workload is "
+        "stopped; a shorter one stays. One that was already ending by itself keeps the time it began with.",
     )
     on_silence: OnSilence = Field(
         default_factory=OnSilence, description="What to do when the guard itself stops reporting."

@@ -89,12 +89,21 @@ class Actuator:
             ClusterError: something did not work for now; the whole reconcile is to be repeated.
         """
         report, extra = decision.report, list[Transition]()
+        pods_stay: ApiError | None = None
         for action in decision.actions:
-            report, happened = self._act(snapshot, action, report)
+            try:
+                report, happened = self._act(snapshot, action, report)
+            except ApiError as error:
+                if not isinstance(action, DeletePods):
+                    raise
+                pods_stay = error  # it holds up neither the stop of what makes them nor the status
+                continue
             extra += happened
         extra += _escalation(snapshot.job, decision.report)
         self._write(snapshot.job, report, extra)
         self._notifier.tell(snapshot.job, self._clock())
+        if pods_stay is not None:
+            raise pods_stay
 
     def refuse(self, raw: Json, report: Report) -> None:
         """Write the status of a job whose spec does not validate."""

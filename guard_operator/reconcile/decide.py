@@ -424,7 +424,7 @@ def _has_ended(pod: Pod) -> bool:
 
 def _stop_actions(snapshot: Snapshot, method: StopMethod) -> tuple[Action, ...]:
     """The same request again is harmless; it is left out only where it has its effect."""
-    actions: list[Action] = []
+    actions: list[Action] = [*_hastened(snapshot)]
     workload = snapshot.workload
     queued = snapshot.queued
     if queued is not None and may_undo(queued, workload, method):
@@ -439,8 +439,19 @@ def _stop_actions(snapshot: Snapshot, method: StopMethod) -> tuple[Action, ...]:
         # A workload whose deletion hangs keeps what makes its pods.
         if makers := _makers(snapshot):
             actions.append(DeleteBetween(makers))
-        actions.append(_delete(pod for pod in snapshot.pods if not pod.terminating))
+        actions.append(_delete(p for p in snapshot.pods if not p.terminating and not _is_slow(snapshot, p)))
     return tuple(actions)
+
+
+def _is_slow(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether it may take longer to end than the job allows."""
+    return pod.grace > snapshot.job.spec.stop_grace_seconds
+
+
+def _hastened(snapshot: Snapshot) -> tuple[DeletePods, ...]:
+    """Slow pods are told to end before what makes them is: a kubelet keeps the grace period it began with."""
+    slow = [p for p in snapshot.pods if not p.terminating and not _has_ended(p) and _is_slow(snapshot, p)]
+    return (_delete(slow, snapshot.job.spec.stop_grace_seconds),) if slow else ()
 
 
 def _delete(pods: Iterable[Pod], grace: int | None = None) -> DeletePods:
@@ -448,10 +459,9 @@ def _delete(pods: Iterable[Pod], grace: int | None = None) -> DeletePods:
 
 
 def _shortened(snapshot: Snapshot) -> tuple[DeletePods, ...]:
-    """Pods on their way out that may take longer than the job allows are given less."""
-    limit = snapshot.job.spec.stop_grace_seconds
-    slow = [pod for pod in snapshot.pods if pod.terminating and pod.grace > limit]
-    return (_delete(slow, limit),) if slow else ()
+    """Slow pods that others told to end: the API server takes less time for them, a kubelet may not."""
+    slow = [pod for pod in snapshot.pods if pod.terminating and _is_slow(snapshot, pod)]
+    return (_delete(slow, snapshot.job.spec.stop_grace_seconds),) if slow else ()
 
 
 def _ended_pods(snapshot: Snapshot, stop: StopStatus, now: datetime) -> tuple[DeletePods, ...]:

@@ -220,6 +220,32 @@ def test_suspend_and_delete_by_choice(namespace: Namespace) -> None:
     then.the_condition_is(suspended, "Stopped", "True", "NoPodsLeft", within=timeouts.STOP)
 
 
+@pytest.mark.parametrize("why", ["it ignores SIGTERM", "its hook takes long"])
+def test_a_grace_period_of_a_day_is_cut_to_what_the_job_allows(namespace: Namespace, why: str) -> None:
+    manifests = jobs.scripted("run", namespace.cluster.images["trainer"], ["steps 8"], deaf=True)
+    jobs.pod_spec_of(manifests[-1])["terminationGracePeriodSeconds"] = 24 * 3600
+    trainer = jobs.trainer_of(manifests[-1])
+    if why == "it ignores SIGTERM":
+        shell = [
+            "sh",
+            "-c",
+            "trap '' TERM; \"$@\"; true",
+            "sh",
+        ]  # not `exec`: a signal that is ignored stays so
+        trainer["command"] = [*shell, *trainer["command"]]
+    else:
+        trainer["lifecycle"] = {"preStop": {"sleep": {"seconds": 3600}}}
+    given.objects(namespace, manifests)
+    job = namespace.job("run")
+    then.the_guard_has_counted(job, 8, within=timeouts.START)
+
+    when.the_trainer_fires(job)
+
+    then.the_job_has_fired(job, "KlHardStop")
+    then.the_job_is_stopped(job)
+    then.it_was_told_once(job, *STORY)
+
+
 @pytest.mark.long
 @pytest.mark.alone
 def test_a_pod_on_a_node_that_does_not_answer_is_named_with_it(namespace: Namespace) -> None:

@@ -617,13 +617,54 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         ),
         Expected(Phase.STOPPING, (DeletePods((("run-master-0", "uid-run-master-0"),), 60),)),
     ),
-    "a pod that was not told to end yet is not deleted for its grace": (
+    "slow pods are told to end before what makes them is, with the time that the job allows": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE)}, stopGraceSeconds=60),
+            workload(),
+            (
+                pod(grace=61),
+                pod("in time", grace=60),
+                pod("going", terminating=True, grace=86400),
+                pod("done", phase="Succeeded", grace=86400),
+            ),
+        ),
+        Expected(
+            Phase.STOPPING,
+            (
+                CaptureEvidence(False),
+                DeletePods((("run-master-0", "uid-run-master-0"),), 60),
+                StopWorkload(StopMethod.STOP, "w"),
+            ),
+        ),
+    ),
+    "a slow pod that came after the stop was asked for, too": (
         Snapshot(
             job({**REF, **guard(fire=FIRE), **stop("Stop", 1)}, stopGraceSeconds=60),
             workload(),
             (pod(grace=86400),),
         ),
-        Expected(Phase.STOPPING, (StopWorkload(StopMethod.STOP, "w"),)),
+        Expected(
+            Phase.STOPPING,
+            (
+                DeletePods((("run-master-0", "uid-run-master-0"),), 60),
+                StopWorkload(StopMethod.STOP, "w"),
+            ),
+        ),
+    ),
+    "of pods that are deleted one by one, the slow ones get no longer either": (
+        Snapshot(
+            job({**REF, **guard(fire=FIRE), **stop("DeletePods", 1)}, stopGraceSeconds=60),
+            workload(),
+            (pod(grace=86400), pod("w")),
+        ),
+        Expected(
+            Phase.STOPPING,
+            (
+                DeletePods((("run-master-0", "uid-run-master-0"),), 60),
+                StopWorkload(StopMethod.DELETE, "w"),
+                DeletePods((("w", "uid-w"),), None),
+            ),
+        ),
     ),
     "a pod that should have ended long ago is said": (
         Snapshot(

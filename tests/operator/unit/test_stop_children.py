@@ -1,4 +1,7 @@
-"""What a stop asks beside the workload: only what the workload controls. What is refused is a delete."""
+"""What a stop asks beside the workload: only what the workload controls. What is refused is a delete.
+
+Pods that cannot be deleted hold up neither the stop of what makes them nor what is said of it.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.types import Phase, Spec, Status, StopMethod, StopStatus
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.actuate import Actuator
-from guard_operator.reconcile.decision import Report, StopWorkload
-from guard_operator.reconcile.snapshot import Between, Job
-from guard_operator.runtime.client import BATCH_JOBS, Client, Resource
+from guard_operator.reconcile.decision import Decision, DeletePods, Report, StopWorkload
+from guard_operator.reconcile.snapshot import Between, Job, Snapshot
+from guard_operator.runtime.client import BATCH_JOBS, PODS, Client, Resource
 from guard_operator.runtime.errors import ApiError
 
 Json = dict[str, Any]
@@ -166,3 +169,55 @@ def test_a_stop_is_written_although_everything_is_refused(template: Json, status
 def test_a_delete_for_which_the_server_has_no_time_is_asked_again() -> None:
     with pytest.raises(ApiError, match="429"):
         stop(Cluster(owner("w"), status=429, everything=True), method=StopMethod.DELETE)
+
+
+class PodsStay:
+    """Stands in for an API server that refuses to delete pods; the others of its jobs it does."""
+
+    def __init__(self, status: int | None) -> None:
+        self.status = status
+        self.done: list[str] = []
+
+    def delete(self, resource: Resource, _namespace: str, name: str, uid: str, grace: int | None) -> None:
+        assert resource is PODS
+        if self.status is not None:
+            raise ApiError(self.status, "Refused", "somebody says no")
+        self.done.append(f"delete {name} {uid} {grace}")
+
+    def merge(self, resource: Resource, _namespace: str, name: str, _patch: Json, _manager: str) -> None:
+        self.done.append(f"patch {resource.kind} {name}")
+
+    def apply(self, resource: Resource, _patch: Json, _manager: str, sub: str) -> None:
+        self.done.append(f"{sub} of {resource.kind}")
+
+    def tell(self, _job: Job, _now: datetime) -> None:
+        """As a notifier."""
+        self.done.append("told")
+
+
+PYTORCHJOB = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}}
+HASTENED = Decision(
+    Report(Phase.STOPPING, ()), (DeletePods((("a", "u"), ("b", "v")), 30), StopWorkload(StopMethod.STOP, "w"))
+)
+SAID = ["patch PyTorchJob run", "status of GuardedTrainingJob", "told"]
+
+
+def carry_out(server: PodsStay) -> None:
+    none = cast(Any, None)
+    told = cast(Any, server)
+    actuator = Actuator(cast(Client, server), OperatorConfig("guard:1"), none, none, none, told)
+    actuator.actuate(Snapshot(job(PYTORCHJOB)), HASTENED)
+
+
+def test_pods_are_deleted_with_their_grace_before_the_workload_is_stopped() -> None:
+    server = PodsStay(None)
+    carry_out(server)
+    assert server.done == ["delete a u 30", "delete b v 30", *SAID]
+
+
+@pytest.mark.parametrize("status", [403, 429, 500])
+def test_pods_that_cannot_be_deleted_hold_up_nothing_and_are_tried_again(status: int) -> None:
+    server = PodsStay(status)
+    with pytest.raises(ApiError, match=str(status)):
+        carry_out(server)
+    assert server.done == SAID
