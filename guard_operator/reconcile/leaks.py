@@ -47,26 +47,33 @@ def _leaks(pod: Mapping[str, Any], own: frozenset[SourceRef]) -> Iterator[str]:
         yield "every container would get the token of the pod's service account"
     guards = [c for c in pod.get("initContainers") or [] if c.get("name") == GUARD_CONTAINER]
     beside = guards[0] if len(guards) == 1 else None
-    for container, what in had(pod, own, beside):
+    for container, what in had(pod, own, beside, tokens=True):
         yield f"container {container} must not have {what}: it is the guard's"
 
 
 def had(
-    pod: Mapping[str, Any], own: frozenset[SourceRef], guard: Mapping[str, Any] | None = None
+    pod: Mapping[str, Any],
+    own: frozenset[SourceRef],
+    guard: Mapping[str, Any] | None = None,
+    *,
+    tokens: bool = False,
 ) -> Iterator[tuple[str, str]]:
-    """Which containers of a pod, but for `guard`, have what of the guard's."""
-    private = {v.get("name"): v for v in pod.get("volumes") or [] if _is_private(v, own)}
+    """Which containers of a pod, but for `guard`, have what of the guard's.
+
+    `tokens`: whether the pod's ServiceAccount is the guard's, so that every token of it is, too.
+    """
+    private = {v.get("name"): v for v in pod.get("volumes") or [] if _is_private(v, own, tokens)}
     for container in (*(pod.get("initContainers") or []), *(pod.get("containers") or [])):
         if container is not guard:
             for what in (*_mounted(container, private), *_referred(container, own)):
                 yield str(container.get("name")), what
 
 
-def _is_private(volume: Mapping[str, Any], own: frozenset[SourceRef]) -> bool:
-    """Whether a volume, whatever its name, holds what is the guard's, or a token."""
+def _is_private(volume: Mapping[str, Any], own: frozenset[SourceRef], tokens: bool) -> bool:
+    """Whether a volume, whatever its name, holds what is the guard's, or a token if those count."""
     projected = (volume.get("projected") or {}).get("sources") or []
     sources = {source for part in (volume, *projected) for source in _sources(part)}
-    return bool(sources & own) or any("serviceAccountToken" in part for part in projected)
+    return bool(sources & own) or (tokens and any("serviceAccountToken" in part for part in projected))
 
 
 def _sources(part: Mapping[str, Any]) -> Iterator[SourceRef]:

@@ -528,6 +528,9 @@ def with_volume(source: Json) -> Json:
         ({"persistentVolumeClaim": {"claimName": "shared"}}, False),
         ({"secret": {"secretName": "watch-01234567"}}, True),
         ({"emptyDir": {}}, False),
+        # What an API server puts into every pod: a token of its ServiceAccount, which is not the guard's.
+        ({"projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}, False),
+        ({"projected": {"sources": [{"secret": {"name": "watch-01234567"}}]}}, True),
     ],
     ids=str,
 )

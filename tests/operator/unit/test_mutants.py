@@ -423,7 +423,9 @@ MUTANTS: list[Mutant] = [
     # The last look.
     (LEAKS, 'if pod.get("automountServiceAccountToken") is not False:', "if False:"),
     (LEAKS, "bool(sources & own) or ", ""),
-    (LEAKS, ' or any("serviceAccountToken" in part for part in projected)', ""),
+    (LEAKS, ' or (tokens and any("serviceAccountToken" in part for part in projected))', ""),
+    (LEAKS, "had(pod, own, beside, tokens=True)", "had(pod, own, beside)"),
+    (ATTACHED_LEAKS, "(tokens and any(", "(any("),
     (LEAKS, "for part in (volume, *projected)", "for part in (volume,)"),
     (LEAKS, '_NAMES = ("secretName", "claimName", "name")', '_NAMES = ("claimName", "name")'),
     (LEAKS, '    "configMapRef": "ConfigMap",\n', ""),
