@@ -220,7 +220,9 @@ def test_suspend_and_delete_by_choice(namespace: Namespace) -> None:
     then.the_condition_is(suspended, "Stopped", "True", "NoPodsLeft", within=timeouts.STOP)
 
 
-@pytest.mark.parametrize("why", ["it ignores SIGTERM", "its hook takes long"])
+@pytest.mark.parametrize(
+    "why", ["it ignores SIGTERM", pytest.param("its hook takes long", marks=pytest.mark.long)]
+)
 def test_a_grace_period_of_a_day_is_cut_to_what_the_job_allows(namespace: Namespace, why: str) -> None:
     manifests = jobs.scripted("run", namespace.cluster.images["trainer"], ["steps 8"], deaf=True)
     jobs.pod_spec_of(manifests[-1])["terminationGracePeriodSeconds"] = 24 * 3600
