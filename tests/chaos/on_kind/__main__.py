@@ -42,7 +42,7 @@ def main() -> int:
     cluster = Cluster.from_json(Path(os.environ[EXISTING]).read_text())
     install(cluster)
     print(f"seed {seed}", flush=True)
-    began, played = time.monotonic(), list[Played]()
+    tried, began, played = commit(), time.monotonic(), list[Played]()
     with tempfile.TemporaryDirectory(prefix="rlguard-chaos-") as directory:
         for number, one in enumerate(rounds):
             with fresh_namespace(cluster, f"chaos-{number}") as namespace:
@@ -50,10 +50,10 @@ def main() -> int:
             played.append(Played(one.name, len(one.strikes), facts))
             spent = time.monotonic() - began
             print(f"{spent:5.0f} s  {one.name}: {dict(totals(facts)) or 'all 0'}", flush=True)
+            if options.page is not None:  # after each, as the next takes minutes and may never end
+                made = Made(seed, tried, spent / 60, os.cpu_count() or 0)
+                options.page.write_text(page(played, made, PAGE), "utf-8")
     print(f"\n{table(played)}\n\n{findings(played)}")
-    if options.page is not None:
-        made = Made(seed, commit(), (time.monotonic() - began) / 60, os.cpu_count() or 0)
-        options.page.write_text(page(played, made, PAGE), "utf-8")
     return 1 if any(totals(one.facts) for one in played) else 0
 
 

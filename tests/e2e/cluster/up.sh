@@ -57,6 +57,9 @@ stage "cluster" "$HERE/create.sh" "$tools/kind" "$node" "${config[@]}"
 mapfile -t training_operator_images <"$training_operator/images"
 stage "loading images" "$HERE/load-images.sh" "${training_operator_images[@]}" "${PRODUCT_IMAGES[@]}" \
   "${kind_images[@]}" "${ray[@]}"
+# Our operator's tag is the same as before, so nothing else has it start the new image.
+"$tools/kubectl" --kubeconfig "$CLUSTER_KUBECONFIG" --namespace rlguard-system delete pods \
+  --selector app.kubernetes.io/name=rlguard,app.kubernetes.io/component=operator >/dev/null
 stage "training-operator in the cluster" "$HERE/training-operator/install.sh" "$tools/kubectl" "$training_operator"
 for directory in "${kinds[@]}"; do
   stage "${directory##*/} in the cluster" "$HERE/kinds/install.sh" "$tools/kubectl" "$directory"
