@@ -132,7 +132,7 @@ chaos-kind: kind-up ## The same on a kind cluster, with its kubelet and training
 e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses an existing one.
 	CACHE=$(CACHE) tests/e2e/run.sh
 
-e2e-kinds: install ## RayJob with real Ray, and JobSet, on such a cluster with KubeRay and JobSet in it; not part of `make test`.
+e2e-kinds: install ## RayJob and RayCluster with real Ray, JobSet, and Kueue's queue, on such a cluster with their controllers; not part of `make test`.
 	CACHE=$(CACHE) tests/e2e/run.sh kinds
 
 # KINDS='kuberay jobset' puts these controllers in it, too.
