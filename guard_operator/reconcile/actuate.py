@@ -46,9 +46,13 @@ from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.recorder import EventRecorder
 from guard_operator.reconcile.snapshot import Between, Job, Snapshot, guard_of
 from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, Client, Json, Resource, controller_of
-from guard_operator.runtime.errors import ApiError
+from guard_operator.runtime.errors import ApiError, ClusterError
 
 log = logging.getLogger(__name__)
+
+
+#: Of an API server or an etcd that has no time: no refusal, and perhaps done all the same.
+_NOT_NOW = (503, 504)
 
 
 class Observer(Protocol):
@@ -89,11 +93,11 @@ class Actuator:
             ClusterError: something did not work for now; the whole reconcile is to be repeated.
         """
         report, extra = decision.report, list[Transition]()
-        pods_stay: ApiError | None = None
+        pods_stay: ClusterError | None = None
         for action in decision.actions:
             try:
                 report, happened = self._act(snapshot, action, report)
-            except ApiError as error:
+            except ClusterError as error:
                 if not isinstance(action, DeletePods):
                     raise
                 pods_stay = error  # it holds up neither the stop of what makes them nor the status
@@ -200,8 +204,10 @@ class Actuator:
             if self._ask(adapter, job, action):
                 return report, []
         except ApiError as error:
-            if error.status in {404, 409}:
-                return report, []  # it is gone, or another one has its name: the next look will tell
+            if error.status in {404, 409, *_NOT_NOW}:
+                # It is gone, another one has its name, or nobody knows what came of it: the next look will
+                # tell, and what has no effect for long is followed by what is harder.
+                return report, []
             if error.status == 429:
                 raise
             refusal = error.message

@@ -17,7 +17,7 @@ from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.decision import Decision, DeletePods, Report, StopWorkload
 from guard_operator.reconcile.snapshot import Between, Job, Snapshot
 from guard_operator.runtime.client import BATCH_JOBS, PODS, Client, Resource
-from guard_operator.runtime.errors import ApiError
+from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
 Json = dict[str, Any]
 RAYJOB = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": {}}
@@ -127,8 +127,21 @@ def test_one_that_cannot_be_touched_goes_with_the_workload() -> None:
     assert (done, method) == (["patch RayJob run w", "delete RayJob run w"], StopMethod.DELETE)
 
 
-def test_one_that_became_another_is_looked_at_again() -> None:
-    assert stop(Cluster(owner("w"), status=409)) == (["patch RayJob run w"], StopMethod.STOP)
+@pytest.mark.parametrize("status", [409, 503, 504])
+def test_one_that_became_another_or_cannot_be_asked_now_is_looked_at_again(status: int) -> None:
+    assert stop(Cluster(owner("w"), status=status)) == (["patch RayJob run w"], StopMethod.STOP)
+
+
+@pytest.mark.parametrize("status", [404, 409, 503, 504])
+def test_a_workload_that_cannot_be_asked_now_is_not_deleted_for_that(status: int) -> None:
+    assert stop(Cluster(status=status, everything=True)) == ([], StopMethod.STOP)
+
+
+@pytest.mark.parametrize("status", [400, 403, 422, 500])
+def test_a_workload_that_refuses_is_deleted(status: int) -> None:
+    """500 is what the failure of an admission webhook reads like."""
+    cluster = Cluster(status=status, everything=True)
+    assert stop(cluster) == ([], StopMethod.DELETE), "its pods are next, as a delete is refused, too"
 
 
 def test_a_server_that_has_no_time_is_asked_again() -> None:
@@ -174,14 +187,14 @@ def test_a_delete_for_which_the_server_has_no_time_is_asked_again() -> None:
 class PodsStay:
     """Stands in for an API server that refuses to delete pods; the others of its jobs it does."""
 
-    def __init__(self, status: int | None) -> None:
-        self.status = status
+    def __init__(self, trouble: ClusterError | None) -> None:
+        self.trouble = trouble
         self.done: list[str] = []
 
     def delete(self, resource: Resource, _namespace: str, name: str, uid: str, grace: int | None) -> None:
         assert resource is PODS
-        if self.status is not None:
-            raise ApiError(self.status, "Refused", "somebody says no")
+        if self.trouble is not None:
+            raise self.trouble
         self.done.append(f"delete {name} {uid} {grace}")
 
     def merge(self, resource: Resource, _namespace: str, name: str, _patch: Json, _manager: str) -> None:
@@ -215,9 +228,12 @@ def test_pods_are_deleted_with_their_grace_before_the_workload_is_stopped() -> N
     assert server.done == ["delete a u 30", "delete b v 30", *SAID]
 
 
-@pytest.mark.parametrize("status", [403, 429, 500])
-def test_pods_that_cannot_be_deleted_hold_up_nothing_and_are_tried_again(status: int) -> None:
-    server = PodsStay(status)
-    with pytest.raises(ApiError, match=str(status)):
+@pytest.mark.parametrize(
+    "trouble",
+    [*(ApiError(status, "Refused", "no") for status in (403, 429, 500)), TransportError("a webhook hangs")],
+)
+def test_pods_that_cannot_be_deleted_hold_up_nothing_and_are_tried_again(trouble: ClusterError) -> None:
+    server = PodsStay(trouble)
+    with pytest.raises(type(trouble), match=str(trouble)):
         carry_out(server)
     assert server.done == SAID
