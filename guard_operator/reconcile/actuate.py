@@ -46,7 +46,7 @@ from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.recorder import EventRecorder
 from guard_operator.reconcile.snapshot import Between, Job, Snapshot, guard_of
 from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, Client, Json, Resource, controller_of
-from guard_operator.runtime.errors import ApiError, ClusterError
+from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -205,12 +205,14 @@ class Actuator:
                 return report, []
         except ApiError as error:
             if error.status in {404, 409, *_NOT_NOW}:
-                # It is gone, another one has its name, or nobody knows what came of it: the next look will
-                # tell, and what has no effect for long is followed by what is harder.
-                return report, []
+                return report, []  # it is gone, another one has its name, or perhaps it was done
             if error.status == 429:
                 raise
             refusal = error.message
+        except TransportError:
+            # As with a webhook that hangs. The stop must be written: the next look tells what came of it, and
+            # what has had no effect for long is followed by what is harder.
+            return report, []
         done = "the workload was deleted"
         try:
             self._client.delete(adapter.resource, job.namespace, job.workload_name, action.uid)
@@ -219,6 +221,8 @@ class Actuator:
                 raise
             # The stop must be written all the same: its time begins, and then the pods are deleted.
             done = f"a delete was asked for, and refused, too ({error.message}): its pods are next"
+        except TransportError as error:
+            done = f"a delete was asked for, without an answer ({error}): its pods are next"
         if action.method is StopMethod.DELETE or report.stop is None:
             return report, []
         # A webhook that is down refuses every patch, but it does not stand in the way of a delete.
@@ -231,7 +235,7 @@ class Actuator:
         patch: Json = {"metadata": {"uid": action.uid}, "spec": {"active": False}}
         try:
             self._client.merge(KUEUE_WORKLOADS, job.namespace, action.name, patch, names.OPERATOR_MANAGER)
-        except ApiError as error:
+        except ClusterError as error:
             if error.status == 429:
                 raise
             if error.status not in {404, 409}:  # gone, or changed meanwhile: the next look will tell
@@ -242,7 +246,7 @@ class Actuator:
         for one in objects:
             try:
                 self._client.delete(one.resource, job.namespace, one.name, one.uid)
-            except ApiError as error:
+            except ClusterError as error:
                 if error.status == 429:
                     raise
                 log.error("%s/%s: %s %s: %s", job.namespace, job.name, one.resource.kind, one.name, error)

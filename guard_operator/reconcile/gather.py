@@ -359,7 +359,7 @@ class Gatherer:
         query = {"labelSelector": f"{OWNER_LABEL}={workload.uid}", "limit": str(MAX_QUEUED)}
         try:
             found = self._client.list(KUEUE_WORKLOADS, job.namespace, query).get("items") or []
-        except ApiError as error:
+        except ClusterError as error:
             if error.status != 404:  # a cluster without Kueue
                 log.warning("%s/%s: its queue cannot be read: %s", job.namespace, job.name, error)
             return None

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 
 class ClusterError(Exception):
-    """Base of everything that a request to the API server can raise."""
+    """Base of everything that a request to the API server can raise.
+
+    `status` is that of the HTTP response, None if there was none.
+    """
+
+    status: int | None = None
 
 
 class TransportError(ClusterError):
@@ -25,7 +30,7 @@ class ApiError(ClusterError):
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(f"{status} {reason}: {message}".replace(" : ", ": "))
-        self.status = status
+        self.status: int = status
         self.reason = reason
         self.message = message
         self.retry_after = retry_after

@@ -6,17 +6,19 @@
 - No verdict is told while no guard runs; a rank 0 without its guard is seen, and met as a silent guard is.
 - A run that ended while no operator was there ends as its guard saw it end.
 - A namespace that cannot be read holds up no other, and a process that cannot work does not lead.
+- A webhook that hangs holds up a stop, but not for good.
 - Pods that may take a day to end are given less, and pods that do not end are said.
 """
 
 from __future__ import annotations
 
 import copy
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -32,6 +34,7 @@ from .world import BEAT, JOBS, PYTORCHJOBS, RUNNING, Json, World, deadline
 
 MakeJob = Callable[..., Json]
 FIRES, WITHIN_SECONDS = 100, 2.0
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 #: The last word of a guard that has judged all of a run, and whose trainer had finished.
 FINISHED = {
     **{"heartbeat": BEAT, "level": "healthy", "code": "ok", "reason": "fine", "attempt": 0, "step": 9},
@@ -292,6 +295,50 @@ def test_a_process_that_cannot_work_does_not_lead(here: World) -> None:
     assert here.leader() == ""
     here.bind("ClusterRole", "rlguard-operator", here.namespace)
     eventually(here.leader, "it leads", within=60)
+
+
+# -- what stands between a fire and its stop -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("verbs", "end"), [(["UPDATE"], "workload"), (["UPDATE", "DELETE"], "pods")])
+def test_a_webhook_that_hangs_holds_up_no_stop_for_good(running: World, verbs: list[str], end: str) -> None:
+    """Longer than the operator waits for an answer, as where the network drops what a webhook is sent."""
+    with hanging_webhook(running, verbs):
+        running.fire()
+        if end == "workload":
+            eventually(
+                lambda: running.client.get(PYTORCHJOBS, running.namespace, running.name) is None, end, 60
+            )
+        else:
+            eventually(lambda: all("deletionTimestamp" in p["metadata"] for p in running.pods()), end, 90)
+    running.expect_events("StopEscalated")
+
+
+@contextmanager
+def hanging_webhook(here: World, verbs: list[str]) -> Iterator[None]:
+    """PyTorchJobs of this namespace pass a webhook that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        rule = {"apiGroups": ["kubeflow.org"], "apiVersions": ["*"], "resources": ["pytorchjobs"]}
+        own = {"matchLabels": {"kubernetes.io/metadata.name": here.namespace}}
+        webhook = {
+            "name": "hangs.example.com",
+            "clientConfig": {"url": f"https://127.0.0.1:{server.getsockname()[1]}/"},
+            "rules": [{**rule, "operations": verbs}],
+            "namespaceSelector": own,
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+            "timeoutSeconds": 30,
+            "failurePolicy": "Fail",
+        }
+        name = f"hangs-{here.namespace}"
+        api = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
+        body = {**api, "metadata": {"name": name}, "webhooks": [webhook]}
+        here.client.request("POST", WEBHOOKS, body=body)
+        time.sleep(2.0)  # the API server takes it up in its own time
+        try:
+            yield
+        finally:
+            here.client.request("DELETE", f"{WEBHOOKS}/{name}")
 
 
 # -- pods that do not end --------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from guard_operator.reconcile.queues import MESSAGE_LENGTH, queued_of
 from guard_operator.reconcile.slim import slim_queued
 from guard_operator.reconcile.snapshot import Job, Pod, Queued, Snapshot, Workload
 from guard_operator.runtime.client import Client
-from guard_operator.runtime.errors import ApiError
+from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
 Json = dict[str, Any]
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -230,6 +230,14 @@ def test_what_was_admitted_waits_in_no_queue(state: WorkloadState) -> None:
 # -- requests --------------------------------------------------------------------------------------------
 
 
+#: As a status: no answer.
+HUNG = 0
+
+
+def fault(status: int) -> ClusterError:
+    return ApiError(status, "Refused", "no") if status else TransportError("no answer")
+
+
 class Requests:
     """Stands in for cluster and caches: what was asked, and what a list or a patch is refused with."""
 
@@ -259,13 +267,13 @@ class Requests:
         self.asked.append("list")
         assert query == {"labelSelector": "kueue.x-k8s.io/job-uid=w", "limit": "20"}
         if self.refusal is not None:
-            raise ApiError(self.refusal, "Refused", "no")
+            raise fault(self.refusal)
         return {"items": [entry(active=False)]}
 
     def merge(self, resource: Any, namespace: str, name: str, patch: Json, _manager: str) -> None:
         self.asked.append(f"{resource.plural} {namespace} {name} {patch}")
         if self.refusal is not None:
-            raise ApiError(self.refusal, "Refused", "no")
+            raise fault(self.refusal)
 
 
 def seen(world: Requests, of: Job, kueue: bool = True) -> Queued | None:
@@ -292,7 +300,7 @@ def test_without_kueue_nothing_is_asked() -> None:
     assert seen(Requests(owned=False), job()) is None, "nor for a namesake"
 
 
-@pytest.mark.parametrize("status", [403, 404])
+@pytest.mark.parametrize("status", [403, 404, HUNG])
 def test_a_queue_that_cannot_be_read_holds_up_no_stop(status: int) -> None:
     assert seen(Requests(status), job(STOPPING)) is None
 
@@ -304,7 +312,7 @@ def leave(world: Requests) -> None:
     actuator._act(Snapshot(job()), LeaveQueue("job-run-x", "q"), Report(Phase.STOPPING, ()))
 
 
-@pytest.mark.parametrize("status", [None, 403, 404, 409, 500])
+@pytest.mark.parametrize("status", [None, 403, 404, 409, 500, HUNG])
 def test_leaving_is_one_patch_that_is_fenced_and_whose_refusal_holds_up_nothing(status: int | None) -> None:
     world = Requests(status)
     leave(world)

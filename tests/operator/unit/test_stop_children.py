@@ -26,6 +26,14 @@ PARTS = [{"name": "only", "replicas": 2, "template": {"spec": {}}}]
 JOBSET = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "spec": {"replicatedJobs": PARTS}}
 
 
+#: As a status: no answer.
+HUNG = 0
+
+
+def fault(status: int) -> ClusterError:
+    return ApiError(status, "Refused", "somebody says no") if status else TransportError("no answer")
+
+
 class Cluster:
     """Stands in for the requests. Its faults: a child of somebody else, and one that cannot be touched."""
 
@@ -49,7 +57,7 @@ class Cluster:
 
     def _touch(self, resource: Resource) -> None:
         if (resource is BATCH_JOBS or self.everything) and self.status is not None:
-            raise ApiError(self.status, "Refused", "somebody says no")
+            raise fault(self.status)
 
 
 def job(template: Json) -> Job:
@@ -78,11 +86,13 @@ def stop(
 CLUSTERS = tuple(Between(RAY_CLUSTERS, name, f"uid-{name}") for name in ("a", "b"))
 
 
-@pytest.mark.parametrize("status", [None, 403, 409, 500])
+@pytest.mark.parametrize("status", [None, 403, 409, 500, HUNG])
 def test_what_makes_pods_is_deleted_and_holds_up_nothing(status: int | None) -> None:
     cluster = Cluster(status=status, everything=True)
     actuator(cluster)._delete_between(job(RAYJOB), CLUSTERS)
-    assert cluster.done == ([] if status else ["delete RayCluster a uid-a", "delete RayCluster b uid-b"])
+    assert cluster.done == (
+        [] if status is not None else ["delete RayCluster a uid-a", "delete RayCluster b uid-b"]
+    )
 
 
 def test_a_server_without_time_is_asked_again_for_what_makes_pods() -> None:
@@ -127,12 +137,12 @@ def test_one_that_cannot_be_touched_goes_with_the_workload() -> None:
     assert (done, method) == (["patch RayJob run w", "delete RayJob run w"], StopMethod.DELETE)
 
 
-@pytest.mark.parametrize("status", [409, 503, 504])
+@pytest.mark.parametrize("status", [409, 503, 504, HUNG])
 def test_one_that_became_another_or_cannot_be_asked_now_is_looked_at_again(status: int) -> None:
     assert stop(Cluster(owner("w"), status=status)) == (["patch RayJob run w"], StopMethod.STOP)
 
 
-@pytest.mark.parametrize("status", [404, 409, 503, 504])
+@pytest.mark.parametrize("status", [404, 409, 503, 504, HUNG])
 def test_a_workload_that_cannot_be_asked_now_is_not_deleted_for_that(status: int) -> None:
     assert stop(Cluster(status=status, everything=True)) == ([], StopMethod.STOP)
 
@@ -142,6 +152,10 @@ def test_a_workload_that_refuses_is_deleted(status: int) -> None:
     """500 is what the failure of an admission webhook reads like."""
     cluster = Cluster(status=status, everything=True)
     assert stop(cluster) == ([], StopMethod.DELETE), "its pods are next, as a delete is refused, too"
+
+
+def test_a_delete_without_an_answer_is_written_down() -> None:
+    assert stop(Cluster(status=HUNG, everything=True), method=StopMethod.DELETE) == ([], StopMethod.DELETE)
 
 
 def test_a_server_that_has_no_time_is_asked_again() -> None:
@@ -230,7 +244,7 @@ def test_pods_are_deleted_with_their_grace_before_the_workload_is_stopped() -> N
 
 @pytest.mark.parametrize(
     "trouble",
-    [*(ApiError(status, "Refused", "no") for status in (403, 429, 500)), TransportError("a webhook hangs")],
+    [fault(status) for status in (403, 429, 500, HUNG)],
 )
 def test_pods_that_cannot_be_deleted_hold_up_nothing_and_are_tried_again(trouble: ClusterError) -> None:
     server = PodsStay(trouble)
