@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -1068,9 +1069,15 @@ def test_prompts_of_the_trainers_own_evaluation_are_never_sent(train, guard: Fau
     trainer.args.eval_strategy, trainer.args.eval_steps = "steps", 1
     trainer.args.per_device_eval_batch_size = 4
     trainer.train()
-    assert "held out" in set(trainer._logs["prompt"])
+
+    def asked(prompts: Iterable[str]) -> set[str]:
+        """TRL 0.29 decodes them from tokens, and this tokenizer puts a space between two."""
+        return {prompt.replace(" ", "") for prompt in prompts}
+
+    assert "heldout" in asked(trainer._logs["prompt"])
     assert [report.step for report in guard.rollouts] == [1, 2, 3, 4]
-    assert not any("held out" in r.prompt for report in guard.rollouts for r in report.rollouts)
+    sent = asked(r.prompt for report in guard.rollouts for r in report.rollouts)
+    assert sent and "heldout" not in sent
 
 
 def test_a_setting_keeps_the_rollouts_in_the_trainer(train, guard: FaultyGuard) -> None:
