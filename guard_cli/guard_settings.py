@@ -43,6 +43,7 @@ OPTIONS: Mapping[Place, str] = {
     ("heldout", "backlog"): "--backlog",
     ("heldout", "evaluator", "max_new_tokens"): "--max-new-tokens",
     ("heldout", "evaluator", "temperature"): "--temperature",
+    ("heldout", "evaluator", "stop"): "--stop",
     ("heldout", "evaluator", "samples"): "--samples",
     ("heldout", "evaluator", "batch_size"): "--batch-size",
     ("heldout", "evaluator", "device"): "--device",
@@ -108,6 +109,10 @@ TemperatureOption = Annotated[
     float | None,
     typer.Option("--temperature", help="Temperature of evaluations, 0 is greedy; else the trainer's."),
 ]
+StopOption = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="Text that ends a completion, may be repeated; else the trainer's."),
+]
 SamplesOption = Annotated[int | None, typer.Option("--samples", help="Completions for each held-out item.")]
 BatchSizeOption = Annotated[int | None, typer.Option("--batch-size", help="Completions generated at once.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
@@ -166,6 +171,7 @@ class EvaluationOptions(TypedDict):
     on_scorer_timeout: OnScorerTimeoutOption
     max_new_tokens: MaxNewTokensOption
     temperature: TemperatureOption
+    stop: StopOption
     samples: SamplesOption
     batch_size: BatchSizeOption
     device: DeviceOption
@@ -215,6 +221,7 @@ def heldout_options(
         model=model,
         max_new_tokens=evaluation["max_new_tokens"],
         temperature=evaluation["temperature"],
+        stop=evaluation["stop"] or None,
         samples=evaluation["samples"],
         batch_size=evaluation["batch_size"],
         device=evaluation["device"],
@@ -371,6 +378,8 @@ def _named(config: Mapping[str, Any], options: Mapping[str, Any]) -> Named:
     from guard_service.settings import variable
 
     def named(place: Place) -> str:
+        if isinstance(_value(options, place[:-1]), list):  # one value of an option that was repeated
+            place = place[:-1]
         line = f"{'.'.join(place)} in --config"
         in_file, in_options = _value(config, place), _value(options, place)
         if in_file is not None and (in_options is None or isinstance(in_options, Mapping)):

@@ -154,7 +154,8 @@ class GuardClient:
 
     def post_checkpoint(self, report: CheckpointReport) -> Acknowledgement:
         """`POST /v1/checkpoints`."""
-        return self._exchange("POST", "/v1/checkpoints", report.model_dump(mode="json"), Acknowledgement)
+        body = report.model_dump(mode="json", exclude_none=True)
+        return self._exchange("POST", "/v1/checkpoints", body, Acknowledgement)
 
     def post_end(self, report: EndReport) -> Acknowledgement:
         """`POST /v1/end`. A guard of an older release does not know it (404), or not all of it (422)."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from guard_core.wire import EvaluationSampling, Finite, Sampling, SamplingSource
+from guard_core.wire import EvaluationSampling, Finite, Sampling, SamplingSource, StopTexts
 from guard_core.wording import MustBe
 
 #: Tokens of a completion where neither the settings nor the trainer say it.
@@ -23,7 +23,6 @@ MAX_KWARGS_BYTES = 16_384
 MAX_KWARGS_DEPTH = 16
 MAX_SYSTEM_PROMPT = 65_536  # characters
 MAX_MARK = 256  # characters
-MAX_STOPS = 16
 #: What `apply_chat_template` takes for itself: a template's own variables have other names.
 RESERVED_KWARGS = frozenset(
     {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations"}
@@ -116,12 +115,11 @@ class Generation(Section):
         description="Tokens with at least this share of the likeliest one's probability; 0: all; null: the "
         "trainer's, or all beside a temperature that is set.",
     )
-    stop: tuple[Annotated[str, Field(min_length=1, max_length=MAX_MARK)], ...] = Field(
+    stop: StopTexts = Field(
         (),
-        max_length=MAX_STOPS,
         description="Texts that end a completion, beside the model's own end; neither the text nor what "
-        "follows it is scored, and the completion is not cut off. For tasks whose reward is computed in that "
-        "way, too. OpenAI's own API takes four at most.",
+        "follows it is scored, and the completion is not cut off. Empty: the trainer's, after which what "
+        "follows is not scored, and the text itself is. OpenAI's own API takes four at most.",
     )
     samples: int = Field(
         1,
@@ -172,10 +170,11 @@ class Generation(Section):
         """How the policy is sampled when the trainer says `trainer` of its own sampling; None: nothing.
 
         Temperature, top_p and the rest make one distribution: beside a temperature that is set here, nothing
-        of the trainer's distribution counts. The length is a thing of its own.
+        of the trainer's distribution counts. Length and texts that end a completion are things of their own.
+        Where temperature and length are set, nothing of the trainer's counts.
         """
         theirs = trainer if self.temperature is None else None
-        distribution = {} if theirs is None else theirs.model_dump(exclude={"max_new_tokens"})
+        distribution = {} if theirs is None else theirs.model_dump(exclude={"max_new_tokens", "stop"})
         distribution |= {
             name: own for name in _OF_THE_DISTRIBUTION if (own := getattr(self, name)) is not None
         }
@@ -184,11 +183,14 @@ class Generation(Section):
         if length is None:
             said = DEFAULT_NEW_TOKENS if trainer is None else trainer.max_new_tokens or DEFAULT_NEW_TOKENS
             length = min(said, self.max_new_tokens_ceiling)
+        source = self._source(trainer)
+        told = None if trainer is None or source is SamplingSource.SETTINGS else trainer.stop
         return EvaluationSampling(
             temperature=temperature,
             max_new_tokens=length,
+            stop=self.stop or told,
             samples=1 if temperature == 0 else self.samples,
-            source=self._source(trainer),
+            source=source,
             **distribution,
         )
 

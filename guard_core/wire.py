@@ -6,6 +6,7 @@ is in `guard_core.judge` and never leaves the guard. The prompts of a `Rollout` 
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -66,6 +67,17 @@ def _unused(*values: float) -> AfterValidator:
     return AfterValidator(lambda value: None if value in values else value)
 
 
+#: The longest text that ends a completion, characters, and how many there may be.
+MAX_STOP, MAX_STOPS = 256, 16
+#: Of these, what is shown to people.
+_STOP_SHOWN, _STOPS_SHOWN = 40, 3
+StopTexts = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP)], ...],
+    Field(max_length=MAX_STOPS, strict=False),
+]
+"""Texts that end a completion."""
+
+
 class Sampling(Wire):
     """How a trainer samples its completions. None: not used; for the length: not known."""
 
@@ -85,14 +97,29 @@ class Sampling(Wire):
     max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         None, description="Longest completion, tokens."
     )
+    stop: Annotated[StopTexts | None, AfterValidator(lambda value: value or None)] = Field(
+        None, description="Texts that end a completion, beside the model's own end; none of them is none."
+    )
 
     @property
     def words(self) -> str:
-        """For people: "temperature 0.7, top_p 0.9, up to 512 tokens"."""
+        """For people: "temperature 0.7, top_p 0.9, up to 512 tokens or "END""."""
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         said = [f"{name} {value:g}" for name in names if (value := getattr(self, name)) is not None]
-        length = [] if self.max_new_tokens is None else [f"up to {self.max_new_tokens} tokens"]
-        return ", ".join([*said, *length])
+        ends = [] if self.max_new_tokens is None else [f"{self.max_new_tokens} tokens"]
+        ends += self._stops_shown()
+        return ", ".join([*said, *([f"up to {' or '.join(ends)}"] if ends else [])])
+
+    def _stops_shown(self) -> list[str]:
+        """The first texts that end a completion, in quotes and ASCII, and how many more there are."""
+        texts = self.stop or ()
+        shown = [json.dumps(_shortened(text)) for text in texts[:_STOPS_SHOWN]]
+        more = len(texts) - len(shown)
+        return [*shown, *([f"{more} more texts"] if more else [])]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _STOP_SHOWN else text[: _STOP_SHOWN - 1] + "…"
 
 
 class SamplingSource(StrEnum):

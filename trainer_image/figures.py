@@ -137,21 +137,24 @@ def what_is_learnt(args: Any, trainer: Any) -> tuple[bool, str]:
 def sampling_of(args: Any) -> Sampling | None:
     """How the trainer samples completions; None if its arguments do not say.
 
-    `generation_kwargs` of TRL's trainers wins over the argument of the same name, as it does in them.
+    `generation_kwargs` of TRL's trainers wins over the argument of the same name, as it does in them. Its
+    `stop` ends a completion where vLLM generates; transformers takes no notice of it.
 
     Raises:
         ValueError: a value is outside what can be evaluated with; the message names it.
     """
     said = {name: getattr(args, name, None) for name in (*_SAMPLING, *_LENGTHS)}
-    more = getattr(args, "generation_kwargs", None)
-    said |= {
-        name: value for name, value in (more if isinstance(more, Mapping) else {}).items() if name in said
-    }
+    given = getattr(args, "generation_kwargs", None)
+    more = given if isinstance(given, Mapping) else {}
+    said |= {name: value for name, value in more.items() if name in said}
     if said["temperature"] is None:
         return None
     length = next((said[name] for name in reversed(_LENGTHS) if said[name] is not None), None)
+    stop = more.get("stop") if getattr(args, "use_vllm", False) else None
+    stop = [stop] if isinstance(stop, str) else stop
     try:
-        return Sampling.model_validate({name: said[name] for name in _SAMPLING} | {"max_new_tokens": length})
+        used = {name: said[name] for name in _SAMPLING} | {"max_new_tokens": length, "stop": stop}
+        return Sampling.model_validate(used)
     except ValidationError as error:
         raise ValueError(sentences(error, Sampling, ".".join)) from None
 

@@ -646,6 +646,7 @@ class SamplingStatus(StatusModel):
     min_p: float | None = Field(None, description="Least share of the likeliest token's probability.")
     repetition_penalty: float | None = Field(None, description="Penalty of repetitions, where there is one.")
     max_new_tokens: int = Field(description="Longest completion, tokens.")
+    stop: list[str] | None = Field(None, max_length=16, description="Texts that end a completion.")
     samples: int = Field(description="Completions of each item.")
     source: str = Field(max_length=63, description="trainer, settings or default: who says so.")
 

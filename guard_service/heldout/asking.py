@@ -7,9 +7,11 @@ is what a table writes where a column has no value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from guard_core.evaluation import Generation
+from guard_core.wire import EvaluationSampling
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.split import HeldoutItem
 
@@ -41,10 +43,24 @@ def answer_in(text: str, mark: str | None) -> str | None:
     return answer if found else None
 
 
-def before_stop(text: str, stop: Sequence[str]) -> str | None:
-    """What was written before the first of these texts; None: none of them comes."""
-    places = [place for one in stop if (place := text.find(one)) >= 0]
-    return text[: min(places)] if places else None
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Texts that end a completion; `kept`: what ends it is a part of it, as for the trainer's reward."""
+
+    texts: tuple[str, ...] = ()
+    kept: bool = False
+
+    @classmethod
+    def of(cls, settings: Generation, sampling: EvaluationSampling) -> Self:
+        """Those of the settings are left out of what is scored; those that a trainer says are kept."""
+        return cls(sampling.stop or (), kept=not settings.stop)
+
+    def cut(self, text: str) -> str | None:
+        """What was written up to the first of the texts; None: none of them comes."""
+        found = [(place, one) for one in self.texts if (place := text.find(one)) >= 0]
+        if self.kept:
+            return min((text[: place + len(one)] for place, one in found), key=len, default=None)
+        return min((text[:place] for place, _ in found), key=len, default=None)
 
 
 def refuse_without_template(items: Sequence[HeldoutItem], settings: Generation, *, chat: bool) -> None:

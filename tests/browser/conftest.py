@@ -108,6 +108,7 @@ class Guard:
             "BASE_URL": self._policy_server.url,
             "MODEL": "step-{step}",
             "CHAT": "false",
+            "STOP": '["\\nQ:"]',
         }
         self._environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("RLGUARD_")},

@@ -152,6 +152,9 @@ class TestARunningRun:
         expect(figure_value(page, "KL to the reference")).to_have_text(f"{verdict['kl_ema']:.3f}")
         expect(page.locator("#checkpoints")).to_contain_text("checkpoint-19")
         expect(page.locator("#checkpoints")).to_contain_text(f"on {ITEMS} items")
+        expect(page.locator("#checkpoints")).to_contain_text(
+            'temperature 0.000, up to 256 tokens or "\\nQ:" (default'
+        )
 
     def test_shows_no_item_of_the_split(self, healthy: Guard, look: Look) -> None:
         page = look(healthy)

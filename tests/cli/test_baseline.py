@@ -110,11 +110,14 @@ def test_options_say_how_the_policy_is_asked_and_where_its_answer_begins(
     baseline: Invoke, policy: Endpoint, tmp_path: Path
 ) -> None:
     thinks = ("--system-prompt", "Think.", "--chat-template-kwargs", '{"effort": 1}', "--answer-after", "#")
+    thinks += ("--stop", "END", "--stop", "\n?")
     before = len(policy.asked)
     done = baseline("--passes", 1, *thinks)
     assert done.returncode == 0 and passes(tmp_path) == [[0.0] * 16]
     asked = [body for _, _, body in policy.asked[before:]]
     assert "pass 1 of 1: score 0.000, 100% without an answer in " in done.stdout
+    assert 'up to 256 tokens or "END" or "\\n?"; the run' in done.stdout
+    assert all(body["stop"] == ["END", "\n?"] for body in asked)
     assert asked and all(body["chat_template_kwargs"] == {"effort": 1} for body in asked)
     assert all(body["messages"][0] == {"role": "system", "content": "Think."} for body in asked)
 

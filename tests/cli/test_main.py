@@ -155,6 +155,7 @@ def test_a_configuration_is_not_lost_beside_options(tmp_path, text, said):
         ("{}", ["--vllm", "--batch-size", "0"], {}, "--batch-size must be at least 1, not 0"),
         ("{}", ["--backlog", "oldest"], {}, "--backlog must be 'every' or 'newest', not 'oldest'"),
         ("{}", ["--answer-after", ""], {}, "--answer-after must not be empty"),
+        ("{}", ["--stop", "x", "--stop", ""], {}, "--stop must not be empty"),
         ("{}", ["--system-prompt", ""], {}, "--system-prompt must not be empty"),
     ],
 )  # fmt: skip
@@ -201,6 +202,7 @@ def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, m
         "scorer_timeout",
         "on_scorer_timeout",
         "temperature",
+        "stop",
         "samples",
         "batch_size",
         "device",

@@ -31,7 +31,7 @@ def used(trainer: Sampling | None, **settings: Any) -> dict[str, Any]:
 
 
 def test_by_default_an_evaluation_samples_as_the_trainer_does() -> None:
-    assert used(TRAINER) == TRAINER.model_dump() | {"source": "trainer"}
+    assert used(TRAINER) == TRAINER.model_dump(exclude_none=True) | {"source": "trainer"}
 
 
 def test_a_trainer_that_does_not_say_gets_a_greedy_evaluation_that_says_so() -> None:
@@ -53,6 +53,21 @@ def test_what_is_set_wins_and_a_distribution_is_not_mixed() -> None:
     shorter = used(TRAINER, max_new_tokens=64)
     assert (shorter["max_new_tokens"], shorter["temperature"]) == (64, 0.7)
     assert used(TRAINER, samples=4)["samples"] == 4
+
+
+def test_a_completion_ends_where_the_settings_say_else_where_the_trainer_does() -> None:
+    theirs = Sampling(temperature=0.7, max_new_tokens=9, stop=("END",))
+    assert used(theirs)["stop"] == used(theirs, temperature=1.0)["stop"] == ["END"]
+    assert used(theirs, max_new_tokens=4)["stop"] == ["END"]
+    assert used(theirs, stop=["x"])["stop"] == ["x"] == used(None, stop=["x"])["stop"]
+    assert "stop" not in used(theirs, temperature=1.0, max_new_tokens=4), "nothing of the trainer's counts"
+
+
+def test_what_ends_a_completion_is_shown_in_ascii_and_briefly() -> None:
+    both = Sampling(temperature=1.0, max_new_tokens=9, stop=("\nQ:", "\x1b[2J"))
+    assert both.words == 'temperature 1, up to 9 tokens or "\\nQ:" or "\\u001b[2J"'
+    many = Sampling(temperature=1.0, stop=("x" * 256, *"abcd")).words
+    assert many == f'temperature 1, up to "{"x" * 39}\\u2026" or "a" or "b" or 2 more texts'
 
 
 def test_a_trainer_cannot_make_an_evaluation_arbitrarily_long() -> None:
@@ -88,6 +103,8 @@ def test_half_an_answer_is_said_to_be_one() -> None:
         ({"temperature": 1, "min_p": 2}, "min_p"),
         ({"temperature": 1, "repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"temperature": 1, "beams": 4}, "beams"),
+        ({"temperature": 1, "stop": "END"}, "stop"),
+        ({"temperature": 1, "stop": ["x"] * 17}, "stop"),
     ],
 )
 def test_what_nobody_samples_with_is_refused(sampling: Any, wrong: str) -> None:
@@ -140,6 +157,7 @@ def test_a_mark_and_a_system_prompt_are_texts_of_a_bounded_length(name: str, val
 def test_two_ways_to_say_the_same_are_equal() -> None:
     plain = Sampling(temperature=1.0, max_new_tokens=9)
     said = Sampling(temperature=1, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, max_new_tokens=9)
+    assert said == Sampling(temperature=1.0, max_new_tokens=9, stop=())
     assert said == plain == Sampling(temperature=1, top_k=-1, max_new_tokens=9)
     assert plain.words == "temperature 1, up to 9 tokens"
     assert Sampling(temperature=0.7, top_p=0.9).words == "temperature 0.7, top_p 0.9"

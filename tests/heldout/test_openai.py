@@ -98,6 +98,20 @@ def test_the_server_is_told_which_texts_end_a_completion_and_may_leave_them_in()
     assert "stop" not in server.asked[0][2]
 
 
+def test_a_text_at_which_the_trainer_ends_is_looked_for_here_and_kept() -> None:
+    """A server leaves it out, and the trainer's reward sees it."""
+
+    def policy(_body: dict[str, Any], _number: int) -> Reply:
+        return Reply(body={"choices": [{"message": {"content": "12</a> 13"}, "finish_reason": "length"}]})
+
+    trainer = Sampling(temperature=0.7, stop=("</a>",))
+    with endpoint(policy) as server:
+        done = ask(server, ITEMS[:1], replace(REQUEST, sampling=trainer))
+    assert [(one.text, one.truncated) for one in done.made[0]] == [("12</a>", False)]
+    assert not any("stop" in body for _, _, body in server.asked)
+    assert done.sampling.stop == ("</a>",)
+
+
 def test_seeds_differ_by_item_sample_and_pass_and_repeat() -> None:
     def seeds(pass_index: int) -> list[int]:
         with endpoint(echo) as server:

@@ -46,7 +46,7 @@ TIME = "2026-11-21T12:00:00.000005Z"
 DEFAULT = Policy(detector="heldout_guard")
 STATE = Judge(DEFAULT).to_state()
 CALIBRATED = Policy(detector="calibrated")
-HOT = Sampling(temperature=1.0, top_p=0.9, max_new_tokens=64)
+HOT = Sampling(temperature=1.0, top_p=0.9, max_new_tokens=64, stop=("\nQ:",))
 SUMMARY = EvaluationSummary(
     attempt=0,
     step=40,
@@ -62,7 +62,10 @@ SUMMARY = EvaluationSummary(
 SCORED = {
     **{"attempt": 0, "step": 40, "score": 0.5, "items": 128, "truncated": 0.25, "unanswered": 0.125},
     **{"timedOut": 0.0625, "proxyScore": 0.75, "path": "/ckpt/40"},
-    "sampling": {"temperature": 1.0, "topP": 0.9, "maxNewTokens": 64, "samples": 1, "source": "trainer"},
+    "sampling": {
+        **{"temperature": 1.0, "topP": 0.9, "maxNewTokens": 64, "stop": ["\nQ:"]},
+        **{"samples": 1, "source": "trainer"},
+    },
 }
 FIRE = Latch(True, "hacking_gap", "gap 0.3 > 0.1", 0, 40)
 FIRED = {"code": "hacking_gap", "reason": "gap 0.3 > 0.1", "attempt": 0, "step": 40, "at": TIME}

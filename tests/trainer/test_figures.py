@@ -325,6 +325,15 @@ HOT = Sampling(temperature=1.0, max_new_tokens=64)
             arguments(generation_kwargs={"temperature": 0.5, "stop": ["x"]}),
             HOT.model_copy(update={"temperature": 0.5}),
         ),
+        (arguments(generation_kwargs={"stop": "x"}, use_vllm=False), HOT),
+        (
+            arguments(generation_kwargs={"stop": "xy"}, use_vllm=True),
+            HOT.model_copy(update={"stop": ("xy",)}),
+        ),
+        (
+            arguments(generation_kwargs={"stop": ["x", "y"]}, use_vllm=True),
+            HOT.model_copy(update={"stop": ("x", "y")}),
+        ),
         (arguments(generation_kwargs={"max_tokens": 9}), HOT.model_copy(update={"max_new_tokens": 9})),
         (arguments(generation_kwargs='{"temperature": 0.5}'), HOT),
         (SimpleNamespace(temperature=0.7, max_new_tokens=5), Sampling(temperature=0.7, max_new_tokens=5)),
@@ -342,6 +351,7 @@ def test_how_a_trainer_samples(args: Any, expected: Sampling | None) -> None:
         (arguments(temperature=1e9), "temperature must be at most 10, not 1000000000.0"),
         (arguments(temperature=float("nan")), "temperature must be a finite number, not nan"),
         (arguments(temperature="hot"), "temperature must be a number, not 'hot'"),
+        (arguments(generation_kwargs={"stop": 4}, use_vllm=True), "stop must be a list, not 4"),
         (arguments(max_completion_length=10**9), "max_new_tokens must be at most 1000000, not 1000000000"),
     ],
 )

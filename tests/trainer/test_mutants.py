@@ -29,6 +29,7 @@ OUTLOOK = "trainer_image/outlook.py"
 EXPERIMENT, LOGGED = "trainer_image/experiment.py", "trainer/test_experiment.py"
 ROLLOUTS, ROLLED = "guard_client/rollouts.py", "client/test_rollouts.py"
 FIGURES, PLOTTED = "trainer_image/figures.py", "client/test_figures.py"
+LEARNT = "trainer/test_figures.py"
 METRICS, LOSSES = "trainer_image/metrics.py", "trainer_image/losses.py"
 CONFIG, ENTRYPOINT = "trainer_image/config.py", "trainer/test_train.py"
 ROOMS = ("trainer_image", "guard_client")
@@ -91,6 +92,8 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (SAMPLES, "0 < len(name) <= MAX_FIGURE_NAME", "name", (PLOTTED, "what_fits")),
     (SAMPLES, " or abs(number) > LARGEST:", ":", (PLOTTED, "what_fits")),
     (SAMPLES, 'name.encode("utf-8", "replace").decode()', "name", (PLOTTED, "what_fits")),
+    (FIGURES, ' if getattr(args, "use_vllm", False) else None', "", (LEARNT, "how_a_trainer_samples")),
+    (FIGURES, '"stop": stop}', '"stop": None}', (LEARNT, "how_a_trainer_samples")),
     (FIGURES, "_PLOTTED.fullmatch(key)", "_PLOTTED.search(key)", (MEASURED, "further_figures")),
     (FIGURES, ", re.DOTALL", "", (MEASURED, "further_figures")),
     # What lies ahead.

@@ -257,7 +257,8 @@ function sampled(sampling) {
   const names = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
   const used = names.filter((name) => sampling[name] !== null).map((name) => `${name} ${short(sampling[name])}`);
   const source = { trainer: "as the trainer", settings: "as set", default: "default: the trainer does not say" };
-  return `${used.join(", ")}, up to ${sampling.max_new_tokens} tokens (${source[sampling.source] ?? sampling.source})`;
+  const ends = [`${sampling.max_new_tokens} tokens`, ...(sampling.stop ?? []).map((text) => JSON.stringify(text))];
+  return `${used.join(", ")}, up to ${ends.join(" or ")} (${source[sampling.source] ?? sampling.source})`;
 }
 
 function showCheckpoints() {

@@ -128,7 +128,7 @@ class Loaded:
                     generation_config=self.model.generation_config,
                     logits_processor=LogitsProcessorList(processors),
                     stopping_criteria=StoppingCriteriaList(
-                        [_stopping(self.codec, width)] if self.codec.stop else []
+                        [_stopping(self.codec, width)] if self.codec.ending.texts else []
                     ),
                 )
         except torch.OutOfMemoryError as error:
@@ -173,7 +173,7 @@ def _logits_watch(device: Any) -> Any:
 
 
 def _stopping(codec: Codec, width: int) -> Any:
-    """Ends a row whose completion, after `width` tokens of prompt, has a text of the codec's `stop`."""
+    """Ends a row whose completion, after `width` tokens of prompt, has a text of the codec's `ending`."""
     import torch
     from transformers import StoppingCriteria
 

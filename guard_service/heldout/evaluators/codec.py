@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from guard_core.evaluation import LocalEvaluation
 from guard_core.wire import EvaluationSampling, FailureKind
-from guard_service.heldout.asking import answer_after, answer_in, before_stop, messages, template_kwargs
+from guard_service.heldout.asking import Ending, answer_after, answer_in, messages, template_kwargs
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.evaluators import Completion, sample_seed
 from guard_service.heldout.evaluators.weights import SAFELY, loading
@@ -37,17 +37,17 @@ class CompletionJob:
 class Codec:
     """The tokenizer of a checkpoint, and what its configuration says of texts.
 
-    `ends`: tokens that end a completion; `stop`: texts that do, by the settings.
+    `ends`: tokens that end a completion; `ending`: texts that do.
     `positions`: tokens of the longest sequence; None: not known.
     """
 
     tokenizer: Any
     ends: frozenset[int]
     positions: int | None
-    stop: tuple[str, ...] = ()
+    ending: Ending
 
     @classmethod
-    def load(cls, model: Path, tokens: Path, shown: str, stop: tuple[str, ...] = ()) -> Self:
+    def load(cls, model: Path, tokens: Path, shown: str, ending: Ending) -> Self:
         """Read it from the directories of the model and of the tokenizer.
 
         Raises:
@@ -66,7 +66,7 @@ class Codec:
             tokenizer = AutoTokenizer.from_pretrained(tokens, **SAFELY)
         ends = generation.eos_token_id
         ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
-        return cls(tokenizer, frozenset(ends), positions, stop)
+        return cls(tokenizer, frozenset(ends), positions, ending)
 
     @property
     def pad(self) -> int:
@@ -142,20 +142,20 @@ class Codec:
         return tokens[:end]
 
     def stops(self, said: Sequence[int]) -> bool:
-        """Whether a text of `stop` ends with the newest of these tokens, or did a few before."""
-        longest = max(len(one.encode()) for one in self.stop)
+        """Whether a text of `ending` ends with the newest of these tokens, or did a few before."""
+        longest = max(len(one.encode()) for one in self.ending.texts)
         newest = said[-longest - _BESIDE_A_STOP :]  # a token has a byte or more
-        return all(before_stop(self._text(tokens), self.stop) is not None for tokens in (newest, said))
+        return all(self.ending.cut(self._text(tokens)) is not None for tokens in (newest, said))
 
     def decode(self, said: Sequence[int], mark: str | None, *, truncated: bool) -> Completion:
-        """The completion of these tokens up to a text of `stop`, and the answer in it after `mark`."""
+        """The completion of these tokens up to a text of `ending`, and the answer in it after `mark`."""
         whole = self._text(said)
-        before = before_stop(whole, self.stop)
-        text = whole if before is None else before
+        ended = self.ending.cut(whole)
+        text = whole if ended is None else ended
         answer = answer_in(text, mark)
         if answer is None and mark is not None:
             answer = self._after_special(said, mark)
-        return Completion(text, answer, truncated and before is None)
+        return Completion(text, answer, truncated and ended is None)
 
     def _text(self, said: Sequence[int], *, special: bool = False) -> str:
         text: str = self.tokenizer.decode(said, skip_special_tokens=not special)
@@ -164,8 +164,8 @@ class Codec:
     def _after_special(self, said: Sequence[int], mark: str) -> str | None:
         """The answer after a mark that is made of special tokens, which a text for people leaves out."""
         text = self._text(said, special=True)
-        before = before_stop(text, self.stop)
-        answer = answer_in(text if before is None else before, mark)
+        ended = self.ending.cut(text)
+        answer = answer_in(text if ended is None else ended, mark)
         if answer is None:
             return None
         for token in self.tokenizer.added_tokens_decoder.values():

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from guard_core.evaluation import LocalEvaluation
 from guard_core.wire import EvaluationSampling, FailureKind
-from guard_service.heldout.asking import refuse_without_template
+from guard_service.heldout.asking import Ending, refuse_without_template
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.errors import EvaluationError, SplitError, failing_as
 from guard_service.heldout.evaluators import Completion, Completions, timed
@@ -95,7 +95,7 @@ class LocalEvaluator(ABC):
         with timed(seconds, "stage"):
             staged = self._stage(request)
         with timed(seconds, "load"):
-            model = self._load(staged, self._codec(staged, shown), shown)
+            model = self._load(staged, self._codec(staged, shown, Ending.of(self._settings, sampling)), shown)
         try:
             with timed(seconds, "generate"):
                 made = self._generate(model, items, sampling, request.pass_index)
@@ -117,14 +117,13 @@ class LocalEvaluator(ABC):
             )
         return staged
 
-    def _codec(self, staged: Staged, shown: str) -> Codec:
+    def _codec(self, staged: Staged, shown: str, ending: Ending) -> Codec:
         """Of an adapter without a tokenizer: that of the base model."""
-        stop = self._settings.stop
         if staged.adapter is None:
-            return Codec.load(staged.path, staged.path, shown, stop)
+            return Codec.load(staged.path, staged.path, shown, ending)
         assert self._base is not None, "an adapter is not staged without a base model"
         own = not without_tokenizer(os.listdir(staged.path))
-        return Codec.load(self._base.path, staged.path if own else self._base.path, shown, stop)
+        return Codec.load(self._base.path, staged.path if own else self._base.path, shown, ending)
 
     def _generate(
         self, model: LoadedPolicy, items: Sequence[HeldoutItem], sampling: EvaluationSampling, pass_index: int

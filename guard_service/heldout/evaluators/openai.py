@@ -23,9 +23,9 @@ import httpx
 from guard_core.extras import missing_extra
 from guard_core.wire import EvaluationSampling
 from guard_service.heldout.asking import (
+    Ending,
     answer_after,
     answer_in,
-    before_stop,
     messages,
     refuse_without_template,
     template_kwargs,
@@ -121,7 +121,11 @@ class OpenAIEvaluator:
         """
         if sampling.temperature > 0:
             greedy = EvaluationSampling(
-                temperature=0.0, max_new_tokens=sampling.max_new_tokens, samples=1, source=sampling.source
+                temperature=0.0,
+                max_new_tokens=sampling.max_new_tokens,
+                stop=sampling.stop,
+                samples=1,
+                source=sampling.source,
             )
             made = self._asked(items[:GREEDY_ITEMS], request, greedy)
         texts = [completion.text for row in made for completion in row]
@@ -142,6 +146,7 @@ class OpenAIEvaluator:
     ) -> list[list[Completion]]:
         settings = self._settings
         model = settings.model_name(attempt=request.attempt, step=request.step, checkpoint=request.path.name)
+        ending = Ending.of(settings, sampling)
         at_once = asyncio.Semaphore(settings.concurrency)
         limits = httpx.Limits(max_connections=settings.concurrency)
         async with httpx.AsyncClient(
@@ -154,7 +159,7 @@ class OpenAIEvaluator:
             async def ask(item: HeldoutItem, sample: int) -> Completion:
                 seed = sample_seed(settings.seed, request.pass_index, item.id, sample)
                 async with at_once:
-                    return await self._ask(client, item, self._body(item, model, sampling, seed))
+                    return await self._ask(client, item, self._body(item, model, sampling, seed), ending)
 
             async with asyncio.TaskGroup() as group:
                 tasks = [[group.create_task(ask(item, k)) for k in range(sampling.samples)] for item in items]
@@ -171,6 +176,7 @@ class OpenAIEvaluator:
         }
         # OpenAI's own API has none of these, so they are sent only where they are wanted.
         body |= {name: value for name in _EXTENSIONS if (value := getattr(sampling, name)) is not None}
+        # A server leaves out what ends a completion, so it is told only what is to be left out.
         body |= {"stop": list(self._settings.stop)} if self._settings.stop else {}
         if self._settings.chat:
             kwargs = template_kwargs(item, self._settings)
@@ -178,7 +184,9 @@ class OpenAIEvaluator:
             return body | {"messages": messages(item, self._settings)}
         return body | {"prompt": item.prompt}
 
-    async def _ask(self, client: httpx.AsyncClient, item: HeldoutItem, body: dict[str, Any]) -> Completion:
+    async def _ask(
+        self, client: httpx.AsyncClient, item: HeldoutItem, body: dict[str, Any], ending: Ending
+    ) -> Completion:
         path = "chat/completions" if self._settings.chat else "completions"
         tries = self._settings.retries + 1
         for attempt in range(tries):
@@ -189,7 +197,7 @@ class OpenAIEvaluator:
                 problem = type(error).__name__
             else:
                 if response.status_code == httpx.codes.OK:
-                    return self._completion(item, response)
+                    return self._completion(item, response, ending)
                 problem = f"status {response.status_code}"
                 if response.status_code not in _PASSING and response.status_code < 500:
                     hint = _HINTS.get(response.status_code, "see the server's log")
@@ -204,7 +212,7 @@ class OpenAIEvaluator:
             f"at last {problem}"
         )
 
-    def _completion(self, item: HeldoutItem, response: httpx.Response) -> Completion:
+    def _completion(self, item: HeldoutItem, response: httpx.Response, ending: Ending) -> Completion:
         """The completion in a response. One that was cut off before its text began has no answer."""
         text = end = thought = None
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
@@ -225,8 +233,8 @@ class OpenAIEvaluator:
                 "or the model wrote something other than text (where a server takes the thought out of "
                 "the text, set answer_after)"
             )
-        if (before := before_stop(text, self._settings.stop)) is not None:  # the server has left it in
-            text, truncated = before, False
+        if (ended := ending.cut(text)) is not None:  # the server has left it in, or was not told
+            text, truncated = ended, False
         if mark and thought and mark not in text:  # the server has taken it out
             return Completion(f"{thought}{mark}{text}", text or None, truncated)
         return Completion(text, answer_in(text, mark), truncated)

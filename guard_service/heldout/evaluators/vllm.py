@@ -170,7 +170,7 @@ class _Engine:
                 # The tokenizer is the same in all checkpoints of a run.
                 **(
                     {"tokenizer": codec.tokenizer.name_or_path}
-                    if codec.stop
+                    if codec.ending.texts
                     else {"skip_tokenizer_init": True}
                 ),
                 dtype=precision(settings.dtype, cuda=on_cuda()),
@@ -253,7 +253,7 @@ class _Loaded:
         """See `LoadedPolicy.generate`."""
         from vllm import SamplingParams
 
-        common = _params(sampling, self.codec.ends, self.codec.stop)
+        common = _params(sampling, self.codec.ends, self.codec.ending.texts)
         return self.engine.generate(jobs, [SamplingParams(seed=job.seed, **common) for job in jobs])
 
     def release(self) -> None:
