@@ -13,7 +13,7 @@ import pytest
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.wire import EvaluationSampling, Sampling, SamplingSource
 from guard_service.heldout import child
-from guard_service.heldout.asking import Ending, answer_in
+from guard_service.heldout.asking import Stops, answer_in
 from guard_service.heldout.config import HeldoutSettings, OpenAIEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.evaluators import Completion, Completions
@@ -125,7 +125,7 @@ class Letters:
     ],
 )
 def test_a_text_ends_a_completion_and_what_follows_is_no_answer(said: Any, made: Any, stops: bool) -> None:
-    codec = Codec(Letters(), frozenset(), None, Ending(("d", "?")))
+    codec = Codec(Letters(), frozenset(), None, Stops(("d", "?")))
     mark = "#" if "#" in said else None
     assert codec.decode(said, mark, truncated=True) == Completion(*made)
     assert codec.stops(said) is stops
@@ -133,11 +133,11 @@ def test_a_text_ends_a_completion_and_what_follows_is_no_answer(said: Any, made:
 
 @pytest.mark.parametrize(("said", "made"), [("axb?c", "axb?"), ("abb?", "abb"), ("?bb", "?"), ("axb", None)])
 def test_a_text_that_a_trainer_says_stays_in_the_completion(said: str, made: str | None) -> None:
-    assert Ending(("?", "bb"), kept=True).cut(said) == made
+    assert Stops(("?", "bb"), kept=True).cut(said) == made
     theirs, settings = Sampling(temperature=1.0, stop=("?", "bb")), CheckpointEvaluation()
-    assert Ending.of(settings, settings.sampling_with(theirs)) == Ending(("?", "bb"), kept=True)
+    assert Stops.of(settings, settings.sampling_with(theirs)) == Stops(("?", "bb"), kept=True)
     own = CheckpointEvaluation(stop=("!",))
-    assert Ending.of(own, own.sampling_with(theirs)) == Ending(("!",))
+    assert Stops.of(own, own.sampling_with(theirs)) == Stops(("!",))
 
 
 @pytest.mark.parametrize(

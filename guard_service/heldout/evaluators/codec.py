@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from guard_core.evaluation import LocalEvaluation
 from guard_core.wire import EvaluationSampling, FailureKind
-from guard_service.heldout.asking import Ending, answer_after, answer_in, messages, template_kwargs
+from guard_service.heldout.asking import Stops, answer_after, answer_in, messages, template_kwargs
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.evaluators import Completion, sample_seed
 from guard_service.heldout.evaluators.weights import SAFELY, loading
@@ -44,10 +44,10 @@ class Codec:
     tokenizer: Any
     ends: frozenset[int]
     positions: int | None
-    ending: Ending
+    ending: Stops
 
     @classmethod
-    def load(cls, model: Path, tokens: Path, shown: str, ending: Ending) -> Self:
+    def load(cls, model: Path, tokens: Path, shown: str, ending: Stops) -> Self:
         """Read it from the directories of the model and of the tokenizer.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from guard_core.evaluation import LocalEvaluation
 from guard_core.wire import EvaluationSampling, FailureKind
-from guard_service.heldout.asking import Ending, refuse_without_template
+from guard_service.heldout.asking import Stops, refuse_without_template
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.errors import EvaluationError, SplitError, failing_as
 from guard_service.heldout.evaluators import Completion, Completions, timed
@@ -95,7 +95,7 @@ class LocalEvaluator(ABC):
         with timed(seconds, "stage"):
             staged = self._stage(request)
         with timed(seconds, "load"):
-            model = self._load(staged, self._codec(staged, shown, Ending.of(self._settings, sampling)), shown)
+            model = self._load(staged, self._codec(staged, shown, Stops.of(self._settings, sampling)), shown)
         try:
             with timed(seconds, "generate"):
                 made = self._generate(model, items, sampling, request.pass_index)
@@ -117,7 +117,7 @@ class LocalEvaluator(ABC):
             )
         return staged
 
-    def _codec(self, staged: Staged, shown: str, ending: Ending) -> Codec:
+    def _codec(self, staged: Staged, shown: str, ending: Stops) -> Codec:
         """Of an adapter without a tokenizer: that of the base model."""
         if staged.adapter is None:
             return Codec.load(staged.path, staged.path, shown, ending)

@@ -23,7 +23,7 @@ import httpx
 from guard_core.extras import missing_extra
 from guard_core.wire import EvaluationSampling
 from guard_service.heldout.asking import (
-    Ending,
+    Stops,
     answer_after,
     answer_in,
     messages,
@@ -146,7 +146,7 @@ class OpenAIEvaluator:
     ) -> list[list[Completion]]:
         settings = self._settings
         model = settings.model_name(attempt=request.attempt, step=request.step, checkpoint=request.path.name)
-        ending = Ending.of(settings, sampling)
+        ending = Stops.of(settings, sampling)
         at_once = asyncio.Semaphore(settings.concurrency)
         limits = httpx.Limits(max_connections=settings.concurrency)
         async with httpx.AsyncClient(
@@ -185,7 +185,7 @@ class OpenAIEvaluator:
         return body | {"prompt": item.prompt}
 
     async def _ask(
-        self, client: httpx.AsyncClient, item: HeldoutItem, body: dict[str, Any], ending: Ending
+        self, client: httpx.AsyncClient, item: HeldoutItem, body: dict[str, Any], ending: Stops
     ) -> Completion:
         path = "chat/completions" if self._settings.chat else "completions"
         tries = self._settings.retries + 1
@@ -212,7 +212,7 @@ class OpenAIEvaluator:
             f"at last {problem}"
         )
 
-    def _completion(self, item: HeldoutItem, response: httpx.Response, ending: Ending) -> Completion:
+    def _completion(self, item: HeldoutItem, response: httpx.Response, ending: Stops) -> Completion:
         """The completion in a response. One that was cut off before its text began has no answer."""
         text = end = thought = None
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
