@@ -1,6 +1,8 @@
 """How long each guard has been silent, as this process saw it, and whether that is one guard or all of them.
 
 No clocks of two machines are compared: a heartbeat is as old as the time since this process saw it change.
+News may come late, and that of one guard later than that of another. So for "at once" it also counts when a
+guard said something by its own clock, which is brought to this one's by the quickest of its last reports.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ GAP_SECONDS = 25.0
 AT_ONCE_SECONDS = 20.0
 #: Fewer guards than this are no majority that says anything.
 FEWEST = 3
+#: So many of a guard's last reports bring its clock to this one: one that was set soon counts as it is.
+REPORTS_COMPARED = 8
 #: In the place of a heartbeat where none would count: rank 0 runs without its guard.
 UNHEARD = object()
 
@@ -25,13 +29,18 @@ UNHEARD = object()
 class _Heard:
     """What was heard of one guard: its heartbeat, since when it is this one, and its last gap (from, to).
 
-    `pod`: whose guard it is; in another pod its silence counts anew.
+    `pod`: whose guard it is; in another pod its silence counts anew. `said`: when it said this, which is
+    `since` without the delay of news; `pause`: its last gap by it. `behind`: this clock, as each of its last
+    reports came in, less the time that the report had; seconds.
     """
 
     beat: object
     pod: str
     since: float
+    said: float
     gap: tuple[float, float] | None = None
+    pause: tuple[float, float] | None = None
+    behind: tuple[float, ...] = ()
 
 
 class HeartbeatClock:
@@ -61,10 +70,16 @@ class HeartbeatClock:
 
     def _note(self, job_uid: str, beat: object, pod: str, now: float) -> None:
         known = self._heard.get(job_uid)
-        gap = None if known is None else known.gap
-        if known is not None and now - known.since > GAP_SECONDS:
-            gap = (known.since, now)
-        self._heard[job_uid] = _Heard(beat, pod, now, gap)
+        behind = () if known is None or known.pod != pod else known.behind
+        said = now
+        if isinstance(beat, datetime):
+            behind = (*behind, now - beat.timestamp())[-REPORTS_COMPARED:]
+            said = beat.timestamp() + min(behind)
+        gap = pause = None
+        if known is not None:
+            gap = (known.since, now) if now - known.since > GAP_SECONDS else known.gap
+            pause = (known.said, now) if said - known.said > GAP_SECONDS else known.pause
+        self._heard[job_uid] = _Heard(beat, pod, now, said, gap, pause, behind)
 
     def with_most(self, job_uid: str, seconds: float) -> bool:
         """Whether most guards fell silent when this one did, and still are or were within these `seconds`.
@@ -73,8 +88,8 @@ class HeartbeatClock:
         """
         now = self._clock()
         with self._lock:
-            began = self._heard[job_uid].since
-            fell = sum(_fell_silent(one, began, now - seconds) for one in self._heard.values())
+            this = self._heard[job_uid]
+            fell = sum(_fell_silent(one, this, now - seconds) for one in self._heard.values())
             return fell >= FEWEST and 2 * fell > len(self._heard)
 
     def forget(self, job_uid: str) -> None:
@@ -83,8 +98,12 @@ class HeartbeatClock:
             self._heard.pop(job_uid, None)
 
 
-def _fell_silent(one: _Heard, began: float, back_after: float) -> bool:
-    """Whether this guard fell silent around `began`, and has not been back since before `back_after`."""
-    if abs(one.since - began) <= AT_ONCE_SECONDS:
+def _fell_silent(one: _Heard, this: _Heard, back_after: float) -> bool:
+    """Whether `one` fell silent when `this` did, and has not been back since before `back_after`."""
+    if abs(one.since - this.since) <= AT_ONCE_SECONDS:
         return True
-    return one.gap is not None and abs(one.gap[0] - began) <= AT_ONCE_SECONDS and one.gap[1] >= back_after
+    # What it said last came in since then, and was said by then: nobody knows that it has said more.
+    if one.since > this.since and one.said <= this.said + AT_ONCE_SECONDS:
+        return True
+    gaps = (one.gap, this.since), (one.pause, this.said)
+    return any(gap and abs(gap[0] - began) <= AT_ONCE_SECONDS and gap[1] >= back_after for gap, began in gaps)

@@ -265,3 +265,20 @@ def test_without_a_fault_a_silent_guard_is_met_within_its_limit(fleet: Fleet) ->
     fleet.silent = {SILENT}
     fleet.run(REPORT_SECONDS + LIMIT + 5)
     assert set(fleet.stopped) == {SILENT}
+
+
+@pytest.mark.parametrize("fleet", [2, 32], indirect=True)
+def test_guards_that_fall_silent_together_while_their_news_is_late_are_not_told_apart(fleet: Fleet) -> None:
+    """The last reports of some are shown long before those of others, as if these had gone on."""
+    fleet.run(60)
+    fleet.late = 25.0
+    fleet.run(39)
+    fleet.heal()
+    fleet.unheard = True
+    fleet.run(34)
+    fleet.heal()
+    fleet.run(100)
+    assert fleet.stopped == {}
+    fleet.silent = {SILENT}
+    fleet.run(MEET_SECONDS)
+    assert set(fleet.stopped) == {SILENT}

@@ -2,18 +2,18 @@
 
 Aspects: age from when a heartbeat was seen; one silent guard among others that report, whatever the moment;
 one fault that silences most; guards that come back one by one; guards that fell silent at
-different times; few.
+different times; few; news that comes late, of guards whose clocks differ.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from guard_operator.reconcile.heartbeats import UNHEARD, HeartbeatClock
+from guard_operator.reconcile.heartbeats import REPORTS_COMPARED, UNHEARD, HeartbeatClock
 
 LIMIT = 30.0
 
@@ -147,3 +147,87 @@ def test_a_job_that_is_gone_is_nobody() -> None:
     assert fleet.stopped() == set()
     fleet.beats.forget("2")
     assert fleet.beats.with_most("0", LIMIT) is False
+
+
+class Late:
+    """Three guards that report every 15 s, by clocks of their own, and whose news takes its time."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self.beats = HeartbeatClock(lambda: self.now)
+        self.clocks = {"a": 0.0, "b": 3_600.0, "c": -86_400.0}
+        for name in self.clocks:
+            self.age(name, self.now)
+            self.report(name, self.now + 1)
+
+    def beat(self, name: str, at: float) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=at + self.clocks[name])
+
+    def age(self, name: str, at: float) -> float:
+        return self.beats.age(name, self.beat(name, at), "pod")
+
+    def report(self, name: str, at: float, *, late: float = 0.0) -> None:
+        self.now = max(self.now, at + late)
+        self.beats.heard(name, self.beat(name, at))
+
+
+def test_what_came_in_later_was_not_said_later() -> None:
+    """All fell silent at 1,060; the last of `a` came in at once, that of the others when it is silent."""
+    fleet = Late()
+    for at in (1_016, 1_031, 1_046, 1_060):
+        fleet.report("a", at)
+    for at in (1_016, 1_031):
+        fleet.report("b", at, late=35)
+        fleet.report("c", at, late=35)
+    fleet.now = 1_091
+    assert fleet.beats.with_most("a", LIMIT), "nobody knows that b and c have said more"
+    for at in (1_046, 1_060):
+        fleet.report("b", at, late=39)
+        fleet.report("c", at, late=39)
+    fleet.now = 1_105
+    assert fleet.beats.with_most("a", LIMIT), "they had said it when a did"
+    fleet.report("b", 1_106)
+    fleet.report("c", 1_107)
+    assert fleet.beats.with_most("a", LIMIT), "they were silent until just now"
+    fleet.now += LIMIT
+    assert not fleet.beats.with_most("a", LIMIT), "it has had its time to follow"
+
+
+def test_one_silent_guard_is_met_while_news_of_the_others_is_late() -> None:
+    fleet = Late()
+    fleet.report("a", 1_016)
+    for at in range(1_016, 1_120, 15):
+        fleet.report("b", at, late=30)
+        fleet.report("c", at, late=30)
+    assert not fleet.beats.with_most("a", LIMIT), "they have said more than 20 s later than it"
+
+
+def test_what_was_silent_before_is_no_fault_of_now() -> None:
+    fleet = Late()
+    for at in range(1_016, 1_200, 15):
+        fleet.report("a", at)
+    fleet.now = 1_241
+    assert not fleet.beats.with_most("a", LIMIT)
+
+
+def test_a_clock_that_was_set_back_excuses_nobody_for_long() -> None:
+    fleet = Late()
+    fleet.report("a", 1_016)
+    fleet.report("b", 1_017)
+    fleet.report("c", 1_018)
+    fleet.clocks = dict.fromkeys(fleet.clocks, -90_000.0)
+    for n in range(REPORTS_COMPARED):
+        fleet.report("b", 1_030 + 15 * n)
+        fleet.report("c", 1_031 + 15 * n)
+    assert not fleet.beats.with_most("a", LIMIT)
+
+
+def test_another_pod_has_another_clock() -> None:
+    fleet = Late()
+    fleet.report("a", 1_016)
+    for name in ("b", "c"):
+        fleet.report(name, 1_017)
+        fleet.clocks[name] -= 90_000.0
+        fleet.now = 1_040
+        fleet.beats.age(name, fleet.beat(name, 1_040), "another pod")
+    assert not fleet.beats.with_most("a", LIMIT)
