@@ -7,10 +7,11 @@ snapshot: a decision from a stale cache is refused and made again.
 from __future__ import annotations
 
 import logging
+import random
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol, assert_never
 
 from guard_operator.adapters import Child, TemplateError, WorkloadAdapter, find_adapter
@@ -53,6 +54,10 @@ log = logging.getLogger(__name__)
 
 #: Of an API server or an etcd that has no time: no refusal, and perhaps done all the same.
 _NOT_NOW = (503, 504)
+#: How long one look may take to delete pods. Meanwhile their workload is not stopped, and a worker is busy.
+PODS_TIME = timedelta(seconds=5.0)
+#: What holds up nothing that follows it, least of all the status, by which what is harder gets its turn.
+_OF_TEARDOWN = (LeaveQueue, StopWorkload, DeleteBetween, DeletePods)
 
 
 class Observer(Protocol):
@@ -93,21 +98,21 @@ class Actuator:
             ClusterError: something did not work for now; the whole reconcile is to be repeated.
         """
         report, extra = decision.report, list[Transition]()
-        pods_stay: ClusterError | None = None
+        trouble: ClusterError | None = None
         for action in decision.actions:
             try:
                 report, happened = self._act(snapshot, action, report)
             except ClusterError as error:
-                if not isinstance(action, DeletePods):
+                if not isinstance(action, _OF_TEARDOWN):
                     raise
-                pods_stay = error  # it holds up neither the stop of what makes them nor the status
+                trouble = error
                 continue
             extra += happened
         extra += _escalation(snapshot.job, decision.report)
         self._write(snapshot.job, report, extra)
         self._notifier.tell(snapshot.job, self._clock())
-        if pods_stay is not None:
-            raise pods_stay
+        if trouble is not None:
+            raise trouble
 
     def refuse(self, raw: Json, report: Report) -> None:
         """Write the status of a job whose spec does not validate."""
@@ -133,8 +138,7 @@ class Actuator:
             case DeleteBetween():
                 self._delete_between(job, action.objects)
             case DeletePods():
-                for name, uid in action.pods:
-                    self._client.delete(PODS, job.namespace, name, uid, action.grace)
+                self._delete_pods(job, action)
             case _:
                 assert_never(action)
         return report, []
@@ -240,6 +244,21 @@ class Actuator:
                 raise
             if error.status not in {404, 409}:  # gone, or changed meanwhile: the next look will tell
                 log.error("%s/%s: Workload %s: %s", job.namespace, job.name, action.name, error)
+
+    def _delete_pods(self, job: Job, action: DeletePods) -> None:
+        """One that is refused keeps no other from being deleted, nor does one that hangs: next time, others
+        are first.
+        """
+        refused, end = None, self._clock() + PODS_TIME
+        for name, uid in random.sample(action.pods, len(action.pods)):
+            if self._clock() > end:
+                break  # the next look goes on
+            try:
+                self._client.delete(PODS, job.namespace, name, uid, action.grace)
+            except ApiError as error:
+                refused = error
+        if refused is not None:
+            raise refused
 
     def _delete_between(self, job: Job, objects: tuple[Between, ...]) -> None:
         """What cannot be deleted keeps no pod from being deleted: that is next."""

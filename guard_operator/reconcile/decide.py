@@ -272,8 +272,10 @@ def _last_word(snapshot: Snapshot) -> Decision | None:
     That happens when the trainer stops by itself while the API server is away. From there all is as always.
     """
     job, known = snapshot.job, guard_of(snapshot.job)
+    if known.fire is not None:  # a halt beside it, which may be refused, holds up no stop
+        return None
     left = [pod for pod in snapshot.pods if pod.guarded]
-    fire = next((pod.fire for pod in left if pod.fire is not None and known.fire is None), None)
+    fire = next((pod.fire for pod in left if pod.fire is not None), None)
     halt = next((pod.halt for pod in left if pod.halt is not None and known.halt is None), None)
     if fire is None and halt is None:
         return None

@@ -14,10 +14,13 @@ class Backoff:
         self._failures = 0
 
     def next(self, at_least: float | None = None) -> float:
-        """The delay after one more failure, seconds; not less than a server's `Retry-After`."""
+        """The delay after one more failure, seconds; not less than a server's `Retry-After`, up to the cap.
+
+        An admission webhook may say any number.
+        """
         delay = min(self._cap, self._base * 2.0 ** min(self._failures, 30))
         self._failures += 1
-        return max(at_least or 0.0, delay * random.uniform(0.5, 1.0))  # noqa: S311 - not for secrets
+        return max(min(at_least or 0.0, self._cap), delay * random.uniform(0.5, 1.0))  # noqa: S311 - not for secrets
 
     def reset(self) -> None:
         """Start again from `base`, after a success."""

@@ -879,6 +879,10 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Snapshot(job({**REF, **guard(fire=FIRE)}), workload(), (pod(fire=LATCHED),)),
         Expected(Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.STOP, "w"))),
     ),
+    "a halt in its pod beside a fire in the status": (
+        Snapshot(job({**REF, **guard(fire=FIRE)}), workload(), (pod(halt=LATCHED),)),
+        Expected(Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.STOP, "w"))),
+    ),
     "the last word of a guard that is not rank 0's": (
         Snapshot(
             job({**REF, **guard()}), workload(), (pod(), pod("w-1", rank0=False, guarded=False, fire=LATCHED))

@@ -80,6 +80,7 @@ SCRIPT = Rule("guard_operator", "page/static/app.js", HERE / "test_page.py")
 NOTIFIER = rule("notifier.py", "test_notifier.py")
 WEBHOOK = Rule("guard_operator", "runtime/webhook.py", HERE / "test_notifier.py")
 QUEUE = Rule("guard_operator", "runtime/queue.py", HERE / "test_queue.py")
+BACKOFF = Rule("guard_operator", "runtime/backoff.py", HERE / "test_queue.py")
 GLANCE = rule("glance.py", "test_glance.py")
 BEATS = rule("heartbeats.py", "test_heartbeats.py")
 CACHE = Rule("guard_operator", "runtime/reflector.py", HERE / "test_cache.py")
@@ -698,6 +699,16 @@ MUTANTS: list[Mutant] = [
     (DECIDE, "return pod.grace > snapshot", "return pod.grace >= snapshot"),
     (ACTUATE, "except ClusterError as error:\n                if not isinstance",
      "except ApiError as error:\n                if not isinstance"),
+    (ACTUATE, "(LeaveQueue, StopWorkload, DeleteBetween, DeletePods)",
+     "(LeaveQueue, DeleteBetween, DeletePods)"),
+    (ACTUATE, "(LeaveQueue, StopWorkload, DeleteBetween, DeletePods)",
+     "(StopWorkload, DeleteBetween, DeletePods)"),
+    (ACTUATE, "(LeaveQueue, StopWorkload, DeleteBetween, DeletePods)",
+     "(LeaveQueue, StopWorkload, DeletePods)"),
+    (ACTUATE, "                refused = error\n", "                raise\n"),
+    (ACTUATE, "random.sample(action.pods, len(action.pods))", "action.pods"),
+    (ACTUATE, "            if self._clock() > end:\n", "            if False:\n"),
+    (ACTUATE, "        if refused is not None:\n            raise refused\n", ""),
     (ACTUATE, "        except TransportError:\n            # As",
      "        except ZeroDivisionError:\n            # As"),
     (ACTUATE, "except TransportError as error:\n            done",
@@ -711,15 +722,16 @@ MUTANTS: list[Mutant] = [
     (ACTUATE, "_NOT_NOW = (503, 504)", "_NOT_NOW = (503,)"),
     (ACTUATE, "_NOT_NOW = (503, 504)", "_NOT_NOW = (504,)"),
     (ACTUATE, "{404, 409, *_NOT_NOW}", "{404, 409, 500, *_NOT_NOW}"),
-    (ACTUATE, "                if not isinstance(action, DeletePods):\n", "                if True:\n"),
-    (ACTUATE, "        if pods_stay is not None:\n            raise pods_stay\n", ""),
+    (ACTUATE, "                if not isinstance(action, _OF_TEARDOWN):\n", "                if True:\n"),
+    (ACTUATE, "        if trouble is not None:\n            raise trouble\n", ""),
     (DECIDE, "_over_by(pod, now) > OVERDUE_SECONDS for", "_over_by(pod, now) >= OVERDUE_SECONDS for"),
     (DECIDE, "Reason.PODS_OVERDUE if overdue else Reason.PODS_TERMINATING", "Reason.PODS_TERMINATING"),
     (DECIDE, ">= REASSERT_SECONDS:\n", "> REASSERT_SECONDS:\n"),
     (DECIDE, "is not None and workload.ours and not", "is not None and not"),
     (DECIDE, "if _has_ended(pod) and not pod.terminating", "if not pod.terminating"),
     (DECIDE, "left = [pod for pod in snapshot.pods if pod.guarded]", "left = list(snapshot.pods)"),
-    (DECIDE, "pod.fire is not None and known.fire is None", "pod.fire is not None"),
+    (BACKOFF, "min(at_least or 0.0, self._cap)", "at_least or 0.0"),
+    (DECIDE, "if known.fire is not None:  # a halt", "if False:  # a halt"),
     (DECIDE, "        or _deleting(snapshot)\n", ""),
     (
         DECIDE,

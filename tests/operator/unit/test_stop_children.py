@@ -5,7 +5,7 @@ Pods that cannot be deleted hold up neither the stop of what makes them nor what
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -14,7 +14,15 @@ from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.types import Phase, Spec, Status, StopMethod, StopStatus
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.actuate import Actuator
-from guard_operator.reconcile.decision import Decision, DeletePods, Report, StopWorkload
+from guard_operator.reconcile.decision import (
+    Action,
+    Decision,
+    DeleteBetween,
+    DeletePods,
+    LeaveQueue,
+    Report,
+    StopWorkload,
+)
 from guard_operator.reconcile.snapshot import Between, Job, Snapshot
 from guard_operator.runtime.client import BATCH_JOBS, PODS, Client, Resource
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
@@ -203,15 +211,25 @@ class PodsStay:
 
     def __init__(self, trouble: ClusterError | None) -> None:
         self.trouble = trouble
+        self.stay = {"a", "b"}
+        self.refusal: ClusterError | None = None
+        self.now, self.takes = datetime(2026, 1, 1, tzinfo=UTC), timedelta()
         self.done: list[str] = []
 
-    def delete(self, resource: Resource, _namespace: str, name: str, uid: str, grace: int | None) -> None:
+    def delete(
+        self, resource: Resource, _namespace: str, name: str, uid: str, grace: int | None = None
+    ) -> None:
+        if resource is not PODS and self.refusal is not None:
+            raise self.refusal
         assert resource is PODS
-        if self.trouble is not None:
+        if self.trouble is not None and name in self.stay:
             raise self.trouble
         self.done.append(f"delete {name} {uid} {grace}")
+        self.now += self.takes
 
     def merge(self, resource: Resource, _namespace: str, name: str, _patch: Json, _manager: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self.done.append(f"patch {resource.kind} {name}")
 
     def apply(self, resource: Resource, _patch: Json, _manager: str, sub: str) -> None:
@@ -229,17 +247,20 @@ HASTENED = Decision(
 SAID = ["patch PyTorchJob run", "status of GuardedTrainingJob", "told"]
 
 
-def carry_out(server: PodsStay) -> None:
+def carry_out(server: PodsStay, decision: Decision = HASTENED) -> None:
     none = cast(Any, None)
     told = cast(Any, server)
-    actuator = Actuator(cast(Client, server), OperatorConfig("guard:1"), none, none, none, told)
-    actuator.actuate(Snapshot(job(PYTORCHJOB)), HASTENED)
+    actuator = Actuator(
+        cast(Client, server), OperatorConfig("guard:1"), none, none, none, told, lambda: server.now
+    )
+    actuator.actuate(Snapshot(job(PYTORCHJOB)), decision)
 
 
 def test_pods_are_deleted_with_their_grace_before_the_workload_is_stopped() -> None:
     server = PodsStay(None)
     carry_out(server)
-    assert server.done == ["delete a u 30", "delete b v 30", *SAID]
+    assert sorted(server.done[:2]) == ["delete a u 30", "delete b v 30"]
+    assert server.done[2:] == SAID
 
 
 @pytest.mark.parametrize(
@@ -251,3 +272,44 @@ def test_pods_that_cannot_be_deleted_hold_up_nothing_and_are_tried_again(trouble
     with pytest.raises(type(trouble), match=str(trouble)):
         carry_out(server)
     assert server.done == SAID
+
+
+@pytest.mark.parametrize("status", [400, 403, 500])
+def test_a_pod_that_is_refused_keeps_no_other_from_being_deleted(status: int) -> None:
+    for stays, goes in (("a", "delete b v 30"), ("b", "delete a u 30")):
+        server = PodsStay(fault(status))
+        server.stay = {stays}
+        with pytest.raises(ApiError, match=str(status)):
+            carry_out(server)
+        assert server.done == [goes, *SAID]
+
+
+def test_a_pod_whose_deletion_hangs_keeps_others_for_one_look_at_most() -> None:
+    server = PodsStay(fault(HUNG))
+    server.stay = {"a"}
+    for _ in range(50):
+        with pytest.raises(TransportError):
+            carry_out(server)
+    assert "delete b v 30" in server.done
+
+
+def test_pods_whose_deletion_is_slow_do_not_hold_up_the_stop() -> None:
+    server = PodsStay(None)
+    server.takes = timedelta(seconds=5.1)
+    carry_out(server)
+    assert len(server.done) == 1 + len(SAID) and server.done[1:] == SAID
+
+
+@pytest.mark.parametrize(
+    "action",
+    [StopWorkload(StopMethod.STOP, "w"), LeaveQueue("q", "x"), DeleteBetween(CLUSTERS)],
+    ids=["workload", "queue", "between"],
+)
+def test_a_server_that_never_has_time_keeps_no_stop_from_being_written(action: Action) -> None:
+    """429 can be the word of an admission webhook, each time: what is harder must get its turn."""
+    server = PodsStay(None)
+    server.refusal = fault(429)
+    with pytest.raises(ApiError, match="429"):
+        carry_out(server, Decision(HASTENED.report, (action, *HASTENED.actions[:1])))
+    assert sorted(server.done[:2]) == ["delete a u 30", "delete b v 30"]
+    assert server.done[2:] == SAID[1:]
