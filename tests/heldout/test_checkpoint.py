@@ -14,6 +14,7 @@ import pytest
 
 from guard_core.evaluation import RESERVED_KWARGS
 from guard_core.wire import FailureKind, Sampling
+from guard_service.heldout.asking import Stops
 from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.evaluators import Completions, checkpoint
@@ -158,6 +159,22 @@ def test_a_completion_ends_at_a_text_and_is_the_same_before_it(model: Path, tmp_
         assert 0 < ended < 2 * len(ITEMS)
 
 
+def test_a_text_that_the_trainer_says_ends_a_completion_and_stays_in_it(model: Path, tmp_path: Path) -> None:
+    def made(stop: list[str]) -> Completions:
+        request = EvaluationRequest(0, 1, model, sampling=Sampling(temperature=1.5, stop=stop))
+        settings = CheckpointEvaluatorSettings(max_new_tokens=24)
+        return CheckpointEvaluator(settings, tmp_path).complete(ITEMS, request)
+
+    whole = made([])
+    stop = whole.texts[0][0][5:7]
+    ended = made([stop])
+    assert [text for (text,) in ended.texts] == [
+        text[: text.index(stop) + len(stop)] if stop in text else text for (text,) in whole.texts
+    ]
+    assert ended.made[0][0].text.endswith(stop) and not ended.made[0][0].truncated
+    assert ended.sampling.stop == (stop,)
+
+
 def test_what_ends_at_a_text_is_not_generated_further(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +273,7 @@ def test_shards_are_loaded_and_the_dtype_is_obeyed(
     for dtype, expected in (("bfloat16", torch.bfloat16), ("auto", torch.float32)):
         evaluator = CheckpointEvaluator(CheckpointEvaluatorSettings(dtype=dtype), tmp_path)
         staged = Staged(model, "sha")
-        loaded = evaluator._load(staged, evaluator._codec(staged, "it"), "it")
+        loaded = evaluator._load(staged, evaluator._codec(staged, "it", Stops()), "it")
         assert loaded.model.dtype == expected
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from guard_core.wire import FailureKind
+from guard_core.wire import FailureKind, Sampling
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import (
     CheckpointEvaluatorSettings,
@@ -66,9 +66,12 @@ def by_vllm(evaluator: VllmEvaluator, path: Path, pass_index: int = 0, **setting
     return evaluator.complete(ITEMS, EvaluationRequest(0, 1, path, pass_index))
 
 
-def by_transformers(path: Path, scratch: Path, **settings: Any) -> Completions:
+def by_transformers(
+    path: Path, scratch: Path, trainer: Sampling | None = None, **settings: Any
+) -> Completions:
     config = CheckpointEvaluatorSettings(**{**SETTINGS, **settings})
-    return CheckpointEvaluator(config, scratch).complete(ITEMS, EvaluationRequest(0, 1, path))
+    request = EvaluationRequest(0, 1, path, sampling=trainer)
+    return CheckpointEvaluator(config, scratch).complete(ITEMS, request)
 
 
 def spoiled(path: Path, target: Path, spoil: Any) -> Path:
@@ -259,26 +262,29 @@ def test_an_item_that_is_too_long_is_told_and_the_engine_goes_on(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("says", ["settings", "trainer"])
 def test_a_text_ends_a_completion_as_with_the_evaluator_checkpoint(
-    policies: dict[str, Path], tmp_path: Path
+    policies: dict[str, Path], tmp_path: Path, says: str
 ) -> None:
     """In a process of its own: an engine that is to read along is started so."""
     whole = by_transformers(policies["first"], tmp_path).texts
     stop = [whole[0][0][2:4], whole[1][0][5:6]]
-    expected = by_transformers(policies["first"], tmp_path, stop=stop)
+    theirs = Sampling(temperature=0.0, stop=stop) if says == "trainer" else None
+    own = {"stop": stop} if theirs is None else {"temperature": None}
+    expected = by_transformers(policies["first"], tmp_path, theirs, **own)
     assert expected.texts != whole
     split = tmp_path / "split.jsonl"
     asked = [(item, text) for item, (text,) in zip(ITEMS, expected.texts, strict=True) if text.strip()]
     rows = [{"id": item.id, "prompt": item.prompt, "answer": text} for item, text in asked]
     split.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    own = {"kind": "vllm", **VLLM, "stop": stop, "score_truncated": True}
-    heldout = HeldoutSettings.model_validate({"split": split, "evaluator": own})
+    evaluator = {"kind": "vllm", **VLLM, **own, "score_truncated": True}
+    heldout = HeldoutSettings.model_validate({"split": split, "evaluator": evaluator})
 
     async def act() -> None:
         worker = EvaluationWorker(heldout, tmp_path / "scratch")
         await worker.start()
         try:
-            result = await worker.evaluate(EvaluationRequest(0, 1, policies["first"]))
+            result = await worker.evaluate(EvaluationRequest(0, 1, policies["first"], sampling=theirs))
             assert len(rows) > 20 and list(result.items) == [1.0] * len(rows)
         finally:
             await worker.close()
