@@ -3,6 +3,9 @@
 Live are: whether the workload exists before one is created; workload and pods once a stop was requested,
 because "no pod is left" must not come from a cache; and everything, the job too, before a guard is called
 silent or a run is halted, because a cache that is behind looks like a guard that is.
+
+A read that is refused, or hangs, holds up no stop: where a run is to stop, what was seen last does, but of
+its pods; and the first stop needs neither.
 """
 
 from __future__ import annotations
@@ -196,11 +199,11 @@ class Gatherer:
         uncached = live or (stopping and (job.status.stop is not None or not raw_pods))
         raw_workload = self._workload(adapter, job, uncached)
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
-        raw_pods = self._live_pods(job) if uncached else raw_pods
+        raw_pods = self._pods_now(job) if uncached else raw_pods
         uid = _uid(job, workload)
         of_target = () if job.spec.target_ref is None else self._pods_of_target(adapter, job, uid)
         between = self._between(adapter, job, uid, uncached)
-        own_guard = self._own_guard(job, workload, uncached)
+        own_guard = self._own_guard(job, None if stopping else workload, uncached)
         made = None if own_guard is None else own_guard.made
         spec = _spec(job, raw_workload, uid)
         owner = _Owner(uid, spec, frozenset(one.uid for one in between), None if made is None else made.uid)
@@ -259,14 +262,42 @@ class Gatherer:
         )
 
     def _workload(self, adapter: WorkloadAdapter, job: Job, live: bool) -> Json | None:
-        attached = job.spec.target_ref is not None  # caches have only what has the operator's labels
-        cached = (
-            None if live or attached else self._caches.workload(adapter.resource, job.namespace, job.name)
-        )
-        return cached or self._client.get(adapter.resource, job.namespace, job.workload_name)
+        cached = None if live else self._cached_workload(adapter, job)
+        try:
+            return cached or self._client.get(adapter.resource, job.namespace, job.workload_name)
+        except ClusterError as error:
+            if (known := self._last_known(adapter, job)) is None:
+                raise
+            log.warning("%s/%s: its workload cannot be read: %s", job.namespace, job.name, error)
+            return known
+
+    def _last_known(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
+        """Of a run that is to stop, the workload that cannot be read: as seen last, else its UID alone.
+
+        Only the first stop is asked for by the UID alone: a harder one must not come of one failed request.
+        """
+        ref = job.status.workload_ref
+        if not is_to_stop(job) or ref is None:
+            return None
+        bare = {"metadata": {"name": ref.name, "uid": ref.uid}} if _asks_first(job) else None
+        return self._cached_workload(adapter, job) or bare
+
+    def _cached_workload(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
+        if job.spec.target_ref is not None:  # caches have only what has the operator's labels
+            return None
+        return self._caches.workload(adapter.resource, job.namespace, job.name)
 
     def _live_pods(self, job: Job) -> list[Json]:
         return self._labelled(PODS, job)
+
+    def _pods_now(self, job: Job) -> list[Json]:
+        """Live; without them only the first stop is asked for, and nothing is called stopped."""
+        try:
+            return self._live_pods(job)
+        except ClusterError:
+            if not _asks_first(job):
+                raise
+            return []
 
     def _labelled(self, resource: Resource, job: Job) -> list[Json]:
         return self._selected(resource, job, f"{names.UID_LABEL}={job.uid}")
@@ -284,7 +315,12 @@ class Gatherer:
         """
         if uid is None or not (selector := adapter.pod_selector(job.workload_name, uid)):
             return ()
-        found = self._selected(PODS, job, selector)
+        try:
+            found = self._selected(PODS, job, selector)
+        except ClusterError:
+            if not _asks_first(job):
+                raise
+            return ()
         tells = selector.endswith(f"={uid}")
         return tuple(raw for raw in found if tells or controller_of(raw) == uid)
 
@@ -347,7 +383,11 @@ class Gatherer:
         name = names.support_name(job.name, job.uid)
         cached = () if live else self._made(adapter.copied, job, live=False)
         found = next((raw for raw in cached if raw["metadata"]["name"] == name), None)
-        found = found or self._client.get(adapter.copied, job.namespace, name)
+        try:
+            found = found or self._client.get(adapter.copied, job.namespace, name)
+        except ClusterError:
+            if not is_to_stop(job):
+                raise
         return found if found is not None and controller_of(found) == job.uid else None
 
     def _queued(self, job: Job, workload: Workload | None, live: bool) -> Queued | None:
@@ -385,9 +425,14 @@ class Gatherer:
         return OwnGuard(taken=name if any(controller_of(raw) != job.uid for raw in there) else "")
 
     def _made(self, kind: Resource, job: Job, live: bool) -> Iterable[Json]:
-        """What of this kind has the job's UID as a label."""
+        """What of this kind has the job's UID as a label; of a run that is to stop at least as cached."""
         if live:
-            return self._labelled(kind, job)
+            try:
+                return self._labelled(kind, job)
+            except ClusterError as error:
+                if not is_to_stop(job):
+                    raise
+                log.warning("%s/%s: %s cannot be read: %s", job.namespace, job.name, kind.plural, error)
         return self._caches.between(kind, job.namespace, job.uid)
 
     def _made_for(
@@ -507,6 +552,11 @@ def _late(
 def _is_stopping(job: Job) -> bool:
     """Whether this job is being, or will now be, torn down; errs on the side of reading live."""
     return is_to_stop(job) or guard_of(job).halt is not None or job.status.stop is not None
+
+
+def _asks_first(job: Job) -> bool:
+    """Whether a stop is to be asked for that was not before: that needs no more than the workload's UID."""
+    return is_to_stop(job) and job.status.stop is None and _was_created(job)
 
 
 def _was_created(job: Job) -> bool:

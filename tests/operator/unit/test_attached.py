@@ -645,6 +645,29 @@ def test_a_fire_stops_no_workload_that_is_not_the_recorded_one(written: Json) ->
     assert not [one for one in decision.actions if isinstance(one, StopWorkload)]
 
 
+class Forbidden(Cluster):
+    """Nothing of the target may be read any more."""
+
+    def get(self, resource: Resource, _namespace: str, name: str) -> Json | None:
+        raise ApiError(403, "Forbidden", f"get {resource.kind} {name}")
+
+    def list(self, resource: Resource, _namespace: str, query: Json) -> Json:
+        raise ApiError(403, "Forbidden", f"list {resource.kind}")
+
+
+def test_the_first_stop_is_asked_for_although_it_cannot_be_read() -> None:
+    given = job("PyTorchJob", {**ref("PyTorchJob"), "guard": {"fire": FIRE}})
+    seen = Forbidden("PyTorchJob", None).gather(given)
+    assert StopWorkload(StopMethod.STOP, "w") in decide(seen, NOW).actions
+
+
+def test_nothing_harder_is_asked_of_one_that_cannot_be_read() -> None:
+    stop = {"requestedAt": NOW.isoformat(), "method": "Stop"}
+    given = job("PyTorchJob", {**ref("PyTorchJob"), "guard": {"fire": FIRE}, "stop": stop})
+    with pytest.raises(ApiError, match="403"):
+        Forbidden("PyTorchJob", None).gather(given)
+
+
 @pytest.mark.parametrize("on_fire", ["Stop", "Suspend", "Delete"])
 def test_a_fire_stops_the_recorded_one(on_fire: str) -> None:
     raw = manifest(status={**ref(), "guard": {"fire": FIRE}})

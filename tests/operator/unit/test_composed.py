@@ -191,6 +191,15 @@ def test_one_that_may_not_be_read_is_said() -> None:
     assert found.ask_again
 
 
+def test_a_copy_that_cannot_be_read_holds_up_no_stop() -> None:
+    cluster = Cluster()
+    cluster.refuses = ApiError(503, "Unavailable", "later")
+    cluster.cached[TRAIN_JOBS] = [thing("run", "w", "0123456789")]
+    cluster.cached[PODS] = [{"metadata": {"name": "p", "uid": "p"}}]
+    seen = cluster.look(raw_job(CREATED | {"guard": {"fire": FIRE}}))
+    assert seen.workload is not None and seen.workload.ours
+
+
 def test_a_server_that_does_not_answer_is_asked_again() -> None:
     cluster = Cluster()
     cluster.refuses = ApiError(503, "Unavailable", "later")

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from guard_operator.adapters import ADAPTERS
+from guard_operator.adapters import ADAPTERS, WorkloadState
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.digest import injected_digest
@@ -27,7 +27,7 @@ from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.slim import slim_job, slim_pod, slim_workload
 from guard_operator.reconcile.snapshot import Between, Disruption, Pod, Snapshot, guard_of
 from guard_operator.runtime.client import CLAIMS, EVENTS, Client, Resource
-from guard_operator.runtime.errors import TransportError
+from guard_operator.runtime.errors import ApiError, TransportError
 
 ADAPTER = ADAPTERS[0]
 Json = dict[str, Any]
@@ -450,6 +450,8 @@ class Behind:
         self.between_there: list[Json] = []
         self.quiet = 0.0
         self.broken = False
+        self.refused: tuple[str, ...] = ()
+        self.cached_workload: Json | None = workload(owner("u"))
         self.asked: list[str] = []
         self.now = 1000.0
         self.events: list[Json] = []
@@ -465,8 +467,8 @@ class Behind:
     def quiet_for(self, _namespace: str) -> float:
         return self.quiet
 
-    def workload(self, _resource: Resource, _namespace: str, _name: str) -> Json:
-        return workload(owner("u"))
+    def workload(self, _resource: Resource, _namespace: str, _name: str) -> Json | None:
+        return self.cached_workload
 
     def pods(self, _namespace: str, _uid: str) -> list[Json]:
         return self.cached_pods
@@ -492,6 +494,8 @@ class Behind:
         self.asked.append(what)
         if self.broken:
             raise TransportError("injected")
+        if what in self.refused:
+            raise ApiError(403, "Forbidden", what)
 
 
 EVERYTHING = ["get GuardedTrainingJob", "get PyTorchJob", "list Pod"]
@@ -639,6 +643,56 @@ def test_the_first_stop_of_a_fire_waits_for_no_request() -> None:
     world = Behind(beat(1, fire=LATCH))
     snapshot = world.gather()
     assert snapshot is not None and snapshot.pods and world.asked == []
+
+
+def rayjob(**status: Any) -> Behind:
+    raw = created(guard={"fire": LATCH}, **status)
+    raw["spec"]["template"] |= {"apiVersion": "ray.io/v1", "kind": "RayJob"}
+    world = Behind(raw)
+    world.refused = ("get RayJob", "list RayCluster")
+    world.cached_between = [raycluster(owner("w"))]
+    return world
+
+
+def test_a_stop_goes_on_with_what_was_seen_last_where_only_pods_can_be_read() -> None:
+    """As where a conversion webhook of KubeRay is gone, or its permissions are."""
+    world = rayjob(stop=STOP)
+    world.pods_there = []
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.workload is not None and snapshot.workload.uid == "w"
+    assert [one.uid for one in snapshot.between] == ["c"] and not snapshot.pods
+
+
+@pytest.mark.parametrize("without", ["workload", "pods"])
+def test_nothing_harder_is_asked_for_without_workload_and_pods(without: str) -> None:
+    world = rayjob(stop=STOP)
+    if without == "workload":
+        world.cached_workload = None
+    else:
+        world.refused = ("list Pod",)
+    with pytest.raises(ApiError, match="403"):
+        world.gather()
+
+
+def test_the_first_stop_is_asked_for_although_nothing_can_be_read() -> None:
+    world = rayjob()
+    world.refused += ("list Pod",)
+    world.cached_pods, world.cached_workload = [], None
+    snapshot = world.gather()
+    assert snapshot is not None and not snapshot.pods
+    assert snapshot.workload is not None and (snapshot.workload.uid, snapshot.workload.ours) == ("w", True)
+    assert snapshot.workload.state is WorkloadState.PENDING, "nothing is called stopped"
+
+
+def test_of_a_run_that_goes_on_nothing_is_assumed() -> None:
+    world = Behind(created())
+    world.cached_workload, world.refused = None, ("get PyTorchJob",)
+    with pytest.raises(ApiError, match="403"):
+        world.gather()
+    halted = Behind(created(guard={"halt": LATCH}), created(guard={"halt": LATCH}))
+    halted.refused = ("get PyTorchJob",)
+    with pytest.raises(ApiError, match="403"):
+        halted.gather()
 
 
 @pytest.mark.parametrize("requested", [True, False])

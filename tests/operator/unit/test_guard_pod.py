@@ -1071,6 +1071,15 @@ def test_a_stateful_set_that_has_the_name_and_is_not_the_jobs_is_seen() -> None:
     assert world.gather().own_guard == OwnGuard(), "nothing is made, so nothing is in its way"
 
 
+def test_a_stop_reads_no_stateful_set_that_is_in_nobodys_way_any_more() -> None:
+    """That request, which may hang or be refused, was made before the stop was asked for."""
+    fire = {"code": "x", "reason": "y", "attempt": 0, "step": 1, "at": "2026-01-01T00:00:00Z"}
+    world = Namespace(status={"guard": {"fire": fire}})
+    world.sets, world.made = [], [{"metadata": {"name": "p", "uid": "p"}}]
+    assert world.gather().own_guard == OwnGuard()
+    assert world.asked == []
+
+
 def test_why_the_guards_pod_does_not_come_is_read_from_its_set() -> None:
     """A ServiceAccount that is missing is in no status: its trainer waited half an hour without a word."""
     world = Namespace()
