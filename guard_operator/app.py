@@ -243,8 +243,18 @@ class _Caches:
         return all(one.synced for one in self.reflectors if one.namespace in {None, namespace})
 
     def workable(self) -> bool:
-        """Whether there is a namespace to work on."""
-        return any(self.synced(scope) for scope in self._scopes)
+        """Whether there is a namespace to work on; after a while, whether a latch in it can be acted on.
+
+        Lists of a kind can be refused for long, as while the conversion webhook of its CRD is down.
+        """
+        if any(self.synced(scope) for scope in self._scopes):
+            return True
+        late = time.monotonic() - self._started > GIVE_UP_SECONDS
+        return late and any(self._may_stop(scope) for scope in self._scopes)
+
+    def _may_stop(self, scope: str | None) -> bool:
+        """Whether jobs and pods are cached: a stop needs no more."""
+        return all(one.synced for one in (*self._jobs, *self._pods) if one.namespace == scope)
 
     def ready(self) -> bool:
         """Whether every namespace can be worked on, but for those that were given up after a while."""

@@ -105,6 +105,21 @@ def test_each_namespace_is_worked_on_as_it_is_synced(monkeypatch: pytest.MonkeyP
     assert some.synced("gone")
 
 
+def test_a_kind_that_cannot_be_listed_keeps_no_latch_from_being_acted_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a restart while the conversion webhook of one CRD is down: nobody led, nothing was stopped."""
+    some = caches("a")
+    for reflector in (*some._jobs, *some._pods):
+        reflector._synced.set()
+    assert not some.workable(), "the others may still come"
+    monkeypatch.setattr(app, "GIVE_UP_SECONDS", 0.0)
+    assert some.workable() and some.ready() and not some.synced("a")
+    for reflector in some._pods:
+        reflector._synced.clear()
+    assert not some.workable(), "without pods nothing can be called stopped"
+
+
 def test_a_process_that_can_read_nothing_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "GIVE_UP_SECONDS", 0.0)
     some = caches("gone")
