@@ -29,7 +29,7 @@ from guard_operator.adapters import (
 )
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import GuardStatus
+from guard_operator.api.types import GuardStatus, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.attached import (
@@ -117,6 +117,9 @@ _POD_REASONS = {
 
 #: While the workload is in one of these, a guard in a pod of its own is there, too.
 _GUARDED_STATES = frozenset({WorkloadState.PENDING, WorkloadState.RUNNING})
+
+
+_DELETES = frozenset({StopMethod.DELETE, StopMethod.DELETE_PODS})
 
 
 class Caches(Protocol):
@@ -274,13 +277,16 @@ class Gatherer:
     def _last_known(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
         """Of a run that is to stop, the workload that cannot be read: as seen last, else its UID alone.
 
-        Only the first stop is asked for by the UID alone: a harder one must not come of one failed request.
+        By the UID alone the first stop is asked for, and the pods go once a delete was: neither a delete, nor
+        doubt of a run that was empty, must come of one failed request.
         """
         ref = job.status.workload_ref
         if not is_to_stop(job) or ref is None:
             return None
-        bare = {"metadata": {"name": ref.name, "uid": ref.uid}} if _asks_first(job) else None
-        return self._cached_workload(adapter, job) or bare
+        if (cached := self._cached_workload(adapter, job)) is not None:
+            return cached
+        enough = _asks_first(job) or _is_deleting(job)
+        return {"metadata": {"name": ref.name, "uid": ref.uid}} if enough else None
 
     def _cached_workload(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
         if job.spec.target_ref is not None:  # caches have only what has the operator's labels
@@ -557,6 +563,12 @@ def _is_stopping(job: Job) -> bool:
 def _asks_first(job: Job) -> bool:
     """Whether a stop is to be asked for that was not before: that needs no more than the workload's UID."""
     return is_to_stop(job) and job.status.stop is None and _was_created(job)
+
+
+def _is_deleting(job: Job) -> bool:
+    """Whether a delete was asked for, and pods were left when it was looked last."""
+    stop = job.status.stop
+    return stop is not None and stop.empty_since is None and stop.method in _DELETES
 
 
 def _was_created(job: Job) -> bool:

@@ -674,6 +674,28 @@ def test_nothing_harder_is_asked_for_without_workload_and_pods(without: str) -> 
         world.gather()
 
 
+@pytest.mark.parametrize(
+    ("stop", "known"),
+    [
+        ({"method": "Delete"}, True),
+        ({"method": "DeletePods"}, True),
+        ({"method": "Suspend"}, False),
+        ({"method": "DeletePods", "emptySince": "2026-01-01T00:00:00Z"}, False),
+    ],
+)
+def test_pods_go_after_a_delete_although_their_workload_cannot_be_read(stop: Json, known: bool) -> None:
+    """As after a restart beside a conversion webhook that is down: nothing is cached, and all is refused."""
+    world = rayjob(stop={"requestedAt": "2026-01-01T00:00:00Z", **stop})
+    world.cached_workload = None
+    if not known:
+        with pytest.raises(ApiError, match="403"):
+            world.gather()
+        return
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.workload is not None and snapshot.pods
+    assert snapshot.workload.state is WorkloadState.PENDING, "nothing is called stopped"
+
+
 def test_the_first_stop_is_asked_for_although_nothing_can_be_read() -> None:
     world = rayjob()
     world.refused += ("list Pod",)
