@@ -85,6 +85,13 @@ class Process:
             state: Json = json.load(answer)
             return state
 
+    def works(self) -> bool:
+        """Whether the process is there: one that lost its Lease ends, and nobody starts another here."""
+        if (code := self._popen.poll()) is not None:
+            end = "\n".join(self._log.read_text().splitlines()[-20:])
+            raise SystemExit(f"the operator ended with {code}; its log ends so:\n{end}")
+        return True
+
     def memory(self, field: str = "VmRSS") -> float:
         """Resident memory, MiB; `VmHWM`: the most there has been."""
         found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{self._popen.pid}/status").read_text())
@@ -330,7 +337,11 @@ def measure(plane: ControlPlane, directory: Path, options: argparse.Namespace) -
     for number in firing:
         fired[number] = fire(client, number)
         time.sleep(0.05)
-    eventually(lambda: len(training.seen) == len(fired), "all are told to stop", PATIENCE_SECONDS)
+    eventually(
+        lambda: operator.works() and len(training.seen) == len(fired),
+        "all are told to stop",
+        PATIENCE_SECONDS,
+    )
     guards.over.set()
     confirmed = []
     for number in fired:
