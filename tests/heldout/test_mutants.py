@@ -95,7 +95,7 @@ MUTANTS: list[Mutant] = [
     (SERVED_WHERE, "if self.load_checkpoints and not is_loopback(host):", "if False:"),
     (TAKEN, "        takes = self._settings.takes_checkpoints\n", "        takes = False\n"),
     (SAID, "        if sampling.temperature > 0:\n", "        if False:\n"),
-    (SAID, "temperature=0.0, max_new_tokens", "temperature=1.0, max_new_tokens"),
+    (SAID, "                temperature=0.0,\n", "                temperature=1.0,\n"),
     (SAID, "items[:GREEDY_ITEMS]", "items"),
     (SAID, " and request.pass_index == 0", ""),
     (PROCESS, "isinstance(error, _LAST) or ", ""),
