@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+#: A server's `Retry-After` counts up to here, seconds: an admission webhook may say any number.
+LONGEST_RETRY_AFTER = 60.0
+
 
 class Backoff:
     """Delays that double from `base` up to `cap` seconds; each is drawn from the upper half of its range."""
@@ -14,13 +17,11 @@ class Backoff:
         self._failures = 0
 
     def next(self, at_least: float | None = None) -> float:
-        """The delay after one more failure, seconds; not less than a server's `Retry-After`, up to the cap.
-
-        An admission webhook may say any number.
-        """
+        """The delay after one more failure, seconds; at least a server's `Retry-After`, up to a minute."""
         delay = min(self._cap, self._base * 2.0 ** min(self._failures, 30))
         self._failures += 1
-        return max(min(at_least or 0.0, self._cap), delay * random.uniform(0.5, 1.0))  # noqa: S311 - not for secrets
+        least = min(at_least or 0.0, LONGEST_RETRY_AFTER)
+        return max(least, delay * random.uniform(0.5, 1.0))  # noqa: S311 - not for secrets
 
     def reset(self) -> None:
         """Start again from `base`, after a success."""

@@ -755,7 +755,8 @@ MUTANTS: list[Mutant] = [
     (DECIDE, "is not None and workload.ours and not", "is not None and not"),
     (DECIDE, "if _has_ended(pod) and not pod.terminating", "if not pod.terminating"),
     (DECIDE, "left = [pod for pod in snapshot.pods if pod.guarded]", "left = list(snapshot.pods)"),
-    (BACKOFF, "min(at_least or 0.0, self._cap)", "at_least or 0.0"),
+    (BACKOFF, "min(at_least or 0.0, LONGEST_RETRY_AFTER)", "at_least or 0.0"),
+    (BACKOFF, "min(at_least or 0.0, LONGEST_RETRY_AFTER)", "min(at_least or 0.0, self._cap)"),
     (DECIDE, "if known.fire is not None:  # a halt", "if False:  # a halt"),
     (DECIDE, "        or _deleting(snapshot)\n", ""),
     (

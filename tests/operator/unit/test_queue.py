@@ -170,6 +170,7 @@ def test_backoff_doubles_jitters_and_starts_again() -> None:
     for full in (1.0, 2.0, 4.0, 8.0, 8.0):
         assert full / 2 <= backoff.next() <= full
     assert 7.0 <= backoff.next(at_least=7.0) <= 8.0
-    assert backoff.next(at_least=86400.0) == 8.0, "a server may say what it likes"
+    assert backoff.next(at_least=20.0) == 20.0, "a server knows better than our own cap"
+    assert backoff.next(at_least=86400.0) == 60.0, "but may not say what it likes"
     backoff.reset()
     assert backoff.next() <= 1.0
