@@ -249,8 +249,11 @@ class _Caches:
         """
         if any(self.synced(scope) for scope in self._scopes):
             return True
-        late = time.monotonic() - self._started > GIVE_UP_SECONDS
-        return late and any(self._may_stop(scope) for scope in self._scopes)
+        return self._is_late() and any(self._may_stop(scope) for scope in self._scopes)
+
+    def _is_late(self) -> bool:
+        """Whether what has not been read by now is waited for no longer."""
+        return time.monotonic() - self._started > GIVE_UP_SECONDS
 
     def _may_stop(self, scope: str | None) -> bool:
         """Whether jobs and pods are cached: a stop needs no more."""
@@ -259,7 +262,7 @@ class _Caches:
     def ready(self) -> bool:
         """Whether every namespace can be worked on, but for those that were given up after a while."""
         missing = {scope for scope in self._scopes if not self.synced(scope)}
-        if missing and time.monotonic() - self._started > GIVE_UP_SECONDS:
+        if missing and self._is_late():
             for scope in missing - self._given_up:
                 log.error("namespace %s cannot be read after %g s: not waited for", scope, GIVE_UP_SECONDS)
             self._given_up |= missing

@@ -452,8 +452,7 @@ def _is_slow(snapshot: Snapshot, pod: Pod) -> bool:
 
 def _hastened(snapshot: Snapshot) -> tuple[DeletePods, ...]:
     """Slow pods are told to end before what makes them is: a kubelet keeps the grace period it began with."""
-    slow = [p for p in snapshot.pods if not p.terminating and not _has_ended(p) and _is_slow(snapshot, p)]
-    return (_delete(slow, snapshot.job.spec.stop_grace_seconds),) if slow else ()
+    return _in_time(snapshot, (p for p in snapshot.pods if not p.terminating and not _has_ended(p)))
 
 
 def _delete(pods: Iterable[Pod], grace: int | None = None) -> DeletePods:
@@ -462,7 +461,12 @@ def _delete(pods: Iterable[Pod], grace: int | None = None) -> DeletePods:
 
 def _shortened(snapshot: Snapshot) -> tuple[DeletePods, ...]:
     """Slow pods that others told to end: the API server takes less time for them, a kubelet may not."""
-    slow = [pod for pod in snapshot.pods if pod.terminating and _is_slow(snapshot, pod)]
+    return _in_time(snapshot, (pod for pod in snapshot.pods if pod.terminating))
+
+
+def _in_time(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[DeletePods, ...]:
+    """The slow ones of these pods, with the time that the job allows."""
+    slow = [pod for pod in pods if _is_slow(snapshot, pod)]
     return (_delete(slow, snapshot.job.spec.stop_grace_seconds),) if slow else ()
 
 

@@ -202,7 +202,7 @@ class Gatherer:
         uncached = live or (stopping and (job.status.stop is not None or not raw_pods))
         raw_workload = self._workload(adapter, job, uncached)
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
-        raw_pods = self._pods_now(job) if uncached else raw_pods
+        raw_pods = self._pods_now(job, _of_job(job)) if uncached else raw_pods
         uid = _uid(job, workload)
         of_target = () if job.spec.target_ref is None else self._pods_of_target(adapter, job, uid)
         between = self._between(adapter, job, uid, uncached)
@@ -255,7 +255,7 @@ class Gatherer:
     def _unknown_kind(self, job: Job, live: bool) -> Snapshot:
         """No adapter: another version of the operator may have created it, and its pods carry our labels."""
         stopping = _is_stopping(job)
-        pods = tuple(_pod(None, raw, _Owner()) for raw in self._live_pods(job)) if stopping else ()
+        pods = tuple(_pod(None, raw, _Owner()) for raw in self._labelled(PODS, job)) if stopping else ()
         # It would make its pod again and again.
         own_guard = self._own_guard(job, None, live=True) if stopping else None
         said = review(None, job, self._config)
@@ -293,20 +293,17 @@ class Gatherer:
             return None
         return self._caches.workload(adapter.resource, job.namespace, job.name)
 
-    def _live_pods(self, job: Job) -> list[Json]:
-        return self._labelled(PODS, job)
-
-    def _pods_now(self, job: Job) -> list[Json]:
+    def _pods_now(self, job: Job, selector: str) -> list[Json]:
         """Live; without them only the first stop is asked for, and nothing is called stopped."""
         try:
-            return self._live_pods(job)
+            return self._selected(PODS, job, selector)
         except ClusterError:
             if not _asks_first(job):
                 raise
             return []
 
     def _labelled(self, resource: Resource, job: Job) -> list[Json]:
-        return self._selected(resource, job, f"{names.UID_LABEL}={job.uid}")
+        return self._selected(resource, job, _of_job(job))
 
     def _selected(self, resource: Resource, job: Job, selector: str) -> list[Json]:
         query = {"labelSelector": selector}
@@ -321,12 +318,7 @@ class Gatherer:
         """
         if uid is None or not (selector := adapter.pod_selector(job.workload_name, uid)):
             return ()
-        try:
-            found = self._selected(PODS, job, selector)
-        except ClusterError:
-            if not _asks_first(job):
-                raise
-            return ()
+        found = self._pods_now(job, selector)
         tells = selector.endswith(f"={uid}")
         return tuple(raw for raw in found if tells or controller_of(raw) == uid)
 
@@ -558,6 +550,11 @@ def _late(
 def _is_stopping(job: Job) -> bool:
     """Whether this job is being, or will now be, torn down; errs on the side of reading live."""
     return is_to_stop(job) or guard_of(job).halt is not None or job.status.stop is not None
+
+
+def _of_job(job: Job) -> str:
+    """Label selector of what belongs to the job."""
+    return f"{names.UID_LABEL}={job.uid}"
 
 
 def _asks_first(job: Job) -> bool:

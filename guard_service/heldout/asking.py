@@ -58,9 +58,8 @@ class Stops:
     def cut(self, text: str) -> str | None:
         """What was written up to the first of the texts; None: none of them comes."""
         found = [(place, one) for one in self.texts if (place := text.find(one)) >= 0]
-        if self.kept:
-            return min((text[: place + len(one)] for place, one in found), key=len, default=None)
-        return min((text[:place] for place, _ in found), key=len, default=None)
+        ends = [place + len(one) if self.kept else place for place, one in found]
+        return text[: min(ends)] if ends else None
 
 
 def refuse_without_template(items: Sequence[HeldoutItem], settings: Generation, *, chat: bool) -> None:

@@ -228,12 +228,8 @@ def test_a_grace_period_of_a_day_is_cut_to_what_the_job_allows(namespace: Namesp
     jobs.pod_spec_of(manifests[-1])["terminationGracePeriodSeconds"] = 24 * 3600
     trainer = jobs.trainer_of(manifests[-1])
     if why == "it ignores SIGTERM":
-        shell = [
-            "sh",
-            "-c",
-            "trap '' TERM; \"$@\"; true",
-            "sh",
-        ]  # not `exec`: a signal that is ignored stays so
+        # Not `exec`: a signal that is ignored stays so.
+        shell = ["sh", "-c", "trap '' TERM; \"$@\"; true", "sh"]
         trainer["command"] = [*shell, *trainer["command"]]
     else:
         trainer["lifecycle"] = {"preStop": {"sleep": {"seconds": 3600}}}

@@ -155,13 +155,9 @@ MUTANTS: list[Mutant] = [
     (SERVED, "if self._started is None or self._started[0] != files:", "if self._started is None:"),
     (SERVED, "if self._started is None or self._started[0] != files:", "if True:"),
     # A text that ends a completion.
-    (
-        ASKING,
-        "min((text[:place] for place, _ in found), key=len",
-        "next((text[:place] for place, _ in found)",
-    ),
-    (ASKING, "text[: place + len(one)] for", "text[:place] for"),
-    (ASKING, "if self.kept:", "if False:"),
+    (ASKING, "text[: min(ends)]", "text[: ends[0]]"),
+    (ASKING, "place + len(one) if self.kept else place", "place"),
+    (ASKING, "place + len(one) if self.kept else place", "place + len(one)"),
     (ASKING, "kept=not settings.stop", "kept=False"),
     (ASKING, "kept=not settings.stop", "kept=True"),
     (CODEC, "truncated and ended is None", "truncated"),
