@@ -160,6 +160,10 @@ OpenAIOption = Annotated[
 ModelOption = Annotated[
     str | None, typer.Option("--openai-model", help="Model name there; may contain {step}.")
 ]
+KeepBestOption = Annotated[
+    bool | None,
+    typer.Option("--keep-best/--no-keep-best", help="Keep a copy of the best-scored checkpoint."),
+]
 
 
 class EvaluationOptions(TypedDict):
@@ -186,15 +190,20 @@ class EvaluationOptions(TypedDict):
 
 
 def with_evaluation(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `EvaluationOptions` in place of its parameter `evaluation`."""
-    shared = get_type_hints(EvaluationOptions, include_extras=True)
+    """Give a command the options of `EvaluationOptions` in place of its parameter `evaluation`.
+
+    One that the command has itself, because it means something else there, is None among them.
+    """
+    of_command = signature(command, eval_str=True).parameters
+    every = get_type_hints(EvaluationOptions, include_extras=True)
+    shared = {name: option for name, option in every.items() if name not in of_command}
 
     @wraps(command)
     def with_them(**given: Any) -> None:
-        command(evaluation={name: given.pop(name) for name in shared}, **given)
+        command(evaluation=dict.fromkeys(every) | {name: given.pop(name) for name in shared}, **given)
 
     parameters: list[Parameter] = []
-    for name, parameter in signature(command, eval_str=True).parameters.items():
+    for name, parameter in of_command.items():
         own = {name: parameter.annotation} if name != "evaluation" else shared
         default = parameter.default if name != "evaluation" else None
         parameters += [
@@ -216,7 +225,7 @@ def heldout_options(
     url, model, base_model = evaluation["openai_url"], evaluation["openai_model"], evaluation["base_model"]
     variables = evaluation["chat_template_kwargs"]
     evaluator = given(
-        kind=evaluator_kind(url, model, vllm=bool(evaluation["vllm"])),
+        kind=_evaluator_kind(url, model, vllm=bool(evaluation["vllm"])),
         base_url=url,
         model=model,
         max_new_tokens=evaluation["max_new_tokens"],
@@ -400,7 +409,7 @@ def _value(settings: Any, place: Place) -> Any:
     return settings
 
 
-def evaluator_kind(url: str | None, model: str | None, *, vllm: bool) -> str | None:
+def _evaluator_kind(url: str | None, model: str | None, *, vllm: bool) -> str | None:
     """Which evaluator `--openai-url`, `--openai-model` and `--vllm` choose; None: none.
 
     Raises:

@@ -71,10 +71,7 @@ def serve(
     backlog: options.BacklogOption = None,
     *,
     evaluation: options.EvaluationOptions,
-    keep_best: Annotated[
-        bool | None,
-        typer.Option("--keep-best/--no-keep-best", help="Keep a copy of the best-scored checkpoint."),
-    ] = None,
+    keep_best: options.KeepBestOption = None,
 ) -> None:
     """Run the guard until Ctrl-C or SIGTERM.
 

@@ -30,6 +30,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(epilog=EPILOG)
+@options.with_evaluation
 def wrap(
     file: Annotated[str, typer.Option("--file", "-f", help="Manifest of a training job; - is stdin.")],
     heldout: Annotated[
@@ -54,19 +55,14 @@ def wrap(
         str | None,
         typer.Option("--train-prompts", help="Training prompts beside the split: refuse one that overlaps."),
     ] = None,
-    scorer: options.ScorerOption = None,
     policy: options.PolicyOption = None,
-    max_new_tokens: options.MaxNewTokensOption = None,
-    temperature: options.TemperatureOption = None,
-    batch_size: options.BatchSizeOption = None,
-    device: options.DeviceOption = None,
+    backlog: options.BacklogOption = None,
+    *,
+    evaluation: options.EvaluationOptions,
     base_model: Annotated[
         str | None,
         typer.Option("--base-model", help="Base model of a LoRA run: its directory, beside the split."),
     ] = None,
-    vllm: options.VllmOption = None,
-    openai_url: options.OpenAIOption = None,
-    openai_model: options.ModelOption = None,
     placement: Annotated[
         str | None,
         typer.Option(
@@ -78,9 +74,11 @@ def wrap(
         str | None,
         typer.Option(
             "--state-claim",
-            help="A claim for what the guard knows, which then outlives its pod; --placement Pod needs it.",
+            help="A claim for what the guard knows, which then outlives its pod; --placement Pod and "
+            "--keep-best need it.",
         ),
     ] = None,
+    keep_best: options.KeepBestOption = None,
     relaxed: Annotated[
         bool,
         typer.Option("--relaxed", help="isolation: Relaxed. Admits root and more; says what that costs."),
@@ -112,20 +110,12 @@ def wrap(
         train_prompts=train_prompts,
         checkpoints=checkpoints,
         follow=None if follow is None else (follow, format_),
-        scorer=scorer,
+        scoring=options.heldout_options(heldout=None, train_prompts=None, backlog=backlog, **evaluation),
+        base_model=base_model,
         policy=policy,
         relaxed=relaxed,
         placement=placement,
-        state_claim=state_claim,
-        evaluator={
-            "maxNewTokens": max_new_tokens,
-            "temperature": temperature,
-            "batchSize": batch_size,
-            "device": device,
-            "baseModel": base_model,
-        },
-        openai=(openai_url, openai_model),
-        vllm=bool(vllm),
+        state=options.given(claimName=state_claim, keepBest=keep_best),
     )
     where = "stdin" if file == "-" else file
     try:
@@ -149,7 +139,7 @@ def wrap(
     if wrong:
         raise CliError(plain(wrong))
     _write(wrapped.text)
-    if doubt := unknown_scorer(scorer):
+    if doubt := unknown_scorer(evaluation["scorer"]):
         print(f"warning: {plain(doubt)}", file=sys.stderr)
     for line in told(wrapped, job, volume, said.costs):
         print(line, file=sys.stderr)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from guard_cli.errors import CliError
-from guard_cli.guard_settings import evaluator_kind, given
+from guard_cli.guard_settings import given
 from guard_operator.adapters import TemplateError, WorkloadAdapter, dotted
 from guard_operator.api.types import Isolation, policy_to_api
 from guard_operator.reconcile.refusals import pod_spec
@@ -30,14 +32,12 @@ def guard_section(
     train_prompts: str | None,
     checkpoints: str,
     follow: tuple[str, str] | None,
-    scorer: str | None,
+    scoring: Mapping[str, Any],
+    base_model: str | None,
     policy: Path | None,
     relaxed: bool,
     placement: str | None,
-    state_claim: str | None,
-    evaluator: Mapping[str, Any],
-    openai: tuple[str | None, str | None],
-    vllm: bool,
+    state: Mapping[str, Any],
 ) -> dict[str, Any]:
     """`spec.guard` as these options say it; what was not given is left to its default.
 
@@ -46,14 +46,12 @@ def guard_section(
         train_prompts: path beside the split.
         checkpoints: name of the volume.
         follow: path and format of the log that the guard reads; None: the trainer reports.
-        scorer: its name.
+        scoring: settings of the guard, as `heldout_options` has them: its scorers and its evaluator.
+        base_model: path beside the split.
         policy: a file with the policy.
         relaxed: whether the template may have what Strict refuses and Relaxed admits.
         placement: where the guard runs; None: beside the trainer.
-        state_claim: the claim in which the guard keeps what it knows.
-        evaluator: settings of the evaluator; of None nothing is written.
-        openai: URL and model of a server that is asked instead of loading checkpoints.
-        vllm: whether the guard generates with vLLM.
+        state: where the guard keeps what it knows, and whether the best checkpoint, too.
 
     Raises:
         CliError: an option cannot be used.
@@ -64,11 +62,10 @@ def guard_section(
             volume=volume,
             split=split,
             trainPrompts=train_prompts,
-            scorer=scorer,
-            evaluator=_evaluator(evaluator, *openai, vllm=vllm),
+            **_in_api(scoring, base_model),
         ),
         "checkpoints": {"volume": checkpoints},
-        **given(placement=placement, state=state_claim and {"claimName": state_claim}),
+        **given(placement=placement, state=dict(state) or None),
     }
     if follow is not None:
         guard["metrics"] = {"follow": {"path": follow[0], "format": follow[1]}}
@@ -90,11 +87,12 @@ def _source(heldout: str) -> tuple[dict[str, str], str]:
     return {SOURCES[kind]: name}, path
 
 
-def _evaluator(
-    settings: Mapping[str, Any], url: str | None, model: str | None, *, vllm: bool
-) -> dict[str, Any]:
-    kind = evaluator_kind(url, model, vllm=vllm) or "checkpoint"
-    return {kind: given(baseUrl=url, model=model, **settings)}
+def _in_api(scoring: Mapping[str, Any], base_model: str | None) -> dict[str, Any]:
+    """The guard's settings under the names that `spec.guard.heldout` has for them; the evaluator is last."""
+    settings = {"base_model": base_model, **scoring.get("evaluator", {})}
+    kind = settings.pop("kind", "checkpoint")
+    others = {to_camel(name): value for name, value in scoring.items() if name != "evaluator"}
+    return others | {"evaluator": {kind: given(**{to_camel(name): one for name, one in settings.items()})}}
 
 
 def _policy(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from guard_cli.guard_settings import EvaluationOptions
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.review import review_manifest
 
@@ -630,6 +631,69 @@ def test_every_option_has_its_field(wrap: Run, tmp_path: Path) -> None:
         "scorer exact by default" in wrap(SHORT).stderr
         and "detector calibrated by default" in wrap(SHORT).stderr
     )
+
+
+#: Every option of an evaluation that other commands have -> its words, and where they end up.
+OF_AN_EVALUATION: dict[str, tuple[list[str], Json]] = {
+    "scorer": (["--scorer", "math"], {"scorer": "math"}),
+    "proxy_scorer": (["--proxy-scorer", "grader:of"], {"proxyScorer": "grader:of"}),
+    "scorer_timeout": (["--scorer-timeout", "5"], {"scorerTimeoutSeconds": 5.0}),
+    "on_scorer_timeout": (["--on-scorer-timeout", "error"], {"onScorerTimeout": "error"}),
+    "max_new_tokens": (["--max-new-tokens", "9"], {"checkpoint": {"maxNewTokens": 9}}),
+    "temperature": (["--temperature", "1"], {"checkpoint": {"temperature": 1.0}}),
+    "stop": (["--stop", "\n\n", "--stop", "no"], {"checkpoint": {"stop": ["\n\n", "no"]}}),
+    "samples": (["--samples", "4"], {"checkpoint": {"samples": 4}}),
+    "batch_size": (["--batch-size", "8"], {"checkpoint": {"batchSize": 8}}),
+    "device": (["--device", "cpu"], {"checkpoint": {"device": "cpu"}}),
+    "base_model": (["--base-model", "base"], {"checkpoint": {"baseModel": "base"}}),
+    "chat": (["--no-chat"], {"checkpoint": {"chat": False}}),
+    "chat_template_kwargs": (
+        ["--chat-template-kwargs", '{"enable_thinking": false, "a_b": {"c_d": 1}}'],
+        {"checkpoint": {"chatTemplateKwargs": {"enable_thinking": False, "a_b": {"c_d": 1}}}},
+    ),
+    "system_prompt": (["--system-prompt", "a: b\n# c"], {"checkpoint": {"systemPrompt": "a: b\n# c"}}),
+    "answer_after": (["--answer-after", "</think>"], {"checkpoint": {"answerAfter": "</think>"}}),
+    "vllm": (["--vllm"], {"vllm": {}}),
+    "openai_url": (
+        ["--openai-url", "https://h/v1", "--openai-model", "m"],
+        {"openai": {"baseUrl": "https://h/v1", "model": "m"}},
+    ),
+    "openai_model": (
+        ["--openai-model", "{step}", "--openai-url", "https://h/v1"],
+        {"openai": {"baseUrl": "https://h/v1", "model": "{step}"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("option", EvaluationOptions.__annotations__)
+def test_what_other_commands_say_of_an_evaluation_is_said_here_too(wrap: Run, option: str) -> None:
+    """A new one fails here until it has its place."""
+    words, place = OF_AN_EVALUATION[option]
+    evaluator = {key: place[key] for key in ("checkpoint", "vllm", "openai") if key in place}
+    heldout = wrapped(wrap(SHORT, *words))["spec"]["guard"]["heldout"]
+    assert heldout.pop("evaluator") == (evaluator or {"checkpoint": {}})
+    scoring = {key: value for key, value in heldout.items() if key not in {"volume", "split"}}
+    assert scoring == {key: value for key, value in place.items() if key not in evaluator}
+
+
+def test_what_no_evaluation_can_be_is_refused(wrap: Run) -> None:
+    assert "without a limit means nothing" in refused(wrap(SHORT, "--on-scorer-timeout", "wrong"))
+    assert "checkpoint.samples" in refused(wrap(SHORT, "--samples", "0"))
+    greedy = ("--samples", "2", "--temperature", "0")
+    assert "set a temperature above 0" in refused(wrap(SHORT, *greedy))
+    assert "must be a JSON object" in refused(wrap(SHORT, "--chat-template-kwargs", "[1]"))
+    assert "checkpoint.stop" in refused(
+        wrap(SHORT, *(word for n in range(99) for word in ("--stop", str(n))))
+    )
+
+
+def test_which_checkpoints_are_scored_and_kept(wrap: Run) -> None:
+    done = wrap(SHORT, "--backlog", "newest", "--state-claim", "st", "--keep-best")
+    guard = wrapped(done)["spec"]["guard"]
+    assert guard["heldout"]["backlog"] == "newest"
+    assert guard["state"] == {"claimName": "st", "keepBest": True}
+    assert "heldout.backlog" in refused(wrap(SHORT, "--backlog", "oldest"))
+    assert "keepBest needs state.claimName" in refused(wrap(SHORT, "--keep-best"))
 
 
 def test_a_server_instead_of_checkpoints(wrap: Run) -> None:
