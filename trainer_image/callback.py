@@ -320,7 +320,7 @@ class GuardCallback(TrainerCallback):
         self._told_no_reward = not enough
         log.log(logging.INFO if enough else logging.WARNING, sentence)
         try:
-            self._sampling = sampling_of(args)
+            self._sampling = sampling_of(args, self._trainer)
         except ValueError as error:
             log.warning("the guard cannot evaluate as this trainer samples (%s), so it is not told", error)
         if self._sampling is not None:

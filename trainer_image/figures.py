@@ -86,6 +86,8 @@ _PLOTTED = re.compile(
 #: What TRL's trainers call the length of a completion.
 _LENGTHS = ("max_completion_length", "response_length", "max_new_tokens", "max_tokens")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+#: Where transformers batches continuously, by the older name and the newer.
+_BATCHING = ("use_transformers_paged", "use_transformers_continuous_batching")
 #: These compute a KL only if `beta` is not 0.
 _KL_NEEDS_BETA = frozenset({"GRPOConfig", "RLOOConfig"})
 
@@ -134,11 +136,10 @@ def what_is_learnt(args: Any, trainer: Any) -> tuple[bool, str]:
     return True, f"from {who} the guard learns at every step: reward (`{figures.reward}`), {kl}"
 
 
-def sampling_of(args: Any) -> Sampling | None:
+def sampling_of(args: Any, trainer: Any = None) -> Sampling | None:
     """How the trainer samples completions; None if its arguments do not say.
 
-    `generation_kwargs` of TRL's trainers wins over the argument of the same name, as it does in them. Its
-    `stop` ends a completion where vLLM generates; transformers takes no notice of it.
+    `generation_kwargs` of TRL's trainers wins over the argument of the same name, as it does in them.
 
     Raises:
         ValueError: a value is outside what can be evaluated with; the message names it.
@@ -150,13 +151,27 @@ def sampling_of(args: Any) -> Sampling | None:
     if said["temperature"] is None:
         return None
     length = next((said[name] for name in reversed(_LENGTHS) if said[name] is not None), None)
-    stop = more.get("stop") if getattr(args, "use_vllm", False) else None
+    stop = _ending(args, more, trainer)
     stop = [stop] if isinstance(stop, str) else stop
     try:
         used = {name: said[name] for name in _SAMPLING} | {"max_new_tokens": length, "stop": stop}
         return Sampling.model_validate(used)
     except ValidationError as error:
         raise ValueError(sentences(error, Sampling, ".".join)) from None
+
+
+def _ending(args: Any, more: Mapping[str, Any], trainer: Any) -> Any:
+    """The texts that end a completion, by what generates it: each takes no notice of the other's name.
+
+    `generate` of transformers also takes those of the model, where `more` has none. Its continuous batching
+    takes neither.
+    """
+    if getattr(args, "use_vllm", False):
+        return more.get("stop")
+    if any(getattr(args, name, False) for name in _BATCHING):
+        return None
+    of_model = getattr(getattr(trainer, "model", None), "generation_config", None)
+    return more.get("stop_strings") or getattr(of_model, "stop_strings", None)
 
 
 def _trl_classes(args: Any) -> list[str]:

@@ -99,7 +99,7 @@ def test_the_server_is_told_which_texts_end_a_completion_and_may_leave_them_in()
 
 
 def test_a_text_at_which_the_trainer_ends_is_looked_for_here_and_kept() -> None:
-    """A server leaves it out, and the trainer's reward sees it."""
+    """A server leaves it out, and the trainer's reward sees it. (test_served.py: one that keeps it.)"""
 
     def policy(_body: dict[str, Any], _number: int) -> Reply:
         return Reply(body={"choices": [{"message": {"content": "12</a> 13"}, "finish_reason": "length"}]})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from guard_core.wire import Adapters, FailureKind
+from guard_core.wire import Adapters, FailureKind, Sampling
 from guard_service.heldout.config import HeldoutSettings, OpenAIEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.evaluators import served
@@ -63,6 +63,34 @@ def test_the_copy_that_was_hashed_is_loaded_before_the_first_question(
     assert loaded == {"method": "reload_weights", "kwargs": {"weights_path": str(done.staged)}}
     assert done.sha256 is not None and done.said is None, "proven, so nothing is compared"
     assert done.staged.parent == tmp_path / "scratch" and done.seconds.keys() == {"stage", "load", "generate"}
+
+
+@pytest.mark.parametrize(
+    ("own", "sent"),
+    [
+        ({}, {"stop": ["</a>", "\n"], "include_stop_str_in_output": True}),
+        ({"stop": ["END"]}, {"stop": ["END"]}),
+        ({"temperature": 0, "max_new_tokens": 9}, {}),
+    ],
+    ids=["trainer", "settings", "nothing of the trainer counts"],
+)
+def test_vllm_ends_where_the_trainer_does_and_keeps_the_text(
+    policies: dict[str, Path], tmp_path: Path, own: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    def policy(body: dict[str, Any], number: int) -> Reply:
+        kept = body.get("include_stop_str_in_output", False)
+        return says("12</a>" if kept else "12 and more") if "messages" in body else obeys(body, number)
+
+    with endpoint(policy) as server:
+        server.models = {"data": [{"id": "m", "root": str(policies["start"])}]}
+        given = settings(server, **own)
+        trainer = Sampling(temperature=0.7, stop=("</a>", "\n"))
+        request = EvaluationRequest(0, 1, policies["later"], sampling=trainer)
+        done = OpenAIEvaluator(given, ServedVllm(given, tmp_path)).complete(ITEMS, request)
+    names = ("stop", "include_stop_str_in_output")
+    asked = [body for _, _, body in server.asked if "messages" in body]
+    assert [{name: body[name] for name in names if name in body} for body in asked] == [sent] * len(ITEMS)
+    assert {text for (text,) in done.texts} == {"12</a>" if not own else "12 and more"}
 
 
 def test_what_the_server_was_started_with_is_read_again_only_if_its_files_are_others(

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -308,6 +309,9 @@ def arguments(**values: Any) -> SimpleNamespace:
 
 HOT = Sampling(temperature=1.0, max_new_tokens=64)
 
+#: Texts that an untrained model writes soon.
+STOP = ["a", "e", "7"]
+
 
 @pytest.mark.parametrize(
     ("args", "expected"),
@@ -358,6 +362,64 @@ def test_how_a_trainer_samples(args: Any, expected: Sampling | None) -> None:
 def test_a_sampling_that_no_guard_takes_is_named(args: Any, told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
         sampling_of(args)
+
+
+def of_model(*texts: str) -> SimpleNamespace:
+    """A trainer whose model has these `stop_strings`."""
+    return SimpleNamespace(model=SimpleNamespace(generation_config=SimpleNamespace(stop_strings=[*texts])))
+
+
+@pytest.mark.parametrize(
+    ("args", "trainer", "stop"),
+    [
+        (arguments(generation_kwargs={"stop_strings": "xy"}), None, ("xy",)),
+        (arguments(generation_kwargs={"stop_strings": ["x", "y"]}), of_model("z"), ("x", "y")),
+        (arguments(generation_kwargs={"stop_strings": None}), of_model("z"), ("z",)),
+        (arguments(), of_model("z"), ("z",)),
+        (arguments(), of_model(), None),
+        (arguments(), SimpleNamespace(model=None), None),
+        (arguments(generation_kwargs={"stop_strings": "x"}, use_vllm=True), of_model("z"), None),
+        (arguments(generation_kwargs={"stop_strings": "x"}, use_transformers_paged=True), None, None),
+        (arguments(use_transformers_continuous_batching=True), of_model("z"), None),
+    ],
+)
+def test_which_texts_end_a_completion_where_transformers_generates(
+    args: Any, trainer: Any, stop: tuple[str, ...] | None
+) -> None:
+    assert sampling_of(args, trainer) == HOT.model_copy(update={"stop": stop})
+
+
+@pytest.mark.parametrize("where", ["arguments", "model"])
+def test_a_text_that_ends_trls_completions_reaches_the_guard(
+    guarded: Any, guard: FaultyGuard, where: str
+) -> None:
+    """TRL gives `generate` no tokenizer, without which transformers refuses to look: so the model has one."""
+    from tokenizers.decoders import Fuse
+
+    seen: list[str] = []
+
+    def ended(model: Path, output: Path) -> Any:
+        told = {"generation_kwargs": {"stop_strings": STOP}} if where == "arguments" else {}
+        trainer = grpo(model, output, max_completion_length=16, **told)
+        if where == "model":
+            trainer.model.generation_config.stop_strings = STOP
+        trainer.processing_class.backend_tokenizer.decoder = Fuse()  # nothing between two characters
+        trainer.model.generate = partial(trainer.model.generate, tokenizer=trainer.processing_class)
+        reward = trainer.reward_funcs[0]
+
+        def noting(completions: list[str], **more: Any) -> list[float]:
+            seen.extend(completions)
+            return reward(completions, **more)
+
+        trainer.reward_funcs = [noting]
+        return trainer
+
+    guarded(ended)
+    (report,) = guard.checkpoints
+    assert report.sampling is not None and report.sampling.stop == tuple(STOP)
+    ends = [text for text in seen if any(stop in text for stop in STOP)]
+    assert ends and all(text.endswith(tuple(STOP)) for text in ends), "TRL's rewards see what ended it"
+    assert len({text.rstrip()[-1] for text in ends}) > 1
 
 
 def test_a_run_goes_on_without_a_sampling_that_no_guard_takes(

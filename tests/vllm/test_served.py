@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from guard_core.wire import Sampling
 from guard_service.heldout.config import CheckpointEvaluatorSettings, OpenAIEvaluatorSettings
 from guard_service.heldout.evaluators import Completions
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
@@ -76,16 +77,20 @@ def answers(url: str) -> bool:
         return False
 
 
-def by_server(url: str, path: Path, scratch: Path, *, loads: bool) -> Completions:
+def by_server(
+    url: str, path: Path, scratch: Path, *, loads: bool, trainer: Sampling | None = None
+) -> Completions:
     given = {"base_url": url, "model": "policy", "chat": False, "max_new_tokens": 16}
     settings = OpenAIEvaluatorSettings.model_validate({**given, "load_checkpoints": loads})
     served = ServedVllm(settings, scratch) if loads else None
-    return OpenAIEvaluator(settings, served).complete(ITEMS, EvaluationRequest(0, 1, path))
+    request = EvaluationRequest(0, 1, path, sampling=trainer)
+    return OpenAIEvaluator(settings, served).complete(ITEMS, request)
 
 
-def by_transformers(path: Path, scratch: Path) -> Completions:
+def by_transformers(path: Path, scratch: Path, trainer: Sampling | None = None) -> Completions:
     settings = CheckpointEvaluatorSettings(max_new_tokens=16, dtype="float32")
-    return CheckpointEvaluator(settings, scratch).complete(ITEMS, EvaluationRequest(0, 1, path))
+    request = EvaluationRequest(0, 1, path, sampling=trainer)
+    return CheckpointEvaluator(settings, scratch).complete(ITEMS, request)
 
 
 @pytest.mark.timeout(1500)
@@ -102,3 +107,26 @@ def test_checkpoints_that_the_guard_loads_say_what_a_fresh_load_says(
         made = by_server(server, policies[name], tmp_path, loads=True)
         assert made.texts == fresh[name].texts and made.sha256 == fresh[name].sha256
     assert by_server(server, policies["later"], tmp_path, loads=False).said != old.said
+
+
+@pytest.mark.timeout(1500)
+def test_what_ends_a_completion_for_the_trainer_ends_the_servers_and_stays_in_it(
+    server: str, policies: dict[str, Path], tmp_path: Path
+) -> None:
+    whole = by_transformers(policies["later"], tmp_path).texts
+    trainer = Sampling(temperature=0.0, stop=(whole[0][0][2:4], whole[1][0][5:6]))
+    ended = by_transformers(policies["later"], tmp_path, trainer)
+    assert ended.texts != whole
+    spent = [generated(server)]
+    for sampling in (None, trainer):
+        made = by_server(server, policies["later"], tmp_path, loads=True, trainer=sampling)
+        spent.append(generated(server))
+    assert made.texts == ended.texts
+    assert 0 < spent[2] - spent[1] < spent[1] - spent[0], "it goes no further than that"
+
+
+def generated(url: str) -> float:
+    """Tokens that the server has made so far, by its own count."""
+    page = httpx.get(url.removesuffix("/v1") + "/metrics", timeout=5).text
+    counts = [line for line in page.splitlines() if line.startswith("vllm:generation_tokens_total")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in counts)

@@ -176,13 +176,26 @@ class OpenAIEvaluator:
         }
         # OpenAI's own API has none of these, so they are sent only where they are wanted.
         body |= {name: value for name in _EXTENSIONS if (value := getattr(sampling, name)) is not None}
-        # A server leaves out what ends a completion, so it is told only what is to be left out.
-        body |= {"stop": list(self._settings.stop)} if self._settings.stop else {}
+        body |= self._ending(sampling)
         if self._settings.chat:
             kwargs = template_kwargs(item, self._settings)
             body |= {"chat_template_kwargs": kwargs} if kwargs else {}
             return body | {"messages": messages(item, self._settings)}
         return body | {"prompt": item.prompt}
+
+    def _ending(self, sampling: EvaluationSampling) -> dict[str, Any]:
+        """What the server is told of the texts that end a completion.
+
+        By OpenAI's API a server leaves out the text at which it ends, and does not say which it was. So it is
+        told those that are to be left out. Those of the trainer are a part of what is scored: only vLLM keeps
+        them if it is asked to, and only of a server that takes checkpoints is it known that it is one. Of
+        others they are looked for here, and the server generates on to the model's own end.
+        """
+        if self._settings.stop:
+            return {"stop": list(self._settings.stop)}
+        if sampling.stop and self._served is not None:
+            return {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+        return {}
 
     async def _ask(
         self, client: httpx.AsyncClient, item: HeldoutItem, body: dict[str, Any], ending: Stops
