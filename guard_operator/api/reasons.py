@@ -100,6 +100,7 @@ class Reason(StrEnum):
     STOP_REQUESTED = "StopRequested"
     PODS_TERMINATING = "PodsTerminating"
     PODS_OVERDUE = "PodsOverdue"
+    PODS_UNREAD = "PodsUnread"
     SETTLING = "Settling"
     NO_PODS_LEFT = "NoPodsLeft"
     # Succeeded, Failed, Disrupted
@@ -173,6 +174,8 @@ _REASONS = {
     Reason.PODS_TERMINATING: "Pods of the run are left; the stop is asserted again until none is.",
     Reason.PODS_OVERDUE: "Pods are left after the time that they had to end: most likely their node is gone. "
     "What ran there may still run.",
+    Reason.PODS_UNREAD: "The pods of the run cannot be read, so nobody knows whether one is left; the "
+    "message says why. The stop is asserted again, in harder ways.",
     Reason.SETTLING: "No pod is left, and the operator looks again whether that stays so.",
     Reason.NO_PODS_LEFT: "No pod of the run is left.",
     Reason.WORKLOAD_SUCCEEDED: "The workload reports success, and all of it was judged and found healthy.",

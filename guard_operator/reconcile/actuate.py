@@ -17,7 +17,7 @@ from typing import Protocol, assert_never
 from guard_operator.adapters import Child, TemplateError, WorkloadAdapter, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ApiModel, ConditionStatus, StopMethod
+from guard_operator.api.types import ApiModel, ConditionStatus, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.certificate import own_certificate
 from guard_operator.reconcile.collector import EvidenceCollector
@@ -36,6 +36,7 @@ from guard_operator.reconcile.decision import (
 )
 from guard_operator.reconcile.events import Transition, transitions
 from guard_operator.reconcile.guard_pod import guard_objects, host_of
+from guard_operator.reconcile.halts import is_to_stop
 from guard_operator.reconcile.inject import (
     build_workload,
     created_for,
@@ -43,7 +44,7 @@ from guard_operator.reconcile.inject import (
     support_objects,
 )
 from guard_operator.reconcile.notifier import Notifier
-from guard_operator.reconcile.parse import JOBS
+from guard_operator.reconcile.parse import JOBS, read_status
 from guard_operator.reconcile.recorder import EventRecorder
 from guard_operator.reconcile.snapshot import Between, Job, Snapshot, guard_of
 from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, Client, Json, Resource, controller_of
@@ -124,7 +125,7 @@ class Actuator:
         job = snapshot.job
         match action:
             case RecordLatches():
-                self._record(job, action)
+                return self._record(job, action, report), []
             case CreateWorkload():
                 self._create(job)
             case StartGuard():
@@ -143,7 +144,8 @@ class Actuator:
                 assert_never(action)
         return report, []
 
-    def _record(self, job: Job, latches: RecordLatches) -> None:
+    def _record(self, job: Job, latches: RecordLatches, report: Report) -> Report:
+        """Write it down; what is to be reported then. One that is refused holds up no stop."""
         guard = {
             key: _dump(latch)
             for key, latch in (("fire", latches.fire), ("halt", latches.halt))
@@ -151,7 +153,12 @@ class Actuator:
         }
         fence = {"uid": job.uid, "resourceVersion": job.resource_version}
         patch = {"metadata": fence, "status": {"guard": guard}}
-        self._client.merge(JOBS, job.namespace, job.name, patch, names.OPERATOR_MANAGER, sub="status")
+        try:
+            self._client.merge(JOBS, job.namespace, job.name, patch, names.OPERATOR_MANAGER, sub="status")
+        except ClusterError as error:
+            log.error("%s/%s: what its guard left cannot be written: %s", job.namespace, job.name, error)
+            return latches.otherwise or report
+        return report
 
     # -- create ------------------------------------------------------------------------------------------
 
@@ -320,16 +327,14 @@ class Actuator:
     # -- status and Events -------------------------------------------------------------------------------
 
     def _write(self, job: Job, report: Report, extra: list[Transition]) -> None:
-        if _says(job) == _sayable(report):
+        if _says(job.status) == _sayable(report):
             return
-        metadata = {
-            "name": job.name,
-            "namespace": job.namespace,
-            "uid": job.uid,
-            "resourceVersion": job.resource_version,
-            "generation": job.generation,
-        }
-        self._client.apply(JOBS, status_patch(metadata, report), names.OPERATOR_MANAGER, sub="status")
+        try:
+            self._apply(job, report, job.resource_version)
+        except ApiError as error:
+            if error.status != 409 or (version := self._same_but_newer(job)) is None:
+                raise
+            self._apply(job, report, version)
         happened = (*transitions(job.status.conditions, report.conditions), *extra)
         for transition in happened:
             if not (transition.reason == Reason.NO_PODS_LEFT and _was_stopped(job)):
@@ -338,6 +343,29 @@ class Actuator:
             for one, transition in _resumption(job):
                 self._events.record(one, transition, self._clock())
         self._measure(job, report)
+
+    def _apply(self, job: Job, report: Report, version: str) -> None:
+        metadata = {
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+            "resourceVersion": version,
+            "generation": job.generation,
+        }
+        self._client.apply(JOBS, status_patch(metadata, report), names.OPERATOR_MANAGER, sub="status")
+
+    def _same_but_newer(self, job: Job) -> str | None:
+        """The newest resourceVersion, if the run must stop and only others than operators have written since.
+
+        A latch does not open, so what was decided holds. Else it is to be decided again.
+        """
+        if not is_to_stop(job):
+            return None
+        raw = self._client.get(JOBS, job.namespace, job.name)
+        if raw is None or raw["metadata"]["uid"] != job.uid or _says(read_status(raw)) != _says(job.status):
+            return None
+        version: str = raw["metadata"]["resourceVersion"]
+        return version
 
     def _measure(self, job: Job, report: Report) -> None:
         old = {c.type: c.status for c in job.status.conditions}
@@ -370,9 +398,8 @@ def _was_stopped(job: Job) -> bool:
     return told.get(ConditionType.STOPPED) == "True" or (stop is not None and stop.stopped_at is not None)
 
 
-def _says(job: Job) -> object:
+def _says(status: Status) -> object:
     """The operator's part of the status as it is; comparable with `_sayable`."""
-    status = job.status
     return status.phase, _sorted(status.conditions), status.workload_ref, status.stop, status.evidence
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.gather import Gatherer
 from guard_operator.reconcile.parse import parse_job, read_status
 from guard_operator.reconcile.snapshot import condition_of
+from guard_operator.reconcile.stops import StopClock
 from guard_operator.runtime.client import Json
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ class Controller:
         self._gatherer = gatherer
         self._actuator = actuator
         self._clock = clock
+        self._stops = StopClock()
 
     def reconcile(self, raw: Json | None) -> float | None:
         """Act on the job as it is cached; None: it is gone, and everything made for it goes by ownership.
@@ -58,7 +61,10 @@ class Controller:
         snapshot = self._gatherer.gather(job)
         if snapshot is None:
             return None
+        snapshot = replace(snapshot, asked=self._stops.asked(snapshot.job))
         decision = decide(snapshot, self._clock())
+        under_way = decision.report.phase is Phase.STOPPING
+        self._stops.note(job.uid, decision.report.stop if under_way else None)
         if decision.actions:
             log.info("%s/%s: %s: %s", job.namespace, job.name, decision.report.phase, decision.actions)
         self._actuator.actuate(snapshot, decision)

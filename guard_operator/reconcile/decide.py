@@ -20,6 +20,7 @@ from guard_operator.api.names import QUEUE_LABEL
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
 from guard_operator.api.types import (
     ConditionStatus,
+    Latched,
     Phase,
     StopMethod,
     StopStatus,
@@ -42,6 +43,7 @@ from guard_operator.reconcile.decision import (
 from guard_operator.reconcile.halts import (
     gave_up,
     halt_due,
+    halted_by,
     held_back,
     is_at_once,
     is_running,
@@ -111,6 +113,7 @@ _HARDER = {
     StopMethod.DELETE: StopMethod.DELETE_PODS,
     StopMethod.DELETE_PODS: StopMethod.DELETE_PODS,
 }
+_ENDED = frozenset({WorkloadState.SUCCEEDED, WorkloadState.FAILED})
 _EMPTY = "no pod of the run is left"
 _LEFT_TO_JUDGE = "the trainer has finished; the guard judges the checkpoints that it has left"
 #: What gives the last evaluations more time: of a sidecar, and of a guard in a pod of its own.
@@ -132,7 +135,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
     """The decision for this snapshot at this time (UTC)."""
     says = _Conditions(snapshot, now)
     decision = (
-        _last_word(snapshot)
+        _last_word(snapshot, says)
         or _halt(snapshot, says)
         or _teardown(snapshot, says, now)
         or _deleting(snapshot)
@@ -182,6 +185,11 @@ class _Conditions:
         common = (fired, self.silent, self.halted, self.isolated, *others)
         return tuple(sorted((c for c in common if c is not None), key=lambda c: c.type))
 
+    def fired_by(self, fire: Latched) -> ConditionStatus:
+        """That this fired."""
+        reason = FIRE_REASONS.get(fire.code, Reason.OTHER_RULE)
+        return self.make(ConditionType.FIRED, "True", reason, f"step {fire.step}: {fire.reason}")
+
     def _fired(self, over: bool = False) -> ConditionStatus:
         """Latched by the API server; once True it stays True even if that rule was taken away.
 
@@ -190,8 +198,7 @@ class _Conditions:
         fire = guard_of(self._job).fire
         before = condition_of(self._job.status, ConditionType.FIRED)
         if fire is not None:
-            reason = FIRE_REASONS.get(fire.code, Reason.OTHER_RULE)
-            return self.make(ConditionType.FIRED, "True", reason, f"step {fire.step}: {fire.reason}")
+            return self.fired_by(fire)
         if before is not None and before.status == "True":
             return before
         if guard_of(self._job).heartbeat is None:
@@ -266,20 +273,35 @@ def _as_it_is(job: Job) -> Report:
     return Report(phase, tuple(status.conditions), status.workload_ref, status.stop)
 
 
-def _last_word(snapshot: Snapshot) -> Decision | None:
+def _last_word(snapshot: Snapshot, says: _Conditions) -> Decision | None:
     """What a guard latched that ended before the API server took it goes into the status first.
 
-    That happens when the trainer stops by itself while the API server is away. From there all is as always.
+    That happens when the trainer stops by itself while the API server is away. From there all is as always;
+    also if it is refused, for then the operator's own conditions say it. Of a run that is to stop anyway it
+    holds up nothing.
     """
     job, known = snapshot.job, guard_of(snapshot.job)
-    if known.fire is not None:  # a halt beside it, which may be refused, holds up no stop
+    if is_to_stop(job):
         return None
-    left = [pod for pod in snapshot.pods if pod.guarded]
-    fire = next((pod.fire for pod in left if pod.fire is not None), None)
-    halt = next((pod.halt for pod in left if pod.halt is not None and known.halt is None), None)
+    fire = _left_fire(snapshot)
+    left = [pod.halt for pod in snapshot.pods if pod.guarded and pod.halt is not None]
+    halt = left[0] if left and known.halt is None else None
     if fire is None and halt is None:
         return None
-    return Decision(_as_it_is(job), (RecordLatches(fire, halt),))
+    said = {condition.type: condition for condition in job.status.conditions}
+    if fire is not None:
+        said[ConditionType.FIRED] = says.fired_by(fire)
+    if halt is not None:
+        said[ConditionType.HALTED] = says.make(ConditionType.HALTED, "True", *halted_by(halt))
+    otherwise = replace(_as_it_is(job), conditions=tuple(said[kind] for kind in sorted(said)))
+    return Decision(_as_it_is(job), (RecordLatches(fire, halt, otherwise),))
+
+
+def _left_fire(snapshot: Snapshot) -> Latched | None:
+    """A fire that a guard left when it ended, and that is not in the status."""
+    if guard_of(snapshot.job).fire is not None:
+        return None
+    return next((pod.fire for pod in snapshot.pods if pod.guarded and pod.fire is not None), None)
 
 
 def _halt(snapshot: Snapshot, says: _Conditions) -> Decision | None:
@@ -298,7 +320,7 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
     """A fired or halted run is stopped, and stopped again, until no pod is left."""
     if says.fired.status != "True" and says.halted is None:
         return None
-    job, stop = snapshot.job, _by_now(snapshot.job.status.stop, now)
+    job, stop = snapshot.job, _by_now(snapshot.stop, now)
     guarded = condition_of(job.status, ConditionType.GUARDED)
     first = StopStatus(requested_at=now, method=_first_method(snapshot))
     if _nothing_can_run(snapshot):
@@ -319,11 +341,11 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
             # It had its effect, and somebody resumed the run since: the same request once more, from now. A
             # run that is resumed before it was called stopped has one that keeps it from stopping.
             stop = stop.model_copy(update={"requested_at": now})
-        elif not _is_going(snapshot) and (now - stop.requested_at).total_seconds() >= REASSERT_SECONDS:
+        elif _is_without_effect(snapshot) and _lasted(stop, now) >= REASSERT_SECONDS:
             stop = stop.model_copy(update={"method": _HARDER[stop.method], "requested_at": now})
-        overdue = any(_over_by(pod, now) > OVERDUE_SECONDS for pod in snapshot.pods)
-        reason = Reason.PODS_OVERDUE if overdue else Reason.PODS_TERMINATING
-        stopped = says.make(ConditionType.STOPPED, "False", reason, _left(snapshot, stop, now))
+        stopped = says.make(
+            ConditionType.STOPPED, "False", _how_far(snapshot, now), _left(snapshot, stop, now)
+        )
         evidence = () if job.status.evidence else (CaptureEvidence(final=False),)
         actions = (
             *_stop_actions(snapshot, stop.method),
@@ -331,6 +353,8 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
             *_ended_pods(snapshot, stop, now),
             *_shortened(snapshot),
         )
+    if (fire := _left_fire(snapshot)) is not None:
+        actions = (*actions, RecordLatches(fire))
     report = Report(Phase.STOPPING, says(stopped, guarded), _workload_ref(snapshot), stop)
     return Decision(report, actions, STOPPING_SECONDS)
 
@@ -376,11 +400,11 @@ def _first_method(snapshot: Snapshot) -> StopMethod:
 
 def _nothing_can_run(snapshot: Snapshot) -> bool:
     """No pod is left, and none is made: the workload is gone, finished, or suspended because we asked."""
-    if snapshot.pods or _guard_maker(snapshot):
+    if snapshot.pods or snapshot.pods_unread or _guard_maker(snapshot):
         return False
     if snapshot.unknown_kind and snapshot.job.status.workload_ref is not None:
         return False
-    workload, stop = snapshot.workload, snapshot.job.status.stop
+    workload, stop = snapshot.workload, snapshot.stop
     if workload is None or not workload.ours or workload.terminating:
         # What it made goes with it, but not before it has gone: meanwhile that makes pods.
         return not _makers(snapshot)
@@ -388,7 +412,7 @@ def _nothing_can_run(snapshot: Snapshot) -> bool:
         if snapshot.queued is not None:  # whoever suspended it, nobody resumes it
             return stop is not None and not snapshot.queued.may_resume
         return stop is not None and stop.method is StopMethod.SUSPEND
-    return workload.state in {WorkloadState.SUCCEEDED, WorkloadState.FAILED}
+    return workload.state in _ENDED
 
 
 def _is_attached(job: Job) -> bool:
@@ -417,7 +441,34 @@ def _guard_maker(snapshot: Snapshot) -> tuple[Between, ...]:
 
 def _is_going(snapshot: Snapshot) -> bool:
     """Every pod is on its way out, or has ended: the stop has its effect."""
-    return bool(snapshot.pods) and all(pod.terminating or _has_ended(pod) for pod in snapshot.pods)
+    if snapshot.pods_unread or not snapshot.pods:
+        return False
+    return all(pod.terminating or _has_ended(pod) for pod in snapshot.pods)
+
+
+def _is_without_effect(snapshot: Snapshot) -> bool:
+    """Whether nothing that can be read says that the stop has its effect.
+
+    That is said by the pods; where they cannot be read, by a workload that has ended; and where that cannot
+    be read, by no pod being there.
+    """
+    workload = snapshot.workload
+    if snapshot.pods_unread:
+        return workload is None or workload.unread or workload.state not in _ENDED
+    no_pod_is_seen = workload is not None and workload.unread and not snapshot.pods
+    return not (_is_going(snapshot) or no_pod_is_seen)
+
+
+def _lasted(stop: StopStatus, now: datetime) -> float:
+    """For how long this way of stopping has been asked for, seconds."""
+    return (now - stop.requested_at).total_seconds()
+
+
+def _how_far(snapshot: Snapshot, now: datetime) -> Reason:
+    if snapshot.pods_unread:
+        return Reason.PODS_UNREAD
+    overdue = any(_over_by(pod, now) > OVERDUE_SECONDS for pod in snapshot.pods)
+    return Reason.PODS_OVERDUE if overdue else Reason.PODS_TERMINATING
 
 
 def _has_ended(pod: Pod) -> bool:
@@ -431,7 +482,7 @@ def _stop_actions(snapshot: Snapshot, method: StopMethod) -> tuple[Action, ...]:
     queued = snapshot.queued
     if queued is not None and may_undo(queued, workload, method):
         actions.append(LeaveQueue(queued.name, queued.uid))
-    asked_and_going = snapshot.job.status.stop is not None and _is_going(snapshot)
+    asked_and_going = snapshot.stop is not None and _is_going(snapshot)
     if workload is not None and workload.ours and not workload.terminating and not asked_and_going:
         of_workload = StopMethod.DELETE if method is StopMethod.DELETE_PODS else method
         actions.append(StopWorkload(of_workload, workload.uid))
@@ -471,11 +522,13 @@ def _in_time(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[DeletePods, ...]:
 
 
 def _ended_pods(snapshot: Snapshot, stop: StopStatus, now: datetime) -> tuple[DeletePods, ...]:
-    """Pods that have ended and that their workload keeps go too, but their logs are had first, if at all."""
-    ended = [pod for pod in snapshot.pods if _has_ended(pod) and not pod.terminating]
-    waits = (
-        snapshot.job.status.evidence is None and (now - stop.requested_at).total_seconds() < REASSERT_SECONDS
-    )
+    """Pods that have ended and that their workload keeps go too, but their logs are had first, if at all.
+
+    Of pods that cannot be read, each that was seen last may have been left behind.
+    """
+    unread = bool(snapshot.pods_unread)
+    ended = [pod for pod in snapshot.pods if (unread or _has_ended(pod)) and not pod.terminating]
+    waits = (unread or snapshot.job.status.evidence is None) and _lasted(stop, now) < REASSERT_SECONDS
     return (_delete(ended),) if ended and not waits else ()
 
 
@@ -489,11 +542,15 @@ def _left(snapshot: Snapshot, stop: StopStatus, now: datetime) -> str:
         return (
             f"{snapshot.preparation.message} nor stopped by this operator: its pods are deleted as they come"
         )
-    if not snapshot.pods:
+    if not snapshot.pods and not snapshot.pods_unread:
         return f"asked for: {stop.method}; the workload may still make pods"
     shown = ", ".join(_shown(pod, now) for pod in snapshot.pods[:5])
     more = " ..." if len(snapshot.pods) > 5 else ""
-    return f"asked for: {stop.method}; {len(snapshot.pods)} pods are left: {shown}{more}"
+    left = f"{len(snapshot.pods)} pods are left: {shown}{more}"
+    if snapshot.pods_unread:
+        why = f"its pods cannot be read, so nobody knows what is left: {snapshot.pods_unread}"
+        left = f"{why}; as they were seen last, {left}" if snapshot.pods else why
+    return f"asked for: {stop.method}; {left}"
 
 
 def _shown(pod: Pod, now: datetime) -> str:

@@ -12,11 +12,26 @@ from guard_operator.reconcile.snapshot import Between
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """The operator's part of the status."""
+
+    phase: Phase
+    conditions: tuple[ConditionStatus, ...]
+    workload_ref: WorkloadRef | None = None
+    stop: StopStatus | None = None
+    evidence: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RecordLatches:
-    """Put into `status.guard` what a guard latched that ended before the API server took it."""
+    """Put into `status.guard` what a guard latched that ended before the API server took it.
+
+    `otherwise` is reported if that fails, so that the run is stopped all the same; None: it is anyway.
+    """
 
     fire: Latched | None
-    halt: Latched | None
+    halt: Latched | None = None
+    otherwise: Report | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +96,6 @@ Action = (
     | DeleteBetween
     | DeletePods
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The operator's part of the status."""
-
-    phase: Phase
-    conditions: tuple[ConditionStatus, ...]
-    workload_ref: WorkloadRef | None = None
-    stop: StopStatus | None = None
-    evidence: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ Live are: whether the workload exists before one is created; workload and pods o
 because "no pod is left" must not come from a cache; and everything, the job too, before a guard is called
 silent or a run is halted, because a cache that is behind looks like a guard that is.
 
-A read that is refused, or hangs, holds up no stop: where a run is to stop, what was seen last does, but of
-its pods; and the first stop needs neither.
+A read that is refused, or hangs, holds up no stop: where a run is to stop that was not seen empty, what was
+seen last takes its place, and is marked, so that nothing is called stopped for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from guard_operator.adapters import (
 )
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import GuardStatus, StopMethod
+from guard_operator.api.types import GuardStatus
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.attached import (
@@ -119,7 +119,8 @@ _POD_REASONS = {
 _GUARDED_STATES = frozenset({WorkloadState.PENDING, WorkloadState.RUNNING})
 
 
-_DELETES = frozenset({StopMethod.DELETE, StopMethod.DELETE_PODS})
+#: In the object of a workload that could not be read, beside what was seen last of it.
+_UNREAD = "unread"
 
 
 class Caches(Protocol):
@@ -186,7 +187,12 @@ class Gatherer:
             snapshot = self._look(job, live=False)
             if not must_be_live(snapshot):
                 return snapshot
-        raw = self._client.get(JOBS, job.namespace, job.name)
+        try:
+            raw = self._client.get(JOBS, job.namespace, job.name)
+        except ClusterError:
+            if not is_to_stop(job):
+                raise
+            return self._look(job, live=False, deaf=deaf)
         if raw is None or raw["metadata"]["uid"] != job.uid:
             return None
         return self._look(parse_job(raw), live=True, deaf=deaf)
@@ -202,10 +208,16 @@ class Gatherer:
         uncached = live or (stopping and (job.status.stop is not None or not raw_pods))
         raw_workload = self._workload(adapter, job, uncached)
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
-        raw_pods = self._pods_now(job, _of_job(job)) if uncached else raw_pods
+        unread = ""
+        if uncached:
+            raw_pods, unread = self._pods_now(job, _of_job(job), raw_pods)
         uid = _uid(job, workload)
-        of_target = () if job.spec.target_ref is None else self._pods_of_target(adapter, job, uid)
-        between = self._between(adapter, job, uid, uncached)
+        of_target = list[Json]()
+        if job.spec.target_ref is not None:
+            of_target, of_target_unread = self._pods_of_target(adapter, job, uid)
+            unread = unread or of_target_unread
+        between, between_unread = self._between(adapter, job, uid, uncached)
+        unread = unread or between_unread
         own_guard = self._own_guard(job, None if stopping else workload, uncached)
         made = None if own_guard is None else own_guard.made
         spec = _spec(job, raw_workload, uid)
@@ -225,6 +237,7 @@ class Gatherer:
             own_guard=own_guard,
             queued=self._queued(job, workload, uncached),
             pods=pods,
+            pods_unread=unread,
             preparation=(
                 None if not_now else missing or self._prepare(adapter, job, raw_workload, bool(between))
             ),
@@ -254,14 +267,23 @@ class Gatherer:
 
     def _unknown_kind(self, job: Job, live: bool) -> Snapshot:
         """No adapter: another version of the operator may have created it, and its pods carry our labels."""
-        stopping = _is_stopping(job)
-        pods = tuple(_pod(None, raw, _Owner()) for raw in self._labelled(PODS, job)) if stopping else ()
+        stopping, raw_pods, unread = _is_stopping(job), list[Json](), ""
+        if stopping:
+            seen = list(self._caches.pods(job.namespace, job.uid))
+            raw_pods, unread = self._pods_now(job, _of_job(job), seen)
+        pods = tuple(_pod(None, raw, _Owner()) for raw in raw_pods)
         # It would make its pod again and again.
         own_guard = self._own_guard(job, None, live=True) if stopping else None
         said = review(None, job, self._config)
         preparation = Preparation(said.reason, "; ".join(said.findings))
         return Snapshot(
-            job, pods=pods, own_guard=own_guard, preparation=preparation, live=live, unknown_kind=True
+            job,
+            pods=pods,
+            pods_unread=unread,
+            own_guard=own_guard,
+            preparation=preparation,
+            live=live,
+            unknown_kind=True,
         )
 
     def _workload(self, adapter: WorkloadAdapter, job: Job, live: bool) -> Json | None:
@@ -275,32 +297,27 @@ class Gatherer:
             return known
 
     def _last_known(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
-        """Of a run that is to stop, the workload that cannot be read: as seen last, else its UID alone.
-
-        By the UID alone the first stop is asked for, and the pods go once a delete was: neither a delete, nor
-        doubt of a run that was empty, must come of one failed request.
-        """
+        """Of a run that is to stop, the workload that cannot be read: as seen last, else its UID alone."""
         ref = job.status.workload_ref
-        if not is_to_stop(job) or ref is None:
+        if not _goes_on_unread(job) or ref is None:
             return None
-        if (cached := self._cached_workload(adapter, job)) is not None:
-            return cached
-        enough = _asks_first(job) or _is_deleting(job)
-        return {"metadata": {"name": ref.name, "uid": ref.uid}} if enough else None
+        seen = self._cached_workload(adapter, job) or {"metadata": {"name": ref.name, "uid": ref.uid}}
+        return seen | {_UNREAD: True}
 
     def _cached_workload(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
         if job.spec.target_ref is not None:  # caches have only what has the operator's labels
             return None
         return self._caches.workload(adapter.resource, job.namespace, job.name)
 
-    def _pods_now(self, job: Job, selector: str) -> list[Json]:
-        """Live; without them only the first stop is asked for, and nothing is called stopped."""
+    def _pods_now(self, job: Job, selector: str, seen: list[Json]) -> tuple[list[Json], str]:
+        """Live; of a run that is to stop else those that were `seen` last, and why they could not be read."""
         try:
-            return self._selected(PODS, job, selector)
-        except ClusterError:
-            if not _asks_first(job):
+            return self._selected(PODS, job, selector), ""
+        except ClusterError as error:
+            if not _goes_on_unread(job):
                 raise
-            return []
+            log.warning("%s/%s: its pods cannot be read: %s", job.namespace, job.name, error)
+            return seen, str(error)
 
     def _labelled(self, resource: Resource, job: Job) -> list[Json]:
         return self._selected(resource, job, _of_job(job))
@@ -310,32 +327,41 @@ class Gatherer:
         items: list[Json] = self._client.list(resource, job.namespace, query).get("items") or []
         return items
 
-    def _pods_of_target(self, adapter: WorkloadAdapter, job: Job, uid: str | None) -> tuple[Json, ...]:
+    def _pods_of_target(self, adapter: WorkloadAdapter, job: Job, uid: str | None) -> tuple[list[Json], str]:
         """The pods of the workload of this UID that the job is attached to, each time live.
 
         They have the labels of its controller. One with the UID tells enough; one with the name may be of a
         namesake, so there the owner counts.
         """
         if uid is None or not (selector := adapter.pod_selector(job.workload_name, uid)):
-            return ()
-        found = self._pods_now(job, selector)
+            return [], ""
+        found, unread = self._pods_now(job, selector, [])
         tells = selector.endswith(f"={uid}")
-        return tuple(raw for raw in found if tells or controller_of(raw) == uid)
+        return [raw for raw in found if tells or controller_of(raw) == uid], unread
 
     def _between(
         self, adapter: WorkloadAdapter, job: Job, uid: str | None, live: bool
-    ) -> tuple[Between, ...]:
-        """What the workload of this UID controls, and so on, down to what may control its pods."""
+    ) -> tuple[tuple[Between, ...], str]:
+        """What the workload of this UID controls, and so on, down to what may control its pods.
+
+        Of a run that is to stop also why some of it could not be read.
+        """
         if uid is None:
-            return ()
-        found, controllers = list[Between](), {uid}
+            return (), ""
+        found, controllers, unread = list[Between](), {uid}, ""
         for kind in adapter.between:
-            for raw in self._made_for(adapter, kind, job, uid, live):
+            try:
+                made = list(self._made_for(adapter, kind, job, uid, live))
+            except ClusterError as error:
+                if not _goes_on_unread(job):
+                    raise
+                made, unread = [], str(error)
+            for raw in made:
                 if controller_of(raw) in controllers:
                     of = raw["metadata"]
                     found.append(Between(kind, of["name"], of["uid"], "deletionTimestamp" in of))
             controllers |= {one.uid for one in found}
-        return tuple(found)
+        return tuple(found), unread
 
     def _composed(
         self, adapter: WorkloadAdapter, job: Job, created: bool, live: bool
@@ -557,15 +583,12 @@ def _of_job(job: Job) -> str:
     return f"{names.UID_LABEL}={job.uid}"
 
 
-def _asks_first(job: Job) -> bool:
-    """Whether a stop is to be asked for that was not before: that needs no more than the workload's UID."""
-    return is_to_stop(job) and job.status.stop is None and _was_created(job)
-
-
-def _is_deleting(job: Job) -> bool:
-    """Whether a delete was asked for, and pods were left when it was looked last."""
+def _goes_on_unread(job: Job) -> bool:
+    """Whether its stop goes on although something cannot be read: it was not seen empty, which is no doubt
+    of one that was.
+    """
     stop = job.status.stop
-    return stop is not None and stop.empty_since is None and stop.method in _DELETES
+    return is_to_stop(job) and _was_created(job) and (stop is None or stop.empty_since is None)
 
 
 def _was_created(job: Job) -> bool:
@@ -582,6 +605,7 @@ def _workload(adapter: WorkloadAdapter, job: Job, raw: Json) -> Workload:
         message=message,
         terminating="deletionTimestamp" in metadata,
         created=_time(metadata.get("creationTimestamp")),
+        unread=bool(raw.get(_UNREAD)),
     )
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from guard_operator.api.reasons import ConditionType, Reason
+from guard_operator.api.types import Latched
 from guard_operator.reconcile.snapshot import OVER, Job, Pod, Snapshot, guard_of, is_true
 
 
@@ -20,13 +21,18 @@ def must_be_live(snapshot: Snapshot) -> bool:
 def halt_due(snapshot: Snapshot) -> tuple[Reason, str] | None:
     """Which action halts the run now, and why; None: none does."""
     if (halt := guard_of(snapshot.job).halt) is not None:
-        return Reason.GUARD_HALT, f"{halt.code} at step {halt.step}: {halt.reason}"
+        return halted_by(halt)
     silence_counts = _stops_silence(snapshot) and not _is_over(snapshot.job)
     if is_silent(snapshot) and silence_counts and not held_back(snapshot):
         return Reason.GUARD_SILENT, silence_message(snapshot)
     if silence_counts and (pod := gave_up(snapshot)) is not None:
         return Reason.GUARD_NOT_READY, f"pod {pod.name}: {pod.gave_up}"
     return None
+
+
+def halted_by(halt: Latched) -> tuple[Reason, str]:
+    """What is to be said of a run that its guard halted."""
+    return Reason.GUARD_HALT, f"{halt.code} at step {halt.step}: {halt.reason}"
 
 
 def is_to_stop(job: Job) -> bool:

@@ -20,6 +20,7 @@ from guard_operator.api.types import (
     Phase,
     Spec,
     Status,
+    StopStatus,
 )
 from guard_operator.runtime.client import Resource
 
@@ -58,7 +59,7 @@ class Workload:
 
     `ours`: this very job (by UID) is its controller, or `status.workloadRef` names it (by UID). No other is
     ever acted on.
-    `created` is by the API server's clock.
+    `created` is by the API server's clock. `unread`: it could not be read live, so it is as it was seen last.
     """
 
     uid: str
@@ -67,6 +68,7 @@ class Workload:
     message: str = ""
     terminating: bool = False
     created: datetime | None = None
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,8 @@ class Preparation:
 class Snapshot:
     """Everything that `decide` looks at.
 
-    `workload` None: there is none. `pods`: the oldest first. `preparation` is only there while a workload
+    `workload` None: there is none. `pods`: the oldest first; as they were seen last where they could not be
+    read, and `pods_unread` says why. `preparation` is only there while a workload
     might have to be created.
     `costs` are the exceptions that `isolation: Relaxed` admitted, each with what it costs.
     `heartbeat_age` is how long ago the operator saw the guard's heartbeat change while the rank-0 pod was
@@ -194,6 +197,7 @@ class Snapshot:
     `queued`: None where no queue has the workload, or none is read.
     `exposed`: what pods of a workload to which the job is attached have of the guard's, a sentence for each.
     `trainer`: the container that trains, in the pod of rank 0; "" where it is not known.
+    `asked`: what was asked for to stop the run, if this process knows more of it than the status.
     """
 
     job: Job
@@ -214,6 +218,13 @@ class Snapshot:
     queued: Queued | None = None
     exposed: tuple[str, ...] = ()
     trainer: str = ""
+    pods_unread: str = ""
+    asked: StopStatus | None = None
+
+    @property
+    def stop(self) -> StopStatus | None:
+        """How far the stop of the run is; None: none was asked for."""
+        return self.asked or self.job.status.stop
 
 
 def with_spec(job: Job, spec: Mapping[str, Any]) -> Job:

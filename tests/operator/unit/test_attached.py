@@ -23,7 +23,7 @@ from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.attached import UNPROTECTED, exposures, why_not_attached
-from guard_operator.reconcile.decide import ATTACHED_SECONDS, LATER_SECONDS, decide
+from guard_operator.reconcile.decide import ATTACHED_SECONDS, LATER_SECONDS, REASSERT_SECONDS, decide
 from guard_operator.reconcile.decision import Decision, Report, StartGuard, StopWorkload
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.guard_pod import guard_objects
@@ -661,11 +661,45 @@ def test_the_first_stop_is_asked_for_although_it_cannot_be_read() -> None:
     assert StopWorkload(StopMethod.STOP, "w") in decide(seen, NOW).actions
 
 
-def test_nothing_harder_is_asked_of_one_that_cannot_be_read() -> None:
+@pytest.mark.parametrize("kind", ["PyTorchJob", "JobSet"])
+def test_the_stop_of_one_that_cannot_be_read_goes_on(kind: str) -> None:
+    """In no cache is anything of it, and what makes its pods, or they, may be there all the same."""
     stop = {"requestedAt": NOW.isoformat(), "method": "Stop"}
-    given = job("PyTorchJob", {**ref("PyTorchJob"), "guard": {"fire": FIRE}, "stop": stop})
-    with pytest.raises(ApiError, match="403"):
-        Forbidden("PyTorchJob", None).gather(given)
+    given = job(kind, {**ref(kind), "guard": {"fire": FIRE}, "stop": stop})
+    seen = Forbidden(kind, None).gather(given)
+    assert seen.workload is not None and seen.workload.unread and seen.pods_unread
+    harder = decide(seen, NOW + timedelta(seconds=REASSERT_SECONDS))
+    assert StopWorkload(StopMethod.DELETE, "w") in harder.actions
+    assert harder.report.phase is Phase.STOPPING
+
+
+def test_its_pods_may_be_there_although_they_cannot_be_read() -> None:
+    """Those with the operator's labels can."""
+
+    class WithoutPods(Cluster):
+        def list(self, resource: Resource, _namespace: str, query: Json) -> Json:
+            if query["labelSelector"] == KINDS["Job"][1]:
+                raise ApiError(403, "Forbidden", "list Pod")
+            return super().list(resource, _namespace, query)
+
+    seen = WithoutPods("Job", None).gather(job("Job", {**ref("Job"), "guard": {"fire": FIRE}}))
+    assert seen.workload is None and not seen.pods and seen.pods_unread
+    assert decide(seen, NOW).report.phase is Phase.STOPPING
+
+
+def test_what_makes_its_pods_may_be_there_although_it_cannot_be_read() -> None:
+    class WithoutJobs(Cluster):
+        def list(self, resource: Resource, _namespace: str, query: Json) -> Json:
+            if resource is BATCH_JOBS:
+                raise ApiError(403, "Forbidden", "list Job")
+            return super().list(resource, _namespace, query)
+
+    given = job("JobSet", {**ref("JobSet"), "guard": {"fire": FIRE}})
+    world = WithoutJobs("JobSet", None)
+    world.pods_there = []
+    seen = world.gather(given)
+    assert seen.workload is None and not seen.pods and seen.pods_unread
+    assert decide(seen, NOW).report.phase is Phase.STOPPING
 
 
 @pytest.mark.parametrize("on_fire", ["Stop", "Suspend", "Delete"])

@@ -875,6 +875,18 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Snapshot(job({**REF, **guard(), "phase": "Running"}), workload(), (pod(halt=LATCHED),)),
         Expected(Phase.RUNNING, (RecordLatches(None, LATCHED),)),
     ),
+    "the last word is a fire, of a run that is to stop anyway": (
+        Snapshot(job({**REF, **guard(), **said("Halted")}), workload(), (pod(fire=LATCHED),)),
+        Expected(
+            Phase.STOPPING,
+            (EVIDENCE, StopWorkload(StopMethod.STOP, "w"), RecordLatches(LATCHED)),
+            {("Halted", "True", "Before")},
+        ),
+    ),
+    "the last word is a halt, of a run that is to stop anyway": (
+        Snapshot(job({**REF, **guard(), **said("Halted")}), workload(), (pod(halt=LATCHED),)),
+        Expected(Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.STOP, "w"))),
+    ),
     "the last word is in the status already": (
         Snapshot(job({**REF, **guard(fire=FIRE)}), workload(), (pod(fire=LATCHED),)),
         Expected(Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.STOP, "w"))),
@@ -1042,13 +1054,75 @@ def test_decision(snapshot: Snapshot, expected: Expected) -> None:
     decision = decide(snapshot, NOW)
     says = {(c.type, c.status, c.reason) for c in decision.report.conditions}
     assert decision.report.phase == expected.phase
-    assert decision.actions == expected.actions
+    plain = [
+        replace(one, otherwise=None) if isinstance(one, RecordLatches) else one for one in decision.actions
+    ]
+    assert tuple(plain) == expected.actions
     assert expected.says <= says
     assert not expected.silent_about & {kind for kind, _, _ in says}
     if expected.method is not None:
         assert decision.report.stop is not None
         assert decision.report.stop.method == expected.method
     assert decide(snapshot, NOW) == decision
+
+
+@pytest.mark.parametrize(("latch", "kind"), [("fire", "Fired"), ("halt", "Halted")])
+def test_a_last_word_that_the_status_does_not_take_is_told_all_the_same(latch: str, kind: str) -> None:
+    """So that the run is stopped at the next look; all else stays as it was said."""
+    before = job({**REF, **guard(), **said("GuardSilent", "False"), "phase": "Running"})
+    (action,) = decide(Snapshot(before, workload(), (pod(**{latch: LATCHED}),)), NOW).actions
+    assert isinstance(action, RecordLatches) and action.otherwise is not None
+    told = {c.type: (c.status, c.message) for c in action.otherwise.conditions}
+    assert set(told) == {kind, "GuardSilent"} and action.otherwise.phase is Phase.RUNNING
+    assert told[kind][0] == "True" and "step 9" in told[kind][1] and told["GuardSilent"][0] == "False"
+
+
+UNREAD: dict[str, tuple[Workload | None, tuple[Pod, ...], str, bool]] = {
+    "its pods": (workload(), (pod(),), "403", True),
+    "its pods, which were going": (workload(), (GOING,), "403", True),
+    "its pods, of which none was seen": (workload(), (), "403", True),
+    "its pods, and the workload has ended": (workload(WorkloadState.FAILED), (pod(),), "403", False),
+    "its pods, and the workload is gone": (None, (pod(),), "403", True),
+    "neither, and the workload had ended": (workload(WorkloadState.FAILED, unread=True), (), "403", True),
+    "the workload, and no pod is there": (workload(unread=True), (), "", False),
+    "the workload, and its pods go": (workload(unread=True), (GOING,), "", False),
+    "the workload, and a pod stays": (workload(unread=True), (GOING, pod("run-1")), "", True),
+}
+
+
+@pytest.mark.parametrize(("of", "pods", "unread", "harder"), UNREAD.values(), ids=UNREAD.keys())
+def test_a_stop_goes_on_by_what_can_be_read(
+    of: Workload | None, pods: tuple[Pod, ...], unread: str, harder: bool
+) -> None:
+    """Harder follows unless what can be read says that the stop has its effect; nothing is called stopped."""
+    fired = job({**REF, **guard(fire=FIRE), **stop("Delete", REASSERT_SECONDS)})
+    decision = decide(Snapshot(fired, of, pods, pods_unread=unread), NOW)
+    assert decision.report.stop is not None and decision.report.phase is Phase.STOPPING
+    assert decision.report.stop.method is (StopMethod.DELETE_PODS if harder else StopMethod.DELETE)
+    told = condition_of(_after(decision, Snapshot(fired)), ConditionType.STOPPED)
+    assert told is not None and (told.reason == Reason.PODS_UNREAD) is bool(unread)
+    assert not unread or "cannot be read, so nobody knows what is left: 403" in told.message
+    asked = StopWorkload(StopMethod.DELETE, "w") in decision.actions
+    assert not unread or asked is (of is not None), "it is asked again while nobody knows"
+
+
+def test_pods_that_cannot_be_read_and_that_their_workload_may_have_left_are_deleted() -> None:
+    ended = workload(WorkloadState.FAILED)
+    for ago_, gone in ((REASSERT_SECONDS - 1, False), (REASSERT_SECONDS, True)):
+        fired = job({**REF, **guard(fire=FIRE), **stop("Stop", ago_)})
+        actions = decide(Snapshot(fired, ended, (pod(), GOING), pods_unread="403"), NOW).actions
+        assert (DeletePods((("run-master-0", "uid-run-master-0"),)) in actions) is gone
+        assert StopWorkload(StopMethod.STOP, "w") in actions, "what its pods do is not known"
+
+
+def test_what_is_known_of_a_stop_counts_where_the_status_lacks_it() -> None:
+    fired, asked = job({**REF, **guard(fire=FIRE)}), job(stop("Delete", REASSERT_SECONDS)).status.stop
+    decision = decide(Snapshot(fired, workload(), (pod(),), asked=asked), NOW)
+    assert decision.report.stop is not None and decision.report.stop.method is StopMethod.DELETE_PODS
+    suspended, asked = workload(WorkloadState.SUSPENDED), job(stop("Suspend", 1)).status.stop
+    assert decide(Snapshot(fired, suspended, asked=asked), NOW).report.stop != asked, "it is empty"
+    going = decide(Snapshot(fired, workload(), (GOING,), asked=asked), NOW).actions
+    assert not [one for one in going if isinstance(one, StopWorkload)], "it has its effect"
 
 
 @pytest.mark.parametrize(

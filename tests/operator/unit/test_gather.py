@@ -658,42 +658,52 @@ def test_a_stop_goes_on_with_what_was_seen_last_where_only_pods_can_be_read() ->
     """As where a conversion webhook of KubeRay is gone, or its permissions are."""
     world = rayjob(stop=STOP)
     world.pods_there = []
+    assert world.cached_workload is not None
+    world.cached_workload["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     snapshot = world.gather()
     assert snapshot is not None and snapshot.workload is not None and snapshot.workload.uid == "w"
+    assert snapshot.workload.unread and snapshot.workload.terminating
     assert [one.uid for one in snapshot.between] == ["c"] and not snapshot.pods
 
 
-@pytest.mark.parametrize("without", ["workload", "pods"])
-def test_nothing_harder_is_asked_for_without_workload_and_pods(without: str) -> None:
-    world = rayjob(stop=STOP)
-    if without == "workload":
-        world.cached_workload = None
-    else:
-        world.refused = ("list Pod",)
+def test_of_a_stop_that_goes_on_the_pods_are_as_they_were_seen_last() -> None:
+    world = Behind(created(guard={"fire": LATCH}, stop=STOP))
+    world.cached_pods, world.pods_there, world.refused = [pod({"phase": "Failed"})], [], ("list Pod",)
+    snapshot = world.gather()
+    assert snapshot is not None and [one.phase for one in snapshot.pods] == ["Failed"]
+    assert snapshot.pods_unread == "403 Forbidden: list Pod"
+    world.refused = ()
+    snapshot = world.gather()
+    assert snapshot is not None and not snapshot.pods and not snapshot.pods_unread
+
+
+@pytest.mark.parametrize("method", ["Stop", "Suspend", "Delete", "DeletePods"])
+def test_a_stop_goes_on_although_its_workload_was_never_seen(method: str) -> None:
+    """As after a restart beside a conversion webhook that is down: nothing is cached, and all is refused."""
+    world = rayjob(stop={"requestedAt": "2026-01-01T00:00:00Z", "method": method})
+    world.cached_workload = None
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.workload is not None and snapshot.pods
+    assert snapshot.workload.unread and snapshot.workload.ours and not snapshot.pods_unread
+    assert snapshot.workload.state is WorkloadState.PENDING, "nothing is called stopped"
+
+
+@pytest.mark.parametrize("refused", ["get RayJob", "list Pod"])
+def test_a_run_that_was_seen_empty_is_not_doubted(refused: str) -> None:
+    world = rayjob(stop={**STOP, "emptySince": "2026-01-01T00:00:00Z"})
+    world.refused = (refused,)
     with pytest.raises(ApiError, match="403"):
         world.gather()
 
 
-@pytest.mark.parametrize(
-    ("stop", "known"),
-    [
-        ({"method": "Delete"}, True),
-        ({"method": "DeletePods"}, True),
-        ({"method": "Suspend"}, False),
-        ({"method": "DeletePods", "emptySince": "2026-01-01T00:00:00Z"}, False),
-    ],
-)
-def test_pods_go_after_a_delete_although_their_workload_cannot_be_read(stop: Json, known: bool) -> None:
-    """As after a restart beside a conversion webhook that is down: nothing is cached, and all is refused."""
-    world = rayjob(stop={"requestedAt": "2026-01-01T00:00:00Z", **stop})
-    world.cached_workload = None
-    if not known:
-        with pytest.raises(ApiError, match="403"):
-            world.gather()
-        return
+def test_a_fire_that_was_seen_is_acted_on_although_the_job_cannot_be_read() -> None:
+    world = Behind(beat(1, fire=LATCH))
+    world.quiet, world.refused = DEAF_SECONDS + 1, ("get GuardedTrainingJob",)
     snapshot = world.gather()
-    assert snapshot is not None and snapshot.workload is not None and snapshot.pods
-    assert snapshot.workload.state is WorkloadState.PENDING, "nothing is called stopped"
+    assert snapshot is not None and snapshot.deaf and not snapshot.live and snapshot.pods
+    world.cached = beat(1)
+    with pytest.raises(ApiError, match="403"):
+        world.gather()
 
 
 def test_the_first_stop_is_asked_for_although_nothing_can_be_read() -> None:
@@ -809,3 +819,7 @@ def test_of_an_unknown_kind_only_the_pods_are_known(fired: bool) -> None:
     assert snapshot is not None and snapshot.unknown_kind and snapshot.workload is None
     assert [one.name for one in snapshot.pods] == (["p"] if fired else [])
     assert world.asked == (["list Pod"] if fired else [])
+    world.refused, world.cached_pods = ("list Pod",), [pod(name="seen")]
+    snapshot = world.gather()
+    assert snapshot is not None and [one.name for one in snapshot.pods] == (["seen"] if fired else [])
+    assert bool(snapshot.pods_unread) is fired

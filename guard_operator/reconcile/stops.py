@@ -1,0 +1,54 @@
+"""How far the stop of each run is, as this process decided it: its time goes on whoever writes the job.
+
+It stands in the status, for the operator that comes after this one. But whoever changes a job faster than a
+cache follows keeps it from being written there, and whoever may write the status can change it or take it
+away.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from guard_operator.api.types import StopMethod, StopStatus
+from guard_operator.reconcile.snapshot import Job
+
+#: A run that is being stopped is looked at more often than this, seconds: what was not since is gone.
+FORGET_SECONDS = 600.0
+_HARDNESS = {
+    StopMethod.STOP: 0,
+    StopMethod.SUSPEND: 0,
+    StopMethod.DELETE: 1,
+    StopMethod.DELETE_PODS: 2,
+}
+
+
+class StopClock:
+    """See the module. Safe for any number of threads; `clock` gives monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asked: dict[str, tuple[StopStatus, float]] = {}
+
+    def asked(self, job: Job) -> StopStatus | None:
+        """What was asked for to stop this run, by its status or by what was noted: whatever is further."""
+        with self._lock:
+            noted, _ = self._asked.get(job.uid, (None, 0.0))
+        known = [stop for stop in (noted, job.status.stop) if stop is not None]
+        return max(known, key=_how_far, default=None)
+
+    def note(self, job_uid: str, stop: StopStatus | None) -> None:
+        """This was decided; None: no stop is under way."""
+        now = self._clock()
+        with self._lock:
+            self._asked.pop(job_uid, None)
+            self._asked = {uid: one for uid, one in self._asked.items() if now - one[1] < FORGET_SECONDS}
+            if stop is not None:
+                self._asked[job_uid] = stop, now
+
+
+def _how_far(stop: StopStatus) -> tuple[int, float]:
+    """The harder way is further, and of one way that which was asked for earlier."""
+    return _HARDNESS[stop.method], -stop.requested_at.timestamp()
