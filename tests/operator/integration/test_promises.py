@@ -6,13 +6,15 @@
 - No verdict is told while no guard runs; a rank 0 without its guard is seen, and met as a silent guard is.
 - A run that ended while no operator was there ends as its guard saw it end.
 - A namespace that cannot be read holds up no other, and a process that cannot work does not lead.
-- A webhook that hangs holds up a stop, but not for good.
+- A webhook that hangs holds up a stop, but not for good; nor do pods that cannot be listed, and somebody who
+  writes the job all the time.
 - Pods that may take a day to end are given less, and pods that do not end are said.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import socket
 import threading
 import time
@@ -22,12 +24,12 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from guard_operator.runtime.client import PODS, ROLE_BINDINGS, Client
+from guard_operator.runtime.client import MERGE, PODS, ROLE_BINDINGS, Client
 from guard_operator.runtime.errors import ClusterError
 
 from .conftest import new_namespace
 from .controlplane import ControlPlane
-from .faults import Fault, fault_proxy
+from .faults import Answer, Fault, fault_proxy
 from .kubelet import kubelet_of_node
 from .waiting import eventually
 from .world import BEAT, JOBS, PYTORCHJOBS, RUNNING, Json, World, deadline
@@ -310,8 +312,71 @@ def test_a_webhook_that_hangs_holds_up_no_stop_for_good(running: World, verbs: l
                 lambda: running.client.get(PYTORCHJOBS, running.namespace, running.name) is None, end, 60
             )
         else:
-            eventually(lambda: all("deletionTimestamp" in p["metadata"] for p in running.pods()), end, 90)
+            eventually(lambda: told_to_end(running), end, 90)
     running.expect_events("StopEscalated")
+
+
+def told_to_end(here: World) -> bool:
+    """Whether every pod is; there is one."""
+    return all("deletionTimestamp" in pod["metadata"] for pod in here.pods())
+
+
+@pytest.mark.slow
+def test_pods_that_cannot_be_listed_are_told_to_end(
+    plane: ControlPlane, here: World, make_job: MakeJob
+) -> None:
+    """Nobody acts on the stop of the workload, as where its controller is away."""
+    here.claim()
+    here.submit(make_job())
+    with fault_proxy(plane) as proxy:
+        here.operator(server=proxy.url)
+        here.start()
+
+        def no_pods(method: str, path: str) -> Fault | None:
+            listed = method == "GET" and path.split("?", maxsplit=1)[0].endswith("/pods")
+            return Answer(403, "Forbidden") if listed else None
+
+        proxy.break_watch(no_pods)
+        here.fire()
+        assert "403" in here.expect("Stopped", "False", "PodsUnread")
+        eventually(lambda: told_to_end(here), "its pod is told to end", within=60)
+        here.kubelet_ends_pods()
+        time.sleep(7.0)
+        assert here.conditions()["Stopped"][1] == "PodsUnread", "nobody knows that it is gone"
+        proxy.heal()
+        here.expect("Stopped", "True", "NoPodsLeft", within=90)
+
+
+@pytest.mark.slow
+def test_who_changes_a_job_all_the_time_holds_up_no_stop(running: World) -> None:
+    """Faster than the operator's watch follows; and takes away what it writes of the stop."""
+    over, path = threading.Event(), JOBS.path(running.namespace, running.name)
+
+    def meddle() -> None:
+        for number in itertools.count():
+            if over.is_set():
+                return
+            body: Json = {"metadata": {"annotations": {"number": str(number)}}}
+            running.client.request("PATCH", path, body=body, content_type=MERGE)
+            if number % 20 == 0:
+                running.client.request(
+                    "PATCH", f"{path}/status", body={"status": {"stop": None}}, content_type=MERGE
+                )
+
+    meddlers = [threading.Thread(target=meddle, daemon=True) for _ in range(2)]
+    for one in meddlers:
+        one.start()
+    running.admin_says(
+        heartbeat=BEAT, fire={"code": "hacking_gap", "reason": "x", "attempt": 0, "step": 1, "at": BEAT}
+    )
+    try:
+        eventually(lambda: told_to_end(running), "its pod is told to end", within=120)
+    finally:
+        over.set()
+    for one in meddlers:
+        one.join(30)
+    running.kubelet_ends_pods()
+    running.expect("Stopped", "True", "NoPodsLeft", within=90)
 
 
 @contextmanager

@@ -271,7 +271,7 @@ def test_who_writes_faster_than_a_cache_follows_holds_up_no_stop(status: Json) -
     """No write of the status succeeds."""
     world = World(a_job(**status), {})
     world.before_writes = touch
-    assert "delete Pod" in world.run(PROMPT_SECONDS).asked
+    assert "delete Pod" in world.run(BOUND_SECONDS).asked
 
 
 def test_what_must_stop_is_written_down_beside_who_writes_all_the_time() -> None:
