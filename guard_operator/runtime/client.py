@@ -111,7 +111,7 @@ class Client:
         configuration: kubernetes_client.Configuration,
         observe: Callable[[str, str], None] = lambda _method, _code: None,
     ) -> None:
-        configuration.connection_pool_maxsize = 64  # watches hold one each
+        configuration.connection_pool_maxsize = 256  # watches hold one each, and so does what hangs
         self._configuration = configuration
         self._pool: urllib3.PoolManager = kubernetes_client.ApiClient(configuration).rest_client.pool_manager
         self._observe = observe

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from guard_operator.runtime.crew import TICK_SECONDS, Crew
 from guard_operator.runtime.errors import ApiError, ClusterError
 from guard_operator.runtime.lease import LeaderElector
 from guard_operator.runtime.metrics import CONTROLLER, OperatorMetrics
@@ -32,7 +33,7 @@ Reconcile = Callable[[Key], float | None]
 
 @dataclass(frozen=True, slots=True)
 class ManagerConfig:
-    """`workers` threads reconcile; a stop waits `grace_seconds` for the work under way."""
+    """`workers` threads reconcile that do not hang; a stop waits `grace_seconds` for the work under way."""
 
     workers: int = 4
     grace_seconds: float = 20.0
@@ -62,7 +63,7 @@ class Manager:
         self._sweep = sweep
         self._stop = threading.Event()
         self._failed = threading.Event()
-        self._workers: list[threading.Thread] = []
+        self._crew = Crew(self._config.workers, queue, self._work, self._thread)
 
     def stop(self) -> None:
         """Ask for a graceful end."""
@@ -99,21 +100,25 @@ class Manager:
         status = self._metrics.leading.labels(CONTROLLER)
         status.set(1)
         self._metrics.max_workers.set(self._config.workers)
-        self._workers = [self._thread(self._work, "worker") for _ in range(self._config.workers)]
+        self._crew.start()
+        self._thread(self._look_after_workers, "crew")
         kept = self._elector.hold()
         status.set(0)
         if not kept:
             self._failed.set()
 
-    def _work(self) -> None:
-        while (key := self._queue.take()) is not None:
-            started = time.monotonic()
-            try:
-                result = self._one(key)
-            finally:
-                self._queue.done(key)
-            self._metrics.reconciles.labels(CONTROLLER, result).inc()
-            self._metrics.reconcile_seconds.observe(time.monotonic() - started)
+    def _look_after_workers(self) -> None:
+        while not self._stop.wait(TICK_SECONDS):
+            self._crew.look()
+
+    def _work(self, key: Key) -> None:
+        started = time.monotonic()
+        try:
+            result = self._one(key)
+        finally:
+            self._queue.done(key)
+        self._metrics.reconciles.labels(CONTROLLER, result).inc()
+        self._metrics.reconcile_seconds.observe(time.monotonic() - started)
 
     def _one(self, key: Key) -> str:
         """Reconcile a key and say when it comes again; the result as controller-runtime calls it."""
@@ -146,17 +151,14 @@ class Manager:
         for reflector in self._reflectors:
             reflector.stop()
         deadline = time.monotonic() + self._config.grace_seconds
-        while self._working() and not self._failed.is_set() and time.monotonic() < deadline:
+        while self._crew.alive() and not self._failed.is_set() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         self._elector.stop()
         lease.join(max(POLL_SECONDS, deadline - time.monotonic()))
-        if self._working() or lease.is_alive():
+        if self._crew.alive() or lease.is_alive():
             log.warning("work is still under way: the Lease is left to expire")
             return
         self._elector.release()
-
-    def _working(self) -> bool:
-        return any(worker.is_alive() for worker in self._workers)
 
     def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         """Start a thread whose unexpected end is the end of the process."""

@@ -81,17 +81,22 @@ class WorkQueue(Generic[K]):
         with self._changed:
             self._backoff.pop(key, None)
 
-    def take(self) -> K | None:
-        """The next key, as soon as there is one; None once the queue is closed. Call `done` with it."""
+    def take(self, wait: bool = True, only_urgent: bool = False) -> K | None:
+        """The next key, as soon as there is one; None once the queue is closed. Call `done` with it.
+
+        Without `wait` also None if there is none now; with `only_urgent` none that is not urgent.
+        """
         with self._changed:
             while not self._closed:
                 self._collect_due()
-                if first := self._urgent or self._waiting:
+                if first := self._urgent or (OrderedDict() if only_urgent else self._waiting):
                     key, since = first.popitem(last=False)
                     now = self._clock()
                     self._working[key] = now
                     self._observer.taken(now - since)
                     return key
+                if not wait:
+                    return None
                 self._changed.wait(self._until_next())
             return None
 
@@ -113,6 +118,14 @@ class WorkQueue(Generic[K]):
         """How many keys wait to be worked on now."""
         with self._changed:
             return len(self._waiting) + len(self._urgent)
+
+    def load(self) -> tuple[int, list[float]]:
+        """How many keys wait to be worked on now, and how long each has waited that is urgent, seconds."""
+        with self._changed:
+            self._collect_due()
+            now = self._clock()
+            waits = [now - since for since in self._urgent.values()]
+            return len(self._waiting) + len(waits), waits
 
     def state(self, most: int = 100) -> dict[str, object]:
         """Everything in it, for people; at most this many keys of each kind."""

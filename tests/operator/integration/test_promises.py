@@ -29,13 +29,13 @@ from guard_operator.runtime.errors import ClusterError
 
 from .conftest import new_namespace
 from .controlplane import ControlPlane
-from .faults import Answer, Fault, fault_proxy
+from .faults import Answer, Fault, Hang, fault_proxy
 from .kubelet import kubelet_of_node
 from .waiting import eventually
 from .world import BEAT, JOBS, PYTORCHJOBS, RUNNING, Json, World, deadline
 
 MakeJob = Callable[..., Json]
-FIRES, WITHIN_SECONDS = 100, 2.0
+FIRES, WITHIN_SECONDS, HANGING = 100, 2.0, 40
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 #: The last word of a guard that has judged all of a run, and whose trainer had finished.
 FINISHED = {
@@ -314,6 +314,50 @@ def test_a_webhook_that_hangs_holds_up_no_stop_for_good(running: World, verbs: l
         else:
             eventually(lambda: told_to_end(running), end, 90)
     running.expect_events("StopEscalated")
+
+
+@pytest.mark.slow
+def test_fires_whose_stop_hangs_hold_up_no_other_fire(
+    plane: ControlPlane, client: Client, namespace: str, here: World, make_job: MakeJob
+) -> None:
+    """As behind a webhook from which no answer comes; nor one another."""
+    here.claim()
+    hanging = [here.another(f"hangs-{number}") for number in range(HANGING)]
+    other = here.another("other")
+    for one in (*hanging, other):
+        one.submit(make_job(one.name))
+    asked: dict[str, float] = {}
+
+    def hangs(method: str, path: str) -> Fault | None:
+        name = path.split("?", maxsplit=1)[0].rsplit("/", 1)[-1]
+        if method != "PATCH" or "/pytorchjobs/" not in path:
+            return None
+        asked.setdefault(name, time.monotonic())
+        return Hang() if name.startswith("hangs") else None
+
+    with fault_proxy(plane) as proxy, ThreadPoolExecutor(4) as pool:
+        operator = here.operator("--workers=4", server=proxy.url, lease_seconds=60.0)
+        for one in (*hanging, other):
+            one.expect("Guarded", "True", "WorkloadCreated", within=120)
+        list(pool.map(lambda one: one.start_pod(), (*hanging, other)))
+        list(pool.map(lambda one: one.admin_says(heartbeat=BEAT, step=1), (*hanging, other)))
+        for one in (*hanging, other):
+            one.expect("Fired", "False", "NotFired", within=60)
+        proxy.inject(hangs)
+        asked.clear()
+        fire = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 1, "at": BEAT}
+        list(pool.map(lambda one: one.admin_says(heartbeat=BEAT, fire=fire), hanging))
+        eventually(lambda: len(asked) >= 4, "the first stops hang")
+        fired = time.monotonic()
+        other.admin_says(heartbeat=BEAT, fire=fire)
+        eventually(lambda: len(asked) == HANGING + 1, "every run was told to stop", within=120)
+        took = asked["other"] - fired
+        last = max(asked.values()) - fired
+        print(f"{HANGING} stops hang: another one {took:.2f} s after its fire, the last of all {last:.2f} s")
+        assert took < WITHIN_SECONDS and last < 2 * WITHIN_SECONDS
+        eventually(lambda: all(told_to_end(one) for one in hanging), "their pods are told to end", within=180)
+        print(f"their pods are told to end {time.monotonic() - fired:.0f} s after the fires")
+    assert operator.page("/healthz") == "ok\n"
 
 
 def told_to_end(here: World) -> bool:

@@ -82,6 +82,7 @@ SCRIPT = Rule("guard_operator", "page/static/app.js", HERE / "test_page.py")
 NOTIFIER = rule("notifier.py", "test_notifier.py")
 WEBHOOK = Rule("guard_operator", "runtime/webhook.py", HERE / "test_notifier.py")
 QUEUE = Rule("guard_operator", "runtime/queue.py", HERE / "test_queue.py")
+CREW = Rule("guard_operator", "runtime/crew.py", HERE / "test_crew.py")
 BACKOFF = Rule("guard_operator", "runtime/backoff.py", HERE / "test_queue.py")
 GLANCE = rule("glance.py", "test_glance.py")
 BEATS = rule("heartbeats.py", "test_heartbeats.py")
@@ -577,7 +578,24 @@ MUTANTS: list[Mutant] = [
     (GATHER, 'metadata.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds"))',
      'spec.get("terminationGracePeriodSeconds")'),
     # The queue: what is urgent goes first, and is not forgotten.
-    (QUEUE, "first := self._urgent or self._waiting", "first := self._waiting or self._urgent"),
+    (QUEUE, "first := self._urgent or (OrderedDict() if only_urgent else self._waiting)",
+     "first := (OrderedDict() if only_urgent else self._waiting) or self._urgent"),
+    (QUEUE, "(OrderedDict() if only_urgent else self._waiting)", "self._waiting"),
+    (QUEUE, "            self._collect_due()\n            now", "            now"),
+    (QUEUE, "len(self._waiting) + len(waits), waits", "len(self._waiting), waits"),
+    # What hangs holds up nothing else.
+    (CREW, "min(workers - free, waiting, max(workers, MOST_WORKERS) - len(ages))", "0"),
+    (CREW, "min(workers - free, waiting,", "min(waiting,"),
+    (CREW, "min(workers - free, waiting,", "min(workers - free,"),
+    (CREW, ", max(workers, MOST_WORKERS) - len(ages))", ")"),
+    (CREW, "min(late, MOST_FOR_FIRES - there)", "0"),
+    (CREW, "min(late, MOST_FOR_FIRES - there)", "late"),
+    (CREW, "wait >= URGENT_SECONDS for", "wait >= 0.0 for"),
+    (CREW, "self._queue.take(wait=False, only_urgent=True)", "self._queue.take(wait=False)"),
+    (CREW, "self._queue.take(wait=stays)", "self._queue.take()"),
+    (CREW, "        with self._lock:\n            self._for_fires -= 1\n", ""),
+    (CREW, "        with self._lock:\n            del self._any[name]\n", ""),
+    (CREW, "            self._note(name, None)\n", ""),
     (QUEUE, "self._urgent[key] = self._waiting.pop(key)", "pass"),
     (QUEUE, "self._add(key, self._again.pop(key))", "self._add(key, self._again.pop(key) and False)"),
     (QUEUE, "urgent or self._again.get(key, False)", "urgent"),

@@ -126,6 +126,30 @@ def test_an_event_overtakes_a_backoff(queue: WorkQueue[str]) -> None:
     assert taken_now(queue) == ["a"]
 
 
+def test_who_does_not_wait_gets_what_is_there(queue: WorkQueue[str], clock: Clock) -> None:
+    assert queue.take(wait=False) is None
+    queue.add("a")
+    queue.add_after("b", 5)
+    assert queue.take(wait=False, only_urgent=True) is None
+    assert queue.take(wait=False) == "a" and queue.take(wait=False) is None
+    queue.add("c", urgent=True)
+    assert queue.take(wait=False, only_urgent=True) == "c"
+    clock.now += 5
+    assert queue.take(wait=False) == "b"
+
+
+def test_the_load_is_what_waits_now(queue: WorkQueue[str], clock: Clock) -> None:
+    """Also what has come due while every worker is busy."""
+    assert queue.load() == (0, [])
+    queue.add("a")
+    queue.add("b", urgent=True)
+    queue.add_after("c", 5)
+    clock.now += 2
+    assert queue.load() == (2, [2.0])
+    clock.now += 3
+    assert queue.load() == (3, [5.0])
+
+
 def test_closing_wakes_every_worker() -> None:
     queue: WorkQueue[str] = WorkQueue(OperatorMetrics())
     results: list[str | None] = []
