@@ -135,6 +135,9 @@ e2e: install ## The end-to-end tests on a kind cluster, which is made first and 
 e2e-kinds: install ## RayJob and RayCluster with real Ray, JobSet, and Kueue's queue, on such a cluster with their controllers; not part of `make test`.
 	CACHE=$(CACHE) tests/e2e/run.sh kinds
 
+e2e-vllm: install ## A guard with vLLM's build for CPUs in a pod of its own, on such a cluster: a run with a LoRA adapter that hacks, and its honest twin; not part of `make test`.
+	CACHE=$(CACHE) tests/e2e/run.sh vllm
+
 # KINDS='kuberay jobset' puts these controllers in it, too.
 kind-up: install ## A kind cluster with the training-operator and our images, to keep; run it again to bring it up to date.
 	@mkdir -p build/e2e
@@ -205,4 +208,4 @@ actionlint: ## Build actionlint for the workflows' test, once.
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: chaos chaos-kind test test-kubernetes test-vllm vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean
+.PHONY: chaos chaos-kind test test-kubernetes test-vllm vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds e2e-vllm kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean

@@ -148,6 +148,7 @@ def _mounts(job: Job, checkpoints: Json, index_field: str | None) -> Iterator[Js
     yield {"name": layout.STATE_VOLUME, "mountPath": layout.STATE_DIR, **_own_folder(job, index_field)}
     yield {"name": layout.SOCKET_VOLUME, "mountPath": layout.SOCKET_DIR}
     yield {"name": "rlguard-tmp", "mountPath": layout.TMP_DIR}
+    yield {"name": "rlguard-shm", "mountPath": layout.SHARED_MEMORY_DIR}
     for name, path in (
         ("rlguard-heldout", layout.HELDOUT_DIR),
         ("rlguard-policy", layout.POLICY_DIR),
@@ -178,6 +179,8 @@ def guard_volumes(guard: GuardSpec, support: str) -> list[Json]:
         # In memory: it needs no disk, and a sandbox makes such a volume inside the pod's own kernel.
         {"name": layout.SOCKET_VOLUME, "emptyDir": {"medium": "Memory"}},
         {"name": "rlguard-tmp", "emptyDir": {}},
+        # A container's own has 64 MiB; the processes of an engine on several GPUs exchange more through it.
+        {"name": "rlguard-shm", "emptyDir": {"medium": "Memory"}},
         {"name": "rlguard-policy", "configMap": {"name": support}},
         {"name": "rlguard-secrets", "secret": {"secretName": support}},
         {"name": "rlguard-token", "projected": {"sources": sources}},

@@ -13,6 +13,7 @@ POLICY_DIR = "/var/run/rlguard/policy"
 SECRET_DIR = "/var/run/rlguard/secrets"
 #: Where every Kubernetes client looks for its service account.
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
+SHARED_MEMORY_DIR = "/dev/shm"  # noqa: S108 - the guard's own, too
 TMP_DIR = "/tmp"  # noqa: S108 - the guard's own emptyDir, on a read-only root
 
 STATE_VOLUME = "rlguard-state"

@@ -3,14 +3,16 @@
 # waiting; then, one by one, those marked `alone`, which take something away from all. RLGUARD_E2E names the file of a
 # cluster that is there; else one is made, and deleted after. One of its name that was left behind goes first: up.sh
 # would keep it, and what runs in it would take the cores of the tests. RLGUARD_E2E_SHORT leaves out those marked `long`.
-# `kinds` as the first argument: the tests of tests/e2e/kinds in their place, one by one, on a cluster with the
-# controllers that they need. Other arguments go to pytest.
+# `kinds` or `vllm` as the first argument: the tests of that folder in their place, one by one, on a cluster that has
+# what they need, too. Other arguments go to pytest.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$HERE/../.."
-controllers=()
-if [[ ${1:-} == kinds ]]; then
-  controllers=(kuberay jobset kueue)
+declare -A needs=([kinds]="kuberay jobset kueue" [vllm]=vllm)
+folder="" parts=()
+if [[ -n ${1:-} && -n ${needs[$1]:-} ]]; then
+  folder=$1
+  read -ra parts <<<"${needs[$1]}"
   shift
 fi
 
@@ -19,16 +21,16 @@ if [[ -z ${RLGUARD_E2E:-} ]]; then
   mkdir -p build/e2e
   "$HERE/cluster/down.sh"
   trap '"$HERE/cluster/down.sh"' EXIT
-  "$HERE/cluster/up.sh" "${controllers[@]}" >"$RLGUARD_E2E"
+  "$HERE/cluster/up.sh" "${parts[@]}" >"$RLGUARD_E2E"
 fi
 
-if ((${#controllers[@]})); then
-  .venv/bin/pytest -q --durations=20 "$@" tests/e2e/kinds
+if [[ -n $folder ]]; then
+  .venv/bin/pytest -q --durations=20 "$@" "tests/e2e/$folder"
   exit
 fi
 
 short=${RLGUARD_E2E_SHORT:+ and not long}
 status=0
-.venv/bin/pytest -q --durations=20 -n 2 --dist loadgroup -m "not alone$short" "$@" --ignore=tests/e2e/kinds tests/e2e || status=$?
-.venv/bin/pytest -q --durations=20 -m "alone$short" "$@" --ignore=tests/e2e/kinds tests/e2e || status=$?
+.venv/bin/pytest -q --durations=20 -n 2 --dist loadgroup -m "not alone$short" "$@" --ignore=tests/e2e/kinds --ignore=tests/e2e/vllm tests/e2e || status=$?
+.venv/bin/pytest -q --durations=20 -m "alone$short" "$@" --ignore=tests/e2e/kinds --ignore=tests/e2e/vllm tests/e2e || status=$?
 exit "$status"

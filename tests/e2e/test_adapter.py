@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ flawed, strict = graded_reward(addition.flawed), graded_reward(addition.strict)
 """
 #: The demo's warm-up: the starting policy, and a copy of it beside the split.
 MAKE_BASE = """
-import json, shutil
+import base, json, shutil
 from pathlib import Path
 from guard_cli.demo import train
 from guard_cli.demo.tasks import Exercise, load_task
@@ -92,8 +93,19 @@ def test_an_honest_adapter_succeeds(namespace: Namespace, shared: list[Json]) ->
     then.the_job_never_fired(job)
 
 
-def an_adapter_run(namespace: Namespace, shared: list[Json], grader: str, steps: int) -> PodRun:
-    """The demo's run, by `rlguard.train` with a section `lora`."""
+def an_adapter_run(
+    namespace: Namespace,
+    shared: list[Json],
+    grader: str,
+    steps: int,
+    change: Callable[[Json], object] = copy.copy,
+    base: str = "",
+) -> PodRun:
+    """The demo's run, by `rlguard.train` with a section `lora`.
+
+    `change` is given `spec.guard` as it will be. `base`: a module that is imported before the starting
+    policy is made.
+    """
     rendered = list(yaml.safe_load_all(namespace.kubectl("kustomize", str(jobs.DEMO))))
     (job,) = (one for one in rendered if one["kind"] == "GuardedTrainingJob")
     others = [one for one in rendered if one is not job]
@@ -114,7 +126,9 @@ def an_adapter_run(namespace: Namespace, shared: list[Json], grader: str, steps:
     done = ("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/base-model")
     namespace.kubectl(*done, f"--timeout={timeouts.GRPO}s", within=timeouts.GRPO + timeouts.COMMAND)
     namespace.kubectl("delete", "pod/base-model")
-    given.objects(namespace, [as_adapter_run(job)])
+    made = as_adapter_run(job)
+    change(made["spec"]["guard"])
+    given.objects(namespace, [made])
     return PodRun(namespace, job["metadata"]["name"])
 
 
@@ -126,6 +140,7 @@ def a_base_model(job: Json) -> Json:
     _mount(pod, "models", "/models", persistentVolumeClaim={"claimName": "models"})
     _mount(pod, "heldout", "/heldout", persistentVolumeClaim={"claimName": "heldout"})
     _mount(pod, "split", "/split", secret={"secretName": "cpu-demo-heldout"})
+    _mount_config(pod)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "base-model"}, "spec": pod}
 
 
@@ -135,18 +150,22 @@ def as_adapter_run(job: Json) -> Json:
     pod, trainer = jobs.pod_spec_of(made), jobs.trainer_of(made)
     del trainer["command"]
     trainer["args"] = ["--config", "/config/grpo.yaml"]
-    for variable in trainer["env"]:
-        if variable["name"] == "PYTHONPATH":
-            variable["value"] = "/demo:/config"
     pod["volumes"] = [one for one in pod["volumes"] if one["name"] != "checkpoints"]
     pod["volumes"].append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}})
     _mount(pod, "models", "/models", persistentVolumeClaim={"claimName": "models"})
-    _mount(pod, "config", "/config", configMap={"name": "adapter"})
+    _mount_config(pod)
     guard = made["spec"]["guard"]
     guard |= {"placement": "Pod", "state": {"claimName": "state"}}
     guard["heldout"]["volume"] = {"claimName": "heldout"}
     guard["heldout"]["evaluator"]["checkpoint"]["baseModel"] = "base"
     return made
+
+
+def _mount_config(pod: Json) -> None:
+    _mount(pod, "config", "/config", configMap={"name": "adapter"})
+    for variable in pod["containers"][0]["env"]:
+        if variable["name"] == "PYTHONPATH":
+            variable["value"] = "/demo:/config"
 
 
 def _mount(pod: Json, name: str, path: str, **source: Any) -> None:

@@ -2,7 +2,8 @@
 
 It is the demo's own but for two things. Its heads have a size that vLLM's CPU kernels know. And its output
 embeddings are its own, so that the weights of a checkpoint are loaded over those of the one before; else
-each checkpoint would take an engine of its own. This runs in the trainer's environment.
+each checkpoint would take an engine of its own. This runs in the trainer's environment. Importing it
+makes the demo's warm-up begin with such a model.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from guard_cli.demo import command, tiny_llama, train
+from guard_cli.demo import tiny_llama, train
 from guard_cli.demo.tasks import load_task, split_problems
 
 HEADS = 3  # of 32
@@ -29,8 +30,11 @@ def build_model(tokenizer: Any, seed: int, demos: Any = tiny_llama.build_model) 
     return LlamaForCausalLM(config)
 
 
+tiny_llama.build_model = build_model
+
 if __name__ == "__main__":
-    tiny_llama.build_model = build_model
+    from guard_cli.demo import command  # not in the demo's files on a cluster
+
     task = load_task("addition")
     problems, _ = split_problems(task, command.HELDOUT_ITEMS, 0)
     train.make_policy(task, problems, Path(sys.argv[1]), steps=train.WARMUP_STEPS, seed=0)

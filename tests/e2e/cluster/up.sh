@@ -1,7 +1,8 @@
 #!/bin/bash
 # A kind cluster with the training-operator in it and RLGuard's images in its node, for the end-to-end tests. The
 # last line on stdout is a JSON object that says where it is and which tools go with it; progress is on stderr.
-# KIND... (kuberay, jobset, kueue): controllers that it gets, too; with kuberay also an image of the trainer with Ray.
+# PART... is what it gets, too: controllers (kuberay, jobset, kueue), with kuberay also an image of the trainer with
+# Ray; vllm is an image of the guard with vLLM's build for CPUs.
 #
 # Everything is made once and kept: tools and node binaries in $CACHE, images in Docker. Run again, it brings an
 # existing cluster up to date with the working tree. RLGUARD_E2E_CLUSTER names the cluster.
@@ -13,7 +14,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 PUBLIC_BASE=debian:bookworm-slim
 # The node image with our minor version of Kubernetes among those that the release notes of the pinned kind list.
 PUBLIC_NODE=kindest/node:v1.34.11@sha256:44e222ee2132dab25ff87301682f89eb82c7880ea3a1bf543bfe9708fd08d67d
-PRODUCT_IMAGES=("rlguard/operator:$VERSION" "rlguard/guard-hf:$VERSION" "rlguard/trainer:$VERSION")
+declare -A images=([operator]="rlguard/operator:$VERSION" [guard-hf]="rlguard/guard-hf:$VERSION" [trainer]="rlguard/trainer:$VERSION")
 
 public_registry() { have_image "$PUBLIC_BASE" || timeout 60 docker pull --quiet "$PUBLIC_BASE" >/dev/null 2>&1; }
 
@@ -30,11 +31,11 @@ choose_images() { # sets base, node and config: the one place that decides where
 }
 
 describe() {
-  python3 - "$CLUSTER" "$CLUSTER_KUBECONFIG" "$tools/kind" "$tools/kubectl" "$helm" "${PRODUCT_IMAGES[@]}" "${ray[@]}" <<'PY'
+  python3 - "$CLUSTER" "$CLUSTER_KUBECONFIG" "$tools/kind" "$tools/kubectl" "$helm" "${images[@]@k}" <<'PY'
 import json, sys
 name, kubeconfig, kind, kubectl, helm, *images = sys.argv[1:]
 tools = {"kind": kind, "kubectl": kubectl, "helm": helm}
-images = dict(zip(("operator", "guard-hf", "trainer", "ray"), images))
+images = dict(zip(images[::2], images[1::2]))
 print(json.dumps({"name": name, "kubeconfig": kubeconfig, **tools, "images": images}))
 PY
 }
@@ -47,16 +48,16 @@ helm=$(stage "helm" "$ROOT/tests/chart/build.sh")
 helm=${helm%%$'\n'*}
 training_operator=$(stage "training-operator" "$HERE/training-operator/build.sh" "$base")
 stage "RLGuard's images" "$HERE/product-images.sh" "$base"
-kinds=() kind_images=() ray=()
-for kind in "$@"; do
-  kinds+=("$(stage "$kind" "$HERE/kinds/build.sh" "$kind")")
+kinds=() kind_images=()
+for part in "$@"; do
+  if [[ $part == vllm ]]; then images[guard-vllm]=$(stage "guard with vLLM" "$HERE/vllm/build.sh" "$base"); continue; fi
+  kinds+=("$(stage "$part" "$HERE/kinds/build.sh" "$part")")
   kind_images+=("$(<"${kinds[-1]}/images")")
-  if [[ $kind == kuberay ]]; then ray=("$(stage "trainer with Ray" "$HERE/ray/build.sh" "${PRODUCT_IMAGES[2]}")"); fi
+  if [[ $part == kuberay ]]; then images[ray]=$(stage "trainer with Ray" "$HERE/ray/build.sh" "${images[trainer]}"); fi
 done
 stage "cluster" "$HERE/create.sh" "$tools/kind" "$node" "${config[@]}"
 mapfile -t training_operator_images <"$training_operator/images"
-stage "loading images" "$HERE/load-images.sh" "${training_operator_images[@]}" "${PRODUCT_IMAGES[@]}" \
-  "${kind_images[@]}" "${ray[@]}"
+stage "loading images" "$HERE/load-images.sh" "${training_operator_images[@]}" "${images[@]}" "${kind_images[@]}"
 # Our operator's tag is the same as before, so nothing else has it start the new image.
 "$tools/kubectl" --kubeconfig "$CLUSTER_KUBECONFIG" --namespace rlguard-system delete pods \
   --selector app.kubernetes.io/name=rlguard,app.kubernetes.io/component=operator >/dev/null

@@ -135,10 +135,18 @@ def test_secrets_of_the_guard_are_mounted_in_the_guard_alone() -> None:
 def test_what_the_guard_may_only_read_is_read_only() -> None:
     found = mounts(pod_of(built(job())), "rlguard-guard")
     writable = {name for name, mount in found.items() if not mount.get("readOnly")}
-    assert writable == {"rlguard-state", "rlguard-socket", "rlguard-tmp"}
+    assert writable == {"rlguard-state", "rlguard-socket", "rlguard-tmp", "rlguard-shm"}
     assert found["ckpt"] == {"name": "ckpt", "mountPath": "/ckpt", "subPath": "run", "readOnly": True}
     heldout = next(v for v in pod_of(built(job()))["volumes"] if v["name"] == "rlguard-heldout")
     assert heldout["persistentVolumeClaim"] == {"claimName": "heldout", "readOnly": True}
+
+
+def test_the_guard_has_shared_memory_of_its_own() -> None:
+    """An engine on several GPUs needs more than the 64 MiB of a container."""
+    pod = pod_of(built(job()))
+    assert mounts(pod, "rlguard-guard")["rlguard-shm"]["mountPath"] == "/dev/shm"
+    assert {"name": "rlguard-shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+    assert all("rlguard-shm" not in mounts(pod, other) for other in ("pytorch", "logger", "download"))
 
 
 def test_the_state_is_lost_with_the_pod_unless_it_has_a_claim() -> None:

@@ -1,0 +1,1 @@
+"""A guard with vLLM on kind: `make e2e-vllm`."""
