@@ -167,7 +167,7 @@ bench: install $(VLLM)/.installed ## Every benchmark, each as a ratio in one run
 
 bench-operator: kind-up control-plane ## Teardown on kind against `kubectl delete`; then 1,000 and 5,000 jobs on a real API server.
 	RLGUARD_E2E=build/e2e/cluster.json $(PY) tests/bench/bench_teardown.py
-	for jobs in 1000 5000; do $(PY) tests/bench/bench_operator.py --jobs $$jobs || exit 1; done
+	for jobs in 1000 5000; do $(PY) tests/bench/bench_operator.py --jobs $$jobs --training-operator "$$(ls -t $(CACHE)/training-operator-v*/manager | head -1)" || exit 1; done
 
 bench-kinds: ## Teardown of PyTorchJob, Job, JobSet and RayJob on kind against `kubectl delete` of the same.
 	$(MAKE) --no-print-directory kind-up KINDS='kuberay jobset'

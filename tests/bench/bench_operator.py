@@ -1,14 +1,17 @@
 """The operator with many running jobs, on a real kube-apiserver and etcd; pods are objects without a kubelet.
 
     python tests/bench/bench_operator.py [--jobs 1000] [--pods 16] [--fires 100] [--seconds 30] [--code DIR]
+                                         [--training-operator PROGRAM]
 
 The jobs, their workloads and pods (`fleet.py`) are written into etcd, and an operator comes upon them. Shown:
 how long it takes to lead and to have looked at everything; memory; processor time while nothing happens, and
 while every guard reports every 15 s, written into etcd as well, so that the reports come at their rate
-however busy the API server is; and, while they do, the time from a fire (its write answered) to the stop
-request on the workload, as a watch sees it, and until no pod is left. This program plays the
-training-operator. API server, etcd and operator share the machine with it, so the latencies are upper bounds.
-`--code` is another checkout, whose operator is measured to compare with.
+however busy the API server is. Then the reports end, and once the API server has passed them all on: the time
+from a fire (its write answered) until a bare watch has it, until the stop request is on the workload, as
+a watch sees it, and until no pod is left. This program plays the training-operator. API server, etcd and
+operator share the machine with it, so the latencies are upper bounds; that of the bare watch is the peer.
+`--code` is another checkout, whose operator is measured to compare with. `--training-operator` is the real
+one's program (`make kind-up` builds it into the cache): at the end it comes upon the same workloads and pods.
 """
 
 from __future__ import annotations
@@ -16,9 +19,6 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-import os
-import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -32,7 +32,8 @@ from datetime import datetime
 from pathlib import Path
 
 import yaml
-from fleet import IMAGE, POD, ROOT, TEAMS, Json, a_job, a_pod, a_workload, report, uid
+from fleet import POD, ROOT, TEAMS, Json, a_job, a_pod, a_service, a_workload, report, uid
+from processes import PATIENCE_SECONDS, Peer, Process, share
 
 sys.path.insert(0, str(ROOT / "tests" / "operator"))
 
@@ -42,70 +43,12 @@ from integration.waiting import eventually
 from integration.world import JOBS, PYTORCHJOBS, apply_guard
 
 from guard_operator.api.schema import crd
-from guard_operator.runtime.client import MERGE, PODS, Client, Resource, load_configuration
+from guard_operator.runtime.client import MERGE, PODS, SERVICES, Client, Resource, load_configuration
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
 HEARTBEAT_SECONDS = 15.0
-PATIENCE_SECONDS = 300.0
 #: Of one transaction of etcd, whose requests may have 1.5 MiB.
 BATCH_BYTES = 1 << 20
-
-
-class Process:
-    """The operator under measurement."""
-
-    def __init__(self, kubeconfig: Path, log: Path, code: Path) -> None:
-        self.started = time.monotonic()
-        self._log = log
-        command = [
-            sys.executable, "-m", "guard_operator", f"--kubeconfig={kubeconfig}", f"--guard-image={IMAGE}",
-            "--lease-namespace=default", "--lease-seconds=30", "--bind=127.0.0.1", "--port=0",
-        ]  # fmt: skip
-        self._popen = subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT, cwd=code)
-
-    def leading_after(self) -> float:
-        """Seconds from the start of the process until it leads."""
-        eventually(lambda: "leading as" in self._log.read_text(), "it leads", within=PATIENCE_SECONDS)
-        return time.monotonic() - self.started
-
-    def settled_after(self) -> float:
-        """Seconds from the start until it has looked at everything."""
-
-        def idle() -> bool:
-            queue = self.state()["queue"]
-            return not queue["waiting"] and not queue["working"]
-
-        eventually(idle, "its queue is empty", within=PATIENCE_SECONDS)
-        return time.monotonic() - self.started
-
-    def state(self) -> Json:
-        found = re.search(r"probes and metrics on port (\d+)", self._log.read_text())
-        assert found, self._log.read_text()
-        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/debug/state", timeout=60) as answer:
-            state: Json = json.load(answer)
-            return state
-
-    def works(self) -> bool:
-        """Whether the process is there: one that lost its Lease ends, and nobody starts another here."""
-        if (code := self._popen.poll()) is not None:
-            end = "\n".join(self._log.read_text().splitlines()[-20:])
-            raise SystemExit(f"the operator ended with {code}; its log ends so:\n{end}")
-        return True
-
-    def memory(self, field: str = "VmRSS") -> float:
-        """Resident memory, MiB; `VmHWM`: the most there has been."""
-        found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{self._popen.pid}/status").read_text())
-        assert found
-        return int(found[1]) / 1024
-
-    def processor(self) -> float:
-        """Processor time used so far, seconds."""
-        fields = Path(f"/proc/{self._popen.pid}/stat").read_text().rsplit(") ", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def end(self) -> None:
-        self._popen.terminate()
-        self._popen.wait(60)
 
 
 class Etcd:
@@ -144,7 +87,8 @@ class Etcd:
 def stored(resource: Resource, raw: Json) -> tuple[bytes, bytes]:
     """Under which key etcd has it, and what it has there."""
     of, group = raw["metadata"], f"{resource.group}/" if resource.group else ""
-    key = f"/registry/{group}{resource.plural}/{of['namespace']}/{of['name']}"
+    plural = "services/specs" if resource is SERVICES else resource.plural
+    key = f"/registry/{group}{plural}/{of['namespace']}/{of['name']}"
     return key.encode(), json.dumps(raw).encode()
 
 
@@ -162,6 +106,14 @@ def a_fleet(jobs: int, pods: int) -> Iterator[tuple[bytes, bytes]]:
         yield stored(PODS, a_pod(workload, number, 0))
         if pods > 1:
             yield from workers(*stored(PODS, a_pod(workload, number, 1)), number, pods)
+
+
+def services(jobs: int, pods: int) -> Iterator[tuple[bytes, bytes]]:
+    """The Services of their pods, which training-operator makes and ours does not look at."""
+    for number in range(jobs):
+        workload = a_workload(a_job(number), number)
+        for index in range(pods):
+            yield stored(SERVICES, a_service(workload, number, index))
 
 
 def workers(key: bytes, value: bytes, number: int, pods: int) -> Iterator[tuple[bytes, bytes]]:
@@ -183,7 +135,7 @@ class Guards(threading.Thread):
 
     def __init__(self, etcd: Etcd, numbers: list[int]) -> None:
         super().__init__(daemon=True)
-        self._etcd, self._raw = etcd, [a_job(number) for number in numbers]
+        self._etcd, self._numbers, self._raw = etcd, numbers, [a_job(number) for number in numbers]
         self.sent, self.over = 0, threading.Event()
 
     def run(self) -> None:
@@ -193,6 +145,21 @@ class Guards(threading.Thread):
             self._etcd.put(stored(JOBS, self._reports(number)) for number in range(self.sent, due))
             self.sent = max(self.sent, due)
             self.over.wait(0.05)
+
+    def all_seen_after(self, client: Client) -> float:
+        """How long the API server takes to pass the last report on, once there are no more, seconds."""
+        started, last = time.monotonic(), self.sent - 1
+        namespace, name = name_of(self._numbers[last % len(self._numbers)])
+        query = {"resourceVersion": "0"}  # as its watches have it
+        eventually(
+            lambda: (
+                client.request("GET", JOBS.path(namespace, name), query=query)["status"]["guard"]["step"]
+                == last
+            ),
+            "the last report is passed on",
+            PATIENCE_SECONDS,
+        )
+        return time.monotonic() - started
 
     def _reports(self, number: int) -> Json:
         raw = self._raw[number % len(self._raw)]
@@ -205,23 +172,24 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1e6):06d}Z"
 
 
-class TrainingOperator(threading.Thread):
-    """Notes when each workload is first seen with its deadline, and ends it as training-operator would."""
+class Watch(threading.Thread):
+    """Notes when each job is first seen to have fired."""
 
-    def __init__(self, client: Client, pods: int) -> None:
+    resource: Resource = JOBS
+
+    def __init__(self, client: Client) -> None:
         super().__init__(daemon=True)
-        self._client, self._pods = client, pods
-        self._pool = ThreadPoolExecutor(4)
+        self._client = client
         self.seen: dict[str, float] = {}
 
     def run(self) -> None:
         while True:  # the API server ends before this thread does; one as busy as here also ends watches
             with suppress(ClusterError):
-                listed = self._client.list(PYTORCHJOBS, None, {"resourceVersion": "0"})
+                listed = self._client.list(self.resource, None, {"resourceVersion": "0"})
                 for raw in listed["items"]:
                     self._note(raw)
                 query = {"watch": "true", "resourceVersion": listed["metadata"]["resourceVersion"]}
-                with self._client.stream(PYTORCHJOBS.path(), query, 3600) as events:
+                with self._client.stream(self.resource.path(), query, 3600) as events:
                     for event in events:
                         if event["type"] == "ERROR":
                             break
@@ -229,10 +197,32 @@ class TrainingOperator(threading.Thread):
             time.sleep(1)
 
     def _note(self, raw: Json) -> None:
-        of, policy = raw["metadata"], raw["spec"].get("runPolicy", {})
-        if policy.get("activeDeadlineSeconds") == 1 and of["name"] not in self.seen:
-            self.seen[of["name"]] = time.monotonic()
-            self._pool.submit(self._end, of["namespace"], of["name"])
+        if raw["metadata"]["name"] not in self.seen and self.is_it(raw):
+            self.seen[raw["metadata"]["name"]] = time.monotonic()
+            self.then(raw["metadata"])
+
+    def is_it(self, raw: Json) -> bool:
+        return "fire" in raw["status"]["guard"]
+
+    def then(self, of: Json) -> None:
+        """What follows."""
+
+
+class TrainingOperator(Watch):
+    """Notes when each workload is first seen with its deadline, and ends it as training-operator would."""
+
+    resource = PYTORCHJOBS
+
+    def __init__(self, client: Client, pods: int) -> None:
+        super().__init__(client)
+        self._pods = pods
+        self._pool = ThreadPoolExecutor(4)
+
+    def is_it(self, raw: Json) -> bool:
+        return bool(raw["spec"].get("runPolicy", {}).get("activeDeadlineSeconds") == 1)
+
+    def then(self, of: Json) -> None:
+        self._pool.submit(self._end, of["namespace"], of["name"])
 
     def _end(self, namespace: str, name: str) -> None:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
@@ -285,13 +275,6 @@ def show(what: str, value: float, unit: str) -> None:
     print(f"{what:<44} {value:8.2f} {unit}")
 
 
-def share(operator: Process, seconds: float) -> float:
-    """Of one core, in these seconds, percent."""
-    before, started = operator.processor(), time.monotonic()
-    time.sleep(seconds)
-    return 100 * (operator.processor() - before) / (time.monotonic() - started)
-
-
 def prepared(plane: ControlPlane, directory: Path, jobs: int, pods: int) -> tuple[Path, Client, Etcd]:
     """A cluster with so many jobs that run."""
     kubeconfig = plane.kubeconfig(directory / "kubeconfig")
@@ -329,10 +312,38 @@ def measure(plane: ControlPlane, directory: Path, options: argparse.Namespace) -
     show(f"processor, {rate:.0f} reports a second", used, "% of a core")
     show("of it for each report", 10 * used / rate, "ms")
     show("memory", operator.memory(), "MiB")
+    guards.over.set()
+    guards.join()
+    show("until the API server had passed them on", guards.all_seen_after(client), "s")
 
-    training = TrainingOperator(client, options.pods)
+    fires_are_met(client, operator, firing, options.pods)
+    show("memory at the end", operator.memory(), "MiB")
+    phases = Counter(
+        raw["status"]["phase"] for raw in client.list(JOBS, None, {"resourceVersion": "0"})["items"]
+    )
+    assert phases == Counter(Running=jobs - len(firing), Stopped=len(firing)), phases
+    operator.end()
+    if options.training_operator is not None:
+        etcd.put(services(jobs, options.pods))
+        beside(Peer(client, kubeconfig, directory / "peer.log", options.training_operator), seconds)
+
+
+def beside(peer: Peer, seconds: float) -> None:
+    """What the training-operator takes for the same workloads and pods."""
+    show("training-operator: until all was looked at", peer.settled_after(), "s")
+    show("training-operator: processor time until then", peer.processor(), "s")
+    show("training-operator: memory", peer.memory(), "MiB")
+    show("training-operator: memory, the most", peer.memory("VmHWM"), "MiB")
+    show("training-operator: nothing happens", share(peer, seconds), "% of a core")
+    peer.end()
+
+
+def fires_are_met(client: Client, operator: Process, firing: list[int], pods: int) -> None:
+    """These fire, twenty in a second: what came of it when."""
+    bare, training = Watch(client), TrainingOperator(client, pods)
+    bare.start()
     training.start()
-    time.sleep(1)
+    time.sleep(1 + len(firing) / 50)  # both have listed
     fired: dict[int, float] = {}
     for number in firing:
         fired[number] = fire(client, number)
@@ -342,21 +353,17 @@ def measure(plane: ControlPlane, directory: Path, options: argparse.Namespace) -
         "all are told to stop",
         PATIENCE_SECONDS,
     )
-    guards.over.set()
     confirmed = []
     for number in fired:
         eventually(lambda n=number: stopped_seconds(client, n) is not None, "it is stopped", PATIENCE_SECONDS)
         confirmed.append(stopped_seconds(client, number) or 0.0)
-    requested = [max(0.0, training.seen[name_of(number)[1]] - at) for number, at in fired.items()]
-    for what, took in (("stop request", requested), ("no pod left", confirmed)):
+    seen, requested = (
+        [max(0.0, watch.seen[name_of(number)[1]] - at) for number, at in fired.items()]
+        for watch in (bare, training)
+    )
+    for what, took in (("a bare watch", seen), ("stop request", requested), ("no pod left", confirmed)):
         show(f"{len(took)} fires, to {what}: p50", percentile(took, 0.5), "s")
         show(f"{len(took)} fires, to {what}: p99", percentile(took, 0.99), "s")
-    show("memory at the end", operator.memory(), "MiB")
-    phases = Counter(
-        raw["status"]["phase"] for raw in client.list(JOBS, None, {"resourceVersion": "0"})["items"]
-    )
-    assert phases == Counter(Running=jobs - len(fired), Stopped=len(fired)), phases
-    operator.end()
 
 
 def main() -> int:
@@ -364,6 +371,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=16)
     parser.add_argument("--fires", type=int, default=100)
+    parser.add_argument("--training-operator", type=Path, metavar="PROGRAM")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--code", type=Path, default=ROOT)
     options = parser.parse_args()

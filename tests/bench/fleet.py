@@ -33,7 +33,7 @@ Json = dict[str, Any]
 STAMP = "2026-01-01T00:00:00Z"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 IMAGE = "guard:1"
-TEAMS = 20
+TEAMS, WORKERS = 20, 15
 SAMPLE = ROOT / "k8s" / "samples" / "multi-node.yaml"
 
 
@@ -53,7 +53,7 @@ def uid(kind: int, number: int) -> str:
     return f"{kind:08x}-0000-4000-8000-{number:012x}"
 
 
-JOB, WORKLOAD, POD = 1, 2, 16
+JOB, WORKLOAD, POD, SERVICE = 1, 2, 16, 1024
 
 
 @cache
@@ -117,10 +117,24 @@ def a_workload(job: Json, number: int, over: bool = False) -> Json:
         **metadata,
         "managedFields": managed("rlguard-operator", workload["spec"], "kubeflow.org/v1"),
     }
-    replicas = {"Master": {"active": 1}, "Worker": {"active": 15}}
+    workload["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = WORKERS
+    replicas = {"Master": {"active": 1}, "Worker": {"active": WORKERS}}
     told = [condition("Created"), condition("Succeeded" if over else "Running")]
     workload["status"] = {"conditions": told, "replicaStatuses": replicas}
     return workload
+
+
+def a_service(workload: Json, number: int, index: int) -> Json:
+    """The Service by which training-operator's pods find the one of this index."""
+    pod = a_pod(workload, number, index)["metadata"]
+    kept = ("name", "namespace", "labels", "ownerReferences", "creationTimestamp", "resourceVersion")
+    metadata = {key: pod[key] for key in kept} | {"uid": uid(SERVICE + index, number)}
+    spec = {
+        "clusterIP": "None",
+        "ports": [{"name": "pytorchjob-port", "port": 23456}],
+        "selector": pod["labels"],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
 def a_pod(workload: Json, number: int, index: int, over: bool = False) -> Json:

@@ -209,6 +209,20 @@ def test_a_first_checkpoint_that_cannot_be_scored_says_why(
     assert caught.value.kind is kind
 
 
+def test_without_a_device_that_is_said_and_no_fault_of_the_checkpoint(
+    policies: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the image guard-vllm, whose vLLM is built for CUDA, on a node without a GPU."""
+    from vllm import platforms
+    from vllm.platforms.interface import UnspecifiedPlatform
+
+    monkeypatch.setattr(platforms, "_current_platform", UnspecifiedPlatform())
+    one = VllmEvaluator(VllmEvaluatorSettings(**VLLM), tmp_path)
+    with pytest.raises(EngineLostError, match=r"no device .* Give the guard a GPU") as caught:
+        by_vllm(one, policies["first"])
+    assert caught.value.kind is FailureKind.EVALUATOR
+
+
 @pytest.mark.parametrize("lora", [{}, {"use_dora": True}], ids=str)
 def test_an_adapter_says_what_it_says_to_the_evaluator_checkpoint(
     evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path, lora: dict[str, Any]

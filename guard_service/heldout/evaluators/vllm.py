@@ -54,6 +54,10 @@ ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
 }
+NO_DEVICE = (
+    "vLLM finds no device that its build can use; that of the image guard-vllm is for CUDA. Give the guard a GPU "
+    "(on a cluster by spec.guard.resources, with placement: Pod), or use the evaluator checkpoint"
+)
 _SEED = 0  # of the engine; every completion has its own
 _AS_THE_MEMORY_ALLOWS = -1  # tokens: as long as the model's positions, if there is room
 
@@ -154,8 +158,12 @@ class _Engine:
 
         Raises:
             EvaluationError: they are not whole; vLLM would leave what is missing as the memory was.
-            EngineLostError: vLLM cannot load them.
+            EngineLostError: vLLM cannot load them, or has no device.
         """
+        from vllm.platforms import current_platform
+
+        if not current_platform.device_type:  # else it ends in "Device string must not be empty"
+            raise EngineLostError(NO_DEVICE, FailureKind.EVALUATOR)
         whole_model(path, shown, device_map="meta")
         with _ending_the_engine(shown, FailureKind.WEIGHTS):
             from vllm import LLM
