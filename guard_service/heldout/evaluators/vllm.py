@@ -55,8 +55,8 @@ ENVIRONMENT = {
     "NCCL_SOCKET_IFNAME": "lo",
 }
 NO_DEVICE = (
-    "vLLM finds no device that its build can use; that of the image guard-vllm is for CUDA. Give the guard a GPU "
-    "(on a cluster by spec.guard.resources, with placement: Pod), or use the evaluator checkpoint"
+    "vLLM finds no device that its build can use; that of the image guard-vllm is for CUDA. Give the guard a "
+    "GPU (on a cluster by spec.guard.resources, with placement: Pod), or use the evaluator checkpoint"
 )
 _SEED = 0  # of the engine; every completion has its own
 _AS_THE_MEMORY_ALLOWS = -1  # tokens: as long as the model's positions, if there is room

@@ -491,7 +491,7 @@ MUTANTS: list[Mutant] = [
     (INJECT, '"mountPath": layout.SOCKET_DIR, "readOnly": True}', '"mountPath": layout.SOCKET_DIR}'),
     (INJECT, 'f"unix://{layout.SOCKET}"', 'f"http://127.0.0.1:{guard.port}"'),
     (CONTAINER, '        "RLGUARD_GUARD_SOCKET": layout.SOCKET,\n', ""),
-    (CONTAINER, 'SOCKET_VOLUME, "emptyDir": {"medium": "Memory"}', 'SOCKET_VOLUME, "hostPath": {"path": "/run/x"}'),
+    (CONTAINER, 'SOCKET_VOLUME, "emptyDir": {"medium": "Memory"}', 'SOCKET_VOLUME, "hostPath": {"path": "/x"}'),
     (CONTAINER, '"rlguard-shm", "emptyDir": {"medium": "Memory"}', '"rlguard-shm", "emptyDir": {}'),
     (CONTAINER, '"RLGUARD_GUARD_HOST": "127.0.0.1"', '"RLGUARD_GUARD_HOST": "0.0.0.0"'),
     (INJECT, '[*pod.get("initContainers", []), container]', '[container, *pod.get("initContainers", [])]'),
