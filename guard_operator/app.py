@@ -12,7 +12,7 @@ from functools import partial
 
 from kubernetes.client import Configuration
 
-from guard_operator.adapters import ComposedAdapter, switched_on
+from guard_operator.adapters import ComposedAdapter, find_adapter, switched_on
 from guard_operator.api import names
 from guard_operator.config import OperatorConfig
 from guard_operator.page.server import PageServer, Shown, TokenFile
@@ -110,7 +110,7 @@ class Operator:
         )
         caches = self._caches
         self.metrics.registry.register(QueueGauges(self._queue.depth, self._queue.working_for))
-        self.metrics.registry.register(JobGauges(caches.jobs, caches.states))
+        self.metrics.registry.register(JobGauges(caches.jobs, caches.states, caches.kinds))
         self._elector, self._identity = elector, lease.identity
         registry = self.metrics.registry
         self._health = HealthServer(address, self._manager.healthy, caches.ready, registry, self.state)
@@ -153,9 +153,12 @@ class Operator:
         self._manager.stop()
 
     def _reconcile(self, key: Key) -> float | None:
-        """One reconcile, once the caches of the job's namespace are synced; a latch waits for none."""
+        """One reconcile, once what the job needs has been listed; a latch waits for nothing."""
         raw = self._caches.job(key)
-        if raw is not None and not self._caches.synced(key[0]) and not is_latched(raw):
+        unlisted = [] if raw is None or is_latched(raw) else self._caches.unlisted(raw)
+        if raw is not None and unlisted:
+            if self._caches.is_late():
+                self._controller.say_unlisted(raw, unlisted)
             return UNSYNCED_SECONDS
         return self._controller.reconcile(raw)
 
@@ -242,35 +245,51 @@ class _Caches:
         """Whether every cache of this namespace has its first list."""
         return all(one.synced for one in self.reflectors if one.namespace in {None, namespace})
 
-    def workable(self) -> bool:
-        """Whether there is a namespace to work on; after a while, whether a latch in it can be acted on.
+    def unlisted(self, raw: Json) -> list[str]:
+        """The kinds by which this job is decided and that have not been listed yet.
 
-        Lists of a kind can be refused for long, as while the conversion webhook of its CRD is down.
+        A list can be refused for long, as while the conversion webhook of a CRD is down: jobs of other kinds
+        do not wait for it, and none waits for that of a queue.
         """
-        if any(self.synced(scope) for scope in self._scopes):
-            return True
-        return self._is_late() and any(self._may_stop(scope) for scope in self._scopes)
+        namespace, needed = raw["metadata"]["namespace"], {"Pod": self._pods}
+        for resource in (STATEFUL_SETS, *_of_kind(raw)):
+            needed[resource.kind] = self._workloads.get(resource, [])
+        return sorted(
+            kind
+            for kind, many in needed.items()
+            if not all(one.synced for one in many if one.namespace in {None, namespace})
+        )
 
-    def _is_late(self) -> bool:
+    def workable(self) -> bool:
+        """Whether there is a namespace to work on: its jobs and pods are listed, and a stop needs no more."""
+        return any(self._readable(scope) for scope in self._scopes)
+
+    def is_late(self) -> bool:
         """Whether what has not been read by now is waited for no longer."""
         return time.monotonic() - self._started > GIVE_UP_SECONDS
 
-    def _may_stop(self, scope: str | None) -> bool:
-        """Whether jobs and pods are cached: a stop needs no more."""
+    def _readable(self, scope: str | None) -> bool:
         return all(one.synced for one in (*self._jobs, *self._pods) if one.namespace == scope)
 
     def ready(self) -> bool:
         """Whether every namespace can be worked on, but for those that were given up after a while."""
         missing = {scope for scope in self._scopes if not self.synced(scope)}
-        if missing and self._is_late():
+        if missing and self.is_late():
             for scope in missing - self._given_up:
                 log.error("namespace %s cannot be read after %g s: not waited for", scope, GIVE_UP_SECONDS)
             self._given_up |= missing
         return self.workable() and missing <= self._given_up
 
     def states(self) -> Iterable[tuple[str, bool]]:
-        """(namespace, "" for all; whether its caches are synced) of everything that is watched."""
-        return [(scope or "", self.synced(scope)) for scope in self._scopes]
+        """(namespace, "" for all; whether its jobs and pods were listed) of everything that is watched."""
+        return [(scope or "", self._readable(scope)) for scope in self._scopes]
+
+    def kinds(self) -> Iterable[tuple[str, str, bool]]:
+        """(namespace, "" for all; kind; whether it was listed) of what jobs are made of, and of queues."""
+        several = {**self._workloads, KUEUE_WORKLOADS: self._queued}
+        return [
+            (one.namespace or "", kind.kind, one.synced) for kind, many in several.items() for one in many
+        ]
 
     def jobs(self) -> Iterable[Json]:
         """Every job as cached."""
@@ -379,6 +398,17 @@ def _watched(kinds: Collection[str]) -> dict[Resource, Slim]:
     between |= {adapter.copied: slim_copy for adapter in adapters if isinstance(adapter, ComposedAdapter)}
     made = {one.resource: partial(slim_workload, one) for one in adapters if not one.only_attached}
     return between | made
+
+
+def _of_kind(raw: Json) -> tuple[Resource, ...]:
+    """What the workload of a job is, what stands between it and its pods, and what it is made of."""
+    spec, ref = raw.get("spec") or {}, (raw.get("status") or {}).get("workloadRef")
+    made = spec.get("targetRef") or spec.get("template") or ref or {}
+    adapter = find_adapter(str(made.get("apiVersion")), str(made.get("kind")))
+    if adapter is None:
+        return ()
+    copied = (adapter.copied,) if isinstance(adapter, ComposedAdapter) else ()
+    return (adapter.resource, *adapter.between, *copied)
 
 
 def _first(found: Iterable[Json | None]) -> Json | None:

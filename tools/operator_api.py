@@ -78,7 +78,7 @@ def metrics_reference() -> str:
     """The operator's metrics, Markdown, from its own registry."""
     metrics = OperatorMetrics()
     metrics.registry.register(QueueGauges(lambda: 0, list))
-    metrics.registry.register(JobGauges(list, list))
+    metrics.registry.register(JobGauges(list, list, list))
     families = sorted(metrics.registry.collect(), key=lambda family: family.name)
     lines = [
         "# Metrics of the operator",

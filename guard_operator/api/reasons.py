@@ -88,6 +88,7 @@ class Reason(StrEnum):
     GUARD_REPORTS = "GuardReports"
     GUARD_NOT_RUNNING = "GuardNotRunning"
     WATCH_INTERRUPTED = "WatchInterrupted"
+    KIND_UNREAD = "KindUnread"
     # Waiting
     UNSCHEDULABLE = "Unschedulable"
     CONTAINER_WAITING = "ContainerWaiting"
@@ -161,6 +162,8 @@ _REASONS = {
     "the last one. For GuardSilent: the rank-0 pod is not running, so no heartbeat is expected.",
     Reason.WATCH_INTERRUPTED: "The API server has shown the operator no change of any job for long, so it "
     "cannot tell who is silent.",
+    Reason.KIND_UNREAD: "What the run is made of cannot be listed since the operator began, so nobody knows "
+    "whether its guard is silent, or how it ended; the message names it. What latches is acted on.",
     Reason.UNSCHEDULABLE: "No node takes a pod; the message is the scheduler's.",
     Reason.CONTAINER_WAITING: "A container cannot be started; the message is the kubelet's.",
     Reason.VOLUME_UNAVAILABLE: "A volume cannot be mounted; the message is the kubelet's and names "

@@ -115,8 +115,8 @@ class Actuator:
         if trouble is not None:
             raise trouble
 
-    def refuse(self, raw: Json, report: Report) -> None:
-        """Write the status of a job whose spec does not validate."""
+    def say(self, raw: Json, report: Report) -> None:
+        """Write the status of a job of which nothing more is decided."""
         metadata = raw["metadata"]
         self._client.apply(JOBS, status_patch(metadata, report), names.OPERATOR_MANAGER, sub="status")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -17,7 +17,7 @@ from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.gather import Gatherer
 from guard_operator.reconcile.parse import parse_job, read_status
-from guard_operator.reconcile.snapshot import condition_of
+from guard_operator.reconcile.snapshot import OVER, condition_of, is_true
 from guard_operator.reconcile.stops import StopClock
 from guard_operator.runtime.client import Json
 
@@ -86,4 +86,27 @@ class Controller:
             observed_generation=raw["metadata"].get("generation"),
             last_transition_time=self._clock(),
         )
-        self._actuator.refuse(raw, Report(Phase.REFUSED, (condition,)))
+        self._actuator.say(raw, Report(Phase.REFUSED, (condition,)))
+
+    def say_unlisted(self, raw: Json, kinds: Sequence[str]) -> None:
+        """Say that nothing is known of a run of which these kinds cannot be listed. It goes on as it is."""
+        status = read_status(raw)
+        if "deletionTimestamp" in raw["metadata"] or any(is_true(status, end) for end in OVER):
+            return
+        named = ", ".join(kinds)
+        message = f"{named} cannot be listed, so nobody knows whether the guard is silent, or how the run is"
+        old = condition_of(status, ConditionType.GUARD_SILENT)
+        if old is not None and (old.reason, old.message) == (Reason.KIND_UNREAD, message):
+            return
+        condition = ConditionStatus(
+            type=ConditionType.GUARD_SILENT,
+            status="Unknown",
+            reason=Reason.KIND_UNREAD,
+            message=message,
+            observed_generation=raw["metadata"].get("generation"),
+            last_transition_time=self._clock(),
+        )
+        kept = (one for one in status.conditions if one.type != condition.type)
+        conditions = tuple(sorted((condition, *kept), key=lambda one: one.type))
+        phase, ref, evidence = status.phase or Phase.PENDING, status.workload_ref, status.evidence
+        self._actuator.say(raw, Report(phase, conditions, ref, status.stop, evidence))

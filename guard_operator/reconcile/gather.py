@@ -584,11 +584,11 @@ def _of_job(job: Job) -> str:
 
 
 def _goes_on_unread(job: Job) -> bool:
-    """Whether its stop goes on although something cannot be read: it was not seen empty, which is no doubt
-    of one that was.
+    """Whether its stop, or the halt of its guard, goes on although something cannot be read: unless it was
+    seen empty, which one failed request does not put into doubt.
     """
-    stop = job.status.stop
-    return is_to_stop(job) and _was_created(job) and (stop is None or stop.empty_since is None)
+    stop, latched = job.status.stop, is_to_stop(job) or guard_of(job).halt is not None
+    return latched and _was_created(job) and (stop is None or stop.empty_since is None)
 
 
 def _was_created(job: Job) -> bool:

@@ -14,9 +14,11 @@ from prometheus_client.registry import Collector
 from guard_operator.api.reasons import Reason
 from guard_operator.api.types import Phase
 
-#: The jobs as they are cached, and (namespace, whether it could be read) of everything that is watched.
+#: The jobs as they are cached; (namespace, whether it could be read) of everything that is watched; and
+#: (namespace, kind, whether it could be listed) of what jobs are made of.
 Jobs = Callable[[], Iterable[dict[str, Any]]]
 Namespaces = Callable[[], Iterable[tuple[str, bool]]]
+Kinds = Callable[[], Iterable[tuple[str, str, bool]]]
 
 #: What is measured of each job for which it is due, seconds.
 _AGES = {
@@ -31,9 +33,10 @@ _AGES = {
 class JobGauges(Collector):
     """See the module."""
 
-    def __init__(self, jobs: Jobs, namespaces: Namespaces) -> None:
+    def __init__(self, jobs: Jobs, namespaces: Namespaces, kinds: Kinds) -> None:
         self._jobs = jobs
         self._namespaces = namespaces
+        self._kinds = kinds
 
     def collect(self) -> Iterator[Metric]:
         """As they are now."""
@@ -53,17 +56,25 @@ class JobGauges(Collector):
             for name, since in _ages(status, phase):
                 age = max(0.0, now - datetime.fromisoformat(since).timestamp())
                 ages[name].add_metric([metadata["namespace"], metadata["name"]], age)
-        yield from (_phases(counts), *_silent(silences), *ages.values(), self._synced())
+        yield from (_phases(counts), *_silent(silences), *ages.values(), *self._synced())
 
-    def _synced(self) -> Metric:
+    def _synced(self) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(
             "rlguard_namespace_synced",
-            "1 once a watched namespace could be read, 0 before; the label is empty for all namespaces.",
+            "1 once jobs and pods of a watched namespace could be read, 0 before; an empty label means all.",
             labels=["namespace"],
         )
         for namespace, done in self._namespaces():
             gauge.add_metric([namespace], float(done))
-        return gauge
+        yield gauge
+        gauge = GaugeMetricFamily(
+            "rlguard_kind_synced",
+            "1 once a kind that runs are made of, or Kueue's Workload, could be listed, 0 before.",
+            labels=["namespace", "kind"],
+        )
+        for namespace, kind, done in self._kinds():
+            gauge.add_metric([namespace, kind], float(done))
+        yield gauge
 
 
 def _phases(counts: TallyOf[str]) -> Metric:

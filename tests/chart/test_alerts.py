@@ -79,6 +79,16 @@ CASES = {
         "10m",
         [{"namespace": "gone"}],
     ),
+    "a kind that cannot be listed": Case(
+        "RLGuardKindUnreadable",
+        once("rlguard_kind_synced", "1x100", f'namespace="",kind="Job",{ONE}')
+        | once("rlguard_kind_synced", "0x100", f'namespace="",kind="RayJob",{ONE}'),
+        "10m",
+        [{"kind": "RayJob"}],
+    ),
+    "one that is listed late": Case(
+        "RLGuardKindUnreadable", once("rlguard_kind_synced", "0x4 1x100", f'namespace="",kind="RayJob",{ONE}')
+    ),
     "a webhook that refuses": Case(
         "RLGuardNotificationsFailing", once(NOTICES, "_x40 1x100", SLACK), "22m", [{"shape": "slack"}]
     ),

@@ -296,7 +296,7 @@ class TestContent:
     def test_dashboard_and_alerts_ask_for_metrics_that_exist(self, render: Render) -> None:
         metrics = OperatorMetrics()
         metrics.registry.register(QueueGauges(lambda: 0, list))
-        metrics.registry.register(JobGauges(list, list))
+        metrics.registry.register(JobGauges(list, list, list))
         known: set[str] = set()
         for family in metrics.registry.collect():
             suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(

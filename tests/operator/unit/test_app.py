@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,8 +12,12 @@ from kubernetes.client import Configuration
 from guard_operator import app
 from guard_operator.__main__ import KINDS, parser
 from guard_operator.adapters import ADAPTERS
+from guard_operator.adapters.rayjob import RAY_CLUSTERS
+from guard_operator.adapters.trainjob import RUNTIMES as TRAINING_RUNTIMES
 from guard_operator.api.reasons import Reason
 from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.controller import Controller
+from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.gather import DEAF_SECONDS
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.heartbeats import HeartbeatClock
@@ -96,6 +101,7 @@ def test_each_namespace_is_worked_on_as_it_is_synced(monkeypatch: pytest.MonkeyP
     assert not some.workable() and not some.ready()
     some.reflectors[0]._synced.set()
     assert not some.synced("a"), "its pods are not read yet"
+    assert not some.workable()
     sync(some, "a")
     assert some.synced("a") and not some.synced("gone")
     assert some.workable() and not some.ready(), "the other may still come"
@@ -105,19 +111,108 @@ def test_each_namespace_is_worked_on_as_it_is_synced(monkeypatch: pytest.MonkeyP
     assert some.synced("gone")
 
 
-def test_a_kind_that_cannot_be_listed_keeps_no_latch_from_being_acted_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def of_kind(api_version: str, kind: str, where: str = "template") -> Json:
+    """A job of this kind; `where` it says so."""
+    made = {"apiVersion": api_version, "kind": kind}
+    if where == "workloadRef":
+        return {**raw("run", workloadRef=made), "spec": None}
+    return {**raw("run"), "spec": {where: made}}
+
+
+BATCH, RAY, JOBSET, TRAIN = (
+    ("batch/v1", "Job"),
+    ("ray.io/v1", "RayJob"),
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+    ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
+)
+
+
+def test_a_kind_that_cannot_be_listed_holds_up_its_own_jobs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a restart while the conversion webhook of one CRD is down: nobody led, nothing was stopped."""
-    some = caches("a")
+    some = caches("a", "b", kueue=True)
+    of_batch = of_kind(*BATCH)
+    assert not some.workable() and some.unlisted(of_batch) == ["Job", "Pod", "StatefulSet"]
     for reflector in (*some._jobs, *some._pods):
         reflector._synced.set()
-    assert not some.workable(), "the others may still come"
+    assert some.workable() and not some.ready() and not some.synced("a"), "what has latched waits for nothing"
+    assert dict(some.states()) == {"a": True, "b": True}
+    sync(some, "a")
+    for resource in (RAY_CLUSTERS, TRAINING_RUNTIMES):
+        some._workloads[resource][0]._synced.clear()
+    some._queued[0]._synced.clear()
+    for where in ("template", "targetRef", "workloadRef"):
+        assert some.unlisted(of_kind(*BATCH, where)) == some.unlisted(of_kind(*JOBSET, where)) == []
+        assert some.unlisted(of_kind(*RAY, where)) == ["RayCluster"]
+        assert some.unlisted(of_kind(*TRAIN, where)) == ["TrainingRuntime"]
+    assert some.unlisted(of_kind("example.com/v1", "Other")) == []
+    there = of_kind(*BATCH)
+    there["metadata"]["namespace"] = "b"
+    assert some.unlisted(there) == ["Job", "StatefulSet"]
+    unlisted = {kind for namespace, kind, done in some.kinds() if namespace == "a" and not done}
+    assert unlisted == {"RayCluster", "TrainingRuntime", "Workload"}
     monkeypatch.setattr(app, "GIVE_UP_SECONDS", 0.0)
-    assert some.workable() and some.ready() and not some.synced("a")
+    assert some.is_late() and some.ready()
     for reflector in some._pods:
         reflector._synced.clear()
     assert not some.workable(), "without pods nothing can be called stopped"
+
+
+class Reconciled:
+    """Stands in for the controller: what it was asked to do."""
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+
+    def reconcile(self, raw: Json | None) -> float | None:
+        self.done.append("reconciled")
+        return None
+
+    def say_unlisted(self, _raw: Json, kinds: list[str]) -> None:
+        self.done.append(kinds)
+
+
+def test_what_is_not_listed_is_waited_for_unless_a_latch_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = app.Operator.__new__(app.Operator)
+    operator._caches, operator._controller = caches("a"), cast(Any, done := Reconciled())
+    show(operator._caches._jobs[0], of_kind(*BATCH))
+    key = ("a", "run")
+    assert operator._reconcile(key) == app.UNSYNCED_SECONDS and done.done == []
+    monkeypatch.setattr(app, "GIVE_UP_SECONDS", 0.0)
+    assert operator._reconcile(key) == app.UNSYNCED_SECONDS
+    assert done.done == [["Job", "Pod", "StatefulSet"]], "after a while it is said"
+    show(operator._caches._jobs[0], of_kind(*BATCH) | {"status": {"guard": {"halt": LATCH}}})
+    assert operator._reconcile(key) is None and done.done[1:] == ["reconciled"]
+    sync(operator._caches, "a")
+    show(operator._caches._jobs[0], of_kind(*BATCH))
+    assert operator._reconcile(key) is None and operator._reconcile(("a", "gone")) is None
+    assert done.done[2:] == ["reconciled"] * 2
+
+
+@pytest.mark.parametrize("before", [None, "False", "True"])
+def test_a_run_whose_kind_cannot_be_listed_says_so_and_stays_as_it_is(before: str | None) -> None:
+    said: list[Report] = []
+    given = of_kind(*BATCH)
+    given["metadata"] |= {"generation": 2}
+    fired = condition("Fired", "False")
+    given["status"] = {"phase": "Running", "evidence": "e", "conditions": [fired]}
+    if before is not None:
+        given["status"]["conditions"].append(condition("GuardSilent", before))
+    actuator = SimpleNamespace(say=lambda _raw, report: said.append(report))
+    controller = Controller(cast(Any, None), cast(Any, actuator))
+    controller.say_unlisted(given, ["Job", "Pod"])
+    (report,) = said
+    told = {one.type: one for one in report.conditions}
+    assert (report.phase, report.evidence, set(told)) == ("Running", "e", {"Fired", "GuardSilent"})
+    assert (told["GuardSilent"].status, told["GuardSilent"].reason) == ("Unknown", "KindUnread")
+    assert told["GuardSilent"].message.startswith("Job, Pod cannot be listed")
+    given["status"]["conditions"] = [one.model_dump(mode="json", by_alias=True) for one in report.conditions]
+    controller.say_unlisted(given, ["Job", "Pod"])
+    assert len(said) == 1, "once"
+    given["status"]["conditions"] = [condition("Succeeded", "True")]
+    controller.say_unlisted(given, ["Job", "Pod"])
+    given["status"]["conditions"], given["metadata"]["deletionTimestamp"] = [], "2026-01-01T00:00:00Z"
+    controller.say_unlisted(given, ["Job", "Pod"])
+    assert len(said) == 1, "nor of one that is over, or goes"
 
 
 def test_a_process_that_can_read_nothing_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +373,7 @@ GAUGES: dict[str, tuple[Json, set[str]]] = {
 @pytest.mark.parametrize(("status", "expected"), GAUGES.values(), ids=GAUGES.keys())
 def test_what_is_measured_of_a_job(status: Json, expected: set[str]) -> None:
     metrics = OperatorMetrics()
-    metrics.registry.register(JobGauges(lambda: [raw("run", **status)], list))
+    metrics.registry.register(JobGauges(lambda: [raw("run", **status)], list, list))
     of_job = {
         sample.name: sample.value
         for family in metrics.registry.collect()
@@ -299,7 +394,8 @@ def test_phases_and_silence_are_counted() -> None:
         raw("e", phase="Starting", conditions=[condition("GuardSilent", "True", Reason.MOST_SILENT)]),
     ]
     metrics = OperatorMetrics()
-    metrics.registry.register(JobGauges(lambda: jobs, lambda: [("a", True), ("gone", False)]))
+    spaces, kinds = [("a", True), ("gone", False)], [("a", "Job", True), ("a", "RayJob", False)]
+    metrics.registry.register(JobGauges(lambda: jobs, lambda: spaces, lambda: kinds))
     value = metrics.registry.get_sample_value
     assert [value("rlguard_jobs", {"phase": phase}) for phase in ("Running", "Stopped", "Pending")] == [
         2,
@@ -309,6 +405,8 @@ def test_phases_and_silence_are_counted() -> None:
     assert (value("rlguard_guards_silent"), value("rlguard_guards_silent_at_once")) == (2, 1)
     synced = [value("rlguard_namespace_synced", {"namespace": name}) for name in ("a", "gone")]
     assert synced == [1, 0]
+    listed = [value("rlguard_kind_synced", {"namespace": "a", "kind": kind}) for kind in ("Job", "RayJob")]
+    assert listed == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from guard_operator.adapters import ADAPTERS, WorkloadState
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.digest import injected_digest
 from guard_operator.reconcile.gather import (
     DEAF_SECONDS,
@@ -22,6 +23,7 @@ from guard_operator.reconcile.gather import (
     _pod,
     _workload,
 )
+from guard_operator.reconcile.halts import halt_due
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.slim import slim_job, slim_pod, slim_workload
@@ -721,10 +723,22 @@ def test_of_a_run_that_goes_on_nothing_is_assumed() -> None:
     world.cached_workload, world.refused = None, ("get PyTorchJob",)
     with pytest.raises(ApiError, match="403"):
         world.gather()
-    halted = Behind(created(guard={"halt": LATCH}), created(guard={"halt": LATCH}))
-    halted.refused = ("get PyTorchJob",)
+    silent = Behind(beat(1), beat(1))
+    silent.gather()
+    silent.now, silent.refused = silent.now + 301, ("get PyTorchJob",)
     with pytest.raises(ApiError, match="403"):
-        halted.gather()
+        silent.gather()
+
+
+def test_a_halt_of_a_guard_needs_no_more_than_its_job() -> None:
+    halted = Behind(created(guard={"halt": LATCH}), created(guard={"halt": LATCH}))
+    halted.refused, halted.cached_workload = ("get PyTorchJob", "list Pod"), None
+    snapshot = halted.gather()
+    assert snapshot is not None and snapshot.live and snapshot.workload is not None
+    assert (due := halt_due(snapshot)) is not None and due[0] == "GuardHalt"
+    assert {c.type: c.status for c in decide(snapshot, datetime(2026, 1, 1, tzinfo=UTC)).report.conditions}[
+        "Halted"
+    ] == "True"
 
 
 @pytest.mark.parametrize("requested", [True, False])

@@ -73,6 +73,7 @@ KEPT = Rule("guard_operator", "api/types.py", HERE / "test_injection.py")
 TYPES = Rule("guard_operator", "api/types.py", HERE / "test_review.py")
 SLIM = rule("slim.py", "test_slim.py")
 APP = Rule("guard_operator", "app.py", HERE / "test_app.py")
+APP_SAYS = rule("controller.py", "test_app.py")
 HEALTH = Rule("guard_operator", "runtime/health.py", HERE / "test_health.py")
 SERVING = Rule("guard_operator", "runtime/serving.py", HERE / "test_health.py")
 EVENTS = rule("events.py", "test_evidence_and_events.py")
@@ -212,9 +213,29 @@ MUTANTS: list[Mutant] = [
     (FLEET_DECIDES, "min(RUNNING_SECONDS, left + 0.1) if left >= 0 else", ""),
     (APP, "        if is_only_a_report(old, new):\n            return\n", ""),
     (APP, "reflector.synced and reflector.quiet_for() > DEAF_SECONDS", "reflector.synced"),
-    (APP, "return self._is_late() and any(self._may_stop", "return any(self._may_stop"),
-    (APP, "return self._is_late() and any(self._may_stop(scope) for scope in self._scopes)",
-     "return False"),
+    # A kind that cannot be listed holds up its own jobs alone, and no latch.
+    (APP, "return any(self._readable(scope) for", "return any(self.synced(scope) for"),
+    (APP, "[] if raw is None or is_latched(raw) else", "[] if raw is None else"),
+    (APP, "[] if raw is None or is_latched(raw) else self._caches.unlisted(raw)", "[]"),
+    (APP, "if self._caches.is_late():\n                self._controller",
+     "if True:\n                self._controller"),
+    (APP, 'needed = raw["metadata"]["namespace"], {"Pod": self._pods}',
+     'needed = raw["metadata"]["namespace"], {}'),
+    (APP, "in (STATEFUL_SETS, *_of_kind(raw)):", "in _of_kind(raw):"),
+    (APP, "in (STATEFUL_SETS, *_of_kind(raw)):", "in (STATEFUL_SETS,):"),
+    (APP, "in many if one.namespace in {None, namespace})\n        )", "in many)\n        )"),
+    (APP, 'spec.get("targetRef") or spec.get("template") or ref or {}', 'spec.get("template") or ref or {}'),
+    (APP, 'spec.get("targetRef") or spec.get("template") or ref or {}',
+     'spec.get("targetRef") or spec.get("template") or {}'),
+    (APP, "(adapter.resource, *adapter.between, *copied)", "(adapter.resource, *copied)"),
+    (APP, "(adapter.resource, *adapter.between, *copied)", "(adapter.resource, *adapter.between)"),
+    (APP, "(adapter.resource, *adapter.between, *copied)", "(*adapter.between, *copied)"),
+    (APP_SAYS, 'if "deletionTimestamp" in raw["metadata"] or any(is_true(status, end) for end in OVER):',
+     "if False:"),
+    (APP_SAYS, 'if "deletionTimestamp" in raw["metadata"] or any(', "if any("),
+    (APP_SAYS, "sorted((condition, *kept), key", "sorted((condition,), key"),
+    (APP_SAYS, "(old.reason, old.message) == (Reason.KIND_UNREAD, message)", "False"),
+    (APP_SAYS, "ref, status.stop, evidence)", "ref, status.stop)"),
     (APP, "in (*self._jobs, *self._pods) if", "in self._jobs if"),
     (APP, "if not is_over(raw):\n                        self", "if True:\n                        self"),
     (APP, 'job["metadata"]["uid"] != _job_uid(pod) or ', ""),
@@ -547,7 +568,9 @@ MUTANTS: list[Mutant] = [
     (GATHER, "return seen | {_UNREAD: True}", "return seen"),
     (GATHER, "            return seen, str(error)\n", "            return [], str(error)\n"),
     (GATHER, "            return seen, str(error)\n", '            return seen, ""\n'),
-    (GATHER, "is_to_stop(job) and _was_created(job) and (stop is None or",
+    (GATHER, "is_to_stop(job) or guard_of(job).halt is not None\n    return latched",
+     "is_to_stop(job)\n    return latched"),
+    (GATHER, "latched and _was_created(job) and (stop is None or",
      "_was_created(job) and (stop is None or"),
     (GATHER, " and (stop is None or stop.empty_since is None)", ""),
     (GATHER, "            if not is_to_stop(job):\n                raise\n            return self._look",
