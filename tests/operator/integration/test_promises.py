@@ -36,6 +36,8 @@ from .world import BEAT, JOBS, PYTORCHJOBS, RUNNING, Json, World, deadline
 
 MakeJob = Callable[..., Json]
 FIRES, WITHIN_SECONDS, HANGING = 100, 2.0, 40
+#: Whether a kind could be listed where those of Ray cannot.
+KINDS = {"RayJob": 0.0, "RayCluster": 0.0, "PyTorchJob": 1.0}
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 #: The last word of a guard that has judged all of a run, and whose trainer had finished.
 FINISHED = {
@@ -297,6 +299,39 @@ def test_a_process_that_cannot_work_does_not_lead(here: World) -> None:
     assert here.leader() == ""
     here.bind("ClusterRole", "rlguard-operator", here.namespace)
     eventually(here.leader, "it leads", within=60)
+
+
+@pytest.mark.slow
+def test_a_kind_that_cannot_be_listed_holds_up_no_other(
+    plane: ControlPlane, here: World, make_job: MakeJob
+) -> None:
+    """As while the conversion webhook of its CRD is down; that nothing is known of its runs is said."""
+
+    def no_ray(method: str, path: str) -> Fault | None:
+        return Answer(500, "InternalError") if method == "GET" and "/apis/ray.io/" in path else None
+
+    here.claim()
+    ray = make_job("ray")
+    ray["spec"]["template"] = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": {}}
+    for job in (make_job(), ray):
+        here.submit(job)
+    began = time.monotonic()
+    with fault_proxy(plane) as proxy:
+        proxy.inject(no_ray)
+        operator = here.operator(server=proxy.url)
+        here.start()
+        here.fire()
+        here.expect_workload(deadline, "the workload is told to end")
+        assert time.monotonic() - began < 60, "nobody waited until the operator gives up"
+        message = here.another("ray").expect("GuardSilent", "Unknown", "KindUnread", within=90)
+        assert "RayCluster, RayJob cannot be listed" in message
+        page = operator.page("/metrics")
+        listed = {
+            kind: f'rlguard_kind_synced{{kind="{kind}",namespace="{here.namespace}"}}' for kind in KINDS
+        }
+        assert [f"{listed[kind]} {value}" in page for kind, value in KINDS.items()] == [True] * len(KINDS)
+        proxy.heal()
+        here.another("ray").expect("Guarded", "False", "TemplateRefused", within=90)
 
 
 # -- what stands between a fire and its stop -------------------------------------------------------------
