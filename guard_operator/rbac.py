@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from guard_operator.adapters import ADAPTERS, ComposedAdapter, WorkloadAdapter
+from guard_operator.adapters import ADAPTERS, ComposedAdapter, OuterAdapter, WorkloadAdapter
 from guard_operator.api import names
 from guard_operator.runtime.client import KUEUE_WORKLOADS
 
@@ -46,6 +46,8 @@ def workload_rules(adapter: WorkloadAdapter) -> list[dict[str, Any]]:
         verbs[adapter.resource].update(("create", "list", "watch"))
     for resource in adapter.between:
         verbs.setdefault(resource, set()).update(("delete", "list", "watch"))
+    for resource in adapter.makes if isinstance(adapter, OuterAdapter) else ():
+        verbs.setdefault(resource, set()).update(("delete", "get"))
     for resource, wanted in adapter.children:
         verbs.setdefault(resource, set()).update(wanted)
     if isinstance(adapter, ComposedAdapter):

@@ -160,7 +160,6 @@ def isolation_values() -> dict[str, Any]:
         "targets": [
             {"group": one.resource.group, "plural": one.resource.plural, "kind": one.resource.kind}
             for one in ADAPTERS
-            if one.pod_selector("name", "uid")
         ],
     }
 

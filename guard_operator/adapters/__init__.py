@@ -5,6 +5,7 @@ from collections.abc import Collection
 from guard_operator.adapters.base import (
     Child,
     ComposedAdapter,
+    OuterAdapter,
     PodTemplate,
     TemplateError,
     TemplateSource,
@@ -33,6 +34,7 @@ __all__ = [
     "ADAPTERS",
     "Child",
     "ComposedAdapter",
+    "OuterAdapter",
     "PodTemplate",
     "TemplateError",
     "TemplateSource",

@@ -5,7 +5,7 @@ A new kind needs one module with an `WorkloadAdapter` and one line in `guard_ope
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -143,7 +143,8 @@ class WorkloadAdapter(Protocol):
     def pod_selector(self, name: str, uid: str) -> str:
         """Label selector of the pods of a workload that nobody prepared.
 
-        By it its own controller knows them, so it finds all of them. "": none does.
+        By it its own controller knows them, so it finds all of them. "": they are those of what it makes
+        (`OuterAdapter`).
         """
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
@@ -166,6 +167,32 @@ class WorkloadAdapter(Protocol):
 
     def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:
         """What must be stopped beside a workload of this name and spec."""
+
+
+@runtime_checkable
+class OuterAdapter(WorkloadAdapter, Protocol):
+    """Of a kind that has no pods but those of what it makes, which are of kinds with an adapter of their own.
+
+    What it makes goes before the pods do. So where nothing has the operator's labels, the names and UIDs of
+    it are written down.
+    """
+
+    #: The kinds of what it makes that has pods.
+    makes: tuple[Resource, ...]
+
+    def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:
+        """The names of what it makes as it is now, one for each of these kinds; "": none yet."""
+
+    def attached(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> str:
+        """The container that trains, in the pod of rank 0 of a workload that nobody prepared.
+
+        Args:
+            spec: of the workload.
+            made: what it has made, as it is in the cluster.
+
+        Raises:
+            TemplateError: no stop would end it, or nothing tells which pod is rank 0; it names the field.
+        """
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from guard_operator.adapters.base import (
@@ -43,9 +43,10 @@ DRAIN, DRAIN_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "3"
 FAULT_TOLERANCE = "ray.io/ft-enabled"
 _CLEAN_UP = "after the run KubeRay would start a pod like the head, guard and all, to clean Redis up"
 
+SELECTOR = "clusterSelector"
 #: Fields of a RayJob that leave no place for a guard, with the reason.
 _REFUSED: dict[tuple[str, ...], str] = {
-    ("clusterSelector",): "the run would be in a Ray cluster that is not its own: no guard is in it, and no "
+    (SELECTOR,): "the run would be in a Ray cluster that is not its own: no guard is in it, and no "
     "stop deletes it",
     (
         "rayClusterSpec",
@@ -67,7 +68,7 @@ _MODE = (
 
 
 class RayJobAdapter:
-    """See `guard_operator.adapters.base.WorkloadAdapter` for the contract of each method."""
+    """See `guard_operator.adapters.base.OuterAdapter` for the contract of each method."""
 
     resource = Resource("ray.io", "v1", "rayjobs", "RayJob")
     state_fields: tuple[str, ...] = ("suspend",)
@@ -78,6 +79,7 @@ class RayJobAdapter:
     refused_annotations: Mapping[str, str] = {FAULT_TOLERANCE: _CLEAN_UP}
     only_attached = False
     undone_by: tuple[str, ...] = ()
+    makes: tuple[Resource, ...] = (RAY_CLUSTERS, BATCH_JOBS)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The head, which is guarded, the groups of workers, and the submitter if it has a template."""
@@ -89,10 +91,7 @@ class RayJobAdapter:
                 raise TemplateError(field, f"must not be set: {_DRIVER}")
         if (spec.get("submissionMode") or _MODES[0]) not in _MODES:
             raise TemplateError("submissionMode", _MODE)
-        for path in _MANAGED_BY:
-            if at(spec, *path) not in (None, "ray.io/kuberay-operator"):
-                why = "must be ray.io/kuberay-operator: pods elsewhere are not stopped"
-                raise TemplateError(dotted(path), why)
+        _check_manager(spec)
         for field in ("command", "args"):
             own = ("submitterPodTemplate", "spec", "containers", 0, field)
             if at(spec, *own):
@@ -109,15 +108,32 @@ class RayJobAdapter:
         return (*templates, *(PodTemplate(path, "", False) for path in submitter))
 
     def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
-        """Pods have the name of a RayCluster, which is gone before they are."""
+        """Pods are those of a RayCluster and of a Job."""
         return ""
+
+    def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:
+        """The cluster of this try, which is written down before it is made, and the submitter."""
+        cluster = at(workload, "status", "rayClusterName")
+        return (cluster if isinstance(cluster, str) else "", str(at(workload, "metadata", "name")))
+
+    def attached(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> str:  # noqa: ARG002
+        """In the head. What a template may not have for the sake of the guard in it is admitted."""
+        if spec.get(SELECTOR):
+            raise TemplateError(SELECTOR, f"must not be set: {_REFUSED[SELECTOR,]}. Name the RayCluster")
+        _check_manager(spec)
+        return _first_container(spec, HEAD)
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """The head."""
         return bool(at(pod, "metadata", "labels", TYPE_LABEL) == "head")
 
     def pods_wanted(self, spec: Mapping[str, Any]) -> int:
-        """Head and workers. The submitter comes when they are ready, and goes before they do."""
+        """Head and workers. The submitter comes when they are ready, and goes before they do.
+
+        Where workers are scaled by need, nobody knows how many.
+        """
+        if at(spec, "rayClusterSpec", "enableInTreeAutoscaling"):
+            return 1
         return 1 + sum(workers(group) for group in objects(at(spec, *WORKERS)))
 
     def prepared(self, spec: Json) -> Json:
@@ -196,13 +212,28 @@ def _end_soon(ray: Json) -> None:
 def _trainer(spec: Mapping[str, Any], place: tuple[str | int, ...]) -> str:
     """The first container of a group, which is the one that runs Ray."""
     path = (*place, "template", "spec", "containers")
-    name = at(spec, *path, 0, "name")
-    if not isinstance(name, str):
-        raise TemplateError(dotted(path), FIRST_CONTAINER)
+    name = _first_container(spec, place)
     for variable in objects(at(spec, *path, 0, "env")):
         if variable.get("name") == DRIVER_ANYWHERE and variable.get("value") != "0":
             raise TemplateError(dotted((*path, 0, "env")), f"must not have {DRIVER_ANYWHERE}: {_DRIVER}")
     return name
+
+
+def _first_container(spec: Mapping[str, Any], place: tuple[str | int, ...]) -> str:
+    """Its name."""
+    path = (*place, "template", "spec", "containers")
+    name = at(spec, *path, 0, "name")
+    if not isinstance(name, str):
+        raise TemplateError(dotted(path), FIRST_CONTAINER)
+    return name
+
+
+def _check_manager(spec: Mapping[str, Any]) -> None:
+    """Refuse what KubeRay leaves to somebody else."""
+    for path in _MANAGED_BY:
+        if at(spec, *path) not in (None, "ray.io/kuberay-operator"):
+            why = "must be ray.io/kuberay-operator: pods elsewhere are not stopped"
+            raise TemplateError(dotted(path), why)
 
 
 def _check_labels(spec: Mapping[str, Any], place: tuple[str | int, ...]) -> None:

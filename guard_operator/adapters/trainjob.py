@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -67,7 +67,7 @@ _STATES = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}
 
 
 class TrainJobAdapter:
-    """See `guard_operator.adapters.base.ComposedAdapter` for the contract of each method."""
+    """See `guard_operator.adapters.base` (`ComposedAdapter`, `OuterAdapter`) for the contracts."""
 
     resource = Resource(GROUP, VERSION, "trainjobs", "TrainJob")
     state_fields: tuple[str, ...] = ("suspend",)
@@ -78,6 +78,7 @@ class TrainJobAdapter:
     refused_annotations: Mapping[str, str] = {}
     only_attached = False
     undone_by: tuple[str, ...] = ()
+    makes: tuple[Resource, ...] = (JOB_SETS,)
     copied = RUNTIMES
     shared: tuple[Resource, ...] = (CLUSTER_RUNTIMES,)
 
@@ -125,9 +126,7 @@ class TrainJobAdapter:
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """That of every replicatedJob of the runtime; guarded is `node`."""
-        if spec.get("managedBy") not in (None, "trainer.kubeflow.org/trainjob-controller"):
-            why = "must be trainer.kubeflow.org/trainjob-controller: pods elsewhere are not stopped"
-            raise TemplateError("managedBy", why)
+        _check_manager(spec)
         name = self.source(spec).name
         if RUNTIME not in spec:
             raise TemplateError(
@@ -139,8 +138,22 @@ class TrainJobAdapter:
         return tuple(_template(place, place == number) for place in range(len(_jobs(spec))))
 
     def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
-        """Pods have the UID of a JobSet, which is gone before they are."""
+        """Pods are those of a JobSet."""
         return ""
+
+    def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:
+        """A JobSet of the same name; another one once that is gone and the job has not ended."""
+        return (str(at(workload, "metadata", "name")),)
+
+    def attached(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> str:
+        """In `node`, as the JobSet has it: what made that of the runtime is done."""
+        _check_manager(spec)
+        for jobs in (at(one, "spec", "replicatedJobs") for one in made):
+            if all(at(job, "name") != NODE for job in (jobs if isinstance(jobs, list) else [])):
+                raise TemplateError(
+                    "runtimeRef", f"its JobSet has no replicatedJob {NODE}: nothing tells which pod is rank 0"
+                )
+        return NODE
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """The first pod of `node`."""
@@ -232,6 +245,13 @@ def _add_environment(container: Json, given: Mapping[str, Any], field: str) -> N
     if (secret := given.get("secretRef")) is not None:
         others = [one for _, one in _listed(container, "envFrom")]
         container["envFrom"] = [*others, {"secretRef": deepcopy(secret)}]
+
+
+def _check_manager(spec: Mapping[str, Any]) -> None:
+    """Refuse what Trainer leaves to somebody else."""
+    if spec.get("managedBy") not in (None, "trainer.kubeflow.org/trainjob-controller"):
+        why = "must be trainer.kubeflow.org/trainjob-controller: pods elsewhere are not stopped"
+        raise TemplateError("managedBy", why)
 
 
 # -- what the runtime says -------------------------------------------------------------------------------

@@ -172,7 +172,8 @@ _REASONS = {
     "admission policy, or no controller at all.",
     Reason.GUARD_CRASHED: "The guard ended and is not up again; the message has its last words.",
     Reason.QUEUED: "The run waits in a queue; the message names it, with the queue's own reason.",
-    Reason.TARGET_MISSING: "There is no workload of the kind and name that `targetRef` names.",
+    Reason.TARGET_MISSING: "There is no workload of the kind and name that `targetRef` names, or it has made "
+    "nothing yet that has pods.",
     Reason.STOP_REQUESTED: "The stop was requested from the API server.",
     Reason.PODS_TERMINATING: "Pods of the run are left; the stop is asserted again until none is.",
     Reason.PODS_OVERDUE: "Pods are left after the time that they had to end: most likely their node is gone. "

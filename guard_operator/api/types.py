@@ -151,7 +151,9 @@ class TargetRef(ApiModel):
 
     api_version: str = Field(min_length=1, max_length=253, description="Its API version, such as ray.io/v1.")
     kind: str = Field(
-        min_length=1, max_length=63, description="Its kind: PyTorchJob, Job, JobSet or RayCluster."
+        min_length=1,
+        max_length=63,
+        description="Its kind: PyTorchJob, Job, RayJob, RayCluster, JobSet or TrainJob.",
     )
     name: str = Field(
         min_length=1,
@@ -776,6 +778,19 @@ class GuardStatus(StatusModel):
     )
 
 
+class MadeRef(StatusModel):
+    """What a workload has made that makes its pods."""
+
+    api_version: str = Field(max_length=253, description="Its API version.")
+    kind: str = Field(max_length=63, description="Its kind.")
+    name: str = Field(max_length=253, description="Its name.")
+    uid: str = Field(max_length=63, description="Its UID, by which its pods are known when it is gone.")
+
+
+#: More of it is not noted: of each try of a RayJob there are two.
+MAX_MADE = 16
+
+
 class WorkloadRef(StatusModel):
     """The workload that was created for this job, or to which it is attached."""
 
@@ -787,6 +802,12 @@ class WorkloadRef(StatusModel):
         None,
         max_length=1024,
         description="Image of the guard that it was created with; a pod that is created again may have it.",
+    )
+    made: list[MadeRef] | None = Field(
+        None,
+        max_length=MAX_MADE,
+        description="With targetRef, what a RayJob or TrainJob has made that makes its pods, such as a "
+        "RayCluster: that goes before the pods do.",
     )
 
 

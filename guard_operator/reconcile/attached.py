@@ -6,14 +6,24 @@ is told: a pod that has what is the guard's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from guard_operator.adapters import ADAPTERS, TemplateError, WorkloadAdapter, WorkloadState, at
+from guard_operator.adapters import (
+    ADAPTERS,
+    OuterAdapter,
+    TemplateError,
+    WorkloadAdapter,
+    WorkloadState,
+    at,
+    find_adapter,
+)
 from guard_operator.api.names import API_VERSION, KIND
 from guard_operator.api.types import (
+    MAX_MADE,
     NEEDED_BY_TARGET,
     RESUMED_BY_TEMPLATE,
+    MadeRef,
     Spec,
 )
 from guard_operator.reconcile.leaks import had
@@ -42,25 +52,30 @@ def attachment_obstacles(spec: Spec) -> Iterator[Violation]:
     yield from evaluator_findings(guard)
 
 
-def why_not_attached(adapter: WorkloadAdapter, raw: Mapping[str, Any], between: bool) -> str:
+def why_not_attached(
+    adapter: WorkloadAdapter, raw: Mapping[str, Any], between: bool, made: Sequence[Mapping[str, Any]] = ()
+) -> str:
     """Why this workload cannot be guarded as it is; "" if it can.
 
-    `between`: whether anything was found of what stands between it and its pods.
+    Args:
+        adapter: of its kind.
+        raw: as it is in the cluster.
+        between: whether anything was found of what stands between it, or what it has made, and its pods.
+        made: what it has made that makes its pods, if they are not its own.
     """
-    return next(_against(adapter, raw, between), "")
+    return next(_against(adapter, raw, between, made), "")
 
 
-def _against(adapter: WorkloadAdapter, raw: Mapping[str, Any], between: bool) -> Iterator[str]:
-    if not adapter.pod_selector("name", "uid"):
-        kind = adapter.resource.kind
-        yield f"a {kind} is not guarded where it exists: give it to the job as spec.template"
+def _against(
+    adapter: WorkloadAdapter, raw: Mapping[str, Any], between: bool, made: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
     if "deletionTimestamp" in raw["metadata"]:
         yield "it is being deleted"
     state, message = adapter.state(raw)
     if state in {WorkloadState.SUCCEEDED, WorkloadState.FAILED}:
         yield f"it has ended already ({state}{f': {message}' if message else ''})"
     if adapter.between and state is WorkloadState.RUNNING and not between:
-        label = adapter.pod_selector("name", "uid").partition("=")[0]
+        label = _roots_of(adapter)[0].pod_selector("name", "uid").partition("=")[0]
         yield f"it runs, and nothing of it has the label {label}, by which its pods are known: is it older?"
     if at(raw, "spec", "manualSelector") is True:
         yield "spec.manualSelector must not be set: its pods could not be told from others"
@@ -68,9 +83,16 @@ def _against(adapter: WorkloadAdapter, raw: Mapping[str, Any], between: bool) ->
         if owner.get("controller") and (why := _of_owner(owner)):
             yield f"it belongs to {owner.get('kind')} {owner.get('name')}, {why}"
     try:
-        adapter.pod_templates(_object(raw.get("spec")))
+        _trainer(adapter, _object(raw.get("spec")), made)
     except TemplateError as error:
         yield f"spec.{error}"
+
+
+def _roots_of(adapter: WorkloadAdapter) -> tuple[WorkloadAdapter, ...]:
+    """Of the kinds by which the pods of one of this kind are known."""
+    kinds = adapter.makes if isinstance(adapter, OuterAdapter) else (adapter.resource,)
+    found = (find_adapter(one.api_version, one.kind) for one in kinds)
+    return tuple(one for one in found if one is not None)
 
 
 def _of_owner(owner: Mapping[str, Any]) -> str:
@@ -86,9 +108,41 @@ def _of_owner(owner: Mapping[str, Any]) -> str:
 def attached_trainer(adapter: WorkloadAdapter, spec: Mapping[str, Any]) -> str:
     """The container that trains in the pod of rank 0; "" where it is not known."""
     try:
-        return next(one.container for one in adapter.pod_templates(spec) if one.guarded)
+        return _trainer(adapter, spec, ())
     except TemplateError:
         return ""
+
+
+def _trainer(adapter: WorkloadAdapter, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> str:
+    if isinstance(adapter, OuterAdapter):
+        return adapter.attached(spec, made)
+    return next(one.container for one in adapter.pod_templates(spec) if one.guarded)
+
+
+def has_made_nothing(
+    adapter: WorkloadAdapter, raw: Mapping[str, Any], made: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Whether its pods are of what it makes, and that has not come yet. A queue may hold it back for long."""
+    if not isinstance(adapter, OuterAdapter) or made:
+        return False
+    return adapter.state(raw)[0] in {WorkloadState.PENDING, WorkloadState.RUNNING}
+
+
+def to_note(
+    noted: Sequence[MadeRef], there: Sequence[MadeRef], left: Collection[str], stopping: bool
+) -> tuple[MadeRef, ...]:
+    """What is to be known of what a workload has made: what is there, or has pods.
+
+    Args:
+        noted: what was known of it.
+        there: what is there now.
+        left: UIDs of it of which pods are left.
+        stopping: of a run that is to stop nothing is forgotten.
+    """
+    now = {one.uid for one in there}
+    kept = [one for one in noted if stopping or one.uid in now or one.uid in left]
+    known = {one.uid for one in kept}
+    return (*kept, *(one for one in there if one.uid not in known))[-MAX_MADE:]
 
 
 def exposures(pod: Json, own: frozenset[SourceRef], service_account: str) -> Iterator[str]:

@@ -21,6 +21,7 @@ from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
 from guard_operator.api.types import (
     ConditionStatus,
     Latched,
+    MadeRef,
     Phase,
     StopMethod,
     StopStatus,
@@ -906,10 +907,15 @@ def _noted_disruption(snapshot: Snapshot, says: _Conditions) -> ConditionStatus 
 
 def _workload_ref(snapshot: Snapshot) -> WorkloadRef | None:
     """What was created. Once written it stays, so that a namesake is never taken for ours."""
-    job, workload = snapshot.job, snapshot.workload
-    if job.status.workload_ref is not None or workload is None or not workload.ours:
-        return job.status.workload_ref
-    return _reference(snapshot, workload)
+    workload, ref = snapshot.workload, snapshot.job.status.workload_ref
+    if ref is not None:
+        return ref if snapshot.made is None else ref.model_copy(update={"made": _noted(snapshot)})
+    return None if workload is None or not workload.ours else _reference(snapshot, workload)
+
+
+def _noted(snapshot: Snapshot) -> list[MadeRef] | None:
+    """What is known of what the workload has made that makes its pods."""
+    return list(snapshot.made or ()) or None
 
 
 def _reference(snapshot: Snapshot, workload: Workload) -> WorkloadRef:
@@ -920,4 +926,5 @@ def _reference(snapshot: Snapshot, workload: Workload) -> WorkloadRef:
         name=job.workload_name,
         uid=workload.uid,
         guard_image=snapshot.guard_image,
+        made=_noted(snapshot),
     )

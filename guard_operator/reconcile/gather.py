@@ -36,12 +36,13 @@ from guard_operator.reconcile.attached import (
     attached_trainer,
     attachment_obstacles,
     exposures,
+    has_made_nothing,
     why_not_attached,
 )
 from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.glance import is_latched
 from guard_operator.reconcile.guard_pod import own_service_account, why_not_shared
-from guard_operator.reconcile.halts import is_to_stop, must_be_live
+from guard_operator.reconcile.halts import goes_on_unread, is_to_stop, must_be_live
 from guard_operator.reconcile.heartbeats import UNHEARD, HeartbeatClock
 from guard_operator.reconcile.inject import created_for, own_sources
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
@@ -65,6 +66,7 @@ from guard_operator.reconcile.snapshot import (
     guard_of,
     with_spec,
 )
+from guard_operator.reconcile.targets import Belongings, controlled, read_target, selected
 from guard_operator.runtime.client import (
     CLAIMS,
     EVENTS,
@@ -210,19 +212,15 @@ class Gatherer:
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
         unread = ""
         if uncached:
-            raw_pods, unread = self._pods_now(job, _of_job(job), raw_pods)
+            raw_pods, unread = self._pods_now(job, raw_pods)
         uid = _uid(job, workload)
-        of_target = list[Json]()
-        if job.spec.target_ref is not None:
-            of_target, of_target_unread = self._pods_of_target(adapter, job, uid)
-            unread = unread or of_target_unread
-        between, between_unread = self._between(adapter, job, uid, uncached)
-        unread = unread or between_unread
+        target = read_target(self._client, adapter, job, raw_workload, uid)
+        between = (*target.between, *self._between(adapter, job, uid, uncached))
         own_guard = self._own_guard(job, None if stopping else workload, uncached)
-        made = None if own_guard is None else own_guard.made
+        guard = None if own_guard is None or own_guard.made is None else own_guard.made.uid
         spec = _spec(job, raw_workload, uid)
-        owner = _Owner(uid, spec, frozenset(one.uid for one in between), None if made is None else made.uid)
-        pods = tuple(_pod(adapter, raw, owner) for raw in sorted((*raw_pods, *of_target), key=_age))
+        owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard)
+        pods = tuple(_pod(adapter, raw, owner) for raw in sorted((*raw_pods, *target.pods), key=_age))
         made_or_taken = workload is not None and job.spec.target_ref is None
         not_now = made_or_taken or stopping or job.deleting or _was_created(job)
         job, missing = self._composed(adapter, job, not_now, uncached)
@@ -237,13 +235,12 @@ class Gatherer:
             own_guard=own_guard,
             queued=self._queued(job, workload, uncached),
             pods=pods,
-            pods_unread=unread,
-            preparation=(
-                None if not_now else missing or self._prepare(adapter, job, raw_workload, bool(between))
-            ),
+            pods_unread=unread or target.unread,
+            preparation=None if not_now else missing or self._prepare(adapter, job, raw_workload, target),
             costs=_costs(adapter, job, self._config),
-            exposed=tuple(one for raw in of_target for one in _exposed(job, raw)),
+            exposed=tuple(one for raw in target.pods for one in _exposed(job, raw)),
             trainer=attached_trainer(adapter, spec),
+            made=target.note,
             heartbeat_age=age,
             most_silent=most_silent,
             deaf=deaf,
@@ -270,7 +267,7 @@ class Gatherer:
         stopping, raw_pods, unread = _is_stopping(job), list[Json](), ""
         if stopping:
             seen = list(self._caches.pods(job.namespace, job.uid))
-            raw_pods, unread = self._pods_now(job, _of_job(job), seen)
+            raw_pods, unread = self._pods_now(job, seen)
         pods = tuple(_pod(None, raw, _Owner()) for raw in raw_pods)
         # It would make its pod again and again.
         own_guard = self._own_guard(job, None, live=True) if stopping else None
@@ -299,7 +296,7 @@ class Gatherer:
     def _last_known(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
         """Of a run that is to stop, the workload that cannot be read: as seen last, else its UID alone."""
         ref = job.status.workload_ref
-        if not _goes_on_unread(job) or ref is None:
+        if not goes_on_unread(job) or ref is None:
             return None
         seen = self._cached_workload(adapter, job) or {"metadata": {"name": ref.name, "uid": ref.uid}}
         return seen | {_UNREAD: True}
@@ -309,59 +306,26 @@ class Gatherer:
             return None
         return self._caches.workload(adapter.resource, job.namespace, job.name)
 
-    def _pods_now(self, job: Job, selector: str, seen: list[Json]) -> tuple[list[Json], str]:
+    def _pods_now(self, job: Job, seen: list[Json]) -> tuple[list[Json], str]:
         """Live; of a run that is to stop else those that were `seen` last, and why they could not be read."""
         try:
-            return self._selected(PODS, job, selector), ""
+            return self._labelled(PODS, job), ""
         except ClusterError as error:
-            if not _goes_on_unread(job):
+            if not goes_on_unread(job):
                 raise
             log.warning("%s/%s: its pods cannot be read: %s", job.namespace, job.name, error)
             return seen, str(error)
 
     def _labelled(self, resource: Resource, job: Job) -> list[Json]:
-        return self._selected(resource, job, _of_job(job))
-
-    def _selected(self, resource: Resource, job: Job, selector: str) -> list[Json]:
-        query = {"labelSelector": selector}
-        items: list[Json] = self._client.list(resource, job.namespace, query).get("items") or []
-        return items
-
-    def _pods_of_target(self, adapter: WorkloadAdapter, job: Job, uid: str | None) -> tuple[list[Json], str]:
-        """The pods of the workload of this UID that the job is attached to, each time live.
-
-        They have the labels of its controller. One with the UID tells enough; one with the name may be of a
-        namesake, so there the owner counts.
-        """
-        if uid is None or not (selector := adapter.pod_selector(job.workload_name, uid)):
-            return [], ""
-        found, unread = self._pods_now(job, selector, [])
-        tells = selector.endswith(f"={uid}")
-        return [raw for raw in found if tells or controller_of(raw) == uid], unread
+        return selected(self._client, resource, job, _of_job(job))
 
     def _between(
         self, adapter: WorkloadAdapter, job: Job, uid: str | None, live: bool
-    ) -> tuple[tuple[Between, ...], str]:
-        """What the workload of this UID controls, and so on, down to what may control its pods.
-
-        Of a run that is to stop also why some of it could not be read.
-        """
-        if uid is None:
-            return (), ""
-        found, controllers, unread = list[Between](), {uid}, ""
-        for kind in adapter.between:
-            try:
-                made = list(self._made_for(adapter, kind, job, uid, live))
-            except ClusterError as error:
-                if not _goes_on_unread(job):
-                    raise
-                made, unread = [], str(error)
-            for raw in made:
-                if controller_of(raw) in controllers:
-                    of = raw["metadata"]
-                    found.append(Between(kind, of["name"], of["uid"], "deletionTimestamp" in of))
-            controllers |= {one.uid for one in found}
-        return tuple(found), unread
+    ) -> tuple[Between, ...]:
+        """What a workload that is ours controls, and so on, down to what may control its pods."""
+        if uid is None or job.spec.target_ref is not None:
+            return ()
+        return controlled(adapter, uid, lambda kind: self._made(kind, job, live))
 
     def _composed(
         self, adapter: WorkloadAdapter, job: Job, created: bool, live: bool
@@ -459,14 +423,6 @@ class Gatherer:
                 log.warning("%s/%s: %s cannot be read: %s", job.namespace, job.name, kind.plural, error)
         return self._caches.between(kind, job.namespace, job.uid)
 
-    def _made_for(
-        self, adapter: WorkloadAdapter, kind: Resource, job: Job, uid: str, live: bool
-    ) -> Iterable[Json]:
-        """What of this kind may be between the workload of this UID and its pods."""
-        if job.spec.target_ref is None:
-            return self._made(kind, job, live)
-        return self._selected(kind, job, adapter.pod_selector(job.workload_name, uid))
-
     def _silence(
         self,
         job: Job,
@@ -496,11 +452,10 @@ class Gatherer:
         limit = job.spec.on_silence.after_seconds
         return age, age > limit and self._beats.with_most(job.uid, limit)
 
-    def _prepare(self, adapter: WorkloadAdapter, job: Job, target: Json | None, between: bool) -> Preparation:
-        """Everything that can be found out before there is a guarded workload; the first obstacle wins.
-
-        `between`: whether anything was found between a target and its pods.
-        """
+    def _prepare(
+        self, adapter: WorkloadAdapter, job: Job, raw: Json | None, target: Belongings
+    ) -> Preparation:
+        """Everything that can be found out before there is a guarded workload; the first obstacle wins."""
         if (said := review(adapter, job, self._config)).reason is not None:
             # What somebody else's object has may be mended without a change of the job.
             again = SOURCE_SECONDS if isinstance(adapter, ComposedAdapter) else None
@@ -508,7 +463,7 @@ class Gatherer:
         if (missing := self._missing(adapter, job)) is not None:
             return missing
         if job.spec.target_ref is not None:
-            return _target(adapter, job, target, between)
+            return _target(adapter, job, raw, target)
         guard, spec = job.spec.guard, job.spec.made_from.spec
         for field, claim in template_claims(adapter, spec):
             if copies(self._client.get(CLAIMS, job.namespace, claim) or {}, guard):
@@ -583,14 +538,6 @@ def _of_job(job: Job) -> str:
     return f"{names.UID_LABEL}={job.uid}"
 
 
-def _goes_on_unread(job: Job) -> bool:
-    """Whether its stop, or the halt of its guard, goes on although something cannot be read: unless it was
-    seen empty, which one failed request does not put into doubt.
-    """
-    stop, latched = job.status.stop, is_to_stop(job) or guard_of(job).halt is not None
-    return latched and _was_created(job) and (stop is None or stop.empty_since is None)
-
-
 def _was_created(job: Job) -> bool:
     return job.status.workload_ref is not None
 
@@ -629,14 +576,17 @@ def _spec(job: Job, raw: Json | None, uid: str | None) -> Mapping[str, Any]:
     return spec if isinstance(spec, dict) else {}
 
 
-def _target(adapter: WorkloadAdapter, job: Job, raw: Json | None, between: bool) -> Preparation:
+def _target(adapter: WorkloadAdapter, job: Job, raw: Json | None, found: Belongings) -> Preparation:
     """Whether the workload that the job names is there, and can be guarded."""
     named = f"spec.targetRef: {adapter.resource.kind} {job.workload_name}"
     if raw is None:
         message = f"{named} ({adapter.resource.api_version}) does not exist in {job.namespace}"
         return Preparation(Reason.TARGET_MISSING, message, TARGET_SECONDS)
-    if why := why_not_attached(adapter, raw, between):
+    if why := why_not_attached(adapter, raw, found.labelled, found.made):
         return Preparation(Reason.TARGET_REFUSED, f"{named}: {why}", TARGET_SECONDS)
+    if has_made_nothing(adapter, raw, found.made):
+        message = f"{named} has made nothing yet that has pods"
+        return Preparation(Reason.TARGET_MISSING, message, TARGET_SECONDS)
     return Preparation()
 
 

@@ -17,6 +17,7 @@ from guard_operator.api.types import (
     ConditionStatus,
     GuardStatus,
     Latched,
+    MadeRef,
     Phase,
     Spec,
     Status,
@@ -198,6 +199,7 @@ class Snapshot:
     `exposed`: what pods of a workload to which the job is attached have of the guard's, a sentence for each.
     `trainer`: the container that trains, in the pod of rank 0; "" where it is not known.
     `asked`: what was asked for to stop the run, if this process knows more of it than the status.
+    `made`: what is to be noted of what a target has made that makes its pods; None: its pods are its own.
     """
 
     job: Job
@@ -220,6 +222,7 @@ class Snapshot:
     trainer: str = ""
     pods_unread: str = ""
     asked: StopStatus | None = None
+    made: tuple[MadeRef, ...] | None = None
 
     @property
     def stop(self) -> StopStatus | None:

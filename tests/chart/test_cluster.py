@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from guard_core import __version__
-from guard_operator.adapters import ADAPTERS, ComposedAdapter, find_adapter
+from guard_operator.adapters import ADAPTERS, ComposedAdapter, WorkloadAdapter, find_adapter
 from guard_operator.api.names import KIND, guard_name
 from guard_operator.api.schema import crd
 from guard_operator.api.types import GuardPod, Spec, Status
@@ -1448,10 +1448,11 @@ class TestAGuardInAPodOfItsOwn:
             assert words or says(client, "apart", {"guard": {"fire": FIRE}}) == ""
 
 
-def attach(spec: Json) -> None:
-    """To a RayCluster, instead of what it is made of."""
+def attach(spec: Json, kind: str = "RayCluster") -> None:
+    """To a workload that exists, instead of what it is made of."""
     del spec["template"]
-    spec["targetRef"] = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "shared"}
+    api_version = next(one.resource.api_version for one in ADAPTERS if one.resource.kind == kind)
+    spec["targetRef"] = {"apiVersion": api_version, "kind": kind, "name": "shared"}
     follow = {"path": "run/metrics.jsonl", "format": "verl"}
     set_guard(
         spec,
@@ -1782,24 +1783,28 @@ class TestWhoMayCreateAJob:
             lambda: not self.create(accounts.client(STRICT, "author")), "the right to create pods counts"
         )
 
-    def test_nobody_has_the_operator_stop_what_he_may_not_delete(self, accounts: Accounts) -> None:
+    @pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda one: one.resource.kind)
+    def test_nobody_has_the_operator_stop_what_he_may_not_delete(
+        self, accounts: Accounts, adapter: WorkloadAdapter
+    ) -> None:
+        kind, name = adapter.resource, f"other-{adapter.resource.plural}"
         create = {"verbs": ["create"], "apiGroups": ["", "rlguard.dev"]}
         create["resources"] = ["pods", "guardedtrainingjobs"]
-        accounts.may(STRICT, "other", create)
-        client = accounts.client(STRICT, "other")
+        accounts.may(STRICT, name, create)
+        client = accounts.client(STRICT, name)
 
         def answer() -> str:
             try:
-                submit(client, STRICT, "mine", attach, dry_run=True)
+                submit(client, STRICT, "mine", partial(attach, kind=kind.kind), dry_run=True)
             except ApiError as error:
                 return only_forbidden(error)
             return ""
 
-        eventually(lambda: "you may not delete RayCluster shared" in answer(), "the other rights count")
-        delete = {"verbs": ["delete"], "apiGroups": ["ray.io"], "resources": ["rayclusters"]}
-        accounts.may(STRICT, "other", create, delete | {"resourceNames": ["another"]})
-        assert "you may not delete RayCluster shared" in answer()
-        accounts.may(STRICT, "other", create, delete | {"resourceNames": ["shared"]})
+        eventually(lambda: f"you may not delete {kind.kind} shared" in answer(), "the other rights count")
+        delete = {"verbs": ["delete"], "apiGroups": [kind.group], "resources": [kind.plural]}
+        accounts.may(STRICT, name, create, delete | {"resourceNames": ["another"]})
+        assert f"you may not delete {kind.kind} shared" in answer()
+        accounts.may(STRICT, name, create, delete | {"resourceNames": ["shared"]})
         eventually(lambda: answer() == "", "the right to delete it counts")
 
     @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class KindWorld(World):
             owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
             template = spec["template"]
             pod = {
-                "name": f"{meta['name']}-0-abcde",
+                "name": f"{meta['name']}-0-{meta['uid'][:5]}",
                 "labels": {**template["metadata"]["labels"], "batch.kubernetes.io/job-completion-index": "0"},
                 "annotations": template["metadata"].get("annotations") or {},
                 "ownerReferences": [{**owner, "controller": True}],

@@ -4,6 +4,7 @@
 - KubeRay makes the pods of head and workers; the head has the guard as it was injected.
 - A fire is a deadline: KubeRay fails the job, retries it not, and deletes the cluster; the operator deletes
   the submitter. No pod of any of them is left.
+- The same of one that exists (`spec.targetRef`), whose cluster goes before its pods do, also after a retry.
 """
 
 from __future__ import annotations
@@ -18,12 +19,20 @@ import yaml
 
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.reconcile.digest import is_as_injected
-from guard_operator.runtime.client import BATCH_JOBS, Client, Resource
+from guard_operator.runtime.client import (
+    BATCH_JOBS,
+    CLAIMS,
+    MERGE,
+    STATEFUL_SETS,
+    Client,
+    Resource,
+    controller_of,
+)
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
 from tests.operator.integration.world import BEAT, world
 
-from .cluster import KindWorld
+from .cluster import AttachedWorld, KindWorld
 
 Json = dict[str, Any]
 SECONDS = 120.0
@@ -226,3 +235,177 @@ def test_the_sample_is_one_that_kuberay_takes(
     here.operator()
     here.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
     eventually(lambda: len(here.pods()) == 2, "head and worker", SECONDS)
+
+
+class SomebodysRayJob(AttachedWorld, RayWorld):
+    """A world with a RayJob that exists, to which the job is attached: both are called `run`."""
+
+    target = "run"
+    owners = (RAY_CLUSTERS, BATCH_JOBS, STATEFUL_SETS)
+
+    def make_target(self, make_job: Callable[..., Json]) -> None:
+        """Somebody's RayJob, whose pods run."""
+        spec = as_rayjob(make_job())["spec"]["template"]["spec"]
+        self.put(self.workloads, {"metadata": {"name": self.target}, "spec": spec})
+        self.runs_once()
+
+    def runs_once(self) -> None:
+        """The pods of this try run, and then its submitter does."""
+        eventually(lambda: len(self.nodes()) == 3, "head and two workers", SECONDS)
+        self.kubelet_runs_pods()
+        eventually(lambda: self.deployment()[0] == "Running", "the RayJob runs", SECONDS)
+        assert self.job_controller_makes_pods() == [self.target]
+        self.kubelet_runs_pods()
+
+    def nodes(self) -> list[Json]:
+        """The pods of head and workers of the cluster that it has now."""
+        name = (self.workload().get("status") or {}).get("rayClusterName")
+        return [pod for pod in self.pods() if pod["metadata"]["labels"].get("ray.io/cluster") == name]
+
+    def of_run(self) -> list[Json]:
+        """All of its pods, of whatever try."""
+        return [pod for pod in self.pods() if "rlguard" not in str(pod["metadata"].get("labels"))]
+
+    def noted(self) -> list[tuple[str, str]]:
+        """What is known of what it has made: kind and UID."""
+        made = self.job()["status"].get("workloadRef", {}).get("made") or []
+        return sorted((one["kind"], one["uid"]) for one in made)
+
+    def there(self) -> list[tuple[str, str]]:
+        """The clusters and submitters that are there."""
+        kinds = (RAY_CLUSTERS, BATCH_JOBS)
+        return sorted((kind.kind, one["metadata"]["uid"]) for kind in kinds for one in self.items(kind))
+
+    def submitter_fails(self) -> None:
+        """Which has KubeRay make another cluster."""
+        when = "2026-01-01T00:00:00Z"
+        shared = {"status": "True", "lastTransitionTime": when, "lastProbeTime": when}
+        why = {"reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit"}
+        conditions = [{"type": kind, **shared, **why} for kind in ("FailureTarget", "Failed")]
+        status = {"startTime": when, "active": 0, "ready": 0, "failed": 1, "conditions": conditions}
+        path = BATCH_JOBS.path(self.namespace, self.target, "status")
+        self.client.request("PATCH", path, body={"status": status}, content_type=MERGE)
+
+    def collects_makers(self) -> None:
+        """Clusters and submitters of which the RayJob is gone."""
+        left = {one["metadata"]["uid"] for one in self.items(self.workloads)}
+        for kind in (RAY_CLUSTERS, BATCH_JOBS):
+            for one in self.items(kind):
+                if controller_of(one) not in left and "deletionTimestamp" not in one["metadata"]:
+                    path = kind.path(self.namespace, one["metadata"]["name"])
+                    self.client.request("DELETE", path, body={"propagationPolicy": "Background"})
+
+    def collects_garbage(self) -> None:
+        """And then pods."""
+        self.collects_makers()
+        super().collects_garbage()
+
+
+@pytest.fixture
+def theirs(
+    plane: ControlPlane,
+    client: Client,
+    namespace: str,
+    tmp_path: Path,
+    make_job: Callable[..., Json],
+    controller: Callable[[str], None],
+) -> Iterator[SomebodysRayJob]:
+    controller("kuberay")
+    with world(plane, client, namespace, tmp_path, SomebodysRayJob) as made:
+        made.make_target(make_job)
+        yield made
+
+
+def guarded(here: SomebodysRayJob, make_job: Callable[..., Json], on_fire: str) -> None:
+    """It is attached, and its guard reports."""
+    before = here.workload()["spec"]
+    here.attach(make_job, on_fire)
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
+    here.start_guard()
+    assert here.noted() == here.there() and len(here.there()) == 2
+    assert here.workload()["spec"] == before, "it is left as it is"
+
+
+@pytest.mark.parametrize("on_fire", ["Stop", "Suspend", "Delete"])
+def test_one_that_exists_is_stopped_and_its_pods_are_known_without_its_cluster(
+    theirs: SomebodysRayJob, make_job: Callable[..., Json], on_fire: str
+) -> None:
+    here = theirs
+    guarded(here, make_job, on_fire)
+    here.fire()
+    gone = lambda: not here.items(RAY_CLUSTERS) and not here.items(BATCH_JOBS)  # noqa: E731
+    if on_fire == "Delete":
+        there = lambda: here.client.get(here.workloads, here.namespace, "run")  # noqa: E731
+        eventually(lambda: there() is None, "the RayJob is deleted", SECONDS)
+        here.collects_makers()  # but not yet their pods
+    eventually(gone, "its cluster and its submitter are deleted", SECONDS)
+    assert len(here.of_run()) == 4, "their pods are there"
+    said = here.expect("Stopped", "False", "PodsTerminating", within=SECONDS)
+    assert "5 pods are left" in said, "they are known, and the guard's"
+    here.collects_garbage()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+    assert here.job()["status"]["stop"]["method"] == on_fire and not here.of_run()
+    if on_fire == "Stop":
+        assert here.deployment() == ("Failed", "DeadlineExceeded")
+    if on_fire == "Suspend":
+        here.client.merge(here.workloads, here.namespace, "run", {"spec": {"suspend": False}}, "somebody")
+        eventually(here.nodes, "KubeRay makes its pods again", SECONDS)
+        here.expect("Stopped", "False", "PodsTerminating", within=SECONDS)
+        eventually(lambda: not here.items(RAY_CLUSTERS), "it is suspended again", SECONDS)
+        here.collects_garbage()
+        here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+
+
+def test_one_that_is_retried_is_stopped_with_what_is_left_of_its_first_try(
+    theirs: SomebodysRayJob, make_job: Callable[..., Json]
+) -> None:
+    here = theirs
+    guarded(here, make_job, "Stop")
+    first = here.noted()
+    here.submitter_fails()
+    eventually(lambda: here.there() and here.there() != first, "KubeRay makes another cluster", SECONDS)
+    here.runs_once()
+    both = sorted({*first, *here.there()})
+    eventually(lambda: here.noted() == both, "what both tries have made is noted", SECONDS)
+    here.fire()
+    eventually(lambda: here.deployment() == ("Failed", "DeadlineExceeded"), "the RayJob has failed", SECONDS)
+    eventually(lambda: not here.there(), "all that made pods is deleted", SECONDS)
+    said = here.expect("Stopped", "False", "PodsTerminating", within=SECONDS)
+    assert "9 pods are left" in said, "those of both tries are known, and the guard's"
+    here.collects_garbage()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+
+
+def test_the_sample_is_attached(theirs: SomebodysRayJob) -> None:
+    here = theirs
+    text = (ROOT / "k8s/samples/attached-rayjob.yaml").read_text("utf-8")
+    job = next(one for one in yaml.safe_load_all(text) if one["kind"] == "GuardedTrainingJob")
+    job["metadata"]["name"], job["spec"]["targetRef"]["name"] = here.name, here.target
+    for claim in ("heldout", "attached-rayjob-state"):
+        here.claim(claim)
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    here.put(CLAIMS, {"metadata": {"name": "verl-checkpoints"}, "spec": spec})
+    here.submit(job)
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
+    eventually(lambda: here.items(STATEFUL_SETS), "the guard's StatefulSet", SECONDS)
+
+
+def test_one_on_somebodys_cluster_is_refused(
+    plane: ControlPlane,
+    client: Client,
+    namespace: str,
+    tmp_path: Path,
+    make_job: Callable[..., Json],
+    controller: Callable[[str], None],
+) -> None:
+    """No stop of it would delete that."""
+    controller("kuberay")
+    with world(plane, client, namespace, tmp_path, SomebodysRayJob) as here:
+        spec = {"entrypoint": "python train.py", "clusterSelector": {"ray.io/cluster": "shared"}}
+        here.put(here.workloads, {"metadata": {"name": "run"}, "spec": spec})
+        here.attach(make_job, "Stop")
+        here.operator()
+        said = here.expect("Guarded", "False", "TargetRefused", within=SECONDS)
+        assert "spec.clusterSelector: must not be set" in said

@@ -5,6 +5,7 @@
 - A fire is the deadline: the TrainJob fails for good, its JobSet is deleted, nothing comes back. One that
   has a deadline of its own cannot be given another, and is deleted.
 - A runtime that is changed later changes no run, also not one that is suspended meanwhile.
+- The same stop of one that exists (`spec.targetRef`), whose JobSet goes before its pods do.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
 from tests.operator.integration.world import BEAT, CLUSTER_ROLES, JOBS, ROLE_BINDINGS, world
 
-from .cluster import KindWorld
+from .cluster import AttachedWorld, KindWorld
 
 Json = dict[str, Any]
 SECONDS = 120.0
@@ -338,3 +339,130 @@ def test_the_sample_is_one_that_trainer_takes(here: TrainWorld) -> None:
     here.operator()
     here.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
     eventually(lambda: here.there(BATCH_JOBS) == ["run-node-0"], "its Job", SECONDS)
+
+
+class SomebodysTrainJob(AttachedWorld, TrainWorld):
+    """A world with a TrainJob that exists, to which the job is attached: both are called `run`."""
+
+    target = "run"
+    owners = (BATCH_JOBS, STATEFUL_SETS)
+
+    def make_target(self, **spec: Any) -> None:
+        """Somebody's TrainJob, whose pod runs."""
+        self.runtime()
+        body = {"metadata": {"name": self.target}, "spec": {"runtimeRef": {"name": self.namespace}, **spec}}
+        eventually(lambda: self.put(self.workloads, body), "the TrainJob is taken", SECONDS)
+        eventually(lambda: self.there(BATCH_JOBS) == [f"{self.name}-node-0"], "its Job", SECONDS)
+        eventually(self.job_controller_makes_pods, "its pod", SECONDS)
+        self.kubelet_runs_pods()
+        self.job_status({"startTime": WHEN, "active": 1, "ready": 1})
+
+    def noted(self) -> list[str]:
+        """UIDs of what is known of what it has made."""
+        made = self.job()["status"].get("workloadRef", {}).get("made") or []
+        assert {one["kind"] for one in made} <= {"JobSet"}
+        return [one["uid"] for one in made]
+
+    def of_run(self) -> list[Json]:
+        return [pod for pod in self.pods() if "rlguard" not in str(pod["metadata"].get("labels"))]
+
+    def guarded(self, make_job: Callable[..., Json], on_fire: str = "Stop") -> None:
+        """It is attached, and its guard reports."""
+        before = self.workload()["spec"]
+        self.attach(make_job, on_fire)
+        self.operator()
+        self.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
+        self.start_guard()
+        assert self.noted() == [one["metadata"]["uid"] for one in self.items(JOB_SETS)] != []
+        assert self.workload()["spec"] == before, "it is left as it is"
+
+
+@pytest.fixture
+def theirs(
+    plane: ControlPlane,
+    client: Client,
+    namespace: str,
+    tmp_path: Path,
+    controller: Callable[[str], None],
+) -> Iterator[SomebodysTrainJob]:
+    for name in ("jobset", "trainer"):
+        controller(name)
+    with world(plane, client, namespace, tmp_path, SomebodysTrainJob) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "own", [{}, {"activeDeadlineSeconds": 3600}], ids=["no deadline", "its own deadline"]
+)
+def test_one_that_exists_is_stopped_and_its_pods_are_known_without_its_jobset(
+    theirs: SomebodysTrainJob, make_job: Callable[..., Json], own: Json
+) -> None:
+    here = theirs
+    here.make_target(**own)
+    here.guarded(make_job)
+    here.fire()
+    if own:
+        gone = lambda: here.client.get(here.workloads, here.namespace, "run") is None  # noqa: E731
+        eventually(gone, "the TrainJob is deleted", SECONDS)
+        path = JOB_SETS.path(here.namespace, "run")
+        here.client.request("DELETE", path, body={"propagationPolicy": "Background"})
+    else:
+        eventually(lambda: here.told().get("Failed") == "DeadlineExceeded", "it has failed", SECONDS)
+    eventually(lambda: here.items(JOB_SETS) == [], "the JobSet is deleted", SECONDS)
+    assert len(here.of_run()) == 1, "its pod is there"
+    said = here.expect("Stopped", "False", "PodsTerminating", within=SECONDS)
+    assert "2 pods are left" in said, "it is known, and the guard's"
+    here.collects_garbage()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+    assert here.job()["status"]["stop"]["method"] == ("Delete" if own else "Stop")
+    here.nothing_comes_back(10)
+
+
+def test_one_that_exists_is_suspended_and_stays_so(
+    theirs: SomebodysTrainJob, make_job: Callable[..., Json]
+) -> None:
+    here = theirs
+    here.make_target()
+    here.guarded(make_job, "Suspend")
+    here.fire()
+    eventually(lambda: here.told().get("Suspended") == "Suspended", "suspended", SECONDS)
+    here.delete_pods()
+    here.kubelet_ends_pods()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+    here.change({"suspend": False})
+    here.expect_workload(lambda raw: raw["spec"]["suspend"] is True, "it is suspended again", within=SECONDS)
+
+
+def test_what_comes_in_the_place_of_its_jobset_is_noted_too(
+    theirs: SomebodysTrainJob, make_job: Callable[..., Json]
+) -> None:
+    """Trainer makes another one under the same name when somebody deletes it."""
+    here = theirs
+    here.make_target()
+    here.guarded(make_job)
+    (first,) = here.noted()
+    here.client.request("DELETE", JOB_SETS.path(here.namespace, "run"))
+    eventually(lambda: len(here.noted()) == 2, "the next one is noted beside the first", SECONDS)
+    assert here.noted()[0] == first, "of which a pod is left"
+    here.collects_garbage()
+    eventually(lambda: first not in here.noted(), "the first is forgotten when its pod is gone", SECONDS)
+
+
+def test_one_without_a_node_is_refused(theirs: SomebodysTrainJob, make_job: Callable[..., Json]) -> None:
+    here = theirs
+    here.runtime()
+    here.change_runtime({"template": {"spec": {"replicatedJobs": [launcher()]}}})
+    body = {"metadata": {"name": "run"}, "spec": {"runtimeRef": {"name": here.namespace}}}
+    eventually(lambda: here.put(here.workloads, body), "the TrainJob is taken", SECONDS)
+    eventually(lambda: here.items(JOB_SETS), "its JobSet", SECONDS)
+    here.attach(make_job, "Stop")
+    here.operator()
+    said = here.expect("Guarded", "False", "TargetRefused", within=SECONDS)
+    assert "its JobSet has no replicatedJob node" in said
+
+
+def launcher() -> Json:
+    """A replicatedJob that trains and is not called `node`."""
+    pod = {"containers": [{"name": NODE, "image": "runtime:1"}]}
+    labels = {"labels": {PART_LABEL: "trainer"}}
+    return {"name": "launcher", "template": {"metadata": labels, "spec": {"template": {"spec": pod}}}}

@@ -41,7 +41,7 @@ WAYS = {
     "cpu-demo/job.yaml": ("secret:cpu-demo-heldout/heldout.jsonl", (*ON_CPU, "256", *POLICY)),
 }
 #: Written by hand: `wrap` makes a job of a workload that is to be made.
-BY_HAND = "attached-raycluster.yaml"
+BY_HAND = ("attached-raycluster.yaml", "attached-rayjob.yaml")
 
 
 def without_guard(text: str) -> tuple[str, dict[str, Any]]:
@@ -94,4 +94,4 @@ def test_the_page_shows_what_is_printed(
 
 def test_every_sample_is_tried() -> None:
     found = {path for path in SAMPLES.rglob("*.yaml") if "kind: GuardedTrainingJob" in path.read_text()}
-    assert found == {SAMPLES / name for name in (*WAYS, BY_HAND)}
+    assert found == {SAMPLES / name for name in (*WAYS, *BY_HAND)}

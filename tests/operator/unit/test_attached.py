@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 from pydantic import ValidationError
 
-from guard_operator.adapters import ADAPTERS, WorkloadAdapter, WorkloadState, find_adapter
+from guard_operator.adapters import WorkloadAdapter, WorkloadState, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import Phase, StopMethod, StopStatus
@@ -246,12 +246,6 @@ def test_a_jobset_whose_pods_cannot_be_known_is_refused(between: bool) -> None:
     assert between or "nothing of it has the label jobset.sigs.k8s.io/jobset-uid" in found.message
 
 
-def test_a_rayjob_is_not() -> None:
-    (rayjob,) = (one for one in ADAPTERS if one.resource.kind == "RayJob")
-    raw = {"metadata": {}, "spec": {}}
-    assert "spec.template" in why_not_attached(rayjob, raw, False)
-
-
 def going(raw: Json) -> None:
     raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
 
@@ -470,7 +464,9 @@ def test_the_jobs_of_a_jobset_are_found_by_its_uid() -> None:
 
 
 def test_one_that_is_not_there_is_waited_for() -> None:
-    found = Cluster("RayCluster", None).gather(job()).preparation
+    cluster = Cluster("RayCluster", None)
+    found = cluster.gather(job()).preparation
+    assert not [one for one in cluster.asked if one.startswith("list Pod ray")], "nor are pods of its name"
     assert found is not None and found.reason == "TargetMissing"
     assert found.message == "spec.targetRef: RayCluster run-7 (ray.io/v1) does not exist in ns"
 
@@ -655,9 +651,10 @@ class Forbidden(Cluster):
         raise ApiError(403, "Forbidden", f"list {resource.kind}")
 
 
-def test_the_first_stop_is_asked_for_although_it_cannot_be_read() -> None:
-    given = job("PyTorchJob", {**ref("PyTorchJob"), "guard": {"fire": FIRE}})
-    seen = Forbidden("PyTorchJob", None).gather(given)
+@pytest.mark.parametrize("kind", ["PyTorchJob", "JobSet"])
+def test_the_first_stop_is_asked_for_although_it_cannot_be_read(kind: str) -> None:
+    given = job(kind, {**ref(kind), "guard": {"fire": FIRE}})
+    seen = Forbidden(kind, None).gather(given)
     assert StopWorkload(StopMethod.STOP, "w") in decide(seen, NOW).actions
 
 

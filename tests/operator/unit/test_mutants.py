@@ -32,6 +32,7 @@ JUDGES, SEES, HALTS_APART, SLIM_APART, MADE_APART, REVIEWED, OF_A_JOB, LATE_APAR
     for name in (*("decide", "gather", "halts", "slim", "inject", "review", "owned", "obstacles", "parse"),)
 )
 GATHER = rule("gather.py", "test_gather.py")
+UNREAD = rule("halts.py", "test_gather.py")
 STOPS = rule("stops.py", "test_stops.py")
 BOUNDED, BOUNDED_ACTS = (rule(f"{name}.py", "test_bounded_stop.py") for name in ("controller", "actuate"))
 CLIENT = Rule("guard_operator", "runtime/client.py", HERE / "test_gather.py")
@@ -50,6 +51,7 @@ COMPOSED_SEES, COMPOSED_MADE, COMPOSED_ACTS, COMPOSED_TELLS = (
 COMPOSED_REVIEWED, COMPOSED_REFUSED = (
     rule(f"{name}.py", "test_trainjob_adapter.py") for name in ("review", "refusals")
 )
+COMPOSED_READS = rule("targets.py", "test_composed.py")
 COMPOSED_RBAC = Rule("guard_operator", "rbac.py", HERE / "test_trainjob_adapter.py")
 QUEUES, QUEUE_DECIDES, QUEUE_SEES, QUEUE_ACTS, QUEUE_SLIM, QUEUE_GAUGES = (
     rule(f"{name}.py", "test_queues.py")
@@ -65,6 +67,14 @@ RAYCLUSTER, ATTACHED_JOB, ATTACHED_JOBSET, ATTACHED_TYPES, ATTACHED_RBAC = (
         "adapters/raycluster.py", "adapters/job.py", "adapters/jobset.py", "api/types.py", "rbac.py",
     )
 )  # fmt: skip
+TARGETS = rule("targets.py", "test_attached.py", "test_outer_targets.py")
+OUTER, OUTER_ATTACHED, OUTER_SEES, OUTER_DECIDES = (
+    rule(f"{name}.py", "test_outer_targets.py") for name in ("targets", "attached", "gather", "decide")
+)
+OUTER_RAYJOB, OUTER_TRAINJOB, OUTER_RBAC = (
+    Rule("guard_operator", source, HERE / "test_outer_targets.py")
+    for source in ("adapters/rayjob.py", "adapters/trainjob.py", "rbac.py")
+)
 OBSTACLES = rule("obstacles.py", "test_obstacles.py")
 LOOPBACK = Rule("guard_core", "loopback.py", HERE / "test_isolation.py", tuple(HERE / name for name in ROWS))
 REVIEW = rule("review.py", "test_review.py", "test_rayjob_adapter.py")
@@ -99,7 +109,6 @@ MUTANTS: list[Mutant] = [
     (ATTACHED, "if spec.resumed_from is not None:", "if False:"),
     (ATTACHED, "    if why is not None:\n", "    if False:\n"),
     (ATTACHED, "    yield from evaluator_findings(guard)\n", ""),
-    (ATTACHED, 'if not adapter.pod_selector("name", "uid"):', "if False:"),
     (ATTACHED, 'if "deletionTimestamp" in raw["metadata"]:', "if False:"),
     (ATTACHED, "if state in {WorkloadState.SUCCEEDED, WorkloadState.FAILED}:", "if False:"),
     (ATTACHED, "WorkloadState.RUNNING and not between:", "WorkloadState.RUNNING and False:"),
@@ -134,21 +143,54 @@ MUTANTS: list[Mutant] = [
     (ATTACHED_DECIDES, "if snapshot.workload is not None and not snapshot.workload.ours:", "if False:"),
     (ATTACHED_SEES, "job.namespace, job.workload_name)",
      "job.namespace, job.name)"),
-    (ATTACHED_SEES, "if tells or controller_of(raw) == uid", "if True"),
-    (ATTACHED_SEES, "if tells or controller_of(raw) == uid", "if controller_of(raw) == uid"),
-    (ATTACHED_SEES, "sorted((*raw_pods, *of_target), key=_age)", "sorted((*raw_pods,), key=_age)"),
+    (TARGETS, "if tells or controller_of(raw) == uid", "if True"),
+    (TARGETS, "if tells or controller_of(raw) == uid", "if controller_of(raw) == uid"),
+    (ATTACHED_SEES, "sorted((*raw_pods, *target.pods), key=_age)", "sorted((*raw_pods,), key=_age)"),
     (ATTACHED_SEES, "made_or_taken = workload is not None and job.spec.target_ref is None",
      "made_or_taken = workload is not None"),
     (ATTACHED_SEES, 'raw.get("spec") if raw is not None and raw["metadata"]["uid"] == uid else None',
      'raw.get("spec") if raw is not None else None'),
-    (ATTACHED_SEES, "    if why := why_not_attached(adapter, raw, between):", "    if why := '':"),
+    (ATTACHED_SEES, "    if why := why_not_attached(adapter, raw, found.labelled, found.made):",
+     "    if why := '':"),
     (ATTACHED_SEES, "        findings = tuple(attachment_obstacles(job.spec))", "        findings = ()"),
     (ATTACHED_SEES, "where.startswith(CHECKPOINTS)", "where == 'spec.guard.checkpoints.volume'"),
     (ATTACHED_SEES, "    if guard.checkpoints.claim_name is not None:\n", "    if False:\n"),
     (ATTACHED_SEES, "exposures(pod, own_sources(job), account)", "exposures(pod, frozenset(), account)"),
     (ATTACHED_SEES, "exposures(pod, own_sources(job), account)", "exposures(pod, own_sources(job), '')"),
-    (ATTACHED_SEES, "return self._selected(kind, job, adapter.pod_selector(job.workload_name, uid))",
-     "return ()"),
+    (TARGETS, "lambda kind: self._selected(kind, selector))", "lambda _: ())"),
+    # A RayJob or a TrainJob that exists: its pods are those of what it makes, also when that is gone.
+    (TARGETS, "if uid is None or job.spec.target_ref is None:", "if job.spec.target_ref is None:"),
+    (OUTER, "for one in dict.fromkeys((*noted, *now)):", "for one in now:"),
+    (OUTER, "for one in dict.fromkeys((*noted, *now)):", "for one in noted:"),
+    (OUTER, "labelled = labelled and bool(below or not inner.between)", "labelled = True"),
+    (OUTER, "        between += below\n", ""),
+    (OUTER, "left |= {one.uid} if found else set()", "left |= set()"),
+    (OUTER, "between} | {one.uid for one in noted}", "between}"),
+    (OUTER, "between = [_as_between(one, raw) for one, raw in there]", "between = list[Between]()"),
+    (OUTER, "bool(reading.failed or is_to_stop(job) or job.status.stop)", "False"),
+    (OUTER, "if controller_of(there) == uid or any(found == one.uid for one in noted):", "if True:"),
+    (OUTER, "if controller_of(there) == uid or any(found == one.uid for one in noted):",
+     "if controller_of(there) == uid:"),
+    (OUTER, 'return None if uid is None else {"metadata": {"name": name, "uid": uid}}', "return None"),
+    (OUTER_ATTACHED, "if stopping or one.uid in now or one.uid in left]",
+     "if one.uid in now or one.uid in left]"),
+    (OUTER_ATTACHED, "if stopping or one.uid in now or one.uid in left]", "if stopping or one.uid in now]"),
+    (OUTER_ATTACHED, "if stopping or one.uid in now or one.uid in left]", "]"),
+    (OUTER_ATTACHED, "if one.uid not in known))[-MAX_MADE:]", "if one.uid not in known))"),
+    (OUTER_ATTACHED, "if not isinstance(adapter, OuterAdapter) or made:", "if True:"),
+    (OUTER_ATTACHED, "return adapter.state(raw)[0] in {WorkloadState.PENDING, WorkloadState.RUNNING}",
+     "return True"),
+    (OUTER_SEES, "    if has_made_nothing(adapter, raw, found.made):\n", "    if False:\n"),
+    (OUTER_SEES, "            made=target.note,\n", ""),
+    (OUTER_SEES, "| target.controllers, guard)", ", guard)"),
+    (OUTER_DECIDES, 'ref.model_copy(update={"made": _noted(snapshot)})', "ref"),
+    (OUTER_DECIDES, "        made=_noted(snapshot),\n", ""),
+    (OUTER_RAYJOB, "        if spec.get(SELECTOR):\n", "        if False:\n"),
+    (OUTER_RAYJOB, "        _check_manager(spec)\n        return _first", "        return _first"),
+    (OUTER_RAYJOB, 'if at(spec, "rayClusterSpec", "enableInTreeAutoscaling"):', "if False:"),
+    (OUTER_TRAINJOB, "        _check_manager(spec)\n        for jobs", "        for jobs"),
+    (OUTER_TRAINJOB, 'if all(at(job, "name") != NODE for', "if False and all(at(job, 'name') for"),
+    (OUTER_RBAC, 'update(("delete", "get"))', 'update(("delete",))'),
     (ATTACHED_ACTS, "job, job.workload_name, action.uid, patch)",
      "job, job.name, action.uid, patch)"),
     (ATTACHED_ACTS, "job.namespace, job.workload_name, action.uid)",
@@ -337,8 +379,8 @@ MUTANTS: list[Mutant] = [
     (TRAINJOB, 'if not at(job, "dependsOn")', ""),
     (TRAINJOB, "{\"activeDeadlineSeconds\": 1}", "{\"suspend\": True}"),
     (COMPOSED_SEES, "SOURCE_SECONDS if isinstance(adapter, ComposedAdapter) else None", "None"),
-    (COMPOSED_SEES, "if controller_of(raw) in controllers:", "if True:"),
-    (COMPOSED_SEES, "controllers |= {one.uid for one in found}", "pass"),
+    (COMPOSED_READS, "if controller_of(raw) in controllers:", "if True:"),
+    (COMPOSED_READS, "controllers |= {one.uid for one in found}", "pass"),
     (COMPOSED_SEES, "controller_of(found) == job.uid else None", "True else None"),
     (COMPOSED_SEES, "cached = () if live else self._made", "cached = self._made"),
     (COMPOSED_SEES, "found = found or self._client.get(adapter.copied, job.namespace, name)", "pass"),
@@ -540,7 +582,7 @@ MUTANTS: list[Mutant] = [
     (GATHER, "{workload.uid, *workload.between}", "{workload.uid}"),
     (GATHER, ", self._config.kinds)", ")"),
     (GATHER, "self._between(adapter, job, uid, uncached)", "self._between(adapter, job, uid, False)"),
-    (GATHER, "if controller_of(raw) in controllers:", "if True:"),
+    (rule("targets.py", "test_gather.py"), "if controller_of(raw) in controllers:", "if True:"),
     (ACTUATE, "if raw is None or controller_of(raw) != action.uid:", "if raw is None:"),
     (ACTUATE, "[self._ask_child(job, action, child) for child in children]", "[]"),
     (ACTUATE, "            refusal = error.message\n", "            raise\n"),
@@ -560,7 +602,7 @@ MUTANTS: list[Mutant] = [
     (GATHER, "live or (stopping and (job.status.stop is not None or not raw_pods))", "live"),
     (GATHER, "(job.status.stop is not None or not raw_pods)", "job.status.stop is not None"),
     (GATHER, "self._workload(adapter, job, uncached)", "self._workload(adapter, job, False)"),
-    (GATHER, "            raw_pods, unread = self._pods_now(job, _of_job(job), raw_pods)\n        uid",
+    (GATHER, "            raw_pods, unread = self._pods_now(job, raw_pods)\n        uid",
      "            pass\n        uid"),
     # What cannot be read holds up no stop, and is not taken for what is.
     (GATHER, "if (known := self._last_known(adapter, job)) is None:", "if (known := None) is None:"),
@@ -568,18 +610,19 @@ MUTANTS: list[Mutant] = [
     (GATHER, "return seen | {_UNREAD: True}", "return seen"),
     (GATHER, "            return seen, str(error)\n", "            return [], str(error)\n"),
     (GATHER, "            return seen, str(error)\n", '            return seen, ""\n'),
-    (GATHER, "is_to_stop(job) or guard_of(job).halt is not None\n    return latched",
+    (UNREAD, "is_to_stop(job) or guard_of(job).halt is not None\n    return latched",
      "is_to_stop(job)\n    return latched"),
-    (GATHER, "latched and _was_created(job) and (stop is None or",
-     "_was_created(job) and (stop is None or"),
-    (GATHER, " and (stop is None or stop.empty_since is None)", ""),
+    (UNREAD, "latched and created and (stop is None or", "created and (stop is None or"),
+    (UNREAD, " and (stop is None or stop.empty_since is None)", ""),
     (GATHER, "            if not is_to_stop(job):\n                raise\n            return self._look",
      "            raise\n            return self._look"),
     (GATHER, "            if not is_to_stop(job):\n                raise\n            return self._look",
      "            return self._look"),
-    (ATTACHED_SEES, "unread = unread or of_target_unread", "unread = unread or ''"),
-    (ATTACHED_SEES, "unread = unread or between_unread", "unread = unread or ''"),
-    (ATTACHED_SEES, "                made, unread = [], str(error)", "                raise"),
+    (ATTACHED_SEES, "pods_unread=unread or target.unread", "pods_unread=unread"),
+    (TARGETS, "        self.failed = str(error)\n", ""),
+    (TARGETS, "        if not goes_on_unread(self.job):\n", "        if True:\n"),
+    (TARGETS, "        if not goes_on_unread(self.job):\n", "        if False:\n"),
+    (OUTER, "        labelled=labelled,\n        unread=reading.failed,\n", "        labelled=labelled,\n"),
     (GATHER, "                if not is_to_stop(job):\n                    raise\n                log",
      "                raise\n                log"),
     (ATTACHED_SEES, "        if job.spec.target_ref is not None:  # caches", "        if False:  # caches"),
@@ -590,7 +633,7 @@ MUTANTS: list[Mutant] = [
     (GATHER, "if deaf or not running:", "if not running:"),
     (GATHER, 'pod.phase == "Running" and not', "not"),
     (GATHER, "made_or_taken or stopping or job.deleting or", "made_or_taken or stopping or"),
-    (GATHER, "            raw_pods, unread = self._pods_now(job, _of_job(job), seen)\n",
+    (GATHER, "            raw_pods, unread = self._pods_now(job, seen)\n",
      "            pass\n"),
     (GATHER, "guarded=rank0 and bool(guards)", "guarded=rank0"),
     (GATHER, "rank0 = adapter.holds_rank0(raw, workload.spec or {})", "rank0 = True"),
@@ -845,8 +888,7 @@ MUTANTS: list[Mutant] = [
         "_deleting(snapshot)\n        or _over(snapshot, now)\n        or _teardown(snapshot, says, now)\n",
     ),
     (DECIDE, "or (ref and ref.uid != workload.uid)", ""),
-    (DECIDE, "if job.status.workload_ref is not None or workload is None or not workload.ours:",
-     "if workload is None or not workload.ours:"),
+    (DECIDE, "    if ref is not None:\n        return ref if", "    if False:\n        return ref if"),
     (DECIDE, "and pod not in replaced", ""),
     (DECIDE, "before.last_transition_time if before and unchanged else self.now", "self.now"),
     # A guard in a pod of its own.

@@ -607,7 +607,8 @@ def test_stops() -> None:
 
 def test_rights_reach_down_to_the_pods_and_no_runtime_of_others_is_changed() -> None:
     verbs = {rule["resources"][0]: rule["verbs"] for rule in workload_rules(ADAPTER)}
-    assert verbs["jobsets"] == verbs["jobs"] == ["delete", "list", "watch"]
+    assert verbs["jobs"] == ["delete", "list", "watch"]
+    assert verbs["jobsets"] == ["delete", "get", "list", "watch"]
     assert verbs["trainingruntimes"] == ["create", "get", "list", "patch", "watch"]
     assert verbs["clustertrainingruntimes"] == ["get"]
     (shared,) = shared_rules(ADAPTER)

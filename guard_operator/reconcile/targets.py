@@ -1,0 +1,198 @@
+"""Reads what belongs to a workload that a job is attached to: its pods, and what makes them. Each time live.
+
+Nothing of it has the operator's labels. It is found by those of its own controller, which have its UID or its
+name. A RayJob and a TrainJob have no pods of their own: theirs are of a RayCluster and a Job, and of a
+JobSet, which are read by their names and noted by their UIDs, because they go before their pods do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from guard_operator.adapters import OuterAdapter, WorkloadAdapter, find_adapter
+from guard_operator.api.types import MadeRef
+from guard_operator.reconcile.attached import to_note
+from guard_operator.reconcile.halts import goes_on_unread, is_to_stop
+from guard_operator.reconcile.snapshot import Between, Job
+from guard_operator.runtime.client import PODS, Client, Json, Resource, controller_of
+from guard_operator.runtime.errors import ClusterError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Belongings:
+    """What belongs to a target.
+
+    `controllers`: UIDs of what may control its pods, also if it is gone.
+    `made`: what it has made that makes its pods; `note`: what is to be noted of that; None: its pods are its
+    own.
+    `labelled`: whether what makes the pods has the labels by which they are known.
+    `unread`: of a run that is to stop, why not all of it could be read; "": it could.
+    """
+
+    pods: tuple[Json, ...] = ()
+    between: tuple[Between, ...] = ()
+    controllers: frozenset[str] = frozenset()
+    made: tuple[Json, ...] = ()
+    note: tuple[MadeRef, ...] | None = None
+    labelled: bool = False
+    unread: str = ""
+
+
+def read_target(
+    client: Client, adapter: WorkloadAdapter, job: Job, raw: Mapping[str, Any] | None, uid: str | None
+) -> Belongings:
+    """What belongs to the target of this UID. `raw`: what has its name now, if anything.
+
+    Raises:
+        ClusterError: a read failed for now, and no stop is held up by that.
+    """
+    if uid is None or job.spec.target_ref is None:
+        return Belongings()
+    reading = _Reading(client, job)
+    if isinstance(adapter, OuterAdapter):
+        return _of_outer(reading, adapter, raw, uid)
+    between = reading.between(adapter, job.workload_name, uid)
+    return Belongings(
+        pods=tuple(reading.pods(adapter, job.workload_name, uid)),
+        between=between,
+        controllers=frozenset(one.uid for one in between) | {uid},
+        labelled=bool(between),
+        unread=reading.failed,
+    )
+
+
+class _Reading:
+    """Reads for one job. Of a run whose stop goes on unread, what cannot be read is nothing.
+
+    `failed`: why something could not be read; "": nothing.
+    """
+
+    def __init__(self, client: Client, job: Job) -> None:
+        self._client, self.job = client, job
+        self.failed = ""
+
+    def one(self, resource: Resource, name: str, uid: str | None) -> Json | None:
+        """What has this name. `uid`: of what had it last; if it cannot be read it is taken for there."""
+        try:
+            return self._client.get(resource, self.job.namespace, name)
+        except ClusterError as error:
+            self._failed(resource, error)
+            return None if uid is None else {"metadata": {"name": name, "uid": uid}}
+
+    def between(self, adapter: WorkloadAdapter, name: str, uid: str) -> tuple[Between, ...]:
+        """What stands between a workload with pods of its own and them."""
+        selector = adapter.pod_selector(name, uid)
+        return controlled(adapter, uid, lambda kind: self._selected(kind, selector))
+
+    def pods(self, adapter: WorkloadAdapter, name: str, uid: str) -> list[Json]:
+        """Those of a workload with pods of its own.
+
+        One with the UID tells enough; one with the name may be of a namesake, so there the owner counts.
+        """
+        selector = adapter.pod_selector(name, uid)
+        tells = selector.endswith(f"={uid}")
+        return [raw for raw in self._selected(PODS, selector) if tells or controller_of(raw) == uid]
+
+    def _selected(self, resource: Resource, selector: str) -> list[Json]:
+        try:
+            return selected(self._client, resource, self.job, selector)
+        except ClusterError as error:
+            self._failed(resource, error)
+            return []
+
+    def _failed(self, resource: Resource, error: ClusterError) -> None:
+        if not goes_on_unread(self.job):
+            raise error
+        where = f"{self.job.namespace}/{self.job.name}"
+        log.warning("%s: %s of its workload cannot be read: %s", where, resource.plural, error)
+        self.failed = str(error)
+
+
+def _of_outer(
+    reading: _Reading, adapter: OuterAdapter, raw: Mapping[str, Any] | None, uid: str
+) -> Belongings:
+    """What belongs to a workload that has no pods of its own."""
+    ref, job = reading.job.status.workload_ref, reading.job
+    noted = tuple((ref.made if ref is not None else None) or ())
+    there = tuple(_there(reading, adapter, raw, uid, noted))
+    now = tuple(one for one, _ in there)
+    between = [_as_between(one, raw) for one, raw in there]
+    pods, left, labelled = list[Json](), set[str](), True
+    for one in dict.fromkeys((*noted, *now)):
+        if (inner := find_adapter(one.api_version, one.kind)) is None:
+            continue
+        below = reading.between(inner, one.name, one.uid)
+        found = reading.pods(inner, one.name, one.uid)
+        labelled = labelled and bool(below or not inner.between)
+        between += below
+        pods += found
+        left |= {one.uid} if found else set()
+    return Belongings(
+        pods=tuple(pods),
+        between=tuple(between),
+        controllers=frozenset({one.uid for one in between} | {one.uid for one in noted}),
+        made=tuple(raw for _, raw in there),
+        note=to_note(noted, now, left, bool(reading.failed or is_to_stop(job) or job.status.stop)),
+        labelled=labelled,
+        unread=reading.failed,
+    )
+
+
+def _there(
+    reading: _Reading,
+    adapter: OuterAdapter,
+    raw: Mapping[str, Any] | None,
+    uid: str,
+    noted: tuple[MadeRef, ...],
+) -> Iterable[tuple[MadeRef, Json]]:
+    """What is there now of what the workload has made: it controls it, or it was noted."""
+    names = zip(adapter.makes, adapter.made(raw), strict=True) if raw is not None else ()
+    known = {(one.api_version, one.kind, one.name): one.uid for one in noted}
+    every = dict.fromkeys((*known, *((kind.api_version, kind.kind, name) for kind, name in names if name)))
+    for api_version, kind, name in every:
+        if (inner := find_adapter(api_version, kind)) is None:
+            continue
+        there = reading.one(inner.resource, name, known.get((api_version, kind, name)))
+        if there is None:
+            continue
+        found = there["metadata"]["uid"]
+        if controller_of(there) == uid or any(found == one.uid for one in noted):
+            yield MadeRef(api_version=api_version, kind=kind, name=name, uid=found), there
+
+
+def controlled(
+    adapter: WorkloadAdapter, uid: str, read: Callable[[Resource], Iterable[Json]]
+) -> tuple[Between, ...]:
+    """What the workload of this UID controls, and so on, down to what may control its pods.
+
+    `read`: what of a kind may be of it.
+    """
+    found, controllers = list[Between](), {uid}
+    for kind in adapter.between:
+        for raw in read(kind):
+            if controller_of(raw) in controllers:
+                of = raw["metadata"]
+                found.append(Between(kind, of["name"], of["uid"], "deletionTimestamp" in of))
+        controllers |= {one.uid for one in found}
+    return tuple(found)
+
+
+def selected(client: Client, resource: Resource, job: Job, selector: str) -> list[Json]:
+    """What of this kind has these labels, in the namespace of the job.
+
+    Raises:
+        ClusterError: it could not be read for now.
+    """
+    items: list[Json] = client.list(resource, job.namespace, {"labelSelector": selector}).get("items") or []
+    return items
+
+
+def _as_between(one: MadeRef, raw: Json) -> Between:
+    adapter = find_adapter(one.api_version, one.kind)
+    assert adapter is not None, "what is there was read by it"
+    return Between(adapter.resource, one.name, one.uid, "deletionTimestamp" in raw["metadata"])

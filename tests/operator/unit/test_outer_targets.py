@@ -1,0 +1,437 @@
+"""RayJobs and TrainJobs that exist (`spec.targetRef`): they have no pods but those of what they make.
+
+What they make is read by its name and noted by its UID, so that its pods are known when it is gone; what is
+forgotten of it and what is not; what is refused; that nothing is called stopped while something is left.
+"""
+
+from __future__ import annotations
+
+import copy
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+
+from guard_operator.adapters import OuterAdapter, WorkloadAdapter, find_adapter
+from guard_operator.adapters.jobset import JOB_SETS
+from guard_operator.adapters.rayjob import RAY_CLUSTERS
+from guard_operator.api.types import MAX_MADE, MadeRef, StopMethod
+from guard_operator.config import OperatorConfig
+from guard_operator.rbac import workload_rules
+from guard_operator.reconcile.attached import to_note, why_not_attached
+from guard_operator.reconcile.decide import decide
+from guard_operator.reconcile.decision import Decision, DeleteBetween, StopWorkload
+from guard_operator.reconcile.gather import Caches, Gatherer
+from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.parse import parse_job
+from guard_operator.reconcile.snapshot import Between, Job, Snapshot
+from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS, Client, Resource
+from guard_operator.runtime.errors import ApiError
+
+Json = dict[str, Any]
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+UID = "0123456789ab"
+CONFIG = OperatorConfig(guard_image="guard:1")
+FIRE = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 9, "at": "2026-01-01T00:00:00Z"}
+VERSIONS = {
+    "RayJob": "ray.io/v1",
+    "TrainJob": "trainer.kubeflow.org/v1alpha1",
+    "RayCluster": "ray.io/v1",
+    "Job": "batch/v1",
+    "JobSet": "jobset.x-k8s.io/v1alpha2",
+}
+HEAD = {"template": {"spec": {"containers": [{"name": "ray", "image": "r"}]}}}
+WORKERS = {"groupName": "gpu", "replicas": 2, "minReplicas": 0, "maxReplicas": 4}
+RAY: Json = {"rayClusterSpec": {"headGroupSpec": HEAD, "workerGroupSpecs": [WORKERS]}, "entrypoint": "train"}
+TRAIN: Json = {"runtimeRef": {"name": "torch"}, "trainer": {"numNodes": 2}}
+
+
+def adapter_of(kind: str) -> WorkloadAdapter:
+    found = find_adapter(VERSIONS[kind], kind)
+    assert found is not None
+    return found
+
+
+def thing(kind: str, name: str, uid: str, owner: str | None = None, **more: Any) -> Json:
+    owners = [] if owner is None else [{"uid": owner, "controller": True}]
+    return {
+        "kind": kind,
+        "metadata": {"name": name, "namespace": "ns", "uid": uid, "ownerReferences": owners, "labels": {}},
+        "spec": {},
+        "status": {},
+        **more,
+    }
+
+
+def pod(name: str, owner: str | None, **labels: str) -> Json:
+    raw = thing("Pod", name, f"uid-{name}", owner, status={"phase": "Running"})
+    raw["spec"] = {"containers": [{"name": "ray", "image": "r"}]}
+    raw["metadata"]["labels"] = {key.replace("_", "/", 1): value for key, value in labels.items()}
+    return raw
+
+
+def rayjob(deployment: str = "Running", cluster: str = "run-7-abcde", uid: str = "w") -> Json:
+    status = {"jobDeploymentStatus": deployment, "rayClusterName": cluster}
+    return thing("RayJob", "run-7", uid, spec=copy.deepcopy(RAY), status=status)
+
+
+def trainjob(uid: str = "w") -> Json:
+    status = {"jobsStatus": [{"name": "node", "ready": 1}]}
+    return thing("TrainJob", "run-7", uid, spec=copy.deepcopy(TRAIN), status=status)
+
+
+def cluster(uid: str = "c", owner: str | None = "w", name: str = "run-7-abcde") -> Json:
+    return thing("RayCluster", name, uid, owner)
+
+
+def jobset(uid: str = "s", *names: str) -> Json:
+    spec = {"replicatedJobs": [{"name": name} for name in names or ("node",)]}
+    return thing("JobSet", "run-7", uid, "w", spec=spec)
+
+
+CLUSTER = MadeRef(api_version="ray.io/v1", kind="RayCluster", name="run-7-abcde", uid="c")
+SUBMITTER = MadeRef(api_version="batch/v1", kind="Job", name="run-7", uid="j")
+SET = MadeRef(api_version="jobset.x-k8s.io/v1alpha2", kind="JobSet", name="run-7", uid="s")
+
+
+def job(kind: str, *made: MadeRef, attached: bool = True, on_fire: str = "Stop", **status: Any) -> Job:
+    ref: Json = {"apiVersion": VERSIONS[kind], "kind": kind, "name": "run-7", "uid": "w"}
+    if made:
+        ref["made"] = [one.model_dump(by_alias=True) for one in made]
+    return parse_job(
+        {
+            "metadata": {"name": "watch", "namespace": "ns", "uid": UID, "resourceVersion": "7"},
+            "spec": {
+                "targetRef": {"apiVersion": VERSIONS[kind], "kind": kind, "name": "run-7"},
+                "guard": {
+                    "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}},
+                    "checkpoints": {"claimName": "shared"},
+                    "state": {"claimName": "state"},
+                    "placement": "Pod",
+                    "metrics": {"follow": {"path": "run/metrics.jsonl", "format": "verl"}},
+                },
+                "onFire": on_fire,
+            },
+            "status": ({"workloadRef": ref} if attached else {}) | status,
+        }
+    )
+
+
+class Cluster:
+    """An API server. `refused`: kinds of which nothing can be read."""
+
+    def __init__(self, *there: Json, refused: tuple[str, ...] = ()) -> None:
+        self.there, self.refused = list(there), refused
+
+    def gather(self, given: Job) -> Snapshot:
+        gatherer = Gatherer(
+            cast(Client, self), CONFIG, cast(Caches, _Caches()), HeartbeatClock(), lambda: NOW
+        )
+        found = gatherer.gather(given)
+        assert found is not None
+        return found
+
+    def get(self, resource: Resource, _namespace: str, name: str) -> Json | None:
+        self._may(resource)
+        if resource.kind == "PersistentVolumeClaim":
+            return {"metadata": {"name": name}, "spec": {"accessModes": ["ReadWriteMany"]}}
+        found = (one for one in self.there if (one["kind"], one["metadata"]["name"]) == (resource.kind, name))
+        return next(found, None)
+
+    def list(self, resource: Resource, _namespace: str, query: Json) -> Json:
+        self._may(resource)
+        label, _, value = str(query.get("labelSelector", "none=")).partition("=")
+        of_kind = (one for one in self.there if one["kind"] == resource.kind)
+        return {"items": [one for one in of_kind if one["metadata"]["labels"].get(label) == value]}
+
+    def _may(self, resource: Resource) -> None:
+        if resource.kind in self.refused:
+            raise ApiError(403, "Forbidden", resource.kind)
+
+
+class _Caches:
+    def quiet_for(self, _namespace: str) -> float:
+        return 0.0
+
+    def pods(self, _namespace: str, _uid: str) -> list[Json]:
+        return []
+
+    def between(self, resource: Resource, _namespace: str, _uid: str) -> list[Json]:
+        assert resource is STATEFUL_SETS
+        return []
+
+
+RAY_PODS = (
+    pod("head", "c", **{"ray.io_cluster": "run-7-abcde", "ray.io_node-type": "head"}),
+    pod("worker", "c", **{"ray.io_cluster": "run-7-abcde", "ray.io_node-type": "worker"}),
+    pod("submitter", "j", **{"batch.kubernetes.io_controller-uid": "j"}),
+)
+OF_A_RAYJOB = (cluster(), thing("Job", "run-7", "j", "w"), *RAY_PODS)
+
+
+def node(name: str, uid: str = "s") -> Json:
+    labels = {"jobset-uid": uid, "replicatedjob-name": "node", "job-index": "0"}
+    every = {f"jobset.sigs.k8s.io_{key}": value for key, value in labels.items()}
+    return pod(name, "n", **every, **{"batch.kubernetes.io_job-completion-index": name[-1]})
+
+
+def child(uid: str = "s") -> Json:
+    made = thing("Job", "run-7-node-0", "n", uid)
+    made["metadata"]["labels"] = {"jobset.sigs.k8s.io/jobset-uid": uid}
+    return made
+
+
+OF_A_TRAINJOB = (jobset(), child(), node("node-0"), node("node-1"))
+OF = {"RayJob": OF_A_RAYJOB, "TrainJob": OF_A_TRAINJOB}
+MADE = {"RayJob": (CLUSTER, SUBMITTER), "TrainJob": (SET,)}
+TARGET = {"RayJob": rayjob, "TrainJob": trainjob}
+PODS_OF = {"RayJob": {"head", "worker", "submitter"}, "TrainJob": {"node-0", "node-1"}}
+KINDS = ("RayJob", "TrainJob")
+
+
+# -- what it has made ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_pods_are_those_of_what_it_has_made_and_that_is_noted(kind: str) -> None:
+    given = job(kind)
+    seen = Cluster(TARGET[kind](), *OF[kind]).gather(given)
+    assert {one.name for one in seen.pods} == PODS_OF[kind]
+    assert [one.name for one in seen.pods if one.rank0] == ["head" if kind == "RayJob" else "node-0"]
+    assert seen.made == MADE[kind] and seen.trainer == ("ray" if kind == "RayJob" else "node")
+    ref = decide(seen, NOW).report.workload_ref
+    assert ref is not None and (ref.uid, tuple(ref.made or ())) == ("w", MADE[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_are_known_when_all_that_made_them_is_gone(kind: str) -> None:
+    pods = [one for one in OF[kind] if one["kind"] == "Pod"]
+    fired = job(kind, *MADE[kind], guard={"fire": FIRE}, stop=STOP)
+    seen = Cluster(*pods).gather(fired)
+    assert seen.workload is None and seen.between == () and seen.made == MADE[kind]
+    assert {one.name for one in seen.pods} == PODS_OF[kind]
+    assert [one.name for one in seen.pods if one.rank0] == (["head"] if kind == "RayJob" else [])
+    assert says(decide(seen, NOW), "Stopped") == ("False", "PodsTerminating")
+
+
+def test_of_a_run_that_is_to_stop_nothing_is_forgotten() -> None:
+    """Its controller may be behind, and make pods of what is gone."""
+    fired = job("RayJob", CLUSTER, guard={"fire": FIRE}, stop=STOP)
+    assert Cluster(rayjob()).gather(fired).made == (CLUSTER,)
+    assert Cluster(rayjob()).gather(job("RayJob", CLUSTER)).made == ()
+
+
+STOP = {"requestedAt": NOW.isoformat(), "method": "Stop"}
+
+
+def says(decision: Decision, kind: str) -> tuple[str, str]:
+    (found,) = (one for one in decision.report.conditions if one.type == kind)
+    return found.status, found.reason
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_called_stopped_while_something_of_it_makes_pods(kind: str) -> None:
+    """Its workload is deleted, and the garbage collector has not come yet."""
+    makers = [one for one in OF[kind] if one["kind"] != "Pod"]
+    fired = job(kind, *MADE[kind], guard={"fire": FIRE}, stop=STOP | {"method": "Delete"})
+    seen = Cluster(*makers).gather(fired)
+    assert seen.pods == () and {one.uid for one in seen.between} == {one["metadata"]["uid"] for one in makers}
+    assert says(decide(seen, NOW), "Stopped") == ("False", "PodsTerminating")
+
+
+def test_what_makes_pods_is_deleted_at_last() -> None:
+    stop = STOP | {"method": "DeletePods"}
+    seen = Cluster(rayjob(), *OF_A_RAYJOB).gather(job("RayJob", CLUSTER, guard={"fire": FIRE}, stop=stop))
+    (found,) = (one for one in decide(seen, NOW).actions if isinstance(one, DeleteBetween))
+    wanted = (Between(RAY_CLUSTERS, "run-7-abcde", "c"), Between(BATCH_JOBS, "run-7", "j"))
+    assert found == DeleteBetween(wanted)
+
+
+def test_a_namesake_of_what_it_makes_is_not_its_own() -> None:
+    """By its name alone, as where somebody has made another run in its place."""
+    stranger = thing("Job", "run-7", "j", "somebody")
+    for of_another in (cluster(owner=None), cluster(owner="somebody")):
+        seen = Cluster(rayjob(), of_another, stranger, *RAY_PODS).gather(job("RayJob"))
+        assert (seen.pods, seen.between, seen.made) == ((), (), ())
+
+
+def test_what_was_noted_stays_its_own_when_it_is_orphaned() -> None:
+    """`kubectl delete rayjob --cascade=orphan` leaves a cluster that still trains."""
+    fired = job("RayJob", CLUSTER, guard={"fire": FIRE})
+    seen = Cluster(cluster(owner=None), *RAY_PODS[:2]).gather(fired)
+    assert [one.uid for one in seen.between] == ["c"] and len(seen.pods) == 2
+
+
+def test_another_one_under_a_noted_name_is_not_its_own() -> None:
+    other = cluster(uid="new", owner="another")
+    head = pod("other", "new", **{"ray.io_cluster": "run-7-abcde"})
+    seen = Cluster(rayjob(uid="another"), other, head).gather(job("RayJob", CLUSTER))
+    assert (seen.pods, seen.between) == ((), ())
+    assert seen.workload is not None and not seen.workload.ours
+
+
+def test_of_another_try_both_are_known_until_nothing_of_the_first_is_left() -> None:
+    second = cluster(uid="c2", name="run-7-fghij")
+    now = MadeRef(api_version="ray.io/v1", kind="RayCluster", name="run-7-fghij", uid="c2")
+    there = (rayjob(cluster="run-7-fghij"), second)
+    both = Cluster(*there, RAY_PODS[0]).gather(job("RayJob", CLUSTER))
+    assert both.made == (CLUSTER, now) and [one.name for one in both.pods] == ["head"]
+    assert Cluster(*there).gather(job("RayJob", CLUSTER)).made == (now,)
+
+
+# -- what is noted ---------------------------------------------------------------------------------------
+
+
+def many(number: int) -> tuple[MadeRef, ...]:
+    return tuple(CLUSTER.model_copy(update={"uid": f"c{n}"}) for n in range(number))
+
+
+@pytest.mark.parametrize(
+    ("there", "left", "stopping", "kept"),
+    [
+        ((), (), False, ()),
+        ((), ("c",), False, (CLUSTER,)),
+        ((CLUSTER,), (), False, (CLUSTER,)),
+        ((SUBMITTER,), ("c",), False, (CLUSTER, SUBMITTER)),
+        ((), (), True, (CLUSTER,)),
+    ],
+    ids=["gone", "has pods", "is there", "another one", "of a run that is to stop"],
+)
+def test_what_is_forgotten(there: Any, left: Any, stopping: bool, kept: tuple[MadeRef, ...]) -> None:
+    assert to_note((CLUSTER,), there, left, stopping) == kept
+
+
+def test_no_more_is_noted_than_the_status_takes() -> None:
+    assert to_note(many(MAX_MADE), (SUBMITTER,), (), True) == (*many(MAX_MADE)[1:], SUBMITTER)
+
+
+# -- what is refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_that_runs_is_guarded(kind: str) -> None:
+    prepared = Cluster(TARGET[kind](), *OF[kind]).gather(job(kind, attached=False))
+    assert prepared.preparation is not None and prepared.preparation.reason is None
+    ref = decide(prepared, NOW).report.workload_ref
+    assert ref is not None and tuple(ref.made or ()) == MADE[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_that_has_made_nothing_is_waited_for(kind: str) -> None:
+    seen = Cluster(TARGET[kind]()).gather(job(kind, attached=False))
+    assert seen.preparation is not None and seen.preparation.reason == "TargetMissing"
+    assert seen.preparation.message == f"spec.targetRef: {kind} run-7 has made nothing yet that has pods"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_that_a_queue_holds_back_is_guarded(kind: str) -> None:
+    held = thing(kind, "run-7", "w", spec=copy.deepcopy(RAY if kind == "RayJob" else TRAIN))
+    held["spec"]["suspend"] = True
+    seen = Cluster(held).gather(job(kind, attached=False))
+    assert seen.preparation is not None and seen.preparation.reason is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "why"),
+    [
+        ("RayJob", {"clusterSelector": {"a": "b"}}, "spec.clusterSelector"),
+        ("RayJob", {"managedBy": "kueue.x-k8s.io/multikueue"}, "spec.managedBy"),
+        ("RayJob", {"rayClusterSpec": {}}, "spec.rayClusterSpec.headGroupSpec.template.spec.containers"),
+        ("TrainJob", {"managedBy": "kueue.x-k8s.io/multikueue"}, "spec.managedBy"),
+    ],
+)
+def test_what_no_stop_would_end_is_refused(kind: str, change: Json, why: str) -> None:
+    raw = TARGET[kind]()
+    raw["spec"] |= change
+    assert why_not_attached(adapter_of(kind), raw, True).startswith(why)
+    seen = Cluster(raw).gather(job(kind, attached=False))
+    assert seen.preparation is not None and seen.preparation.reason == "TargetRefused"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"rayClusterSpec": {**RAY["rayClusterSpec"], "enableInTreeAutoscaling": True}},
+        {"rayClusterSpec": {**RAY["rayClusterSpec"], "gcsFaultToleranceOptions": {"redisAddress": "r"}}},
+        {"submissionMode": "SidecarMode"},
+        {"entrypointNumGpus": 1},
+        {"deletionStrategy": {"onSuccess": {"policy": "DeleteNone"}}},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_what_a_template_may_not_have_for_its_guards_sake_is_admitted(more: Json) -> None:
+    raw = rayjob()
+    raw["spec"] |= more
+    assert why_not_attached(adapter_of("RayJob"), raw, True) == ""
+    autoscales = "enableInTreeAutoscaling" in raw["spec"]["rayClusterSpec"]
+    assert adapter_of("RayJob").pods_wanted(raw["spec"]) == (1 if autoscales else 3)
+
+
+def test_a_trainjob_of_which_nothing_tells_rank_0_is_refused() -> None:
+    there = (trainjob(), jobset("s", "launcher"), child())
+    seen = Cluster(*there).gather(job("TrainJob", attached=False))
+    assert seen.preparation is not None and seen.preparation.reason == "TargetRefused"
+    assert "has no replicatedJob node: nothing tells which pod is rank 0" in seen.preparation.message
+
+
+def test_a_trainjob_whose_pods_cannot_be_known_is_refused() -> None:
+    """JobSet before v0.9 gives pods no label with its UID: "no pod is left" would be said of none."""
+    seen = Cluster(trainjob(), jobset()).gather(job("TrainJob", attached=False))
+    assert seen.preparation is not None and seen.preparation.reason == "TargetRefused"
+    assert "nothing of it has the label jobset.sigs.k8s.io/jobset-uid" in seen.preparation.message
+
+
+# -- the stop --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("on_fire", ["Stop", "Suspend", "Delete"])
+def test_a_fire_stops_it(kind: str, on_fire: str) -> None:
+    fired = job(kind, *MADE[kind], on_fire=on_fire, guard={"fire": FIRE})
+    actions = decide(Cluster(TARGET[kind](), *OF[kind]).gather(fired), NOW).actions
+    assert StopWorkload(StopMethod(on_fire), "w") in actions
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_stop_is_asked_for_although_nothing_can_be_read(kind: str) -> None:
+    refused = ("RayJob", "TrainJob", "RayCluster", "Job", "JobSet", "Pod", "StatefulSet")
+    fired = job(kind, *MADE[kind], guard={"fire": FIRE})
+    seen = Cluster(refused=refused).gather(fired)
+    assert StopWorkload(StopMethod.STOP, "w") in decide(seen, NOW).actions
+    assert seen.made == MADE[kind], "what was noted is not forgotten"
+
+
+def test_what_was_noted_and_cannot_be_read_is_taken_for_there() -> None:
+    stop = {"requestedAt": "2026-01-01T23:59:00Z", "method": "Delete"}
+    fired = job("RayJob", CLUSTER, guard={"fire": FIRE}, stop=stop)
+    seen = Cluster(refused=("RayCluster",)).gather(fired)
+    assert [one.uid for one in seen.between] == ["c"] and "RayCluster" in seen.pods_unread
+    decision = decide(seen, NOW)
+    assert says(decision, "Stopped") == ("False", "PodsUnread")
+    assert DeleteBetween((Between(RAY_CLUSTERS, "run-7-abcde", "c"),)) in decision.actions
+
+
+@pytest.mark.parametrize("refused", ["RayCluster", "Pod"])
+def test_what_cannot_be_read_is_not_taken_for_gone(refused: str) -> None:
+    fired = job("RayJob", guard={"fire": FIRE}, stop=STOP | {"method": "Delete"})
+    seen = Cluster(cluster(), thing("Job", "run-7", "j", "w"), rayjob("Failed"), refused=(refused,))
+    assert says(decide(seen.gather(fired), NOW), "Stopped") == ("False", "PodsUnread")
+    for running in (job("RayJob", CLUSTER), job("RayJob", CLUSTER, guard={"fire": FIRE}, stop=EMPTY)):
+        with pytest.raises(ApiError, match=refused):
+            Cluster(rayjob(), refused=(refused,)).gather(running)
+
+
+EMPTY = STOP | {"emptySince": NOW.isoformat()}
+
+
+# -- rights ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "resource"), [("RayJob", RAY_CLUSTERS), ("RayJob", BATCH_JOBS), ("TrainJob", JOB_SETS)]
+)
+def test_what_it_makes_may_be_read_and_deleted(kind: str, resource: Resource) -> None:
+    adapter = adapter_of(kind)
+    assert isinstance(adapter, OuterAdapter) and resource in adapter.makes
+    (rule,) = (one for one in workload_rules(adapter) if one["resources"] == [resource.plural])
+    assert {"get", "delete"} <= set(rule["verbs"])
