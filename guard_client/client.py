@@ -83,6 +83,7 @@ class VerdictView(_Lenient):
     step: int | None = None
     latch_step: int | None = None
     waiting: int = 0
+    sooner: bool = False
     baseline_passes: int = 0
     failed: int = 0
     failure: str | None = None

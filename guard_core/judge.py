@@ -524,6 +524,7 @@ class Judge:
             failure=self._failure,
             baseline_passes=self._calibrated.passes_made if self._calibrated is not None else 0,
             waiting=self.waiting,
+            sooner=self.latch is None and self._calibrated is not None and self._calibrated.is_near,
             steps_since_evaluation=self._count.after,
             longest_round=self._count.longest_round,
             in_loop_ema=status.in_loop_ema if status else None,

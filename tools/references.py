@@ -108,6 +108,12 @@ TRAINER_ENVIRONMENT = {
         "`0`",
         "Whether `save_total_limit` spares the checkpoint with the best held-out score so far.",
     ),
+    "RLGUARD_SAVE_SOONER": (
+        "0 or 1",
+        "`1`",
+        "Whether a checkpoint is saved halfway between two regular ones where the guard wants the next one "
+        "sooner.",
+    ),
     "RLGUARD_RESUME_FROM": (
         "path",
         "none",

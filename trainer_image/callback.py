@@ -36,7 +36,7 @@ from trainer_image import ranks
 from trainer_image.experiment import Experiment, News, are_ours
 from trainer_image.figures import UNKNOWN, figures_of, sampling_of, what_is_learnt
 from trainer_image.metrics import StepMetrics, with_figures
-from trainer_image.outlook import evaluations_ahead
+from trainer_image.outlook import evaluations_ahead, save_sooner, steps_per_save
 from trainer_image.rollouts import newest_rollouts
 from trainer_image.unscorable import adapter_unscorable, unscorable
 
@@ -74,6 +74,8 @@ class GuardCallback(TrainerCallback):
             of the first step, and of each checkpoint.
         keep_best: whether `save_total_limit` spares the checkpoint with the best held-out score so far, which
             counts as one of those that are kept.
+        save_sooner: whether a checkpoint is saved halfway between two regular ones where the guard wants the
+            next one sooner.
 
     Raises:
         GuardConfigError: an argument is wrong.
@@ -93,6 +95,7 @@ class GuardCallback(TrainerCallback):
         max_lag: int | None = None,
         rollouts: bool = True,
         keep_best: bool = False,
+        save_sooner: bool = True,
     ) -> None:
         self._settings = ClientSettings(
             url,
@@ -107,7 +110,8 @@ class GuardCallback(TrainerCallback):
         )
         refuse_other("strict", strict, bool, "True or False")
         refuse_other("keep_best", keep_best, bool, "True or False")
-        self._strict, self._keep_best = strict, keep_best
+        refuse_other("save_sooner", save_sooner, bool, "True or False")
+        self._strict, self._keep_best, self._save_sooner = strict, keep_best, save_sooner
         self._optional = False
         self._guard: Guard | None = None
         self._trainer: Any = None
@@ -121,6 +125,8 @@ class GuardCallback(TrainerCallback):
         self._told_no_rollouts = False
         self._experiment = Experiment()
         self._best = ""  # the checkpoint with the best held-out score, where one has a score
+        self._saved = 0  # step of the newest checkpoint
+        self._sooner = False  # whether the guard wants the next one sooner
         #: Why this run was stopped, or None; on every rank.
         self.stop: Stop | None = None
 
@@ -132,14 +138,18 @@ class GuardCallback(TrainerCallback):
             environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_CA`,
                 `RLGUARD_ATTEMPT`, `RLGUARD_STRICT` (1 or 0), `RLGUARD_ON_UNREACHABLE` (stop or continue),
                 `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`,
-                `RLGUARD_ROLLOUTS` (1 or 0), `RLGUARD_KEEP_BEST` (1 or 0).
+                `RLGUARD_ROLLOUTS` (1 or 0), `RLGUARD_KEEP_BEST` (1 or 0), `RLGUARD_SAVE_SOONER` (1 or 0).
             optional: without `RLGUARD_URL`, train without a guard; a warning says that the run is unguarded.
 
         Raises:
             GuardConfigError: naming the variable that is missing or wrong.
         """
-        strict, keep_best = switch(environ, "RLGUARD_STRICT", "1"), switch(environ, "RLGUARD_KEEP_BEST", "0")
-        callback = cls(None, strict=strict, keep_best=keep_best)
+        callback = cls(
+            None,
+            strict=switch(environ, "RLGUARD_STRICT", "1"),
+            keep_best=switch(environ, "RLGUARD_KEEP_BEST", "0"),
+            save_sooner=switch(environ, "RLGUARD_SAVE_SOONER", "1"),
+        )
         callback._settings = ClientSettings.from_env(environ, optional=optional)
         callback._optional = optional
         return callback
@@ -168,7 +178,7 @@ class GuardCallback(TrainerCallback):
         self._rollouts = self._rollouts_step = None
         self._last_step = None
         self._began = state.global_step
-        self._best = ""
+        self._best, self._saved, self._sooner = "", state.global_step, False
         self._told_no_reward = False
         self._experiment = Experiment()
         self.stop = None
@@ -202,6 +212,7 @@ class GuardCallback(TrainerCallback):
         if self.stop is None:
             self._stop_if(self._agreed(args), control)
         self._spare_the_best(args, state)
+        self._save_between(args, state, control)
         return control
 
     def on_log(
@@ -229,6 +240,7 @@ class GuardCallback(TrainerCallback):
     ) -> None:
         """Report the checkpoint once every rank has written its part of it; wait for a guard that lags."""
         ranks.barrier()
+        self._saved = state.global_step
         if self.stop is not None:
             return
         if self._guard is not None:
@@ -256,6 +268,15 @@ class GuardCallback(TrainerCallback):
         own = Path(args.output_dir) / Path(self._best).name
         if self._keep_best and os.path.abspath(own) == self._best:
             state.best_model_checkpoint = str(own)
+
+    def _save_between(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        """Have every rank save a checkpoint between two regular ones, if the guard wants one sooner."""
+        since, every = state.global_step - self._saved, steps_per_save(args, state)
+        wanted = self._save_sooner and self._sooner and self.stop is None
+        if wanted and not control.should_save and save_sooner(every, since, args):
+            control.should_save = True
+            if self._guard is not None:
+                log.info("the guard wants a checkpoint sooner: one is saved at step %d", state.global_step)
 
     def _wait_for_the_guard(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl
@@ -395,12 +416,12 @@ class GuardCallback(TrainerCallback):
         guard, heard = self._guard, None
         if guard is not None:
             stop = guard.stop  # before the verdict, which then is at least as new
-            heard = self._experiment.news(stop, guard.verdict)
+            heard = self._experiment.news(stop, guard.verdict, self._saved)
         news: News | None = ranks.agree(heard, args.device)
         if news is None:
             return None
         self._experiment.log(self._trainer, news.figures)
-        self._best = news.best
+        self._best, self._sooner = news.best, news.sooner
         return news.stop
 
     def _stop_if(self, stop: Stop | None, control: TrainerControl) -> None:

@@ -59,11 +59,15 @@ def are_ours(logs: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What rank 0 tells the others: why training must stop, new figures, and the best checkpoint, if any."""
+    """What rank 0 tells the others.
+
+    Why training must stop, new figures, the best checkpoint, if any, and whether one is wanted sooner.
+    """
 
     stop: Stop | None
     figures: Mapping[str, float]
     best: str = ""
+    sooner: bool = False
 
 
 @dataclass
@@ -71,15 +75,22 @@ class Experiment:
     """Where the figures of one training go. Nothing here may end it: a failure is one warning."""
 
     _newest: dict[str, float] = field(default_factory=dict)
+    _sooner: bool = False
     _failed: bool = False
 
-    def news(self, stop: Stop | None, verdict: VerdictView | None) -> News | None:
-        """What is to be told; None if nothing has changed."""
+    def news(self, stop: Stop | None, verdict: VerdictView | None, saved: int) -> News | None:
+        """What is to be told; None if nothing has changed. `saved`: step of the newest checkpoint.
+
+        The next checkpoint is wanted sooner only once this one has been scored: so nothing waits then.
+        """
         figures = verdict_figures(stop, verdict)
         new = figures if figures != self._newest else {}
         self._newest = figures
         best = "" if verdict is None or verdict.best_evaluation is None else verdict.best_evaluation.path
-        return News(stop, new, best) if stop is not None or new else None
+        scored = None if verdict is None else verdict.last_evaluation
+        sooner = verdict is not None and verdict.sooner and scored is not None and scored.step == saved
+        changed, self._sooner = sooner != self._sooner, sooner
+        return News(stop, new, best, sooner) if stop is not None or new or changed else None
 
     def log(self, trainer: Any, figures: Mapping[str, float]) -> None:
         """Give the figures to everything that this trainer logs to; all ranks do, as they do with its own."""

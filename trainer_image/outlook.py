@@ -17,14 +17,30 @@ def evaluations_ahead(args: Any, state: Any, needed: EvaluationsNeeded | None) -
         state: the `TrainerState` at the beginning of training.
         needed: what the guard says its policy takes; None: it does not say.
     """
-    every = _steps_per_save(args, state)
+    every = steps_per_save(args, state)
     if needed is None or every is None:
         return None
     saves = math.ceil(state.max_steps / every)
     return enough_evaluations(saves, needed_for(needed, every), state.max_steps, FROM_NOISIEST)
 
 
-def _steps_per_save(args: Any, state: Any) -> int | None:
+def save_sooner(every: int | None, since: int, args: Any) -> bool:
+    """Whether this is the place of a checkpoint between two regular ones, for a guard that wants one.
+
+    About halfway, so there is at most one more; and none where it would take the only one's place.
+
+    Args:
+        every: steps between two regular ones; None: not known.
+        since: steps since the newest one.
+        args: the `TrainingArguments`.
+    """
+    if every is None or getattr(args, "save_total_limit", None) == 1:
+        return False
+    return every <= 2 * since and 4 * since <= 3 * every
+
+
+def steps_per_save(args: Any, state: Any) -> int | None:
+    """Steps between two checkpoints that the Trainer saves by itself; None where it saves none by a count."""
     strategy = getattr(args, "save_strategy", None)
     last, epochs = getattr(state, "max_steps", 0), getattr(state, "num_train_epochs", 0)
     match getattr(strategy, "value", strategy):

@@ -21,6 +21,7 @@ from guard_core.detectors.calibrated import (
     evaluations_to_detect,
 )
 from guard_core.detectors.gap import Gap
+from guard_core.detectors.parts import Fast
 from guard_core.policy import BaselineBudget, CalibratedPolicy
 from guard_core.wire import Code, Condition, DetectorReading, Level
 
@@ -31,6 +32,9 @@ FEW_NOT_COUNTED = 0.1
 
 #: How often in a row a wanted pass is tried again that failed of what may pass.
 MOST_RETRIES = 1
+
+#: Nats below its threshold from which on the next checkpoint is wanted sooner.
+NEAR = 3.0
 
 #: A starting score within this of 0 or 1 leaves the held-out score little room to move.
 UNINFORMATIVE = 0.02
@@ -166,6 +170,17 @@ class CalibratedRun:
     def awaits_confirmation(self) -> bool:
         """Whether an alarm waits for a fresh pass of the newest checkpoint."""
         return self._detector is not None and self.wanted() is not None
+
+    @property
+    def is_near(self) -> bool:
+        """Whether `fast` is within NEAR nats of a threshold at which it stops.
+
+        A trainer is told this, so it is made of mean scores alone, which a trainer is told anyway.
+        """
+        fast = next((r for r in self.readings if r.name == Fast.name), None)
+        if fast is None or fast.statistic is None or fast.threshold is None:
+            return False
+        return self._config.on_decline == "stop" and fast.threshold - fast.statistic <= NEAR
 
     @property
     def passes_made(self) -> int:

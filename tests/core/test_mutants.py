@@ -38,6 +38,10 @@ DOUBT = Rule("guard_core", "detectors/calibrated.py", DETECTION / "test_doubt.py
 LEVEL = Rule("guard_core", "detectors/calibrated.py", DETECTION / "test_judge_calibrated.py", SIMULATED)
 PREFLIGHT = Rule("guard_core", "preflight.py", HERE.parent / "cli" / "check" / "test_rows.py")
 RUN = rule("detectors/run.py", "test_judge.py")
+NEAR, NEARLY = (
+    Rule("guard_core", source, DETECTION / "test_judge_calibrated.py", SIMULATED)
+    for source in ("detectors/run.py", "judge.py")
+)
 ROLLOUTS = rule("rollouts.py", "test_rollouts.py")
 FIGURES = rule("figures.py", "test_figures.py")
 APPLIED = rule("apply_body.py", "test_apply_body.py")
@@ -240,6 +244,11 @@ MUTANTS: list[Mutant] = [
     (EVALUATION, '("top_p", "top_k", "min_p")', '("top_p", "top_k")'),
     (COSTS, "return PassCost(evaluation.completions, evaluation.seconds)", "return PassCost()"),
     (RUN, "self._lost > MOST_RETRIES", "False"),
+    (NEAR, "if r.name == Fast.name)", "if r.name)"),
+    (NEAR, 'self._config.on_decline == "stop" and fast', "fast"),
+    (NEAR, "fast.threshold - fast.statistic <= NEAR", "fast.threshold - fast.statistic <= 0"),
+    (NEAR, "fast.threshold - fast.statistic <= NEAR", "True"),
+    (NEARLY, "sooner=self.latch is None and", "sooner="),
     (RUN, "last.index + 1 + self._lost", "last.index + 1"),
     (RUN, "self._last, evaluated, 0, False", "self._last, evaluated, self._lost, False"),
     (ENDING, "first < newest and count <= newest - judged.step", "first < newest"),

@@ -143,6 +143,60 @@ def test_a_drop_fires_and_names_its_code_and_no_pass_is_wanted_afterwards():
     assert run.judge.wanted_pass() is None
 
 
+def nearness(run: Run) -> float | None:
+    """Nats that `fast` lacks."""
+    fast_ = next((r for r in run.judge.verdict().detectors if r.name == "fast"), None)
+    return None if fast_ is None else fast_.threshold - fast_.statistic
+
+
+def test_a_checkpoint_is_wanted_sooner_while_fast_is_near_its_threshold_and_may_stop_the_run():
+    said: dict[bool, list[float]] = {True: [], False: []}
+    run, advises = Run(baseline_passes=16), Run(baseline_passes=16, on_decline="warn")
+    for round_ in range(40):
+        for one in (run, advises):
+            one.round(round_, 1.0 if round_ < 15 else 0.85)
+        near, verdict = nearness(run), run.judge.verdict()
+        if near is None or verdict.stop:
+            assert not verdict.sooner
+        else:
+            said[verdict.sooner].append(near)
+        assert not advises.judge.verdict().sooner
+    assert run.judge.verdict().fire and max(said[True]) <= 3.0 < min(said[False])
+    assert min(nats for nats in said[True]) > 0, "before there is an alarm"
+    halted = Run("heldout_guard")
+    halted.round(0)
+    assert not halted.judge.verdict().sooner
+
+
+def test_what_is_wanted_sooner_says_no_more_than_the_scores_do():
+    """A trainer is told it. So runs with the same scores, of other items, get the same."""
+    runs = [Run(baseline_passes=16), Run(baseline_passes=16)]
+    order = np.random.default_rng(8).permutation(N)
+    told = []
+    for round_ in range(30):
+        scores = draw(runs[0].rng, MEANS * (1.0 if round_ < 12 else 0.9))
+        for run, items in zip(runs, (scores, scores[order] if round_ else scores), strict=True):
+            run.steps(round_)
+            run.judge.fold_checkpoint()
+            run.judge.fold_evaluation(
+                Evaluation(0, 10 * round_, f"/checkpoints/{10 * round_}", tuple(items.tolist()), None, 0)
+            )
+            made = np.random.default_rng(round_)
+            while (wanted := run.judge.wanted_pass()) is not None:
+                again = draw(made, MEANS * (1.0 if round_ < 12 else 0.9))
+                again = again if run is runs[0] or round_ == 0 else again[order]
+                run.judge.fold_evaluation(
+                    Evaluation(0, 10 * round_, wanted.path, tuple(again.tolist()), None, wanted.index)
+                )
+        told.append([run.judge.verdict().sooner for run in runs])
+    assert all(one == other for one, other in told)
+    assert {one for one, _ in told} == {True, False}
+    of_items = [
+        [r.statistic for r in run.judge.verdict().detectors if r.name == "guaranteed"] for run in runs
+    ]
+    assert of_items[0] != of_items[1], "what is made of items differs"
+
+
 @pytest.mark.parametrize("part", ["guaranteed", "fast"])
 def test_an_alarm_asks_for_one_fresh_evaluation_of_that_checkpoint(part):
     shares = dict.fromkeys(("guaranteed", "fast", "peak", "gap"), 1e-6) | {part: 0.8}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,19 @@ INGEST, READ = "ingest-secret-of-the-test", "read-secret-of-the-test"
 def digits(completion: str, answer: str, meta: object) -> float:
     """A scorer: the share of digits. It differs from completion to completion, also of a tiny model."""
     return sum(map(str.isdigit, completion)) / max(len(completion), 1)
+
+
+#: Items of a split for `sinking`.
+SINKING = 64
+_scored = count()
+
+
+def sinking(completion: str, answer: str, meta: object) -> float:
+    """A scorer by which half of the items are right in four evaluations, and two fifths from then on."""
+    if completion == answer:
+        return 1.0
+    evaluation, place = divmod(next(_scored), SINKING)
+    return float((37 * place + 11 * evaluation) % SINKING < (0.5 if evaluation < 4 else 0.4) * SINKING)
 
 
 class RealGuard:

@@ -226,6 +226,88 @@ def test_the_best_checkpoint_is_spared_on_request(
     assert {path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")} == kept
 
 
+def scored_soon(guard: FaultyGuard, sooner: bool, late: int) -> None:
+    """Of the announced checkpoints all but so many are scored, and the next one may be wanted sooner."""
+
+    def verdict(_: int) -> Verdict:
+        scored = guard.checkpoints[: len(guard.checkpoints) - late]
+        if not scored:
+            return HEALTHY
+        newest = EvaluationSummary(attempt=0, step=scored[-1].step, score=0.5, items=4, path=scored[-1].path)
+        return HEALTHY.model_copy(update={"last_evaluation": newest, "sooner": sooner})
+
+    guard.verdict_after = verdict
+
+
+@pytest.mark.parametrize(
+    ("sooner", "late", "switch", "settings", "saved"),
+    [
+        (True, 0, "1", {}, [4, 6, 8, 10, 12]),
+        (False, 0, "1", {}, [4, 8, 12]),
+        (True, 0, "0", {}, [4, 8, 12]),
+        (True, 1, "1", {}, [4, 8, 12]),
+        (True, 0, "1", {"save_total_limit": 1}, [4, 8, 12]),
+        (True, 0, "1", {"save_total_limit": 2}, [4, 6, 8, 10, 12]),
+        (True, 0, "1", {"save_strategy": "epoch", "max_steps": 6}, [6]),
+    ],
+    ids=[
+        "wanted",
+        "not wanted",
+        "switched off",
+        "one waits",
+        "only one is kept",
+        "two are kept",
+        "one epoch",
+    ],
+)
+def test_one_checkpoint_is_saved_between_two_where_the_guard_wants_one_sooner(
+    train,
+    guard: FaultyGuard,
+    quick_looks,
+    sooner: bool,
+    late: int,
+    switch: str,
+    settings: dict[str, Any],
+    saved: list[int],
+) -> None:
+    scored_soon(guard, sooner, late)
+    trainer = train(None, **({"max_steps": 12, "save_steps": 4} | settings))
+    # It waits for each response, so that none is late.
+    trainer.add_callback(from_env(RLGUARD_URL=guard.url, RLGUARD_MAX_LAG="0", RLGUARD_SAVE_SOONER=switch))
+    trainer.train()
+    assert [report.step for report in guard.checkpoints] == saved
+
+
+def test_every_rank_saves_the_checkpoint_between_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainer_image.experiment import News
+
+    callback = from_env(RANK="1")
+    args = SimpleNamespace(
+        device="cpu", output_dir=str(tmp_path), save_strategy="steps", save_total_limit=None
+    )
+    state = SimpleNamespace(global_step=8, is_world_process_zero=False, save_steps=4, max_steps=20)
+    control = SimpleNamespace(should_training_stop=False, should_save=False)
+    callback.on_train_begin(args, state, control)
+    heard = iter([News(None, {}, "", True), None, None, None])
+    monkeypatch.setattr("trainer_image.ranks.agree", lambda _mine, _device: next(heard))
+    asked = []
+    for state.global_step in (9, 10, 11, 12):
+        control.should_save = False
+        callback.on_step_end(args, state, control)
+        asked.append(control.should_save)
+    assert asked == [False, True, True, False], "what rank 0 has heard holds until it hears something else"
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"), [(1, []), (2, [1]), (3, [2]), (4, [2, 3]), (100, [*range(50, 76)]), (None, [])]
+)
+def test_the_place_of_a_checkpoint_between_two_is_halfway(every: int | None, steps: list[int]) -> None:
+    from trainer_image.outlook import save_sooner
+
+    args = SimpleNamespace(save_total_limit=None)
+    assert [since for since in range(every or 5) if save_sooner(every, since, args)] == steps
+
+
 def test_every_rank_spares_the_best_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each node rotates its own disk where nodes share none."""
     from trainer_image.experiment import News
@@ -972,6 +1054,7 @@ def test_only_rank_0_needs_the_url() -> None:
         ("RLGUARD_MAX_LAG", "-1"),
         ("RLGUARD_MAX_LAG", "two"),
         ("RLGUARD_KEEP_BEST", "yes"),
+        ("RLGUARD_SAVE_SOONER", "yes"),
         ("RLGUARD_ROLLOUTS", "no"),
     ],
 )

@@ -61,7 +61,37 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
         "    if False:\n",
         (CALLED, "could_not_spare"),
     ),
-    (EXPERIMENT, "return News(stop, new, best)", "return News(stop, new)", (CALLED, "spared_on_request")),
+    (
+        EXPERIMENT,
+        "return News(stop, new, best, sooner)",
+        'return News(stop, new, "", sooner)',
+        (CALLED, "spared_on_request"),
+    ),
+    # The next checkpoint sooner.
+    (EXPERIMENT, "and scored.step == saved", "", (CALLED, "wants_one_sooner")),
+    (EXPERIMENT, "verdict.sooner and", "", (CALLED, "wants_one_sooner")),
+    (EXPERIMENT, " or changed else None", " else None", (CALLED, "wants_one_sooner")),
+    (OUTLOOK, 'getattr(args, "save_total_limit", None) == 1', "False", (CALLED, "wants_one_sooner")),
+    (OUTLOOK, "every <= 2 * since and", "", (CALLED, "between_two_is_halfway")),
+    (OUTLOOK, " and 4 * since <= 3 * every", "", (CALLED, "between_two_is_halfway")),
+    (
+        CALLBACK,
+        "wanted = self._save_sooner and self._sooner",
+        "wanted = self._sooner",
+        (CALLED, "wants_one_sooner"),
+    ),
+    (
+        CALLBACK,
+        "        self._saved = state.global_step\n        if",
+        "        if",
+        (CALLED, "wants_one_sooner"),
+    ),
+    (
+        CALLBACK,
+        """self._best, self._saved, self._sooner = "", state.global_step, False""",
+        """self._best, self._saved = "", 0""",
+        (CALLED, "every_rank_saves"),
+    ),
     # Rollouts.
     (CALLBACK, " or not self._metrics.generated:", ":", (CALLED, "never_sent")),
     (METRICS, '= "reward" in values', "= True", (CALLED, "never_sent")),

@@ -12,7 +12,7 @@ import pytest
 
 from guard_core import CollapseStopError
 from guard_core.wire import Sampling
-from tests.trainer.real_guard import INGEST, LOOSE_KL, TIGHT_KL, RealGuard, digits
+from tests.trainer.real_guard import INGEST, LOOSE_KL, SINKING, TIGHT_KL, RealGuard, digits
 
 pytestmark = pytest.mark.torch
 
@@ -35,10 +35,13 @@ def train(tiny_model: Path, tmp_path: Path) -> Any:
     from tests.trainer.tiny import grpo_trainer
     from trainer_image.callback import GuardCallback
 
-    def make(guard: RealGuard, strict: str = "1", drain: int = 0, **overrides: Any) -> Any:
+    def make(
+        guard: RealGuard, strict: str = "1", drain: int = 0, max_lag: int | None = None, **overrides: Any
+    ) -> Any:
         trainer = grpo_trainer(tiny_model, tmp_path / "out", **overrides)
         environ = {"RLGUARD_URL": guard.url, "RLGUARD_TOKEN": INGEST, "RLGUARD_STRICT": strict}
         environ |= {"RLGUARD_DRAIN_SECONDS": str(drain)}
+        environ |= {} if max_lag is None else {"RLGUARD_MAX_LAG": str(max_lag)}
         trainer.add_callback(GuardCallback.from_env(environ))
         return trainer
 
@@ -103,6 +106,30 @@ def test_a_killed_guard_loses_no_step(start: Any, train: Any) -> None:
         trainer.train()
     restart.join()
     assert [line["step"] for line in guard.history()] == list(range(1, 151))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_score_that_sinks_has_checkpoints_saved_between_the_regular_ones(
+    start: Any, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    split = tmp_path / "split.jsonl"
+    rows = [{"id": f"i{n}", "prompt": f"{n}+{n}=", "answer": f"is {2 * n}"} for n in range(SINKING)]
+    split.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluator = {"kind": "checkpoint", "batch_size": SINKING, "score_truncated": True}
+    scorer = "tests.trainer.real_guard:sinking"
+    guard = start(
+        {"calibrated": {"baseline_passes": 3}},
+        {"split": str(split), "scorer": scorer, "evaluator": evaluator},
+    )
+    train(guard, strict="0", max_lag=0, drain=200, max_steps=24, save_steps=4).train()
+    steps = [line["step"] for line in guard.history() if "heldout" in line and line.get("pass_index", 0) == 0]
+    between = [step for step in steps if step % 4]
+    assert steps[:3] == [0, 4, 8], "as long as nothing is near"
+    assert between and all(step % 4 in (2, 3) for step in between), steps
+    assert len({step // 4 for step in between}) == len(between), "one between two"
+    assert {step for step in range(0, steps[-1], 4)} <= set(steps)
 
 
 @pytest.mark.slow
