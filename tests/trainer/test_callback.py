@@ -278,33 +278,49 @@ def test_one_checkpoint_is_saved_between_two_where_the_guard_wants_one_sooner(
     assert [report.step for report in guard.checkpoints] == saved
 
 
-def test_every_rank_saves_the_checkpoint_between_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("switch", "asked"), [("1", [10, 11, 14, 15]), ("0", [])])
+def test_every_rank_saves_the_checkpoint_between_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str, asked: list[int]
+) -> None:
     from trainer_image.experiment import News
 
-    callback = from_env(RANK="1")
-    args = SimpleNamespace(
-        device="cpu", output_dir=str(tmp_path), save_strategy="steps", save_total_limit=None
-    )
+    callback = from_env(RANK="1", RLGUARD_SAVE_SOONER=switch)
+    args = SimpleNamespace(device="cpu", output_dir=str(tmp_path), save_strategy="steps", save_total_limit=2)
     state = SimpleNamespace(global_step=8, is_world_process_zero=False, save_steps=4, max_steps=20)
     control = SimpleNamespace(should_training_stop=False, should_save=False)
     callback.on_train_begin(args, state, control)
-    heard = iter([News(None, {}, "", True), None, None, None])
-    monkeypatch.setattr("trainer_image.ranks.agree", lambda _mine, _device: next(heard))
-    asked = []
-    for state.global_step in (9, 10, 11, 12):
+    heard = {9: News(None, {}, "", True), 16: News(None, {}, "", False)}  # what is heard holds
+    monkeypatch.setattr(
+        "trainer_image.ranks.agree", lambda _mine, _device: heard.pop(state.global_step, None)
+    )
+    found = []
+    for state.global_step in range(9, 21):
         control.should_save = False
         callback.on_step_end(args, state, control)
-        asked.append(control.should_save)
-    assert asked == [False, True, True, False], "what rank 0 has heard holds until it hears something else"
+        found += [state.global_step] if control.should_save else []
+        if state.global_step % 4 == 0:
+            callback.on_save(args, state, control)
+    assert found == asked
 
 
 @pytest.mark.parametrize(
-    ("every", "steps"), [(1, []), (2, [1]), (3, [2]), (4, [2, 3]), (100, [*range(50, 76)]), (None, [])]
+    ("every", "limit", "steps"),
+    [
+        (1, None, []),
+        (2, None, [1]),
+        (3, None, [2]),
+        (4, 2, [2, 3]),
+        (4, 1, []),
+        (100, None, [*range(50, 76)]),
+        (None, None, []),
+    ],
 )
-def test_the_place_of_a_checkpoint_between_two_is_halfway(every: int | None, steps: list[int]) -> None:
+def test_the_place_of_a_checkpoint_between_two_is_halfway(
+    every: int | None, limit: int | None, steps: list[int]
+) -> None:
     from trainer_image.outlook import save_sooner
 
-    args = SimpleNamespace(save_total_limit=None)
+    args = SimpleNamespace(save_total_limit=limit)
     assert [since for since in range(every or 5) if save_sooner(every, since, args)] == steps
 
 

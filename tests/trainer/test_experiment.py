@@ -62,6 +62,22 @@ def view(verdict: Verdict) -> VerdictView:
     return VerdictView.model_validate_json(for_trainer(verdict).model_dump_json())
 
 
+def test_a_checkpoint_that_is_wanted_sooner_is_news_once_the_newest_has_been_scored() -> None:
+    experiment, wanted = Experiment(), view(JUDGED.model_copy(update={"sooner": True}))
+    first = experiment.news(None, view(JUDGED), saved=2)
+    assert first is not None and not first.sooner
+    told = [
+        experiment.news(None, verdict, saved) for verdict, saved in ((wanted, 2), (wanted, 2), (wanted, 4))
+    ]
+    assert [None if news is None else (news.sooner, dict(news.figures)) for news in told] == [
+        (True, {}),
+        None,
+        (False, {}),
+    ]
+    unscored = Experiment().news(None, view(HEALTHY.model_copy(update={"sooner": True})), saved=0)
+    assert unscored is not None and not unscored.sooner
+
+
 @pytest.fixture
 def train(tiny_model: Path, tmp_path: Path):
     from tests.trainer.tiny import grpo_trainer
