@@ -27,7 +27,7 @@ from guard_operator.reconcile.notifier import Notifier
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.recorder import EventRecorder
 from guard_operator.runtime.client import REQUEST_SECONDS, Client, Resource
-from guard_operator.runtime.errors import ApiError, TransportError
+from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 from guard_operator.runtime.lease import LeaderElector
 from guard_operator.runtime.manager import Manager
 from guard_operator.runtime.metrics import OperatorMetrics
@@ -37,14 +37,19 @@ from guard_operator.runtime.reflector import Key
 Json = dict[str, Any]
 KEY = ("ns", "run")
 START = datetime(2026, 1, 1, tzinfo=UTC)
-#: In the place of a status: no answer comes.
-HUNG = 0
+HUNG = TransportError("no answer")
+
 #: What docs/operator.md promises: from the fire to the first request that the pods end, seconds.
 BOUND_SECONDS = 180.0
 #: The same where the API server answers at once.
 PROMPT_SECONDS = 60.0
 LATCH = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 4, "at": "2026-01-01T00:00:00Z"}
 WORKLOAD = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"}
+
+
+def refused(status: int, after: float | None = None) -> ApiError:
+    """`after`: seconds that the server asks to wait."""
+    return ApiError(status, "Refused", "somebody says no", after)
 
 
 def owner(uid: str) -> list[Json]:
@@ -79,18 +84,18 @@ def a_pod(**container: Any) -> Json:
 class World:
     """The API server and its caches, which follow at once; and what a run of the operator does in it.
 
-    `faults`: (verb, kind) -> status; `after`: seconds that it asks to wait. What others do to the job is done
-    `before_writes` of its status, and `all_the_time`.
+    `faults`: (verb, kind) -> what comes of such a request; one without an answer takes its time. What others do
+    to the job is done `before_writes` of its status, and `all_the_time`.
     """
 
-    def __init__(self, job: Json, faults: Mapping[tuple[str, str], int], after: float | None = None) -> None:
+    def __init__(self, job: Json, faults: Mapping[tuple[str, str], ClusterError]) -> None:
         self.now, self.job, self.pod = 0.0, job, a_pod()
         self.made: Json = {
             "metadata": {"name": "run", "namespace": "ns", "uid": "w", "ownerReferences": owner("u")},
             "spec": {},
             "status": {"conditions": [{"type": "Running", "status": "True"}]},
         }
-        self.faults, self.after = faults, after
+        self.faults = faults
         self.before_writes: Callable[[Json], None] = nothing
         self.all_the_time: Callable[[Json], None] = nothing
         self.read: list[str] = []
@@ -134,14 +139,13 @@ class World:
         return START + timedelta(seconds=self.now)
 
     def _asked(self, verb: str, resource: Resource) -> None:
-        status = self.faults.get((verb, resource.kind))
-        if status == HUNG:
+        fault = self.faults.get((verb, resource.kind))
+        if isinstance(fault, TransportError):
             self.now += REQUEST_SECONDS
-            raise TransportError(f"{verb} {resource.kind}: no answer")
-        if verb in {"patch", "delete"}:
+        elif verb in {"patch", "delete"}:
             self.asked.setdefault(f"{verb} {resource.kind}", self.now)
-        if status is not None:
-            raise ApiError(status, "Refused", f"{verb} {resource.kind}", self.after)
+        if fault is not None:
+            raise fault
 
     # -- Caches ------------------------------------------------------------------------------------------
 
@@ -240,7 +244,7 @@ STOPS = (("patch", RUN), ("delete", RUN))
     ids=lambda requests: ", ".join(" ".join(one) for one in requests) or "none",
 )
 def test_what_is_refused_holds_up_no_stop(requests: tuple[tuple[str, str], ...], status: int) -> None:
-    asked = World(a_job(**FIRED), dict.fromkeys(requests, status)).run(PROMPT_SECONDS).asked
+    asked = World(a_job(**FIRED), dict.fromkeys(requests, refused(status))).run(PROMPT_SECONDS).asked
     assert "delete Pod" in asked and asked["patch PyTorchJob"] == 0.0
 
 
@@ -255,7 +259,7 @@ def test_what_hangs_holds_up_no_stop_for_long(requests: tuple[tuple[str, str], .
 
 def test_a_server_that_never_has_time_holds_up_no_stop_for_long() -> None:
     """Each time with the longest wait that it may ask for."""
-    asked = World(a_job(**FIRED), dict.fromkeys(STOPS, 429), after=86400.0).run(BOUND_SECONDS).asked
+    asked = World(a_job(**FIRED), dict.fromkeys(STOPS, refused(429, after=86400.0))).run(BOUND_SECONDS).asked
     assert asked["patch PyTorchJob"] == 0.0 and "delete Pod" in asked
 
 
@@ -309,7 +313,7 @@ def test_of_a_run_that_goes_on_nothing_is_written_that_was_decided_of_an_older_v
 @pytest.mark.parametrize("refusal", [403, 422, 500])
 @pytest.mark.parametrize("status", [HALTED, {}], ids=["halted", "goes on"])
 def test_a_last_word_that_is_refused_holds_up_no_stop(status: Json, refusal: int) -> None:
-    world = World(a_job(**status), {("record", JOB): refusal})
+    world = World(a_job(**status), {("record", JOB): refused(refusal)})
     ended = {"exitCode": 0, "message": json.dumps({"fire": LATCH})}
     world.pod = a_pod(state={"terminated": ended})
     assert "delete Pod" in world.run(PROMPT_SECONDS).asked
@@ -319,7 +323,7 @@ def test_a_last_word_that_is_refused_holds_up_no_stop(status: Json, refusal: int
 
 
 def test_a_last_word_that_is_taken_at_last_stands_in_the_status() -> None:
-    world = World(a_job(**HALTED), {("record", JOB): 500})
+    world = World(a_job(**HALTED), {("record", JOB): refused(500)})
     world.pod = a_pod(state={"terminated": {"exitCode": 0, "message": json.dumps({"fire": LATCH})}})
     assert "guard" not in world.run(5.0).job["status"]
     world.faults = {}

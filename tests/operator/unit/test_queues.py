@@ -230,18 +230,15 @@ def test_what_was_admitted_waits_in_no_queue(state: WorkloadState) -> None:
 # -- requests --------------------------------------------------------------------------------------------
 
 
-#: As a status: no answer.
-HUNG = 0
-
-
-def fault(status: int) -> ClusterError:
-    return ApiError(status, "Refused", "no") if status else TransportError("no answer")
+#: What a list or a patch is refused with, by its status; and no answer.
+REFUSED = {status: ApiError(status, "Refused", "no") for status in (403, 404, 409, 429, 500)}
+HUNG = TransportError("no answer")
 
 
 class Requests:
     """Stands in for cluster and caches: what was asked, and what a list or a patch is refused with."""
 
-    def __init__(self, refusal: int | None = None, owned: bool = True) -> None:
+    def __init__(self, refusal: ClusterError | None = None, owned: bool = True) -> None:
         self.refusal, self.owned, self.asked = refusal, owned, list[str]()
 
     def quiet_for(self, _namespace: str) -> float:
@@ -267,13 +264,13 @@ class Requests:
         self.asked.append("list")
         assert query == {"labelSelector": "kueue.x-k8s.io/job-uid=w", "limit": "20"}
         if self.refusal is not None:
-            raise fault(self.refusal)
+            raise self.refusal
         return {"items": [entry(active=False)]}
 
     def merge(self, resource: Any, namespace: str, name: str, patch: Json, _manager: str) -> None:
         self.asked.append(f"{resource.plural} {namespace} {name} {patch}")
         if self.refusal is not None:
-            raise fault(self.refusal)
+            raise self.refusal
 
 
 def seen(world: Requests, of: Job, kueue: bool = True) -> Queued | None:
@@ -295,14 +292,14 @@ def test_a_stop_reads_the_queue_live_and_nothing_else_does() -> None:
 
 
 def test_without_kueue_nothing_is_asked() -> None:
-    world = Requests(refusal=404)
+    world = Requests(REFUSED[404])
     assert seen(world, job(STOPPING), kueue=False) is None and not world.asked
     assert seen(Requests(owned=False), job()) is None, "nor for a namesake"
 
 
-@pytest.mark.parametrize("status", [403, 404, HUNG])
-def test_a_queue_that_cannot_be_read_holds_up_no_stop(status: int) -> None:
-    assert seen(Requests(status), job(STOPPING)) is None
+@pytest.mark.parametrize("refusal", [REFUSED[403], REFUSED[404], HUNG], ids=str)
+def test_a_queue_that_cannot_be_read_holds_up_no_stop(refusal: ClusterError) -> None:
+    assert seen(Requests(refusal), job(STOPPING)) is None
 
 
 def leave(world: Requests) -> None:
@@ -312,13 +309,15 @@ def leave(world: Requests) -> None:
     actuator._act(Snapshot(job()), LeaveQueue("job-run-x", "q"), Report(Phase.STOPPING, ()))
 
 
-@pytest.mark.parametrize("status", [None, 403, 404, 409, 500, HUNG])
-def test_leaving_is_one_patch_that_is_fenced_and_whose_refusal_holds_up_nothing(status: int | None) -> None:
-    world = Requests(status)
+@pytest.mark.parametrize("refusal", [None, *(REFUSED[one] for one in (403, 404, 409, 500)), HUNG], ids=str)
+def test_leaving_is_one_patch_that_is_fenced_and_whose_refusal_holds_up_nothing(
+    refusal: ClusterError | None,
+) -> None:
+    world = Requests(refusal)
     leave(world)
     assert world.asked == ["workloads ns job-run-x {'metadata': {'uid': 'q'}, 'spec': {'active': False}}"]
 
 
 def test_an_api_server_that_is_too_busy_is_asked_again() -> None:
     with pytest.raises(ApiError):
-        leave(Requests(429))
+        leave(Requests(REFUSED[429]))
