@@ -84,8 +84,8 @@ def a_pod(**container: Any) -> Json:
 class World:
     """The API server and its caches, which follow at once; and what a run of the operator does in it.
 
-    `faults`: (verb, kind) -> what comes of such a request; one without an answer takes its time. What others do
-    to the job is done `before_writes` of its status, and `all_the_time`.
+    `faults`: (verb, kind) -> what comes of such a request; one without an answer takes its time. What others
+    do to the job is done `before_writes` of its status, and `all_the_time`.
     """
 
     def __init__(self, job: Json, faults: Mapping[tuple[str, str], ClusterError]) -> None:
