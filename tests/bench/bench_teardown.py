@@ -72,23 +72,38 @@ class Sight(threading.Thread):
         return self.at
 
 
+@dataclass(frozen=True)
+class End:
+    """When the last pod was told to end, and when it was gone. After the first all is the kubelet's."""
+
+    told: float
+    gone: float
+
+    def since(self, start: float) -> End:
+        return End(self.told - start, self.gone - start)
+
+
 class LastPod(Sight):
-    """Notes when the last pod of a namespace was gone."""
+    """Notes when the last pod of a namespace was told to end, and when it was gone."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         items = client.list(PODS, namespace, {}).get("items") or []
         self._there = {pod["metadata"]["uid"] for pod in items}
+        self._told: dict[str, float] = {}
         super().__init__(client, PODS, namespace, lambda _: False)
 
     def run(self) -> None:
         for event in self.events():
-            uid = event["object"]["metadata"].get("uid")
+            metadata = event["object"]["metadata"]
+            uid = metadata.get("uid")
+            if "deletionTimestamp" in metadata or event["type"] == "DELETED":
+                self._told.setdefault(uid, time.monotonic())
             self._there = self._there - {uid} if event["type"] == "DELETED" else self._there | {uid}
             self.at = None if self._there else time.monotonic()
 
-    def wait(self, what: str, within: float) -> float:
+    def end(self, within: float) -> End:
         settled = lambda: (at := self.at) is not None and time.monotonic() - at > SETTLED and at  # noqa: E731
-        return float(eventually(settled, what, within))
+        return End(gone=float(eventually(settled, "no pod is left", within)), told=max(self._told.values()))
 
 
 @dataclass(frozen=True)
@@ -137,8 +152,8 @@ def a_fire_is_latched(event: Json) -> bool:
     return "fire" in ((event["object"].get("status") or {}).get("guard") or {})
 
 
-def fired(kind: Kind, job: Job) -> tuple[float, float]:
-    """Seconds from the latch in the status to the stop request and to the last container gone."""
+def fired(kind: Kind, job: Job) -> tuple[float, End]:
+    """Seconds from the latch in the status to the stop request and to the end of the pods."""
     client, namespace = job.client, job.namespace.name
     latch = Sight(client, JOBS, namespace, a_fire_is_latched)
     request = Sight(client, kind.asked, namespace, kind.is_asked)
@@ -146,17 +161,17 @@ def fired(kind: Kind, job: Job) -> tuple[float, float]:
     when.the_trainer_fires(job)
     latched = latch.wait("the latch is in the status", timeouts.REPORT)
     requested = request.wait("the stop is requested", timeouts.STOP)
-    return requested - latched, gone.wait("no pod is left", timeouts.STOP) - latched
+    return requested - latched, gone.end(timeouts.STOP).since(latched)
 
 
-def deleted(kind: Kind, job: Job) -> float:
-    """Seconds from the answered delete of the workload to the last container gone."""
+def deleted(kind: Kind, job: Job) -> End:
+    """Seconds from the delete of the workload to the end of the pods."""
     workload = job.workload
     assert workload is not None
     gone = LastPod(job.client, job.namespace.name)
     started = time.monotonic()
     job.client.delete(kind.resource, job.namespace.name, job.name, workload["metadata"]["uid"])
-    return gone.wait("no pod is left", timeouts.STOP) - started
+    return gone.end(timeouts.STOP).since(started)
 
 
 def run_in(namespace: Namespace, kind: Kind) -> Job:
@@ -186,14 +201,19 @@ def measure(cluster: Cluster, name: str, rounds: int) -> None:
         requests.append(request)
         stops.append(stop)
         deletes.append(delete)
-        print(f"{name} {number + 1}: stop request {request:.3f} s, gone {stop:.2f} s; deleted {delete:.2f} s")
+        print(
+            f"{name} {number + 1}: stop request {request:.3f} s, pods told to end {stop.told:.2f} s, gone "
+            f"{stop.gone:.2f} s; deleted: told {delete.told:.2f} s, gone {delete.gone:.2f} s"
+        )
     for what, took in (
         ("latched fire to stop request", requests),
-        ("latched fire to last container gone", stops),
-        ("delete to last container gone", deletes),
+        ("latched fire to last pod told to end", [one.told for one in stops]),
+        ("latched fire to last container gone", [one.gone for one in stops]),
+        ("delete to last pod told to end", [one.told for one in deletes]),
+        ("delete to last container gone", [one.gone for one in deletes]),
     ):
         print(f"{name}: {what:37s} median {statistics.median(took):.3f} s, longest {max(took):.3f} s")
-    ratio = statistics.median(stops) / statistics.median(deletes)
+    ratio = statistics.median(one.gone for one in stops) / statistics.median(one.gone for one in deletes)
     print(
         f"{name}: fire / delete, medians {ratio:.2f} (aim {AIM_RATIO:g}); "
         f"stop request aim {AIM_REQUEST_SECONDS:g} s"
