@@ -817,6 +817,8 @@ SERVERS_OWN = {
     "VolumeDevice.name",
     "EnvVarSource.fileKeyRef",  # behind a gate up to 1.34
     "VolumeProjection.podCertificate",
+    "PodSpec.resourceClaims",  # of another shape in 1.30, and behind a gate
+    "SecurityContext.procMount",  # behind a gate in 1.30
 }
 
 
@@ -837,10 +839,11 @@ def test_operator_and_api_server_agree_on_every_row(admission: Client, row: Any,
     except ApiError as error:
         answer = str(error)
     by_policy = "ValidatingAdmissionPolicy" in answer
-    if row.outcome == "refused" and f"{row.schema}.{row.field}" in SERVERS_OWN:
-        assert answer or row.field not in json.dumps(made["spec"] if made else {}), "it was let through"
+    refused = row.outcome == "refused" or (row.outcome == "relaxed" and namespace == STRICT)
+    if refused and f"{row.schema}.{row.field}" in SERVERS_OWN:
+        shown = f'"{row.field}": "{row.value}"' if isinstance(row.value, str) else row.field
+        assert answer or shown not in json.dumps(made["spec"] if made else {}), "it was let through"
     else:
-        refused = row.outcome == "refused" or (row.outcome == "relaxed" and namespace == STRICT)
         assert by_policy == refused, answer
 
 
