@@ -121,7 +121,7 @@ def an_adapter_run(
         "grpo": {**GRPO, "max_steps": steps},
     }
     files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "adapter"}}
-    files |= {"data": {"grpo.yaml": yaml.safe_dump(config), "reward.py": REWARD}}
+    files |= {"data": {"grpo.yaml": yaml.safe_dump(config), "reward.py": REWARD, "base.py": base}}
     given.objects(namespace, [*others, *claims, files, a_base_model(job)])
     done = ("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/base-model")
     namespace.kubectl(*done, f"--timeout={timeouts.GRPO}s", within=timeouts.GRPO + timeouts.COMMAND)
