@@ -703,9 +703,13 @@ class Judge:
         return ""
 
     def _ok_sentence(self, conditions: Sequence[Condition]) -> str:
-        """That nothing speaks against the run, and what has not been looked at yet."""
-        so_far = f"nothing speaks against the run after {self._evaluated} evaluated checkpoints"
-        return "; ".join((so_far, *(c.message for c in conditions if c.code is Code.WARMING_UP)))
+        """That nothing stops the run, what was found all the same, and what was not looked at yet."""
+        readings = () if self._calibrated is None else self._calibrated.readings
+        found = [one.message for one in readings if one.level is Level.WARNING]  # the policy only warns of it
+        nothing = "nothing that stops a run by this policy" if found else "nothing"
+        so_far = f"{nothing} speaks against the run after {self._evaluated} evaluated checkpoints"
+        waited = (c.message for c in conditions if c.code is Code.WARMING_UP)
+        return "; ".join((so_far, *found, *waited))
 
     # -- state -------------------------------------------------------------------------------------------
 

@@ -316,3 +316,6 @@ def test_what_the_policy_only_warns_of_is_advice(action: str, level: Level) -> N
     assert not judge.verdict().fire
     levels = [c.level for c in judge.verdict().conditions if not c.advice]
     assert max(levels, key=lambda found: found.severity) is level
+    reason = judge.verdict().reason
+    assert told[0].message in reason, "a reader of the last line is told, too"
+    assert reason.startswith("nothing that stops a run by this policy") is (action == "warn")
