@@ -49,6 +49,7 @@ SYMPTOMS = rule("symptoms.py", "test_symptoms.py")
 FIGURES_ON_THE_WIRE = rule("wire.py", "test_figures.py")
 DISAGREEMENT = Rule("guard_core", "detectors/disagreement.py", DETECTION / "test_disagreement.py", SIMULATED)
 GAP = Rule("guard_core", "detectors/gap.py", DETECTION / "test_gap.py", SIMULATED)
+LAST_LINE = Rule("guard_core", "judge.py", DETECTION / "test_disagreement.py", SIMULATED)
 GRADER = Rule("guard_core", "detectors/run.py", DETECTION / "test_disagreement.py", SIMULATED)
 BUDGETED = DETECTION / "test_baseline_budget.py", SIMULATED
 BUDGET, ROOM, FORESEEN, COSTS = (
@@ -140,6 +141,7 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "self._fire = self._fire or latch", "self._fire = latch"),
     (JUDGE, "self._halt = self._halt or latch", "self._halt = latch"),
     (JUDGE, "            self._refused.discard(CheckpointKey.of(report))\n", "            pass\n"),
+    (LAST_LINE, "for one in readings if one.level is Level.WARNING]", "for one in readings if False]"),
     (JUDGE, "if kind in AS_BEFORE and pass_index == 0:", "if False:"),
     (JUDGE, "self._failure not in AS_BEFORE or self._count.reported", "True"),
     (JUDGE, "self._failure not in AS_BEFORE or self._count.reported", "False"),
