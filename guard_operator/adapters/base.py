@@ -132,6 +132,8 @@ class WorkloadAdapter(Protocol):
     only_attached: bool
     #: Fields of a spec that nobody prepared with which what is asked of the children might be undone.
     undone_by: tuple[str, ...]
+    #: The label with the workload's name of what `pod_selector` finds by a UID; "": it names no UID.
+    name_label: str
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Every pod template; at least one is guarded.
@@ -182,6 +184,9 @@ class OuterAdapter(WorkloadAdapter, Protocol):
 
     def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:
         """The names of what it makes as it is now, one for each of these kinds; "": none yet."""
+
+    def may_make(self, kind: str, name: str, workload: str) -> bool:
+        """Whether what a workload of this name makes of this kind may be called `name`."""
 
     def attached(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> str:
         """The container that trains, in the pod of rank 0 of a workload that nobody prepared.

@@ -29,6 +29,7 @@ from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 CONTAINER = "trainer"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 UID_LABEL = "batch.kubernetes.io/controller-uid"
+NAME_LABEL = "batch.kubernetes.io/job-name"
 INDEX_FIELD = f"metadata.labels['{INDEX_LABEL}']"
 #: What the API server writes into the pod template of a Job, and refuses in a new one of another UID.
 _ASSIGNED_LABELS = (
@@ -50,6 +51,7 @@ class JobAdapter:
     refused_annotations: Mapping[str, str] = {}
     only_attached = False
     undone_by: tuple[str, ...] = ()
+    name_label = NAME_LABEL
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""

@@ -35,6 +35,7 @@ JOB_SETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 NAME_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 JOB_LABEL = "jobset.sigs.k8s.io/job-index"
 UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
+SET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 JOB_FIELD = f"metadata.labels['{JOB_LABEL}']"
 #: The first rule of a failure policy: what ends a fired run is no failure to restart from.
 STOP_RULE: Json = {"name": "rlguard", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]}
@@ -55,6 +56,7 @@ class JobSetAdapter:
     refused_annotations: Mapping[str, str] = {}
     only_attached = False
     undone_by: tuple[str, ...] = ("failurePolicy",)
+    name_label = SET_NAME_LABEL
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """That of every replicatedJob; guarded is the one with rank 0."""

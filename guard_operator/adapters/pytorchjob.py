@@ -43,6 +43,7 @@ class PyTorchJobAdapter:
     refused_annotations: Mapping[str, str] = {}
     only_attached = False
     undone_by: tuple[str, ...] = ()
+    name_label = ""
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""

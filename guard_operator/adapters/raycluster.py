@@ -34,6 +34,7 @@ class RayClusterAdapter:
     refused_annotations: Mapping[str, str] = {}
     only_attached = True
     undone_by: tuple[str, ...] = ()
+    name_label = ""
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Head and groups of workers."""

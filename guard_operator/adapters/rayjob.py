@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -79,6 +80,7 @@ class RayJobAdapter:
     refused_annotations: Mapping[str, str] = {FAULT_TOLERANCE: _CLEAN_UP}
     only_attached = False
     undone_by: tuple[str, ...] = ()
+    name_label = ""
     makes: tuple[Resource, ...] = (RAY_CLUSTERS, BATCH_JOBS)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
@@ -115,6 +117,13 @@ class RayJobAdapter:
         """The cluster of this try, which is written down before it is made, and the submitter."""
         cluster = at(workload, "status", "rayClusterName")
         return (cluster if isinstance(cluster, str) else "", str(at(workload, "metadata", "name")))
+
+    def may_make(self, kind: str, name: str, workload: str) -> bool:
+        """A cluster has five more characters, before KubeRay v1.4 also a word; no release cuts a name."""
+        if kind == BATCH_JOBS.kind:
+            return name == workload
+        fits = re.fullmatch(rf"{re.escape(workload)}-(raycluster-)?[a-z0-9]{{5}}", name)
+        return fits is not None and len(name) <= 63  # the characters of a label, by which pods have it
 
     def attached(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> str:  # noqa: ARG002
         """In the head. What a template may not have for the sake of the guard in it is admitted."""

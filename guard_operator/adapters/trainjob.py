@@ -78,6 +78,7 @@ class TrainJobAdapter:
     refused_annotations: Mapping[str, str] = {}
     only_attached = False
     undone_by: tuple[str, ...] = ()
+    name_label = ""
     makes: tuple[Resource, ...] = (JOB_SETS,)
     copied = RUNTIMES
     shared: tuple[Resource, ...] = (CLUSTER_RUNTIMES,)
@@ -144,6 +145,10 @@ class TrainJobAdapter:
     def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:
         """A JobSet of the same name; another one once that is gone and the job has not ended."""
         return (str(at(workload, "metadata", "name")),)
+
+    def may_make(self, kind: str, name: str, workload: str) -> bool:  # noqa: ARG002
+        """A JobSet has its name."""
+        return name == workload
 
     def attached(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> str:
         """In `node`, as the JobSet has it: what made that of the runtime is done."""

@@ -783,8 +783,18 @@ class MadeRef(StatusModel):
 
     api_version: str = Field(max_length=253, description="Its API version.")
     kind: str = Field(max_length=63, description="Its kind.")
-    name: str = Field(max_length=253, description="Its name.")
-    uid: str = Field(max_length=63, description="Its UID, by which its pods are known when it is gone.")
+    name: str = Field(
+        min_length=1,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="Its name, which is in a label of its pods.",
+    )
+    uid: str = Field(
+        min_length=1,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        description="Its UID, by which its pods are known when it is gone.",
+    )
 
 
 #: More of it is not noted: of each try of a RayJob there are two.

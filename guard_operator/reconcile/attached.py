@@ -137,12 +137,16 @@ def to_note(
         noted: what was known of it.
         there: what is there now.
         left: UIDs of it of which pods are left.
-        stopping: of a run that is to stop nothing is forgotten.
+        stopping: of a run that is to stop nothing is forgotten, but where the status takes no more: first
+            what is gone and has no pod.
     """
     now = {one.uid for one in there}
     kept = [one for one in noted if stopping or one.uid in now or one.uid in left]
     known = {one.uid for one in kept}
-    return (*kept, *(one for one in there if one.uid not in known))[-MAX_MADE:]
+    every = (*kept, *(one for one in there if one.uid not in known))
+    spare = [one for one in every if one.uid not in now and one.uid not in left]
+    too_many = spare[: max(0, len(every) - MAX_MADE)]
+    return tuple(one for one in every if one not in too_many)[-MAX_MADE:]
 
 
 def exposures(pod: Json, own: frozenset[SourceRef], service_account: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from guard_operator.adapters import OuterAdapter, WorkloadAdapter, find_adapter
+from guard_operator.adapters import OuterAdapter, WorkloadAdapter, at, find_adapter
 from guard_operator.api.types import MadeRef
 from guard_operator.reconcile.attached import to_note
 from guard_operator.reconcile.halts import goes_on_unread, is_to_stop
@@ -53,9 +53,9 @@ def read_target(
     """
     if uid is None or job.spec.target_ref is None:
         return Belongings()
-    reading = _Reading(client, job)
     if isinstance(adapter, OuterAdapter):
-        return _of_outer(reading, adapter, raw, uid)
+        return _of_outer(_Reading(client, job, named=True), adapter, raw, uid)
+    reading = _Reading(client, job)
     between = reading.between(adapter, job.workload_name, uid)
     return Belongings(
         pods=tuple(reading.pods(adapter, job.workload_name, uid)),
@@ -69,11 +69,12 @@ def read_target(
 class _Reading:
     """Reads for one job. Of a run whose stop goes on unread, what cannot be read is nothing.
 
+    `named`: whether what is found by a UID must have the name of what has it, too: the UID may be forged.
     `failed`: why something could not be read; "": nothing.
     """
 
-    def __init__(self, client: Client, job: Job) -> None:
-        self._client, self.job = client, job
+    def __init__(self, client: Client, job: Job, named: bool = False) -> None:
+        self._client, self.job, self._named = client, job, named
         self.failed = ""
 
     def one(self, resource: Resource, name: str, uid: str | None) -> Json | None:
@@ -86,24 +87,24 @@ class _Reading:
 
     def between(self, adapter: WorkloadAdapter, name: str, uid: str) -> tuple[Between, ...]:
         """What stands between a workload with pods of its own and them."""
-        selector = adapter.pod_selector(name, uid)
-        return controlled(adapter, uid, lambda kind: self._selected(kind, selector))
+        return controlled(adapter, uid, lambda kind: self._selected(kind, adapter, name, uid))
 
     def pods(self, adapter: WorkloadAdapter, name: str, uid: str) -> list[Json]:
         """Those of a workload with pods of its own.
 
         One with the UID tells enough; one with the name may be of a namesake, so there the owner counts.
         """
-        selector = adapter.pod_selector(name, uid)
-        tells = selector.endswith(f"={uid}")
-        return [raw for raw in self._selected(PODS, selector) if tells or controller_of(raw) == uid]
+        found = self._selected(PODS, adapter, name, uid)
+        return [raw for raw in found if adapter.name_label or controller_of(raw) == uid]
 
-    def _selected(self, resource: Resource, selector: str) -> list[Json]:
+    def _selected(self, resource: Resource, adapter: WorkloadAdapter, name: str, uid: str) -> list[Json]:
         try:
-            return selected(self._client, resource, self.job, selector)
+            found = selected(self._client, resource, self.job, adapter.pod_selector(name, uid))
         except ClusterError as error:
             self._failed(resource, error)
             return []
+        label = adapter.name_label if self._named else ""
+        return [raw for raw in found if not label or at(raw, "metadata", "labels", label) == name]
 
     def _failed(self, resource: Resource, error: ClusterError) -> None:
         if not goes_on_unread(self.job):
@@ -117,9 +118,11 @@ def _of_outer(
     reading: _Reading, adapter: OuterAdapter, raw: Mapping[str, Any] | None, uid: str
 ) -> Belongings:
     """What belongs to a workload that has no pods of its own."""
-    ref, job = reading.job.status.workload_ref, reading.job
-    noted = tuple((ref.made if ref is not None else None) or ())
-    there = tuple(_there(reading, adapter, raw, uid, noted))
+    job, noted = reading.job, _noted(adapter, reading.job)
+    found = tuple(_there(reading, adapter, raw, noted))
+    foreign = {one.uid for one, there in found if controller_of(there) not in {uid, None}}
+    noted = tuple(one for one in noted if one.uid not in foreign)
+    there = tuple((one, raw) for one, raw in found if controller_of(raw) == uid or one in noted)
     now = tuple(one for one, _ in there)
     between = [_as_between(one, raw) for one, raw in there]
     pods, left, labelled = list[Json](), set[str](), True
@@ -127,11 +130,11 @@ def _of_outer(
         if (inner := find_adapter(one.api_version, one.kind)) is None:
             continue
         below = reading.between(inner, one.name, one.uid)
-        found = reading.pods(inner, one.name, one.uid)
+        of_it = reading.pods(inner, one.name, one.uid)
         labelled = labelled and bool(below or not inner.between)
         between += below
-        pods += found
-        left |= {one.uid} if found else set()
+        pods += of_it
+        left |= {one.uid} if of_it else set()
     return Belongings(
         pods=tuple(pods),
         between=tuple(between),
@@ -143,17 +146,28 @@ def _of_outer(
     )
 
 
+def _noted(adapter: OuterAdapter, job: Job) -> tuple[MadeRef, ...]:
+    """What the status says that the workload has made, and that it may have made.
+
+    Whoever may write the status can name there what is somebody else's.
+    """
+    ref, kinds = job.status.workload_ref, {(one.api_version, one.kind) for one in adapter.makes}
+    return tuple(
+        one
+        for one in (ref.made if ref is not None else None) or ()
+        if (one.api_version, one.kind) in kinds and adapter.may_make(one.kind, one.name, job.workload_name)
+    )
+
+
 def _there(
-    reading: _Reading,
-    adapter: OuterAdapter,
-    raw: Mapping[str, Any] | None,
-    uid: str,
-    noted: tuple[MadeRef, ...],
+    reading: _Reading, adapter: OuterAdapter, raw: Mapping[str, Any] | None, noted: tuple[MadeRef, ...]
 ) -> Iterable[tuple[MadeRef, Json]]:
-    """What is there now of what the workload has made: it controls it, or it was noted."""
+    """What is there now under the names of what the workload has made, whosever it is."""
     names = zip(adapter.makes, adapter.made(raw), strict=True) if raw is not None else ()
+    workload = reading.job.workload_name
     known = {(one.api_version, one.kind, one.name): one.uid for one in noted}
-    every = dict.fromkeys((*known, *((kind.api_version, kind.kind, name) for kind, name in names if name)))
+    made = (one for one in names if adapter.may_make(one[0].kind, one[1], workload))
+    every = dict.fromkeys((*known, *((kind.api_version, kind.kind, name) for kind, name in made)))
     for api_version, kind, name in every:
         if (inner := find_adapter(api_version, kind)) is None:
             continue
@@ -161,8 +175,7 @@ def _there(
         if there is None:
             continue
         found = there["metadata"]["uid"]
-        if controller_of(there) == uid or any(found == one.uid for one in noted):
-            yield MadeRef(api_version=api_version, kind=kind, name=name, uid=found), there
+        yield MadeRef(api_version=api_version, kind=kind, name=name, uid=found), there
 
 
 def controlled(

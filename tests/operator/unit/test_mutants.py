@@ -71,9 +71,9 @@ TARGETS = rule("targets.py", "test_attached.py", "test_outer_targets.py")
 OUTER, OUTER_ATTACHED, OUTER_SEES, OUTER_DECIDES = (
     rule(f"{name}.py", "test_outer_targets.py") for name in ("targets", "attached", "gather", "decide")
 )
-OUTER_RAYJOB, OUTER_TRAINJOB, OUTER_RBAC = (
+OUTER_RAYJOB, OUTER_TRAINJOB, OUTER_RBAC, OUTER_TYPES = (
     Rule("guard_operator", source, HERE / "test_outer_targets.py")
-    for source in ("adapters/rayjob.py", "adapters/trainjob.py", "rbac.py")
+    for source in ("adapters/rayjob.py", "adapters/trainjob.py", "rbac.py", "api/types.py")
 )
 OBSTACLES = rule("obstacles.py", "test_obstacles.py")
 LOOPBACK = Rule("guard_core", "loopback.py", HERE / "test_isolation.py", tuple(HERE / name for name in ROWS))
@@ -143,8 +143,7 @@ MUTANTS: list[Mutant] = [
     (ATTACHED_DECIDES, "if snapshot.workload is not None and not snapshot.workload.ours:", "if False:"),
     (ATTACHED_SEES, "job.namespace, job.workload_name)",
      "job.namespace, job.name)"),
-    (TARGETS, "if tells or controller_of(raw) == uid", "if True"),
-    (TARGETS, "if tells or controller_of(raw) == uid", "if controller_of(raw) == uid"),
+    (TARGETS, "if adapter.name_label or controller_of(raw) == uid]", "if controller_of(raw) == uid]"),
     (ATTACHED_SEES, "sorted((*raw_pods, *target.pods), key=_age)", "sorted((*raw_pods,), key=_age)"),
     (ATTACHED_SEES, "made_or_taken = workload is not None and job.spec.target_ref is None",
      "made_or_taken = workload is not None"),
@@ -157,26 +156,42 @@ MUTANTS: list[Mutant] = [
     (ATTACHED_SEES, "    if guard.checkpoints.claim_name is not None:\n", "    if False:\n"),
     (ATTACHED_SEES, "exposures(pod, own_sources(job), account)", "exposures(pod, frozenset(), account)"),
     (ATTACHED_SEES, "exposures(pod, own_sources(job), account)", "exposures(pod, own_sources(job), '')"),
-    (TARGETS, "lambda kind: self._selected(kind, selector))", "lambda _: ())"),
+    (TARGETS, "lambda kind: self._selected(kind, adapter, name, uid))", "lambda _: ())"),
     # A RayJob or a TrainJob that exists: its pods are those of what it makes, also when that is gone.
     (TARGETS, "if uid is None or job.spec.target_ref is None:", "if job.spec.target_ref is None:"),
     (OUTER, "for one in dict.fromkeys((*noted, *now)):", "for one in now:"),
     (OUTER, "for one in dict.fromkeys((*noted, *now)):", "for one in noted:"),
     (OUTER, "labelled = labelled and bool(below or not inner.between)", "labelled = True"),
     (OUTER, "        between += below\n", ""),
-    (OUTER, "left |= {one.uid} if found else set()", "left |= set()"),
+    (OUTER, "left |= {one.uid} if of_it else set()", "left |= set()"),
     (OUTER, "between} | {one.uid for one in noted}", "between}"),
     (OUTER, "between = [_as_between(one, raw) for one, raw in there]", "between = list[Between]()"),
     (OUTER, "bool(reading.failed or is_to_stop(job) or job.status.stop)", "False"),
-    (OUTER, "if controller_of(there) == uid or any(found == one.uid for one in noted):", "if True:"),
-    (OUTER, "if controller_of(there) == uid or any(found == one.uid for one in noted):",
-     "if controller_of(there) == uid:"),
+    (OUTER, " if controller_of(raw) == uid or one in noted)", ")"),
+    (OUTER, "controller_of(raw) == uid or one in noted)", "controller_of(raw) == uid)"),
+    (OUTER, "if controller_of(there) not in {uid, None}}", "if False}"),
+    (OUTER, "        if (one.api_version, one.kind) in kinds and adapter", "        if adapter"),
+    (OUTER, " and adapter.may_make(one.kind, one.name, job.workload_name)", ""),
+    (OUTER, " if adapter.may_make(one[0].kind, one[1], workload))", ")"),
+    (TARGETS, "if adapter.name_label or controller_of(raw) == uid]", "]"),
+    (OUTER, 'label = adapter.name_label if self._named else ""', 'label = ""'),
+    (OUTER_RAYJOB, "-(raycluster-)?[a-z0-9]", "-[a-z0-9]"),
+    (OUTER_RAYJOB, "            return name == workload\n", "            return True\n"),
+    (OUTER_RAYJOB, " and len(name) <= 63", ""),
+    (OUTER_TRAINJOB, "        return name == workload\n", "        return name.startswith(workload)\n"),
+    (OUTER_TYPES, '*[a-z0-9])?$",\n        description="Its name, which is',
+     '*[a-z0-9])?",\n        description="Its name, which is'),
+    (OUTER_TYPES, '*[a-z0-9])?$",\n        description="Its UID, by',
+     '*[a-z0-9])?",\n        description="Its UID, by'),
+    (OUTER_ATTACHED, "if one.uid not in now and one.uid not in left]", "]"),
+    (OUTER_ATTACHED, "if one.uid not in now and one.uid not in left]", "if one.uid not in now]"),
+    (OUTER_ATTACHED, "if one.uid not in now and one.uid not in left]", "if one.uid not in left]"),
     (OUTER, 'return None if uid is None else {"metadata": {"name": name, "uid": uid}}', "return None"),
     (OUTER_ATTACHED, "if stopping or one.uid in now or one.uid in left]",
      "if one.uid in now or one.uid in left]"),
     (OUTER_ATTACHED, "if stopping or one.uid in now or one.uid in left]", "if stopping or one.uid in now]"),
     (OUTER_ATTACHED, "if stopping or one.uid in now or one.uid in left]", "]"),
-    (OUTER_ATTACHED, "if one.uid not in known))[-MAX_MADE:]", "if one.uid not in known))"),
+    (OUTER_ATTACHED, "if one not in too_many)[-MAX_MADE:]", "if one not in too_many)"),
     (OUTER_ATTACHED, "if not isinstance(adapter, OuterAdapter) or made:", "if True:"),
     (OUTER_ATTACHED, "return adapter.state(raw)[0] in {WorkloadState.PENDING, WorkloadState.RUNNING}",
      "return True"),

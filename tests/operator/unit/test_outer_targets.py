@@ -20,7 +20,7 @@ from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
 from guard_operator.reconcile.attached import to_note, why_not_attached
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.decision import Decision, DeleteBetween, StopWorkload
+from guard_operator.reconcile.decision import Decision, DeleteBetween, DeletePods, StopWorkload
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.parse import parse_job
@@ -37,6 +37,7 @@ VERSIONS = {
     "RayJob": "ray.io/v1",
     "TrainJob": "trainer.kubeflow.org/v1alpha1",
     "RayCluster": "ray.io/v1",
+    "PyTorchJob": "kubeflow.org/v1",
     "Job": "batch/v1",
     "JobSet": "jobset.x-k8s.io/v1alpha2",
 }
@@ -121,7 +122,7 @@ class Cluster:
     """An API server. `refused`: kinds of which nothing can be read."""
 
     def __init__(self, *there: Json, refused: tuple[str, ...] = ()) -> None:
-        self.there, self.refused = list(there), refused
+        self.there, self.refused, self.asked = list(there), refused, set[str]()
 
     def gather(self, given: Job) -> Snapshot:
         gatherer = Gatherer(
@@ -140,8 +141,12 @@ class Cluster:
 
     def list(self, resource: Resource, _namespace: str, query: Json) -> Json:
         self._may(resource)
-        label, _, value = str(query.get("labelSelector", "none=")).partition("=")
+        selector = str(query.get("labelSelector", "none="))
+        self.asked.add(selector)
+        label, _, value = selector.partition("=")
         of_kind = (one for one in self.there if one["kind"] == resource.kind)
+        if not selector:
+            return {"items": list(of_kind)}
         return {"items": [one for one in of_kind if one["metadata"]["labels"].get(label) == value]}
 
     def _may(self, resource: Resource) -> None:
@@ -164,20 +169,25 @@ class _Caches:
 RAY_PODS = (
     pod("head", "c", **{"ray.io_cluster": "run-7-abcde", "ray.io_node-type": "head"}),
     pod("worker", "c", **{"ray.io_cluster": "run-7-abcde", "ray.io_node-type": "worker"}),
-    pod("submitter", "j", **{"batch.kubernetes.io_controller-uid": "j"}),
+    pod(
+        "submitter",
+        "j",
+        **{"batch.kubernetes.io_controller-uid": "j", "batch.kubernetes.io_job-name": "run-7"},
+    ),
 )
 OF_A_RAYJOB = (cluster(), thing("Job", "run-7", "j", "w"), *RAY_PODS)
 
 
 def node(name: str, uid: str = "s") -> Json:
-    labels = {"jobset-uid": uid, "replicatedjob-name": "node", "job-index": "0"}
+    labels = {"jobset-uid": uid, "jobset-name": "run-7", "replicatedjob-name": "node", "job-index": "0"}
     every = {f"jobset.sigs.k8s.io_{key}": value for key, value in labels.items()}
     return pod(name, "n", **every, **{"batch.kubernetes.io_job-completion-index": name[-1]})
 
 
 def child(uid: str = "s") -> Json:
     made = thing("Job", "run-7-node-0", "n", uid)
-    made["metadata"]["labels"] = {"jobset.sigs.k8s.io/jobset-uid": uid}
+    names = {"jobset-uid": uid, "jobset-name": "run-7"}
+    made["metadata"]["labels"] = {f"jobset.sigs.k8s.io/{key}": value for key, value in names.items()}
     return made
 
 
@@ -279,6 +289,127 @@ def test_of_another_try_both_are_known_until_nothing_of_the_first_is_left() -> N
     assert Cluster(*there).gather(job("RayJob", CLUSTER)).made == (now,)
 
 
+# -- what is somebody else's -----------------------------------------------------------------------------
+
+
+def of_another(kind: str, name: str, uid: str, label: str, owner: str | None = "other") -> tuple[Json, ...]:
+    """A run of somebody else: what makes its pod has this name and UID, and the pod this label."""
+    key, _, value = label.partition("=")
+    return thing(kind, name, uid, owner), pod(
+        f"victim-{kind.lower()}", uid, **{key.replace("/", "_", 1): value}
+    )
+
+
+def noted(kind: str, name: str, uid: str = "v") -> MadeRef:
+    return MadeRef(api_version=VERSIONS[kind], kind=kind, name=name, uid=uid)
+
+
+BY_UID, BY_JOB_SET = "batch.kubernetes.io/controller-uid=v", "jobset.sigs.k8s.io/jobset-uid=v"
+BY_CLUSTER, BY_PYTORCH = "ray.io/cluster=", "training.kubeflow.org/job-name="
+FORGED = {
+    "a kind that it never makes": (
+        ("RayJob", noted("PyTorchJob", "run-7")),
+        of_another("PyTorchJob", "run-7", "v", f"{BY_PYTORCH}run-7", None),
+    ),
+    "a name that it never makes": (
+        ("RayJob", noted("RayCluster", "verl")),
+        of_another("RayCluster", "verl", "v", f"{BY_CLUSTER}verl", None),
+    ),
+    "a name as its UID": (
+        ("RayJob", noted("RayCluster", "run-7-abcde", "run-7-abcde")),
+        of_another("RayCluster", "run-7-abcde", "v", f"{BY_CLUSTER}run-7-abcde", None),
+    ),
+    "a cluster of another": (
+        ("RayJob", noted("RayCluster", "run-7-abcde")),
+        of_another("RayCluster", "run-7-abcde", "v", f"{BY_CLUSTER}run-7-abcde"),
+    ),
+    "a Job of another": (
+        ("RayJob", noted("Job", "other")),
+        of_another("Job", "other", "v", BY_UID, None),
+    ),
+    "the UID of another Job": (
+        ("RayJob", noted("Job", "run-7")),
+        of_another("Job", "other", "v", BY_UID, None),
+    ),
+    "a JobSet of another": (
+        ("TrainJob", noted("JobSet", "run-7-b")),
+        of_another("JobSet", "run-7-b", "v", BY_JOB_SET, None),
+    ),
+    "the UID of another JobSet": (
+        ("TrainJob", noted("JobSet", "run-7")),
+        of_another("JobSet", "other", "v", BY_JOB_SET),
+    ),
+    "a RayJob": (("RayJob", noted("RayJob", "run-7-abcde")), of_another("RayJob", "run-7-abcde", "v", "a=b")),
+    "a TrainJob": (("TrainJob", noted("TrainJob", "run-7")), of_another("TrainJob", "other", "v", "a=b")),
+}
+
+
+@pytest.mark.parametrize(("written", "theirs"), FORGED.values(), ids=FORGED)
+def test_what_is_written_into_the_status_ends_nobody_elses_run(written: Any, theirs: Any) -> None:
+    """Where the admission policies are off, a guard may write the whole status."""
+    kind, forged = written
+    stop = STOP | {"method": "DeletePods", "requestedAt": "2026-01-01T23:59:00Z"}
+    fired = job(kind, forged, guard={"fire": FIRE}, stop=stop)
+    there = Cluster(*theirs)
+    seen = there.gather(fired)
+    assert (seen.pods, seen.between) == ((), ())
+    assert not [one for one in decide(seen, NOW).actions if isinstance(one, DeleteBetween | DeletePods)]
+    assert "" not in there.asked, "of what it never makes nothing is asked for: that has no label"
+
+
+def test_a_job_of_another_jobset_is_not_its_own() -> None:
+    theirs = child("v")
+    theirs["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"] = "other"
+    fired = job("TrainJob", noted("JobSet", "run-7"), guard={"fire": FIRE}, stop=STOP)
+    assert Cluster(theirs).gather(fired).between == ()
+
+
+@pytest.mark.parametrize(
+    "name", [".", "x y", "run-8-abcde", "run-7", "run-7-abcdef", "run-7-abcde/pods", f"run-7-{'a' * 64}"]
+)
+def test_what_its_status_calls_a_cluster_that_no_controller_calls_so_is_not_read(name: str) -> None:
+    there = Cluster(cluster(name=name), *RAY_PODS, rayjob(cluster=name))
+    seen = there.gather(job("RayJob"))
+    assert (seen.pods, seen.between, seen.made) == ((), (), ())
+
+
+def test_no_name_is_longer_than_a_label() -> None:
+    long = "r" * 58
+    assert adapter().may_make("RayCluster", f"{long[1:]}-abcde", long[1:])
+    assert not adapter().may_make("RayCluster", f"{long}-abcde", long)
+
+
+def test_the_name_of_an_older_kuberay_is_known() -> None:
+    assert adapter().may_make("RayCluster", "run-7-raycluster-abcde", "run-7")
+    assert adapter().may_make("Job", "run-7", "run-7") and not adapter().may_make(
+        "Job", "run-7-abcde", "run-7"
+    )
+
+
+def adapter() -> OuterAdapter:
+    found = adapter_of("RayJob")
+    assert isinstance(found, OuterAdapter)
+    return found
+
+
+@pytest.mark.parametrize("field", ["name", "uid"])
+@pytest.mark.parametrize("value", ["", ".", "x y", "a=b", "-a", "A", "a" * 64, 7, None])
+def test_what_cannot_be_of_a_status_is_left_out_and_the_rest_is_read(field: str, value: Any) -> None:
+    raw = cluster(), RAY_PODS[0]
+    fired = job("RayJob", CLUSTER, SUBMITTER, guard={"fire": FIRE}, stop=STOP)
+    dumped = [one.model_dump(by_alias=True) for one in (CLUSTER, SUBMITTER)]
+    ref = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": "run-7", "uid": "w"}
+    forged = job(
+        "RayJob",
+        guard={"fire": FIRE},
+        stop=STOP,
+        workloadRef=ref | {"made": [dumped[0], dumped[1] | {field: value}]},
+    )
+    assert forged.status.workload_ref is not None and forged.status.workload_ref.made == [CLUSTER]
+    assert forged.status.guard == fired.status.guard
+    assert {one.name for one in Cluster(*raw).gather(forged).pods} == {"head"}
+
+
 # -- what is noted ---------------------------------------------------------------------------------------
 
 
@@ -303,6 +434,18 @@ def test_what_is_forgotten(there: Any, left: Any, stopping: bool, kept: tuple[Ma
 
 def test_no_more_is_noted_than_the_status_takes() -> None:
     assert to_note(many(MAX_MADE), (SUBMITTER,), (), True) == (*many(MAX_MADE)[1:], SUBMITTER)
+    every = [one.uid for one in many(MAX_MADE)]
+    assert to_note(many(MAX_MADE), (SUBMITTER,), every, True) == (*many(MAX_MADE)[1:], SUBMITTER)
+
+
+def test_what_has_pods_or_is_there_is_noted_before_what_is_gone() -> None:
+    first, second, *others = many(MAX_MADE)
+    assert to_note(many(MAX_MADE), (second, SUBMITTER), ("c0",), True) == (
+        first,
+        second,
+        *others[1:],
+        SUBMITTER,
+    )
 
 
 # -- what is refused -------------------------------------------------------------------------------------
