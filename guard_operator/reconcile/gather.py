@@ -66,7 +66,7 @@ from guard_operator.reconcile.snapshot import (
     guard_of,
     with_spec,
 )
-from guard_operator.reconcile.targets import Belongings, controlled, read_target, selected
+from guard_operator.reconcile.targets import Belongings, controlled, listed, read_target
 from guard_operator.runtime.client import (
     CLAIMS,
     EVENTS,
@@ -317,7 +317,7 @@ class Gatherer:
             return seen, str(error)
 
     def _labelled(self, resource: Resource, job: Job) -> list[Json]:
-        return selected(self._client, resource, job, _of_job(job))
+        return listed(self._client, resource, job, _of_job(job))
 
     def _between(
         self, adapter: WorkloadAdapter, job: Job, uid: str | None, live: bool

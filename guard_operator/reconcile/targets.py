@@ -99,7 +99,7 @@ class _Reading:
 
     def _selected(self, resource: Resource, adapter: WorkloadAdapter, name: str, uid: str) -> list[Json]:
         try:
-            found = selected(self._client, resource, self.job, adapter.pod_selector(name, uid))
+            found = listed(self._client, resource, self.job, adapter.pod_selector(name, uid))
         except ClusterError as error:
             self._failed(resource, error)
             return []
@@ -195,7 +195,7 @@ def controlled(
     return tuple(found)
 
 
-def selected(client: Client, resource: Resource, job: Job, selector: str) -> list[Json]:
+def listed(client: Client, resource: Resource, job: Job, selector: str) -> list[Json]:
     """What of this kind has these labels, in the namespace of the job.
 
     Raises:
