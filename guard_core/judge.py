@@ -705,11 +705,13 @@ class Judge:
     def _ok_sentence(self, conditions: Sequence[Condition]) -> str:
         """That nothing stops the run, what was found all the same, and what was not looked at yet."""
         readings = () if self._calibrated is None else self._calibrated.readings
-        found = [one.message for one in readings if one.level is Level.WARNING]  # the policy only warns of it
+        # What the policy only warns of, by its code: this sentence is told the trainer, numbers are not.
+        found = dict.fromkeys(one.code.value for one in readings if one.level is Level.WARNING)
         nothing = "nothing that stops a run by this policy" if found else "nothing"
         so_far = f"{nothing} speaks against the run after {self._evaluated} evaluated checkpoints"
+        warned = [f"it warns of {', '.join(found)}"] if found else []
         waited = (c.message for c in conditions if c.code is Code.WARMING_UP)
-        return "; ".join((so_far, *found, *waited))
+        return "; ".join((so_far, *warned, *waited))
 
     # -- state -------------------------------------------------------------------------------------------
 

@@ -110,9 +110,9 @@ TRAINER_ENVIRONMENT = {
     ),
     "RLGUARD_SAVE_SOONER": (
         "0 or 1",
-        "`1`",
+        "`0`",
         "Whether a checkpoint is saved halfway between two regular ones where the guard wants the next one "
-        "sooner.",
+        "sooner; rank 0's counts.",
     ),
     "RLGUARD_RESUME_FROM": (
         "path",

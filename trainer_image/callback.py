@@ -75,7 +75,7 @@ class GuardCallback(TrainerCallback):
         keep_best: whether `save_total_limit` spares the checkpoint with the best held-out score so far, which
             counts as one of those that are kept.
         save_sooner: whether a checkpoint is saved halfway between two regular ones where the guard wants the
-            next one sooner.
+            next one sooner. It takes up to twice as many checkpoints.
 
     Raises:
         GuardConfigError: an argument is wrong.
@@ -95,7 +95,7 @@ class GuardCallback(TrainerCallback):
         max_lag: int | None = None,
         rollouts: bool = True,
         keep_best: bool = False,
-        save_sooner: bool = True,
+        save_sooner: bool = False,
     ) -> None:
         self._settings = ClientSettings(
             url,
@@ -148,7 +148,7 @@ class GuardCallback(TrainerCallback):
             None,
             strict=switch(environ, "RLGUARD_STRICT", "1"),
             keep_best=switch(environ, "RLGUARD_KEEP_BEST", "0"),
-            save_sooner=switch(environ, "RLGUARD_SAVE_SOONER", "1"),
+            save_sooner=switch(environ, "RLGUARD_SAVE_SOONER", "0"),
         )
         callback._settings = ClientSettings.from_env(environ, optional=optional)
         callback._optional = optional
@@ -272,7 +272,7 @@ class GuardCallback(TrainerCallback):
     def _save_between(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         """Have every rank save a checkpoint between two regular ones, if the guard wants one sooner."""
         since, every = state.global_step - self._saved, steps_per_save(args, state)
-        wanted = self._save_sooner and self._sooner and self.stop is None
+        wanted = self._sooner and self.stop is None
         if wanted and not control.should_save and save_sooner(every, since, args):
             control.should_save = True
             if self._guard is not None:
@@ -416,7 +416,7 @@ class GuardCallback(TrainerCallback):
         guard, heard = self._guard, None
         if guard is not None:
             stop = guard.stop  # before the verdict, which then is at least as new
-            heard = self._experiment.news(stop, guard.verdict, self._saved)
+            heard = self._experiment.news(stop, guard.verdict, self._saved, self._save_sooner)
         news: News | None = ranks.agree(heard, args.device)
         if news is None:
             return None

@@ -72,23 +72,34 @@ class News:
 
 @dataclass
 class Experiment:
-    """Where the figures of one training go. Nothing here may end it: a failure is one warning."""
+    """What a training is told of its guard's verdicts, and where their figures go.
+
+    Nothing here may end it: a failure is one warning.
+    """
 
     _newest: dict[str, float] = field(default_factory=dict)
     _sooner: bool = False
     _failed: bool = False
 
-    def news(self, stop: Stop | None, verdict: VerdictView | None, saved: int) -> News | None:
-        """What is to be told; None if nothing has changed. `saved`: step of the newest checkpoint.
+    def news(
+        self, stop: Stop | None, verdict: VerdictView | None, saved: int, may_save: bool = False
+    ) -> News | None:
+        """What is to be told; None if nothing has changed.
 
-        The next checkpoint is wanted sooner only once this one has been scored: so nothing waits then.
+        Args:
+            stop: why training must stop.
+            verdict: the newest.
+            saved: step of the newest checkpoint.
+            may_save: whether this rank lets a checkpoint be saved sooner. It is only once that one has been
+                scored and nothing waits.
         """
         figures = verdict_figures(stop, verdict)
         new = figures if figures != self._newest else {}
         self._newest = figures
         best = "" if verdict is None or verdict.best_evaluation is None else verdict.best_evaluation.path
         scored = None if verdict is None else verdict.last_evaluation
-        sooner = verdict is not None and verdict.sooner and scored is not None and scored.step == saved
+        wanted = may_save and verdict is not None and verdict.sooner and verdict.waiting == 0
+        sooner = wanted and scored is not None and scored.step == saved
         changed, self._sooner = sooner != self._sooner, sooner
         return News(stop, new, best, sooner) if stop is not None or new or changed else None
 

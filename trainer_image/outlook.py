@@ -1,4 +1,4 @@
-"""How many checkpoints a run of the Trainer will save, for the log, before its first step."""
+"""How many checkpoints a run of the Trainer will save, and where there is room for one between two."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 from guard_core.preflight import FROM_NOISIEST, enough_evaluations, needed_for
 from guard_core.wire import EvaluationsNeeded
+
+#: Checkpoints that must be kept for one between two: the best, the newest, and it.
+ROOM = 3
 
 
 def evaluations_ahead(args: Any, state: Any, needed: EvaluationsNeeded | None) -> tuple[bool, str] | None:
@@ -27,14 +30,21 @@ def evaluations_ahead(args: Any, state: Any, needed: EvaluationsNeeded | None) -
 def save_sooner(every: int | None, since: int, args: Any) -> bool:
     """Whether this is the place of a checkpoint between two regular ones, for a guard that wants one.
 
-    About halfway, so there is at most one more; and none where it would take the only one's place.
+    About halfway, so there is at most one more; and none where it would take the place of one that may be
+    waited for, beside a best one that is kept. Between epochs there is none: the Trainer saves at their ends
+    after the last step, and would write over one that was saved at that step.
 
     Args:
         every: steps between two regular ones; None: not known.
         since: steps since the newest one.
         args: the `TrainingArguments`.
     """
-    if every is None or getattr(args, "save_total_limit", None) == 1:
+    limit, strategy = getattr(args, "save_total_limit", None), getattr(args, "save_strategy", None)
+    if (
+        every is None
+        or getattr(strategy, "value", strategy) != "steps"
+        or (limit is not None and limit < ROOM)
+    ):
         return False
     return every <= 2 * since and 4 * since <= 3 * every
 

@@ -282,7 +282,16 @@ class Actuator:
         patch = adapter.stop_patch(action.method)
         if patch is not None:
             self._merge(adapter.resource, job, job.workload_name, action.uid, patch)
-        spec = self._spec(adapter, job, action.uid)
+        try:
+            spec = self._spec(adapter, job, action.uid)
+        except ClusterError as error:
+            if patch is None:
+                raise
+            # It took the request: that its children cannot be known now is no refusal.
+            log.warning(
+                "%s/%s: what else ends it is asked at the next look: %s", job.namespace, job.name, error
+            )
+            return True
         if job.spec.target_ref is not None and any(spec.get(field) for field in adapter.undone_by):
             return patch is not None
         children = adapter.stop_children(action.method, job.workload_name, spec)

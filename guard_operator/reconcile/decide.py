@@ -338,7 +338,7 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
         actions = (CaptureEvidence(final=False), *_stop_actions(snapshot, stop.method))
     else:
         stop = stop.model_copy(update={"empty_since": None})
-        if is_true(job.status, ConditionType.STOPPED):
+        if is_true(job.status, ConditionType.STOPPED) and not _is_of_after(stop):
             # It had its effect, and somebody resumed the run since: the same request once more, from now. A
             # run that is resumed before it was called stopped has one that keeps it from stopping.
             stop = stop.model_copy(update={"requested_at": now})
@@ -358,6 +358,11 @@ def _teardown(snapshot: Snapshot, says: _Conditions, now: datetime) -> Decision 
         actions = (*actions, RecordLatches(fire))
     report = Report(Phase.STOPPING, says(stopped, guarded), _workload_ref(snapshot), stop)
     return Decision(report, actions, STOPPING_SECONDS)
+
+
+def _is_of_after(stop: StopStatus) -> bool:
+    """Whether this was asked for after the run had been called stopped: of a run that was resumed."""
+    return stop.stopped_at is not None and stop.requested_at > stop.stopped_at
 
 
 def _by_now(stop: StopStatus | None, now: datetime) -> StopStatus | None:

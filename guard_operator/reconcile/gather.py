@@ -208,7 +208,7 @@ class Gatherer:
         raw_pods = list(self._caches.pods(job.namespace, job.uid))
         # The first stop request need not wait for live reads; whether something is left must not be cached.
         uncached = live or (stopping and (job.status.stop is not None or not raw_pods))
-        raw_workload = self._workload(adapter, job, uncached)
+        raw_workload = self._workload(adapter, job, uncached, seen=bool(raw_pods))
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
         unread = ""
         if uncached:
@@ -283,20 +283,21 @@ class Gatherer:
             unknown_kind=True,
         )
 
-    def _workload(self, adapter: WorkloadAdapter, job: Job, live: bool) -> Json | None:
+    def _workload(self, adapter: WorkloadAdapter, job: Job, live: bool, seen: bool) -> Json | None:
+        """`seen`: whether a pod of it was seen."""
         cached = None if live else self._cached_workload(adapter, job)
         try:
             return cached or self._client.get(adapter.resource, job.namespace, job.workload_name)
         except ClusterError as error:
-            if (known := self._last_known(adapter, job)) is None:
+            if (known := self._last_known(adapter, job, seen)) is None:
                 raise
             log.warning("%s/%s: its workload cannot be read: %s", job.namespace, job.name, error)
             return known
 
-    def _last_known(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
+    def _last_known(self, adapter: WorkloadAdapter, job: Job, pods_seen: bool) -> Json | None:
         """Of a run that is to stop, the workload that cannot be read: as seen last, else its UID alone."""
         ref = job.status.workload_ref
-        if not goes_on_unread(job) or ref is None:
+        if not goes_on_unread(job, pods_seen) or ref is None:
             return None
         seen = self._cached_workload(adapter, job) or {"metadata": {"name": ref.name, "uid": ref.uid}}
         return seen | {_UNREAD: True}
@@ -374,7 +375,7 @@ class Gatherer:
         try:
             found = found or self._client.get(adapter.copied, job.namespace, name)
         except ClusterError:
-            if not is_to_stop(job):
+            if not _is_stopping(job):
                 raise
         return found if found is not None and controller_of(found) == job.uid else None
 
@@ -418,7 +419,7 @@ class Gatherer:
             try:
                 return self._labelled(kind, job)
             except ClusterError as error:
-                if not is_to_stop(job):
+                if not _is_stopping(job):
                     raise
                 log.warning("%s/%s: %s cannot be read: %s", job.namespace, job.name, kind.plural, error)
         return self._caches.between(kind, job.namespace, job.uid)

@@ -41,13 +41,13 @@ def is_to_stop(job: Job) -> bool:
     return written or guard_of(job).fire is not None
 
 
-def goes_on_unread(job: Job) -> bool:
+def goes_on_unread(job: Job, pods_seen: bool = False) -> bool:
     """Whether its stop, or the halt of its guard, goes on although something cannot be read: unless it was
-    seen empty, which one failed request does not put into doubt.
+    seen empty, which one failed request does not put into doubt, and a pod that was seen since does.
     """
     created, stop = job.status.workload_ref is not None, job.status.stop
     latched = is_to_stop(job) or guard_of(job).halt is not None
-    return latched and created and (stop is None or stop.empty_since is None)
+    return latched and created and (pods_seen or stop is None or stop.empty_since is None)
 
 
 def _is_over(job: Job) -> bool:

@@ -36,8 +36,10 @@ class StopClock:
         """What was asked for to stop this run, by its status or by what was noted: whatever is further."""
         with self._lock:
             noted, _ = self._asked.get(job.uid, (None, 0.0))
-        known = [stop for stop in (noted, job.status.stop) if stop is not None]
-        return max(known, key=_how_far, default=None)
+        written = job.status.stop
+        if noted is None or written is None:
+            return noted or written
+        return noted if _is_of_a_later_try(noted, written) else max(noted, written, key=_how_far)
 
     def note(self, job_uid: str, stop: StopStatus | None) -> None:
         """This was decided; None: no stop is under way."""
@@ -52,3 +54,10 @@ class StopClock:
 def _how_far(stop: StopStatus) -> tuple[int, float]:
     """The harder way is further, and of one way that which was asked for earlier."""
     return _HARDNESS[stop.method], -stop.requested_at.timestamp()
+
+
+def _is_of_a_later_try(noted: StopStatus, written: StopStatus) -> bool:
+    """Whether the run that was called stopped, as it is written, was resumed, and this asked of it since."""
+    ended = written.stopped_at
+    as_hard = _HARDNESS[noted.method] >= _HARDNESS[written.method]
+    return ended is not None and as_hard and noted.requested_at > ended

@@ -7,6 +7,7 @@ Both up to a limit: what hangs behind one webhook must not take the API server's
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Generic, TypeVar
 from guard_operator.runtime.queue import WorkQueue
 
 K = TypeVar("K")
+log = logging.getLogger(__name__)
 
 #: A worker that has been on one key for longer than this hangs, seconds: a look takes far less, on a slow
 #: machine, too.
@@ -72,17 +74,19 @@ class Crew(Generic[K]):
             self._hire(stays=True)
 
     def look(self) -> None:
-        """Add what is needed now. It ends by itself once nothing waits."""
+        """Add what is needed now, as far as there are threads. It ends by itself once nothing waits."""
         waiting, urgent = self._queue.load()
         now = time.monotonic()
         with self._lock:
             ages = [0.0 if since is None else now - since for since in self._any.values()]
             fires = for_fires(urgent, self._for_fires)
-            self._for_fires += fires
-        for _ in range(stand_ins(self._workers, ages, waiting)):
-            self._hire(stays=False)
-        for _ in range(fires):
-            self._thread(self._take_fires, "worker for fires")
+        try:
+            for _ in range(fires):
+                self._hire_for_fires()
+            for _ in range(stand_ins(self._workers, ages, waiting)):
+                self._hire(stays=False)
+        except RuntimeError as error:  # the limit of threads of the container: those that are there go on
+            log.error("no further worker: %s", error)
 
     def alive(self) -> bool:
         """Whether a worker is there."""
@@ -93,7 +97,22 @@ class Crew(Generic[K]):
         name = next(self._names)
         with self._lock:
             self._any[name] = None
-        self._thread(lambda: self._take_any(name, stays), "worker")
+        try:
+            self._thread(lambda: self._take_any(name, stays), "worker")
+        except RuntimeError:
+            with self._lock:
+                del self._any[name]
+            raise
+
+    def _hire_for_fires(self) -> None:
+        with self._lock:
+            self._for_fires += 1
+        try:
+            self._thread(self._take_fires, "worker for fires")
+        except RuntimeError:
+            with self._lock:
+                self._for_fires -= 1
+            raise
 
     def _take_any(self, name: int, stays: bool) -> None:
         while (key := self._queue.take(wait=stays)) is not None:

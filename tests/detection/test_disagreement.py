@@ -14,6 +14,7 @@ from guard_core.detectors.disagreement import WEIGHTS, agreement, not_fooled
 from guard_core.ending import not_judged
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.trainer_view import for_trainer
 from guard_core.wire import Code, Finding, Level, StepReport
 
 from simulated import CONFIG, difficulties  # isort: skip
@@ -317,5 +318,8 @@ def test_what_the_policy_only_warns_of_is_advice(action: str, level: Level) -> N
     levels = [c.level for c in judge.verdict().conditions if not c.advice]
     assert max(levels, key=lambda found: found.severity) is level
     reason = judge.verdict().reason
-    assert told[0].message in reason, "a reader of the last line is told, too"
-    assert reason.startswith("nothing that stops a run by this policy") is (action == "warn")
+    assert (reason == told[0].message) is (action == "stop")
+    if action == "warn":
+        assert reason.startswith("nothing that stops a run by this policy speaks against the run after ")
+        assert "; it warns of proxy_disagreement; " in reason
+        assert for_trainer(judge.verdict()).reason == reason, "no number that a trainer may not know"

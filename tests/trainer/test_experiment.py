@@ -64,18 +64,21 @@ def view(verdict: Verdict) -> VerdictView:
 
 def test_a_checkpoint_that_is_wanted_sooner_is_news_once_the_newest_has_been_scored() -> None:
     experiment, wanted = Experiment(), view(JUDGED.model_copy(update={"sooner": True}))
-    first = experiment.news(None, view(JUDGED), saved=2)
+    first = experiment.news(None, view(JUDGED), 2, may_save=True)
     assert first is not None and not first.sooner
-    told = [
-        experiment.news(None, verdict, saved) for verdict, saved in ((wanted, 2), (wanted, 2), (wanted, 4))
-    ]
+    told = [experiment.news(None, wanted, saved, may_save=True) for saved in (2, 2, 4)]
     assert [None if news is None else (news.sooner, dict(news.figures)) for news in told] == [
         (True, {}),
         None,
         (False, {}),
     ]
-    unscored = Experiment().news(None, view(HEALTHY.model_copy(update={"sooner": True})), saved=0)
-    assert unscored is not None and not unscored.sooner
+    for verdict, may_save in (
+        (HEALTHY, True),
+        (JUDGED, False),
+        (JUDGED.model_copy(update={"waiting": 1}), True),
+    ):
+        news = Experiment().news(None, view(verdict.model_copy(update={"sooner": True})), 2, may_save)
+        assert news is not None and not news.sooner
 
 
 @pytest.fixture
@@ -140,8 +143,8 @@ class TestWhatIsTold:
 
     def test_the_same_is_told_once(self) -> None:
         experiment = Experiment()
-        assert experiment.news(None, view(JUDGED)) is not None
-        assert experiment.news(None, view(JUDGED)) is None
+        assert experiment.news(None, view(JUDGED), saved=2) is not None
+        assert experiment.news(None, view(JUDGED), saved=2) is None
 
 
 def test_tensorboard_has_them_beside_the_reward(train, guard: FaultyGuard, tmp_path: Path) -> None:

@@ -70,14 +70,17 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     # The next checkpoint sooner.
     (EXPERIMENT, "and scored.step == saved", "", (LOGGED, "is_wanted_sooner")),
     (EXPERIMENT, "verdict.sooner and", "", (LOGGED, "is_wanted_sooner")),
+    (EXPERIMENT, "may_save and", "", (LOGGED, "is_wanted_sooner")),
+    (EXPERIMENT, " and verdict.waiting == 0", "", (LOGGED, "is_wanted_sooner")),
     (EXPERIMENT, " or changed else None", " else None", (LOGGED, "is_wanted_sooner")),
-    (OUTLOOK, 'getattr(args, "save_total_limit", None) == 1', "False", (CALLED, "between_two_is_halfway")),
+    (OUTLOOK, " or (limit is not None and limit < ROOM):", ":", (CALLED, "between_two_is_halfway")),
+    (OUTLOOK, '!= "steps" or', '== "" or', (CALLED, "between_two_is_halfway")),
     (OUTLOOK, "every <= 2 * since and", "", (CALLED, "between_two_is_halfway")),
     (OUTLOOK, " and 4 * since <= 3 * every", "", (CALLED, "between_two_is_halfway")),
     (
         CALLBACK,
-        "wanted = self._save_sooner and self._sooner",
-        "wanted = self._sooner",
+        "wanted = self._sooner and self.stop",
+        "wanted = self._save_sooner and self._sooner and self.stop",
         (CALLED, "every_rank_saves"),
     ),
     (

@@ -278,6 +278,23 @@ def test_who_writes_faster_than_a_cache_follows_holds_up_no_stop(status: Json) -
     assert "delete Pod" in world.run(BOUND_SECONDS).asked
 
 
+STAMP = "2025-12-31T00:00:00Z"
+SEEN_EMPTY = {"method": "Stop", "requestedAt": STAMP, "emptySince": STAMP}
+
+
+def test_a_run_that_was_seen_empty_and_has_a_pod_again_waits_for_no_read() -> None:
+    world = World(a_job(**FIRED, stop=SEEN_EMPTY), {("get", RUN): refused(500)})
+    assert "delete Pod" in world.run(PROMPT_SECONDS).asked
+
+
+def test_a_run_that_is_resumed_after_its_stop_is_stopped_though_nothing_can_be_written() -> None:
+    ended = {"type": "Stopped", "status": "True", "reason": "NoPodsLeft", "message": ""}
+    stop = SEEN_EMPTY | {"stoppedAt": STAMP}
+    world = World(a_job(**FIRED, stop=stop, conditions=[ended | {"lastTransitionTime": STAMP}]), {})
+    world.before_writes = touch
+    assert "delete Pod" in world.run(BOUND_SECONDS).asked
+
+
 def test_what_must_stop_is_written_down_beside_who_writes_all_the_time() -> None:
     """Between every look of the operator and its write somebody else has changed the job."""
     world = World(a_job(**FIRED), {})

@@ -134,6 +134,22 @@ def test_a_fire_waits_for_no_more_than_a_moment(room: Room) -> None:
     assert "another" not in room.begun, "a worker for fires takes nothing else"
 
 
+def test_without_threads_those_that_are_there_go_on(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the limit of a container's processes, in the middle of many fires."""
+
+    def refuse(*_of: object) -> threading.Thread:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(room.crew, "_thread", refuse)
+    for number in range(WORKERS + 2):
+        room.queue.add(f"hangs-{number}", urgent=True)
+    end = time.monotonic() + 2 * URGENT_SECONDS
+    room.until(lambda: time.monotonic() > end)
+    assert len(room.begun) == WORKERS
+    monkeypatch.setattr(room.crew, "_thread", room._thread)
+    room.until(lambda: len(room.begun) == WORKERS + 2)
+
+
 def test_what_hangs_holds_up_no_other_job_for_long(room: Room) -> None:
     for number in range(12):
         room.queue.add(f"hangs-{number}")
@@ -151,7 +167,7 @@ def test_what_comes_due_while_all_hang_is_worked_on(room: Room) -> None:
 
 def test_who_is_not_needed_any_more_ends(room: Room) -> None:
     for number in range(12):
-        room.queue.add(f"hangs-{number}", urgent=number % 2 == 0)
+        room.queue.add(f"hangs-{number}", urgent=True)
     room.until(lambda: len(room.begun) == 12)
     room.released.set()
     room.until(lambda: room.there() == WORKERS)

@@ -690,10 +690,32 @@ def test_a_stop_goes_on_although_its_workload_was_never_seen(method: str) -> Non
     assert snapshot.workload.state is WorkloadState.PENDING, "nothing is called stopped"
 
 
+def test_the_halt_of_a_guard_goes_on_although_what_makes_its_pods_cannot_be_read() -> None:
+    """Its first look is live, and nothing says yet that the run must stop."""
+    world = rayjob()
+    world.cached["status"]["guard"] = {"halt": LATCH}
+    world.job = world.cached
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.live and [one.uid for one in snapshot.between] == ["c"]
+    world.cached["status"]["guard"] = {"heartbeat": "2026-01-01T00:00:00Z"}
+    world.quiet, world.refused = DEAF_SECONDS + 1, ("list RayCluster",)
+    with pytest.raises(ApiError, match="403"):
+        world.gather()
+
+
+def test_a_run_that_was_seen_empty_is_doubted_once_a_pod_is_seen() -> None:
+    world = rayjob(stop={**STOP, "emptySince": "2026-01-01T00:00:00Z"})
+    world.refused = ("get RayJob",)
+    snapshot = world.gather()
+    assert (
+        snapshot is not None and snapshot.pods and snapshot.workload is not None and snapshot.workload.unread
+    )
+
+
 @pytest.mark.parametrize("refused", ["get RayJob", "list Pod"])
 def test_a_run_that_was_seen_empty_is_not_doubted(refused: str) -> None:
     world = rayjob(stop={**STOP, "emptySince": "2026-01-01T00:00:00Z"})
-    world.refused = (refused,)
+    world.refused, world.cached_pods = (refused,), []
     with pytest.raises(ApiError, match="403"):
         world.gather()
 

@@ -5,13 +5,14 @@ Pods that cannot be deleted hold up neither the stop of what makes them nor what
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
 
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.api.types import Phase, Spec, Status, StopMethod, StopStatus
+from guard_operator.api.types import Phase, Spec, Status, StopMethod, StopStatus, TargetRef
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.decision import (
@@ -169,6 +170,20 @@ def test_a_delete_without_an_answer_is_written_down() -> None:
 def test_a_server_that_has_no_time_is_asked_again() -> None:
     with pytest.raises(ApiError, match="429"):
         stop(Cluster(owner("w"), status=429))
+
+
+def test_what_took_its_stop_is_not_deleted_because_it_cannot_be_read_again() -> None:
+    """As when etcd elects a leader between the two requests."""
+    cluster = Cluster()
+    raw = job(RAYJOB)
+    target = TargetRef(api_version="ray.io/v1", kind="RayJob", name="run-7")
+    attached = replace(raw, spec=raw.spec.model_copy(update={"template": None, "target_ref": target}))
+    cluster.get = lambda *_of: (_ for _ in ()).throw(fault(500))  # type: ignore[method-assign]
+    asked = StopStatus(requested_at=datetime(2026, 1, 1, tzinfo=UTC), method=StopMethod.STOP)
+    report, told = actuator(cluster)._stop(
+        attached, StopWorkload(StopMethod.STOP, "w"), Report(Phase.STOPPING, (), None, asked)
+    )
+    assert cluster.done == ["patch RayJob run-7 w"] and not told and report.stop == asked
 
 
 def test_a_jobset_is_stopped_through_its_jobs() -> None:

@@ -24,6 +24,11 @@ def stop(method: str, ago: float = 0.0) -> StopStatus:
     return StopStatus(method=StopMethod(method), requested_at=NOW - timedelta(seconds=ago))
 
 
+def ended(method: str, ago: float) -> StopStatus:
+    """It had its effect half as long ago as it was asked for."""
+    return stop(method, ago).model_copy(update={"stopped_at": NOW - timedelta(seconds=ago / 2)})
+
+
 def job(written: StopStatus | None, uid: str = "u") -> Job:
     return Job("run", "ns", uid, 1, "1", {}, Spec.model_validate(SPEC), Status(stop=written))
 
@@ -39,6 +44,9 @@ def job(written: StopStatus | None, uid: str = "u") -> Job:
         (stop("Delete", 60), stop("DeletePods"), stop("DeletePods")),
         (stop("Stop", 10), stop("Stop"), stop("Stop", 10)),
         (stop("Stop"), stop("Stop", 10), stop("Stop", 10)),
+        (stop("Stop"), ended("Stop", 60), stop("Stop")),
+        (stop("Stop", 40), ended("Stop", 60), ended("Stop", 60)),
+        (stop("Stop"), ended("Delete", 60), ended("Delete", 60)),
     ],
 )
 def test_what_is_further_counts(
