@@ -36,11 +36,16 @@ def train(tiny_model: Path, tmp_path: Path) -> Any:
     from trainer_image.callback import GuardCallback
 
     def make(
-        guard: RealGuard, strict: str = "1", drain: int = 0, max_lag: int | None = None, **overrides: Any
+        guard: RealGuard,
+        strict: str = "1",
+        drain: int = 0,
+        max_lag: int | None = None,
+        sooner: str = "0",
+        **overrides: Any,
     ) -> Any:
         trainer = grpo_trainer(tiny_model, tmp_path / "out", **overrides)
         environ = {"RLGUARD_URL": guard.url, "RLGUARD_TOKEN": INGEST, "RLGUARD_STRICT": strict}
-        environ |= {"RLGUARD_DRAIN_SECONDS": str(drain)}
+        environ |= {"RLGUARD_DRAIN_SECONDS": str(drain), "RLGUARD_SAVE_SOONER": sooner}
         environ |= {} if max_lag is None else {"RLGUARD_MAX_LAG": str(max_lag)}
         trainer.add_callback(GuardCallback.from_env(environ))
         return trainer
@@ -123,7 +128,7 @@ def test_a_score_that_sinks_has_checkpoints_saved_between_the_regular_ones(
         {"calibrated": {"baseline_passes": 3}},
         {"split": str(split), "scorer": scorer, "evaluator": evaluator},
     )
-    train(guard, strict="0", max_lag=0, drain=200, max_steps=24, save_steps=4).train()
+    train(guard, strict="0", max_lag=0, drain=200, sooner="1", max_steps=24, save_steps=4).train()
     steps = [line["step"] for line in guard.history() if "heldout" in line and line.get("pass_index", 0) == 0]
     between = [step for step in steps if step % 4]
     assert steps[:3] == [0, 4, 8], "as long as nothing is near"
