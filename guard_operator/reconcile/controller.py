@@ -58,13 +58,15 @@ class Controller:
         except ValidationError as error:
             self._refuse(raw, error)
             return None
-        snapshot = self._gatherer.gather(job)
+        snapshot = self._gatherer.gather(job, self._stops.made(job))
         if snapshot is None:
             return None
         snapshot = replace(snapshot, asked=self._stops.asked(snapshot.job))
         decision = decide(snapshot, self._clock())
         under_way = decision.report.phase is Phase.STOPPING
-        self._stops.note(job.uid, decision.report.stop if under_way else None)
+        ref = decision.report.workload_ref
+        made = () if ref is None else ref.made or ()
+        self._stops.note(job.uid, decision.report.stop if under_way else None, made)
         if decision.actions:
             log.info("%s/%s: %s: %s", job.namespace, job.name, decision.report.phase, decision.actions)
         self._actuator.actuate(snapshot, decision)

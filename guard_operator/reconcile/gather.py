@@ -29,7 +29,7 @@ from guard_operator.adapters import (
 )
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import GuardStatus
+from guard_operator.api.types import GuardStatus, MadeRef
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.attached import (
@@ -178,15 +178,17 @@ class Gatherer:
         raw = self._client.get(JOBS, namespace, metadata["name"])
         return raw if raw is not None and raw["metadata"]["uid"] == uid else None
 
-    def gather(self, job: Job) -> Snapshot | None:
+    def gather(self, job: Job, made: tuple[MadeRef, ...] = ()) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
+
+        `made`: what is known of what its workload has made, beside what the status says.
 
         Raises:
             ClusterError: a live read failed for now.
         """
         deaf = self._caches.quiet_for(job.namespace) > DEAF_SECONDS
         if not deaf:
-            snapshot = self._look(job, live=False)
+            snapshot = self._look(job, made, live=False)
             if not must_be_live(snapshot):
                 return snapshot
         try:
@@ -194,12 +196,12 @@ class Gatherer:
         except ClusterError:
             if not is_to_stop(job):
                 raise
-            return self._look(job, live=False, deaf=deaf)
+            return self._look(job, made, live=False, deaf=deaf)
         if raw is None or raw["metadata"]["uid"] != job.uid:
             return None
-        return self._look(parse_job(raw), live=True, deaf=deaf)
+        return self._look(parse_job(raw), made, live=True, deaf=deaf)
 
-    def _look(self, job: Job, live: bool, deaf: bool = False) -> Snapshot:
+    def _look(self, job: Job, made: tuple[MadeRef, ...], live: bool, deaf: bool = False) -> Snapshot:
         """The snapshot; with `live` nothing in it is from a cache."""
         adapter = find_adapter(job.spec.workload.api_version, job.spec.workload.kind, self._config.kinds)
         if adapter is None:
@@ -214,7 +216,7 @@ class Gatherer:
         if uncached:
             raw_pods, unread = self._pods_now(job, raw_pods)
         uid = _uid(job, workload)
-        target = read_target(self._client, adapter, job, raw_workload, uid)
+        target = read_target(self._client, adapter, job, raw_workload, uid, made)
         between = (*target.between, *self._between(adapter, job, uid, uncached))
         own_guard = self._own_guard(job, None if stopping else workload, uncached)
         guard = None if own_guard is None or own_guard.made is None else own_guard.made.uid

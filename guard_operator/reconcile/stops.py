@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from guard_operator.api.types import StopMethod, StopStatus
+from guard_operator.api.types import MadeRef, StopMethod, StopStatus
 from guard_operator.reconcile.snapshot import Job
 
 #: A run that is being stopped is looked at more often than this, seconds: what was not since is gone.
@@ -31,6 +31,7 @@ class StopClock:
         self._clock = clock
         self._lock = threading.Lock()
         self._asked: dict[str, tuple[StopStatus, float]] = {}
+        self._made: dict[str, tuple[MadeRef, ...]] = {}
 
     def asked(self, job: Job) -> StopStatus | None:
         """What was asked for to stop this run, by its status or by what was noted: whatever is further."""
@@ -41,14 +42,21 @@ class StopClock:
             return noted or written
         return noted if _is_of_a_later_try(noted, written) else max(noted, written, key=_how_far)
 
-    def note(self, job_uid: str, stop: StopStatus | None) -> None:
-        """This was decided; None: no stop is under way."""
+    def made(self, job: Job) -> tuple[MadeRef, ...]:
+        """What was to be noted of what its workload has made: that may be gone before it is written down."""
+        with self._lock:
+            return self._made.get(job.uid, ())
+
+    def note(self, job_uid: str, stop: StopStatus | None, made: Iterable[MadeRef] = ()) -> None:
+        """This was decided; None: no stop is under way. `made`: what its workload has made."""
         now = self._clock()
         with self._lock:
             self._asked.pop(job_uid, None)
             self._asked = {uid: one for uid, one in self._asked.items() if now - one[1] < FORGET_SECONDS}
             if stop is not None:
                 self._asked[job_uid] = stop, now
+                self._made[job_uid] = tuple(made)
+            self._made = {uid: one for uid, one in self._made.items() if uid in self._asked}
 
 
 def _how_far(stop: StopStatus) -> tuple[int, float]:

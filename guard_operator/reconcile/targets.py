@@ -44,9 +44,22 @@ class Belongings:
 
 
 def read_target(
-    client: Client, adapter: WorkloadAdapter, job: Job, raw: Mapping[str, Any] | None, uid: str | None
+    client: Client,
+    adapter: WorkloadAdapter,
+    job: Job,
+    raw: Mapping[str, Any] | None,
+    uid: str | None,
+    known: tuple[MadeRef, ...] = (),
 ) -> Belongings:
-    """What belongs to the target of this UID. `raw`: what has its name now, if anything.
+    """What belongs to the target of this UID.
+
+    Args:
+        client: of the API server.
+        adapter: of its kind.
+        job: what is attached to it.
+        raw: what has its name now, if anything.
+        uid: its UID; None: there was none yet.
+        known: what it has made, if more is known of that than the status says.
 
     Raises:
         ClusterError: a read failed for now, and no stop is held up by that.
@@ -54,7 +67,7 @@ def read_target(
     if uid is None or job.spec.target_ref is None:
         return Belongings()
     if isinstance(adapter, OuterAdapter):
-        return _of_outer(_Reading(client, job, named=True), adapter, raw, uid)
+        return _of_outer(_Reading(client, job, named=True), adapter, raw, uid, known)
     reading = _Reading(client, job)
     between = reading.between(adapter, job.workload_name, uid)
     return Belongings(
@@ -115,10 +128,14 @@ class _Reading:
 
 
 def _of_outer(
-    reading: _Reading, adapter: OuterAdapter, raw: Mapping[str, Any] | None, uid: str
+    reading: _Reading,
+    adapter: OuterAdapter,
+    raw: Mapping[str, Any] | None,
+    uid: str,
+    known: tuple[MadeRef, ...],
 ) -> Belongings:
     """What belongs to a workload that has no pods of its own."""
-    job, noted = reading.job, _noted(adapter, reading.job)
+    job, noted = reading.job, _noted(adapter, reading.job, known)
     found = tuple(_there(reading, adapter, raw, noted))
     foreign = {one.uid for one, there in found if controller_of(there) not in {uid, None}}
     noted = tuple(one for one in noted if one.uid not in foreign)
@@ -146,15 +163,15 @@ def _of_outer(
     )
 
 
-def _noted(adapter: OuterAdapter, job: Job) -> tuple[MadeRef, ...]:
-    """What the status says that the workload has made, and that it may have made.
+def _noted(adapter: OuterAdapter, job: Job, known: tuple[MadeRef, ...]) -> tuple[MadeRef, ...]:
+    """What the status says that the workload has made, or is known of that, and that it may have made.
 
     Whoever may write the status can name there what is somebody else's.
     """
     ref, kinds = job.status.workload_ref, {(one.api_version, one.kind) for one in adapter.makes}
     return tuple(
         one
-        for one in (ref.made if ref is not None else None) or ()
+        for one in dict.fromkeys((*((ref.made if ref is not None else None) or ()), *known))
         if (one.api_version, one.kind) in kinds and adapter.may_make(one.kind, one.name, job.workload_name)
     )
 

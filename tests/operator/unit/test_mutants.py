@@ -69,8 +69,9 @@ RAYCLUSTER, ATTACHED_JOB, ATTACHED_JOBSET, ATTACHED_TYPES, ATTACHED_RBAC = (
     )
 )  # fmt: skip
 TARGETS = rule("targets.py", "test_attached.py", "test_outer_targets.py")
-OUTER, OUTER_ATTACHED, OUTER_SEES, OUTER_DECIDES = (
-    rule(f"{name}.py", "test_outer_targets.py") for name in ("targets", "attached", "gather", "decide")
+OUTER, OUTER_ATTACHED, OUTER_SEES, OUTER_DECIDES, OUTER_CONTROLS = (
+    rule(f"{name}.py", "test_outer_targets.py")
+    for name in ("targets", "attached", "gather", "decide", "controller")
 )
 OUTER_RAYJOB, OUTER_TRAINJOB, OUTER_RBAC, OUTER_TYPES = (
     Rule("guard_operator", source, HERE / "test_outer_targets.py")
@@ -615,8 +616,8 @@ MUTANTS: list[Mutant] = [
     (GATHER, " or workload.uid is None", ""),
     (GATHER, 'if raw is None or raw["metadata"]["uid"] != job.uid:', "if raw is None:"),
     (GATHER, "if not must_be_live(snapshot):", "if True:"),
-    (GATHER, "self._look(parse_job(raw), live=True, deaf=deaf)", "self._look(job, live=True, deaf=deaf)"),
-    (GATHER, "self._look(parse_job(raw), live=True, deaf=deaf)", "self._look(parse_job(raw), live=False)"),
+    (GATHER, "_look(parse_job(raw), made, live=True, deaf=deaf)", "_look(job, made, live=True, deaf=deaf)"),
+    (GATHER, "_look(parse_job(raw), made, live=True, deaf=deaf)", "_look(parse_job(raw), made, live=False)"),
     (GATHER, "live or (stopping and (job.status.stop is not None or not raw_pods))", "live"),
     (GATHER, "(job.status.stop is not None or not raw_pods)", "job.status.stop is not None"),
     (GATHER, "self._workload(adapter, job, uncached, seen=", "self._workload(adapter, job, False, seen="),
@@ -811,6 +812,15 @@ MUTANTS: list[Mutant] = [
     (STOPS, "noted if _is_of_a_later_try(noted, written) else max", "max"),
     (STOPS, "and as_hard and noted", "and noted"),
     (STOPS, "as_hard and noted.requested_at > ended", "as_hard"),
+    (STOPS, "                self._made[job_uid] = tuple(made)\n", ""),
+    (STOPS, " if uid in self._asked}", "}"),
+    (OUTER_CONTROLS, "gather(job, self._stops.made(job))", "gather(job)"),
+    (OUTER_CONTROLS, "report.stop if under_way else None, made)", "report.stop if under_way else None)"),
+    (OUTER_SEES, "= self._look(job, made, live=False)", "= self._look(job, (), live=False)"),
+    (OUTER_SEES, "_look(job, made, live=False, deaf=deaf)", "_look(job, (), live=False, deaf=deaf)"),
+    (OUTER_SEES, "_look(parse_job(raw), made, live=True,", "_look(parse_job(raw), (), live=True,"),
+    (OUTER_SEES, "job, raw_workload, uid, made)", "job, raw_workload, uid)"),
+    (OUTER, "or ()), *known))", "or ()),))"),
     (BOUNDED, "replace(snapshot, asked=self._stops.asked(snapshot.job))", "replace(snapshot)"),
     (BOUNDED, "decision.report.stop if under_way else None", "None"),
     (BOUNDED_ACTS, "if error.status != 409 or (version := self._same_but_newer(job)) is None:",

@@ -18,10 +18,12 @@ from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.types import MAX_MADE, MadeRef, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
+from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.attached import to_note, why_not_attached
+from guard_operator.reconcile.controller import Controller
 from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.decision import Decision, DeleteBetween, DeletePods, StopWorkload
-from guard_operator.reconcile.gather import Caches, Gatherer
+from guard_operator.reconcile.gather import DEAF_SECONDS, Caches, Gatherer
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.snapshot import Between, Job, Snapshot
@@ -96,26 +98,28 @@ SET = MadeRef(api_version="jobset.x-k8s.io/v1alpha2", kind="JobSet", name="run-7
 
 
 def job(kind: str, *made: MadeRef, attached: bool = True, on_fire: str = "Stop", **status: Any) -> Job:
+    return parse_job(raw_job(kind, *made, attached=attached, on_fire=on_fire, **status))
+
+
+def raw_job(kind: str, *made: MadeRef, attached: bool = True, on_fire: str = "Stop", **status: Any) -> Json:
     ref: Json = {"apiVersion": VERSIONS[kind], "kind": kind, "name": "run-7", "uid": "w"}
     if made:
         ref["made"] = [one.model_dump(by_alias=True) for one in made]
-    return parse_job(
-        {
-            "metadata": {"name": "watch", "namespace": "ns", "uid": UID, "resourceVersion": "7"},
-            "spec": {
-                "targetRef": {"apiVersion": VERSIONS[kind], "kind": kind, "name": "run-7"},
-                "guard": {
-                    "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}},
-                    "checkpoints": {"claimName": "shared"},
-                    "state": {"claimName": "state"},
-                    "placement": "Pod",
-                    "metrics": {"follow": {"path": "run/metrics.jsonl", "format": "verl"}},
-                },
-                "onFire": on_fire,
+    return {
+        "metadata": {"name": "watch", "namespace": "ns", "uid": UID, "resourceVersion": "7"},
+        "spec": {
+            "targetRef": {"apiVersion": VERSIONS[kind], "kind": kind, "name": "run-7"},
+            "guard": {
+                "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}},
+                "checkpoints": {"claimName": "shared"},
+                "state": {"claimName": "state"},
+                "placement": "Pod",
+                "metrics": {"follow": {"path": "run/metrics.jsonl", "format": "verl"}},
             },
-            "status": ({"workloadRef": ref} if attached else {}) | status,
-        }
-    )
+            "onFire": on_fire,
+        },
+        "status": ({"workloadRef": ref} if attached else {}) | status,
+    }
 
 
 class Cluster:
@@ -124,11 +128,12 @@ class Cluster:
     def __init__(self, *there: Json, refused: tuple[str, ...] = ()) -> None:
         self.there, self.refused, self.asked = list(there), refused, set[str]()
 
+    def gatherer(self, deaf: bool = False) -> Gatherer:
+        caches = cast(Caches, _Caches(DEAF_SECONDS + 1.0 if deaf else 0.0))
+        return Gatherer(cast(Client, self), CONFIG, caches, HeartbeatClock(), lambda: NOW)
+
     def gather(self, given: Job) -> Snapshot:
-        gatherer = Gatherer(
-            cast(Client, self), CONFIG, cast(Caches, _Caches()), HeartbeatClock(), lambda: NOW
-        )
-        found = gatherer.gather(given)
+        found = self.gatherer().gather(given)
         assert found is not None
         return found
 
@@ -155,8 +160,11 @@ class Cluster:
 
 
 class _Caches:
+    def __init__(self, quiet: float) -> None:
+        self._quiet = quiet
+
     def quiet_for(self, _namespace: str) -> float:
-        return 0.0
+        return self._quiet
 
     def pods(self, _namespace: str, _uid: str) -> list[Json]:
         return []
@@ -247,6 +255,37 @@ def test_nothing_is_called_stopped_while_something_of_it_makes_pods(kind: str) -
     seen = Cluster(*makers).gather(fired)
     assert seen.pods == () and {one.uid for one in seen.between} == {one["metadata"]["uid"] for one in makers}
     assert says(decide(seen, NOW), "Stopped") == ("False", "PodsTerminating")
+
+
+class Unwritten:
+    """An actuator whose writes of the status all fail."""
+
+    def __init__(self) -> None:
+        self.decisions: list[Decision] = []
+
+    def actuate(self, _snapshot: Snapshot, decision: Decision) -> None:
+        self.decisions.append(decision)
+
+
+@pytest.mark.parametrize("refused", [(), ("GuardedTrainingJob",)], ids=["the job is read", "it is not"])
+@pytest.mark.parametrize("deaf", [False, True], ids=["heard", "deaf"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_not_written_down_before_it_went_is_remembered(
+    kind: str, deaf: bool, refused: tuple[str, ...]
+) -> None:
+    """It was attached while it was suspended, and the delete went out before the status could be written."""
+    raw = raw_job(kind, on_fire="Delete", guard={"fire": FIRE}, phase="Running")
+    itself = raw | {"kind": "GuardedTrainingJob"}
+    there, unwritten = Cluster(TARGET[kind](), *OF[kind], itself, refused=refused), Unwritten()
+    controller = Controller(there.gatherer(deaf), cast(Actuator, unwritten), lambda: NOW)
+    controller.reconcile(raw)
+    assert StopWorkload(StopMethod.DELETE, "w") in unwritten.decisions[-1].actions
+    there.there = [one for one in there.there if one["kind"] in {"Pod", "GuardedTrainingJob"}]
+    controller.reconcile(raw)
+    assert says(unwritten.decisions[-1], "Stopped") == ("False", "PodsTerminating")
+    there.there = [itself]
+    controller.reconcile(raw)
+    assert says(unwritten.decisions[-1], "Stopped")[1] != "PodsTerminating"
 
 
 def test_what_makes_pods_is_deleted_at_last() -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from guard_operator.api.types import Spec, Status, StopMethod, StopStatus
+from guard_operator.api.types import MadeRef, Spec, Status, StopMethod, StopStatus
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.reconcile.stops import FORGET_SECONDS, StopClock
 
@@ -69,3 +69,16 @@ def test_what_is_no_longer_looked_at_is_forgotten() -> None:
     assert clock.asked(job(None)) is not None and clock.asked(job(None, "gone")) is None
     clock.note("u", None)
     assert clock.asked(job(None)) is None
+
+
+def test_what_its_workload_has_made_is_remembered_for_as_long_as_its_stop() -> None:
+    now = [0.0]
+    clock, made = StopClock(lambda: now[0]), MadeRef(api_version="v1", kind="K", name="n", uid="m")
+    clock.note("u", stop("Delete"), [made])
+    clock.note("gone", stop("Delete"), [made])
+    assert clock.made(job(None)) == (made,) and clock.made(job(None, "another")) == ()
+    now[0] += FORGET_SECONDS
+    clock.note("u", stop("Delete"), [made])
+    assert clock.made(job(None)) == (made,) and clock.made(job(None, "gone")) == ()
+    clock.note("u", None, [made])
+    assert clock.made(job(None)) == ()
