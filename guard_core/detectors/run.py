@@ -175,7 +175,8 @@ class CalibratedRun:
     def is_near(self) -> bool:
         """Whether `fast` is within NEAR nats of a threshold at which it stops.
 
-        A trainer is told this, so it is made of mean scores alone, which a trainer is told anyway.
+        A trainer is told this, so it is made of mean scores alone. Not all of them are told it otherwise:
+        neither the fresh pass of an alarm nor the passes of the start beyond the first.
         """
         fast = next((r for r in self.readings if r.name == Fast.name), None)
         if fast is None or fast.statistic is None or fast.threshold is None:
