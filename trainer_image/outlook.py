@@ -40,11 +40,8 @@ def save_sooner(every: int | None, since: int, args: Any) -> bool:
         args: the `TrainingArguments`.
     """
     limit, strategy = getattr(args, "save_total_limit", None), getattr(args, "save_strategy", None)
-    if (
-        every is None
-        or getattr(strategy, "value", strategy) != "steps"
-        or (limit is not None and limit < ROOM)
-    ):
+    by_steps, room = getattr(strategy, "value", strategy) == "steps", limit is None or limit >= ROOM
+    if every is None or not (by_steps and room):
         return False
     return every <= 2 * since and 4 * since <= 3 * every
 

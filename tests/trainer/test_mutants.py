@@ -73,8 +73,8 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (EXPERIMENT, "may_save and", "", (LOGGED, "is_wanted_sooner")),
     (EXPERIMENT, " and verdict.waiting == 0", "", (LOGGED, "is_wanted_sooner")),
     (EXPERIMENT, " or changed else None", " else None", (LOGGED, "is_wanted_sooner")),
-    (OUTLOOK, " or (limit is not None and limit < ROOM):", ":", (CALLED, "between_two_is_halfway")),
-    (OUTLOOK, '!= "steps" or', '== "" or', (CALLED, "between_two_is_halfway")),
+    (OUTLOOK, "by_steps and room)", "by_steps)", (CALLED, "between_two_is_halfway")),
+    (OUTLOOK, "by_steps and room)", "room)", (CALLED, "between_two_is_halfway")),
     (OUTLOOK, "every <= 2 * since and", "", (CALLED, "between_two_is_halfway")),
     (OUTLOOK, " and 4 * since <= 3 * every", "", (CALLED, "between_two_is_halfway")),
     (
