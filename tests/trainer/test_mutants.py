@@ -207,8 +207,8 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (CALLBACK, "and sample.step != self._last_step", "", (CALLED, "logged_twice")),
     (
         CALLBACK,
-        "        ranks.barrier()\n        if self.stop is not None:",
-        "        if self.stop is not None:",
+        "        ranks.barrier()\n        self._saved",
+        "        self._saved",
         (CALLED, "every_rank_has_written"),
     ),
     (CALLBACK, " and state.global_step == 0\n", "\n", (CALLED, "no_start_to_save")),
