@@ -18,9 +18,17 @@ if TYPE_CHECKING:
 #: Takes the result of a pass and tells whether another one is wanted.
 Another = Callable[["EvaluationResult"], bool]
 Act = Callable[["EvaluationWorker"], Awaitable[None]]
+#: Takes how many items' own answers were tried with their scorer, once the worker has started.
+Started = Callable[[int], None]
 
 
-def evaluate(settings: HeldoutSettings, model: Path, folder: Path, another: Another) -> None:
+def _nobody_asks(_: int) -> None:
+    """For who does not want to know."""
+
+
+def evaluate(
+    settings: HeldoutSettings, model: Path, folder: Path, another: Another, started: Started = _nobody_asks
+) -> None:
     """Start a worker, which checks split and scorers, and score one model again and again.
 
     Args:
@@ -28,6 +36,7 @@ def evaluate(settings: HeldoutSettings, model: Path, folder: Path, another: Anot
         model: directory of the model; with the evaluator `openai` only its name counts.
         folder: where a copy of the model lies meanwhile; it is removed.
         another: called after each pass, with its sampling noise.
+        started: called once split and scorers are known to be usable.
 
     Raises:
         SplitError: split, scorer or training prompts must be mended first.
@@ -41,11 +50,11 @@ def evaluate(settings: HeldoutSettings, model: Path, folder: Path, another: Anot
         while another(await worker.evaluate(EvaluationRequest(0, 0, model, index))):
             index += 1
 
-    _in_scratch(settings, folder, score)
+    _in_scratch(settings, folder, score, started)
 
 
-def start(settings: HeldoutSettings, folder: Path) -> None:
-    """Start a worker, which checks split and scorers, and end it.
+def start(settings: HeldoutSettings, folder: Path, started: Started) -> None:
+    """Start a worker, which checks split and scorers, and end it; arguments as of `evaluate`.
 
     Raises:
         SplitError: split, scorer or training prompts must be mended first.
@@ -55,16 +64,16 @@ def start(settings: HeldoutSettings, folder: Path) -> None:
     async def nothing(worker: EvaluationWorker) -> None:
         """Having started is enough."""
 
-    _in_scratch(settings, folder, nothing)
+    _in_scratch(settings, folder, nothing, started)
 
 
-def _in_scratch(settings: HeldoutSettings, folder: Path, act: Act) -> None:
+def _in_scratch(settings: HeldoutSettings, folder: Path, act: Act, started: Started) -> None:
     """Let a worker act in a folder of its own. It is removed, unless a log in it explains a failure."""
     from guard_service.heldout.errors import EvaluationError
 
     scratch = _make_scratch(folder)
     try:
-        _with_worker(settings, scratch, act)
+        _with_worker(settings, scratch, act, started)
     except EvaluationError as error:
         log = scratch / "worker.log"
         if not log.exists() or not log.stat().st_size:
@@ -77,13 +86,14 @@ def _in_scratch(settings: HeldoutSettings, folder: Path, act: Act) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _with_worker(settings: HeldoutSettings, scratch: Path, act: Act) -> None:
+def _with_worker(settings: HeldoutSettings, scratch: Path, act: Act, started: Started) -> None:
     from guard_service.heldout.worker import EvaluationWorker
 
     async def all_of_it() -> None:
         worker = EvaluationWorker(settings, scratch)
         try:
             await worker.start()
+            started(worker.answers_tried or 0)
             await act(worker)
         finally:
             await worker.close()

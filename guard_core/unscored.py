@@ -114,7 +114,7 @@ class Unscored:
         if self.first is None:
             return
         if self._measured:
-            yield from _cut_off(self.first, trainer)
+            yield from _cut_off(self.first, self._at_first, trainer)
             yield from _unanswered(self.first)
             yield from _timed_out(self.first)
             return
@@ -161,7 +161,9 @@ def _noise(share: float, items: int) -> float:
     return math.sqrt(2 * share * (1 - share) / items)
 
 
-def _cut_off(first: EvaluationSummary, trainer: Sampling | None) -> Iterator[Condition]:
+def _cut_off(
+    first: EvaluationSummary, unscored: float | None, trainer: Sampling | None
+) -> Iterator[Condition]:
     """That too many completions of the first evaluation were cut off: how they end was never seen.
 
     Where the trainer lets them go on for longer, what it trains is not what is scored, so no verdict can be
@@ -171,6 +173,12 @@ def _cut_off(first: EvaluationSummary, trainer: Sampling | None) -> Iterator[Con
         used, own = first.sampling, _longest(trainer)
         shorter = used is not None and own is not None and used.max_new_tokens < own
         longer = f", where the trainer gives them {own}" if shorter else ""
+        scored = unscored is not None and unscored < first.truncated
+        counted = (
+            "They are scored as they are (score_truncated)"
+            if scored
+            else "They count as wrong; where completions have no end of their own, set score_truncated"
+        )
         yield Condition(
             code=Code.UNINFORMATIVE_BASELINE,
             level=Level.UNKNOWN if shorter else Level.WARNING,
@@ -178,8 +186,7 @@ def _cut_off(first: EvaluationSummary, trainer: Sampling | None) -> Iterator[Con
             message=f"{first.truncated:.0%} of the completions at step {first.step} were cut off at the "
             f"length limit{longer} (advised: at most {MAX_TRUNCATED:.0%}), so how they end is not known: "
             "raise the evaluator's max_new_tokens to what the trainer generates with (or its ceiling, "
-            "max_new_tokens_ceiling). They count as wrong; where completions have no end of their own, set "
-            "score_truncated",
+            f"max_new_tokens_ceiling). {counted}",
         )
 
 

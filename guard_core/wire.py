@@ -446,7 +446,7 @@ _REMEDIES = {
     "before it is announced, or the guard do it (load_checkpoints, or the evaluator vllm)",
     Code.NO_STEPS: "add GuardCallback.from_env() to the trainer, or, where its log is followed, let path and "
     "format be those of that log",
-    Code.WARMING_UP: "let the trainer save more checkpoints (save_steps)",
+    Code.WARMING_UP: "give the run what it lacks; a smaller save_steps makes more evaluations",
     Code.REPORTS_REFUSED: "fix what the refusal names; the trainer's log has each one",
     Code.KL_INERT: "set beta above 0 if KL is to be watched",
     Code.KL_NOT_FINITE: "look for logits that are infinite or not a number in the trainer",

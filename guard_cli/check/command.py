@@ -108,8 +108,8 @@ def _gather(
     root, metrics, measured = settings.checkpoint_root, settings.metrics, None
     if readable and timed:
         scratch = checkpoints if checkpoints is not None and checkpoints.is_dir() else Path.cwd()
-        refusal, measured = gather.measure(heldout, (model or Path("policy")).absolute(), scratch)
-        split = replace(split, scorer=refusal)
+        scorer, measured = gather.measure(heldout, (model or Path("policy")).absolute(), scratch)
+        split = replace(split, scorer=scorer)
     elif readable:
         split = replace(split, scorer=gather.try_scorer(heldout, Path.cwd()))
     return Found(

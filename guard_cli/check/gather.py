@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from guard_cli.check.rows import Folder, Followed, Model, Split, TriedEvaluation
+from guard_cli.check.rows import Folder, Followed, Model, Split, TriedEvaluation, TriedScorer
 from guard_cli.errors import CliError
 from guard_cli.evaluation import evaluate, start
 from guard_cli.split import ungrouped
@@ -91,11 +90,11 @@ def look_at_split(settings: HeldoutSettings) -> tuple[Split, bool]:
     try:
         split = HeldoutSplit.load(settings.split)
     except SplitError as error:
-        return Split(None, None, str(error), compared, None, None), False
+        return Split(None, None, str(error), compared, None), False
     counted = len(split.groups)
     apart = ungrouped(split.items, settings.near_duplicates)
     overlap = _overlap(settings, split.items)
-    return Split(len(split.items), counted, None, compared, overlap, None, apart), True
+    return Split(len(split.items), counted, None, compared, overlap, apart=apart), True
 
 
 def _overlap(settings: HeldoutSettings, items: tuple[HeldoutItem, ...]) -> str | None:
@@ -114,18 +113,21 @@ def _overlap(settings: HeldoutSettings, items: tuple[HeldoutItem, ...]) -> str |
     )
 
 
-def try_scorer(settings: HeldoutSettings, folder: Path) -> str | None:
-    """Start the evaluation process, which tries the scorer on the items' own answers; why it refused."""
+def try_scorer(settings: HeldoutSettings, folder: Path) -> TriedScorer:
+    """Start the evaluation process, which tries the scorer on the items' own answers."""
+    tried: list[int] = []
     try:
-        return _refusal(lambda: start(_without_training(settings), folder))
-    except CliError as error:  # the process did not survive its start
-        return str(error)
+        start(_without_training(settings), folder, tried.append)
+    except (SplitError, CliError) as error:  # or the process did not survive its start
+        return TriedScorer(str(error))
+    return TriedScorer(None, *tried)
 
 
 def measure(
     settings: HeldoutSettings, model: Path, folder: Path
-) -> tuple[str | None, TriedEvaluation | None]:
+) -> tuple[TriedScorer, TriedEvaluation | None]:
     """As `try_scorer`, then one evaluation of the model; a second one where the first was short."""
+    tried: list[int] = []
     results: list[EvaluationResult] = []
 
     def another(result: EvaluationResult) -> bool:
@@ -133,15 +135,17 @@ def measure(
         return len(results) == 1 and result.seconds < SHORT_SECONDS
 
     try:
-        refusal = _refusal(lambda: evaluate(_without_training(settings), model, folder, another))
+        evaluate(_without_training(settings), model, folder, another, tried.append)
+    except SplitError as error:
+        return TriedScorer(str(error)), None
     except CliError as error:
-        return None, TriedEvaluation(None, None, str(error))
-    if refusal is not None:
-        return refusal, None
+        return TriedScorer(None, *tried), TriedEvaluation(None, None, str(error))
     seconds, first = min(result.seconds for result in results), results[0]
     paid = fmean(first.proxy_items) if first.proxy_items else None
     ends = (first.truncated, first.unanswered, first.unscored or 0.0, first.timed_out)
-    return None, TriedEvaluation(seconds, fmean(first.items), None, paid, _in_part(first), *ends)
+    return TriedScorer(None, *tried), TriedEvaluation(
+        seconds, fmean(first.items), None, paid, _in_part(first), *ends
+    )
 
 
 def _in_part(result: EvaluationResult) -> float:
@@ -149,14 +153,6 @@ def _in_part(result: EvaluationResult) -> float:
     pairs = zip(result.items, result.proxy_items or (), strict=False)
     rejected = [0.0 < paid < 1.0 for right, paid in pairs if right == 0.0]
     return fmean(rejected) if rejected else 0.0
-
-
-def _refusal(act: Callable[[], None]) -> str | None:
-    try:
-        act()
-    except SplitError as error:
-        return str(error)
-    return None
 
 
 def _without_training(settings: HeldoutSettings) -> HeldoutSettings:

@@ -111,6 +111,17 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class TriedScorer:
+    """The scorer, tried on the items' own answers. `problem`: why it cannot be used, None if it can.
+
+    `answers`: how many answers were tried; None: it is not known that it loads.
+    """
+
+    problem: str | None = None
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Split:
     """The held-out split. `items`: how many, None if it cannot be read. The problems: None if there is none.
 
@@ -125,7 +136,7 @@ class Split:
     problem: str | None
     compared: bool
     overlap: str | None
-    scorer: str | None
+    scorer: TriedScorer = TriedScorer()
     apart: str = ""
 
 
@@ -255,9 +266,16 @@ def scorer_row(split: Split) -> Row:
     name = "scorer and answers"
     if split.items is None:
         return Row(name, CheckLevel.UNKNOWN, "the split has to be readable first")
-    if split.scorer is not None:
-        return Row(name, CheckLevel.REFUSE, split.scorer)
-    return Row(name, CheckLevel.OK, "the scorer loads, and the items' own answers score 1")
+    problem, answers = split.scorer.problem, split.scorer.answers
+    if problem is not None:
+        return Row(name, CheckLevel.REFUSE, problem)
+    if answers is None:
+        return Row(name, CheckLevel.UNKNOWN, "the evaluation process has to start and stay first")
+    if not answers:
+        return Row(name, CheckLevel.OK, "the scorer loads; there are no answers to try")
+    others = split.items - answers
+    left_out = f"; {others} more are not to be tried" if others else ""
+    return Row(name, CheckLevel.OK, f"the scorer loads, and the items' own answers score 1{left_out}")
 
 
 def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -> Row:
@@ -266,7 +284,7 @@ def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -
     if not given:
         said = "give --proxy-scorer: without it a grader that pays for wrong answers is found late"
         return Row(name, CheckLevel.UNKNOWN, said)
-    if split.items is None or split.scorer is not None:
+    if split.items is None or split.scorer.answers is None:
         return Row(name, CheckLevel.UNKNOWN, "split and scorers have to be usable first")
     if measured is None or measured.score is None:
         return Row(name, CheckLevel.OK, "it loads; --time tries it on completions")
@@ -466,7 +484,9 @@ def completions_row(measured: TriedEvaluation) -> Row:
         nothing = f"{measured.unscored:.0%} could not be scored, so the score says nothing of the policy"
         return Row("completions", CheckLevel.REFUSE, "; ".join([nothing, *said]))
     if any(share is not None and share > limit for share, limit, _ in shares):
-        return Row("completions", CheckLevel.WARN, "; ".join(said) + ": they count as wrong")
+        scored = (measured.truncated or 0.0) > measured.unscored
+        count = "what is cut off is scored as it is (score_truncated)" if scored else "they count as wrong"
+        return Row("completions", CheckLevel.WARN, f"{'; '.join(said)}: {count}")
     if measured.truncated is None:
         return Row(
             "completions", CheckLevel.UNKNOWN, "; ".join(["the server does not say how they end", *said])

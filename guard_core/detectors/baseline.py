@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import median
 from typing import Any, Self
 
 import numpy as np
@@ -38,6 +39,13 @@ PRIOR_SQUARES = 4.0
 #: Standard errors by which the variance of evaluations must exceed that of independent items to count as
 #: more. Without that half of all runs would be judged later for nothing but the noise of this estimate.
 SHOWN = 1.5
+
+#: A pass lies too far from the others for one of the same policy: so many standard errors of independent
+#: items, and so many of the passes themselves, which vary more where items succeed or fail together.
+FAR, FAR_FOR_PASSES = 4.5, 6.0
+
+#: Standard deviations of a normal variable in one median absolute deviation.
+_OF_A_MEDIAN = 1.4826
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
 
@@ -109,6 +117,29 @@ class Outcomes:
         """Rebuild from `to_state`."""
         levels = np.asarray(state["levels"], dtype=np.float64)
         return cls(levels, _unpack(state["codes"], len(levels)))
+
+
+def strays(passes: Sequence[Outcomes], accepted: float, samples: int = 1) -> tuple[int, ...]:
+    """Which passes of one policy are none: a server failed, or a scorer accepted everything.
+
+    Those that lie far from the middle one. Of two that are far from each other nobody knows which it is, so
+    both are named; of three, where all are far from each other, two are; of more it is never more than half.
+
+    Args:
+        passes: over the same items.
+        accepted: what a pass may lie away besides, fraction of 1.
+        samples: independent samples behind each outcome.
+    """
+    means = [outcomes.mean for outcomes in passes]
+    middle = median(means)
+    away = [abs(mean - middle) for mean in means]
+    variance = max(middle * (1 - middle), EDGE * (1 - EDGE)) / (len(passes[0].codes) * samples)
+    if len(means) == 2:  # each is half of the difference away
+        far = (accepted + FAR * math.sqrt(2 * variance)) / 2
+    else:
+        among = FAR_FOR_PASSES * _OF_A_MEDIAN * median(away) if len(means) > 3 else 0.0
+        far = accepted + max(FAR * math.sqrt(variance * (1 + 1 / len(means))), among)
+    return tuple(i for i, distance in enumerate(away) if distance > far)
 
 
 def _pack(codes: Codes, count: int) -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.detectors.baseline import Baseline, Outcomes, check_items
+from guard_core.detectors.baseline import Baseline, Outcomes, check_items, strays
 from guard_core.detectors.calibrated import (
     DISAGREEMENT,
     CalibratedDetector,
@@ -32,6 +32,9 @@ FEW_NOT_COUNTED = 0.1
 
 #: How often in a row a wanted pass is tried again that failed of what may pass.
 MOST_RETRIES = 1
+
+#: Share of the wanted passes of the starting policy that may turn out to be none; more are its noise.
+FEW_STRAYS = 0.25
 
 #: Nats below its threshold from which on the next checkpoint is wanted sooner.
 NEAR = 3.0
@@ -76,7 +79,8 @@ class CalibratedRun:
     It is complete after `baseline_passes` evaluations of it, after two that agree in every item (greedy
     decoding: a third would be another copy), when `baseline_budget` has no room for another, or when another
     checkpoint's evaluation arrives before (fewer passes: a wider baseline error, so a slower detector, not a
-    less honest one).
+    less honest one). A pass that lies far from the others was none: everything after it would be compared
+    with what a server or a scorer did. It is left out, and another is made.
     """
 
     def __init__(self, config: CalibratedPolicy) -> None:
@@ -85,6 +89,7 @@ class CalibratedRun:
         self._paid: list[Outcomes | None] = []  # of each pass
         self._cost = PassCost(0, 0.0)  # of these passes
         self._afforded: int | None = None  # passes, where the budget had room for no more
+        self._strays = 0  # passes that were left out
         self._has_grader = False
         self._made = self._ungraded = 0  # evaluations after the baseline; those that the grader failed on
         self._graded = True  # whether the newest one is none of them
@@ -122,13 +127,11 @@ class CalibratedRun:
             self._passes.append(Outcomes.of(outcomes))
             self._paid.append(None if paid is None else Outcomes.of(paid))
             self._cost = self._cost.plus(cost)
-            greedy = len(self._passes) == 2 and self._passes[0].same_as(self._passes[1])
-            if greedy or len(self._passes) == self._config.baseline_passes:
-                self._close_baseline()
-            elif not self._has_room:
-                self._afforded = len(self._passes)
+            if self._is_gathered():
                 self._close_baseline()
             return None
+        if self._detector is None:
+            self._leave_out_strays()
         detector = self._detector or self._close_baseline()
         self._graded = paid is not None or not self._has_grader
         self._made, self._ungraded = self._made + 1, self._ungraded + (not self._graded)
@@ -159,6 +162,35 @@ class CalibratedRun:
             if status is None or not status.needs_confirmation:
                 return None
         return Pass(last.attempt, last.step, last.path, last.index + 1 + self._lost)
+
+    def _is_gathered(self) -> bool:
+        """Whether no further pass is wanted, once those that were none are left out."""
+        if len(self._passes) == 2 and self._passes[0].same_as(self._passes[1]):
+            return True
+        if len(self._passes) < self._config.baseline_passes and self._has_room:
+            return False
+        if len(self._passes) == 2 and self._stray and self._has_room:
+            return False  # a third says which of them it is
+        self._leave_out_strays()
+        if len(self._passes) >= self._config.baseline_passes:
+            return True
+        if not self._has_room:
+            self._afforded = len(self._passes)
+        return self._afforded is not None
+
+    @property
+    def _stray(self) -> tuple[int, ...]:
+        """Which of the passes lie far from the others."""
+        return strays(self._passes, self._config.max_decline, self._config.samples)
+
+    def _leave_out_strays(self) -> None:
+        """Take out the passes that were none, unless they are so many that they are noise of this policy."""
+        found = self._stray if len(self._passes) > 2 else ()
+        if self._strays + len(found) > max(1, FEW_STRAYS * self._config.baseline_passes):
+            return
+        self._strays += len(found)
+        for index in reversed(found):
+            del self._passes[index], self._paid[index]
 
     @property
     def _has_room(self) -> bool:
@@ -228,6 +260,15 @@ class CalibratedRun:
                 level=Level.WARNING,
                 advice=True,
                 message=f"baseline_budget had room for {said}",
+            )
+        if self._strays:
+            passes = "pass" if self._strays == 1 else "passes"
+            yield Condition(
+                code=Code.EVALUATION_FAILING,
+                level=Level.WARNING,
+                advice=True,
+                message=f"{self._strays} further {passes} of the starting policy did not count: far from "
+                "the others (did the scorer or the server fail?)",
             )
         if uninformative := uninformative_baseline(detector.score, detector.newest):
             yield uninformative
@@ -307,6 +348,7 @@ class CalibratedRun:
             "grader": [self._has_grader, self._made, self._ungraded, self._graded],
             "cost": asdict(self._cost),
             "afforded": self._afforded,
+            "strays": self._strays,
             "last": None if self._last is None else asdict(self._last),
             "lost": self._lost,
             "gave_up": self._gave_up,
@@ -322,6 +364,7 @@ class CalibratedRun:
         run._paid = [None if paid is None else Outcomes.from_state(paid) for paid in state["paid"]]
         run._has_grader, run._made, run._ungraded, run._graded = state["grader"]
         run._cost, run._afforded = PassCost(**state["cost"]), state["afforded"]
+        run._strays = state["strays"]
         run._last = None if state["last"] is None else Pass(**state["last"])
         run._lost, run._gave_up, run._unusable = state["lost"], state["gave_up"], state["unusable"]
         if state["detector"] is not None:

@@ -78,17 +78,17 @@ class HeldoutEvaluation:
         self._base = None if settings.base_model is None else look_at(settings.base_model)
         self._evaluator = _evaluator(settings.evaluator, scratch, self._base)
         self._evaluator.check(self._split.items)
-        if first:
-            self._check_split(settings)
+        #: Items whose own answer was tried; None where it was before.
+        self._answers_tried = self._check_split(settings) if first else None
 
-    def _check_split(self, settings: HeldoutSettings) -> None:
+    def _check_split(self, settings: HeldoutSettings) -> int:
         if settings.train_prompts is not None:
             prompts = read_train_prompts(settings.train_prompts)
             report = check_disjoint(prompts, self._split.items, settings.near_duplicates)
             if not report.disjoint:
                 raise SplitError(f"{settings.split} and {settings.train_prompts}: {report.summary()}")
         try:
-            self._scoring.check_answers()
+            return self._scoring.check_answers()
         except SplitError as error:
             raise SplitError(f"{settings.split}: {error}") from error
 
@@ -97,6 +97,7 @@ class HeldoutEvaluation:
         return {
             "items": len(self._split.groups),
             "prompts": len(self._split),
+            "answers": self._answers_tried,
             "digest": self._split.digest,
             "base_model": None if self._base is None else self._base.sha256,
         }

@@ -343,10 +343,13 @@ class SplitScorers:
         except ValueError as error:
             raise SplitError(f"item {item.id!r} cannot be scored by {name!r}: {error}") from error
 
-    def check_answers(self) -> None:
+    def check_answers(self) -> int:
         """Find out whether a perfect policy could score 1: each item's own answer must.
 
         Items without an answer are left out, and scorers with `check_answers = False`.
+
+        Returns:
+            How many answers were tried.
 
         Raises:
             SplitError: some do not, or their scorer fails on them; says how many, and a few ids. Or one
@@ -385,6 +388,7 @@ class SplitScorers:
                 "are not meant to be completions, set check_answers = False on the scorer's function"
                 f"{_first_of(failed)}"
             )
+        return len(checked)
 
     def _scorer(self, item: HeldoutItem) -> NamedScorer:
         return self._scorers[item.scorer or self._default]

@@ -166,6 +166,8 @@ class EvaluationWorker:
         self._lock = asyncio.Lock()
         self.split_items: int | None = None
         self._prompts = 0
+        #: Items whose own answer was tried with their scorer; None before `start`.
+        self.answers_tried: int | None = None
         self.split_digest: str | None = None
         self._base_digest: str | None = None
 
@@ -337,6 +339,8 @@ class EvaluationWorker:
             )
         self.split_items, self.split_digest = ready["items"], ready["digest"]
         self._prompts = ready["prompts"]
+        if ready["answers"] is not None:
+            self.answers_tried = ready["answers"]
         self._base_digest = ready["base_model"]
 
     async def _ask(self, child: Process, message: dict[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,10 @@ DISAGREEMENT = Rule("guard_core", "detectors/disagreement.py", DETECTION / "test
 GAP = Rule("guard_core", "detectors/gap.py", DETECTION / "test_gap.py", SIMULATED)
 LAST_LINE = Rule("guard_core", "judge.py", DETECTION / "test_disagreement.py", SIMULATED)
 GRADER = Rule("guard_core", "detectors/run.py", DETECTION / "test_disagreement.py", SIMULATED)
+STRAYS, LEFT_OUT = (
+    Rule("guard_core", source, DETECTION / "test_strays.py", SIMULATED)
+    for source in ("detectors/baseline.py", "detectors/run.py")
+)
 BUDGETED = DETECTION / "test_baseline_budget.py", SIMULATED
 BUDGET, ROOM, FORESEEN, COSTS = (
     Rule("guard_core", source, *BUDGETED)
@@ -231,14 +235,19 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "self._lose_pass(may_pass=kind in MAY_PASS)", "self._lose_pass(may_pass=True)"),
     (JUDGE, "self._lose_pass(may_pass=kind in MAY_PASS)", "self._lose_pass(may_pass=False)"),
     (JUDGE, "            self._lose_pass(may_pass=False)\n", "            self._lose_pass(may_pass=True)\n"),
-    (BUDGET, "elif not self._has_room:", "elif False:"),
+    (BUDGET, "        if not self._has_room:\n", "        if False:\n"),
+    (
+        BUDGET,
+        "_config.baseline_passes and self._has_room:\n            return False",
+        "_config.baseline_passes:\n            return False",
+    ),
     (BUDGET, "self._cost = self._cost.plus(cost)", "self._cost = cost"),
     (
         BUDGET,
         "return None if one is None or other is None else one + other",
         "return (one or 0) + (other or 0)",
     ),
-    (BUDGET, "                self._afforded = len(self._passes)\n", ""),
+    (BUDGET, "            self._afforded = len(self._passes)\n", "            self._afforded = 1\n"),
     (ROOM, "spent * (passes + 1) <= limit * passes", "spent <= limit"),
     (ROOM, "limit is None or spent is None or", "limit is None or spent is not None and"),
     (ROOM, "else 60 * self.minutes", "else self.minutes"),
@@ -246,6 +255,23 @@ MUTANTS: list[Mutant] = [
     (FORESEEN, "unknown = budget.minutes is not None and seconds is None", "unknown = False"),
     (EVALUATION, '("top_p", "top_k", "min_p")', '("top_p", "top_k")'),
     (COSTS, "return PassCost(evaluation.completions, evaluation.seconds)", "return PassCost()"),
+    (STRAYS, "max(FAR * math.sqrt(variance * (1 + 1 / len(means))), among)", "among"),
+    (STRAYS, "max(FAR * math.sqrt(variance * (1 + 1 / len(means))), among)", "FAR * math.sqrt(variance)"),
+    (STRAYS, "far = accepted + max", "far = max"),
+    (STRAYS, "if len(means) > 3 else 0.0", ""),
+    (STRAYS, "(len(passes[0].codes) * samples)", "len(passes[0].codes)"),
+    (STRAYS, "if len(means) == 2:  #", "if False:  #"),
+    (LEFT_OUT, "        self._leave_out_strays()\n        if len", "        if len"),
+    (
+        LEFT_OUT,
+        "        if self._detector is None:\n            self._leave_out_strays()\n",
+        "",
+    ),
+    (LEFT_OUT, "if len(self._passes) == 2 and self._stray and self._has_room:", "if False:"),
+    (LEFT_OUT, "max(1, FEW_STRAYS * self._config.baseline_passes)", "1e9"),
+    (LEFT_OUT, "del self._passes[index], self._paid[index]", "pass"),
+    (LEFT_OUT, "return self._afforded is not None", "return True"),
+    (LEFT_OUT, '"strays": self._strays,', '"strays": 0,'),
     (RUN, "self._lost > MOST_RETRIES", "False"),
     (NEAR, "if r.name == Fast.name)", "if r.name)"),
     (NEAR, 'self._config.on_decline == "stop" and fast', "fast"),

@@ -269,6 +269,19 @@ class TestThoughtsThatOutgrowTheLimit:
             j.fold_evaluation(replace(made, sampling=EVALUATOR.sampling_with(LONGER)))
         assert Code.CUT_SHORT not in codes(j.verdict()) and j.verdict().detectors
 
+    @pytest.mark.parametrize(
+        ("unscored", "counted"), [(0.0, "are scored as they are"), (0.5, "count as wrong")]
+    )
+    def test_what_was_cut_off_and_scored_is_not_said_to_count_as_wrong(
+        self, unscored: float, counted: str
+    ) -> None:
+        j = judge("calibrated")
+        j.fold_checkpoint(CheckpointReport(attempt=0, step=0, path="/c/0", sampling=LONGER))
+        j.fold_evaluation(replace(evaluation(0, 0.5), truncated=0.5, unscored=unscored))
+        [told] = [c for c in j.verdict().conditions if c.code is Code.UNINFORMATIVE_BASELINE]
+        assert told.message.count(counted) == 1
+        assert ("count as wrong" in told.message) is (unscored > 0)
+
     def test_it_is_told_for_the_rest_of_the_run_and_later_scores_count_again(self) -> None:
         """A trainer that saw it come and go could read an item out of it."""
         falls: list[tuple[float, float, float | None]] = [*self.GROWS[:4], *[(0.5, 0.1, 0.0)] * 6]

@@ -79,8 +79,8 @@ is within 3 nats of its threshold. With other draws than those above, 5.6 hacks 
 make the run look steadier than it is: of runs that wobble by 2.5 points on a plateau 19 % (± 3 %) were
 stopped with one further pass. Nor can thresholds be much lower: declines of 3 points that recover, and
 wobbles, already take most of alpha. A part of the items, and the rest in doubt, is
-[measured on simulated runs](detection.md#fewer-items-at-each-checkpoint). To have the next checkpoint sooner
-when in doubt is what the guard does since, and charts that are tuned to ramps gain nothing
+[measured on simulated runs](detection.md#fewer-items-at-each-checkpoint). The next checkpoint sooner when
+in doubt is what a trainer may ask for since, and charts that are tuned to ramps gain nothing
 ([both, measured](detection.md#the-next-checkpoint-sooner)). The figures above have each recorded
 checkpoint, so none comes sooner there.
 

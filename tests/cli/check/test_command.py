@@ -171,6 +171,12 @@ def test_a_scorer_that_ends_the_process_is_a_row(check: Invoke) -> None:
     assert "ended with status 7 before it responded" in done.stdout
 
 
+def test_answers_that_are_no_completions_are_not_said_to_score_1(check: Invoke) -> None:
+    done = check("--scorer", "regex")
+    assert levels(done)["scorer and answers"] == "ok"
+    assert "the scorer loads; there are no answers to try" in done.stdout
+
+
 def test_a_training_grader_that_fails_on_completions_is_a_row(check: Invoke) -> None:
     done = check("--proxy-scorer", "tests.heldout.odd_scorers:impatient", "--time")
     assert done.returncode == 2 and levels(done)["training grader"] == "refuse"

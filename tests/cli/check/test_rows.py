@@ -18,6 +18,7 @@ from guard_cli.check.rows import (
     Split,
     Trainer,
     TriedEvaluation,
+    TriedScorer,
 )
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.policy import BaselineBudget, Policy
@@ -25,7 +26,9 @@ from guard_core.wire import EvaluationSampling
 
 OK, WARN, REFUSE, UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.REFUSE, CheckLevel.UNKNOWN
 PATH = Path("/run/out")
-SPLIT = Split(items=128, counted=128, problem=None, compared=True, overlap=None, scorer=None)
+SPLIT = Split(
+    items=128, counted=128, problem=None, compared=True, overlap=None, scorer=TriedScorer(None, 128)
+)
 CALIBRATED = Policy.model_validate({"detector": "calibrated", "calibrated": {"baseline_passes": 4}})
 QUICK = TriedEvaluation(seconds=10.0, score=0.5, problem=None, paid=0.625)
 ENDED = replace(QUICK, truncated=0.0)
@@ -104,14 +107,32 @@ def test_a_server_that_has_the_policy_needs_no_checkpoint() -> None:
 
 
 def test_a_split_that_cannot_be_used() -> None:
-    unreadable = Split(
-        items=None, counted=None, problem="x: no items", compared=True, overlap=None, scorer=None
-    )
+    unreadable = Split(items=None, counted=None, problem="x: no items", compared=True, overlap=None)
     check(rows.split_row(unreadable), REFUSE, "x: no items")
     check(rows.overlap_row(unreadable), UNKNOWN)
     check(rows.scorer_row(unreadable), UNKNOWN)
     check(rows.overlap_row(replace(SPLIT, overlap="3 of 128 items overlap")), REFUSE, "3 of 128")
-    check(rows.scorer_row(replace(SPLIT, scorer="2 of 128 items do not score 1")), REFUSE, "2 of 128")
+    refused = TriedScorer("2 of 128 items do not score 1")
+    check(rows.scorer_row(replace(SPLIT, scorer=refused)), REFUSE, "2 of 128")
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        (128, "the scorer loads, and the items' own answers score 1"),
+        (120, "own answers score 1; 8 more are not to be tried"),
+        (0, "the scorer loads; there are no answers to try"),
+    ],
+)
+def test_an_answer_that_was_not_tried_does_not_score_1(answers: int, says: str) -> None:
+    row = rows.scorer_row(replace(SPLIT, scorer=TriedScorer(None, answers)))
+    check(row, OK, says)
+    assert ("score 1" in row.says) is (answers > 0)
+
+
+def test_a_scorer_of_which_nothing_is_known_is_not_ok() -> None:
+    """The evaluation process did not survive its start."""
+    check(rows.scorer_row(replace(SPLIT, scorer=TriedScorer())), UNKNOWN, "has to start")
 
 
 def test_items_of_one_group_count_as_one() -> None:
@@ -242,7 +263,9 @@ def test_the_training_grader() -> None:
     check(rows.grader_row(SPLIT, replace(QUICK, paid=None), given=True), REFUSE, "failed on the completions")
     partly = rows.grader_row(SPLIT, replace(QUICK, in_part=0.25), given=True)
     check(partly, WARN, "pays a part for 25% of what the scorer rejects")
-    check(rows.grader_row(replace(SPLIT, scorer="it raised"), None, given=True), UNKNOWN, "first")
+    check(
+        rows.grader_row(replace(SPLIT, scorer=TriedScorer("it raised")), None, given=True), UNKNOWN, "first"
+    )
 
 
 def test_the_time_of_an_evaluation() -> None:
@@ -330,7 +353,11 @@ def test_how_evaluations_sample() -> None:
 
 def test_how_the_completions_end() -> None:
     check(rows.completions_row(replace(QUICK, truncated=0.2)), OK, "20% cut off")
-    check(rows.completions_row(replace(QUICK, truncated=0.21)), WARN, "21% cut off", "count as wrong")
+    wrong = replace(QUICK, truncated=0.21, unscored=0.21)
+    check(rows.completions_row(wrong), WARN, "21% cut off", "count as wrong")
+    scored = rows.completions_row(replace(wrong, unscored=0.0))
+    check(scored, WARN, "21% cut off", "scored as it is (score_truncated)")
+    assert "count as wrong" not in scored.says
     check(rows.completions_row(replace(QUICK, truncated=0.0, unanswered=0.2)), OK, "0% cut", "20% without")
     check(rows.completions_row(replace(QUICK, truncated=0.0, unanswered=0.21)), WARN, "21% without an answer")
     check(rows.completions_row(replace(QUICK, unanswered=0.21)), WARN, "21% without an answer")
