@@ -7,7 +7,7 @@ and gets the same verdicts. The judge has no clock: how long the trainer has bee
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -101,6 +101,7 @@ class Evaluation:
     not end within its limit; None where there is no limit.
 
     `completions`, `seconds`: how many were made, and how long all of it took; None where that is not known.
+    `parts`: how much of that each part took, seconds by its name; empty where that is not known.
     """
 
     attempt: int
@@ -118,6 +119,7 @@ class Evaluation:
     timed_out: float | None = None
     completions: int | None = None
     seconds: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def score(self) -> float:

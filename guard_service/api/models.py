@@ -36,6 +36,12 @@ class HistoryEvaluation(BaseModel):
     proxy_score: float | None = Field(
         None, description="Mean score of the same completions by the training grader."
     )
+    seconds: float | None = Field(None, description="Wall time of all of it, seconds.")
+    parts: dict[str, float] = Field(
+        {},
+        description="Wall time of its parts, seconds: stage (copy and hash), load, generate, score; empty "
+        "where an earlier release wrote it.",
+    )
     path: str = Field(description="The checkpoint directory that was scored.")
     sha256: str | None = Field(None, description="Digest of the scored weights.")
     rounds: int = Field(description="Evaluation rounds folded so far.")

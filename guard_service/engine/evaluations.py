@@ -193,6 +193,7 @@ class Evaluations:
             timed_out=result.timed_out,
             completions=result.completions,
             seconds=result.seconds,
+            parts=result.parts,
         )
         # Closing a baseline takes seconds, for which nobody else should have to wait.
         judge = self._ledger.known_judge

@@ -188,6 +188,7 @@ class Store(StoredHistory):
         """
         summary = evaluation.summary().model_dump(mode="json")
         more = {name: getattr(evaluation, name) for name in ("unscored", "completions", "seconds")}
+        more |= {"parts": dict(evaluation.parts)}
         body = summary | more | (asdict(round_) if round_ else {})
         with self._database.transaction():
             seq = self._insert(

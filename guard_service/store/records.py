@@ -87,6 +87,7 @@ def event(
                 timed_out=content.get("timed_out"),
                 completions=content.get("completions"),
                 seconds=content.get("seconds"),
+                parts=content.get("parts", {}),
             )
         case "refused":
             return RefusedCheckpoint(CheckpointKey(attempt, step))

@@ -208,6 +208,13 @@ class TestARunningRun:
         expect(chart(page, "Held-out completions cut off")).to_be_hidden()
         expect(chart(page, "Held-out completions without an answer")).to_be_hidden()
         expect(chart(page, "Held-out completions whose scorer reached")).to_be_hidden()
+        expect(chart(page, "Where the time of a held-out evaluation goes")).to_be_hidden()
+
+    def test_draws_where_the_time_of_evaluations_goes(self, healthy: Guard, look: Look) -> None:
+        """A server's: nothing is copied, and nothing loaded."""
+        time = chart(look(healthy), "Where the time of a held-out evaluation goes")
+        for part, lines in (("generate", 1), ("score", 1), ("stage", 0), ("load", 0)):
+            expect(time.locator(f".plot path.time-{part}")).to_have_count(lines)
 
     def test_has_no_chart_of_what_nobody_reported(self, healthy: Guard, look: Look) -> None:
         page = look(healthy)

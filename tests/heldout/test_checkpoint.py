@@ -277,11 +277,11 @@ def test_shards_are_loaded_and_the_dtype_is_obeyed(
         assert loaded.model.dtype == expected
 
 
-def drop_a_tensor(path: Path) -> None:
+def drop_a_tensor(path: Path, name: str = "model.layers.1.mlp.up_proj.weight") -> None:
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(path / "model.safetensors")
-    del tensors["model.layers.1.mlp.up_proj.weight"]
+    del tensors[name]
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -109,7 +109,7 @@ def test_a_frame_is_what_an_engine_is_built_for_and_not_the_values(tmp_path: Pat
     assert len({first, *differ}) == 6
 
 
-def test_tied_embeddings_take_an_engine_for_each_checkpoint(tmp_path: Path) -> None:
+def test_tied_embeddings_take_an_engine_for_each_checkpoint_that_changes_them(tmp_path: Path) -> None:
     """vLLM decides at its start what is tied, and a reload may leave an output of the checkpoint before."""
     tied = CONFIG | {"tie_word_embeddings": True}
     one, other = (
@@ -128,6 +128,20 @@ def test_tied_embeddings_take_an_engine_for_each_checkpoint(tmp_path: Path) -> N
     assert frame(tmp_path / "again", weights=saved) == equal
     apart = saved | {"lm_head.weight": other}
     assert frame(tmp_path / "swapped", weights=dict(zip(apart, (other, one), strict=True))) == frames[1]
+
+
+def test_tied_embeddings_that_stay_as_they_were_need_no_other_engine(tmp_path: Path) -> None:
+    """As with adapters: what changes is loaded over the checkpoint before."""
+    tied = CONFIG | {"tie_word_embeddings": True, "vocab_size": 2}
+    rows = np.random.default_rng(1).standard_normal((2, 3)).astype(np.float32)
+
+    def saved(name: str, shift: float = 0, trained: float = 0, **config: Any) -> str:
+        weights = {"model.embed_tokens.weight": rows + np.float32(shift)}
+        weights["b.weight"] = np.full((3, 3), trained, np.float32)
+        return frame(tmp_path / name, tied | config, weights)
+
+    assert saved("first") == saved("later", trained=1) != saved("others", shift=1)
+    assert saved("unknown", vocab_size=7) != saved("unknown later", trained=1, vocab_size=7)
 
 
 def test_a_checkpoint_that_names_another_model_is_refused(tmp_path: Path) -> None:

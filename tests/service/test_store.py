@@ -185,11 +185,12 @@ def test_what_the_training_grader_gave_is_kept_with_the_items(store: Store, tmp_
     store.append_steps([[step(1), step(2)]])
     store.append_evaluation(Evaluation(0, 1, "/c", (0.0, 1.0), None, 0, 0.5, (1.0, 0.25)), ROUND, [])
     store.append_evaluation(
-        Evaluation(0, 2, "/c", (0.0, 1.0), None, unanswered=0.25, timed_out=0.125), ROUND, []
+        Evaluation(0, 2, "/c", (0.0, 1.0), unanswered=0.25, timed_out=0.125, parts={"load": 2.5}), ROUND, []
     )
     first, second = store.thinned_history(10)["evaluations"]
     assert first["unanswered"] is None and second["unanswered"] == 0.25
     assert first["timed_out"] is None and second["timed_out"] == 0.125
+    assert (first["parts"], second["parts"]) == ({}, {"load": 2.5})
     assert (first["truncated"], first["proxy_score"]) == (0.5, 0.625)
     assert second["truncated"] is second["proxy_score"] is None
     store.close()

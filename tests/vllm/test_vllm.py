@@ -242,6 +242,53 @@ def test_an_adapter_says_what_it_says_to_the_evaluator_checkpoint(
     assert not list(evaluator._scratch.glob("*-merged"))
 
 
+@pytest.mark.timeout(600)
+def test_adapters_of_a_base_with_tied_embeddings_share_an_engine(
+    policies: dict[str, Path], tmp_path: Path
+) -> None:
+    """They leave the embeddings as they are, so that a reload keeps nothing of the adapter before."""
+    base = shutil.copytree(policies["first"], tmp_path / "tied")
+    change("config.json", tie_word_embeddings=True)(base)
+    drop_a_tensor(base, "lm_head.weight")
+    adapters = [tmp_path / name for name in ("one", "other")]
+    for path, targets in zip(adapters, ("all-linear", ["q_proj", "up_proj"]), strict=True):
+        save_adapter(base, path, target_modules=targets)
+    local = CheckpointEvaluator(CheckpointEvaluatorSettings(**SETTINGS), tmp_path, look_at(base))
+    one, other = (
+        [text for (text,) in local.complete(ITEMS, EvaluationRequest(0, 1, path)).texts] for path in adapters
+    )
+    differ = [n for n in range(len(ITEMS)) if one[n].strip() and one[n].split() != other[n].split()]
+    differ = [n for n in differ if other[n].strip()]
+    assert len(differ) > 20
+    rows = [
+        {"id": ITEMS[n].id, "prompt": ITEMS[n].prompt, "answer": (one, other)[place % 2][n]}
+        for place, n in enumerate(differ)
+    ]
+    split = tmp_path / "split.jsonl"
+    split.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluator = {"kind": "vllm", **VLLM, "score_truncated": True, "base_model": str(base)}
+    heldout = HeldoutSettings.model_validate({"split": split, "evaluator": evaluator})
+
+    async def act() -> tuple[list[tuple[float, ...]], set[int]]:
+        worker = EvaluationWorker(heldout, tmp_path / "scratch")
+        await worker.start()
+        try:
+            items, pids = [], set()
+            for step, path in enumerate((*adapters, *adapters)):
+                items.append((await worker.evaluate(EvaluationRequest(0, step, path))).items)
+                assert worker._child is not None
+                pids.add(worker._child.pid)
+            return items, pids
+        finally:
+            await worker.close()
+
+    items, pids = asyncio.run(act())
+    ones = tuple(float(place % 2 == 0) for place in range(len(rows)))
+    others = tuple(1 - outcome for outcome in ones)
+    assert items == [ones, others, ones, others]
+    assert len(pids) == 1, "one engine"
+
+
 def test_a_checkpoint_that_is_swapped_and_a_base_model_that_is_exchanged_score_nothing(
     evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path
 ) -> None:

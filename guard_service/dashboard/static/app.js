@@ -20,6 +20,7 @@ const HEADLINES = {
   fired: "Training must stop",
 };
 
+const PARTS = ["stage", "load", "generate", "score"]; // of an evaluation
 const DETECTORS = ["guaranteed", "fast", "peak", "gap", "disagreement"]; // the parts of the calibrated detector
 
 const $ = (id) => document.getElementById(id);
@@ -357,6 +358,13 @@ const charts = {
     lines: [{ key: "timedOut", name: "each evaluation", style: "heldout" }],
     onCursor,
   }),
+  time: new Chart({
+    title: "Where the time of a held-out evaluation goes",
+    unit: "seconds",
+    height: 170,
+    lines: PARTS.map((name) => ({ key: name, name: name === "stage" ? "copy and hash" : name, style: `time-${name}` })),
+    onCursor,
+  }),
 };
 const plots = new Map(); // by the trainer's name: the chart of a further figure
 let plane = null; // what all charts are drawn on: steps, their range, the newest attempt, the mark
@@ -411,6 +419,10 @@ function showCharts({ steps, evaluations, total_steps: total }) {
     charts[key].figure.hidden = points.every((point) => point.y === null);
     charts[key].update({ ...shared, points: { [key]: points }, empty: "" });
   }
+  const parts = evaluations.map(({ attempt, step, parts }) => ({ attempt, step, ...parts }));
+  const spent = Object.fromEntries(PARTS.map((name) => [name, take(parts, name)]));
+  charts.time.figure.hidden = PARTS.every((name) => spent[name].every((point) => point.y === null));
+  charts.time.update({ ...shared, points: spent, zero: true, empty: "" });
   // Another kind of KL is not comparable with the threshold, and a KL that never moved counts as absent.
   const kl = take(inert ? [] : steps, "kl").map((point, i) => (steps[i].kl_kind === "ref_token_mean" ? point : { ...point, y: null }));
   const sorted = kl.map((p) => p.y).filter((y) => y !== null).sort((a, b) => a - b);

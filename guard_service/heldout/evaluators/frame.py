@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ OUTPUT_EMBEDDINGS = ("lm_head.weight", "embed_out.weight", "output.weight")
 _VARY = ("transformers_version", "_name_or_path")
 
 
+#: Name, type and shape of a tensor.
+Form = tuple[str, str, tuple[int, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """Of a directory with a model. `tied`: its output embeddings are its input embeddings."""
@@ -35,10 +39,14 @@ class Frame:
 def frame_of(path: Path, shown: str) -> Frame:
     """The configuration, and each tensor's name, type and shape; of tied embeddings the values, too.
 
+    vLLM ties embeddings when an engine starts, and a reload may leave the output of the checkpoint before:
+    such a model takes an engine of its own for each checkpoint in which they are others. An adapter leaves
+    them as they are.
+
     Raises:
         EvaluationError: the files cannot be read, or name another model to load.
     """
-    from safetensors import safe_open
+    from transformers import AutoConfig
 
     with loading(shown, FailureKind.CHECKPOINT):
         config = json.loads((path / "config.json").read_bytes())
@@ -49,32 +57,34 @@ def frame_of(path: Path, shown: str) -> Frame:
             "itself",
             FailureKind.CHECKPOINT,
         )
-    found = []
     with loading(shown, FailureKind.WEIGHTS):
-        for file in _files(path):
-            with safe_open(file, "np") as weights:
-                slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
-                found += [(name, part.get_dtype(), part.get_shape()) for name, part in slices.items()]
-        tied = _is_tied(path, found)
-        values = [sha256_of(file) for file in _files(path)] if tied else []
+        found = _forms(path)
+        read = AutoConfig.from_pretrained(path, **SAFELY)
+        text = read.get_text_config()
+        tied = read.tie_word_embeddings or text.tie_word_embeddings or _is_tied(path, found)
+        values = _embeddings(path, found, getattr(text, "vocab_size", None)) if tied else []
     frame = json.dumps([config, sorted(found), values], sort_keys=True)
-    return Frame(hashlib.sha256(frame.encode()).hexdigest(), tied)
+    return Frame(hashlib.sha256(frame.encode()).hexdigest(), bool(tied))
 
 
-def _is_tied(path: Path, found: Sequence[tuple[str, Any, Any]]) -> bool:
-    """Whether output and input embeddings are one tensor, by the configuration or by their values.
+def _forms(path: Path) -> list[Form]:
+    from safetensors import safe_open
 
-    Of those `found` (name, type, shape) those are read that may be the same as an output.
+    found: list[Form] = []
+    for file in _files(path):
+        with safe_open(file, "np") as weights:
+            slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
+            found += [(name, part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()]
+    return found
 
-    vLLM ties them when an engine starts, and a reload may leave the output of the checkpoint before: such a
-    model takes an engine of its own for each checkpoint.
+
+def _is_tied(path: Path, found: Sequence[Form]) -> bool:
+    """Whether output and input embeddings have the same values, whatever the configuration says.
+
+    Of those `found` those are read that may be the same as an output.
     """
     from torch import equal
-    from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(path, **SAFELY)
-    if config.tie_word_embeddings or config.get_text_config().tie_word_embeddings:
-        return True
     for output, *form in found:
         if output.endswith(OUTPUT_EMBEDDINGS):
             alike = dict(tensors(path, {name for name, *other in found if other == form}))
@@ -82,6 +92,20 @@ def _is_tied(path: Path, found: Sequence[tuple[str, Any, Any]]) -> bool:
             if any(equal(own, one) for one in alike.values()):
                 return True
     return False
+
+
+def _embeddings(path: Path, found: Iterable[Form], vocabulary: int | None) -> list[str]:
+    """Digests of what may be embeddings, which have a row for each token; without such, of all files."""
+    names = {name for name, _, shape in found if len(shape) == 2 and shape[0] == vocabulary}
+    if not names:
+        return [sha256_of(file) for file in _files(path)]
+    return [f"{name} {_digest(tensor)}" for name, tensor in tensors(path, names)]
+
+
+def _digest(tensor: Any) -> str:
+    import torch
+
+    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy()).hexdigest()
 
 
 def _files(path: Path) -> list[Path]:
