@@ -86,7 +86,7 @@ def refuse_unstageable(source: Path, base: Path | None = None) -> None:
     def look(source: Path, directory: int, target: Path) -> None:
         if _prepare(source, directory, target, base) == [adapter.WEIGHTS]:
             weights = _sizes(directory, [adapter.WEIGHTS])  # an adapter is small
-            _refuse_without_room(source, target, "its weights need", weights)
+            _refuse_too_large(source, target, "its weights need", weights)
             _copy(source, directory, adapter.WEIGHTS, target, weights[adapter.WEIGHTS])
             _read_adapter(source, target, base)
 
@@ -161,7 +161,7 @@ def _prepare(source: Path, directory: int, target: Path, base: Path | None) -> l
     small = _sizes(directory, [n for n in names if n.endswith(NEEDED_SUFFIXES) and n not in not_needed])
     if reason := _why_not_small(small):
         raise EvaluationError(f"checkpoint {source}: {reason}")
-    _refuse_without_room(source, target, "its configuration and tokenizer need", small)
+    _refuse_too_large(source, target, "its configuration and tokenizer need", small)
     for name, size in small.items():
         _copy(source, directory, name, target, size)
     for name in small:
@@ -171,7 +171,7 @@ def _prepare(source: Path, directory: int, target: Path, base: Path | None) -> l
 
 def _stage(source: Path, directory: int, target: Path, base: Path | None) -> Staged:
     weights = _sizes(directory, _prepare(source, directory, target, base))
-    _refuse_without_room(source, target, "its weights need", weights)
+    _refuse_too_large(source, target, "its weights need", weights)
     digests = {name: _copy(source, directory, name, target, size) for name, size in weights.items()}
     if len(digests) == 1 and WEIGHTS in digests:
         return Staged(target, digests[WEIGHTS])
@@ -202,12 +202,21 @@ def _why_not_small(sizes: Mapping[str, int]) -> str:
     return ""
 
 
-def _refuse_without_room(source: Path, target: Path, what: str, sizes: Mapping[str, int]) -> None:
-    needed, free = sum(sizes.values()), shutil.disk_usage(target).free
+def _refuse_too_large(source: Path, target: Path, what: str, sizes: Mapping[str, int]) -> None:
+    refuse_without_room(target.parent, f"checkpoint {source}: {what}", sum(sizes.values()))
+
+
+def refuse_without_room(folder: Path, what: str, needed: int) -> None:
+    """Refuse to write so many bytes into the folder, where the guard's store lies, too, if they do not fit.
+
+    Raises:
+        EvaluationError: `what`, which ends with a verb, and both numbers.
+    """
+    free = shutil.disk_usage(folder).free
     if free < needed:
         raise EvaluationError(
-            f"checkpoint {source}: {what} {needed} bytes in {target.parent}, which has {free}: "
-            "free some, or move the guard's state directory"
+            f"{what} {needed} bytes in {folder}, which has {free}: free some, or move the guard's state "
+            "directory"
         )
 
 

@@ -64,6 +64,12 @@ MUTANTS: list[Mutant] = [
     (ADAPTER, "if same_name and ours.revision", "if ours.revision"),
     (ADAPTER, "not ours.revision.startswith(revision)", "False"),
     (VLLM, "elif self._engine.frame != frame", "elif False"),
+    (
+        VLLM,
+        "            refuse_without_room(target.parent, what, model.get_memory_footprint())\n",
+        "            pass\n",
+    ),
+    (VLLM, "                shutil.rmtree(merged, ignore_errors=True)\n", "                pass\n"),
     (FRAME, "json.dumps([config, sorted(found), values]", "json.dumps([config, values]"),
     (FRAME, "json.dumps([config, sorted(found), values]", "json.dumps([sorted(found), values]"),
     (FRAME, 'f"{name} {_digest(tensor)}" for', "name for"),

@@ -23,7 +23,8 @@ from safetensors.numpy import save_file
 
 from guard_core.extras import missing_vllm
 from guard_core.wire import EvaluationSampling, FailureKind, SamplingSource
-from guard_service.heldout import child
+from guard_service.heldout import child, staging
+from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import HeldoutSettings, VllmEvaluatorSettings
 from guard_service.heldout.errors import EngineLostError, EvaluationError, SplitError, StartAgainError
 from guard_service.heldout.evaluators import vllm
@@ -31,7 +32,10 @@ from guard_service.heldout.evaluators.codec import CompletionJob
 from guard_service.heldout.evaluators.frame import frame_of
 from guard_service.heldout.evaluators.local import BrokenGenerationError
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
+from guard_service.heldout.staging import Staged, stage
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+from tests.heldout.models import save_tiny_model
+from tests.heldout.test_adapters import save_adapter
 
 CONFIG = {"model_type": "llama", "hidden_size": 4, "num_attention_heads": 1, "transformers_version": "5.0"}
 WEIGHTS = {"a.weight": np.zeros((2, 3), np.float32), "b.weight": np.zeros(3, np.float32)}
@@ -158,6 +162,49 @@ def test_weights_of_another_frame_never_reach_the_engine(tmp_path: Path) -> None
     with pytest.raises(StartAgainError, match="it is not of the frame"):
         evaluator._engine_with(tmp_path, "another", "it", codec)
     assert one.llm.calls == ["reload_weights"]
+
+
+@pytest.fixture
+def adapted(tmp_path: Path) -> tuple[VllmEvaluator, Staged]:
+    """An evaluator with a base model, and an adapter of that which was taken."""
+    base = save_tiny_model(tmp_path / "tiny-base")
+    save_adapter(base, tmp_path / "adapter")
+    evaluator = VllmEvaluator(VllmEvaluatorSettings(dtype="float32"), tmp_path, look_at(base))
+    return evaluator, stage(tmp_path / "adapter", tmp_path / "stage-1", base)
+
+
+@pytest.mark.torch
+def test_a_merged_model_for_which_there_is_no_room_is_not_written(
+    adapted: tuple[VllmEvaluator, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard's store is on that disk, too."""
+    evaluator, staged = adapted
+    room = SimpleNamespace(free=50_000)
+    monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: room)
+    codec: Any = None
+    with pytest.raises(
+        EvaluationError, match=r"adapter in it needs \d+ bytes in .*, which has 50000"
+    ) as told:
+        evaluator._load(staged, codec, "it")
+    assert told.value.kind is FailureKind.EVALUATOR
+    assert not list(tmp_path.glob("*-merged"))
+
+
+@pytest.mark.torch
+def test_a_merged_model_that_no_engine_takes_does_not_stay_on_the_disk(
+    adapted: tuple[VllmEvaluator, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator, staged = adapted
+
+    def refused(path: Path, *_: Any) -> None:
+        assert (path / "model.safetensors").exists()
+        raise EngineLostError("no")
+
+    monkeypatch.setattr(evaluator, "_engine_of", refused)
+    codec: Any = None
+    with pytest.raises(EngineLostError):
+        evaluator._load(staged, codec, "it")
+    assert not list(tmp_path.glob("*-merged"))
 
 
 @pytest.mark.parametrize(

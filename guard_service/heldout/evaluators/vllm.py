@@ -21,7 +21,7 @@ from guard_core.extras import missing_vllm
 from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.config import VllmEvaluatorSettings
-from guard_service.heldout.errors import EngineLostError, StartAgainError
+from guard_service.heldout.errors import EngineLostError, StartAgainError, failing_as
 from guard_service.heldout.evaluators.codec import Codec, CompletionJob
 from guard_service.heldout.evaluators.frame import frame_of, tensors
 from guard_service.heldout.evaluators.local import BrokenGenerationError, LocalEvaluator
@@ -36,7 +36,7 @@ from guard_service.heldout.evaluators.weights import (
     refuse_not_finite,
     whole_model,
 )
-from guard_service.heldout.staging import Staged
+from guard_service.heldout.staging import Staged, refuse_without_room
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
@@ -87,9 +87,11 @@ class VllmEvaluator(LocalEvaluator):
             engine = self._engine_of(staged.path, shown, codec)
         else:
             merged = staged.path.with_name(f"{staged.path.name}-merged")
-            self._merge(staged, merged, shown)
-            engine = self._engine_of(merged, shown, codec)
-            shutil.rmtree(merged)
+            try:
+                self._merge(staged, merged, shown)
+                engine = self._engine_of(merged, shown, codec)
+            finally:
+                shutil.rmtree(merged, ignore_errors=True)
         lengths = [length for length in (codec.positions, engine.positions) if length is not None]
         return _Loaded(engine, replace(codec, positions=min(lengths)), self._own.release_memory)
 
@@ -105,6 +107,9 @@ class VllmEvaluator(LocalEvaluator):
         assert self._base is not None and staged.adapter is not None
         dtype = getattr(torch, precision(self._own.dtype, cuda=on_cuda()))
         model = whole_model(self._base.path, f"the base model {self._base.path}", dtype=dtype)
+        with failing_as(FailureKind.EVALUATOR):
+            what = f"{shown}: the base model with the adapter in it needs"
+            refuse_without_room(target.parent, what, model.get_memory_footprint())
         with loading(shown, FailureKind.WEIGHTS):
             merged_adapter(model, staged.path, staged.adapter, target)
 
