@@ -269,6 +269,8 @@ class Judge:
         self._failures, self._failure = 0, None
         if evaluation.pass_index > 0:
             self._fold_items(evaluation, None, None, ahead)
+            self._take_its_place(evaluation)
+            self._take_the_best()
             self._latch_halt(silent_for=0.0)
             return None
         self._evaluated += 1
@@ -278,8 +280,6 @@ class Judge:
         # An alarm that waits is decided, whatever was cut off: nobody may keep it waiting.
         comparable = comparable or self._awaits_confirmation or self._unconfirmed
         self._unconfirmed = False
-        if self._best is None or self._last.score >= self._best.score:
-            self._best = self._last
         attempt, step = evaluation.attempt, evaluation.step
         window = self._window.close(attempt, step)
         self._count.fold_evaluation(attempt, step, window.steps, len(self._window))
@@ -290,6 +290,7 @@ class Judge:
                 self._latch_fire(Code(self._guard.fired_rule), status.reason, attempt, step)
         if comparable:
             self._fold_items(evaluation, window.reward, window.reward_error)
+        self._take_the_best()
         self._latch_halt(silent_for=0.0)
         after = self._guard.last_status
         return Round(
@@ -302,6 +303,21 @@ class Judge:
             kl_ema=self._monitor.kl_ema,
             evidence=self._evidence() if comparable else {},
         )
+
+    def _take_its_place(self, evaluation: Evaluation) -> None:
+        """Let a later pass stand for the first one of its checkpoint, if that turned out to be none."""
+        if self._calibrated is None or not self._calibrated.contradicted:
+            return
+        former, self._last = self._last, evaluation.summary()
+        if self._best == former:
+            self._best = self._last
+
+    def _take_the_best(self) -> None:
+        """Note the newest evaluation if none was better, and no fresh pass has yet to say that it is one."""
+        if self._last is None or (self._calibrated is not None and self._calibrated.jumped):
+            return
+        if self._best is None or self._last.score >= self._best.score:
+            self._best = self._last
 
     def _evidence(self) -> dict[str, tuple[float, float]]:
         """Statistic and threshold of each calibrated detector that can judge now, nats."""

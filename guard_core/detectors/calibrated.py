@@ -231,6 +231,16 @@ class CalibratedDetector:
         return self._folded.count
 
     @property
+    def not_counted(self) -> int:
+        """How many evaluations turned out to be none."""
+        return self._not_counted
+
+    @property
+    def jumped(self) -> bool:
+        """Whether the newest evaluation is in doubt because it lies above those before."""
+        return self._doubt is not None and self._doubt.above
+
+    @property
     def greedy(self) -> bool:
         """Whether the passes of the baseline were identical."""
         return self._greedy

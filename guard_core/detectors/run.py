@@ -98,6 +98,8 @@ class CalibratedRun:
         self._gave_up = False
         self._unusable = ""
         self._detector: CalibratedDetector | None = None
+        #: Whether the newest fold said that the first evaluation of its checkpoint was none.
+        self.contradicted = False
 
     def fold(
         self,
@@ -113,6 +115,7 @@ class CalibratedRun:
         `proxy_items`: as in `guard_core.judge.Evaluation`. `cost`: of this evaluation.
         """
         first, self._last, self._lost, self._gave_up = self._last, evaluated, 0, False
+        self.contradicted = False
         try:
             outcomes = check_items(items, self._items)
             paid = check_items(proxy_items, outcomes.size) if proxy_items else None
@@ -135,9 +138,13 @@ class CalibratedRun:
         detector = self._detector or self._close_baseline()
         self._graded = paid is not None or not self._has_grader
         self._made, self._ungraded = self._made + 1, self._ungraded + (not self._graded)
-        return detector.update(
+        counted_out = detector.not_counted
+        status = detector.update(
             evaluated.step, outcomes, in_loop_reward, proxy_items=paid, in_loop_error=in_loop_error
         )
+        again = first is not None and evaluated.same_checkpoint(first)
+        self.contradicted = again and status.not_counted > counted_out
+        return status
 
     def lose(self, *, may_pass: bool) -> bool:
         """An evaluation that `wanted` asked for has failed.
@@ -188,6 +195,7 @@ class CalibratedRun:
         found = self._stray if len(self._passes) > 2 else ()
         if self._strays + len(found) > max(1, FEW_STRAYS * self._config.baseline_passes):
             return
+        self.contradicted = not self._strays and 0 in found
         self._strays += len(found)
         for index in reversed(found):
             del self._passes[index], self._paid[index]
@@ -202,6 +210,11 @@ class CalibratedRun:
     def awaits_confirmation(self) -> bool:
         """Whether an alarm waits for a fresh pass of the newest checkpoint."""
         return self._detector is not None and self.wanted() is not None
+
+    @property
+    def jumped(self) -> bool:
+        """Whether the newest evaluation lies so far above those before that a fresh pass has to uphold it."""
+        return self.awaits_confirmation and self._detector is not None and self._detector.jumped
 
     @property
     def is_near(self) -> bool:

@@ -198,11 +198,12 @@ class Evaluations:
         # Closing a baseline takes seconds, for which nobody else should have to wait.
         judge = self._ledger.known_judge
         ahead = None if judge is None else await asyncio.to_thread(judge.fold_ahead, evaluation)
+        before = self._ledger.verdict.best_evaluation
         await self._ledger.persist(partial(self._ledger.settle, evaluation, ahead=ahead))
-        summary = evaluation.summary()
-        _log_score(summary, request.pass_index, result.seconds)
-        is_best = request.pass_index == 0 and self._ledger.verdict.best_evaluation == summary
-        if self._best is not None and is_best and result.staged is not None:
+        _log_score(evaluation.summary(), request.pass_index, result.seconds)
+        best = self._ledger.verdict.best_evaluation
+        new = best is not None and best != before and CheckpointKey.of(best) == CheckpointKey.of(request)
+        if self._best is not None and new and result.staged is not None:
             await asyncio.to_thread(_keep, result.staged, self._best)
 
     async def _give_up(self, failure: Failure) -> None:

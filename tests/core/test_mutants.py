@@ -37,6 +37,7 @@ FALL = Rule("guard_core", "detectors/fast.py", DETECTION / "test_judge_calibrate
 DOUBT = Rule("guard_core", "detectors/calibrated.py", DETECTION / "test_doubt.py", SIMULATED)
 LEVEL = Rule("guard_core", "detectors/calibrated.py", DETECTION / "test_judge_calibrated.py", SIMULATED)
 PREFLIGHT = Rule("guard_core", "preflight.py", HERE.parent / "cli" / "check" / "test_rows.py")
+CHECKED = Rule("guard_cli", "check/rows.py", HERE.parent / "cli" / "check" / "test_rows.py")
 RUN = rule("detectors/run.py", "test_judge.py")
 NEAR, NEARLY = (
     Rule("guard_core", source, DETECTION / "test_judge_calibrated.py", SIMULATED)
@@ -51,9 +52,9 @@ DISAGREEMENT = Rule("guard_core", "detectors/disagreement.py", DETECTION / "test
 GAP = Rule("guard_core", "detectors/gap.py", DETECTION / "test_gap.py", SIMULATED)
 LAST_LINE = Rule("guard_core", "judge.py", DETECTION / "test_disagreement.py", SIMULATED)
 GRADER = Rule("guard_core", "detectors/run.py", DETECTION / "test_disagreement.py", SIMULATED)
-STRAYS, LEFT_OUT = (
+STRAYS, LEFT_OUT, SHOWN_BEST = (
     Rule("guard_core", source, DETECTION / "test_strays.py", SIMULATED)
-    for source in ("detectors/baseline.py", "detectors/run.py")
+    for source in ("detectors/baseline.py", "detectors/run.py", "judge.py")
 )
 BUDGETED = DETECTION / "test_baseline_budget.py", SIMULATED
 BUDGET, ROOM, FORESEEN, COSTS = (
@@ -163,7 +164,13 @@ MUTANTS: list[Mutant] = [
     (UNSCORED, "first.timed_out > MAX_TIMED_OUT", "first.timed_out >= MAX_TIMED_OUT"),
     (UNSCORED, "            yield from _timed_out(self.first)\n", "            pass\n"),
     (VIEW, '"unanswered", "timed_out", ', '"unanswered", '),
-    (UNSCORED, "            yield from _cut_off(self.first, trainer)\n", "            pass\n"),
+    (UNSCORED, "scored = unscored is not None and unscored < first.truncated", "scored = False"),
+    (UNSCORED, "scored = unscored is not None and unscored < first.truncated", "scored = True"),
+    (
+        UNSCORED,
+        "            yield from _cut_off(self.first, self._at_first, trainer)\n",
+        "            pass\n",
+    ),
     (UNSCORED, "self._measured or unscored is None or", "unscored is None or"),
     (UNSCORED, "unscored is None or unscored < MOST", "unscored is not None and unscored < MOST"),
     (UNSCORED, "unscored < MOST_UNSCORED", "unscored <= MOST_UNSCORED"),
@@ -271,6 +278,12 @@ MUTANTS: list[Mutant] = [
     (LEFT_OUT, "max(1, FEW_STRAYS * self._config.baseline_passes)", "1e9"),
     (LEFT_OUT, "del self._passes[index], self._paid[index]", "pass"),
     (LEFT_OUT, "return self._afforded is not None", "return True"),
+    (LEFT_OUT, "self.contradicted = not self._strays and 0 in found", "pass"),
+    (LEFT_OUT, "self.contradicted = again and status.not_counted > counted_out", "pass"),
+    (LEFT_OUT, "self.contradicted = again and status.not_counted > counted_out", "self.contradicted = again"),
+    (SHOWN_BEST, "(self._calibrated is not None and self._calibrated.jumped)", "False"),
+    (SHOWN_BEST, "not self._calibrated.contradicted", "False"),
+    (SHOWN_BEST, "        if self._best == former:\n            self._best = self._last\n", ""),
     (LEFT_OUT, '"strays": self._strays,', '"strays": 0,'),
     (RUN, "self._lost > MOST_RETRIES", "False"),
     (NEAR, "if r.name == Fast.name)", "if r.name)"),
@@ -345,6 +358,10 @@ MUTANTS: list[Mutant] = [
     (LEVEL, "self._folded.count >= evaluations_to_stand(self.config) and ", ""),
     (LEVEL, "return 2 * config.lag + 1", "return 2 * config.lag"),
     (LEVEL, "if not has_room(self.score, self.config):", "if False:"),
+    (CHECKED, "    if answers is None:\n        return Row(", "    if False:\n        return Row("),
+    (CHECKED, "    if not answers:\n", "    if False:\n"),
+    (CHECKED, "others = split.items - answers", "others = 0"),
+    (CHECKED, "scored = (measured.truncated or 0.0) > measured.unscored", "scored = False"),
     (PREFLIGHT, "max(needed or 1, BEFORE_THE_END)", "needed or 1"),
     (PREFLIGHT, "if items and low else None", "if items else None"),
     (ENDING, "return after > longest", "return after >= longest"),

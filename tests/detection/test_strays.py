@@ -37,6 +37,9 @@ class Run:
         items = draw(self.rng, means)
         if step == 0 and index in self.broken:
             items[:] = self.broken[index]
+        self.fold(step, items, index)
+
+    def fold(self, step: int, items: np.ndarray, index: int) -> None:
         cost = {"completions": N, "seconds": 60.0}
         self.judge.fold_evaluation(Evaluation(0, step, f"/c/{step}", tuple(items), pass_index=index, **cost))
         self.judge = Judge.from_state(json.loads(json.dumps(self.judge.to_state())))
@@ -78,6 +81,46 @@ def test_of_two_that_are_far_from_each_other_a_third_tells(at: int) -> None:
     assert run.made == 3
     run.go_on(MEANS, 1)
     assert len(run.told) == 1
+
+
+def score(means: np.ndarray) -> float:
+    return float(means.mean())
+
+
+def test_an_evaluation_that_was_none_is_neither_the_best_nor_the_newest() -> None:
+    """Everything was accepted: its 1.0 would stay the best score, and its checkpoint the last good one."""
+    run = Run({})
+    run.go_on(MEANS, 3)
+    best = run.judge.verdict().best_evaluation
+    run.fold(4, np.ones(N), 0)
+    assert run.judge.verdict().best_evaluation == best, "a fresh pass decides"
+    fresh = draw(run.rng, MEANS)
+    wanted = run.judge.wanted_pass()
+    assert wanted is not None
+    run.fold(4, fresh, wanted.index)
+    newest, after = run.judge.verdict().last_evaluation, run.judge.verdict().best_evaluation
+    assert newest is not None and (newest.step, newest.score) == (4, score(fresh))
+    assert after == max(best, newest, key=lambda e: e.score)
+
+
+def test_a_jump_that_a_fresh_pass_upholds_is_the_best() -> None:
+    run = Run({})
+    run.go_on(MEANS, 3)
+    items = draw(run.rng, np.full(N, 0.95))
+    run.fold(4, items, 0)
+    wanted = run.judge.wanted_pass()
+    assert wanted is not None
+    run.fold(4, draw(run.rng, np.full(N, 0.95)), wanted.index)
+    best = run.judge.verdict().best_evaluation
+    assert best is not None and (best.step, best.score) == (4, score(items))
+
+
+def test_a_start_whose_first_pass_was_none_has_the_score_of_another() -> None:
+    verdict = Run({0: 1.0}).judge.verdict()
+    assert verdict.best_evaluation == verdict.last_evaluation
+    assert verdict.best_evaluation is not None and verdict.best_evaluation.score < 0.7
+    later = Run({7: 1.0}).judge.verdict()
+    assert later.best_evaluation is not None and later.best_evaluation.score < 0.7
 
 
 def test_a_baseline_in_which_nothing_broke_is_as_it_was() -> None:

@@ -110,7 +110,7 @@ class FakeEvaluator:
             staged = None
             if self.scratch is not None:
                 staged = self.scratch / f"stage-{request.step}"
-                staged.mkdir(parents=True)
+                staged.mkdir(parents=True, exist_ok=True)  # of one checkpoint it is the same in every pass
                 (staged / "model.safetensors").write_text(str(request.step))
             if isinstance(outcome, EvaluationResult):
                 return outcome
@@ -732,6 +732,25 @@ async def test_the_best_checkpoint_is_kept(run: Run) -> None:
             kept.append(best.read_text())
     assert kept == ["1", "2", "2", "4"]
     assert not list((run.directory / "state").glob("best.*"))
+
+
+@pytest.mark.parametrize(("fresh", "kept"), [(1.0, "3"), (0.4, "2")], ids=["upheld", "contradicted"])
+async def test_of_a_jump_the_checkpoint_is_kept_once_a_fresh_pass_upholds_it(
+    run: Run, fresh: float, kept: str
+) -> None:
+    def items(share: float) -> list[float]:
+        return [float(i % 5 < 5 * share) for i in range(200)]
+
+    shares = [items(0.4), [*items(0.4)[1:], 1.0], items(0.6), items(1.0), items(fresh)]
+    worker = FakeEvaluator(shares, scratch=run.directory / "state" / "scratch")
+    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=2, bootstrap_runs=100, horizon=40))
+    best = run.directory / "state" / "best" / "model.safetensors"
+    async with run.engine(worker, policy, keep_best=True) as engine:
+        for number in (1, 2, 3):
+            await engine.add_checkpoint(run.checkpoint(number))
+            await until(lambda: engine.queue_length == 0 and engine.verdict.waiting == 0)
+        await until(lambda: best.read_text() == kept)
+    assert best.read_text() == kept
 
 
 # -- silence and staleness --------------------------------------------------------------------------
