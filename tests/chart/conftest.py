@@ -94,9 +94,19 @@ def render(helm: Helm) -> Render:
             arguments += [flag for k, v in (values or {}).items() for flag in ("--set-json", f"{k}={v}")]
         done = helm(*arguments)
         assert done.returncode == 0, done.stderr
-        return [document for document in yaml.safe_load_all(done.stdout) if document]
+        return [document for document in yaml.load_all(done.stdout, KeysOnce) if document]
 
     return run
+
+
+class KeysOnce(yaml.SafeLoader):
+    """Refuses a key that is there twice, as kustomize does, and whatever goes on with what Helm wrote."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Json:
+        """A mapping whose keys are all different."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"a key is there twice: {keys}"
+        return super().construct_mapping(node, deep)
 
 
 def find(objects: list[Json], kind: str, name: str | None = None) -> Json:

@@ -218,6 +218,22 @@ class TestContent:
         board = find(objects, "ConfigMap", "guard-operator-dashboard")["metadata"]["annotations"]
         assert board["grafana_folder"] == given["metrics"]["dashboard"]["annotations"]["grafana_folder"]
 
+    def test_a_label_of_one_object_goes_before_those_of_all(self, render: Render) -> None:
+        kinds = {"serviceMonitor": "ServiceMonitor", "podMonitor": "PodMonitor"}
+        kinds |= {"prometheusRule": "PrometheusRule", "dashboard": "ConfigMap"}
+        values: Json = {"commonLabels": '{"release": "platform"}'}
+        for value in kinds:
+            values[f"metrics.{value}.enabled"] = "true"
+            values[f"metrics.{value}.labels"] = '{"release": "prometheus"}'
+        values["podLabels"] = '{"app.kubernetes.io/component": "other", "team": "a"}'
+        objects = render(values)
+        for kind in kinds.values():
+            assert find(objects, kind)["metadata"]["labels"]["release"] == "prometheus"
+        deployment = find(objects, "Deployment")
+        assert deployment["metadata"]["labels"]["release"] == "platform"
+        pod = deployment["spec"]["template"]["metadata"]["labels"]
+        assert pod["app.kubernetes.io/component"] == "operator" and pod["team"] == "a"
+
     def test_a_spread_with_a_selector_of_its_own_keeps_it(self, render: Render) -> None:
         own = [
             {"topologyKey": "rack", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}

@@ -41,6 +41,11 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
+{{/* Labels of an object with others of its own, which go before commonLabels. Takes a dict of root and own. */}}
+{{- define "rlguard.labelsWith" -}}
+{{- merge (dict) (default (dict) .own) (include "rlguard.labels" .root | fromYaml) | toYaml -}}
+{{- end -}}
+
 {{- define "rlguard.serviceAccount" -}}
 {{- if .Values.serviceAccount.create -}}
 {{ default (include "rlguard.fullname" .) .Values.serviceAccount.name }}
