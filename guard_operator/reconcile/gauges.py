@@ -54,8 +54,9 @@ class JobGauges(Collector):
             if phase in _ALIVE and silent.get("status") == "True":
                 silences[silent.get("reason", "")] += 1
             for name, since in _ages(status, phase):
-                age = max(0.0, now - datetime.fromisoformat(since).timestamp())
-                ages[name].add_metric([metadata["namespace"], metadata["name"]], age)
+                if (at := _moment(since)) is not None:
+                    labels = [metadata["namespace"], metadata["name"]]
+                    ages[name].add_metric(labels, max(0.0, now - at))
         yield from (_phases(counts), *_silent(silences), *ages.values(), *self._synced())
 
     def _synced(self) -> Iterator[Metric]:
@@ -111,7 +112,11 @@ def _ages(status: dict[str, Any], phase: str) -> Iterator[tuple[str, str]]:
     """What of one job is measured as the time since when: (metric, RFC 3339 time)."""
     guard, stopped = status.get("guard") or {}, _condition(status, "Stopped")
     halted = _condition(status, "Halted").get("lastTransitionTime")
-    latched = (guard.get("fire") or {}).get("at") or halted
+    fired = _condition(status, "Fired")
+    said = (guard.get("fire") or {}).get("at")
+    if said and _moment(said) is None:  # it is overdue by the operator's own time then
+        said = fired.get("lastTransitionTime") if fired.get("status") == "True" else None
+    latched = said or halted
     if latched and stopped.get("status") != "True":
         yield "rlguard_unstopped_seconds", latched
         if stopped.get("reason") == Reason.PODS_OVERDUE:
@@ -126,6 +131,17 @@ def _ages(status: dict[str, Any], phase: str) -> Iterator[tuple[str, str]]:
             yield "rlguard_evaluation_age_seconds", evaluated
         elif created:
             yield "rlguard_first_evaluation_pending_seconds", created
+
+
+def _moment(text: str) -> float | None:
+    """Unix time; None for what the API server takes for a time, which a guard may have written, and is none.
+
+    One job must not take the gauges of all others from the page.
+    """
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -39,7 +39,10 @@ def _each(says: Says, names: str, reason: str) -> dict[str, FieldDecision]:
 
 
 _LISTED = "its items are decided one by one"
-_PROFILES = "a profile that the node loaded or the runtime's own; Unconfined needs Relaxed"
+_PROFILES = (
+    "a profile that the node loaded or the runtime's own; Unconfined, which AppArmor's may also be by an "
+    "annotation of the pod, needs Relaxed"
+)
 
 POD: Decisions = {
     **_each(

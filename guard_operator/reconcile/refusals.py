@@ -66,6 +66,11 @@ _VOLUME = {
 }
 _POD = {"containers": [_CONTAINER], "initContainers": [_CONTAINER], "volumes": [_VOLUME]}
 _METADATA: dict[str, Any] = {"labels": {}, "annotations": {}}
+#: Before Kubernetes 1.30 a container's profile was an annotation of the pod. API servers still make the field
+#: of it.
+_APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
+#: What a container without a profile costs.
+_UNCONFINED = "more of the node's kernel can be reached from the container"
 #: (kind, name) of something in the job's namespace.
 SourceRef = tuple[str, str]
 
@@ -93,7 +98,10 @@ def find_violations(
         *(
             finding
             for template, pod in pods
-            for finding in _in(field_of(template), _pod_findings(template, pod, guard, config))
+            for finding in (
+                *_in(field_of(template), _pod_findings(template, pod, guard, config)),
+                *_in(field_of(template).removesuffix(".spec"), _annotation_findings(template, spec, guard)),
+            )
         ),
     )
 
@@ -373,8 +381,17 @@ def _security_findings(
 def _profile_findings(security: Mapping[str, Any], guard: GuardSpec) -> Iterator[Violation]:
     for field in ("appArmorProfile", "seccompProfile"):
         if _object(security.get(field)).get("type") == "Unconfined":
-            cost = "more of the node's kernel can be reached from the container"
-            yield _relaxable(f"{field}.type", "must not be Unconfined", cost, guard)
+            yield _relaxable(f"{field}.type", "must not be Unconfined", _UNCONFINED, guard)
+
+
+def _annotation_findings(
+    template: PodTemplate, spec: Mapping[str, Any], guard: GuardSpec
+) -> Iterator[Violation]:
+    annotations = _object(at(spec, *template.path, "metadata")).get("annotations")
+    for name, value in _object(annotations).items():
+        if name.startswith(_APPARMOR) and value == "unconfined":
+            field = f"metadata.annotations[{name[:120]!r}]"
+            yield _relaxable(field, "must not be unconfined", _UNCONFINED, guard)
 
 
 def _capability_findings(added: Any, guard: GuardSpec) -> Iterator[Violation]:

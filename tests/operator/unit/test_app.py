@@ -384,6 +384,26 @@ def test_what_is_measured_of_a_job(status: Json, expected: set[str]) -> None:
     assert all(value > 0 for value in of_job.values())
 
 
+@pytest.mark.parametrize(
+    "time", ["2026-01-01T00:00:00x1Z", "0000-01-01T00:00:00Z", "2026-01-01T00:00:00+99:99"]
+)
+def test_a_time_that_is_none_takes_no_gauge_of_another_job(time: str) -> None:
+    """The API server takes all of these for a date-time, and whoever writes a guard's status chooses."""
+    fired = [condition("Fired", "True")]
+    jobs = [
+        raw("odd", phase="Running", guard={"lastEvaluationTime": time}),
+        raw("fires", phase="Stopping", guard={"fire": LATCH | {"at": time}}, conditions=fired),
+        raw("run", phase="Running", guard={"lastEvaluationTime": "2026-01-01T00:00:00Z"}),
+    ]
+    metrics = OperatorMetrics()
+    metrics.registry.register(JobGauges(lambda: jobs, list, list))
+    value = metrics.registry.get_sample_value
+    labels = [{"namespace": "a", "name": name} for name in ("odd", "fires", "run")]
+    ages = [value("rlguard_evaluation_age_seconds", one) for one in labels]
+    assert ages[0] is None and ages[2]
+    assert value("rlguard_unstopped_seconds", labels[1]), "it must stop, whatever its guard wrote"
+
+
 def test_phases_and_silence_are_counted() -> None:
     silent = [condition("GuardSilent", "True")]
     jobs = [

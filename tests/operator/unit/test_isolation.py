@@ -107,6 +107,28 @@ def test_what_is_off_counts_as_not_there() -> None:
     assert findings(pod) == ()
 
 
+@pytest.mark.parametrize("container", ["pytorch", "rlguard-guard"])
+@pytest.mark.parametrize(("profile", "admitted"), [("unconfined", False), ("runtime/default", True)])
+def test_a_profile_in_its_former_place(container: str, profile: str, admitted: bool) -> None:
+    """An API server makes the field of the annotation, after the operator has looked at the field."""
+    name = f"container.apparmor.security.beta.kubernetes.io/{container}"
+
+    def found(isolation: str) -> tuple[Violation, ...]:
+        one = job(template_pod(), isolation=isolation)
+        template = one.spec.template.spec["pytorchReplicaSpecs"]["Master"]["template"]
+        template["metadata"] = {"annotations": {name: profile, "note": "unconfined"}}
+        return find_violations(ADAPTERS[0], one.spec.template.spec, one.spec.guard, CONFIG)
+
+    strict, relaxed = found("Strict"), found("Relaxed")
+    if admitted:
+        assert strict == relaxed == ()
+    else:
+        (said,), (cost,) = strict, relaxed
+        assert said.cost is None and "Master.template.metadata.annotations" in said.field
+        assert container in said.field and "Relaxed" in said.message
+        assert cost.cost and "kernel" in cost.cost
+
+
 # -- users -----------------------------------------------------------------------------------------------
 
 

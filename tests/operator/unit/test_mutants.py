@@ -32,6 +32,7 @@ JUDGES, SEES, HALTS_APART, SLIM_APART, MADE_APART, REVIEWED, OF_A_JOB, LATE_APAR
     for name in (*("decide", "gather", "halts", "slim", "inject", "review", "owned", "obstacles", "parse"),)
 )
 GATHER = rule("gather.py", "test_gather.py")
+GAUGES = rule("gauges.py", "test_app.py")
 UNREAD = rule("halts.py", "test_gather.py")
 STOPS = rule("stops.py", "test_stops.py")
 RESUMED = rule("decide.py", "test_bounded_stop.py")
@@ -330,6 +331,9 @@ MUTANTS: list[Mutant] = [
     (QUEUE_ACTS, '{"metadata": {"uid": action.uid}, "spec"', '{"metadata": {}, "spec"'),
     (QUEUE_SLIM, '("queueName", "active")', '("queueName",)'),
     (QUEUE_GAUGES, '== "True" and not queued:', '== "True":'),
+    # A time that is none, as any guard may write it.
+    (GAUGES, "except (ValueError, OverflowError):", "except OverflowError:"),
+    (GAUGES, "if said and _moment(said) is None:", "if False:"),
     (APP, " and self.job(key) is not None:", ":"),
     (APP, 'if owner.get("controller") and self', "if self"),
     # JobSet: which pod is rank 0, and what makes a stop final.
@@ -497,6 +501,7 @@ MUTANTS: list[Mutant] = [
     (REFUSALS, "outer.get(key) if security.get(key) is None else security[key]", "outer.get(key)"),
     (REFUSALS, "if user == GUARD_UID:", "if False:"),
     (REFUSALS, '.get("type") == "Unconfined"', '.get("type") == "None"'),
+    (REFUSALS, 'if name.startswith(_APPARMOR) and value == "unconfined":', "if False:"),
     (REFUSALS, "    elif names:\n", "    elif False:\n"),
     (REFUSALS, 'str(_object(source.get("fileKeyRef")).get("volumeName", ""))', '""'),
     (REFUSALS, '    if mount.get("subPathExpr"):', "    if False:"),
