@@ -14,7 +14,8 @@ from pydantic.fields import FieldInfo
 
 from guard_core import __version__
 from guard_operator import rbac
-from guard_operator.adapters import ADAPTERS, ComposedAdapter, WorkloadAdapter
+from guard_operator.adapters import ADAPTERS, ComposedAdapter, WorkloadAdapter, jobset, pytorchjob
+from guard_operator.adapters import job as job_adapter
 from guard_operator.adapters.rayjob import SUBMITTER_LABEL
 from guard_operator.api.names import (
     GUARD_CONTAINER,
@@ -142,6 +143,10 @@ def isolation_values() -> dict[str, Any]:
         "guardEnv": sorted(
             {e["name"] for container in (guard, other_guard, own_guard()) for e in container["env"]}
         ),
+        "guardProbes": [guard[probe]["exec"]["command"] for probe in ("startupProbe", "livenessProbe")],
+        "stateVolume": layout.STATE_VOLUME,
+        "indexEnv": layout.REPLICA_INDEX_ENV,
+        "indexFields": sorted({job_adapter.INDEX_FIELD, jobset.JOB_FIELD, pytorchjob.INDEX_FIELD}),
         "addedEnv": list(ADDED_ENV),
         "addedMounts": list(ADDED_MOUNTS),
         "strict": {name: sorted({*_names(table, *_OPEN), *more}) for name, (table, more) in FIELDS.items()},
@@ -246,7 +251,7 @@ def own_guard() -> dict[str, Any]:
     guard = {
         "heldout": {"volume": {"secretName": "h"}, "evaluator": {"checkpoint": {}}},
         "checkpoints": {"volume": "c"},
-        "state": {"claimName": "s"},
+        "state": {"claimName": "s", "keepBest": True},
         "placement": "Pod",
     }
     template = {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": {"spec": pod}}}

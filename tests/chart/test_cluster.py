@@ -882,6 +882,28 @@ def own_volume(pod: Json, name: str, **source: Any) -> None:
     pod["volumes"] = [*volumes, {"name": name, **source}]
 
 
+#: What a program in the guard's container could carry to where the trainer can read it.
+STOLEN = ("/var/run/rlguard/heldout", "/var/run/rlguard/socket/heldout")
+
+
+def mount_of(pod: Json, name: str) -> Json:
+    found: Json = next(m for m in guard(pod)["volumeMounts"] if m["name"] == name)
+    return found
+
+
+def support_of(pod: Json) -> str:
+    """Name of the job's own Secret and ConfigMap."""
+    return str(next(v for v in pod["volumes"] if v["name"] == "rlguard-policy")["configMap"]["name"])
+
+
+def said_of_heldout(pod: Json, old: str, new: str) -> None:
+    """Put something else in the last place where the guard is told `old` of its evaluation."""
+    told = variable(pod, "RLGUARD_GUARD_HELDOUT")
+    assert old in told["value"]
+    told["value"] = new.join(told["value"].rsplit(old, 1))
+    json.loads(told["value"])
+
+
 CHANGED_GUARDS: dict[str, tuple[Callable[[Json], Any], str]] = {
     "image": (lambda p: guard(p).update(image="evil/guard:1"), "image must be one of rlguard/guard-hf"),
     "an image that begins alike": (
@@ -984,6 +1006,87 @@ CHANGED_GUARDS: dict[str, tuple[Callable[[Json], Any], str]] = {
         lambda p: next(m for m in guard(p)["volumeMounts"] if m["name"] == "checkpoints").pop("readOnly"),
         "the checkpoints read-only",
     ),
+    **{
+        f"a {probe} that runs in the guard": (
+            lambda p, probe=probe: guard(p)[probe]["exec"].update(command=["cp", "-r", *STOLEN]),
+            "must run what its image runs",
+        )
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe")
+    },
+    "privileges": (
+        lambda p: guard(p)["securityContext"].update(privileged=True, allowPrivilegeEscalation=True),
+        "no more privileges",
+    ),
+    "a capability": (
+        lambda p: guard(p)["securityContext"]["capabilities"].update(add=["NET_RAW"]),
+        "no more privileges",
+    ),
+    "the guard of a rank that scores nothing": (
+        lambda p: guard(p)["env"].append({"name": "RLGUARD_GUARD_CLUSTER__REPLICA_INDEX", "value": "1"}),
+        "must name its own job",
+    ),
+    "the same by what an author writes": (
+        lambda p: guard(p)["env"].append(
+            {
+                "name": "RLGUARD_GUARD_CLUSTER__REPLICA_INDEX",
+                "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['mine']"}},
+            }
+        ),
+        "must name its own job",
+    ),
+    "another namespace": (
+        lambda p: variable(p, "RLGUARD_GUARD_CLUSTER__NAMESPACE").update(value="other"),
+        "must name its own job",
+    ),
+    "checkpoints elsewhere": (
+        lambda p: variable(p, "RLGUARD_GUARD_CHECKPOINT_ROOT").update(value="/tmp"),
+        "must name its own job",
+    ),
+    "a best checkpoint that nobody asked for": (
+        lambda p: guard(p)["env"].append({"name": "RLGUARD_GUARD_KEEP_BEST_CHECKPOINT", "value": "true"}),
+        "must name its own job",
+    ),
+    "another evaluator": (
+        lambda p: said_of_heldout(p, '"kind": "checkpoint"', '"kind": "vllm"'),
+        "must name its own job",
+    ),
+    "a second split": (
+        lambda p: said_of_heldout(p, "}", ', "split": "/checkpoints/easy.jsonl"}'),
+        "must name its own job",
+    ),
+    "the same with a space": (
+        lambda p: said_of_heldout(p, "}", ', "split" : "/checkpoints/easy.jsonl"}'),
+        "must name its own job",
+    ),
+    "the same under a name that is written otherwise": (
+        lambda p: said_of_heldout(p, "}", ', "\\u0073plit": "/checkpoints/easy.jsonl"}'),
+        "must name its own job",
+    ),
+    "a server that is asked": (
+        lambda p: said_of_heldout(
+            p, "}", ', "evaluator": {"kind": "openai", "base_url": "http://10.0.0.1", "model": "m"}}'
+        ),
+        "must name its own job",
+    ),
+    "the read token in the hand of whoever reports": (
+        lambda p: own_volume(
+            p,
+            "rlguard-secrets",
+            secret={
+                "secretName": support_of(p),
+                "items": [{"key": "ingest-token", "path": at} for at in ("ingest-token", "read-token")],
+            },
+        ),
+        "volumes must be those of its job",
+    ),
+    "another file of the held-out data": (
+        lambda p: mount_of(p, "rlguard-heldout").update(subPath="easy"),
+        "where the operator mounted them",
+    ),
+    "a state that others write": (
+        lambda p: mount_of(p, "rlguard-state").update(subPath="easy"),
+        "where the operator mounted them",
+    ),
 }
 
 
@@ -998,7 +1101,7 @@ def test_a_guard_that_is_not_as_its_job_says_is_refused(
 
 
 def test_a_guard_follows_the_log_that_its_job_names_and_no_other(admission: Client) -> None:
-    metrics = {"follow": {"path": "run/metrics.jsonl", "format": "verl"}}
+    metrics: Json = {"follow": {"path": "run/metrics.jsonl", "format": "verl"}}
     job = submit(admission, STRICT, "followed", partial(set_guard, metrics=metrics))
     known(admission, STRICT, job)
     assert refusal(admission, guarded_pod(STRICT, job)) is None
@@ -1011,6 +1114,16 @@ def test_a_guard_follows_the_log_that_its_job_names_and_no_other(admission: Clie
     other = guarded_pod(STRICT)
     guard(other["spec"])["env"].append(dict(followed))
     assert "must name its own job" in str(refusal(admission, other)), "its trainer reports itself"
+    pod = guarded_pod(STRICT, job)
+    followed = variable(pod["spec"], "RLGUARD_GUARD_METRICS")
+    followed["value"] = followed["value"].replace('"format"', '"path":"run/easy.jsonl","format"')
+    assert "must name its own job" in str(refusal(admission, pod)), (
+        "of a name that is there twice the last counts"
+    )
+    metrics |= {"checkpoints": {"path": "global", "layout": "verl"}}
+    job = submit(admission, STRICT, "followed-elsewhere", partial(set_guard, metrics=metrics))
+    known(admission, STRICT, job)
+    assert refusal(admission, guarded_pod(STRICT, job)) is None
 
 
 def test_a_newer_guard_of_the_same_repository_is_admitted(admission: Client) -> None:
@@ -1031,6 +1144,15 @@ def test_what_webhooks_and_the_job_controller_add_to_every_container_is_admitted
         container["volumeMounts"].append({"name": "aws-iam-token", "mountPath": path, "readOnly": True})
     assert refusal(admission, pod) is None
     assert is_as_injected(create(admission, pod)) is True
+
+
+def test_a_profile_in_its_former_place_is_seen_as_the_field(admission: Client) -> None:
+    pod = guarded_pod(STRICT)
+    name = "container.apparmor.security.beta.kubernetes.io/pytorch"
+    pod["metadata"]["annotations"][name] = "unconfined"
+    assert "must not be Unconfined" in str(refusal(admission, pod))
+    pod["metadata"]["annotations"][name] = "runtime/default"
+    assert refusal(admission, pod) is None
 
 
 def test_a_relaxed_job_has_no_more_than_the_chart_admits(admission: Client) -> None:
@@ -1067,6 +1189,19 @@ def test_a_job_that_says_everything_of_its_guard(admission: Client) -> None:
     assert refusal(admission, pod) is None
     guard(pod["spec"])["image"] = CONFIG.guard_image
     assert "image must be mine/guard@sha256:abc" in str(refusal(admission, pod))
+    pod = guarded_pod(STRICT, job)
+    said_of_heldout(pod["spec"], "https://vllm/v1", "http://10.0.0.1/v1")
+    assert "must name its own job" in str(refusal(admission, pod))
+
+
+def test_a_guard_that_keeps_the_best_checkpoint(admission: Client) -> None:
+    state = {"claimName": "state", "keepBest": True}
+    job = submit(admission, STRICT, "keeps-best", partial(set_guard, state=state))
+    known(admission, STRICT, job)
+    assert refusal(admission, guarded_pod(STRICT, job)) is None
+    pod = guarded_pod(STRICT, job)
+    mount_of(pod["spec"], "rlguard-state").update(subPath="of-another-job")
+    assert "where the operator mounted them" in str(refusal(admission, pod))
 
 
 def test_workers_without_a_master_must_have_their_guards(admission: Client) -> None:
