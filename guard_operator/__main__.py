@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--lease-name", default="rlguard-operator", help="name of the Lease (default rlguard-operator)")
     add("--lease-seconds", type=float, default=15.0, help="how long a lost leader blocks its successor")
-    add("--workers", type=_positive, default=8, help="jobs reconciled at once (default 8)")
+    add("--workers", type=_positive, default=4, help="jobs reconciled at once (default 4)")
     add(
         "--bind",
         default=EVERYWHERE,

@@ -47,8 +47,10 @@ log = logging.getLogger(__name__)
 
 Slim = Callable[[Json], Json]
 
-#: How often a job is looked at whose namespace has not been read yet.
+#: How often a job is looked at of which something has not been listed yet, and how often once that is waited
+#: for no longer: each look unpacks it, and what is listed then has its job looked at by itself.
 UNSYNCED_SECONDS = 1.0
+UNLISTED_SECONDS = 30.0
 #: After how long the process is called ready although a namespace has never been read.
 GIVE_UP_SECONDS = 60.0
 
@@ -157,9 +159,10 @@ class Operator:
         raw = self._caches.job(key)
         unlisted = [] if raw is None or is_latched(raw) else self._caches.unlisted(raw)
         if raw is not None and unlisted:
-            if self._caches.is_late():
-                self._controller.say_unlisted(raw, unlisted)
-            return UNSYNCED_SECONDS
+            if not self._caches.is_late():
+                return UNSYNCED_SECONDS
+            self._controller.say_unlisted(raw, unlisted)
+            return UNLISTED_SECONDS
         return self._controller.reconcile(raw)
 
 
@@ -243,7 +246,7 @@ class _Caches:
 
     def synced(self, namespace: str | None) -> bool:
         """Whether every cache of this namespace has its first list."""
-        return all(one.synced for one in self.reflectors if one.namespace in {None, namespace})
+        return _are_synced(self.reflectors, namespace)
 
     def unlisted(self, raw: Json) -> list[str]:
         """The kinds by which this job is decided and that have not been listed yet.
@@ -254,11 +257,7 @@ class _Caches:
         namespace, needed = raw["metadata"]["namespace"], {"Pod": self._pods}
         for resource in (STATEFUL_SETS, *_of_kind(raw)):
             needed[resource.kind] = self._workloads.get(resource, [])
-        return sorted(
-            kind
-            for kind, many in needed.items()
-            if not all(one.synced for one in many if one.namespace in {None, namespace})
-        )
+        return sorted(kind for kind, many in needed.items() if not _are_synced(many, namespace))
 
     def workable(self) -> bool:
         """Whether there is a namespace to work on: its jobs and pods are listed, and a stop needs no more."""
@@ -371,6 +370,11 @@ class _Caches:
             key = raw["metadata"]["namespace"], str(owner.get("name"))
             if owner.get("controller") and self.job(key) is not None:
                 self._queue.add(key)
+
+
+def _are_synced(reflectors: Iterable[Reflector], namespace: str | None) -> bool:
+    """Whether those of them that have this namespace have their first list."""
+    return all(one.synced for one in reflectors if one.namespace in {None, namespace})
 
 
 def _job_uid(raw: Json) -> str:

@@ -58,7 +58,7 @@ class Controller:
         except ValidationError as error:
             self._refuse(raw, error)
             return None
-        snapshot = self._gatherer.gather(job, self._stops.made(job))
+        snapshot = self._gatherer.gather(job, self._stops.made(job), self._stops.asked(job))
         if snapshot is None:
             return None
         snapshot = replace(snapshot, asked=self._stops.asked(snapshot.job))
@@ -76,19 +76,9 @@ class Controller:
         """Say that the spec of a job without a workload does not validate: CRDs have versions."""
         if "deletionTimestamp" in raw["metadata"]:
             return
-        message = invalid_spec(error)[:32768]
-        old = condition_of(read_status(raw), ConditionType.GUARDED)
-        if old is not None and (old.reason, old.message) == (Reason.INVALID_SPEC, message):
-            return
-        condition = ConditionStatus(
-            type=ConditionType.GUARDED,
-            status="False",
-            reason=Reason.INVALID_SPEC,
-            message=message,
-            observed_generation=raw["metadata"].get("generation"),
-            last_transition_time=self._clock(),
-        )
-        self._actuator.say(raw, Report(Phase.REFUSED, (condition,)))
+        unsaid = self._unsaid(raw, ConditionType.GUARDED, "False", Reason.INVALID_SPEC, invalid_spec(error))
+        if unsaid is not None:
+            self._actuator.say(raw, Report(Phase.REFUSED, (unsaid,)))
 
     def say_unlisted(self, raw: Json, kinds: Sequence[str]) -> None:
         """Say that nothing is known of a run of which these kinds cannot be listed. It goes on as it is."""
@@ -97,18 +87,27 @@ class Controller:
             return
         named = ", ".join(kinds)
         message = f"{named} cannot be listed, so nobody knows whether the guard is silent, or how the run is"
-        old = condition_of(status, ConditionType.GUARD_SILENT)
-        if old is not None and (old.reason, old.message) == (Reason.KIND_UNREAD, message):
+        unsaid = self._unsaid(raw, ConditionType.GUARD_SILENT, "Unknown", Reason.KIND_UNREAD, message)
+        if unsaid is None:
             return
-        condition = ConditionStatus(
-            type=ConditionType.GUARD_SILENT,
-            status="Unknown",
-            reason=Reason.KIND_UNREAD,
+        kept = (one for one in status.conditions if one.type != unsaid.type)
+        conditions = tuple(sorted((unsaid, *kept), key=lambda one: one.type))
+        phase, ref, evidence = status.phase or Phase.PENDING, status.workload_ref, status.evidence
+        self._actuator.say(raw, Report(phase, conditions, ref, status.stop, evidence))
+
+    def _unsaid(
+        self, raw: Json, kind: ConditionType, status: str, reason: Reason, message: str
+    ) -> ConditionStatus | None:
+        """The condition that is to be said of a job of which nothing more is decided; None: it says so."""
+        message = message[:32768]
+        old = condition_of(read_status(raw), kind)
+        if old is not None and (old.reason, old.message) == (reason, message):
+            return None
+        return ConditionStatus(
+            type=kind,
+            status=status,
+            reason=reason,
             message=message,
             observed_generation=raw["metadata"].get("generation"),
             last_transition_time=self._clock(),
         )
-        kept = (one for one in status.conditions if one.type != condition.type)
-        conditions = tuple(sorted((condition, *kept), key=lambda one: one.type))
-        phase, ref, evidence = status.phase or Phase.PENDING, status.workload_ref, status.evidence
-        self._actuator.say(raw, Report(phase, conditions, ref, status.stop, evidence))

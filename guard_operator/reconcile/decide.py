@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from guard_core.ending import not_judged, steps_after
-from guard_operator.adapters import WorkloadState
+from guard_operator.adapters import LASTING, WorkloadState
 from guard_operator.api.names import QUEUE_LABEL
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
 from guard_operator.api.types import (
@@ -406,7 +406,7 @@ def _first_method(snapshot: Snapshot) -> StopMethod:
 
 def _nothing_can_run(snapshot: Snapshot) -> bool:
     """No pod is left, and none is made: the workload is gone, finished, or suspended because we asked."""
-    if snapshot.pods or snapshot.pods_unread or _guard_maker(snapshot):
+    if snapshot.pods or snapshot.pods_unread or snapshot.makers_unread or _guard_maker(snapshot):
         return False
     if snapshot.unknown_kind and snapshot.job.status.workload_ref is not None:
         return False
@@ -418,7 +418,7 @@ def _nothing_can_run(snapshot: Snapshot) -> bool:
         if snapshot.queued is not None:  # whoever suspended it, nobody resumes it
             return stop is not None and not snapshot.queued.may_resume
         return stop is not None and stop.method is StopMethod.SUSPEND
-    return workload.state in _ENDED
+    return workload.state in _ENDED and not any(one.resource in LASTING for one in _makers(snapshot))
 
 
 def _is_attached(job: Job) -> bool:
@@ -455,14 +455,14 @@ def _is_going(snapshot: Snapshot) -> bool:
 def _is_without_effect(snapshot: Snapshot) -> bool:
     """Whether nothing that can be read says that the stop has its effect.
 
-    That is said by the pods; where they cannot be read, by a workload that has ended; and where that cannot
-    be read, by no pod being there.
+    That is said by the pods; where they cannot be read, by a workload that has ended; and where that, or what
+    makes its pods, cannot be read, by no pod being there.
     """
     workload = snapshot.workload
     if snapshot.pods_unread:
         return workload is None or workload.unread or workload.state not in _ENDED
-    no_pod_is_seen = workload is not None and workload.unread and not snapshot.pods
-    return not (_is_going(snapshot) or no_pod_is_seen)
+    unread = workload is not None and (workload.unread or snapshot.makers_unread)
+    return not (_is_going(snapshot) or (unread and not snapshot.pods))
 
 
 def _lasted(stop: StopStatus, now: datetime) -> float:
@@ -549,7 +549,8 @@ def _left(snapshot: Snapshot, stop: StopStatus, now: datetime) -> str:
             f"{snapshot.preparation.message} nor stopped by this operator: its pods are deleted as they come"
         )
     if not snapshot.pods and not snapshot.pods_unread:
-        return f"asked for: {stop.method}; the workload may still make pods"
+        why = f", and what makes them cannot be read: {unread}" if (unread := snapshot.makers_unread) else ""
+        return f"asked for: {stop.method}; the workload may still make pods{why}"
     shown = ", ".join(_shown(pod, now) for pod in snapshot.pods[:5])
     more = " ..." if len(snapshot.pods) > 5 else ""
     left = f"{len(snapshot.pods)} pods are left: {shown}{more}"

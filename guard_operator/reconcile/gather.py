@@ -29,7 +29,7 @@ from guard_operator.adapters import (
 )
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import GuardStatus, MadeRef
+from guard_operator.api.types import GuardStatus, MadeRef, StopStatus
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.attached import (
@@ -178,17 +178,20 @@ class Gatherer:
         raw = self._client.get(JOBS, namespace, metadata["name"])
         return raw if raw is not None and raw["metadata"]["uid"] == uid else None
 
-    def gather(self, job: Job, made: tuple[MadeRef, ...] = ()) -> Snapshot | None:
+    def gather(
+        self, job: Job, made: tuple[MadeRef, ...] = (), asked: StopStatus | None = None
+    ) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
 
-        `made`: what is known of what its workload has made, beside what the status says.
+        `made`, `asked`: what its workload has made, and what was asked for to stop it, if more is known of
+        that than the status says.
 
         Raises:
             ClusterError: a live read failed for now.
         """
         deaf = self._caches.quiet_for(job.namespace) > DEAF_SECONDS
         if not deaf:
-            snapshot = self._look(job, made, live=False)
+            snapshot = self._look(job, made, asked, live=False)
             if not must_be_live(snapshot):
                 return snapshot
         try:
@@ -196,12 +199,19 @@ class Gatherer:
         except ClusterError:
             if not is_to_stop(job):
                 raise
-            return self._look(job, made, live=False, deaf=deaf)
+            return self._look(job, made, asked, live=False, deaf=deaf)
         if raw is None or raw["metadata"]["uid"] != job.uid:
             return None
-        return self._look(parse_job(raw), made, live=True, deaf=deaf)
+        return self._look(parse_job(raw), made, asked, live=True, deaf=deaf)
 
-    def _look(self, job: Job, made: tuple[MadeRef, ...], live: bool, deaf: bool = False) -> Snapshot:
+    def _look(
+        self,
+        job: Job,
+        made: tuple[MadeRef, ...],
+        asked: StopStatus | None,
+        live: bool,
+        deaf: bool = False,
+    ) -> Snapshot:
         """The snapshot; with `live` nothing in it is from a cache."""
         adapter = find_adapter(job.spec.workload.api_version, job.spec.workload.kind, self._config.kinds)
         if adapter is None:
@@ -212,11 +222,14 @@ class Gatherer:
         uncached = live or (stopping and (job.status.stop is not None or not raw_pods))
         raw_workload = self._workload(adapter, job, uncached, seen=bool(raw_pods))
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
-        unread = ""
-        if uncached:
-            raw_pods, unread = self._pods_now(job, raw_pods)
         uid = _uid(job, workload)
-        target = read_target(self._client, adapter, job, raw_workload, uid, made)
+        first_stop = asked is None and job.status.stop is None
+        if first_stop and workload is not None and workload.unread:
+            # Each further read may hang for as long as this one did: they are for the next look.
+            uncached, unread, target = False, "its workload cannot be read", Belongings()
+        else:
+            raw_pods, unread = self._pods_now(job, raw_pods) if uncached else (raw_pods, "")
+            target = read_target(self._client, adapter, job, raw_workload, uid, made)
         between = (*target.between, *self._between(adapter, job, uid, uncached))
         own_guard = self._own_guard(job, None if stopping else workload, uncached)
         guard = None if own_guard is None or own_guard.made is None else own_guard.made.uid
@@ -238,6 +251,7 @@ class Gatherer:
             queued=self._queued(job, workload, uncached),
             pods=pods,
             pods_unread=unread or target.unread,
+            makers_unread=target.makers_unread,
             preparation=None if not_now else missing or self._prepare(adapter, job, raw_workload, target),
             costs=_costs(adapter, job, self._config),
             exposed=tuple(one for raw in target.pods for one in _exposed(job, raw)),

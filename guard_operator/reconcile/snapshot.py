@@ -183,8 +183,8 @@ class Snapshot:
     """Everything that `decide` looks at.
 
     `workload` None: there is none. `pods`: the oldest first; as they were seen last where they could not be
-    read, and `pods_unread` says why. `preparation` is only there while a workload
-    might have to be created.
+    read, and `pods_unread` says why. `makers_unread`: why something that makes them could not be, which is
+    then taken for there. `preparation` is only there while a workload might have to be created.
     `costs` are the exceptions that `isolation: Relaxed` admitted, each with what it costs.
     `heartbeat_age` is how long ago the operator saw the guard's heartbeat change while the rank-0 pod was
     running, seconds; None while no heartbeat is to be expected, or while it could not be seen (`deaf`).
@@ -221,6 +221,7 @@ class Snapshot:
     exposed: tuple[str, ...] = ()
     trainer: str = ""
     pods_unread: str = ""
+    makers_unread: str = ""
     asked: StopStatus | None = None
     made: tuple[MadeRef, ...] | None = None
 

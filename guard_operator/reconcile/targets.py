@@ -28,10 +28,10 @@ class Belongings:
     """What belongs to a target.
 
     `controllers`: UIDs of what may control its pods, also if it is gone.
-    `made`: what it has made that makes its pods; `note`: what is to be noted of that; None: its pods are its
-    own.
+    `made`: what it has made that makes its pods; `note`: what is to be noted of that; None: nothing.
     `labelled`: whether what makes the pods has the labels by which they are known.
-    `unread`: of a run that is to stop, why not all of it could be read; "": it could.
+    `unread`: of a run that is to stop, why not all of its pods could be read; "": they could.
+    `makers_unread`: the same of what makes them, which is then taken for there.
     """
 
     pods: tuple[Json, ...] = ()
@@ -41,6 +41,7 @@ class Belongings:
     note: tuple[MadeRef, ...] | None = None
     labelled: bool = False
     unread: str = ""
+    makers_unread: str = ""
 
 
 def read_target(
@@ -83,20 +84,27 @@ class _Reading:
     """Reads for one job. Of a run whose stop goes on unread, what cannot be read is nothing.
 
     `named`: whether what is found by a UID must have the name of what has it, too: the UID may be forged.
-    `failed`: why something could not be read; "": nothing.
+    `failed`: why pods may be missing; "": none is. `makers_failed`: the same of what makes them.
     """
 
     def __init__(self, client: Client, job: Job, named: bool = False) -> None:
         self._client, self.job, self._named = client, job, named
-        self.failed = ""
+        self.failed = self.makers_failed = ""
 
     def one(self, resource: Resource, name: str, uid: str | None) -> Json | None:
-        """What has this name. `uid`: of what had it last; if it cannot be read it is taken for there."""
+        """What has this name. `uid`: of what had it last; if it cannot be read it is taken for there.
+
+        Its pods are then known by it all the same.
+        """
         try:
             return self._client.get(resource, self.job.namespace, name)
         except ClusterError as error:
-            self._failed(resource, error)
-            return None if uid is None else {"metadata": {"name": name, "uid": uid}}
+            why = self._failed(resource, error)
+        if uid is None:
+            self.failed = why
+            return None
+        self.makers_failed = why
+        return {"metadata": {"name": name, "uid": uid}}
 
     def between(self, adapter: WorkloadAdapter, name: str, uid: str) -> tuple[Between, ...]:
         """What stands between a workload with pods of its own and them."""
@@ -114,17 +122,17 @@ class _Reading:
         try:
             found = listed(self._client, resource, self.job, adapter.pod_selector(name, uid))
         except ClusterError as error:
-            self._failed(resource, error)
+            self.failed = self._failed(resource, error)
             return []
         label = adapter.name_label if self._named else ""
         return [raw for raw in found if not label or at(raw, "metadata", "labels", label) == name]
 
-    def _failed(self, resource: Resource, error: ClusterError) -> None:
+    def _failed(self, resource: Resource, error: ClusterError) -> str:
         if not goes_on_unread(self.job):
             raise error
         where = f"{self.job.namespace}/{self.job.name}"
         log.warning("%s: %s of its workload cannot be read: %s", where, resource.plural, error)
-        self.failed = str(error)
+        return str(error)
 
 
 def _of_outer(
@@ -160,6 +168,7 @@ def _of_outer(
         note=to_note(noted, now, left, bool(reading.failed or is_to_stop(job) or job.status.stop)),
         labelled=labelled,
         unread=reading.failed,
+        makers_unread=reading.makers_failed,
     )
 
 

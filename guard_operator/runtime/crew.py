@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from itertools import count
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from guard_operator.runtime.queue import WorkQueue
@@ -49,6 +49,15 @@ def for_fires(waits: Sequence[float], there: int) -> int:
     return max(0, min(late, MOST_FOR_FIRES - there))
 
 
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """`stays`: also while nothing waits. `since`: when it took the key that it is on; None: it is on none."""
+
+    stays: bool = False
+    only_fires: bool = False
+    since: float | None = None
+
+
 class Crew(Generic[K]):
     """See the module. `work` does one key; `thread` starts a thread of this name."""
 
@@ -64,70 +73,50 @@ class Crew(Generic[K]):
         self._do = work
         self._thread = thread
         self._lock = threading.Lock()
-        self._names = count()
-        self._any: dict[int, float | None] = {}  # each worker that takes any key -> since when it is on one
-        self._for_fires = 0
+        self._there: set[_Worker] = set()
 
     def start(self) -> None:
         """Have the first workers take keys, until the queue is closed."""
         for _ in range(self._workers):
-            self._hire(stays=True)
+            self._hire(_Worker(stays=True))
 
     def look(self) -> None:
         """Add what is needed now, as far as there are threads. It ends by itself once nothing waits."""
         waiting, urgent = self._queue.load()
         now = time.monotonic()
         with self._lock:
-            ages = [0.0 if since is None else now - since for since in self._any.values()]
-            fires = for_fires(urgent, self._for_fires)
+            since = [one.since for one in self._there if not one.only_fires]
+            fires = for_fires(urgent, len(self._there) - len(since))
+        ages = [0.0 if one is None else now - one for one in since]
         try:
             for _ in range(fires):
-                self._hire_for_fires()
+                self._hire(_Worker(only_fires=True))
             for _ in range(stand_ins(self._workers, ages, waiting)):
-                self._hire(stays=False)
+                self._hire(_Worker())
         except RuntimeError as error:  # the limit of threads of the container: those that are there go on
             log.error("no further worker: %s", error)
 
     def alive(self) -> bool:
         """Whether a worker is there."""
         with self._lock:
-            return bool(self._any) or self._for_fires > 0
+            return bool(self._there)
 
-    def _hire(self, stays: bool) -> None:
-        name = next(self._names)
+    def _hire(self, worker: _Worker) -> None:
         with self._lock:
-            self._any[name] = None
+            self._there.add(worker)
         try:
-            self._thread(lambda: self._take_any(name, stays), "worker")
+            self._thread(lambda: self._take(worker), "worker for fires" if worker.only_fires else "worker")
         except RuntimeError:
-            with self._lock:
-                del self._any[name]
+            self._leave(worker)
             raise
 
-    def _hire_for_fires(self) -> None:
+    def _leave(self, worker: _Worker) -> None:
         with self._lock:
-            self._for_fires += 1
-        try:
-            self._thread(self._take_fires, "worker for fires")
-        except RuntimeError:
-            with self._lock:
-                self._for_fires -= 1
-            raise
+            self._there.remove(worker)
 
-    def _take_any(self, name: int, stays: bool) -> None:
-        while (key := self._queue.take(wait=stays)) is not None:
-            self._note(name, time.monotonic())
+    def _take(self, worker: _Worker) -> None:
+        while (key := self._queue.take(wait=worker.stays, only_urgent=worker.only_fires)) is not None:
+            worker.since = time.monotonic()
             self._do(key)
-            self._note(name, None)
-        with self._lock:
-            del self._any[name]
-
-    def _note(self, name: int, since: float | None) -> None:
-        with self._lock:
-            self._any[name] = since
-
-    def _take_fires(self) -> None:
-        while (key := self._queue.take(wait=False, only_urgent=True)) is not None:
-            self._do(key)
-        with self._lock:
-            self._for_fires -= 1
+            worker.since = None
+        self._leave(worker)

@@ -2,7 +2,8 @@
 
 A key that waits is there once, however often it is added. A key that is being worked on is given to nobody
 else; if it is added meanwhile, it comes again when it is done. Failed keys come back with exponential backoff
-of their own, so one broken job does not hold up the others. What is urgent goes before all that is not.
+of their own, so one broken job does not hold up the others. What is urgent goes before all that is not,
+however it comes: as news, at its time, or after a failure.
 """
 
 from __future__ import annotations
@@ -48,17 +49,24 @@ class WorkQueue(Generic[K]):
         self._waiting: OrderedDict[K, float] = OrderedDict()  # key -> since when
         self._urgent: OrderedDict[K, float] = OrderedDict()  # the same; a key is in one of them
         self._working: dict[K, float] = {}  # key -> since when
-        self._again: dict[K, bool] = {}  # added while being worked on -> whether that is urgent
+        self._again: set[K] = set()  # added while being worked on
+        self._go_first: set[K] = set()  # whatever adds them
         self._later: list[tuple[float, int, K]] = []
         self._due: dict[K, float] = {}  # earliest time of each key in _later; other entries are void
         self._order = 0
         self._backoff: dict[K, Backoff] = {}
         self._closed = False
 
-    def add(self, key: K, urgent: bool = False) -> None:
-        """Have the key worked on as soon as possible; `urgent`: before all that is not."""
+    def add(self, key: K, urgent: bool | None = None) -> None:
+        """Have the key worked on as soon as possible.
+
+        `urgent`: before all that is not, now and whenever it comes again, until it is said to be no more;
+        None: as it was said last.
+        """
         with self._changed:
-            self._add(key, urgent)
+            if urgent is not None:
+                (self._go_first.add if urgent else self._go_first.discard)(key)
+            self._add(key)
             self._changed.notify()
 
     def add_after(self, key: K, seconds: float) -> None:
@@ -105,7 +113,8 @@ class WorkQueue(Generic[K]):
         with self._changed:
             self._observer.finished(self._clock() - self._working.pop(key))
             if key in self._again:
-                self._add(key, self._again.pop(key))
+                self._again.discard(key)
+                self._add(key)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -152,10 +161,11 @@ class WorkQueue(Generic[K]):
             now = self._clock()
             return [now - since for since in self._working.values()]
 
-    def _add(self, key: K, urgent: bool = False) -> None:
+    def _add(self, key: K) -> None:
         self._due.pop(key, None)
+        urgent = key in self._go_first
         if key in self._working:
-            self._again[key] = urgent or self._again.get(key, False)
+            self._again.add(key)
         elif key in self._waiting:
             if urgent:
                 self._urgent[key] = self._waiting.pop(key)

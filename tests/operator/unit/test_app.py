@@ -22,6 +22,7 @@ from guard_operator.reconcile.gather import DEAF_SECONDS
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.runtime.client import Client
+from guard_operator.runtime.manager import ManagerConfig
 from guard_operator.runtime.metrics import OperatorMetrics
 from guard_operator.runtime.queue import WorkQueue
 from guard_operator.runtime.reflector import Key, Reflector, Timing
@@ -65,6 +66,10 @@ def test_only_kinds_that_are_switched_on_are_watched() -> None:
     runtimes = {"trainjobs", "trainingruntimes"}
     assert watched("TrainJob") == always | {"jobsets", "jobs"} | runtimes
     assert watched() == always | {"pytorchjobs", "jobs", "rayjobs", "rayclusters", "jobsets"} | runtimes
+
+
+def test_so_many_work_as_the_chart_has_it() -> None:
+    assert parser().parse_args([]).workers == ManagerConfig().workers
 
 
 def test_a_copy_is_cached_with_its_templates_and_what_is_between_without() -> None:
@@ -178,7 +183,7 @@ def test_what_is_not_listed_is_waited_for_unless_a_latch_waits(monkeypatch: pyte
     key = ("a", "run")
     assert operator._reconcile(key) == app.UNSYNCED_SECONDS and done.done == []
     monkeypatch.setattr(app, "GIVE_UP_SECONDS", 0.0)
-    assert operator._reconcile(key) == app.UNSYNCED_SECONDS
+    assert operator._reconcile(key) == app.UNLISTED_SECONDS > 10 * app.UNSYNCED_SECONDS
     assert done.done == [["Job", "Pod", "StatefulSet"]], "after a while it is said"
     show(operator._caches._jobs[0], of_kind(*BATCH) | {"status": {"guard": {"halt": LATCH}}})
     assert operator._reconcile(key) is None and done.done[1:] == ["reconciled"]
@@ -251,7 +256,7 @@ def test_a_latch_goes_before_what_waits_already(status: Json, urgent: bool) -> N
     some = caches("a")
     some._job_changed(None, raw("first"))
     some._job_changed(None, raw("second", **status))
-    assert some._queue.take() == ("a", "second" if urgent else "first")
+    assert some._queue.take(wait=False) == ("a", "second" if urgent else "first")
 
 
 def running(beat: str, **more: Any) -> Json:

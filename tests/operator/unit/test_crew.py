@@ -134,6 +134,19 @@ def test_a_fire_waits_for_no_more_than_a_moment(room: Room) -> None:
     assert "another" not in room.begun, "a worker for fires takes nothing else"
 
 
+def test_of_workers_for_fires_there_are_no_more_than_the_limit(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "MOST_WORKERS", WORKERS)
+    monkeypatch.setattr(crew, "MOST_FOR_FIRES", 3)
+    for number in range(WORKERS + 5):
+        room.queue.add(f"hangs-{number}", urgent=True)
+    room.until(lambda: len(room.begun) == WORKERS + 3)
+    end = time.monotonic() + 2 * URGENT_SECONDS
+    room.until(lambda: time.monotonic() > end)
+    assert len(room.begun) == WORKERS + 3
+
+
 def test_without_threads_those_that_are_there_go_on(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """As at the limit of a container's processes, in the middle of many fires."""
 

@@ -7,7 +7,7 @@ forgotten of it and what is not; what is refused; that nothing is called stopped
 from __future__ import annotations
 
 import copy
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -15,13 +15,13 @@ import pytest
 from guard_operator.adapters import OuterAdapter, WorkloadAdapter, find_adapter
 from guard_operator.adapters.jobset import JOB_SETS
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.api.types import MAX_MADE, MadeRef, StopMethod
+from guard_operator.api.types import MAX_MADE, ConditionStatus, MadeRef, StopMethod, StopStatus
 from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.attached import to_note, why_not_attached
 from guard_operator.reconcile.controller import Controller
-from guard_operator.reconcile.decide import decide
+from guard_operator.reconcile.decide import REASSERT_SECONDS, decide
 from guard_operator.reconcile.decision import Decision, DeleteBetween, DeletePods, StopWorkload
 from guard_operator.reconcile.gather import DEAF_SECONDS, Caches, Gatherer
 from guard_operator.reconcile.heartbeats import HeartbeatClock
@@ -127,6 +127,7 @@ class Cluster:
 
     def __init__(self, *there: Json, refused: tuple[str, ...] = ()) -> None:
         self.there, self.refused, self.asked = list(there), refused, set[str]()
+        self.reads = 0
 
     def gatherer(self, deaf: bool = False) -> Gatherer:
         caches = cast(Caches, _Caches(DEAF_SECONDS + 1.0 if deaf else 0.0))
@@ -155,6 +156,7 @@ class Cluster:
         return {"items": [one for one in of_kind if one["metadata"]["labels"].get(label) == value]}
 
     def _may(self, resource: Resource) -> None:
+        self.reads += 1
         if resource.kind in self.refused:
             raise ApiError(403, "Forbidden", resource.kind)
 
@@ -242,9 +244,16 @@ def test_of_a_run_that_is_to_stop_nothing_is_forgotten() -> None:
 STOP = {"requestedAt": NOW.isoformat(), "method": "Stop"}
 
 
-def says(decision: Decision, kind: str) -> tuple[str, str]:
+SUSPEND = STOP | {"method": "Suspend"}
+
+
+def said(decision: Decision, kind: str) -> ConditionStatus:
     (found,) = (one for one in decision.report.conditions if one.type == kind)
-    return found.status, found.reason
+    return found
+
+
+def says(decision: Decision, kind: str) -> tuple[str, str]:
+    return said(decision, kind).status, said(decision, kind).reason
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -578,19 +587,69 @@ def test_a_fire_stops_it(kind: str, on_fire: str) -> None:
 def test_the_first_stop_is_asked_for_although_nothing_can_be_read(kind: str) -> None:
     refused = ("RayJob", "TrainJob", "RayCluster", "Job", "JobSet", "Pod", "StatefulSet")
     fired = job(kind, *MADE[kind], guard={"fire": FIRE})
-    seen = Cluster(refused=refused).gather(fired)
-    assert StopWorkload(StopMethod.STOP, "w") in decide(seen, NOW).actions
-    assert seen.made == MADE[kind], "what was noted is not forgotten"
+    world = Cluster(refused=refused)
+    decision = decide(world.gather(fired), NOW)
+    assert StopWorkload(StopMethod.STOP, "w") in decision.actions
+    assert world.reads == 1, "each may hang for as long as a request may"
+    ref = decision.report.workload_ref
+    assert ref is not None and tuple(ref.made or ()) == MADE[kind], "what was noted is not forgotten"
+
+
+def test_all_that_can_be_is_read_once_the_stop_was_asked_for() -> None:
+    """Also where somebody takes away that it was."""
+    asked = StopStatus(requested_at=NOW, method=StopMethod.STOP)
+    pods = [one for one in OF["RayJob"] if one["kind"] == "Pod"]
+    for stop, known in (({"stop": STOP}, None), ({}, asked)):
+        fired = job("RayJob", *MADE["RayJob"], guard={"fire": FIRE}, **stop)
+        seen = Cluster(*pods, refused=("RayJob",)).gatherer().gather(fired, (), known)
+        assert seen is not None and {one.name for one in seen.pods} == PODS_OF["RayJob"]
 
 
 def test_what_was_noted_and_cannot_be_read_is_taken_for_there() -> None:
     stop = {"requestedAt": "2026-01-01T23:59:00Z", "method": "Delete"}
     fired = job("RayJob", CLUSTER, guard={"fire": FIRE}, stop=stop)
     seen = Cluster(refused=("RayCluster",)).gather(fired)
-    assert [one.uid for one in seen.between] == ["c"] and "RayCluster" in seen.pods_unread
+    assert [one.uid for one in seen.between] == ["c"] and "RayCluster" in seen.makers_unread
     decision = decide(seen, NOW)
-    assert says(decision, "Stopped") == ("False", "PodsUnread")
+    assert says(decision, "Stopped") == ("False", "PodsTerminating")
+    assert "what makes them cannot be read: 403 Forbidden: RayCluster" in said(decision, "Stopped").message
     assert DeleteBetween((Between(RAY_CLUSTERS, "run-7-abcde", "c"),)) in decision.actions
+
+
+@pytest.mark.parametrize("state", ["Failed", "Suspended"])
+def test_nothing_is_called_stopped_while_what_makes_its_pods_cannot_be_read(state: str) -> None:
+    fired = job("RayJob", *MADE["RayJob"], guard={"fire": FIRE}, stop=STOP)
+    there = rayjob("" if state == "Suspended" else state)
+    there["spec"]["suspend"] = state == "Suspended"
+    seen = Cluster(there, refused=("RayCluster",)).gather(fired)
+    assert says(decide(seen, NOW), "Stopped") == ("False", "PodsTerminating")
+    later = decide(seen, NOW + timedelta(hours=1))
+    assert later.report.stop is not None and later.report.stop.method is StopMethod.STOP, "no pod is there"
+
+
+def test_the_pods_of_what_cannot_be_read_are_known() -> None:
+    """By what was noted of it; so a request that has its effect is followed by no harder one."""
+    ending = copy.deepcopy(RAY_PODS)
+    for one in ending:
+        one["metadata"]["deletionTimestamp"] = NOW.isoformat()
+    fired = job("RayJob", *MADE["RayJob"], on_fire="Suspend", guard={"fire": FIRE}, stop=SUSPEND)
+    seen = Cluster(rayjob(), *ending, refused=("RayCluster",)).gather(fired)
+    assert {one.name for one in seen.pods} == PODS_OF["RayJob"] and not seen.pods_unread
+    later = decide(seen, NOW + timedelta(hours=1))
+    assert later.report.stop is not None and later.report.stop.method is StopMethod.SUSPEND
+
+
+def test_a_cluster_that_outlives_its_program_is_not_called_stopped_in_a_moment_without_a_pod() -> None:
+    """Its head is made again, and no event would tell."""
+    there = cluster(), rayjob("Complete")
+    fired = job("RayJob", *MADE["RayJob"], guard={"fire": FIRE})
+    first = decide(Cluster(*there).gather(fired), NOW)
+    assert StopWorkload(StopMethod.STOP, "w") in first.actions
+    fired = job("RayJob", *MADE["RayJob"], guard={"fire": FIRE}, stop=STOP)
+    later = NOW + timedelta(seconds=REASSERT_SECONDS)
+    assert StopWorkload(StopMethod.DELETE, "w") in decide(Cluster(*there).gather(fired), later).actions
+    gone = decide(Cluster(rayjob("Complete")).gather(fired), NOW).report.stop
+    assert gone is not None and gone.empty_since == NOW
 
 
 @pytest.mark.parametrize("refused", ["RayCluster", "Pod"])

@@ -59,22 +59,42 @@ def test_what_is_urgent_goes_first(queue: WorkQueue[str]) -> None:
     queue.add("d", urgent=True)
     queue.add("d")
     assert queue.depth() == 4
-    assert [queue.take() for _ in range(4)] == ["c", "d", "a", "b"]
+    assert [queue.take(wait=False) for _ in range(4)] == ["c", "d", "a", "b"]
+
+
+def test_what_is_urgent_goes_first_after_a_failure_and_at_its_time_too(
+    queue: WorkQueue[str], clock: Clock
+) -> None:
+    """Until it is said to be so no more. A fire whose stop was refused must not wait behind 5,000 jobs."""
+    queue.add("fired", urgent=True)
+    assert queue.take(wait=False) == "fired"
+    queue.add("another")
+    queue.retry("fired")
+    queue.done("fired")
+    clock.now += CAP_SECONDS
+    assert queue.take(wait=False) == "fired"
+    queue.done("fired")
+    queue.add_after("fired", 2)
+    clock.now += 2
+    assert queue.take(wait=False) == "fired"
+    queue.add("fired", urgent=False)
+    queue.done("fired")
+    assert [queue.take(wait=False), queue.take()] == ["another", "fired"]
 
 
 def test_what_becomes_urgent_under_work_is_so_when_it_is_done(queue: WorkQueue[str]) -> None:
     queue.add("a")
-    assert queue.take() == "a"
+    assert queue.take(wait=False) == "a"
     queue.add("b")
     queue.add("a", urgent=True)
     queue.add("a")
     queue.done("a")
-    assert [queue.take(), queue.take()] == ["a", "b"]
+    assert [queue.take(wait=False), queue.take()] == ["a", "b"]
 
 
 def test_a_key_under_work_comes_again_when_it_is_done(queue: WorkQueue[str]) -> None:
     queue.add("a")
-    assert queue.take() == "a"
+    assert queue.take(wait=False) == "a"
     queue.add("a")
     queue.add("a")
     assert queue.depth() == 0, "nobody else gets it"
