@@ -69,7 +69,7 @@ def test_only_kinds_that_are_switched_on_are_watched() -> None:
 
 
 def test_so_many_work_as_the_chart_has_it() -> None:
-    assert parser().parse_args([]).workers == ManagerConfig().workers
+    assert parser().parse_args(["--guard-image=g"]).workers == ManagerConfig().workers
 
 
 def test_a_copy_is_cached_with_its_templates_and_what_is_between_without() -> None:
