@@ -23,7 +23,7 @@ from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.attached import UNPROTECTED, exposures, why_not_attached
-from guard_operator.reconcile.decide import ATTACHED_SECONDS, LATER_SECONDS, REASSERT_SECONDS, decide
+from guard_operator.reconcile.decide import ATTACHED_SECONDS, decide
 from guard_operator.reconcile.decision import Decision, Report, StartGuard, StopWorkload
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.guard_pod import guard_objects
@@ -41,6 +41,7 @@ from guard_operator.reconcile.snapshot import (
     Workload,
     condition_of,
 )
+from guard_operator.reconcile.teardown import LATER_SECONDS, REASSERT_SECONDS
 from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS, Client, Resource
 from guard_operator.runtime.errors import ApiError
 

@@ -21,16 +21,9 @@ from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import Latched, Phase, Spec, Status, StopMethod
 from guard_operator.reconcile.decide import (
     DEAF_SECONDS,
-    EVIDENCE_SECONDS,
     HELD_BACK_SECONDS,
     LATE_SECONDS,
-    LATER_SECONDS,
-    OVERDUE_SECONDS,
-    REASSERT_SECONDS,
     RUNNING_SECONDS,
-    SETTLE_ESCALATED_SECONDS,
-    SETTLE_SECONDS,
-    STOPPING_SECONDS,
     decide,
 )
 from guard_operator.reconcile.decision import (
@@ -42,6 +35,7 @@ from guard_operator.reconcile.decision import (
     RecordLatches,
     StopWorkload,
 )
+from guard_operator.reconcile.endings import EVIDENCE_SECONDS
 from guard_operator.reconcile.glance import is_only_a_report
 from guard_operator.reconcile.halts import must_be_live
 from guard_operator.reconcile.snapshot import (
@@ -54,6 +48,14 @@ from guard_operator.reconcile.snapshot import (
     Waiting,
     Workload,
     condition_of,
+)
+from guard_operator.reconcile.teardown import (
+    LATER_SECONDS,
+    OVERDUE_SECONDS,
+    REASSERT_SECONDS,
+    SETTLE_ESCALATED_SECONDS,
+    SETTLE_SECONDS,
+    STOPPING_SECONDS,
 )
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

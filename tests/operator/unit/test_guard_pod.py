@@ -29,16 +29,7 @@ from guard_operator.api.reasons import Reason
 from guard_operator.api.types import GuardPod, OnSilence, Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.certificate import own_certificate
-from guard_operator.reconcile.decide import (
-    EVIDENCE_SECONDS,
-    FOLLOWED_SECONDS,
-    HEARD_SECONDS,
-    JUDGED_SECONDS,
-    JUDGING_SECONDS,
-    NAME_TAKEN_SECONDS,
-    STOPPING_SECONDS,
-    decide,
-)
+from guard_operator.reconcile.decide import NAME_TAKEN_SECONDS, decide
 from guard_operator.reconcile.decision import (
     CaptureEvidence,
     Decision,
@@ -47,6 +38,13 @@ from guard_operator.reconcile.decision import (
     StopWorkload,
 )
 from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.reconcile.endings import (
+    EVIDENCE_SECONDS,
+    FOLLOWED_SECONDS,
+    HEARD_SECONDS,
+    JUDGED_SECONDS,
+    JUDGING_SECONDS,
+)
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.gather import _Owner as Owner
 from guard_operator.reconcile.gather import _pod as pod_seen
@@ -78,6 +76,7 @@ from guard_operator.reconcile.snapshot import (
     Waiting,
     Workload,
 )
+from guard_operator.reconcile.teardown import STOPPING_SECONDS
 from guard_operator.runtime.client import EVENTS, PODS, STATEFUL_SETS, Client, Resource
 
 Json = dict[str, Any]

@@ -21,12 +21,13 @@ from guard_operator.rbac import workload_rules
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.attached import to_note, why_not_attached
 from guard_operator.reconcile.controller import Controller
-from guard_operator.reconcile.decide import REASSERT_SECONDS, decide
+from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.decision import Decision, DeleteBetween, DeletePods, StopWorkload
 from guard_operator.reconcile.gather import DEAF_SECONDS, Caches, Gatherer
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.snapshot import Between, Job, Snapshot
+from guard_operator.reconcile.teardown import REASSERT_SECONDS
 from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS, Client, Resource
 from guard_operator.runtime.errors import ApiError
 

@@ -1,0 +1,219 @@
+"""What is said of one job: its conditions, and what else several stages say alike. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
+from guard_operator.api.types import ConditionStatus, Latched, MadeRef, Phase, WorkloadRef
+from guard_operator.reconcile.attached import UNPROTECTED
+from guard_operator.reconcile.decision import Report
+from guard_operator.reconcile.halts import (
+    halt_due,
+    is_at_once,
+    is_running,
+    is_silent,
+    silence_message,
+    unguarded_pod,
+    without_guard,
+)
+from guard_operator.reconcile.snapshot import (
+    Between,
+    Job,
+    OwnGuard,
+    Snapshot,
+    Workload,
+    condition_of,
+    guard_of,
+)
+
+_NO_RANK0 = "the rank-0 pod is not running, so no heartbeat is expected"
+#: Why there is no verdict now.
+_AWAY = {
+    Reason.GUARD_SILENT: "the guard is silent",
+    Reason.GUARD_NOT_RUNNING: "no guard runs that has reported",
+}
+
+
+class Conditions:
+    """Builds conditions for one snapshot; `lastTransitionTime` moves only when the status does."""
+
+    def __init__(self, snapshot: Snapshot, now: datetime) -> None:
+        self._snapshot = snapshot
+        self._job = snapshot.job
+        self.now = now
+        self.fired = self._fired()
+        self.silent = self._silent(snapshot)
+        self.halted = self._halted(snapshot)
+        self.isolated = self._isolated(snapshot)
+
+    def make(self, kind: ConditionType, status: str, reason: Reason | str, message: str) -> ConditionStatus:
+        """A condition of this generation."""
+        before = condition_of(self._job.status, kind)
+        unchanged = before is not None and before.status == status
+        return ConditionStatus(
+            type=kind,
+            status=status,
+            reason=reason,
+            message=message[:32768],
+            observed_generation=self._job.generation,
+            last_transition_time=before.last_transition_time if before and unchanged else self.now,
+        )
+
+    def __call__(self, *others: ConditionStatus | None, over: bool = False) -> tuple[ConditionStatus, ...]:
+        """What holds at every stage, and `others`; sorted by type so that equal reports compare equal.
+
+        `over`: the run has ended, so nothing will be found any more.
+        """
+        fired = self._fired(over=True) if over else self.fired
+        common = (fired, self.silent, self.halted, self.isolated, *others)
+        return tuple(sorted((c for c in common if c is not None), key=lambda c: c.type))
+
+    def fired_by(self, fire: Latched) -> ConditionStatus:
+        """That this fired."""
+        reason = FIRE_REASONS.get(fire.code, Reason.OTHER_RULE)
+        return self.make(ConditionType.FIRED, "True", reason, f"step {fire.step}: {fire.reason}")
+
+    def _fired(self, over: bool = False) -> ConditionStatus:
+        """Latched by the API server; once True it stays True even if that rule was taken away.
+
+        No verdict is told while no guard runs, or while it is silent: the last one is history.
+        """
+        fire = guard_of(self._job).fire
+        before = condition_of(self._job.status, ConditionType.FIRED)
+        if fire is not None:
+            return self.fired_by(fire)
+        if before is not None and before.status == "True":
+            return before
+        if guard_of(self._job).heartbeat is None:
+            return self.make(
+                ConditionType.FIRED, "Unknown", Reason.NO_VERDICT_YET, Reason.NO_VERDICT_YET.meaning
+            )
+        if over:
+            message = f"the guard had not fired when it reported last; {_last_verdict(self._job)}"
+            return self.make(ConditionType.FIRED, "False", Reason.NOT_FIRED, message)
+        if is_silent(self._snapshot):
+            away = Reason.GUARD_SILENT
+        elif not _is_watched(self._snapshot):
+            away = Reason.GUARD_NOT_RUNNING
+        else:
+            return self.make(ConditionType.FIRED, "False", Reason.NOT_FIRED, Reason.NOT_FIRED.meaning)
+        message = f"there is no verdict now: {_AWAY[away]}; {_last_verdict(self._job)}"
+        return self.make(ConditionType.FIRED, "Unknown", away, message)
+
+    def _silent(self, snapshot: Snapshot) -> ConditionStatus:
+        if is_silent(snapshot):
+            reason = Reason.MOST_SILENT if is_at_once(snapshot) else Reason.GUARD_SILENT
+            status, message = "True", silence_message(snapshot)
+        elif snapshot.deaf:
+            status, reason, message = "Unknown", Reason.WATCH_INTERRUPTED, Reason.WATCH_INTERRUPTED.meaning
+        elif snapshot.heartbeat_age is None:
+            status, reason, message = "Unknown", Reason.GUARD_NOT_RUNNING, _NO_RANK0
+        elif guard_of(self._job).heartbeat is None:
+            status, reason, message = "Unknown", Reason.NO_VERDICT_YET, Reason.NO_VERDICT_YET.meaning
+        else:
+            status, reason, message = "False", Reason.GUARD_REPORTS, Reason.GUARD_REPORTS.meaning
+        return self.make(ConditionType.GUARD_SILENT, status, reason, message)
+
+    def _halted(self, snapshot: Snapshot) -> ConditionStatus | None:
+        before = condition_of(self._job.status, ConditionType.HALTED)
+        if before is not None and before.status == "True":
+            return before
+        if (due := halt_due(snapshot)) is not None:
+            return self.make(ConditionType.HALTED, "True", *due)
+        return None
+
+    def _isolated(self, snapshot: Snapshot) -> ConditionStatus:
+        costs = snapshot.costs
+        if self._job.spec.target_ref is not None:
+            reason = Reason.GUARD_DATA_EXPOSED if snapshot.exposed else Reason.ATTACHED
+            message = "not protected: " + "; ".join((*snapshot.exposed, *UNPROTECTED, *costs))
+            return self.make(ConditionType.ISOLATED, "False", reason, message)
+        before = condition_of(self._job.status, ConditionType.ISOLATED)
+        if before is not None and self._job.status.workload_ref is not None:
+            # What was created does not change, whatever the operator's configuration would admit today.
+            return self.make(ConditionType.ISOLATED, before.status, before.reason, before.message)
+        if costs:
+            message = "no longer protected: " + "; ".join(costs)
+            return self.make(ConditionType.ISOLATED, "False", Reason.RELAXED_ISOLATION, message)
+        meaning = Reason.STRICT_ISOLATION.meaning
+        return self.make(ConditionType.ISOLATED, "True", Reason.STRICT_ISOLATION, meaning)
+
+
+def _last_verdict(job: Job) -> str:
+    """The last verdict, as history."""
+    last = guard_of(job)
+    at = f"{last.heartbeat:%Y-%m-%dT%H:%M:%SZ}" if last.heartbeat else "an unknown time"
+    return f"its last verdict, of {at}: {last.level} ({last.code}) at step {last.step}: {last.reason}"
+
+
+def as_it_is(job: Job) -> Report:
+    """The status that the job has."""
+    status = job.status
+    phase = status.phase or Phase.PENDING
+    return Report(phase, tuple(status.conditions), status.workload_ref, status.stop)
+
+
+def is_attached(job: Job) -> bool:
+    """Whether its workload is one that it does not own."""
+    return job.spec.target_ref is not None
+
+
+def guard_maker(snapshot: Snapshot) -> tuple[Between, ...]:
+    """What makes the guard's own pod, and is not on its way out."""
+    made = None if snapshot.own_guard is None else snapshot.own_guard.made
+    return () if made is None or made.terminating else (made,)
+
+
+def whether_guarded(snapshot: Snapshot, says: Conditions) -> ConditionStatus:
+    """The workload was created with its guard; that its pods have it is seen from the pods."""
+    if snapshot.own_guard is not None and (taken := snapshot.own_guard.taken):
+        message = f"a StatefulSet {taken} exists and is not this job's, so no guard can be made: delete it"
+        return says.make(ConditionType.GUARDED, "False", Reason.NAME_TAKEN, message)
+    if snapshot.own_guard == OwnGuard() and not snapshot.job.guard_known:
+        message = (
+            "the guard is gone, and this version of the operator cannot read all of spec.guard to start it"
+        )
+        return says.make(ConditionType.GUARDED, "False", Reason.INVALID_SPEC, message)
+    if (unguarded := unguarded_pod(snapshot)) is not None:
+        message = f"{without_guard(unguarded)}: something between operator and kubelet took it"
+        return says.make(ConditionType.GUARDED, "False", Reason.GUARD_MISSING, message)
+    changed = next((pod for pod in snapshot.pods if pod.guarded and pod.changed and is_running(pod)), None)
+    if changed is not None:
+        message = f"the guard in pod {changed.name} is not as it was injected: something changed it since"
+        return says.make(ConditionType.GUARDED, "False", Reason.GUARD_CHANGED, message)
+    reason = Reason.WORKLOAD_ATTACHED if is_attached(snapshot.job) else Reason.WORKLOAD_CREATED
+    return says.make(ConditionType.GUARDED, "True", reason, reason.meaning)
+
+
+def _is_watched(snapshot: Snapshot) -> bool:
+    """Whether a guard runs now that has reported. Heartbeat and start are by the clock of the same node."""
+    beat = guard_of(snapshot.job).heartbeat
+    starts = [pod.guard_since for pod in snapshot.pods if pod.guarded and pod.phase == "Running"]
+    return beat is not None and any(since is not None and since <= beat for since in starts)
+
+
+def workload_ref_of(snapshot: Snapshot) -> WorkloadRef | None:
+    """What was created. Once written it stays, so that a namesake is never taken for ours."""
+    workload, ref = snapshot.workload, snapshot.job.status.workload_ref
+    if ref is not None:
+        return ref if snapshot.made is None else ref.model_copy(update={"made": _noted(snapshot)})
+    return None if workload is None or not workload.ours else reference_to(snapshot, workload)
+
+
+def _noted(snapshot: Snapshot) -> list[MadeRef] | None:
+    """What is known of what the workload has made that makes its pods."""
+    return list(snapshot.made or ()) or None
+
+
+def reference_to(snapshot: Snapshot, workload: Workload) -> WorkloadRef:
+    """What is noted of this workload, by which it is known from then on."""
+    job = snapshot.job
+    return WorkloadRef(
+        api_version=job.spec.workload.api_version,
+        kind=job.spec.workload.kind,
+        name=job.workload_name,
+        uid=workload.uid,
+        guard_image=snapshot.guard_image,
+        made=_noted(snapshot),
+    )
