@@ -223,7 +223,7 @@ class Gatherer:
         raw_workload = self._workload(adapter, job, uncached, seen=bool(raw_pods))
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
         uid = _uid(job, workload)
-        first_stop = asked is None and job.status.stop is None
+        first_stop = is_to_stop(job) and asked is None and job.status.stop is None
         if first_stop and workload is not None and workload.unread:
             # Each further read may hang for as long as this one did: they are for the next look.
             uncached, unread, target = False, "its workload cannot be read", Belongings()

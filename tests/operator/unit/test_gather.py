@@ -12,8 +12,10 @@ import pytest
 
 from guard_operator.adapters import ADAPTERS, WorkloadState
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
+from guard_operator.api.types import StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.decide import decide
+from guard_operator.reconcile.decision import StopWorkload
 from guard_operator.reconcile.digest import injected_digest
 from guard_operator.reconcile.gather import (
     DEAF_SECONDS,
@@ -647,6 +649,18 @@ def test_the_first_stop_of_a_fire_waits_for_no_request() -> None:
     assert snapshot is not None and snapshot.pods and world.asked == []
 
 
+def test_a_first_stop_is_asked_for_after_one_read_that_failed_and_nothing_is_called_stopped_for_it() -> None:
+    """Each further one may hang, too. What ended in a cache that is behind may be there all the same."""
+    world = Behind(created(guard={"fire": LATCH}))
+    ended = {"status": {"conditions": [{"type": "Succeeded", "status": "True"}]}}
+    world.cached_workload, world.cached_pods = workload(owner("u")) | ended, []
+    world.refused = ("get PyTorchJob",)
+    snapshot = world.gather()
+    assert snapshot is not None and world.asked == ["get PyTorchJob"] and snapshot.pods_unread
+    decision = decide(snapshot, datetime(2026, 1, 1, tzinfo=UTC))
+    assert StopWorkload(StopMethod.STOP, "w") in decision.actions and decision.report.phase == "Stopping"
+
+
 def rayjob(**status: Any) -> Behind:
     raw = created(guard={"fire": LATCH}, **status)
     raw["spec"]["template"] |= {"apiVersion": "ray.io/v1", "kind": "RayJob"}
@@ -697,6 +711,7 @@ def test_the_halt_of_a_guard_goes_on_although_what_makes_its_pods_cannot_be_read
     world.job = world.cached
     snapshot = world.gather()
     assert snapshot is not None and snapshot.live and [one.uid for one in snapshot.between] == ["c"]
+    assert "list Pod" in world.asked, "nothing of it is from a cache that could be read"
     world.cached["status"]["guard"] = {"heartbeat": "2026-01-01T00:00:00Z"}
     world.quiet, world.refused = DEAF_SECONDS + 1, ("list RayCluster",)
     with pytest.raises(ApiError, match="403"):

@@ -617,15 +617,17 @@ def test_what_was_noted_and_cannot_be_read_is_taken_for_there() -> None:
     assert DeleteBetween((Between(RAY_CLUSTERS, "run-7-abcde", "c"),)) in decision.actions
 
 
-@pytest.mark.parametrize("state", ["Failed", "Suspended"])
-def test_nothing_is_called_stopped_while_what_makes_its_pods_cannot_be_read(state: str) -> None:
-    fired = job("RayJob", *MADE["RayJob"], guard={"fire": FIRE}, stop=STOP)
+@pytest.mark.parametrize(("state", "method"), [("Failed", "Stop"), ("Suspended", "Suspend")])
+def test_nothing_is_called_stopped_while_what_makes_its_pods_cannot_be_read(state: str, method: str) -> None:
+    fired = job(
+        "RayJob", *MADE["RayJob"], on_fire=method, guard={"fire": FIRE}, stop=STOP | {"method": method}
+    )
     there = rayjob("" if state == "Suspended" else state)
     there["spec"]["suspend"] = state == "Suspended"
     seen = Cluster(there, refused=("RayCluster",)).gather(fired)
     assert says(decide(seen, NOW), "Stopped") == ("False", "PodsTerminating")
     later = decide(seen, NOW + timedelta(hours=1))
-    assert later.report.stop is not None and later.report.stop.method is StopMethod.STOP, "no pod is there"
+    assert later.report.stop is not None and later.report.stop.method == method, "no pod is there"
 
 
 def test_the_pods_of_what_cannot_be_read_are_known() -> None:
@@ -638,6 +640,15 @@ def test_the_pods_of_what_cannot_be_read_are_known() -> None:
     assert {one.name for one in seen.pods} == PODS_OF["RayJob"] and not seen.pods_unread
     later = decide(seen, NOW + timedelta(hours=1))
     assert later.report.stop is not None and later.report.stop.method is StopMethod.SUSPEND
+
+
+def test_what_has_ended_with_its_workload_makes_no_pod() -> None:
+    ended = trainjob()
+    ended["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    fired = job("TrainJob", *MADE["TrainJob"], guard={"fire": FIRE})
+    seen = Cluster(ended, jobset(), child()).gather(fired)
+    stop = decide(seen, NOW).report.stop
+    assert {one.uid for one in seen.between} == {"s", "n"} and stop is not None and stop.empty_since == NOW
 
 
 def test_a_cluster_that_outlives_its_program_is_not_called_stopped_in_a_moment_without_a_pod() -> None:
