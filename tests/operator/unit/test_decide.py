@@ -1140,7 +1140,7 @@ def test_what_is_known_of_a_stop_counts_where_the_status_lacks_it() -> None:
         (
             {**JUDGED, "level": "unknown", "code": "warming_up", "reason": "1 of 3 rounds"},
             "NotJudged",
-            "NOT JUDGED: unknown (warming_up): 1 of 3 rounds; let the trainer save more checkpoints",
+            "NOT JUDGED: unknown (warming_up): 1 of 3 rounds; give the run what it lacks; a smaller",
         ),
         (
             {**JUDGED, "level": "warning", "code": "of_a_newer_guard", "reason": "it fell"},
