@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from guard_cli.errors import CliError
 from guard_core.extras import missing_extra
+
+if TYPE_CHECKING:  # of an extra
+    from guard_operator.adapters import TemplateSource
 
 REQUEST_SECONDS = 10.0
 UNREACHABLE = 1  # exit code
@@ -54,6 +57,27 @@ class Cluster:
                 *self._jobs, _request_timeout=REQUEST_SECONDS
             )
             return list(listed["items"])
+
+    def source(self, source: TemplateSource) -> dict[str, Any]:
+        """What a workload's pods are made of beside its own template.
+
+        Raises:
+            CliError: there is none of this name, or the cluster cannot be asked.
+        """
+        kind, name = source.resource, source.name
+        where = (
+            kind.group,
+            kind.version,
+            *([self.namespace] if source.namespaced else []),
+            kind.plural,
+            name,
+        )
+        ask = "get_namespaced_custom_object" if source.namespaced else "get_cluster_custom_object"
+        with asking(absent=f"there is no {kind.kind} {name!r}, of which the job's pods are made"):
+            found: dict[str, Any] = getattr(self._custom_objects, ask)(
+                *where, _request_timeout=REQUEST_SECONDS
+            )
+            return found
 
     @property
     def _jobs(self) -> tuple[str, str, str, str]:

@@ -50,6 +50,9 @@ class Decoder(Protocol):
     def rest(self) -> list[Record]:
         """The last record, if it lacks only its line end; for a log that has ended."""
 
+    def anew(self) -> Decoder:
+        """For a file that begins anew in the place of this one."""
+
 
 def flatten(row: Mapping[str, Any]) -> dict[str, Any]:
     """A record with nested dictionaries joined by "/", without the wrapper of verl and ROLL."""
@@ -95,7 +98,10 @@ def number(value: Any) -> float | None:
 
 
 class _Lines:
-    """Whole lines out of bytes; one that is too long is passed over to its end."""
+    """Whole lines out of bytes; one that is too long is passed over to its end.
+
+    NULs before a line are a hole: whoever had the file open when it was cut goes on where it was.
+    """
 
     def __init__(self) -> None:
         self.bad = 0
@@ -107,7 +113,7 @@ class _Lines:
         *whole, last = (self._part + data).split(b"\n")
         if whole and self._skipping:
             whole, self._skipping = whole[1:], False
-        self._part = b"" if self._skipping else last
+        self._part = b"" if self._skipping else last.lstrip(b"\0")
         if len(self._part) > MAX_LINE:
             self._part, self._skipping = b"", True
             self.bad += 1
@@ -118,7 +124,12 @@ class _Lines:
         part, self._part = self._part, b""
         return list(self._read(part)) if part.strip() else []
 
+    def anew(self) -> Decoder:
+        """For a file that begins anew in the place of this one."""
+        return type(self)()
+
     def _read(self, line: bytes) -> Iterator[Record]:
+        line = line.lstrip(b"\0")
         if not line.strip():
             return
         try:
@@ -146,20 +157,40 @@ class JsonLines(_Lines):
 
 
 class CsvLines(_Lines):
-    """A header and one row a line; a header that comes again, as of a restarted writer, counts from there."""
+    """A header and one row a line; a header that comes again, as of a restarted writer, counts from there.
+
+    A file that was cut and has no header goes on under the one before it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._header: list[str] = []
+        self._begins = True
+
+    def anew(self) -> Decoder:
+        """For a file that begins anew in the place of this one."""
+        other = CsvLines()
+        other._header = self._header
+        return other
 
     def _record(self, line: bytes) -> Record | None:
         cells = next(csv.reader([line.decode("utf-8-sig").rstrip("\r")]), [])
-        if not self._header or (cells and _cut(cells[0].strip()) == self._header[0]):
+        begins, self._begins = self._begins, False
+        other = begins and not any(map(_is_number, cells))
+        if other or not self._header or (cells and _cut(cells[0].strip()) == self._header[0]):
             self._header = [_cut(name.strip()) for name in cells]
             return None
         if len(cells) != len(self._header):
             raise ValueError("another number of cells than the header")
         return dict(zip(self._header, cells, strict=True))
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 class ConsoleLines(_Lines):
@@ -246,6 +277,10 @@ class Events:
     def rest(self) -> list[Record]:
         """Nothing: a record that is not whole has no values."""
         return []
+
+    def anew(self) -> Decoder:
+        """For a file that begins anew in the place of this one."""
+        return Events()
 
     @property
     def in_mid_record(self) -> bool:

@@ -120,7 +120,7 @@ class FileSource:
         self.ended = False
         self.note = ""
         self._tail = Tail(path, None if before is None else before.logs.get(str(path)))
-        self._new, self._decoder = decoder, decoder()
+        self._decoder = decoder()
         self._bad = 0
 
     @property
@@ -138,7 +138,7 @@ class FileSource:
             if anew:
                 yield from self._decoder.rest()
                 yield BOUNDARY
-                self._bad, self._decoder = self.bad, self._new()
+                self._bad, self._decoder = self.bad, self._decoder.anew()
             try:
                 yield from self._decoder.feed(data)
             except DamagedError as error:

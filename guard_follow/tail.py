@@ -6,6 +6,7 @@ The file is hostile: only a regular file is read, never through a link, and neve
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -47,7 +48,8 @@ class Tail:
     """One file, by its name.
 
     A name that leads to another file, a file that is shorter than it was, and one that no longer holds what
-    was read last begin anew; what a renamed file still held is read first.
+    was read last begin anew; what a renamed file still held is read first. While the other file is empty the
+    renamed one is read on: whoever has it open may write there for ever.
 
     Args:
         path: of the file, which need not exist yet.
@@ -119,6 +121,8 @@ class Tail:
             now = os.stat(self.path, follow_symlinks=False)
         except FileNotFoundError:
             return False  # being renamed: the next one comes
+        if stat.S_ISREG(now.st_mode) and now.st_size == 0:
+            return False
         here = os.fstat(self._fd)
         return (now.st_dev, now.st_ino) != (here.st_dev, here.st_ino)
 

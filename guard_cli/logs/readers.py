@@ -177,6 +177,8 @@ def _json_chunks(path: Path, keep: Keep, found: dict[str, None]) -> Iterator[Chu
     first = 1
     with path.open("rb") as file:
         while lines := file.readlines(CHUNK_BYTES):
+            if first == 1:  # NULs: of a file that was cut under its writer
+                lines[0] = lines[0].lstrip(b"\0")
             numbers: Any = range(first, first + len(lines))
             first += len(lines)
             if any(line.isspace() for line in lines):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from guard_cli.cluster import UNREACHABLE, KubeconfigOption, NamespaceOption, connect
+from guard_cli.cluster import UNREACHABLE, Cluster, KubeconfigOption, NamespaceOption, connect
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
-from guard_cli.resume.manifest import Resumed, resume_job
-from guard_cli.saved import is_file, read_object
+from guard_cli.resume.manifest import Json, Resumed, resume_job
+from guard_cli.saved import is_file, read_object, saved_text
 from guard_cli.starting import settings_to_start
 from guard_core.terminal import plain
 
@@ -52,6 +52,12 @@ def resume_run(
             "--set", metavar="FIELD=VALUE", help="A field below spec that is to differ; repeatable."
         ),
     ] = None,
+    runtime: Annotated[
+        Path | None,
+        typer.Option(
+            "--runtime", help="Manifest of the runtime that a TrainJob names; the cluster's without it."
+        ),
+    ] = None,
 ) -> None:
     """Print the job that goes on from the last good checkpoint of a run that was stopped.
 
@@ -63,13 +69,16 @@ def resume_run(
     from guard_operator.config import OperatorConfig
     from guard_operator.reconcile.review import review_manifest
 
+    cluster = None if is_file(job) else connect(namespace, kubeconfig, "a file with the job")
     found, taken = (
         (read_object(Path(job)), frozenset[str]())
-        if is_file(job)
-        else _of_cluster(job, namespace, kubeconfig, named=name is not None)
+        if cluster is None
+        else _of_cluster(cluster, job, named=name is not None)
     )
     resumed = resume_job(found, name, checkpoint, sets or (), taken)
-    said = review_manifest(resumed.manifest, OperatorConfig(guard_image="", relaxed_host_paths=None))
+    source = _source(resumed.manifest, runtime, cluster)
+    config = OperatorConfig(guard_image="", relaxed_host_paths=None)
+    said = review_manifest(resumed.manifest, config, source)
     if said.reason is not None:
         findings = "".join(f"\n  {plain(one)}" for one in said.findings)
         raise CliError(f"the operator would refuse it ({said.reason}), so nothing is printed:{findings}")
@@ -78,18 +87,40 @@ def resume_run(
         print(plain(line), file=sys.stderr)
 
 
-def _of_cluster(
-    job: str, namespace: str | None, kubeconfig: Path | None, named: bool
-) -> tuple[Any, frozenset[str]]:
+def _of_cluster(cluster: Cluster, job: str, named: bool) -> tuple[Any, frozenset[str]]:
     """The job, and the names of all jobs beside it, which nobody needs where the new one is `named`.
 
     Raises:
         CliError: the cluster cannot be asked, or has none of this name.
     """
-    cluster = connect(namespace, kubeconfig, "a file with the job")
     found = cluster.job(job)
     beside = [] if named else cluster.jobs()
     return found, frozenset(str(one["metadata"]["name"]) for one in beside)
+
+
+def _source(manifest: Json, runtime: Path | None, cluster: Cluster | None) -> Mapping[str, Any] | None:
+    """What the new job's pods are made of beside its template; None: nothing is needed.
+
+    Raises:
+        CliError: it is needed and not to be had.
+    """
+    from guard_cli.wrap.source import found_in, given_by, named_by, pods_of
+    from guard_operator.adapters import at, find_adapter
+
+    template = at(manifest, "spec", "template")
+    adapter = find_adapter(str(at(template, "apiVersion")), str(at(template, "kind")))
+    spec = at(template, "spec")
+    source = named_by(adapter, spec if isinstance(spec, dict) else {})
+    if source is None:
+        return None
+    if runtime is not None:
+        found = found_in({str(runtime): saved_text(runtime)}, source)
+        if found is None:
+            raise CliError(f"{runtime}: {pods_of(source)}, which is not in it")
+        return found
+    if cluster is None:
+        raise CliError(f"{pods_of(source)}: {given_by(source)}")
+    return cluster.source(source)
 
 
 def _told(resumed: Resumed) -> Iterator[str]:

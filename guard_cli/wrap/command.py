@@ -13,6 +13,7 @@ from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.logs.options import FormatOption
+from guard_core.feed import LAYOUTS
 
 EXIT_CODES = {
     0: "the object is printed, whatever it warns of",
@@ -40,7 +41,12 @@ def wrap(
         ),
     ],
     checkpoints: Annotated[
-        str, typer.Option("--checkpoints", help="Volume of the job's pods in which the trainer saves.")
+        str,
+        typer.Option(
+            "--checkpoints",
+            help="Volume of the job's pods in which the trainer saves; with --follow VOLUME/FOLDER, too.",
+            metavar="VOLUME",
+        ),
     ],
     follow: Annotated[
         str | None,
@@ -51,6 +57,15 @@ def wrap(
         ),
     ] = None,
     format_: FormatOption = "auto",
+    checkpoint_layout: Annotated[
+        str | None,
+        typer.Option(
+            "--layout",
+            help="By whose layout a checkpoint is complete, if not by that of --format: "
+            f"{', '.join(LAYOUTS)}.",
+            metavar="NAME",
+        ),
+    ] = None,
     train_prompts: Annotated[
         str | None,
         typer.Option("--train-prompts", help="Training prompts beside the split: refuse one that overlaps."),
@@ -96,7 +111,7 @@ def wrap(
     Its own lines are kept, with comments and order; other documents of the file stay as they are. What was
     decided is said on stderr. What the operator would refuse is refused here, and no cluster is asked.
     """
-    from guard_cli.wrap.guard import checkpoint_volume, guard_section, unknown_scorer
+    from guard_cli.wrap.guard import checkpoint_volume, guard_section, metrics_section, unknown_scorer
     from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, read_text
     from guard_cli.wrap.rewrite import wrap_job
     from guard_cli.wrap.source import composed_spec, source_in
@@ -105,11 +120,12 @@ def wrap(
     from guard_operator.config import OperatorConfig
     from guard_operator.reconcile.review import review_manifest
 
+    checkpoints, _, folder = checkpoints.partition("/")
     guard = guard_section(
         heldout=heldout,
         train_prompts=train_prompts,
         checkpoints=checkpoints,
-        follow=None if follow is None else (follow, format_),
+        metrics=metrics_section(follow, format_, folder, checkpoint_layout),
         scoring=options.heldout_options(heldout=None, train_prompts=None, backlog=backlog, **evaluation),
         base_model=base_model,
         policy=policy,

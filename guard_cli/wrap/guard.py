@@ -31,7 +31,7 @@ def guard_section(
     heldout: str,
     train_prompts: str | None,
     checkpoints: str,
-    follow: tuple[str, str] | None,
+    metrics: Mapping[str, Any] | None,
     scoring: Mapping[str, Any],
     base_model: str | None,
     policy: Path | None,
@@ -45,7 +45,7 @@ def guard_section(
         heldout: see `SOURCES`, such as claim:NAME/PATH.
         train_prompts: path beside the split.
         checkpoints: name of the volume.
-        follow: path and format of the log that the guard reads; None: the trainer reports.
+        metrics: what the guard reads, see `metrics_section`; None: the trainer reports.
         scoring: settings of the guard, as `heldout_options` has them: its scorers and its evaluator.
         base_model: path beside the split.
         policy: a file with the policy.
@@ -65,13 +65,31 @@ def guard_section(
             **_in_api(scoring, base_model),
         ),
         "checkpoints": {"volume": checkpoints},
-        **given(placement=placement, state=dict(state) or None),
+        **given(metrics=metrics, placement=placement, state=dict(state) or None),
     }
-    if follow is not None:
-        guard["metrics"] = {"follow": {"path": follow[0], "format": follow[1]}}
     if relaxed:
         guard["isolation"] = Isolation.RELAXED.value
     return guard if policy is None else guard | {"policy": _policy(policy)}
+
+
+def metrics_section(
+    follow: str | None, format_: str, folder: str, layout: str | None
+) -> dict[str, Any] | None:
+    """`spec.guard.metrics`: the log, and where and how the trainer saves; None: it reports itself.
+
+    Raises:
+        CliError: an option says how a log is read that is not followed.
+    """
+    if follow is not None:
+        saved = given(path=folder or None, layout=layout)
+        return {"follow": {"path": follow, "format": format_}, **given(checkpoints=saved or None)}
+    if layout is not None:
+        raise CliError(f"--layout {layout} is for a guard that reads a log: give --follow, too")
+    if folder:
+        raise CliError(
+            f"--checkpoints …/{folder}: only a guard that reads a log looks there: give --follow, too"
+        )
+    return None
 
 
 def _source(heldout: str) -> tuple[dict[str, str], str]:

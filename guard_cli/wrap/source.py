@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from guard_cli.wrap.manifest import (
     scalar_text,
     value_of,
 )
+from guard_core.terminal import plain
 from guard_operator.adapters import ComposedAdapter, TemplateError, TemplateSource, WorkloadAdapter
 
 
@@ -34,23 +36,50 @@ def source_in(
     Raises:
         CliError: it is in none of them, or one cannot be read.
     """
+    source = named_by(adapter, spec)
+    if source is None:
+        return None
+    found = found_in(texts, source)
+    if found is None:
+        said = f"{next(iter(texts))}: {pods_of(source)}, which is not in it: add it, or {given_by(source)}"
+        raise CliError(said)
+    return found
+
+
+def named_by(adapter: WorkloadAdapter | None, spec: Mapping[str, Any]) -> TemplateSource | None:
+    """The object that a spec names; None: of this kind none is needed, or it names none."""
     if not isinstance(adapter, ComposedAdapter):
         return None
     try:
-        source = adapter.source(spec)
+        return adapter.source(spec)
     except TemplateError:
         return None  # the operator's own words follow
+
+
+def found_in(texts: Mapping[str, str], source: TemplateSource) -> Mapping[str, Any] | None:
+    """That object, from manifests, each under the name of its file; None: it is in none of them.
+
+    Raises:
+        CliError: one cannot be read.
+    """
     for name, text in texts.items():
         try:
             if (found := _find(text, source)) is not None:
                 return found
         except ManifestError as error:
             raise CliError(f"{name}: {error}") from None
-    kind = source.resource.kind
-    raise CliError(
-        f"{next(iter(texts))}: its pods are made of the {kind} {source.name}, which is not in it: add it, or "
-        f"give it with --runtime (`kubectl get {kind.lower()} {source.name} -o yaml`)"
-    )
+    return None
+
+
+def pods_of(source: TemplateSource) -> str:
+    """For people."""
+    return f"its pods are made of the {source.resource.kind} {plain(source.name)}"
+
+
+def given_by(source: TemplateSource) -> str:
+    """How to give that object to a command."""
+    kind, name = source.resource.kind.lower(), shlex.quote(plain(source.name))
+    return f"give it with --runtime (`kubectl get {kind} {name} -o yaml`)"
 
 
 def _find(text: str, source: TemplateSource) -> Mapping[str, Any] | None:

@@ -72,7 +72,10 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
         yield f"  let user {GUARD_UID}, the guard, read the split and the checkpoints"
     else:
         place = f"{feed.follow.path} in the volume {spec.guard.checkpoints.volume}"
-        yield f"  let the trainer write its log to {place}, and save there: {FOLLOW_PAGE}"
+        folder = feed.checkpoints.path
+        where = "directly in that volume" if folder == "." else f"in its folder {folder}"
+        layout = "" if feed.layout is None else f", as {feed.layout} does"
+        yield f"  let the trainer write its log to {place}, and save {where}{layout}: {FOLLOW_PAGE}"
         yield f"  let user {GUARD_UID}, the guard, read the split, that log and the checkpoints"
     if spec.guard.heldout.evaluator.vllm is not None:
         yield "  give the guard an image with vLLM (rlguard/guard-vllm), and a GPU (spec.guard.resources)"

@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,6 +224,26 @@ def test_given_a_fire_then_the_trainjob_fails_for_good_and_nothing_of_it_is_left
     assert here.job()["status"]["stop"]["method"] == "Stop"
     here.nothing_comes_back(60)
     assert here.told().get("Failed") == "DeadlineExceeded"
+
+
+def test_one_that_fired_goes_on_as_another_with_the_runtime_of_the_cluster(
+    start: Start, kubeconfig: Path
+) -> None:
+    here = start()
+    here.fire()
+    eventually(lambda: here.items(JOB_SETS) == [], "the JobSet is deleted", SECONDS)
+    here.collects_garbage()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+    command = [sys.executable, "-m", "guard_cli.main", "resume", "run", f"--namespace={here.namespace}"]
+    command.append(f"--kubeconfig={kubeconfig}")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    here.submit(yaml.safe_load(done.stdout))
+    there = lambda: "run-2-node-0" in here.there(BATCH_JOBS)  # noqa: E731
+    eventually(there, "the Job of another JobSet", SECONDS)
+    (own,) = (one for one in here.items(BATCH_JOBS) if one["metadata"]["name"] == "run-2-node-0")
+    env = own["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "RLGUARD_RESUME_FROM", "value": "/ckpt/20"} in env
 
 
 def test_one_with_a_deadline_of_its_own_is_deleted(start: Start) -> None:

@@ -204,6 +204,69 @@ def test_a_trainer_that_starts_again_with_a_new_file(tmp_path, name, how):
     ]
 
 
+@pytest.mark.parametrize("look", [False, True], ids=["", "seen"])
+@pytest.mark.parametrize("name", ["verl", "ms-swift", "csv", "verl-console"])
+def test_a_file_that_is_cut_under_its_writer(tmp_path, name, look):
+    """As by logrotate's copytruncate: the writer goes on where it was, behind a hole, without a header."""
+    format_, file, write, _ = SHAPES[name]
+    path = tmp_path / file
+    followed = Followed(path, format_)
+    lines_ = write(0).splitlines(keepends=True)
+    with path.open("wb", buffering=0) as log:
+        for number, line in enumerate(lines_):
+            if number == len(lines_) // 2:
+                path.with_name("copy").write_bytes(path.read_bytes())
+                os.truncate(path, 0)
+                if look:
+                    followed.poll()
+            log.write(line)
+            followed.poll()
+    followed.finish()
+    assert [row[:2] for row in followed.rows()] == [(0, s) for s in range(1, STEPS + 1)]
+    assert not any("left out" in said for said in followed.said)
+
+
+def test_a_file_that_begins_anew_with_another_header(tmp_path):
+    path = tmp_path / "run.csv"
+    path.write_text("step,reward\n1,0.1\n2,0.1\n")
+    followed = Followed(path)
+    followed.poll()
+    path.write_text("reward,step\n0.1,3\n0.1,4\n")
+    followed.poll()
+    followed.finish()
+    assert [row[:3] for row in followed.rows()] == [(0, s, 0.1) for s in range(1, 5)]
+
+
+def test_a_hole_that_is_longer_than_a_line_may_be(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with path.open("wb") as log:
+        log.seek(6 << 20)
+        log.write(lines({"step": s, "reward": 0.1} for s in (1, 2)))
+    followed = Followed(path)
+    followed.poll()
+    followed.finish()
+    assert [row[1] for row in followed.rows()] == [1, 2]
+    assert [row[:2] for row in replayed(path)] == [(0, 1), (0, 2)]
+
+
+def test_a_file_that_was_renamed_is_read_on_while_the_other_one_is_empty(tmp_path):
+    """As by logrotate's create: the writer knows nothing of the other file."""
+    path = tmp_path / "run.jsonl"
+    followed = Followed(path)
+    with path.open("wb", buffering=0) as log:
+        for step in range(1, 9):
+            log.write(lines([{"step": step, "reward": 0.1}]))
+            followed.poll()
+            if step == 4:
+                path.rename(tmp_path / "run.jsonl.1")
+                path.touch()
+                followed.poll()
+    path.write_bytes(lines({"step": s, "reward": 0.1} for s in (9, 10)))
+    followed.poll()
+    followed.finish()
+    assert [row[:2] for row in followed.rows()] == [(0, s) for s in range(1, 11)]
+
+
 def test_a_file_that_was_cut_and_has_grown_past_where_it_was_read(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_bytes(lines({"step": s, "reward": 0.1, "kl": kl(s)} for s in range(1, 3)))

@@ -19,6 +19,9 @@ SOURCE = Rule("guard_follow", "source.py", LATE)
 TAIL = Rule("guard_follow", "tail.py", LATE)
 EVENTS = Rule("guard_follow", "events.py", LATE)
 EVENT = Rule("guard_follow", "records.py", LATE)
+FOLLOWED = CLI / "follow" / "test_follower.py"
+CUT = Rule("guard_follow", "records.py", FOLLOWED)
+CUT_TAIL = Rule("guard_follow", "tail.py", FOLLOWED)
 SETTINGS = Rule("guard_follow", "settings.py", CLI / "logs" / "test_settings.py")
 RECORDS = Rule("guard_follow", "records.py", CLI / "logs" / "test_records.py")
 ATTEMPTS = Rule("guard_follow", "steps.py", CLI / "follow" / "test_attempts.py")
@@ -117,6 +120,11 @@ MUTANTS: tuple[Mutant, ...] = (
         'self._offset, self._last, self._anew = 0, b"", True\n        while',
         'self._offset, self._last = 0, b""\n        while',
     ),
+    (CUT, 'else last.lstrip(b"\\0")', "else last"),
+    (CUT, '        line = line.lstrip(b"\\0")\n', ""),
+    (CUT, "        other._header = self._header\n", ""),
+    (CUT, "begins and not any(map(_is_number, cells))", "False"),
+    (CUT_TAIL, "if stat.S_ISREG(now.st_mode) and now.st_size == 0:", "if False:"),
     (EVENTS, "if folders.isdisjoint(file.parent.parents)", ""),
     (EVENTS, "if first_step(file) is not None", ""),
     (EVENT, "and bare(tag) not in STEP_NAMES:", ":"),

@@ -17,6 +17,13 @@ MANIFEST, COMMAND = (
 MUTANTS: tuple[Mutant, ...] = (
     (COMMAND, "layout or format_", "format_"),
     (COMMAND, "    if not metrics:\n", "    if False:\n"),
+    (
+        COMMAND,
+        "review_manifest(resumed.manifest, config, source)",
+        "review_manifest(resumed.manifest, config)",
+    ),
+    (COMMAND, "    if cluster is None:\n        raise", "    if False:\n        raise"),
+    (COMMAND, "        if found is None:\n", "        if False:\n"),
     (MANIFEST, "    if phase not in ENDED:\n", "    if False:\n"),
     (MANIFEST, "Phase.STOPPED, ", "Phase.STOPPED, Phase.STOPPING, "),
     (MANIFEST, "    if name in taken:\n", "    if False:\n"),

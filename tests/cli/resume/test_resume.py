@@ -15,6 +15,8 @@ import yaml
 from guard_cli.errors import CliError
 from guard_cli.resume.manifest import names_after, resume_job
 from guard_cli.saved import read_object
+from tests.cli.wrap.test_trainjob import JOB as TRAINJOB
+from tests.cli.wrap.test_trainjob import RUNTIME
 
 Json = dict[str, Any]
 POD = {
@@ -316,3 +318,43 @@ def test_a_trainer_that_is_followed_has_to_be_told_by_its_command(
     assert "new FOLDER" in done.stderr and said in done.stderr
     assert (" starts there with " in done.stderr) == bool(said)
     assert "followed" not in resume(job(), tmp_path).stderr
+
+
+# -- a TrainJob, whose pods are made of a runtime ----------------------------------------------------------
+
+
+def trainjob() -> Json:
+    given = job()
+    template = yaml.safe_load(TRAINJOB)
+    given["spec"]["template"] = {key: template[key] for key in ("apiVersion", "kind", "spec")}
+    given["status"]["guard"] = {"bestCheckpoint": BEST | {"path": "/ck/20"}}
+    return given
+
+
+def test_a_trainjob_is_checked_with_its_runtime(tmp_path: Path) -> None:
+    (tmp_path / "runtime.yaml").write_text(RUNTIME)
+    done = resume(trainjob(), tmp_path, "--runtime", str(tmp_path / "runtime.yaml"))
+    assert done.returncode == 0, done.stderr
+    made = yaml.safe_load(done.stdout)
+    assert made["spec"]["template"] == trainjob()["spec"]["template"]
+    assert made["spec"]["resumedFrom"]["checkpoint"] == "/ck/20"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "said"),
+    [
+        (None, "made of the ClusterTrainingRuntime torch: give it with --runtime (`kubectl get clustertr"),
+        (RUNTIME.replace("name: torch", "name: other"), "ClusterTrainingRuntime torch, which is not in it"),
+        (RUNTIME.replace("runAsNonRoot: true", "runAsUser: 0"), "the operator would refuse it"),
+        ("{", "runtime.yaml: "),
+    ],
+)
+def test_a_trainjob_without_one_that_the_operator_takes(
+    tmp_path: Path, runtime: str | None, said: str
+) -> None:
+    options = []
+    if runtime is not None:
+        (tmp_path / "runtime.yaml").write_text(runtime)
+        options = ["--runtime", str(tmp_path / "runtime.yaml")]
+    done = resume(trainjob(), tmp_path, *options)
+    assert (done.returncode, done.stdout) == (2, "") and said in done.stderr

@@ -185,9 +185,22 @@ def test_the_guard_follows_a_trainer_that_needs_no_code(wrap: Run) -> None:
     done = wrap(SHORT, "--follow", "run/metrics.jsonl", "--format", "verl")
     guard = wrapped(done)["spec"]["guard"]
     assert guard["metrics"] == {"follow": {"path": "run/metrics.jsonl", "format": "verl"}}
-    assert "let the trainer write its log to run/metrics.jsonl in the volume ck" in done.stderr
+    said = (
+        "write its log to run/metrics.jsonl in the volume ck, and save directly in that volume, as verl does:"
+    )
+    assert said in done.stderr
     assert "report reward and checkpoints from the trainer" not in done.stderr
     assert "metrics" not in wrapped(wrap(SHORT))["spec"]["guard"]
+
+
+def test_the_folder_and_the_layout_of_its_checkpoints(wrap: Run) -> None:
+    """Which the format does not say: of a log that is JSONL, or of a framework without a layout."""
+    options = ("--follow", "run/m.jsonl", "--format", "roll", "--layout", "verl", "--checkpoints", "ck/run/7")
+    done = wrap(SHORT, *options)
+    guard = wrapped(done)["spec"]["guard"]
+    assert guard["checkpoints"] == {"volume": "ck"}
+    assert guard["metrics"]["checkpoints"] == {"path": "run/7", "layout": "verl"}
+    assert "and save in its folder run/7, as verl does" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -196,6 +209,11 @@ def test_the_guard_follows_a_trainer_that_needs_no_code(wrap: Run) -> None:
         (("--follow", "../m.jsonl"), "spec.guard.metrics.follow.path"),
         (("--follow", "m.jsonl", "--format", "varl"), "did you mean verl"),
         (("--follow", "m.jsonl", "--format", "roll"), "checkpoints.layout"),
+        (("--follow", "m.jsonl", "--layout", "varl"), "did you mean verl"),
+        (("--follow", "m.jsonl", "--layout", "roll"), "spec.guard.metrics.checkpoints.layout"),
+        (("--follow", "m.jsonl", "--checkpoints", "ck/../x"), "spec.guard.metrics.checkpoints.path"),
+        (("--layout", "verl"), "--layout verl is for a guard that reads a log: give --follow, too"),
+        (("--checkpoints", "ck/run"), "--checkpoints …/run: only a guard that reads a log looks there"),
     ],
 )
 def test_what_no_guard_could_follow_is_refused(wrap: Run, options: tuple[str, ...], said: str) -> None:
