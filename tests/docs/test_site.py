@@ -202,7 +202,7 @@ def test_a_reader_finds_a_page_by_searching_and_no_other_host_is_asked(served: s
         page = browser.new_page()
         page.route("**/*", only_here)
         page.goto(f"{served}/index.html")
-        found = page.locator(".md-search-result__link", has_text="Troubleshooting").first
+        found = page.locator(".md-search-result__link[href*='troubleshooting.html']").first
         search_until_found(page, "NOT JUDGED", found)
         found.click()
         page.wait_for_url("**/troubleshooting.html*")
