@@ -294,7 +294,7 @@ class TestAFiredRun:
     def test_marks_the_fire_on_every_chart(self, fired: Guard, look: Look) -> None:
         page = look(fired)
         at = fired.verdict()["latch_step"]
-        expect(page.locator(".plot path.mark")).to_have_count(7)
+        expect(page.locator(".plot path.mark")).to_have_count(8)
         for label in page.locator(".plot text.mark").all():
             expect(label).to_have_text(f"fired · step {at}")
         expect(page.locator("#since")).to_contain_text(f"Fired at step {at} of attempt 0")
@@ -596,7 +596,7 @@ class TestEveryScreen:
     @pytest.mark.parametrize("width", [360, 1600])
     def test_fits_and_can_be_read(self, fired: Guard, look: Look, width: int, scheme: str) -> None:
         page = look(fired, width=width, height=800, scheme=scheme)
-        expect(page.locator(".plot path.mark")).to_have_count(7)
+        expect(page.locator(".plot path.mark")).to_have_count(8)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate(CONTRAST) == []
 
