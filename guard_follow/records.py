@@ -187,10 +187,9 @@ class CsvLines(_Lines):
 
 def _is_number(cell: str) -> bool:
     try:
-        float(cell)
+        return number(cell) is not None
     except ValueError:
         return False
-    return True
 
 
 class ConsoleLines(_Lines):

@@ -16,10 +16,7 @@ from datetime import datetime
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.names import QUEUE_LABEL
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import (
-    ConditionStatus,
-    Phase,
-)
+from guard_operator.api.types import ConditionStatus, Phase
 from guard_operator.reconcile.conditions import (
     Conditions,
     as_it_is,
@@ -39,22 +36,9 @@ from guard_operator.reconcile.decision import (
     StartGuard,
 )
 from guard_operator.reconcile.endings import ended_by_itself, noted_disruption, over_already
-from guard_operator.reconcile.halts import (
-    gave_up,
-    halt_due,
-    halted_by,
-    held_back,
-    is_silent,
-    is_to_stop,
-)
+from guard_operator.reconcile.halts import gave_up, halt_due, halted_by, held_back, is_silent, is_to_stop
 from guard_operator.reconcile.queues import waits_in
-from guard_operator.reconcile.snapshot import (
-    Preparation,
-    Snapshot,
-    Waiting,
-    condition_of,
-    guard_of,
-)
+from guard_operator.reconcile.snapshot import Preparation, Snapshot, Waiting, condition_of, guard_of
 from guard_operator.reconcile.teardown import STOPPING_SECONDS, left_fire, teardown
 
 #: How often at least a running job is looked at, and how often while its watch shows nothing.
