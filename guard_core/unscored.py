@@ -161,6 +161,11 @@ def _noise(share: float, items: int) -> float:
     return math.sqrt(2 * share * (1 - share) / items)
 
 
+def scores_what_is_cut_off(truncated: float | None, unscored: float | None) -> bool:
+    """Whether completions that were cut off had a score of their own; no, where a share is not known."""
+    return truncated is not None and unscored is not None and unscored < truncated
+
+
 def _cut_off(
     first: EvaluationSummary, unscored: float | None, trainer: Sampling | None
 ) -> Iterator[Condition]:
@@ -173,7 +178,7 @@ def _cut_off(
         used, own = first.sampling, _longest(trainer)
         shorter = used is not None and own is not None and used.max_new_tokens < own
         longer = f", where the trainer gives them {own}" if shorter else ""
-        scored = unscored is not None and unscored < first.truncated
+        scored = scores_what_is_cut_off(first.truncated, unscored)
         counted = (
             "They are scored as they are (score_truncated)"
             if scored

@@ -15,7 +15,13 @@ from guard_cli.baseline import GREEDY_PASSES, uninformative
 from guard_core import preflight
 from guard_core.policy import Policy
 from guard_core.preflight import is_greedy
-from guard_core.unscored import MAX_TIMED_OUT, MAX_TRUNCATED, MAX_UNANSWERED, MOST_UNSCORED
+from guard_core.unscored import (
+    MAX_TIMED_OUT,
+    MAX_TRUNCATED,
+    MAX_UNANSWERED,
+    MOST_UNSCORED,
+    scores_what_is_cut_off,
+)
 from guard_core.wire import EvaluationSampling, SamplingSource
 
 
@@ -484,7 +490,7 @@ def completions_row(measured: TriedEvaluation) -> Row:
         nothing = f"{measured.unscored:.0%} could not be scored, so the score says nothing of the policy"
         return Row("completions", CheckLevel.REFUSE, "; ".join([nothing, *said]))
     if any(share is not None and share > limit for share, limit, _ in shares):
-        scored = (measured.truncated or 0.0) > measured.unscored
+        scored = scores_what_is_cut_off(measured.truncated, measured.unscored)
         count = "what is cut off is scored as it is (score_truncated)" if scored else "they count as wrong"
         return Row("completions", CheckLevel.WARN, f"{'; '.join(said)}: {count}")
     if measured.truncated is None:
