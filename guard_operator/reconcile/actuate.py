@@ -409,11 +409,13 @@ def _was_stopped(job: Job) -> bool:
 
 def _says(status: Status) -> object:
     """The operator's part of the status as it is; comparable with `_sayable`."""
-    return status.phase, _sorted(status.conditions), status.workload_ref, status.stop, status.evidence
+    noted = status.workload_ref, status.guard_digest, status.stop, status.evidence
+    return status.phase, _sorted(status.conditions), *noted
 
 
 def _sayable(report: Report) -> object:
-    return report.phase, _sorted(report.conditions), report.workload_ref, report.stop, report.evidence
+    noted = report.workload_ref, report.guard_digest, report.stop, report.evidence
+    return report.phase, _sorted(report.conditions), *noted
 
 
 def _escalation(job: Job, report: Report) -> Iterator[Transition]:
@@ -437,6 +439,8 @@ def status_patch(metadata: Json, report: Report) -> Json:
     }
     if report.workload_ref is not None:
         status["workloadRef"] = _dump(report.workload_ref)
+    if report.guard_digest is not None:
+        status["guardDigest"] = report.guard_digest
     if report.stop is not None:
         status["stop"] = _dump(report.stop)
     if report.evidence is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
-from guard_operator.api.types import ConditionStatus, Latched, MadeRef, Phase, WorkloadRef
+from guard_operator.api.types import ConditionStatus, Latched, MadeRef, Phase, Status, WorkloadRef
 from guard_operator.reconcile.attached import UNPROTECTED
 from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.halts import (
@@ -147,11 +147,10 @@ def _last_verdict(job: Job) -> str:
     return f"its last verdict, of {at}: {last.level} ({last.code}) at step {last.step}: {last.reason}"
 
 
-def as_it_is(job: Job) -> Report:
-    """The status that the job has."""
-    status = job.status
-    phase = status.phase or Phase.PENDING
-    return Report(phase, tuple(status.conditions), status.workload_ref, status.stop)
+def as_it_is(status: Status) -> Report:
+    """What the operator has said of the job."""
+    noted = status.workload_ref, status.stop, status.evidence, status.guard_digest
+    return Report(status.phase or Phase.PENDING, tuple(status.conditions), *noted)
 
 
 def is_attached(job: Job) -> bool:

@@ -13,6 +13,7 @@ from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ConditionStatus, Phase
 from guard_operator.api.wording import invalid_spec
 from guard_operator.reconcile.actuate import Actuator
+from guard_operator.reconcile.conditions import as_it_is
 from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.gather import Gatherer
@@ -78,7 +79,8 @@ class Controller:
             return
         unsaid = self._unsaid(raw, ConditionType.GUARDED, "False", Reason.INVALID_SPEC, invalid_spec(error))
         if unsaid is not None:
-            self._actuator.say(raw, Report(Phase.REFUSED, (unsaid,)))
+            noted = read_status(raw).guard_digest  # a workload may be there, of which nothing is noted yet
+            self._actuator.say(raw, Report(Phase.REFUSED, (unsaid,), guard_digest=noted))
 
     def say_unlisted(self, raw: Json, kinds: Sequence[str]) -> None:
         """Say that nothing is known of a run of which these kinds cannot be listed. It goes on as it is."""
@@ -92,8 +94,7 @@ class Controller:
             return
         kept = (one for one in status.conditions if one.type != unsaid.type)
         conditions = tuple(sorted((unsaid, *kept), key=lambda one: one.type))
-        phase, ref, evidence = status.phase or Phase.PENDING, status.workload_ref, status.evidence
-        self._actuator.say(raw, Report(phase, conditions, ref, status.stop, evidence))
+        self._actuator.say(raw, replace(as_it_is(status), conditions=conditions))
 
     def _unsaid(
         self, raw: Json, kind: ConditionType, status: str, reason: Reason, message: str

@@ -70,9 +70,21 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
         or _create(snapshot, says)
         or _running(snapshot, says)
     )
-    # Whatever else is said, evidence that was written stays noted.
-    report = replace(decision.report, evidence=snapshot.job.status.evidence)
-    return replace(decision, report=report)
+    return _noted(snapshot, decision)
+
+
+def _noted(snapshot: Snapshot, decision: Decision) -> Decision:
+    """The digest of a guard is noted before the guard is made: what anybody changes later is known by it.
+
+    Whatever else is said, what was noted stays, and evidence that was written.
+    """
+    status = snapshot.job.status
+    digest = snapshot.guard_digest or status.guard_digest
+    report = replace(decision.report, evidence=status.evidence, guard_digest=digest)
+    if digest == status.guard_digest:
+        return replace(decision, report=report)
+    actions = tuple(one for one in decision.actions if not isinstance(one, CreateWorkload | StartGuard))
+    return Decision(report, actions, STOPPING_SECONDS)
 
 
 def _last_word(snapshot: Snapshot, says: Conditions) -> Decision | None:
@@ -95,8 +107,8 @@ def _last_word(snapshot: Snapshot, says: Conditions) -> Decision | None:
         said[ConditionType.FIRED] = says.fired_by(fire)
     if halt is not None:
         said[ConditionType.HALTED] = says.make(ConditionType.HALTED, "True", *halted_by(halt))
-    otherwise = replace(as_it_is(job), conditions=tuple(said[kind] for kind in sorted(said)))
-    return Decision(as_it_is(job), (RecordLatches(fire, halt, otherwise),))
+    otherwise = replace(as_it_is(job.status), conditions=tuple(said[kind] for kind in sorted(said)))
+    return Decision(as_it_is(job.status), (RecordLatches(fire, halt, otherwise),))
 
 
 def _halt(snapshot: Snapshot, says: Conditions) -> Decision | None:
@@ -104,7 +116,7 @@ def _halt(snapshot: Snapshot, says: Conditions) -> Decision | None:
     if is_to_stop(snapshot.job) or halt_due(snapshot) is None:
         return None
     if not snapshot.live:
-        return Decision(as_it_is(snapshot.job), look_again=STOPPING_SECONDS)
+        return Decision(as_it_is(snapshot.job.status), look_again=STOPPING_SECONDS)
     status = snapshot.job.status
     conditions = says(condition_of(status, ConditionType.GUARDED))
     report = Report(status.phase or Phase.RUNNING, conditions, workload_ref_of(snapshot), status.stop)
@@ -115,7 +127,7 @@ def _deleting(snapshot: Snapshot) -> Decision | None:
     """Somebody's finalizer keeps a deleted job: it is torn down if it must be, and nothing else is said."""
     if not snapshot.job.deleting:
         return None
-    return Decision(as_it_is(snapshot.job), look_again=_until_silence(snapshot))
+    return Decision(as_it_is(snapshot.job.status), look_again=_until_silence(snapshot))
 
 
 def _unknown_kind(snapshot: Snapshot, says: Conditions) -> Decision | None:
@@ -127,7 +139,7 @@ def _unknown_kind(snapshot: Snapshot, says: Conditions) -> Decision | None:
     guarded = says.make(
         ConditionType.GUARDED, "Unknown", Reason.UNSUPPORTED_KIND, f"{preparation.message} by this operator"
     )
-    return Decision(replace(as_it_is(job), conditions=(*kept, guarded)))
+    return Decision(replace(as_it_is(job.status), conditions=(*kept, guarded)))
 
 
 def _attach(snapshot: Snapshot, says: Conditions) -> Decision | None:

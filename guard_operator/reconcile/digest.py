@@ -17,6 +17,8 @@ from guard_operator.api.names import DIGEST_ANNOTATION, GUARD_CONTAINER, RESERVE
 
 #: Goes up when the same pod would get another digest; what an older operator wrote is then not compared.
 VERSION = "v1"
+#: Where a slim pod keeps the digest of its guard; no pod of the API server has such a field.
+FOUND = "guardDigest"
 
 _PLAIN = (
     "image", "command", "args", "workingDir", "restartPolicy", "envFrom", "volumeDevices", "lifecycle",
@@ -59,15 +61,26 @@ def injected_digest(pod: Mapping[str, Any]) -> str | None:
     return f"{VERSION}:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def is_as_injected(pod: Mapping[str, Any]) -> bool | None:
-    """Whether the guard of a live pod is the one that the operator wrote into its template.
+def is_as_injected(pod: Mapping[str, Any], noted: str | None = None) -> bool | None:
+    """Whether the guard of a live pod is the one that the operator made.
 
-    None: nothing is known, because the pod has no digest, or one of another version of this module.
+    None: nothing is known, because there is no digest, or one of another version of this module.
+
+    Args:
+        pod: as it is in the cluster, or with what `slim` keeps of it.
+        noted: the digest in the job's status. Without it that in the pod's annotation counts, which whoever
+            edits the workload can write, too.
     """
-    written = ((pod.get("metadata") or {}).get("annotations") or {}).get(DIGEST_ANNOTATION)
+    written = noted or annotated_digest(pod)
     if not isinstance(written, str) or not written.startswith(f"{VERSION}:"):
         return None
-    return injected_digest(pod.get("spec") or {}) == written
+    found = pod[FOUND] if FOUND in pod else injected_digest(pod.get("spec") or {})
+    return bool(found == written)
+
+
+def annotated_digest(pod: Mapping[str, Any]) -> Any:
+    """What the annotation of a live pod says."""
+    return ((pod.get("metadata") or {}).get("annotations") or {}).get(DIGEST_ANNOTATION)
 
 
 def _container(container: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

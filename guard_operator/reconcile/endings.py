@@ -55,7 +55,7 @@ def over_already(snapshot: Snapshot, now: datetime) -> Decision | None:
     """A run that ended by itself stays as it ended, whatever is cleaned up later."""
     for kind, phase in OVER.items():
         if is_true(snapshot.job.status, kind):
-            report = replace(as_it_is(snapshot.job), phase=phase)
+            report = replace(as_it_is(snapshot.job.status), phase=phase)
             ended = condition_of(snapshot.job.status, kind)
             assert ended is not None
             return _with_evidence(snapshot, report, (now - ended.last_transition_time).total_seconds())

@@ -44,13 +44,12 @@ from guard_operator.reconcile.glance import is_latched
 from guard_operator.reconcile.guard_pod import own_service_account, why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, is_to_stop, must_be_live
 from guard_operator.reconcile.heartbeats import UNHEARD, HeartbeatClock
-from guard_operator.reconcile.inject import created_for, own_sources
+from guard_operator.reconcile.inject import created_for, guard_digest, own_sources
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job
 from guard_operator.reconcile.queues import OWNER_LABEL, queued_of
 from guard_operator.reconcile.refusals import copies, find_violations, pod_spec, template_claims
 from guard_operator.reconcile.review import review
-from guard_operator.reconcile.slim import CHANGED
 from guard_operator.reconcile.snapshot import (
     GRACE_SECONDS,
     Between,
@@ -233,8 +232,8 @@ class Gatherer:
         between = (*target.between, *self._between(adapter, job, uid, uncached))
         own_guard = self._own_guard(job, None if stopping else workload, uncached)
         guard = None if own_guard is None or own_guard.made is None else own_guard.made.uid
-        spec = _spec(job, raw_workload, uid)
-        owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard)
+        spec, noted = _spec(job, raw_workload, uid), job.status.guard_digest
+        owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard, noted)
         pods = tuple(_pod(adapter, raw, owner) for raw in sorted((*raw_pods, *target.pods), key=_age))
         made_or_taken = workload is not None and job.spec.target_ref is None
         not_now = made_or_taken or stopping or job.deleting or _was_created(job)
@@ -243,6 +242,8 @@ class Gatherer:
         age, most_silent = self._silence(job, pods, deaf, workload, own_guard)
         wanted = adapter.pods_wanted(spec)
         late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
+        preparation = None if not_now else missing or self._prepare(adapter, job, raw_workload, target)
+        is_made = preparation == Preparation() or (not stopping and _is_missing(own_guard, workload))
         return Snapshot(
             job=job,
             workload=workload,
@@ -252,7 +253,7 @@ class Gatherer:
             pods=pods,
             pods_unread=unread or target.unread,
             makers_unread=target.makers_unread,
-            preparation=None if not_now else missing or self._prepare(adapter, job, raw_workload, target),
+            preparation=preparation,
             costs=_costs(adapter, job, self._config),
             exposed=tuple(one for raw in target.pods for one in _exposed(job, raw)),
             trainer=attached_trainer(adapter, spec),
@@ -262,9 +263,18 @@ class Gatherer:
             deaf=deaf,
             live=live,
             guard_image=job.spec.guard.image or self._config.guard_image,
+            guard_digest=self._digest(adapter, job) if is_made else None,
             late=bool(late),
             obstacle=next(filter(None, (self._obstacle(job, one, pods) for one in late)), None),
         )
+
+    def _digest(self, adapter: WorkloadAdapter, job: Job) -> str | None:
+        """Of the guard that is made for the job; None: it cannot be, as the one who tries says."""
+        if not job.guard_known:
+            return None
+        with suppress(TemplateError):
+            return guard_digest(job, adapter, self._config)
+        return None
 
     def _obstacle(self, job: Job, late: Late, pods: tuple[Pod, ...]) -> Waiting | None:
         """What the Events say of it. Words only: without them everything goes on."""
@@ -418,16 +428,14 @@ class Gatherer:
         if job.spec.guard.own_pod is None:
             return None
         name = names.guard_name(job.name, job.uid)
-        for raw in self._made(STATEFUL_SETS, job, live):
-            of = raw["metadata"]
-            if of["name"] == name and controller_of(raw) == job.uid:
-                gone, created = "deletionTimestamp" in of, _time(of.get("creationTimestamp"))
-                return OwnGuard(Between(STATEFUL_SETS, name, of["uid"], gone, created))
-        if workload is None or not workload.ours or workload.state not in _GUARDED_STATES:
+        if (made := _named(name, job, self._made(STATEFUL_SETS, job, live))) is not None:
+            return OwnGuard(made)
+        if not _has_guard(workload):
             return OwnGuard()
         query = {"fieldSelector": f"metadata.name={name}"}
         there = self._client.list(STATEFUL_SETS, job.namespace, query).get("items") or []
-        return OwnGuard(taken=name if any(controller_of(raw) != job.uid for raw in there) else "")
+        made = _named(name, job, there)  # which the cache does not have yet
+        return OwnGuard(made, taken=name if there and made is None else "")
 
     def _made(self, kind: Resource, job: Job, live: bool) -> Iterable[Json]:
         """What of this kind has the job's UID as a label; of a run that is to stop at least as cached."""
@@ -533,6 +541,26 @@ class Gatherer:
         return Preparation()
 
 
+def _named(name: str, job: Job, sets: Iterable[Json]) -> Between | None:
+    """Of these StatefulSets the one that has this name, and that the job controls."""
+    for raw in sets:
+        of = raw["metadata"]
+        if of["name"] == name and controller_of(raw) == job.uid:
+            gone, created = "deletionTimestamp" in of, _time(of.get("creationTimestamp"))
+            return Between(STATEFUL_SETS, name, of["uid"], gone, created)
+    return None
+
+
+def _has_guard(workload: Workload | None) -> bool:
+    """Whether a guard in a pod of its own is, or is to be, there."""
+    return workload is not None and workload.ours and workload.state in _GUARDED_STATES
+
+
+def _is_missing(own: OwnGuard | None, workload: Workload | None) -> bool:
+    """Whether a guard in a pod of its own is to be made, first or again."""
+    return own == OwnGuard() and _has_guard(workload)
+
+
 def _late(
     workload: Workload | None, pods: tuple[Pod, ...], own: OwnGuard | None, wanted: int
 ) -> tuple[Late, ...]:
@@ -632,13 +660,14 @@ def _age(raw: Json) -> tuple[str, str]:
 class _Owner:
     """The workload of pods: its UID (None: there is none), its spec, and what is between it and its pods.
 
-    `guard`: UID of the StatefulSet of a guard in a pod of its own.
+    `guard`: UID of the StatefulSet of a guard in a pod of its own. `digest`: of the guard, as it was noted.
     """
 
     uid: str | None = None
     spec: Mapping[str, Any] | None = None
     between: frozenset[str] = frozenset()
     guard: str | None = None
+    digest: str | None = None
 
 
 def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
@@ -661,7 +690,7 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
     )
     if workload.guard is not None and controller_of(raw) == workload.guard:
         alone = [one for one in spec.get("containers") or [] if _is_guard(one)]
-        return _with_guard(replace(bare, guarded=bool(alone)), raw, alone)
+        return _with_guard(replace(bare, guarded=bool(alone)), raw, alone, workload)
     if adapter is None or workload.uid is None or controller_of(raw) not in {workload.uid, *workload.between}:
         return bare
     guards = [one for one in spec.get("initContainers") or [] if _is_guard(one)]
@@ -674,16 +703,16 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
         gave_up=_gave_up(status) if rank0 else "",
         disruption=_disruption(status),
     )
-    return _with_guard(pod, raw, guards)
+    return _with_guard(pod, raw, guards, workload)
 
 
-def _with_guard(pod: Pod, raw: Json, guards: list[Json]) -> Pod:
+def _with_guard(pod: Pod, raw: Json, guards: list[Json], workload: _Owner) -> Pod:
     """The pod, with what is known of its containers and of these guards in it."""
     status = raw.get("status") or {}
     last_word = _last_word(status)
     return replace(
         pod,
-        changed=any(guard.get(CHANGED) or is_as_injected(raw) is False for guard in guards),
+        changed=bool(guards) and is_as_injected(raw, workload.digest) is False,
         cut_off=_cut_off(status),
         guard_since=_guard_since(status),
         waiting=_waiting(status),

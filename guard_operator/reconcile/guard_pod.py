@@ -99,7 +99,7 @@ def guard_objects(
         "ingress": [reporters, readers],
     }
     yield NETWORK_POLICIES, owned(job, NETWORK_POLICIES, name, spec=who)
-    pod = _pod(job, own, adapter, config)
+    pod = guard_pod(job, own, adapter, config)
     metadata = {
         "labels": labels | job_labels(job),
         "annotations": {names.DIGEST_ANNOTATION: injected_digest(pod)},
@@ -113,7 +113,8 @@ def guard_objects(
     yield STATEFUL_SETS, owned(job, STATEFUL_SETS, name, spec=of_one)
 
 
-def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConfig) -> Json:
+def guard_pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConfig) -> Json:
+    """The spec of its pod."""
     checkpoints, claim_name = _checkpoints(job, adapter)
     support = names.support_name(job.name, job.uid)
     environment: dict[str, Json] = {

@@ -19,7 +19,7 @@ from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.digest import injected_digest
 from guard_operator.reconcile.guard_container import from_secret, guard_container, guard_volumes
-from guard_operator.reconcile.guard_pod import let_report, own_service_account
+from guard_operator.reconcile.guard_pod import guard_pod, let_report, own_service_account
 from guard_operator.reconcile.leaks import leaks
 from guard_operator.reconcile.owned import job_labels, owned, owner_reference
 from guard_operator.reconcile.refusals import SourceRef, checkpoint_mount, guarded_sources, pod_spec
@@ -66,6 +66,19 @@ def build_workload(job: Job, adapter: WorkloadAdapter, config: OperatorConfig) -
         },
         "spec": spec,
     }
+
+
+def guard_digest(job: Job, adapter: WorkloadAdapter, config: OperatorConfig) -> str | None:
+    """Digest of the guard that is made for the job: in its workload, or in a pod of its own.
+
+    Raises:
+        TemplateError: what the workload is made of cannot be read, so nobody knows.
+    """
+    if (own := job.spec.guard.own_pod) is not None:
+        return injected_digest(guard_pod(job, own, adapter, config))
+    spec = build_workload(job, adapter, config)["spec"]
+    guarded = next(one for one in adapter.pod_templates(spec) if one.guarded)
+    return injected_digest(pod_spec(spec, guarded))
 
 
 def created_for(

@@ -10,13 +10,11 @@ from typing import Any
 
 from guard_operator.adapters import ADAPTERS, WorkloadAdapter
 from guard_operator.api import names
-from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.api.types import MAX_DIGEST
+from guard_operator.reconcile.digest import FOUND, annotated_digest, injected_digest
 from guard_operator.reconcile.glance import is_over
 from guard_operator.reconcile.queues import MESSAGE_LENGTH, OWNER_LABEL, TELLING
 from guard_operator.runtime.client import Json
-
-#: Where a slim pod keeps whether its guard was changed; no pod of the API server has such a field.
-CHANGED = "changed"
 
 _LABELS = frozenset(
     {names.JOB_LABEL, names.UID_LABEL, *(label for adapter in ADAPTERS for label in adapter.pod_labels)}
@@ -43,18 +41,16 @@ def slim_pod(raw: Json) -> Json:
     """The part of a pod that is cached."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     labels, owners = metadata.get("labels") or {}, metadata.get("ownerReferences") or []
-    changed = is_as_injected(raw) is False
+    sidecars, alone = (_guards(spec, key) for key in ("initContainers", "containers"))
     return {
         "metadata": _kept(metadata, _OF_A_POD)
         | {
             "labels": _kept(labels, _LABELS),
             "ownerReferences": [_kept(one, ("uid", "controller")) for one in owners if one.get("controller")],
+            **(_annotations(raw) if sidecars or alone else {}),
         },
         "spec": _kept(spec, ("terminationGracePeriodSeconds", "nodeName"))
-        | {
-            "initContainers": _guards(spec, "initContainers", changed),
-            **({"containers": alone} if (alone := _guards(spec, "containers", changed)) else {}),
-        },
+        | {"initContainers": sidecars, **({"containers": alone} if alone else {})},
         "status": _kept(status, ("phase", "reason"))
         | {
             "conditions": [
@@ -63,15 +59,18 @@ def slim_pod(raw: Json) -> Json:
             "initContainerStatuses": _containers(status.get("initContainerStatuses") or []),
             "containerStatuses": _containers(status.get("containerStatuses") or []),
         },
+        **({FOUND: injected_digest(spec)} if sidecars or alone else {}),
     }
 
 
-def _guards(spec: Mapping[str, Any], key: str, changed: bool) -> list[Json]:
-    return [
-        {"name": one["name"], CHANGED: changed}
-        for one in spec.get(key) or []
-        if one.get("name") == names.GUARD_CONTAINER
-    ]
+def _guards(spec: Mapping[str, Any], key: str) -> list[Json]:
+    return [{"name": one["name"]} for one in spec.get(key) or [] if one.get("name") == names.GUARD_CONTAINER]
+
+
+def _annotations(pod: Mapping[str, Any]) -> Json:
+    """The digest that was written; of what cannot be one, its beginning."""
+    written = annotated_digest(pod)
+    return {} if written is None else {"annotations": {names.DIGEST_ANNOTATION: str(written)[:MAX_DIGEST]}}
 
 
 def slim_workload(adapter: WorkloadAdapter, raw: Json) -> Json:

@@ -191,7 +191,8 @@ class Snapshot:
     `most_silent`: most other guards fell silent when this one did.
     `live`: job, workload and pods were read from the API server for this snapshot, not from a cache.
     `unknown_kind`: there is no adapter for the workload, so nothing is known of it.
-    `guard_image`: of the guard that is, or would be, injected.
+    `guard_image`: of the guard that is, or would be, injected. `guard_digest`: of the guard that is to be
+    made now; None: none is.
     `late`: pods have not come or not started, and no status says why; `obstacle`: what Events say of that.
     `between`: what stands between the workload and its pods.
     `own_guard`: None where the guard is a sidecar of rank 0, and `guarded` pods are those of rank 0.
@@ -213,6 +214,7 @@ class Snapshot:
     live: bool = False
     unknown_kind: bool = False
     guard_image: str | None = None
+    guard_digest: str | None = None
     late: bool = False
     obstacle: Waiting | None = None
     between: tuple[Between, ...] = ()

@@ -1761,6 +1761,7 @@ class TestWhoMaySayFire:
                 ]
             },
             {"workloadRef": {"apiVersion": "v1", "kind": "k", "name": "n", "uid": "u"}},
+            {"guardDigest": "v1:a"},
             {"stop": {"requestedAt": FIRE["at"], "method": "Stop"}},
         ],
         ids=lambda status: str(*status),

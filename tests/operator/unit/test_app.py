@@ -199,7 +199,7 @@ def test_a_run_whose_kind_cannot_be_listed_says_so_and_stays_as_it_is(before: st
     given = of_kind(*BATCH)
     given["metadata"] |= {"generation": 2}
     fired = condition("Fired", "False")
-    given["status"] = {"phase": "Running", "evidence": "e", "conditions": [fired]}
+    given["status"] = {"phase": "Running", "evidence": "e", "guardDigest": "v1:a", "conditions": [fired]}
     if before is not None:
         given["status"]["conditions"].append(condition("GuardSilent", before))
     actuator = SimpleNamespace(say=lambda _raw, report: said.append(report))
@@ -208,6 +208,7 @@ def test_a_run_whose_kind_cannot_be_listed_says_so_and_stays_as_it_is(before: st
     (report,) = said
     told = {one.type: one for one in report.conditions}
     assert (report.phase, report.evidence, set(told)) == ("Running", "e", {"Fired", "GuardSilent"})
+    assert report.guard_digest == "v1:a"
     assert (told["GuardSilent"].status, told["GuardSilent"].reason) == ("Unknown", "KindUnread")
     assert told["GuardSilent"].message.startswith("Job, Pod cannot be listed")
     given["status"]["conditions"] = [one.model_dump(mode="json", by_alias=True) for one in report.conditions]
@@ -218,6 +219,16 @@ def test_a_run_whose_kind_cannot_be_listed_says_so_and_stays_as_it_is(before: st
     given["status"]["conditions"], given["metadata"]["deletionTimestamp"] = [], "2026-01-01T00:00:00Z"
     controller.say_unlisted(given, ["Job", "Pod"])
     assert len(said) == 1, "nor of one that is over, or goes"
+
+
+def test_what_was_noted_of_a_guard_stays_where_its_spec_cannot_be_read() -> None:
+    """As in an operator that was rolled back: the workload may be there although nothing is noted of it."""
+    said: list[Report] = []
+    actuator = SimpleNamespace(say=lambda _raw, report: said.append(report))
+    given = of_kind(*BATCH) | {"status": {"guardDigest": "v1:a"}}
+    given["metadata"] |= {"resourceVersion": "1"}
+    assert Controller(cast(Any, None), cast(Any, actuator)).reconcile(given) is None
+    assert [(one.phase, one.guard_digest) for one in said] == [("Refused", "v1:a")]
 
 
 def test_a_process_that_can_read_nothing_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 from guard_operator.adapters import at
 from guard_operator.adapters.jobset import JOB_SETS
 from guard_operator.adapters.trainjob import CLUSTER_RUNTIMES, RUNTIMES, TrainJobAdapter
+from guard_operator.api.names import DIGEST_ANNOTATION
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.collector import EvidenceCollector
@@ -147,6 +148,9 @@ def test_the_runtime_is_read_and_both_are_tried_as_they_are_asked_for() -> None:
     assert "rlguard-guard" in str(copied["spec"])
     assert workload["spec"] == {"runtimeRef": {"name": "torch"}}, "the copy is not there yet"
     assert "runtime" in snapshot.job.spec.template.spec, "what is created is what was checked"
+    (node,) = (one for one in copied["spec"]["template"]["spec"]["replicatedJobs"] if one["name"] == "node")
+    pod = node["template"]["spec"]["template"]
+    assert snapshot.guard_digest == pod["metadata"]["annotations"][DIGEST_ANNOTATION]
 
 
 def test_one_of_the_namespace_is_read_there() -> None:

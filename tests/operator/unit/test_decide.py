@@ -19,6 +19,7 @@ from guard_operator.adapters import WorkloadState
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import Latched, Phase, Spec, Status, StopMethod
+from guard_operator.reconcile.actuate import _sayable, _says, status_patch
 from guard_operator.reconcile.decide import (
     DEAF_SECONDS,
     HELD_BACK_SECONDS,
@@ -38,6 +39,7 @@ from guard_operator.reconcile.decision import (
 from guard_operator.reconcile.endings import EVIDENCE_SECONDS
 from guard_operator.reconcile.glance import is_only_a_report
 from guard_operator.reconcile.halts import must_be_live
+from guard_operator.reconcile.parse import read_status
 from guard_operator.reconcile.snapshot import (
     Between,
     Disruption,
@@ -1423,9 +1425,34 @@ def test_the_guards_image_is_noted_with_the_workload_and_stays() -> None:
 
 def test_what_was_written_stays_noted_whatever_else_is_said() -> None:
     for snapshot, _expected in CASES.values():
-        status = snapshot.job.status.model_copy(update={"evidence": "e"})
+        status = snapshot.job.status.model_copy(update={"evidence": "e", "guard_digest": "v1:a"})
         noted = replace(snapshot, job=replace(snapshot.job, status=status))
-        assert decide(noted, NOW).report.evidence == "e"
+        report = decide(noted, NOW).report
+        assert (report.evidence, report.guard_digest) == ("e", "v1:a")
+
+
+def test_the_digest_of_a_guard_is_noted_before_it_is_made() -> None:
+    """Whoever edits the workload may do so as soon as it is there."""
+    snapshot = Snapshot(job(), preparation=Preparation(), guard_digest="v1:a")
+    first = decide(snapshot, NOW)
+    assert (first.report.guard_digest, first.actions) == ("v1:a", ())
+    assert first.look_again == STOPPING_SECONDS
+    noted = replace(snapshot, job=job({"guardDigest": "v1:a"}))
+    assert decide(noted, NOW).actions == (CreateWorkload(),)
+    upgraded = decide(replace(noted, guard_digest="v1:b"), NOW)
+    assert (upgraded.report.guard_digest, upgraded.actions) == ("v1:b", ()), "its guard is another"
+
+
+def test_what_an_operator_writes_is_not_what_it_has_written_before_if_only_the_digest_differs() -> None:
+    snapshot = Snapshot(job(REF), workload(), (pod(),), heartbeat_age=1.0)
+    report = decide(snapshot, NOW).report
+    noted = replace(report, guard_digest="v1:a")
+    assert _sayable(report) != _sayable(noted)
+    metadata = {"name": "run", "namespace": "ns", "uid": "u", "resourceVersion": "1"}
+    patch = status_patch(metadata, noted)
+    assert patch["status"]["guardDigest"] == "v1:a"
+    assert "guardDigest" not in status_patch(metadata, report)["status"]
+    assert _says(read_status(patch)) == _sayable(noted)
 
 
 def test_evidence_that_is_not_there_yet_is_asked_for_soon() -> None:

@@ -165,6 +165,25 @@ def test_a_pod_without_annotations_is_not_judged() -> None:
     assert is_as_injected({"spec": built()["spec"]}) is None
 
 
+@pytest.mark.parametrize("annotated", [True, False], ids=["annotation rewritten", "annotation removed"])
+@pytest.mark.parametrize("change", [None, *CHANGED.values()], ids=["unchanged", *CHANGED.keys()])
+def test_what_was_noted_counts_whatever_the_annotation_says(
+    change: Callable[[Json], Any] | None, annotated: bool
+) -> None:
+    pod = built()
+    noted = injected_digest(pod["spec"])
+    if change is not None:
+        change(pod)
+    pod["metadata"]["annotations"] = {DIGEST_ANNOTATION: injected_digest(pod["spec"])} if annotated else {}
+    assert is_as_injected(pod, noted) is (change is None)
+    assert is_as_injected(pod) is (True if annotated else None), "that alone says nothing of it"
+
+
+def test_what_another_version_noted_is_not_compared() -> None:
+    pod = built()
+    assert is_as_injected(pod, "v0:abc") is is_as_injected(pod, "v10:abc") is None
+
+
 def test_the_digest_of_an_example_stays() -> None:
     """Another value would make every running pod look changed: raise `digest.VERSION` with it."""
     guard = {"name": "rlguard-guard", "image": "g", "env": [{"name": "A", "value": "b"}]}

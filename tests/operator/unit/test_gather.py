@@ -27,9 +27,10 @@ from guard_operator.reconcile.gather import (
 )
 from guard_operator.reconcile.halts import halt_due
 from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.slim import slim_job, slim_pod, slim_workload
-from guard_operator.reconcile.snapshot import Between, Disruption, Pod, Snapshot, guard_of
+from guard_operator.reconcile.snapshot import Between, Disruption, Pod, Preparation, Snapshot, guard_of
 from guard_operator.runtime.client import CLAIMS, EVENTS, Client, Resource
 from guard_operator.runtime.errors import ApiError, TransportError
 
@@ -240,6 +241,18 @@ def test_rank_0_is_guarded_by_the_guard_that_was_injected(
     raw["spec"] = spec
     for told in (seen(raw), seen(slim_pod(raw))):
         assert (told.rank0, told.guarded, told.changed) == (True, guarded, changed)
+
+
+@pytest.mark.parametrize("annotated", [OTHER_GUARD, WITH_GUARD, None], ids=["rewritten", "as made", "none"])
+@pytest.mark.parametrize("spec", [WITH_GUARD, OTHER_GUARD, {}], ids=["as made", "changed", "taken away"])
+def test_once_a_digest_is_noted_it_alone_counts(spec: Json, annotated: Json | None) -> None:
+    raw = pod(annotations={"rlguard.dev/guard-digest": injected_digest(annotated)} if annotated else {})
+    raw["spec"] = spec
+    workload = _Owner("w", digest=injected_digest(WITH_GUARD))
+    for one in (raw, slim_pod(raw)):
+        assert _pod(ADAPTER, one, workload).changed is (spec is OTHER_GUARD)
+    packed = str(slim_pod(pod(annotations={"rlguard.dev/guard-digest": "v1:" + "x" * 100_000})))
+    assert len(packed) < 1_000 and "v1:x" in packed, "an annotation has no bound"
 
 
 @pytest.mark.parametrize(
@@ -829,6 +842,41 @@ def test_what_would_leak_is_refused_even_if_the_refusals_let_it_through(
     assert snapshot is not None and snapshot.preparation is not None
     assert snapshot.preparation.reason == "TemplateRefused"
     assert "container pytorch must not have the volume rlguard-heldout" in snapshot.preparation.message
+
+
+def to_be_created() -> Behind:
+    """A job whose workload can be created."""
+    raw = raw_job()
+    pod_spec = {
+        "securityContext": {"runAsNonRoot": True},
+        "containers": [{"name": "pytorch", "volumeMounts": [{"name": "c", "mountPath": "/c"}]}],
+        "volumes": [{"name": "c", "emptyDir": {}}],
+    }
+    raw["spec"]["template"]["spec"] = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": pod_spec}}}}
+    world = Behind(raw)
+    world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
+    world.get = lambda kind, *_args: {} if kind is CLAIMS else None  # type: ignore[method-assign,assignment]
+    world.create = world.apply = lambda *_args, **_more: {}  # type: ignore[attr-defined]
+    return world
+
+
+def test_the_digest_of_a_guard_is_known_before_it_is_made_and_noted_then() -> None:
+    snapshot = to_be_created().gather()
+    assert snapshot is not None and snapshot.preparation == Preparation()
+    config = OperatorConfig("guard:1")
+    master = build_workload(snapshot.job, ADAPTER, config)["spec"]["pytorchReplicaSpecs"]["Master"]
+    assert snapshot.guard_digest == injected_digest(master["template"]["spec"]) is not None
+    decision = decide(snapshot, datetime.now(UTC))
+    assert (decision.report.guard_digest, decision.actions) == (snapshot.guard_digest, ())
+
+
+def test_a_guard_that_is_there_or_cannot_be_made_gets_no_other_digest() -> None:
+    """A newer operator would make another one."""
+    for world in (Behind(created()), Behind(raw_job()), refused := to_be_created()):
+        if world is refused:
+            world.get = lambda *_args: None  # type: ignore[method-assign]
+        snapshot = world.gather()
+        assert snapshot is not None and snapshot.guard_digest is None
 
 
 @pytest.mark.parametrize("source", ["heldout", "models"])

@@ -37,7 +37,7 @@ from guard_operator.reconcile.decision import (
     StartGuard,
     StopWorkload,
 )
-from guard_operator.reconcile.digest import is_as_injected
+from guard_operator.reconcile.digest import injected_digest, is_as_injected
 from guard_operator.reconcile.endings import (
     EVIDENCE_SECONDS,
     FOLLOWED_SECONDS,
@@ -58,7 +58,12 @@ from guard_operator.reconcile.guard_pod import (
     why_not_shared,
 )
 from guard_operator.reconcile.heartbeats import HeartbeatClock
-from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
+from guard_operator.reconcile.inject import (
+    build_workload,
+    guard_digest,
+    guard_service_account,
+    support_objects,
+)
 from guard_operator.reconcile.layout import GAVE_UP
 from guard_operator.reconcile.leaks import leaks
 from guard_operator.reconcile.obstacles import Late, guard_is_late
@@ -931,6 +936,7 @@ def test_an_operator_that_does_not_know_all_of_a_guard_starts_no_other_one() -> 
     decision = decide(world.gather(), NOW)
     assert decision.actions == () and said(decision)["Guarded"] == ("False", "InvalidSpec")
     del world.job["spec"]["guard"]["heldout"]["scoring"]
+    world.note()
     assert decide(world.gather(), NOW).actions == (StartGuard(),)
     world.job["spec"]["guard"]["policy"] = {"next": 1}
     assert decide(world.gather(), NOW).actions == (StartGuard(),), "its policy was written down at the start"
@@ -1012,6 +1018,7 @@ class Namespace:
             "metadata": {"name": "run", "namespace": "ns", "uid": "w", "ownerReferences": [owner]},
             "status": {"active": 1},
         }
+        self.uncached: list[Json] = []
         self.made: list[Json] = []
         self.events: list[Json] = []
         self.now = 0.0
@@ -1024,6 +1031,10 @@ class Namespace:
         snapshot = self.gatherer.gather(parse_job(self.job))
         assert snapshot is not None
         return snapshot
+
+    def note(self) -> None:
+        """What is to be noted of the guard is written."""
+        self.job["status"]["guardDigest"] = decide(self.gather(), NOW).report.guard_digest
 
     # Caches
     def quiet_for(self, _namespace: str) -> float:
@@ -1053,7 +1064,64 @@ class Namespace:
         if "labelSelector" in query:
             return {"items": self.between(resource, "ns", "")}
         assert query == {"fieldSelector": "metadata.name=run-01234567"}
-        return {"items": self.sets}
+        return {"items": self.sets + self.uncached}
+
+
+def test_a_guard_that_is_made_again_by_another_operator_is_noted_first() -> None:
+    """Else it would read as changed for ever: the newer operator has another image for guards."""
+    world = Namespace()
+    world.note()
+    assert world.job["status"]["guardDigest"] is None, "of one that is there nobody knows how it was made"
+    sets, world.sets = world.sets, []
+    first = decide(world.gather(), NOW)
+    assert first.report.guard_digest is not None and first.actions == ()
+    assert first.report.workload_ref is not None and said(first)["Guarded"][0] == "True"
+    world.note()
+    assert decide(world.gather(), NOW).actions == (StartGuard(),)
+    world.gatherer._config = replace(CONFIG, guard_image="guard:2")
+    again = decide(world.gather(), NOW)
+    assert again.actions == () and again.report.guard_digest != first.report.guard_digest
+    world.sets = sets
+    assert decide(world.gather(), NOW).report.guard_digest == first.report.guard_digest, "nobody makes it"
+
+
+def test_a_guard_whose_set_no_cache_has_yet_is_there() -> None:
+    """As after a restart while StatefulSets cannot be listed: a newer operator would make another guard."""
+    world = Namespace()
+    world.sets, world.uncached = [], world.sets
+    snapshot = world.gather()
+    assert snapshot.own_guard == OwnGuard(replace(SET, created=NOW - timedelta(seconds=60)))
+    assert snapshot.guard_digest is None and decide(snapshot, NOW).actions == ()
+
+
+@pytest.mark.parametrize("change", ["suspended", "stopping", "taken", "not ours", "unknown"])
+def test_nothing_is_noted_of_a_guard_that_is_not_to_be_made(change: str) -> None:
+    world = Namespace()
+    foreign = {"metadata": {"name": "run-01234567", "namespace": "ns", "uid": "x"}, "foreign": True}
+    world.sets = [foreign] if change == "taken" else []
+    assert world.work is not None
+    if change == "suspended":
+        world.work["spec"] = {"suspend": True}
+    elif change == "stopping":
+        world.job["status"]["guard"] = {"fire": FIRE}
+    elif change == "not ours":
+        world.work["metadata"] |= {"uid": "other", "ownerReferences": []}
+    elif change == "unknown":
+        world.job["spec"]["guard"]["heldout"]["scoring"] = "of the next release"
+    assert world.gather().guard_digest is None
+
+
+def test_the_digest_that_is_noted_is_that_of_the_pod_that_is_made() -> None:
+    raw = raw_pod()
+    noted = guard_digest(job(), ADAPTER, CONFIG)
+    raw["metadata"] |= {"annotations": {}}
+    assert is_as_injected(raw, noted) is True
+    raw["spec"] = copy.deepcopy(raw["spec"])
+    raw["spec"]["containers"][0]["image"] = "other"
+    raw["metadata"]["annotations"] = {names.DIGEST_ANNOTATION: injected_digest(raw["spec"])}
+    for one in (raw, slim_pod(raw)):
+        assert pod_seen(ADAPTER, one, Owner("w", guard="set", digest=noted)).changed
+        assert not pod_seen(ADAPTER, one, Owner("w", guard="set")).changed, "as of an older operator"
 
 
 def test_a_stateful_set_that_has_the_name_and_is_not_the_jobs_is_seen() -> None:

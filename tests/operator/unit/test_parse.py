@@ -162,6 +162,7 @@ def test_what_stays_of_a_run_is_read_from_its_spec() -> None:
         {"stop": "now"},
         {"guard": {"fire": LATCH, "step": "four", "historyTail": {}, "heartbeat": "never"}},
         {"observedGeneration": "x"},
+        {"guardDigest": {"of": "the next release"}, "guardDigests": ["v2:a"]},
     ],
 )
 def test_what_can_be_read_of_a_status_is(status: Json) -> None:

@@ -100,9 +100,17 @@ pods = st.fixed_dictionaries(
 
 
 @settings(deadline=None)
-@given(pods, st.sampled_from(["w", None]), st.sampled_from(ADAPTERS), st.sampled_from(["Master", "Worker"]))
-def test_a_slim_pod_says_what_the_pod_says(raw: Json, uid: str | None, adapter: Any, role: str) -> None:
-    owner = _Owner(uid, {"pytorchReplicaSpecs": {role: {}}})
+@given(
+    pods,
+    st.sampled_from(["w", None]),
+    st.sampled_from(ADAPTERS),
+    st.sampled_from(["Master", "Worker"]),
+    st.sampled_from([None, "v0:other", "v1:other"]),
+)
+def test_a_slim_pod_says_what_the_pod_says(
+    raw: Json, uid: str | None, adapter: Any, role: str, noted: str | None
+) -> None:
+    owner = _Owner(uid, {"pytorchReplicaSpecs": {role: {}}}, digest=noted)
     packer = Packer()
     assert _pod(adapter, packer.unpack(packer.pack(slim_pod(raw))), owner) == _pod(adapter, raw, owner)
 
