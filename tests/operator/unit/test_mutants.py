@@ -611,7 +611,7 @@ MUTANTS: list[Mutant] = [
     (SEES, "        if not job.guard_known:\n            return None\n", ""),
     (MADE_APART, "return injected_digest(guard_pod(job, own, adapter, config))", "return None"),
     (COMPOSED_MADE, 'spec = build_workload(job, adapter, config)["spec"]', "spec = job.spec.made_from.spec"),
-    (SLIM, "(_annotations(raw) if sidecars or alone else {})", "{}"),
+    (GATHER_SLIM, "(_annotations(raw) if sidecars or alone else {})", "{}"),
     (SLIM_APART, "{FOUND: injected_digest(spec)} if sidecars or alone else", "{FOUND: None} if alone else"),
     (GATHER_SLIM, "str(written)[:MAX_DIGEST]", "str(written)"),
     # Injection: who gets what.
