@@ -14,8 +14,10 @@ from pydantic.alias_generators import to_camel
 from guard_operator.config import default_guard_resources
 
 Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-#: Absolute, without a trailing slash and without `.` or `..`.
-Directory = Annotated[str, Field(pattern=r"^(/(\.?[^/.][^/]*|\.\.[^/]+))+$")]
+#: Absolute, without a trailing slash and without `.` or `..`, nor what ends a string of CEL.
+Directory = Annotated[str, Field(pattern=r"^(/(\.?[^/.'\"\\][^/'\"\\]*|\.\.[^/'\"\\]+))+$")]
+#: What may stand in a string of CEL as it is.
+Word = Annotated[str, Field(pattern=r"^[^\s'\"\\]+$")]
 Digest = Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64})?$")]
 #: What Prometheus takes for a duration.
 Duration = Annotated[str, Field(pattern=r"^[0-9]+(ms|s|m|h)$")]
@@ -138,13 +140,13 @@ class AdmissionPolicy(ValuesSection):
     actions: list[Literal["Deny", "Warn", "Audit"]] = Field(
         ["Deny"], min_length=1, description="What a violation does."
     )
-    guard_images: list[str] = Field(
+    guard_images: list[Word] = Field(
         default_factory=list,
         description="Images that spec.guard.image may name; one that ends with / : or @ admits all that "
         "begin so. Empty: any. The guard has the held-out data and says when a run stops.",
         examples=[["registry.example.com/rlguard/guard:", "registry.example.com/rlguard/guard-hf:"]],
     )
-    token_audiences: list[str] = Field(
+    token_audiences: list[Word] = Field(
         default_factory=lambda: ["sts.amazonaws.com", "pods.eks.amazonaws.com"],
         description="Audiences of projected service-account tokens that webhooks may add to guarded pods: "
         "those of IRSA and of EKS Pod Identity. Never one that the API server accepts.",
@@ -314,6 +316,7 @@ class Values(ValuesSection):
         description="Namespaces of the jobs. Empty: all of them, with a ClusterRole. Otherwise a Role in "
         "each; the namespaces must exist.",
         examples=[["team-a", "team-b"]],
+        json_schema_extra={"uniqueItems": True},
     )
     kinds: list[Literal["PyTorchJob", "Job", "RayJob", "RayCluster", "JobSet", "TrainJob"]] = Field(
         default=["PyTorchJob", "Job", "RayJob", "RayCluster", "JobSet", "TrainJob"],

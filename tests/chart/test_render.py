@@ -365,7 +365,11 @@ class TestContent:
         ("relaxed.hostPaths={/mnt/}", ["/relaxed/hostPaths/0", "pattern"]),
         ("relaxed.hostPaths={/mnt/../etc}", ["/relaxed/hostPaths/0", "pattern"]),
         ("relaxed.hostPaths={/}", ["/relaxed/hostPaths/0", "pattern"]),
+        ("relaxed.hostPaths={/mnt/a'b}", ["/relaxed/hostPaths/0", "pattern"]),
+        ("admissionPolicy.guardImages={a'b}", ["/admissionPolicy/guardImages/0", "pattern"]),
+        ("admissionPolicy.tokenAudiences={a b}", ["/admissionPolicy/tokenAudiences/0", "pattern"]),
         ("watchNamespaces={Team_A}", ["/watchNamespaces/0", "pattern"]),
+        ("watchNamespaces={a,a}", ["/watchNamespaces", "items at 0 and 1 are equal"]),
         ("admissionPolicy.actions={Block}", ["/admissionPolicy/actions/0", "Deny"]),
         (
             "serviceAccount.create=false",
