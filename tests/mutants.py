@@ -9,10 +9,10 @@ it would fail in any order but its own, and every mutant with it. It is noted wh
 and how long each takes. A mutant is then given to those that come by its lines first, the quickest
 ahead, for the first that fails is enough. All others follow, so that the order decides nothing but the time.
 
-All of them take a quarter of an hour. `make mutants` tests every one and writes down which were noticed,
-beside each table, by digests of the rule, its tests and the edit. Elsewhere only what is not written there is
-tested: what is new, and what is of a rule or of tests that have changed since; of a table in which more than
-`MOST_DUE` are due, so many of them, as their digests fall, which any change deals anew.
+`make mutants` writes down which were noticed, beside each table, by digests of the rule, its tests and the
+edit. What is not written there is due: what is new, and what is of a rule or of tests that have changed since.
+`make mutants` tests all that are due, `make mutants ROWS=all` every one. Elsewhere, of a table in which more
+than `MOST_DUE` are due, so many are tested, as their digests fall, which any change deals anew.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ PRELOADED = (
 )
 #: Mutants are tested two at a time.
 TESTERS = 2
-#: Rows of one table that `make test` tests, some four minutes of two cores: a large change keeps CI's limit.
-MOST_DUE = 100
+#: Rows of one table that `make test` tests, a minute of two cores: a large change keeps CI's limit.
+MOST_DUE = 25
 Row = TypeVar("Row")
 #: Tests that run together: package, file of tests, what lies beside.
 Group = tuple[str, Path, tuple[Path, ...]]
@@ -91,19 +91,19 @@ class Noticed:
 
     def __init__(self, table: str) -> None:
         self._file = Path(table).with_suffix(".noticed")
-        self._all = os.environ.get("RLGUARD_MUTANTS") == "all"
-        self._known = (
-            set[str]() if self._all or not self._file.exists() else set(self._file.read_text().split())
-        )
+        #: Which rows are wanted: "all", all that are "due", or some of those, of which nothing is written.
+        self._wanted = os.environ.get("RLGUARD_MUTANTS", "")
+        known = self._file.read_text().split() if self._file.exists() and self._wanted != "all" else ()
+        self._known = set[str](known)
 
     def due(self, rows: Mapping[str, Row]) -> dict[str, Row]:
-        """Those of these rows, by their digests, that are to be tested here; all in `make mutants`."""
+        """Those of these rows, by their digests, that are to be tested here."""
         due = sorted(rows.keys() - self._known)
-        return {digest: rows[digest] for digest in (due if self._all else due[:MOST_DUE])}
+        return {digest: rows[digest] for digest in (due if self._wanted else due[:MOST_DUE])}
 
     def write(self, digests: Iterable[str]) -> None:
         """In `make mutants`, keep these and forget all others."""
-        if self._all:
+        if self._wanted:
             self._file.write_text("".join(f"{digest}\n" for digest in sorted(set(digests))))
 
 
