@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
-STATE_VERSION = 14
+STATE_VERSION = 15
 
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000
@@ -125,6 +125,11 @@ class Evaluation:
     def score(self) -> float:
         """Mean outcome, in [0, 1]."""
         return fmean(self.items)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the completions are known to be draws with a temperature above 0."""
+        return self.sampling is not None and self.sampling.temperature > 0
 
     def summary(self) -> EvaluationSummary:
         """The evaluation without its items."""
@@ -338,7 +343,12 @@ class Judge:
             return None
         copy = type(self._calibrated).from_state(self._calibrated.to_state())
         status = copy.fold(
-            _pass(evaluation), evaluation.items, None, evaluation.proxy_items, cost=_cost(evaluation)
+            _pass(evaluation),
+            evaluation.items,
+            None,
+            evaluation.proxy_items,
+            cost=_cost(evaluation),
+            sampled=evaluation.sampled,
         )
         return copy, status
 
@@ -360,6 +370,7 @@ class Judge:
                 evaluation.proxy_items,
                 in_loop_error,
                 _cost(evaluation),
+                evaluation.sampled,
             )
         else:
             self._calibrated, status = ahead

@@ -184,6 +184,8 @@ class Baseline:
 
     `paid`: what the training grader gave each pass, None where it failed; () without a grader.
 
+    `sampled`: whether the completions are known to be draws with a temperature above 0.
+
     Passes that are all identical (greedy decoding) carry the information of one; they count as one in
     `precision`.
     """
@@ -191,6 +193,7 @@ class Baseline:
     passes: tuple[Outcomes, ...]
     samples: int = 1
     paid: tuple[Outcomes | None, ...] = ()
+    sampled: bool = False
 
     @classmethod
     def from_passes(
@@ -199,7 +202,7 @@ class Baseline:
         samples: int = 1,
         paid: Sequence[Sequence[float] | None] | Array = (),
     ) -> Self:
-        """Check and keep the passes.
+        """Check and keep passes from a log. More than two of them are draws: of greedy decoding none is made.
 
         Args:
             passes: shape (R, n), R >= 1; all passes over the same items in the same order.
@@ -222,7 +225,7 @@ class Baseline:
             return Outcomes.of(check_items(outcomes, first.size))
 
         graded = tuple(None if given is None else checked(given) for given in paid)
-        return cls(tuple(checked(outcomes) for outcomes in passes), samples, graded)
+        return cls(tuple(checked(outcomes) for outcomes in passes), samples, graded, len(passes) > 2)
 
     @property
     def graded(self) -> tuple[tuple[Outcomes, Outcomes], ...]:
@@ -237,8 +240,13 @@ class Baseline:
 
     @cached_property
     def greedy(self) -> bool:
-        """Whether there are several passes and all are identical, as at temperature 0."""
+        """Whether there are several passes and all are identical, as at temperature 0.
+
+        Draws of a policy that solves nothing, or everything, agree as well, and are worth as many.
+        """
         first, *others = self.passes
+        if self.sampled and first.mean in (0.0, 1.0):
+            return False
         return bool(others) and all(first.same_as(other) for other in others)
 
     @property

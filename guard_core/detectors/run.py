@@ -76,11 +76,11 @@ class Pass:
 class CalibratedRun:
     """The baseline is the first checkpoint that was evaluated: it should be the starting policy.
 
-    It is complete after `baseline_passes` evaluations of it, after two that agree in every item (greedy
-    decoding: a third would be another copy), when `baseline_budget` has no room for another, or when another
-    checkpoint's evaluation arrives before (fewer passes: a wider baseline error, so a slower detector, not a
-    less honest one). A pass that lies far from the others was none: everything after it would be compared
-    with what a server or a scorer did. It is left out, and another is made.
+    It is complete after `baseline_passes` evaluations of it, after two of greedy decoding (they agree in
+    every item: a third would be another copy), when `baseline_budget` has no room for another, or when
+    another checkpoint's evaluation arrives before (fewer passes: a wider baseline error, so a slower
+    detector, not a less honest one). A pass that lies far from the others was none: everything after it would
+    be compared with what a server or a scorer did. It is left out, and another is made.
     """
 
     def __init__(self, config: CalibratedPolicy) -> None:
@@ -90,6 +90,7 @@ class CalibratedRun:
         self._cost = PassCost(0, 0.0)  # of these passes
         self._afforded: int | None = None  # passes, where the budget had room for no more
         self._strays = 0  # passes that were left out
+        self._sampled = False  # whether the newest pass is known to be one of draws
         self._has_grader = False
         self._made = self._ungraded = 0  # evaluations after the baseline; those that the grader failed on
         self._graded = True  # whether the newest one is none of them
@@ -109,10 +110,12 @@ class CalibratedRun:
         proxy_items: tuple[float, ...] | None = None,
         in_loop_error: float | None = None,
         cost: PassCost = PassCost(),
+        sampled: bool = False,
     ) -> DetectorStatus | None:
         """Fold one evaluation; None while the baseline is gathered or if the items are unusable.
 
-        `proxy_items`: as in `guard_core.judge.Evaluation`. `cost`: of this evaluation.
+        `proxy_items`: as in `guard_core.judge.Evaluation`. `cost`: of this evaluation. `sampled`: as in
+        `Baseline`.
         """
         first, self._last, self._lost, self._gave_up = self._last, evaluated, 0, False
         self.contradicted = False
@@ -129,7 +132,7 @@ class CalibratedRun:
         if self._detector is None and begins:
             self._passes.append(Outcomes.of(outcomes))
             self._paid.append(None if paid is None else Outcomes.of(paid))
-            self._cost = self._cost.plus(cost)
+            self._cost, self._sampled = self._cost.plus(cost), sampled
             if self._is_gathered():
                 self._close_baseline()
             return None
@@ -172,7 +175,7 @@ class CalibratedRun:
 
     def _is_gathered(self) -> bool:
         """Whether no further pass is wanted, once those that were none are left out."""
-        if len(self._passes) == 2 and self._passes[0].same_as(self._passes[1]):
+        if len(self._passes) == 2 and self._baseline.greedy:
             return True
         if len(self._passes) < self._config.baseline_passes and self._has_room:
             return False
@@ -346,9 +349,13 @@ class CalibratedRun:
             return self._detector.items
         return len(self._passes[0].codes) if self._passes else None
 
+    @property
+    def _baseline(self) -> Baseline:
+        """Of the passes so far."""
+        return Baseline(tuple(self._passes), self._config.samples, tuple(self._paid), self._sampled)
+
     def _close_baseline(self) -> CalibratedDetector:
-        baseline = Baseline(tuple(self._passes), self._config.samples, tuple(self._paid))
-        self._detector = CalibratedDetector(self._config, baseline)
+        self._detector = CalibratedDetector(self._config, self._baseline)
         self._passes, self._paid = [], []
         return self._detector
 
@@ -362,6 +369,7 @@ class CalibratedRun:
             "cost": asdict(self._cost),
             "afforded": self._afforded,
             "strays": self._strays,
+            "sampled": self._sampled,
             "last": None if self._last is None else asdict(self._last),
             "lost": self._lost,
             "gave_up": self._gave_up,
@@ -377,7 +385,7 @@ class CalibratedRun:
         run._paid = [None if paid is None else Outcomes.from_state(paid) for paid in state["paid"]]
         run._has_grader, run._made, run._ungraded, run._graded = state["grader"]
         run._cost, run._afforded = PassCost(**state["cost"]), state["afforded"]
-        run._strays = state["strays"]
+        run._strays, run._sampled = state["strays"], state["sampled"]
         run._last = None if state["last"] is None else Pass(**state["last"])
         run._lost, run._gave_up, run._unusable = state["lost"], state["gave_up"], state["unusable"]
         if state["detector"] is not None:

@@ -56,6 +56,10 @@ STRAYS, LEFT_OUT, SHOWN_BEST = (
     Rule("guard_core", source, DETECTION / "test_strays.py", SIMULATED)
     for source in ("detectors/baseline.py", "detectors/run.py", "judge.py")
 )
+DRAWS, DRAWN, SAID_DRAWN = (
+    Rule("guard_core", source, DETECTION / "test_sampled_start.py", SIMULATED)
+    for source in ("detectors/baseline.py", "detectors/run.py", "judge.py")
+)
 BUDGETED = DETECTION / "test_baseline_budget.py", SIMULATED
 BUDGET, ROOM, FORESEEN, COSTS = (
     Rule("guard_core", source, *BUDGETED)
@@ -285,6 +289,14 @@ MUTANTS: list[Mutant] = [
     (SHOWN_BEST, "not self._calibrated.contradicted", "False"),
     (SHOWN_BEST, "        if self._best == former:\n            self._best = self._last\n", ""),
     (LEFT_OUT, '"strays": self._strays,', '"strays": 0,'),
+    (DRAWS, "if self.sampled and first.mean in (0.0, 1.0):", "if False:"),
+    (DRAWS, "if self.sampled and first.mean in (0.0, 1.0):", "if first.mean in (0.0, 1.0):"),
+    (DRAWS, "if self.sampled and first.mean in (0.0, 1.0):", "if self.sampled:"),
+    (DRAWS, "graded, len(passes) > 2)", "graded)"),
+    (DRAWN, '"sampled": self._sampled,', '"sampled": False,'),
+    (DRAWN, "tuple(self._paid), self._sampled)", "tuple(self._paid))"),
+    (SAID_DRAWN, "self.sampling.temperature > 0", "self.sampling.temperature >= 0"),
+    (SAID_DRAWN, "sampled=evaluation.sampled,", ""),
     (RUN, "self._lost > MOST_RETRIES", "False"),
     (NEAR, "if r.name == Fast.name)", "if r.name)"),
     (NEAR, 'self._config.on_decline == "stop" and fast', "fast"),
@@ -424,6 +436,6 @@ MUTANTS: list[Mutant] = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_every_broken_rule_fails_a_test(tmp_path: Path) -> None:
     assert survivors(MUTANTS, tmp_path, __file__) == ""

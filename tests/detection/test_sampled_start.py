@@ -1,0 +1,97 @@
+"""A policy that solves nothing yet, or everything: passes that agree although they were sampled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+from guard_core.detectors.baseline import Baseline
+from guard_core.judge import Evaluation, Judge
+from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.wire import Code, EvaluationSampling, SamplingSource, StepReport
+
+from simulated import draw  # isort: skip
+
+N, PASSES = 128, 4
+NOTHING, EVERYTHING, HALF = np.zeros(N), np.ones(N), (np.arange(N) % 2).astype(float)
+
+
+def sampling(temperature: float) -> EvaluationSampling:
+    return EvaluationSampling(
+        temperature=temperature, max_new_tokens=64, samples=1, source=SamplingSource.TRAINER
+    )
+
+
+class Sampled:
+    """A guarded run whose evaluations say how they were sampled; None: nothing is known of it."""
+
+    def __init__(self, temperature: float | None) -> None:
+        calibrated = CalibratedPolicy(baseline_passes=PASSES, bootstrap_runs=200, horizon=60)
+        self.judge = Judge(Policy(calibrated=calibrated))
+        self.sampling = None if temperature is None else sampling(temperature)
+
+    def evaluate(self, round_: int, items: np.ndarray, index: int = 0) -> None:
+        if index == 0:
+            self.judge.fold_step(StepReport(attempt=0, step=round_, reward=float(items.mean())))
+            self.judge.fold_checkpoint()
+        of = Evaluation(
+            0, round_, f"/c/{round_}", tuple(items.tolist()), pass_index=index, sampling=self.sampling
+        )
+        self.judge.fold_evaluation(of, self.judge.fold_ahead(of))
+
+    def passes(self, round_: int, items: Callable[[], np.ndarray]) -> int:
+        """Make the evaluations of a checkpoint that are wanted, each after a restart; how many."""
+        self.evaluate(round_, items())
+        made = 1
+        while (wanted := self.judge.wanted_pass()) is not None:
+            self.evaluate(round_, items(), wanted.index)
+            self.judge = Judge.from_state(json.loads(json.dumps(self.judge.to_state())))
+            made += 1
+        return made
+
+
+@pytest.mark.parametrize(
+    ("temperature", "items", "passes"),
+    [
+        (1.0, NOTHING, PASSES),
+        (1.0, EVERYTHING, PASSES),
+        (1.0, HALF, 2),  # draws do not agree in every item, so these are none
+        (0.0, NOTHING, 2),
+        (None, NOTHING, 2),
+    ],
+)
+def test_draws_that_all_fail_are_not_taken_for_greedy_decoding(temperature, items, passes) -> None:
+    assert Sampled(temperature).passes(0, lambda: items) == passes
+
+
+def test_one_broken_evaluation_does_not_stop_a_run_that_began_at_0() -> None:
+    run, rng = Sampled(1.0), np.random.default_rng(2)
+    run.passes(0, lambda: NOTHING)
+    for round_, share in enumerate(np.minimum(0.6, 0.04 * np.arange(1, 30)), start=1):
+        run.passes(round_, partial(draw, rng, np.full(N, share)))
+    run.evaluate(30, NOTHING)
+    assert run.judge.latch is None
+    wanted = run.judge.wanted_pass()
+    assert wanted is not None and wanted.step == 30
+    run.evaluate(30, draw(rng, np.full(N, 0.6)), wanted.index)
+    assert run.judge.latch is None
+
+
+def test_a_log_with_more_than_two_passes_is_one_of_draws() -> None:
+    assert [Baseline.from_passes([NOTHING] * passes).greedy for passes in (1, 2, 3)] == [False, True, False]
+    assert [Baseline.from_passes([NOTHING] * passes).precision for passes in (1, 2, 3)] == [1, 1, 3]
+    assert Baseline.from_passes([HALF] * 3).greedy
+
+
+def test_a_baseline_that_the_next_checkpoint_closes_is_one_of_draws_after_a_restart_too() -> None:
+    run = Sampled(1.0)
+    run.evaluate(0, NOTHING)
+    run.evaluate(0, NOTHING, 1)
+    run.judge = Judge.from_state(json.loads(json.dumps(run.judge.to_state())))
+    run.evaluate(1, NOTHING)
+    said = [c.message for c in run.judge.verdict().conditions if c.code is Code.UNINFORMATIVE_BASELINE]
+    assert said and not any("agree in every item" in message for message in said)
