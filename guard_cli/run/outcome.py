@@ -75,8 +75,15 @@ def _judge(ending: Ending) -> RunOutcome:
     if verdict is not None and verdict.halt:
         return RunOutcome(ExitCode.HALTED, f"halted at step {verdict.latch_step}: {_why(verdict)}")
     if code != 0:
-        return RunOutcome(code, f"the trainer failed by itself with exit code {code}")
+        return RunOutcome(code, f"the trainer failed by itself with exit code {code}{_refusals(verdict)}")
     return _finished(verdict, ending.responded)
+
+
+def _refusals(verdict: Verdict | None) -> str:
+    """What was refused last, in one clause, or "": a loop that is guarded ends with an error for that, too."""
+    conditions = () if verdict is None else verdict.conditions
+    said = next((c.message for c in conditions if c.code is Code.REPORTS_REFUSED), "")
+    return said and f"; {said}; a loop that reports to the guard ends when that goes on"
 
 
 def _finished(verdict: Verdict | None, responded: bool) -> RunOutcome:

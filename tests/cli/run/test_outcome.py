@@ -72,6 +72,16 @@ UNKNOWN, WARNING = Level.UNKNOWN, Level.WARNING
 REFUSED = "4 reports of checkpoints were refused in a row; the newest: /x is not below the checkpoint root /c"
 
 
+def test_a_trainer_that_failed_is_told_what_the_guard_refused():
+    refused = saying(Code.REPORTS_REFUSED, UNKNOWN, REFUSED)
+    assert judge_ending(Ending(refused, 1, True)).sentence == (
+        f"the trainer failed by itself with exit code 1; {REFUSED}; a loop that reports to the guard ends "
+        "when that goes on"
+    )
+    assert judge_ending(Ending(None, 1, True)).sentence == "the trainer failed by itself with exit code 1"
+    assert judge_ending(Ending(verdict(), 1, True)).sentence.endswith("exit code 1")
+
+
 @pytest.mark.parametrize(
     ("last", "what", "to_set"),
     [
