@@ -10,7 +10,7 @@ and how long each takes. A mutant is then given to those that come by its lines 
 ahead, for the first that fails is enough. All others follow, so that the order decides nothing but the time.
 
 `make mutants` writes down which were noticed, beside each table, by digests of the rule, its tests and the
-edit. What is not written there is due: what is new, and what is of a rule or of tests that have changed since.
+edit. What is not written there is due: what is new, and what is of a rule or of tests that have changed.
 `make mutants` tests all that are due, `make mutants ROWS=all` every one. Elsewhere, of a table in which more
 than `MOST_DUE` are due, so many are tested, as their digests fall, which any change deals anew.
 """

@@ -80,7 +80,7 @@ def _judge(ending: Ending) -> RunOutcome:
 
 
 def _refusals(verdict: Verdict | None) -> str:
-    """What was refused last, in one clause, or "": a loop that is guarded ends with an error for that, too."""
+    """What was refused last, in one clause, or "": a guarded loop ends with an error for that, too."""
     conditions = () if verdict is None else verdict.conditions
     said = next((c.message for c in conditions if c.code is Code.REPORTS_REFUSED), "")
     return said and f"; {said}; a loop that reports to the guard ends when that goes on"
