@@ -50,17 +50,19 @@ def good_run(path: Path, seed: int, kl: bool = True) -> Path:
 class TestBaseline:
     def test_what_is_printed_and_written(self, calibrate: Invoke, tmp_path: Path) -> None:
         out = tmp_path / "policy.yaml"
-        result = calibrate(passes(tmp_path / "b.jsonl"), "--out", out, "--plot", tmp_path / "p.png")
+        result = calibrate(
+            passes(tmp_path / "b.jsonl"), "--horizon", "40", "--out", out, "--plot", tmp_path / "p.png"
+        )
         assert result.returncode == 0, result.stderr
         assert "16 passes of 64 items" in result.stdout
         for column in ("2 points", "5 points", "10 points"):
             assert column in result.stdout
         assert "A fall of 2 points is accepted: calibrated.max_decline is 0.03." in result.stdout
-        assert "With 64 items you will not see 5 points in time (25 evaluations): take " in result.stdout
+        assert "With 64 items you will not see 5 points in time (10 evaluations): take " in result.stdout
         assert "kl.hard_stop is left out" in result.stdout
         policy = Policy.model_validate(yaml.safe_load(out.read_text()))
         assert policy.detector == "calibrated"
-        assert policy.calibrated.alpha == 0.05 and policy.calibrated.horizon == 100
+        assert policy.calibrated.alpha == 0.05 and policy.calibrated.horizon == 40
         assert policy.heldout_guard != Policy().heldout_guard
         assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
 
@@ -90,7 +92,7 @@ class TestBaseline:
                     assert (delay <= sizes.in_time) == (items is None or count >= items)
 
     def test_json(self, calibrate: Invoke, tmp_path: Path) -> None:
-        result = calibrate(passes(tmp_path / "b.jsonl"), "--json", "--horizon", "40", "--detector", "both")
+        result = calibrate(passes(tmp_path / "b.jsonl"), "--json", "--horizon", "10", "--detector", "both")
         answer = json.loads(result.stdout)
         assert [d["drop"] for d in answer["delays"]] == [0.02, 0.05, 0.1]
         assert answer["policy"]["detector"] == "both" and answer["items"] == 64
