@@ -179,5 +179,6 @@ MUTANTS: tuple[Mutant, ...] = (
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_each_broken_rule_is_noticed(tmp_path: Path) -> None:
     assert survivors(MUTANTS, tmp_path, __file__) == ""
