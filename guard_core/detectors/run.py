@@ -132,7 +132,8 @@ class CalibratedRun:
         if self._detector is None and begins:
             self._passes.append(Outcomes.of(outcomes))
             self._paid.append(None if paid is None else Outcomes.of(paid))
-            self._cost, self._sampled = self._cost.plus(cost), sampled
+            self._cost = self._cost.plus(cost)
+            self._sampled = sampled
             if self._is_gathered():
                 self._close_baseline()
             return None
