@@ -37,7 +37,7 @@ from guard_core.wire import (
 
 if TYPE_CHECKING:
     from guard_core.detectors.calibrated import DetectorStatus
-    from guard_core.detectors.run import CalibratedRun, Pass, PassCost
+    from guard_core.detectors.run import CalibratedRun, Pass
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
@@ -342,15 +342,7 @@ class Judge:
         if self._calibrated is None or evaluation.pass_index == 0:
             return None
         copy = type(self._calibrated).from_state(self._calibrated.to_state())
-        status = copy.fold(
-            _pass(evaluation),
-            evaluation.items,
-            None,
-            evaluation.proxy_items,
-            cost=_cost(evaluation),
-            sampled=evaluation.sampled,
-        )
-        return copy, status
+        return copy, _fold_into(copy, evaluation)
 
     def _fold_items(
         self,
@@ -363,15 +355,7 @@ class Judge:
         if self._calibrated is None or evaluation.mean_only:
             return
         if ahead is None:
-            status = self._calibrated.fold(
-                _pass(evaluation),
-                evaluation.items,
-                in_loop_reward,
-                evaluation.proxy_items,
-                in_loop_error,
-                _cost(evaluation),
-                evaluation.sampled,
-            )
+            status = _fold_into(self._calibrated, evaluation, in_loop_reward, in_loop_error)
         else:
             self._calibrated, status = ahead
         if status is not None and status.rule is not None:
@@ -824,16 +808,24 @@ def _calibrated_run(policy: Policy) -> CalibratedRun | None:
     return CalibratedRun(policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share())
 
 
-def _pass(evaluation: Evaluation) -> Pass:
-    from guard_core.detectors.run import Pass
+def _fold_into(
+    run: CalibratedRun,
+    evaluation: Evaluation,
+    in_loop_reward: float | None = None,
+    in_loop_error: float | None = None,
+) -> DetectorStatus | None:
+    """What the calibrated detector makes of an evaluation."""
+    from guard_core.detectors.run import Pass, PassCost
 
-    return Pass(evaluation.attempt, evaluation.step, evaluation.path, evaluation.pass_index)
-
-
-def _cost(evaluation: Evaluation) -> PassCost:
-    from guard_core.detectors.run import PassCost
-
-    return PassCost(evaluation.completions, evaluation.seconds)
+    return run.fold(
+        Pass(evaluation.attempt, evaluation.step, evaluation.path, evaluation.pass_index),
+        evaluation.items,
+        in_loop_reward,
+        evaluation.proxy_items,
+        in_loop_error,
+        PassCost(evaluation.completions, evaluation.seconds),
+        evaluation.sampled,
+    )
 
 
 def _dumped(sampling: Sampling | None) -> dict[str, Any] | None:
