@@ -57,14 +57,19 @@ control-plane: ## Build kube-apiserver and etcd for the integration tests, once;
 chart-tools: ## Build helm, kustomize and promtool for the chart's tests, once.
 	@CACHE=$(CACHE) tests/chart/build.sh
 
-.PHONY: demo help install lock lint format generate site verify control-plane chart-tools mutants
+.PHONY: demo help install lock lint format generate site verify control-plane chart-tools mutants test-long
+
+OTHERS := tests $(addprefix --ignore=tests/,core detection bench e2e vllm on_ray kinds)
 
 test: lint browser control-plane chart-tools ## Every check: lint, the rules with their coverage, all other tests, then e2e.
 	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
-	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests --ignore=tests/core --ignore=tests/detection --ignore=tests/bench --ignore=tests/e2e --ignore=tests/vllm --ignore=tests/on_ray --ignore=tests/kinds
+	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'not long' $(OTHERS)
 	$(MAKE) --no-print-directory test-vllm
 	@if docker info >/dev/null 2>&1; then RLGUARD_E2E_SHORT=1 $(MAKE) --no-print-directory e2e; else \
 	  echo "make test: the end-to-end tests on kind were NOT run: no Docker daemon responds here" >&2; fi
+
+test-long: install control-plane ## The tests of a minute or more that `make test` has no room for: whole runs, and a broken cluster that is waited for.
+	$(VENV)/bin/pytest -q -n 2 --dist loadfile -m long $(OTHERS)
 
 mutants: install ## Test the rows of the mutant tables that are due, or with ROWS=all every one, and write down which were noticed.
 	RLGUARD_MUTANTS=$(or $(ROWS),due) $(VENV)/bin/pytest -q -n 2 --dist loadfile $$(find tests -name 'test_*mutants.py')

@@ -50,7 +50,7 @@ PRELOADED = (
 #: Mutants are tested two at a time.
 TESTERS = 2
 #: Rows of one table that `make test` tests: a large change keeps CI's limit.
-MOST_DUE = 10
+MOST_DUE = 5
 Row = TypeVar("Row")
 #: Tests that run together: package, file of tests, what lies beside.
 Group = tuple[str, Path, tuple[Path, ...]]

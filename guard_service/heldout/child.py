@@ -39,8 +39,6 @@ from guard_service.heldout.errors import (
 )
 from guard_service.heldout.evaluators import Completion, Completions, Evaluator, timed
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
-from guard_service.heldout.evaluators.openai import OpenAIEvaluator
-from guard_service.heldout.evaluators.served import ServedVllm
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
 from guard_service.heldout.parent import channel, die_with_parent
 from guard_service.heldout.pool import Limits
@@ -176,6 +174,10 @@ class HeldoutEvaluation:
 
 def _evaluator(settings: EvaluatorSettings, scratch: Path, base: BaseModel | None) -> Evaluator:
     if isinstance(settings, OpenAIEvaluatorSettings):
+        # With httpx, which takes half of the start of this process; the other two ask nobody.
+        from guard_service.heldout.evaluators.openai import OpenAIEvaluator
+        from guard_service.heldout.evaluators.served import ServedVllm
+
         served = ServedVllm(settings, scratch) if settings.load_checkpoints else None
         return OpenAIEvaluator(settings, served)
     if isinstance(settings, VllmEvaluatorSettings):

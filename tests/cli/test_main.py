@@ -31,18 +31,16 @@ def test_help_lists_every_command_with_an_example():
         assert summary in done.stdout  # not cut off
 
 
-def test_help_imports_nothing_heavy_and_is_fast():
+def test_help_imports_nothing_heavy():
     code = (
-        "import sys, time; begun = time.process_time()\n"
+        "import sys\n"
         "from guard_cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "print('loaded', sorted(set(sys.modules) & set(sys.argv[1:])), time.process_time() - begun)"
+        "print('loaded', sorted(set(sys.modules) & set(sys.argv[1:])))"
     )
     done = subprocess.run([sys.executable, "-c", code, *HEAVY], capture_output=True, text=True, check=True)
-    loaded, seconds = done.stdout.splitlines()[-1].removeprefix("loaded ").rsplit(" ", 1)
-    assert loaded == "[]"
-    assert float(seconds) < 0.5
+    assert done.stdout.splitlines()[-1] == "loaded []"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from guard_cli.calibrate import propose
 from guard_core.detectors import Baseline
 from guard_core.policy import CalibratedPolicy, Policy
 
@@ -17,7 +18,9 @@ Invoke = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def calibrate(rlguard: Invoke) -> Invoke:
+def calibrate(rlguard: Invoke, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """With few simulated runs: how exact the delays are is not looked at here."""
+    monkeypatch.setattr(propose, "CALIBRATED_RUNS", 8)
     return partial(rlguard, "calibrate")
 
 
@@ -66,11 +69,12 @@ class TestBaseline:
         assert policy.heldout_guard != Policy().heldout_guard
         assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
 
+    @pytest.mark.usefixtures("calibrate")
     def test_the_picture_shows_the_numbers_of_the_text(self) -> None:
         """Each number of items is simulated once, for both: in time from the advised number on."""
         from matplotlib.figure import Figure
 
-        from guard_cli.calibrate import plot, propose
+        from guard_cli.calibrate import plot
         from guard_cli.calibrate.simulate import World
 
         rng = random.Random(1)

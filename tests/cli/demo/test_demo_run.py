@@ -29,6 +29,7 @@ def test_the_hack_is_stopped_while_heldout_is_above_half_of_its_start(tmp_path):
     assert "fire at step" in (report / "report.html").read_text()
 
 
+@pytest.mark.long  # `make e2e` has one on a cluster
 def test_an_honest_run_finishes(tmp_path):
     done, report = demo(tmp_path / "demo", "--benign", "--steps", "20")
     assert done.returncode == 0, done.stderr

@@ -99,7 +99,7 @@ def test_stopped_is_said_once_it_has_settled(running: World) -> None:
     assert running.pods() == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fires_are_stopped_at_once_while_no_log_can_be_had(
     plane: ControlPlane, client: Client, namespace: str, here: World, make_job: MakeJob
 ) -> None:
@@ -326,7 +326,7 @@ def test_a_process_that_cannot_work_does_not_lead(here: World) -> None:
     eventually(here.leader, "it leads", within=60)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kind_that_cannot_be_listed_holds_up_no_other(
     plane: ControlPlane, here: World, make_job: MakeJob
 ) -> None:
@@ -376,7 +376,7 @@ def test_a_webhook_that_hangs_holds_up_no_stop_for_good(running: World, verbs: l
     running.expect_events("StopEscalated")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fires_whose_stop_hangs_hold_up_no_other_fire(
     plane: ControlPlane, client: Client, namespace: str, here: World, make_job: MakeJob
 ) -> None:
@@ -425,7 +425,7 @@ def told_to_end(here: World) -> bool:
     return all("deletionTimestamp" in pod["metadata"] for pod in here.pods())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pods_that_cannot_be_listed_are_told_to_end(
     plane: ControlPlane, here: World, make_job: MakeJob
 ) -> None:
@@ -451,7 +451,7 @@ def test_pods_that_cannot_be_listed_are_told_to_end(
         here.expect("Stopped", "True", "NoPodsLeft", within=90)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_who_changes_a_job_all_the_time_holds_up_no_stop(running: World) -> None:
     """Faster than the operator's watch follows; and takes away what it writes of the stop."""
     over, path = threading.Event(), JOBS.path(running.namespace, running.name)
@@ -537,7 +537,7 @@ def test_a_grace_period_of_a_day_is_cut(here: World, make_job: MakeJob, first: s
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_pod_on_a_dead_node_is_said_within_a_minute(running: World) -> None:
     asked = time.monotonic()
     running.fire()

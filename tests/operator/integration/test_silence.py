@@ -140,7 +140,14 @@ def no_guard_reaches_the_api_server(fleet: Fleet, _proxy: FaultProxy) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [frozen, collections_answer_500, no_guard_reaches_the_api_server])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        frozen,
+        pytest.param(collections_answer_500, marks=pytest.mark.long),
+        pytest.param(no_guard_reaches_the_api_server, marks=pytest.mark.long),
+    ],
+)
 def test_no_healthy_run_is_stopped_and_a_silent_guard_is_met(
     fleet: Fleet, proxy: FaultProxy, fault: Callable[[Fleet, FaultProxy], None]
 ) -> None:
