@@ -113,7 +113,7 @@ def test_a_killed_guard_loses_no_step(start: Any, train: Any) -> None:
     assert [line["step"] for line in guard.history()] == list(range(1, 151))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_score_that_sinks_has_checkpoints_saved_between_the_regular_ones(
     start: Any, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

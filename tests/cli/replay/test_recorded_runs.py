@@ -67,6 +67,12 @@ LATE = {
 }
 
 
+def some(names: list[str]) -> list[object]:
+    """Those that were looked at while the recipes were made are for `make test-long`."""
+    tuned = of("tuning", names)
+    return [pytest.param(name, marks=pytest.mark.long) if name in tuned else name for name in names]
+
+
 def of(use: str, names: list[str]) -> list[str]:
     return [name for name in names if MANIFEST[name]["use"] == use]
 
@@ -88,7 +94,7 @@ def test_the_files_are_what_the_manifest_says(name: str) -> None:
     assert len(run.step) == entry["steps"] == len(table.checkpoints(run)) * entry["every"]
 
 
-@pytest.mark.parametrize("name", HACKS)
+@pytest.mark.parametrize("name", some(HACKS))
 def test_a_hack_is_stopped_before_half_of_the_loss(name: str) -> None:
     found = said(name)
     half = table.half_lost_at(RECORDED[name])
@@ -109,7 +115,7 @@ def test_how_often_symptoms_are_said_is_what_the_page_says() -> None:
         assert f"| {title} | {cells[0]} | {cells[1]} |" in page
 
 
-@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("name", some(GOOD))
 def test_an_honest_run_is_not_stopped(name: str) -> None:
     assert not said(name).fired
 
