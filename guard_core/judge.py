@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
-STATE_VERSION = 15
+STATE_VERSION = 16
 
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000
@@ -564,6 +564,13 @@ class Judge:
         if self._failure in DOUBTS and (self._failure not in AS_BEFORE or self._count.reported):
             yield _condition(Code.CHECKPOINT_DOUBTFUL, Level.UNKNOWN, self._last_failure)
         yield from self._unscored.conditions(self._sampling)
+        if self._count.lacks_reward:
+            yield _condition(
+                Code.NO_REWARD,
+                Level.UNKNOWN,
+                f"the last {self._count.unrewarded} evaluated checkpoints were compared with no reward: "
+                f"no step with a finite one was reported after step {self._count.step}",
+            )
         if self._steps == 0:
             yield _condition(Code.NO_STEPS, Level.UNKNOWN, "no step has been reported yet")
         elif self._held_out_guard_decides and self._guard.count < max(1, self._guard.min_steps):

@@ -13,6 +13,10 @@ from typing import Any, Self
 
 from guard_core.checkpoint_key import CheckpointKey
 
+#: Evaluated checkpoints in a row without a reported step, from which on that is said. A log that has a step
+#: less often than the trainer saves has some, so it takes more than twice as many as there have been before.
+UNREWARDED = 3
+
 #: Distances of two reports that are told apart: a trainer may number its steps without any order.
 MAX_DISTANCES = 64
 
@@ -32,6 +36,9 @@ class StepCount:
     reported: int = 0
     most_reported: int = 0
     longest_span: int = 0
+    #: Evaluated checkpoints in a row without a reported step, and the most that a reported one has ended.
+    unrewarded: int = 0
+    most_unrewarded: int = 0
     apart: dict[int, int] = field(default_factory=dict)
     #: Of the newest attempt: the step after which nothing is judged, and how many reports came after it.
     since: int = 0
@@ -70,6 +77,10 @@ class StepCount:
         elif self.attempt is not None and self.step is not None and attempt > self.attempt:
             self.since, self.here = self.step, 0
         self.reported, key = left, CheckpointKey(attempt, step)
+        if in_round:
+            self.most_unrewarded, self.unrewarded = max(self.most_unrewarded, self.unrewarded), 0
+        elif self.attempt is not None and self.judged is not None and key > self.judged:
+            self.unrewarded += 1
         self.judged = max(self.judged or key, key)
         self.most_reported = max(self.most_reported, in_round)
 
@@ -77,6 +88,11 @@ class StepCount:
         """Take what a trainer says of its last step. It can only add steps, and is never taken back."""
         if self.told is None or (attempt, step) > self.told[:2]:
             self.told = attempt, step, began
+
+    @property
+    def lacks_reward(self) -> bool:
+        """Whether more evaluated checkpoints than usual were compared with no reward."""
+        return self.unrewarded >= max(UNREWARDED, 2 * self.most_unrewarded + 1)
 
     @property
     def stride(self) -> int:

@@ -18,6 +18,7 @@ _TOLD_IN_FULL = frozenset(
         Code.SILENT,
         Code.STALE,
         Code.NO_STEPS,
+        Code.NO_REWARD,
         Code.REPORTS_REFUSED,
         Code.KL_INERT,
         Code.KL_NOT_FINITE,

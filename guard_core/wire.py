@@ -308,6 +308,7 @@ class Code(StrEnum):
     EVALUATION_FAILING = "evaluation_failing"
     CHECKPOINT_DOUBTFUL = "checkpoint_doubtful"
     NO_STEPS = "no_steps"
+    NO_REWARD = "no_reward"
     WARMING_UP = "warming_up"
     REPORTS_REFUSED = "reports_refused"
     KL_INERT = "kl_inert"
@@ -408,6 +409,7 @@ _MEANINGS = {
     "judged by: other files than were announced, another tokenizer, the weights of the one before, or a "
     "server whose completions are all those of the one before.",
     Code.NO_STEPS: "No step has been reported yet.",
+    Code.NO_REWARD: "The newest evaluated checkpoints were compared with no reward: none was reported.",
     Code.WARMING_UP: "Too few evaluation rounds for the rule to judge.",
     Code.REPORTS_REFUSED: "The guard refused several reports of the trainer in a row.",
     Code.KL_INERT: "There is no KL to the reference, so the KL rule cannot fire.",
@@ -446,6 +448,8 @@ _REMEDIES = {
     "before it is announced, or the guard do it (load_checkpoints, or the evaluator vllm)",
     Code.NO_STEPS: "add GuardCallback.from_env() to the trainer, or, where its log is followed, let path and "
     "format be those of that log",
+    Code.NO_REWARD: "look in the trainer's log for rewards that are NaN, infinite or None: such a step is "
+    "not reported",
     Code.WARMING_UP: "give the run what it lacks; a smaller save_steps makes more evaluations",
     Code.REPORTS_REFUSED: "fix what the refusal names; the trainer's log has each one",
     Code.KL_INERT: "set beta above 0 if KL is to be watched",

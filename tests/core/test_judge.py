@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -316,6 +316,48 @@ class TestStepsAfterTheLastEvaluation:
         j.fold_evaluation(evaluation(0))
         j.fold_step(step(1))
         assert (j.verdict().steps_since_evaluation, j.verdict().longest_round) == (1, 0)
+
+
+class TestRewardsThatEnd:
+    """A step without a finite reward is not reported, so what is evaluated then is compared with nothing."""
+
+    def run(self, steps: Iterable[int], evaluated: Iterable[int], **sections: object) -> Judge:
+        """Steps and evaluations in the order of their numbers; of one number the step comes first."""
+        j = judge(**sections)
+        for n, is_evaluated in sorted([(n, False) for n in steps] + [(n, True) for n in evaluated]):
+            if is_evaluated:
+                j.fold_evaluation(evaluation(n))
+            else:
+                j.fold_step(step(n))
+        return Judge.from_state(j.to_state())
+
+    def test_the_third_checkpoint_without_one_is_unknown_until_one_comes(self) -> None:
+        assert Code.NO_REWARD not in codes(self.run(range(1, 21), range(0, 41, 10)).verdict())
+        j = self.run(range(1, 21), range(0, 51, 10))
+        assert codes(j.verdict())[Code.NO_REWARD] is Level.UNKNOWN
+        (told,) = [c.message for c in j.verdict().conditions if c.code is Code.NO_REWARD]
+        assert "the last 3 evaluated checkpoints" in told and "after step 20" in told
+        j.fold_step(step(55))
+        j.fold_evaluation(evaluation(60))
+        assert Code.NO_REWARD not in codes(j.verdict())
+
+    def test_a_log_that_has_a_step_less_often_than_the_trainer_saves_has_them(self) -> None:
+        assert Code.NO_REWARD not in codes(self.run([40, 80], range(0, 141, 10)).verdict())
+        assert Code.NO_REWARD in codes(self.run([40, 80], range(0, 151, 10)).verdict()), "3 before, now 7"
+
+    def test_a_checkpoint_that_is_scored_after_a_later_one_is_none_of_them(self) -> None:
+        j = self.run(range(1, 41), [0, 40])
+        for n in (10, 20, 30):
+            j.fold_evaluation(evaluation(n))
+        assert Code.NO_REWARD not in codes(j.verdict())
+
+    def test_before_the_first_step_it_is_that_there_is_none(self) -> None:
+        told = codes(self.run([], range(0, 51, 10)).verdict())
+        assert Code.NO_STEPS in told and Code.NO_REWARD not in told
+
+    def test_a_warm_up_is_told_beside_it(self) -> None:
+        told = codes(self.run([1], range(0, 51, 10), heldout_guard=HeldOutGuardPolicy(min_steps=5)).verdict())
+        assert Code.NO_REWARD in told and Code.WARMING_UP in told
 
 
 class TestTheWindowOfARound:
