@@ -58,7 +58,8 @@ def running_on_the_node(cluster: Cluster, pod: Json) -> list[str]:
 @contextmanager
 def the_guard_is_frozen(job: Job) -> Iterator[None]:
     """The guard neither answers nor ends (SIGSTOP); afterwards it goes on, if its pod is still there."""
-    pod, cluster = job.pod, job.namespace.cluster
+    pod, cluster = job.guard_pod, job.namespace.cluster
+    assert pod is not None
     cluster.signal(pod, GUARD_CONTAINER, "SIGSTOP")
     try:
         yield

@@ -173,6 +173,11 @@ class Job:
         return {condition["type"]: condition for condition in self.status.get("conditions") or []}
 
     @property
+    def guard_pod(self) -> Json | None:
+        """The pod in which its guard runs."""
+        return self.pod
+
+    @property
     def workload(self) -> Json | None:
         """The PyTorchJob, or None."""
         return self.client.get(PYTORCHJOBS, self.namespace.name, self.name)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from guard_operator.runtime.client import STATEFUL_SETS
 
-from . import given, jobs, then, timeouts, when
+from . import faults, given, jobs, then, timeouts, when
 from .kube import Json, Namespace
 from .workloads import PodRun
 
@@ -28,12 +32,55 @@ def test_a_guard_in_its_own_pod_outlives_its_pod_and_stops_the_run(
     then.the_job_is_stopped(job)
     log = then.evidence(job)["guard.log"]
     assert log.strip() and not log.startswith("not available")
+    no_guard_is_left(job, name)
+
+
+@pytest.mark.long
+def test_a_silent_guard_in_its_own_pod_is_met_with_the_jobs_policy(
+    namespace: Namespace, shared: list[Json]
+) -> None:
+    job = a_run(namespace, shared, onSilence={"afterSeconds": 30, "action": "Stop"})
+    then.the_guard_has_counted(job, 8, within=timeouts.TWO_NODES)
+    name = job.set_name
+
+    with faults.the_guard_is_frozen(job):
+        then.the_condition_is(job, "Halted", "True", "GuardSilent", within=timeouts.SILENCE)
+        then.the_job_is_stopped(job)
+
+    then.it_was_told_once(job, "GuardSilent", "StopRequested", "NoPodsLeft")
+    then.the_job_never_fired(job)
+    no_guard_is_left(job, name)
+
+
+@pytest.mark.long
+def test_two_operators_that_both_lead_make_one_guard_and_one_stop(
+    namespace: Namespace, shared: list[Json]
+) -> None:
+    with faults.a_second_release(namespace.cluster, namespace.name):
+        job = a_run(namespace, shared)
+        then.the_guard_has_counted(job, 8, within=timeouts.TWO_NODES)
+        name = job.set_name
+        sets = job.client.list(STATEFUL_SETS, namespace.name, {})["items"]
+        assert [one["metadata"]["name"] for one in sets] == [name]
+
+        when.the_trainer_fires(job)
+
+        then.the_job_has_fired(job, "KlHardStop")
+        then.the_job_is_stopped(job)
+        then.it_was_told_once(job, "WorkloadCreated", "KlHardStop", "StopRequested", "NoPodsLeft")
+        no_guard_is_left(job, name)
+
+
+def no_guard_is_left(job: PodRun, name: str) -> None:
+    """Its StatefulSet, of this name, is gone."""
     then.eventually(
-        lambda: job.client.get(STATEFUL_SETS, namespace.name, name) is None, "no StatefulSet", timeouts.STOP
+        lambda: job.client.get(STATEFUL_SETS, job.namespace.name, name) is None,
+        "no StatefulSet",
+        timeouts.STOP,
     )
 
 
-def a_run(namespace: Namespace, shared: list[Json]) -> PodRun:
+def a_run(namespace: Namespace, shared: list[Json], **spec: Any) -> PodRun:
     *others, job = jobs.scripted(
         "run",
         namespace.cluster.images["trainer"],
@@ -41,6 +88,7 @@ def a_run(namespace: Namespace, shared: list[Json]) -> PodRun:
         deaf=True,
         checkpoints={"persistentVolumeClaim": {"claimName": "checkpoints"}},
         state={"claimName": "state"},
+        **spec,
     )
     job["spec"]["guard"]["placement"] = "Pod"
     given.objects(namespace, [*shared, jobs.claim("state"), *others, job])
