@@ -174,7 +174,7 @@ class HeldoutEvaluation:
 
 def _evaluator(settings: EvaluatorSettings, scratch: Path, base: BaseModel | None) -> Evaluator:
     if isinstance(settings, OpenAIEvaluatorSettings):
-        # With httpx, which takes half of the start of this process; the other two ask nobody.
+        # With httpx, which takes a third of the start of this process; the other two ask nobody.
         from guard_service.heldout.evaluators.openai import OpenAIEvaluator
         from guard_service.heldout.evaluators.served import ServedVllm
 
