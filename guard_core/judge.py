@@ -568,8 +568,9 @@ class Judge:
             yield _condition(
                 Code.NO_REWARD,
                 Level.UNKNOWN,
-                f"the last {self._count.unrewarded} evaluated checkpoints were compared with no reward: "
-                f"no step with a finite one was reported after step {self._count.step}",
+                f"the last {self._count.unrewarded} evaluated checkpoints were compared with no reward: no "
+                "step with a finite one was reported for them, and the newest that was is step "
+                f"{self._count.step}",
             )
         if self._steps == 0:
             yield _condition(Code.NO_STEPS, Level.UNKNOWN, "no step has been reported yet")

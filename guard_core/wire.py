@@ -449,7 +449,8 @@ _REMEDIES = {
     Code.NO_STEPS: "add GuardCallback.from_env() to the trainer, or, where its log is followed, let path and "
     "format be those of that log",
     Code.NO_REWARD: "look in the trainer's log for rewards that are NaN, infinite or None: such a step is "
-    "not reported",
+    "not reported. If there is none, let the trainer log at least as often as it saves (logging_steps, "
+    "save_steps)",
     Code.WARMING_UP: "give the run what it lacks; a smaller save_steps makes more evaluations",
     Code.REPORTS_REFUSED: "fix what the refusal names; the trainer's log has each one",
     Code.KL_INERT: "set beta above 0 if KL is to be watched",

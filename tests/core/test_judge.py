@@ -336,10 +336,19 @@ class TestRewardsThatEnd:
         j = self.run(range(1, 21), range(0, 51, 10))
         assert codes(j.verdict())[Code.NO_REWARD] is Level.UNKNOWN
         (told,) = [c.message for c in j.verdict().conditions if c.code is Code.NO_REWARD]
-        assert "the last 3 evaluated checkpoints" in told and "after step 20" in told
+        assert "the last 3 evaluated checkpoints" in told and told.endswith("newest that was is step 20")
         j.fold_step(step(55))
         j.fold_evaluation(evaluation(60))
         assert Code.NO_REWARD not in codes(j.verdict())
+
+    def test_of_evaluations_that_come_late_it_says_nothing_of_steps_that_came_since(self) -> None:
+        j = judge()
+        for n in (*range(1, 21), *range(60, 76)):
+            j.fold_step(step(n))
+        for n in range(0, 51, 10):
+            j.fold_evaluation(evaluation(n))
+        (told,) = [c.message for c in j.verdict().conditions if c.code is Code.NO_REWARD]
+        assert told.endswith("was reported for them, and the newest that was is step 75")
 
     def test_a_log_that_has_a_step_less_often_than_the_trainer_saves_has_them(self) -> None:
         assert Code.NO_REWARD not in codes(self.run([40, 80], range(0, 141, 10)).verdict())
