@@ -14,7 +14,8 @@ from typing import Any, Self
 from guard_core.checkpoint_key import CheckpointKey
 
 #: Evaluated checkpoints in a row without a reported step, from which on that is said. A log that has a step
-#: less often than the trainer saves has some, so it takes more than twice as many as there have been before.
+#: less often than the trainer saves has some, so it takes more than twice as many as there have been before,
+#: those before the first step included.
 UNREWARDED = 3
 
 #: Distances of two reports that are told apart: a trainer may number its steps without any order.
@@ -79,7 +80,7 @@ class StepCount:
         self.reported, key = left, CheckpointKey(attempt, step)
         if in_round:
             self.most_unrewarded, self.unrewarded = max(self.most_unrewarded, self.unrewarded), 0
-        elif self.attempt is not None and self.judged is not None and key > self.judged:
+        elif self.judged is not None and key > self.judged:
             self.unrewarded += 1
         self.judged = max(self.judged or key, key)
         self.most_reported = max(self.most_reported, in_round)
@@ -92,7 +93,7 @@ class StepCount:
     @property
     def lacks_reward(self) -> bool:
         """Whether more evaluated checkpoints than usual were compared with no reward."""
-        return self.unrewarded >= max(UNREWARDED, 2 * self.most_unrewarded + 1)
+        return self.attempt is not None and self.unrewarded >= max(UNREWARDED, 2 * self.most_unrewarded + 1)
 
     @property
     def stride(self) -> int:

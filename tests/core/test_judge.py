@@ -354,6 +354,11 @@ class TestRewardsThatEnd:
         assert Code.NO_REWARD not in codes(self.run([40, 80], range(0, 141, 10)).verdict())
         assert Code.NO_REWARD in codes(self.run([40, 80], range(0, 151, 10)).verdict()), "3 before, now 7"
 
+    def test_those_before_the_first_step_are_some_of_them(self) -> None:
+        """It saves every tenth step, has every fiftieth in its log, and ends before the second."""
+        assert Code.NO_REWARD not in codes(self.run([50], range(0, 91, 10)).verdict())
+        assert Code.NO_REWARD in codes(self.run([50], range(0, 141, 10)).verdict()), "4 before, now 9"
+
     def test_a_checkpoint_that_is_scored_after_a_later_one_is_none_of_them(self) -> None:
         j = self.run(range(1, 41), [0, 40])
         for n in (10, 20, 30):
