@@ -359,6 +359,9 @@ class TestRewardsThatEnd:
         assert Code.NO_REWARD not in codes(self.run([50], range(0, 91, 10)).verdict())
         assert Code.NO_REWARD in codes(self.run([50], range(0, 141, 10)).verdict()), "4 before, now 9"
 
+    def test_it_is_the_most_that_counts_and_not_the_newest(self) -> None:
+        assert Code.NO_REWARD not in codes(self.run([50, 60], range(0, 141, 10)).verdict()), "4 and 0 before"
+
     def test_a_checkpoint_that_is_scored_after_a_later_one_is_none_of_them(self) -> None:
         j = self.run(range(1, 41), [0, 40])
         for n in (10, 20, 30):

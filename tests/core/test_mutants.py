@@ -212,6 +212,7 @@ MUTANTS: list[Mutant] = [
     (COUNT, "max(UNREWARDED, 2 * self.most_unrewarded + 1)", "2 * self.most_unrewarded + 1"),
     (COUNT, "max(UNREWARDED, 2 * self.most_unrewarded + 1)", "self.most_unrewarded + 4"),
     (COUNT, "        if in_round:", "        if False:"),
+    (COUNT, "max(self.most_unrewarded, self.unrewarded), 0", "self.unrewarded, 0"),
     (COUNT, "self.attempt is not None and self.unrewarded >=", "self.unrewarded >="),
     (COUNT, "elif self.judged is not None and key", "elif None not in (self.attempt, self.judged) and key"),
     (COUNT, " and key > self.judged:", ":"),
