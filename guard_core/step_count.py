@@ -13,9 +13,8 @@ from typing import Any, Self
 
 from guard_core.checkpoint_key import CheckpointKey
 
-#: Evaluated checkpoints in a row without a reported step, from which on that is said. A log that has a step
-#: less often than the trainer saves has some, so it takes more than twice as many as there have been before,
-#: those before the first step included.
+#: Evaluated checkpoints in a row without a reported step, from which on that is said: if they span more than
+#: twice the usual distance of two reports, too, for a log may have a step less often than the trainer saves.
 UNREWARDED = 3
 
 #: Distances of two reports that are told apart: a trainer may number its steps without any order.
@@ -37,9 +36,9 @@ class StepCount:
     reported: int = 0
     most_reported: int = 0
     longest_span: int = 0
-    #: Evaluated checkpoints in a row without a reported step, and the most that a reported one has ended.
+    #: Evaluated checkpoints in a row without a reported step, and the step of the one before them.
     unrewarded: int = 0
-    most_unrewarded: int = 0
+    rewarded: int = 0
     apart: dict[int, int] = field(default_factory=dict)
     #: Of the newest attempt: the step after which nothing is judged, and how many reports came after it.
     since: int = 0
@@ -78,11 +77,12 @@ class StepCount:
         elif self.attempt is not None and self.step is not None and attempt > self.attempt:
             self.since, self.here = self.step, 0
         self.reported, key = left, CheckpointKey(attempt, step)
-        if in_round:
-            self.most_unrewarded, self.unrewarded = max(self.most_unrewarded, self.unrewarded), 0
-        elif self.judged is not None and key > self.judged:
-            self.unrewarded += 1
-        self.judged = max(self.judged or key, key)
+        newest = max(self.judged or key, key)
+        if in_round or self.judged is None:
+            self.unrewarded, self.rewarded = 0, newest.step
+        elif key > self.judged:  # of an attempt that began anew, its first is where one can count from
+            self.unrewarded, self.rewarded = self.unrewarded + 1, min(self.rewarded, step)
+        self.judged = newest
         self.most_reported = max(self.most_reported, in_round)
 
     def fold_end(self, attempt: int, step: int, began: int | None) -> None:
@@ -92,8 +92,11 @@ class StepCount:
 
     @property
     def lacks_reward(self) -> bool:
-        """Whether more evaluated checkpoints than usual were compared with no reward."""
-        return self.attempt is not None and self.unrewarded >= max(UNREWARDED, 2 * self.most_unrewarded + 1)
+        """Whether several evaluated checkpoints in a row were compared with no reward, unlike usual."""
+        if self.unrewarded < UNREWARDED or self.judged is None or self.step is None:
+            return False
+        usual = self.stride if self.apart else self.step
+        return self.judged.step - self.rewarded > 2 * usual
 
     @property
     def stride(self) -> int:

@@ -351,16 +351,32 @@ class TestRewardsThatEnd:
         assert told.endswith("was reported for them, and the newest that was is step 75")
 
     def test_a_log_that_has_a_step_less_often_than_the_trainer_saves_has_them(self) -> None:
-        assert Code.NO_REWARD not in codes(self.run([40, 80], range(0, 141, 10)).verdict())
-        assert Code.NO_REWARD in codes(self.run([40, 80], range(0, 151, 10)).verdict()), "3 before, now 7"
+        assert Code.NO_REWARD not in codes(self.run([40, 80], range(0, 161, 10)).verdict())
+        assert Code.NO_REWARD in codes(self.run([40, 80], range(0, 171, 10)).verdict()), "90 steps, of 40"
 
-    def test_those_before_the_first_step_are_some_of_them(self) -> None:
+    def test_before_there_are_two_reports_the_first_says_how_often_there_may_be_one(self) -> None:
         """It saves every tenth step, has every fiftieth in its log, and ends before the second."""
         assert Code.NO_REWARD not in codes(self.run([50], range(0, 91, 10)).verdict())
-        assert Code.NO_REWARD in codes(self.run([50], range(0, 141, 10)).verdict()), "4 before, now 9"
+        assert Code.NO_REWARD not in codes(self.run([50], range(0, 151, 10)).verdict())
+        assert Code.NO_REWARD in codes(self.run([50], range(0, 161, 10)).verdict()), "110 steps, of 50"
 
-    def test_it_is_the_most_that_counts_and_not_the_newest(self) -> None:
-        assert Code.NO_REWARD not in codes(self.run([50, 60], range(0, 141, 10)).verdict()), "4 and 0 before"
+    def test_what_is_saved_after_the_last_line_of_a_log_that_is_as_rare_is_none(self) -> None:
+        run = self.run(range(10, 101, 10), [*range(0, 101, 10), 101, 102, 103])
+        assert Code.NO_REWARD not in codes(run.verdict())
+
+    def test_an_outage_does_not_make_the_next_one_usual(self) -> None:
+        run = self.run([*range(1, 101), 305], range(0, 341, 10))
+        assert Code.NO_REWARD in codes(run.verdict())
+
+    def test_a_run_that_goes_on_from_a_late_step_has_missed_none_before_it(self) -> None:
+        run = self.run([1050], range(1000, 1061, 10))
+        assert Code.NO_REWARD not in codes(run.verdict())
+
+    def test_an_attempt_that_begins_anew_is_counted_from_its_first_checkpoint(self) -> None:
+        j = self.run(range(1, 301), range(0, 301, 10))
+        for n in (10, 20, 30):
+            j.fold_evaluation(evaluation(n, attempt=1))
+        assert Code.NO_REWARD in codes(j.verdict())
 
     def test_a_checkpoint_that_is_scored_after_a_later_one_is_none_of_them(self) -> None:
         j = self.run(range(1, 41), [0, 40])
