@@ -8,9 +8,9 @@ UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 VENV := .venv
 PY := $(VENV)/bin/python
 export OMP_NUM_THREADS ?= 1
-# Where Python may keep no bytecode, as in many containers, each of the thousands of processes that the tests start would
-# compile anew what it imports, torch too, which takes longer than all else they do. So that is done at the installation.
-export UV_COMPILE_BYTECODE := $(if $(PYTHONDONTWRITEBYTECODE),1,0)
+# Many containers forbid Python to keep bytecode. Each of the thousands of processes that the tests start would then compile
+# anew what it imports, torch too, which takes longer than all else they do.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 
@@ -80,15 +80,15 @@ mutants: install ## Test the rows of the mutant tables that are due, or with ROW
 # vLLM needs another torch than the rest, so it has a lock and an environment of its own, of 6 GB, kept by the lock's digest.
 VLLM := $(CACHE)/vllm-$(shell sha256sum tests/vllm/requirements.lock | cut -c1-12)
 
-$(VLLM)/.compiled: | $(UV)
+$(VLLM)/.installed: | $(UV)
 	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(VLLM)
-	$(UV) pip sync --quiet --python $(VLLM)/bin/python --compile-bytecode --require-hashes tests/vllm/requirements.lock
+	$(UV) pip sync --quiet --python $(VLLM)/bin/python --require-hashes tests/vllm/requirements.lock
 	touch $@
 
-test-vllm: $(VLLM)/.compiled ## The tests of the evaluator `vllm`, with a real vLLM on the CPU.
+test-vllm: $(VLLM)/.installed ## The tests of the evaluator `vllm`, with a real vLLM on the CPU.
 	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q -m 'not long' tests/vllm
 
-vllm-runs: $(VLLM)/.compiled install ## A real GRPO run with LoRA that hacks, and its honest twin, judged through vLLM on the CPU; not part of `make test`.
+vllm-runs: $(VLLM)/.installed install ## A real GRPO run with LoRA that hacks, and its honest twin, judged through vLLM on the CPU; not part of `make test`.
 	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q -s -m long tests/vllm
 
 LOCK_VLLM := pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header --extra eval-hf pyproject.toml
@@ -169,7 +169,7 @@ browser:
 bench-detection: install ## Simulate the detectors, replay the recorded runs; writes docs/detection.md and docs/real-runs.md (ten minutes of CPU).
 	$(PY) tests/bench/bench_detection.py
 
-bench: install $(VLLM)/.compiled ## Every benchmark, each as a ratio in one run (see docs/benchmarks.md).
+bench: install $(VLLM)/.installed ## Every benchmark, each as a ratio in one run (see docs/benchmarks.md).
 	@for bench in ack startup trainer evaluation replay; do $(PY) tests/bench/bench_$$bench.py || exit 1; done
 	@PYTHONPATH=$(CURDIR) $(VLLM)/bin/python tests/bench/bench_vllm.py 2>/dev/null
 
