@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +19,7 @@ from guard_core.policy import Policy
 from guard_operator.api import names
 from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence, evidence_name
 from guard_operator.reconcile.parse import JOBS, parse_job, read_policy
-from guard_operator.reconcile.snapshot import Job, Snapshot
+from guard_operator.reconcile.snapshot import Job, Pod, Snapshot
 from guard_operator.runtime.client import CONFIG_MAPS, Client
 from guard_operator.runtime.errors import ApiError, ClusterError
 
@@ -100,12 +100,12 @@ class EvidenceCollector:
         return parse_job(raw), read_policy(raw)
 
     def _logs(self, snapshot: Snapshot) -> dict[str, str] | None:
-        """Ends of the logs of trainer and guard; None if the newest rank-0 pod's cannot be read now."""
+        """Ends of the logs of trainer and guard; None if the trainer's cannot be read now."""
         job = snapshot.job
-        guarded = next((pod for pod in reversed(snapshot.pods) if pod.guarded), None)
+        guarded = _newest([pod for pod in snapshot.pods if pod.guarded])
         if guarded is None or not snapshot.trainer:
             return None
-        trains = next((pod for pod in reversed(snapshot.pods) if pod.rank0), guarded)
+        trains = _newest([pod for pod in snapshot.pods if pod.rank0]) or guarded
         # At once: the pods may be gone in the moment between the two.
         beside = _beside(partial(self._log, job.namespace, guarded.name, names.GUARD_CONTAINER))
         trainer, guard = self._log(job.namespace, trains.name, snapshot.trainer), beside.result()
@@ -119,6 +119,12 @@ class EvidenceCollector:
             return self._client.log_tail(namespace, pod, container, LOG_BYTES, LOG_SECONDS)
         except ClusterError as error:
             return error
+
+
+def _newest(pods: Sequence[Pod]) -> Pod | None:
+    """Of those that have run, if any has: one that replaces a stopped pod may never come so far."""
+    ran = [pod for pod in pods if pod.phase != "Pending"]
+    return next(reversed(ran or pods), None)
 
 
 def _beside(call: Callable[[], T]) -> Future[T]:

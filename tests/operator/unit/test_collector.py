@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -27,15 +28,18 @@ SPEC = {
 }
 SNAPSHOT = Snapshot(
     Job("run", "ns", "0123456789", 1, "1", {}, Spec.model_validate(SPEC), Status()),
-    pods=(Pod("run-0", "p", guarded=True, phase="Running"),),
+    pods=(
+        Pod("run-0", "p", guarded=True, phase="Running", rank0=True),
+        Pod("run-worker-0", "w", guarded=False, phase="Running"),
+    ),
     trainer="train",
 )
 
 
 class Cluster:
-    """Gives a log only while the other one is asked for, too; those of `silent` containers cannot be had."""
+    """Gives a log only while the other one is asked for, too; of `silent` containers and pods it has none."""
 
-    def __init__(self, silent: str = "") -> None:
+    def __init__(self, *silent: str) -> None:
         self.made: list[Json] = []
         self._silent = silent
         self._both = threading.Barrier(2, timeout=30)
@@ -45,7 +49,7 @@ class Cluster:
 
     def log_tail(self, namespace: str, pod: str, container: str, *_bounds: Any) -> str:
         self._both.wait()
-        if container == self._silent:
+        if {pod, container} & {*self._silent}:
             raise TransportError("it is gone")
         return f"{namespace} {pod} {container}"
 
@@ -53,9 +57,10 @@ class Cluster:
         self.made.append(body)
 
 
-def collected(cluster: Cluster, final: bool) -> bool:
+def collected(cluster: Cluster, final: bool, *replacing: Pod) -> bool:
     """Whether it was written."""
-    return EvidenceCollector(cast(Client, cluster))._write(SNAPSHOT, final) is not None
+    snapshot = replace(SNAPSHOT, pods=(*SNAPSHOT.pods, *replacing))
+    return EvidenceCollector(cast(Client, cluster))._write(snapshot, final) is not None
 
 
 def test_both_logs_are_asked_for_at_once() -> None:
@@ -66,7 +71,7 @@ def test_both_logs_are_asked_for_at_once() -> None:
 
 
 def test_the_trainers_log_is_there_without_the_guards() -> None:
-    cluster = Cluster(silent="rlguard-guard")
+    cluster = Cluster("rlguard-guard")
     assert collected(cluster, final=False)
     data = cluster.made[0]["data"]
     assert (data["trainer.log"], data["guard.log"]) == ("ns run-0 train", "not available: it is gone")
@@ -74,6 +79,29 @@ def test_the_trainers_log_is_there_without_the_guards() -> None:
 
 @pytest.mark.parametrize("final", [False, True])
 def test_without_the_trainers_log_nothing_is_written_before_the_end(final: bool) -> None:
-    cluster = Cluster(silent="train")
+    cluster = Cluster("train")
     assert collected(cluster, final) is final
     assert [body["data"]["trainer.log"] for body in cluster.made] == ["not available"] * final
+
+
+def test_a_pod_that_never_ran_hides_no_log() -> None:
+    """A Job's controller with an old cache replaces the pod that is being stopped."""
+    cluster = Cluster("run-1")
+    assert collected(cluster, False, Pod("run-1", "q", guarded=True, phase="Pending", rank0=True))
+    data = cluster.made[0]["data"]
+    assert (data["trainer.log"], data["guard.log"]) == ("ns run-0 train", "ns run-0 rlguard-guard")
+
+
+def test_of_two_that_ran_the_newest_is_asked() -> None:
+    cluster = Cluster()
+    assert collected(cluster, False, Pod("run-1", "q", guarded=True, phase="Running", rank0=True))
+    assert cluster.made[0]["data"]["trainer.log"] == "ns run-1 train"
+
+
+def test_a_guard_apart_that_waits_for_a_node_hides_no_log_of_the_trainer() -> None:
+    cluster = Cluster("run-guard-0")
+    waits = Pod("run-guard-0", "g", guarded=True, phase="Pending")
+    trains = Pod("run-0", "p", guarded=False, phase="Running", rank0=True)
+    snapshot = replace(SNAPSHOT, pods=(waits, trains))
+    assert EvidenceCollector(cast(Client, cluster))._write(snapshot, final=False) is not None
+    assert cluster.made[0]["data"]["trainer.log"] == "ns run-0 train"

@@ -60,12 +60,13 @@ STATES = Rule(
 TRAINJOB = Rule(
     "guard_operator", "adapters/trainjob.py", HERE / "test_trainjob_adapter.py", (HERE / "test_composed.py",)
 )
-COMPOSED_SEES, COMPOSED_MADE, COMPOSED_ACTS, COMPOSED_TELLS = (
-    rule(f"{name}.py", "test_composed.py") for name in ("gather", "inject", "actuate", "collector")
+COMPOSED_SEES, COMPOSED_MADE, COMPOSED_ACTS = (
+    rule(f"{name}.py", "test_composed.py") for name in ("gather", "inject", "actuate")
 )
 COMPOSED_REVIEWED, COMPOSED_REFUSED = (
     rule(f"{name}.py", "test_trainjob_adapter.py") for name in ("review", "refusals")
 )
+COLLECTS = rule("collector.py", "test_collector.py")
 COMPOSED_READS = rule("targets.py", "test_composed.py")
 COMPOSED_RBAC = Rule("guard_operator", "rbac.py", HERE / "test_trainjob_adapter.py")
 QUEUES, QUEUE_DECIDES, QUEUE_SEES, QUEUE_ACTS, QUEUE_SLIM, QUEUE_GAUGES = (
@@ -117,6 +118,12 @@ FLEET_HEARS = Rule("guard_operator", "app.py", HERE / "test_fleet.py")
 FLEET_DECIDES = rule("decide.py", "test_fleet.py")
 
 MUTANTS: list[Mutant] = [
+    # Whose logs are the evidence's.
+    (COLLECTS, ' if pod.phase != "Pending"]', "]"),
+    (COLLECTS, "reversed(ran or pods)", "reversed(ran)"),
+    (COLLECTS, "reversed(ran or pods)", "iter(ran or pods)"),
+    (COLLECTS, "[pod for pod in snapshot.pods if pod.guarded]", "snapshot.pods"),
+    (COLLECTS, "[pod for pod in snapshot.pods if pod.rank0]", "snapshot.pods"),
     # A workload that exists: what its guard needs, which one and which pods are meant, and what is said.
     (ATTACHED, "guard.own_pod is None or guard.metrics is None", "guard.metrics is None"),
     (ATTACHED, "guard.own_pod is None or guard.metrics is None", "guard.own_pod is None"),
