@@ -2,16 +2,18 @@
 
 import subprocess
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+from guard_cli.calibrate import propose
 from guard_cli.main import main
+
+Invoke = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def rlguard(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+def rlguard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
     """Runs `rlguard` with these arguments; the result is that of a process."""
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -24,3 +26,10 @@ def rlguard(
         return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
     return invoke
+
+
+@pytest.fixture
+def calibrate(rlguard: Invoke, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """With few simulated runs, for tests that do not look at how exact the delays are."""
+    monkeypatch.setattr(propose, "CALIBRATED_RUNS", 8)
+    return partial(rlguard, "calibrate")

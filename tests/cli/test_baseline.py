@@ -52,7 +52,7 @@ def passes(tmp_path: Path) -> list[list[float]]:
 
 
 def test_writes_one_pass_a_line_that_calibrate_reads(
-    baseline: Invoke, rlguard: Invoke, tmp_path: Path
+    baseline: Invoke, calibrate: Invoke, tmp_path: Path
 ) -> None:
     done = baseline("--passes", 3, "--temperature", 1, model="{checkpoint}")
     assert done.returncode == 0, done.stderr
@@ -63,18 +63,18 @@ def test_writes_one_pass_a_line_that_calibrate_reads(
     )
     assert (tmp_path / "b.jsonl").stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.jsonl", "held.jsonl"]
-    read = rlguard("calibrate", tmp_path / "b.jsonl", "--json", "--horizon", 10)
+    read = calibrate(tmp_path / "b.jsonl", "--json", "--horizon", 10)
     assert json.loads(read.stdout)["policy"]["calibrated"]["baseline_passes"] == 3
 
 
 def test_what_the_training_grader_gives_is_written_beside_it(
-    baseline: Invoke, rlguard: Invoke, tmp_path: Path
+    baseline: Invoke, calibrate: Invoke, tmp_path: Path
 ) -> None:
     done = baseline("--passes", 2, "--temperature", 1, "--proxy-scorer", "tests.heldout.odd_scorers:chatty")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     assert [line["proxy_items"] for line in lines] == [[0.5] * 16] * 2
-    assert rlguard("calibrate", tmp_path / "b.jsonl", "--json", "--horizon", 10).returncode == 0
+    assert calibrate(tmp_path / "b.jsonl", "--json", "--horizon", 10).returncode == 0
 
 
 def test_greedy_passes_end_when_two_agree(baseline: Invoke, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import random
 import subprocess
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ from guard_core.detectors import Baseline
 from guard_core.policy import CalibratedPolicy, Policy
 
 Invoke = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def calibrate(rlguard: Invoke, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    """With few simulated runs: how exact the delays are is not looked at here."""
-    monkeypatch.setattr(propose, "CALIBRATED_RUNS", 8)
-    return partial(rlguard, "calibrate")
 
 
 def outcomes(rng: random.Random, n: int, p: float = 0.5) -> list[int]:
