@@ -381,6 +381,21 @@ def test_memory_that_is_wanted_back_is_free_once_the_evaluation_is_told(
     asyncio.run(act())
 
 
+async def struck(by: signal.Signals, worker: EvaluationWorker, request: EvaluationRequest) -> str:
+    """How an evaluation fails whose process gets a signal once the weights have been loaded."""
+    assert worker._child is not None
+    before = worker.log_path.read_text().count("Reloading and processing weights took")
+    underway = asyncio.create_task(worker.evaluate(request))
+    end = time.monotonic() + 120
+    while worker.log_path.read_text().count("Reloading and processing weights took") == before:
+        assert time.monotonic() < end and not underway.done()
+        await asyncio.sleep(0.01)
+    os.kill(worker._child.pid, by)
+    with pytest.raises(EvaluationError) as caught:
+        await underway
+    return str(caught.value)
+
+
 @pytest.mark.timeout(600)
 def test_an_engine_that_dies_and_another_architecture_cost_no_more_than_one_evaluation(
     policies: dict[str, Path], tmp_path: Path
@@ -401,27 +416,13 @@ def test_an_engine_that_dies_and_another_architecture_cost_no_more_than_one_eval
     )
     scratch = tmp_path / "scratch"
 
-    async def killed(worker: EvaluationWorker, request: EvaluationRequest) -> str:
-        """How an evaluation fails whose process is killed once the weights have been loaded."""
-        assert worker._child is not None
-        before = worker.log_path.read_text().count("Reloading and processing weights took")
-        underway = asyncio.create_task(worker.evaluate(request))
-        end = time.monotonic() + 120
-        while worker.log_path.read_text().count("Reloading and processing weights took") == before:
-            assert time.monotonic() < end and not underway.done()
-            await asyncio.sleep(0.01)
-        os.kill(worker._child.pid, signal.SIGKILL)
-        with pytest.raises(EvaluationError) as caught:
-            await underway
-        return str(caught.value)
-
     async def act() -> list[Any]:
         worker = EvaluationWorker(heldout, scratch)
         await worker.start()
         try:
             first, deeper = (EvaluationRequest(0, 1, policies[name]) for name in ("first", "deeper"))
             scores, pids = [await worker.evaluate(first)], [worker._child.pid]
-            told = await killed(worker, replace(first, step=2))
+            told = await struck(signal.SIGKILL, worker, replace(first, step=2))
             for request in (first, deeper):
                 scores.append(await worker.evaluate(request))
                 pids.append(worker._child.pid)
@@ -434,3 +435,33 @@ def test_an_engine_that_dies_and_another_architecture_cost_no_more_than_one_eval
     assert "was ended by SIGKILL" in told
     assert items == [odd, odd, tuple(1 - outcome for outcome in odd)]
     assert len(set(pids)) == 3, "one process for each engine"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_an_engine_that_hangs_costs_one_evaluation(policies: dict[str, Path], tmp_path: Path) -> None:
+    """A real evaluation process is stopped while it generates: it is ended, and the next one is right."""
+    texts = by_transformers(policies["first"], tmp_path, max_new_tokens=200).texts
+    rows = [{"id": i.id, "prompt": i.prompt, "answer": text} for i, (text,) in zip(ITEMS, texts, strict=True)]
+    (tmp_path / "split.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {"kind": "vllm", **VLLM, "max_new_tokens": 200, "score_truncated": True, "timeout_seconds": 120}
+    heldout = HeldoutSettings.model_validate({"split": tmp_path / "split.jsonl", "evaluator": own})
+
+    async def act() -> None:
+        worker = EvaluationWorker(heldout, tmp_path / "scratch")
+        await worker.start()
+        try:
+            asked = EvaluationRequest(0, 1, policies["first"])
+            right = await worker.evaluate(asked)
+            assert worker._child is not None
+            pid = worker._child.pid
+            told = await struck(signal.SIGSTOP, worker, replace(asked, step=2))
+            assert "within timeout_seconds=120" in told
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+            again = await worker.evaluate(replace(asked, step=3))
+            assert list(again.items) == list(right.items) == [1.0] * len(ITEMS)
+        finally:
+            await worker.close()
+
+    asyncio.run(act())
