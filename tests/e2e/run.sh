@@ -1,5 +1,5 @@
 #!/bin/bash
-# Every end-to-end test: first those that mind their own namespace, two at a time, because most of their time is
+# Every end-to-end test: first those that mind their own namespace, three at a time, because most of their time is
 # waiting; then, one by one, those marked `alone`, which take something away from all. RLGUARD_E2E names the file of a
 # cluster that is there; else one is made, and deleted after. One of its name that was left behind goes first: up.sh
 # would keep it, and what runs in it would take the cores of the tests. RLGUARD_E2E_SHORT leaves out those marked `long`.
@@ -31,6 +31,6 @@ fi
 
 short=${RLGUARD_E2E_SHORT:+ and not long}
 status=0
-.venv/bin/pytest -q --durations=20 -n 2 --dist loadgroup -m "not alone$short" "$@" --ignore=tests/e2e/kinds --ignore=tests/e2e/vllm tests/e2e || status=$?
+.venv/bin/pytest -q --durations=20 -n 3 --maxschedchunk 1 -m "not alone$short" "$@" --ignore=tests/e2e/kinds --ignore=tests/e2e/vllm tests/e2e || status=$?
 .venv/bin/pytest -q --durations=20 -m "alone$short" "$@" --ignore=tests/e2e/kinds --ignore=tests/e2e/vllm tests/e2e || status=$?
 exit "$status"

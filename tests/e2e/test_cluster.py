@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from guard_operator.runtime.client import PODS
 
 from . import then, timeouts
-from .conftest import fresh_namespace
-from .kube import Cluster, Namespace
-
-#: Both tests use one namespace.
-pytestmark = pytest.mark.xdist_group("cluster")
+from .kube import Namespace
 
 WEB = """
 apiVersion: v1
@@ -78,37 +70,36 @@ spec:
 FETCH = "import urllib.request as r; print(r.urlopen('http://web/', timeout=2).status)"
 
 
-@pytest.fixture(scope="module")
-def room(installation: Cluster) -> Iterator[Namespace]:
-    with fresh_namespace(installation, "the-cluster-itself") as made:
-        for manifest in (WEB, WORKER):
-            made.kubectl("apply", "-f", "-", give=manifest.replace("IMAGE", installation.images["operator"]))
-        yield made
+def given_pods(namespace: Namespace, manifest: str) -> None:
+    image = namespace.cluster.images["operator"]
+    namespace.kubectl("apply", "-f", "-", give=manifest.replace("IMAGE", image))
 
 
-def wait(room: Namespace, *condition: str) -> None:
-    room.kubectl("wait", f"--timeout={timeouts.COMMAND - 5}s", *condition)
+def wait(namespace: Namespace, *condition: str) -> None:
+    namespace.kubectl("wait", f"--timeout={timeouts.COMMAND - 5}s", *condition)
 
 
-def reaches(room: Namespace, pod: str) -> bool:
-    return room.try_kubectl("exec", pod, "--", "python", "-c", FETCH).returncode == 0
+def reaches(namespace: Namespace, pod: str) -> bool:
+    return namespace.try_kubectl("exec", pod, "--", "python", "-c", FETCH).returncode == 0
 
 
-def test_service_is_found_by_name_until_a_network_policy_forbids_it(room: Namespace) -> None:
-    wait(room, "--for=condition=Ready", "pod/web", "pod/friend", "pod/stranger")
+def test_service_is_found_by_name_until_a_network_policy_forbids_it(namespace: Namespace) -> None:
+    given_pods(namespace, WEB)
+    wait(namespace, "--for=condition=Ready", "pod/web", "pod/friend", "pod/stranger")
     # A pod that is ready is not yet known to every part of the network.
-    then.eventually(lambda: reaches(room, "stranger"), "the Service answers", timeouts.COMMAND)
+    then.eventually(lambda: reaches(namespace, "stranger"), "the Service answers", timeouts.COMMAND)
 
-    room.kubectl("apply", "-f", "-", give=ONLY_FRIENDS)
+    namespace.kubectl("apply", "-f", "-", give=ONLY_FRIENDS)
 
-    then.eventually(lambda: not reaches(room, "stranger"), "the policy is enforced", timeouts.COMMAND)
-    then.eventually(lambda: reaches(room, "friend"), "the policy lets friends in", timeouts.COMMAND)
+    then.eventually(lambda: not reaches(namespace, "stranger"), "the policy is enforced", timeouts.COMMAND)
+    then.eventually(lambda: reaches(namespace, "friend"), "the policy lets friends in", timeouts.COMMAND)
 
 
-def test_pod_writes_to_the_default_storage_and_ends_with_its_sidecar(room: Namespace) -> None:
-    wait(room, "--for=jsonpath={.status.phase}=Succeeded", "pod/worker")
+def test_pod_writes_to_the_default_storage_and_ends_with_its_sidecar(namespace: Namespace) -> None:
+    given_pods(namespace, WORKER)
+    wait(namespace, "--for=jsonpath={.status.phase}=Succeeded", "pod/worker")
 
-    assert room.kubectl("logs", "worker", "--container=work") == "kept\n"
-    worker = room.cluster.client.get(PODS, room.name, "worker")
+    assert namespace.kubectl("logs", "worker", "--container=work") == "kept\n"
+    worker = namespace.cluster.client.get(PODS, namespace.name, "worker")
     assert worker is not None
     assert "terminated" in worker["status"]["initContainerStatuses"][0]["state"]
