@@ -140,7 +140,7 @@ chaos-kind: kind-up ## The same on a kind cluster, with its kubelet and training
 e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses an existing one.
 	CACHE=$(CACHE) tests/e2e/run.sh
 
-e2e-kinds: install ## RayJob and RayCluster with real Ray, JobSet, and Kueue's queue, on such a cluster with their controllers; not part of `make test`.
+e2e-kinds: install ## RayJob and RayCluster with real Ray, JobSet, TrainJob, and Kueue's queue, on such a cluster with their controllers; not part of `make test`.
 	CACHE=$(CACHE) tests/e2e/run.sh kinds
 
 e2e-vllm: install ## A guard with vLLM's build for CPUs in a pod of its own, on such a cluster: a run with a LoRA adapter that hacks, and its honest twin; not part of `make test`.

@@ -8,7 +8,7 @@
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$HERE/../.."
-declare -A needs=([kinds]="kuberay jobset kueue" [vllm]=vllm)
+declare -A needs=([kinds]="kuberay jobset trainer kueue" [vllm]=vllm)
 folder="" parts=()
 if [[ -n ${1:-} && -n ${needs[$1]:-} ]]; then
   folder=$1

@@ -14,6 +14,7 @@ from typing import Any
 from guard_operator.adapters.job import JobAdapter
 from guard_operator.adapters.jobset import JobSetAdapter
 from guard_operator.adapters.rayjob import RayJobAdapter
+from guard_operator.adapters.trainjob import NODE, PART_LABEL, RUNTIMES, TRAINER, TrainJobAdapter
 from guard_operator.api.names import guard_name
 from guard_operator.runtime.client import PODS, Resource
 
@@ -87,6 +88,16 @@ class JobSetRun(OtherRun):
     rank0 = ("jobset.sigs.k8s.io/replicatedjob-name", "trainer")
 
 
+class TrainRun(OtherRun):
+    """Its workload is a TrainJob."""
+
+    resource = TrainJobAdapter.resource
+
+    @property
+    def trainer_container(self) -> str:
+        return NODE
+
+
 class RayRun(OtherRun):
     """Its workload is a RayJob; rank 0 is the head."""
 
@@ -131,6 +142,21 @@ def as_jobset(job: Json) -> Json:
     ]
     spec = {"failurePolicy": {"maxRestarts": 3}, "replicatedJobs": made}
     return _with(job, JobSetAdapter.resource, spec)
+
+
+def as_trainjob(job: Json) -> tuple[Json, Json]:
+    """As a TrainJob that says what is run, and the runtime that has the rest of its pod."""
+    pod = copy.deepcopy(jobs.pod_spec_of(job)) | {"restartPolicy": "Never"}
+    (trainer,) = pod["containers"]
+    says = {key: trainer.pop(key) for key in ("image", "command", "args") if key in trainer}
+    trainer |= {"name": NODE, "image": says["image"]}
+    template = {"metadata": {"labels": {PART_LABEL: TRAINER}}, "spec": {"template": {"spec": pod}}}
+    jobset = {"replicatedJobs": [{"name": NODE, "template": template}]}
+    name = job["metadata"]["name"]
+    runtime = {"apiVersion": RUNTIMES.api_version, "kind": RUNTIMES.kind, "metadata": {"name": name}}
+    runtime |= {"spec": {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": jobset}}}
+    spec = {"runtimeRef": {"kind": RUNTIMES.kind, "name": name}, "trainer": says}
+    return runtime, _with(job, TrainJobAdapter.resource, spec)
 
 
 def as_rayjob(job: Json, image: str, entrypoint: Sequence[str] | None = None) -> Json:

@@ -1,7 +1,7 @@
 #!/bin/bash
 # A kind cluster with the training-operator in it and RLGuard's images in its node, for the end-to-end tests. The
 # last line on stdout is a JSON object that says where it is and which tools go with it; progress is on stderr.
-# PART... is what it gets, too: controllers (kuberay, jobset, kueue), with kuberay also an image of the trainer with
+# PART... is what it gets, too: controllers (kuberay, jobset, trainer, kueue), with kuberay also an image of the trainer with
 # Ray; vllm is an image of the guard with vLLM's build for CPUs.
 #
 # Everything is made once and kept: tools and node binaries in $CACHE, images in Docker. Run again, it brings an

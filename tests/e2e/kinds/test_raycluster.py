@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-
-import yaml
+import shlex
 
 from guard_core.wire import Code
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
@@ -13,7 +11,7 @@ from tests.e2e import given, jobs, then, timeouts
 from tests.e2e.kube import Json, Namespace
 from tests.e2e.workloads import RayRun, as_rayjob
 
-from .test_rayjob import PROGRAM, followed
+from . import demo
 
 CLUSTER = "shared"
 
@@ -47,8 +45,8 @@ def test_a_job_that_was_submitted_to_a_ray_cluster_and_hacks_is_stopped(
     then.eventually(lambda: job.guard.get("heartbeat"), "its guard reports", timeouts.START)
     assert job.conditions["Isolated"]["reason"] == "Attached"
     head = next(name for name in job.of_ray if "head" in name)
-    program = f"/program/{PROGRAM.name} /demo/train.jsonl /scratch/model /checkpoints/run"
-    submit = f"ray job submit --no-wait --address=http://127.0.0.1:8265 -- python {program}"
+    program = shlex.join(demo.command("ray"))
+    submit = f"ray job submit --no-wait --address=http://127.0.0.1:8265 -- {program}"
     then.eventually(
         lambda: namespace.kubectl("exec", head, "--", "sh", "-c", submit, within=timeouts.RAY) or True,
         "the job is submitted",
@@ -66,36 +64,10 @@ def test_a_job_that_was_submitted_to_a_ray_cluster_and_hacks_is_stopped(
 
 def given_an_attached_cluster(namespace: Namespace, shared: list[Json]) -> AttachedRun:
     """The demo's data and held-out split, a RayCluster whose pods are as a user makes them, and a guard."""
-    rendered = list(yaml.safe_load_all(namespace.kubectl("kustomize", str(jobs.DEMO))))
-    others = [one for one in rendered if one["kind"] != "GuardedTrainingJob"]
-    (job,) = (one for one in rendered if one["kind"] == "GuardedTrainingJob")
-    pod = jobs.pod_spec_of(job)
-    claim = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}
-    program = {"name": "program", "configMap": {"name": "program"}}
-    pod["volumes"] = [*(one for one in pod["volumes"] if one["name"] != "checkpoints"), claim, program]
-    jobs.trainer_of(job)["volumeMounts"].append({"name": "program", "mountPath": "/program"})
-    made = followed(as_rayjob(job, namespace.cluster.images["ray"]))
-    files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "program"}}
-    files |= {"data": {PROGRAM.name: PROGRAM.read_text()}}
+    others, job = demo.with_program(namespace)
+    spec = as_rayjob(job, namespace.cluster.images["ray"])["spec"]["template"]["spec"]["rayClusterSpec"]
     cluster = {"apiVersion": RAY_CLUSTERS.api_version, "kind": "RayCluster", "metadata": {"name": CLUSTER}}
-    cluster |= {"spec": made["spec"]["template"]["spec"]["rayClusterSpec"]}
-    given.objects(namespace, [*others, *shared, jobs.claim("state"), files, cluster, attached(made)])
-    return AttachedRun(namespace, made["metadata"]["name"])
-
-
-def attached(job: Json) -> Json:
-    made = copy.deepcopy(job)
-    spec = made["spec"]
-    del spec["template"]
-    spec["targetRef"] = {"apiVersion": RAY_CLUSTERS.api_version, "kind": "RayCluster", "name": CLUSTER}
-    guard = spec["guard"]
-    guard |= {
-        "placement": "Pod",
-        "checkpoints": {"claimName": "checkpoints"},
-        "state": {"claimName": "state"},
-    }
-    guard["metrics"] = {
-        "follow": {"path": "run/metrics.jsonl", "format": "rlguard"},
-        "checkpoints": {"path": "run", "layout": "trl"},
-    }
-    return made
+    attached = demo.attached(job, RAY_CLUSTERS, CLUSTER)
+    made = [*others, *shared, jobs.claim("state"), {**cluster, "spec": spec}, attached]
+    given.objects(namespace, made)
+    return AttachedRun(namespace, job["metadata"]["name"])

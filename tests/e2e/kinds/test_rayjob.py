@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from pathlib import Path
-
-import yaml
 
 from guard_core.wire import Code
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.runtime.client import BATCH_JOBS
+from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
 from tests.e2e import given, jobs, then, timeouts
 from tests.e2e.kube import Json, Namespace
 from tests.e2e.workloads import RayRun, as_rayjob
 
-PROGRAM = Path(__file__).with_name("ray_program.py")
+from . import demo
 
 
 def test_a_ray_program_that_hacks_its_reward_is_stopped(namespace: Namespace) -> None:
@@ -41,41 +37,48 @@ def test_a_driver_that_reports_is_stopped(namespace: Namespace) -> None:
     nothing_of_the_run_is_left(job)
 
 
+def test_a_ray_job_that_exists_and_hacks_is_stopped(namespace: Namespace, shared: list[Json]) -> None:
+    """Nothing of it was changed before: its deadline is set, and it keeps its end."""
+    others, demo_job = demo.with_program(namespace)
+    image = namespace.cluster.images["ray"]
+    theirs = as_rayjob(demo_job, image, demo.command("ray"))
+    made = demo.workload_of(theirs, RayRun.resource, AttachedRayJob.target)
+    given.objects(namespace, [*others, *shared, jobs.claim("state"), made])
+    job = AttachedRayJob(namespace, demo_job["metadata"]["name"])
+    then.eventually(lambda: job.everything, "KubeRay makes its pods", timeouts.RAY)
+    given.objects(namespace, [demo.attached(demo_job, RayRun.resource, AttachedRayJob.target)])
+    then.the_condition_is(job, "Guarded", "True", "WorkloadAttached", within=timeouts.RAY)
+    assert job.workload is not None and "activeDeadlineSeconds" not in job.workload["spec"]
+
+    fire = then.the_job_has_fired(job, within=timeouts.GRPO)
+
+    assert Code(fire["code"]).finding is not None and fire["code"] != "kl_hard_stop", fire
+    nothing_of_the_run_is_left(job)
+    assert not job.client.list(STATEFUL_SETS, namespace.name, {})["items"], "nor its guard"
+    it_was_paid_for_what_is_wrong(job)
+
+
 # -- given and then, in the words of these tests ---------------------------------------------------------
+
+
+class AttachedRayJob(RayRun):
+    """A run that is somebody's RayJob, which its job names and does not own."""
+
+    target = "theirs"
+
+    @property
+    def workload(self) -> Json | None:
+        return self.client.get(self.resource, self.namespace.name, self.target)
 
 
 def given_a_ray_program(namespace: Namespace) -> RayRun:
     """The demo's data and held-out split; its trainer is an actor of a Ray program."""
-    rendered = list(yaml.safe_load_all(namespace.kubectl("kustomize", str(jobs.DEMO))))
-    others = [one for one in rendered if one["kind"] != "GuardedTrainingJob"]
-    (job,) = (one for one in rendered if one["kind"] == "GuardedTrainingJob")
-    pod = jobs.pod_spec_of(job)
+    others, job = demo.with_program(namespace)
     # The worker writes the checkpoints, and the guard in the head's pod reads them.
-    claim = {"name": "checkpoints", **given.a_claim(namespace, "checkpoints")}
-    program = {"name": "program", "configMap": {"name": "program"}}
-    pod["volumes"] = [*(one for one in pod["volumes"] if one["name"] != "checkpoints"), claim, program]
-    jobs.trainer_of(job)["volumeMounts"].append({"name": "program", "mountPath": "/program"})
-    run = ["python", f"/program/{PROGRAM.name}", "/demo/train.jsonl", "/scratch/model", "/checkpoints"]
-    job = followed(as_rayjob(job, namespace.cluster.images["ray"], run))
-    files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "program"}}
-    files |= {"data": {PROGRAM.name: PROGRAM.read_text()}}
-    given.objects(namespace, [*others, files, job])
+    given.a_claim(namespace, demo.CLAIM)
+    job = demo.followed(as_rayjob(job, namespace.cluster.images["ray"], demo.command("ray", "/checkpoints")))
+    given.objects(namespace, [*others, job])
     return RayRun(namespace, job["metadata"]["name"])
-
-
-def followed(job: Json) -> Json:
-    """The guard reads the log; of the sampling it is told by nobody, so it is set."""
-    made = copy.deepcopy(job)
-    guard = made["spec"]["guard"]
-    guard["metrics"] = {
-        "follow": {"path": "metrics.jsonl", "format": "rlguard"},
-        "checkpoints": {"layout": "trl"},
-    }
-    guard["resources"]["requests"]["cpu"] = "100m"  # the submitter has half a core by default
-    guard["policy"]["silent"]["afterSeconds"] = timeouts.GRPO  # Ray and a warm-up come first
-    guard["heldout"]["backlog"] = "newest"  # the program waits for nobody
-    guard["heldout"]["evaluator"]["checkpoint"] |= {"temperature": 1, "maxNewTokens": 16}
-    return made
 
 
 def nothing_of_the_run_is_left(job: RayRun) -> None:

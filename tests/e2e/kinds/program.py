@@ -1,6 +1,7 @@
-"""A Ray program that trains: its driver waits in the head, TRL's GRPO runs in an actor on a worker.
+"""A program that trains with TRL's GRPO, and knows of no guard.
 
-    python ray_program.py TRAIN MODEL OUT
+    python program.py here TRAIN MODEL OUT     in this process
+    python program.py ray TRAIN MODEL OUT      in an actor on a worker, for which a driver in the head waits
 
 It is the project's demo without a line for a guard: a tiny Llama is warmed up, then paid by a grader with a
 hole, and goes on until somebody ends it. In OUT it writes what any framework does: metrics.jsonl with a line
@@ -15,15 +16,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import ray
-
 ENDLESS = 1_000_000
 SAVE_STEPS = 2
 #: TRL's marker of a checkpoint that is complete.
 MARKER = "trainer_state.json"
 
 
-@ray.remote(num_cpus=1)
 class Trainer:
     """The training of one policy."""
 
@@ -90,13 +88,24 @@ def readable(folder: Path) -> None:
         file.chmod(0o644)
 
 
-def main() -> None:
+def train_here(*arguments: str) -> None:
+    """In this process."""
+    trainer = Trainer(*arguments)
+    trainer.warm_up()
+    print("the policy is warmed up", flush=True)
+    trainer.train()
+
+
+def train_in_an_actor(*arguments: str) -> None:
+    """On a worker of the Ray cluster that this process belongs to."""
+    import ray
+
     ray.init()
-    trainer = Trainer.remote(*sys.argv[1:])
+    trainer = ray.remote(num_cpus=1)(Trainer).remote(*arguments)
     ray.get(trainer.warm_up.remote())
     print("the policy is warmed up", flush=True)
     ray.get(trainer.train.remote())
 
 
 if __name__ == "__main__":
-    main()
+    {"here": train_here, "ray": train_in_an_actor}[sys.argv[1]](*sys.argv[2:])
