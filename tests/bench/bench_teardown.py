@@ -2,8 +2,8 @@
 
     RLGUARD_E2E=cluster.json python tests/bench/bench_teardown.py [--rounds 8] [KIND...]
 
-KIND is PyTorchJob, Job, JobSet or RayJob; PyTorchJob if none is named. The file describes a cluster as
-tests/e2e/cluster/up.sh prints it, for JobSet and RayJob one with their controllers. Each round makes two runs
+KIND is PyTorchJob, Job, JobSet, TrainJob or RayJob; PyTorchJob if none is named. The file describes a cluster
+as tests/e2e/cluster/up.sh prints it, for the last three one with their controllers. Each round makes two runs
 of the same pods one after the other, with the real guard and a scripted trainer. In one the guard fires, and
 nobody but the operator stops it: its trainer does not listen. In the other the workload is deleted as kubectl
 does it. One program watches both, so one clock tells all times. The kubelet removes a pod's object only after
@@ -18,7 +18,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +111,7 @@ class Kind:
     """How runs of a kind are made, and how it is seen that one was asked to stop."""
 
     run: type[Job]
-    made: Callable[[Json, Cluster], Json]
+    made: Callable[[Json, Cluster], Sequence[Json]]
     resource: Resource
     #: What the stop is written into, and where in its spec the deadline is.
     asked: Resource
@@ -128,19 +128,25 @@ class Kind:
 
 KINDS = {
     "PyTorchJob": Kind(
-        Job, lambda job, _: job, PYTORCHJOBS, PYTORCHJOBS, ("runPolicy", "activeDeadlineSeconds")
+        Job, lambda job, _: [job], PYTORCHJOBS, PYTORCHJOBS, ("runPolicy", "activeDeadlineSeconds")
     ),
-    "Job": Kind(workloads.BatchRun, lambda job, _: workloads.as_batch_job(job), BATCH_JOBS, BATCH_JOBS),
+    "Job": Kind(workloads.BatchRun, lambda job, _: [workloads.as_batch_job(job)], BATCH_JOBS, BATCH_JOBS),
     "JobSet": Kind(
         workloads.JobSetRun,
-        lambda job, _: workloads.as_jobset(job),
+        lambda job, _: [workloads.as_jobset(job)],
         workloads.JobSetRun.resource,
         BATCH_JOBS,
         pods=2,
     ),
+    "TrainJob": Kind(
+        workloads.TrainRun,
+        lambda job, _: workloads.as_trainjob(job),
+        workloads.TrainRun.resource,
+        workloads.TrainRun.resource,
+    ),
     "RayJob": Kind(
         workloads.RayRun,
-        lambda job, cluster: workloads.as_rayjob(job, cluster.images["ray"]),
+        lambda job, cluster: [workloads.as_rayjob(job, cluster.images["ray"])],
         workloads.RayRun.resource,
         workloads.RayRun.resource,
         pods=3,
@@ -178,7 +184,7 @@ def run_in(namespace: Namespace, kind: Kind) -> Job:
     """A run whose trainer goes on when the guard says stop; all its pods run."""
     image = namespace.cluster.images["trainer"]
     *others, job = jobs.scripted("run", image, ("steps 8",), deaf=True)
-    given.objects(namespace, [*others, kind.made(job, namespace.cluster)])
+    given.objects(namespace, [*others, *kind.made(job, namespace.cluster)])
     run = kind.run(namespace, "run")
     then.the_guard_has_counted(run, 1, within=timeouts.RAY)
     eventually(
