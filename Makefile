@@ -60,8 +60,6 @@ control-plane: ## Build kube-apiserver and etcd for the integration tests, once;
 chart-tools: ## Build helm, kustomize and promtool for the chart's tests, once.
 	@CACHE=$(CACHE) tests/chart/build.sh
 
-.PHONY: demo help install lock lint format generate site verify control-plane chart-tools mutants test-long
-
 OTHERS := tests $(addprefix --ignore=tests/,core detection bench e2e vllm on_ray kinds)
 
 test: lint browser control-plane chart-tools ## Every check: lint, the rules with their coverage, all other tests, then e2e.
@@ -216,4 +214,4 @@ actionlint: ## Build actionlint for the workflows' test, once.
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: chaos chaos-kind test test-kubernetes test-vllm vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds e2e-vllm kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean
+.PHONY: demo help install lock lint format generate site verify control-plane chart-tools mutants test-long chaos chaos-kind test test-kubernetes test-vllm vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds e2e-vllm kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean
