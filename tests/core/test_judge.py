@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.ending import not_judged
 from guard_core.evaluation import CheckpointEvaluation
-from guard_core.judge import Evaluation, Judge, Latch
+from guard_core.judge import STATE_VERSION, Evaluation, Judge, Latch
 from guard_core.policy import (
     CalibratedPolicy,
     EvaluationFailingPolicy,
@@ -644,6 +645,31 @@ def test_no_answer_can_carry_items() -> None:
 def test_another_version_of_the_state_is_refused() -> None:
     with pytest.raises(ValueError, match="version"):
         Judge.from_state({**judge().to_state(), "version": 0})
+
+
+def places(value: object, path: str = "") -> set[str]:
+    """Every key of a state with those around it; all members of a list are as one."""
+    if isinstance(value, dict):
+        return {path}.union(*(places(inner, f"{path}/{key}") for key, inner in value.items()))
+    if isinstance(value, list):
+        return {path}.union(*(places(inner, path) for inner in value))
+    return {path}
+
+
+def test_a_state_of_another_layout_has_another_version() -> None:
+    """A guard that is updated meets what the older one kept. When this fails, raise the version of what has
+    changed (the judge's, or that of a part of it) and write the new layout here.
+    """
+    j = judge(detector="calibrated", calibrated=with_passes(2))
+    for n in range(4):
+        j.fold_step(step(n, kl=0.1))
+        j.fold_checkpoint()
+        j.fold_evaluation(evaluation(n))
+        while (wanted := j.wanted_pass()) is not None:
+            j.fold_evaluation(replace(evaluation(n), pass_index=wanted.index))
+    found = places({key: value for key, value in j.to_state().items() if key != "policy"})
+    layout = hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:8]
+    assert (STATE_VERSION, len(found), layout) == (17, 276, "4fe3d34a")
 
 
 def test_a_stored_latch_closes_again_and_an_earlier_one_stays() -> None:

@@ -208,6 +208,7 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "        if self._announced == 0:\n", "        if True:\n"),
     (JUDGE, "elif report is not None and said != self._sampling:", "elif False:"),
     (JUDGE, "used.source is SamplingSource.DEFAULT", "False"),
+    (JUDGE, "STATE_VERSION = 17", "STATE_VERSION = 16"),
     (COUNT, "self.unrewarded < UNREWARDED or", "self.unrewarded < UNREWARDED + 1 or"),
     (COUNT, "self.unrewarded < UNREWARDED or", ""),
     (COUNT, " or self.step is None:\n            return False", ":\n            return False"),
