@@ -24,7 +24,7 @@ ARTEFACT = 20
 #: From `kubectl apply` to what the operator says about the spec.
 DECISION = 30
 #: From `kubectl apply` to a running trainer: the guard starts first (imports on a busy core).
-START = 180
+START = 300
 #: The same of a Ray cluster: the guard, the head, the worker, whose init container imports Ray with a fifth
 #: of a core, the submitter, and then the program.
 RAY = 15 * 60
@@ -47,8 +47,9 @@ RESTART = 180
 REPLACE = 240
 #: The demo: warm-up (half a minute on a free core), then up to 80 GRPO steps, each second one evaluated.
 GRPO = 20 * 60
-#: One or two pods load torch at once and meet; then five steps for the median of the KL.
-TWO_NODES = 8 * 60
+#: One or two pods load torch at once, beside those of two other tests, and meet; then five steps for the
+#: median of the KL.
+TWO_NODES = 15 * 60
 #: Nothing of a namespace is left.
 NAMESPACE_DELETE = 120
 
