@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import yaml
 
-from guard_core.wire import Code
 from guard_operator.runtime.client import STATEFUL_SETS
 
 from . import given, jobs, then, timeouts
@@ -71,7 +70,7 @@ def test_an_adapter_that_learns_to_hack_is_stopped(namespace: Namespace, shared:
     job.loses_its_guard()
     fire = then.the_job_has_fired(job, within=timeouts.GRPO)
 
-    assert Code(fire["code"]).finding is not None and fire["code"] != "kl_hard_stop", fire
+    then.it_fired_for_its_score(fire)
     then.the_job_is_stopped(job)
     assert job.guard["evaluated"] > before["evaluated"] and job.guard["failed"] == 0, "each was applied"
     rounds = [json.loads(line) for line in then.evidence(job)["history.jsonl"].splitlines()]

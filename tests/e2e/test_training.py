@@ -16,7 +16,6 @@ from statistics import fmean
 
 import pytest
 
-from guard_core.wire import Code
 from tests.docs.blocks import blocks
 
 from . import given, jobs, then, timeouts, when
@@ -38,7 +37,7 @@ def test_a_run_that_hacks_its_reward_is_stopped(
 
     then.the_condition_is(job, "Guarded", "True", "WorkloadCreated")
     fire = then.the_job_has_fired(job, within=timeouts.GRPO)
-    assert Code(fire["code"]).finding is not None and fire["code"] != "kl_hard_stop", fire
+    then.it_fired_for_its_score(fire)
     then.the_job_is_stopped(job)
     workload = job.workload
     assert workload is not None, "onFire: Stop keeps the object"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from guard_core.wire import Code
 from guard_operator.api.reasons import FIRE_REASONS
 from guard_operator.runtime.client import CONFIG_MAPS, EVENTS
 from guard_operator.runtime.errors import ClusterError
@@ -207,6 +208,11 @@ def it_was_told_once(job: Job, *reasons: str, within: float = timeouts.DECISION)
         lambda: set(reasons) <= events(job).keys(), f"Events {reasons}; there are {events(job)}", within
     )
     assert {reason: events(job)[reason] for reason in reasons} == dict.fromkeys(reasons, 1)
+
+
+def it_fired_for_its_score(fire: Json) -> None:
+    """The latch is evidence that the policy hacks, or a fall of the held-out score, and not the KL."""
+    assert Code(fire["code"]).finding is not None and fire["code"] != "kl_hard_stop", fire
 
 
 def evidence(job: Job, within: float = timeouts.DECISION) -> dict[str, str]:

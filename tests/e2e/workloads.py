@@ -57,10 +57,12 @@ class OtherRun(Job):
     resource: Resource
     #: The label by which the pod of rank 0 is known, with its value; None: the run has no other pod.
     rank0: tuple[str, str] | None = None
+    #: The name of the workload where it is somebody's, which the job names and does not own.
+    target: str | None = None
 
     @property
     def workload(self) -> Json | None:
-        return self.client.get(self.resource, self.namespace.name, self.name)
+        return self.client.get(self.resource, self.namespace.name, self.target or self.name)
 
     @property
     def pod_name(self) -> str:

@@ -68,12 +68,6 @@ def attached(job: Json, kind: Resource, name: str) -> Json:
     return made
 
 
-def workload_of(job: Json, kind: Resource, name: str) -> Json:
+def workload_of(job: Json, name: str) -> Json:
     """The workload of a job with a template, as somebody makes it who knows of no guard."""
-    spec = job["spec"]["template"]["spec"]
-    return {
-        "apiVersion": kind.api_version,
-        "kind": kind.kind,
-        "metadata": {"name": name},
-        "spec": copy.deepcopy(spec),
-    }
+    return copy.deepcopy(job["spec"]["template"]) | {"metadata": {"name": name}}

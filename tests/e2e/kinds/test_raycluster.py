@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-from guard_core.wire import Code
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.runtime.client import STATEFUL_SETS
 from tests.e2e import given, jobs, then, timeouts
@@ -20,10 +19,7 @@ class AttachedRun(RayRun):
     """A run that is a RayCluster, which its job names and does not own."""
 
     resource = RAY_CLUSTERS
-
-    @property
-    def workload(self) -> Json | None:
-        return self.client.get(RAY_CLUSTERS, self.namespace.name, CLUSTER)
+    target = CLUSTER
 
     @property
     def of_ray(self) -> list[str]:
@@ -55,7 +51,7 @@ def test_a_job_that_was_submitted_to_a_ray_cluster_and_hacks_is_stopped(
 
     fire = then.the_job_has_fired(job, within=timeouts.GRPO)
 
-    assert Code(fire["code"]).finding is not None and fire["code"] != "kl_hard_stop", fire
+    then.it_fired_for_its_score(fire)
     then.the_condition_is(job, "Stopped", "True", "NoPodsLeft", within=timeouts.STOP)
     assert job.workload is None and job.of_ray == []
     assert "StopEscalated" in then.events(job), "a user reads why Stop deletes it"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 
-from guard_core.wire import Code
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
 from tests.e2e import given, jobs, then, timeouts
 from tests.e2e.kube import Json, Namespace
 from tests.e2e.workloads import RayRun, as_rayjob
 
-from . import demo
+from . import demo, ends
 
 
 def test_a_ray_program_that_hacks_its_reward_is_stopped(namespace: Namespace) -> None:
@@ -21,7 +20,7 @@ def test_a_ray_program_that_hacks_its_reward_is_stopped(namespace: Namespace) ->
     then.eventually(lambda: len(job.everything) == 3, "head, worker and submitter", timeouts.RAY)
     fire = then.the_job_has_fired(job, within=timeouts.GRPO)
 
-    assert Code(fire["code"]).finding is not None and fire["code"] != "kl_hard_stop", fire
+    then.it_fired_for_its_score(fire)
     nothing_of_the_run_is_left(job)
     it_was_paid_for_what_is_wrong(job)
 
@@ -42,7 +41,7 @@ def test_a_ray_job_that_exists_and_hacks_is_stopped(namespace: Namespace, shared
     others, demo_job = demo.with_program(namespace)
     image = namespace.cluster.images["ray"]
     theirs = as_rayjob(demo_job, image, demo.command("ray"))
-    made = demo.workload_of(theirs, RayRun.resource, AttachedRayJob.target)
+    made = demo.workload_of(theirs, AttachedRayJob.target)
     given.objects(namespace, [*others, *shared, jobs.claim("state"), made])
     job = AttachedRayJob(namespace, demo_job["metadata"]["name"])
     then.eventually(lambda: job.everything, "KubeRay makes its pods", timeouts.RAY)
@@ -52,7 +51,7 @@ def test_a_ray_job_that_exists_and_hacks_is_stopped(namespace: Namespace, shared
 
     fire = then.the_job_has_fired(job, within=timeouts.GRPO)
 
-    assert Code(fire["code"]).finding is not None and fire["code"] != "kl_hard_stop", fire
+    then.it_fired_for_its_score(fire)
     nothing_of_the_run_is_left(job)
     assert not job.client.list(STATEFUL_SETS, namespace.name, {})["items"], "nor its guard"
     it_was_paid_for_what_is_wrong(job)
@@ -65,10 +64,6 @@ class AttachedRayJob(RayRun):
     """A run that is somebody's RayJob, which its job names and does not own."""
 
     target = "theirs"
-
-    @property
-    def workload(self) -> Json | None:
-        return self.client.get(self.resource, self.namespace.name, self.target)
 
 
 def given_a_ray_program(namespace: Namespace) -> RayRun:
@@ -83,13 +78,8 @@ def given_a_ray_program(namespace: Namespace) -> RayRun:
 
 def nothing_of_the_run_is_left(job: RayRun) -> None:
     """No pod of head, worker or submitter, and nothing that would make one."""
-    then.the_job_is_stopped(job)
-    assert job.everything == [], [pod["metadata"]["name"] for pod in job.everything]
+    ends.nothing_is_left(job, RAY_CLUSTERS, BATCH_JOBS)
     assert job.deployment == ("Failed", "DeadlineExceeded")
-    for resource in (RAY_CLUSTERS, BATCH_JOBS):
-        assert not job.client.list(resource, job.namespace.name, {})["items"], resource.kind
-    assert job.status["stop"]["method"] == "Stop"
-    assert "StopEscalated" not in then.events(job)
 
 
 def it_was_paid_for_what_is_wrong(job: RayRun) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from guard_core.wire import Code
 from guard_operator.adapters.jobset import JOB_SETS
 from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
 from tests.e2e import given, jobs, then, timeouts
 from tests.e2e.kube import Json, Namespace, condition_of
 from tests.e2e.workloads import TrainRun, as_trainjob
 
-from . import demo
+from . import demo, ends
 
 
 def test_a_hacking_trainjob_fails_for_good(namespace: Namespace) -> None:
@@ -30,7 +29,7 @@ def test_a_trainjob_that_exists_and_hacks_is_stopped(namespace: Namespace, share
     trainer = jobs.trainer_of(demo_job)
     trainer |= {"command": demo.command("here"), "args": []}
     runtime, theirs = as_trainjob(demo_job)
-    made = demo.workload_of(theirs, TrainRun.resource, AttachedTrainJob.target)
+    made = demo.workload_of(theirs, AttachedTrainJob.target)
     given.objects(namespace, [*others, *shared, jobs.claim("state"), runtime, made])
     job = AttachedTrainJob(namespace, demo_job["metadata"]["name"])
     given.objects(namespace, [demo.attached(demo_job, TrainRun.resource, AttachedTrainJob.target)])
@@ -38,7 +37,7 @@ def test_a_trainjob_that_exists_and_hacks_is_stopped(namespace: Namespace, share
 
     fire = then.the_job_has_fired(job, within=timeouts.GRPO)
 
-    assert Code(fire["code"]).finding is not None and fire["code"] != "kl_hard_stop", fire
+    then.it_fired_for_its_score(fire)
     nothing_of_the_run_is_left(job)
     assert not job.client.list(STATEFUL_SETS, namespace.name, {})["items"], "nor its guard"
 
@@ -48,20 +47,11 @@ class AttachedTrainJob(TrainRun):
 
     target = "theirs"
 
-    @property
-    def workload(self) -> Json | None:
-        return self.client.get(self.resource, self.namespace.name, self.target)
-
 
 def nothing_of_the_run_is_left(job: TrainRun) -> None:
     """No pod, and nothing that would make one; the TrainJob says why it has failed."""
-    then.the_job_is_stopped(job)
-    assert job.everything == [], [pod["metadata"]["name"] for pod in job.everything]
+    ends.nothing_is_left(job, JOB_SETS, BATCH_JOBS)
     workload = job.workload
     assert workload is not None, "it is kept"
     failed = condition_of(workload, "Failed")
     assert failed is not None and failed["reason"] == "DeadlineExceeded", failed
-    for resource in (JOB_SETS, BATCH_JOBS):
-        assert not job.client.list(resource, job.namespace.name, {})["items"], resource.kind
-    assert job.status["stop"]["method"] == "Stop"
-    assert "StopEscalated" not in then.events(job)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from guard_core.wire import Code
 from tests.e2e import then, timeouts
 from tests.e2e.kube import Json, Namespace
 from tests.e2e.test_adapter import an_adapter_run
@@ -40,7 +39,7 @@ def test_a_hack_is_stopped(namespace: Namespace, shared: list[Json], with_vllm: 
 
     fire = then.the_job_has_fired(job, within=timeouts.GRPO)
 
-    assert Code(fire["code"]).finding is not None and fire["code"] != "kl_hard_stop", fire
+    then.it_fired_for_its_score(fire)
     then.the_job_is_stopped(job)
     assert job.guard["failed"] == job.guard["refused"] == 0, "each adapter was applied"
     rounds = [json.loads(line) for line in then.evidence(job)["history.jsonl"].splitlines()]
