@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,14 @@ def by_transformers(
     config = CheckpointEvaluatorSettings(**{**SETTINGS, **settings})
     request = EvaluationRequest(0, 1, path, sampling=trainer)
     return CheckpointEvaluator(config, scratch).complete(ITEMS, request)
+
+
+def settings_for(asked: Iterable[tuple[HeldoutItem, str]], folder: Path, **own: Any) -> HeldoutSettings:
+    """A split of these items, each with its answer, that vLLM is asked."""
+    rows = ({"id": item.id, "prompt": item.prompt, "answer": answer} for item, answer in asked)
+    split = folder / "split.jsonl"
+    split.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return HeldoutSettings.model_validate({"split": split, "evaluator": {"kind": "vllm", **VLLM, **own}})
 
 
 def spoiled(path: Path, target: Path, spoil: Any) -> Path:
@@ -260,14 +268,8 @@ def test_adapters_of_a_base_with_tied_embeddings_share_an_engine(
     differ = [n for n in range(len(ITEMS)) if one[n].strip() and one[n].split() != other[n].split()]
     differ = [n for n in differ if other[n].strip()]
     assert len(differ) > 20
-    rows = [
-        {"id": ITEMS[n].id, "prompt": ITEMS[n].prompt, "answer": (one, other)[place % 2][n]}
-        for place, n in enumerate(differ)
-    ]
-    split = tmp_path / "split.jsonl"
-    split.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    evaluator = {"kind": "vllm", **VLLM, "score_truncated": True, "base_model": str(base)}
-    heldout = HeldoutSettings.model_validate({"split": split, "evaluator": evaluator})
+    asked = [(ITEMS[n], (one, other)[place % 2][n]) for place, n in enumerate(differ)]
+    heldout = settings_for(asked, tmp_path, score_truncated=True, base_model=str(base))
 
     async def act() -> tuple[list[tuple[float, ...]], set[int]]:
         worker = EvaluationWorker(heldout, tmp_path / "scratch")
@@ -283,7 +285,7 @@ def test_adapters_of_a_base_with_tied_embeddings_share_an_engine(
             await worker.close()
 
     items, pids = asyncio.run(act())
-    ones = tuple(float(place % 2 == 0) for place in range(len(rows)))
+    ones = tuple(float(place % 2 == 0) for place in range(len(asked)))
     others = tuple(1 - outcome for outcome in ones)
     assert items == [ones, others, ones, others]
     assert len(pids) == 1, "one engine"
@@ -334,19 +336,15 @@ def test_a_text_ends_a_completion_as_with_the_evaluator_checkpoint(
     own = {"stop": stop} if theirs is None else {"temperature": None}
     expected = by_transformers(policies["first"], tmp_path, theirs, **own)
     assert expected.texts != whole
-    split = tmp_path / "split.jsonl"
     asked = [(item, text) for item, (text,) in zip(ITEMS, expected.texts, strict=True) if text.strip()]
-    rows = [{"id": item.id, "prompt": item.prompt, "answer": text} for item, text in asked]
-    split.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    evaluator = {"kind": "vllm", **VLLM, **own, "score_truncated": True}
-    heldout = HeldoutSettings.model_validate({"split": split, "evaluator": evaluator})
+    heldout = settings_for(asked, tmp_path, **own, score_truncated=True)
 
     async def act() -> None:
         worker = EvaluationWorker(heldout, tmp_path / "scratch")
         await worker.start()
         try:
             result = await worker.evaluate(EvaluationRequest(0, 1, policies["first"], sampling=theirs))
-            assert len(rows) > 20 and list(result.items) == [1.0] * len(rows)
+            assert len(asked) > 20 and list(result.items) == [1.0] * len(asked)
         finally:
             await worker.close()
 
@@ -358,12 +356,7 @@ def test_memory_that_is_wanted_back_is_free_once_the_evaluation_is_told(
     policies: dict[str, Path], tmp_path: Path
 ) -> None:
     """Without CUDA there is no sleep: the process is gone."""
-    split = tmp_path / "split.jsonl"
-    split.write_text(
-        "".join(json.dumps({"id": i.id, "prompt": i.prompt, "answer": "a"}) + "\n" for i in ITEMS)
-    )
-    own = {"kind": "vllm", **VLLM, "release_memory": True}
-    heldout = HeldoutSettings.model_validate({"split": split, "evaluator": own})
+    heldout = settings_for(((item, "a") for item in ITEMS), tmp_path, release_memory=True)
 
     async def act() -> None:
         worker = EvaluationWorker(heldout, tmp_path / "scratch")
@@ -401,19 +394,12 @@ def test_an_engine_that_dies_and_another_architecture_cost_no_more_than_one_eval
     policies: dict[str, Path], tmp_path: Path
 ) -> None:
     """Real evaluation processes: killed while it generates; asked for a model of another frame."""
-    rows = [{"id": i.id, "prompt": i.prompt, "answer": i.answer} for i in ITEMS]
     settings = {"max_new_tokens": 200, "score_truncated": True}
-
-    def answered(name: str) -> list[dict[str, Any]]:
-        texts = by_transformers(policies[name], tmp_path, **settings).texts
-        return [{**row, "answer": text} for row, (text,) in zip(rows, texts, strict=True)]
-
-    first_says, deeper_says = answered("first"), answered("deeper")
-    half = [first_says[n] if n % 2 else deeper_says[n] for n in range(len(rows))]
-    (tmp_path / "split.jsonl").write_text("".join(json.dumps(row) + "\n" for row in half))
-    heldout = HeldoutSettings.model_validate(
-        {"split": tmp_path / "split.jsonl", "evaluator": {"kind": "vllm", **VLLM, **settings}}
+    first_says, deeper_says = (
+        by_transformers(policies[name], tmp_path, **settings).texts for name in ("first", "deeper")
     )
+    half = [(first_says if n % 2 else deeper_says)[n][0] for n in range(len(ITEMS))]
+    heldout = settings_for(zip(ITEMS, half, strict=True), tmp_path, **settings)
     scratch = tmp_path / "scratch"
 
     async def act() -> list[Any]:
@@ -431,7 +417,7 @@ def test_an_engine_that_dies_and_another_architecture_cost_no_more_than_one_eval
             await worker.close()
 
     told, items, pids = asyncio.run(act())
-    odd = tuple(float(n % 2) for n in range(len(rows)))
+    odd = tuple(float(n % 2) for n in range(len(ITEMS)))
     assert "was ended by SIGKILL" in told
     assert items == [odd, odd, tuple(1 - outcome for outcome in odd)]
     assert len(set(pids)) == 3, "one process for each engine"
@@ -442,10 +428,8 @@ def test_an_engine_that_dies_and_another_architecture_cost_no_more_than_one_eval
 def test_an_engine_that_hangs_costs_one_evaluation(policies: dict[str, Path], tmp_path: Path) -> None:
     """A real evaluation process is stopped while it generates: it is ended, and the next one is right."""
     texts = by_transformers(policies["first"], tmp_path, max_new_tokens=200).texts
-    rows = [{"id": i.id, "prompt": i.prompt, "answer": text} for i, (text,) in zip(ITEMS, texts, strict=True)]
-    (tmp_path / "split.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    own = {"kind": "vllm", **VLLM, "max_new_tokens": 200, "score_truncated": True, "timeout_seconds": 120}
-    heldout = HeldoutSettings.model_validate({"split": tmp_path / "split.jsonl", "evaluator": own})
+    said = ((item, text) for item, (text,) in zip(ITEMS, texts, strict=True))
+    heldout = settings_for(said, tmp_path, max_new_tokens=200, score_truncated=True, timeout_seconds=120)
 
     async def act() -> None:
         worker = EvaluationWorker(heldout, tmp_path / "scratch")
