@@ -75,7 +75,7 @@ def _draw_items(axis: Axes, found: Costs, sizes: Sizes, needed: Sequence[int | N
     """What `Sizes` says for each number of items; what is not seen in time stands in a row above."""
     missed = sizes.in_time * 1.4
     for index, (drop, colour) in enumerate(zip(found.drops, COLOURS, strict=False)):
-        delays = [sizes.delays(items)[index].median for items in ITEM_COUNTS]
+        delays = [sizes.median(items, drop) for items in ITEM_COUNTS]
         label = f"{100 * drop:g} points"
         if (items := needed[index]) is not None:
             label += f": take {items}"

@@ -19,6 +19,7 @@ from guard_cli.calibrate.simulate import (
     least_delay,
     null_scores,
 )
+from guard_cli.logs.table import Floats
 from guard_cli.replay.run import Ints
 from guard_core.detectors import Baseline, CalibratedDetector
 from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
@@ -123,10 +124,10 @@ def costs(world: World, baseline: Baseline, policy: Policy, rate: float) -> Cost
     """What the detectors of `policy` cost in delay for sudden falls of `DROPS`, none to below 0."""
     drops = tuple(drop for drop in DROPS if drop <= world.strata.score)
     horizon = policy.calibrated.horizon
-    detector = CalibratedDetector(_in_force(policy), baseline)
+    started = Started(world, CalibratedDetector(_in_force(policy), baseline))
     return Costs(
         drops=drops,
-        calibrated=tuple(_calibrated_delay(world, detector, drop, horizon) for drop in drops),
+        calibrated=tuple(started.delay(drop, horizon) for drop in drops),
         heldout_guard=tuple(_guard_delay(world, policy.heldout_guard, drop, horizon) for drop in drops),
         least=tuple(
             least_delay(information(world.strata, world.samples, drop, world.items), rate, horizon)
@@ -146,21 +147,43 @@ def _guard_delay(world: World, policy: HeldOutGuardPolicy, drop: float, horizon:
     return _delay(drop, fires)
 
 
-def _calibrated_delay(world: World, fresh: CalibratedDetector, drop: float, horizon: int) -> Delay:
-    rng = np.random.default_rng([world.seed, round(drop * 1e6), 1])
-    before = world.item_means(rng, CALIBRATED_RUNS)
-    after = fallen(before, drop)
-    rewards = world.rewards(rng, BEFORE + horizon, CALIBRATED_RUNS, drop)
-    fires = np.zeros(CALIBRATED_RUNS, dtype=np.int64)
-    for run in range(CALIBRATED_RUNS):
-        detector = copy.deepcopy(fresh)
-        for t in range(BEFORE + horizon):
-            means = (before if t < BEFORE else after)[run]
-            items = rng.binomial(world.samples, means) / world.samples
-            if detector.update(t + 1, items, float(rewards[t, run])).fire:
-                fires[run] = t + 1
-                break
-    return _delay(drop, fires)
+class Started:
+    """Runs of the calibrated detector up to a fall: whatever its size, they begin alike."""
+
+    def __init__(self, world: World, fresh: CalibratedDetector) -> None:
+        rng = np.random.default_rng([world.seed, 1])
+        self._world = world
+        self._means = world.item_means(rng, CALIBRATED_RUNS)
+        self._detectors = [copy.deepcopy(fresh) for _ in range(CALIBRATED_RUNS)]
+        rewards = world.rewards(rng, BEFORE, CALIBRATED_RUNS, 0.0)
+        self._before = self._fires(self._detectors, rng, self._means, rewards, 1)
+
+    def delay(self, drop: float, rounds: int) -> Delay:
+        """Of a fall by `drop` that is followed for `rounds` evaluations."""
+        world = self._world
+        rng = np.random.default_rng([world.seed, round(drop * 1e6), 1])
+        rewards = world.rewards(rng, BEFORE + rounds, CALIBRATED_RUNS, drop)[BEFORE:]
+        detectors = copy.deepcopy(self._detectors)
+        after = self._fires(detectors, rng, fallen(self._means, drop), rewards, BEFORE + 1)
+        return _delay(drop, np.where(self._before > 0, self._before, after))
+
+    def _fires(
+        self,
+        detectors: list[CalibratedDetector],
+        rng: np.random.Generator,
+        means: Floats,
+        rewards: Floats,
+        first: int,
+    ) -> Ints:
+        """The evaluation, counted from `first`, at which each run fires; 0 if none does."""
+        fires = np.zeros(len(detectors), dtype=np.int64)
+        for run, detector in enumerate(detectors):
+            for t, reward in enumerate(rewards[:, run], first):
+                items = rng.binomial(self._world.samples, means[run]) / self._world.samples
+                if detector.update(t, items, float(reward)).fire:
+                    fires[run] = t
+                    break
+        return fires
 
 
 def _delay(drop: float, fires: Ints) -> Delay:
@@ -198,22 +221,21 @@ class Sizes:
         self._world = world
         self._baseline = baseline
         self._policy = policy
-        self._drops = found.drops
-        self._known = {found.items: found.calibrated}
+        self._known = {(found.items, delay.drop): delay.median for delay in found.calibrated}
+        self._started: dict[int, Started] = {}
 
     @property
     def in_time(self) -> int:
         """Evaluations within which a fall is seen in time; each run is simulated for as long."""
         return math.floor(IN_TIME * self._policy.calibrated.horizon)
 
-    def delays(self, items: int) -> tuple[Delay, ...]:
-        """For each of `drops`; of more than `in_time` where fewer than half of the runs fire in time."""
-        if items not in self._known:
-            world, detector = self._resized(items)
-            self._known[items] = tuple(
-                _calibrated_delay(world, detector, drop, self.in_time) for drop in self._drops
-            )
-        return self._known[items]
+    def median(self, items: int, drop: float) -> float:
+        """Evaluations; more than `in_time` where fewer than half of the runs fire in time."""
+        if (items, drop) not in self._known:
+            if items not in self._started:
+                self._started[items] = Started(*self._resized(items))
+            self._known[items, drop] = self._started[items].delay(drop, self.in_time).median
+        return self._known[items, drop]
 
     def _resized(self, items: int) -> tuple[World, CalibratedDetector]:
         world, baseline = self._world, self._baseline
@@ -241,7 +263,7 @@ def items_needed(world: World, sizes: Sizes, found: Costs, policy: Policy, index
     items = 64
     while items <= MOST_ITEMS:
         likely = items > found.items and expected_delay(world, found, policy, drop, items) <= sizes.in_time
-        if likely and (items > MOST_SIMULATED or sizes.delays(items)[index].median <= sizes.in_time):
+        if likely and (items > MOST_SIMULATED or sizes.median(items, drop) <= sizes.in_time):
             break
         items *= 2
     return items

@@ -207,11 +207,11 @@ class TestErrors:
 def test_a_fall_by_more_than_the_score_has_no_delay(calibrate: Invoke, tmp_path: Path) -> None:
     rows = [{"items": [int(i == k) for i in range(200)]} for k in range(3)]
     low, picture = write(tmp_path / "low.jsonl", rows), tmp_path / "low.png"
-    result = calibrate(low, "--plot", str(picture))
+    result = calibrate(low, "--plot", str(picture), "--horizon", "20")
     assert result.returncode == 0, result.stderr
     assert "A score of 0.005 cannot fall by 2 or 5 or 10 points" in result.stdout
     assert "Median delay" not in result.stdout and picture.read_bytes()[:4] == b"\x89PNG"
-    assert json.loads(calibrate(low, "--json").stdout)["delays"] == []
+    assert json.loads(calibrate(low, "--json", "--horizon", "20").stdout)["delays"] == []
 
 
 def test_the_falls_that_a_score_can_have_are_shown(calibrate: Invoke, tmp_path: Path) -> None:
