@@ -21,12 +21,13 @@ from guard_operator.reconcile.collector import EvidenceCollector
 from guard_operator.reconcile.controller import Controller
 from guard_operator.reconcile.gather import DEAF_SECONDS, Gatherer
 from guard_operator.reconcile.gauges import JobGauges
-from guard_operator.reconcile.glance import heartbeat, is_latched, is_only_a_report, is_over
+from guard_operator.reconcile.glance import has_begun, heartbeat, is_latched, is_only_a_report, is_over
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.notifier import Notifications, Notifier
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.queues import OWNER_LABEL
 from guard_operator.reconcile.recorder import EventRecorder
+from guard_operator.reconcile.schema_watch import WAITING_SECONDS, SchemaWatch
 from guard_operator.reconcile.slim import (
     slim_between,
     slim_copy,
@@ -100,8 +101,9 @@ class Operator:
             Actuator(client, config, self.metrics, evidence, self._events, notifier),
         )
         elector = LeaderElector(client, lease.namespace, lease.name, lease.identity, lease.timing)
+        self._schema = SchemaWatch(client, self.metrics.crd_lacks)
         self._manager = Manager(
-            self._caches.reflectors,
+            [*self._caches.reflectors, self._schema],
             self._queue,
             self._reconcile,
             elector,
@@ -115,7 +117,7 @@ class Operator:
         self.metrics.registry.register(JobGauges(caches.jobs, caches.states, caches.kinds))
         self._elector, self._identity = elector, lease.identity
         registry = self.metrics.registry
-        self._health = HealthServer(address, self._manager.healthy, caches.ready, registry, self.state)
+        self._health = HealthServer(address, self._manager.healthy, self.ready, registry, self.state)
         shown = Shown(caches.jobs, caches.job, caches.states, caches.jobs_quiet_for)
         self._page = None if page is None else PageServer(page.address, page.token, shown)
 
@@ -141,9 +143,14 @@ class Operator:
             if self._page is not None:
                 self._page.close()
 
+    def ready(self) -> bool:
+        """Whether it can do all that the operator before it did, so that a rollout may end that one."""
+        return self._caches.ready() and self._schema.is_new_enough()
+
     def state(self) -> Json:
         """Leadership, queue and caches as they are now, for people: names and counts, no contents."""
         return {
+            "crdLacks": list(self._schema.lacks),
             "identity": self._identity,
             "leads": self._elector.is_leader,
             "queue": self._queue.state(),
@@ -155,8 +162,14 @@ class Operator:
         self._manager.stop()
 
     def _reconcile(self, key: Key) -> float | None:
-        """One reconcile, once what the job needs has been listed; a latch waits for nothing."""
+        """One reconcile, once what the job needs has been listed; a latch waits for nothing.
+
+        Under a CRD that is too old none begins.
+        """
         raw = self._caches.job(key)
+        if raw is not None and self._schema.lacks and not (is_latched(raw) or has_begun(raw)):
+            self._controller.say_outdated(raw, self._schema.lacks)
+            return WAITING_SECONDS
         unlisted = [] if raw is None or is_latched(raw) else self._caches.unlisted(raw)
         if raw is not None and unlisted:
             if not self._caches.is_late():

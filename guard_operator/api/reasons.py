@@ -58,6 +58,7 @@ class Reason(StrEnum):
     TEMPLATE_REFUSED = "TemplateRefused"
     WORKLOAD_REFUSED = "WorkloadRefused"
     TARGET_REFUSED = "TargetRefused"
+    CRD_OUTDATED = "CRDOutdated"
     CLAIM_MISSING = "ClaimMissing"
     SOURCE_MISSING = "SourceMissing"
     NAME_TAKEN = "NameTaken"
@@ -134,6 +135,8 @@ _REASONS = {
     Reason.TEMPLATE_REFUSED: "The template would break the guard's isolation; the message names the field.",
     Reason.WORKLOAD_REFUSED: "The API server refused the workload in a dry run; the message is its own.",
     Reason.TARGET_REFUSED: "What `targetRef` names cannot be guarded as it is; the message says why.",
+    Reason.CRD_OUTDATED: "The CRD is older than the operator, and no run begins under it: the message names "
+    "what it lacks.",
     Reason.CLAIM_MISSING: "A PersistentVolumeClaim that the guard needs does not exist.",
     Reason.SOURCE_MISSING: "What the template names does not exist: the runtime of a TrainJob.",
     Reason.NAME_TAKEN: "A workload, or a StatefulSet for the guard, of this name exists and belongs to "

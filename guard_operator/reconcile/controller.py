@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ConditionStatus, Phase
+from guard_operator.api.types import ConditionStatus, Phase, Status
 from guard_operator.api.wording import invalid_spec
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.conditions import as_it_is
@@ -82,6 +82,15 @@ class Controller:
             noted = read_status(raw).guard_digest  # a workload may be there, of which nothing is noted yet
             self._actuator.say(raw, Report(Phase.REFUSED, (unsaid,), guard_digest=noted))
 
+    def say_outdated(self, raw: Json, lacks: Sequence[str]) -> None:
+        """Say that no workload is made yet, because the installed CRD lacks these fields and choices."""
+        message = (
+            f"The CRD is older than the operator and lacks {', '.join(lacks)}: it must be upgraded first."
+        )
+        unsaid = self._unsaid(raw, ConditionType.GUARDED, "False", Reason.CRD_OUTDATED, message)
+        if unsaid is not None and "deletionTimestamp" not in raw["metadata"]:
+            self._actuator.say(raw, replace(_said_too(read_status(raw), unsaid), phase=Phase.PENDING))
+
     def say_unlisted(self, raw: Json, kinds: Sequence[str]) -> None:
         """Say that nothing is known of a run of which these kinds cannot be listed. It goes on as it is."""
         status = read_status(raw)
@@ -90,11 +99,8 @@ class Controller:
         named = ", ".join(kinds)
         message = f"{named} cannot be listed, so nobody knows whether the guard is silent, or how the run is"
         unsaid = self._unsaid(raw, ConditionType.GUARD_SILENT, "Unknown", Reason.KIND_UNREAD, message)
-        if unsaid is None:
-            return
-        kept = (one for one in status.conditions if one.type != unsaid.type)
-        conditions = tuple(sorted((unsaid, *kept), key=lambda one: one.type))
-        self._actuator.say(raw, replace(as_it_is(status), conditions=conditions))
+        if unsaid is not None:
+            self._actuator.say(raw, _said_too(status, unsaid))
 
     def _unsaid(
         self, raw: Json, kind: ConditionType, status: str, reason: Reason, message: str
@@ -112,3 +118,10 @@ class Controller:
             observed_generation=raw["metadata"].get("generation"),
             last_transition_time=self._clock(),
         )
+
+
+def _said_too(status: Status, condition: ConditionStatus) -> Report:
+    """The status as it is, and this condition."""
+    kept = (one for one in status.conditions if one.type != condition.type)
+    conditions = tuple(sorted((condition, *kept), key=lambda one: one.type))
+    return replace(as_it_is(status), conditions=conditions)

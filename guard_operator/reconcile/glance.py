@@ -24,6 +24,11 @@ def is_latched(raw: Json) -> bool:
     return bool(guard.get("fire") or guard.get("halt")) or written
 
 
+def has_begun(raw: Json) -> bool:
+    """Whether a workload was made for this job, or it was attached to one."""
+    return bool(_status(raw).get("workloadRef"))
+
+
 def is_over(raw: Json) -> bool:
     """Whether the run has ended and what is left of it stands in its status, so that it is only shown.
 

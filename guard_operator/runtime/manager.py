@@ -1,9 +1,9 @@
-"""Runs the parts of a controller together: reflectors always, workers only while this process leads.
+"""Runs the parts of a controller together: what watches always, workers only while this process leads.
 
-Start: reflectors run; once there is something to work on (`workable`) the Lease is acquired, and workers
-start: a process that cannot work does not lead. Stop (SIGTERM): no new work, the work under way is finished
-within a grace period, and then the Lease, which is renewed until then, is released. A lost Lease or a
-thread that died ends the process with an error, at once: the next process starts from a clean state.
+Start: watchers run; once there is something to work on (`workable`) the Lease is acquired, and workers start:
+a process that cannot work does not lead. Stop (SIGTERM): no new work, the work under way is finished within a
+grace period, and then the Lease, which is renewed until then, is released. A lost Lease or a thread that died
+ends the process with an error, at once: the next process starts from a clean state.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from guard_operator.runtime.crew import TICK_SECONDS, Crew
 from guard_operator.runtime.errors import ApiError, ClusterError
 from guard_operator.runtime.lease import LeaderElector
 from guard_operator.runtime.metrics import CONTROLLER, OperatorMetrics
 from guard_operator.runtime.queue import WorkQueue
-from guard_operator.runtime.reflector import Key, Reflector
+from guard_operator.runtime.reflector import Key
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,16 @@ SWEEP_SECONDS = 60.0
 
 #: Reconciles one key; returns in how many seconds to look again.
 Reconcile = Callable[[Key], float | None]
+
+
+class Watcher(Protocol):
+    """What runs in a thread of its own for as long as the process does; a `Reflector` is one."""
+
+    def run(self) -> None:
+        """Until `stop`."""
+
+    def stop(self) -> None:
+        """End it; safe from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +55,7 @@ class Manager:
 
     def __init__(
         self,
-        reflectors: Sequence[Reflector],
+        watchers: Sequence[Watcher],
         queue: WorkQueue[Key],
         reconcile: Reconcile,
         elector: LeaderElector,
@@ -53,7 +64,7 @@ class Manager:
         workable: Callable[[], bool],
         sweep: Callable[[], None],
     ) -> None:
-        self._reflectors = reflectors
+        self._watchers = watchers
         self._queue = queue
         self._reconcile = reconcile
         self._elector = elector
@@ -75,8 +86,8 @@ class Manager:
 
     def run(self) -> int:
         """Run until stopped; the exit code: 0 after `stop`, 1 if the Lease was lost or a thread died."""
-        for reflector in self._reflectors:
-            self._thread(reflector.run, "reflector")
+        for watcher in self._watchers:
+            self._thread(watcher.run, type(watcher).__name__)
         self._thread(self._look_after_watches, "sweep")
         lease = self._thread(self._lead, "lease")
         while lease.is_alive() and not self._failed.is_set() and not self._stop.is_set():
@@ -148,8 +159,8 @@ class Manager:
         The Lease is renewed until then: whoever got it earlier would work beside this process.
         """
         self._queue.close()
-        for reflector in self._reflectors:
-            reflector.stop()
+        for watcher in self._watchers:
+            watcher.stop()
         deadline = time.monotonic() + self._config.grace_seconds
         while self._crew.alive() and not self._failed.is_set() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)

@@ -86,6 +86,11 @@ class OperatorMetrics:
             ("event", "shape", "result"),
             registry=self.registry,
         )
+        self.crd_lacks = Gauge(
+            "rlguard_crd_fields_missing",
+            "Fields and choices that the installed CRD lacks of the one of this operator's version.",
+            registry=self.registry,
+        )
         self._teardown = Histogram(
             "rlguard_teardown_seconds",
             "From the guard's latch to the last pod gone.",

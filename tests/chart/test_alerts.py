@@ -40,6 +40,7 @@ NOTHING: list[dict[str, str]] = [{}]
 FIRES, UNSTOPPED, OVERDUE = "rlguard_fires_total", "rlguard_unstopped_seconds", "rlguard_pods_overdue_seconds"
 EVALUATED, PENDING = "rlguard_evaluation_age_seconds", "rlguard_first_evaluation_pending_seconds"
 WAITING = "rlguard_waiting_seconds"
+LACKS = "rlguard_crd_fields_missing"
 SILENT, AT_ONCE = "rlguard_guards_silent", "rlguard_guards_silent_at_once"
 LEADER = 'leader_election_master_status{name="guardedtrainingjob",namespace="rlguard-system",%s}'
 ERRORS = 'controller_runtime_reconcile_errors_total{controller="guardedtrainingjob",%s}'
@@ -89,6 +90,8 @@ CASES = {
     "one that is listed late": Case(
         "RLGuardKindUnreadable", once("rlguard_kind_synced", "0x4 1x100", f'namespace="",kind="RayJob",{ONE}')
     ),
+    "a CRD that was left behind": Case("RLGuardCRDOutdated", once(LACKS, "3x100"), "10m", NOTHING),
+    "one that is upgraded meanwhile": Case("RLGuardCRDOutdated", once(LACKS, "3x4 0x100")),
     "a webhook that refuses": Case(
         "RLGuardNotificationsFailing", once(NOTICES, "_x40 1x100", SLACK), "22m", [{"shape": "slack"}]
     ),

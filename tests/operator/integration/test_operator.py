@@ -15,8 +15,10 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -591,6 +593,55 @@ def test_a_run_with_what_this_version_does_not_know_is_torn_down(
     running.expect_workload(deadline, "the workload is told to end")
     running.training_operator_stops_the_job()
     running.expect("Stopped", "True", "NoPodsLeft")
+
+
+def an_older_crd() -> Json:
+    """Of a release that noted less."""
+    definition = crd()
+    root = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    status = root["properties"]["status"]["properties"]
+    for newer in ("guardDigest", "notified"):
+        del status[newer]
+    del status["stop"]["properties"]["emptySince"]
+    return definition
+
+
+@pytest.fixture
+def installed(client: Client) -> Iterator[Callable[[Json], None]]:
+    """Installs a CRD in the place of ours, which is there again afterwards."""
+    yield partial(install, client)
+    install(client, crd())
+
+
+def test_an_operator_is_not_ready_before_its_crd_is_upgraded_and_stops_runs_all_the_same(
+    running: World, installed: Callable[[Json], None], make_job: MakeJob
+) -> None:
+    """A rollout leaves the operator before it in its place; where there is none a fire still ends a run."""
+    installed(an_older_crd())
+    operator = running.operator()
+    eventually(lambda: "the CRD is older than this operator" in operator.log.read_text(), "it says so")
+    lacks = ["status.guardDigest", "status.notified", "status.stop.emptySince"]
+    assert f"it lacks {', '.join(lacks)}. Upgrade it" in operator.log.read_text()
+    assert json.loads(operator.page("/debug/state"))["crdLacks"] == lacks
+    assert "rlguard_crd_fields_missing 3.0" in operator.page("/metrics")
+    with pytest.raises(HTTPError, match="503"):
+        operator.page("/readyz")
+    running.operators[0].kill()  # the one that was there before the CRD, and was ready
+
+    waits = running.another("waits")
+    waits.submit(make_job("waits"))
+    assert lacks[0] in waits.expect("Guarded", "False", "CRDOutdated", within=40.0)
+    assert waits.client.get(PYTORCHJOBS, waits.namespace, "waits") is None
+    assert running.phase() == "Running"
+    running.fire()
+    running.expect_workload(deadline, "the workload is told to end")
+    running.training_operator_stops_the_job()
+    assert running.pods() == []
+
+    installed(crd())
+    running.expect("Stopped", "True", "NoPodsLeft")
+    waits.expect("Guarded", "True", "WorkloadCreated")
+    assert operator.page("/readyz") == "ok\n"
 
 
 def test_a_workload_whose_owner_was_removed_is_stopped(running: World) -> None:

@@ -110,7 +110,7 @@ class World:
     def __init__(self, plane: ControlPlane, client: Client, namespace: str, directory: Path) -> None:
         self.plane, self.client, self.namespace, self.directory = plane, client, namespace, directory
         self._stack = ExitStack()
-        self._operators = list[OperatorProcess]()
+        self.operators = list[OperatorProcess]()
         self._grant()
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class World:
         environment: Mapping[str, str] | None = None,
     ) -> OperatorProcess:
         """Start an operator for this namespace; it ends with the test."""
-        number = len(self._operators) + 1
+        number = len(self.operators) + 1
         log = self.directory / f"operator-{number}.log"
         kubeconfig = self.plane.kubeconfig(self.directory / f"kubeconfig-{number}", server, self.token)
         command = [
@@ -193,8 +193,8 @@ class World:
         )
         self._stack.callback(process.wait, END_SECONDS)
         self._stack.callback(process.kill)
-        self._operators.append(OperatorProcess(process, log))
-        return self._operators[-1]
+        self.operators.append(OperatorProcess(process, log))
+        return self.operators[-1]
 
     # -- when --------------------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ class World:
 
     def _ended(self) -> str:
         """Which operators have ended, with their last words: one that loses its Lease does."""
-        ended = [one for one in self._operators if one.process.poll() is not None]
+        ended = [one for one in self.operators if one.process.poll() is not None]
         return "".join(
             f"; {one.log.name}: exit code {one.process.returncode}: {one.log.read_text()[-500:]}"
             for one in ended

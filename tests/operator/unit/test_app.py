@@ -21,6 +21,7 @@ from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.gather import DEAF_SECONDS
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.schema_watch import WAITING_SECONDS, SchemaWatch
 from guard_operator.runtime.client import Client
 from guard_operator.runtime.manager import ManagerConfig
 from guard_operator.runtime.metrics import OperatorMetrics
@@ -175,11 +176,45 @@ class Reconciled:
     def say_unlisted(self, _raw: Json, kinds: list[str]) -> None:
         self.done.append(kinds)
 
+    def say_outdated(self, _raw: Json, lacks: tuple[str, ...]) -> None:
+        self.done.append(lacks)
+
+
+def operator_of(controller: Reconciled, *lacks: str) -> app.Operator:
+    """One that knows of a job in namespace a, and of a CRD that lacks this."""
+    operator = app.Operator.__new__(app.Operator)
+    operator._caches, operator._controller = caches("a"), cast(Any, controller)
+    operator._schema = SchemaWatch(cast(Any, None), OperatorMetrics().crd_lacks)
+    operator._schema._note(lacks)
+    show(operator._caches._jobs[0], of_kind(*BATCH))
+    return operator
+
+
+def test_under_an_older_crd_no_run_begins_and_those_that_run_are_watched() -> None:
+    operator = operator_of(done := Reconciled(), "status.stop")
+    sync(operator._caches, "a")
+    key = ("a", "run")
+    assert operator._reconcile(key) == WAITING_SECONDS and done.done == [("status.stop",)]
+    for status in ({"workloadRef": {"name": "run"}}, {"guard": {"fire": LATCH}}):
+        show(operator._caches._jobs[0], of_kind(*BATCH) | {"status": status})
+        assert operator._reconcile(key) is None and done.done.pop() == "reconciled"
+    assert operator._reconcile(("a", "gone")) is None
+
+
+@pytest.mark.parametrize(("listed", "lacks"), [(True, ("status.stop",)), (False, ()), (True, None)])
+def test_who_is_not_ready(listed: bool, lacks: tuple[str, ...] | None) -> None:
+    operator = operator_of(Reconciled())
+    if listed:
+        sync(operator._caches, "a")
+    operator._schema._lacks = lacks
+    assert not operator.ready()
+    sync(operator._caches, "a")
+    operator._schema._note(())
+    assert operator.ready()
+
 
 def test_what_is_not_listed_is_waited_for_unless_a_latch_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    operator = app.Operator.__new__(app.Operator)
-    operator._caches, operator._controller = caches("a"), cast(Any, done := Reconciled())
-    show(operator._caches._jobs[0], of_kind(*BATCH))
+    operator = operator_of(done := Reconciled())
     key = ("a", "run")
     assert operator._reconcile(key) == app.UNSYNCED_SECONDS and done.done == []
     monkeypatch.setattr(app, "GIVE_UP_SECONDS", 0.0)
@@ -219,6 +254,29 @@ def test_a_run_whose_kind_cannot_be_listed_says_so_and_stays_as_it_is(before: st
     given["status"]["conditions"], given["metadata"]["deletionTimestamp"] = [], "2026-01-01T00:00:00Z"
     controller.say_unlisted(given, ["Job", "Pod"])
     assert len(said) == 1, "nor of one that is over, or goes"
+
+
+def test_why_no_run_begins_under_an_older_crd_is_said_once_and_nothing_is_forgotten() -> None:
+    said: list[Report] = []
+    given = of_kind(*BATCH)
+    given["status"] = {
+        "phase": "Refused",
+        "guardDigest": "v1:a",
+        "conditions": [condition("Isolated", "True")],
+    }
+    actuator = SimpleNamespace(say=lambda _raw, report: said.append(report))
+    controller = Controller(cast(Any, None), cast(Any, actuator))
+    controller.say_outdated(given, ["status.stop", "status.evidence"])
+    (report,) = said
+    told = {one.type: one for one in report.conditions}
+    assert (report.phase, report.guard_digest, set(told)) == ("Pending", "v1:a", {"Guarded", "Isolated"})
+    assert (told["Guarded"].status, told["Guarded"].reason) == ("False", "CRDOutdated")
+    assert "lacks status.stop, status.evidence: it must be upgraded" in told["Guarded"].message
+    given["status"]["conditions"] = [one.model_dump(mode="json", by_alias=True) for one in report.conditions]
+    controller.say_outdated(given, ["status.stop", "status.evidence"])
+    given["status"]["conditions"], given["metadata"]["deletionTimestamp"] = [], "2026-01-01T00:00:00Z"
+    controller.say_outdated(given, ["status.stop"])
+    assert len(said) == 1, "nor of one that goes"
 
 
 def test_what_was_noted_of_a_guard_stays_where_its_spec_cannot_be_read() -> None:

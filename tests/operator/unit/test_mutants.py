@@ -114,6 +114,8 @@ BACKOFF = Rule("guard_operator", "runtime/backoff.py", HERE / "test_queue.py")
 GLANCE = rule("glance.py", "test_glance.py")
 BEATS = rule("heartbeats.py", "test_heartbeats.py")
 CACHE = Rule("guard_operator", "runtime/reflector.py", HERE / "test_cache.py")
+SCHEMA_WATCH = rule("schema_watch.py", "test_schema_watch.py")
+FIELDS = Rule("guard_operator", "api/fields.py", HERE / "test_schema_watch.py")
 FLEET_HEARS = Rule("guard_operator", "app.py", HERE / "test_fleet.py")
 FLEET_DECIDES = rule("decide.py", "test_fleet.py")
 
@@ -316,6 +318,30 @@ MUTANTS: list[Mutant] = [
     (APP, "[] if raw is None or is_latched(raw) else self._caches.unlisted(raw)", "[]"),
     (APP, "if not self._caches.is_late():", "if False:"),
     (APP, "            return UNLISTED_SECONDS\n", "            return UNSYNCED_SECONDS\n"),
+    # An older CRD: who notes nothing that lasts begins nothing, and takes no other operator's place.
+    (APP, "and not (is_latched(raw) or has_begun(raw))", "and not has_begun(raw)"),
+    (APP, "and not (is_latched(raw) or has_begun(raw))", "and not is_latched(raw)"),
+    (APP, "if raw is not None and self._schema.lacks and", "if False and"),
+    (APP, "self._caches.ready() and self._schema.is_new_enough()", "self._caches.ready()"),
+    (APP, "self._caches.ready() and self._schema.is_new_enough()", "self._schema.is_new_enough()"),
+    (APP_SAYS, 'if unsaid is not None and "deletionTimestamp" not in raw["metadata"]:',
+     "if unsaid is not None:"),
+    (APP_SAYS, "replace(_said_too(read_status(raw), unsaid), phase=Phase.PENDING)",
+     "Report(Phase.PENDING, (unsaid,))"),
+    (APP_SAYS, "self._unsaid(raw, ConditionType.GUARDED, \"False\", Reason.CRD",
+     "self._unsaid(raw, ConditionType.GUARDED, \"Unknown\", Reason.CRD"),
+    (SCHEMA_WATCH, "return self._lacks == ()", "return not self._lacks"),
+    (SCHEMA_WATCH, "SECONDS if self.is_new_enough() else WAITING_SECONDS", "SECONDS"),
+    (SCHEMA_WATCH, "if error.status == 403 and self._lacks is None:", "if error.status == 403:"),
+    (SCHEMA_WATCH, "if error.status == 403 and self._lacks is None:", "if self._lacks is None:"),
+    (SCHEMA_WATCH, "                self._lacks = ()  # nobody", "                pass  # nobody"),
+    (SCHEMA_WATCH, "if lacks and lacks != self._lacks:", "if lacks:"),
+    (SCHEMA_WATCH, "self._missing.set(len(lacks))", "pass"),
+    (SCHEMA_WATCH, 'if ours in (schema.get("x-kubernetes-group-version-kind") or ()):', "if True:"),
+    (FIELDS, 'yield f"{path}={choice}"', "pass"),
+    (FIELDS, "if _outer(part) not in missing", "if True"),
+    (FIELDS, "            yield from _parts(schema[inside], path)", "            pass"),
+    (FIELDS, "        yield from _parts(inner, where)", "        pass"),
     (APP, 'needed = raw["metadata"]["namespace"], {"Pod": self._pods}',
      'needed = raw["metadata"]["namespace"], {}'),
     (APP, "in (STATEFUL_SETS, *_of_kind(raw)):", "in _of_kind(raw):"),
@@ -330,7 +356,7 @@ MUTANTS: list[Mutant] = [
     (APP_SAYS, 'if "deletionTimestamp" in raw["metadata"] or any(is_true(status, end) for end in OVER):',
      "if False:"),
     (APP_SAYS, 'if "deletionTimestamp" in raw["metadata"] or any(', "if any("),
-    (APP_SAYS, "sorted((unsaid, *kept), key", "sorted((unsaid,), key"),
+    (APP_SAYS, "sorted((condition, *kept), key", "sorted((condition,), key"),
     (APP_SAYS, "(old.reason, old.message) == (reason, message)", "False"),
     (APP_SAYS, "replace(as_it_is(status), conditions=conditions)", "Report(Phase.RUNNING, conditions)"),
     (APP_SAYS, "(unsaid,), guard_digest=noted)", "(unsaid,))"),
