@@ -124,10 +124,10 @@ def costs(world: World, baseline: Baseline, policy: Policy, rate: float) -> Cost
     """What the detectors of `policy` cost in delay for sudden falls of `DROPS`, none to below 0."""
     drops = tuple(drop for drop in DROPS if drop <= world.strata.score)
     horizon = policy.calibrated.horizon
-    started = Started(world, CalibratedDetector(_in_force(policy), baseline))
+    before_fall = BeforeFall(world, CalibratedDetector(_in_force(policy), baseline))
     return Costs(
         drops=drops,
-        calibrated=tuple(started.delay(drop, horizon) for drop in drops),
+        calibrated=tuple(before_fall.delay(drop, horizon) for drop in drops),
         heldout_guard=tuple(_guard_delay(world, policy.heldout_guard, drop, horizon) for drop in drops),
         least=tuple(
             least_delay(information(world.strata, world.samples, drop, world.items), rate, horizon)
@@ -147,7 +147,7 @@ def _guard_delay(world: World, policy: HeldOutGuardPolicy, drop: float, horizon:
     return _delay(drop, fires)
 
 
-class Started:
+class BeforeFall:
     """Runs of the calibrated detector up to a fall: whatever its size, they begin alike."""
 
     def __init__(self, world: World, fresh: CalibratedDetector) -> None:
@@ -222,7 +222,7 @@ class Sizes:
         self._baseline = baseline
         self._policy = policy
         self._known = {(found.items, delay.drop): delay.median for delay in found.calibrated}
-        self._started: dict[int, Started] = {}
+        self._before_fall: dict[int, BeforeFall] = {}
 
     @property
     def in_time(self) -> int:
@@ -232,9 +232,9 @@ class Sizes:
     def median(self, items: int, drop: float) -> float:
         """Evaluations; more than `in_time` where fewer than half of the runs fire in time."""
         if (items, drop) not in self._known:
-            if items not in self._started:
-                self._started[items] = Started(*self._resized(items))
-            self._known[items, drop] = self._started[items].delay(drop, self.in_time).median
+            if items not in self._before_fall:
+                self._before_fall[items] = BeforeFall(*self._resized(items))
+            self._known[items, drop] = self._before_fall[items].delay(drop, self.in_time).median
         return self._known[items, drop]
 
     def _resized(self, items: int) -> tuple[World, CalibratedDetector]:
