@@ -1,8 +1,8 @@
 """`make bench-detection`: false stops, delays, over-optimisation, into docs/detection.md and docs/img/.
 
 Seeds are fixed: the tables are the same on every machine up to the last digits of its floating point. Two
-processes (`--jobs`) work on the cells, the verdicts, the composite and the recorded runs: about ten
-minutes of CPU in all. It writes docs/real-runs.md too. `--quick` runs a small version to a temporary page, to
+processes (`--jobs`) work on the cells, the verdicts, the composite and the recorded runs: about half
+an hour on two cores. It writes docs/real-runs.md too. `--quick` runs a small version to a temporary page, to
 see that it works; `--cost` only prints what an update costs here.
 """
 
