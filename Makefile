@@ -60,14 +60,24 @@ control-plane: ## Build kube-apiserver and etcd for the integration tests, once;
 chart-tools: ## Build helm, kustomize and promtool for the chart's tests, once.
 	@CACHE=$(CACHE) tests/chart/build.sh
 
-OTHERS := tests $(addprefix --ignore=tests/,core detection bench e2e vllm on_ray kinds)
+# The longest files first: the last ones are short, and no worker waits for another.
+FIRST := $(addprefix tests/,trainer heldout)
+APART := $(addprefix tests/,core detection bench e2e vllm on_ray kinds __pycache__)
+OTHERS := $(FIRST) $(filter-out $(FIRST) $(APART),$(patsubst %/,%,$(wildcard tests/*/)))
 
-test: lint browser control-plane chart-tools ## Every check: lint, the rules with their coverage, all other tests, then e2e.
+# mypy takes one core. On the other all modules of the tests are read once, with what they import: what must be compiled
+# for that, torch too, is then there for the workers, of which each would compile it.
+test: install browser control-plane chart-tools ## Every check: lint, the rules with their coverage, all other tests, then e2e.
+	@$(MAKE) --no-print-directory -j2 lint read-tests
 	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
 	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'not long' $(OTHERS)
-	$(MAKE) --no-print-directory test-vllm
-	@if docker info >/dev/null 2>&1; then RLGUARD_E2E_SHORT=1 $(MAKE) --no-print-directory e2e; else \
+	@if docker info >/dev/null 2>&1; then \
+	  RLGUARD_E2E_SHORT=1 RLGUARD_E2E_MEANWHILE='$(MAKE) --no-print-directory test-vllm' $(MAKE) --no-print-directory e2e; else \
+	  $(MAKE) --no-print-directory test-vllm || exit; \
 	  echo "make test: the end-to-end tests on kind were NOT run: no Docker daemon responds here" >&2; fi
+
+read-tests: install
+	@$(VENV)/bin/pytest --collect-only -qq tests/core tests/detection $(OTHERS) >/dev/null
 
 test-long: install control-plane ## The tests of a minute or more that `make test` has no room for: whole runs, and a broken cluster that is waited for.
 	$(VENV)/bin/pytest -q -n 2 --dist loadfile -m long $(OTHERS)

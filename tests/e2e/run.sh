@@ -4,7 +4,8 @@
 # cluster that is there; else one is made, and deleted after. One of its name that was left behind goes first: up.sh
 # would keep it, and what runs in it would take the cores of the tests. RLGUARD_E2E_SHORT leaves out those marked `long`.
 # `kinds` or `vllm` as the first argument: the tests of that folder in their place, one by one, on a cluster that has
-# what they need, too. Other arguments go to pytest.
+# what they need, too. Other arguments go to pytest. RLGUARD_E2E_MEANWHILE is a command that runs beside the making of
+# the cluster, which leaves one core alone most of the time.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$HERE/../.."
@@ -16,13 +17,17 @@ if [[ -n ${1:-} && -n ${needs[$1]:-} ]]; then
   shift
 fi
 
+status=0 making=""
 if [[ -z ${RLGUARD_E2E:-} ]]; then
   export RLGUARD_E2E=build/e2e/cluster.json
   mkdir -p build/e2e
   "$HERE/cluster/down.sh"
   trap '"$HERE/cluster/down.sh"' EXIT
-  "$HERE/cluster/up.sh" "${parts[@]}" >"$RLGUARD_E2E"
+  "$HERE/cluster/up.sh" "${parts[@]}" >"$RLGUARD_E2E" &
+  making=$!
 fi
+${RLGUARD_E2E_MEANWHILE:-true} || status=$?
+[[ -z $making ]] || wait "$making"
 
 if [[ -n $folder ]]; then
   .venv/bin/pytest -q --durations=20 "$@" "tests/e2e/$folder"
@@ -30,7 +35,6 @@ if [[ -n $folder ]]; then
 fi
 
 short=${RLGUARD_E2E_SHORT:+ and not long}
-status=0
 .venv/bin/pytest -q --durations=20 -n 3 --maxschedchunk 1 -m "not alone$short" "$@" --ignore=tests/e2e/kinds --ignore=tests/e2e/vllm tests/e2e || status=$?
 .venv/bin/pytest -q --durations=20 -m "alone$short" "$@" --ignore=tests/e2e/kinds --ignore=tests/e2e/vllm tests/e2e || status=$?
 exit "$status"

@@ -10,10 +10,12 @@ import pytest
 
 from tools import ROOT, generate
 
+OUTPUTS = generate.outputs()
 
-@pytest.mark.parametrize("path", generate.outputs(), ids=str)
+
+@pytest.mark.parametrize("path", OUTPUTS, ids=str)
 def test_a_generated_file_is_what_the_code_gives_now(path: Path) -> None:
-    assert (ROOT / path).read_text("utf-8") == generate.outputs()[path], "run `make generate`"
+    assert (ROOT / path).read_text("utf-8") == OUTPUTS[path], "run `make generate`"
 
 
 def test_a_stale_file_is_named_and_then_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

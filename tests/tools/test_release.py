@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 from guard_core import __version__
 from tools import ROOT, release
@@ -41,6 +39,10 @@ def test_every_artefact_and_every_image_has_an_sbom(dist: Path) -> None:
 
 
 def test_every_sbom_is_valid_and_the_same_twice(dist: Path) -> None:
+    # Not above: it takes seconds, and every worker of the tests reads this module.
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
     before = {path: path.read_text() for path in dist.glob("*.cdx.json")}
     assert before
     for text in before.values():
