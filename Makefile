@@ -136,7 +136,7 @@ test-kinds: install control-plane ## RayJob, JobSet, TrainJob and a Kueue queue 
 # The API server of another minor version than the pinned one; tests/go/kubernetes-* are those that there are.
 test-kubernetes: install chart-tools ## What an API server decides (CRD, admission, reconciling), with VERSION=1.30, 1.32 or 1.36; not part of `make test`.
 	RLGUARD_KUBERNETES=$(VERSION) CACHE=$(CACHE) tests/operator/controlplane/build.sh >/dev/null
-	RLGUARD_KUBERNETES=$(VERSION) $(VENV)/bin/pytest -q tests/operator/integration tests/chart/test_cluster.py
+	RLGUARD_KUBERNETES=$(VERSION) $(VENV)/bin/pytest -q -n 3 --dist loadfile tests/operator/integration tests/chart/test_cluster.py
 
 # SEED repeats a run, ONLY='etcd killed' plays one round of it and leaves the page as it is.
 chaos: install control-plane ## Kills, partitions, full disks and clock jumps around 100 fires and 100 healthy runs; writes docs/reliability.md.
