@@ -6,6 +6,7 @@ Python names are snake_case, the API is camelCase. Nothing here talks to a clust
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -23,7 +24,7 @@ from pydantic.alias_generators import to_camel, to_pascal, to_snake
 
 from guard_core.evaluation import CheckpointEvaluation, OpenAIEvaluation, Scoring, VllmEvaluation
 from guard_core.feed import Feed
-from guard_core.policy import POLICY_IS_ACTION, NamesItsOldFields, Policy
+from guard_core.policy import POLICY_IS_ACTION, KlPolicy, NamesItsOldFields, Policy
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 
 
@@ -520,6 +521,31 @@ class ResumedFrom(ApiModel):
     )
 
 
+def _same(path: str, names: Iterable[str]) -> str:
+    """CEL: none of these fields below `path` differs from what it was."""
+    both = [(f"self.{path}.{name}", f"oldSelf.{path}.{name}") for name in names]
+    return " && ".join(f"has({a}) == has({b}) && (!has({a}) || {a} == {b})" for a, b in both)
+
+
+def _same_guard() -> str:
+    """CEL: `spec.guard` is what it was.
+
+    Not `self.guard == oldSelf.guard`: an API server of 1.32 finds two objects different that have null in the
+    same field, and then refuses every status of such a job. By itself a field that is null counts as absent.
+    """
+    with_null: dict[str, type[BaseModel]] = {
+        "guard": GuardSpec,
+        "guard.heldout": Heldout,
+        "guard.policy": Policy,
+        "guard.policy.kl": KlPolicy,
+    }
+    terms = []
+    for path, model in with_null.items():
+        names = [to_camel(name) for name in model.model_fields]
+        terms.append(_same(path, [name for name in names if f"{path}.{name}" not in with_null]))
+    return " && ".join(terms)
+
+
 class Spec(ApiModel):
     """What is wanted: a workload, and a guard over it."""
 
@@ -548,7 +574,7 @@ class Spec(ApiModel):
                 "first, or give the new one another name",
             ),
             (
-                "self.guard == oldSelf.guard",
+                _same_guard(),
                 "spec.guard is immutable: a changed guard is a new GuardedTrainingJob. Delete this one "
                 "first, or give the new one another name",
             ),

@@ -240,6 +240,9 @@ IMMUTABLE = {
     "a threshold": {"guard": {"policy": {"kl": {"hardStop": 0.5}}}},
     "the image": {"guard": {"image": "other"}},
     "the isolation": {"guard": {"isolation": "Relaxed"}},
+    "what the KL warns of": {"guard": {"policy": {"kl": {"warnAbove": 0.5}}}},
+    "the detector": {"guard": {"policy": {"detector": "Both"}}},
+    "the scorer": {"guard": {"heldout": {"scorer": "math"}}},
     "where it starts": {"resumedFrom": {"name": "other", "checkpoint": "/ckpt/1"}},
 }
 
@@ -251,6 +254,29 @@ def test_template_and_guard_are_immutable(
     client.create(JOBS, namespace, make_job(), "test")
     with pytest.raises(ApiError, match="immutable"):
         client.merge(JOBS, namespace, "run", {"spec": spec}, "test")
+
+
+def test_what_is_switched_off_with_null_holds_up_no_status_and_stays_off(
+    client: Client, namespace: str, make_job: MakeJob
+) -> None:
+    """An API server of 1.32 calls two objects different that have null in the same field."""
+    job = make_job(policy={"kl": {"warnAbove": None}})
+    job["spec"]["guard"]["heldout"]["nearDuplicates"] = None
+    client.create(JOBS, namespace, job, "test")
+    apply_status(client, namespace, GUARD_MANAGER, {"guard": {"step": 7}})
+    for change in ({"policy": {"kl": {"warnAbove": 0.5}}}, {"heldout": {"nearDuplicates": {"jaccard": 0.9}}}):
+        with pytest.raises(ApiError, match="immutable"):
+            client.merge(JOBS, namespace, "run", {"spec": {"guard": change}}, "test")
+
+
+@pytest.mark.parametrize("field", ["policy/kl/warnAbove", "heldout/nearDuplicates"])
+def test_nothing_is_switched_off_later(client: Client, namespace: str, make_job: MakeJob, field: str) -> None:
+    client.create(JOBS, namespace, make_job(), "test")
+    off = [{"op": "replace", "path": f"/spec/guard/{field}", "value": None}]
+    with pytest.raises(ApiError, match="immutable"):
+        client.request(
+            "PATCH", JOBS.path(namespace, "run"), body=off, content_type="application/json-patch+json"
+        )
 
 
 ORIGIN = {"name": "before", "uid": "u", "step": 20, "checkpoint": "/ckpt/20"}
