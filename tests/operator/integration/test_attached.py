@@ -11,6 +11,7 @@ The tests play Job controller, StatefulSet controller and kubelet.
 from __future__ import annotations
 
 import copy
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -219,8 +220,11 @@ def test_it_stays_when_its_guard_is_deleted(guarded: AttachedWorld) -> None:
 
 
 def test_another_of_its_name_is_left_alone(guarded: AttachedWorld) -> None:
+    operator = guarded.operators[-1].process
+    operator.send_signal(signal.SIGSTOP)  # else it may look at a moment at which none has the name
     guarded.delete_target()
     other = guarded.make_target()
+    operator.send_signal(signal.SIGCONT)
     said = guarded.expect("Disrupted", "True", "WorkloadDeleted", within=30)
     assert "another one has its name now" in said
     guarded.goes()
