@@ -6,7 +6,6 @@ Python names are snake_case, the API is camelCase. Nothing here talks to a clust
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -521,9 +520,9 @@ class ResumedFrom(ApiModel):
     )
 
 
-def _same(path: str, names: Iterable[str]) -> str:
-    """CEL: none of these fields below `path` differs from what it was."""
-    both = [(f"self.{path}.{name}", f"oldSelf.{path}.{name}") for name in names]
+def _same(*paths: str) -> str:
+    """CEL: none of these fields differs from what it was."""
+    both = [(f"self.{path}", f"oldSelf.{path}") for path in paths]
     return " && ".join(f"has({a}) == has({b}) && (!has({a}) || {a} == {b})" for a, b in both)
 
 
@@ -539,11 +538,8 @@ def _same_guard() -> str:
         "guard.policy": Policy,
         "guard.policy.kl": KlPolicy,
     }
-    terms = []
-    for path, model in with_null.items():
-        names = [to_camel(name) for name in model.model_fields]
-        terms.append(_same(path, [name for name in names if f"{path}.{name}" not in with_null]))
-    return " && ".join(terms)
+    fields = [f"{path}.{to_camel(name)}" for path, model in with_null.items() for name in model.model_fields]
+    return _same(*(path for path in fields if path not in with_null))
 
 
 class Spec(ApiModel):
@@ -563,13 +559,11 @@ class Spec(ApiModel):
             ("has(self.targetRef) || !has(self.guard.checkpoints.claimName)", CLAIM_OF_TARGET),
             ("!has(self.targetRef) || !has(self.resumedFrom)", RESUMED_BY_TEMPLATE),
             (
-                "has(self.targetRef) == has(oldSelf.targetRef) && "
-                "(!has(self.targetRef) || self.targetRef == oldSelf.targetRef)",
+                _same("targetRef"),
                 "spec.targetRef is immutable: another workload is guarded by a new GuardedTrainingJob",
             ),
             (
-                "has(self.template) == has(oldSelf.template) && "
-                "(!has(self.template) || self.template == oldSelf.template)",
+                _same("template"),
                 "spec.template is immutable: a changed workload is a new GuardedTrainingJob. Delete this one "
                 "first, or give the new one another name",
             ),
@@ -579,8 +573,7 @@ class Spec(ApiModel):
                 "first, or give the new one another name",
             ),
             (
-                "has(self.resumedFrom) == has(oldSelf.resumedFrom) && "
-                "(!has(self.resumedFrom) || self.resumedFrom == oldSelf.resumedFrom)",
+                _same("resumedFrom"),
                 "spec.resumedFrom is immutable: a run begins once. Give a new job another name",
             ),
         )

@@ -558,27 +558,28 @@ def test_a_deleted_job_that_a_finalizer_keeps_gets_no_workload(here: World, make
 
 
 @pytest.fixture
-def a_newer_crd(client: Client) -> Iterator[Callable[[], None]]:
-    """Installs the CRD of a release with more fields and choices; afterwards ours is there again."""
-
-    def newer() -> None:
-        definition = crd()
-        properties = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
-        spec, status = (properties[part]["properties"] for part in ("spec", "status"))
-        spec["novelty"] = {"type": "string"}
-        spec["onFire"]["enum"].append("Drain")
-        status["phase"]["enum"].append("Draining")
-        install(client, definition)
-
-    yield newer
+def installed(client: Client) -> Iterator[Callable[[Json], None]]:
+    """Installs a CRD in the place of ours, which is there again afterwards."""
+    yield partial(install, client)
     install(client, crd())
 
 
+def a_newer_crd() -> Json:
+    """Of a release with more fields and choices."""
+    definition = crd()
+    properties = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    spec, status = (properties[part]["properties"] for part in ("spec", "status"))
+    spec["novelty"] = {"type": "string"}
+    spec["onFire"]["enum"].append("Drain")
+    status["phase"]["enum"].append("Draining")
+    return definition
+
+
 def test_a_run_with_what_this_version_does_not_know_is_torn_down(
-    running: World, a_newer_crd: Callable[[], None]
+    running: World, installed: Callable[[Json], None]
 ) -> None:
     """An operator that was rolled back, or two releases on one CRD."""
-    a_newer_crd()
+    installed(a_newer_crd())
     spec = {"onFire": "Drain", "novelty": "x"}
 
     def changed() -> bool:
@@ -604,13 +605,6 @@ def an_older_crd() -> Json:
         del status[newer]
     del status["stop"]["properties"]["emptySince"]
     return definition
-
-
-@pytest.fixture
-def installed(client: Client) -> Iterator[Callable[[Json], None]]:
-    """Installs a CRD in the place of ours, which is there again afterwards."""
-    yield partial(install, client)
-    install(client, crd())
 
 
 def test_an_operator_is_not_ready_before_its_crd_is_upgraded_and_stops_runs_all_the_same(

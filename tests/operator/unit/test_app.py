@@ -228,6 +228,12 @@ def test_what_is_not_listed_is_waited_for_unless_a_latch_waits(monkeypatch: pyte
     assert done.done[2:] == ["reconciled"] * 2
 
 
+def controller_that_says(said: list[Report]) -> Controller:
+    """One that puts what it writes there."""
+    actuator = SimpleNamespace(say=lambda _raw, report: said.append(report))
+    return Controller(cast(Any, None), cast(Any, actuator))
+
+
 @pytest.mark.parametrize("before", [None, "False", "True"])
 def test_a_run_whose_kind_cannot_be_listed_says_so_and_stays_as_it_is(before: str | None) -> None:
     said: list[Report] = []
@@ -237,8 +243,7 @@ def test_a_run_whose_kind_cannot_be_listed_says_so_and_stays_as_it_is(before: st
     given["status"] = {"phase": "Running", "evidence": "e", "guardDigest": "v1:a", "conditions": [fired]}
     if before is not None:
         given["status"]["conditions"].append(condition("GuardSilent", before))
-    actuator = SimpleNamespace(say=lambda _raw, report: said.append(report))
-    controller = Controller(cast(Any, None), cast(Any, actuator))
+    controller = controller_that_says(said)
     controller.say_unlisted(given, ["Job", "Pod"])
     (report,) = said
     told = {one.type: one for one in report.conditions}
@@ -264,8 +269,7 @@ def test_why_no_run_begins_under_an_older_crd_is_said_once_and_nothing_is_forgot
         "guardDigest": "v1:a",
         "conditions": [condition("Isolated", "True")],
     }
-    actuator = SimpleNamespace(say=lambda _raw, report: said.append(report))
-    controller = Controller(cast(Any, None), cast(Any, actuator))
+    controller = controller_that_says(said)
     controller.say_outdated(given, ["status.stop", "status.evidence"])
     (report,) = said
     told = {one.type: one for one in report.conditions}
@@ -282,10 +286,9 @@ def test_why_no_run_begins_under_an_older_crd_is_said_once_and_nothing_is_forgot
 def test_what_was_noted_of_a_guard_stays_where_its_spec_cannot_be_read() -> None:
     """As in an operator that was rolled back: the workload may be there although nothing is noted of it."""
     said: list[Report] = []
-    actuator = SimpleNamespace(say=lambda _raw, report: said.append(report))
     given = of_kind(*BATCH) | {"status": {"guardDigest": "v1:a"}}
     given["metadata"] |= {"resourceVersion": "1"}
-    assert Controller(cast(Any, None), cast(Any, actuator)).reconcile(given) is None
+    assert controller_that_says(said).reconcile(given) is None
     assert [(one.phase, one.guard_digest) for one in said] == [("Refused", "v1:a")]
 
 
