@@ -7,6 +7,7 @@ know.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from guard_operator.api.schema import root_schema
@@ -17,8 +18,14 @@ def lacking(served: Mapping[str, Any]) -> tuple[str, ...]:
 
     Only what is outermost: of a field that is missing, nothing that is in it.
     """
-    missing = set(_parts(root_schema())) - set(_parts(served))
+    missing = _ours() - set(_parts(served))
     return tuple(sorted(part for part in missing if _outer(part) not in missing))
+
+
+@cache
+def _ours() -> frozenset[str]:
+    """Of this version: making its schema takes a tenth of a second."""
+    return frozenset(_parts(root_schema()))
 
 
 def _parts(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
