@@ -52,7 +52,9 @@ def test_a_guard_imports_nothing_from_where_it_starts(image: str) -> None:
 
 @pytest.mark.parametrize("image", ["operator", "guard"])
 def test_the_light_images_have_no_torch(image: str) -> None:
-    everything = " ".join(stages(GUARD)[image] + stages(GUARD)[f"{image}-layer"])
+    everything = " ".join(
+        line for stage in (image, f"{image}-packages", f"{image}-layer") for line in stages(GUARD)[stage]
+    )
     assert "torch" not in everything
     assert "trainer_image" not in everything
 
@@ -69,17 +71,33 @@ def test_each_image_holds_only_its_own_rooms() -> None:
             if line.startswith(("COPY guard_", "COPY trainer", "COPY rlguard"))
         }
         for name, lines in (stages(GUARD) | stages(TRAINER)).items()
-        if name.endswith("-layer")
+        if name.endswith(("-layer", "-packages"))
     }
-    assert rooms == {
+    assert {name: held for name, held in rooms.items() if held} == {
         "operator-layer": {"guard_core", "guard_operator"},
         "guard-layer": GUARD_ROOMS,
         "guard-hf-layer": GUARD_ROOMS,
         "guard-vllm-layer": GUARD_ROOMS,
-        "vllm-layer": set(),
         "trainer-layer": {"guard_core", "guard_client", "trainer_image", "rlguard"},
-        "torch-layer": set(),
     }
+
+
+@pytest.mark.parametrize(
+    ("file", "image"),
+    [
+        *((GUARD, "operator"), (GUARD, "guard"), (GUARD, "guard-hf"), (GUARD, "guard-vllm")),
+        (TRAINER, "trainer"),
+    ],
+)
+def test_a_change_of_our_code_is_a_layer_of_its_own(file: Path, image: str) -> None:
+    """A registry, a node and a builder keep the packages of others, some of them of gigabytes, as they are."""
+    found = stages(file)
+    packages, ours = found[f"{image}-packages"], found[f"{image}-layer"]
+    assert [line for line in packages if line.startswith("COPY ")] == ["COPY pyproject.toml ./"]
+    assert ours[0] == f"FROM {image}-packages AS {image}-layer"
+    assert ours[-1] == "RUN ./layer.sh --no-deps ."
+    layers = [line for line in found[image] if line.startswith("COPY ")]
+    assert layers[-2:] == [f"COPY --from={image}-{part} /layer /" for part in ("packages", "layer")]
 
 
 def test_uv_is_the_one_of_the_makefile() -> None:

@@ -101,7 +101,7 @@ def test_the_images_are_those_of_make_and_their_targets_exist() -> None:
     for name, target in bake["target"].items():
         stages = re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / target["dockerfile"]).read_text(), re.MULTILINE)
         assert target["target"] == name and name in stages
-        extra = re.search(rf"^FROM \S+ AS {name}-layer\n.*?layer.sh \.\[(\S+)\]$",
+        extra = re.search(rf"^FROM \S+ AS {name}-packages\n.*?layer.sh [^\n]* --extra (\S+)$",
                           (ROOT / target["dockerfile"]).read_text(), re.MULTILINE | re.DOTALL)  # fmt: skip
         assert extra and extra[1] == release.IMAGES[name][1]
         assert target["platforms"] == ["linux/amd64", "linux/arm64"] and "type=sbom" in target["attest"]
