@@ -24,7 +24,7 @@ Fixtures (conftest.py): `cluster`, `installation` (the chart installed), `namesp
 test), `more_namespaces`. Every time-out has a name in timeouts.py. artefacts.py keeps what a failed test
 leaves, in build/e2e/<test>/. RLGUARD_E2E=<json of cluster/up.sh> uses a cluster that is there.
 
-run.sh runs them two at a time: the cluster has two cores, and most of a test is waiting. What takes the
+run.sh runs them three at a time: the cluster has two cores, and most of a test is waiting. What takes the
 operator, the API server or the training-operator away is marked `alone` and runs afterwards, one by one; a
 fault refuses to be made beside another test.
 """
