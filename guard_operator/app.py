@@ -150,7 +150,7 @@ class Operator:
     def state(self) -> Json:
         """Leadership, queue and caches as they are now, for people: names and counts, no contents."""
         return {
-            "crdLacks": list(self._schema.lacks),
+            "crdLacks": self._schema.lacks,
             "identity": self._identity,
             "leads": self._elector.is_leader,
             "queue": self._queue.state(),
@@ -162,21 +162,24 @@ class Operator:
         self._manager.stop()
 
     def _reconcile(self, key: Key) -> float | None:
-        """One reconcile, once what the job needs has been listed; a latch waits for nothing.
-
-        Under a CRD that is too old none begins.
-        """
+        """One reconcile, once what the job needs has been listed; a latch waits for nothing."""
         raw = self._caches.job(key)
-        if raw is not None and self._schema.lacks and not (is_latched(raw) or has_begun(raw)):
-            self._controller.say_outdated(raw, self._schema.lacks)
-            return WAITING_SECONDS
-        unlisted = [] if raw is None or is_latched(raw) else self._caches.unlisted(raw)
-        if raw is not None and unlisted:
+        if raw is None or is_latched(raw):
+            return self._controller.reconcile(raw)
+        if unlisted := self._caches.unlisted(raw):
             if not self._caches.is_late():
                 return UNSYNCED_SECONDS
             self._controller.say_unlisted(raw, unlisted)
             return UNLISTED_SECONDS
+        if not (self._schema.is_new_enough() or self._goes_on(raw)):
+            if self._schema.lacks:
+                self._controller.say_outdated(raw, self._schema.lacks)
+            return WAITING_SECONDS
         return self._controller.reconcile(raw)
+
+    def _goes_on(self, raw: Json) -> bool:
+        """Whether nothing begins with it: its run is there, noted or, after a crash, not yet, or it goes."""
+        return "deletionTimestamp" in raw["metadata"] or has_begun(raw) or self._caches.has_any_of(raw)
 
 
 class _Caches:
@@ -311,6 +314,11 @@ class _Caches:
     def job(self, key: Key) -> Json | None:
         """The job as cached."""
         return _first(reflector.get(*key) for reflector in self._jobs)
+
+    def has_any_of(self, raw: Json) -> bool:
+        """Whether a workload or a pod of this job is there."""
+        made = (*self._pods, *(one for many in self._workloads.values() for one in many))
+        return any(_of_job(made, raw["metadata"]["namespace"], raw["metadata"]["uid"]))
 
     def quiet_for(self, namespace: str) -> float:
         """Seconds since the API server last showed something of the jobs in this namespace, or of any."""

@@ -135,8 +135,8 @@ _REASONS = {
     Reason.TEMPLATE_REFUSED: "The template would break the guard's isolation; the message names the field.",
     Reason.WORKLOAD_REFUSED: "The API server refused the workload in a dry run; the message is its own.",
     Reason.TARGET_REFUSED: "What `targetRef` names cannot be guarded as it is; the message says why.",
-    Reason.CRD_OUTDATED: "The CRD is older than the operator, and no run begins under it: the message names "
-    "what it lacks.",
+    Reason.CRD_OUTDATED: "The CRD lacks what the operator notes, as that of an older release, and no "
+    "run begins under it: the message names what it lacks.",
     Reason.CLAIM_MISSING: "A PersistentVolumeClaim that the guard needs does not exist.",
     Reason.SOURCE_MISSING: "What the template names does not exist: the runtime of a TrainJob.",
     Reason.NAME_TAKEN: "A workload, or a StatefulSet for the guard, of this name exists and belongs to "

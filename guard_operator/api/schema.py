@@ -45,6 +45,7 @@ _KEPT = (
     "maximum",
     "minItems",
     "maxItems",
+    "maxProperties",
     "enum",
 )
 

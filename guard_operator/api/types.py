@@ -122,7 +122,11 @@ class WorkloadTemplate(ApiModel):
     Its own schema is checked by a server-side dry run before it is created.
     """
 
-    model_config = ConfigDict(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
+    # Of fields that are not declared only `spec` is wanted. With `metadata` always there, four are all that
+    # can be, and none can be renamed, which CEL would not see (below).
+    model_config = ConfigDict(
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True, "maxProperties": 4}
+    )
 
     api_version: str = Field(
         min_length=1,
@@ -135,7 +139,9 @@ class WorkloadTemplate(ApiModel):
         description="Kind of the workload: PyTorchJob, Job, RayJob, JobSet or TrainJob.",
     )
     metadata: TemplateMeta = Field(
-        default_factory=TemplateMeta, description="Labels and annotations of the workload object."
+        default_factory=TemplateMeta,
+        description="Labels and annotations of the workload object.",
+        json_schema_extra={"default": {}},
     )
     # Required but not declared: CEL takes two objects for equal whose unknown fields are as many but have
     # other names, so renaming a key directly under a declared `spec` would pass as "unchanged". Undeclared,

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
+from guard_operator.api.fields import in_words
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ConditionStatus, Phase, Status
 from guard_operator.api.wording import invalid_spec
@@ -83,12 +84,13 @@ class Controller:
             self._actuator.say(raw, Report(Phase.REFUSED, (unsaid,), guard_digest=noted))
 
     def say_outdated(self, raw: Json, lacks: Sequence[str]) -> None:
-        """Say that no workload is made yet, because the installed CRD lacks these fields and choices."""
+        """Say that no run begins, because the installed CRD lacks these fields and choices."""
         message = (
-            f"The CRD is older than the operator and lacks {', '.join(lacks)}: it must be upgraded first."
+            f"The CRD lacks {in_words(lacks)}, which the operator notes: the older of both must be upgraded. "
+            "Until then no run begins, and none that exists is guarded."
         )
         unsaid = self._unsaid(raw, ConditionType.GUARDED, "False", Reason.CRD_OUTDATED, message)
-        if unsaid is not None and "deletionTimestamp" not in raw["metadata"]:
+        if unsaid is not None:
             self._actuator.say(raw, replace(_said_too(read_status(raw), unsaid), phase=Phase.PENDING))
 
     def say_unlisted(self, raw: Json, kinds: Sequence[str]) -> None:

@@ -1,30 +1,34 @@
-"""Watches whether the installed CRD is as new as the operator.
+"""Watches whether the installed CRD has what the operator notes in a status.
 
-Under an older one a fire is acted on, but the API server drops what the operator notes in a field that is not
-there, so that a run may never be said to be stopped, or none begin. Such an operator does not become ready: a
-rollout leaves the one before it in its place.
+Where it has not, as that of an older release, a fire is acted on, but the API server drops what is noted, so
+that a run may never be said to be stopped, or none begin. Such an operator begins no run and does not become
+ready: a rollout leaves the one before it in its place.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 
 from prometheus_client import Gauge
 
 from guard_operator.api import names
-from guard_operator.api.fields import lacking
+from guard_operator.api.fields import in_words, lacking
 from guard_operator.runtime.client import Client, Json
 from guard_operator.runtime.errors import ClusterError
 
 log = logging.getLogger(__name__)
 
 PATH = f"/openapi/v3/apis/{names.API_VERSION}"
-#: How often the CRD is looked at: one that is to be upgraded, or of which nothing is known, is waited for.
+#: How soon it is looked at again: a CRD that is to be upgraded, or of which nothing is known, is waited for.
 WAITING_SECONDS = 5.0
-SECONDS = 300.0
-#: So many fields are named.
-NAMED = 5
+SECONDS = 30.0
+#: One of which nothing can be known, as where the operator may not read schemas, is waited for so long.
+GIVE_UP_SECONDS = 60.0
+#: Whatever is served, it must not end the operator.
+_UNREADABLE = (ClusterError, LookupError, TypeError, AttributeError)
 
 
 class SchemaWatch:
@@ -34,53 +38,71 @@ class SchemaWatch:
         self._client = client
         self._missing = missing
         self._stop = threading.Event()
+        self._started = time.monotonic()
+        self._unread = ""
         self._lacks: tuple[str, ...] | None = None
+        missing.set(math.nan)
 
     def run(self) -> None:
         """Look at it now and then."""
         while True:
             self._look()
-            if self._stop.wait(SECONDS if self.is_new_enough() else WAITING_SECONDS):
+            if self._stop.wait(SECONDS if self._lacks == () else WAITING_SECONDS):
                 return
 
     def stop(self) -> None:
         """End `run`."""
         self._stop.set()
 
-    def is_new_enough(self) -> bool:
-        """False also while nothing is known."""
-        return self._lacks == ()
-
     @property
-    def lacks(self) -> tuple[str, ...]:
-        """The fields and choices that are missing, as far as is known."""
-        return self._lacks or ()
+    def lacks(self) -> tuple[str, ...] | None:
+        """The fields and choices that are missing; None: not known."""
+        return self._lacks
+
+    def is_new_enough(self) -> bool:
+        """Whether nothing is missing, or nothing known for so long that it is waited for no longer."""
+        if self._lacks is None:
+            return time.monotonic() - self._started > GIVE_UP_SECONDS
+        return not self._lacks
 
     def _look(self) -> None:
         try:
-            served = _schema(self._client.request("GET", PATH))
-        except ClusterError as error:
-            if error.status == 403 and self._lacks is None:
-                log.warning("whether the CRD is as new as this operator cannot be known: %s", error)
-                self._lacks = ()  # nobody may know it here, so nothing waits for it
-            return  # nothing is known that was not before
-        if served is not None:
-            self._note(lacking(served))
+            lacks = lacking(_schema(self._client.request("GET", PATH)))
+        except _UNREADABLE as error:
+            self._note_unread(str(error))
+        else:
+            self._note(lacks)
+
+    def _note_unread(self, error: str) -> None:
+        """What was known stays known. Say once that nothing is."""
+        if self._lacks is None and error != self._unread:
+            log.warning(
+                "not known whether the CRD has what this operator notes, so no run begins for %g s: %s",
+                GIVE_UP_SECONDS,
+                error,
+            )
+        self._unread = error
 
     def _note(self, lacks: tuple[str, ...]) -> None:
         """Say once what is missing."""
         if lacks and lacks != self._lacks:
-            few = ", ".join(lacks[:NAMED]) + (f" and {len(lacks) - NAMED} more" if len(lacks) > NAMED else "")
-            log.error("the CRD is older than this operator: it lacks %s. Upgrade it (docs/install.md)", few)
+            log.error(
+                "the CRD lacks %s, which this operator notes: upgrade the older of both (docs/install.md)",
+                in_words(lacks),
+            )
         self._lacks = lacks
         self._missing.set(len(lacks))
 
 
-def _schema(document: Json) -> Json | None:
-    """That of our kind in an OpenAPI document; None where a new CRD is not in it yet."""
+def _schema(document: Json) -> Json:
+    """That of our kind in an OpenAPI document.
+
+    Raises:
+        LookupError: it is not in it, as before a new CRD is served.
+    """
     ours = {"group": names.GROUP, "version": names.VERSION, "kind": names.KIND}
-    schemas: dict[str, Json] = (document.get("components") or {}).get("schemas") or {}
+    schemas: dict[str, Json] = document["components"]["schemas"]
     for schema in schemas.values():
         if ours in (schema.get("x-kubernetes-group-version-kind") or ()):
             return schema
-    return None
+    raise LookupError(f"{PATH} has no schema of {names.KIND}")

@@ -88,7 +88,7 @@ class OperatorMetrics:
         )
         self.crd_lacks = Gauge(
             "rlguard_crd_fields_missing",
-            "Fields and choices that the installed CRD lacks of the one of this operator's version.",
+            "Fields and choices of a status that the installed CRD lacks of this operator's; NaN: not known.",
             registry=self.registry,
         )
         self._teardown = Histogram(

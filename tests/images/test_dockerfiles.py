@@ -90,7 +90,7 @@ def test_each_image_holds_only_its_own_rooms() -> None:
     ],
 )
 def test_a_change_of_our_code_is_a_layer_of_its_own(file: Path, image: str) -> None:
-    """A registry, a node and a builder keep the packages of others, some of them of gigabytes, as they are."""
+    """A registry, a node and a builder keep the packages of others, gigabytes with torch, as they are."""
     found = stages(file)
     packages, ours = found[f"{image}-packages"], found[f"{image}-layer"]
     assert [line for line in packages if line.startswith("COPY ")] == ["COPY pyproject.toml ./"]

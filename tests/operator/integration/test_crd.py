@@ -256,6 +256,26 @@ def test_template_and_guard_are_immutable(
         client.merge(JOBS, namespace, "run", {"spec": spec}, "test")
 
 
+def test_no_other_field_of_the_template_takes_the_place_of_one(
+    client: Client, namespace: str, make_job: MakeJob
+) -> None:
+    """To CEL two objects are equal whose unknown fields are as many and have other names."""
+    job = make_job()
+    job["spec"]["template"] |= {"metadata": {"labels": {"a": "b"}}}
+    made = client.create(JOBS, namespace, job, "test")
+    del made["spec"]["template"]["metadata"]
+    made["spec"]["template"]["other"] = 1
+    with pytest.raises(ApiError, match=r"spec\.template.* must have at most 4 items"):
+        client.request("PUT", JOBS.path(namespace, "run"), body=made)
+
+
+def test_the_template_has_no_other_fields(client: Client, namespace: str, make_job: MakeJob) -> None:
+    job = make_job()
+    job["spec"]["template"]["other"] = 1
+    with pytest.raises(ApiError, match=r"spec\.template.* must have at most 4 items"):
+        client.create(JOBS, namespace, job, "test")
+
+
 def test_what_is_switched_off_with_null_holds_up_no_status_and_stays_off(
     client: Client, namespace: str, make_job: MakeJob
 ) -> None:

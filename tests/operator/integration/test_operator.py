@@ -613,9 +613,9 @@ def test_an_operator_is_not_ready_before_its_crd_is_upgraded_and_stops_runs_all_
     """A rollout leaves the operator before it in its place; where there is none a fire still ends a run."""
     installed(an_older_crd())
     operator = running.operator()
-    eventually(lambda: "the CRD is older than this operator" in operator.log.read_text(), "it says so")
+    eventually(lambda: "which this operator notes" in operator.log.read_text(), "it says so")
     lacks = ["status.guardDigest", "status.notified", "status.stop.emptySince"]
-    assert f"it lacks {', '.join(lacks)}. Upgrade it" in operator.log.read_text()
+    assert f"the CRD lacks {', '.join(lacks)}, which" in operator.log.read_text()
     assert json.loads(operator.page("/debug/state"))["crdLacks"] == lacks
     assert "rlguard_crd_fields_missing 3.0" in operator.page("/metrics")
     with pytest.raises(HTTPError, match="503"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
+import time
 from typing import Any, cast
 
 import pytest
@@ -44,10 +46,9 @@ def without(*parts: str) -> Json:
         (),
         ("status.stop",),
         ("status.stop.emptySince",),
-        ("spec.guard.policy.calibrated.maxDecline", "status.guardDigest"),
+        ("status.guard.lastEvaluation", "status.guardDigest"),
         ("status.phase=Judging",),
         ("status.conditions.observedGeneration",),
-        ("spec.onFire=Suspend",),
     ],
 )
 def test_what_is_missing_is_named(parts: tuple[str, ...]) -> None:
@@ -55,10 +56,20 @@ def test_what_is_missing_is_named(parts: tuple[str, ...]) -> None:
 
 
 def test_a_newer_one_lacks_nothing() -> None:
-    newer = root_schema()
+    newer = without("spec.onFire=Suspend", "spec.guard.placement")
     newer["properties"]["spec"]["properties"]["novelty"] = {"type": "string"}
     newer["properties"]["status"]["properties"]["phase"]["enum"].append("Draining")
     assert lacking(newer) == ()
+
+
+def test_what_is_open_has_every_field_and_choice() -> None:
+    newer = without("status.stop.emptySince")
+    status = newer["properties"]["status"]["properties"]
+    status["stop"]["x-kubernetes-preserve-unknown-fields"] = True
+    del status["phase"]["enum"]
+    assert lacking(newer) == ()
+    del newer["properties"]["status"]
+    assert "status.phase" in lacking(newer)
 
 
 class Server:
@@ -71,10 +82,10 @@ class Server:
         assert (method, path) == ("GET", "/openapi/v3/apis/rlguard.dev/v1alpha1")
         if isinstance(self.answer, ClusterError):
             raise self.answer
-        ours = (
-            {} if self.answer is None else {"ours": self.answer | {"x-kubernetes-group-version-kind": [KIND]}}
-        )
-        return {"components": {"schemas": {"other": {"type": "object"}, **ours}}}
+        if self.answer is None or "properties" not in self.answer:
+            return self.answer or {"components": {"schemas": {"other": {"type": "object"}}}}
+        ours = self.answer | {"x-kubernetes-group-version-kind": [KIND]}
+        return {"components": {"schemas": {"other": {"type": "object"}, "ours": ours}}}
 
 
 class Watched:
@@ -115,21 +126,32 @@ def test_an_older_one_is_said_once_and_counted(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize(
-    "nothing", [None, TransportError("refused"), ApiError(503, "", "later"), ApiError(404, "NotFound", "no")]
+    "nothing",
+    [
+        None,
+        TransportError("refused"),
+        ApiError(503, "", "later"),
+        ApiError(404, "NotFound", "no"),
+        ApiError(403, "Forbidden", "no"),
+        {"components": None},
+        {"components": {"schemas": {"x": None}}},
+        {"components": {"schemas": {"x": {"properties": None, "x-kubernetes-group-version-kind": [KIND]}}}},
+    ],
 )
-def test_what_is_not_known_is_not_new_enough_and_changes_nothing(nothing: ClusterError | None) -> None:
-    assert not Watched(nothing).watch.is_new_enough()
-    assert Watched(root_schema()).then(nothing).is_new_enough()
-    assert not Watched(without("status.stop")).then(nothing).is_new_enough()
-
-
-def test_where_nobody_may_know_it_nothing_waits_for_it(caplog: pytest.LogCaptureFixture) -> None:
-    refused = ApiError(403, "Forbidden", "no")
-    watched = Watched(refused)
-    assert watched.then(refused).is_new_enough()
-    (said,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "cannot be known" in said.getMessage()
-    assert not Watched(without("status.stop")).then(refused).is_new_enough()
+def test_what_is_not_known_is_waited_for_a_minute_and_changes_nothing(
+    nothing: Json | ClusterError | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched = Watched(nothing)
+    assert not watched.then(nothing).is_new_enough() and watched.watch.lacks is None
+    assert math.isnan(watched.registry.get_sample_value(METRIC) or 0.0)
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "not known whether the CRD has what this operator notes" in said
+    known, old = Watched(root_schema()), Watched(without("status.stop"))
+    assert known.then(nothing).is_new_enough()
+    late = time.monotonic() + schema_watch.GIVE_UP_SECONDS + 1.0
+    monkeypatch.setattr(schema_watch.time, "monotonic", lambda: late)
+    assert watched.watch.is_new_enough() and watched.watch.lacks is None
+    assert not old.then(nothing).is_new_enough()
 
 
 def test_one_that_is_upgraded_is_seen_soon(monkeypatch: pytest.MonkeyPatch) -> None:
