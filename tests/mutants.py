@@ -263,6 +263,9 @@ def serve() -> None:
     """Read what is to be tested, and how, from each line of stdin; write the exit code of pytest."""
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    from hypothesis import settings
+
+    settings.load_profile("ci")  # the same examples each time, and however long one takes
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
