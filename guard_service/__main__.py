@@ -14,11 +14,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
+
+if __name__ == "__main__" and os.getpid() == 1:
+    # The kernel keeps signals without a handler from the first process of a container: a guard that is told
+    # to end while it still loads, which takes seconds, would hold up its pod for the grace period.
+    signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
 
 from guard_core import log_lines
 from guard_core.extras import missing_extra

@@ -385,6 +385,14 @@ class TestRewardsThatEnd:
             j.fold_evaluation(evaluation(n))
         assert Code.NO_REWARD not in codes(j.verdict())
 
+    def test_a_step_that_comes_late_with_its_checkpoint_sets_nothing_back(self) -> None:
+        j = self.run(range(10, 41, 10), [0, 40])
+        j.fold_step(step(15))
+        j.fold_evaluation(evaluation(20))
+        for n in (50, 55, 60):  # 20 steps after the newest that was compared, twice the usual distance
+            j.fold_evaluation(evaluation(n))
+        assert Code.NO_REWARD not in codes(j.verdict())
+
     def test_before_the_first_step_it_is_that_there_is_none(self) -> None:
         told = codes(self.run([], range(0, 51, 10)).verdict())
         assert Code.NO_STEPS in told and Code.NO_REWARD not in told

@@ -100,6 +100,20 @@ def test_a_changed_policy_on_restart_is_refused(new_guard: Callable[..., Any], s
     assert "Traceback" not in guard.log
 
 
+def test_as_the_first_process_of_a_container_it_ends_on_sigterm_while_it_loads() -> None:
+    """The kernel would keep the signal from it; here it is kept away by ignoring it beforehand."""
+    program = (
+        "import os, runpy, signal, sys, time; me = os.getpid(); os.getpid = lambda: 1\n"
+        "class Loading:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'guard_service.errors': os.kill(me, signal.SIGTERM); time.sleep(30)\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); sys.meta_path.insert(0, Loading())\n"
+        "runpy.run_module('guard_service', run_name='__main__')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert ended.returncode == 143
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_cleanly_while_steps_arrive(guard: Any, step: Step, number: signal.Signals) -> None:
     acknowledged = []
