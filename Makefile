@@ -80,6 +80,8 @@ test: install browser control-plane chart-tools ## Every check: lint, all tests 
 read-tests: install
 	@$(VENV)/bin/pytest --collect-only -qq tests/core tests/detection $(OTHERS) >/dev/null
 
+# With what others leave of the cores a test of seconds may take minutes.
+test-beside: export PYTEST_ADDOPTS := --timeout=1800
 test-beside: test-vllm test-rules
 	$(VENV)/bin/pytest -q -n 2 -m 'not long' $(COMPUTE)
 
