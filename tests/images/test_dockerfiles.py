@@ -9,6 +9,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GUARD, TRAINER = ROOT / "Dockerfile.guard", ROOT / "Dockerfile.trainer"
+IMAGES = [
+    *((GUARD, "operator"), (GUARD, "guard"), (GUARD, "guard-hf"), (GUARD, "guard-vllm")),
+    (TRAINER, "trainer"),
+]
 INSTRUCTION = re.compile(r"^(?!#)\S.*(?:\\\n.*)*", re.MULTILINE)
 
 
@@ -30,13 +34,7 @@ def test_both_large_images_share_the_layer_with_torch(stage: str) -> None:
     assert stages(GUARD)[stage] == stages(TRAINER)[stage]
 
 
-@pytest.mark.parametrize(
-    ("file", "image"),
-    [
-        *((GUARD, "operator"), (GUARD, "guard"), (GUARD, "guard-hf"), (GUARD, "guard-vllm")),
-        (TRAINER, "trainer"),
-    ],
-)
+@pytest.mark.parametrize(("file", "image"), IMAGES)
 def test_an_image_is_not_root_and_says_what_it_is(file: Path, image: str) -> None:
     lines = stages(file)[image]
     assert "USER 10001:10001" in lines
@@ -82,13 +80,7 @@ def test_each_image_holds_only_its_own_rooms() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("file", "image"),
-    [
-        *((GUARD, "operator"), (GUARD, "guard"), (GUARD, "guard-hf"), (GUARD, "guard-vllm")),
-        (TRAINER, "trainer"),
-    ],
-)
+@pytest.mark.parametrize(("file", "image"), IMAGES)
 def test_a_change_of_our_code_is_a_layer_of_its_own(file: Path, image: str) -> None:
     """A registry, a node and a builder keep the packages of others, gigabytes with torch, as they are."""
     found = stages(file)
