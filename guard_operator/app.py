@@ -145,7 +145,7 @@ class Operator:
 
     def ready(self) -> bool:
         """Whether it can do all that the operator before it did, so that a rollout may end that one."""
-        return self._caches.ready() and self._schema.is_new_enough()
+        return self._caches.ready() and self._crd_is_new_enough()
 
     def state(self) -> Json:
         """Leadership, queue and caches as they are now, for people: names and counts, no contents."""
@@ -171,11 +171,16 @@ class Operator:
                 return UNSYNCED_SECONDS
             self._controller.say_unlisted(raw, unlisted)
             return UNLISTED_SECONDS
-        if not (self._schema.is_new_enough() or self._goes_on(raw)):
+        if not (self._crd_is_new_enough() or self._goes_on(raw)):
             if self._schema.lacks:
                 self._controller.say_outdated(raw, self._schema.lacks)
             return WAITING_SECONDS
         return self._controller.reconcile(raw)
+
+    def _crd_is_new_enough(self) -> bool:
+        """Whether it lacks nothing, or nothing is known of it for so long that it is waited for no longer."""
+        lacks = self._schema.lacks
+        return self._caches.is_late() if lacks is None else not lacks
 
     def _goes_on(self, raw: Json) -> bool:
         """Whether nothing begins with it: its run is there, noted or, after a crash, not yet, or it goes."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 
 from prometheus_client import Gauge
 
@@ -25,8 +24,6 @@ PATH = f"/openapi/v3/apis/{names.API_VERSION}"
 #: How soon it is looked at again: a CRD that is to be upgraded, or of which nothing is known, is waited for.
 WAITING_SECONDS = 5.0
 SECONDS = 30.0
-#: One of which nothing can be known, as where the operator may not read schemas, is waited for so long.
-GIVE_UP_SECONDS = 60.0
 #: Whatever is served, it must not end the operator.
 _UNREADABLE = (ClusterError, LookupError, TypeError, AttributeError)
 
@@ -38,7 +35,6 @@ class SchemaWatch:
         self._client = client
         self._missing = missing
         self._stop = threading.Event()
-        self._started = time.monotonic()
         self._unread = ""
         self._lacks: tuple[str, ...] | None = None
         missing.set(math.nan)
@@ -59,12 +55,6 @@ class SchemaWatch:
         """The fields and choices that are missing; None: not known."""
         return self._lacks
 
-    def is_new_enough(self) -> bool:
-        """Whether nothing is missing, or nothing known for so long that it is waited for no longer."""
-        if self._lacks is None:
-            return time.monotonic() - self._started > GIVE_UP_SECONDS
-        return not self._lacks
-
     def _look(self) -> None:
         try:
             lacks = lacking(_schema(self._client.request("GET", PATH)))
@@ -76,11 +66,7 @@ class SchemaWatch:
     def _note_unread(self, error: str) -> None:
         """What was known stays known. Say once that nothing is."""
         if self._lacks is None and error != self._unread:
-            log.warning(
-                "not known whether the CRD has what this operator notes, so no run begins for %g s: %s",
-                GIVE_UP_SECONDS,
-                error,
-            )
+            log.warning("not known whether the CRD has what this operator notes: %s", error)
         self._unread = error
 
     def _note(self, lacks: tuple[str, ...]) -> None:

@@ -219,11 +219,17 @@ def test_a_run_whose_workload_was_not_noted_has_begun(namespace: str) -> None:
     assert done.done == (["reconciled"] if namespace == "a" else [("status.stop",)])
 
 
-def test_nothing_is_said_of_a_crd_of_which_nothing_is_known() -> None:
+def test_a_crd_of_which_nothing_is_known_is_waited_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     operator = operator_of(done := Reconciled())
     sync(operator._caches, "a")
     operator._schema._lacks = None
     assert operator._reconcile(("a", "run")) == WAITING_SECONDS and done.done == []
+    assert not operator.ready()
+    monkeypatch.setattr(app, "GIVE_UP_SECONDS", 0.0)
+    assert operator._reconcile(("a", "run")) is None and done.done == ["reconciled"]
+    assert operator.ready(), "it is waited for no longer"
+    operator._schema._note(("status.stop",))
+    assert not operator.ready()
 
 
 @pytest.mark.parametrize(("listed", "lacks"), [(True, ("status.stop",)), (False, ()), (True, None)])
