@@ -184,14 +184,6 @@ def test_a_kind_that_cannot_be_guarded_is_a_condition(here: World, make_job: Mak
     assert "MPIJob" in here.expect("Guarded", "False", "UnsupportedKind")
 
 
-def test_a_template_with_a_key_of_its_own_is_a_condition(here: World, make_job: MakeJob) -> None:
-    job = make_job()
-    job["spec"]["template"]["replicas"] = 2
-    here.submit(job)
-    here.operator()
-    assert "spec.template.replicas" in here.expect("Guarded", "False", "InvalidSpec")
-
-
 def test_an_action_under_its_old_name_is_a_condition(here: World, make_job: MakeJob) -> None:
     """The API server keeps it: dropped, a job that is only to warn in silence would be stopped."""
     job = make_job()
