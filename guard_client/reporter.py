@@ -297,7 +297,10 @@ class Reporter:
         if self.attempt is None:
             return
         try:
-            self._client.post_end(EndReport(attempt=self.attempt, step=step, began=began, finished=finished))
+            end = EndReport(
+                attempt=self.attempt, step=step, began=began, finished=finished, gone=self.delivery.gone
+            )
+            self._client.post_end(end)
         except (GuardUnavailableError, ReportRefusedError) as error:
             log.info("the guard was not told that training is over: %s", error)
         finally:
@@ -487,12 +490,12 @@ class Reporter:
             self._refusing.pop(kind, None)
 
     def _gone(self, checkpoint: CheckpointSample) -> None:
-        """Rotated away while the guard was: it could only refuse it, which would say nothing about it."""
+        """Rotated away while the guard was: it could only refuse it, and is told their number at the end."""
         self.delivery.gone += 1
         if self.delivery.gone == 1:
             log.warning(
-                "%s was deleted before it could be sent: it is not scored. The number of such checkpoints is "
-                "logged at the end; a higher save_total_limit keeps them for longer",
+                "%s was deleted before it could be sent: nobody scores it, so this run does not pass. The "
+                "number of such checkpoints is logged at the end; a higher save_total_limit spares them",
                 checkpoint.path,
             )
 

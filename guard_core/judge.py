@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
-STATE_VERSION = 17
+STATE_VERSION = 18
 
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000
 
-#: Steps in a row whose KL is infinite or NaN before that is said: one overflow happens in good runs.
-NOT_FINITE_STEPS = 5
+#: Steps in a row without a KL that counts before that is a finding: one overflow happens in good runs.
+KL_LOST_STEPS = 5
 
 #: What a further try of the same evaluation may not fail of.
 MAY_PASS = frozenset({FailureKind.UNDERWAY, FailureKind.OUT_OF_MEMORY, FailureKind.EVALUATOR})
@@ -199,10 +199,11 @@ class Judge:
         self._count = StepCount()
         self._steps = 0
         self._last_kl: tuple[str, float | None] | None = None  # kind and value of the newest step
-        self._kl_not_finite = 0  # steps in a row
+        self._kl_lost = 0  # steps in a row without one that counts
         self._announced = self._evaluated = self._failed = self._skipped = 0  # checkpoints
         self._refused: set[CheckpointKey] = set()  # checkpoints that were not taken
         self._skipped_in_a_row = 0
+        self._gone = 0  # checkpoints that were deleted before they could be announced
         self._sampling: Sampling | None = None  # what the first checkpoint said
         self._other_sampling: OtherSampling | None = None  # the newest that is not that
         self._short_baseline: int | None = None  # its passes, if one that was wanted could not be made
@@ -224,8 +225,9 @@ class Judge:
         self._steps += 1
         self._count.fold_step(attempt, step)
         self._last_kl = (report.kl_kind, report.kl)
-        self._kl_not_finite = self._kl_not_finite + 1 if report.kl_kind == KlKind.NOT_FINITE else 0
-        for kl in self._window.add(attempt, step, report.reward, report.kl, report.kl_kind):
+        counting = self._window.add(attempt, step, report.reward, report.kl, report.kl_kind)
+        self._kl_lost = 0 if counting else self._kl_lost + 1
+        for kl in counting:
             status = self._monitor.update(step, kl)
             if self._monitor.rise is None:
                 self._early_monitor.update(step, kl)
@@ -421,9 +423,11 @@ class Judge:
             self._halt = self._halt or latch
 
     def fold_end(self, report: EndReport) -> None:
-        """Fold which step a trainer says was its last. It is never taken back: it can only add steps that
-        nobody judged.
+        """Fold which step a trainer says was its last, and how many checkpoints it could not announce.
+
+        Neither is taken back: they can only add what nobody judged.
         """
+        self._gone = max(self._gone, report.gone)
         if report.step is not None:
             self._count.fold_end(report.attempt, report.step, report.began)
 
@@ -501,7 +505,7 @@ class Judge:
         return (
             limit is not None and rise is not None and rise > limit,
             bool(self._monitor.start),
-            self._kl_not_finite >= NOT_FINITE_STEPS,
+            self._kl_is_lost and self._last_kl is not None and self._last_kl[0] == KlKind.NOT_FINITE,
         )
 
     def verdict(self, silent_for: float = 0.0) -> Verdict:
@@ -529,10 +533,10 @@ class Judge:
             step=self._count.step,
             steps=self._steps,
             rounds=self._guard.count,
-            announced=self._announced,
+            announced=self._announced + self._gone,
             evaluated=self._evaluated,
             failed=self._failed,
-            skipped=self._skipped,
+            skipped=self._skipped + self._gone,
             refused=len(self._refused),
             failure=self._failure,
             baseline_passes=self._calibrated.passes_made if self._calibrated is not None else 0,
@@ -667,11 +671,12 @@ class Judge:
                 "policy, so limits count from there",
             )
         if not_finite:
-            message = f"KL to the reference was infinite or NaN at the last {self._kl_not_finite} steps"
+            message = f"none of the last {self._kl_lost} steps has a KL that counts: it is infinite or NaN"
             level = Level.UNKNOWN if watched else Level.WARNING
             yield Condition(code=Code.KL_NOT_FINITE, level=level, message=message, advice=not watched)
         elif self._steps and (inert := self._why_kl_is_inert()):
-            yield _condition(Code.KL_INERT, Level.HEALTHY, inert)
+            level = Level.UNKNOWN if watched and self._kl_is_lost else Level.HEALTHY
+            yield _condition(Code.KL_INERT, level, inert)
 
     def _liveness(self, silent_for: float) -> Iterator[Condition]:
         """What keeps the guard from knowing: its own conditions with their own actions (invariant 6)."""
@@ -707,6 +712,10 @@ class Judge:
                 f"{self._failures} evaluations failed in a row; the last: {self._last_failure}",
                 failing.action,
             )
+
+    @property
+    def _kl_is_lost(self) -> bool:
+        return self._kl_lost >= KL_LOST_STEPS
 
     def _why_kl_is_inert(self) -> str:
         """A sentence if the newest step had no usable KL to the reference, else ""."""
@@ -750,10 +759,11 @@ class Judge:
             "count": self._count.to_state(),
             "steps": self._steps,
             "last_kl": None if self._last_kl is None else list(self._last_kl),
-            "kl_not_finite": self._kl_not_finite,
+            "kl_lost": self._kl_lost,
             "checkpoints": [self._announced, self._evaluated, self._failed, self._skipped],
             "refused": sorted(map(list, self._refused)),
             "skipped_in_a_row": self._skipped_in_a_row,
+            "gone": self._gone,
             "sampling": _dumped(self._sampling),
             "other_sampling": None if self._other_sampling is None else self._other_sampling.to_state(),
             "short_baseline": self._short_baseline,
@@ -789,7 +799,7 @@ class Judge:
             judge._calibrated = CalibratedRun.from_state(state["calibrated"])
         judge._window = StepWindow.from_state(state["window"])
         judge._count = StepCount.from_state(state["count"])
-        for name in ("steps", "short_baseline", "unconfirmed", "kl_not_finite", "skipped_in_a_row"):
+        for name in ("steps", "short_baseline", "unconfirmed", "kl_lost", "skipped_in_a_row", "gone"):
             setattr(judge, f"_{name}", state[name])
         judge._announced, judge._evaluated, judge._failed, judge._skipped = state["checkpoints"]
         judge._sampling = _sampling(state["sampling"])

@@ -181,6 +181,11 @@ class EndReport(Wire):
     finished: bool = Field(
         True, description="Whether it is known to have finished by itself; false: it may have failed."
     )
+    gone: Annotated[int, Field(ge=0, lt=2**31)] = Field(
+        0,
+        description="Checkpoints that were deleted, as by save_total_limit, before they could be announced: "
+        "they count as announced and skipped.",
+    )
 
 
 #: Steps in one `POST /v1/steps`, and in one `POST /v1/figures`.
@@ -412,7 +417,8 @@ _MEANINGS = {
     Code.NO_REWARD: "The newest evaluated checkpoints were compared with no reward: none was reported.",
     Code.WARMING_UP: "Too few evaluation rounds for the rule to judge.",
     Code.REPORTS_REFUSED: "The guard refused several reports of the trainer in a row.",
-    Code.KL_INERT: "There is no KL to the reference, so the KL rule cannot fire.",
+    Code.KL_INERT: "There is no KL to the reference, so the KL rule cannot fire. Where `kl.hard_stop` is "
+    "set, the verdict is `unknown` after five such steps in a row.",
     Code.KL_NOT_FINITE: "The trainer's KL to the reference is infinite or not a number.",
     Code.REFERENCE_NOT_START: "KL did not start near 0: the reference is not the starting policy.",
     Code.SAMPLING_UNKNOWN: "The trainer does not say how it samples, and neither do the settings.",
@@ -453,7 +459,7 @@ _REMEDIES = {
     "save_steps)",
     Code.WARMING_UP: "give the run what it lacks; a smaller save_steps makes more evaluations",
     Code.REPORTS_REFUSED: "fix what the refusal names; the trainer's log has each one",
-    Code.KL_INERT: "set beta above 0 if KL is to be watched",
+    Code.KL_INERT: "set beta above 0 if KL is to be watched, else leave kl.hard_stop out",
     Code.KL_NOT_FINITE: "look for logits that are infinite or not a number in the trainer",
     Code.REFERENCE_NOT_START: "give the trainer its starting policy as the reference",
     Code.SAMPLING_UNKNOWN: "let the trainer say it (`sampling` of a checkpoint's report), or set temperature "

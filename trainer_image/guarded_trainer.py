@@ -301,7 +301,9 @@ class GuardedGRPOTrainer(GRPOTrainer):
         )
         if kl is not None:
             self._killswitch_kls = (*self._killswitch_kls, kl)[-MEDIAN_WINDOW:]
-            kl = median_of_last(self._killswitch_kls)
+            # Of fewer a spike may be the median, and the first value seeds the average for good.
+            whole = len(self._killswitch_kls) == MEDIAN_WINDOW
+            kl = median_of_last(self._killswitch_kls) if whole else None
         status = self.heldout_guard.update(self.state.global_step, reward, score, kl_to_init=kl)
         self.log(_log_entry(status, score))
         if status.fire:

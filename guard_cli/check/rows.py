@@ -224,7 +224,7 @@ def rows(found: Found) -> list[Row]:
         *_measured_rows(found),
         rotation_row(found.trainer, found.measured, baseline_passes(found.affordable)),
         baseline_row(found.affordable, found.sampling, found.about_the_budget),
-        kl_row(found.trainer),
+        kl_row(found.trainer, found.policy.kl.hard_stop),
     ]
 
 
@@ -544,11 +544,18 @@ def baseline_row(policy: Policy, sampling: EvaluationSampling, budget: str = "")
     return Row(name, CheckLevel.OK, f"{passes} at temperature {sampling.temperature:g}")
 
 
-def kl_row(trainer: Trainer) -> Row:
-    """Whether the trainer will report a KL to the reference."""
+def kl_row(trainer: Trainer, limit: float | None) -> Row:
+    """Whether the trainer will report a KL to the reference; `limit` is the policy's `kl.hard_stop`."""
     name = "KL to the reference"
     if trainer.beta is None:
         return Row(name, CheckLevel.UNKNOWN, "give --beta")
+    if trainer.beta == 0 and limit is not None:
+        return Row(
+            name,
+            CheckLevel.REFUSE,
+            f"beta is 0, so there is no KL to hold against kl.hard_stop ({limit:g}), and the run would end "
+            "as one that was not judged: set beta above 0, or leave kl.hard_stop out of the policy",
+        )
     if trainer.beta == 0:
         return Row(
             name,

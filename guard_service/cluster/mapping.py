@@ -34,7 +34,7 @@ MAX_LAST_REASON = 300
 TRAVELLING = (
     *("version", "policy", "guard", "early", "monitor", "early_monitor", "count"),
     *("steps", "last_kl"),
-    *("kl_not_finite", "refused", "skipped_in_a_row", "sampling", "other_sampling"),
+    *("kl_lost", "refused", "skipped_in_a_row", "gone", "sampling", "other_sampling"),
     *("unconfirmed", "failures", "last_failure", "failure"),
     *("last", "best", "unscored", "fire", "halt"),
 )

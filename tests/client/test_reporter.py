@@ -191,6 +191,8 @@ def test_checkpoints_that_were_rotated_away_are_not_sent_and_are_no_refusals(
     assert (delivery.gone, delivery.refused, delivery.complete, reporter.lag) == (4, 0, False, 0)
     assert reporter.refusing is None and reporter.undelivered is None
     assert caplog.text.count("was deleted before it could be sent") == 1
+    reporter.say_the_end(5, 0, finished=True)
+    assert [end.gone for end in guard.ends] == [4]
 
 
 def test_a_checkpoint_that_the_full_queue_dropped_is_missed_at_the_end(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -106,7 +107,7 @@ class TestWarmUp:
         assert Judge.from_state(j.to_state()).verdict() == verdict
 
     def test_after_the_warm_up_only_the_rule_speaks(self) -> None:
-        j = judge(heldout_guard=self.WARM)
+        j = judge(heldout_guard=self.WARM, kl=KlPolicy())
         for n, reward in enumerate([0.2, 0.9, 0.2, 0.2, 0.2]):
             assert j.verdict().level is not Level.HEALTHY
             j.fold_step(step(n, reward))
@@ -179,6 +180,15 @@ class TestStepsAfterTheLastEvaluation:
             j.fold_end(EndReport(attempt=0, step=told))
         assert j.verdict().steps_since_evaluation == 20
         assert j.verdict().step == 80, "the newest that was reported stays what it is"
+
+    def test_checkpoints_that_were_gone_before_they_could_be_announced_were_not_judged(self) -> None:
+        j = self.trained(*range(1, 81), evaluated=80)
+        j.fold_checkpoint()
+        for gone in (2, 0):
+            j.fold_end(EndReport(attempt=0, step=80, gone=gone))
+        verdict = Judge.from_state(j.to_state()).verdict()
+        assert (verdict.announced, verdict.evaluated, verdict.skipped, verdict.waiting) == (3, 1, 2, 0)
+        assert "2 of 3 checkpoints were not evaluated (2 skipped)" in not_judged(verdict, "wait longer")
 
     def test_a_checkpoint_of_the_last_step_judges_them(self) -> None:
         j = self.trained(*range(1, 81))
@@ -477,7 +487,7 @@ class TestFires:
 class TestWhatCountsAsAKl:
     @pytest.mark.parametrize("kind", [KlKind.REF_SEQ_SUM, KlKind.BEHAVIOUR])
     def test_another_kind_is_inert_and_says_so(self, kind: KlKind) -> None:
-        j = judge()
+        j = judge(kl=KlPolicy())
         for n in range(10):
             j.fold_step(StepReport(attempt=0, step=n, reward=0.5, kl=99.0, kl_kind=kind))
         verdict = j.verdict()
@@ -499,6 +509,37 @@ class TestWhatCountsAsAKl:
             j.fold_step(step(n, kl=kl))
         assert j.verdict().kl_ema == pytest.approx(0.2)
         assert Code.KL_INERT not in codes(j.verdict())
+
+    @pytest.mark.parametrize(
+        "without",
+        [
+            {"kl": 0.0, "kl_kind": KlKind.REF_TOKEN_MEAN},
+            {"kl_kind": KlKind.REF_TOKEN_MEAN},
+            {"kl": 0.1, "kl_kind": KlKind.BEHAVIOUR},
+        ],
+        ids=["always 0", "none", "another kind"],
+    )
+    @pytest.mark.parametrize("limit", [None, 0.5])
+    def test_a_limit_that_stops_and_is_not_watched_is_unknown(
+        self, without: dict[str, Any], limit: float | None
+    ) -> None:
+        j = judge(kl=KlPolicy(hard_stop=limit))
+        for n in range(5):
+            assert codes(j.verdict()).get(Code.KL_INERT) in (None, Level.HEALTHY), "four steps are no finding"
+            j.fold_step(StepReport(attempt=0, step=n, reward=0.5, **without))
+        expected = Level.HEALTHY if limit is None else Level.UNKNOWN
+        assert codes(j.verdict())[Code.KL_INERT] is expected
+        assert codes(Judge.from_state(j.to_state()).verdict())[Code.KL_INERT] is expected
+        for n, kl in enumerate((0.1, 0.2), start=5):
+            j.fold_step(step(n, kl=kl))
+        assert Code.KL_INERT not in codes(j.verdict())
+
+    def test_a_kl_at_every_other_step_is_watched(self) -> None:
+        j = judge(kl=KlPolicy(hard_stop=0.5))
+        for n in range(20):
+            kl = None if n % 2 else 0.1
+            j.fold_step(StepReport(attempt=0, step=n, reward=0.5, kl=kl, kl_kind=KlKind.REF_TOKEN_MEAN))
+        assert codes(j.verdict())[Code.KL_INERT] is Level.HEALTHY
 
     def test_a_kl_that_stops_coming_is_said(self) -> None:
         j = judge()
@@ -677,7 +718,7 @@ def test_a_state_of_another_layout_has_another_version() -> None:
             j.fold_evaluation(replace(evaluation(n), pass_index=wanted.index))
     found = places({key: value for key, value in j.to_state().items() if key != "policy"})
     layout = hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:8]
-    assert (STATE_VERSION, len(found), layout) == (17, 276, "4fe3d34a")
+    assert (STATE_VERSION, len(found), layout) == (18, 277, "6afae683")
 
 
 def test_a_stored_latch_closes_again_and_an_earlier_one_stays() -> None:

@@ -278,10 +278,10 @@ async def test_steps_that_were_made_and_not_reported_are_known_after_a_restart(
         await engine.add_steps([step(n) for n in range(1, 6)])
         await engine.add_checkpoint(run.checkpoint(5))
         await until(lambda: engine.queue_length == 0)
-        await engine.note_end(EndReport(attempt=0, step=9))
+        await engine.note_end(EndReport(attempt=0, step=9, gone=3))
         await engine.note_end(EndReport(attempt=0, step=7))
         ended = engine.verdict
-        assert ended.steps_since_evaluation == 4
+        assert (ended.steps_since_evaluation, ended.skipped) == (4, 3)
     # What the guard acknowledged is in the store, not only in the snapshot that a good end leaves.
     rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
     async with run.engine(FakeEvaluator()) as engine:

@@ -90,7 +90,8 @@ def test_without_a_reward_the_eval_function_is_not_called(reward: Any) -> None:
 
 
 def test_the_newest_values_are_folded_and_logged() -> None:
-    trainer = bare(_metrics={"train": {"reward": [0.1, 0.7], "kl": [0.5, 0.02]}})
+    metrics = {"reward": [0.1, 0.7], "kl": [0.5, 0.02]}
+    trainer = bare(_metrics={"train": metrics}, _killswitch_kls=(0.02,) * 4)
     trainer.state.global_step = 7
     status = trainer._maybe_update_killswitch()
     assert (status.step, status.in_loop_ema, status.heldout_ema, status.kl_ema) == (7, 0.7, 0.5, 0.02)
@@ -124,7 +125,7 @@ def folded_kls(kls: list[float], **overrides: Any) -> HeldOutGuard:
     return trainer.heldout_guard
 
 
-@pytest.mark.parametrize("spike_at", range(1, 8))
+@pytest.mark.parametrize("spike_at", range(8))
 def test_one_spike_of_kl_does_not_stop(spike_at: int) -> None:
     kls = [22_000.0 if step == spike_at else 0.01 for step in range(8)]
     assert folded_kls(kls, min_steps=1).last_status.kl_ema == 0.01
@@ -137,8 +138,13 @@ def test_a_drift_of_kl_stops_two_rounds_later() -> None:
 
 
 def test_a_kl_that_is_not_finite_is_said_and_not_folded(caplog: pytest.LogCaptureFixture) -> None:
-    assert folded_kls([0.01, math.inf, 0.03]).last_status.kl_ema == 0.01
+    assert folded_kls([0.01, math.inf, *[0.01] * 3, 0.03]).last_status.kl_ema == 0.01
     assert "KL at step 1 is not finite" in caplog.text and "step 2" not in caplog.text
+
+
+def test_no_kl_is_folded_before_its_median_is_one_of_five() -> None:
+    assert folded_kls([0.01] * 4).last_status.kl_ema is None
+    assert folded_kls([0.01] * 5).last_status.kl_ema == 0.01
 
 
 def test_a_reward_that_was_logged_away_is_still_the_newest() -> None:
@@ -207,7 +213,7 @@ def test_the_score_is_taken_without_gradients_and_training_goes_on_after_it() ->
 
 def test_all_ranks_fold_what_rank_0_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer_image.ranks.agree", lambda mine, _device: (0.1, 0.2, 0.3))
-    status = bare()._maybe_update_killswitch()
+    status = bare(_killswitch_kls=(0.3,) * 4)._maybe_update_killswitch()
     assert (status.in_loop_ema, status.heldout_ema, status.kl_ema) == (0.1, 0.2, 0.3)
 
 

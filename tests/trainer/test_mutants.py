@@ -194,7 +194,13 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
         "reward, score, kl = (lambda mine, _: mine)(",
         (GUARDED, "rank_0_measured"),
     ),
-    (TRAINER, "kl = median_of_last(self._killswitch_kls)", "pass", (GUARDED, "one_spike")),
+    (TRAINER, "kl = median_of_last(self._killswitch_kls) if whole else None", "pass", (GUARDED, "one_spike")),
+    (
+        TRAINER,
+        "kl = median_of_last(self._killswitch_kls) if whole else None",
+        "kl = median_of_last(self._killswitch_kls)",
+        (GUARDED, "one_spike"),
+    ),
     (TRAINER, "guard is None or self.state.global_step == 0:", "guard is None:", (GUARDED, "from_step_0")),
     (TRAINER, 'saved["guard"] | thresholds', 'saved["guard"]', (GUARDED, "thresholds_that_it_is_given")),
     (

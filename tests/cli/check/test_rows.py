@@ -376,6 +376,8 @@ def test_the_starting_score() -> None:
 
 
 def test_the_kl() -> None:
-    check(rows.kl_row(Trainer(beta=0.04)), OK)
-    check(rows.kl_row(Trainer(beta=0.0)), WARN, "no reference", "inert")
-    check(rows.kl_row(Trainer()), UNKNOWN, "--beta")
+    for limit in (None, 0.5):
+        check(rows.kl_row(Trainer(beta=0.04), limit), OK)
+        check(rows.kl_row(Trainer(), limit), UNKNOWN, "--beta")
+    check(rows.kl_row(Trainer(beta=0.0), None), WARN, "no reference", "inert")
+    check(rows.kl_row(Trainer(beta=0.0), 0.5), REFUSE, "kl.hard_stop (0.5)", "not judged")

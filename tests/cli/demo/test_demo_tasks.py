@@ -10,6 +10,7 @@ from guard_cli.demo.command import POLICY, exit_code, make_plan
 from guard_cli.demo.tasks import TASKS, load_task, split_problems
 from guard_cli.errors import CliError
 from guard_cli.run.session import prepare
+from guard_core.policy import Policy
 from guard_service.heldout.scorers import load_scorer
 
 
@@ -78,8 +79,10 @@ def test_the_plan_keeps_the_heldout_side_from_the_trainer(tmp_path):
     heldout = [json.loads(x) for x in (tmp_path / "d" / "guard" / "heldout.jsonl").read_text().splitlines()]
     assert not [item for item in heldout if f'"{item["prompt"]}"' in trained]
     assert not [word for word in plan.command if "heldout" in word]
-    settings = prepare(plan)
-    assert settings.policy().detector == "calibrated" and settings.policy().silent.action == "stop"
+    policy, default = prepare(plan).policy(), Policy()
+    assert policy.silent.action == "stop"
+    judging = ("detector", "calibrated", "heldout_guard", "kl")
+    assert [getattr(policy, part) for part in judging] == [getattr(default, part) for part in judging]
     with pytest.raises(CliError, match="is not empty"):
         make_plan(load_task("addition"), tmp_path / "d", benign=False, seed=0, steps=4, warmup_steps=1)
 
