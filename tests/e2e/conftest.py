@@ -73,6 +73,13 @@ def more_namespaces(installation: Cluster) -> Iterator[Callable[[str], Namespace
 
 
 @pytest.fixture
+def demo(installation: Cluster) -> Iterator[Namespace]:
+    """The namespace that the demo's overlay makes, which is not there yet."""
+    with cleared(installation, jobs.DEMO_NAMESPACE) as named:
+        yield named
+
+
+@pytest.fixture
 def shared(namespace: Namespace) -> Iterator[list[Json]]:
     """A claim that two nodes could share: the default storage of kind has no ReadWriteMany."""
     cluster, volume = namespace.cluster, f"{namespace.name}-shared"
@@ -99,13 +106,20 @@ def fresh_namespace(cluster: Cluster, name: str) -> Iterator[Namespace]:
     """A namespace for the length of a `with`."""
     cluster.kubectl("create", "namespace", name)
     cluster.kubectl("label", "namespace", name, f"{artefacts.LABEL}=test")
+    with cleared(cluster, name) as made:
+        yield made
+
+
+@contextmanager
+def cleared(cluster: Cluster, name: str) -> Iterator[Namespace]:
+    """A namespace of which nothing is left after the `with`."""
     made = Namespace(cluster, name)
     try:
         yield made
     finally:
         made.kubectl("delete", "gtj", "--all", "--ignore-not-found", "--wait=false")
         made.kubectl("delete", "pods", "--all", "--grace-period=1", "--wait=false")
-        cluster.kubectl("delete", "namespace", name, "--wait=false")
+        cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
         seconds = timeouts.NAMESPACE_DELETE
         wait = ("wait", "--for=delete", f"namespace/{name}", f"--timeout={seconds}s")
         cluster.kubectl(*wait, within=seconds + timeouts.COMMAND)

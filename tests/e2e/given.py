@@ -45,13 +45,6 @@ def a_grpo_run_that_fires(namespace: Namespace, nodes: int = 1, name: str = "run
     return job
 
 
-def the_demo_of_the_install_guide(namespace: Namespace) -> Job:
-    """`kubectl apply -k k8s/overlays/kind`, as docs/install.md says: a GRPO run that hacks its reward."""
-    assert namespace.name == jobs.DEMO_NAMESPACE, "the overlay names its own namespace"
-    namespace.cluster.kubectl("apply", "-k", str(jobs.DEMO_ON_KIND))
-    return namespace.job(jobs.DEMO_NAME)
-
-
 def the_demo_with(namespace: Namespace, *arguments: str, **env: str) -> Job:
     """The demo's sample with other arguments of the trainer, such as --grader=strict, and environment."""
     rendered = namespace.kubectl("kustomize", str(jobs.DEMO))

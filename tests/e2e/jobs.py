@@ -18,8 +18,7 @@ from .kube import GUARD_CONTAINER, ROOT, TRAINER_CONTAINER
 Json = dict[str, Any]
 
 DEMO = ROOT / "k8s" / "samples" / "cpu-demo"
-DEMO_ON_KIND = ROOT / "k8s" / "overlays" / "kind"
-#: What the overlay makes: its namespace and its job.
+#: What its overlay for kind makes: its namespace and its job.
 DEMO_NAMESPACE, DEMO_NAME = "rlguard-demo", "cpu-demo"
 
 _SCRIPT = Path(__file__).with_name("scripted_trainer.py")

@@ -7,6 +7,7 @@ command line, then those that a test appends to /scratch/orders, until it is tol
     steps N [KL [REWARD]]   report N steps and wait until the guard has acknowledged them
     checkpoint [SEED [C]]   save a tiny model with random weights of this seed (the step's without it), and a
                             tokenizer that makes a thousand tokens of the character C, and report it
+    chat SEED C             the same with a chat template that fails with the prompt where C is in it
     note                    append to a file beside the checkpoints what was acknowledged, and if it fires
     sleep SECONDS           (the test may then take something away and need not come back)
     fire                    report steps whose KL is far beyond every KL stop
@@ -43,6 +44,7 @@ PATIENCE_SECONDS = 300.0
 STOPPED_BY_GUARD = 3
 TERMINATED = 143
 DEAF = os.environ.get("DEAF") == "1"
+BETRAYING = "{% set p = messages[-1]['content'] %}{{ raise_exception(p) if 'C' in p else p }}"
 
 
 class Trainer:
@@ -69,6 +71,8 @@ class Trainer:
             self.report(10, 1000.0, 0.9)
         elif word == "checkpoint":
             self.save(int(values[0]) if values else self.step, *values[1:])
+        elif word == "chat":
+            self.save(int(values[0]), template=BETRAYING.replace("C", values[1]))
         elif word == "note":
             self.note()
         elif word == "sleep":
@@ -103,7 +107,7 @@ class Trainer:
             file.write(json.dumps(line) + "\n")
         self.reported = []
 
-    def save(self, seed: int, swollen: str = "") -> None:
+    def save(self, seed: int, swollen: str = "", template: str = "") -> None:
         import tiny_llama  # of guard_cli/demo; it loads torch
         from tokenizers.normalizers import Replace
 
@@ -111,6 +115,8 @@ class Trainer:
         tokenizer = tiny_llama.build_tokenizer("0123456789+= ")
         if swollen:
             tokenizer.backend_tokenizer.normalizer = Replace(swollen, "0" * 1000)
+        if template:
+            tokenizer.chat_template = template
         tiny_llama.save(tiny_llama.build_model(tokenizer, seed=seed), tokenizer, directory)
         let_the_guard_read(directory)
         self.reporter.submit(CheckpointSample(self.step, str(directory)))

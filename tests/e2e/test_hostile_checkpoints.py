@@ -8,7 +8,7 @@ import pytest
 
 from guard_core.wire import FailureKind
 
-from . import given, then, timeouts, when
+from . import given, jobs, then, timeouts, when
 from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Job, Namespace
 
 pytestmark = pytest.mark.long
@@ -28,17 +28,24 @@ for method, path, body in (("GET", "/v1/verdict", None), ("POST", "/v1/steps", j
 """
 
 
-def test_a_tokenizer_that_fails_at_an_item_tells_the_trainer_nothing_of_it(namespace: Namespace) -> None:
-    """Two of them make a thousand tokens of a digit: that of the second item, and that of the last."""
+@pytest.mark.parametrize(
+    ("order", "chat"), [("checkpoint", False), ("chat", True)], ids=["tokenizer", "chat-template"]
+)
+def test_what_fails_at_an_item_tells_the_trainer_nothing_of_it(
+    namespace: Namespace, order: str, chat: bool
+) -> None:
+    """Two of each fail at a digit, by a thousand tokens or in the template: that of item 1, and of item 7."""
     told = {}
     for digit in "17":
-        job = given.a_scripted_run(namespace, name=f"swells-{digit}")
-        when.the_trainer_is_told(job, f"checkpoint 0 {digit}")
+        job = a_run(namespace, f"fails-at-{digit}", chat)
+        when.the_trainer_is_told(job, f"{order} 0 {digit}")
         then.eventually(lambda job=job: job.guard.get("failed") == 1, "it failed", timeouts.EVALUATION)
         assert f"item-{digit}" in job.log(GUARD_CONTAINER), "the guard itself knows at which item"
         told[digit] = job.exec(TRAINER_CONTAINER, "python", "-c", EVERYTHING_TOLD)
         assert "item" not in job.log(TRAINER_CONTAINER)
         assert "item" not in json.dumps(job.guard), "the status can be read by whoever may read the job"
+        prompt = f"0{digit}+0{digit}="
+        assert prompt not in job.log(GUARD_CONTAINER) + json.dumps(job.raw), "what a template says is its own"
 
     assert told["1"] == told["7"] and f'"failure":"{FailureKind.UNDERWAY}"' in told["1"]
     assert "item" not in told["1"] and "1000" not in told["1"]
@@ -75,3 +82,13 @@ def the_last_checkpoint_is_doubtful(job: Job, kind: FailureKind) -> None:
     assert verdict["level"] == "unknown" and verdict["rounds"] == 1
     assert "checkpoint_doubtful" in {condition["code"] for condition in verdict["conditions"]}
     then.the_job_never_fired(job)
+
+
+def a_run(namespace: Namespace, name: str, chat: bool) -> Job:
+    """A scripted run whose prompts go through the checkpoint's chat template, or do not."""
+    manifests = jobs.scripted(name, namespace.cluster.images["trainer"], ["steps 8"])
+    manifests[-1]["spec"]["guard"]["heldout"]["evaluator"]["checkpoint"]["chat"] = chat
+    given.objects(namespace, manifests)
+    job = namespace.job(name)
+    then.the_guard_has_counted(job, 1, within=timeouts.START)
+    return job

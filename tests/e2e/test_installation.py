@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from . import faults, given, then, timeouts, when
+from . import faults, given, then, timeouts, walk, when
 from .kube import RELEASE, SYSTEM, TRAINER_CONTAINER, Cluster, Namespace, install
 
 CRD = "guardedtrainingjobs.rlguard.dev"
@@ -84,7 +84,7 @@ def test_uninstall_keeps_the_jobs_and_a_new_release_adopts_them(namespace: Names
     then.eventually(lambda: kept.pod["status"]["phase"] == "Failed", "the trainer has stopped", timeouts.STOP)
     assert kept.status["phase"] == "Running", "nobody is there to say more"
 
-    install(cluster)
+    walk.takes(cluster, "helm install", "rollout status")
 
     then.the_job_has_fired(kept, "KlHardStop")
     then.the_job_is_stopped(kept)

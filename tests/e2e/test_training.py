@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from tests.docs.blocks import blocks
-
-from . import given, jobs, then, timeouts, when
+from . import artefacts, given, jobs, then, timeouts, walk, when
 from .kube import GUARD_CONTAINER, ROOT, TRAINER_CONTAINER, Job, Namespace
 
 #: An evidence ConfigMap must stay far below etcd's limit of 1.5 MiB for one object.
@@ -27,18 +23,17 @@ EVIDENCE_BYTES = 256 * 1024
 EXIT_FIRED = 3
 
 
-def test_a_run_that_hacks_its_reward_is_stopped(
-    more_namespaces: Callable[[str], Namespace], tmp_path: Path
-) -> None:
-    """The walk-through of docs/install.md, to the end: evidence, Events, and a latch that nobody opens."""
-    namespace = more_namespaces(jobs.DEMO_NAMESPACE)
+def test_a_run_that_hacks_its_reward_is_stopped(demo: Namespace, tmp_path: Path) -> None:
+    """The README's walk as printed, to the end: evidence, Events, a latch that nobody opens, clearing up."""
+    cluster, job = demo.cluster, demo.job(jobs.DEMO_NAME)
 
-    job = given.the_demo_of_the_install_guide(namespace)
-
-    then.the_condition_is(job, "Guarded", "True", "WorkloadCreated")
-    fire = then.the_job_has_fired(job, within=timeouts.GRPO)
-    then.it_fired_for_its_score(fire)
-    then.the_job_is_stopped(job)
+    walk.takes(cluster, "kubectl apply -k")
+    cluster.kubectl("label", "namespace", demo.name, f"{artefacts.LABEL}=test")
+    with walk.watches(cluster, "get gtj cpu-demo -w", tmp_path / "watched"):
+        then.the_condition_is(job, "Guarded", "True", "WorkloadCreated")
+        fire = then.the_job_has_fired(job, within=timeouts.GRPO)
+        then.it_fired_for_its_score(fire)
+        then.the_job_is_stopped(job)
     workload = job.workload
     assert workload is not None, "onFire: Stop keeps the object"
     then.it_was_told_once(
@@ -47,10 +42,11 @@ def test_a_run_that_hacks_its_reward_is_stopped(
     the_evidence_holds_what_happened(job)
     the_plugin_of_kubectl_makes_the_report(job, tmp_path)
     the_plugin_of_kubectl_goes_on_from_the_last_good_checkpoint(job)
+    walk.takes(cluster, "describe gtj", "last-good-checkpoint")
+    walk.takes(cluster, "patch gtj", fails=True)
     the_latch_cannot_be_opened(job)
-    assert "Stopped" in namespace.kubectl("get", "gtj"), "the phase is a printer column"
-    the_readme_shows_what_is_left(job)
     the_best_checkpoint_outlives_the_run(job)
+    walk.deletes_all(cluster)
 
 
 def test_an_honest_run_succeeds(namespace: Namespace) -> None:
@@ -172,18 +168,6 @@ def kubectl_rlguard(job: Job, command: str, *options: str) -> str:
     ).stdout
 
 
-def the_readme_shows_what_is_left(job: Job) -> None:
-    """The commands of the README after the fire, as printed, and what they say but for its numbers."""
-    (block,) = (b for b in blocks(ROOT / "README.md") if "EVIDENCE=" in b.text)
-    *commands, refused = block.commands
-    done, latched = (in_a_shell(job, script) for script in ("\n".join(commands), refused))
-    assert done.returncode == 0 and latched.returncode != 0, (done, latched)
-    said = masked(done.stdout + done.stderr + latched.stderr)
-    # Which rule fires, and with which words, is the run's own.
-    shown = [masked(line) for line in block.output if not line.lstrip().startswith("Warning")]
-    assert len(shown) > 10 and [line for line in shown if line not in said] == []
-
-
 def the_best_checkpoint_outlives_the_run(job: Job) -> None:
     """In its claim, as the pod lists it that the README names; its run has no pod left."""
     pod = "pod/cpu-demo-checkpoints"
@@ -192,22 +176,6 @@ def the_best_checkpoint_outlives_the_run(job: Job) -> None:
     job.namespace.kubectl(*wait, pod)
     best = job.guard["bestCheckpoint"]["path"].removeprefix("/checkpoints/")
     assert best in job.namespace.kubectl("logs", pod).splitlines()
-
-
-def in_a_shell(job: Job, script: str) -> subprocess.CompletedProcess[str]:
-    """What a reader's shell makes of it, after the `export` lines of `make kind-up`."""
-    cluster = job.namespace.cluster
-    path = f"{Path(cluster.programs['kubectl']).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": path}
-    words = ["bash", "-euo", "pipefail", "-c", script]
-    return subprocess.run(
-        words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeouts.COMMAND, check=False
-    )
-
-
-def masked(text: str) -> str:
-    """Without what differs from run to run: digests, UIDs, numbers, ages, and how wide a column is."""
-    return " ".join(re.sub(r"[0-9a-f]{8,64}|(?:\d[\d.]*[smh]?)+", "#", text).split())
 
 
 def the_latch_cannot_be_opened(job: Job) -> None:

@@ -630,6 +630,40 @@ def test_an_operator_is_not_ready_before_its_crd_is_upgraded_and_stops_runs_all_
     assert operator.page("/readyz") == "ok\n"
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "fault", [Answer(503), Answer(200), Cut(), Hang()], ids=["503", "another document", "cut", "hangs"]
+)
+def test_a_schema_that_cannot_be_read_holds_up_for_a_minute_what_begins_and_nothing_else(
+    running: World, make_job: MakeJob, fault: Fault
+) -> None:
+    running.operators[0].kill()
+    waits = running.another("waits")
+    waits.submit(make_job("waits"))
+    with fault_proxy(running.plane) as proxy:
+        proxy.inject(lambda _method, path: fault if path.startswith("/openapi/") else None)
+        operator = running.operator(server=proxy.url)
+        eventually(lambda: "not known whether the CRD has" in operator.log.read_text(), "it says so")
+        assert json.loads(operator.page("/debug/state"))["crdLacks"] is None
+        assert "rlguard_crd_fields_missing NaN" in operator.page("/metrics")
+        with pytest.raises(HTTPError, match="503"):
+            operator.page("/readyz")
+
+        running.fire()
+        running.expect_workload(deadline, "the workload is told to end")
+        running.training_operator_stops_the_job()
+        running.expect("Stopped", "True", "NoPodsLeft")
+        assert waits.client.get(PYTORCHJOBS, waits.namespace, "waits") is None
+
+        waits.expect("Guarded", "True", "WorkloadCreated", within=90.0)
+        assert operator.page("/readyz") == "ok\n"
+        proxy.heal()
+        eventually(
+            lambda: json.loads(operator.page("/debug/state"))["crdLacks"] == [], "it is known again", 60.0
+        )
+        assert "rlguard_crd_fields_missing 0.0" in operator.page("/metrics")
+
+
 def test_a_workload_whose_owner_was_removed_is_stopped(running: World) -> None:
     running.client.merge(
         PYTORCHJOBS, running.namespace, "run", {"metadata": {"ownerReferences": None}}, "test"
