@@ -1,14 +1,14 @@
 """False stops of the whole default verdict: `CalibratedDetector` as it ships, under a guard.
 
 Every run is live: a fresh evaluation of the same checkpoint follows wherever the detector asks for one. The
-policy is the default one and all parts share alpha; `gap` is silent where there is no in-loop reward, and
-`disagreement` is there only with a training grader.
+policy is the default one and all parts share alpha. Every run has an in-loop reward, without which `gap` is
+silent; `disagreement` is there only with a training grader.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -37,6 +37,15 @@ Reward = Callable[[float, np.random.Generator], float]
 Spoil = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 
 
+def rewarded(scale: float) -> Reward:
+    """A reward that follows the level on its own scale, with a noise of 2.5 points."""
+    return lambda level, rng: 0.6 + scale * level + rng.normal(0.0, 0.025)
+
+
+#: Of most runs.
+HONEST = rewarded(1.0)
+
+
 @dataclass(frozen=True)
 class Case:
     """Runs that should not be stopped, or of which it is said how many are.
@@ -59,7 +68,7 @@ class Case:
     grouped: bool = False
     spoil: Spoil | None = None
     spoiled: int = 0
-    reward: Reward | None = None
+    reward: Reward = HONEST
     graded: bool = False
     runs: int = RUNS
 
@@ -118,11 +127,6 @@ def climb(t: int, rng: np.random.Generator) -> float:
 def zigzag(t: int, rng: np.random.Generator) -> float:
     """A decline of 6 points from the start that goes 3 points up and down."""
     return -0.06 + (0.03 if t % 2 else -0.03)
-
-
-def rewarded(scale: float) -> Reward:
-    """A reward that follows the level on its own scale, with a noise of 2.5 points."""
-    return lambda level, rng: 0.6 + scale * level + rng.normal(0.0, 0.025)
 
 
 def alike_from(at: int) -> Callable[[int, np.ndarray], np.ndarray]:
@@ -185,8 +189,8 @@ CASES: dict[str, tuple[Case, ...]] = {
     "Wobble on a plateau, standard deviation 2.5 points": tuple(
         Case(f"{items} items", items, level=wobble, runs=CLOSE) for items in (128, 256)
     ),
-    "All five parts, with a reward and a grader": (
-        Case("nothing changes", reward=rewarded(0.0), graded=True),
+    "All five parts, with a grader": (
+        Case("nothing changes", graded=True),
         Case("the reward gains 20 points, the score 10", level=climb, reward=rewarded(2.0), graded=True),
         Case(
             "a decline of 3 points for ten evaluations",
@@ -245,7 +249,10 @@ def _ready(
     for _ in range(baselines):
         drawn = [_drawn(case, case.means, rng) for _ in range(passes)]
         paid = [_paid(outcomes, rng) for outcomes in drawn] if graded else ()
-        states.append(CalibratedDetector(CONFIG, Baseline.from_passes(drawn, paid=paid)).to_state())
+        sampled = replace(
+            Baseline.from_passes(drawn, paid=paid), sampled=True
+        )  # as a guard knows that they are
+        states.append(CalibratedDetector(CONFIG, sampled).to_state())
     return states
 
 
@@ -258,8 +265,9 @@ def _run(case: Case, detector: CalibratedDetector, rng: np.random.Generator) -> 
         items = _drawn(case, means, rng)
         if case.spoil is not None and t == case.spoiled:
             items = case.spoil(rng, items)
-        reward = None if case.reward is None else case.reward(level, rng)
-        status = detector.update(t, items, reward, proxy_items=_paid(items, rng) if case.graded else None)
+        status = detector.update(
+            t, items, case.reward(level, rng), proxy_items=_paid(items, rng) if case.graded else None
+        )
         while status.needs_confirmation:
             items, fresh = _drawn(case, means, rng), fresh + 1
             status = detector.update(t, items, proxy_items=_paid(items, rng) if case.graded else None)
