@@ -739,6 +739,7 @@ CASES = [
 
 VOLUMES_OF_THE_JOB = "the guard's volumes must be those of its job"
 ENVIRONMENT_OF_THE_JOB = "the guard's environment must name its own job"
+PROBES_OF_THE_OPERATOR = "the guard must run what its image runs"
 
 
 #: A namespace of Relaxed jobs: there the allow-list of Strict does not answer first.
@@ -756,14 +757,26 @@ def test_what_the_operator_refuses_the_api_server_refuses(
     assert answer is not None
     if namespace == RELAXED:
         # What takes a volume of the guard's breaks a rule of two policies, and so do checkpoints that its
-        # environment has elsewhere; the API server says the first, and their order is its own.
-        elsewhere = case.name.startswith("checkpoints over") and ENVIRONMENT_OF_THE_JOB in answer
+        # environment has elsewhere, and a guard that ends, which can have no probe; the API server says the
+        # first, and their order is its own.
+        also = {"checkpoints over": ENVIRONMENT_OF_THE_JOB, "a guard that ends": PROBES_OF_THE_OPERATOR}
+        elsewhere = any(case.name.startswith(name) and said in answer for name, said in also.items())
         assert case.said in answer or elsewhere or (case.pod_only and VOLUMES_OF_THE_JOB in answer), answer
     if not case.pod_only:
         raw = sample()
         case.change(template_pod(raw))
         job = job_of(raw)
         assert find_violations(ADAPTERS[0], job.spec.template.spec, job.spec.guard, CONFIG)
+
+
+def test_a_guard_stays_a_sidecar_also_once_its_job_is_gone(admission: Client) -> None:
+    """Then no policy knows which probes it must have."""
+    (case,) = (case for case in CASES if case.name == "a guard that ends")
+    pod = guarded_pod(RELAXED)
+    pod["metadata"]["labels"]["rlguard.dev/job-uid"] = "of-a-job-that-is-gone"
+    assert refusal(admission, pod) is None
+    case.change(pod["spec"])
+    assert case.said in str(refusal(admission, pod))
 
 
 @pytest.mark.parametrize("isolation", ["Strict", "Relaxed"])
@@ -1015,6 +1028,18 @@ CHANGED_GUARDS: dict[str, tuple[Callable[[Json], Any], str]] = {
         )
         for probe in ("startupProbe", "livenessProbe", "readinessProbe")
     },
+    **{
+        f"a {probe} of another kind": (
+            lambda p, probe=probe: guard(p).update({probe: {"tcpSocket": {"port": 8470}}}),
+            "must run what its image runs",
+        )
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe")
+    },
+    "no startup probe": (lambda p: guard(p).pop("startupProbe"), "must run what its image runs"),
+    "a startup probe that a guard passes before it is ready": (
+        lambda p: guard(p).update(startupProbe=guard(p)["livenessProbe"]),
+        "must run what its image runs",
+    ),
     "privileges": (
         lambda p: guard(p)["securityContext"].update(privileged=True, allowPrivilegeEscalation=True),
         "no more privileges",
@@ -1245,6 +1270,7 @@ def test_a_worker_that_waits_for_its_master_is_admitted(admission: Client) -> No
         {"env": [{"name": "A", "value": "b"}]},
         {"volumeMounts": [{"name": "checkpoints", "mountPath": "/c"}]},
         {"securityContext": {"runAsUser": 1000}},
+        {"restartPolicy": "Always"},
     ],
     ids=lambda more: next(iter(more)),
 )
@@ -1253,6 +1279,29 @@ def test_no_other_container_goes_by_its_name(admission: Client, more: Json) -> N
     pod["metadata"]["labels"]["training.kubeflow.org/replica-type"] = "worker"
     pod["spec"]["initContainers"] = [INIT_PYTORCH | more]
     assert "must have allowPrivilegeEscalation: false" in str(refusal(admission, pod))
+
+
+@pytest.mark.parametrize("role", ["master", "worker"])
+def test_beside_a_guard_nothing_goes_by_its_name(admission: Client, role: str) -> None:
+    """Whatever a label says: root beside a guard is on its network, and a sidecar is for as long as it."""
+    pod = guarded_pod(STRICT)
+    pod["metadata"]["labels"]["training.kubeflow.org/replica-type"] = role
+    user = pod["spec"]["securityContext"].pop("runAsUser")
+    trainer(pod["spec"])["securityContext"]["runAsUser"] = user
+    assert refusal(admission, pod) is None
+    for more in ({}, {"restartPolicy": "Always"}):
+        beside = copy.deepcopy(pod)
+        beside["spec"]["initContainers"].insert(0, INIT_PYTORCH | more)
+        assert "init-pytorch: must not be root" in str(refusal(admission, beside))
+
+
+@pytest.mark.parametrize("role", ["", "Worker", "launcher"])
+def test_only_a_worker_waits_for_its_master(admission: Client, role: str) -> None:
+    pod = without_guard(guarded_pod(STRICT))
+    pod["metadata"]["labels"]["training.kubeflow.org/replica-type"] = role
+    assert refusal(admission, pod) is None
+    pod["spec"]["initContainers"] = [INIT_PYTORCH]
+    assert "init-pytorch: must have allowPrivilegeEscalation: false" in str(refusal(admission, pod))
 
 
 def test_a_trainer_of_its_name_is_held_against_the_job(admission: Client) -> None:
