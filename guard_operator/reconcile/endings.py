@@ -116,11 +116,20 @@ def _judging(snapshot: Snapshot, says: Conditions, end: ConditionStatus) -> Deci
         return None
     report = Report(
         Phase.JUDGING,
-        says(whether_guarded(snapshot, says), open_),
+        says(whether_guarded(snapshot, says), open_, _guard_waits(snapshot, says)),
         workload_ref_of(snapshot),
         snapshot.job.status.stop,
     )
     return Decision(report, look_again=JUDGING_SECONDS)
+
+
+def _guard_waits(snapshot: Snapshot, says: Conditions) -> ConditionStatus | None:
+    """What keeps the guard from judging: it may have been moved. What is left of its trainer does not matter."""
+    pod = next((pod for pod in snapshot.pods if pod.guarded and pod.waiting and not pod.terminating), None)
+    if pod is None or pod.waiting is None:
+        return None
+    message = f"pod {pod.name}: {pod.waiting.message}"
+    return says.make(ConditionType.WAITING, "True", pod.waiting.reason, message)
 
 
 def _noted_end(job: Job) -> ConditionStatus | None:

@@ -22,7 +22,7 @@ Kinds = Callable[[], Iterable[tuple[str, str, bool]]]
 
 #: What is measured of each job for which it is due, seconds.
 _AGES = {
-    "rlguard_unstopped_seconds": "Time since the latch of a run that must stop and is not stopped yet.",
+    "rlguard_unstopped_seconds": "Time since it was noted that a run must stop, until it is stopped.",
     "rlguard_pods_overdue_seconds": "The same, once its pods have not ended in their time.",
     "rlguard_first_evaluation_pending_seconds": "Age of a running job of which nothing was evaluated yet.",
     "rlguard_waiting_seconds": "Time since which a pod of a run, or its guard, cannot start.",
@@ -103,20 +103,22 @@ def _silent(by_reason: TallyOf[str]) -> Iterator[Metric]:
         yield gauge
 
 
-#: Phases in which a trainer may run, and those in which it does.
-_ALIVE = {Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.SUSPENDED, Phase.STOPPING}
+#: Phases in which a trainer or a guard may run, and those in which a trainer does.
+_ALIVE = {
+    Phase.PENDING,
+    Phase.STARTING,
+    Phase.RUNNING,
+    Phase.JUDGING,
+    Phase.SUSPENDED,
+    Phase.STOPPING,
+}
 _RUNS = {Phase.STARTING, Phase.RUNNING}
 
 
 def _ages(status: dict[str, Any], phase: str) -> Iterator[tuple[str, str]]:
     """What of one job is measured as the time since when: (metric, RFC 3339 time)."""
     guard, stopped = status.get("guard") or {}, _condition(status, "Stopped")
-    halted = _condition(status, "Halted").get("lastTransitionTime")
-    fired = _condition(status, "Fired")
-    said = (guard.get("fire") or {}).get("at")
-    if said and _moment(said) is None:  # it is overdue by the operator's own time then
-        said = fired.get("lastTransitionTime") if fired.get("status") == "True" else None
-    latched = said or halted
+    latched = _latched(status)
     if latched and stopped.get("status") != "True":
         yield "rlguard_unstopped_seconds", latched
         if stopped.get("reason") == Reason.PODS_OVERDUE:
@@ -131,6 +133,20 @@ def _ages(status: dict[str, Any], phase: str) -> Iterator[tuple[str, str]]:
             yield "rlguard_evaluation_age_seconds", evaluated
         elif created:
             yield "rlguard_first_evaluation_pending_seconds", created
+
+
+def _latched(status: dict[str, Any]) -> str | None:
+    """Since when a run must stop, as the operator noted it: the clock of a guard may be days off.
+
+    Only until the operator has noted the fire, as the guard says, if that is a time at all.
+    """
+    fired = _condition(status, "Fired")
+    if fired.get("status") == "True":
+        return str(fired["lastTransitionTime"])
+    said = ((status.get("guard") or {}).get("fire") or {}).get("at")
+    if said and _moment(said) is not None:
+        return str(said)
+    return _condition(status, "Halted").get("lastTransitionTime")
 
 
 def _moment(text: str) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -470,6 +470,10 @@ GAUGES: dict[str, tuple[Json, set[str]]] = {
         {"phase": "Pending", "conditions": [condition("Waiting", "True")]},
         {"rlguard_waiting_seconds"},
     ),
+    "a guard that judges and cannot start": (
+        {"phase": "Judging", "conditions": [condition("Waiting", "True")]},
+        {"rlguard_waiting_seconds"},
+    ),
     "waited": ({"phase": "Pending", "conditions": [condition("Waiting", "False")]}, set()),
     "failed while it waited": ({"phase": "Failed", "conditions": [condition("Waiting", "True")]}, set()),
     "succeeded": ({"phase": "Succeeded", "conditions": [condition("Guarded", "True")]}, set()),
@@ -491,23 +495,51 @@ def test_what_is_measured_of_a_job(status: Json, expected: set[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("off", "noted", "least"),
+    [
+        (timedelta(hours=1), True, 1000),
+        (timedelta(days=-2), True, 1000),
+        (timedelta(seconds=-500), False, 1500),
+        (timedelta(hours=1), False, 0),
+    ],
+    ids=["ahead", "behind", "behind, not noted yet", "ahead, not noted yet"],
+)
+def test_a_run_that_must_stop_is_timed_by_the_operators_own_clock(
+    off: timedelta, noted: bool, least: int
+) -> None:
+    """A guard says when it fired by another one: an hour ahead, and for an hour nobody would be called."""
+    began = datetime.now(UTC) - timedelta(seconds=1000)
+    fire, since = LATCH | {"at": (began + off).isoformat()}, {"lastTransitionTime": began.isoformat()}
+    conditions = [condition("Stopped", "False", Reason.PODS_OVERDUE)]
+    conditions += [condition("Fired", "True") | since] if noted else []
+    metrics = OperatorMetrics()
+    job = raw("run", phase="Stopping", guard={"fire": fire}, conditions=conditions)
+    metrics.registry.register(JobGauges(lambda: [job], list, list))
+    for name in ("rlguard_unstopped_seconds", "rlguard_pods_overdue_seconds"):
+        value = metrics.registry.get_sample_value(name, {"namespace": "a", "name": "run"})
+        assert value is not None and least <= value < least + 400, name
+
+
+@pytest.mark.parametrize(
     "time", ["2026-01-01T00:00:00x1Z", "0000-01-01T00:00:00Z", "2026-01-01T00:00:00+99:99"]
 )
 def test_a_time_that_is_none_takes_no_gauge_of_another_job(time: str) -> None:
     """The API server takes all of these for a date-time, and whoever writes a guard's status chooses."""
-    fired = [condition("Fired", "True")]
+    fire, fired = LATCH | {"at": time}, [condition("Fired", "True")]
     jobs = [
         raw("odd", phase="Running", guard={"lastEvaluationTime": time}),
-        raw("fires", phase="Stopping", guard={"fire": LATCH | {"at": time}}, conditions=fired),
+        raw("fires", phase="Stopping", guard={"fire": fire}, conditions=fired),
+        raw("halts", phase="Stopping", guard={"fire": fire}, conditions=[condition("Halted", "True")]),
         raw("run", phase="Running", guard={"lastEvaluationTime": "2026-01-01T00:00:00Z"}),
     ]
     metrics = OperatorMetrics()
     metrics.registry.register(JobGauges(lambda: jobs, list, list))
     value = metrics.registry.get_sample_value
-    labels = [{"namespace": "a", "name": name} for name in ("odd", "fires", "run")]
+    labels = [{"namespace": "a", "name": name} for name in ("odd", "fires", "halts", "run")]
     ages = [value("rlguard_evaluation_age_seconds", one) for one in labels]
-    assert ages[0] is None and ages[2]
-    assert value("rlguard_unstopped_seconds", labels[1]), "it must stop, whatever its guard wrote"
+    assert ages[0] is None and ages[3]
+    for one in labels[1:3]:
+        assert value("rlguard_unstopped_seconds", one), "it must stop, whatever its guard wrote"
 
 
 def test_phases_and_silence_are_counted() -> None:
@@ -518,6 +550,7 @@ def test_phases_and_silence_are_counted() -> None:
         raw("c", phase="Stopped", conditions=silent),
         raw("d"),
         raw("e", phase="Starting", conditions=[condition("GuardSilent", "True", Reason.MOST_SILENT)]),
+        raw("f", phase="Judging", conditions=silent),
     ]
     metrics = OperatorMetrics()
     spaces, kinds = [("a", True), ("gone", False)], [("a", "Job", True), ("a", "RayJob", False)]
@@ -528,7 +561,7 @@ def test_phases_and_silence_are_counted() -> None:
         1,
         1,
     ]
-    assert (value("rlguard_guards_silent"), value("rlguard_guards_silent_at_once")) == (2, 1)
+    assert (value("rlguard_guards_silent"), value("rlguard_guards_silent_at_once")) == (3, 1)
     synced = [value("rlguard_namespace_synced", {"namespace": name}) for name in ("a", "gone")]
     assert synced == [1, 0]
     listed = [value("rlguard_kind_synced", {"namespace": "a", "kind": kind}) for kind in ("Job", "RayJob")]

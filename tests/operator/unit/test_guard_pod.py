@@ -765,6 +765,19 @@ def test_a_guard_that_judges_no_more_is_not_waited_for(seen_now: Callable[[], Sn
     assert said(decision)["Succeeded"] == ("True", "CheckpointsLeft"), "and that is said"
 
 
+def test_a_guard_that_cannot_start_again_while_it_judges_says_why() -> None:
+    """Its node was drained, for example. A pod that its trainer left behind is of no account."""
+    left = replace(TRAINER, waiting=Waiting(Reason.CONTAINER_WAITING, "x"))
+    moved = replace(GUARD, phase="Pending", waiting=Waiting(Reason.UNSCHEDULABLE, "no node has room"))
+    decision = decide(seen(WorkloadState.SUCCEEDED, WAITS, pods=(left, moved)), NOW)
+    assert decision.report.phase == "Judging"
+    (told,) = (c for c in decision.report.conditions if c.type == "Waiting")
+    assert (told.status, told.reason) == ("True", "Unschedulable")
+    assert told.message == "pod run-01234567-0: no node has room"
+    for pods in ((left, replace(moved, terminating=True)), (left, GUARD)):
+        assert "Waiting" not in said(decide(seen(WorkloadState.SUCCEEDED, WAITS, pods=pods), NOW))
+
+
 def test_a_trainer_that_failed_waits_for_no_evaluation() -> None:
     assert said(decide(seen(WorkloadState.FAILED, WAITS, pods=(GUARD,)), NOW))["Failed"][0] == "True"
 

@@ -407,7 +407,11 @@ MUTANTS: list[Mutant] = [
     (QUEUE_GAUGES, '== "True" and not queued:', '== "True":'),
     # A time that is none, as any guard may write it.
     (GAUGES, "except (ValueError, OverflowError):", "except OverflowError:"),
-    (GAUGES, "if said and _moment(said) is None:", "if False:"),
+    (GAUGES, "if said and _moment(said) is not None:", "if said:"),
+    # A guard's clock that is off, and a guard that judges what its trainer left.
+    (GAUGES, "max(0.0, now - at)", "now - at"),
+    (GAUGES, 'if fired.get("status") == "True":', "if False:"),
+    (GAUGES, "    Phase.JUDGING,\n", ""),
     (APP, " and self.job(key) is not None:", ":"),
     (APP, 'if owner.get("controller") and self', "if self"),
     # JobSet: which pod is rank 0, and what makes a stop final.
@@ -1098,6 +1102,9 @@ MUTANTS: list[Mutant] = [
     (ENDINGS_APART, "(heard and not last.waiting)", "heard"),
     (ENDINGS_APART, "last.ended is not None or lasted >= quiet", "last.ended is not None"),
     (ENDINGS_APART, "if snapshot.job.spec.guard.metrics is None else FOLLOWED_SECONDS", "if True else 0.0"),
+    (ENDINGS_APART, ", open_, _guard_waits(snapshot, says))", ", open_)"),
+    (ENDINGS_APART, "if pod.guarded and pod.waiting and", "if pod.waiting and"),
+    (ENDINGS_APART, "pod.waiting and not pod.terminating), None)", "pod.waiting), None)"),
     (ENDINGS_APART, "_has_reported_since(snapshot.job) and (last", "(last"),
     (ENDINGS_APART, " and not noted.message.endswith(_reported(job))", ""),
     (ENDINGS_APART, "if noted is None else noted.message", ""),
