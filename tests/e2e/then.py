@@ -58,15 +58,21 @@ def eventually(probe: Callable[[], T], what: str, within: float) -> T:
 
 
 def the_condition_is(
-    job: Job, kind: str, status: str, reason: str | None = None, within: float = timeouts.DECISION
+    job: Job,
+    kind: str,
+    status: str,
+    reason: str | None = None,
+    within: float = timeouts.DECISION,
+    says: str = "",
 ) -> str:
-    """Wait for a condition of the job; its message."""
+    """Wait for a condition of the job, with a message that has `says`; the message."""
 
     ended: list[float] = []
 
     def there() -> Json | None:
-        found = job.conditions.get(kind)
-        if found is not None and found["status"] == status and reason in (None, found["reason"]):
+        found: Json = job.conditions.get(kind) or {}
+        is_it = found.get("status") == status and reason in (None, found.get("reason"))
+        if is_it and says in found["message"]:
             return found
         if job.status.get("phase") in ENDS:  # what is not there soon will never be
             ended.append(time.monotonic())
@@ -74,7 +80,7 @@ def the_condition_is(
                 raise NeverError(f"{kind}={status}: the job has ended")
         return None
 
-    what = f"{kind}={status}" + (f" ({reason})" if reason else "")
+    what = f"{kind}={status}" + (f" ({reason})" if reason else "") + (f": {says}" if says else "")
     try:
         return str(eventually(there, what, within)["message"])
     except (AssertionError, NeverError) as error:

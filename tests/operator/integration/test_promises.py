@@ -1,7 +1,7 @@
 """Every fire ends in "no pod left", said once and only when it is so; and what is not known is not told.
 
 - Stopped settles: a controller on a stale cache that makes the pod again is met, and nothing is told twice.
-- 100 fires while no log can be had: the last stop request comes within two seconds of the last fire.
+- 100 fires while no log can be had: each stop request comes within two seconds of its own fire.
 - A fire goes before the history of jobs that are over when an operator starts.
 - No verdict is told while no guard runs; a rank 0 without its guard is seen, and met as a silent guard is.
 - A guard that was changed is seen, whatever the annotation of its pod says.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import itertools
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,8 @@ from .world import BEAT, JOBS, PYTORCHJOBS, RUNNING, Json, World, deadline
 
 MakeJob = Callable[..., Json]
 FIRES, WITHIN_SECONDS, HANGING = 100, 2.0, 40
+#: Where requests take long, a stop has the time of so many; and what no machine excuses.
+REQUESTS, MOST_SECONDS = 5, 10.0
 #: Whether a kind could be listed where those of Ray cannot.
 KINDS = {"RayJob": 0.0, "RayCluster": 0.0, "PyTorchJob": 1.0}
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
@@ -103,6 +106,12 @@ def test_stopped_is_said_once_it_has_settled(running: World) -> None:
 def test_fires_are_stopped_at_once_while_no_log_can_be_had(
     plane: ControlPlane, client: Client, namespace: str, here: World, make_job: MakeJob
 ) -> None:
+    """Every one of 100 runs is told to stop within 2 s of its own fire, as this test's watch shows it.
+
+    Where other work has the cores it is the time of `REQUESTS` requests, as many as lie between the two with
+    both watches, measured by the fires of this very run. Stops that waited for logs were 15 s late, so
+    `MOST_SECONDS` is the limit whatever a request takes.
+    """
     here.claim()
     runs = [here.another(f"run-{number}") for number in range(FIRES)]
     for one in runs:
@@ -121,18 +130,24 @@ def test_fires_are_stopped_at_once_while_no_log_can_be_had(
         seen: dict[str, float] = {}
         watch = threading.Thread(target=note_stops, args=(client, namespace, seen), daemon=True)
         watch.start()
-        fire = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 1, "at": BEAT}
         began = time.monotonic()
-        list(pool.map(lambda one: one.admin_says(heartbeat=BEAT, fire=fire), runs))
-        fired = time.monotonic()
+        fires = list(pool.map(says_fire, runs))
+        took = time.monotonic() - began
         eventually(lambda: len(seen) == FIRES, "every run was told to stop", within=60)
-        last = max(seen.values()) - fired
-        print(
-            f"{FIRES} fires in {fired - began:.2f} s: the last stop request {last:.2f} s after the last fire"
-        )
-        # On a machine so busy that the fires themselves take long: a fraction of that.
-        assert last < max(WITHIN_SECONDS, (fired - began) / 4)
+        late = max(seen[one.name] - there for one, (_, there) in zip(runs, fires, strict=True))
+        request = statistics.median(there - asked for asked, there in fires)
+        due = min(max(WITHIN_SECONDS, REQUESTS * request), MOST_SECONDS)
+        print(f"{FIRES} fires in {took:.2f} s, {request:.3f} s each: the slowest stop after {late:.2f} s")
+        assert late < due
     assert operator.page("/healthz") == "ok\n"
+
+
+def says_fire(one: World) -> tuple[float, float]:
+    """A guard says that it fired: when that was asked of the API server, and when it had taken it."""
+    latch = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 1, "at": BEAT}
+    asked = time.monotonic()
+    one.admin_says(heartbeat=BEAT, fire=latch)
+    return asked, time.monotonic()
 
 
 def note_stops(client: Client, namespace: str, seen: dict[str, float]) -> None:
