@@ -124,7 +124,7 @@ def _judging(snapshot: Snapshot, says: Conditions, end: ConditionStatus) -> Deci
 
 
 def _guard_waits(snapshot: Snapshot, says: Conditions) -> ConditionStatus | None:
-    """What keeps the guard from judging: it may have been moved. What is left of its trainer does not matter."""
+    """What keeps the guard, which may have been moved, from judging; no pod that its trainer left does."""
     pod = next((pod for pod in snapshot.pods if pod.guarded and pod.waiting and not pod.terminating), None)
     if pod is None or pod.waiting is None:
         return None
