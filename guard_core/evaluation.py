@@ -210,9 +210,9 @@ class LocalEvaluation(Generation):
         min_length=1,
         max_length=4096,
         description="Directory of the base model, for a run that trains a LoRA adapter (PEFT): a whole model "
-        "in safetensors with its tokenizer, read by the guard and not writable by the trainer. Absolute, or "
-        "relative to the directory of the split. Its last part must be the name that the adapter gives "
-        "its base.",
+        "in safetensors with its tokenizer, read by the guard and not writable by the trainer: one under the "
+        "checkpoint root is refused. Absolute, or relative to the directory of the split. Its last part must "
+        "be the name that the adapter gives its base.",
     )
     batch_size: int = Field(32, ge=1, le=65_536, description="Completions generated at once.")
     chat: bool = Field(

@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is lo
     from guard_service.cluster.client import JobStatus
     from guard_service.engine import Engine
     from guard_service.feed import FollowerProcess
+    from guard_service.heldout.worker import EvaluationWorker
     from guard_service.ports import SidePort
     from guard_service.settings import GuardSettings
 
@@ -88,16 +89,13 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
     from guard_service.app import create_app
     from guard_service.auth import Tokens
     from guard_service.engine import Engine
-    from guard_service.heldout.worker import EvaluationWorker
     from guard_service.server import GuardServer, tls_options, url_of
 
     tokens = Tokens(*settings.tokens())
     policy = settings.policy()
     tls = tls_options(settings.tls_certificate, settings.tls_key)
+    worker, elsewhere = _worker(settings, policy), _elsewhere(settings)
     listener, own_tls = _listener(settings), tls if settings.socket is None else {}
-    worker, elsewhere = None, _elsewhere(settings)
-    if settings.heldout is not None and not elsewhere:
-        worker = EvaluationWorker(settings.heldout, settings.state_dir / "scratch", policy)
     job = _reported_job(settings)
     engine = Engine(
         state_dir=settings.state_dir,
@@ -137,6 +135,23 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         runner.run(run())
     if server.failure is not None:
         raise server.failure
+
+
+def _worker(settings: GuardSettings, policy: Policy) -> EvaluationWorker | None:
+    """What scores checkpoints; None where nobody set that, or where another guard of the run does it.
+
+    Raises:
+        SettingsError: the trainer could exchange the base model.
+    """
+    from guard_service.heldout.base_model import why_the_trainers
+    from guard_service.heldout.worker import EvaluationWorker
+
+    if settings.heldout is None or _elsewhere(settings):
+        return None
+    base = settings.heldout.base_model
+    if base is not None and (why := why_the_trainers(base, settings.checkpoint_root)):
+        raise SettingsError(why)
+    return EvaluationWorker(settings.heldout, settings.state_dir / "scratch", policy)
 
 
 def _listener(settings: GuardSettings) -> socket.socket:

@@ -199,11 +199,23 @@ class EvaluatorModel(ApiModel):
     )
 
 
-class CheckpointEvaluatorSpec(EvaluatorModel, CheckpointEvaluation):
+class LocalEvaluatorModel(EvaluatorModel):
+    """And those that load checkpoints: a base model that no trainer can reach."""
+
+    base_model: InVolume | None = Field(
+        None,
+        description="Directory of the base model, for a run that trains a LoRA adapter (PEFT): a whole model "
+        "in safetensors with its tokenizer, in the volume of the split, which the trainer cannot mount. "
+        "Relative to the directory of the split. Its last part must be the name that the adapter gives its "
+        "base.",
+    )
+
+
+class CheckpointEvaluatorSpec(LocalEvaluatorModel, CheckpointEvaluation):
     """Loads each checkpoint in the guard and generates there. Needs the `guard-hf` image."""
 
 
-class VllmEvaluatorSpec(EvaluatorModel, VllmEvaluation):
+class VllmEvaluatorSpec(LocalEvaluatorModel, VllmEvaluation):
     """Loads each checkpoint in the guard and generates with vLLM. Needs the `guard-vllm` image."""
 
 

@@ -1,8 +1,9 @@
 """The base model that adapters are applied to: the guard's own, given in its settings, never the trainer's.
 
 It is read where it lies, for a copy would cost as much as it does. Its digest is taken once, when the guard
-starts, and is kept with the run; that its files are still those is seen by their sizes and times. No torch
-here.
+starts, and is kept with the run; that its files are still those is seen by what a file system notes of them.
+Where that has changed they are read again, for a backup or a change of permissions makes no other model. No
+torch here.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from guard_service.heldout.fitness import NEEDED_SUFFIXES, why_unfit
 
 CHUNK_BYTES = 1 << 22
 
-#: Name, size in bytes, time of the last change in ns.
-Stamp = tuple[str, int, int]
+#: Name, device, inode, size in bytes, times of the last write and of the last change in ns. Whoever may write
+#: a file may set the former of its times, and not the latter.
+Stamp = tuple[str, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A base model as it was when the guard started.
+    """A base model as it was when its files were read.
 
     `sha256`: of the lines that `sha256sum` would print for its files in order of name.
     """
@@ -34,12 +36,15 @@ class BaseModel:
     sha256: str
     stamps: tuple[Stamp, ...]
 
-    def changed(self) -> bool:
-        """Whether its files are no longer those that were hashed."""
+    def as_it_is_now(self) -> BaseModel | None:
+        """It, with the stamps of now; None if its files are no longer those that were hashed."""
         try:
-            return _stamps(self.path) != self.stamps
-        except OSError:
-            return True
+            if _stamps(self.path) == self.stamps:
+                return self
+            found = look_at(self.path)
+        except (OSError, SplitError):
+            return None
+        return found if found.sha256 == self.sha256 else None
 
 
 def look_at(path: Path) -> BaseModel:
@@ -52,7 +57,7 @@ def look_at(path: Path) -> BaseModel:
         if problem := _why_unusable(path):
             raise SplitError(f"base_model {path}: {problem}")
         stamps = _stamps(path)
-        listing = "".join(f"{sha256_of(path / name)}  {name}\n" for name, _, _ in stamps)
+        listing = "".join(f"{sha256_of(path / name)}  {name}\n" for name, *_ in stamps)
     except (ValueError, RecursionError) as error:
         raise SplitError(f"base_model {path}: a configuration in it is not JSON: copy it again") from error
     except OSError as error:
@@ -60,6 +65,39 @@ def look_at(path: Path) -> BaseModel:
             f"base_model {path} cannot be read: {error.strerror}: mount it for the guard"
         ) from error
     return BaseModel(path, hashlib.sha256(listing.encode()).hexdigest(), stamps)
+
+
+def why_the_trainers(path: Path, checkpoints: Path) -> str:
+    """Why a base model is one that the trainer could exchange, in one sentence; "" if it is not.
+
+    Args:
+        path: of the base model, which may be missing.
+        checkpoints: the directory under which the trainer writes, which may be missing, too.
+    """
+    try:
+        files = [path / name for name in _names_read(path)]
+    except OSError:  # told when it is read
+        files = []
+    found = next((one for one in (path, *files) if _is_under(one, checkpoints)), None)
+    if found is None:
+        return ""
+    return (
+        f"base_model {found} lies under the checkpoint root {checkpoints}, where the trainer writes: "
+        "give the guard a copy that the trainer cannot write"
+    )
+
+
+def _is_under(path: Path, directory: Path) -> bool:
+    """Whether it is in the directory once links are resolved, by whatever way a volume is mounted."""
+    real, root = Path(os.path.realpath(path)), Path(os.path.realpath(directory))
+    return real.is_relative_to(root) or any(_are_same(one, root) for one in (real, *real.parents))
+
+
+def _are_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
 def _why_unusable(path: Path) -> str:
@@ -78,9 +116,15 @@ def _why_unusable(path: Path) -> str:
 
 def _stamps(path: Path) -> tuple[Stamp, ...]:
     """Of all files that loading may read."""
-    names = sorted(name for name in os.listdir(path) if name.endswith((*NEEDED_SUFFIXES, ".safetensors")))
-    found = [(name, os.stat(path / name)) for name in names]
-    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in found)
+    return tuple(_stamp(name, os.stat(path / name)) for name in _names_read(path))
+
+
+def _names_read(path: Path) -> list[str]:
+    return sorted(name for name in os.listdir(path) if name.endswith((*NEEDED_SUFFIXES, ".safetensors")))
+
+
+def _stamp(name: str, status: os.stat_result) -> Stamp:
+    return name, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def sha256_of(path: Path) -> str:

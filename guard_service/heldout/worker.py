@@ -206,6 +206,8 @@ class EvaluationWorker:
                 raise EvaluationError(f"{self._scratch} cannot be made: {error.strerror}") from error
             self._clear_stages()
             await self._start_child()
+            if self._base_digest is not None:
+                log.info("the base model %s has the sha256 %s", self._settings.base_model, self._base_digest)
             if self._policy is not None and self.split_items is not None:
                 self.needed = await asyncio.to_thread(self._needed, self._policy, self.split_items)
 

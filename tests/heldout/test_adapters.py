@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from guard_service.heldout.staging import refuse_unstageable, stage
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from guard_service.store import Store
 from tests.heldout.models import make_tokenizer, save_tiny_model
+from tests.heldout.test_base_model import rewrite
 
 pytestmark = pytest.mark.torch
 
@@ -358,16 +360,22 @@ def test_a_base_model_in_the_cache_of_a_hub_is_one(base: Path, tmp_path: Path) -
     assert look_at(snapshot).sha256 == look_at(base).sha256
 
 
-def test_a_base_model_that_is_changed_under_the_guard_scores_nothing(
+def test_a_base_model_that_is_changed_under_the_guard_scores_nothing_until_it_is_restored(
     adapter: Path, base: Path, tmp_path: Path
 ) -> None:
+    """Rewritten in place, with its size and its time of writing as they were."""
     evaluator = CheckpointEvaluator(CheckpointEvaluatorSettings(max_new_tokens=4), tmp_path, look_at(base))
     request = EvaluationRequest(0, 1, adapter)
-    evaluator.complete(ITEMS, request)
-    os.utime(base / "model.safetensors", ns=(1, 1))
-    with pytest.raises(EvaluationError, match="no longer the one that the guard started with") as failed:
-        evaluator.complete(ITEMS, request)
-    assert failed.value.kind is FailureKind.EVALUATOR
+    expected = evaluator.complete(ITEMS, request).texts
+    weights = base / "model.safetensors"
+    kept = weights.read_bytes()
+    rewrite(weights)
+    for _ in range(2):
+        with pytest.raises(EvaluationError, match="no longer the one that the guard started with") as failed:
+            evaluator.complete(ITEMS, request)
+        assert failed.value.kind is FailureKind.EVALUATOR
+    weights.write_bytes(kept)
+    assert evaluator.complete(ITEMS, request).texts == expected
 
 
 def settings_for(folder: Path, base: str | None) -> HeldoutSettings:
@@ -378,14 +386,17 @@ def settings_for(folder: Path, base: str | None) -> HeldoutSettings:
 
 
 def test_the_worker_scores_adapters_and_its_measure_has_the_digest_of_the_base(
-    adapter: Path, base: Path, tmp_path: Path
+    adapter: Path, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "rlguard.guard")
+
     async def act() -> None:
         worker = EvaluationWorker(settings_for(tmp_path, base.name), tmp_path / "scratch")  # beside the split
         assert worker.adapters is Adapters.APPLIED and worker.unfit(adapter) == ""
         try:
             await worker.start()
             assert worker.measure["base_model"] == look_at(base).sha256
+            assert f"the base model {base} has the sha256 {look_at(base).sha256}" in caplog.text
             result = await worker.evaluate(EvaluationRequest(0, 10, adapter))
             assert len(result.items) == 4 and result.sha256
             await worker._kill()

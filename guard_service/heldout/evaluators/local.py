@@ -108,13 +108,15 @@ class LocalEvaluator(ABC):
     def _stage(self, request: EvaluationRequest) -> Staged:
         base = self._base
         staged = taken(request, self._scratch, None if base is None else base.path)
-        if staged.adapter is not None and base is not None and base.changed():
-            raise EvaluationError(
-                f"the base model in {base.path} is no longer the one that the guard started with: "
-                f"restore it, or "
-                "start a new run",
-                FailureKind.EVALUATOR,
-            )
+        if staged.adapter is not None and base is not None:
+            now = base.as_it_is_now()
+            if now is None:
+                raise EvaluationError(
+                    f"the base model in {base.path} is no longer the one that the guard started with: "
+                    "restore it, or start a new run",
+                    FailureKind.EVALUATOR,
+                )
+            self._base = now
         return staged
 
     def _codec(self, staged: Staged, shown: str, ending: Stops) -> Codec:

@@ -158,6 +158,11 @@ REFUSED = {
         {"heldout": {"volume": {"claimName": "h"}, "split": "a/../../b", "evaluator": {"checkpoint": {}}}},
         "relative and without '..'",
     ),
+    "a base model of the trainer's": (
+        evaluated(checkpoint={"baseModel": "/checkpoints/base"}),
+        "relative and without '..'",
+    ),
+    "a base model that climbs out": (evaluated(vllm={"baseModel": "../../base"}), "relative and without '..'"),
     "no checkpoints": ({"checkpoints": None}, "guard.checkpoints: Required value"),
     "greedy samples": (
         evaluated(checkpoint={"samples": 2, "temperature": 0}),

@@ -186,9 +186,9 @@ SECTIONS = {
         CheckpointEvaluatorSpec,
         CheckpointEvaluatorSettings,
         {},
-        {"kind"},
+        {"kind", "base_model"},
     ),
-    "vllm": ("evaluator.vllm", VllmEvaluatorSpec, VllmEvaluatorSettings, {}, {"kind"}),
+    "vllm": ("evaluator.vllm", VllmEvaluatorSpec, VllmEvaluatorSettings, {}, {"kind", "base_model"}),
     "openai": (
         "evaluator.openai",
         OpenAIEvaluatorSpec,
@@ -276,6 +276,25 @@ def test_crd_and_guard_accept_and_refuse_the_same(section: str, name: str) -> No
 def test_no_setting_of_the_guard_is_missing_in_the_crd() -> None:
     for _, api, guard, _, elsewhere in SECTIONS.values():
         assert set(api.model_fields) - elsewhere == set(guard.model_fields) - elsewhere
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "vllm"])
+@pytest.mark.parametrize(
+    ("path", "inside"),
+    [
+        *(("base", True), ("models/Qwen2.5-7B", True), ("..base", True)),
+        *(("/checkpoints/base", False), ("../../../../checkpoints/base", False), ("a/../../base", False)),
+        *(("..", False), ("", False)),
+    ],
+)
+def test_a_base_model_lies_in_the_volume_of_the_split(kind: str, path: str, inside: bool) -> None:
+    """The only one that the guard mounts and the trainer does not."""
+    assert accepted(SECTIONS[kind][1], {"baseModel": path}) is inside
+    heldout = root_schema()["properties"]["spec"]["properties"]["guard"]["properties"]["heldout"]["properties"]
+    field = heldout["evaluator"]["properties"][kind]["properties"]["baseModel"]
+    rules, bounds = "x-kubernetes-validations", ("minLength", "maxLength")
+    assert field[rules] == heldout["split"][rules] and "default" not in field
+    assert [field[bound] for bound in bounds] == [heldout["split"][bound] for bound in bounds]
 
 
 def accepted(model: type[BaseModel], values: Any) -> bool:
