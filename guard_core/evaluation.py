@@ -240,6 +240,13 @@ class VllmEvaluation(LocalEvaluation):
 
     batch_size: int = Field(256, ge=1, le=65_536, description="Completions generated at once, at most.")
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs that share one model.")
+    max_model_len: int | None = Field(
+        None,
+        ge=1,
+        le=10_000_000,
+        description="Longest sequence, tokens of prompt and completion together; no more than the model's "
+        "positions. An item that needs more fails the evaluation. null: as long as model and memory allow.",
+    )
     gpu_memory_utilization: Finite = Field(
         0.9,
         gt=0,

@@ -13,6 +13,7 @@ import os
 import queue
 import sys
 from asyncio.subprocess import PIPE
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,16 +23,18 @@ import pytest
 from safetensors.numpy import save_file
 
 from guard_core.extras import missing_vllm
+from guard_core.judge import MAY_PASS
 from guard_core.wire import EvaluationSampling, FailureKind, SamplingSource
 from guard_service.heldout import child, staging
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import HeldoutSettings, VllmEvaluatorSettings
 from guard_service.heldout.errors import EngineLostError, EvaluationError, SplitError, StartAgainError
 from guard_service.heldout.evaluators import vllm
-from guard_service.heldout.evaluators.codec import CompletionJob
+from guard_service.heldout.evaluators.codec import Codec, CompletionJob
 from guard_service.heldout.evaluators.frame import frame_of
 from guard_service.heldout.evaluators.local import BrokenGenerationError
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
+from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import Staged, stage
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from tests.heldout.models import save_tiny_model
@@ -207,20 +210,104 @@ def test_a_merged_model_that_no_engine_takes_does_not_stay_on_the_disk(
     assert not list(tmp_path.glob("*-merged"))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "kind"),
-    [
-        ({"error": RuntimeError("half of it")}, FailureKind.WEIGHTS),
-        ({"error": MemoryError()}, FailureKind.OUT_OF_MEMORY),
-        ({"reset": False}, FailureKind.WEIGHTS),
-    ],
-)
-def test_an_engine_that_could_not_load_is_lost(
-    tmp_path: Path, wrong: dict[str, Any], kind: FailureKind
+class EngineDeadError(Exception):
+    """As vLLM has one."""
+
+
+#: How vLLM, torch and their workers say that there is no room.
+NO_ROOM: dict[str, Exception] = {
+    "others have it": ValueError(
+        "Free memory on device cuda:0 (10.1/79.25 GiB) on startup is less than desired GPU memory "
+        "utilization (0.9, 71.33 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+    ),
+    "none for the cache": ValueError(
+        "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing "
+        "the engine."
+    ),
+    "too little for the cache": ValueError(
+        "To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (2.50 GiB). Try increasing "
+        "`gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine."
+    ),
+    "none for one token": ValueError(
+        "Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token. Try "
+        "increasing `gpu_memory_utilization`."
+    ),
+    "a worker": RuntimeError(
+        "Worker failed with error 'CUDA out of memory. Tried to allocate 2.00 GiB.', please check the stack "
+        "trace above for the root cause"
+    ),
+    "the machine": RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 68719476736 bytes."
+    ),
+    "Python": MemoryError(),
+}
+#: What else an engine says that does not come up.
+BROKEN: dict[str, Exception] = {
+    "its core": RuntimeError(
+        "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    ),
+    "its end": EngineDeadError(
+        "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    ),
+    "a worker": Exception(
+        "WorkerProc initialization failed due to an exception in a background process. See stack trace for "
+        "root cause."
+    ),
+    "something": RuntimeError("half of it"),
+}
+FAILURES = [
+    *((error, FailureKind.OUT_OF_MEMORY) for error in NO_ROOM.values()),
+    *((error, FailureKind.EVALUATOR) for error in BROKEN.values()),
+]
+
+
+def start(
+    monkeypatch: pytest.MonkeyPatch, llm: Callable[..., Any], positions: int | None = None, **settings: Any
+) -> vllm._Engine:
+    """An engine of a vLLM that is no more than this class, for weights that the guard has checked."""
+    platforms = SimpleNamespace(current_platform=SimpleNamespace(device_type="cuda"))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=llm))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    monkeypatch.setattr(vllm, "whole_model", lambda *_, **__: None)
+    monkeypatch.setattr(vllm, "on_cuda", lambda: False)
+    monkeypatch.setattr(vllm, "precision", lambda *_, **__: "float32")
+    codec: Any = SimpleNamespace(ending=SimpleNamespace(texts=()), positions=positions)
+    return vllm._Engine.start(Path("it"), "frame", "it", VllmEvaluatorSettings(**settings), codec)
+
+
+@pytest.mark.parametrize(("error", "kind"), FAILURES, ids=[*NO_ROOM, *(f"broken: {name}" for name in BROKEN)])
+def test_an_engine_that_does_not_start_or_load_is_not_told_as_damaged_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, kind: FailureKind
 ) -> None:
-    with pytest.raises(EngineLostError) as caught:
-        engine(**wrong).load(tmp_path, "it")
-    assert caught.value.kind is kind
+    """They were checked before. So a pass of the starting policy is tried again."""
+
+    def refuses(**_: Any) -> None:
+        raise error
+
+    with pytest.raises(EngineLostError, match="it cannot be loaded by vLLM") as at_the_start:
+        start(monkeypatch, refuses)
+    with pytest.raises(EngineLostError, match="it cannot be loaded by vLLM") as later:
+        engine(error=error).load(tmp_path, "it")
+    assert at_the_start.value.kind is later.value.kind is kind
+    assert kind in MAY_PASS
+
+
+def test_an_engine_that_still_has_prompts_of_before_is_lost(tmp_path: Path) -> None:
+    with pytest.raises(EngineLostError, match="still has entries") as caught:
+        engine(reset=False).load(tmp_path, "it")
+    assert caught.value.kind is FailureKind.EVALUATOR
+
+
+@pytest.mark.torch
+def test_weights_that_the_guard_refuses_are_told_as_that_and_start_no_engine(tmp_path: Path) -> None:
+    frame(tmp_path / "it", weights=WEIGHTS | {"b.weight": np.full(3, np.nan, np.float32)})
+    evaluator = VllmEvaluator(VllmEvaluatorSettings(), tmp_path)
+    codec: Any = None
+    with pytest.raises(EvaluationError, match="infinite or not a number, the first: b.weight") as caught:
+        evaluator._engine_of(tmp_path / "it", "it", codec)
+    assert caught.value.kind is FailureKind.WEIGHTS and evaluator._engine is None
 
 
 @pytest.mark.parametrize(
@@ -229,6 +316,7 @@ def test_an_engine_that_could_not_load_is_lost(
         ({"broken": True}, BrokenGenerationError, "its logits are infinite or not a number"),
         ({"ends": "abort"}, EngineLostError, "ended by {'abort'}"),
         ({"error": MemoryError("7+1=")}, EngineLostError, "lower batch_size"),
+        ({"error": RuntimeError("CUDA out of memory at 7+1=")}, EngineLostError, "lower batch_size"),
         ({"error": ValueError("7+1=")}, EngineLostError, "failed with ValueError"),
     ],
 )
@@ -261,6 +349,54 @@ def test_without_vllm_it_is_said_before_any_work(tmp_path: Path) -> None:
     assert "the image guard-vllm" in str(missing_vllm())
     with pytest.raises(SplitError, match="the evaluator 'vllm' needs the package vllm"):
         VllmEvaluator(VllmEvaluatorSettings(), tmp_path).check([])
+
+
+# -- the longest sequence ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "positions", "given"),
+    [(None, 4096, -1), (None, None, -1), (1024, 4096, 1024), (8192, 4096, 4096), (1024, None, 1024)],
+)
+def test_the_longest_sequence_is_what_the_engine_is_started_with(
+    monkeypatch: pytest.MonkeyPatch, wanted: int | None, positions: int | None, given: int
+) -> None:
+    told: dict[str, Any] = {}
+
+    def llm(**arguments: Any) -> Engine:
+        told.update(arguments)
+        return Engine()
+
+    start(monkeypatch, llm, positions, max_model_len=wanted)
+    assert told["max_model_len"] == given
+
+
+@pytest.mark.parametrize(
+    ("positions", "told"),
+    [
+        (4096, "exceed the 9 tokens of vLLM's longest sequence (max_model_len, or what the memory has"),
+        (None, "exceed the 9 tokens of vLLM's longest sequence"),
+        (8, "exceed the model's 8 positions"),
+    ],
+)
+def test_an_item_that_is_longer_fails_by_name_and_says_what_is_too_short(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, positions: int | None, told: str
+) -> None:
+    """The engine here takes 9 tokens."""
+    evaluator = VllmEvaluator(VllmEvaluatorSettings(), tmp_path)
+    monkeypatch.setattr(evaluator, "_engine_of", lambda *_: engine())
+    ending: Any = None
+    codec = Codec(lambda _: {"input_ids": [1, 2, 3]}, frozenset(), positions, ending)
+    ready = evaluator._load(Staged(tmp_path, "0"), codec, "it")
+    greedy = EvaluationSampling(temperature=0.0, max_new_tokens=6, samples=1, source=SamplingSource.SETTINGS)
+    asked = [HeldoutItem(id="i1", prompt="7+1=", answer="8")]
+    if positions != 8:
+        assert len(ready.codec.jobs(asked, evaluator._own, greedy, 0)) == 1, "as long as it may be"
+    longer = greedy.model_copy(update={"max_new_tokens": 7})
+    with pytest.raises(EvaluationError) as caught:
+        ready.codec.jobs(asked, evaluator._own, longer, 0)
+    assert str(caught.value).startswith("item 'i1': 3 prompt tokens and max_new_tokens=7")
+    assert told in str(caught.value) and "7+1" not in str(caught.value)
 
 
 # -- memory that is given back -------------------------------------------------------------------------------

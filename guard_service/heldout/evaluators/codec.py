@@ -38,13 +38,14 @@ class Codec:
     """The tokenizer of a checkpoint, and what its configuration says of texts.
 
     `ends`: tokens that end a completion; `ending`: texts that do.
-    `positions`: tokens of the longest sequence; None: not known.
+    `positions`: tokens of the longest sequence; None: not known. `limit`: what so many are, for a message.
     """
 
     tokenizer: Any
     ends: frozenset[int]
     positions: int | None
     ending: Stops
+    limit: str = "the model's {} positions"
 
     @classmethod
     def load(cls, model: Path, tokens: Path, shown: str, ending: Stops) -> Self:
@@ -117,8 +118,8 @@ class Codec:
         length = sampling.max_new_tokens
         if self.positions is not None and len(ids) + length > self.positions:
             raise EvaluationError(
-                f"item {item.id!r}: {len(ids)} prompt tokens and max_new_tokens={length} exceed the model's "
-                f"{self.positions} positions: set a lower max_new_tokens, or shorten the item"
+                f"item {item.id!r}: {len(ids)} prompt tokens and max_new_tokens={length} exceed "
+                f"{self.limit.format(self.positions)}: set a lower max_new_tokens, or shorten the item"
             )
         return ids
 

@@ -9,6 +9,7 @@ that is missing would else keep the values of the checkpoint before. Another fra
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +60,19 @@ NO_DEVICE = (
     "GPU (on a cluster by spec.guard.resources, with placement: Pod), or use the evaluator checkpoint"
 )
 _SEED = 0  # of the engine; every completion has its own
+#: How vLLM, torch and their workers say that there is no room: in a ValueError, or in a RuntimeError that
+#: repeats what a worker said.
+_NO_ROOM = re.compile(
+    "out of memory"
+    r"|is less than desired \w+ memory utilization"
+    "|no available memory for the cache blocks"
+    "|larger than the available kv cache memory"
+    r"|not enough \w+ memory available"
+    "|can't allocate memory",
+    re.IGNORECASE,
+)
 _AS_THE_MEMORY_ALLOWS = -1  # tokens: as long as the model's positions, if there is room
+_LIMIT = "the {} tokens of vLLM's longest sequence (max_model_len, or what the memory has room for)"
 
 
 class VllmEvaluator(LocalEvaluator):
@@ -92,8 +105,9 @@ class VllmEvaluator(LocalEvaluator):
                 engine = self._engine_of(merged, shown, codec)
             finally:
                 shutil.rmtree(merged, ignore_errors=True)
-        lengths = [length for length in (codec.positions, engine.positions) if length is not None]
-        return _Loaded(engine, replace(codec, positions=min(lengths)), self._own.release_memory)
+        if codec.positions is None or engine.positions < codec.positions:
+            codec = replace(codec, positions=engine.positions, limit=_LIMIT)
+        return _Loaded(engine, codec, self._own.release_memory)
 
     @property
     def over(self) -> bool:
@@ -131,15 +145,23 @@ class VllmEvaluator(LocalEvaluator):
 
 
 @contextmanager
-def _ending_the_engine(shown: str, kind: FailureKind) -> Iterator[None]:
-    """Whatever vLLM raises ends the engine: it may be left with half of it."""
+def _ending_the_engine(shown: str) -> Iterator[None]:
+    """Whatever vLLM raises ends the engine, which may be left with half of it.
+
+    The guard has checked the weights before: what fails here is the engine, and not them.
+    """
     try:
         yield
     except Exception as error:
         raise EngineLostError(
             f"{shown} cannot be loaded by vLLM: {type(error).__name__}: {one_line(error)}",
-            FailureKind.OUT_OF_MEMORY if out_of_memory(error) else kind,
+            FailureKind.OUT_OF_MEMORY if _without_room(error) else FailureKind.EVALUATOR,
         ) from error
+
+
+def _without_room(error: Exception) -> bool:
+    """Whether it says that the machine or the device has no room left."""
+    return out_of_memory(error) or _NO_ROOM.search(str(error)) is not None
 
 
 @dataclass(slots=True)
@@ -170,7 +192,7 @@ class _Engine:
         if not current_platform.device_type:  # else it ends in "Device string must not be empty"
             raise EngineLostError(NO_DEVICE, FailureKind.EVALUATOR)
         whole_model(path, shown, device_map="meta")
-        with _ending_the_engine(shown, FailureKind.WEIGHTS):
+        with _ending_the_engine(shown):
             from vllm import LLM
 
             llm = LLM(
@@ -187,7 +209,7 @@ class _Engine:
                     else {"skip_tokenizer_init": True}
                 ),
                 dtype=precision(settings.dtype, cuda=on_cuda()),
-                max_model_len=_AS_THE_MEMORY_ALLOWS,
+                max_model_len=_longest(settings.max_model_len, codec.positions),
                 max_num_seqs=settings.batch_size,
                 tensor_parallel_size=settings.tensor_parallel_size,
                 gpu_memory_utilization=settings.gpu_memory_utilization,
@@ -210,7 +232,7 @@ class _Engine:
         Raises:
             EngineLostError: it has none of the two any more.
         """
-        with _ending_the_engine(shown, FailureKind.WEIGHTS):
+        with _ending_the_engine(shown):
             if self.asleep:
                 self.llm.wake_up(tags=["weights"])
             self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
@@ -239,7 +261,7 @@ class _Engine:
         except Exception as error:
             hint = (
                 f"ran out of memory: lower batch_size ({self.batch_size}) or gpu_memory_utilization"
-                if out_of_memory(error)
+                if _without_room(error)
                 else f"failed with {type(error).__name__}"
             )
             raise EngineLostError(f"vLLM {hint}") from error
@@ -273,6 +295,13 @@ class _Loaded:
         """Only if it is asked for: the next checkpoint takes the engine as it is."""
         if self.rests:
             self.engine.rest()
+
+
+def _longest(wanted: int | None, positions: int | None) -> int:
+    """Tokens of the longest sequence as vLLM takes them: no more than the model's positions."""
+    if wanted is None:
+        return _AS_THE_MEMORY_ALLOWS
+    return wanted if positions is None else min(wanted, positions)
 
 
 def _params(sampling: EvaluationSampling, ends: frozenset[int], stop: Sequence[str]) -> Mapping[str, Any]:

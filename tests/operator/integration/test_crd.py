@@ -162,7 +162,10 @@ REFUSED = {
         evaluated(checkpoint={"baseModel": "/checkpoints/base"}),
         "relative and without '..'",
     ),
-    "a base model that climbs out": (evaluated(vllm={"baseModel": "../../base"}), "relative and without '..'"),
+    "a base model that climbs out": (
+        evaluated(vllm={"baseModel": "../../base"}),
+        "relative and without '..'",
+    ),
     "no checkpoints": ({"checkpoints": None}, "guard.checkpoints: Required value"),
     "greedy samples": (
         evaluated(checkpoint={"samples": 2, "temperature": 0}),

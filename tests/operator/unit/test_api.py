@@ -290,11 +290,11 @@ def test_no_setting_of_the_guard_is_missing_in_the_crd() -> None:
 def test_a_base_model_lies_in_the_volume_of_the_split(kind: str, path: str, inside: bool) -> None:
     """The only one that the guard mounts and the trainer does not."""
     assert accepted(SECTIONS[kind][1], {"baseModel": path}) is inside
-    heldout = root_schema()["properties"]["spec"]["properties"]["guard"]["properties"]["heldout"]["properties"]
-    field = heldout["evaluator"]["properties"][kind]["properties"]["baseModel"]
-    rules, bounds = "x-kubernetes-validations", ("minLength", "maxLength")
-    assert field[rules] == heldout["split"][rules] and "default" not in field
-    assert [field[bound] for bound in bounds] == [heldout["split"][bound] for bound in bounds]
+    declared = dict(nodes(root_schema()))
+    field = declared[f".spec.guard.heldout.evaluator.{kind}.baseModel"]
+    split = declared[".spec.guard.heldout.split"]
+    same = ("x-kubernetes-validations", "minLength", "maxLength", "type")
+    assert [field[key] for key in same] == [split[key] for key in same] and "default" not in field
 
 
 def accepted(model: type[BaseModel], values: Any) -> bool:
