@@ -150,6 +150,8 @@ def isolation_values() -> dict[str, Any]:
         "addedEnv": list(ADDED_ENV),
         "addedMounts": list(ADDED_MOUNTS),
         "strict": {name: sorted({*_names(table, *_OPEN), *more}) for name, (table, more) in FIELDS.items()},
+        # What may be set, too, in the pods of a template whose guard is in another one.
+        "apart": {name: sorted(_opened(table)) for name, (table, _) in FIELDS.items() if _opened(table)},
         "refused": {
             name: sorted(set(_names(table, Says.REFUSED)) - set(more))
             for name, (table, more) in FIELDS.items()
@@ -195,6 +197,15 @@ FIELDS: dict[str, tuple[Decisions, tuple[str, ...]]] = {
 
 def _names(table: Decisions, *says: Says) -> list[str]:
     return [name for name, decision in table.items() if decision.says in says]
+
+
+def _opened(table: Decisions) -> list[str]:
+    """What is open only where the guard has a pod of its own."""
+    return [
+        name
+        for name, decision in table.items()
+        if decision.says not in _OPEN and decision.apart is not None and decision.apart.says in _OPEN
+    ]
 
 
 def _fields_of(model: type[BaseModel]) -> list[str]:

@@ -211,19 +211,29 @@ def isolation() -> Iterator[str]:
     yield (
         "What becomes of each field of a pod in `spec.template` under `spec.guard.isolation: Strict`.\n"
         "*Needs Relaxed*: `isolation: Relaxed` admits it, and the condition `Isolated` says what is then no\n"
-        "longer protected. *Refused*: under both. A field that is not here is refused. What each isolation\n"
-        "protects against is on the page of [threats](../threats.md)."
+        "longer protected. *Refused*: under both. A field that is not here is refused. Where the guard has a\n"
+        "pod of its own (`placement: Pod`) and something else is decided there, that is said behind it. What\n"
+        "each isolation protects against is on the page of [threats](../threats.md)."
     )
     for schema, title in _ISOLATION.items():
         yield from ("", f"## {title}", "")
         reasons: dict[FieldDecision, list[str]] = {}
         for field, decision in TABLES[schema].items():
             reasons.setdefault(decision, []).append(f"`{field}`")
-        rows = [(", ".join(fields), str(d.says), d.reason) for d, fields in reasons.items()]
+        rows = [(", ".join(fields), *_in_both(d)) for d, fields in reasons.items()]
         yield from _table(("Field", "Strict", "Why"), rows)
     yield from ("", "## Capabilities", "")
     yield f"Refused under both: {', '.join(f'`{name}`' for name in sorted(HOST_CAPABILITIES))}. "
     yield "Any other one that is added needs Relaxed."
+
+
+def _in_both(decision: FieldDecision) -> tuple[str, str]:
+    """What is decided and why, beside the guard and where that has a pod of its own."""
+    says, reason, apart = str(decision.says), decision.reason, decision.apart
+    if apart is None:
+        return says, reason
+    other = "" if apart.says is decision.says else f"; pod of its own: {apart.says}"
+    return f"{says}{other}", f"{reason}; pod of its own: {apart.reason}"
 
 
 def frameworks() -> Iterator[str]:

@@ -23,19 +23,26 @@ class Says(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FieldDecision:
-    """What is decided about a field. Of RELAXED, `reason` is also what is no longer protected."""
+    """What is decided about a field. Of RELAXED, `reason` is also what is no longer protected.
+
+    `apart`: what is decided where the guard has a pod of its own, if that is something else. What matters in
+    one pod alone is allowed there; where another reason remains, it is said.
+    """
 
     says: Says
     reason: str
+    apart: FieldDecision | None = None
 
 
 Decisions = Mapping[str, FieldDecision]
 UNKNOWN = FieldDecision(Says.REFUSED, "this version of the operator does not know what it opens")
 
 
-def _each(says: Says, names: str, reason: str) -> dict[str, FieldDecision]:
+def _each(
+    says: Says, names: str, reason: str, apart: FieldDecision | None = None
+) -> dict[str, FieldDecision]:
     """The same decision about several fields."""
-    return dict.fromkeys(names.split(), FieldDecision(says, reason))
+    return dict.fromkeys(names.split(), FieldDecision(says, reason, apart))
 
 
 _LISTED = "its items are decided one by one"
@@ -75,13 +82,24 @@ POD: Decisions = {
     **_each(Says.CHECKED, "containers initContainers volumes securityContext", _LISTED),
     **_each(
         Says.REFUSED,
-        "shareProcessNamespace hostPID hostIPC",
-        "the trainer would see the guard's processes or memory",
+        "shareProcessNamespace",
+        "the trainer would see the guard's processes",
+        FieldDecision(Says.ALLOWED, "the guard's processes are in another pod"),
+    ),
+    **_each(
+        Says.REFUSED,
+        "hostPID hostIPC",
+        "the trainer would see the processes or the memory of the node, and so the guard's if that is there",
     ),
     **_each(
         Says.RELAXED,
         "hostNetwork",
         "every process on the node can reach the guard's port; only its tokens protect it",
+        FieldDecision(
+            Says.RELAXED,
+            "a trainer on the node's network is known by no label, so everybody is let through to the "
+            "guard's port; only its tokens protect it",
+        ),
     ),
     **_each(
         Says.RELAXED,
@@ -125,6 +143,11 @@ PROJECTED: Decisions = {
         Says.REFUSED,
         "serviceAccountToken podCertificate",
         "with the pod's credentials the trainer could write the guard's status",
+        FieldDecision(
+            Says.REFUSED,
+            "nobody looks at what the pod's account may do: with its credentials the trainer might read the "
+            "guard's Secret, or delete its pod",
+        ),
     ),
 }
 
@@ -192,12 +215,23 @@ MOUNT: Decisions = {
 }
 
 PORT: Decisions = {
-    **_each(Says.CHECKED, "containerPort name", "any but the guard's"),
+    **_each(
+        Says.CHECKED,
+        "containerPort",
+        "any but the guard's",
+        FieldDecision(Says.ALLOWED, "the guard listens in another pod"),
+    ),
+    **_each(Says.CHECKED, "name", "any but that by which Prometheus finds the guard's figures"),
     **_each(Says.ALLOWED, "hostIP hostPort protocol", "it leads to the container's own port"),
 }
 
 _USER = {
-    **_each(Says.CHECKED, "runAsNonRoot runAsUser", "not root, and not the guard's user"),
+    **_each(
+        Says.CHECKED,
+        "runAsNonRoot runAsUser",
+        "not root, and not the guard's user",
+        FieldDecision(Says.CHECKED, "not root"),
+    ),
     **_each(
         Says.ALLOWED,
         "runAsGroup",
@@ -226,7 +260,12 @@ POD_SECURITY: Decisions = {
         "fsGroup fsGroupChangePolicy seLinuxChangePolicy supplementalGroups supplementalGroupsPolicy",
         "who may read the pod's volumes; of the guard's only its socket is mounted elsewhere, read-only",
     ),
-    **_each(Says.RELAXED, "sysctls", "the guard shares the network settings of the pod"),
+    **_each(
+        Says.RELAXED,
+        "sysctls",
+        "the guard shares the network settings of the pod",
+        FieldDecision(Says.ALLOWED, "they are those of the trainer's pod, and not of the guard's"),
+    ),
 }
 
 #: What is decided, by the name that each object has in the OpenAPI document of Kubernetes.

@@ -263,6 +263,8 @@ def _decided(value: Mapping[str, Any], decisions: Decisions, guard: GuardSpec) -
         if content is None or content is False:
             continue
         decision = decisions.get(field, isolation.UNKNOWN)
+        if guard.own_pod is not None:
+            decision = decision.apart or decision
         if decision.says is Says.REFUSED:
             yield Violation(field, f"must not be set: {decision.reason}")
         elif decision.says is Says.RELAXED:
@@ -367,7 +369,7 @@ def _security_findings(
     )
     if user is not None and (isinstance(user, bool) or not isinstance(user, int)):
         yield Violation("runAsUser", f"must be a whole number, not {str(user)[:80]!r}")
-    elif user == GUARD_UID:
+    elif user == GUARD_UID and guard.own_pod is None:
         yield Violation("runAsUser", f"must not be {GUARD_UID}: that is the guard's user")
     elif user == 0 or (user is None and non_root is not True):
         yield _relaxable(
@@ -406,10 +408,12 @@ def _capability_findings(added: Any, guard: GuardSpec) -> Iterator[Violation]:
 
 
 def _port_findings(container: Mapping[str, Any], guard: GuardSpec) -> Iterator[Violation]:
-    """Containers of a pod share its ports."""
+    """Containers of a pod share its ports; a name is one that Prometheus looks for in every pod of a job."""
     for index, port in enumerate(_objects(container.get("ports"))):
         if port.get("name") == METRICS_PORT_NAME:
             yield Violation(f"ports[{index}].name", f"must not be {METRICS_PORT_NAME}: that is the guard's")
+        if guard.own_pod is not None:
+            continue
         for field, number in (("port", guard.port), ("metricsPort", guard.metrics_port)):
             if port.get("containerPort") == number:
                 yield Violation(

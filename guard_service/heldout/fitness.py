@@ -104,8 +104,13 @@ _SIGNS: tuple[tuple[Callable[[str], bool], str], ...] = (
         "announce its actor/huggingface",
     ),
     (
-        lambda name: name.startswith("pytorch_model_fsdp") or name.endswith(".distcp"),
+        lambda name: name.startswith("pytorch_model_fsdp"),
         "it holds FSDP shards: set fsdp_state_dict_type to FULL_STATE_DICT",
+    ),
+    (
+        lambda name: name.endswith(".distcp"),
+        "it holds shards of torch.distributed.checkpoint (DCP): have the framework save whole weights in "
+        "safetensors, too (NeMo-RL: checkpointing.save_consolidated=true), and announce their directory",
     ),
     (
         lambda name: (

@@ -837,10 +837,39 @@ SERVERS_OWN = {
 }
 
 
+#: The same where the guard is in another pod: the trainer's has no volume of these names.
+NOT_THERE = {"Container.volumeMounts", "VolumeMount.name"}
+
+
+@pytest.fixture(scope="session")
+def trained_apart(admission: Client) -> dict[str, Job]:
+    """In each namespace a job whose guard has a pod of its own."""
+    jobs = {}
+    for namespace, isolation in ((STRICT, "Strict"), (RELAXED, "Relaxed")):
+
+        def change(spec: Json, isolation: str = isolation) -> None:
+            apart(spec)
+            set_guard(spec, isolation=isolation)
+
+        jobs[namespace] = submit(admission, namespace, "trained-apart", change)
+        sources: list[Json] = [{"persistentVolumeClaim": {"claimName": "state"}}]
+        if namespace == STRICT:  # of which another policy knows
+            sources.append({"nfs": {"server": "nfs", "path": "/"}})
+        for source in sources:
+            bad = guarded_pod(namespace, jobs[namespace])
+            volume(bad["spec"], **source)
+            eventually(partial(refusal, admission, bad), "the policies know the job")
+    return jobs
+
+
+@pytest.mark.parametrize("placement", ["Sidecar", "Pod"])
 @pytest.mark.parametrize("namespace", [STRICT, RELAXED])
 @pytest.mark.parametrize("row", pod_fields.ROWS, ids=str)
-def test_operator_and_api_server_agree_on_every_row(admission: Client, row: Any, namespace: str) -> None:
-    pod = guarded_pod(namespace)
+def test_operator_and_api_server_agree_on_every_row(
+    admission: Client, trained_apart: dict[str, Job], row: Any, namespace: str, placement: str
+) -> None:
+    pod = guarded_pod(namespace, trained_apart[namespace] if placement == "Pod" else None)
+    outcome = row.becomes(placement)
     row.put(pod["spec"])
     if namespace == STRICT:  # as the operator writes it in every container
         for container in [*pod["spec"]["containers"], *pod["spec"]["initContainers"][1:]]:
@@ -854,8 +883,9 @@ def test_operator_and_api_server_agree_on_every_row(admission: Client, row: Any,
     except ApiError as error:
         answer = str(error)
     by_policy = "ValidatingAdmissionPolicy" in answer
-    refused = row.outcome == "refused" or (row.outcome == "relaxed" and namespace == STRICT)
-    if refused and f"{row.schema}.{row.field}" in SERVERS_OWN:
+    refused = outcome == "refused" or (outcome == "relaxed" and namespace == STRICT)
+    servers_own = SERVERS_OWN | (NOT_THERE if placement == "Pod" else set())
+    if refused and f"{row.schema}.{row.field}" in servers_own:
         shown = f'"{row.field}": "{row.value}"' if isinstance(row.value, str) else row.field
         assert answer or shown not in json.dumps(made["spec"] if made else {}), "it was let through"
     else:
@@ -1614,6 +1644,23 @@ class TestAGuardInAPodOfItsOwn:
 
         eventually(refused, "the policies know the job")
         return made
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda p: p.update(shareProcessNamespace=True), "shareProcessNamespace must not be set"),
+            (lambda p: trainer(p).update(securityContext={"runAsUser": 64532}), "must not run as user 64532"),
+        ],
+    )
+    def test_no_label_opens_a_pod_to_what_its_guard_is_in(
+        self, admission: Client, change: Callable[[Json], Any], said: str
+    ) -> None:
+        """Of a job that is gone, and under Relaxed: nothing else is said against such a pod."""
+        pod = guarded_pod(RELAXED)
+        pod["metadata"]["labels"] |= {"rlguard.dev/placement": "Pod", "rlguard.dev/job-uid": "of-no-job"}
+        assert refusal(admission, pod) is None
+        change(pod["spec"])
+        assert said in str(refusal(admission, pod))
 
     def test_no_label_spares_a_job_with_a_sidecar_its_guard(self, admission: Client) -> None:
         pod = without_guard(guarded_pod(STRICT))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from guard_core.frameworks import FRAMEWORKS
 from guard_service.heldout import fitness
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.fitness import unfit
@@ -48,7 +49,9 @@ def test_a_whole_model_is_fit_whatever_lies_beside_it(tmp_path: Path, names: tup
         ),
         (("config.json", "pytorch_model.bin", "vocab.json"), "pytorch_model.bin is a pickle"),
         (("config.json", "pytorch_model_fsdp_0"), "fsdp_state_dict_type to FULL_STATE_DICT"),
-        (("config.json", "__0_0.distcp"), "fsdp_state_dict_type to FULL_STATE_DICT"),
+        (("config.json", "pytorch_model_fsdp_0", "__0_0.distcp"), "fsdp_state_dict_type to FULL_STATE_DICT"),
+        (("config.json", "__0_0.distcp"), "(DCP): have the framework save whole weights in safetensors"),
+        ((".metadata", "__0_0.distcp"), "NeMo-RL: checkpointing.save_consolidated=true"),
         (("config.json", "zero_to_fp32.py"), "stage3_gather_16bit_weights_on_model_save"),
         (("mp_rank_00_model_states.pt",), "OpenRLHF: --ckpt.save_hf"),
         (("actor", "data.pt"), "actor_rollout_ref.actor.checkpoint.save_contents"),
@@ -59,6 +62,14 @@ def test_what_can_never_be_scored_is_told_with_what_to_set(
     tmp_path: Path, names: tuple[str, ...], told: str
 ) -> None:
     assert told in unfit(made(tmp_path / "c", *names))
+
+
+def test_no_framework_is_told_the_setting_of_another(tmp_path: Path) -> None:
+    """As `policy/weights` of NeMo-RL, which has none of accelerate's."""
+    told = unfit(made(tmp_path / "c", ".metadata", "__0_0.distcp", "__1_0.distcp"))
+    assert "fsdp_state_dict_type" not in told and "FSDP" not in told
+    nemo_rl = next(framework for framework in FRAMEWORKS if framework.name == "NeMo-RL")
+    assert nemo_rl.layout is not None and "checkpointing.save_consolidated=true" in nemo_rl.layout.advice
 
 
 def test_a_directory_that_is_gone_is_not_called_unfit(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ CONFIG = Rule("guard_service", "heldout/config.py", HERE / "test_config.py")
 CODEC = Rule("guard_service", "heldout/evaluators/codec.py", REASONING)
 EVALUATION = Rule("guard_core", "evaluation.py", HERE / "test_config.py")
 STAGING = Rule("guard_service", "heldout/staging.py", HERE / "test_staging.py")
+BASE = Rule("guard_service", "heldout/base_model.py", HERE / "test_base_model.py")
+STARTS = Rule("guard_service", "__main__.py", HERE / "test_base_model.py")
 
 MUTANTS: list[Mutant] = [
     (SPLIT, "if alone else", "if True else"),
@@ -63,6 +65,38 @@ MUTANTS: list[Mutant] = [
     (ADAPTER, "if name.endswith(suffix)", "if False"),
     (ADAPTER, "if same_name and ours.revision", "if ours.revision"),
     (ADAPTER, "not ours.revision.startswith(revision)", "False"),
+    # Whose the base model is, and that it stays the same.
+    (STARTS, "if base is not None and (why :=", "if False and (why :="),
+    (BASE, "for one in (path, *files)", "for one in (path,)"),
+    (BASE, "for one in (path, *files)", "for one in files"),
+    (BASE, "for name in _names_read(path)]", "for name in os.listdir(path)]"),
+    (BASE, "Path(os.path.realpath(path)), Path(", "Path(os.path.abspath(path)), Path("),
+    (BASE, "real.is_relative_to(root) or ", ""),
+    (BASE, " or any(_are_same(one, root) for one in (real, *real.parents))", ""),
+    (BASE, "            if _stamps(self.path) == self.stamps:\n", "            if True:\n"),
+    (BASE, "            if _stamps(self.path) == self.stamps:\n", "            if False:\n"),
+    (BASE, "found if found.sha256 == self.sha256 else None", "found"),
+    (BASE, "found if found.sha256 == self.sha256 else None", "None"),
+    (BASE, "name, status.st_dev, ", "name, 0, "),
+    (BASE, "status.st_ino, ", "0, "),
+    (BASE, "status.st_size, ", "0, "),
+    (BASE, "status.st_mtime_ns, ", "0, "),
+    (BASE, "status.st_mtime_ns, status.st_ctime_ns", "status.st_mtime_ns, 0"),
+    # What an engine failed of that did not come up, and how long its sequences are.
+    (VLLM, "if _without_room(error) else FailureKind.EVALUATOR", "if False else FailureKind.EVALUATOR"),
+    (VLLM, "(error) else FailureKind.EVALUATOR", "(error) else FailureKind.WEIGHTS"),
+    (VLLM, "return out_of_memory(error) or _NO_ROOM", "return _NO_ROOM"),
+    (VLLM, '    "out of memory"\n', '    "no such words"\n'),
+    (VLLM, r'|is less than desired \w+ memory utilization', "|no such words"),
+    (VLLM, "|no available memory for the cache blocks", "|no such words"),
+    (VLLM, "|larger than the available kv cache memory", "|no such words"),
+    (VLLM, r"|not enough \w+ memory available", "|no such words"),
+    (VLLM, "|can't allocate memory", "|no such words"),
+    (VLLM, "        refuse_not_finite(wrong, shown)\n", ""),
+    (VLLM, "_longest(settings.max_model_len, codec.positions)", "_AS_THE_MEMORY_ALLOWS"),
+    (VLLM, "min(wanted, positions)", "wanted"),
+    (VLLM, "codec.positions is None or engine.positions < codec.positions", "codec.positions is None"),
+    (VLLM, "codec = replace(codec, positions=engine.positions, limit=_LIMIT)", "pass"),
     (VLLM, "elif self._engine.frame != frame", "elif False"),
     (
         VLLM,

@@ -221,6 +221,11 @@ MUTANTS: list[Mutant] = [
     (IDENTITY, " or k in _TEXT_CONFIGS}\n    inside", "}\n    inside"),
     (IDENTITY, " | {k: v for k, v in inside.items() if v}", ""),
     (FITNESS, "    if len(names) > MAX_NAMES:", "    if False:"),
+    (
+        FITNESS,
+        'name.startswith("pytorch_model_fsdp"),',
+        'name.startswith("pytorch_model_fsdp") or name.endswith(".distcp"),',
+    ),
     (IDENTITY, "if sha256 == expected.before:", "if False:"),
     (IDENTITY, "for name in pins.keys() | known.keys()", "for name in pins.keys() & known.keys()"),
     (IDENTITY, "if k not in vary", ""),

@@ -11,6 +11,10 @@ the operator's own refusals, so that the two cannot drift apart.
   expression: "{{ include "rlguard.isGuardPod" . }}"
 - name: guards
   expression: "{{ include "rlguard.guardContainers" . }}"
+# A trainer's pod whose guard is in another one. A label says so, to which the policies that know the job hold it; and
+# whatever it says, there is no guard in this pod which could be reached by what is opened here.
+- name: apart
+  expression: "object.metadata.?labels[?'{{ $facts.placementLabel }}'].orValue('') == '{{ $facts.inAPod }}' && !variables.alone && variables.guards.size() == 0"
 - name: guardPorts
   expression: >-
     variables.guards.map(c, c.?env.orValue([]).filter(e, e.name in ['RLGUARD_GUARD_PORT', 'RLGUARD_GUARD_METRICS_PORT']).map(e, e.?value.orValue('')))
@@ -139,7 +143,7 @@ spec:
   "where" (printf "c.?securityContext.?capabilities.?add.orValue([]).exists(n, n.upperAscii().replace('CAP_', '', 1) in [%s])" (include "rlguard.celStrings" $facts.hostCapabilities))
   "message" "must not add a capability that opens the host") $of) }}
 {{- include "rlguard.refuse" (merge (dict
-  "where" (printf "c.?securityContext.?runAsUser.orValue(variables.podUser) == %s" $facts.guardUser)
+  "where" (printf "!variables.apart && c.?securityContext.?runAsUser.orValue(variables.podUser) == %s" $facts.guardUser)
   "message" (printf "must not run as user %s: that is the guard\\'s" $facts.guardUser)) $of) }}
 {{- include "rlguard.refuse" (merge (dict
   "where" (printf "c.?env.orValue([]).exists(e, (e.?valueFrom.?secretKeyRef.?name.orValue('') in variables.guardSecrets && !([e.name, e.?valueFrom.?secretKeyRef.?key.orValue('')] in %s)) || e.?valueFrom.?configMapKeyRef.?name.orValue('') in variables.guardConfigMaps) || c.?envFrom.orValue([]).exists(e, e.?secretRef.?name.orValue('') in variables.guardSecrets || e.?configMapRef.?name.orValue('') in variables.guardConfigMaps)" (include "rlguard.celPairs" $facts.sharedKeys))

@@ -12,6 +12,16 @@ Json = dict[str, Any]
 TABLES: dict[str, dict[str, Json]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
 
+#: Rows that are allowed where the guard has a pod of its own: they matter beside it alone.
+ONLY_BESIDE = (
+    "PodSpec.shareProcessNamespace refused",
+    "PodSecurityContext.runAsUser refused",
+    "PodSecurityContext.sysctls relaxed",
+    "SecurityContext.runAsUser refused",
+    "ContainerPort.containerPort refused",
+)
+
+
 @dataclass(frozen=True)
 class Row:
     """A field of an object (by its OpenAPI name) with a value, and what becomes of it under Strict."""
@@ -23,6 +33,10 @@ class Row:
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.field} {self.outcome}"
+
+    def becomes(self, placement: str) -> str:
+        """The outcome where the guard runs as `spec.guard.placement` says."""
+        return "allowed" if placement == "Pod" and str(self) in ONLY_BESIDE else self.outcome
 
     def put(self, pod: Json) -> None:
         """Give the field to a pod; where needed, with an object around it."""

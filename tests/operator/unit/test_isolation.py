@@ -53,6 +53,11 @@ def job(pod: Json | None = None, **guard: Any) -> Job:
     return Job("run", "ns", "0123456789ab", 1, "1", {}, parsed, Status())
 
 
+STATE = {"state": {"claimName": "state"}}
+#: What `spec.guard` says of where the guard runs.
+PLACED: dict[str, Json] = {"Sidecar": STATE, "Pod": STATE | {"placement": "Pod"}}
+
+
 def findings(pod: Json, **guard: Any) -> tuple[Violation, ...]:
     one = job(pod, **guard)
     return find_violations(ADAPTERS[0], one.spec.template.spec, one.spec.guard, CONFIG)
@@ -76,15 +81,22 @@ def test_every_field_that_is_decided_has_a_row_and_no_other() -> None:
     assert rows == decided
 
 
+def test_a_row_that_matters_beside_the_guard_alone_is_one() -> None:
+    assert set(pod_fields.ONLY_BESIDE) <= set(map(str, pod_fields.ROWS))
+
+
+@pytest.mark.parametrize("placement", PLACED)
 @pytest.mark.parametrize("row", pod_fields.ROWS, ids=str)
-def test_a_row(row: Any) -> None:
-    pod = template_pod()
+def test_a_row(row: Any, placement: str) -> None:
+    pod, outcome = template_pod(), row.becomes(placement)
     row.put(pod)
-    strict, relaxed = findings(pod), findings(pod, isolation="Relaxed")
+    strict, relaxed = (
+        findings(pod, isolation=isolation, **PLACED[placement]) for isolation in ("Strict", "Relaxed")
+    )
     assert all(finding.cost is None for finding in strict)
-    if row.outcome == "allowed":
+    if outcome == "allowed":
         assert strict == relaxed == ()
-    elif row.outcome == "relaxed":
+    elif outcome == "relaxed":
         assert strict and "Relaxed" in " ".join(finding.message for finding in strict)
         assert relaxed and all(finding.cost for finding in relaxed)
     else:
@@ -159,19 +171,6 @@ def test_root(outer: Json, inner: Json, admitted: bool) -> None:
         assert "network" in finding.message, "the reason is said"
 
 
-@pytest.mark.parametrize(
-    "security", [{"runAsUser": 0}, {"allowPrivilegeEscalation": True}, {"capabilities": {"add": ["KILL"]}}]
-)
-def test_what_root_costs_depends_on_where_the_guard_is(security: Json) -> None:
-    pod = template_pod()
-    pod["containers"][0]["securityContext"] = {"runAsNonRoot": True, **security}
-    (beside,) = findings(pod)
-    (apart,) = findings(pod, placement="Pod", state={"claimName": "s"})
-    assert "share its network" in beside.message
-    assert "share" not in apart.message and "on the same one" in apart.message
-    assert beside.message.split(":")[0] == apart.message.split(":")[0], "what is refused is the same"
-
-
 def test_an_init_container_must_not_be_root_either() -> None:
     pod = template_pod() | {"initContainers": [{"name": "a", "securityContext": {"runAsUser": 0}}]}
     (found,) = findings(pod)
@@ -191,6 +190,116 @@ def test_no_container_keeps_a_capability() -> None:
     relaxed = built(job(pod, isolation="Relaxed"))
     assert relaxed["containers"][0]["securityContext"] == pod["containers"][0]["securityContext"]
     assert "securityContext" not in relaxed["initContainers"][0]
+
+
+# -- in one pod, and in two -------------------------------------------------------------------------------
+
+
+def container(**fields: Any) -> Callable[[Json], Any]:
+    return lambda pod: pod["containers"][0].update(fields)
+
+
+def secured(**fields: Any) -> Callable[[Json], Any]:
+    return container(securityContext={"runAsNonRoot": True, **fields})
+
+
+def volume(**source: Any) -> Callable[[Json], Any]:
+    return lambda pod: pod["volumes"].append({"name": "extra", **source})
+
+
+#: What matters beside the guard alone, and why it is refused there.
+FALLS_AWAY: dict[str, tuple[Callable[[Json], Any], str]] = {
+    "its processes": (lambda pod: pod.update(shareProcessNamespace=True), "would see the guard's processes"),
+    "its user": (secured(runAsUser=64532), "that is the guard's user"),
+    "its user for the pod": (
+        lambda pod: pod.update(securityContext={"runAsUser": 64532}),
+        "that is the guard's user",
+    ),
+    "its port": (container(ports=[{"containerPort": 8470}]), "the guard listens there (spec.guard.port)"),
+    "its port for metrics": (
+        container(ports=[{"containerPort": 8471}]),
+        "the guard listens there (spec.guard.metricsPort)",
+    ),
+    "its network settings": (
+        lambda pod: pod["securityContext"].update(sysctls=[{"name": "net.core.somaxconn", "value": "1"}]),
+        "the guard shares the network settings",
+    ),
+}
+#: What matters wherever the guard is: why beside it, and why from another pod.
+STAYS: dict[str, tuple[Callable[[Json], Any], str, str]] = {
+    "root": (secured(runAsUser=0), "share its network", "to the guard's pod if that is on the same one"),
+    "more privileges": (secured(allowPrivilegeEscalation=True), "share its network", "on the same one"),
+    "a capability": (secured(capabilities={"add": ["KILL"]}), "share its network", "on the same one"),
+    "every volume of the node": (secured(privileged=True), *["could read every volume"] * 2),
+    "processes of the node": (lambda pod: pod.update(hostPID=True), *["node, and so the guard's if"] * 2),
+    "memory of the node": (lambda pod: pod.update(hostIPC=True), *["node, and so the guard's if"] * 2),
+    "the network of the node": (
+        lambda pod: pod.update(hostNetwork=True),
+        "every process on the node can reach the guard's port",
+        "known by no label, so everybody is let through",
+    ),
+    "the node's kernel": (secured(seccompProfile={"type": "Unconfined"}), *["of the node's kernel"] * 2),
+    "a token": (
+        volume(projected={"sources": [{"serviceAccountToken": {"path": "t"}}]}),
+        "the trainer could write the guard's status",
+        "nobody looks at what the pod's account may do",
+    ),
+    "the held-out data": (
+        volume(persistentVolumeClaim={"claimName": "heldout"}),
+        *["the trainer could read the split"] * 2,
+    ),
+    "its state": (
+        volume(persistentVolumeClaim={"claimName": "state"}),
+        *["the trainer could rewrite what it knows"] * 2,
+    ),
+    "storage by itself": (volume(nfs={"server": "n", "path": "/"}), *["where the held-out data lies"] * 2),
+    "a name of its volumes": (
+        lambda pod: pod["volumes"].append({"name": "rlguard-heldout", "emptyDir": {}}),
+        *["such volumes are the operator's"] * 2,
+    ),
+    "a name of its containers": (
+        lambda pod: pod["containers"].append({"name": "rlguard-guard", "image": "mine"}),
+        *["such containers are the operator's"] * 2,
+    ),
+    "the name of its port": (
+        container(ports=[{"name": "rlguard-metrics", "containerPort": 9}]),
+        *["that is the guard's"] * 2,
+    ),
+    "where it reports": (
+        container(env=[{"name": "RLGUARD_URL", "value": "http://x"}]),
+        *["the operator sets it"] * 2,
+    ),
+    "checkpoints over its programs": (
+        lambda pod: pod["containers"][0]["volumeMounts"][0].update(mountPath="/usr"),
+        *["the guard uses"] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "why"), FALLS_AWAY.values(), ids=FALLS_AWAY.keys())
+def test_what_matters_in_one_pod_alone_falls_away_where_there_are_two(
+    change: Callable[[Json], Any], why: str
+) -> None:
+    pod = template_pod()
+    change(pod)
+    (refused,) = findings(pod, **PLACED["Sidecar"])
+    assert refused.cost is None and why in refused.message
+    for isolation in ("Strict", "Relaxed"):
+        assert findings(pod, isolation=isolation, **PLACED["Pod"]) == ()
+
+
+@pytest.mark.parametrize(("change", "beside", "apart"), STAYS.values(), ids=STAYS.keys())
+def test_what_matters_wherever_the_guard_is_stays_for_a_reason_that_is_true_there(
+    change: Callable[[Json], Any], beside: str, apart: str
+) -> None:
+    pod = template_pod()
+    change(pod)
+    (in_one,), (in_two,) = findings(pod, **PLACED["Sidecar"]), findings(pod, **PLACED["Pod"])
+    assert in_one.cost is in_two.cost is None
+    assert beside in in_one.message and apart in in_two.message
+    assert beside == apart or beside not in in_two.message
+    assert in_one.field == in_two.field
+    assert in_one.message.split(":")[0] == in_two.message.split(":")[0], "what is refused is the same"
 
 
 # -- what is the guard's ---------------------------------------------------------------------------------
