@@ -446,8 +446,9 @@ _REMEDIES = {
     "start a new run from the last good checkpoint",
     Code.NO_BASELINE: "let the trainer save more checkpoints (save_steps), or lower baseline_passes",
     Code.SILENT: "see the trainer's log; raise silent.after_seconds if one step may take that long",
-    Code.STALE: "save less often, keep more checkpoints (save_total_limit), or make an evaluation cheaper "
-    "(items, samples, max_new_tokens)",
+    Code.STALE: "save less often, or make an evaluation cheaper (items, samples, max_new_tokens); where "
+    "checkpoints were deleted before their turn, keep more of them (save_total_limit), and where the guard "
+    "itself passed them over (backlog: newest), let it take each (backlog: every)",
     Code.EVALUATION_FAILING: "fix what the failure names; the guard's log has each one",
     Code.CHECKPOINT_DOUBTFUL: "save what is trained, complete before it is announced, with one tokenizer for "
     "the whole run; if nobody did otherwise, ask who else writes there. Have a server load each checkpoint "

@@ -108,7 +108,8 @@ def cost(model: Transformer, gpu: Gpu, demand: Demand = Demand()) -> Cost:
     step = max((model.bytes + at_once * held) / bandwidth, 2 * model.weights * at_once / arithmetic)
     steps = demand.completion * demand.completions / at_once
     prefill = 2 * model.weights * demand.prompt * demand.completions / arithmetic
-    copies = 3  # read and written while it is hashed, and read into the engine
+    # Read and written while it is hashed, read for values that are not finite, and read into the engine.
+    copies = 4
     return Cost(gpus, at_once, copies * model.bytes / DISK, prefill + steps * step)
 
 

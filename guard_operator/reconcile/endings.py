@@ -45,8 +45,8 @@ _LEFT_TO_JUDGE = "the trainer has finished; the guard judges the checkpoints tha
 #: What gives the last evaluations more time: of a sidecar, and of a guard in a pod of its own.
 _LONGER = "set RLGUARD_DRAIN_SECONDS in the template higher"
 _LONGER_APART = (
-    f"its guard has {JUDGED_SECONDS / 60:.0f} minutes after the trainer: give it a faster evaluator, or set "
-    "spec.guard.heldout.backlog: newest"
+    f"its guard has {JUDGED_SECONDS / 60:.0f} minutes after the trainer: give it a faster evaluator, or let "
+    "the trainer save less often"
 )
 _DISRUPTIONS = {str(disruption) for disruption in Disruption}
 

@@ -6,8 +6,8 @@ Run in the environment of `make test-vllm`, on the CPU there. The evaluation is 
 the checkpoint is copied and hashed, its weights are loaded over those of the one before, completions are made
 in the evaluation process and scored. Plain `LLM.generate` has its weights loaded before any clock runs,
 scores nothing, and takes the same prompts with the same settings, in a process as nice. Rounds of the three
-alternate, so that other load on the machine hits all; two checkpoints do, too, so that every evaluation
-loads. A figure is the median of the rounds' ratios, and above 1 the evaluation with vLLM is faster.
+alternate, so that other load on the machine hits all; two checkpoints of other weights do, too, so that every
+evaluation loads. A figure is the median of the rounds' ratios, and above 1 the evaluation with vLLM is faster.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class Plain:
 
 
 async def measure(folder: Path, items: int, tokens: int, rounds: int) -> None:
-    policies = [save_tiny_model(folder / name, width=256, layers=4, context=512) for name in ("a", "b")]
+    policies = [
+        save_tiny_model(folder / name, seed=seed, width=256, layers=4, context=512)
+        for seed, name in enumerate(("a", "b"))
+    ]
     prompts = make_prompts(items)
     split = folder / "split.jsonl"
     rows = [{"id": f"i{n}", "prompt": prompt, "answer": "42"} for n, prompt in enumerate(prompts)]

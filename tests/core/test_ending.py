@@ -126,6 +126,13 @@ def test_who_lost_all_evaluations_is_not_told_to_save_more(
     assert not_judged(last, "wait longer").endswith(f"; {remedy}")
 
 
+def test_what_the_guard_passed_over_is_not_kept_by_a_trainer_that_keeps_more() -> None:
+    """`skipped` says not which of the two it was: each has its own remedy in the sentence."""
+    said = not_judged(replace(JUDGED, evaluated=3, skipped=1), "wait longer")
+    deleted, passed_over = said.index("(save_total_limit)"), said.index("(backlog: every)")
+    assert said.index("where checkpoints were deleted") < deleted < said.index("passed them over") < passed_over
+
+
 def trained_on(steps: int, **changes: int | None) -> Last:
     return replace(JUDGED, step=100 + steps, steps_since_evaluation=steps, **changes)
 

@@ -22,7 +22,7 @@ def test_by_hand() -> None:
     split = Demand(completions=4, prompt=500, completion=1000)
     one = cost(SMALL, ROUND, split)
     assert (one.gpus, one.at_once) == (1, 4)
-    assert one.load == pytest.approx(6.0)
+    assert one.load == pytest.approx(8.0)
     assert one.generate == pytest.approx(2e9 * 500 * 4 / 40e12 + 1000 * 2.008 / 60)
     assert one.seconds == pytest.approx(one.load + one.generate)
 
