@@ -6,8 +6,9 @@ Run in the environment of `make test-vllm`, on the CPU there. The evaluation is 
 the checkpoint is copied and hashed, its weights are loaded over those of the one before, completions are made
 in the evaluation process and scored. Plain `LLM.generate` has its weights loaded before any clock runs,
 scores nothing, and takes the same prompts with the same settings, in a process as nice. Rounds of the three
-alternate, so that other load on the machine hits all; two checkpoints of other weights do, too, so that every
-evaluation loads. A figure is the median of the rounds' ratios, and above 1 the evaluation with vLLM is faster.
+alternate, so that other load on the machine hits all; two checkpoints of different weights do, too, so that
+every evaluation loads. A figure is the median of the rounds' ratios, and above 1 the evaluation with vLLM is
+faster.
 """
 
 from __future__ import annotations

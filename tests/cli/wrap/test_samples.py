@@ -34,10 +34,7 @@ WAYS = {
         CLAIM,
         (*NUMERIC, *ON_CPU, "8", "--max-new-tokens", "512", *FOLLOWED),
     ),
-    "guard-pod.yaml": (
-        CLAIM,
-        (*NUMERIC, "--device", "cuda", "--batch-size", "32", *OWN_POD),
-    ),
+    "guard-pod.yaml": (CLAIM, (*NUMERIC, "--vllm", *OWN_POD)),
     "cpu-demo/job.yaml": ("secret:cpu-demo-heldout/heldout.jsonl", (*ON_CPU, "256", *POLICY)),
 }
 #: Written by hand: `wrap` makes a job of a workload that is to be made.
