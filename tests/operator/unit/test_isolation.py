@@ -225,20 +225,20 @@ FALLS_AWAY: dict[str, tuple[Callable[[Json], Any], str]] = {
         "the guard shares the network settings",
     ),
 }
-#: What matters wherever the guard is: why beside it, and why from another pod.
-STAYS: dict[str, tuple[Callable[[Json], Any], str, str]] = {
+#: What matters wherever the guard is: why beside it, and why from another pod, if that is another reason.
+STAYS: dict[str, tuple[Any, ...]] = {
     "root": (secured(runAsUser=0), "share its network", "to the guard's pod if that is on the same one"),
     "more privileges": (secured(allowPrivilegeEscalation=True), "share its network", "on the same one"),
     "a capability": (secured(capabilities={"add": ["KILL"]}), "share its network", "on the same one"),
-    "every volume of the node": (secured(privileged=True), *["could read every volume"] * 2),
-    "processes of the node": (lambda pod: pod.update(hostPID=True), *["node, and so the guard's if"] * 2),
-    "memory of the node": (lambda pod: pod.update(hostIPC=True), *["node, and so the guard's if"] * 2),
+    "every volume of the node": (secured(privileged=True), "could read every volume"),
+    "processes of the node": (lambda pod: pod.update(hostPID=True), "node, and so the guard's if"),
+    "memory of the node": (lambda pod: pod.update(hostIPC=True), "node, and so the guard's if"),
     "the network of the node": (
         lambda pod: pod.update(hostNetwork=True),
         "every process on the node can reach the guard's port",
         "known by no label, so everybody is let through",
     ),
-    "the node's kernel": (secured(seccompProfile={"type": "Unconfined"}), *["of the node's kernel"] * 2),
+    "the node's kernel": (secured(seccompProfile={"type": "Unconfined"}), "of the node's kernel"),
     "a token": (
         volume(projected={"sources": [{"serviceAccountToken": {"path": "t"}}]}),
         "the trainer could write the guard's status",
@@ -246,32 +246,32 @@ STAYS: dict[str, tuple[Callable[[Json], Any], str, str]] = {
     ),
     "the held-out data": (
         volume(persistentVolumeClaim={"claimName": "heldout"}),
-        *["the trainer could read the split"] * 2,
+        "the trainer could read the split",
     ),
     "its state": (
         volume(persistentVolumeClaim={"claimName": "state"}),
-        *["the trainer could rewrite what it knows"] * 2,
+        "the trainer could rewrite what it knows",
     ),
-    "storage by itself": (volume(nfs={"server": "n", "path": "/"}), *["where the held-out data lies"] * 2),
+    "storage by itself": (volume(nfs={"server": "n", "path": "/"}), "where the held-out data lies"),
     "a name of its volumes": (
         lambda pod: pod["volumes"].append({"name": "rlguard-heldout", "emptyDir": {}}),
-        *["such volumes are the operator's"] * 2,
+        "such volumes are the operator's",
     ),
     "a name of its containers": (
         lambda pod: pod["containers"].append({"name": "rlguard-guard", "image": "mine"}),
-        *["such containers are the operator's"] * 2,
+        "such containers are the operator's",
     ),
     "the name of its port": (
         container(ports=[{"name": "rlguard-metrics", "containerPort": 9}]),
-        *["that is the guard's"] * 2,
+        "that is the guard's",
     ),
     "where it reports": (
         container(env=[{"name": "RLGUARD_URL", "value": "http://x"}]),
-        *["the operator sets it"] * 2,
+        "the operator sets it",
     ),
     "checkpoints over its programs": (
         lambda pod: pod["containers"][0]["volumeMounts"][0].update(mountPath="/usr"),
-        *["the guard uses"] * 2,
+        "the guard uses",
     ),
 }
 
@@ -288,11 +288,11 @@ def test_what_matters_in_one_pod_alone_falls_away_where_there_are_two(
         assert findings(pod, isolation=isolation, **PLACED["Pod"]) == ()
 
 
-@pytest.mark.parametrize(("change", "beside", "apart"), STAYS.values(), ids=STAYS.keys())
+@pytest.mark.parametrize("case", STAYS.values(), ids=STAYS.keys())
 def test_what_matters_wherever_the_guard_is_stays_for_a_reason_that_is_true_there(
-    change: Callable[[Json], Any], beside: str, apart: str
+    case: tuple[Any, ...],
 ) -> None:
-    pod = template_pod()
+    pod, change, beside, apart = template_pod(), case[0], case[1], case[-1]
     change(pod)
     (in_one,), (in_two,) = findings(pod, **PLACED["Sidecar"]), findings(pod, **PLACED["Pod"])
     assert in_one.cost is in_two.cost is None
