@@ -211,9 +211,9 @@ def isolation() -> Iterator[str]:
     yield (
         "What becomes of each field of a pod in `spec.template` under `spec.guard.isolation: Strict`.\n"
         "*Needs Relaxed*: `isolation: Relaxed` admits it, and the condition `Isolated` says what is then no\n"
-        "longer protected. *Refused*: under both. A field that is not here is refused. Where the guard has a\n"
-        "pod of its own (`placement: Pod`) and something else is decided there, that is said behind it. What\n"
-        "each isolation protects against is on the page of [threats](../threats.md)."
+        "longer protected. *Refused*: under both. A field that is not here is refused. Where the guard has\n"
+        "a pod of its own (`placement: Pod`) and something else is decided there, that is said behind it.\n"
+        "What each isolation protects against is on the page of [threats](../threats.md)."
     )
     for schema, title in _ISOLATION.items():
         yield from ("", f"## {title}", "")

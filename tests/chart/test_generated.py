@@ -79,6 +79,8 @@ def test_samples_and_overlays_name_the_images_of_this_version() -> None:
     tags = [
         tag
         for file in files
-        for tag in re.findall(r"rlguard/(?:guard|guard-hf|guard-vllm|trainer):(\S+?)[\"'}\s]", file.read_text())
+        for tag in re.findall(
+            r"rlguard/(?:guard|guard-hf|guard-vllm|trainer):(\S+?)[\"'}\s]", file.read_text()
+        )
     ]
     assert tags and set(tags) == {__version__}

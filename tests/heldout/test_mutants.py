@@ -87,7 +87,7 @@ MUTANTS: list[Mutant] = [
     (VLLM, "(error) else FailureKind.EVALUATOR", "(error) else FailureKind.WEIGHTS"),
     (VLLM, "return out_of_memory(error) or _NO_ROOM", "return _NO_ROOM"),
     (VLLM, '    "out of memory"\n', '    "no such words"\n'),
-    (VLLM, r'|is less than desired \w+ memory utilization', "|no such words"),
+    (VLLM, r"|is less than desired \w+ memory utilization", "|no such words"),
     (VLLM, "|no available memory for the cache blocks", "|no such words"),
     (VLLM, "|larger than the available kv cache memory", "|no such words"),
     (VLLM, r"|not enough \w+ memory available", "|no such words"),

@@ -218,7 +218,8 @@ class EngineDeadError(Exception):
 NO_ROOM: dict[str, Exception] = {
     "others have it": ValueError(
         "Free memory on device cuda:0 (10.1/79.25 GiB) on startup is less than desired GPU memory "
-        "utilization (0.9, 71.33 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+        "utilization (0.9, 71.33 GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
+        "processes."
     ),
     "none for the cache": ValueError(
         "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing "
@@ -305,7 +306,7 @@ def test_weights_that_the_guard_refuses_are_told_as_that_and_start_no_engine(tmp
     frame(tmp_path / "it", weights=WEIGHTS | {"b.weight": np.full(3, np.nan, np.float32)})
     evaluator = VllmEvaluator(VllmEvaluatorSettings(), tmp_path)
     codec: Any = None
-    with pytest.raises(EvaluationError, match="infinite or not a number, the first: b.weight") as caught:
+    with pytest.raises(EvaluationError, match=r"infinite or not a number, the first: b\.weight") as caught:
         evaluator._engine_of(tmp_path / "it", "it", codec)
     assert caught.value.kind is FailureKind.WEIGHTS and evaluator._engine is None
 
