@@ -97,18 +97,21 @@ def open_source(
         InputError: it holds several runs, or can be no log.
     """
     if path is None:
-        return StandardInput()
+        return StandardInput(_decoder(None, chosen)())
     if path.exists() and not path.is_dir():
         return FileSource(path, _decoder(path, chosen), before)
     return LateSource(path, chosen, before, first=first)
 
 
-def _decoder(path: Path, chosen: str) -> Callable[[], Decoder]:
-    if EVENTS.rstrip(".") in path.name or chosen == "tensorboard":
+def _decoder(path: Path | None, chosen: str) -> Callable[[], Decoder]:
+    """What reads it: as its name says, else as `chosen` does; None, standard input, has no name."""
+    name = "" if path is None else path.name
+    suffix = Path(name).suffix.lower()
+    if EVENTS.rstrip(".") in name or chosen == "tensorboard":
         return Events
-    if path.suffix.lower() == ".csv" or chosen == "csv":
+    if suffix == ".csv" or chosen == "csv":
         return CsvLines
-    if path.suffix.lower() in (".jsonl", ".ndjson") or chosen == "jsonl":
+    if suffix in (".jsonl", ".ndjson") or chosen == "jsonl":
         return JsonLines
     return ConsoleLines
 
@@ -345,11 +348,11 @@ class StateSource:
 class StandardInput:
     """What is piped into the command; the end of the pipe is the end of the log."""
 
-    def __init__(self, descriptor: int = 0) -> None:
+    def __init__(self, decoder: Decoder, descriptor: int = 0) -> None:
         self.ended = False
         self.note = ""
         self._descriptor = descriptor
-        self._decoder = ConsoleLines()
+        self._decoder = decoder
         self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
 
     @property
@@ -358,11 +361,18 @@ class StandardInput:
         return self._decoder.bad
 
     def poll(self) -> Iterator[Record]:
-        """The records that have come."""
+        """The records that have come.
+
+        Raises:
+            InputError: they are no event file.
+        """
         while not self.ended and (self._is_file or select.select([self._descriptor], [], [], 0)[0]):
             data = os.read(self._descriptor, CHUNK)
             self.ended = not data
-            yield from self._decoder.feed(data)
+            try:
+                yield from self._decoder.feed(data)
+            except DamagedError as error:
+                raise InputError(f"standard input: {error}.") from None
 
     def rest(self) -> list[Record]:
         """The line that has no end."""

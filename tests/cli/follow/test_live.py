@@ -1,5 +1,6 @@
 """A trainer without a line of RLGuard, a real guard, and between them followers that are killed."""
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.logs.shapes import SHAPES, STEPS, reward
 from tests.cli.run.conftest import Workplace, openai_server, sigint_is_not_ignored
 
 __all__ = ["openai_server", "sigint_is_not_ignored"]
@@ -52,7 +54,7 @@ def test_run_follows_a_trainer_that_starts_again(workplace):
     assert verdict["evaluated"] == verdict["announced"] == 6
 
 
-def test_run_reads_what_the_trainer_prints_and_stops_it(workplace):
+def test_run_reads_the_log_of_a_trainer_and_stops_it(workplace):
     workplace.policy("{detector: heldout_guard, kl: {hard_stop: 0.02, min_steps: 5}}")
     log = workplace.path / "run.jsonl"
     code, said = run(
@@ -60,6 +62,20 @@ def test_run_reads_what_the_trainer_prints_and_stops_it(workplace):
     )
     assert code == 3, said
     assert "kl_hard_stop" in json.dumps(workplace.json("verdict.json"))
+
+
+def test_run_reads_what_the_trainer_prints_and_stops_it(workplace):
+    """`--follow -` reads the trainer's own output; the log that it writes, too, is not looked at."""
+    workplace.policy("{detector: heldout_guard, kl: {hard_stop: 0.02, min_steps: 5}}")
+    log = workplace.path / "aside" / "run.jsonl"
+    log.parent.mkdir()
+    code, said = run(
+        workplace, "-", log, workplace.checkpoints, "hack", options=["--map", "kl=actor/kl_loss"]
+    )
+    assert code == 3, said
+    assert "kl_hard_stop" in json.dumps(workplace.json("verdict.json"))
+    rows = [(row["step"], row["kl"]) for row in workplace.history() if row.get("reward") is not None]
+    assert rows == [(step, step / 1000) for step in range(1, len(rows) + 1)]
 
 
 def test_what_can_be_no_log_is_refused_before_the_trainer_starts(workplace):
@@ -70,8 +86,9 @@ def test_what_can_be_no_log_is_refused_before_the_trainer_starts(workplace):
     assert not (workplace.out / "trainer.log").exists()
 
 
-def test_followers_that_are_killed_lose_nothing_and_report_nothing_twice(workplace, tmp_path):
-    log, state = workplace.path / "run.jsonl", tmp_path / "state"
+@contextlib.contextmanager
+def served(workplace, state):
+    """A guard that listens; gives the environment of a follower that reports to it."""
     guard = rlguard(
         *("serve", "--config", workplace.config(), "--policy", workplace.path / "policy.yaml"),
         *("--checkpoints", workplace.checkpoints, "--state-dir", state, "--port", "0"),
@@ -81,10 +98,26 @@ def test_followers_that_are_killed_lose_nothing_and_report_nothing_twice(workpla
         while not (state / "endpoint.json").exists():
             assert time.monotonic() < end and guard.poll() is None
             time.sleep(0.1)
-        url = json.loads((state / "endpoint.json").read_text())["url"]
-        environment = {**os.environ, "RLGUARD_URL": url}
-        environment["RLGUARD_TOKEN"] = (state / "ingest.token").read_text()
-        environment["RLGUARD_READ_TOKEN"] = (state / "read.token").read_text()
+        yield {
+            **os.environ,
+            "RLGUARD_URL": json.loads((state / "endpoint.json").read_text())["url"],
+            "RLGUARD_TOKEN": (state / "ingest.token").read_text(),
+            "RLGUARD_READ_TOKEN": (state / "read.token").read_text(),
+        }
+    finally:
+        guard.terminate()
+        guard.communicate(timeout=30)
+
+
+def reported(state):
+    from guard_service.store import export_history
+
+    return [row for row in export_history(state) if row.get("reward") is not None]
+
+
+def test_followers_that_are_killed_lose_nothing_and_report_nothing_twice(workplace, tmp_path):
+    log, state = workplace.path / "run.jsonl", tmp_path / "state"
+    with served(workplace, state) as environment:
         follow = ["follow", "--metrics", log, "--checkpoints", workplace.checkpoints, "--format", "verl"]
         trainer = subprocess.Popen(
             [sys.executable, str(WRITER), str(log), str(workplace.checkpoints), "append"],
@@ -100,10 +133,23 @@ def test_followers_that_are_killed_lose_nothing_and_report_nothing_twice(workpla
         last.send_signal(signal.SIGTERM)
         _, said = last.communicate(timeout=30)
         assert last.returncode == 0, said
-    finally:
-        guard.terminate()
-        guard.communicate(timeout=30)
-    from guard_service.store import export_history
+    assert [(row["attempt"], row["step"]) for row in reported(state)] == EXPECTED
 
-    rows = [(r["attempt"], r["step"]) for r in export_history(state) if r.get("reward") is not None]
-    assert rows == EXPECTED
+
+@pytest.mark.parametrize(("name", "format_"), [("csv", "csv"), ("verl-console", "verl")])
+def test_what_is_piped_into_a_follower_is_reported(workplace, tmp_path, name, format_):
+    """It ends by itself where the pipe does."""
+    state, data = tmp_path / "state", SHAPES[name][2](0).decode()
+    with served(workplace, state) as environment:
+        follower = rlguard(
+            "follow", "--metrics", "-", "--format", format_, env=environment, stdin=subprocess.PIPE
+        )
+        follower.stdin.write(data[: len(data) // 2])  # ends in the middle of a line
+        follower.stdin.flush()
+        time.sleep(2)  # it looks once a second
+        _, said = follower.communicate(data[len(data) // 2 :], timeout=60)
+    assert follower.returncode == 0, said
+    assert f"{STEPS} steps and 0 checkpoints reported" in said
+    rows = reported(state)
+    assert [(row["attempt"], row["step"]) for row in rows] == [(0, s) for s in range(1, STEPS + 1)]
+    assert [row["reward"] for row in rows] == pytest.approx([reward(s) for s in range(1, STEPS + 1)])

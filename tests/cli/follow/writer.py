@@ -1,4 +1,4 @@
-"""A trainer that knows nothing of RLGuard: writes verl's log and checkpoints, with pauses and restarts.
+"""A trainer that knows nothing of RLGuard: writes verl's log, prints its console, and saves checkpoints.
 
     python writer.py LOG CHECKPOINTS [hack | append]
 
@@ -39,7 +39,8 @@ def train(log, root, attempt, steps):
             file.write(line[step + 10 :])
             if step % 4 == 0:
                 save(root, step)
-            print(f"step:{step} - critic/score/mean:{data['critic/score/mean']}", flush=True)
+            printed = " - ".join(f"{name}:{value}" for name, value in data.items())
+            print(f"step:{step} - {printed}", flush=True)
         time.sleep(4)  # it loads its model; many times as long as two looks of the follower lie apart
 
 

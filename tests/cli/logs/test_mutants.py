@@ -19,6 +19,7 @@ SOURCE = Rule("guard_follow", "source.py", LATE)
 TAIL = Rule("guard_follow", "tail.py", LATE)
 EVENTS = Rule("guard_follow", "events.py", LATE)
 EVENT = Rule("guard_follow", "records.py", LATE)
+PIPED = Rule("guard_follow", "source.py", CLI / "follow" / "test_standard_input.py")
 FOLLOWED = CLI / "follow" / "test_follower.py"
 CUT = Rule("guard_follow", "records.py", FOLLOWED)
 CUT_TAIL = Rule("guard_follow", "tail.py", FOLLOWED)
@@ -114,6 +115,8 @@ MUTANTS: tuple[Mutant, ...] = (
     (FOLLOWER, "if not self._records:", "if False:"),
     (FOLLOWER, "not (self._seen or self._held)", "False"),
     (SOURCE, ">= QUIET_NS:", ">= 0:"),
+    (PIPED, "StandardInput(_decoder(None, chosen)())", "StandardInput(ConsoleLines())"),
+    (PIPED, 'raise InputError(f"standard input: {error}.") from None', "return"),
     (SOURCE, "if not all(map(self._before.has, states(path))):", "if states(path):"),
     (
         TAIL,
