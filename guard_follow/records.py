@@ -230,9 +230,9 @@ def _without_type(value: str) -> str:
 
 
 def _of_roll(text: str) -> str:
-    """The JSON object of a line of ROLL; "" where there is none."""
+    """The JSON object of a line of ROLL, or what is there of one that was cut short; "" without any."""
     start, end = text.find(_ROLL + "{"), text.rfind("}")
-    return text[start + len(_ROLL) : end + 1] if 0 <= start < end else ""
+    return "" if start < 0 else text[start + len(_ROLL) : end + 1 if end > start else None]
 
 
 # -- TensorBoard ---------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ from typing import Any
 from guard_cli.errors import CliError
 from guard_cli.logs.table import OBJECTS, Chunk, Table, build
 from guard_core.frameworks import figure_of
+from guard_core.terminal import plain
 from guard_follow import names
 from guard_follow.events import LOGS, event_files, refuse_several
-from guard_follow.records import SWIFT_STEPS, ConsoleLines, DamagedError, Events, flatten
+from guard_follow.records import MAX_LINE, SWIFT_STEPS, ConsoleLines, DamagedError, Events, Record, flatten
 
 #: Of JSON lines and of CSV. What fits into the processor's cache is read up to four times as fast.
 CHUNK_BYTES = 1 << 20
@@ -189,7 +190,8 @@ def _json_chunks(path: Path, keep: Keep, found: dict[str, None]) -> Iterator[Chu
             except ValueError:
                 rows = []
             if len(rows) != len(lines) or not all(type(row) is dict for row in rows):
-                raise CliError(_bad_lines(path, numbers, lines))
+                said = [(n, line, _why_bad(line)) for n, line in zip(numbers, lines, strict=True)]
+                raise _bad_lines(path, [(n, line, why) for n, line, why in said if why])
             wrapped = any(type(value) is dict for row in rows for value in row.values())
             wrapped = wrapped or any(name in row for row in rows for name in SWIFT_STEPS)
             rows = [flatten(row) for row in rows] if wrapped else rows
@@ -202,11 +204,11 @@ def _chunk_of_rows(rows: list[dict[str, Any]], lines: Any, keep: Keep, found: di
     return Chunk(lines, {name: [row.get(name) for row in rows] for name in columns if keep(name)})
 
 
-def _bad_lines(path: Path, numbers: Any, lines: list[bytes]) -> str:
-    bad = [(n, line, why) for n, line in zip(numbers, lines, strict=True) if (why := _why_bad(line))]
+def _bad_lines(path: Path, bad: Sequence[tuple[int, bytes, str]]) -> CliError:
+    """Of lines that cannot be read: the number of each, what stands there, and what is wrong with it."""
     shown = "; ".join(f"line {n}: {why}: {_excerpt(line)}" for n, line, why in bad[:MOST_SHOWN])
     more = f"; and {len(bad) - MOST_SHOWN} more" if len(bad) > MOST_SHOWN else ""
-    return f"{path}: {shown}{more}. Nothing was judged: repair or remove these lines."
+    return CliError(f"{path}: {shown}{more}. Nothing was judged: repair or remove these lines.")
 
 
 def _why_bad(line: bytes) -> str:
@@ -220,14 +222,18 @@ def _why_bad(line: bytes) -> str:
     except RecursionError:
         return "nested too deeply"
     except ValueError as error:
-        cut = "" if line.endswith(b"\n") else ", and it has no line end: cut short while it was written?"
-        return f"not JSON ({error}){cut}"
+        return f"not JSON ({error}){_cut_short(line)}"
     return "" if isinstance(value, dict) else f"a JSON {type(value).__name__}, not an object"
 
 
+def _cut_short(line: bytes) -> str:
+    return "" if line.endswith(b"\n") else ", and it has no line end: cut short while it was written?"
+
+
 def _excerpt(line: bytes) -> str:
-    text = line.decode("utf-8", errors="replace").strip()
-    return text if len(text) <= 60 else text[:57] + "..."
+    """The beginning of a line, which may be of any length."""
+    text = line[:1_000].decode("utf-8", errors="replace").strip()
+    return plain(text if len(text) <= 60 else text[:57] + "...")
 
 
 # -- CSV -----------------------------------------------------------------------------------------------
@@ -335,7 +341,7 @@ def read_tensorboard(paths: Sequence[Path], keep: Keep) -> Table:
     """Event files of one run, in the order in which they were begun; one row a step and file.
 
     Raises:
-        CliError: a file is no event file, or damaged.
+        CliError: a file is no event file, or damaged, or a record of it cannot be read.
     """
     found: dict[str, None] = {}
     cut: list[str] = []
@@ -353,6 +359,11 @@ def _event_chunk(path: Path, keep: Keep, found: dict[str, None], cut: list[str])
         records = events.feed(path.read_bytes())
     except DamagedError as error:
         raise CliError(f"{path}: {error}.") from None
+    if events.bad:
+        raise CliError(
+            f"{path}: {events.bad} records in it cannot be read. Nothing was judged: the file is damaged; "
+            "replay another log of this run, such as a CSV export."
+        )
     for record in records:
         for tag in record.keys() - {"step"}:
             found[tag] = None
@@ -378,10 +389,9 @@ def read_console(path: Path, keep: Keep) -> Table:
     """The lines of a trainer's output that hold its metrics: those of verl and ROLL, and JSON objects.
 
     Raises:
-        CliError: there is none.
+        CliError: there is none; or naming those that hold metrics and cannot be read.
     """
-    lines = ConsoleLines()
-    rows = [*lines.feed(path.read_bytes()), *lines.rest()]
+    numbers, rows = _console_rows(path)
     if not rows:
         raise CliError(
             f"{path}: holds no metrics that are known: lines such as `step:1 - critic/score/mean:0.4 - …` "
@@ -389,10 +399,38 @@ def read_console(path: Path, keep: Keep) -> Table:
             "it is: *.jsonl, *.csv, events.out.tfevents.*, trainer_state.json."
         )
     found: dict[str, None] = {}
-    chunk = _chunk_of_rows([dict(row) for row in rows], range(1, len(rows) + 1), keep, found)
-    return build(
-        "console", [chunk], OBJECTS.__contains__, f"{path}: line with metrics", found, keep.is_figure
-    )
+    chunk = _chunk_of_rows([dict(row) for row in rows], numbers, keep, found)
+    return build("console", [chunk], OBJECTS.__contains__, f"{path}: line", found, keep.is_figure)
+
+
+def _console_rows(path: Path) -> tuple[list[int], list[Record]]:
+    """The lines that hold metrics, with their numbers.
+
+    Raises:
+        CliError: naming those that cannot be read.
+    """
+    numbers: list[int] = []
+    rows: list[Record] = []
+    bad: list[tuple[int, bytes, str]] = []
+    lines = ConsoleLines()
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            before = lines.bad
+            records = lines.feed(line) if line.endswith(b"\n") else [*lines.feed(line), *lines.rest()]
+            if lines.bad > before:
+                bad.append((number, line, _why_no_metrics(line)))
+            numbers += [number] * len(records)
+            rows += records
+    if bad:
+        raise _bad_lines(path, bad)
+    return numbers, rows
+
+
+def _why_no_metrics(line: bytes) -> str:
+    """Why a line that should hold metrics cannot be read."""
+    if len(line) > MAX_LINE:
+        return f"longer than {MAX_LINE >> 20} MiB"
+    return f"what follows `metrics_tag:` is not JSON{_cut_short(line)}"
 
 
 # -- MLflow --------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ CUT = Rule("guard_follow", "records.py", FOLLOWED)
 CUT_TAIL = Rule("guard_follow", "tail.py", FOLLOWED)
 SETTINGS = Rule("guard_follow", "settings.py", CLI / "logs" / "test_settings.py")
 RECORDS = Rule("guard_follow", "records.py", CLI / "logs" / "test_records.py")
+BROKEN = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_broken.py")
 ATTEMPTS = Rule("guard_follow", "steps.py", CLI / "follow" / "test_attempts.py")
 BENEATH_TESTS = CLI / "follow" / "test_beneath.py"
 BENEATH = Rule("guard_follow", "beneath.py", BENEATH_TESTS)
@@ -92,6 +93,14 @@ MUTANTS: tuple[Mutant, ...] = (
         'start, end = text.find(_ROLL + "{"), text.rfind("}")',
         "start, end = text.find(_ROLL), len(text)",
     ),
+    (RECORDS, '"" if start < 0 else', '"" if start < 0 or end < start else'),
+    # A log of which a part cannot be read is not judged.
+    (BROKEN, "    if bad:\n        raise _bad_lines(path, bad)\n", ""),
+    (BROKEN, "    if events.bad:\n", "    if False:\n"),
+    (BROKEN, "enumerate(file, start=1):\n            before", "enumerate(file):\n            before"),
+    (BROKEN, "for row in rows], numbers, keep,", "for row in rows], range(1, len(rows) + 1), keep,"),
+    (BROKEN, "return plain(text if", "return str(text if"),
+    (BROKEN, "    if len(line) > MAX_LINE:\n", "    if False:\n"),
     (
         SETTINGS,
         "class Plain(yaml.SafeLoader):\n        def flatten_mapping(",

@@ -41,10 +41,18 @@ def test_what_surrounds_a_value_is_taken_off(line: bytes, record: dict[str, obje
     assert ConsoleLines().feed(line + b"\n") == [record]
 
 
-@pytest.mark.parametrize("line", [b"metrics_tag: {", b"} metrics_tag: {", b"metrics_tag: }"])
+@pytest.mark.parametrize("line", [b"metrics_tag: }", b"metrics_tag: none", b"{metrics_tag: a}"])
 def test_a_line_of_roll_without_an_object_is_none_of_its_metrics(line: bytes) -> None:
     lines = ConsoleLines()
     assert lines.feed(line + b"\n") == [] and lines.bad == 0
+
+
+@pytest.mark.parametrize(
+    "line", [b"metrics_tag: {", b"} metrics_tag: {", b'metrics_tag: {"a": 1, "b', b'metrics_tag: {"a": }']
+)
+def test_a_line_of_roll_whose_object_is_broken_is_counted(line: bytes) -> None:
+    lines = ConsoleLines()
+    assert lines.feed(line + b"\n") == [] and lines.bad == 1
 
 
 LONG = "x" * 100_000
