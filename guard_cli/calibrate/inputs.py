@@ -69,7 +69,7 @@ def _as_baseline(table: Table) -> Table:
 
     zeros, empty = np.zeros(len(table)), np.full(len(table), np.nan)
     numbers = {**table.numbers, "step": zeros, "reward": empty}
-    return Table(table.format, ("step", "reward", "items"), numbers, table.objects, table.line, table.cut)
+    return Table(table.format, ("step", "reward", "items"), numbers, table.objects, table.line, table.note)
 
 
 def _reward_noise(run: Run) -> float | None:

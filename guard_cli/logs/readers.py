@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -348,7 +348,7 @@ def read_tensorboard(paths: Sequence[Path], keep: Keep) -> Table:
     chunks = [_event_chunk(path, keep, found, cut) for path in sorted(paths, key=lambda p: p.name)]
     table = build("TensorBoard", chunks, OBJECTS.__contains__, "step", found)
     note = f"{', '.join(cut)} ends in mid-record: what was written up to there is replayed." if cut else None
-    return replace(table, cut=note)
+    return replace(table, note=note)
 
 
 def _event_chunk(path: Path, keep: Keep, found: dict[str, None], cut: list[str]) -> Chunk:
@@ -371,9 +371,14 @@ def _event_chunk(path: Path, keep: Keep, found: dict[str, None], cut: list[str])
                 series.setdefault(tag, {})[record["step"]] = record[tag]
     if events.in_mid_record:
         cut.append(path.name)
-    steps = _judged_steps(series, keep)
-    columns = {tag: [values.get(step) for step in steps] for tag, values in series.items()}
     found["step"] = None
+    return _rows_by_step(series, keep)
+
+
+def _rows_by_step(series: Mapping[str, Mapping[int, float]], keep: Keep) -> Chunk:
+    """The values of one start of the trainer, by metric and step, as rows."""
+    steps = _judged_steps(series, keep)
+    columns = {name: [values.get(step) for step in steps] for name, values in series.items()}
     return Chunk(steps, {**columns, "step": steps})
 
 
@@ -435,6 +440,9 @@ def _why_no_metrics(line: bytes) -> str:
 
 # -- MLflow --------------------------------------------------------------------------------------------
 
+#: A line of MLflow's file store: its time, step and value.
+_Logged = tuple[float, int, float]
+
 
 def read_mlflow(folder: Path, keep: Keep) -> Table:
     """A run's folder of MLflow's file store: a file for each metric, with `time value step` a line.
@@ -442,7 +450,7 @@ def read_mlflow(folder: Path, keep: Keep) -> Table:
     Raises:
         CliError: a line is none.
     """
-    series: dict[str, dict[int, float]] = {}
+    series: dict[str, list[_Logged]] = {}
     found: dict[str, None] = {"step": None}
     for file in sorted((folder / "metrics").rglob("*")):
         if not file.is_file() or file.is_symlink():
@@ -451,16 +459,55 @@ def read_mlflow(folder: Path, keep: Keep) -> Table:
         found[name] = None
         if keep(name):
             with suppress(*((CliError, OSError, UnicodeDecodeError) if keep.is_figure(name) else ())):
-                series[name] = dict(_mlflow_values(file))
-    steps = _judged_steps(series, keep)
-    columns = {name: [values.get(step) for step in steps] for name, values in series.items()}
-    return build("MLflow", [Chunk(steps, {**columns, "step": steps})], OBJECTS.__contains__, "step", found)
+                series[name] = list(_mlflow_lines(file))
+    starts, note = _starts(series, {name for name in series if not keep.is_figure(name)})
+    chunks = [_rows_by_step(start, keep) for start in starts]
+    return replace(build("MLflow", chunks, OBJECTS.__contains__, "step", found), note=note)
 
 
-def _mlflow_values(file: Path) -> Iterator[tuple[int, float]]:
+def _mlflow_lines(file: Path) -> Iterator[_Logged]:
     for number, line in enumerate(file.read_text("utf-8").splitlines(), start=1):
         try:
-            _, value, step = line.split()
-            yield int(step), float(value)
+            time, value, step = line.split()
+            yield float(time), int(step), float(value)
         except ValueError:
             raise CliError(f"{file}: line {number}: not `time value step`: {line!r:.60}.") from None
+
+
+def _starts(
+    series: Mapping[str, Sequence[_Logged]], judged: Collection[str]
+) -> tuple[list[dict[str, dict[int, float]]], str | None]:
+    """The values of each start of the trainer, by metric and step, and a note on what was written twice.
+
+    A start begins where the steps of a metric go back; what the others have from that time on is of it, too.
+    Where the times do not tell the order of the lines, all are of one start.
+
+    Args:
+        series: the lines of each metric, in the order of its file.
+        judged: the metrics that decide where a start begins.
+    """
+    is_told = all(a[:2] <= b[:2] for name in judged for a, b in pairwise(series[name]))
+    lines = [(name, *line) for name, logged in series.items() for line in logged]
+    if is_told:
+        lines.sort(key=lambda line: line[1])
+    starts: list[dict[str, dict[int, float]]] = [{}]
+    newest: dict[str, int] = {}
+    twice: set[int] = set()
+    for name, _, step, value in lines:
+        if is_told and name in judged:
+            if step < newest.get(name, step):
+                starts.append({})
+                newest = {}
+            newest[name] = step
+        values = starts[-1].setdefault(name, {})
+        if step in values and name in judged:
+            twice.add(step)
+        values[step] = value
+    return starts, _written_twice(twice, is_told)
+
+
+def _written_twice(steps: Collection[int], is_told: bool) -> str | None:
+    if not steps:
+        return None
+    said = f"{len(steps)} steps were written twice (the first: step {min(steps)}); the later value counts."
+    return said if is_told else f"{said} By their times the starts of the trainer cannot be told apart."

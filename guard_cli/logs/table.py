@@ -35,7 +35,7 @@ class Table:
 
     `names`: every column of the file. `numbers[name]`: shape (rows,), NaN where the cell is empty; only of
     columns that were kept. `objects[name]`: row to value, of the columns in `OBJECTS`. `line`: where each
-    row stands in the file. `format`: what kind of file it was. `cut`: a note if the file ends in mid-record.
+    row stands in the file. `format`: what kind of file it was. `note`: what was left out of it, for people.
     """
 
     format: str
@@ -43,7 +43,7 @@ class Table:
     numbers: Mapping[str, Floats]
     objects: Mapping[str, Mapping[int, Any]]
     line: npt.NDArray[np.int64]
-    cut: str | None = None
+    note: str | None = None
 
     def __len__(self) -> int:
         return len(self.line)

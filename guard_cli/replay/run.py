@@ -95,7 +95,7 @@ def load_run(
         raise CliError(f"{source}: there is not a single row in it.")
     columns = resolve(table.names, overrides, settings=settings)
     rows = _Rows(table, source, columns)
-    notes = [*columns.notes, *([table.cut] if table.cut else [])]
+    notes = [*columns.notes, *([table.note] if table.note else [])]
     rows.drop_repeats(notes)
     baseline_rows = rows.baseline()
     baseline = tuple(rows.items[row] for row in baseline_rows)

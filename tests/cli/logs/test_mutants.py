@@ -26,6 +26,7 @@ CUT_TAIL = Rule("guard_follow", "tail.py", FOLLOWED)
 SETTINGS = Rule("guard_follow", "settings.py", CLI / "logs" / "test_settings.py")
 RECORDS = Rule("guard_follow", "records.py", CLI / "logs" / "test_records.py")
 BROKEN = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_broken.py")
+MLFLOW = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_mlflow.py")
 ATTEMPTS = Rule("guard_follow", "steps.py", CLI / "follow" / "test_attempts.py")
 BENEATH_TESTS = CLI / "follow" / "test_beneath.py"
 BENEATH = Rule("guard_follow", "beneath.py", BENEATH_TESTS)
@@ -101,6 +102,15 @@ MUTANTS: tuple[Mutant, ...] = (
     (BROKEN, "for row in rows], numbers, keep,", "for row in rows], range(1, len(rows) + 1), keep,"),
     (BROKEN, "return plain(text if", "return str(text if"),
     (BROKEN, "    if len(line) > MAX_LINE:\n", "    if False:\n"),
+    # Starts of a trainer that write into one run of MLflow.
+    (MLFLOW, "                starts.append({})\n", ""),
+    (MLFLOW, "                newest = {}\n", ""),
+    (MLFLOW, "is_told = all(a[:2] <= b[:2] for", "is_told = True or all(a[:2] <= b[:2] for"),
+    (MLFLOW, "all(a[:2] <= b[:2] for", "all(a[0] <= b[0] for"),
+    (MLFLOW, "for name in judged for a, b in", "for name in series for a, b in"),
+    (MLFLOW, "        lines.sort(key=lambda line: line[1])\n", "        pass\n"),
+    (MLFLOW, "if step in values and name in judged:", "if False:"),
+    (MLFLOW, "if step in values and name in judged:", "if step in values:"),
     (
         SETTINGS,
         "class Plain(yaml.SafeLoader):\n        def flatten_mapping(",
