@@ -17,7 +17,7 @@ from guard_cli.errors import CliError, ExitCode
 from guard_cli.logs.options import RunConfigOption, read_map
 from guard_cli.logs.readers import read_log
 from guard_cli.replay import report
-from guard_cli.replay.outcomes import DETECTORS, DetectorOutcome, outcome
+from guard_cli.replay.outcomes import DETECTORS, WHOLE_GUARD, DetectorOutcome, outcome
 from guard_cli.replay.run import Run, load_run
 from guard_cli.replay.symptoms import symptoms_of
 from guard_core.policy import Policy
@@ -35,7 +35,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 EXIT_CODES = {
     0: "the log was judged, whether a detector fired or not",
-    FAILED: "a detector says what --fail-on names",
+    FAILED: "the guard, or the detector of --detector, says what --fail-on names",
     2: "wrong arguments, or input that cannot be used",
 }
 EPILOG = epilog(
@@ -86,7 +86,8 @@ def replay(
     fail_on: Annotated[
         str | None,
         typer.Option(
-            help="End with exit code 1 if a detector says `fired`, or with `warning` also if one warns.",
+            help="End with exit code 1 if the whole guard, under this policy, says `fired`, or with `warning` "
+            "also if it warns. With --detector that one counts.",
             metavar="LEVEL",
         ),
     ] = None,
@@ -99,7 +100,9 @@ def replay(
     """
     failing = _levels(fail_on)
     outcomes = _replay(run, detector, as_json, plot, policy, what_if or [], column or [], run_config)
-    if any(outcome.level in failing for outcome in outcomes):
+    # The parts of the guard are shown whatever the policy says of them: it may hold one for advice.
+    counted = next(said for said in outcomes if said.detector == (detector or WHOLE_GUARD))
+    if counted.level in failing:
         raise typer.Exit(FAILED)
 
 

@@ -15,10 +15,13 @@ from guard_core.policy import Policy
 from guard_core.rounds import KlGate
 from guard_core.wire import Code, Condition, KlKind, Level, Verdict
 
-#: Every name that `--detector` takes, in the order of the table. `guard` is the whole guard under the
-#: policy; the others are its parts, each alone.
+#: What stops a run: the whole guard, as the policy has it.
+WHOLE_GUARD = "guard"
+
+#: Every name that `--detector` takes, in the order of the table. The others are the guard's parts, each
+#: alone.
 DETECTORS = (
-    "guard",
+    WHOLE_GUARD,
     "heldout_guard",
     "step_monitor",
     "calibrated",
@@ -73,7 +76,7 @@ class DetectorOutcome:
 
 def outcome(run: Run, policy: Policy, name: str) -> DetectorOutcome:
     """What the detector `name`, one of `DETECTORS`, says of the run under `policy`."""
-    if name == "guard":
+    if name == WHOLE_GUARD:
         return _whole_guard(run, policy)
     if name == "step_monitor":
         return _step_monitor(run, policy)
@@ -94,8 +97,8 @@ def _whole_guard(run: Run, policy: Policy) -> DetectorOutcome:
     told = advice.told(verdict)
     if fire is not None:
         level, why = Level.FIRED, fire.message
-        return DetectorOutcome("guard", True, fire.step, fire.attempt, fire.code, level, why, inert, told)
-    return replace(_quiet("guard", verdict.level, verdict.reason, inert), advice=told)
+        return DetectorOutcome(WHOLE_GUARD, True, fire.step, fire.attempt, fire.code, level, why, inert, told)
+    return replace(_quiet(WHOLE_GUARD, verdict.level, verdict.reason, inert), advice=told)
 
 
 class _Advice:

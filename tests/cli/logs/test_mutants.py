@@ -40,6 +40,7 @@ SEEN_READING = Rule("guard_cli", "logs/readers.py", SYMPTOMS)
 SEEN_TABLE = Rule("guard_cli", "logs/table.py", SYMPTOMS)
 SEEN_BY_COMMAND = Rule("guard_cli", "replay/command.py", SYMPTOMS)
 SEEN_REPORT = Rule("guard_cli", "replay/report.py", SYMPTOMS)
+FAILS = Rule("guard_cli", "replay/command.py", CLI / "replay" / "test_fail_on.py")
 CHECKED = Rule("guard_cli", "check/gather.py", CLI / "check" / "test_gather.py")
 CHECKED_ROWS = Rule("guard_cli", "check/rows.py", CLI / "check" / "test_rows.py")
 
@@ -197,6 +198,13 @@ MUTANTS: tuple[Mutant, ...] = (
     (SEEN_TABLE, "if found.ndim != 1:", "if False:"),
     (SEEN_REPORT, "if looked_for and not examined.symptoms", "if not examined.symptoms"),
     (SEEN_REPORT, "    if examined.unseen:\n", "    if False:\n"),
+    # What a replay in CI fails for.
+    (
+        FAILS,
+        "    if counted.level in failing:\n",
+        "    if any(said.level in failing for said in outcomes):\n",
+    ),
+    (FAILS, "    if counted.level in failing:\n", "    if False:\n"),
 )
 
 
