@@ -289,9 +289,9 @@ FRAMEWORKS = (
         ("kl",),
         ("entropy",),
         ("reward_std",),
-        metrics="`logging.jsonl`",
+        metrics="`logging.jsonl`, with `--add_version false`",
         layout=HUGGING_FACE,
-        start="--model {path} --output_dir {folder}",
+        start="--model {path} --output_dir {folder} --add_version false",
         tested="4.6.0",
     ),
     Framework(

@@ -81,6 +81,8 @@ MUTANTS: tuple[Mutant, ...] = (
     (NAMES, 'if quantity == "reward" and len(several) > 1', "if False"),
     (NAMES, "        if len(there) > 1:\n", "        if False:\n"),
     (TABLE, "len(parts) == len(wanted) and all(", "all("),
+    (TABLE, "`logging.jsonl`, with `--add_version false`", "`logging.jsonl`"),
+    (TABLE, "--output_dir {folder} --add_version false", "--output_dir {folder}"),
     (
         NAMES,
         "why_no_token_mean(setting, settings) for setting in needs)",

@@ -4,6 +4,8 @@ import timeit
 
 import pytest
 
+from guard_cli.starting import settings_to_start
+from guard_core.frameworks import BY_KEY
 from guard_follow.errors import InputError
 from guard_follow.names import resolve, wanted, why_not_kl
 from guard_follow.records import MAX_NAME
@@ -325,3 +327,9 @@ class TestErrors:
     def test_map_of_a_name_that_is_not_canonical(self) -> None:
         with pytest.raises(InputError, match="loss is not a quantity: known are"):
             resolve(["step", "reward", "loss"], {"loss": "loss"})
+
+
+def test_ms_swift_is_told_to_write_where_it_is_looked_for() -> None:
+    """By itself it makes a new folder at each start, whose name nobody knows before."""
+    assert "`--add_version false`" in BY_KEY["ms-swift"].metrics
+    assert "--output_dir NEW --add_version false`" in settings_to_start("ms-swift", "PATH", "NEW")
