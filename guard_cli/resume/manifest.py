@@ -48,6 +48,7 @@ class Resumed:
         old: name of the job that it goes on from.
         step: of the checkpoint, in that run; None: not known.
         score: its held-out score, in [0, 1]; None: not known.
+        copy: where the guard has kept a copy of these weights, for people; "" where it has none.
     """
 
     manifest: Json
@@ -55,6 +56,7 @@ class Resumed:
     checkpoint: str
     step: int | None
     score: float | None
+    copy: str = ""
 
     @property
     def name(self) -> str:
@@ -84,7 +86,8 @@ def resume_job(
     if kind != (API_VERSION, KIND) or not isinstance(old, str):
         raise CliError(f"this is no {KIND} of {API_VERSION}, as `kubectl get gtj NAME -o yaml` prints it")
     _refuse_running(old, status.get("phase"))
-    best = _start(_object(status.get("guard")), checkpoint)
+    copy = _kept_copy(spec, metadata.get("uid"))
+    best = _start(_object(status.get("guard")), checkpoint, copy)
     path, step, score = best.get("path"), best.get("step"), best.get("score")
     if not isinstance(path, str):
         raise CliError(
@@ -113,11 +116,20 @@ def resume_job(
         path,
         step,
         score if isinstance(score, int | float) and 0 <= score <= 1 else None,
+        "" if best == {"path": checkpoint} else copy,
     )
 
 
-def _start(guard: Mapping[str, Any], checkpoint: str | None) -> Mapping[str, Any]:
-    """What is known of where it starts.
+def _kept_copy(spec: Mapping[str, Any], uid: Any) -> str:
+    """Where the guard of a job keeps a copy of the last good checkpoint, for people; "" where it keeps none."""
+    state = _object(_object(spec.get("guard")).get("state"))
+    if state.get("keepBest") is not True:
+        return ""
+    return f"{uid}/best of the claim {state.get('claimName')} ({uid}/0/best where the pods are numbered)"
+
+
+def _start(guard: Mapping[str, Any], checkpoint: str | None, copy: str) -> Mapping[str, Any]:
+    """What is known of where it starts; `copy`: where the last good checkpoint lies, too.
 
     Raises:
         CliError: other weights have been scored in that directory since.
@@ -131,9 +143,10 @@ def _start(guard: Mapping[str, Any], checkpoint: str | None) -> Mapping[str, Any
         where, was, now = (plain(str(one.get(key))) for one, key in (
             (best, "path"), (best, "step"), (last, "step"),
         ))  # fmt: skip
+        own = f"The guard kept a copy in {plain(copy)}: put that where the new trainer can read it, and"
         raise CliError(
             f"the last good checkpoint, of step {was}, was in {where}, where that of step {now} has been "
-            "saved since. If you have a copy of it, name that with --checkpoint"
+            f"saved since. {own if copy else 'If you have a copy of it,'} name that with --checkpoint"
         )
     return best
 

@@ -35,6 +35,10 @@ MUTANTS: tuple[Mutant, ...] = (
     (MANIFEST, " and not key.startswith(_OF_TOOLS)", ""),
     (MANIFEST, "checkpoint is None and same_place", "False"),
     (MANIFEST, '    if field.startswith("resumedFrom"):\n', "    if False:\n"),
+    (MANIFEST, 'if state.get("keepBest") is not True:', "if not state:"),
+    (MANIFEST, '"" if best == {"path": checkpoint} else copy', "copy"),
+    (MANIFEST, "own if copy else", "own if True else"),
+    (COMMAND, "    if resumed.copy:\n", "    if False:\n"),
     (COMMAND, "    if said.reason is not None:\n", "    if False:\n"),
     (COMMAND, "print(plain(line)", "print(line"),
 )

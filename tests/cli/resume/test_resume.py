@@ -299,6 +299,38 @@ def test_a_path_of_a_stranger_steers_no_terminal_and_no_object(tmp_path: Path) -
     assert yaml.safe_load(done.stdout)["spec"]["resumedFrom"]["checkpoint"] == odd
 
 
+def keeping(**status: Any) -> Json:
+    """A job whose guard keeps the best weights in a claim."""
+    given = job(**status)
+    given["spec"]["guard"]["state"] = {"claimName": "state", "keepBest": True}
+    return given
+
+
+def test_the_copy_that_the_guard_kept_is_named(tmp_path: Path) -> None:
+    done = resume(keeping(), tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = "take the copy that the guard kept in u-1/best of the claim state (u-1/0/best where the pods are"
+    assert said in done.stderr and "name that with --checkpoint" in done.stderr
+    assert yaml.safe_load(done.stdout)["spec"]["resumedFrom"]["checkpoint"] == BEST["path"]
+
+
+def test_no_copy_is_named_of_what_the_guard_did_not_keep(tmp_path: Path) -> None:
+    assert "the guard kept" not in resume(job(), tmp_path).stderr
+    without = job()
+    without["spec"]["guard"]["state"] = {"claimName": "state"}
+    assert "the guard kept" not in resume(without, tmp_path).stderr
+    other = resume(keeping(), tmp_path, "--checkpoint", "/ckpt/run/checkpoint-10")
+    assert other.returncode == 0 and "the guard kept" not in other.stderr
+
+
+def test_the_copy_is_named_where_other_weights_were_saved_over_the_last_good_ones() -> None:
+    over = {"bestCheckpoint": BEST, "lastEvaluation": BEST | {"step": 40}}
+    with pytest.raises(CliError, match=r"The guard kept a copy in u-1/best of the claim state.*--checkpoint"):
+        resume_job(keeping(guard=over), None, None, ())
+    with pytest.raises(CliError, match=r"saved since\. If you have a copy of it, name that"):
+        resume_job(job(guard=over), None, None, ())
+
+
 FOLLOWED = {"follow": {"path": "log.jsonl", "format": "verl"}, "checkpoints": {"path": "run"}}
 
 
