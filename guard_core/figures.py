@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.thinning import thinned
 from guard_core.wire import MAX_FIGURES, FiguresReport
 
 #: Steps that are kept of a run: as many as a plot has room for.
@@ -30,7 +31,8 @@ def kept_figures(reports: Iterable[FiguresReport]) -> Points:
             names |= dict.fromkeys(report.figures)
     known = frozenset(list(names)[:MAX_FIGURES])
     ordered = [named for key in sorted(by_step) if (named := _only(by_step[key], known)) is not None]
-    return tuple(_thinned(ordered))
+    places = [CheckpointKey.of(report) for report in ordered]
+    return tuple(ordered[i] for i in thinned(places, MAX_POINTS, {len(ordered) - 1}))
 
 
 def _only(report: FiguresReport, known: frozenset[str]) -> FiguresReport | None:
@@ -38,15 +40,3 @@ def _only(report: FiguresReport, known: frozenset[str]) -> FiguresReport | None:
         return report
     figures = {name: value for name, value in report.figures.items() if name in known}
     return report.model_copy(update={"figures": figures}) if figures else None
-
-
-def _thinned(ordered: list[FiguresReport]) -> list[FiguresReport]:
-    stride = 1
-    while len(ordered) > MAX_POINTS and stride <= max(report.step for report in ordered):
-        stride *= 2
-        first: dict[tuple[int, int], FiguresReport] = {}
-        for report in ordered:
-            first.setdefault((report.attempt, report.step // stride), report)
-        newest = ordered[-1]
-        ordered = [r for r in ordered if first[r.attempt, r.step // stride] is r or r is newest]
-    return ordered[-MAX_POINTS:]

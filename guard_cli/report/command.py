@@ -120,6 +120,6 @@ def _rows(evidence: Evidence) -> Iterator[tuple[str, str]]:
     yield "Job", text(evidence.job or "not known")
     kept = len(evidence.history["evaluations"])
     if evidence.history["cut_off"]:
-        yield "Kept", f"the last {kept} of {evidence.verdict.rounds} evaluation rounds"
+        yield "Kept", f"{kept} of {evidence.verdict.rounds} evaluation rounds"
     best = evidence.verdict.best_evaluation
     yield from verdict_rows(evidence.verdict, "" if best is None else f", <code>{text(best.path)}</code>")

@@ -719,7 +719,7 @@ class EvaluationStatus(StatusModel):
 
 
 class HistoryRound(StatusModel):
-    """One evaluation round of the history's tail."""
+    """One evaluation round."""
 
     attempt: int = Field(description="Attempt of the trainer.")
     step: int = Field(description="Step of the checkpoint.")
@@ -800,7 +800,8 @@ class GuardStatus(StatusModel):
     history_tail: list[HistoryRound] = Field(
         default_factory=list,
         max_length=50,
-        description="The last rounds; once a latch has closed, those before it.",
+        description="Evaluation rounds, in order: of more than there is room for the first, the best, the "
+        "newest 25, and evenly chosen ones between. Once a latch has closed, those before it.",
     )
     rollouts: list[RolloutStatus] = Field(
         default_factory=list,

@@ -2,9 +2,9 @@
 
 The job owns it, unless `spec.keepEvidence` says that it stays without the job.
 
-It holds the verdict, the tail of the evaluation rounds, the policy of the run, the last good checkpoint, what
-the model wrote, and the ends of the logs of the trainer and of the guard; `rlguard report` turns it into a
-page. The object is written once; a later attempt finds it and leaves it.
+It holds the verdict, the evaluation rounds of the status, the policy of the run, the last good checkpoint,
+what the model wrote, and the ends of the logs of the trainer and of the guard; `rlguard report` turns it into
+a page. The object is written once; a later attempt finds it and leaves it.
 """
 
 from __future__ import annotations

@@ -17,15 +17,16 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
+from guard_core.thinning import rounds_that_stay
 from guard_core.trainer_view import for_the_status
 from guard_core.wire import Code, EvaluationSummary, FailureKind, MomentRollouts, Verdict
 
 # Bounds of the API's schema.
 MAX_TEXT = 4_096
 MAX_STATE = 262_144
-MAX_ROUNDS = 50
 MAX_PROMPT, MAX_COMPLETION = 300, 1_000
 #: Characters of a latch's reason in the guard's last word; a kubelet keeps 4 KiB of it.
 MAX_LAST_REASON = 300
@@ -58,8 +59,9 @@ Json = dict[str, Any]
 class Known:
     """What a guard knows of its run at one moment.
 
-    `state` is `Judge.to_state()`, None while the store has never been read; `rounds` are the last evaluation
-    rounds in the API's form, unless `has_its_history`; `ended`: the trainer has said that it finished.
+    `state` is `Judge.to_state()`, None while the store has never been read; `rounds` are the evaluation
+    rounds that are kept of its store, in the API's form, unless `has_its_history`; `ended`: the trainer has
+    said that it finished.
     `latched_at`: when the fire (True) and the halt (False) latched, where that is known. `rollouts`: as
     people are shown them, of the training; they travel with a latch.
     """
@@ -117,7 +119,7 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
     if (known.ended and verdict.step is not None) or former.get("ended") == place:
         status["ended"] = place
     status |= closed | {key: former[key] for key in ("fire", "halt") if key in former}
-    status["historyTail"] = _history(known.rounds, former)
+    status["historyTail"] = _history(known.rounds, former, verdict.best_evaluation)
     if "fire" in status or "halt" in status:
         status["rollouts"] = [_rollout(one) for one in known.rollouts] or former.get("rollouts")
     return {key: value for key, value in status.items() if value is not None}
@@ -253,13 +255,21 @@ def _evaluated_at(summary: EvaluationSummary | None, former: Json, time: str) ->
     return time
 
 
-def _history(rounds: Sequence[Json], former: Json) -> Sequence[Json] | None:
-    """The last rounds: after those of a guard that lost its store come its own."""
+def _history(rounds: Sequence[Json], former: Json, best: EvaluationSummary | None) -> Sequence[Json] | None:
+    """The rounds that are kept: after those of a guard that lost its store come its own."""
     told = former.get("historyTail") or []
     if has_its_history(former):
         return told
-    by_place = {(one["attempt"], one["step"]): one for one in (*told, *rounds)}
-    return list(by_place.values())[-MAX_ROUNDS:] or None
+    own, lost = ({_place(one): one for one in these} for these in (rounds, told))
+    if own:  # its store has whatever came since
+        lost = {place: one for place, one in lost.items() if place < min(own)}
+    every = lost | own
+    stay = rounds_that_stay(list(every), None if best is None else CheckpointKey.of(best))
+    return [list(every.values())[i] for i in stay] or None
+
+
+def _place(one: Json) -> CheckpointKey:
+    return CheckpointKey(one["attempt"], one["step"])
 
 
 def _rollout(moment: MomentRollouts) -> Json:

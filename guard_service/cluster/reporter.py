@@ -19,7 +19,6 @@ from guard_core.judge import Judge
 from guard_core.policy import Policy
 from guard_service.cluster.client import CONFLICT, JobStatus, JobStatusError
 from guard_service.cluster.mapping import (
-    MAX_ROUNDS,
     Json,
     Known,
     differs,
@@ -223,11 +222,11 @@ class StatusReporter:
         return self._cut % FULL_AGAIN != 0
 
     async def _rounds(self) -> list[Json]:
-        """The last rounds; a store that fails does not hold the fire up."""
+        """The rounds that are kept; a store that fails does not hold the fire up."""
         if has_its_history(self._former or {}):
             return []
         try:
-            return await self._engine.recent_rounds(MAX_ROUNDS)
+            return await self._engine.kept_rounds()
         except Problem:
             return []
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from guard_core.checkpoint_key import CheckpointKey
 from guard_core.figures import Points, kept_figures
 from guard_core.judge import Latch
 from guard_core.policy import Policy
@@ -340,13 +341,14 @@ class Engine:
         """Further figures of the training, of as many steps as a plot has room for."""
         return self._figures.value
 
-    async def recent_rounds(self, count: int) -> list[dict[str, Any]]:
-        """The last evaluation rounds; see `Store.recent_rounds`.
+    async def kept_rounds(self) -> list[dict[str, Any]]:
+        """The evaluation rounds that a status has room for; see `Store.kept_rounds`.
 
         Raises:
             Problem: 503 if the store is unavailable.
         """
-        return await self._read(Store.recent_rounds, count)
+        best = self.verdict.best_evaluation
+        return await self._read(Store.kept_rounds, None if best is None else CheckpointKey.of(best))
 
     async def _read(self, query: Callable[[Store, A], T], argument: A) -> T:
         async with self._ledger.for_request() as store:

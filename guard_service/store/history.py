@@ -11,6 +11,7 @@ from typing import Any
 
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import Latch
+from guard_core.thinning import rounds_that_stay
 from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.store.database import FILE_NAME, errors, meta, open_ended
 from guard_service.store.records import MANIFEST, Conflict, StoredEvent, announcement, contradiction, event
@@ -86,19 +87,24 @@ class StoredHistory:
             )
             return [announcement(body) for (body,) in rows]
 
-    def recent_rounds(self, count: int) -> list[dict[str, Any]]:
-        """The last `count` evaluation rounds, oldest first: attempt, step, reward, heldout and, if known, kl.
+    def kept_rounds(self, best: CheckpointKey | None) -> list[dict[str, Any]]:
+        """The evaluation rounds that a status has room for, oldest first; see `thinning.rounds_that_stay`.
 
-        `reward` and `kl` are those of the `Round` that the judge handed out. An evaluation without a
-        step in its window was no round.
+        Each has attempt, step, reward, heldout and, if known, kl. `reward` and `kl` are those of the `Round`
+        that the judge handed out. An evaluation without a step in its window was no round.
         """
         with errors(self.path, "read"):
             rows = self._db.execute(
-                "SELECT attempt, step, body FROM events WHERE kind = 'evaluation' AND pass = 0 "
-                "AND body ->> 'reward' IS NOT NULL ORDER BY seq DESC LIMIT ?",
-                (count,),
-            ).fetchall()[::-1]
-            return [_round(attempt, step, json.loads(body)) for attempt, step, body in rows]
+                "SELECT seq, attempt, step FROM events WHERE kind = 'evaluation' AND kind <> 'step' "
+                "AND pass = 0 AND body ->> 'reward' IS NOT NULL ORDER BY seq"
+            ).fetchall()
+            kept = rounds_that_stay([CheckpointKey(*place) for _, *place in rows], best)
+            bodies = self._db.execute(
+                "SELECT attempt, step, body FROM events WHERE seq IN (SELECT value FROM json_each(?)) "
+                "ORDER BY seq",
+                (json.dumps([rows[i][0] for i in kept]),),
+            )
+            return [_round(attempt, step, json.loads(body)) for attempt, step, body in bodies]
 
     def is_settled(self, key: CheckpointKey, pass_index: int) -> bool:
         """Whether this evaluation or its failure is on disk."""

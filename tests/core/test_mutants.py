@@ -45,6 +45,7 @@ NEAR, NEARLY = (
 )
 ROLLOUTS = rule("rollouts.py", "test_rollouts.py")
 FIGURES = rule("figures.py", "test_figures.py")
+THINNING = rule("thinning.py", "test_thinning.py")
 APPLIED = rule("apply_body.py", "test_apply_body.py")
 SYMPTOMS = rule("symptoms.py", "test_symptoms.py")
 FIGURES_ON_THE_WIRE = rule("wire.py", "test_figures.py")
@@ -439,11 +440,17 @@ MUTANTS: list[Mutant] = [
     (APPLIED, "\\u2028\\u2029", ""),
     (APPLIED, "\\x7f-\\x9f", ""),
     (FIGURES, "list(names)[:MAX_FIGURES]", "names"),
-    (FIGURES, "return ordered[-MAX_POINTS:]", "return ordered"),
-    (FIGURES, " or r is newest", ""),
-    (FIGURES, "first[r.attempt, r.step // stride] is r", "r.step % stride == 0"),
     (FIGURES, "if by_step.setdefault(CheckpointKey.of(report), report) is report:", "if True:"),
     (FIGURES, "if figures else None", ""),
+    (FIGURES, "{len(ordered) - 1}", "set()"),
+    (THINNING, "{0, *newest, *(", "{*newest, *("),
+    (THINNING, "{0, *newest, *(", "{0, *("),
+    (THINNING, "if place == best)", "if False)"),
+    (THINNING, "if i in spared else _level(places, i)", "if i in spared else i % 7"),
+    (THINNING, "(before.step ^ place.step).bit_length()", "(place.step - before.step).bit_length()"),
+    (THINNING, "if level > too_low]", "if level >= too_low]"),
+    (THINNING, "begun[len(begun) - (most - len(spared)) :]", "begun[len(spared) - most :]"),
+    (THINNING, "before.attempt != place.attempt", "False"),
     (FIGURES_ON_THE_WIRE, "max_length=MAX_FIGURE_NAME", ""),
     (FIGURES_ON_THE_WIRE, "        max_length=MAX_FIGURES,\n", ""),
     (ROLLOUTS, "ordered[-NEWEST:]", "ordered"),

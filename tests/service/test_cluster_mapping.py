@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from guard_core.checkpoint_key import CheckpointKey
 from guard_core.ending import not_judged
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
+from guard_core.thinning import rounds_that_stay
 from guard_core.wire import (
     CheckpointReport,
     Code,
@@ -330,7 +333,51 @@ def test_it_fits_the_api() -> None:
     assert status.keys() <= fields
     parsed = GuardStatus.model_validate(status)
     assert parsed.fire is not None and len(parsed.fire.reason) == MAX_TEXT
-    assert len(parsed.history_tail) == 50 and parsed.rounds == 3
+    assert 25 < len(parsed.history_tail) <= 50 and parsed.rounds == 3
+
+
+def rounds_of(attempt: int, steps: Iterable[int]) -> list[dict[str, Any]]:
+    return [ROUND | {"attempt": attempt, "step": step} for step in steps]
+
+
+def kept(rounds: Sequence[dict[str, Any]], former: dict[str, Any], best: Any = None) -> list[dict[str, Any]]:
+    """What a report has of these rounds after `former`, as the guard's store hands them out."""
+    places = [CheckpointKey(one["attempt"], one["step"]) for one in rounds]
+    stay = rounds_that_stay(places, None if best is None else CheckpointKey.of(best))
+    known = Known(verdict(best_evaluation=best), (), STATE, [rounds[i] for i in stay])
+    history: list[dict[str, Any]] = guard_status(known, former, NOW)["historyTail"]
+    return history
+
+
+def test_a_long_run_keeps_its_start_its_best_and_its_newest_rounds() -> None:
+    rounds = rounds_of(0, range(10, 1010, 10))
+    best = SUMMARY.model_copy(update={"step": 370})
+    history: list[dict[str, Any]] = []
+    for count in range(1, 101):
+        history = kept(rounds[:count], {"historyTail": history}, best)
+    assert history == kept(rounds, {}, best), "whatever was reported before"
+    steps = [one["step"] for one in history]
+    assert steps[0] == 10 and 370 in steps and steps[-25:] == [*range(760, 1010, 10)]
+    assert len(steps) <= 50 and steps == sorted(set(steps))
+
+
+def test_after_the_rounds_of_a_guard_that_lost_its_store_come_its_own() -> None:
+    best = SUMMARY.model_copy(update={"step": 370})
+    told = kept(rounds_of(0, range(10, 1010, 10)), {}, best)
+    assert kept([], {"historyTail": told}, best) == told
+    history = told
+    for count in range(1, 41):
+        own = rounds_of(1, range(910, 910 + 10 * count, 10))
+        history = kept(own, {"historyTail": history}, best)
+    places = [(one["attempt"], one["step"]) for one in history]
+    assert places[0] == (0, 10) and places[-1] == (1, 1300) and places == sorted(set(places))
+    assert len(places) <= 50 and {(0, 370), (1, 910)} <= {*places}
+
+
+def test_what_a_guard_of_an_older_release_reported_is_in_the_store() -> None:
+    """That was the last 50 rounds: the start comes before them, not after."""
+    rounds = rounds_of(0, range(10, 1010, 10))
+    assert kept(rounds, {"historyTail": rounds[-50:]}) == kept(rounds, {})
 
 
 @pytest.mark.parametrize(

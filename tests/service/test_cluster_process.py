@@ -8,6 +8,7 @@ from typing import Any
 
 import certifi
 
+from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
 from guard_core.wire import StepReport
@@ -89,11 +90,27 @@ def test_rounds_are_the_ones_that_the_judge_folded(tmp_path: Path) -> None:
     ):
         evaluation = Evaluation(attempt, step, "/c", items, None, index)
         store.append_evaluation(evaluation, judge.fold_evaluation(evaluation), ())
-    rounds = store.recent_rounds(50)
+    rounds = store.kept_rounds(None)
     assert rounds == [
         {"attempt": 0, "step": 2, "heldout": 0.5, "reward": 1.0, "kl": 0.02},
         {"attempt": 0, "step": 5, "heldout": 1.0, "reward": 4.0, "kl": 0.03},
         {"attempt": 1, "step": 3, "heldout": 0.5, "reward": 7.0},
     ]
-    assert store.recent_rounds(2) == rounds[1:]
+    store.close()
+
+
+def test_of_many_rounds_the_store_hands_out_the_start_the_best_and_the_newest(tmp_path: Path) -> None:
+    store = Store(tmp_path, Policy())
+    for step in range(1, 101):
+        report = StepReport(attempt=0, step=step, reward=step / 100)
+        store.append_steps([[report]])
+        judge = Judge(Policy(detector="heldout_guard"))  # a new one has nothing to stop for
+        judge.fold_step(report)
+        evaluation = Evaluation(0, step, "/c", (float(step == 40),), None, 0)
+        store.append_evaluation(evaluation, judge.fold_evaluation(evaluation), ())
+    rounds = store.kept_rounds(CheckpointKey(0, 40))
+    steps = [one["step"] for one in rounds]
+    assert steps[0] == 1 and 40 in steps and steps[-25:] == [*range(76, 101)] and len(steps) <= 50
+    assert [one["reward"] for one in rounds] == [step / 100 for step in steps]
+    assert {one["step"] for one in rounds if one["heldout"] == 1.0} == {40}
     store.close()

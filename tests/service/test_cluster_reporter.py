@@ -435,7 +435,7 @@ async def test_a_latch_is_not_given_up_on_exit(
     assert api.guard["fire"]["code"] == "kl_hard_stop"
 
 
-@pytest.mark.parametrize("broken_part", ["recent_rounds", "judge_state"])
+@pytest.mark.parametrize("broken_part", ["kept_rounds", "judge_state"])
 async def test_a_defect_does_not_end_the_reports(
     api: ApiServer,
     job: Callable[[], JobStatus],

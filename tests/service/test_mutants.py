@@ -191,6 +191,9 @@ MUTANTS: list[Mutant] = [
     (MAPPING, '_CONTROLS.sub("\\ufffd", text)', "text"),
     (MAPPING, "plain if len(plain) <= limit else", "plain if True else"),
     (MAPPING, 'if "fire" in status or "halt" in status:', "if True:"),
+    (MAPPING, "if place < min(own)}", "}"),
+    (MAPPING, "    every = lost | own\n", "    every = own\n"),
+    (MAPPING, "None if best is None else CheckpointKey.of(best))", "None)"),
     (
         MAPPING,
         "reason = for_the_status(verdict.code, verdict.reason, verdict.failure)",

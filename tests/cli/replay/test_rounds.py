@@ -128,7 +128,7 @@ class Live:
         while engine.queue_length:
             await self._score(engine, worker, [1.0, 0.5, 0.0])
         self.history = await engine.thinned_history(1_000)
-        self.status = await engine.recent_rounds(1_000)
+        self.status = await engine.kept_rounds()
         self.verdict = engine.verdict
         await engine.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -261,9 +262,37 @@ def test_of_the_history_a_small_part_is_cached(rounds: int) -> None:
     assert len(compact_json(guard)) < 500
 
 
-@pytest.mark.parametrize("one", [{}, {"reward": "x", "heldout": 1}, {"reward": 10**400, "heldout": 1}, 3])
-def test_a_history_that_is_none_ends_no_cache(one: Any) -> None:
-    raw = {"metadata": {}, "spec": {}, "status": {"guard": {"historyTail": [one]}}}
+def test_what_is_cached_of_a_history_that_is_thin_where_it_is_old_is_even() -> None:
+    """The page draws the points at equal distances."""
+    steps = [*range(0, 2000, 100), *range(2000, 2250, 10)]
+    history = [{"attempt": 0, "step": step, "reward": float(step), "heldout": 0.5} for step in steps]
+    raw = {"metadata": {}, "spec": {}, "status": {"guard": {"historyTail": history}}}
+    trend = [reward for reward, _ in slim_job(raw)["status"]["guard"][TREND]]
+    assert (trend[0], trend[-1]) == (0.0, 2240.0) and 20 <= len(trend) <= TREND_POINTS
+    assert all(50 <= after - before <= 200 for before, after in pairwise(trend))
+
+
+def test_the_steps_of_a_second_attempt_come_after_those_of_the_first() -> None:
+    places = [*((0, step) for step in range(100, 600, 10)), *((1, step) for step in range(100, 600, 10))]
+    history = [{"attempt": a, "step": s, "reward": a + s / 1000, "heldout": 0.5} for a, s in places]
+    raw = {"metadata": {}, "spec": {}, "status": {"guard": {"historyTail": history}}}
+    trend = [reward for reward, _ in slim_job(raw)["status"]["guard"][TREND]]
+    assert trend == sorted(trend) and len(trend) == TREND_POINTS
+    assert 10 <= sum(reward < 1 for reward in trend) <= 14
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        *([one] for one in ({}, {"reward": "x", "heldout": 1}, {"reward": 10**400, "heldout": 1}, 3)),
+        [{"step": 1, "reward": 1, "heldout": 1}, {"reward": 1, "heldout": 1}],
+        [{"step": step, "reward": 1, "heldout": 1} for step in (1, "x")],
+        [{"step": step, "reward": 1, "heldout": 1} for step in (1, 2, 10**400)],
+        [3, {}],
+    ],
+)
+def test_a_history_that_is_none_ends_no_cache(rounds: list[Any]) -> None:
+    raw = {"metadata": {}, "spec": {}, "status": {"guard": {"historyTail": rounds}}}
     assert slim_job(raw)["status"]["guard"][TREND] == []
 
 
