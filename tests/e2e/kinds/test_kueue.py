@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ QUEUE = "training"
 VERSION = "kueue.x-k8s.io/v1beta1"
 #: What one run asks for: 100m for its guard, 100m for its trainer.
 ROOM_FOR_ONE = "300m"
+#: For how long a guard of a run may be silent, seconds.
+SILENT = 30
 
 
 @pytest.fixture
@@ -69,10 +72,11 @@ def test_a_run_waits_fires_and_the_next_one_has_its_quota(
 ) -> None:
     first = submit(namespace, "first", "steps 8", deaf=True)
     then.the_guard_has_counted(first, 8, within=timeouts.START)
-    silence = {"afterSeconds": 30, "action": "Stop"}
+    silence = {"afterSeconds": SILENT, "action": "Stop"}
     second = submit(namespace, "second", "steps 8", "exit 0", onSilence=silence)
     waiting = then.the_condition_is(second, "Waiting", "True", "Queued")
     assert f"waits in queue {QUEUE}" in waiting and second.pods == []
+    it_waits_longer_than_a_guard_may_be_silent(second, beside=first)
 
     when.the_trainer_fires(first)
 
@@ -81,6 +85,7 @@ def test_a_run_waits_fires_and_the_next_one_has_its_quota(
     assert told(first)["Finished"] == "Failed", "its quota is free"
     then.the_condition_is(second, "Succeeded", "True", within=timeouts.START)
     assert second.guard["steps"] == 8, "it waited longer than a guard may be silent, and was not stopped"
+    assert "Halted" not in second.conditions
     then.the_job_never_fired(second)
 
     def reserving() -> str:
@@ -89,6 +94,27 @@ def test_a_run_waits_fires_and_the_next_one_has_its_quota(
         )
 
     then.eventually(lambda: reserving() == "0", "the queue holds quota for neither", timeouts.REPORT)
+
+
+def it_waits_longer_than_a_guard_may_be_silent(job: Job, beside: Job) -> None:
+    """Until the guard of a job beside it reports so long after this one was made, by the cluster's own times.
+
+    All the while it waits, and nobody calls its guard silent, which there is none of.
+    """
+    made = _time(job.raw["metadata"]["creationTimestamp"])  # of a whole second
+    then.eventually(
+        lambda: (_time(beside.guard["heartbeat"]) - made).total_seconds() > SILENT + 1,
+        f"a report of {beside.name} more than {SILENT} s after {job.name} was made",
+        timeouts.SILENCE,
+    )
+    conditions = job.conditions
+    assert (conditions["Waiting"]["status"], job.pods) == ("True", []), "it has waited to this moment"
+    assert conditions["GuardSilent"]["status"] != "True" and "Halted" not in conditions, conditions
+    assert "halt" not in job.guard
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
 
 
 def told(job: Job) -> dict[str, str]:
