@@ -102,7 +102,7 @@ class Framework:
         layout: None where no checkpoint lies on a disk in a form that can be scored.
         start: settings with which a new run starts from the weights in `{path}` and saves into a new
             `{folder}`; "" where none are known, as with a script of one's own.
-        tested: the release whose own writer made the log of the tests.
+        tested: the release whose own writer made the log of the tests, or, of TRL, whose names are in it.
     """
 
     name: str

@@ -280,8 +280,13 @@ def frameworks() -> Iterator[str]:
     yield "## How each is tested"
     yield ""
     yield "The log in the tests was made by the framework's own writer, of this release or of its repository"
-    yield "at that time. It is followed while a program writes it in pieces, with pauses, a rotation and a"
+    yield "at that time; TRL's by the TensorBoard callback of transformers, which is what TRL writes with. It"
+    yield "is followed while a program writes it in pieces, with pauses, a rotation of a file of lines, and a"
     yield "second start of the trainer; what was reported is what a replay reads."
+    yield ""
+    yield "This holds how each writer frames what it is given. No trainer ran: the names of the metrics, and"
+    yield "the folders of checkpoints in the tests, are made by hand after each framework's source. Of TRL a"
+    yield "log of its trainer is read, too."
     yield ""
     yield from _table(("`--format`", "Log made by"), [(f"`{f.key}`", f"{f.name} {f.tested}") for f in known])
 

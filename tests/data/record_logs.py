@@ -11,9 +11,12 @@ purposes, and is not installed, is an empty stand-in. It is called as the framew
 the names that the trainer gives. The values are those of `tests.cli.logs.recorded`.
 
 `logs/NAME/0` is what lies there after the first start of a trainer, `logs/NAME/1` the files that the second
-start, which goes on from an earlier step, wrote or changed. TRL's are the event file and the
-trainer_state.json of ten steps of GRPOTrainer (TRL 1.16, `report_to="tensorboard"`, `logging_steps=1`,
-`save_steps=5`, `beta=0.1`) on the tiny Llama of `guard_cli.demo`.
+start, which goes on from an earlier step, wrote or changed. TRL writes with the callback of the installed
+transformers, so it needs no source.
+
+`logs/trl` is another one: the event file and the trainer_state.json of ten steps of GRPOTrainer (TRL 1.16,
+`report_to="tensorboard"`, `logging_steps=1`, `save_steps=5`, `beta=0.1`) on the tiny Llama of
+`guard_cli.demo`.
 """
 
 import asyncio
@@ -84,6 +87,40 @@ def load(folder, module, *stand_ins):
             sys.modules[name] = StandIn(name)
             sys.modules[name].__path__ = [str(folder / name.replace(".", "/"))]
     return importlib.import_module(module)
+
+
+def trl(source, folder, attempt):
+    """TRL has no writer of its own: its trainer hands its values to the callback of transformers' Trainer."""
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder)
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers.integrations import TensorBoardCallback
+
+    arguments = TrainingArguments(output_dir="out", report_to="none", use_cpu=True)
+    state, control, callback = TrainerState(), TrainerControl(), TensorBoardCallback()
+    callback.on_train_begin(arguments, state, control)
+    for step in steps(attempt):
+        state.global_step = step
+        values = {
+            "loss": 0.1,
+            "grad_norm": 1.0,
+            "learning_rate": 1e-6,
+            "num_tokens": 4096.0 * step,
+            "completions/mean_length": 100.0 + step,
+            "completions/max_length": 200.0,
+            "completions/clipped_ratio": 0.125,
+            "rewards/accuracy/mean": reward(step, attempt),
+            "rewards/accuracy/std": 0.1,
+            "reward": reward(step, attempt),
+            "reward_std": 0.1,
+            "frac_reward_zero_std": 0.25,
+            "kl": kl(step, attempt),
+            "entropy": 0.9 - step / 100,
+            "clip_ratio/region_mean": 0.0,
+            "step_time": 2.5,
+            "epoch": step / 10,
+        }
+        callback.on_log(arguments, state, control, logs=values)
+    callback.on_train_end(arguments, state, control)
 
 
 def verl(source, folder, attempt):
@@ -430,6 +467,7 @@ def tinker(source, folder, attempt):
 
 #: Name: (folder of its source in SOURCES, what writes one start).
 WRITERS = {
+    "trl-tensorboard": ("trl", trl),
     "verl": ("verl", verl),
     "verl-console": ("verl", verl_console),
     "openrlhf": ("openrlhf", openrlhf),

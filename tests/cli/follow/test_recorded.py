@@ -95,5 +95,5 @@ def test_what_is_followed_while_it_is_written_is_what_is_replayed(
 
 def test_there_is_a_log_of_every_framework_in_the_table():
     known = {framework.key for framework in FRAMEWORKS if framework.metrics}
-    assert {recorded.format for recorded in RECORDED.values()} | {"trl"} == known
+    assert {recorded.format for recorded in RECORDED.values()} == known
     assert all(framework.tested for framework in FRAMEWORKS if framework.metrics)

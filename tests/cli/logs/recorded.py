@@ -72,6 +72,7 @@ TOKENS = {"kl_penalty": "low_var_kl"}
 RECORDED = {
     log.name: log
     for log in (
+        Recorded("trl-tensorboard", "trl", {}),
         Recorded("verl", "verl"),
         Recorded("verl-console", "verl"),
         Recorded("openrlhf", "openrlhf", {}),
