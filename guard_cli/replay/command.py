@@ -86,8 +86,8 @@ def replay(
     fail_on: Annotated[
         str | None,
         typer.Option(
-            help="End with exit code 1 if the whole guard, under this policy, says `fired`, or with `warning` "
-            "also if it warns. With --detector that one counts.",
+            help="End with exit code 1 if the whole guard, under this policy, says `fired`, or with "
+            "`warning` also if it warns. With --detector that one counts.",
             metavar="LEVEL",
         ),
     ] = None,

@@ -130,8 +130,8 @@ def _told(resumed: Resumed) -> Iterator[str]:
     yield "look before you create it: its trainer may have deleted that directory, or saved into it again"
     if resumed.copy:
         yield (
-            f"then take the copy that the guard kept in {resumed.copy}: put it where the new trainer can read "
-            "it, and name that with --checkpoint"
+            f"then take the copy that the guard kept in {resumed.copy}: put it where the new trainer can "
+            "read it, and name that with --checkpoint"
         )
     yield "what you have not changed is as it was: a reward that was hacked will be again"
     yield from _of_a_followed_trainer(resumed.manifest["spec"]["guard"].get("metrics") or {})

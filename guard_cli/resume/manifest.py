@@ -121,7 +121,7 @@ def resume_job(
 
 
 def _kept_copy(spec: Mapping[str, Any], uid: Any) -> str:
-    """Where the guard of a job keeps a copy of the last good checkpoint, for people; "" where it keeps none."""
+    """Where the guard of a job has a copy of the last good checkpoint, for people; "" where it has none."""
     state = _object(_object(spec.get("guard")).get("state"))
     if state.get("keepBest") is not True:
         return ""

@@ -4,8 +4,8 @@
 
 KIND is PyTorchJob, Job, JobSet, TrainJob or RayJob; PyTorchJob if none is named. What a guard is attached to,
 a RayCluster among it, is not measured. The file describes a cluster as tests/e2e/cluster/up.sh prints it, for
-the last three one with their controllers. Each round makes two runs of the same pods one after the other, with
-the real guard and a scripted trainer. In one the guard fires, and nobody but the operator stops it: its
+the last three one with their controllers. Each round makes two runs of the same pods one after the other,
+with the real guard and a scripted trainer. In one the guard fires, and nobody but the operator stops it: its
 trainer does not listen. In the other the workload is deleted as kubectl does it. One program watches both, so
 one clock tells all times. The kubelet removes a pod's object only after its last container has ended.
 """

@@ -1,4 +1,4 @@
-"""What is piped into a follower is read as its format says: reported is what a replay of the same log reads."""
+"""What is piped into a follower is read as its format says: a replay of the same log reads the same."""
 
 import os
 

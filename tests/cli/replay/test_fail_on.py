@@ -28,7 +28,7 @@ def replay(capsys: pytest.CaptureFixture[str]) -> Replay:
 
 @pytest.fixture
 def advised(tmp_path: Path) -> Path:
-    """A log in which HeldOutGuard's rules alone find something; the policy's default holds them for advice."""
+    """A log in which HeldOutGuard's rules alone find something; by default the policy has them for advice."""
     rows: list[dict[str, Any]] = [
         {"step": s, "reward": s / 10, "heldout": 3.0 - s / 10} for s in range(1, 50)
     ]
