@@ -28,8 +28,8 @@ def thinned(places: Sequence[CheckpointKey], most: int, spared: Collection[int])
     """Which places stay, by their index: at most `most`, in their order.
 
     Those of `spared`, which are no more than that, always do. Of the others the first of every two steps of
-    an attempt stays, of every four, and so on until they fit; so what stays of a part that was thinned
-    before, and of what has come since, is what stays of all. Of more attempts than that the newest stay.
+    an attempt stays, of every four, and so on until they fit. So a list that is thinned again and again while
+    it grows loses none of those that stay of the whole. Of more attempts than that the newest stay.
     """
     if len(places) <= most:
         return list(range(len(places)))

@@ -28,9 +28,7 @@ def refusal(path: Path, *lines: bytes) -> str:
 class TestWhatATrainerPrinted:
     def test_every_broken_line_of_metrics_is_named(self, tmp_path: Path) -> None:
         broken = b'[INFO] metrics_tag: {"step": 2, "metr'
-        said = refusal(
-            tmp_path / "output.log", b"loading\n", metrics(1), broken + b"\n", metrics(3), broken
-        )
+        said = refusal(tmp_path / "output.log", b"loading\n", metrics(1), broken + b"\n", metrics(3), broken)
         shown = '[INFO] metrics_tag: {"step": 2, "metr'
         assert f"line 3: what follows `metrics_tag:` is not JSON: {shown}; line 5: " in said
         assert "cut short while it was written?" in said.partition("line 5: ")[2]
