@@ -31,9 +31,7 @@ for method, path, body in (("GET", "/v1/verdict", None), ("POST", "/v1/steps", j
 @pytest.mark.parametrize(
     ("order", "chat"), [("checkpoint", False), ("chat", True)], ids=["tokenizer", "chat-template"]
 )
-def test_what_fails_at_an_item_is_not_told(
-    namespace: Namespace, order: str, chat: bool
-) -> None:
+def test_what_fails_at_an_item_is_not_told(namespace: Namespace, order: str, chat: bool) -> None:
     """Two of each fail at a digit, by a thousand tokens or in the template: that of item 1, and of item 7."""
     told = {}
     for digit in "17":
