@@ -870,6 +870,7 @@ def test_operator_and_api_server_agree_on_every_row(
 ) -> None:
     pod = guarded_pod(namespace, trained_apart[namespace] if placement == "Pod" else None)
     outcome = row.becomes(placement)
+    pod["spec"].setdefault("serviceAccountName", "default")  # as in a cluster, where each namespace has one
     row.put(pod["spec"])
     if namespace == STRICT:  # as the operator writes it in every container
         for container in [*pod["spec"]["containers"], *pod["spec"]["initContainers"][1:]]:
