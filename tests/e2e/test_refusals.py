@@ -310,4 +310,4 @@ def test_what_is_changed_behind_the_operators_back_is_refused(namespace: Namespa
         timeouts.STOP,
     )
     assert job.pods == []
-    assert job.status["phase"] == "Pending"
+    then.the_phase_is(job, "Pending")
