@@ -24,6 +24,7 @@ from pydantic.alias_generators import to_camel, to_pascal, to_snake
 from guard_core.evaluation import CheckpointEvaluation, OpenAIEvaluation, Scoring, VllmEvaluation
 from guard_core.feed import Feed
 from guard_core.policy import POLICY_IS_ACTION, KlPolicy, NamesItsOldFields, Policy
+from guard_core.thinning import MAX_ROUNDS, NEWEST_ROUNDS
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 
 
@@ -799,9 +800,9 @@ class GuardStatus(StatusModel):
     )
     history_tail: list[HistoryRound] = Field(
         default_factory=list,
-        max_length=50,
+        max_length=MAX_ROUNDS,
         description="Evaluation rounds, in order: of more than there is room for the first, the best, the "
-        "newest 25, and evenly chosen ones between. Once a latch has closed, those before it.",
+        f"newest {NEWEST_ROUNDS}, and evenly chosen ones between. Once a latch has closed, those before it.",
     )
     rollouts: list[RolloutStatus] = Field(
         default_factory=list,

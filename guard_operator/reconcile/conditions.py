@@ -22,6 +22,7 @@ from guard_operator.reconcile.snapshot import (
     Job,
     OwnGuard,
     Snapshot,
+    Waiting,
     Workload,
     condition_of,
     guard_of,
@@ -59,6 +60,11 @@ class Conditions:
             observed_generation=self._job.generation,
             last_transition_time=before.last_transition_time if before and unchanged else self.now,
         )
+
+    def waits_for(self, pod: str, waiting: Waiting) -> ConditionStatus:
+        """That the run waits for a pod which cannot start."""
+        message = f"pod {pod}: {waiting.message}"
+        return self.make(ConditionType.WAITING, "True", waiting.reason, message)
 
     def __call__(self, *others: ConditionStatus | None, over: bool = False) -> tuple[ConditionStatus, ...]:
         """What holds at every stage, and `others`; sorted by type so that equal reports compare equal.

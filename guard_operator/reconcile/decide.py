@@ -235,7 +235,7 @@ def _waiting(snapshot: Snapshot, says: Conditions) -> ConditionStatus | None:
     stuck += [(not pod.guarded, pod.name, pod.waiting) for pod in pods if pod.waiting is not None]
     if stuck:
         _, name, waiting = min(stuck, key=lambda one: one[:2])
-        return says.make(ConditionType.WAITING, "True", waiting.reason, f"pod {name}: {waiting.message}")
+        return says.waits_for(name, waiting)
     obstacle = _queue(snapshot) or snapshot.obstacle
     if obstacle is not None:
         return says.make(ConditionType.WAITING, "True", obstacle.reason, obstacle.message)

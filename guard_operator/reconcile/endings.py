@@ -125,11 +125,8 @@ def _judging(snapshot: Snapshot, says: Conditions, end: ConditionStatus) -> Deci
 
 def _guard_waits(snapshot: Snapshot, says: Conditions) -> ConditionStatus | None:
     """What keeps the guard, which may have been moved, from judging; no pod that its trainer left does."""
-    pod = next((pod for pod in snapshot.pods if pod.guarded and pod.waiting and not pod.terminating), None)
-    if pod is None or pod.waiting is None:
-        return None
-    message = f"pod {pod.name}: {pod.waiting.message}"
-    return says.make(ConditionType.WAITING, "True", pod.waiting.reason, message)
+    guards = (pod for pod in snapshot.pods if pod.guarded and not pod.terminating)
+    return next((says.waits_for(pod.name, pod.waiting) for pod in guards if pod.waiting is not None), None)
 
 
 def _noted_end(job: Job) -> ConditionStatus | None:

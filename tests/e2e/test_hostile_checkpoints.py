@@ -8,7 +8,7 @@ import pytest
 
 from guard_core.wire import FailureKind
 
-from . import given, jobs, then, timeouts, when
+from . import given, then, timeouts, when
 from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Job, Namespace
 
 pytestmark = pytest.mark.long
@@ -35,7 +35,7 @@ def test_what_fails_at_an_item_is_not_told(namespace: Namespace, order: str, cha
     """Two of each fail at a digit, by a thousand tokens or in the template: that of item 1, and of item 7."""
     told = {}
     for digit in "17":
-        job = a_run(namespace, f"fails-at-{digit}", chat)
+        job = given.a_scripted_run(namespace, name=f"fails-at-{digit}", chat=chat)
         when.the_trainer_is_told(job, f"{order} 0 {digit}")
         then.eventually(lambda job=job: job.guard.get("failed") == 1, "it failed", timeouts.EVALUATION)
         assert f"item-{digit}" in job.log(GUARD_CONTAINER), "the guard itself knows at which item"
@@ -80,13 +80,3 @@ def the_last_checkpoint_is_doubtful(job: Job, kind: FailureKind) -> None:
     assert verdict["level"] == "unknown" and verdict["rounds"] == 1
     assert "checkpoint_doubtful" in {condition["code"] for condition in verdict["conditions"]}
     then.the_job_never_fired(job)
-
-
-def a_run(namespace: Namespace, name: str, chat: bool) -> Job:
-    """A scripted run whose prompts go through the checkpoint's chat template, or do not."""
-    manifests = jobs.scripted(name, namespace.cluster.images["trainer"], ["steps 8"])
-    manifests[-1]["spec"]["guard"]["heldout"]["evaluator"]["checkpoint"]["chat"] = chat
-    given.objects(namespace, manifests)
-    job = namespace.job(name)
-    then.the_guard_has_counted(job, 1, within=timeouts.START)
-    return job
