@@ -6,7 +6,7 @@
             guard.step(step, reward=reward, kl=kl, kl_kind="ref_token_mean")
             if step % 50 == 0:
                 guard.checkpoint(save(step), step=step)
-            guard.raise_if_stopped()
+            guard.raise_if_halted()
 
 It does not judge the run; the guard does. It does not protect against a loop that reports falsehoods.
 """
@@ -291,7 +291,7 @@ class Guard:
             CollapseStopError, GuardHaltError, GuardLostError: the run must stop before its first step.
         """
         self.open()
-        self.raise_if_stopped()
+        self.raise_if_halted()
         return self
 
     def __exit__(
@@ -309,7 +309,7 @@ class Guard:
         self._deliver(drain=True)
         self.finish()
         if not self._heard:
-            self.raise_if_stopped()
+            self.raise_if_halted()
 
     # -- what the loop reports -----------------------------------------------------------------------------
 
@@ -450,7 +450,7 @@ class Guard:
     # -- what the guard says -------------------------------------------------------------------------------
 
     @property
-    def stop(self) -> Stop | None:
+    def halted(self) -> Stop | None:
         """Why training must stop now, or None; once it says so, it says so for good.
 
         A stop is a fire, a halt by the guard's policy, or a guard that is lost. Its `reason` is a sentence.
@@ -458,12 +458,12 @@ class Guard:
         Raises:
             GuardConfigError: the guard is not open yet.
         """
-        self._require_open("stop")
+        self._require_open("halted")
         stop = self._look()
         self._heard = self._heard or stop is not None
         return stop
 
-    def raise_if_stopped(self) -> None:
+    def raise_if_halted(self) -> None:
         """Return if training may go on.
 
         Raises:
@@ -472,7 +472,7 @@ class Guard:
             GuardHaltError: the guard halted the run: the action of a condition is `stop`.
             GuardConfigError: the guard is not open yet.
         """
-        stop = self.stop
+        stop = self.halted
         if stop is not None:
             raise stop.error()
 

@@ -415,7 +415,7 @@ class GuardCallback(TrainerCallback):
         """
         guard, heard = self._guard, None
         if guard is not None:
-            stop = guard.stop  # before the verdict, which then is at least as new
+            stop = guard.halted  # before the verdict, which then is at least as new
             heard = self._experiment.news(stop, guard.verdict, self._saved, self._save_sooner)
         news: News | None = ranks.agree(heard, args.device)
         if news is None:

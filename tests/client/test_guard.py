@@ -69,7 +69,7 @@ def test_a_loop_is_reported_as_it_was(guard: FaultyGuard, tmp_path: Path) -> Non
             run.step(step, reward=step / 10, kl=0.01, kl_kind=REF, entropy=1.5, reward_std=0.2)
         run.checkpoint(tmp_path, step=3)
         run.step(4, reward=0.4)
-        assert run.stop is None
+        assert run.halted is None
     assert steps_of(guard) == [1, 2, 3, 4]
     first, last = guard.steps[0], guard.steps[-1]
     assert (first.attempt, first.reward, first.kl, first.kl_kind) == (0, 0.1, 0.01, KlKind.REF_TOKEN_MEAN)
@@ -193,7 +193,7 @@ def test_what_several_threads_report_arrives_once(opened: Guard, guard: FaultyGu
     def report(first: int) -> None:
         for step in range(first, 800, 8):
             opened.step(step, reward=0.5)
-            assert opened.stop is None
+            assert opened.halted is None
 
     threads = [threading.Thread(target=report, args=(first,)) for first in range(8)]
     for thread in threads:
@@ -214,15 +214,15 @@ def test_what_several_threads_report_arrives_once(opened: Guard, guard: FaultyGu
 def test_a_verdict_that_says_stop_stops_the_loop_for_good(
     opened: Guard, guard: FaultyGuard, verdict: Any, error: type[Exception], words: str
 ) -> None:
-    opened.raise_if_stopped()
+    opened.raise_if_halted()
     guard.verdict_after = lambda _: verdict
     opened.step(1, reward=0.5)
-    eventually(lambda: opened.stop)
+    eventually(lambda: opened.halted)
     guard.verdict_after = lambda _: HEALTHY
     eventually(lambda: not opened.verdict.fire and opened.verdict.code == "ok")
     with pytest.raises(error, match=words):
-        opened.raise_if_stopped()
-    assert opened.stop is not None
+        opened.raise_if_halted()
+    assert opened.halted is not None
 
 
 def test_a_fired_guard_stops_a_run_before_its_first_step(guard: FaultyGuard) -> None:
@@ -233,7 +233,7 @@ def test_a_fired_guard_stops_a_run_before_its_first_step(guard: FaultyGuard) -> 
     assert begun == [] and guard.steps == []
     soft = Guard(guard.url).open()
     soft.step(1, reward=0.5)
-    assert soft.stop
+    assert soft.halted
     soft.close()
     assert guard.steps == []
 
@@ -249,7 +249,7 @@ def test_a_stop_that_the_loop_has_obeyed_is_not_raised_again(guard: FaultyGuard)
     guard.verdict_after = lambda steps: FIRED if steps else HEALTHY
     with Guard(guard.url) as run:
         run.step(1, reward=0.5)
-        eventually(lambda: run.stop)
+        eventually(lambda: run.halted)
 
 
 def test_the_loops_own_error_is_not_hidden(guard: FaultyGuard) -> None:
@@ -278,7 +278,7 @@ def test_a_loop_that_was_stopped_does_not_wait_for_evaluations(
         run.checkpoint(tmp_path, step=1)
         for _ in range(3):
             run.step(-1, reward=0.5)
-        assert run.stop is not None and run.stop.lost
+        assert run.halted is not None and run.halted.lost
 
     loop(guard, 1, lose_the_guard, drain_seconds=0.2)
     assert "left without an evaluation" not in caplog.text
@@ -307,13 +307,13 @@ def test_a_guard_lost_in_the_middle_stops(guard: FaultyGuard, monkeypatch: Any) 
     monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 0.1)
     with Guard(guard.url, unreachable_seconds=0.1) as run:
         guard.fault = lambda handler, _: reply(handler, 503, "gone")
-        eventually(lambda: run.stop)
+        eventually(lambda: run.halted)
         with pytest.raises(GuardLostError, match="503: gone"):
-            run.raise_if_stopped()
+            run.raise_if_halted()
         asked = len(guard.requests)
         guard.fault, guard.verdict_after = None, lambda _: FIRED
         eventually(lambda: len(guard.requests) > asked + 2)
-        assert run.stop is not None and run.stop.lost, "the first reason stays"
+        assert run.halted is not None and run.halted.lost, "the first reason stays"
 
 
 def test_a_wrong_token_is_an_error_at_once(guard: FaultyGuard) -> None:
@@ -394,7 +394,7 @@ def test_a_wrong_step_says_what_is_wrong_and_is_not_sent(
     eventually(lambda: steps_of(guard) == [7])
     [said] = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert sentence in said and len(said) < 400 and "\n" not in said
-    assert opened.stop is None, "one mistake ends no run"
+    assert opened.halted is None, "one mistake ends no run"
 
 
 @pytest.mark.parametrize(
@@ -410,20 +410,20 @@ def test_a_wrong_checkpoint_says_what_is_wrong(
     opened: Guard, guard: FaultyGuard, caplog: Any, path: Any, step: Any, sentence: str
 ) -> None:
     opened.checkpoint(path, step=step)
-    assert sentence in caplog.text and opened.stop is None
+    assert sentence in caplog.text and opened.halted is None
     opened.close()
     assert guard.checkpoints == []
-    assert opened.stop is not None and sentence in opened.stop.reason, "no checkpoint was ever taken"
+    assert opened.halted is not None and sentence in opened.halted.reason, "no checkpoint was ever taken"
 
 
 def test_a_loop_that_is_always_wrong_is_a_run_that_nobody_judges(opened: Guard, guard: FaultyGuard) -> None:
     for step in (1, 2, 3):
-        assert opened.stop is None
+        assert opened.halted is None
         opened.step(step, reward="high")  # type: ignore[arg-type]
     with pytest.raises(
         GuardLostError, match=r"the client refuses every step, 3 in a row: reward must be a number"
     ):
-        opened.raise_if_stopped()
+        opened.raise_if_halted()
 
 
 @pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), -float("inf")])
@@ -434,7 +434,7 @@ def test_a_reward_that_is_unknown_is_not_reported_and_stops_nothing(
         opened.step(step, reward=reward)
     opened.step(10, reward=0.5)
     opened.close()
-    assert steps_of(guard) == [10] and opened.stop is None
+    assert steps_of(guard) == [10] and opened.halted is None
     assert caplog.text.count("step 1 has no finite reward") == caplog.text.count("no finite reward") == 1
 
 
@@ -443,8 +443,8 @@ def test_a_guard_that_is_not_open_says_so(guard: FaultyGuard) -> None:
     calls = [
         lambda: run.step(1, reward=0.5),
         lambda: run.checkpoint(".", step=1),
-        lambda: run.stop,
-        run.raise_if_stopped,
+        lambda: run.halted,
+        run.raise_if_halted,
     ]
     for call in calls:
         with pytest.raises(GuardConfigError, match="the guard is not open yet"):
@@ -460,7 +460,7 @@ def test_reports_after_the_end_are_one_warning(opened: Guard, guard: FaultyGuard
     for step in (1, 2):
         opened.step(step, reward=0.5)
     opened.checkpoint(".", step=2)
-    assert caplog.text.count("after the guard was closed") == 1 and opened.stop is None
+    assert caplog.text.count("after the guard was closed") == 1 and opened.halted is None
     assert guard.steps == [] and guard.checkpoints == []
 
 
@@ -533,14 +533,14 @@ def test_a_loop_in_a_forked_process_is_told_that_nobody_judges_it(
     guard: FaultyGuard, monkeypatch: Any, on_unreachable: Any
 ) -> None:
     run = Guard(guard.url, on_unreachable=on_unreachable).open()
-    assert run.stop is None
+    assert run.halted is None
     child = os.fork()
     if child == 0:
         run.step(1, reward=0.5)
-        os._exit(0 if isinstance(run.stop and run.stop.error(), GuardLostError) else 1)
+        os._exit(0 if isinstance(run.halted and run.halted.error(), GuardLostError) else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == (0 if on_unreachable == "stop" else 1)
-    assert run.stop is None, "the process that opened it still has its guard"
+    assert run.halted is None, "the process that opened it still has its guard"
     run.close()
 
 
@@ -571,7 +571,7 @@ def test_without_a_url_an_optional_guard_guards_nothing_and_says_so(caplog: Any,
         run.step(1, reward=0.5)
         run.step(2, reward=float("nan"))
         run.checkpoint(tmp_path, step=1)
-        assert run.stop is None and not run.guards and run.verdict is None and not run.lags()
+        assert run.halted is None and not run.guards and run.verdict is None and not run.lags()
         assert caplog.text.count("this run is unguarded") == 1
         assert not any(thread.name == "rlguard-reporter" for thread in threading.enumerate())
 

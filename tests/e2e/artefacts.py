@@ -17,8 +17,8 @@ KINDS = "gtj,pytorchjobs,pods,deployments,configmaps,persistentvolumeclaims,role
 LABEL = "rlguard.dev/e2e"
 
 
-def collect(cluster: Cluster, test: str) -> Path:
-    """Write everything about the present state; the folder."""
+def collect(cluster: Cluster, test: str) -> str:
+    """Write everything about the present state; the folder, and what tells most of each test's namespace."""
     folder = ROOT / "build" / "e2e" / re.sub(r"[^\w.-]+", "-", test)
     folder.mkdir(parents=True, exist_ok=True)
     tests = _kubectl(cluster, "get", "namespaces", "-l", LABEL, "-o", "jsonpath={.items[*].metadata.name}")
@@ -26,14 +26,26 @@ def collect(cluster: Cluster, test: str) -> Path:
         _namespace(cluster, namespace, folder)
     nodes = _kubectl(cluster, "describe", "nodes")
     (folder / "nodes.txt").write_text(nodes)
-    return folder
+    # CI keeps what was printed, and no files.
+    return "\n".join([str(folder), *(_told(cluster, namespace) for namespace in tests.split())])
+
+
+def _told(cluster: Cluster, namespace: str) -> str:
+    where = ("--namespace", namespace)
+    objects = _kubectl(cluster, "get", *where, "gtj,pods", "-o", "wide")
+    return f"{namespace}:\n{objects}{_events(cluster, namespace)}"
+
+
+def _events(cluster: Cluster, namespace: str) -> str:
+    return _kubectl(
+        cluster, "get", "--namespace", namespace, "events", "--sort-by=.metadata.creationTimestamp"
+    )
 
 
 def _namespace(cluster: Cluster, namespace: str, folder: Path) -> None:
     where = ("--namespace", namespace)
     (folder / f"{namespace}.yaml").write_text(_kubectl(cluster, "get", *where, KINDS, "-o", "yaml"))
-    events = _kubectl(cluster, "get", *where, "events", "--sort-by=.metadata.creationTimestamp")
-    (folder / f"{namespace}-events.txt").write_text(events)
+    (folder / f"{namespace}-events.txt").write_text(_events(cluster, namespace))
     for pod in _kubectl(cluster, "get", *where, "pods", "-o", "name").split():
         if not pod.startswith("pod/"):
             continue

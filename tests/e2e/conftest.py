@@ -28,11 +28,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Collect artefacts of a failed test while its namespace is still there, and say where they are."""
+    """Collect artefacts of a failed test while its namespace is still there; say where, and the essence."""
     report: pytest.TestReport = yield
     cluster = getattr(item, "funcargs", {}).get("cluster")
     if report.failed and cluster is not None and HERE in item.path.parents:
-        report.sections.append(("artefacts", str(artefacts.collect(cluster, item.name))))
+        report.sections.append(("artefacts", artefacts.collect(cluster, item.name)))
     return report
 
 

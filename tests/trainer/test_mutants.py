@@ -290,7 +290,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (GUARD, "seconds > 0.0 and self._look() is None", "seconds > 0.0", (CLIENT, "was_stopped_does_not_wait")),
     (GUARD, "if not self._heard:", "if False:", (CLIENT, "last_report_brings")),
     (GUARD, "if not self._heard:", "if True:", (CLIENT, "loop_has_obeyed")),
-    (GUARD, "self.open()\n        self.raise_if_stopped()", "self.open()", (CLIENT, "before_its_first_step")),
+    (GUARD, "self.open()\n        self.raise_if_halted()", "self.open()", (CLIENT, "before_its_first_step")),
     (
         GUARD,
         "            self.close(drain=False)\n            return",
