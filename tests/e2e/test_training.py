@@ -17,6 +17,8 @@ import pytest
 from . import artefacts, given, jobs, then, timeouts, walk, when
 from .kube import GUARD_CONTAINER, ROOT, TRAINER_CONTAINER, Job, Namespace
 
+pytestmark = pytest.mark.slow
+
 #: An evidence ConfigMap must stay far below etcd's limit of 1.5 MiB for one object.
 EVIDENCE_BYTES = 256 * 1024
 #: Of `rlguard.train`.
