@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+import time
 import timeit
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +157,9 @@ def test_what_is_no_secret_stays(line: str) -> None:
 @pytest.mark.parametrize("part", ["-", "--a-", "--token", "://a:", "Bearer "])
 def test_no_log_is_slow_to_clean_for_its_length(part: str) -> None:
     def seconds(text: str) -> float:
-        return min(timeit.repeat(lambda: _without_secrets(text, []), number=1, repeat=3))
+        clean = partial(_without_secrets, text, [])
+        # Of the processor: other tests run beside this one.
+        return min(timeit.repeat(clean, timer=time.process_time, number=1, repeat=3))
 
     log = (part * 30_000)[:30_000]
     assert seconds(log * 4) < 12 * seconds(log)

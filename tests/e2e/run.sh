@@ -4,8 +4,7 @@
 # cluster that is there; else one is made, and deleted after. One of its name that was left behind goes first: up.sh
 # would keep it, and what runs in it would take the cores of the tests. RLGUARD_E2E_SHORT leaves out those marked `long`.
 # `kinds` or `vllm` as the first argument: the tests of that folder in their place, one by one, on a cluster that has
-# what they need, too. Other arguments go to pytest. RLGUARD_E2E_MEANWHILE is a command for the time that all this leaves
-# of the cores, which is a third; what it said comes last.
+# what they need, too. Other arguments go to pytest.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$HERE/../.."
@@ -17,24 +16,13 @@ if [[ -n ${1:-} && -n ${needs[$1]:-} ]]; then
   shift
 fi
 
-status=0 meanwhile="" made=""
-clean_up() {
-  [[ -z $meanwhile ]] || kill -- "-$meanwhile" 2>/dev/null || true
-  [[ -z $made ]] || "$HERE/cluster/down.sh"
-}
-trap clean_up EXIT
+status=0
 mkdir -p build/e2e
 
-if [[ -n ${RLGUARD_E2E_MEANWHILE:-} ]]; then
-  # A session of its own: where the scheduler shares the cores between sessions, it minds the niceness of each as a whole.
-  setsid bash -c '{ echo 19 >/proc/self/autogroup; } 2>/dev/null; exec nice -n 19 bash -c "$1"' - "$RLGUARD_E2E_MEANWHILE" \
-    >build/e2e/meanwhile.log 2>&1 &
-  meanwhile=$!
-fi
 if [[ -z ${RLGUARD_E2E:-} ]]; then
   export RLGUARD_E2E=build/e2e/cluster.json
   "$HERE/cluster/down.sh"
-  made=yes
+  trap '"$HERE/cluster/down.sh"' EXIT
   "$HERE/cluster/up.sh" "${parts[@]}" >"$RLGUARD_E2E"
 fi
 
@@ -50,9 +38,4 @@ else
   run -m "alone$short" "$@" "${here[@]}"
 fi
 
-if [[ -n $meanwhile ]]; then
-  wait "$meanwhile" || status=$?
-  meanwhile=""
-  cat build/e2e/meanwhile.log
-fi
 exit "$status"
