@@ -73,23 +73,34 @@ def one_folder(path: Path, files: Sequence[Path]) -> Path | None:
 def refuse_several(folder: Path) -> None:
     """Raise if the event files of one folder are of several runs.
 
-    A trainer that goes on from a checkpoint begins after the first step, and when its former self has ended.
+    A trainer that goes on from a checkpoint begins after the first step; several may go on from the same one.
 
     Raises:
         InputError: naming the files.
     """
-    begun: dict[int, str] = {}
-    for path in named(folder, EVENTS):
-        first = first_step(path)
-        if first is None:
-            continue
-        other = next((name for step, name in begun.items() if first <= step), None)
-        if other is not None:
-            raise InputError(
-                f"{folder} holds the event files of several runs: {other} and {path.name} both begin at the "
-                "start. Name the file of one, or give each run a folder of its own."
-            )
-        begun[first] = path.name
+    begun = _begun_at(named(folder, EVENTS))
+    at_the_start = [path.name for path, first in begun.items() if first == min(begun.values())]
+    if len(at_the_start) > 1:
+        raise InputError(
+            f"{folder} holds the event files of several runs: {at_the_start[0]} and {at_the_start[1]} both "
+            "begin at the start. Name the file of one, or give each run a folder of its own."
+        )
+
+
+def in_order(files: Sequence[Path]) -> list[Path]:
+    """Event files of one run as they were begun: by the time in the name, after the one that has the start.
+
+    A clock may have been set back between two starts of the trainer.
+    """
+    begun = _begun_at(files)
+    start = min(begun.values(), default=None)
+    return sorted(files, key=lambda path: (begun.get(path, start) != start, path.name))
+
+
+def _begun_at(files: Sequence[Path]) -> dict[Path, int]:
+    """The first step of each file that has one."""
+    found = {path: first_step(path) for path in files}
+    return {path: step for path, step in found.items() if step is not None}
 
 
 def first_step(path: Path) -> int | None:

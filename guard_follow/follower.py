@@ -28,7 +28,8 @@ from guard_follow.history import KnownHistory
 from guard_follow.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
 from guard_follow.settings import settings_of
 from guard_follow.source import Source, framework_of, open_source
-from guard_follow.steps import Attempts, StepGatherer
+from guard_follow.starts import Starts
+from guard_follow.steps import StepGatherer
 from guard_follow.what import What
 
 #: A step is reported when the next one begins; after this long without one it is taken for whole. Writers of
@@ -75,7 +76,7 @@ class Follower:
         self._stopping = stopping or threading.Event()
         self._source: Source = open_source(what.metrics, what.format, what.before, first=not history.steps)
         self._layouts = layouts_of(what.layout or framework)
-        self._attempts = Attempts(history.steps, history.attempt)
+        self._attempts = Starts(history.steps, history.attempt)
         settings = settings_of(what.run_config, what.metrics, (what.before or Before()).has)
         self._steps = StepGatherer(self._attempts, what.overrides, framework, settings, self._say)
         self._evaluated = set(history.checkpoints)

@@ -13,6 +13,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from pydantic_core import from_json
@@ -20,6 +21,13 @@ from pydantic_core import from_json
 from guard_core.frameworks import STEP_NAMES, bare
 
 Record = Mapping[str, Any]
+
+#: Between two files of one log, as event files are: what comes may be of another start of the trainer.
+BOUNDARY: Record = MappingProxyType({})
+#: Before a log that is read from its beginning, again or for the first time.
+AGAIN: Record = MappingProxyType({})
+#: Before a file that has taken the place of the log, and begins otherwise.
+ROTATED: Record = MappingProxyType({})
 
 #: Longer lines and records are passed over.
 MAX_LINE = 4 << 20

@@ -23,6 +23,7 @@ from guard_follow.events import (
     LOGS,
     event_files,
     first_step,
+    in_order,
     one_folder,
     refuse_several,
     states,
@@ -30,6 +31,9 @@ from guard_follow.events import (
 )
 from guard_follow.names import listing
 from guard_follow.records import (
+    AGAIN,
+    BOUNDARY,
+    ROTATED,
     ConsoleLines,
     CsvLines,
     DamagedError,
@@ -39,7 +43,7 @@ from guard_follow.records import (
     Record,
     flatten,
 )
-from guard_follow.tail import CHUNK, Tail
+from guard_follow.tail import CHUNK, REMEMBERED, Tail
 
 MAX_STATE = 256 << 20
 #: A folder of event files has ended if nothing came to it for so long while another one grew; writers flush
@@ -47,8 +51,6 @@ MAX_STATE = 256 << 20
 QUIET_NS = 150 * 10**9
 #: Seconds between two looks for another folder.
 LOOK_SECONDS = 10.0
-#: Stands between two files: what comes after it is no part of the step before it.
-BOUNDARY: Record = {}
 
 
 class Source(Protocol):
@@ -117,13 +119,27 @@ def _decoder(path: Path | None, chosen: str) -> Callable[[], Decoder]:
 
 
 class FileSource:
-    """One file that grows, is cut, or is replaced."""
+    """One file that grows, is cut, or is replaced.
 
-    def __init__(self, path: Path, decoder: Callable[[], Decoder], before: Before | None = None) -> None:
+    Args:
+        path: of the file.
+        decoder: makes what reads it.
+        before: of another run, and left out.
+        begins: is given where it begins.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        decoder: Callable[[], Decoder],
+        before: Before | None = None,
+        begins: Record = AGAIN,
+    ) -> None:
         self.ended = False
         self.note = ""
         self._tail = Tail(path, None if before is None else before.logs.get(str(path)))
-        self._decoder = decoder()
+        self._decoder, self._begins = decoder(), begins
+        self._head = b""  # with what the file began that was read last
         self._bad = 0
 
     @property
@@ -139,13 +155,18 @@ class FileSource:
         """
         for anew, data in self._tail.read():
             if anew:
-                yield from self._decoder.rest()
-                yield BOUNDARY
+                yield self._beginning(data)
                 self._bad, self._decoder = self.bad, self._decoder.anew()
+            self._head = ((b"" if anew else self._head) + data[:REMEMBERED])[:REMEMBERED]
             try:
                 yield from self._decoder.feed(data)
             except DamagedError as error:
                 raise InputError(f"{self._tail.path}: {error}.") from None
+
+    def _beginning(self, data: bytes) -> Record:
+        """What a file is that begins with this: one that was rewritten as a whole begins as it did before."""
+        head = self._head[: len(data)]
+        return self._begins if not head else AGAIN if data.startswith(head) else ROTATED
 
     def rest(self) -> list[Record]:
         """The record that lacks only its line end."""
@@ -285,9 +306,8 @@ class EventSource:
     def _go_to(self, folder: Path) -> None:
         """Read the files of this folder too; those of the one before it are at their end."""
         self._folder = folder
-        for path in event_files(folder, self._old):
-            if path not in self._files:
-                self._files[path] = FileSource(path, Events)
+        for path in in_order([file for file in event_files(folder, self._old) if file not in self._files]):
+            self._files[path] = FileSource(path, Events, begins=BOUNDARY)
 
     def _later(self) -> Path | None:
         """The first folder that came beside the one that is read; None without any."""
@@ -336,6 +356,7 @@ class StateSource:
         except (OSError, ValueError, AttributeError, InputError):
             return  # it is being written: the next look finds it whole
         self._read = now
+        yield AGAIN
         for row in rows if isinstance(rows, list) else ():
             if isinstance(row, dict):
                 yield flatten(row)

@@ -1,4 +1,4 @@
-"""Records of a log into reports: which values are one step, and of which start of the trainer. Pure."""
+"""Records of a log into reports: which values are one step. Pure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from guard_core.wire import KlKind, StepReport
 from guard_follow import names
 from guard_follow.errors import InputError
 from guard_follow.names import Columns
-from guard_follow.records import Record, number
+from guard_follow.records import BOUNDARY, ROTATED, Record, number
+from guard_follow.starts import VALUES, Starts
 
 #: By attempt and step, what the guard has.
 ReportedSteps = dict[int, dict[int, StepSample]]
 
-_WHOLE = frozenset(framework.name for framework in FRAMEWORKS if framework.whole_rows)
+#: Frameworks of which a row with a reward is a step by itself.
+WHOLE = frozenset(framework.name for framework in FRAMEWORKS if framework.whole_rows)
 #: An event has the step and one value: what else belongs to the step comes after it, whoever writes.
 _OF_AN_EVENT = 2
-_VALUES = ("reward", "kl", "entropy", "reward_std")
 #: What `--map` may name of which a step is made; no step is whole without them.
-_OF_A_STEP = ("step", "attempt", "kl_kind", *_VALUES)
+_OF_A_STEP = ("step", "attempt", "kl_kind", *VALUES)
 _KINDS = {kind.value: kind for kind in KlKind}
 _MAX_COLUMNS = 5_000
 _MAX_ATTEMPT = 2**31
@@ -34,75 +35,6 @@ _MAX_WAITING = 10_000
 #: Records after which it is told that no step can be read, though none was found whole.
 _MANY_RECORDS = 100
 _MAX_NAME = 100
-
-
-class Attempts:
-    """Says of each step, in the order of the log, of which start of the trainer it is, and whether it is new.
-
-    A trainer that starts again writes steps a second time, with other values: a new attempt. Everything else
-    that comes a second time has been reported. The guard's own history is the memory, so that a log which is
-    read again from its beginning brings nothing twice, whatever was lost of it meanwhile.
-
-    Args:
-        known: what the guard has of this run.
-        lost: the newest attempt of a guard that has no step of it any more; None where it has all.
-    """
-
-    def __init__(self, known: ReportedSteps, lost: int | None = None) -> None:
-        self._known = known
-        self._first = 0 if known or lost is None else lost + 1
-        self._last = -1  # newest step of `current` in this log
-        #: The attempt that the log is in; None before its first step.
-        self.current: int | None = None
-
-    def place(self, sample: StepSample, named: int | None = None) -> StepReport | None:
-        """The report of a step, or None if the guard has it.
-
-        Args:
-            sample: the step.
-            named: the attempt that the log itself names.
-        """
-        attempt, is_new = self._find(sample) if named is None else self._check(named, sample)
-        moved = attempt != self.current
-        self.current, self._last = attempt, sample.step if moved else max(self._last, sample.step)
-        if not is_new:
-            return None
-        self._known.setdefault(attempt, {}).setdefault(sample.step, sample)
-        return sample.report(attempt)
-
-    def has_come_to(self, step: int) -> bool:
-        """Whether the log, where it stands, has this step or a later one."""
-        return self._last >= step
-
-    def attempt_of_checkpoint(self, step: int) -> int:
-        """The newest attempt that has come to this step; the current one if it is on its way there."""
-        reached = [a for a, steps in self._known.items() if steps and min(steps) <= step <= max(steps)]
-        newest = max(reached, default=self._first if self.current is None else self.current)
-        on_its_way = self.current is not None and min(self._known.get(self.current, {step + 1: None})) <= step
-        return max(newest, self.current or 0) if on_its_way else newest
-
-    def _check(self, attempt: int, sample: StepSample) -> tuple[int, bool]:
-        there = self._known.get(attempt, {}).get(sample.step)
-        return attempt, there is None or not _agree(there, sample)
-
-    def _find(self, sample: StepSample) -> tuple[int, bool]:
-        first = 0 if self.current is None else self.current
-        for attempt in sorted(a for a in self._known if a >= first):
-            there = self._known[attempt].get(sample.step)
-            if there is not None and _agree(there, sample):
-                return attempt, False
-        newest = max(self._known, default=self._first - 1)
-        if self.current is not None and sample.step not in self._known.get(self.current, {}):
-            return self.current, True
-        if self.current is None and newest in self._known and sample.step > max(self._known[newest]):
-            return newest, True  # the log begins where the one before it ended
-        return newest + 1, True
-
-
-def _agree(one: StepSample, other: StepSample) -> bool:
-    """Whether two reports of a step do not contradict each other; a value that one lacks does not."""
-    pairs = ((getattr(one, name), getattr(other, name)) for name in _VALUES)
-    return all(a is None or b is None or a == b for a, b in pairs)
 
 
 @dataclass(slots=True)
@@ -127,7 +59,7 @@ class StepGatherer:
 
     def __init__(
         self,
-        attempts: Attempts,
+        attempts: Starts[StepSample],
         overrides: Mapping[str, str],
         framework: str | None,
         settings: Callable[[], Mapping[str, str]],
@@ -147,9 +79,17 @@ class StepGatherer:
         self._waiting: deque[tuple[tuple[int | None, int], dict[str, Any]]] = deque(maxlen=_MAX_WAITING)
 
     def take(self, record: Record) -> list[StepReport]:
-        """The reports that this record makes whole; an empty record ends the step that is being gathered."""
+        """The reports that this record makes whole; an empty one says that another file begins.
+
+        What comes after it is no part of the step that is being gathered.
+        """
         if not record:
-            return self.rest()
+            done = self.rest()
+            if record is BOUNDARY:
+                self.attempts.another_file()
+            else:
+                self.attempts.read_again(rotated=record is ROTATED)
+            return done
         if any(name not in self._seen for name in record):
             self._learn(record)
         self._unread += self._columns is None
@@ -174,14 +114,14 @@ class StepGatherer:
         self._step, self._values = None, {}
         if self._columns is None:
             return []
-        reports = []
+        placed: list[tuple[int, StepSample]] = []
         while self._waiting:
             (attempt, step), values = self._waiting.popleft()
             if self._columns.source["reward"] in values:
                 self.newest = max(step, self.newest or 0)
             sample = self._sample(step, values, self._columns)
-            reports.append(None if sample is None else self.attempts.place(sample, attempt))
-        return [report for report in reports if report is not None]
+            placed += [] if sample is None else self.attempts.place(sample, attempt)
+        return [sample.report(attempt) for attempt, sample in placed]
 
     @property
     def gathers(self) -> bool:
@@ -255,11 +195,11 @@ class StepGatherer:
             return False
         framework = self._framework and BY_KEY[self._framework].name
         reward = self._values.get(self._columns.source["reward"])
-        return (framework or self._columns.framework) in _WHOLE and reward is not None
+        return (framework or self._columns.framework) in WHOLE and reward is not None
 
     def _sample(self, step: int, values: Mapping[str, Any], columns: Columns) -> StepSample | None:
         read: dict[str, float | None] = {}
-        for name in _VALUES:
+        for name in VALUES:
             try:
                 read[name] = number(values.get(columns.source.get(name, "")))
             except ValueError:

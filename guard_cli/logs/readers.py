@@ -20,7 +20,7 @@ from guard_cli.logs.table import OBJECTS, Chunk, Table, build
 from guard_core.frameworks import figure_of
 from guard_core.terminal import plain
 from guard_follow import names
-from guard_follow.events import LOGS, event_files, refuse_several
+from guard_follow.events import LOGS, event_files, in_order, refuse_several
 from guard_follow.records import MAX_LINE, SWIFT_STEPS, ConsoleLines, DamagedError, Events, Record, flatten
 
 #: Of JSON lines and of CSV. What fits into the processor's cache is read up to four times as fast.
@@ -338,23 +338,30 @@ def read_json(path: Path, keep: Keep) -> Table:
 
 
 def read_tensorboard(paths: Sequence[Path], keep: Keep) -> Table:
-    """Event files of one run, in the order in which they were begun; one row a step and file.
+    """Event files of one run, in the order in which they were begun.
 
     Raises:
         CliError: a file is no event file, or damaged, or a record of it cannot be read.
     """
     found: dict[str, None] = {}
-    cut: list[str] = []
-    chunks = [_event_chunk(path, keep, found, cut) for path in sorted(paths, key=lambda p: p.name)]
+    notes: list[str] = []
+    chunks = [_event_chunk(path, keep, found, notes) for path in in_order(paths)]
     table = build("TensorBoard", chunks, OBJECTS.__contains__, "step", found)
-    note = f"{', '.join(cut)} ends in mid-record: what was written up to there is replayed." if cut else None
-    return replace(table, note=note)
+    return replace(table, note=" ".join(notes) or None, begins=_begins(chunks), whole_rows=False)
 
 
-def _event_chunk(path: Path, keep: Keep, found: dict[str, None], cut: list[str]) -> Chunk:
-    """The scalars of one file as rows by step. Of a step written twice, the later value counts."""
+def _begins(chunks: Sequence[Chunk]) -> tuple[int, ...]:
+    """With which rows the chunks after the first begin."""
+    return tuple(accumulate(len(chunk.lines) for chunk in chunks[:-1]))
+
+
+def _event_chunk(path: Path, keep: Keep, found: dict[str, None], notes: list[str]) -> Chunk:
+    """The scalars of one file as rows; those of one step that stand together are one, as a follower has it.
+
+    Of a tag that is there twice the first value counts.
+    """
     events = Events()
-    series: dict[str, dict[int, float]] = {}
+    rows: list[dict[str, float]] = []
     try:
         records = events.feed(path.read_bytes())
     except DamagedError as error:
@@ -365,14 +372,26 @@ def _event_chunk(path: Path, keep: Keep, found: dict[str, None], cut: list[str])
             "replay another log of this run, such as a CSV export."
         )
     for record in records:
+        if not rows or rows[-1]["step"] != record["step"]:
+            rows.append({"step": record["step"]})
         for tag in record.keys() - {"step"}:
             found[tag] = None
             if keep(tag):
-                series.setdefault(tag, {})[record["step"]] = record[tag]
+                rows[-1].setdefault(tag, record[tag])
     if events.in_mid_record:
-        cut.append(path.name)
+        notes.append(f"{path.name} ends in mid-record: what was written up to there is replayed.")
     found["step"] = None
-    return _rows_by_step(series, keep)
+    return _rows_of_events(rows, keep)
+
+
+def _rows_of_events(rows: Sequence[Mapping[str, float]], keep: Keep) -> Chunk:
+    """Rows as a chunk; a step at which there are only further figures is none."""
+    judged = [row["step"] for row in rows if any(n != "step" and not keep.is_figure(n) for n in row)]
+    steps = {*judged}
+    rows = [row for row in rows if len(row) > 1 and row["step"] in steps]
+    names = {"step", *(name for row in rows for name in row)}
+    lines = [int(row["step"]) for row in rows]
+    return Chunk(lines, {name: [row.get(name) for row in rows] for name in names})
 
 
 def _rows_by_step(series: Mapping[str, Mapping[int, float]], keep: Keep) -> Chunk:
@@ -462,7 +481,8 @@ def read_mlflow(folder: Path, keep: Keep) -> Table:
                 series[name] = list(_mlflow_lines(file))
     starts, note = _starts(series, {name for name in series if not keep.is_figure(name)})
     chunks = [_rows_by_step(start, keep) for start in starts]
-    return replace(build("MLflow", chunks, OBJECTS.__contains__, "step", found), note=note)
+    table = build("MLflow", chunks, OBJECTS.__contains__, "step", found)
+    return replace(table, note=note, begins=_begins(chunks), whole_rows=False)
 
 
 def _mlflow_lines(file: Path) -> Iterator[_Logged]:

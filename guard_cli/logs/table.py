@@ -36,6 +36,7 @@ class Table:
     `names`: every column of the file. `numbers[name]`: shape (rows,), NaN where the cell is empty; only of
     columns that were kept. `objects[name]`: row to value, of the columns in `OBJECTS`. `line`: where each
     row stands in the file. `format`: what kind of file it was. `note`: what was left out of it, for people.
+    `begins`: rows with which another file, or start of the trainer, begins. `whole_rows`: each is one record.
     """
 
     format: str
@@ -44,6 +45,8 @@ class Table:
     objects: Mapping[str, Mapping[int, Any]]
     line: npt.NDArray[np.int64]
     note: str | None = None
+    begins: tuple[int, ...] = ()
+    whole_rows: bool = True
 
     def __len__(self) -> int:
         return len(self.line)

@@ -15,20 +15,17 @@ import numpy.typing as npt
 
 from guard_cli.errors import CliError
 from guard_cli.logs.table import Floats, Table
+from guard_cli.replay.attempts import attempts_of
 from guard_core.judge import Evaluation
 from guard_core.wire import KlKind
 from guard_follow.names import Columns, resolve
+from guard_follow.starts import VALUES
+from guard_follow.steps import WHOLE
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 KINDS = tuple(KlKind)
-
-#: A log whose step falls back more often than once in this many rows is unordered, not restarted.
-ROWS_PER_RESTART = 5
-
-#: What a step measures.
-MEASURED = ("reward", "kl", "entropy", "reward_std")
 
 MAX_STEP = 2**53
 MAX_ATTEMPT = 2**31
@@ -162,7 +159,7 @@ class _Rows:
 
     def __init__(self, table: Table, source: str, columns: Columns) -> None:
         self.table, self.source, self.columns = table, source, columns
-        self.values: dict[str, Floats] = {name: self._number(name) for name in (*MEASURED, "heldout")}
+        self.values: dict[str, Floats] = {name: self._number(name) for name in (*VALUES, "heldout")}
         self.step = self._integer("step", MAX_STEP)
         self.attempt = self._integer("attempt", MAX_ATTEMPT) if "attempt" in columns.source else None
         self.pass_index = np.nan_to_num(self._integer("pass_index", MAX_ATTEMPT))
@@ -221,7 +218,7 @@ class _Rows:
 
     def baseline(self) -> list[int]:
         """Rows with step 0 and items and nothing else, before any other: passes of the starting policy."""
-        bare = np.all([np.isnan(self.values[name]) for name in MEASURED], axis=0)
+        bare = np.all([np.isnan(self.values[name]) for name in VALUES], axis=0)
         rows = [row for row in self.items if self.step[row] == 0 and bare[row]]
         first = min(map(self._attempt_of, self.items), default=0)  # a restarted trainer does not start over
         rows = [row for row in rows if self._attempt_of(row) == first]
@@ -259,7 +256,7 @@ class _Rows:
             notes.append(f"{lost} rows without a step were left out (the first: {self._first(~usable)}).")
         usable &= self.pass_index == 0
         usable[[*baseline, *self.repeats]] = False
-        for name in (*MEASURED, "heldout"):
+        for name in (*VALUES, "heldout"):
             odd = np.isinf(self.values[name])
             if odd.any():
                 notes.append(f"{int(odd.sum())} values of {name} are infinite: unknown ({self._first(odd)}).")
@@ -272,6 +269,25 @@ class _Rows:
             )
             self.values["kl"][negative] = np.nan
         return np.flatnonzero(usable)
+
+    def attempts(self, usable: Ints) -> tuple[Ints, Bools]:
+        """The attempt of each of these rows, and whether what it measured counts; see `attempts_of`."""
+        named = None if self.attempt is None else np.nan_to_num(self.attempt[usable]).astype(np.int64)
+        begins = np.searchsorted(usable, self.table.begins)
+        return attempts_of(
+            self.step[usable].astype(np.int64),
+            named,
+            {name: self.values[name][usable] for name in VALUES},
+            begins[begins < len(usable)].tolist(),
+            self.table.whole_rows and self.columns.framework in WHOLE,
+        )
+
+    def forget(self, late: Ints) -> bool:
+        """Leave out what these rows measured; whether that is anything."""
+        measured = any(not np.isnan(self.values[name][late]).all() for name in VALUES)
+        for name in VALUES:
+            self.values[name][late] = np.nan
+        return measured
 
     def _first(self, where: Bools) -> str:
         return f"line {self.table.line[int(np.argmax(where))]}"
@@ -384,7 +400,7 @@ class _Merged:
             "attempt": self.attempt[is_step],
             "step": self.step[is_step],
             "kl_kind": self.kl_kind[is_step],
-            **{name: self.values[name][is_step] for name in (*MEASURED, "step_event")},
+            **{name: self.values[name][is_step] for name in (*VALUES, "step_event")},
             "figures": {name: values[is_step] for name, values in self.figures.items()},
         }
 
@@ -393,24 +409,17 @@ def _merge(rows: _Rows, usable: Ints, notes: list[str]) -> _Merged:
     """Order rows by attempt and step and merge those of one step: trackers log one step in several rows.
 
     Of two rows that contradict each other the first counts, as the guard refuses the second (409); unless
-    the steps start again from an earlier one, which is a restart of the trainer.
+    the steps start again from an earlier one, which is a restart of the trainer. What a step measured is in
+    the rows that stand together; what comes later could not have been reported.
     """
     step = rows.step[usable].astype(np.int64)
-    if rows.attempt is not None:
-        attempt = np.nan_to_num(rows.attempt[usable]).astype(np.int64)
-    else:
-        attempt = np.zeros(len(step), dtype=np.int64)
-        restarts = np.cumsum(np.diff(step, prepend=step[:1]) < 0)
-        if (
-            len(step)
-            and 0 < restarts[-1] <= len(step) / ROWS_PER_RESTART
-            and _contradictions(rows, usable, attempt, step)[0]
-        ):
-            attempt = restarts.astype(np.int64)
-            notes.append(
-                f"the steps start again {restarts[-1]} times with other values: read as {restarts[-1] + 1} "
-                "attempts of the trainer."
-            )
+    attempt, counts = rows.attempts(usable)
+    several = len(np.unique(attempt))
+    if rows.attempt is None and several > 1:
+        notes.append(
+            f"the steps start again {several - 1} times with other values: read as {several} attempts of the "
+            "trainer."
+        )
     count, first_row, second_row = _contradictions(rows, usable, attempt, step)
     if count:
         notes.append(
@@ -422,7 +431,20 @@ def _merge(rows: _Rows, usable: Ints, notes: list[str]) -> _Merged:
     repeats = len(step) - len(starts)
     if repeats and not count:
         notes.append(f"{repeats} rows repeat a step and were merged with it.")
-    return _take_first(rows, usable, attempt, step, order, starts)
+    merged = _take_first(rows, usable, attempt, step, order, starts)
+    if not rows.forget(usable[~counts]):
+        return merged
+    timely = _take_first(rows, usable, attempt, step, order, starts)
+    late = np.zeros(len(timely.step), dtype=bool)
+    for name in VALUES:
+        late |= np.isnan(timely.values[name]) & ~np.isnan(merged.values[name])
+    late &= ~np.isnan(timely.values["reward"])
+    if late.any():
+        notes.append(
+            f"{int(late.sum())} steps have values in lines that came when the next step had begun; those do "
+            f"not count, as a guard had the step by then (the first: step {timely.step[np.argmax(late)]})."
+        )
+    return timely
 
 
 def _groups(attempt: Ints, step: Ints) -> tuple[Ints, Ints]:

@@ -2,7 +2,7 @@
 
 from guard_client.samples import StepSample
 from guard_core.wire import KlKind
-from guard_follow.steps import Attempts
+from guard_follow.starts import Starts
 
 
 def sample(step, reward, kl=None):
@@ -17,56 +17,56 @@ def known(**attempts):
 
 
 def placed(attempts, steps, reward):
-    reports = [attempts.place(sample(step, reward)) for step in steps]
-    return [None if r is None else (r.attempt, r.step) for r in reports]
+    found = [attempts.place(sample(step, reward)) for step in steps]
+    return [(attempt, one.step) for placed in found for attempt, one in placed]
 
 
 def test_a_new_run():
-    assert placed(Attempts({}), [1, 2, 3], 0.5) == [(0, 1), (0, 2), (0, 3)]
+    assert placed(Starts({}), [1, 2, 3], 0.5) == [(0, 1), (0, 2), (0, 3)]
 
 
 def test_what_the_guard_has_is_not_new():
-    assert placed(Attempts(known(a0=(range(1, 4), 0.5))), range(1, 6), 0.5) == [None] * 3 + [(0, 4), (0, 5)]
+    assert placed(Starts(known(a0=(range(1, 4), 0.5))), range(1, 6), 0.5) == [(0, 4), (0, 5)]
 
 
 def test_other_values_are_another_start():
-    attempts = Attempts(known(a0=(range(1, 6), 0.5)))
-    assert placed(attempts, range(1, 6), 0.5) == [None] * 5
+    attempts = Starts(known(a0=(range(1, 6), 0.5)))
+    assert placed(attempts, range(1, 6), 0.5) == []
     assert placed(attempts, range(4, 8), 0.6) == [(1, 4), (1, 5), (1, 6), (1, 7)]
     assert placed(attempts, range(6, 9), 0.7) == [(2, 6), (2, 7), (2, 8)]
 
 
 def test_a_log_of_which_only_the_last_start_is_left():
-    attempts = Attempts(known(a0=(range(1, 131), 0.5), a1=(range(101, 151), 0.6), a2=(range(131, 171), 0.7)))
-    assert placed(attempts, range(131, 173), 0.7) == [None] * 40 + [(2, 171), (2, 172)]
+    attempts = Starts(known(a0=(range(1, 131), 0.5), a1=(range(101, 151), 0.6), a2=(range(131, 171), 0.7)))
+    assert placed(attempts, range(131, 173), 0.7) == [(2, 171), (2, 172)]
 
 
 def test_a_log_that_begins_where_the_one_before_it_ended():
-    assert placed(Attempts(known(a0=(range(1, 6), 0.5))), [6, 7], 0.6) == [(0, 6), (0, 7)]
+    assert placed(Starts(known(a0=(range(1, 6), 0.5))), [6, 7], 0.6) == [(0, 6), (0, 7)]
 
 
 def test_a_log_that_begins_behind_with_other_values():
-    assert placed(Attempts(known(a0=(range(1, 6), 0.5))), [3, 4], 0.6) == [(1, 3), (1, 4)]
+    assert placed(Starts(known(a0=(range(1, 6), 0.5))), [3, 4], 0.6) == [(1, 3), (1, 4)]
 
 
 def test_a_value_that_one_of_them_lacks_contradicts_nothing():
-    attempts = Attempts({0: {1: sample(1, 0.5)}})
-    assert attempts.place(sample(1, 0.5, kl=0.1)) is None
-    assert attempts.place(sample(1, 0.5, kl=0.2)) is None
-    attempts = Attempts({0: {1: sample(1, 0.5, kl=0.1)}})
-    assert attempts.place(sample(1, 0.5, kl=0.2)) is not None
+    attempts = Starts({0: {1: sample(1, 0.5)}})
+    assert attempts.place(sample(1, 0.5, kl=0.1)) == []
+    assert attempts.place(sample(1, 0.5, kl=0.2)) == []
+    attempts = Starts({0: {1: sample(1, 0.5, kl=0.1)}})
+    assert attempts.place(sample(1, 0.5, kl=0.2)) != []
 
 
 def test_a_checkpoint_is_of_the_newest_start_that_came_to_its_step():
-    attempts = Attempts(known(a0=(range(1, 131), 0.5), a1=(range(101, 111), 0.6)))
+    attempts = Starts(known(a0=(range(1, 131), 0.5), a1=(range(101, 111), 0.6)))
     assert [attempts.attempt_of_checkpoint(step) for step in (50, 105, 120)] == [0, 1, 0]
-    assert Attempts({}).attempt_of_checkpoint(5) == 0
+    assert Starts({}).attempt_of_checkpoint(5) == 0
 
 
 def test_a_guard_that_has_lost_its_steps_is_told_of_another_attempt():
-    attempts = Attempts({}, lost=1)
+    attempts = Starts({}, lost=1)
     assert attempts.attempt_of_checkpoint(4) == 2
     assert placed(attempts, (5, 6, 7), 0.1) == [(2, 5), (2, 6), (2, 7)]
-    assert placed(Attempts({}), (5,), 0.1) == [(0, 5)]
-    assert placed(Attempts(known(_0=([4], 0.1)), lost=0), (5,), 0.1) == [(0, 5)], "it has lost nothing"
-    assert Attempts(known(_0=([4], 0.1)), lost=0).attempt_of_checkpoint(9) == 0
+    assert placed(Starts({}), (5,), 0.1) == [(0, 5)]
+    assert placed(Starts(known(_0=([4], 0.1)), lost=0), (5,), 0.1) == [(0, 5)], "it has lost nothing"
+    assert Starts(known(_0=([4], 0.1)), lost=0).attempt_of_checkpoint(9) == 0

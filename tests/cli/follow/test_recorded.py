@@ -11,7 +11,7 @@ import pytest
 from guard_core.frameworks import FRAMEWORKS
 from guard_follow import source as source_module
 from tests.cli.follow.test_follower import Followed, replayed
-from tests.cli.logs.recorded import LOGS, RECORDED, kl, reward, steps
+from tests.cli.logs.recorded import RECORDED, kl, reward, steps
 
 WRITER = Path(__file__).with_name("live.py")
 
@@ -41,15 +41,18 @@ def expected(name):
     ]
 
 
-def logs(name, attempt):
-    """What can be replayed after a start: the file, or each folder with event files of one run."""
+def whole(name, folder):
+    """All that both starts wrote, in one log: a file of lines, or a folder with the event files."""
     recorded = RECORDED[name]
-    for path in recorded.files(attempt):
-        if path.endswith(recorded.log) or (
-            not recorded.has_lines and path.count("/") == recorded_depth(name)
-        ):
-            file = LOGS / name / str(attempt) / path
-            yield file
+    folder.mkdir()
+    if recorded.has_lines:
+        (path := folder / recorded.log).write_bytes(recorded.start(0) + recorded.start(1))
+        return path
+    for attempt in (0, 1):
+        for path, data in recorded.files(attempt).items():
+            if ".tfevents." in path and path.count("/") == recorded_depth(name):
+                (folder / path.rpartition("/")[2]).write_bytes(data)
+    return folder
 
 
 def recorded_depth(name):
@@ -88,9 +91,7 @@ def test_what_is_followed_while_it_is_written_is_what_is_replayed(
         assert answered == 1 + rotate and polls > 10
     followed.finish()
     assert followed.rows() == expected(name)
-    settings = recorded.armed or {}
-    seen = {row[1:] for attempt in (0, 1) for log in logs(name, attempt) for row in replayed(log, settings)}
-    assert seen == {row[1:] for row in followed.rows()}
+    assert followed.rows() == replayed(whole(name, tmp_path / "whole"), recorded.armed or {})
 
 
 def test_there_is_a_log_of_every_framework_in_the_table():
