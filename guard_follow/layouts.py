@@ -21,6 +21,8 @@ from guard_follow.errors import InputError
 
 #: Without a marker a checkpoint is complete when none of its files has changed for so long, seconds.
 QUIET_SECONDS = 30.0
+#: So long where the mark of the whole folder is older, s: by another clock, or of a start that saved it before.
+OLD_MARK_SECONDS = 300.0
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 MAX_HEADER = 64 << 20
 MAX_SMALL_FILE = 16 << 20
@@ -99,20 +101,18 @@ def _check(
             why = f"holds no weights in safetensors, so it cannot be scored: {layout.advice}"
             return Unfit(step, path, why) if layout.marks else None
         written = _newest(model)
-        # An old mark beside a newer file: it is being written again. A file within the checkpoint is written
-        # before some others of it, and a copy has any order, so there the weights or the quiet count.
+        # An old mark beside a newer file: it is being written again, perhaps shard by shard, or the clocks of
+        # two nodes differ. A file within the checkpoint is written before some others of it, and a copy has
+        # any order, so there the weights or a shorter quiet count.
         newest = written if layout.latest else max(_when(file) for file in _weights(model))
-        settled = newest <= marked or (not layout.latest and _is_quiet(written, now))
+        quiet = OLD_MARK_SECONDS if layout.latest else QUIET_SECONDS
+        settled = newest <= marked or now - written / 1e9 >= quiet
         return CompleteCheckpoint(step, model, written) if settled and _whole(model) else None
     except PermissionError:
         why = f"cannot be read by user {os.geteuid()}: let the trainer's script `chmod -R a+rX` what it saved"
         return Unfit(step, path, why)
     except _WHAT_HOSTILE_FILES_RAISE:
         return None  # it changes, or goes, while it is looked at
-
-
-def _is_quiet(written: int, now: float) -> bool:
-    return now - written / 1e9 >= QUIET_SECONDS
 
 
 def _marked(root: Path, path: Path, layout: Layout, step: int) -> int | None:

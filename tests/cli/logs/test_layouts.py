@@ -152,7 +152,7 @@ class TestTheFileThatNamesTheNewest:
     def test_it_is_older_than_the_weights(self, tmp_path):
         save(tmp_path, "verl", 5)
         mark(tmp_path / "latest_checkpointed_iteration.txt", "30", LONG_AGO - 1)
-        assert found(tmp_path, "verl") == []
+        assert found(tmp_path, "verl", now=LONG_AGO + layouts.OLD_MARK_SECONDS - 1) == []
 
     @pytest.mark.parametrize("text", ["", "x", "9" * 5000, "null", "[" * 100_000])
     def test_it_is_none(self, tmp_path, text):
@@ -209,3 +209,14 @@ def test_weights_that_this_user_may_not_read_are_told_with_what_to_do(tmp_path, 
     monkeypatch.setattr(layouts, "open_regular", refuse)
     [unfit] = find_checkpoints(tmp_path, layouts_of("trl"))
     assert isinstance(unfit, Unfit) and "chmod -R a+rX" in unfit.why
+
+
+@pytest.mark.parametrize("key", ["verl", "easyr1"])
+def test_a_mark_of_the_whole_folder_may_be_older_by_another_nodes_clock(tmp_path, key):
+    """It may also be of a start that saved this step before, so the quiet is a long one."""
+    path = save(tmp_path, key, 20)
+    for file in path.iterdir():
+        os.utime(file, (LONG_AGO + 12, LONG_AGO + 12))
+    assert found(tmp_path, key, now=LONG_AGO + 11 + layouts.OLD_MARK_SECONDS) == []
+    assert [c.step for c in found(tmp_path, key, now=LONG_AGO + 12 + layouts.OLD_MARK_SECONDS)] == [20]
+    assert [c.step for c in found(tmp_path, key, now=float("inf"))] == [20]
