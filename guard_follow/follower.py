@@ -123,10 +123,12 @@ class Follower:
         """Report the rest of the log, at the end.
 
         Args:
-            trainer_ended: nothing is added any more, so a checkpoint that is whole is complete.
+            trainer_ended: nothing is added any more, so the last line needs no end, and a checkpoint that is
+                whole is complete. Else that line is left to a follower that starts again.
         """
         self._report_steps()
-        last = [report for record in self._source.rest() for report in self._steps.take(record)]
+        rest = self._source.rest() if trainer_ended else ()
+        last = [report for record in rest for report in self._steps.take(record)]
         self._send([*last, *self._steps.rest()])
         self._report_checkpoints(math.inf if trainer_ended else self._clock())
         self._tell_the_end()
@@ -241,7 +243,7 @@ class Follower:
             self._say(f"{self._source.bad} lines or records could not be read, and were left out")
         self._bad = self._source.bad
         if self._source.note:
-            self._once("note", self._source.note)
+            self._once(self._source.note, self._source.note)
         if "trouble" not in self._told and (trouble := self._steps.trouble):
             self._once("trouble", f"no step can be read yet: {trouble}")
         if self._steps.counts.not_finite:

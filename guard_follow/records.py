@@ -13,8 +13,10 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from pydantic_core import from_json
 
@@ -40,8 +42,12 @@ MAX_NAME = 200
 _WRAPPERS = ("data", "metrics")
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_VERL = re.compile(r"(?:^|\s)step:(\d{1,15}) - (.*)")
+#: A number may stand before it, of a line that was cut off there.
+_VERL = re.compile(r"(?<![^\s\d])step:(\d{1,15}) - ")
 _ROLL = "metrics_tag: "
+BOM = b"\xef\xbb\xbf"
+#: Of a line that cannot be read, where its whole end is looked for: so often it is tried.
+_MOST_TRIED = 8
 #: Where ms-swift has the step, as "12/500"; with Megatron it is the second.
 SWIFT_STEPS = ("global_step/max_steps", "iteration")
 _SWIFT_STEP = re.compile(r"(\d{1,15})/\d+")
@@ -132,12 +138,17 @@ class _Lines:
         part, self._part = self._part, b""
         return list(self._read(part)) if part.strip() else []
 
-    def anew(self) -> Decoder:
-        """For a file that begins anew in the place of this one."""
+    def anew(self) -> Self:
+        """For a file that begins anew in the place of this one; counts the line whose end does not come.
+
+        It is not read: half a number looks like a number.
+        """
+        cut_off = self.rest()  # which counts what cannot be read
+        self.bad += len(cut_off)
         return type(self)()
 
     def _read(self, line: bytes) -> Iterator[Record]:
-        line = line.lstrip(b"\0")
+        line = line.lstrip(b"\0").removeprefix(BOM)
         if not line.strip():
             return
         try:
@@ -158,10 +169,31 @@ class JsonLines(_Lines):
     """One JSON object a line."""
 
     def _record(self, line: bytes) -> Record | None:
-        row = from_json(line)
+        try:
+            row = from_json(line)
+        except ValueError:
+            if (row := _whole_end(line)) is None:
+                raise
+            self.bad += 1  # what stands before it
         if not isinstance(row, dict):
             raise ValueError("no object")
         return flatten(row)
+
+
+def _whole_end(line: bytes) -> dict[str, Any] | None:
+    """The JSON object with which a line ends that another one begins, whose writer was ended in mid-line.
+
+    What could be a part of the one before it is none.
+    """
+    at = tried = 0
+    while tried < _MOST_TRIED and (at := line.find(b'{"', at + 1)) > 0:
+        if line[at - 1 : at] in (b":", b",", b"[", b" "):
+            continue
+        tried += 1
+        with suppress(ValueError):
+            row = from_json(line[at:])
+            return row if isinstance(row, dict) else None
+    return None
 
 
 class CsvLines(_Lines):
@@ -175,10 +207,11 @@ class CsvLines(_Lines):
         self._header: list[str] = []
         self._begins = True
 
-    def anew(self) -> Decoder:
-        """For a file that begins anew in the place of this one."""
-        other = CsvLines()
-        other._header = self._header
+    def anew(self) -> Self:
+        """For a file that begins anew in the place of this one; counts the line whose end does not come."""
+        header = self._header
+        other = super().anew()
+        other._header = header
         return other
 
     def _record(self, line: bytes) -> Record | None:
@@ -208,26 +241,41 @@ class ConsoleLines(_Lines):
 
     def _record(self, line: bytes) -> Record | None:
         text = _ANSI.sub("", line.decode("utf-8", "replace")).strip()
-        if match := _VERL.search(text):
-            return _of_verl(match)
-        found = _of_roll(text)
-        if not found and not text.startswith("{"):
-            return None
+        if found := list(islice(_VERL.finditer(text), MAX_KEYS)):
+            self.bad += len(found) > 1  # lines that were cut off: the last one is whole
+            return _of_verl(int(found[-1][1]), text[found[-1].end() :])
+        if text.count(_ROLL + "{") or text.startswith("{"):
+            return self._of_json(text)
+        return None
+
+    def _of_json(self, text: str) -> Record | None:
+        """ROLL's object, which must be whole; any other line in braces need not be JSON."""
+        roll = _of_roll(text)
+        self.bad += text.count(_ROLL + "{") > 1  # lines that were cut off: the last one is whole
         try:
-            row = from_json(found or text)
+            row = from_json(roll or text)
         except ValueError:
-            if found:
+            if roll:
                 raise
-            return None
+            row = _whole_end(text.encode())
+            self.bad += row is not None
         return flatten(row) if isinstance(row, dict) else None
 
 
-def _of_verl(match: re.Match[str]) -> Record:
-    record: dict[str, Any] = {"step": int(match[1])}
-    for part in match[2].split(" - ")[:MAX_KEYS]:
+def _of_verl(step: int, metrics: str) -> Record:
+    """One line of verl's.
+
+    Raises:
+        ValueError: a metric is there twice, so they are two lines.
+    """
+    record: dict[str, Any] = {"step": step}
+    for part in metrics.split(" - ")[:MAX_KEYS]:
         name, colon, value = part.rpartition(":")
+        name = name.strip()
         if colon and name:
-            record[_cut(name.strip())] = _without_type(value.strip())
+            if name in record and len(name) <= MAX_NAME:
+                raise ValueError("two lines in one")
+            record[_cut(name)] = _without_type(value.strip())
     return record
 
 
@@ -239,11 +287,15 @@ def _without_type(value: str) -> str:
 
 def _of_roll(text: str) -> str:
     """The JSON object of a line of ROLL, or what is there of one that was cut short; "" without any."""
-    start, end = text.find(_ROLL + "{"), text.rfind("}")
+    start, end = text.rfind(_ROLL + "{"), text.rfind("}")
     return "" if start < 0 else text[start + len(_ROLL) : end + 1 if end > start else None]
 
 
 # -- TensorBoard ---------------------------------------------------------------------------------------
+
+
+#: A record can have no more bytes: its message could not be made.
+_MAX_MESSAGE = 1 << 31
 
 
 class DamagedError(ValueError):
@@ -255,12 +307,16 @@ class Events:
 
     A TFRecord is a length (uint64), a checksum of it, the bytes, and their checksum. The checksum of the
     length tells a record that is still being written from damage. The messages are read here, field by field,
-    because the package `tensorboard` brings a server with it.
+    because the package `tensorboard` brings a server with it. A record that is too long, as of a picture, is
+    passed over: its length is known to be right.
     """
 
     def __init__(self) -> None:
         self.bad = 0
+        #: Records that were too long; they are in `bad`, too.
+        self.too_long = 0
         self._part = b""
+        self._passing = 0  # bytes that are passed over
 
     def feed(self, data: bytes) -> list[Record]:
         """The records that end in `data`.
@@ -268,17 +324,21 @@ class Events:
         Raises:
             DamagedError: it is no event file, or one that is damaged.
         """
-        data, at = self._part + data, 0
+        data, at = self._part + data, self._passing
         found: list[Record] = []
         while len(data) - at >= 12:
             length, check = struct.unpack_from("<QI", data, at)
-            if check != _masked_crc(data[at : at + 8]) or length > MAX_LINE:
+            if check != _masked_crc(data[at : at + 8]) or length > _MAX_MESSAGE:
                 raise DamagedError("not a TensorBoard event file, or one that is damaged")
-            if len(data) - at < 16 + length:
+            if length > MAX_LINE:
+                self.too_long += 1
+                self.bad += 1
+            elif len(data) - at < 16 + length:
                 break
-            found += self._scalars(data[at + 12 : at + 12 + length])
+            else:
+                found += self._scalars(data[at + 12 : at + 12 + length])
             at += 16 + length
-        self._part = data[at:]
+        self._part, self._passing = data[at:], max(0, at - len(data))
         return found
 
     def rest(self) -> list[Record]:
@@ -292,7 +352,7 @@ class Events:
     @property
     def in_mid_record(self) -> bool:
         """Whether the end of a record is missing."""
-        return bool(self._part)
+        return bool(self._part or self._passing)
 
     def _scalars(self, message: bytes) -> Iterator[Record]:
         """Records with a step and one scalar, in the order of the file.

@@ -118,6 +118,10 @@ def _decoder(path: Path | None, chosen: str) -> Callable[[], Decoder]:
     return ConsoleLines
 
 
+class _DamagedFileError(InputError):
+    """What follows in a file cannot be found again."""
+
+
 class FileSource:
     """One file that grows, is cut, or is replaced.
 
@@ -156,12 +160,13 @@ class FileSource:
         for anew, data in self._tail.read():
             if anew:
                 yield self._beginning(data)
-                self._bad, self._decoder = self.bad, self._decoder.anew()
+                decoder = self._decoder.anew()
+                self._bad, self._decoder = self.bad, decoder
             self._head = ((b"" if anew else self._head) + data[:REMEMBERED])[:REMEMBERED]
             try:
                 yield from self._decoder.feed(data)
             except DamagedError as error:
-                raise InputError(f"{self._tail.path}: {error}.") from None
+                raise _DamagedFileError(f"{self._tail.path}: {error}.") from None
 
     def _beginning(self, data: bytes) -> Record:
         """What a file is that begins with this: one that was rewritten as a whole begins as it did before."""
@@ -259,6 +264,7 @@ class EventSource:
         self._folder: Path | None = None
         self._looked = -math.inf
         self._files: dict[Path, FileSource] = {}
+        self._damaged: set[Path] = set()
         files = event_files(root, self._old)
         if first:
             one_folder(root, files)
@@ -270,7 +276,7 @@ class EventSource:
     @property
     def bad(self) -> int:
         """How many records could not be read."""
-        return sum(file.bad for file in self._files.values())
+        return sum(file.bad for file in self._files.values()) + len(self._damaged)
 
     def poll(self) -> Iterator[Record]:
         """The records that are new, in the order of the files.
@@ -300,8 +306,23 @@ class EventSource:
     def _read(self) -> Iterator[Record]:
         if self._folder is not None:
             self._go_to(self._folder)
-        for source in list(self._files.values()):
-            yield from source.poll()
+        for path, source in list(self._files.items()):
+            if path not in self._damaged:
+                try:
+                    yield from source.poll()
+                except _DamagedFileError as error:
+                    self._give_up(path, error)
+
+    def _give_up(self, path: Path, error: _DamagedFileError) -> None:
+        """Read no more of a file that is damaged, while there is another one.
+
+        Raises:
+            InputError: there is none.
+        """
+        self._damaged.add(path)
+        if self._damaged.issuperset(self._files):
+            raise error
+        self.note = f"{error} No more of it is read; the other event files are"
 
     def _go_to(self, folder: Path) -> None:
         """Read the files of this folder too; those of the one before it are at their end."""

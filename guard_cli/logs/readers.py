@@ -21,7 +21,16 @@ from guard_core.frameworks import figure_of
 from guard_core.terminal import plain
 from guard_follow import names
 from guard_follow.events import LOGS, event_files, in_order, refuse_several
-from guard_follow.records import MAX_LINE, SWIFT_STEPS, ConsoleLines, DamagedError, Events, Record, flatten
+from guard_follow.records import (
+    BOM,
+    MAX_LINE,
+    SWIFT_STEPS,
+    ConsoleLines,
+    DamagedError,
+    Events,
+    Record,
+    flatten,
+)
 
 #: Of JSON lines and of CSV. What fits into the processor's cache is read up to four times as fast.
 CHUNK_BYTES = 1 << 20
@@ -179,7 +188,7 @@ def _json_chunks(path: Path, keep: Keep, found: dict[str, None]) -> Iterator[Chu
     with path.open("rb") as file:
         while lines := file.readlines(CHUNK_BYTES):
             if first == 1:  # NULs: of a file that was cut under its writer
-                lines[0] = lines[0].lstrip(b"\0")
+                lines[0] = lines[0].lstrip(b"\0").removeprefix(BOM)
             numbers: Any = range(first, first + len(lines))
             first += len(lines)
             if any(line.isspace() for line in lines):
@@ -366,9 +375,13 @@ def _event_chunk(path: Path, keep: Keep, found: dict[str, None], notes: list[str
         records = events.feed(path.read_bytes())
     except DamagedError as error:
         raise CliError(f"{path}: {error}.") from None
-    if events.bad:
+    if events.too_long:
+        notes.append(
+            f"{events.too_long} records of {path.name} have more than {MAX_LINE >> 20} MiB: not read."
+        )
+    if unread := events.bad - events.too_long:
         raise CliError(
-            f"{path}: {events.bad} records in it cannot be read. Nothing was judged: the file is damaged; "
+            f"{path}: {unread} records in it cannot be read. Nothing was judged: the file is damaged; "
             "replay another log of this run, such as a CSV export."
         )
     for record in records:
@@ -454,6 +467,8 @@ def _why_no_metrics(line: bytes) -> str:
     """Why a line that should hold metrics cannot be read."""
     if len(line) > MAX_LINE:
         return f"longer than {MAX_LINE >> 20} MiB"
+    if b"metrics_tag:" not in line or line.count(b"metrics_tag:") > 1:
+        return "it has the metrics of two lines: the first was cut short while it was written?"
     return f"what follows `metrics_tag:` is not JSON{_cut_short(line)}"
 
 

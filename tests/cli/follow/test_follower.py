@@ -393,7 +393,8 @@ class TestHostile:
         append(path, b'{"step": 50, "reward": 0.5}\n')
         followed.poll()
         followed.finish()
-        expected = [(0, 50)] if file in ("run.jsonl", "driver.log") else []
+        end_is_whole = [(0, 6)] if bad.startswith(b'{"step": 5, "rew{') else []
+        expected = [*end_is_whole, (0, 50)] if file in ("run.jsonl", "driver.log") else []
         assert [row[:2] for row in followed.rows()] == expected
         assert not any("rew" in s and "{" in s for s in followed.said)
 

@@ -77,3 +77,54 @@ def test_a_long_name_is_cut_to_what_is_known_as_too_long(decoder: Decoder, data:
 def test_ms_swift_has_its_step_in_a_fraction(name):
     assert flatten({name: "12/500", "reward": 0.5})["global_step"] == 12
     assert "global_step" not in flatten({name: "12", "reward": 0.5})
+
+
+class TestAWriterThatWasEndedInMidLine:
+    """And another one that goes on in the same file: what ends the line is a whole record."""
+
+    @pytest.mark.parametrize(
+        ("decoder", "line", "record"),
+        [
+            (JsonLines, b'{"step": 2, "rew{"step": 2, "reward": 0.2}', {"step": 2, "reward": 0.2}),
+            (JsonLines, b'{"st{"step": 2, "data": {"a": 1}}', {"step": 2, "a": 1}),
+            (ConsoleLines, b'{"step": 2, "rew{"step": 2, "reward": 0.2}', {"step": 2, "reward": 0.2}),
+            (ConsoleLines, b"step:9 - a:0.5 - b:8.1step:2 - a:1 - b:2", {"step": 2, "a": "1", "b": "2"}),
+            (ConsoleLines, b"step:9 - a:0.(Runner pid=7) step:2 - a:0.25", {"step": 2, "a": "0.25"}),
+            (ConsoleLines, b'metrics_tag: {"st[I] metrics_tag: {"step": 2, "a": 1}', {"step": 2, "a": 1}),
+        ],
+    )  # fmt: skip
+    def test_it_is_read_and_the_other_is_counted(self, decoder, line, record):
+        lines = decoder()
+        assert lines.feed(line + b"\n") == [record] and lines.bad == 1
+
+    @pytest.mark.parametrize(
+        ("decoder", "line"),
+        [
+            (JsonLines, b'{"step": 2, "data": {"step": 1, "reward": 0.2}'),
+            (JsonLines, b'{"step": 2, "reward":{"step": 1, "reward": 0.2}'),
+            (JsonLines, b'{"step": 2, "a": [{"a": 1},{"step": 1, "reward": 0.2}'),
+            (ConsoleLines, b"step:9 - a:0.5 - bstep:2 - a:0.25 - b:0.5"),
+        ],
+    )
+    def test_what_may_be_a_part_of_the_other_is_not_read(self, decoder, line):
+        lines = decoder()
+        assert lines.feed(line + b"\n") == [] and lines.bad == 1
+
+    def test_the_end_of_a_metrics_name_begins_no_line(self):
+        line = b"step:9 - training/global_step:9 - timestep:7 - timing_s/step:3 - a:0.5\n"
+        (record,) = ConsoleLines().feed(line)
+        assert record["step"] == 9 and record["timestep"] == "7"
+
+    def test_it_is_not_looked_for_in_vain_for_long(self):
+        line = b'{"a"' * 200_000
+        began = time.perf_counter()
+        lines = JsonLines()
+        assert lines.feed(line + b"\n") == [] and lines.bad == 1
+        assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize("decoder", [JsonLines, ConsoleLines])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(decoder):
+    lines = decoder()
+    assert lines.feed(b'\xef\xbb\xbf{"step": 1}\n{"step": 2}\n') == [{"step": 1}, {"step": 2}]
+    assert lines.bad == 0
