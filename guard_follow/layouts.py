@@ -21,7 +21,7 @@ from guard_follow.errors import InputError
 
 #: Without a marker a checkpoint is complete when none of its files has changed for so long, seconds.
 QUIET_SECONDS = 30.0
-#: So long where the mark of the whole folder is older, s: by another clock, or of a start that saved it before.
+#: So long where the mark of the whole folder is older, s: by another clock, or of an earlier start.
 OLD_MARK_SECONDS = 300.0
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 MAX_HEADER = 64 << 20

@@ -27,7 +27,19 @@ SETTINGS = Rule("guard_follow", "settings.py", CLI / "logs" / "test_settings.py"
 RECORDS = Rule("guard_follow", "records.py", CLI / "logs" / "test_records.py")
 BROKEN = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_broken.py")
 MLFLOW = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_mlflow.py")
-ATTEMPTS = Rule("guard_follow", "steps.py", CLI / "follow" / "test_attempts.py")
+ATTEMPTS = Rule("guard_follow", "starts.py", CLI / "follow" / "test_attempts.py")
+STARTS = Rule("guard_follow", "starts.py", CLI / "follow" / "test_starts.py")
+STARTS_STEPS = Rule("guard_follow", "steps.py", CLI / "follow" / "test_starts.py")
+STARTS_READ = Rule("guard_follow", "source.py", CLI / "follow" / "test_starts.py")
+STARTS_FILES = Rule("guard_follow", "events.py", CLI / "follow" / "test_starts.py")
+STARTS_REPLAYED = Rule("guard_cli", "replay/attempts.py", CLI / "follow" / "test_starts.py")
+PLACED = Rule("guard_follow", "starts.py", LATE)
+HALF = CLI / "follow" / "test_half_written.py"
+HALF_READ = Rule("guard_follow", "follower.py", HALF)
+HALF_LINE = Rule("guard_follow", "records.py", HALF)
+DAMAGED = CLI / "follow" / "test_damaged.py"
+DAMAGED_RECORD = Rule("guard_follow", "records.py", DAMAGED)
+DAMAGED_FILE = Rule("guard_follow", "source.py", DAMAGED)
 BENEATH_TESTS = CLI / "follow" / "test_beneath.py"
 BENEATH = Rule("guard_follow", "beneath.py", BENEATH_TESTS)
 MARKED = Rule("guard_follow", "tail.py", BENEATH_TESTS)
@@ -68,7 +80,8 @@ MUTANTS: tuple[Mutant, ...] = (
     (MARKED, "self._offset = before.size", "self._offset = 0"),
     (LAYOUTS, "newest >= step else None", "newest >= 0 else None"),
     (LAYOUTS, "settled = newest <= marked or", "settled = layout.marks or"),
-    (LAYOUTS, "(not layout.latest and _is_quiet(written, now))", "not layout.marks"),
+    (LAYOUTS, "or now - written / 1e9 >= quiet", "or not layout.marks"),
+    (LAYOUTS, "OLD_MARK_SECONDS if layout.latest else QUIET_SECONDS", "QUIET_SECONDS"),
     (LAYOUTS, "if layout.latest else max(_when(file)", "if layout.marker else max(_when(file)"),
     (LAYOUTS, "return not any(_SHARD.fullmatch(name) for name in there)", "return True"),
     (LAYOUTS, "if settled and _whole(model) else None", "if settled else None"),
@@ -94,13 +107,13 @@ MUTANTS: tuple[Mutant, ...] = (
     (RECORDS, "return name[: MAX_NAME + 1]", "return name"),
     (
         RECORDS,
-        'start, end = text.find(_ROLL + "{"), text.rfind("}")',
-        "start, end = text.find(_ROLL), len(text)",
+        'start, end = text.rfind(_ROLL + "{"), text.rfind("}")',
+        "start, end = text.rfind(_ROLL), len(text)",
     ),
     (RECORDS, '"" if start < 0 else', '"" if start < 0 or end < start else'),
     # A log of which a part cannot be read is not judged.
     (BROKEN, "    if bad:\n        raise _bad_lines(path, bad)\n", ""),
-    (BROKEN, "    if events.bad:\n", "    if False:\n"),
+    (BROKEN, "    if unread := events.bad - events.too_long:\n", "    if unread := 0:\n"),
     (BROKEN, "enumerate(file, start=1):\n            before", "enumerate(file):\n            before"),
     (BROKEN, "for row in rows], numbers, keep,", "for row in rows], range(1, len(rows) + 1), keep,"),
     (BROKEN, "return plain(text if", "return str(text if"),
@@ -121,17 +134,46 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     (STEPS, "if len(record) > _OF_AN_EVENT and", "if"),
     (RECORDS, '("global_step/max_steps", "iteration")', '("global_step/max_steps",)'),
-    (ATTEMPTS, "if there is not None and _agree(there, sample):", "if there is not None:"),
+    # Of which start of the trainer a step is.
+    (ATTEMPTS, "if _agree(there, step):\n            self._repeated", "if True:\n            self._repeated"),
     (ATTEMPTS, "a is None or b is None or a == b", "a == b"),
-    (ATTEMPTS, "        if not is_new:\n            return None\n", ""),
-    (ATTEMPTS, "sample.step > max(self._known[newest])", "True"),
-    (ATTEMPTS, "if a >= first):", "if a == first):"),
+    (ATTEMPTS, "if step.step not in known]", "]"),
+    (ATTEMPTS, "goes_on = step.step > max(self._known[newest])", "goes_on = True"),
     (ATTEMPTS, "min(steps) <= step <= max(steps)", "min(steps) <= step"),
-    (STEPS, "return self._last >= step", "return True"),
-    (STEPS, "if on_its_way else newest", "if False else newest"),
+    (PLACED, "return self._last >= step", "return True"),
+    (PLACED, "if on_its_way else newest", "if False else newest"),
+    (STARTS, "        self._held.append(step)\n", ""),
+    (STARTS, "if self._held and step.step <= self._held[-1].step:", "if False:"),
+    (STARTS, "return [] if step.step == at else self._start", "return self._start"),
+    (STARTS, "self._begins, self._rotated, self._last = True, rotated, -1", "self._rotated = rotated"),
+    (STARTS, "before_it_began = step.step < self._lowest", "before_it_began = step.step < 0"),
+    (STARTS, "(self._another_file and step.step < self._last)", "False"),
+    (STARTS, "if a > current or self._begins_with(a, steps[0])", "if a > current"),
+    (STARTS, "bool(pairs) and all(", "all("),
+    (STARTS_STEPS, "                self.attempts.another_file()\n", "                pass\n"),
+    (STARTS_READ, "        yield AGAIN\n", ""),
+    (STARTS_READ, "in in_order([", "in sorted(["),
+    (STARTS_FILES, "if first == min(begun.values())]", "]"),
+    (STARTS_FILES, "(begun.get(path, start) != start, path.name)", "path.name"),
+    (STARTS_REPLAYED, "    new[list(begins)] = True\n", ""),
+    (STARTS_REPLAYED, "            starts.another_file()\n", "            pass\n"),
+    (STARTS_REPLAYED, "    if whole_rows:\n", "    if False:\n"),
+    # A line that is not whole, a record that is too long, a file that is none.
+    (HALF_READ, "self._source.rest() if trainer_ended else ()", "self._source.rest()"),
+    (HALF_LINE, "        self.bad += len(cut_off)\n", ""),
+    (RECORDS, 'if line[at - 1 : at] in (b":", b",", b"[", b" "):', "if False:"),
+    (RECORDS, "while tried < _MOST_TRIED and", "while"),
+    (RECORDS, "(?<![^\\s\\d])step:", "step:"),
+    (RECORDS, "if name in record and len(name) <= MAX_NAME:", "if False:"),
+    (RECORDS, ".removeprefix(BOM)", ""),
+    (DAMAGED_RECORD, "            if length > MAX_LINE:\n", "            if False:\n"),
+    (DAMAGED_RECORD, "data[at:], max(0, at - len(data))", "data[at:], 0"),
+    (DAMAGED_FILE, "if path not in self._damaged:", "if True:"),
+    (DAMAGED_FILE, "        if self._damaged.issuperset(self._files):\n", "        if False:\n"),
+    (DAMAGED_FILE, " + len(self._damaged)", ""),
     (STEPS, "if self._missing():", "if False:"),
     (STEPS, "kind or KlKind.ABSENT)", "kind or KlKind.REF_TOKEN_MEAN)"),
-    (STEPS, "if named is None else self._check(named, sample)", ""),
+    (PLACED, "if named is not None:", "if False:"),
     (FOLLOWER, "if key in self._evaluated and path in self._seen:", "if False:"),
     (FOLLOWER, "return False  # scored before", "pass  # scored before"),
     (FOLLOWER, "if not self._records:", "if False:"),
@@ -146,8 +188,8 @@ MUTANTS: tuple[Mutant, ...] = (
         'self._offset, self._last = 0, b""\n        while',
     ),
     (CUT, 'else last.lstrip(b"\\0")', "else last"),
-    (CUT, '        line = line.lstrip(b"\\0")\n', ""),
-    (CUT, "        other._header = self._header\n", ""),
+    (CUT, 'line = line.lstrip(b"\\0")', "line = line"),
+    (CUT, "        other._header = header\n", ""),
     (CUT, "begins and not any(map(_is_number, cells))", "False"),
     (CUT_TAIL, "if stat.S_ISREG(now.st_mode) and now.st_size == 0:", "if False:"),
     (EVENTS, "if folders.isdisjoint(file.parent.parents)", ""),
