@@ -23,6 +23,8 @@ def is_file(given: str) -> bool:
     with suppress(OSError, ValueError):  # such as a name that is too long
         if Path(given).is_file():
             return True
+        if Path(given).exists() and not Path(given).is_dir():
+            raise CliError(f"{plain(given[:200])}: not a regular file")
     if "/" in given or given.endswith((".yaml", ".yml", ".json")):
         raise CliError(f"{plain(given[:200])}: no such file")
     return False

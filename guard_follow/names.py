@@ -91,10 +91,10 @@ _EVALUATIONS = tuple(
     kind + joint for kind in ("eval", "val", "valid", "validation", "test") for joint in "-_/"
 )
 _SCORES = ("reward", "score", "acc", "mean@", "pass@", "best@", "maj@")
-#: A spread, a share of groups, a count or a length is no score.
+#: A spread, a share of groups, a count, a length or a time is no score.
 _NO_SCORE = frozenset(
     {"std", "stddev", "var", "variance", "frac", "fraction", "count", "num", "n", "samples", "total"}
-    | {"length", "len", "tokens"}
+    | {"length", "len", "tokens", "sem", "stderr", "time", "seconds"}
 )
 
 

@@ -231,9 +231,10 @@ def _moved(lines: Sequence[str], parts: _Parts, guard_text: str) -> tuple[str, s
     own: list[str] = []
     unused: list[str] = []
     for key, span in segments.items():
-        if id(pairs(parts.root)[key][0]) in parts.dropped:
-            continue
-        if key == "metadata":
+        own_key = pairs(parts.root)[key][0]
+        if id(own_key) in parts.dropped:  # what stands above a status need not be of it
+            template += _shifted(lines[span[0] : own_key.start_mark.line])
+        elif key == "metadata":
             own, carried, unused = _metadata_lines(parts, lines, span)
             template += carried
         else:
@@ -305,7 +306,7 @@ def _metadata_lines(
             for key, place in inner.items()
         }
         if parts.renamed:
-            found["name"] = _shifted(as_yaml({"name": parts.name}).splitlines(), column)
+            found["name"] = _renamed(parts, lines, inner.get("name"), column)
         head += [line for key, _ in own for line in found[key.value]]
         moved = [line for key, _ in carried for line in _shifted(found[key.value])]
     elif {*pairs(parts.metadata)} <= {*OWN} and not parts.renamed:
@@ -316,6 +317,16 @@ def _metadata_lines(
         head = [*lines[span[0] : start], *_serialized(_map([_entry("metadata", _map(own))])).splitlines()]
         moved = _shifted(_shifted(_serialized(_map(carried)).splitlines(), 2)) if carried else []
     return head, [f"{' ' * _SHIFT}metadata:", *moved] if moved else [], unused
+
+
+def _renamed(parts: _Parts, lines: Sequence[str], span: Span | None, column: int) -> list[str]:
+    """The entry of the new name, with the comments of the old one."""
+    (line,) = _shifted(as_yaml({"name": parts.name}).splitlines(), column)
+    if span is None:
+        return [line]
+    key, value = pairs(parts.metadata)["name"]
+    beside = lines[value.end_mark.line][value.end_mark.column :]
+    return [*lines[span[0] : key.start_mark.line], line + (beside if beside.lstrip().startswith("#") else "")]
 
 
 def _shifted(lines: Iterable[str], by: int = _SHIFT) -> list[str]:

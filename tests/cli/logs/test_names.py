@@ -152,6 +152,7 @@ class TestLookalikes:
 
     def test_a_spread_is_not_offered_as_the_held_out_score(self) -> None:
         spreads = ["eval_frac_reward_zero_std", "eval_reward_std", "eval_rewards/words/std"]
+        spreads += ["eval/reward_sem", "eval/reward_stderr", "eval/reward_time"]
         assert resolve(["step", "reward", *spreads], {}).notes == ()
         [note] = resolve(["step", "reward", *spreads, "eval_reward", "eval_rewards/words/mean"], {}).notes
         assert note.startswith("`eval_reward`, `eval_rewards/words/mean` may be scored")

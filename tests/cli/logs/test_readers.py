@@ -269,3 +269,10 @@ class TestFolders:
         (tmp_path / name).write_bytes(b"x")
         with pytest.raises(CliError, match=message):
             replayed(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "output.log"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, name: str) -> None:
+    path = write_lines(tmp_path / name, ROWS)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    is_rows(replayed(path))

@@ -241,6 +241,8 @@ def test_a_file_that_is_not_there_is_no_job(tmp_path: Path) -> None:
     for name in ("evidence.yaml", "evidence.json", str(tmp_path / "evidence"), f"./{'a' * 300}", "a\0/b"):
         with pytest.raises(CliError, match="no such file"):
             report(name)
+    with pytest.raises(CliError, match="not a regular file"):
+        report("/dev/null")
     with pytest.raises(CliError) as asked:  # of a cluster, which is not there
         report("a" * 300, kubeconfig=tmp_path / "none")
     assert "no such file" not in str(asked.value)

@@ -113,6 +113,7 @@ spec:
                 -   name: ck
                     persistentVolumeClaim: {claimName: saved}
                 -   {name: config, configMap: {name: c}}
+    # of another time
   guard:
     heldout:
       volume:
@@ -578,7 +579,7 @@ def test_a_comment_at_the_end_of_a_text_belongs_to_the_text(wrap: Run) -> None:
 
 def test_another_name(wrap: Run) -> None:
     done = wrap(JOB, "--name", "other")
-    assert done.stdout == WRAPPED.replace("name: my-run   # short", "name: other")
+    assert done.stdout == WRAPPED.replace("name: my-run   # short", "name: other   # short")
     assert "kubectl delete job my-run -n team --ignore-not-found" in done.stderr
     generated = SHORT.replace("{name: run}", "{generateName: run-}")
     assert "metadata.name is not set: give the job a name with --name" in refused(wrap(generated))
