@@ -46,6 +46,10 @@ def test_a_file_that_is_none_beside_one_that_is(tmp_path, time):
     (tmp_path / f"events.out.tfevents.{time}.h").write_bytes(random.Random(1).randbytes(4000))
     followed = Followed(tmp_path, "openrlhf")
     followed.poll()
+    events(tmp_path, 1, (7, 8))
+    append(tmp_path / f"events.out.tfevents.{time}.h", (tmp_path / "events.out.tfevents.1.h").read_bytes())
+    (tmp_path / "events.out.tfevents.1.h").unlink()
+    followed.poll()  # what stands behind the damage is not looked for
     events(tmp_path, 1002, (3, 4), 0.5)
     followed.poll()
     followed.finish()

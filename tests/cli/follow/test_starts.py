@@ -3,10 +3,12 @@
 import json
 import struct
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from guard_cli.replay.attempts import attempts_of
 from guard_client.samples import StepSample
 from guard_follow.errors import InputError
 from guard_follow.starts import Starts
@@ -235,7 +237,9 @@ class TestEventFiles:
         followed.restart()
         followed.finish()
         assert followed.follower.accepted == 0
-        assert {row[1:] for row in replayed(tmp_path)} == {row[1:] for row in followed.rows()}
+        fresh, found = both(tmp_path, "openrlhf")
+        assert fresh == found and {row[1:] for row in found} == {row[1:] for row in followed.rows()}
+        assert [row[1] for row in found if row[0] == 0] == list(self.FILES[0][0])
 
     def test_another_file_whose_steps_have_another_phase_is_another_start(self, tmp_path):
         events(tmp_path, 1000, range(5, 51, 5))
@@ -259,6 +263,19 @@ class TestEventFiles:
         for refuse in (Followed, replayed):
             with pytest.raises(InputError, match=r"tfevents\.1000\.h and .*tfevents\.1001\.h both begin"):
                 refuse(tmp_path)
+
+
+def test_a_row_that_is_a_step_by_itself_gets_nothing_of_the_next_one():
+    nan = np.full(4, np.nan)
+    values = {
+        "reward": np.ones(4),
+        "kl": np.array([nan[0], nan[0], 0.1, 0.1]),
+        "entropy": nan,
+        "reward_std": nan,
+    }
+    for whole_rows, counts in ((True, [True, True, False, True]), (False, [True] * 4)):
+        _, found = attempts_of(np.array([1, 2, 2, 3]), None, values, (), whole_rows)
+        assert found.tolist() == counts
 
 
 @given(starts=STARTS)
