@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from guard_cli.logs.table import Floats
-from guard_cli.replay.run import Ints
+from guard_cli.replay.attempts import Ints
 from guard_core.policy import HeldOutGuardPolicy
 
 #: The minimal rise_eps of a run is searched up to here: no EMA of scores in [0, 1] moves more.

@@ -20,7 +20,7 @@ from guard_cli.calibrate.simulate import (
     null_scores,
 )
 from guard_cli.logs.table import Floats
-from guard_cli.replay.run import Ints
+from guard_cli.replay.attempts import Ints
 from guard_core.detectors import Baseline, CalibratedDetector
 from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isnan
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from guard_cli.logs.table import Floats
 from guard_follow.starts import VALUES, Starts
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
@@ -21,10 +20,10 @@ class _Step(NamedTuple):
 
     group: int
     step: int
-    reward: float | None = None
-    kl: float | None = None
-    entropy: float | None = None
-    reward_std: float | None = None
+    reward: float | None
+    kl: float | None
+    entropy: float | None
+    reward_std: float | None
 
 
 def attempts_of(
@@ -57,7 +56,7 @@ def attempts_of(
         counts = np.zeros(len(first), dtype=bool)
         counts[is_step[_first_of_each(named[first][is_step], step[first][is_step])]] = True
         return named, counts[group]
-    attempt, counts = _placed(step[first], gathered, is_step, {*group[list(begins)].tolist()})
+    attempt, counts = _placed(step[first], gathered, is_step, group[list(begins)])
     return attempt[group], counts[group]
 
 
@@ -75,25 +74,35 @@ def _first_of_each(attempt: Ints, step: Ints) -> Ints:
     return found
 
 
-def _placed(step: Ints, values: Mapping[str, Floats], is_step: Ints, begins: set[int]) -> tuple[Ints, Bools]:
+def _placed(step: Ints, values: Mapping[str, Floats], is_step: Ints, begins: Ints) -> tuple[Ints, Bools]:
     """The attempt of each group of rows, and whether it counts."""
     attempt, counts = np.zeros(len(step), dtype=np.int64), np.zeros(len(step), dtype=bool)
     counts[is_step] = True
-    if (np.diff(step[is_step]) > 0).all():
+    back = np.flatnonzero(np.diff(step[is_step]) <= 0)
+    if not len(back):
         return attempt, counts
-    counts[:] = False
-    starts: Starts[_Step] = Starts({})
-    cells = zip(step.tolist(), *(values[name].tolist() for name in VALUES), strict=True)
-    for at, (number, *measured) in enumerate(cells):
-        if at in begins:
+    first = int(back[0]) + 1  # the steps before it are of the first start, whatever they measured
+    cells = (_or_none(values[name][is_step]) for name in VALUES)
+    steps = list(map(_Step, is_step.tolist(), step[is_step].tolist(), *cells))
+    starts = Starts({0: {one.step: one for one in steps[:first]}})
+    starts.place(steps[first - 1])
+    counts[is_step[first:]] = False
+    another_file = np.diff(np.searchsorted(begins, is_step, side="right"), prepend=0) > 0
+    for one, begun in zip(steps[first:], another_file[first:].tolist(), strict=True):
+        if begun:
             starts.another_file()
-        if isnan(measured[0]):
-            continue
-        placed = starts.place(_Step(at, number, *(None if isnan(value) else value for value in measured)))
-        attempt[at] = starts.current or 0
-        for where, one in placed:
-            attempt[one.group], counts[one.group] = where, True
+        placed = starts.place(one)
+        attempt[one.group] = starts.current or 0
+        for where, new in placed:
+            attempt[new.group], counts[new.group] = where, True
     return _beside(step, attempt, is_step), counts
+
+
+def _or_none(values: Floats) -> list[float | None]:
+    """Numbers of Python; None for NaN."""
+    found = values.astype(object)
+    found[np.isnan(values)] = None
+    return list(found)
 
 
 def _beside(step: Ints, attempt: Ints, is_step: Ints) -> Ints:

@@ -15,15 +15,12 @@ import numpy.typing as npt
 
 from guard_cli.errors import CliError
 from guard_cli.logs.table import Floats, Table
-from guard_cli.replay.attempts import attempts_of
+from guard_cli.replay.attempts import Bools, Ints, attempts_of
 from guard_core.judge import Evaluation
 from guard_core.wire import KlKind
 from guard_follow.names import Columns, resolve
 from guard_follow.starts import VALUES
 from guard_follow.steps import WHOLE
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 KINDS = tuple(KlKind)
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from guard_cli.logs.readers import table_of
 from guard_cli.logs.table import Floats
-from guard_cli.replay.run import KINDS, Ints, Run, load_run
+from guard_cli.replay.attempts import Ints
+from guard_cli.replay.run import KINDS, Run, load_run
 from guard_core.frameworks import FIGURES, bare, figure_of
 from guard_core.symptoms import Examined, Logged, Unseen, examine
 from guard_core.terminal import plain
