@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 VALUES = ("reward", "kl", "entropy", "reward_std")
 
 
-class StepValues(Protocol):
+class PlacedStep(Protocol):
     """What a step measured; None: not known."""
 
     @property
@@ -35,7 +35,7 @@ class StepValues(Protocol):
         """In units of reward."""
 
 
-S = TypeVar("S", bound=StepValues)
+S = TypeVar("S", bound=PlacedStep)
 
 
 class Starts(Generic[S]):
@@ -189,7 +189,7 @@ class Starts(Generic[S]):
         return [(attempt, step) for step in new]
 
 
-def _agree(one: StepValues, other: StepValues) -> bool:
+def _agree(one: PlacedStep, other: PlacedStep) -> bool:
     """Whether two reports of a step do not contradict each other; a value that one lacks does not."""
     pairs = ((getattr(one, name), getattr(other, name)) for name in VALUES)
     return all(a is None or b is None or a == b for a, b in pairs)
