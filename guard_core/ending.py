@@ -1,4 +1,4 @@
-"""What of a run was not judged when it ended, in one sentence for `rlguard run` and for the operator. Pure.
+"""What of a run was not judged when it ended, in one sentence, for `rlguard run`, operator and replay. Pure.
 
 What was not judged has not passed: a run whose trainer ended well is a success only if every checkpoint that
 was announced has been evaluated, nothing waits, and the last verdict is healthy (advice aside). What a status
@@ -73,7 +73,7 @@ def not_judged(last: LastWord, wait_longer: str) -> str:
     """
     if last.level is None:
         return "the guard gave no verdict"
-    missing = _missing(last)
+    missing = left_out(last)
     unwell = "" if last.level == Level.HEALTHY else f"{last.level} ({last.code}): {last.reason}"
     if not missing and not unwell:
         return ""
@@ -111,8 +111,8 @@ def _too_many_after(last: LastWord) -> bool:
     return after > longest or (steps is not None and after > MOST_AFTER * steps)
 
 
-def _missing(last: LastWord) -> str:
-    """Which checkpoints, passes and steps were not judged, or ""."""
+def left_out(last: LastWord) -> str:
+    """Which checkpoints, passes and steps were not judged, or "". It asks nothing of the verdict itself."""
     if last.announced is None or last.evaluated is None or last.waiting is None:
         return "it is not known which checkpoints were evaluated: the guard does not say (an older release?)"
     if last.announced == 0 and not last.refused:

@@ -13,15 +13,15 @@ import typer
 from rich.console import Console
 
 from guard_cli.epilog import epilog
-from guard_cli.errors import CliError, ExitCode
+from guard_cli.errors import CliError
 from guard_cli.logs.options import RunConfigOption, read_map
 from guard_cli.logs.readers import read_log
 from guard_cli.replay import report
 from guard_cli.replay.outcomes import DETECTORS, WHOLE_GUARD, DetectorOutcome, outcome
 from guard_cli.replay.run import Run, load_run
 from guard_cli.replay.symptoms import symptoms_of
+from guard_cli.replay.unjudged import how_it_ended, report_of
 from guard_core.policy import Policy
-from guard_core.terminal import plain
 from guard_core.wire import Level
 from guard_core.wording import meant
 from guard_follow.names import CANONICAL
@@ -86,8 +86,9 @@ def replay(
     fail_on: Annotated[
         str | None,
         typer.Option(
-            help="End with exit code 1 if the whole guard, under this policy, says `fired`, or with "
-            "`warning` also if it warns. With --detector that one counts.",
+            help="End with exit code 1 if the whole guard, under this policy, says `fired`; or with "
+            "`warning` (`unknown` is the same) whatever it says but `healthy`, as `rlguard run` does: what "
+            "was not judged has not passed. With --detector that one counts.",
             metavar="LEVEL",
         ),
     ] = None,
@@ -124,8 +125,9 @@ def _replay(
     policies = _policies(path, policy_file, what_if)
     table = read_log(path, set(overrides.values()))
     run = load_run(table, str(path), overrides, find_settings(run_config, path))
-    run = replace(run, notes=(*run.notes, *_how_it_ended(path)))
-    named = [(name, [outcome(run, policy, d) for d in names]) for name, policy in policies]
+    ended = how_it_ended(path)
+    run = replace(run, notes=(*run.notes, *filter(None, (ended.note,))))
+    named = [(name, [outcome(run, policy, d, ended) for d in names]) for name, policy in policies]
     if plot is not None:
         from guard_cli.replay.plot import save_outcomes
 
@@ -143,15 +145,20 @@ def _print_json(run: Run, named: Sequence[tuple[str, Sequence[DetectorOutcome]]]
     )
     print(json.dumps(result))
     if single:  # the one object has no room for them
+        for sentence in named[0][1][0].inert:
+            print(f"not judged: {sentence}", file=sys.stderr)
         for note in run.notes:
             print(f"note: {note}", file=sys.stderr)
 
 
 def _levels(fail_on: str | None) -> Collection[Level]:
-    """The levels at which the command fails."""
-    known = {None: (), "fired": (Level.FIRED,), "warning": (Level.FIRED, Level.WARNING)}
+    """The levels at which the command fails. What was not judged has not passed: `rlguard run`, too, ends
+    with 0 only where the last verdict is healthy, so `warning` and `unknown` are one.
+    """
+    no_pass = (Level.FIRED, Level.WARNING, Level.UNKNOWN)
+    known = {None: (), "fired": (Level.FIRED,), "warning": no_pass, "unknown": no_pass}
     if fail_on not in known:
-        raise CliError(f"--fail-on {fail_on}: it must be fired or warning.")
+        raise CliError(f"--fail-on {fail_on}: it must be fired, warning or unknown.")
     return known[fail_on]
 
 
@@ -163,33 +170,9 @@ def _detectors(name: str | None) -> Sequence[str]:
     return (name,)
 
 
-def _report_of(path: Path) -> Path | None:
-    """The report of `rlguard run` that `path` is or lies in; None if it is no report."""
-    folder = path if path.is_dir() else path.parent
-    return folder if (folder / "run.json").is_file() else None
-
-
 def _policy_of_report(path: Path) -> Path | None:
-    folder = _report_of(path)
+    folder = report_of(path)
     return folder / "policy.yaml" if folder is not None and (folder / "policy.yaml").is_file() else None
-
-
-def _how_it_ended(path: Path) -> tuple[str, ...]:
-    """What the guard itself said at the end, where that was no pass: a history lacks what nobody scored."""
-    folder = _report_of(path)
-    if folder is None:
-        return ()
-    try:
-        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        code, sentence = facts["exit_code"], facts["outcome"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        return (f"how the run itself ended is not known: {folder / 'run.json'} cannot be read ({error!r})",)
-    if code == ExitCode.FINISHED:
-        return ()
-    return (
-        f"the run itself ended with exit code {code}: {plain(str(sentence), 2_000)}. A replay has its "
-        "steps and evaluations, and not what was refused, failed or never reported",
-    )
 
 
 def _policies(path: Path, given: Path | None, what_if: Sequence[str]) -> list[tuple[str, Policy]]:

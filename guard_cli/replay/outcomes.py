@@ -10,6 +10,7 @@ import numpy as np
 
 from guard_cli.replay.fold import LoggedStep, fold_run, rounds
 from guard_cli.replay.run import KINDS, Run
+from guard_cli.replay.unjudged import NOTHING_TOLD, Ended, unjudged
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
 from guard_core.rounds import KlGate
@@ -74,8 +75,22 @@ class DetectorOutcome:
     advice: tuple[Advised, ...] = ()
 
 
-def outcome(run: Run, policy: Policy, name: str) -> DetectorOutcome:
-    """What the detector `name`, one of `DETECTORS`, says of the run under `policy`."""
+def outcome(run: Run, policy: Policy, name: str, ended: Ended = NOTHING_TOLD) -> DetectorOutcome:
+    """What the detector `name`, one of `DETECTORS`, says of the run under `policy`.
+
+    Quiet in a run of which nobody judged a part is not healthy, as under a live guard. The step monitor needs
+    no evaluation: it has judged every step.
+    """
+    found = _outcome(run, policy, name)
+    if found.fired or name == "step_monitor" or not (missing := unjudged(run, ended)):
+        return found
+    sentence = f"held-out rules and tests: {missing}"
+    found = replace(found, inert=(*found.inert, sentence))
+    return found if found.level is not Level.HEALTHY else replace(found, level=Level.UNKNOWN, reason=sentence)
+
+
+def _outcome(run: Run, policy: Policy, name: str) -> DetectorOutcome:
+    """The same, of what was judged."""
     if name == WHOLE_GUARD:
         return _whole_guard(run, policy)
     if name == "step_monitor":

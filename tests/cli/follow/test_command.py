@@ -57,10 +57,11 @@ def test_fail_on(tmp_path, fail_on, code):
     assert done.returncode == code, done.stdout + done.stderr
 
 
-def test_a_good_log_does_not_fail(tmp_path):
+def test_a_log_that_nobody_can_judge_fails_where_a_warning_does(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps({"step": s, "reward": 0.5, "kl": 0.0}) + "\n" for s in range(1, 60)))
-    assert rlguard("replay", path, "--fail-on", "warning").returncode == 0
+    assert rlguard("replay", path, "--fail-on", "fired").returncode == 0
+    assert rlguard("replay", path, "--fail-on", "warning").returncode == 1
 
 
 def test_mlflow(tmp_path):

@@ -53,6 +53,8 @@ SEEN_TABLE = Rule("guard_cli", "logs/table.py", SYMPTOMS)
 SEEN_BY_COMMAND = Rule("guard_cli", "replay/command.py", SYMPTOMS)
 SEEN_REPORT = Rule("guard_cli", "replay/report.py", SYMPTOMS)
 FAILS = Rule("guard_cli", "replay/command.py", CLI / "replay" / "test_fail_on.py")
+UNJUDGED = Rule("guard_cli", "replay/outcomes.py", CLI / "replay" / "test_fail_on.py")
+REPORTED = Rule("guard_cli", "replay/unjudged.py", CLI / "replay" / "test_fail_on.py")
 CHECKED = Rule("guard_cli", "check/gather.py", CLI / "check" / "test_gather.py")
 CHECKED_ROWS = Rule("guard_cli", "check/rows.py", CLI / "check" / "test_rows.py")
 
@@ -249,6 +251,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "    if any(said.level in failing for said in outcomes):\n",
     ),
     (FAILS, "    if counted.level in failing:\n", "    if False:\n"),
+    (FAILS, "(Level.FIRED, Level.WARNING, Level.UNKNOWN)", "(Level.FIRED, Level.WARNING)"),
+    (FAILS, "        for sentence in named[0][1][0].inert:\n", "        for sentence in ():\n"),
+    # What of a log nobody judged.
+    (UNJUDGED, 'if found.fired or name == "step_monitor" or', "if found.fired or True or"),
+    (UNJUDGED, 'if found.fired or name == "step_monitor"', 'if name == "step_monitor"'),
+    (UNJUDGED, "return found if found.level is not Level.HEALTHY else", "return found if True else"),
+    (REPORTED, "for folder in (path, path.parent)", "for folder in (path,)"),
+    (REPORTED, "update=dict(ended.counts)", "update={}"),
+    (REPORTED, " or ended.unjudged", ""),
+    (REPORTED, "code == ExitCode.NOT_JUDGED and not counts", "not counts"),
+    (REPORTED, "code == ExitCode.NOT_JUDGED and not counts", "code == ExitCode.NOT_JUDGED"),
+    (REPORTED, "isinstance(found.get(name), int) for", "True for"),
 )
 
 

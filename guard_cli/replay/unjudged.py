@@ -1,0 +1,90 @@
+"""What of a past run nobody judged: the rule of `guard_core.ending`, for what the log and its report show.
+
+A log has steps and evaluations. Which checkpoints were refused, skipped or failed stands only in the report
+of `rlguard run`; without one only the steps after the last evaluation tell of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from guard_cli.errors import ExitCode
+from guard_cli.replay.fold import fold_run
+from guard_cli.replay.run import Run
+from guard_core.ending import left_out
+from guard_core.policy import Policy
+from guard_core.terminal import plain
+from guard_core.wire import Verdict
+
+#: What the report counts, under the names of the verdict.
+COUNTS = ("announced", "evaluated", "failed", "skipped", "refused", "waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the run itself ended, where that was no pass.
+
+    `note`: in a sentence, or "". `counts`: of its checkpoints, by `COUNTS`. `unjudged`: the sentence again
+    where there are none, and it is all that says what nobody judged.
+    """
+
+    note: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    unjudged: str = ""
+
+
+NOTHING_TOLD = Ended()
+
+
+def report_of(path: Path) -> Path | None:
+    """The report of `rlguard run` that `path` is or lies in; None if it is no report."""
+    return next((folder for folder in (path, path.parent) if (folder / "run.json").is_file()), None)
+
+
+def how_it_ended(path: Path) -> Ended:
+    """What the report says of the end of the run that is replayed; nothing if there is no report."""
+    folder = report_of(path)
+    if folder is None:
+        return NOTHING_TOLD
+    try:
+        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        code, sentence = facts["exit_code"], plain(str(facts["outcome"]), 2_000)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return Ended(
+            f"how the run itself ended is not known: {folder / 'run.json'} cannot be read ({error!r})"
+        )
+    if code == ExitCode.FINISHED:
+        return NOTHING_TOLD
+    counts = _counts(facts.get("checkpoints"))
+    note = (
+        f"the run itself ended with exit code {code}: {sentence}. A replay judges the steps and "
+        "evaluations that there are, and not what was refused, failed or never reported"
+    )
+    return Ended(note, counts, sentence if code == ExitCode.NOT_JUDGED and not counts else "")
+
+
+def _counts(found: object) -> dict[str, int]:
+    """The counts of a report; none where one is missing or no number, as in that of an older release."""
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), int) for name in COUNTS):
+        return {}
+    return {name: int(found[name]) for name in COUNTS}
+
+
+def unjudged(run: Run, ended: Ended) -> str:
+    """What nobody judged of a run that was evaluated, in one clause; "" where all of it was.
+
+    What lacks because there is no evaluation at all is said by each detector.
+    """
+    if not run.evaluations:
+        return ""
+    return left_out(_last(run).model_copy(update=dict(ended.counts))) or ended.unjudged
+
+
+@lru_cache(maxsize=1)  # each detector asks of the same run
+def _last(run: Run) -> Verdict:
+    """The last verdict, of which only the counts are read: they are the same under every policy."""
+    return fold_run(run, Policy(detector="heldout_guard")).verdict()
