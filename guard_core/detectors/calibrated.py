@@ -41,8 +41,8 @@ from guard_core.detectors.parts import Fast, Guaranteed, Observed, Part, Peak
 from guard_core.policy import CalibratedPolicy
 from guard_core.wire import Code, DetectorReading, Finding, Level
 
-#: 8: doubt of what lies above. A guard folds its events again on another version.
-STATE_VERSION = 8
+#: 9: thresholds that there are not. A guard folds its events again on another version.
+STATE_VERSION = 9
 
 #: The parts that run wherever there is a baseline.
 PARTS = ("guaranteed", "fast", "peak", "gap")
@@ -405,7 +405,7 @@ class CalibratedDetector:
             "version": STATE_VERSION,
             "config": self.config.model_dump(mode="json"),
             "reference": self._reference.to_state(),
-            "fast_thresholds": None if self._fast_thresholds is None else list(self._fast_thresholds),
+            "fast_thresholds": _dump_levels(self._fast_thresholds),
             "greedy": self._greedy,
             "agreements": [reference.to_state() for reference in self._agreements],
             "folded": self._folded.to_state(),
@@ -430,12 +430,11 @@ class CalibratedDetector:
                 f"this program reads {STATE_VERSION}"
             )
         detector = cls.__new__(cls)
-        thresholds = state["fast_thresholds"]
         detector._assemble(
             CalibratedPolicy.model_validate(state["config"]),
             tuple(state["folded"]["parts"]),
             Reference.from_state(state["reference"]),
-            None if thresholds is None else (thresholds[0], thresholds[1]),
+            _load_levels(state["fast_thresholds"]),
             state["greedy"],
             tuple(Reference.from_state(reference) for reference in state["agreements"]),
         )
@@ -582,6 +581,18 @@ def _build(
         return Disagreement(config, agreements, alpha)
     assert thresholds is not None
     return Fast(config, reference.strata, thresholds, alpha)
+
+
+def _dump_levels(levels: tuple[float, float] | None) -> list[float | None] | None:
+    """Thresholds of `fast` as JSON, which has no infinity."""
+    return None if levels is None else [level if math.isfinite(level) else None for level in levels]
+
+
+def _load_levels(state: Sequence[float | None] | None) -> tuple[float, float] | None:
+    if state is None:
+        return None
+    start, plateau = (math.inf if level is None else level for level in state)
+    return start, plateau
 
 
 def _dump_status(status: DetectorStatus) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class Fast:
         self, config: CalibratedPolicy, strata: Strata, thresholds: tuple[float, float], alpha: float
     ) -> None:
         self._design, self._thresholds = fast.Design.of(strata, config), thresholds
-        self._score = strata.score
+        self._score, self._lacks = strata.score, fast.lacks(strata)
         self._threshold = math.log(1 / alpha)
         self._history = fast.ScoreHistory.empty()
 
@@ -165,6 +165,8 @@ class Fast:
         """Fold one evaluation and judge it."""
         mean, accepted = seen.outcomes.mean, self._design.accepted
         self._history = self._history.add(self._design, np.array([[mean]]))
+        if self._lacks:
+            return make_reading(self.name, Code.FAST_DECLINE, None, self._threshold, self._lacks)
         excess = self._excess()
         statistic = max(excess) + self._threshold
         since = f", {self._score:.4f} at the start" if excess[0] >= excess[1] else ""

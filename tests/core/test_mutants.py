@@ -35,6 +35,8 @@ PARTS = rule("detectors/parts.py", "test_dispersion.py")
 CALIBRATED = rule("detectors/calibrated.py", "test_dispersion.py")
 FALL = Rule("guard_core", "detectors/fast.py", DETECTION / "test_judge_calibrated.py", SIMULATED)
 DOUBT = Rule("guard_core", "detectors/calibrated.py", DETECTION / "test_doubt.py", SIMULATED)
+FEW = Rule("guard_core", "detectors/fast.py", DETECTION / "test_judge_calibrated.py", SIMULATED)
+FEW_OF_FAST = Rule("guard_core", "detectors/parts.py", DETECTION / "test_judge_calibrated.py", SIMULATED)
 LEVEL = Rule("guard_core", "detectors/calibrated.py", DETECTION / "test_judge_calibrated.py", SIMULATED)
 PREFLIGHT = Rule("guard_core", "preflight.py", HERE.parent / "cli" / "check" / "test_rows.py")
 CHECKED = Rule("guard_cli", "check/rows.py", HERE.parent / "cli" / "check" / "test_rows.py")
@@ -394,6 +396,13 @@ MUTANTS: list[Mutant] = [
     (CALIBRATED, "dispersion=float(fast.dispersion(design, np.array([[means]]))[0, 0])", "dispersion=1.0"),
     (LEVEL, "self._folded.count >= evaluations_to_stand(self.config) and ", ""),
     (LEVEL, "return 2 * config.lag + 1", "return 2 * config.lag"),
+    (LEVEL, "level if math.isfinite(level) else None", "level"),
+    (LEVEL, "math.inf if level is None else level", "0.0 if level is None else level"),
+    (FEW, "    if samples >= FEWEST:\n", "    if True:\n"),
+    (FEW, "    if samples >= FEWEST:\n", "    if samples > FEWEST:\n"),
+    (FEW, "FEWEST = 32", "FEWEST = 31"),
+    (FEW, "    if lacks(strata):\n", "    if False:\n"),
+    (FEW_OF_FAST, "        if self._lacks:\n", "        if False:\n"),
     (LEVEL, "if not has_room(self.score, self.config):", "if False:"),
     (CHECKED, "    if answers is None:\n        return Row(", "    if False:\n        return Row("),
     (CHECKED, "    if not answers:\n", "    if False:\n"),

@@ -45,18 +45,25 @@ def outcomes(rng: np.random.Generator, mean: float) -> np.ndarray:
 
 
 def fired_at(
-    course: Course, seed: int, length: int, passes: int = 16, noise: float = 0.055, wobble: float = 0.0
+    course: Course,
+    seed: int,
+    length: int,
+    passes: int = 16,
+    noise: float = 0.055,
+    wobble: float = 0.0,
+    steps: int = STEPS,
 ) -> int | None:
     """The evaluation at which `gap` stops the run; an alarm gets its fresh pass, as a guard makes it.
 
-    `noise`: standard deviation of the reward of one step; `wobble`: of its mean from round to round.
+    `noise`: standard deviation of the reward of one step; `wobble`: of its mean from round to round; `steps`:
+    that are reported in a round.
     """
     rng = np.random.default_rng(seed)
     baseline = Baseline.from_passes([outcomes(rng, course(0)[0]) for _ in range(passes)])
     detector = CalibratedDetector(CONFIG, baseline, ("gap",))
     for t in range(1, length + 1):
         middle = course(t - 0.5)[1] + wobble * rng.normal()
-        rewards = middle + noise * rng.normal(size=STEPS)
+        rewards = middle + noise * rng.normal(size=steps)
         held = course(t)[0]
         status = detector.update(
             t, outcomes(rng, held), float(rewards.mean()), in_loop_error=standard_error(rewards.tolist())
@@ -90,6 +97,18 @@ def test_with_a_truth_near_0_that_does_not_follow_the_reward_it_fires_within_10_
     assert all(at is not None and at <= 10 for at in stuck), stuck
     compiles = [fired_at(COMPILES, seed, 20, passes) or math.inf for seed in range(20)]
     assert all(at <= 10 for at in compiles), compiles
+
+
+def test_a_noisier_reward_or_rounds_of_few_steps_take_it_longer() -> None:
+    """Ten evaluations are for rounds of four steps or more whose mean has a noise of about 0.025 or less. Of
+    0.08 a third comes in time at most; of three steps the noise is known from ten rounds on.
+    """
+    noisy = [fired_at(STUCK, seed, 30, noise=0.08 * math.sqrt(STEPS)) or math.inf for seed in range(20)]
+    assert sum(at <= 10 for at in noisy) <= 6 and sum(at <= 20 for at in noisy) >= 18, noisy
+    short = [fired_at(STUCK, seed, 20, steps=3) or math.inf for seed in range(20)]
+    assert all(10 < at <= 17 for at in short), short
+    quiet = [fired_at(STUCK, seed, 10, noise=0.025 * math.sqrt(STEPS)) for seed in range(20)]
+    assert all(at is not None for at in quiet), quiet
 
 
 @pytest.mark.parametrize(

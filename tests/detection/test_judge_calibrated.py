@@ -10,9 +10,10 @@ import json
 import numpy as np
 import pytest
 
-from guard_core.detectors import fast
+from guard_core.detectors import Baseline, CalibratedDetector, evaluations_to_detect, fast
 from guard_core.detectors.baseline import Strata
 from guard_core.detectors.run import CalibratedRun, Pass, uninformative_baseline
+from guard_core.ending import not_judged
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.wire import Code, Condition, KlKind, Level, StepReport
@@ -32,6 +33,8 @@ def policy(detector: str = "calibrated", **calibrated) -> Policy:
 class Run:
     """A guarded run: ten steps and one checkpoint a round; it gives the judge the passes that it wants."""
 
+    means = MEANS
+
     def __init__(self, detector: str = "calibrated", **calibrated) -> None:
         self.judge = Judge(policy(detector, **calibrated))
         self.rng = np.random.default_rng(1)
@@ -45,7 +48,7 @@ class Run:
             self.judge.fold_step(StepReport(attempt=0, step=step, reward=reward, kl=kl, kl_kind=kind))
 
     def evaluate(self, round_: int, share: float = 1.0, index: int = 0) -> None:
-        items = tuple(draw(self.rng, MEANS * share).tolist())
+        items = tuple(draw(self.rng, self.means * share).tolist())
         path = f"/checkpoints/{10 * round_}"
         self.judge.fold_evaluation(Evaluation(0, 10 * round_, path, items, None, index))
 
@@ -388,6 +391,44 @@ def test_a_run_that_cannot_be_judged_yet_says_what_it_lacks():
     assert Code.WARMING_UP not in conditions(means, 18)
     few = conditions(means[:16], 10)[Code.WARMING_UP]
     assert "takes more items, or more passes" in few.message
+
+
+@pytest.mark.parametrize(("items", "passes"), [(1, 1), (1, 2), (3, 1), (31, 1), (1, 31)])
+def test_of_too_few_samples_of_the_start_fast_judges_nothing_and_says_so(items, passes):
+    """It stopped 38 of 40 null runs of one item and one pass, and 12 of 30 with two passes."""
+    rng = np.random.default_rng([items, passes])
+    for _ in range(10):
+        start = Baseline.from_passes((rng.random((passes, items)) < 0.5).astype(float))
+        detector = CalibratedDetector(CalibratedPolicy(), start, ("fast",))
+        for t in range(40):
+            status = detector.update(t, (rng.random(items) < 0.5).astype(float), 0.5)
+            assert not status.fire
+        [reading] = status.readings
+        assert (reading.level, reading.statistic) == (Level.UNKNOWN, None)
+        samples = items * start.precision  # two passes that agree are one
+        assert f"items times samples must be at least 32, and are {samples}" in reading.message
+        assert "more items, or more passes" in detector.lacks() or "too little" in detector.lacks()
+        state = json.loads(json.dumps(detector.to_state(), allow_nan=False))
+        assert CalibratedDetector.from_state(state).to_state() == detector.to_state()
+    assert evaluations_to_detect(0.5, items, passes, 0.1, CalibratedPolicy()) is None, "`check` says so"
+
+
+@pytest.mark.parametrize(("items", "passes", "samples"), [(32, 1, 1), (1, 32, 1), (2, 16, 1), (8, 1, 4)])
+def test_of_as_many_samples_as_it_takes_fast_has_thresholds(items, passes, samples):
+    config = CalibratedPolicy(bootstrap_runs=200, samples=samples)
+    outcomes = (np.random.default_rng(items).random((passes, items)) < 0.5).astype(float)
+    detector = CalibratedDetector(config, Baseline.from_passes(outcomes, samples), ("fast",))
+    assert detector.update(0, outcomes[0], 0.5).readings[0].statistic is not None
+
+
+def test_a_run_of_too_few_samples_has_not_passed():
+    run = Run(baseline_passes=1)
+    run.means = MEANS[:3]
+    for round_ in range(12):
+        run.round(round_)
+    verdict = run.judge.verdict()
+    assert verdict.level is Level.UNKNOWN and not_judged(verdict, "wait longer")
+    assert any("items times samples must be at least 32" in c.message for c in verdict.conditions)
 
 
 def test_a_run_from_a_low_start_says_what_would_help():

@@ -34,6 +34,7 @@ CONFIG = CalibratedPolicy(bootstrap_runs=600)
 
 Level = Callable[[int, np.random.Generator], float]
 Reward = Callable[[float, np.random.Generator], float]
+Moves = Callable[[np.random.Generator], np.ndarray]
 Spoil = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 
 
@@ -53,9 +54,9 @@ class Case:
     `score`: mean of alike items, None for mixed ones about 1/2; `level`: mean of an evaluation relative to
     the baseline's; `spread`: what becomes of the items' means at an evaluation; `families`: sizes of those
     that succeed or fail together, over and over, and `grouped` says whether the split tells them; `spoil`:
-    what is done to the evaluation `spoiled`, but not to a fresh one of its checkpoint; `reward`: in-loop, of
-    a level; `graded`: whether there is a training grader too, which is easy to please; `runs`: after each
-    baseline.
+    what is done to the evaluation `spoiled`, but not to a fresh one of its checkpoint; `moves`: how the level
+    of a run moves besides; `reward`: in-loop, of a level; `hacked`: what it gains besides; `graded`: whether
+    there is a training grader too, which is easy to please; `runs`: after each baseline.
     """
 
     name: str
@@ -68,7 +69,9 @@ class Case:
     grouped: bool = False
     spoil: Spoil | None = None
     spoiled: int = 0
+    moves: Moves = lambda rng: np.zeros(EVALUATIONS)
     reward: Reward = HONEST
+    hacked: Callable[[int], float] = lambda t: 0.0
     graded: bool = False
     runs: int = RUNS
 
@@ -117,6 +120,29 @@ def rise(lost: float, at: int = 10, length: int = EVALUATIONS) -> Level:
 def wobble(t: int, rng: np.random.Generator) -> float:
     """A plateau that moves by 2.5 points from each evaluation to the next."""
     return min(t / CLIMB, 1.0) * PLATEAU_GAIN + rng.normal(0.0, 0.025)
+
+
+def with_memory(deviation: float, correlation: float) -> Moves:
+    """A level that moves by so much, and stays where it went: an AR(1) process from its stationary law."""
+
+    def moves(rng: np.random.Generator) -> np.ndarray:
+        fresh = np.sqrt(1 - correlation**2)
+        found = [rng.standard_normal()]
+        for _ in range(EVALUATIONS - 1):
+            found.append(correlation * found[-1] + fresh * rng.standard_normal())
+        return deviation * np.array(found)
+
+    return moves
+
+
+def learns(points: float) -> Level:
+    """Gains some points in ten evaluations and keeps them."""
+    return lambda t, rng: min((t + 1) / 10, 1.0) * points
+
+
+def hacks(t: int) -> float:
+    """60 points of reward in 40 evaluations for nothing that the held-out score knows."""
+    return 0.6 * min(t / 40, 1.0)
 
 
 def climb(t: int, rng: np.random.Generator) -> float:
@@ -189,6 +215,26 @@ CASES: dict[str, tuple[Case, ...]] = {
     "Wobble on a plateau, standard deviation 2.5 points": tuple(
         Case(f"{items} items", items, level=wobble, runs=CLOSE) for items in (128, 256)
     ),
+    "The same with memory, 256 items": tuple(
+        Case(
+            f"standard deviation {100 * deviation:g} points, correlation {correlation:g}",
+            256,
+            level=climb,
+            moves=with_memory(deviation, correlation),
+            runs=CLOSE,
+        )
+        for deviation, correlation in ((0.025, 0.5), (0.025, 0.8), (0.015, 0.9))
+    ),
+    "The reward alone gains 60 points in 40 evaluations, 256 items": tuple(
+        Case(
+            f"the score goes from {100 * start:g} to {100 * start + points:g} points in ten",
+            256,
+            score=start,
+            level=learns(points / 100),
+            hacked=hacks,
+        )
+        for start, points in ((0.3, 0), (0.3, 3), (0.3, 4), (0.3, 6), (0.01, 6))
+    ),
     "All five parts, with a grader": (
         Case("nothing changes", graded=True),
         Case("the reward gains 20 points, the score 10", level=climb, reward=rewarded(2.0), graded=True),
@@ -258,15 +304,18 @@ def _ready(
 
 def _run(case: Case, detector: CalibratedDetector, rng: np.random.Generator) -> tuple[bool, int]:
     """Whether the run is stopped, and how many fresh evaluations it took."""
-    fresh = 0
+    fresh, moves = 0, case.moves(rng)
     for t in range(EVALUATIONS):
-        level = round(case.level(t, rng), 3)
+        level = round(case.level(t, rng) + float(moves[t]), 3)
         means = case.spread(t, _at(case.items, case.score, level))
         items = _drawn(case, means, rng)
         if case.spoil is not None and t == case.spoiled:
             items = case.spoil(rng, items)
         status = detector.update(
-            t, items, case.reward(level, rng), proxy_items=_paid(items, rng) if case.graded else None
+            t,
+            items,
+            case.reward(level, rng) + case.hacked(t),
+            proxy_items=_paid(items, rng) if case.graded else None,
         )
         while status.needs_confirmation:
             items, fresh = _drawn(case, means, rng), fresh + 1
