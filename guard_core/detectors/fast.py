@@ -91,9 +91,9 @@ FALLEN = 3.5
 
 #: Fewest samples of the starting policy, over all groups of items, that thresholds can be simulated from.
 #: From fewer, more null runs are stopped than the 3.7 % that `fast` has of alpha, simulated at a score of 1/2
-#: (tests/bench/detection/few_items.py; standard errors of 0.4 to 1.1 points, of the first two 2 and 6), groups
-#: times passes: 1 x 1 86 %, 1 x 2 51 %, 3 x 1 8.6 %, 4 x 1 8.4 %, 1 x 16 7.9 %, 8 x 1 5.7 %, 16 x 1 5.1 %, 8 x 2
-#: 5.1 %. From 32: 2.7 to 4.0 % (32 x 1, 16 x 2, 8 x 4, 4 x 8, 2 x 16, 3 x 16, 4 x 16), 4.9 % of 1 x 64.
+#: (tests/bench/detection/few_items.py; standard errors of up to 1.1 points, of the first two 2 and 6), groups
+#: times passes: 1 x 1 86 %, 1 x 2 51 %, 3 x 1 8.6 %, 4 x 1 8.4 %, 1 x 16 7.9 %, 8 x 1 5.7 %, 16 x 1 5.1 %,
+#: 8 x 2 5.1 %. From 32: 2.7 to 4.0 % (32 x 1, 16 x 2, 8 x 4, 4 x 8, 2 x 16, 3 x 16, 4 x 16), 4.9 % of 1 x 64.
 FEWEST = 32
 
 #: Largest exponent; its double is still a float.
