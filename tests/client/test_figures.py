@@ -124,6 +124,6 @@ def test_wrong_ones_are_said_once_and_cost_no_step(
     with Guard(guard.url, attempt=0) as watching:
         for step in range(1, 5):
             watching.step(step, reward=0.5, figures=figures)
-        assert watching.stop is None
+        assert watching.halted is None
     assert len(guard.steps) == 4 and guard.figures == []
     assert caplog.text.count("cannot be shown") == 1

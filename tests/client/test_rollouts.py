@@ -169,7 +169,7 @@ def test_a_guard_that_hangs_over_them_holds_up_no_loop(guard: FaultyGuard) -> No
                 watching.rollouts(step, [("p", "c", 1.0)])
             leave.set()
             eventually(lambda: len(guard.steps) == 49)
-            assert watching.stop is None
+            assert watching.halted is None
     finally:
         leave.set()
 
@@ -202,6 +202,6 @@ def test_a_wrong_call_is_said_once_and_stops_nothing(
     with Guard(guard.url, attempt=0) as watching:
         for _ in range(5):
             watching.rollouts(step, wrong)
-        assert watching.stop is None
+        assert watching.halted is None
     assert guard.rollouts == []
     assert caplog.text.count("cannot be shown") == 1

@@ -71,7 +71,7 @@ def test_a_trainer_with_its_certificate_reports(guard: Any, tls: Files) -> None:
     environ = {"RLGUARD_URL": named(guard.url), "RLGUARD_TOKEN": INGEST, "RLGUARD_CA": tls.certificate}
     with Guard.from_env(environ) as run:
         run.step(3, reward=0.5)
-    assert run.stop is None and run.verdict is not None and run.verdict.step == 3
+    assert run.halted is None and run.verdict is not None and run.verdict.step == 3
     assert guard.end() == 0 and "Traceback" not in guard.log
 
 
