@@ -85,7 +85,8 @@ read-tests: install
 
 # With what others leave of the cores a test of seconds may take minutes.
 test-beside: export PYTEST_ADDOPTS := --timeout=1800
-test-beside: test-vllm test-rules test-compute
+# vLLM last: its engines are sessions of their own, which have as large a share of the cores as any.
+test-beside: test-rules test-compute test-vllm
 
 test-compute: install
 	$(VENV)/bin/pytest -q -n 2 -m 'not long' $(COMPUTE)
