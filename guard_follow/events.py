@@ -94,7 +94,7 @@ def in_order(files: Sequence[Path]) -> list[Path]:
     """
     begun = _begun_at(files)
     start = min(begun.values(), default=None)
-    return sorted(files, key=lambda path: (begun.get(path, start) != start, path.name))
+    return sorted(files, key=lambda path: (begun.get(path) != start, path.name))
 
 
 def _begun_at(files: Sequence[Path]) -> dict[Path, int]:

@@ -162,9 +162,13 @@ class Starts(Generic[S]):
         attempt, if that begins with the same step.
         """
         steps = [*self._held, step]
-        fits = (a for a in sorted(self._known) if a != current and self._fits(a, steps))
-        attempt = next((a for a in fits if a > current or self._begins_with(a, steps[0])), None)
-        return self._go_to(max(self._known) + 1 if attempt is None else attempt, steps)
+        others = (
+            a for a in sorted(self._known) if a > current or (a < current and self._begins_with(a, steps[0]))
+        )
+        attempt = next((a for a in others if self._fits(a, steps)), None)
+        if attempt is None:
+            return self._go_to(max(self._known) + 1, steps)
+        return self._go_to(attempt, [step])  # those that were held are not of it, or it would have them
 
     def _begins_with(self, attempt: int, step: S) -> bool:
         return self._another_file and min(self._known[attempt]) == step.step

@@ -198,9 +198,21 @@ class TestALogThatIsReadAgain:
             row[1:] for row in followed.rows() if row[0] or row[1] < 7
         ]
 
+    def test_a_start_that_logs_more_rarely(self, tmp_path):
+        """Its first step is not that of the one before it, until a step contradicts it."""
+        path = tmp_path / "run.jsonl"
+        path.write_bytes(lines([*rows((10, 20, 30)), *rows((15, 20, 25), 0.3)]))
+        followed = Followed(path)
+        followed.poll()
+        followed.finish()
+        assert followed.rows() == replayed(path)
+        followed.restart()
+        followed.finish()
+        assert followed.follower.accepted == 0 and followed.rows() == replayed(path)
+
 
 def events(folder, time, steps, extra=0.0):
-    data = b""
+    data = record(b"\x1a\x0dbrain.Event:2")  # what every writer begins with
     for step in steps:
         for tag, value in (("reward", 0.1 * step + extra), ("kl", 0.001 * step)):
             packed = b"\x0a" + bytes([len(tag)]) + tag.encode() + b"\x15" + struct.pack("<f", value)
@@ -240,6 +252,18 @@ class TestEventFiles:
         fresh, found = both(tmp_path, "openrlhf")
         assert fresh == found and {row[1:] for row in found} == {row[1:] for row in followed.rows()}
         assert [row[1] for row in found if row[0] == 0] == list(self.FILES[0][0])
+
+    def test_a_start_that_has_logged_nothing_yet_when_the_follower_starts_again(self, tmp_path):
+        followed = Followed(tmp_path, "openrlhf")
+        for time, steps, extra in ((1000, range(1, 7), 0.0), (1001, range(4, 9), 0.02), (1002, (), 0.0)):
+            events(tmp_path, time, steps, extra)
+            followed.poll()
+        followed.restart()
+        followed.poll()
+        events(tmp_path, 1002, range(8, 11), 0.04)
+        followed.finish()
+        assert numbered(followed.rows())[-3:] == [(2, 8), (2, 9), (2, 10)]
+        assert followed.rows() == replayed(tmp_path)
 
     def test_another_file_whose_steps_have_another_phase_is_another_start(self, tmp_path):
         events(tmp_path, 1000, range(5, 51, 5))
