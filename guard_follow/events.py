@@ -79,7 +79,8 @@ def refuse_several(folder: Path) -> None:
         InputError: naming the files.
     """
     begun = _begun_at(named(folder, EVENTS))
-    at_the_start = [path.name for path, first in begun.items() if first == min(begun.values())]
+    start = min(begun.values(), default=None)
+    at_the_start = [path.name for path, first in begun.items() if first == start]
     if len(at_the_start) > 1:
         raise InputError(
             f"{folder} holds the event files of several runs: {at_the_start[0]} and {at_the_start[1]} both "

@@ -22,30 +22,25 @@ def collect(cluster: Cluster, test: str) -> str:
     folder = ROOT / "build" / "e2e" / re.sub(r"[^\w.-]+", "-", test)
     folder.mkdir(parents=True, exist_ok=True)
     tests = _kubectl(cluster, "get", "namespaces", "-l", LABEL, "-o", "jsonpath={.items[*].metadata.name}")
-    for namespace in (*tests.split(), SYSTEM, TRAINING):
-        _namespace(cluster, namespace, folder)
+    events = {
+        namespace: _namespace(cluster, namespace, folder) for namespace in (*tests.split(), SYSTEM, TRAINING)
+    }
     nodes = _kubectl(cluster, "describe", "nodes")
     (folder / "nodes.txt").write_text(nodes)
     # CI keeps what was printed, and no files.
-    return "\n".join([str(folder), *(_told(cluster, namespace) for namespace in tests.split())])
+    told = [str(folder)]
+    for namespace in tests.split():
+        objects = _kubectl(cluster, "get", "--namespace", namespace, "gtj,pods", "-o", "wide")
+        told.append(f"{namespace}:\n{objects}{events[namespace]}")
+    return "\n".join(told)
 
 
-def _told(cluster: Cluster, namespace: str) -> str:
-    where = ("--namespace", namespace)
-    objects = _kubectl(cluster, "get", *where, "gtj,pods", "-o", "wide")
-    return f"{namespace}:\n{objects}{_events(cluster, namespace)}"
-
-
-def _events(cluster: Cluster, namespace: str) -> str:
-    return _kubectl(
-        cluster, "get", "--namespace", namespace, "events", "--sort-by=.metadata.creationTimestamp"
-    )
-
-
-def _namespace(cluster: Cluster, namespace: str, folder: Path) -> None:
+def _namespace(cluster: Cluster, namespace: str, folder: Path) -> str:
+    """Write all of one namespace; its events."""
     where = ("--namespace", namespace)
     (folder / f"{namespace}.yaml").write_text(_kubectl(cluster, "get", *where, KINDS, "-o", "yaml"))
-    (folder / f"{namespace}-events.txt").write_text(_events(cluster, namespace))
+    events = _kubectl(cluster, "get", *where, "events", "--sort-by=.metadata.creationTimestamp")
+    (folder / f"{namespace}-events.txt").write_text(events)
     for pod in _kubectl(cluster, "get", *where, "pods", "-o", "name").split():
         if not pod.startswith("pod/"):
             continue
@@ -54,6 +49,7 @@ def _namespace(cluster: Cluster, namespace: str, folder: Path) -> None:
                 cluster, "logs", *where, pod, "--all-containers", "--prefix", "--timestamps", *flags
             )
             (folder / f"{namespace}-{pod.removeprefix('pod/')}.{name}").write_text(text)
+    return events
 
 
 def _kubectl(cluster: Cluster, *arguments: str) -> str:

@@ -28,11 +28,12 @@ RECORDS = Rule("guard_follow", "records.py", CLI / "logs" / "test_records.py")
 BROKEN = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_broken.py")
 MLFLOW = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_mlflow.py")
 ATTEMPTS = Rule("guard_follow", "starts.py", CLI / "follow" / "test_attempts.py")
-STARTS = Rule("guard_follow", "starts.py", CLI / "follow" / "test_starts.py")
-STARTS_STEPS = Rule("guard_follow", "steps.py", CLI / "follow" / "test_starts.py")
-STARTS_READ = Rule("guard_follow", "source.py", CLI / "follow" / "test_starts.py")
-STARTS_FILES = Rule("guard_follow", "events.py", CLI / "follow" / "test_starts.py")
-STARTS_REPLAYED = Rule("guard_cli", "replay/attempts.py", CLI / "follow" / "test_starts.py")
+STARTS_TESTS = CLI / "follow" / "test_starts.py"
+STARTS = Rule("guard_follow", "starts.py", STARTS_TESTS)
+STARTS_STEPS = Rule("guard_follow", "steps.py", STARTS_TESTS)
+STARTS_READ = Rule("guard_follow", "source.py", STARTS_TESTS)
+STARTS_FILES = Rule("guard_follow", "events.py", STARTS_TESTS)
+STARTS_REPLAYED = Rule("guard_cli", "replay/attempts.py", STARTS_TESTS)
 PLACED = Rule("guard_follow", "starts.py", LATE)
 HALF = CLI / "follow" / "test_half_written.py"
 HALF_READ = Rule("guard_follow", "follower.py", HALF)
@@ -52,9 +53,10 @@ SEEN_READING = Rule("guard_cli", "logs/readers.py", SYMPTOMS)
 SEEN_TABLE = Rule("guard_cli", "logs/table.py", SYMPTOMS)
 SEEN_BY_COMMAND = Rule("guard_cli", "replay/command.py", SYMPTOMS)
 SEEN_REPORT = Rule("guard_cli", "replay/report.py", SYMPTOMS)
-FAILS = Rule("guard_cli", "replay/command.py", CLI / "replay" / "test_fail_on.py")
-UNJUDGED = Rule("guard_cli", "replay/outcomes.py", CLI / "replay" / "test_fail_on.py")
-REPORTED = Rule("guard_cli", "replay/unjudged.py", CLI / "replay" / "test_fail_on.py")
+FAIL_ON = CLI / "replay" / "test_fail_on.py"
+FAILS = Rule("guard_cli", "replay/command.py", FAIL_ON)
+UNJUDGED = Rule("guard_cli", "replay/outcomes.py", FAIL_ON)
+REPORTED = Rule("guard_cli", "replay/unjudged.py", FAIL_ON)
 CHECKED = Rule("guard_cli", "check/gather.py", CLI / "check" / "test_gather.py")
 CHECKED_ROWS = Rule("guard_cli", "check/rows.py", CLI / "check" / "test_rows.py")
 
@@ -156,7 +158,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (STARTS_STEPS, "                self.attempts.another_file()\n", "                pass\n"),
     (STARTS_READ, "        yield AGAIN\n", ""),
     (STARTS_READ, "in in_order([", "in sorted(["),
-    (STARTS_FILES, "if first == min(begun.values())]", "]"),
+    (STARTS_FILES, "if first == start]", "]"),
     (STARTS_FILES, "(begun.get(path) != start, path.name)", "path.name"),
     (STARTS_FILES, "begun.get(path) != start", "begun.get(path, start) != start"),
     (STARTS_REPLAYED, "    new[list(begins)] = True\n", ""),
