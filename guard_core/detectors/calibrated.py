@@ -41,8 +41,8 @@ from guard_core.detectors.parts import Fast, Guaranteed, Observed, Part, Peak
 from guard_core.policy import CalibratedPolicy
 from guard_core.wire import Code, DetectorReading, Finding, Level
 
-#: 9: thresholds that there are not. A guard folds its events again on another version.
-STATE_VERSION = 9
+#: 10: dispersion at three distances. A guard folds its events again on another version.
+STATE_VERSION = 10
 
 #: The parts that run wherever there is a baseline.
 PARTS = ("guaranteed", "fast", "peak", "gap")

@@ -79,6 +79,9 @@ LEVELS = 65
 #: The newest evaluations do not tell how much the run moves: they may be the fall itself.
 QUIET = 4
 
+#: Evaluations between those that a bend compares, smallest first.
+LAGS = (1, 2, 4)
+
 #: Variance of a squared bend, whose mean is 1, and of its share of a mean of bends that overlap.
 BEND = 4.0
 
@@ -213,23 +216,29 @@ class ScoreHistory:
 def dispersion(design: Design, means: Array) -> Array:
     """How many times the variance of independent items the evaluations of a run have, shape (B, m), >= 1.
 
-    Items that go together add to it, and so does the run's own movement from one evaluation to the next. It
-    is measured by how far each evaluation lies from the middle of its two neighbours (Gasser, Sroka and
-    Jennen-Steinmetz, 1986): a steady decline adds nothing, however steep, and a sudden fall adds two bends.
-    The newest QUIET evaluations are left out. A movement of more than `max_decline` counts as that much.
+    Items that go together add to it, and so does the run's own movement. It is measured by how far each
+    evaluation lies from the middle of two others, one on each side and as far away (Gasser, Sroka and
+    Jennen-Steinmetz, 1986, with the neighbours): a steady decline adds nothing, however steep, and a sudden
+    fall adds twice as many bends as their distance. A level that stays where it went differs little from its
+    neighbours and more from those further away, so the largest figure of the distances LAGS counts. The
+    newest QUIET evaluations are left out. A movement of more than `max_decline` counts as that much.
 
     Args:
         means: of the evaluations so far, oldest first, shape (B, m, K).
     """
     settled = means[..., : max(means.shape[-1] - QUIET, 0)]
-    bends = settled[..., 2:] - 2 * settled[..., 1:-1] + settled[..., :-2]
-    if bends.shape[-1] == 0:
+    if settled.shape[-1] <= 2 * LAGS[0]:
         return design.dispersion
     noise = design.variance(settled.mean(axis=-1))
-    squares = (bends**2).sum(axis=-1) / (6 * noise)
-    moved = overdispersion(squares, bends.shape[-1], BEND)
+    apart = [_bends(settled, lag) for lag in LAGS if settled.shape[-1] > 2 * lag]
+    moved = [overdispersion((b**2).sum(axis=-1) / (6 * noise), b.shape[-1], BEND) for b in apart]
     most = design.dispersion + design.accepted**2 / noise
-    return np.asarray(np.clip(moved, design.dispersion, most))
+    return np.asarray(np.clip(np.max(moved, axis=0), design.dispersion, most))
+
+
+def _bends(means: Array, lag: int) -> Array:
+    """Second differences at this distance, shape (B, m, K - 2·lag)."""
+    return np.asarray(means[..., 2 * lag :] - 2 * means[..., lag:-lag] + means[..., : -2 * lag])
 
 
 def log_sum(odds: Array) -> Array:
