@@ -92,12 +92,23 @@ def verdict_lines(verdict: Mapping[str, Any] | None) -> Iterator[str]:
     known = [f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float)]
     if known:
         yield ", ".join(known)
+    yield from _advice(verdict)
     best = verdict.get("best_evaluation") or verdict.get("bestCheckpoint")
     if isinstance(best, Mapping) and isinstance(best.get("score"), int | float):
         yield plain(
             f"last good checkpoint: step {best.get('step')}, held-out {best['score']:.4f}, "
             f"{best.get('path', '')}"
         )
+
+
+def _advice(verdict: Mapping[str, Any]) -> Iterator[str]:
+    """What is told and stops nothing, as what HeldOutGuard would have done: a job's status has its codes."""
+    conditions, codes = verdict.get("conditions"), verdict.get("advice")
+    for one in conditions if isinstance(conditions, list) else ():
+        if isinstance(one, Mapping) and one.get("advice"):
+            yield plain(f"advice ({one.get('code')}): {one.get('message', '')}")
+    if isinstance(codes, list):
+        yield plain(f"advice: {', '.join(map(str, codes))}")
 
 
 def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:

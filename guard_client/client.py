@@ -94,6 +94,7 @@ class VerdictView(_Lenient):
     in_loop_ema: float | None = None
     heldout_ema: float | None = None
     kl_ema: float | None = None
+    kl_hard_stop: float | None = None
     last_evaluation: EvaluationView | None = None
     best_evaluation: EvaluationView | None = None
     conditions: tuple[ConditionView, ...] = ()

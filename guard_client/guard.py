@@ -225,7 +225,7 @@ class Guard:
                 reporter.close(0.0)
         return self
 
-    def close(self, *, drain: bool = True) -> None:
+    def close(self, *, drain: bool = True, step: int | None = None, began: int | None = None) -> None:
         """Deliver what waits, for at most ten seconds, and end; a second call does nothing.
 
         Afterwards `stop` knows what the last responses said.
@@ -234,14 +234,18 @@ class Guard:
 
         Args:
             drain: first wait for the last evaluations, for at most `drain_seconds`.
+            step: as in `finish`, for the guard to know while it is waited for.
+            began: as in `finish`.
         """
-        if self._deliver(drain) and self._left_out:
+        if step is not None:
+            self._made(step)
+        if self._deliver(drain, began) and self._left_out:
             self._say_the_end(finished=False)
 
     def _close_at_exit(self) -> None:
         self.close(drain=False)
 
-    def _deliver(self, drain: bool) -> bool:
+    def _deliver(self, drain: bool, began: int | None = None) -> bool:
         """Deliver what waits, and end; False if that was done, or never begun, or is another process's."""
         if os.getpid() != self._pid:
             return False  # the connection and the thread are those of the process that opened it
@@ -253,7 +257,9 @@ class Guard:
             return False
         atexit.unregister(self._close_at_exit)
         if drain and self._settings.drain_seconds > 0.0 and self._look() is None:
-            reporter.drain(self._settings.drain_seconds)
+            reporter.drain(
+                self._settings.drain_seconds, self._newest, self._began if began is None else began
+            )
         delivery = reporter.close(FLUSH_SECONDS)
         log.log(logging.INFO if delivery.complete else logging.WARNING, "reports to the guard: %s", delivery)
         self._look()

@@ -133,6 +133,7 @@ class Reporter:
         self._accepted: set[str] = set()  # the kinds of which the guard has taken at least one
         self._undelivered: str | None = None
         self._deadline: float | None = None  # set by `close`
+        self._last: tuple[int | None, int | None] | None = None  # set by `drain`, until it was told
         # The reporter's own:
         self._in_flight: deque[StepSample | CheckpointSample] = deque()
         self._failing_since: float | None = None
@@ -252,13 +253,20 @@ class Reporter:
     def _lag(self) -> int:
         return self._on_their_way + (self._verdict.waiting if self._verdict is not None else 0)
 
-    def drain(self, seconds: float) -> None:
-        """Wait until the guard has evaluated every checkpoint, says stop, or `seconds` are over."""
+    def drain(self, seconds: float, step: int | None, began: int | None) -> None:
+        """Wait until the guard has evaluated every checkpoint, says stop, or `seconds` are over.
+
+        It is told first that training made its last `step`, having begun after `began`: it may want another
+        look at the last checkpoint then.
+        """
         end = self._clock() + seconds
         told = False
+        with self._lock:
+            self._last = step, began
+            self._lock.notify()
         while self._clock() < end and self.stop_verdict is None and self.unreachable is None:
             with self._lock:
-                sent = not (self._queue or self._in_flight)
+                sent = not (self._queue or self._in_flight or self._last)
                 waiting = self._lag()
             if sent and not waiting:
                 return
@@ -297,14 +305,15 @@ class Reporter:
         if self.attempt is None:
             return
         try:
-            end = EndReport(
-                attempt=self.attempt, step=step, began=began, finished=finished, gone=self.delivery.gone
-            )
-            self._client.post_end(end)
+            self._client.post_end(self._end(step, began, finished=finished))
         except (GuardUnavailableError, ReportRefusedError) as error:
             log.info("the guard was not told that training is over: %s", error)
         finally:
             self._client.close()
+
+    def _end(self, step: int | None, began: int | None, *, finished: bool) -> EndReport:
+        gone = self.delivery.gone
+        return EndReport(attempt=self._known_attempt, step=step, began=began, finished=finished, gone=gone)
 
     # -- the thread ----------------------------------------------------------------------------------------
 
@@ -354,7 +363,7 @@ class Reporter:
             return self._work() and self._clock() < self._deadline
 
     def _work(self) -> bool:
-        return bool(self._in_flight or self._queue or self._rollouts or self._figures)
+        return bool(self._in_flight or self._queue or self._rollouts or self._figures or self._last)
 
     def _pause(self, seconds: float) -> bool:
         """Wait before the next try; False when the time for the last tries is over."""
@@ -376,12 +385,23 @@ class Reporter:
             self._send_rollouts()
         elif not self._in_flight and self._figures:
             self._send_figures()
+        elif not self._in_flight and self._last:
+            self._send_the_last_step(*self._last)
         elif not self._in_flight:
             self._succeeded(self._ask())
         elif isinstance(self._in_flight[0], CheckpointSample):
             self._send_one()
         else:
             self._send_steps()
+
+    def _send_the_last_step(self, step: int | None, began: int | None) -> None:
+        """Not that training has finished: it has not yet, while it waits for the guard."""
+        try:
+            self._succeeded(self._client.post_end(self._end(step, began, finished=False)).verdict)
+        except (UnknownRouteError, ReportRefusedError) as error:
+            log.info("the guard was not told that this was the last step: %s", error)
+        with self._lock:
+            self._last = None
 
     def _ask(self) -> VerdictView:
         verdict = self._client.verdict()

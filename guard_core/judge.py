@@ -397,13 +397,13 @@ class Judge:
         """
         if self._calibrated is None:
             return
-        confirms = self._calibrated.awaits_confirmation
+        confirms = self._waits_for_a_pass
         if not self._calibrated.lose(may_pass=may_pass):
             return
         if confirms:
             self._unconfirmed = True
-        else:
-            self._short_baseline = self._calibrated.passes_made
+        elif made := self._calibrated.passes_made:  # none are left of a baseline that is complete
+            self._short_baseline = made
 
     def fold_silence(self, silent_for: float) -> bool:
         """Latch a halt if the trainer has been silent for `silent_for` seconds and the action is `stop`.
@@ -454,11 +454,14 @@ class Judge:
     def wanted_pass(self) -> Pass | None:
         """A further evaluation, with fresh randomness, that should come before any other checkpoint's.
 
-        Passes of the baseline until `calibrated.baseline_passes` are done, and one to confirm an alarm. One
-        that failed of what may pass is wanted once more, under a number of its own.
+        Passes of the baseline until `calibrated.baseline_passes` are done, one to confirm an alarm, and of
+        the last checkpoint of a run that ends near one. One that failed of what may pass is wanted once more,
+        under a number of its own.
         Respond with an `Evaluation` of that `pass_index`, or `fold_failure` with it.
         """
-        return self._calibrated.wanted() if self._calibrated is not None and self._fire is None else None
+        if self._calibrated is None or self._fire is not None:
+            return None
+        return self._calibrated.wanted(over=self._is_over)
 
     @property
     def sampling(self) -> Sampling | None:
@@ -473,8 +476,17 @@ class Judge:
     @property
     def waiting(self) -> int:
         """Evaluations that are yet to be made. A baseline nobody is compared with waits for nothing."""
-        confirms = self._fire is None and self._awaits_confirmation
-        return self._checkpoints_left + (1 if confirms else 0)
+        return self._checkpoints_left + (1 if self._fire is None and self._waits_for_a_pass else 0)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the trainer has said that it made its last step, and no checkpoint of it waits."""
+        return self._count.over and not self._checkpoints_left
+
+    @property
+    def _waits_for_a_pass(self) -> bool:
+        """Whether an alarm, or the end of a run that is near one, waits for a pass of the last checkpoint."""
+        return self._calibrated is not None and self._calibrated.waits_for_a_pass(over=self._is_over)
 
     @property
     def _awaits_confirmation(self) -> bool:
@@ -607,8 +619,8 @@ class Judge:
             yield _condition(
                 Code.EVALUATION_FAILING,
                 Level.WARNING,
-                "the fresh evaluation that the alarm waited for could not be made: the next checkpoint "
-                "decides about it, and without one nobody does",
+                "the fresh evaluation that an alarm, or the end of a run that is near one, waited for could "
+                "not be made: the next checkpoint decides about it, and without one nobody does",
             )
         if self._short_baseline is not None and self._evaluated > 1:
             passes = f"{self._short_baseline} of {self.policy.calibrated.baseline_passes} passes"

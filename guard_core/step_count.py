@@ -91,6 +91,11 @@ class StepCount:
             self.told = attempt, step, began
 
     @property
+    def over(self) -> bool:
+        """Whether the trainer has said that its newest step was the last."""
+        return self.told is not None and self.told[:2] >= (self.attempt or 0, self.step or 0)
+
+    @property
     def lacks_reward(self) -> bool:
         """Whether several evaluated checkpoints in a row were compared with no reward, unlike usual."""
         if self.unrewarded < UNREWARDED or self.judged is None or self.step is None:

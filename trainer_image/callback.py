@@ -34,7 +34,7 @@ from guard_client.stopping import Stop
 from guard_core.wire import Sampling
 from trainer_image import ranks
 from trainer_image.experiment import Experiment, News, are_ours
-from trainer_image.figures import UNKNOWN, figures_of, sampling_of, what_is_learnt
+from trainer_image.figures import UNKNOWN, figures_of, limit_unwatched, sampling_of, what_is_learnt
 from trainer_image.metrics import StepMetrics, with_figures
 from trainer_image.outlook import evaluations_ahead, save_sooner, steps_per_save
 from trainer_image.rollouts import newest_rollouts
@@ -188,7 +188,7 @@ class GuardCallback(TrainerCallback):
         if self.stop is not None:
             self._take_no_step()
             return control
-        reason = ranks.agree(self._adapter_unscorable(), args.device)
+        reason = ranks.agree(self._unjudgeable(args), args.device)
         if reason is not None:
             self._restore_trainer()
             if self._guard is not None:
@@ -255,7 +255,7 @@ class GuardCallback(TrainerCallback):
         """Deliver the last reports, say what became of them, and act on what the guard said."""
         self._restore_trainer()
         if self._guard is not None:
-            self._guard.close(drain=self.stop is None)
+            self._guard.close(drain=self.stop is None, step=state.global_step, began=self._began)
         if self.stop is None:
             self._stop_if(self._agreed(args), control)
         if self._guard is not None and self.stop is None:
@@ -310,9 +310,13 @@ class GuardCallback(TrainerCallback):
         guard.open().close()  # says that the run is unguarded
         return None
 
-    def _adapter_unscorable(self) -> str | None:
+    def _unjudgeable(self, args: TrainingArguments) -> str | None:
+        """Why this guard, by what it says of itself, could not judge the run."""
         verdict = self._guard.verdict if self._guard is not None else None
-        return None if verdict is None else adapter_unscorable(self._trainer, verdict.adapters)
+        if verdict is None:
+            return None
+        adapter = adapter_unscorable(self._trainer, verdict.adapters)
+        return adapter or limit_unwatched(args, verdict.kl_hard_stop)
 
     def _save_the_start(self, args: TrainingArguments, state: TrainerState) -> None:
         """Save and report the starting policy, if the guard's detector needs it as its baseline.

@@ -136,6 +136,24 @@ def what_is_learnt(args: Any, trainer: Any) -> tuple[bool, str]:
     return True, f"from {who} the guard learns at every step: reward (`{figures.reward}`), {kl}"
 
 
+def limit_unwatched(args: Any, limit: float | None) -> str | None:
+    """Why a KL that should stop the run would never be compared with its limit; None if it may be.
+
+    Args:
+        args: the `TrainingArguments`.
+        limit: the policy's `kl.hard_stop` (`Verdict.kl_hard_stop`), nats/token; None: there is none.
+    """
+    figures = figures_of(args)
+    if limit is None or figures is None or figures is UNKNOWN or figures.kl_kind is KlKind.REF_TOKEN_MEAN:
+        return None
+    needs = "set beta above 0, or " if getattr(args, "beta", None) == 0 else ""
+    return (
+        f"this trainer gives no mean over tokens of the KL to the reference to hold against kl.hard_stop "
+        f"({limit:g}), and the run would end as one that was not judged: {needs}leave kl.hard_stop out of "
+        "the policy"
+    )
+
+
 def sampling_of(args: Any, trainer: Any = None) -> Sampling | None:
     """How the trainer samples completions; None if its arguments do not say.
 

@@ -39,6 +39,9 @@ FEW_STRAYS = 0.25
 #: Nats below its threshold from which on the next checkpoint is wanted sooner.
 NEAR = 3.0
 
+#: Fresh passes of the last checkpoint of a run that ends so near, beside those that decide an alarm.
+LAST_PASSES = 2
+
 #: A starting score within this of 0 or 1 leaves the held-out score little room to move.
 UNINFORMATIVE = 0.02
 
@@ -163,14 +166,19 @@ class CalibratedRun:
         self._gave_up = not may_pass or self._lost > MOST_RETRIES
         return self._gave_up
 
-    def wanted(self) -> Pass | None:
-        """The evaluation that should come before any other checkpoint's, or None."""
+    def wanted(self, *, over: bool = False) -> Pass | None:
+        """The evaluation that should come before any other checkpoint's, or None.
+
+        `over`: the trainer has ended and all of its checkpoints were evaluated. No later one would raise the
+        alarm of a fall that began with the last, so that one is looked at again where an alarm is near.
+        """
         last = self._last
         if last is None or self._gave_up or self._unusable:
             return None
         if self._detector is not None:
             status = self._detector.last_status
-            if status is None or not status.needs_confirmation:
+            again = over and self.is_near and not self._detector.greedy and last.index < LAST_PASSES
+            if status is None or status.fire or not (status.needs_confirmation or again):
                 return None
         return Pass(last.attempt, last.step, last.path, last.index + 1 + self._lost)
 
@@ -213,7 +221,11 @@ class CalibratedRun:
     @property
     def awaits_confirmation(self) -> bool:
         """Whether an alarm waits for a fresh pass of the newest checkpoint."""
-        return self._detector is not None and self.wanted() is not None
+        return self.waits_for_a_pass(over=False)
+
+    def waits_for_a_pass(self, *, over: bool) -> bool:
+        """Whether a fresh pass of the newest checkpoint has something to decide; `over`: as in `wanted`."""
+        return self._detector is not None and self.wanted(over=over) is not None
 
     @property
     def jumped(self) -> bool:

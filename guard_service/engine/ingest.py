@@ -250,6 +250,7 @@ class Ingest:
             self._ledger.judge.fold_end(report)
             self._liveness.ended = self._liveness.ended or report.finished
             self._ledger.publish()
+        self._ledger.queued.set()  # the last checkpoint may be wanted once more
 
 
 def _resolved(root: Path, path: str) -> Path:

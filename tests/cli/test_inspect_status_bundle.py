@@ -89,6 +89,15 @@ def test_a_folder_without_a_store_is_a_sentence(rlguard: Any, tmp_path: Path) ->
         assert shown.returncode == 2 and "holds no store of a guard" in shown.stderr
 
 
+def test_what_is_only_advice_is_shown_too() -> None:
+    from guard_cli.status import verdict_lines
+
+    said = {"code": "hacking_gap", "advice": True, "message": "HeldOutGuard would have stopped the run"}
+    of_guard = {"level": "healthy", "conditions": [{"code": "ok", "advice": False, "message": "fine"}, said]}
+    assert [*verdict_lines(of_guard)][1:] == [f"advice (hacking_gap): {said['message']}"]
+    assert [*verdict_lines({"level": "healthy", "advice": ["hacking_gap"]})][1:] == ["advice: hacking_gap"]
+
+
 def test_what_could_steer_a_terminal_is_not_printed() -> None:
     from guard_cli.status import verdict_lines
     from guard_core.terminal import plain
@@ -100,6 +109,8 @@ def test_what_could_steer_a_terminal_is_not_printed() -> None:
         "step": "\x07",
         "in_loop_ema": "\x1b",
         "best_evaluation": [1],
+        "conditions": [1, {"advice": True, "code": "\x1b[2J", "message": "a\nb"}],
+        "advice": ["\x1b"],
     }
     assert all(line.isprintable() for line in verdict_lines(hostile))
 

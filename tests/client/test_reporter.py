@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -171,11 +172,47 @@ def test_what_the_guard_takes_of_one_kind_says_nothing_about_another(
         reporter.submit(sample(step))
     reporter.start()
     eventually(lambda: steps_of(guard) == [1, 2, 3])
-    reporter.drain(5.0)
+    reporter.drain(5.0, 3, 0)
     assert reporter.refusing is not None and "every checkpoint, 3 in a row: " in reporter.refusing
     guard.fault = None
     reporter.submit(saved(tmp_path, 4))
     eventually(lambda: reporter.refusing is None)
+
+
+def test_the_last_step_is_told_before_the_guard_is_waited_for(
+    make: Any, guard: FaultyGuard, tmp_path: Path
+) -> None:
+    """It may want another look at the last checkpoint then, which is waited for, too."""
+    asked: list[int] = []
+
+    def verdict(_: int) -> Any:
+        asked.append(len(guard.ends))
+        return HEALTHY.model_copy(update={"waiting": int(len(guard.ends) > 0 and asked.count(1) < 3)})
+
+    guard.verdict_after = verdict
+    reporter = make()
+    reporter.submit(sample(7))
+    reporter.start()
+    reporter.drain(10.0, 9, 4)
+    (end,) = guard.ends
+    assert (end.attempt, end.step, end.began, end.finished) == (0, 9, 4, False)
+    assert guard.requests[-1][1] == "/v1/verdict" and asked.count(1) >= 3
+    assert steps_of(guard) == [7]
+
+
+def test_a_guard_that_does_not_know_of_an_end_is_waited_for_all_the_same(
+    make: Any, guard: FaultyGuard
+) -> None:
+    guard.fault = lambda handler, body: (
+        handler.path == "/v1/end" and problem(404, "no such route")(handler, body)
+    )
+    reporter = make()
+    reporter.submit(sample(1))
+    reporter.start()
+    began = time.monotonic()
+    reporter.drain(20.0, 1, 0)
+    assert guard.ends == [] and time.monotonic() - began < 10.0
+    assert reporter.close(5.0).complete
 
 
 def test_checkpoints_that_were_rotated_away_are_not_sent_and_are_no_refusals(

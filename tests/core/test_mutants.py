@@ -41,9 +41,9 @@ LEVEL = Rule("guard_core", "detectors/calibrated.py", DETECTION / "test_judge_ca
 PREFLIGHT = Rule("guard_core", "preflight.py", HERE.parent / "cli" / "check" / "test_rows.py")
 CHECKED = Rule("guard_cli", "check/rows.py", HERE.parent / "cli" / "check" / "test_rows.py")
 RUN = rule("detectors/run.py", "test_judge.py")
-NEAR, NEARLY = (
+NEAR, NEARLY, OVER = (
     Rule("guard_core", source, DETECTION / "test_judge_calibrated.py", SIMULATED)
-    for source in ("detectors/run.py", "judge.py")
+    for source in ("detectors/run.py", "judge.py", "step_count.py")
 )
 ROLLOUTS = rule("rollouts.py", "test_rollouts.py")
 FIGURES = rule("figures.py", "test_figures.py")
@@ -269,7 +269,7 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "if self._monitor.rise is None and early is not None:", "if early is not None:"),
     (JUDGE, "            if self._monitor.rise is None:\n", "            if False:\n"),
     (JUDGE, "        if self._unconfirmed:\n", "        if False:\n"),
-    (JUDGE, "self._short_baseline = self._calibrated.passes_made", "pass"),
+    (JUDGE, "self._short_baseline = made", "pass"),
     (JUDGE, "self._lose_pass(may_pass=kind in MAY_PASS)", "self._lose_pass(may_pass=True)"),
     (JUDGE, "self._lose_pass(may_pass=kind in MAY_PASS)", "self._lose_pass(may_pass=False)"),
     (JUDGE, "            self._lose_pass(may_pass=False)\n", "            self._lose_pass(may_pass=True)\n"),
@@ -331,6 +331,22 @@ MUTANTS: list[Mutant] = [
     (NEAR, "fast.threshold - fast.statistic <= NEAR", "True"),
     (NEARLY, "sooner=self.latch is None and", "sooner="),
     (RUN, "last.index + 1 + self._lost", "last.index + 1"),
+    (NEAR, "again = over and self.is_near", "again = self.is_near"),
+    (NEAR, "again = over and self.is_near", "again = over"),
+    (NEAR, "again = over and self.is_near", "again = False"),
+    (NEAR, " and last.index < LAST_PASSES", ""),
+    (NEAR, "LAST_PASSES = 2", "LAST_PASSES = 0"),
+    (NEAR, " and not self._detector.greedy and last", " and last"),
+    (NEARLY, "return self._count.over and not self._checkpoints_left", "return self._count.over"),
+    (NEARLY, "return self._count.over and not", "return not"),
+    (NEARLY, "confirms = self._waits_for_a_pass", "confirms = self._awaits_confirmation"),
+    (
+        NEARLY,
+        "self._fire is None and self._waits_for_a_pass",
+        "self._fire is None and self._awaits_confirmation",
+    ),
+    (OVER, "self.told[:2] >= (self.attempt or 0, self.step or 0)", "True"),
+    (OVER, "self.told is not None and self.told[:2]", "self.told is None or self.told[:2]"),
     (RUN, "self._last, evaluated, 0, False", "self._last, evaluated, self._lost, False"),
     (ENDING, "first < newest and count <= newest - judged.step", "first < newest"),
     (EVALUATION, "trainer if self.temperature is None else None", "trainer"),
@@ -388,7 +404,11 @@ MUTANTS: list[Mutant] = [
     (FALL, "FALLEN * math.sqrt(noise", "0 * math.sqrt(noise"),
     (FALL, "before - now - design.accepted", "before - now + design.accepted"),
     (FALL, "float(levels.max()), ", "float(levels[0]), "),
-    (FAST, "np.clip(np.max(moved, axis=0), design.dispersion, most)", "np.maximum(np.max(moved, axis=0), design.dispersion)"),
+    (
+        FAST,
+        "np.clip(np.max(moved, axis=0), design.dispersion, most)",
+        "np.maximum(np.max(moved, axis=0), design.dispersion)",
+    ),
     (FAST, "np.clip(np.max(moved, axis=0), design.dispersion, most)", "np.minimum(moved, most)"),
     (FAST, "math.sqrt(strata.dispersion) * narrower", "narrower"),
     (PARTS, "table) / dispersion", "table)"),

@@ -55,12 +55,12 @@ The recordings:
   addition-good-33. So none of these runs is unseen any more.
 
 The aim was 0 late and 0 good runs stopped, on runs that nobody had looked at. It was **not reached**: of the
-good runs none is stopped, but 3 of 27 hacks of validation and testing are late, and of how late today's
+good runs none is stopped, but 4 of 27 hacks of validation and testing are late, and of how late today's
 detector is on runs that are really unseen there is no figure.
 
 *Late* hacks, and why. In a replay the next checkpoint has to confirm an alarm; a guard evaluates the same
-one again and stops there, one evaluation earlier. Five of the twelve raised their alarm in time and are
-late for that alone there: reverse-hack-2, -12 and -15, and addition-hack-35 and -37. In a recording a
+one again and stops there, one evaluation earlier. Four of the thirteen raised their alarm in time and are
+late for that alone there: reverse-hack-2, -12 and -15, and addition-hack-35. In a recording a
 guard's pass cannot be asked for afterwards, so each run was drawn anew ten times from its own levels, with
 every pass that is asked for (`tests/data/redrawn_runs.py`). Three of the points lost are accepted: of a loss
 of 12 points, that is half of the six before which a stop counts as in time. To see what that costs, there is

@@ -12,17 +12,22 @@ import pytest
 
 from guard_core.detectors import Baseline, CalibratedDetector, evaluations_to_detect, fast
 from guard_core.detectors.baseline import Strata
-from guard_core.detectors.run import CalibratedRun, Pass, uninformative_baseline
+from guard_core.detectors.run import LAST_PASSES, CalibratedRun, Pass, uninformative_baseline
 from guard_core.ending import not_judged
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
-from guard_core.wire import Code, Condition, KlKind, Level, StepReport
+from guard_core.wire import Code, Condition, EndReport, KlKind, Level, StepReport
 
 from simulated import difficulties, draw  # isort: skip
 
 N = 128
 MEANS = difficulties(N)
 PASSES = 4
+#: A last evaluation near an alarm of a run that was as usual, and one that is not.
+USUAL, LOW = (
+    tuple(float(i % 128 < round(count)) for i in range(N))
+    for count in (N * float(MEANS.mean()), 0.78 * N * float(MEANS.mean()))
+)
 
 
 def policy(detector: str = "calibrated", **calibrated) -> Policy:
@@ -169,6 +174,91 @@ def test_a_checkpoint_is_wanted_sooner_while_fast_is_near_its_threshold_and_may_
     halted = Run("heldout_guard")
     halted.round(0)
     assert not halted.judge.verdict().sooner
+
+
+def at_its_end(share: float, **calibrated) -> Run:
+    """A run whose last checkpoint has a low evaluation that raises no alarm; further ones have `share`."""
+    run = Run(baseline_passes=16, **calibrated)
+    for round_ in range(15):
+        run.round(round_)
+    run.steps(15)
+    run.judge.fold_checkpoint()
+    run.judge.fold_evaluation(Evaluation(0, 150, "/checkpoints/150", LOW, None, 0))
+    assert run.judge.wanted_pass() is None and run.judge.waiting == 0, "no alarm"
+    run.means = MEANS * share
+    return run
+
+
+def ends(run: Run, step: int = 150) -> None:
+    run.judge.fold_end(EndReport(attempt=0, step=step))
+
+
+def test_a_fall_at_the_last_checkpoint_is_looked_at_again_once_the_trainer_has_ended():
+    run = at_its_end(0.75)
+    ends(run)
+    assert not_judged(run.judge.verdict(), "wait longer").startswith("1 evaluations were left waiting")
+    made = []
+    while (wanted := run.judge.wanted_pass()) is not None:
+        assert run.judge.waiting == 1
+        made.append((wanted.step, wanted.index))
+        run.evaluate(15, 1.0, wanted.index)
+    assert made in ([(150, 1), (150, 2)], [(150, 1), (150, 2), (150, 3)]), "the last one confirms an alarm"
+    assert run.judge.verdict().fire and run.judge.waiting == 0
+
+
+def test_it_is_looked_at_no_more_than_twice_where_no_alarm_comes_of_it():
+    run = at_its_end(1.0)
+    ends(run)
+    made = 0
+    while (wanted := run.judge.wanted_pass()) is not None:
+        made += 1
+        run.judge.fold_evaluation(
+            Evaluation(0, 150, "/checkpoints/150", LOW if made == 1 else USUAL, None, wanted.index)
+        )
+    assert made <= LAST_PASSES + 1 and run.judge.waiting == 0
+    assert not run.judge.verdict().fire
+
+
+def test_nothing_is_looked_at_again_of_a_run_that_goes_on():
+    run = at_its_end(0.75)
+    ends(run, step=140)
+    assert run.judge.wanted_pass() is None, "it has made steps since"
+    ends(run)
+    run.judge.fold_step(StepReport(attempt=1, step=151, reward=0.5))
+    assert run.judge.wanted_pass() is None, "it was started again"
+    run = at_its_end(0.75)
+    ends(run)
+    run.judge.fold_checkpoint()
+    assert (run.judge.wanted_pass(), run.judge.waiting) == (None, 1), "a checkpoint has yet to be evaluated"
+
+
+def test_nothing_is_looked_at_again_that_could_stop_nothing():
+    run = at_its_end(0.75, on_decline="warn")
+    ends(run)
+    assert run.judge.wanted_pass() is None
+    run = at_its_end(0.75)
+    ends(run)
+    detector = run.judge._calibrated._detector
+    detector._greedy = True
+    assert run.judge.wanted_pass() is None, "another greedy pass is a copy"
+    steady = Run(baseline_passes=16)
+    for round_ in range(16):
+        steady.round(round_)
+    ends(steady)
+    assert steady.judge.wanted_pass() is None, "far from any alarm"
+
+
+@pytest.mark.parametrize(
+    "lose", [Judge.fold_skipped, lambda judge, index: [judge.fold_failure("x", index)] * 1]
+)
+def test_a_last_look_that_could_not_be_had_is_no_pass(lose):
+    run = at_its_end(0.75)
+    ends(run)
+    while (wanted := run.judge.wanted_pass()) is not None:
+        lose(run.judge, wanted.index)
+    assert run.judge.waiting == 0
+    said = not_judged(run.judge.verdict(), "wait longer")
+    assert "the fresh evaluation that" in said and "could not be made" in said
 
 
 def test_what_is_wanted_sooner_says_no_more_than_the_scores_do():

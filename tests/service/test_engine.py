@@ -1038,6 +1038,30 @@ def calibrated(passes: int) -> Policy:
     return Policy(detector="both", calibrated=CalibratedPolicy(baseline_passes=passes))
 
 
+async def test_an_end_near_an_alarm_has_the_last_checkpoint_evaluated_once_more(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CalibratedRun, "is_near", True)
+    worker = FakeEvaluator([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
+    async with run.engine(worker, calibrated(2)) as engine:
+        await engine.add_steps([step(number) for number in range(4)])
+        for number in (0, 3):
+            await engine.add_checkpoint(run.checkpoint(number))
+        await until(lambda: engine.queue_length == 0 and engine.verdict.evaluated == 2)
+        assert engine.verdict.waiting == 0
+
+        await engine.note_end(EndReport(attempt=0, step=3))
+
+        assert engine.verdict.waiting == 1
+        await until(lambda: len(worker.asked) == 4)
+    asked = [(r.step, r.pass_index) for r in worker.asked]
+    assert asked == [(0, 0), (0, 1), (3, 0), (3, 1)]
+    worker = FakeEvaluator([[1.0, 0.0], [1.0, 0.0]])
+    async with run.engine(worker, calibrated(2)) as engine:  # it is remembered that the trainer has ended
+        await until(lambda: len(worker.asked) == 2 and engine.verdict.waiting == 0)
+    assert [(r.step, r.pass_index) for r in worker.asked] == [(3, 1), (3, 2)]
+
+
 async def test_the_passes_that_the_judge_wants_come_before_the_queue(run: Run) -> None:
     worker = FakeEvaluator()
     async with run.engine(worker, calibrated(3)) as engine:

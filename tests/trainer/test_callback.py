@@ -469,6 +469,11 @@ def test_the_end_of_training_waits_for_so_long_and_no_longer(
     assert "checkpoints were left without an evaluation after 0.5 s" in caplog.text
 
 
+def test_a_trainer_that_waits_at_its_end_tells_its_last_step_first(train, guard: FaultyGuard) -> None:
+    train(guard.url, callback_kwargs={"drain_seconds": 10.0}, max_steps=2).train()
+    assert [(end.step, end.began, end.finished) for end in guard.ends] == [(2, 0, False), (2, 0, True)]
+
+
 def fire_after(steps: int) -> Any:
     return lambda acknowledged: FIRED if acknowledged >= steps else HEALTHY
 
@@ -1005,6 +1010,32 @@ def test_an_adapter_that_the_guard_cannot_apply_is_refused_before_the_first_step
     reason = adapter_unscorable(stub(model=model), adapters)
     assert reason is None if told is None else reason is not None and told in reason
     assert adapter_unscorable(stub(), adapters) is None  # a whole model
+
+
+def test_a_limit_on_a_kl_that_no_step_will_have_is_refused_before_the_first_step(
+    train, guard: FaultyGuard
+) -> None:
+    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"kl_hard_stop": 0.3})
+    trainer = train(guard.url, beta=0.0)
+    with pytest.raises(GuardConfigError, match=r"kl.hard_stop \(0.3\).*set beta above 0, or leave"):
+        trainer.train()
+    assert trainer.state.global_step == 0 and guard.steps == []
+
+
+def test_a_limit_is_no_reason_where_the_kl_counts_or_is_not_known() -> None:
+    from trl import GRPOConfig
+    from trl.experimental.online_dpo import OnlineDPOConfig
+
+    from trainer_image.figures import limit_unwatched
+
+    def of(kind: Any, **values: Any) -> Any:
+        return kind(use_cpu=True, bf16=False, report_to=[], **values)
+
+    assert limit_unwatched(of(GRPOConfig, beta=0.0), None) is None
+    assert limit_unwatched(of(GRPOConfig, beta=0.04), 0.3) is None
+    assert limit_unwatched(SimpleNamespace(beta=0.0), 0.3) is None, "another trainer may log one"
+    said = limit_unwatched(of(OnlineDPOConfig), 0.3)
+    assert said is not None and "set beta" not in said and "leave kl.hard_stop out of the policy" in said
 
 
 def test_pickled_weights_are_refused() -> None:

@@ -50,6 +50,37 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (CONFIG, "    if not re.fullmatch(", "    if False and not re.fullmatch(", (ENTRYPOINT, "cannot_be_one")),
     (CONFIG, " / run)}", ")}", (ENTRYPOINT, "goes_on_from")),
     (CONFIG, '"model": given, ', "", (ENTRYPOINT, "goes_on_from")),
+    # The last step, told before the guard is waited for.
+    (
+        REPORTER,
+        "sent = not (self._queue or self._in_flight or self._last)",
+        "sent = not (self._queue or self._in_flight)",
+        (REPORTED, "last_step_is_told"),
+    ),
+    (REPORTER, "            self._last = step, began\n", "", (REPORTED, "last_step_is_told")),
+    (
+        REPORTER,
+        "self._end(step, began, finished=False)",
+        "self._end(step, began, finished=True)",
+        (REPORTED, "last_step_is_told"),
+    ),
+    (REPORTER, "        with self._lock:\n            self._last = None\n", "", (REPORTED, "of_an_end")),
+    (
+        CALLBACK,
+        "step=state.global_step, began=self._began)\n        if self.stop",
+        "began=0)\n        if self.stop",
+        (CALLED, "tells_its_last_step"),
+    ),
+    # A limit that nobody would watch.
+    (FIGURES, "if limit is None or figures is None", "if figures is None", (CALLED, "no_reason")),
+    (FIGURES, " or figures.kl_kind is KlKind.REF_TOKEN_MEAN:", ":", (CALLED, "no_reason")),
+    (FIGURES, "figures is None or figures is UNKNOWN or", "figures is None or", (CALLED, "no_reason")),
+    (
+        CALLBACK,
+        "return adapter or limit_unwatched(args, verdict.kl_hard_stop)",
+        "return adapter",
+        (CALLED, "a_limit_on"),
+    ),
     # The best checkpoint.
     (CALLBACK, "if self._keep_best and os.path", "if os.path", (CALLED, "spared_on_request")),
     (CALLBACK, "os.path.abspath(own) == self._best:", "self._best:", (CALLED, "spared_on_request")),
@@ -281,8 +312,8 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (
         CALLBACK,
         "        self._restore_trainer()\n        if self._guard is not None:\n            "
-        "self._guard.close(drain=self.stop is None)",
-        "        if self._guard is not None:\n            self._guard.close(drain=self.stop is None)",
+        "self._guard.close(drain=self.stop is None, ",
+        "        if self._guard is not None:\n            self._guard.close(drain=self.stop is None, ",
         (LOGGED, "open_no_new_run"),
     ),
     # The client of any loop.
