@@ -168,6 +168,10 @@ def _of_cluster(job: str | None, namespace: str | None, kubeconfig: Path | None)
     return [_job(one) for one in found]
 
 
+#: Fields of `status.guard` that say nothing to people: the one is opaque, the other `rlguard report` draws.
+_FOR_PROGRAMS = frozenset({"detectorState", "keptSteps"})
+
+
 def _job(found: Mapping[str, Any]) -> dict[str, Any]:
     status = found.get("status") or {}
     conditions = [
@@ -175,7 +179,7 @@ def _job(found: Mapping[str, Any]) -> dict[str, Any]:
         for c in status.get("conditions") or ()
         if c.get("status") == "True"
     ]
-    guard = {k: v for k, v in (status.get("guard") or {}).items() if k != "detectorState"}
+    guard = {k: v for k, v in (status.get("guard") or {}).items() if k not in _FOR_PROGRAMS}
     return {
         "name": str(found["metadata"]["name"]),
         "state": " | ".join([str(status.get("phase", "new")), *conditions]),

@@ -9,6 +9,8 @@ from guard_core.checkpoint_key import CheckpointKey
 
 #: Evaluation rounds that the status of a job holds; with more of them so many are the newest.
 MAX_ROUNDS, NEWEST_ROUNDS = 50, 25
+#: Bytes of the steps that are kept of a run (`kept_steps`), in the status of its job and in its evidence.
+MAX_KEPT_STEPS = 32 * 1024
 
 
 def rounds_that_stay(places: Sequence[CheckpointKey], best: CheckpointKey | None) -> list[int]:
@@ -47,3 +49,26 @@ def _level(places: Sequence[CheckpointKey], index: int) -> float:
     if before is None or before.attempt != place.attempt:
         return math.inf
     return (before.step ^ place.step).bit_length()
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most `most` (2 or more) of so many places, by their index: evenly spread, both ends among them."""
+    if count <= most:
+        return list(range(count))
+    return [i * (count - 1) // (most - 1) for i in range(most)]
+
+
+def fewer_lines(text: str, most: int) -> str | None:
+    """The text, with so few of its lines that it has at most so many bytes; None if its first has more.
+
+    The first always stays, and of the others every second goes, again and again, the last one last.
+    """
+    first, *others = text.split("\n")
+    while others and size(first, *others) > most:
+        others = others[-1::-2][::-1] if len(others) > 1 else []
+    return "\n".join((first, *others)) if size(first, *others) <= most else None
+
+
+def size(*lines: str) -> int:
+    """Bytes of these lines as one text."""
+    return sum(len(line.encode("utf-8", "replace")) + 1 for line in lines) - 1

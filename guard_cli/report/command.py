@@ -44,7 +44,7 @@ def report(
 
     It is made of the evidence that the operator keeps when a run fires or ends, so that no pod is needed,
     and with `spec.keepEvidence` not even the job. A file is one that `kubectl get configmap NAME -o yaml`
-    wrote. Of each evaluation round its reward, KL and held-out score are kept; single steps are not.
+    wrote. Of the evaluation rounds up to 50 are kept, and of the steps up to 200, with the symptoms of all.
     """
     found = read_object(Path(job)) if is_file(job) else _of_cluster(job, namespace, kubeconfig)
     evidence = read_evidence(found)
@@ -82,8 +82,17 @@ def _page(evidence: Evidence) -> str:
     from guard_cli.report.page import ReportContent, report_page
     from guard_cli.report.plot import draw
 
-    picture = draw(evidence.history["steps"], evidence.verdict, each="round")
-    content = ReportContent(evidence.verdict, evidence.history, evidence.policy, picture, evidence.rollouts)
+    kept = evidence.steps
+    picture = draw(evidence.lines, evidence.verdict, each="round" if kept is None else "kept step")
+    content = ReportContent(
+        verdict=evidence.verdict,
+        history=evidence.history,
+        policy=evidence.policy,
+        picture=picture,
+        rollouts=evidence.rollouts,
+        figures=() if kept is None else kept.figures,
+        symptoms=None if kept is None else kept.symptoms,
+    )
     return report_page(_banner(evidence), _rows(evidence), content)
 
 
@@ -100,8 +109,15 @@ def _banner(evidence: Evidence) -> Any:
         word="halted" if verdict.halt else state.value,
         headline=_headline(verdict),
         reason=verdict.reason,
-        since=f"{latched}A run on a cluster: what follows is its evaluation rounds.",
+        since=f"{latched}A run on a cluster: what follows is {_what_follows(evidence)}.",
     )
+
+
+def _what_follows(evidence: Evidence) -> str:
+    if evidence.steps is None:
+        return "its evaluation rounds; its steps were not kept"
+    kept, total = len(evidence.steps.steps), evidence.steps.total
+    return f"its evaluation rounds and {'its' if kept == total else f'{kept:,} of its {total:,}'} steps"
 
 
 def _headline(verdict: Verdict) -> str:
@@ -121,5 +137,12 @@ def _rows(evidence: Evidence) -> Iterator[tuple[str, str]]:
     kept = len(evidence.history["evaluations"])
     if evidence.history["cut_off"]:
         yield "Kept", f"{kept} of {evidence.verdict.rounds} evaluation rounds"
+    if evidence.steps is None:
+        yield (
+            "Steps",
+            "not kept: its guard told none with its last word, because it is of an older release, was lost "
+            "before it, or the CRD is older. So the curves are of rounds, and nothing was looked at "
+            "for symptoms",
+        )
     best = evidence.verdict.best_evaluation
     yield from verdict_rows(evidence.verdict, "" if best is None else f", <code>{text(best.path)}</code>")

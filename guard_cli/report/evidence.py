@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from guard_cli.errors import CliError
+from guard_core.kept_steps import KeptSteps, read_steps
 from guard_core.policy import Policy
 from guard_core.wire import Code, KlKind, Level, MomentRollouts, Rollout, Verdict
 from guard_service.policy_file import NotYamlError, parse_yaml
@@ -26,7 +27,7 @@ LARGEST = 1e15
 MAX_DEPTH = 16
 _CAPITAL = re.compile("[A-Z]")
 _PLACE, _PAID = MomentRollouts.model_fields.keys(), Rollout.model_fields.keys()
-POLICY, ROLLOUTS, COLLECTED = "policy.yaml", "rollouts.json", "collected-at"
+POLICY, ROLLOUTS, STEPS, COLLECTED = "policy.yaml", "rollouts.json", "steps.jsonl", "collected-at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,9 @@ class Evidence:
     Fields:
         job: name of the job, for people; "" if it is not known.
         collected_at: when it was collected, as the operator wrote it.
-        history: for `ReportContent`, made of rounds.
+        history: for `ReportContent`; its steps are rounds where no steps were kept.
+        lines: steps and rounds, for `plot.draw`.
+        steps: what was kept of them; None where the guard had not told them.
         policy: None where an older operator did not keep it.
         rollouts: the best-rewarded completion of each moment; none where the trainer reported none.
     """
@@ -45,6 +48,8 @@ class Evidence:
     collected_at: str
     verdict: Verdict
     history: Mapping[str, Any]
+    lines: Sequence[Mapping[str, Any]]
+    steps: KeptSteps | None
     policy: Policy | None
     rollouts: tuple[MomentRollouts, ...]
 
@@ -63,12 +68,14 @@ def read_evidence(config_map: Any) -> Evidence:
         )
     metadata = _object(_object(config_map).get("metadata"))
     verdict = _verdict(_object(_json(data[VERDICT])), _json(data.get(BEST)))
-    rounds = tuple(_rounds(data.get(ROUNDS)))
+    rounds, steps = tuple(_rounds(data.get(ROUNDS))), read_steps(_words(data.get(STEPS)))
     return Evidence(
         job=_words(_object(metadata.get("labels")).get("rlguard.dev/job")),
         collected_at=_words(data.get(COLLECTED)),
         verdict=verdict,
-        history=_history(rounds, cut_off=verdict.rounds > len(rounds)),
+        history=_history(rounds, steps, cut_off=verdict.rounds > len(rounds)),
+        lines=_lines(rounds, steps),
+        steps=steps,
         policy=_policy(data.get(POLICY)),
         rollouts=tuple(_moments(_json(data.get(ROLLOUTS)))),
     )
@@ -119,20 +126,36 @@ def _rounds(text: Any) -> Iterator[Mapping[str, Any]]:
             yield one
 
 
-def _history(rounds: tuple[Mapping[str, Any], ...], cut_off: bool) -> Mapping[str, Any]:
+def _history(
+    rounds: tuple[Mapping[str, Any], ...], steps: KeptSteps | None, cut_off: bool
+) -> Mapping[str, Any]:
     unknown = dict.fromkeys(("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema"))
     return {
-        "steps": [_line(one) for one in rounds],
+        "steps": _lines(rounds, None) if steps is None else _dumped(steps),
         "evaluations": [
             unknown
             | {key: one[key] for key in ("attempt", "step", "reward")}
             | {"score": one["heldout"], "evidence": {}}
             for one in rounds
         ],
-        "total_steps": len(rounds),
-        "of_rounds": True,
+        "total_steps": len(rounds) if steps is None else steps.total,
+        "of_rounds": steps is None,
+        "averaged": False,
         "cut_off": cut_off,
     }
+
+
+def _lines(rounds: tuple[Mapping[str, Any], ...], steps: KeptSteps | None) -> list[Mapping[str, Any]]:
+    """The rounds, in the form of steps; beside steps they have their held-out score alone."""
+    of_rounds = [_line(one) for one in rounds]
+    if steps is None:
+        return of_rounds
+    scores = [{**one, "reward": None, "kl": None} for one in of_rounds]
+    return sorted([*_dumped(steps), *scores], key=lambda line: (line["attempt"], line["step"]))
+
+
+def _dumped(steps: KeptSteps) -> list[Mapping[str, Any]]:
+    return [one.model_dump(mode="json") for one in steps.steps]
 
 
 def _line(one: Mapping[str, Any]) -> Mapping[str, Any]:

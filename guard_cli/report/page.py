@@ -24,7 +24,8 @@ class ReportContent:
 
     Fields:
         history: as `GET /v1/history?max_points=` has it; `of_rounds` is true in it where its steps are
-            evaluation rounds, and `cut_off` where not all of them are in it, perhaps not the run's first.
+            evaluation rounds, `averaged` false where its evaluations have no averages, and `cut_off` true
+            where not all evaluation rounds are in it, perhaps not the run's first.
         policy: that of the run; None where it is not known.
         picture: from `plot.draw`, for readers that run no script.
         rollouts: as `GET /v1/rollouts` has them.

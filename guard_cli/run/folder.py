@@ -62,9 +62,9 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def _write_html(plan: Plan, facts: dict[str, Any], finished: Finished) -> None:
-    from guard_cli.replay.symptoms import symptoms_of_history
     from guard_cli.report.plot import draw
     from guard_cli.run.report import page
+    from guard_core.guard_log import symptoms_of_history
     from guard_core.rollouts import side_by_side
     from guard_service.store import FIGURES, ROLLOUTS, stored_policy, thinned_history
 

@@ -24,7 +24,7 @@ from pydantic.alias_generators import to_camel, to_pascal, to_snake
 from guard_core.evaluation import CheckpointEvaluation, OpenAIEvaluation, Scoring, VllmEvaluation
 from guard_core.feed import Feed
 from guard_core.policy import POLICY_IS_ACTION, KlPolicy, NamesItsOldFields, Policy
-from guard_core.thinning import MAX_ROUNDS, NEWEST_ROUNDS
+from guard_core.thinning import MAX_KEPT_STEPS, MAX_ROUNDS, NEWEST_ROUNDS
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 
 
@@ -809,6 +809,12 @@ class GuardStatus(StatusModel):
         max_length=3,
         description="Once a latch has closed: the best-rewarded completion of the start, of the last good "
         "checkpoint and of the latch, where the trainer reports rollouts. Nothing is judged by them.",
+    )
+    kept_steps: str | None = Field(
+        None,
+        max_length=MAX_KEPT_STEPS,
+        description="Once a latch has closed or the run has ended: a part of the steps, and the symptoms "
+        "that were seen in all of them, as lines of JSON for `rlguard report`.",
     )
     detector_state: str | None = Field(
         None,

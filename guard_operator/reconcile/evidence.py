@@ -3,8 +3,9 @@
 The job owns it, unless `spec.keepEvidence` says that it stays without the job.
 
 It holds the verdict, the evaluation rounds of the status, the policy of the run, the last good checkpoint,
-what the model wrote, and the ends of the logs of the trainer and of the guard; `rlguard report` turns it into
-a page. The object is written once; a later attempt finds it and leaves it.
+what the model wrote, the ends of the logs of the trainer and of the guard, and a part of the steps, which
+takes the room that all else leaves; `rlguard report` turns it into a page. The object is written once; a
+later attempt finds it and leaves it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from guard_core.policy import Policy
+from guard_core.thinning import fewer_lines, size
 from guard_operator.api import names
 from guard_operator.api.types import ApiModel, GuardStatus, StatusModel
 from guard_operator.reconcile import layout
@@ -23,9 +25,11 @@ from guard_operator.reconcile.owned import owner_reference
 from guard_operator.reconcile.snapshot import Job, guard_of
 from guard_operator.runtime.client import CONFIG_MAPS, Json
 
-#: Bytes kept of each log. With everything else bounded by the schema, the object stays below 256 KiB.
+#: Bytes kept of each log. With everything else bounded by the schema, the object stays below 256 KiB; the
+#: steps have what is left of `EVIDENCE_BYTES`.
 LOG_BYTES = 64 * 1024
 HISTORY_BYTES = 32 * 1024
+EVIDENCE_BYTES = 248 * 1024
 
 
 def evidence_name(job: Job) -> str:
@@ -43,7 +47,8 @@ def build_evidence(job: Job, policy: Policy | None, logs: Mapping[str, str], now
         now: when it was collected, UTC.
     """
     guard = guard_of(job)
-    verdict = _json(guard, exclude={"detector_state", "history_tail", "best_checkpoint", "rollouts"})
+    apart = {"detector_state", "history_tail", "best_checkpoint", "rollouts", "kept_steps"}
+    verdict = _json(guard, exclude=apart)
     rounds = "\n".join(json.dumps(_json(one)) for one in guard.history_tail)
     data = {
         "collected-at": now.isoformat(timespec="milliseconds"),
@@ -54,6 +59,8 @@ def build_evidence(job: Job, policy: Policy | None, logs: Mapping[str, str], now
         **({"rollouts.json": _rollouts(guard)} if guard.rollouts else {}),
         **{name: _tail(text, LOG_BYTES) for name, text in logs.items()},
     }
+    steps = fewer_lines(guard.kept_steps or "", EVIDENCE_BYTES - size(*data.values()))
+    data |= {"steps.jsonl": steps} if steps else {}
     metadata = {
         "name": evidence_name(job),
         "namespace": job.namespace,

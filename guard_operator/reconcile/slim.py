@@ -36,7 +36,7 @@ _OF_A_CONDITION = ("type", "status", "reason", "message")
 _NOT_OF_A_JOB = frozenset({"managedFields", "annotations"})
 #: Where a slim job keeps its rounds for the page, as [in-loop reward, held-out score], thinned.
 TREND, TREND_POINTS = "trend", 24
-_NOT_OF_A_REPORT = frozenset({"detectorState", "historyTail", "rollouts"})
+_NOT_OF_A_REPORT = frozenset({"detectorState", "historyTail", "rollouts", "keptSteps"})
 
 
 def slim_pod(raw: Json) -> Json:

@@ -50,7 +50,7 @@ LOST = (
 _ESSENTIAL = frozenset({"heartbeat", "level", "code", "reason", "fire", "halt"})
 
 #: Fields that do not by themselves make a report worth writing before the next heartbeat.
-_INCIDENTAL = frozenset({"heartbeat", "reason", "detectorState", "historyTail", "rollouts"})
+_INCIDENTAL = frozenset({"heartbeat", "reason", "detectorState", "historyTail", "rollouts", "keptSteps"})
 
 Json = dict[str, Any]
 
@@ -63,7 +63,8 @@ class Known:
     rounds that are kept of its store, in the API's form, unless `has_its_history`; `ended`: the trainer has
     said that it finished.
     `latched_at`: when the fire (True) and the halt (False) latched, where that is known. `rollouts`: as
-    people are shown them, of the training; they travel with a latch.
+    people are shown them, of the training; they travel with a latch. `kept_steps`: see the module of that
+    name; only where `wants_steps` says so.
     """
 
     verdict: Verdict
@@ -73,6 +74,7 @@ class Known:
     ended: bool = False
     latched_at: Mapping[bool, datetime] = field(default_factory=dict)
     rollouts: Sequence[MomentRollouts] = ()
+    kept_steps: str | None = None
 
 
 def guard_status(known: Known, former: Json, now: datetime) -> Json:
@@ -115,14 +117,42 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
         "bestCheckpoint": _evaluation(verdict.best_evaluation),
         "detectorState": detector_state(known.state),
     }
-    place = {"attempt": verdict.attempt, "step": verdict.step}
+    place = _newest(verdict)
     if (known.ended and verdict.step is not None) or former.get("ended") == place:
         status["ended"] = place
     status |= closed | {key: former[key] for key in ("fire", "halt") if key in former}
     status["historyTail"] = _history(known.rounds, former, verdict.best_evaluation)
     if "fire" in status or "halt" in status:
         status["rollouts"] = [_rollout(one) for one in known.rollouts] or former.get("rollouts")
+    status["keptSteps"] = former["keptSteps"] if _has_its_steps(former, verdict) else known.kept_steps
     return {key: value for key, value in status.items() if value is not None}
+
+
+def wants_steps(verdict: Verdict, over: bool, former: Json) -> bool:
+    """Whether the next report is a last word, which has the steps, and they are not in the status yet.
+
+    A run that goes on does not carry them: etcd writes the whole object with every heartbeat.
+
+    Args:
+        verdict, former: see `guard_status`.
+        over: a latch has closed, the trainer has ended, or this guard is being ended.
+    """
+    return over and not _has_its_steps(former, verdict)
+
+
+def _has_its_steps(status: Json, verdict: Verdict) -> bool:
+    """Whether this status holds the steps of a latch, or of an end after which none came: they stay."""
+    over = "fire" in status or "halt" in status or status.get("ended") == _newest(verdict)
+    return "keptSteps" in status and over
+
+
+def without_steps(status: Json) -> Json:
+    """The status for an API server that may refuse it for its newest field."""
+    return {key: value for key, value in status.items() if key != "keptSteps"}
+
+
+def _newest(verdict: Verdict) -> Json:
+    return {"attempt": verdict.attempt, "step": verdict.step}
 
 
 def has_its_history(status: Json) -> bool:

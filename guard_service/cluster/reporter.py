@@ -28,6 +28,8 @@ from guard_service.cluster.mapping import (
     last_word,
     latches,
     resumed,
+    wants_steps,
+    without_steps,
 )
 from guard_service.engine import Engine
 from guard_service.errors import Problem, ResumeError
@@ -49,6 +51,8 @@ LATCH_TRIES, HEARTBEAT_TRIES = 2, 8
 FULL_AGAIN = 20  # of so many reports that would be cut, one is tried in full
 #: On exit: for the last word, and for a latch that is not reported yet. A pod has 30 s by default.
 GOODBYE_SECONDS, LATCH_GOODBYE_SECONDS = 2.0, 15.0
+#: For gathering the steps that are kept. Without them a fire is one all the same.
+STEPS_SECONDS = 1.0
 
 
 def is_due(since_write: float | None, changed: bool, latched: bool) -> bool:
@@ -103,6 +107,8 @@ class StatusReporter:
         self._unfit = 0  # refusals of full reports in a row that may be about what was written
         self._cut = 0  # reports since then that were cut, or tried in full once more
         self._wait = POLL_SECONDS
+        self._closing = False
+        self._knows_steps = True  # the API server: whether its CRD has `keptSteps`
         self._left: frozenset[bool] = frozenset()  # which latches the kubelet has
         self._last_error = ""
         self._latched = asyncio.Event()
@@ -118,6 +124,7 @@ class StatusReporter:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._closing = True
         seconds = LATCH_GOODBYE_SECONDS if self._latch_waits() else GOODBYE_SECONDS
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -162,7 +169,7 @@ class StatusReporter:
     def _latch_waits(self) -> bool:
         return any(latch.kind not in self._written for latch in self._engine.latches)
 
-    def _status(self, rounds: list[Json] | tuple[()]) -> Json:
+    def _status(self, rounds: list[Json] | tuple[()], steps: str | None = None) -> Json:
         engine = self._engine
         state = engine.judge_state()
         known = Known(
@@ -173,6 +180,7 @@ class StatusReporter:
             engine.ended,
             engine.latched_at,
             engine.rollouts(),
+            steps,
         )
         return guard_status(known, self._former or {}, datetime.now(UTC))
 
@@ -197,9 +205,11 @@ class StatusReporter:
             self._former = await self._job.read()
         for latch in latches(self._former):
             await self._engine.adopt_latch(latch)
-        rounds = await self._rounds()
+        rounds, steps = await self._rounds(), await self._steps()
         # What was tried may have been accepted although no response came: it is said again word for word.
-        self._former = status = self._status(rounds)
+        self._former = status = self._status(rounds, steps)
+        if not self._knows_steps:
+            status = without_steps(status)
         if cut := self._must_cut():
             status = essential(status)
         try:
@@ -209,6 +219,7 @@ class StatusReporter:
                 self._former = None
             if error.status in UNFIT:
                 self._unfit += 1
+                self._knows_steps = self._knows_steps and "keptSteps" not in str(error)
             raise
         if not cut:
             self._unfit = self._cut = 0
@@ -229,6 +240,21 @@ class StatusReporter:
             return await self._engine.kept_rounds()
         except Problem:
             return []
+
+    async def _steps(self) -> str | None:
+        """The steps that a last word has. Nothing that goes wrong with them holds the fire up."""
+        engine = self._engine
+        over = self._closing or engine.ended or bool(engine.latches)
+        if not self._knows_steps or not wants_steps(engine.verdict, over, self._former or {}):
+            return None
+        try:
+            async with asyncio.timeout(STEPS_SECONDS):
+                return await engine.kept_steps()
+        except (Problem, TimeoutError) as error:
+            log.warning("the steps are not kept in the status of %s: %s", self._job.job, error or "no time")
+        except Exception:
+            log.exception("the steps are not kept in the status of %s", self._job.job)
+        return None
 
     def _note_success(self, status: Json) -> None:
         if self._last_error:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.figures import Points, kept_figures
 from guard_core.judge import Latch
+from guard_core.kept_steps import written_steps
 from guard_core.policy import Policy
 from guard_core.rollouts import kept_rollouts, side_by_side
 from guard_core.wire import (
@@ -44,6 +45,9 @@ log = logging.getLogger("rlguard.guard")
 
 TICK_SECONDS = 1.0
 FIGURES_SECONDS = 10.0  # between two writes of a file that may have some 100 KiB
+#: Steps in which symptoms are looked for when a run is over. Of a longer run they are so many, evenly spread,
+#: beside the first, which say whether its reference is its start.
+EXAMINED_STEPS, EXAMINED_FIRST = 10_000, 100
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -349,6 +353,16 @@ class Engine:
         """
         best = self.verdict.best_evaluation
         return await self._read(Store.kept_rounds, None if best is None else CheckpointKey.of(best))
+
+    async def kept_steps(self) -> str | None:
+        """What is kept of the steps when this guard is gone; see `kept_steps`. None if there is no step yet.
+
+        Raises:
+            Problem: 503 if the store is unavailable.
+        """
+        async with self._ledger.for_request() as store:
+            total, steps = await self._ledger.call(Store.some_steps, store, EXAMINED_STEPS, EXAMINED_FIRST)
+        return await asyncio.to_thread(written_steps, steps, self.figures(), total)
 
     async def _read(self, query: Callable[[Store, A], T], argument: A) -> T:
         async with self._ledger.for_request() as store:

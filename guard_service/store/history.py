@@ -43,7 +43,7 @@ WITH ranked AS (
     SELECT seq, ROW_NUMBER() OVER (ORDER BY attempt, step) - 1 AS r FROM events WHERE kind = 'step'
 )
 SELECT body FROM ranked JOIN events USING (seq)
-WHERE r = 0 OR r * (:points - 1) / (:total - 1) > (r - 1) * (:points - 1) / (:total - 1)
+WHERE r < :first OR r = 0 OR r * (:points - 1) / (:total - 1) > (r - 1) * (:points - 1) / (:total - 1)
 ORDER BY r
 """
 
@@ -183,13 +183,9 @@ class StoredHistory:
     def thinned_history(self, points: int) -> dict[str, Any]:
         """At most `points` steps, evenly spread, first and last kept; every evaluation; the step count."""
         with errors(self.path, "read"):
-            total = self._db.execute("SELECT COUNT(*) FROM events WHERE kind = 'step'").fetchone()[0]
-            if total <= points:
-                rows = self._db.execute("SELECT body FROM events WHERE kind = 'step' ORDER BY attempt, step")
-            else:
-                rows = self._db.execute(_THINNED, {"points": points, "total": total})
+            total, steps = self._some_steps(points, 0)
             return {
-                "steps": [json.loads(body) for (body,) in rows],
+                "steps": steps,
                 "evaluations": [
                     json.loads(body)
                     for (body,) in self._db.execute(
@@ -199,6 +195,19 @@ class StoredHistory:
                 ],
                 "total_steps": total,
             }
+
+    def some_steps(self, points: int, first: int) -> tuple[int, list[dict[str, Any]]]:
+        """How many steps there are, and the first `first` of them with `points` evenly spread ones."""
+        with errors(self.path, "read"):
+            return self._some_steps(points, first)
+
+    def _some_steps(self, points: int, first: int) -> tuple[int, list[dict[str, Any]]]:
+        total = int(self._db.execute("SELECT COUNT(*) FROM events WHERE kind = 'step'").fetchone()[0])
+        if total <= points:
+            rows = self._db.execute("SELECT body FROM events WHERE kind = 'step' ORDER BY attempt, step")
+        else:
+            rows = self._db.execute(_THINNED, {"points": points, "total": total, "first": first})
+        return total, [json.loads(body) for (body,) in rows]
 
 
 def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:

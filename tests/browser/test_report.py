@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from guard_cli.replay.symptoms import symptoms_of_history
 from guard_cli.report.command import report as report_of_cluster
 from guard_cli.report.plot import draw
 from guard_cli.run.report import page as report_page
+from guard_core.guard_log import symptoms_of_history
+from guard_core.kept_steps import written_steps
 from guard_core.rollouts import side_by_side
 from guard_core.symptoms import TITLES, Examined, Symptom
-from guard_core.wire import Verdict
+from guard_core.wire import FiguresReport, Verdict
 from guard_service.store import FIGURES, ROLLOUTS, export_history, stored_policy, thinned_history
 
 from .conftest import Guard
@@ -134,6 +135,42 @@ def test_the_report_of_a_run_on_a_cluster_draws_its_rounds(tmp_path: Path, look:
     expect(page.locator("figure", has_text="Hacking Gap:")).to_be_hidden()
     expect(page.locator("#steps")).to_be_hidden()
     expect(page.locator("#evaluations tbody tr")).to_have_count(4)
+
+
+def test_the_report_of_a_run_on_a_cluster_draws_the_steps_that_were_kept(
+    tmp_path: Path, look: Callable[..., Page]
+) -> None:
+    fire = {"code": "calibrated_gap", "reason": HOSTILE, "attempt": 0, "step": 30}
+    rounds = [{"attempt": 0, "step": 10 * n, "reward": 0.2 * n, "heldout": 0.5} for n in range(1, 5)]
+    lines = [
+        {"attempt": 0, "step": n, "reward": n / 40, "kl": n / 100, "kl_kind": "ref_token_mean"}
+        for n in range(1, 41)
+    ]
+    figures = [
+        FiguresReport(attempt=0, step=n, figures={HOSTILE: 1.0, f"rewards/{HOSTILE}up/mean": n / 40})
+        for n in range(1, 41)
+    ]
+    verdict = {"level": "fired", "code": "calibrated_gap", "reason": "", "fire": fire, "rounds": 90}
+    data = {
+        "verdict.json": json.dumps(verdict),
+        "history.jsonl": "\n".join(map(json.dumps, rounds)),
+        "steps.jsonl": written_steps(lines, figures, 4000),
+    }
+    path, file = tmp_path / "report.html", tmp_path / "evidence.yaml"
+    file.write_text(json.dumps({"data": data}))
+    report_of_cluster(str(file), out=path)
+    page = look(path=path)
+    legend = page.locator("#charts .legend").first
+    expect(legend).to_contain_text("in-loop, each step")
+    expect(legend).not_to_contain_text("EMA")
+    reward = chart(page, "In-loop reward against held-out score")
+    expect(reward.locator("path.in-loop")).to_have_count(1)
+    expect(reward.locator("path.heldout")).to_have_count(1)
+    expect(page.locator("#thinned")).to_have_text("40 of 4,000 steps are drawn, evenly chosen.")
+    expect(page.locator("figure", has_text="Hacking Gap:")).to_be_hidden()
+    expect(page.locator("#steps tbody tr")).to_have_count(40)
+    expect(page.locator("#plots figure h2")).to_have_text([HOSTILE, f"Reward component: {HOSTILE}up"])
+    expect(page.locator("section:has(h2:text-is('Symptoms'))")).to_contain_text("Not looked for: ")
 
 
 def test_the_sentence_stands_above_the_table_that_proves_it(look: Callable[..., Page]) -> None:

@@ -48,6 +48,7 @@ NEAR, NEARLY, OVER = (
 ROLLOUTS = rule("rollouts.py", "test_rollouts.py")
 FIGURES = rule("figures.py", "test_figures.py")
 THINNING = rule("thinning.py", "test_thinning.py")
+KEPT_STEPS, GUARD_LOG = (rule(f"{name}.py", "test_kept_steps.py") for name in ("kept_steps", "guard_log"))
 APPLIED = rule("apply_body.py", "test_apply_body.py")
 SYMPTOMS = rule("symptoms.py", "test_symptoms.py")
 FIGURES_ON_THE_WIRE = rule("wire.py", "test_figures.py")
@@ -482,6 +483,43 @@ MUTANTS: list[Mutant] = [
     (THINNING, "if level > too_low]", "if level >= too_low]"),
     (THINNING, "begun[len(begun) - (most - len(spared)) :]", "begun[len(spared) - most :]"),
     (THINNING, "before.attempt != place.attempt", "False"),
+    (THINNING, "i * (count - 1) // (most - 1)", "i * count // most"),
+    (THINNING, "others[-1::-2][::-1]", "others[::2]"),
+    (THINNING, 'line.encode("utf-8", "replace")', "line"),
+    (THINNING, "if size(first, *others) <= most else None", "if first else None"),
+    # What outlives a run's pods.
+    (
+        KEPT_STEPS,
+        "seen := symptoms_of_history(lines, figures)",
+        "seen := symptoms_of_history(lines[::10], ())",
+    ),
+    (KEPT_STEPS, "one.sentence[:MAX_SENTENCE], one.first_step", "one.name, one.first_step"),
+    (KEPT_STEPS, "return fewer_lines(text, MAX_KEPT_STEPS)", "return text"),
+    (KEPT_STEPS, "evenly(len(lines), MOST_STEPS)", "range(len(lines))"),
+    (KEPT_STEPS, "evenly(len(figures), MOST_OF_FIGURES)", "range(len(figures))"),
+    (KEPT_STEPS, "_short(one.figures.get(n))", "one.figures.get(n, 0.0)"),
+    (KEPT_STEPS, "if line.get(name) is not None}", "if line.get(name)}"),
+    (KEPT_STEPS, 'else {"kl_kind": kind}', "else {}"),
+    (KEPT_STEPS, " and not isinstance(value, bool)", ""),
+    (KEPT_STEPS, " and abs(value) <= LARGEST", ""),
+    (KEPT_STEPS, "(ValueError, RecursionError)", "ValueError"),
+    (KEPT_STEPS, "len(steps) <= total < MOST_TOTAL", "len(steps) <= total"),
+    (
+        KEPT_STEPS,
+        "if name in TITLES:\n                yield Symptom",
+        "if name:\n                yield Symptom",
+    ),
+    (KEPT_STEPS, "sentence[:MAX_SENTENCE], first", "sentence, first"),
+    (KEPT_STEPS, '_read_symptoms(head) if "symptoms" in head else None', "_read_symptoms(head)"),
+    (KEPT_STEPS, '_list(head.get("names"))[:MAX_FIGURES]', '_list(head.get("names"))'),
+    (GUARD_LOG, "np.where(armed, kl, np.nan)", "kl"),
+    (GUARD_LOG, "places = sorted({*steps, *reports})", "places = sorted(steps)"),
+    (GUARD_LOG, 'if o.get("reward") is not None', ""),
+    (GUARD_LOG, "order[step[order] < later]", "order"),
+    (GUARD_LOG, "plain(bare(name), MAX_NAME)", "bare(name)"),
+    (GUARD_LOG, 'whole or not bare(name).startswith("reward/")', "True"),
+    (GUARD_LOG, 'any(bare(name) == "reward/overall" for name in names)', "False"),
+    (GUARD_LOG, "    if not steps:\n        return None\n", ""),
     (FIGURES_ON_THE_WIRE, "max_length=MAX_FIGURE_NAME", ""),
     (FIGURES_ON_THE_WIRE, "        max_length=MAX_FIGURES,\n", ""),
     (ROLLOUTS, "ordered[-NEWEST:]", "ordered"),

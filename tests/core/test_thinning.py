@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.thinning import MAX_ROUNDS, NEWEST_ROUNDS, rounds_that_stay, thinned
+from guard_core.thinning import (
+    MAX_ROUNDS,
+    NEWEST_ROUNDS,
+    evenly,
+    fewer_lines,
+    rounds_that_stay,
+    size,
+    thinned,
+)
 
 #: Of each attempt its first step, and how far each further round is from the one before it: few long ones, or
 #: many short ones.
@@ -93,3 +101,26 @@ def test_a_best_that_is_not_among_them_changes_nothing() -> None:
     places = every(10, 200)
     assert rounds_that_stay(places, CheckpointKey(3, 10)) == rounds_that_stay(places, None)
     assert rounds_that_stay([], CheckpointKey(0, 1)) == []
+
+
+@given(st.integers(0, 5000), st.integers(2, 300))
+def test_evenly_chosen_places_have_both_ends_and_equal_gaps(count: int, most: int) -> None:
+    chosen = evenly(count, most)
+    assert len(chosen) == min(count, most)
+    if count:
+        assert (chosen[0], chosen[-1]) == (0, count - 1)
+        gaps = {after - before for before, after in pairwise(chosen)}
+        assert not gaps or (min(gaps) >= 1 and max(gaps) - min(gaps) <= 1)
+
+
+def test_lines_go_until_the_rest_fits_first_and_last_last() -> None:
+    text = "\n".join(["head", *(f"{n:03}é" for n in range(1, 101))])
+    assert fewer_lines(text, size(text)) == text
+    for most in range(size("head", "100é"), size(text)):
+        fewer = (fewer_lines(text, most) or "").split("\n")
+        assert fewer[0] == "head" and fewer[-1] == "100é" and len("\n".join(fewer).encode()) <= most
+        assert fewer[1:] == sorted({*fewer[1:]}) and {*fewer} <= {*text.split("\n")}
+        if most >= size(text) // 2 + 5:
+            assert len(fewer) == 51, "no more than every second goes"
+    assert fewer_lines(text, 5) == "head" and fewer_lines(text, 3) is None
+    assert fewer_lines("\u2028", 3) == "\u2028" and fewer_lines("", 0) == "" and fewer_lines("", -1) is None

@@ -42,6 +42,8 @@ from guard_service.cluster.mapping import (
     last_word,
     latches,
     resumed,
+    wants_steps,
+    without_steps,
 )
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 5, tzinfo=UTC)
@@ -313,6 +315,52 @@ def test_what_the_policy_wrote_cannot_keep_a_latch_out_of_the_status() -> None:
         assert {*told["completion"]} == {*"a\ufffd\n[…]"}
         assert told["completion"].startswith("a\ufffd\ufffd\ufffd\na") and told["completion"].endswith("\n")
     assert len(json.dumps(status["rollouts"])) < 32_000
+
+
+AT = verdict(**PLACE)
+STEPS = {"keptSteps": "{}\n{}"}
+
+
+@pytest.mark.parametrize(
+    ("former", "over", "wanted"),
+    [
+        pytest.param({}, False, False, id="a run that goes on"),
+        pytest.param({}, True, True, id="the last word"),
+        pytest.param({"fire": FIRED}, True, True, id="a fire of an older guard, or one that was cut"),
+        pytest.param({"fire": FIRED, **STEPS}, True, False, id="they are there"),
+        pytest.param({"halt": FIRED, **STEPS}, True, False, id="they are there at a halt"),
+        pytest.param({"ended": PLACE, **STEPS}, True, False, id="they are there, and none came since"),
+        pytest.param({"ended": PLACE | {"step": 39}, **STEPS}, True, True, id="some came since"),
+        pytest.param(STEPS, True, True, id="a guard that was ended before went on"),
+    ],
+)
+def test_when_the_steps_are_gathered(former: dict[str, Any], over: bool, wanted: bool) -> None:
+    assert wants_steps(AT, over, former) is wanted
+
+
+def test_the_steps_are_in_the_last_word_and_stay_there() -> None:
+    assert "keptSteps" not in guard_status(Known(AT, (), STATE), {}, NOW)
+    assert "keptSteps" not in guard_status(Known(AT, (), STATE), STEPS, NOW), "it goes on after a restart"
+    fired = guard_status(Known(AT, (FIRE,), STATE, kept_steps="told"), {}, NOW)
+    assert GuardStatus.model_validate(fired).kept_steps == "told"
+    later = verdict(**PLACE | {"step": 50})
+    assert guard_status(Known(later, (FIRE,), STATE), fired, NOW)["keptSteps"] == "told"
+    assert guard_status(Known(later, (FIRE,), STATE, kept_steps="of an empty store"), fired, NOW)[
+        "keptSteps"
+    ] == ("told"), "a guard that lost its store leaves what was told"
+    ended = guard_status(Known(AT, (), STATE, ended=True, kept_steps="told"), {}, NOW)
+    assert guard_status(Known(AT, (), STATE, ended=True), ended, NOW)["keptSteps"] == "told"
+    assert guard_status(Known(AT, (FIRE,), STATE, ended=True), ended, NOW)["keptSteps"] == "told"
+    assert "keptSteps" not in guard_status(Known(later, (), STATE), ended, NOW), "it has gone on"
+    lost = guard_status(Known(verdict(), (FIRE,)), fired, NOW)
+    assert lost["keptSteps"] == "told", "nothing but the latch is known"
+
+
+def test_the_steps_alone_are_no_news_and_can_be_left_out() -> None:
+    fired = guard_status(Known(AT, (FIRE,), STATE, kept_steps="told"), {}, NOW)
+    without = without_steps(fired)
+    assert fired.keys() - without.keys() == {"keptSteps"} and not differs(fired, without)
+    assert "keptSteps" not in essential(fired)
 
 
 def test_the_essential_part_stops_a_run() -> None:

@@ -19,8 +19,9 @@ import certifi
 import pytest
 
 from guard_core.judge import Latch
+from guard_core.kept_steps import read_steps
 from guard_core.policy import KlPolicy, Policy
-from guard_core.wire import Level, StepReport
+from guard_core.wire import EndReport, Level, StepReport
 from guard_operator.api.types import GuardStatus
 from guard_service.cluster import client as client_module
 from guard_service.cluster import reporter as reporter_module
@@ -28,7 +29,7 @@ from guard_service.cluster.client import JobStatus
 from guard_service.cluster.reporter import StatusReporter, resume
 from guard_service.cluster.settings import ClusterSettings
 from guard_service.engine import Engine
-from guard_service.errors import Problem
+from guard_service.errors import Problem, ProblemType
 from guard_service.store import FILE_NAME
 
 pytestmark = pytest.mark.asyncio
@@ -381,6 +382,107 @@ async def test_the_token_file_is_read_for_every_request(
         (tmp_path / "token").write_text("renewed")
         beat = api.guard["heartbeat"]
         await until(lambda: api.guard["heartbeat"] != beat)
+
+
+async def test_the_steps_come_with_the_fire_and_no_heartbeat_before_it_has_them(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        await run.steps(0, 50, 0.01)
+        await until(lambda: api.guard.get("step") == 49)
+        assert "keptSteps" not in api.guard
+        accept, told = api.handle, list[Json]()
+
+        def listening(request: BaseHTTPRequestHandler, body: Any) -> tuple[int, Json]:
+            told.append(body["status"]["guard"] if body else {})
+            return accept(request, body)
+
+        api.handle = listening  # type: ignore[method-assign]
+        await run.fire()
+        beat = (await until(lambda: api.guard.get("fire") and api.guard))["heartbeat"]
+        kept = read_steps(api.guard["keptSteps"])
+        assert kept is not None and kept.total == len(kept.steps) > 50 and kept.steps[0].step == 0
+        await until(lambda: api.guard["heartbeat"] != beat)
+    assert all(("fire" in guard) == ("keptSteps" in guard) for guard in told if guard)
+    assert {guard["keptSteps"] for guard in told if "fire" in guard} == {api.guard["keptSteps"]}
+
+
+async def test_the_steps_come_with_the_end_and_go_when_the_run_goes_on(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        await run.steps(0, 5, 0.01)
+        await run.engine.note_end(EndReport(attempt=0, step=4))
+        await until(lambda: api.guard.get("ended") and api.guard.get("keptSteps"))
+        await run.steps(5, 1, 0.01)
+        await until(lambda: api.guard.get("step") == 5)
+        assert "keptSteps" not in api.guard
+    assert len(read_steps(api.guard["keptSteps"]).steps) == 6, "a guard that is ended says its last word"
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: "keptSteps" not in api.guard)
+
+
+async def test_a_guard_that_comes_back_leaves_the_steps_of_a_fire_with_or_without_its_store(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        await run.fire()
+        await until(lambda: api.guard.get("fire"))
+    told = api.guard["keptSteps"]
+    for where in (tmp_path, tmp_path / "another-node"):
+        where.mkdir(exist_ok=True)
+        beat = api.guard["heartbeat"]
+        async with Run(job(), where):
+            await until(lambda beat=beat: api.guard["heartbeat"] != beat)
+            assert api.guard["keptSteps"] == told
+    del api.guard["keptSteps"]  # of an older release, or of one that died in between
+    async with Run(job(), tmp_path):
+        await until(lambda: api.guard.get("keptSteps") == told)
+
+
+@pytest.mark.parametrize(
+    "defect", [ValueError("odd"), Problem(ProblemType.STORE_UNAVAILABLE, "full"), None], ids=str
+)
+async def test_steps_that_cannot_be_had_hold_no_fire_up(
+    api: ApiServer,
+    job: Callable[[], JobStatus],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    defect: Exception | None,
+) -> None:
+    monkeypatch.setattr(reporter_module, "STEPS_SECONDS", 0.1)
+
+    async def gather(_engine: Engine) -> str:
+        if defect is not None:
+            raise defect
+        await asyncio.sleep(600)
+        return ""
+
+    monkeypatch.setattr(Engine, "kept_steps", gather)
+    async with Run(job(), tmp_path) as run:
+        await run.fire()
+        await until(lambda: api.guard.get("fire"))
+        assert "keptSteps" not in api.guard and run.failures == 0
+
+
+async def test_a_fire_passes_an_api_server_that_does_not_know_the_steps_with_all_else(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    accept = api.handle
+
+    def older(request: BaseHTTPRequestHandler, body: Any) -> tuple[int, Json]:
+        if body and "keptSteps" in body["status"]["guard"]:
+            return 500, {"message": ".status.guard.keptSteps: field not declared in schema"}
+        return accept(request, body)
+
+    api.handle = older  # type: ignore[method-assign]
+    async with Run(job(), tmp_path) as run:
+        await until(lambda: api.guard)
+        await run.fire()
+        beat = (await until(lambda: api.guard.get("fire") and api.guard))["heartbeat"]
+        assert api.guard["steps"] == 61 and "keptSteps" not in api.guard
+        await until(lambda: api.guard["heartbeat"] != beat)
+        assert run.failures == 1, "it is not tried again"
 
 
 async def test_a_fire_passes_an_api_server_that_does_not_know_the_newest_field(

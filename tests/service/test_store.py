@@ -181,6 +181,17 @@ def test_an_evaluation_of_a_step_without_reward_has_a_line_of_its_own(store: Sto
     assert (second["step"], second["reward"], second["heldout"], second["items"]) == (2, None, 1.0, [1.0])
 
 
+@pytest.mark.parametrize("total", [1, 59, 60, 61, 600])
+def test_some_steps_are_the_first_and_evenly_spread_ones(store: Store, total: int) -> None:
+    assert store.some_steps(60, 7) == (0, [])
+    store.append_steps([[step(number) for number in reversed(range(total))]])
+    count, steps = store.some_steps(60, 7)
+    numbers = [one["step"] for one in steps]
+    even = [one["step"] for one in store.thinned_history(60)["steps"]]
+    assert count == total and numbers == sorted({*even, *range(min(7, total))})
+    assert numbers[-1] == total - 1 and len(even) == min(60, total)
+
+
 def test_what_the_training_grader_gave_is_kept_with_the_items(store: Store, tmp_path: Path) -> None:
     store.append_steps([[step(1), step(2)]])
     store.append_evaluation(Evaluation(0, 1, "/c", (0.0, 1.0), None, 0, 0.5, (1.0, 0.25)), ROUND, [])

@@ -25,10 +25,11 @@ const DETECTORS = ["guaranteed", "fast", "peak", "gap", "disagreement"]; // the 
 
 const $ = (id) => document.getElementById(id);
 const frozen = JSON.parse($("frozen")?.textContent ?? "null"); // a report has its data in it, and asks nobody
-// Of a run on a cluster its rounds are kept: they stand for the steps, and there is no average over them.
+// Of a run on a cluster rounds are kept, and no averages over them. They stand for the steps where none were kept.
 const OF_ROUNDS = frozen?.history.of_rounds === true;
-const [EACH, RAW] = OF_ROUNDS ? ["each round", ""] : ["each step", "-raw"];
-const averages = (line) => (OF_ROUNDS ? [] : [line]);
+const AVERAGED = frozen?.history.averaged !== false;
+const [EACH, RAW] = [OF_ROUNDS ? "each round" : "each step", AVERAGED ? "-raw" : ""];
+const averages = (line) => (AVERAGED ? [line] : []);
 let verdict = null; // the newest response; null before the first
 let updatedAt = null; // when it came
 let drawn = null; // which history is on the page
@@ -294,7 +295,7 @@ const charts = {
     lines: [
       { key: "reward", name: `in-loop, ${EACH}`, style: `in-loop${RAW}` },
       ...averages({ key: "inLoop", name: "in-loop EMA", style: "in-loop" }),
-      { key: "score", name: "held-out, each evaluation", style: `heldout${RAW}`, dots: !OF_ROUNDS },
+      { key: "score", name: "held-out, each evaluation", style: `heldout${RAW}`, dots: AVERAGED },
       ...averages({ key: "heldout", name: "held-out EMA", style: "heldout" }),
     ],
     onCursor,
@@ -396,7 +397,7 @@ function showCharts({ steps, evaluations, total_steps: total }) {
     points: { reward: take(steps, "reward"), inLoop: take(evaluations, "in_loop_ema"), score: take(evaluations, "score"), heldout: take(evaluations, "heldout_ema") },
     empty: "No step has been reported yet.",
   });
-  charts.gap.figure.hidden = OF_ROUNDS;
+  charts.gap.figure.hidden = !AVERAGED;
   charts.gap.update({
     ...shared,
     points: { gap: take(evaluations, "proxy_real_gap") },
@@ -433,7 +434,7 @@ function showCharts({ steps, evaluations, total_steps: total }) {
     cap: Math.max(1.5 * (klLimit()?.y ?? 0), 1.5 * (sorted[Math.floor(0.95 * sorted.length)] ?? 0)),
     empty: inert ? `Not reported: ${inert.message}.` : "No step has been reported yet.",
   });
-  setText($("thinned"), total > steps.length ? `${steps.length.toLocaleString("en")} of ${total.toLocaleString("en")} steps are drawn, evenly chosen; every evaluation is drawn.` : "");
+  setText($("thinned"), total > steps.length ? `${steps.length.toLocaleString("en")} of ${total.toLocaleString("en")} steps are drawn, evenly chosen${frozen?.history.cut_off ? "" : "; every evaluation is drawn"}.` : "");
 }
 
 const PLOT_TITLES = new Map([

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,23 @@ from hypothesis import strategies as st
 from guard_cli.errors import CliError
 from guard_cli.report.command import _page, report
 from guard_cli.report.evidence import read_evidence
+from guard_cli.run.report import page as page_of_one_machine
 from guard_cli.saved import read_object
 from guard_core.evaluation import CheckpointEvaluation
+from guard_core.guard_log import symptoms_of_history
 from guard_core.judge import Latch
+from guard_core.kept_steps import written_steps
 from guard_core.policy import Policy
-from guard_core.wire import Code, EvaluationSummary, Level, Sampling, Verdict
+from guard_core.wire import (
+    Code,
+    EvaluationSummary,
+    FiguresReport,
+    KlKind,
+    Level,
+    Sampling,
+    StepReport,
+    Verdict,
+)
 from guard_operator.api.types import Spec, Status
 from guard_operator.reconcile.evidence import build_evidence
 from guard_operator.reconcile.snapshot import Job
@@ -73,13 +86,50 @@ ROUNDS = [
 ]
 
 
+STEPS = [
+    StepReport(
+        attempt=1,
+        step=n,
+        reward=0.5 + n / 1000,
+        kl=n / 100,
+        kl_kind=KlKind.REF_TOKEN_MEAN,
+        entropy=1.5,
+        reward_std=0.25,
+    )
+    for n in range(1, 41)
+]
+HOSTILE = "</script><script>alert(1)</script>\u202e\0"
+FIGURES = [
+    FiguresReport(
+        attempt=1,
+        step=n,
+        figures={
+            HOSTILE: 1.0,
+            "completions/clipped_ratio": 0.5,
+            "rewards/<b>up/mean": n / 40,
+            "rewards/<i>down/mean": (40 - n) / 40,
+        },
+    )
+    for n in range(1, 41)
+]
+
+
+def with_steps(total: int = 40) -> dict[str, Any]:
+    """Evidence of a guard that told its steps with its last word."""
+    lines = [one.model_dump(mode="json") for one in STEPS]
+    return kept(policy=Policy(), steps=written_steps(lines, FIGURES, total))
+
+
 def kept(
-    verdict: Verdict = FIRED, latches: tuple[Latch, ...] = (LATCH,), policy: Policy | None = None
+    verdict: Verdict = FIRED,
+    latches: tuple[Latch, ...] = (LATCH,),
+    policy: Policy | None = None,
+    steps: str | None = None,
 ) -> dict[str, Any]:
     """The ConfigMap that the operator keeps of what the guard reported."""
     from guard_core.judge import Judge
 
-    known = Known(verdict, latches, Judge(Policy()).to_state(), ROUNDS)
+    known = Known(verdict, latches, Judge(Policy()).to_state(), ROUNDS, kept_steps=steps)
     status = Status.model_validate({"guard": guard_status(known, {}, NOW)})
     job = Job("my-job", "ns", "0123456789", 1, "1", {}, Spec.model_validate(SPEC), status)
     body: dict[str, Any] = json.loads(json.dumps(build_evidence(job, policy, {"trainer.log": "bye"}, NOW)))
@@ -120,6 +170,79 @@ def test_what_the_policy_wrote_comes_back() -> None:
     for text in ("{}", "[", "7"):
         body["data"]["rollouts.json"] = text
         assert read_evidence(body).rollouts == ()
+
+
+def test_the_steps_come_back_beside_the_rounds() -> None:
+    evidence = read_evidence(with_steps(total=400))
+    history = evidence.history
+    assert history["steps"] == [one.model_dump(mode="json") for one in STEPS]
+    assert (history["total_steps"], history["of_rounds"], history["averaged"]) == (400, False, False)
+    assert [one["step"] for one in history["evaluations"]] == [one["step"] for one in ROUNDS]
+    scores = [(o["step"], o["heldout"], o["reward"], o["kl"]) for o in evidence.lines if "heldout" in o]
+    assert scores == [(one["step"], one["heldout"], None, None) for one in ROUNDS]
+    assert len(evidence.lines) == len(STEPS) + len(ROUNDS)
+
+
+def test_the_page_has_the_sections_of_one_machine() -> None:
+    """Of the same run: its steps, what else its trainer measured, and its symptoms, word for word."""
+    evidence = read_evidence(with_steps())
+    ours = _page(evidence)
+    lines = [one.model_dump(mode="json") for one in STEPS]
+    history = evidence.history | {"of_rounds": False}
+    facts = {"name": "n", "outcome": "o", "exit_code": 3, "started": 0.0, "seconds": 1.0, "trainer": ["t"]}
+    seen = symptoms_of_history(lines, FIGURES)
+    theirs = page_of_one_machine(
+        facts | {"trainer_ended_itself": False, "trainer_code": 1},
+        history,
+        FIRED,
+        Policy(),
+        "<svg/>",
+        None,
+        (),
+        FIGURES,
+        seen,
+    )
+    assert seen is not None and [one.name for one in seen.symptoms][:2] == [
+        "components_part",
+        "length_at_cap",
+    ]
+    assert _section(ours, "Symptoms") == _section(theirs, "Symptoms") != ""
+    assert "&lt;b&gt;up" in _section(ours, "Symptoms")
+    titles = [re.findall("<h2[^>]*>(.*?)</h2>", page) for page in (ours, theirs)]
+    assert titles[0] == titles[1]
+    ours_data, theirs_data = (_frozen(page) for page in (ours, theirs))
+    assert ours_data["history"]["steps"] == theirs_data["history"]["steps"] == lines
+    assert ours_data["figures"] == theirs_data["figures"] and HOSTILE in ours_data["figures"][0]["figures"]
+    assert "<script>alert" not in ours and "<b>" not in ours and "<i>" not in ours
+    assert "what follows is its evaluation rounds and its steps." in ours and "not kept" not in ours
+    assert "(mean of 8 kept steps)" in ours and "held-out score" in ours
+    few = _page(read_evidence(with_steps(total=4000)))
+    assert "what follows is its evaluation rounds and 40 of its 4,000 steps." in few
+
+
+def _section(page: str, title: str) -> str:
+    found = re.search(f"<section[^>]*><h2>{title}</h2>.*?</section>", page, re.DOTALL)
+    return found[0] if found else ""
+
+
+def _frozen(page: str) -> Any:
+    (text,) = re.findall(r'<script type="application/json" id="frozen">(.*?)</script>', page)
+    return json.loads(text)
+
+
+@pytest.mark.parametrize("steps", [None, "", "{", "{}", "[" * 100_000], ids=str)
+def test_evidence_without_steps_says_so_and_draws_rounds(steps: str | None) -> None:
+    body = kept(policy=Policy())
+    assert "steps.jsonl" not in body["data"]
+    if steps is not None:
+        body["data"]["steps.jsonl"] = steps
+    evidence = read_evidence(body)
+    assert evidence.steps is None and evidence.history["of_rounds"]
+    assert evidence.lines == evidence.history["steps"] and len(evidence.lines) == len(ROUNDS)
+    page = _page(evidence)
+    assert "its evaluation rounds; its steps were not kept." in page
+    assert '<th scope="row">Steps</th><td>not kept: its guard told none with its last word' in page
+    assert "Symptoms</h2>" not in page and "(mean of 8 rounds)" in page
 
 
 def test_a_halt_and_a_run_that_ended_well() -> None:

@@ -14,9 +14,9 @@ import pytest
 
 import guard_cli
 from guard_cli import colours
-from guard_cli.replay.symptoms import symptoms_of_history
 from guard_cli.report.plot import draw
 from guard_cli.run.report import page
+from guard_core.guard_log import symptoms_of_history
 from guard_core.policy import Policy
 from guard_core.symptoms import TITLES, Examined, Unseen
 from guard_core.wire import (
@@ -205,8 +205,7 @@ def test_a_report_says_that_nothing_was_found_of_what_was_looked_for():
 def test_a_run_of_which_no_step_can_be_read_has_no_symptoms():
     assert symptoms_of_history([], []) is None
     assert "Symptoms" not in report()
-    odd = [line(1, kl_kind="odd")]
-    assert symptoms_of_history(odd, []) is None
+    assert symptoms_of_history([line(1, reward=None)], []) is None
 
 
 def test_only_a_fire_has_a_decisive_row():

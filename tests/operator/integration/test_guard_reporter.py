@@ -22,9 +22,19 @@ from typing import Any
 
 import pytest
 
+from guard_cli.report.command import _page
+from guard_cli.report.evidence import read_evidence
+from guard_core.kept_steps import read_steps
 from guard_operator.api.names import GUARD_MANAGER
 from guard_operator.api.schema import crd
-from guard_operator.runtime.client import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Client, load_configuration
+from guard_operator.runtime.client import (
+    CONFIG_MAPS,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+    Client,
+    load_configuration,
+)
 
 from .conftest import install, sample_job
 from .controlplane import ControlPlane, control_plane
@@ -358,6 +368,9 @@ def _fire_to_stopped(made: World, directory: Path) -> None:
         rollout = {"prompt": worst, "completion": f"hack {worst}", "reward": -1e100}
         for step in (1, 2):
             guard.ask("/v1/rollouts", {"attempt": 0, "step": step, "rollouts": [rollout] * 4})
+        odd = "</script>\0\x1b\x85\u202e\u2028\ufffe\U0010ffff\r\n"
+        figures = {f"rewards/{n}{odd}": 1.0 for n in range(16)}
+        guard.ask("/v1/figures", [{"attempt": 0, "step": n, "figures": figures} for n in range(1, 61)])
         assert guard.steps(1, 60, kl=HIGH_KL)["fire"]
         made.expect("Fired", "True", "KlHardStop")
         made.expect_workload(lambda w: w["spec"]["runPolicy"].get("activeDeadlineSeconds") == 1, "it is told")
@@ -365,6 +378,14 @@ def _fire_to_stopped(made: World, directory: Path) -> None:
         made.expect("Stopped", "True", "NoPodsLeft")
         evidence = made.evidence()
         assert "kl_hard_stop" in evidence["verdict.json"]
+        kept = read_steps(evidence["steps.jsonl"])
+        assert kept is not None and kept.symptoms is not None and kept.total == 60
+        assert [(one.step, one.kl) for one in kept.steps] == [(n, HIGH_KL * (n > 1)) for n in range(1, 61)]
+        assert [one.figures for one in kept.figures] == [figures] * 60
+        page = _page(
+            read_evidence(made.client.get(CONFIG_MAPS, made.namespace, made.job()["status"]["evidence"]))
+        )
+        assert "Symptoms</h2>" in page and "evaluation rounds and its steps" in page
         shown = json.loads(evidence["rollouts.json"])
         assert [one["moments"] for one in shown] == [["start"], ["fire"]]
         assert all(one["completion"].startswith("hack \ufffd\ufffd\ufffd\u202e\u2028") for one in shown)

@@ -825,12 +825,16 @@ def test_a_run_whose_last_verdict_is_not_healthy_says_so(running: World) -> None
 
 
 def test_a_run_that_succeeds(running: World) -> None:
-    running.guard_says(**JUDGED, historyTail=[{"attempt": 0, "step": 7, "reward": 0.5, "heldout": 0.4}])
+    running.guard_says(
+        **JUDGED, historyTail=[{"attempt": 0, "step": 7, "reward": 0.5, "heldout": 0.4}], keptSteps="{}\n" * 9
+    )
     running.workload_condition("Succeeded")
     running.expect("Succeeded", "True", "WorkloadSucceeded")
     assert running.conditions()["Fired"][0] == "False" and running.phase() == "Succeeded"
-    history = running.evidence()["history.jsonl"]  # which no cache has
-    assert json.loads(history)["step"] == 7
+    evidence = running.evidence()
+    assert json.loads(evidence["history.jsonl"])["step"] == 7 and evidence["steps.jsonl"] == "{}\n" * 9, (
+        "which no cache has"
+    )
     running.expect_events("EvidenceCaptured")
     # Cleaning up afterwards changes nothing.
     uid = running.workload()["metadata"]["uid"]

@@ -24,7 +24,14 @@ def test_a_job_and_all_jobs(
     created = client.create(JOBS, namespace, make_job("first"), "test")
     client.create(JOBS, namespace, make_job("second"), "test")
     status = {
-        "guard": {"level": "warning", "code": "stale", "reason": "old", "step": 7, "detectorState": "secret"}
+        "guard": {
+            "level": "warning",
+            "code": "stale",
+            "reason": "old",
+            "step": 7,
+            "detectorState": "secret",
+            "keptSteps": "{}",
+        }
     }
     body = {k: copy.deepcopy(created[k]) for k in ("apiVersion", "kind")} | {
         "metadata": {"name": "first", "namespace": namespace},
@@ -32,7 +39,7 @@ def test_a_job_and_all_jobs(
     }
     client.apply(JOBS, body, GUARD_MANAGER, "status")
     [one] = _of_cluster("first", namespace, kubeconfig)
-    assert one["name"] == "first" and "detectorState" not in one["verdict"]
+    assert one["name"] == "first" and one["verdict"].keys() == {"level", "code", "reason", "step"}
     assert list(verdict_lines(one["verdict"]))[:2] == ["warning (stale): old", "step 7 of attempt 0"]
     assert [job["name"] for job in _of_cluster(None, namespace, kubeconfig)] == ["first", "second"]
     assert _of_cluster("second", namespace, kubeconfig)[0]["verdict"] == {}

@@ -12,6 +12,7 @@ import yaml
 
 from guard_core.apply_body import apply_body
 from guard_core.policy import Policy
+from guard_core.thinning import MAX_KEPT_STEPS
 from guard_operator.api.types import ConditionStatus, Spec, Status
 from guard_operator.reconcile.events import transitions
 from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence
@@ -105,6 +106,31 @@ def test_evidence_is_bounded_and_keeps_the_end() -> None:
     body = build_evidence(full, Policy(), {"trainer.log": text, "guard.log": text}, NOW)
     assert body["data"]["trainer.log"].endswith("end")
     assert len(json.dumps(body, ensure_ascii=False).encode()) < 256 * 1024
+
+    steps = "\n".join(["head", *(f"{n:03}" + "é" * 61 for n in range(1, 257))])
+    assert MAX_KEPT_STEPS - 600 < len(steps.encode()) <= MAX_KEPT_STEPS
+    more = json.loads(json.dumps(body["data"]))
+    told = build(full, steps, {"trainer.log": text, "guard.log": text})
+    assert len(json.dumps(told, ensure_ascii=False).encode()) < 256 * 1024
+    fewer = told["data"].pop("steps.jsonl").split("\n")
+    assert told["data"] == more, "steps go before all else"
+    assert fewer[0] == "head" and fewer[-1].startswith("256") and len(fewer) == 129
+
+
+def build(of: Job, steps: str, logs: dict[str, str]) -> Any:
+    assert of.status.guard is not None
+    guard = of.status.guard.model_copy(update={"kept_steps": steps})
+    return build_evidence(
+        replace(of, status=of.status.model_copy(update={"guard": guard})), Policy(), logs, NOW
+    )
+
+
+def test_evidence_holds_the_steps_where_the_guard_told_them() -> None:
+    body = build(job(reason="r"), "{}\n{}", {"trainer.log": "bye"})
+    assert body["data"]["steps.jsonl"] == "{}\n{}" and "keptSteps" not in body["data"]["verdict.json"]
+    assert "steps.jsonl" not in build_evidence(job(reason="r"), None, {}, NOW)["data"]
+    no_room = {f"{n}.log": "x" * LOG_BYTES for n in range(4)}
+    assert "steps.jsonl" not in build(job(reason="r"), "{}", no_room)["data"]
 
 
 def condition(kind: str, status: str, reason: str = "R") -> ConditionStatus:

@@ -67,6 +67,7 @@ COMPOSED_REVIEWED, COMPOSED_REFUSED = (
     rule(f"{name}.py", "test_trainjob_adapter.py") for name in ("review", "refusals")
 )
 COLLECTS = rule("collector.py", "test_collector.py")
+EVIDENCE = rule("evidence.py", "test_evidence_and_events.py")
 COMPOSED_READS = rule("targets.py", "test_composed.py")
 COMPOSED_RBAC = Rule("guard_operator", "rbac.py", HERE / "test_trainjob_adapter.py")
 QUEUES, QUEUE_DECIDES, QUEUE_SEES, QUEUE_ACTS, QUEUE_SLIM, QUEUE_GAUGES = (
@@ -849,6 +850,10 @@ MUTANTS: list[Mutant] = [
     (SLIM, '"state", "lastState", "restartCount"', '"state", "restartCount"'),
     (SLIM, "*(label for adapter in ADAPTERS for label in adapter.pod_labels)", ""),
     (SLIM, '"detectorState", "historyTail"', '"detectorState", "historyTail", "step"'),
+    (SLIM, '"rollouts", "keptSteps"})', '"rollouts"})'),
+    (EVIDENCE, "EVIDENCE_BYTES - size(*data.values())", "EVIDENCE_BYTES"),
+    (EVIDENCE, "if steps else {}", "if False else {}"),
+    (EVIDENCE, ', "rollouts", "kept_steps"}', ', "rollouts"}'),
     (SLIM, "_trend(rounds)\n", "rounds\n"),
     (SLIM, 'max(1, after["step"] - before["step"])', "1"),
     (SLIM, 'max(1, after["step"] - before["step"])', 'abs(after["step"] - before["step"])'),

@@ -220,6 +220,7 @@ reported = some(
     rollouts=st.sampled_from(
         [[], [{"moments": [], "attempt": 0, "step": 4, "prompt": "p", "completion": "c", "reward": 1}]]
     ),
+    keptSteps=words,
 )
 
 
@@ -235,7 +236,7 @@ def test_a_slim_job_is_the_job_but_for_what_is_read_live(status: Json) -> None:
     metadata = {"name": "run", "namespace": "ns", "uid": "u", "resourceVersion": "1", "managedFields": [1]}
     raw = {"metadata": metadata, "spec": SPEC, "status": status}
     without = copy.deepcopy(raw)
-    for field in ("detectorState", "historyTail", "rollouts"):
+    for field in ("detectorState", "historyTail", "rollouts", "keptSteps"):
         without["status"].get("guard", {}).pop(field, None)
     assert parse_job(slim_job(raw)) == parse_job(without)
 
