@@ -114,13 +114,26 @@ def test_a_run_without_a_step_keeps_nothing() -> None:
 
 
 def test_steps_that_were_taken_back_are_not_looked_at() -> None:
-    """Those of the first attempt from 21 on, in which the KL exploded, did not lead to the last policy."""
-    first = [line(n, kl=0.001 if n <= 20 else (n - 20) ** 2 / 100) for n in range(1, 41)]
-    second = [line(n, attempt=1, kl=0.001) for n in range(21, 61)]
-    seen = symptoms_of_history([*first, *second], ())
+    """Those of the first attempt from 21 on, which were cut off, did not lead to the last policy."""
+    places = [*((0, n) for n in range(1, 61)), *((1, n) for n in range(21, 61))]
+    lines = [line(step, attempt=attempt) for attempt, step in places]
+    told = [
+        FiguresReport(
+            attempt=attempt,
+            step=step,
+            figures={"completions/clipped_ratio": 0.75 if attempt == 0 and step > 20 else 0.0},
+        )
+        for attempt, step in places
+    ]
+    seen = symptoms_of_history(lines, told)
     assert seen is not None and seen.symptoms == ()
-    blown = symptoms_of_history(first, ())
-    assert blown is not None and [one.name for one in blown.symptoms] == ["kl_above_trend"]
+    first = symptoms_of_history(lines[:60], told[:60])
+    assert first is not None and [one.name for one in first.symptoms] == ["length_at_cap"]
+
+
+def test_what_has_no_reward_is_no_step() -> None:
+    assert symptoms_of_history([line(1) | {"reward": None}], figures(range(1, 9), a=1.0)) is None
+    assert symptoms_of_history([], figures(range(1, 9), a=1.0)) is None
 
 
 def test_which_kind_a_kl_is_that_is_not_looked_at() -> None:
