@@ -5,6 +5,7 @@ Replay, follower, guard and operator read this one table, and `docs/follow.md` i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -24,14 +25,45 @@ def bare(column: str) -> str:
 class Setting:
     """A setting of a run on which it depends what a metric is.
 
-    `key` is its last part in the run's configuration, `values` those under which the metric is a mean over
-    tokens of an estimate of the KL, `default` what it is taken for where no configuration is found ("" for
-    not known).
+    Fields:
+        key: the last part of its name in the run's configuration, or the last ones, joined by dots.
+        values: those under which the metric is a mean over tokens of an estimate of the KL; () where it is
+            one under every number above 0, as of a coefficient: with 0 it is not computed, and 0 is logged.
+        default: what it is where a configuration does not name it; "" for not known. Where no configuration
+            is found nothing is known, so a framework with defaults alone would be armed by them.
     """
 
     key: str
-    values: tuple[str, ...]
+    values: tuple[str, ...] = ()
     default: str = ""
+
+    @property
+    def condition(self) -> str:
+        """When the metric is one, for people."""
+        return f"{self.key}={' or '.join(self.values)}" if self.values else f"{self.key} above 0"
+
+    def fits(self, value: str) -> bool:
+        """Whether the metric is one under this value."""
+        return value in self.values if self.values else _number(value) > 0
+
+    def text(self, value: object) -> str | None:
+        """A value of the configuration as `fits` takes it; None if this setting has no such values."""
+        if not self.values:
+            return str(value) if not isinstance(value, bool) and _number(value) >= 0 else None
+        if _FLAGS.issuperset(self.values) and isinstance(value, int | float):
+            return str(value != 0).lower()  # TensorBoard has a flag for a number
+        return value if isinstance(value, str) else None
+
+
+_FLAGS = frozenset({"true", "false"})
+
+
+def _number(value: object) -> float:
+    """The value as a number, as YAML has 1e-3 for a text; NaN if it is none."""
+    try:
+        return float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +218,15 @@ FRAMEWORKS = (
         ("kl",),
         ("entropy_loss",),
         ("rollout/reward_std",),
+        kl_needs={
+            "kl": (
+                Setting("kl.estimator", ("k1", "k3")),
+                Setting("kl.init_coef"),
+                # With it the log has a share of each micro-batch in the step's mean, which under dynamic
+                # batches is so many times too small as there are of them.
+                Setting("kl.use_loss", ("false",), default="false"),
+            )
+        },
         metrics="TensorBoard (`--logger.tensorboard_dir`)",
         layout=Layout(re.compile(r"global_step(\d{1,15})_hf"), advice="add `--ckpt.save_hf`"),
         start="--actor.model_name_or_path {path} --ckpt.path {folder}",
@@ -196,7 +237,16 @@ FRAMEWORKS = (
         ("reward",),
         ("kl_penalty",),
         ("approx_entropy",),
-        kl_needs={"kl_penalty": (Setting("reference_policy_kl_type", ("k1", "k3"), default="k3"),)},
+        # Of several optimizer steps a rollout it is the mean: a worker divides by their number what is added
+        # up. 0 is logged where there is no penalty, or where it is in the reward.
+        kl_needs={
+            "kl_penalty": (
+                Setting("token_level_loss", ("true",)),
+                Setting("reference_policy_kl_penalty"),
+                Setting("use_kl_in_reward", ("false",), default="false"),
+                Setting("reference_policy_kl_type", ("k1", "k3"), default="k3"),
+            )
+        },
         metrics="TensorBoard (`logger.tensorboard_enabled=true`)",
         layout=Layout(
             re.compile(r"step_(\d{1,15})"),
@@ -233,7 +283,12 @@ FRAMEWORKS = (
         ("reward/avg_raw_reward",),
         ("policy/policy_kl",),
         ("policy/policy_entropy",),
-        kl_needs={"policy/policy_kl": (Setting("kl_estimator_type", ("k1", "k3"), default="k3"),)},
+        kl_needs={
+            "policy/policy_kl": (
+                Setting("kl_estimator_type", ("k1", "k3")),
+                Setting("use_kl_loss", ("true",), default="true"),  # without it Megatron's worker logs 0
+            )
+        },
         metrics="TensorBoard (`trainer.logger=tensorboard`)",
         layout=Layout(
             re.compile(r"global_step_(\d{1,15})"), models=("policy",), advice="set `trainer.hf_save_interval`"

@@ -256,17 +256,14 @@ def _kl(
 
 
 def _why_no_token_mean(needs: Setting, settings: Mapping[str, str]) -> str:
-    if settings.get(needs.key, needs.default) in needs.values:
+    if needs.fits(settings.get(needs.key, needs.default)):
         return ""
-    fit = " or ".join(needs.values)
+    only = f"it is the KL as a mean over tokens with {needs.condition} alone"
     if needs.key in settings:
-        return (
-            f"the run has {needs.key}={settings[needs.key]!r:.40}, and it is the KL as a mean over tokens "
-            f"under {fit} alone"
-        )
+        return f"the run has {needs.key}={settings[needs.key]!r:.40}, and {only}"
     return (
-        f"it is the KL as a mean over tokens under {needs.key}={fit} alone, and the run's configuration was "
-        "not found: give it with --run-config, or vouch for it with --map kl=NAME"
+        f"{only}, and no configuration of the run that says it was found: give it with --run-config, or "
+        "vouch for it with --map kl=NAME"
     )
 
 

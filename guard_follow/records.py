@@ -376,6 +376,47 @@ class Events:
             self.bad += 1
 
 
+class Hparams(Events):
+    """What `add_hparams` wrote into an event file: one record, the settings of the run by their names.
+
+    What the file has before them and is none, is an empty record; a file of scalars begins with one.
+    """
+
+    def _scalars(self, message: bytes) -> Iterator[Record]:
+        try:
+            for value in _below(message, 5, 1):  # each value of the summary
+                tag = next(_below(value, 1), b"")
+                if not tag.startswith(_HPARAMS):
+                    yield {}
+                # metadata of the value, plugin_data, content; HParamsPluginData, session_start_info, hparams
+                elif entries := list(islice(_below(value, 9, 1, 2, 3, 1), MAX_KEYS)):
+                    yield dict(map(_hparam, entries))
+        except (ValueError, IndexError, struct.error):
+            self.bad += 1
+
+
+_HPARAMS = b"_hparams_/"
+
+
+def _below(message: bytes, *path: int) -> Iterator[bytes]:
+    """The messages or texts in a field of a field, and so on, of a message."""
+    key, *rest = path
+    for found, value in _fields(message):
+        if found == key and isinstance(value, bytes):
+            yield from _below(value, *rest) if rest else (value,)
+
+
+def _hparam(entry: bytes) -> tuple[str, Any]:
+    """One name with its value, a number or a text; None for anything else. A flag of PyTorch is a number."""
+    name = _cut(next(_below(entry, 1), b"").decode("utf-8"))
+    for key, value in (field for one in _below(entry, 2) for field in _fields(one)):
+        if key == 2 and isinstance(value, bytes):
+            return name, float(struct.unpack("<d", value)[0])
+        if key == 3 and isinstance(value, bytes):
+            return name, value.decode("utf-8")
+    return name, None
+
+
 def _tag_and_scalar(message: bytes) -> tuple[str, float | None]:
     tag, scalar = "", None
     for key, value in _fields(message):

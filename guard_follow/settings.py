@@ -1,23 +1,37 @@
-"""What a run's own configuration says of its metrics: verl's hydra file, EasyR1's experiment_config.json."""
+"""What a run's own configuration says of its metrics.
+
+verl's hydra file, EasyR1's experiment_config.json, and what NeMo-RL and ROLL write with `add_hparams` into an
+event file below that of the metrics.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from guard_core.frameworks import FRAMEWORKS
-from guard_follow.beneath import open_regular
+from guard_core.frameworks import FRAMEWORKS, Setting
+from guard_follow.beneath import named_below, open_regular
 from guard_follow.errors import InputError
+from guard_follow.events import EVENTS
+from guard_follow.records import DamagedError, Hparams
+from guard_follow.tail import CHUNK
 
 MAX_BYTES = 2 << 20
 MAX_NODES = 100_000
+#: Event files that are looked into for what `add_hparams` wrote, the newest.
+MAX_FILES = 64
 _PLACES = (".hydra/config.yaml", "experiment_config.json")
-_KEYS = frozenset(
-    setting.key for framework in FRAMEWORKS for needs in framework.kl_needs.values() for setting in needs
-)
+#: Of the parts of a name, the last ones that a key can have.
+_MOST_PARTS = 3
+#: By the last part of its key.
+_SETTINGS: dict[str, set[Setting]] = {}
+for _framework in FRAMEWORKS:
+    for _needs in _framework.kl_needs.values():
+        for _setting in _needs:
+            _SETTINGS.setdefault(_setting.key.rpartition(".")[2], set()).add(_setting)
 
 
 def settings_of(
@@ -46,7 +60,8 @@ def find_settings(
 
     Args:
         given: the configuration of the run, from `--run-config`.
-        near: where its metrics lie; the configuration is looked for in that folder and the two above it.
+        near: where its metrics lie; the configuration is looked for in that folder and the two above it,
+            and then in the event files of that folder and below it.
         is_old: whether a file is of another run.
 
     Raises:
@@ -61,7 +76,7 @@ def find_settings(
             return _read(file)
         except InputError:
             continue
-    return {}
+    return {} if near is None else _hparams(near, is_old)
 
 
 def configurations(near: Path) -> Iterator[Path]:
@@ -84,12 +99,7 @@ def _read(file: Path) -> dict[str, str]:
         raise InputError(f"{file}: cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"{file}: not a configuration that can be read ({type(error).__name__}).") from None
-    found: dict[str, str] = {}
-    for path, value in _settings(tree):
-        # verl's critic has a setting of the same name, which says nothing of the actor's KL.
-        if "actor" in path or path[-1] not in found:
-            found[path[-1]] = value
-    return found
+    return _known(tree)
 
 
 def _of_yaml(content: bytes) -> Any:
@@ -103,14 +113,64 @@ def _of_yaml(content: bytes) -> Any:
     return yaml.load(content, Plain)  # noqa: S506  # a safe loader that can do less
 
 
-def _settings(tree: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
+def _hparams(near: Path, is_old: Callable[[Path], bool]) -> dict[str, str]:
+    """What `add_hparams` wrote below a folder, or beside an event file.
+
+    Of several starts of one run: what they do not agree about is not known.
+    """
+    if not near.is_dir() and not near.name.startswith(EVENTS):
+        return {}
+    files = named_below(near if near.is_dir() else near.parent, EVENTS)
+    newest = sorted((file for file in files if not is_old(file)), key=lambda file: file.name)[-MAX_FILES:]
+    said = [settings for file in newest if (settings := _known(_first_hparams(file)))]
+    return {
+        key: value
+        for settings in said
+        for key, value in settings.items()
+        if all(other.get(key) == value for other in said)
+    }
+
+
+def _first_hparams(file: Path) -> Mapping[str, Any]:
+    """The settings with which an event file begins; {} where it begins with something else."""
+    decoder = Hparams()
+    try:
+        with os.fdopen(open_regular(file), "rb") as stream:
+            left = MAX_BYTES
+            while left > 0 and (data := stream.read(CHUNK)):
+                if records := decoder.feed(data):
+                    return records[0]
+                left -= len(data)
+    except (OSError, DamagedError, InputError):
+        return {}
+    return {}
+
+
+def _known(tree: Any) -> dict[str, str]:
+    """The settings of a configuration that a metric depends on, by `Setting.key`."""
+    found: dict[str, str] = {}
+    for setting, of_actor, value in _settings(tree):
+        # verl's critic has a setting of the same name, which says nothing of the actor's KL.
+        if of_actor or setting.key not in found:
+            found[setting.key] = value
+    return found
+
+
+def _settings(tree: Any) -> Iterator[tuple[Setting, bool, str]]:
+    """Each known setting, whether it is one of the actor's, and its value. A key may be a path with dots."""
+    waiting: list[tuple[tuple[str, ...], bool, Any]] = [((), False, tree)]
     for _ in range(MAX_NODES):
         if not waiting:
             return
-        path, node = waiting.pop()
+        above, of_actor, node = waiting.pop()
         for key, value in node.items() if isinstance(node, dict) else ():
+            parts = str(key).split(".")
+            name, actors = (*above, *parts)[-_MOST_PARTS:], of_actor or "actor" in parts
             if isinstance(value, dict):
-                waiting.append(((*path, str(key)), value))
-            elif key in _KEYS and isinstance(value, str):
-                yield (*path, str(key)), value
+                waiting.append((name, actors, value))
+                continue
+            for setting in _SETTINGS.get(name[-1], ()):
+                text = setting.text(value)
+                wanted = tuple(setting.key.split("."))
+                if text is not None and name[-len(wanted) :] == wanted:
+                    yield setting, actors, text

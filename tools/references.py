@@ -304,8 +304,8 @@ def _kl_names(framework: Framework) -> str:
 
 
 def _need(setting: Setting) -> str:
-    taken = f", taken for {setting.default} where it is not known" if setting.default else ""
-    return f"`{setting.key}` {' or '.join(setting.values)}{taken}"
+    values = " or ".join(setting.values) or "above 0"
+    return f"`{setting.key}` {values}" + (f", its default is {setting.default}" if setting.default else "")
 
 
 def _layout(layout: Layout | None) -> tuple[str, str, str]:

@@ -192,7 +192,14 @@ def nemo_rl(source, folder, attempt):
     }
     folder = module.get_next_experiment_dir(str(folder))
     log = module.Logger({"log_dir": folder, **enabled, "tensorboard": {}, "monitor_gpus": False})
-    log.log_hyperparams({"grpo": {"num_prompts_per_step": 8}, "loss_fn": {"reference_policy_kl_type": "k3"}})
+    loss = {"token_level_loss": True, "reference_policy_kl_penalty": 0.01, "reference_policy_kl_type": "k3"}
+    log.log_hyperparams(
+        {
+            "policy": {"train_global_batch_size": 32},
+            "loss_fn": loss | {"kl_input_clamp_value": 20.0, "use_kl_in_reward": False},
+            "grpo": {"num_prompts_per_step": 8, "adv_estimator": {"name": "grpo"}},
+        }
+    )
     for step in steps(attempt):
         if step % 4 == 1:
             log.log_metrics({"accuracy": 0.5}, step - 1, prefix="validation")
@@ -207,6 +214,9 @@ def nemo_rl(source, folder, attempt):
             "gen_kl_error": 0.001,
             "policy_kl_error": 0.001,
             "approx_entropy": 0.9 - step / 100,
+            "truncation_rate": 0.125,
+            "mean_gen_tokens_per_sample": 100.0 + step,
+            "gen_tokens_per_sample/max": 200.0,
             "generation_logger_metrics": {"inflight": [1, 2]},
         }
         log.log_metrics({"tokens_per_sec_per_gpu": 1000.0}, step, prefix="performance")

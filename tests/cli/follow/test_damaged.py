@@ -20,7 +20,7 @@ def test_a_record_that_is_too_long_is_passed_over(tmp_path):
     (file,) = tmp_path.iterdir()
     late = file.read_bytes()
     events(tmp_path, 1000, (1, 2, 3))
-    followed = Followed(tmp_path, "openrlhf")
+    followed = Followed(tmp_path, "trl")
     for part in (LONG[:100], LONG[100:5000], LONG[5000:], late):
         append(file, part)
         followed.poll()
@@ -44,7 +44,7 @@ def test_however_it_is_cut(size):
 def test_a_file_that_is_none_beside_one_that_is(tmp_path, time):
     events(tmp_path, 1000, (1, 2, 3))
     (tmp_path / f"events.out.tfevents.{time}.h").write_bytes(random.Random(1).randbytes(4000))
-    followed = Followed(tmp_path, "openrlhf")
+    followed = Followed(tmp_path, "trl")
     followed.poll()
     events(tmp_path, 1, (7, 8))
     append(tmp_path / f"events.out.tfevents.{time}.h", (tmp_path / "events.out.tfevents.1.h").read_bytes())
@@ -61,4 +61,4 @@ def test_a_file_that_is_none_beside_one_that_is(tmp_path, time):
 def test_a_file_that_is_none_and_no_other(tmp_path):
     (tmp_path / "events.out.tfevents.1.h").write_bytes(random.Random(1).randbytes(4000))
     with pytest.raises(InputError, match="damaged"):
-        Followed(tmp_path, "openrlhf").poll()
+        Followed(tmp_path, "trl").poll()

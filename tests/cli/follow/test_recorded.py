@@ -19,11 +19,11 @@ WRITER = Path(__file__).with_name("live.py")
 @pytest.fixture
 def config(tmp_path, request):
     """The run's own configuration, where the KL of its log depends on it."""
-    armed = RECORDED[request.getfixturevalue("name")].armed
-    if not armed:
+    recorded = RECORDED[request.getfixturevalue("name")]
+    if not recorded.armed or recorded.says:
         return None
     file = tmp_path / "run.json"
-    file.write_text(json.dumps({"actor": armed}))
+    file.write_text(json.dumps({"actor": recorded.armed}))
     return file
 
 

@@ -225,7 +225,7 @@ class TestEventFiles:
     FILES = ((range(1, 12), 0.0), (range(11, 14), 0.02), (range(11, 20), 0.04))
 
     def test_two_starts_may_go_on_from_one_checkpoint(self, tmp_path):
-        followed = Followed(tmp_path, "openrlhf")
+        followed = Followed(tmp_path, "trl")
         for number, (steps, extra) in enumerate(self.FILES):
             events(tmp_path, 1000 + number, steps, extra)
             followed.poll()
@@ -240,7 +240,7 @@ class TestEventFiles:
 
     @pytest.mark.parametrize("order", [(2, 1, 3), (1, 3, 2), (3, 2, 1)])
     def test_a_clock_that_was_set_back_between_two_starts(self, tmp_path, order):
-        followed = Followed(tmp_path, "openrlhf")
+        followed = Followed(tmp_path, "trl")
         for time, (steps, extra) in zip(order, self.FILES, strict=True):
             events(tmp_path, 1000 + time, steps, extra)
             followed.poll()
@@ -249,12 +249,12 @@ class TestEventFiles:
         followed.restart()
         followed.finish()
         assert followed.follower.accepted == 0
-        fresh, found = both(tmp_path, "openrlhf")
+        fresh, found = both(tmp_path, "trl")
         assert fresh == found and {row[1:] for row in found} == {row[1:] for row in followed.rows()}
         assert [row[1] for row in found if row[0] == 0] == list(self.FILES[0][0])
 
     def test_a_start_that_has_logged_nothing_yet_when_the_follower_starts_again(self, tmp_path):
-        followed = Followed(tmp_path, "openrlhf")
+        followed = Followed(tmp_path, "trl")
         for time, steps, extra in ((1000, range(1, 7), 0.0), (1001, range(4, 9), 0.02), (1002, (), 0.0)):
             events(tmp_path, time, steps, extra)
             followed.poll()
@@ -268,7 +268,7 @@ class TestEventFiles:
     def test_another_file_whose_steps_have_another_phase_is_another_start(self, tmp_path):
         events(tmp_path, 1000, range(5, 51, 5))
         events(tmp_path, 1001, range(33, 80, 5), 1.0)
-        followed, found = both(tmp_path, "openrlhf")
+        followed, found = both(tmp_path, "trl")
         assert {row[0] for row in followed} == {0, 1} and followed == found
 
     def test_of_a_tag_that_is_there_twice_the_first_value_counts(self, tmp_path):
@@ -277,7 +277,7 @@ class TestEventFiles:
         first = file.read_bytes()
         events(tmp_path, 1000, (1, 2), 0.5)
         file.write_bytes(first + file.read_bytes())
-        followed, found = both(tmp_path, "openrlhf")
+        followed, found = both(tmp_path, "trl")
         assert followed == found and [row[2] for row in found] == pytest.approx([0.1, 0.7])
 
     def test_two_that_begin_at_the_start_are_two_runs(self, tmp_path):

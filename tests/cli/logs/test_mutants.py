@@ -24,6 +24,8 @@ FOLLOWED = CLI / "follow" / "test_follower.py"
 CUT = Rule("guard_follow", "records.py", FOLLOWED)
 CUT_TAIL = Rule("guard_follow", "tail.py", FOLLOWED)
 SETTINGS = Rule("guard_follow", "settings.py", CLI / "logs" / "test_settings.py")
+SETTING = Rule("guard_core", "frameworks.py", CLI / "logs" / "test_settings.py")
+HPARAMS = Rule("guard_follow", "records.py", CLI / "logs" / "test_settings.py")
 RECORDS = Rule("guard_follow", "records.py", CLI / "logs" / "test_records.py")
 BROKEN = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_broken.py")
 MLFLOW = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_mlflow.py")
@@ -93,8 +95,43 @@ MUTANTS: tuple[Mutant, ...] = (
     (LAYOUTS, "size == 8 + length + max(ends, default=0)", "size >= 8"),
     (LAYOUTS, "if entry.is_dir(follow_symlinks=False):", "if entry.is_dir():"),
     (LAYOUTS, "if length > min(MAX_HEADER, size):", "if False:"),
-    (NAMES, "if settings.get(needs.key, needs.default) in needs.values:", "if needs.key in settings:"),
-    (NAMES, "settings.get(needs.key, needs.default)", "settings.get(needs.key)"),
+    (NAMES, "if needs.fits(settings.get(needs.key, needs.default)):", "if needs.key in settings:"),
+    (NAMES, "settings.get(needs.key, needs.default)", 'settings.get(needs.key, "")'),
+    # Of which settings of the run a KL is a token mean, and where they stand.
+    (TABLE, 'Setting("token_level_loss", ("true",)),', ""),
+    (TABLE, 'Setting("token_level_loss", ("true",)', 'Setting("token_level_loss", ("true",), "true"'),
+    (TABLE, 'Setting("reference_policy_kl_penalty"),', ""),
+    (TABLE, 'Setting("use_kl_in_reward", ("false",), default="false"),', ""),
+    (
+        TABLE,
+        'Setting("reference_policy_kl_type", ("k1", "k3")',
+        'Setting("reference_policy_kl_type", ("k3",)',
+    ),
+    (TABLE, 'Setting("kl.estimator", ("k1", "k3")),', ""),
+    (TABLE, 'Setting("kl.estimator", ("k1", "k3")', 'Setting("kl.estimator", ("k1", "k3"), "k1"'),
+    (TABLE, 'Setting("kl.init_coef"),', ""),
+    (TABLE, 'Setting("kl.use_loss", ("false",), default="false"),', ""),
+    (TABLE, 'Setting("kl_estimator_type", ("k1", "k3")', 'Setting("kl_estimator_type", ("k1", "k3"), "k3"'),
+    (TABLE, 'Setting("use_kl_loss", ("true",), default="true"),', ""),
+    (TABLE, "else _number(value) > 0", "else _number(value) >= 0"),
+    (SETTING, "not isinstance(value, bool) and _number(value) >= 0", "_number(value) >= 0"),
+    (SETTING, " and _number(value) >= 0", ""),
+    (SETTING, "_FLAGS.issuperset(self.values) and isinstance", "isinstance"),
+    (SETTING, "_FLAGS.issuperset(self.values) and isinstance(value, int | float)", "False"),
+    (SETTINGS, "name[-len(wanted) :] == wanted", "name[-1] == wanted[-1]"),
+    (SETTINGS, "if of_actor or setting.key not in found:", "if setting.key not in found:"),
+    (SETTINGS, 'or "actor" in parts', "or False"),
+    (SETTINGS, "(*above, *parts)[-_MOST_PARTS:]", '(*above, ".".join((*above, *parts))[-99:], *parts)'),
+    (SETTINGS, 'parts = str(key).split(".")', "parts = [str(key)]"),
+    (SETTINGS, "return {} if near is None else _hparams(near, is_old)", "return {}"),
+    (SETTINGS, "(file for file in files if not is_old(file))", "files"),
+    (SETTINGS, "[-MAX_FILES:]", "[:MAX_FILES]"),
+    (SETTINGS, "if all(other.get(key) == value for other in said)", ""),
+    (SETTINGS, "    if not near.is_dir() and not near.name.startswith(EVENTS):\n        return {}\n", ""),
+    (SETTINGS, "if near.is_dir() else near.parent, EVENTS)", ", EVENTS)"),
+    (SETTINGS, "            while left > 0 and (data", "            while (data"),
+    (HPARAMS, "                if not tag.startswith(_HPARAMS):\n", "                if False:\n"),
+    (HPARAMS, 'return name, float(struct.unpack("<d", value)[0])', "return name, None"),
     (NAMES, 'if quantity == "reward" and len(several) > 1', "if False"),
     (NAMES, "        if len(there) > 1:\n", "        if False:\n"),
     (TABLE, "len(parts) == len(wanted) and all(", "all("),

@@ -47,13 +47,16 @@ LOGS = {
     },
 }
 TOKEN_MEAN = {"kl_penalty": "low_var_kl"}
+#: Under these the KL of every framework is a token mean.
+ARMED = {**TOKEN_MEAN, "kl.estimator": "k1", "kl.init_coef": "0.01", "kl_estimator_type": "k3"}
+ARMED |= {"token_level_loss": "true", "reference_policy_kl_penalty": "0.01"}
 EXTRAS = ["epoch", "loss", "grad_norm", "completions/mean_length", "rewards/grade/mean", "num_tokens"]
 
 
 class TestFrameworks:
     @pytest.mark.parametrize("name", LOGS)
     def test_each_is_recognised(self, name: str) -> None:
-        columns = resolve([*EXTRAS, *LOGS[name].values()], {}, settings=TOKEN_MEAN)
+        columns = resolve([*EXTRAS, *LOGS[name].values()], {}, settings=ARMED)
         assert columns.framework == name
         assert columns.source == LOGS[name]
         assert columns.notes == ()
@@ -61,7 +64,7 @@ class TestFrameworks:
     @pytest.mark.parametrize("name", LOGS)
     def test_wandb_and_tensorboard_put_train_before_it(self, name: str) -> None:
         wrapped = {ours: f"train/{theirs}" for ours, theirs in LOGS[name].items()}
-        assert resolve(list(wrapped.values()), {}, settings=TOKEN_MEAN).source == wrapped
+        assert resolve(list(wrapped.values()), {}, settings=ARMED).source == wrapped
 
     def test_wandb_chart_export(self) -> None:
         columns = ["Step", *(f"my - run - train/reward{tail}" for tail in ("", "__MIN", "__MAX"))]
@@ -233,22 +236,65 @@ class TestPartsThatTheRunChooses:
         assert any("KLs of parts of the batch" in note for note in columns.notes)
 
 
-@pytest.mark.parametrize(
-    ("reward", "kl", "key"),
-    [
-        ("reward", "kl_penalty", "reference_policy_kl_type"),
-        ("reward/avg_raw_reward", "policy/policy_kl", "kl_estimator_type"),
-    ],
+NEMO_RL = {"token_level_loss": "true", "reference_policy_kl_penalty": "0.01"}
+OPENRLHF = {"kl.estimator": "k1", "kl.init_coef": "1e-3"}
+SKYRL = {"kl_estimator_type": "k3"}
+
+
+COLUMNS = (
+    (["reward", "approx_entropy", "kl_penalty"], NEMO_RL),
+    (["rollout/reward_mean", "rollout/reward_std", "kl"], OPENRLHF),
+    (["reward/avg_raw_reward", "policy/policy_kl"], SKYRL),
 )
-def test_an_estimator_with_a_known_default_counts_unless_the_run_has_another(
-    reward: str, kl: str, key: str
-) -> None:
-    log = ["step", reward, kl]
-    for settings in ({}, {key: "k1"}, {key: "k3"}):
-        assert resolve(log, {}, settings=settings).source["kl"] == kl
-    for other in ("k2", "abs"):
-        columns = resolve(log, {}, settings={key: other})
-        assert "kl" not in columns.source and key in columns.notes[0]
+
+
+class TestAKlThatTheLogAloneDoesNotTell:
+    """Each is 0, averaged otherwise or another distance under some settings, by the framework's source."""
+
+    @pytest.mark.parametrize(("columns", "enough"), COLUMNS)
+    def test_it_is_not_taken_without_the_runs_configuration(
+        self, columns: list[str], enough: dict[str, str]
+    ) -> None:
+        for left_out in (*enough, None):
+            settings = {} if left_out is None else {k: v for k, v in enough.items() if k != left_out}
+            found = resolve(["step", *columns], {}, settings=settings)
+            [note] = found.notes
+            assert "kl" not in found.source and found.source["reward"] == columns[0]
+            assert f"`{columns[-1]}` is not taken" in note and "was found: give it with --run-config" in note
+            assert (left_out or next(iter(enough))) in note
+        taken = resolve(["step", *columns], {}, settings=enough)
+        assert taken.source["kl"] == columns[-1] and taken.notes == ()
+        vouched = resolve(["step", *columns], {"kl": columns[-1]})
+        assert vouched.source["kl"] == columns[-1] and vouched.notes == ()
+
+    @pytest.mark.parametrize(
+        ("columns", "settings"),
+        [
+            *((COLUMNS[0][0], NEMO_RL | {"reference_policy_kl_type": other}) for other in ("k2", "abs")),
+            (COLUMNS[0][0], NEMO_RL | {"token_level_loss": "false"}),
+            (COLUMNS[0][0], NEMO_RL | {"use_kl_in_reward": "true"}),
+            *((COLUMNS[0][0], NEMO_RL | {"reference_policy_kl_penalty": zero}) for zero in ("0", "0.0", "x")),
+            (COLUMNS[1][0], OPENRLHF | {"kl.estimator": "k2"}),
+            (COLUMNS[1][0], OPENRLHF | {"kl.init_coef": "0"}),
+            (COLUMNS[1][0], OPENRLHF | {"kl.use_loss": "true"}),
+            (COLUMNS[2][0], {"kl_estimator_type": "k2"}),
+            (COLUMNS[2][0], SKYRL | {"use_kl_loss": "false"}),
+        ],
+    )
+    def test_nor_under_settings_that_make_it_something_else(
+        self, columns: list[str], settings: dict[str, str]
+    ) -> None:
+        found = resolve(["step", *columns], {}, settings=settings)
+        assert "kl" not in found.source and found.source["reward"] == columns[0]
+        assert any(f"the run has {key}='{value}', and" in found.notes[0] for key, value in settings.items())
+
+    @pytest.mark.parametrize("estimator", ["k1", "k3"])
+    def test_any_estimator_of_the_kl_will_do(self, estimator: str) -> None:
+        for (columns, enough), key in zip(
+            COLUMNS, ("reference_policy_kl_type", "kl.estimator", "kl_estimator_type"), strict=True
+        ):
+            found = resolve(["step", *columns], {}, settings=enough | {key: estimator})
+            assert found.source["kl"] == columns[-1]
 
 
 class TestHostileNames:
