@@ -25,7 +25,7 @@ CALLBACK, CALLED = "trainer_image/callback.py", "trainer/test_callback.py"
 REPORTER, REPORTED = "guard_client/reporter.py", "client/test_reporter.py"
 GUARD, CLIENT = "guard_client/guard.py", "client/test_guard.py"
 SAMPLES, STOPPING, MEASURED = "guard_client/samples.py", "guard_client/stopping.py", "trainer/test_metrics.py"
-OUTLOOK = "trainer_image/outlook.py"
+OUTLOOK, TRAIN = "trainer_image/outlook.py", "trainer_image/train.py"
 EXPERIMENT, LOGGED = "trainer_image/experiment.py", "trainer/test_experiment.py"
 ROLLOUTS, ROLLED = "guard_client/rollouts.py", "client/test_rollouts.py"
 FIGURES, PLOTTED = "trainer_image/figures.py", "client/test_figures.py"
@@ -44,8 +44,16 @@ ENVIRONMENT = {
 #: Source, what stands there, what the mutant has instead, and the tests (file, -k expression) that must fail.
 MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     # A run that goes on from another one.
-    (CONFIG, "    if not given:\n", "    if True:\n", (ENTRYPOINT, "cannot_be_one")),
-    (CONFIG, "    if not checkpoint.is_dir():\n", "    if False:\n", (ENTRYPOINT, "cannot_be_one")),
+    (CONFIG, '= environ.get("RLGUARD_RESUME_FROM") or None', "= None", (ENTRYPOINT, "cannot_be_one")),
+    (CONFIG, "not given or not checkpoint.is_dir():", "not given:", (ENTRYPOINT, "cannot_be_one")),
+    (
+        CONFIG,
+        "not given or not checkpoint.is_dir():",
+        "not checkpoint.is_dir():",
+        (ENTRYPOINT, "option_wins"),
+    ),
+    (CONFIG, '= "--resume-from", resume_from', '= "--resume-from", None', (ENTRYPOINT, "option_wins")),
+    (TRAIN, "os.environ, arguments.resume_from)", "os.environ)", (ENTRYPOINT, "option_wins")),
     (CONFIG, '(checkpoint / "adapter_config.json").exists()', "False", (ENTRYPOINT, "cannot_be_one")),
     (CONFIG, "    if not re.fullmatch(", "    if False and not re.fullmatch(", (ENTRYPOINT, "cannot_be_one")),
     (CONFIG, " / run)}", ")}", (ENTRYPOINT, "goes_on_from")),

@@ -86,8 +86,8 @@ def config(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     return write
 
 
-def run(path: Path) -> int:
-    return main(["--config", str(path)])
+def run(path: Path, *more: str) -> int:
+    return main(["--config", str(path), *more])
 
 
 # -- real runs -------------------------------------------------------------------------------------------
@@ -212,6 +212,30 @@ def test_a_start_that_cannot_be_one_is_said(
     monkeypatch.setenv("RLGUARD_RUN", run_name)
     assert run(config()) == 2
     assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_start_is_given_by_option_or_environment_and_the_option_wins(
+    config: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(entrypoint, "train", started.append)
+    path = config()
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("RLGUARD_RUN", "run-2")
+    assert run(path, "--resume-from", str(tmp_path / "one")) == 0
+    monkeypatch.setenv("RLGUARD_RESUME_FROM", str(tmp_path / "other"))
+    assert run(path, "--resume-from", str(tmp_path / "one")) == 0
+    assert run(path) == 0
+    assert [one.model for one in started] == [str(tmp_path / name) for name in ("one", "one", "other")]
+    assert {Path(one.output_dir).name for one in started} == {"run-2"}
+    for wrong, said in (("", "no directory ''"), (str(tmp_path / "absent"), "no directory .*absent")):
+        assert run(path, "--resume-from", wrong) == 2
+        assert re.search(f"--resume-from: there is {said}", capsys.readouterr().err)
+    monkeypatch.delenv("RLGUARD_RUN")
+    assert run(path, "--resume-from", str(tmp_path / "one")) == 2
+    assert "saves into a directory of that name" in capsys.readouterr().err
+    assert len(started) == 3
 
 
 @pytest.mark.torch
