@@ -91,11 +91,17 @@ _EVALUATIONS = tuple(
     kind + joint for kind in ("eval", "val", "valid", "validation", "test") for joint in "-_/"
 )
 _SCORES = ("reward", "score", "acc", "mean@", "pass@", "best@", "maj@")
-#: A spread, a share of groups, a count, a length or a time is no score.
+#: A spread, a share of groups, a count, a length or a time is no score; nor is a quantile, an extreme, or a
+#: confidence interval and its ends.
 _NO_SCORE = frozenset(
     {"std", "stddev", "var", "variance", "frac", "fraction", "count", "num", "n", "samples", "total"}
     | {"length", "len", "tokens", "sem", "stderr", "time", "seconds"}
+    | {"ci", "lcb", "ucb", "lower", "upper", "bound", "conf", "confidence", "interval"}
+    | {"pct", "percentile", "quantile", "quartile", "median", "iqr", "mad", "min", "max", "range"}
 )
+#: The same as the last word: elsewhere they name a task (`high_school_physics`).
+_ENDS = frozenset({"lo", "hi", "low", "high"})
+_QUANTILE = re.compile(r"[pq]\d{1,4}|\d{1,3}th")
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,9 +363,7 @@ def _refused_kls(by_bare: Mapping[str, str]) -> list[str]:
 
 
 def _heldout_candidates(by_bare: Mapping[str, str]) -> list[str]:
-    found = [
-        column for name, column in by_bare.items() if _is_evaluation(name) and not _words(name) & _NO_SCORE
-    ]
+    found = [column for name, column in by_bare.items() if _is_evaluation(name) and not _is_statistic(name)]
     if not found:
         return []
     return [
@@ -370,6 +374,12 @@ def _heldout_candidates(by_bare: Mapping[str, str]) -> list[str]:
 
 def _is_evaluation(name: str) -> bool:
     return name.startswith(_EVALUATIONS) and any(score in name for score in _SCORES)
+
+
+def _is_statistic(name: str) -> bool:
+    """Whether a name that has a score's in it is of something else that is known of scores."""
+    *_, last = words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    return bool(_words(name) & _NO_SCORE) or last in _ENDS or any(map(_QUANTILE.fullmatch, words))
 
 
 def _words(name: str) -> set[str]:

@@ -165,6 +165,32 @@ class TestLookalikes:
         others = ["eval/num_correct_score", "val/reward_count", "eval/frac_reward_zero", "test_score_total_n"]
         assert resolve(["step", "reward", *others], {}).notes == ()
 
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("val/score_p95", "test_acc_ci", "val/score/q25", "eval_reward_95th", "val/acc_ci95/upper"),
+            *("eval/reward_median", "eval/score/max", "test/acc_low", "eval_reward_percentile_90"),
+        ],
+    )
+    def test_neither_is_a_quantile_or_an_end_of_a_range(self, name: str) -> None:
+        assert resolve(["step", "reward", name], {}).notes == ()
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *(
+                "test/mmlu_high_school_physics/acc",
+                "val-core/gsm8k/acc/mean@8",
+                "val/qa/score",
+                "val/p/score",
+            ),
+            *("eval/pass@1", "val-aux/x/reward/best@8/mean", "eval/step4/reward", "test/low_resource_acc"),
+        ],
+    )
+    def test_a_task_whose_name_is_like_one_is_still_offered(self, name: str) -> None:
+        [note] = resolve(["step", "reward", name], {}).notes
+        assert f"--map heldout={name}." in note
+
     @pytest.mark.parametrize("settings", [{}, {"loss_agg_mode": "token-mean", "kl_loss_type": "k3"}])
     def test_verls_kl_loss_is_taken_for_no_setting_but_may_be_vouched_for(
         self, settings: dict[str, str]
