@@ -355,6 +355,8 @@ FRAMEWORKS = (
         ("kl_policy_base",),
         metrics="`metrics.jsonl`",
         whole_rows=True,
+        start_note="its weights are in Tinker's service, and `load_checkpoint_path` takes their `tinker://` "
+        "address, which no guard knows",
         tested="0.6.1",
     ),
 )
@@ -364,15 +366,20 @@ FRAMEWORKS = (
 FIGURES: Mapping[str, tuple[str, ...]] = {
     "clipped": (
         *("completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/all/mean"),
-        *("rollout/truncated_ratio", "rollout/truncated_rate"),
+        *("agg/all/*/is_truncated/mean", "rollout/truncated_ratio", "rollout/truncated_rate"),
+        "truncation_rate",
     ),
     "zero_std": ("frac_reward_zero_std",),
     "mixed": ("env/all/by_group/frac_mixed",),
     "length": (
         *("completions/mean_length", "response_length/mean", "completion_length"),
         *("rollout/response_length_mean", "token/response_length/mean"),
+        *("mean_gen_tokens_per_sample", "generate/avg_num_tokens", "agg/all/*/num_output_tokens/mean"),
     ),
-    "longest": ("completions/max_length", "response_length/max"),
+    "longest": (
+        *("completions/max_length", "response_length/max", "max_gen_tokens_per_sample"),
+        *("gen_tokens_per_sample/max", "generate/max_num_tokens", "agg/all/*/num_output_tokens/max"),
+    ),
 }
 
 #: Of names that begin as a component of the reward does: what is a spread, a whole, or of a preference loss.
@@ -392,10 +399,12 @@ def figure_of(column: str) -> str:
     if slash and first in ("reward", "rewards"):
         part = rest.removesuffix("/mean")
         return "components" if part not in NO_COMPONENTS and not part.endswith("/std") else ""
-    return _FIGURE_BY_NAME.get(name, "")
+    known = _FIGURE_BY_NAME.get(name)
+    return known or next((figure for wanted, figure in _PATTERNS if fits(name, wanted)), "")
 
 
 _FIGURE_BY_NAME = {name: figure for figure, names in FIGURES.items() for name in names}
+_PATTERNS = tuple((name, figure) for name, figure in _FIGURE_BY_NAME.items() if "*" in name)
 
 BY_KEY = {framework.key: framework for framework in FRAMEWORKS}
 

@@ -224,7 +224,10 @@ def resolve(
 def _figures(
     columns: Collection[str], overrides: Mapping[str, str], notes: list[str]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Which columns are further figures, and which are components of the reward. Of several the first."""
+    """Which columns are further figures, and which are components of the reward. Of several the first.
+
+    Of those of several parts of a run, such as its agents, none: the reward may be another one's.
+    """
     named = {column: figure for column in sorted(columns) if (figure := figure_of(column))}
     if len(named) > MOST_FIGURES:
         notes.append(
@@ -232,11 +235,25 @@ def _figures(
             f"{MOST_FIGURES}."
         )
         named = {}
-    figures = {figure: column for column, figure in reversed(named.items()) if figure != "components"}
+    several = _of_parts(named)
+    figures = {
+        figure: column
+        for column, figure in reversed(named.items())
+        if figure != "components" and column not in several
+    }
     figures |= {name: column for name, column in overrides.items() if name in FIGURES}
     whole = any(bare(column) == "reward/overall" for column in columns)
     components = (column for column, figure in named.items() if figure == "components")
     return figures, tuple(c for c in components if whole or not bare(c).startswith("reward/"))
+
+
+def _of_parts(named: Mapping[str, str]) -> set[str]:
+    """Columns of which several are one figure, by a name with a part that the run chooses."""
+    found: dict[str, list[str]] = {}
+    for column in named:
+        for known in (k for names in FIGURES.values() for k in names if "*" in k and fits(bare(column), k)):
+            found.setdefault(known, []).append(column)
+    return {column for columns in found.values() if len(columns) > 1 for column in columns}
 
 
 def _kl(

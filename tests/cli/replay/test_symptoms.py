@@ -15,13 +15,24 @@ from guard_cli.logs.readers import read_log
 from guard_cli.main import main
 from guard_cli.replay.run import Run, load_run
 from guard_cli.replay.symptoms import column_for, symptoms_of
-from guard_core.frameworks import FIGURES, figure_of
+from guard_core.frameworks import FIGURES, bare, figure_of
 from guard_core.symptoms import TITLES, Examined, Unseen
 from guard_follow.names import MOST_FIGURES
 from guard_follow.records import _masked_crc
+from tests.cli.logs.recorded import LOGS, RECORDED
 
 STEPS = 100
 Replay = Callable[..., tuple[int, str]]
+OF_PRIME_RL = {"is_truncated/mean": "clipped", "num_output_tokens/mean": "length"}
+OF_PRIME_RL |= {"num_output_tokens/max": "longest"}
+OF_NEMO_RL = {"truncation_rate": "clipped", "mean_gen_tokens_per_sample": "length"}
+OF_NEMO_RL |= {"gen_tokens_per_sample/max": "longest", "max_gen_tokens_per_sample": "longest"}
+#: Of the recorded logs.
+SEEN_IN = {
+    "prime-rl": ["agg/all/agent/is_truncated/mean", "agg/all/agent/num_output_tokens/mean"],
+    "nemo-rl": ["truncation_rate", "mean_gen_tokens_per_sample", "gen_tokens_per_sample/max"],
+    "skyrl": ["generate/avg_num_tokens"],
+}
 #: Every symptom: each of them begins at step 51, and what is paid parts.
 SICK = "completions/clipped_ratio", "frac_reward_zero_std"
 
@@ -215,6 +226,13 @@ class TestColumns:
             ("my-run - train/completions / clipped_ratio", "clipped"),
             ("response_length/clip_ratio", "clipped"),
             ("env/all/by_group/frac_mixed", "mixed"),
+            *((f"train/agg/all/agent/{name}", figure) for name, figure in OF_PRIME_RL.items()),
+            *((f"train/{name}", figure) for name, figure in OF_NEMO_RL.items()),
+            ("generate/avg_num_tokens", "length"),
+            ("generate/max_num_tokens", "longest"),
+            ("is_truncated/all/mean", "clipped"),
+            *((f"train/gsm8k/all/agent/{name}", "") for name in OF_PRIME_RL),
+            *((f"train/agg/{what}/is_truncated/mean", "") for what in ("effective/a", "all", "all/a/b")),
             ("rewards/form/mean", "components"),
             ("rewards / form", "components"),
             ("reward/format", "components"),
@@ -227,6 +245,23 @@ class TestColumns:
     )
     def test_which_figure_a_column_is(self, column: str, figure: str) -> None:
         assert figure_of(column) == figure
+
+    @pytest.mark.parametrize("name", ["prime-rl", "nemo-rl", "skyrl"])
+    def test_the_recorded_log_has_the_figures_that_length_at_its_cap_takes(self, name: str) -> None:
+        log = next(file for file in (LOGS / name / "0").rglob("*") if RECORDED[name].log == file.name)
+        columns = load_run(read_log(log), name, {}).columns
+        assert {bare(column) for column in columns.figures.values()} >= set(SEEN_IN[name])
+        assert bool(columns.figures.get("clipped")) == (name != "skyrl")
+
+    def test_of_several_agents_none_is_taken_for_the_one_whose_reward_it_is(self, tmp_path: Path) -> None:
+        def row(step: int, *agents: str) -> dict[str, Any]:
+            shares = {f"train/agg/all/{agent}/is_truncated/mean": 0.9 for agent in agents}
+            return {"step": step, "train/agg/all/solver/reward/mean": 0.5, **shares}
+
+        alone = write(tmp_path / "one.jsonl", [row(s, "solver") for s in range(1, 101)])
+        assert names(examined(alone)) == ["length_at_cap"]
+        both = write(tmp_path / "two.jsonl", [row(s, "proposer", "solver") for s in range(1, 101)])
+        assert names(examined(both)) == []
 
     def test_components_beside_overall_are_those_of_easyr1(self, tmp_path: Path) -> None:
         rows = [
