@@ -134,6 +134,7 @@ class Framework:
         layout: None where no checkpoint lies on a disk in a form that can be scored.
         start: settings with which a new run starts from the weights in `{path}` and saves into a new
             `{folder}`; "" where none are known, as with a script of one's own.
+        start_note: what to know of `start`, or why there is none: a clause; "" where there is nothing.
         tested: the release whose own writer made the log of the tests, or, of TRL, whose names are in it.
     """
 
@@ -150,6 +151,7 @@ class Framework:
     whole_rows: bool = False
     layout: Layout | None = None
     start: str = ""
+    start_note: str = ""
     tested: str = ""
 
     @property
@@ -261,7 +263,15 @@ FRAMEWORKS = (
         start="policy.model_name={path} checkpointing.checkpoint_dir={folder}",
         tested="August 2026",
     ),
-    Framework("torchtune", ("rewards", "scores"), ("kl_loss",), metrics="TensorBoard", tested="0.6.1"),
+    Framework(
+        "torchtune",
+        ("rewards", "scores"),
+        ("kl_loss",),
+        metrics="TensorBoard",
+        start="checkpointer.checkpoint_dir={path} output_dir={folder}",
+        start_note="with that folder's files as `checkpointer.checkpoint_files`; `ref_checkpointer` stays",
+        tested="0.6.1",
+    ),
     Framework(
         "prime-rl",
         ("agg/all/*/reward/mean", "all/reward/mean", "reward/all/mean"),
@@ -302,6 +312,9 @@ FRAMEWORKS = (
         not_kl={"kl_loss": "is counted in optimizer steps, and the reward in rollouts"},
         metrics="TensorBoard (`--use-tensorboard`)",
         layout=Layout(re.compile(r"(\d{1,15})"), advice="add `--save-hf DIR/{rollout_id}`"),
+        start="--load {path} --save {folder} --save-hf {folder}/{{rollout_id}}",
+        start_note="if it loads that type of model from Hugging Face's form: else it starts from "
+        "`--ref-load` without a word, so convert the weights to Megatron's form first",
         tested="August 2026",
     ),
     Framework(
@@ -313,6 +326,9 @@ FRAMEWORKS = (
         not_kl={"actor/kl_loss": "is aggregated as the run's loss is, which its log does not say"},
         metrics="its standard output (`metrics_tag: …`), TensorBoard",
         whole_rows=True,
+        start_note="its command takes none; its YAML names the weights as `model_args.model_name_or_path` of "
+        "`actor_train` and `actor_infer`, and must name those of `reference`, too: without one of the three "
+        "`pretrain` counts for all",
         tested="August 2026",
     ),
     Framework(

@@ -276,8 +276,12 @@ def frameworks() -> Iterator[str]:
     yield "`PATH` is the folder with the weights, `NEW` one in which no run has saved: verl, SkyRL, NeMo-RL"
     yield "and EasyR1 go on by themselves from the newest checkpoint they find, which is the stopped run's."
     yield ""
-    starts = [(f"`{f.key}`", f"`{f.start.format(path='PATH', folder='NEW')}`") for f in known if f.start]
-    yield from _table(("`--format`", "Settings"), starts)
+    starts = [
+        (f"`{f.key}`", f"`{f.start.format(path='PATH', folder='NEW')}`" if f.start else "-", f.start_note)
+        for f in known
+        if f.start or f.start_note
+    ]
+    yield from _table(("`--format`", "Settings", "To know"), starts)
     yield "## How each is tested"
     yield ""
     yield "The log in the tests was made by the framework's own writer, of this release or of its repository"
@@ -306,7 +310,7 @@ def _kl_names(framework: Framework) -> str:
 
 def _need(setting: Setting) -> str:
     values = " or ".join(setting.values) or "above 0"
-    return f"`{setting.key}` {values}" + (f", its default is {setting.default}" if setting.default else "")
+    return f"`{setting.key}` {values}" + (f" (default {setting.default})" if setting.default else "")
 
 
 def _layout(layout: Layout | None) -> tuple[str, str, str]:

@@ -19,8 +19,8 @@ FormatOption = Annotated[
 RunConfigOption = Annotated[
     Path | None,
     typer.Option(
-        help="The run's own configuration, such as hydra's config.yaml: it says whether the KL is a mean over "
-        "tokens. Without it the one beside the metrics is read."
+        help="The run's own configuration, such as hydra's config.yaml: it says whether the KL is a mean "
+        "over tokens. Without it the one beside the metrics is read."
     ),
 ]
 MapOption = Annotated[

@@ -15,7 +15,7 @@ from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.resume.manifest import Json, Resumed, resume_job
 from guard_cli.saved import is_file, read_object, saved_text
-from guard_cli.starting import settings_to_start
+from guard_cli.starting import settings_to_start, why_no_settings
 from guard_core.terminal import plain
 
 EXIT_CODES = {
@@ -134,7 +134,7 @@ def _told(resumed: Resumed) -> Iterator[str]:
             "read it, and name that with --checkpoint"
         )
     yield "what you have not changed is as it was: a reward that was hacked will be again"
-    yield from _of_a_followed_trainer(resumed.manifest["spec"]["guard"].get("metrics") or {})
+    yield from _of_a_followed_trainer(resumed)
     guard = resumed.manifest["spec"]["guard"]["heldout"]["evaluator"]
     if (guard.get("checkpoint") or guard.get("vllm") or {}).get("baseModel"):
         yield (
@@ -151,13 +151,22 @@ def _told(resumed: Resumed) -> Iterator[str]:
     yield f"once it is created: rlguard status {shlex.quote(resumed.name)}{where}"
 
 
-def _of_a_followed_trainer(metrics: dict[str, Any]) -> Iterator[str]:
+def _of_a_followed_trainer(resumed: Resumed) -> Iterator[str]:
     """It reads no variable of ours, so that it would start where the old run did, or go on from its end."""
+    spec = resumed.manifest["spec"]
+    metrics = spec["guard"].get("metrics") or {}
     if not metrics:
         return
     layout = (metrics.get("checkpoints") or {}).get("layout")
-    format_ = (metrics.get("follow") or {}).get("format")
+    format_ = str(layout or (metrics.get("follow") or {}).get("format"))
+    # The kubelet puts the path in place of the variable. Ray hands its entrypoint to a shell, for which the
+    # same words are a command to run, and with submissionMode HTTPMode no kubelet sees it.
+    ray = spec["template"].get("kind") == "RayJob"
+    path = shlex.quote(resumed.checkpoint) if ray else "$(RLGUARD_RESUME_FROM)"
     yield "its trainer is followed, and starts at that checkpoint only if its command says so"
-    if how := settings_to_start(str(layout or format_), "$(RLGUARD_RESUME_FROM)", "FOLDER"):
-        yield f"{how}, which --set template.… adds"
+    if how := settings_to_start(format_, path, "FOLDER"):
+        place = "template.spec.entrypoint=…" if ray else "template.…"
+        yield f"{how}, which --set {place} adds"
+    elif why := why_no_settings(format_):
+        yield why
     yield "it must save into a new FOLDER: name that with --set guard.metrics.checkpoints.path=…, too"

@@ -24,6 +24,7 @@ FOLLOWED = CLI / "follow" / "test_follower.py"
 CUT = Rule("guard_follow", "records.py", FOLLOWED)
 CUT_TAIL = Rule("guard_follow", "tail.py", FOLLOWED)
 SETTINGS = Rule("guard_follow", "settings.py", CLI / "logs" / "test_settings.py")
+STARTING = Rule("guard_cli", "starting.py", CLI / "logs" / "test_names.py")
 SETTING = Rule("guard_core", "frameworks.py", CLI / "logs" / "test_settings.py")
 HPARAMS = Rule("guard_follow", "records.py", CLI / "logs" / "test_settings.py")
 RECORDS = Rule("guard_follow", "records.py", CLI / "logs" / "test_records.py")
@@ -143,7 +144,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "why_no_token_mean(setting, settings) for setting in needs[:1])",
     ),
     (NAMES, '({"kl_loss"}, f"stands', '({"no"}, f"stands'),
-    (NAMES, "and not _words(name) & _NO_SCORE", ""),
+    (NAMES, "and not _is_statistic(name)]", "]"),
+    (NAMES, "bool(_words(name) & _NO_SCORE) or", ""),
+    (NAMES, ' | {"ci", "lcb"', ' | {"lcb"'),
+    (NAMES, '"median", "iqr", "mad", "min", "max",', '"iqr", "mad", "min",'),
+    (NAMES, " or last in _ENDS", ""),
+    (NAMES, "last in _ENDS", "not _ENDS.isdisjoint(words)"),
+    (NAMES, " or any(map(_QUANTILE.fullmatch, words))", ""),
+    (NAMES, "_QUANTILE.fullmatch, words", "_QUANTILE.match, words"),
+    (NAMES, 're.compile(r"[pq]\\d{1,4}|\\d{1,3}th")', 're.compile(r"[pq]\\d*")'),
+    (TABLE, "--load {path} --save {folder}", "--ref-load {path} --save {folder}"),
+    (STARTING, "if framework is None or framework.start or not", "if framework is None or not"),
+    (STARTING, '`{note}"', '`"'),
     (NAMES, "if len(name) <= MAX_NAME]", "]"),
     (RECORDS, "return name[: MAX_NAME + 1]", "return name"),
     (
@@ -265,6 +277,11 @@ MUTANTS: tuple[Mutant, ...] = (
     (SEEN_FIGURES, 'not part.endswith("/std")', "True"),
     (SEEN_FIGURES, "part not in NO_COMPONENTS", "True"),
     (SEEN_FIGURES, '.replace(" / ", "/")', ""),
+    (SEEN_FIGURES, 'if fits(name, wanted)), "")', 'if False), "")'),
+    (SEEN_FIGURES, '        "truncation_rate",\n', ""),
+    (SEEN_FIGURES, '*("agg/all/*/is_truncated/mean", ', "*("),
+    (SEEN_FIGURES, '"mean_gen_tokens_per_sample", "generate/avg_num_tokens", ', ""),
+    (SEEN_NAMES, "and column not in several", ""),
     (SEEN_READING, "if len(self._figures) < names.MOST_FIGURES:", "if True:"),
     (
         SEEN_READING,

@@ -4,7 +4,7 @@ import timeit
 
 import pytest
 
-from guard_cli.starting import settings_to_start
+from guard_cli.starting import settings_to_start, why_no_settings
 from guard_core.frameworks import BY_KEY
 from guard_follow.errors import InputError
 from guard_follow.names import resolve, wanted, why_not_kl
@@ -400,6 +400,33 @@ class TestErrors:
     def test_map_of_a_name_that_is_not_canonical(self) -> None:
         with pytest.raises(InputError, match="loss is not a quantity: known are"):
             resolve(["step", "reward", "loss"], {"loss": "loss"})
+
+
+@pytest.mark.parametrize(
+    ("key", "settings", "to_know"),
+    [
+        (
+            "slime",
+            "--load PATH --save NEW --save-hf NEW/{rollout_id}`",
+            "it starts from `--ref-load` without",
+        ),
+        ("torchtune", "checkpointer.checkpoint_dir=PATH output_dir=NEW`", "`ref_checkpointer` stays)"),
+    ],
+)
+def test_what_makes_it_start_from_weights_is_told_with_what_to_know(
+    key: str, settings: str, to_know: str
+) -> None:
+    told = settings_to_start(key, "PATH", "NEW")
+    assert settings in told and to_know in told and why_no_settings(key) == ""
+
+
+def test_of_a_framework_without_such_settings_it_is_told_why() -> None:
+    assert "ROLL: its command takes none; its YAML names the weights" in why_no_settings("roll")
+    assert "tinker: its weights are in Tinker's service" in why_no_settings("tinker")
+    assert [settings_to_start(key, "PATH", "NEW") for key in ("roll", "tinker", "jsonl")] == ["", "", ""]
+    assert [why_no_settings(key) for key in ("verl", "trl", "jsonl")] == ["", "", ""]
+    followed = [f for f in BY_KEY.values() if f.metrics and f.key != "trl"]
+    assert all(f.start or f.start_note for f in followed)
 
 
 def test_ms_swift_is_told_to_write_where_it_is_looked_for() -> None:

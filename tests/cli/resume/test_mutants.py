@@ -17,6 +17,9 @@ MANIFEST, COMMAND = (
 MUTANTS: tuple[Mutant, ...] = (
     (COMMAND, "layout or format_", "format_"),
     (COMMAND, "    if not metrics:\n", "    if False:\n"),
+    (COMMAND, 'ray = spec["template"].get("kind") == "RayJob"', "ray = False"),
+    (COMMAND, "shlex.quote(resumed.checkpoint) if ray", "resumed.checkpoint if ray"),
+    (COMMAND, "elif why := why_no_settings(format_):", 'elif why := "":'),
     (
         COMMAND,
         "review_manifest(resumed.manifest, config, source)",

@@ -19,6 +19,7 @@ from tests.cli.wrap.test_trainjob import JOB as TRAINJOB
 from tests.cli.wrap.test_trainjob import RUNTIME
 
 Json = dict[str, Any]
+RAYJOB = Path(__file__).parents[3] / "k8s" / "samples" / "rayjob.yaml"
 POD = {
     "securityContext": {"runAsNonRoot": True},
     "containers": [
@@ -336,7 +337,11 @@ FOLLOWED = {"follow": {"path": "log.jsonl", "format": "verl"}, "checkpoints": {"
 
 @pytest.mark.parametrize(
     ("layout", "said"),
-    [(None, "verl starts there with `actor_rollout_ref.model.path=$(RLGUARD_RESUME_FROM)"), ("slime", "")],
+    [
+        (None, "verl starts there with `actor_rollout_ref.model.path=$(RLGUARD_RESUME_FROM) "),
+        ("slime", "slime starts there with `--load $(RLGUARD_RESUME_FROM) --save FOLDER "),
+        ("trl", ""),
+    ],
 )
 def test_a_trainer_that_is_followed_has_to_be_told_by_its_command(
     tmp_path: Path, layout: str | None, said: str
@@ -350,6 +355,37 @@ def test_a_trainer_that_is_followed_has_to_be_told_by_its_command(
     assert "new FOLDER" in done.stderr and said in done.stderr
     assert (" starts there with " in done.stderr) == bool(said)
     assert "followed" not in resume(job(), tmp_path).stderr
+
+
+def rayjob(path: str, mode: str) -> Json:
+    """The sample, followed, as a run that has fired."""
+    [sample] = [d for d in yaml.safe_load_all(RAYJOB.read_text()) if d["kind"] == "GuardedTrainingJob"]
+    sample["metadata"] |= {"namespace": "training", "uid": "u-1"}
+    sample["spec"]["template"]["spec"]["submissionMode"] = mode
+    sample["spec"]["guard"]["metrics"] = FOLLOWED
+    return sample | {"status": {"phase": "Stopped", "guard": {"bestCheckpoint": BEST | {"path": path}}}}
+
+
+@pytest.mark.parametrize("mode", ["K8sJobMode", "HTTPMode"])
+def test_the_entrypoint_of_a_rayjob_gets_the_path_itself(tmp_path: Path, mode: str) -> None:
+    """A shell has it, for which `$(RLGUARD_RESUME_FROM)` is a command, and no kubelet need ever see it."""
+    given = rayjob("/checkpoints/run/global_step_20/actor/hugging face", mode)
+    done = resume(given, tmp_path)
+    assert done.returncode == 0, done.stderr
+    path = "'/checkpoints/run/global_step_20/actor/hugging face'"
+    assert f"verl starts there with `actor_rollout_ref.model.path={path} trainer." in done.stderr
+    assert "which --set template.spec.entrypoint=… adds" in done.stderr
+    assert "$(" not in done.stderr
+
+
+def test_of_a_framework_without_settings_it_is_said_why(tmp_path: Path) -> None:
+    given = job()
+    given["spec"]["guard"]["metrics"] = {"follow": {"path": "out.log", "format": "roll"}}
+    given["spec"]["guard"]["metrics"]["checkpoints"] = {"path": "run", "layout": "trl"}
+    assert "there are no settings for" not in resume(given, tmp_path).stderr
+    given["spec"]["guard"]["metrics"]["checkpoints"] = {"path": "run"}
+    done = resume(given, tmp_path)
+    assert "there are no settings for ROLL: its command takes none" in done.stderr, done.stderr
 
 
 # -- a TrainJob, whose pods are made of a runtime ----------------------------------------------------------
