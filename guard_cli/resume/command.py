@@ -16,6 +16,7 @@ from guard_cli.errors import CliError
 from guard_cli.resume.manifest import Json, Resumed, resume_job
 from guard_cli.saved import is_file, read_object, saved_text
 from guard_cli.starting import settings_to_start, why_no_settings
+from guard_core.frameworks import BY_KEY
 from guard_core.terminal import plain
 
 EXIT_CODES = {
@@ -157,8 +158,7 @@ def _of_a_followed_trainer(resumed: Resumed) -> Iterator[str]:
     metrics = spec["guard"].get("metrics") or {}
     if not metrics:
         return
-    layout = (metrics.get("checkpoints") or {}).get("layout")
-    format_ = str(layout or (metrics.get("follow") or {}).get("format"))
+    format_ = _trainer_of(metrics)
     # The kubelet puts the path in place of the variable. Ray hands its entrypoint to a shell, for which the
     # same words are a command to run, and with submissionMode HTTPMode no kubelet sees it.
     ray = spec["template"].get("kind") == "RayJob"
@@ -170,3 +170,15 @@ def _of_a_followed_trainer(resumed: Resumed) -> Iterator[str]:
     elif why := why_no_settings(format_):
         yield why
     yield "it must save into a new FOLDER: name that with --set guard.metrics.checkpoints.path=…, too"
+
+
+def _trainer_of(metrics: Mapping[str, Any]) -> str:
+    """Which framework trains: the one whose layout the checkpoints have, or that of the log.
+
+    One of which no layout is known has to borrow another's, which says nothing of how it starts.
+    """
+    layout = (metrics.get("checkpoints") or {}).get("layout")
+    format_ = str((metrics.get("follow") or {}).get("format"))
+    logs = BY_KEY.get(format_)
+    borrows = logs is not None and logs.metrics and logs.layout is None
+    return format_ if borrows else str(layout or format_)

@@ -44,7 +44,7 @@ ENVIRONMENT = {
 #: Source, what stands there, what the mutant has instead, and the tests (file, -k expression) that must fail.
 MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     # A run that goes on from another one.
-    (CONFIG, '= environ.get("RLGUARD_RESUME_FROM") or None', "= None", (ENTRYPOINT, "cannot_be_one")),
+    (CONFIG, 'environ.get("RLGUARD_RESUME_FROM") or None', "None", (ENTRYPOINT, "cannot_be_one")),
     (CONFIG, "not given or not checkpoint.is_dir():", "not given:", (ENTRYPOINT, "cannot_be_one")),
     (
         CONFIG,

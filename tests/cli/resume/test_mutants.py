@@ -16,6 +16,9 @@ MANIFEST, COMMAND = (
 
 MUTANTS: tuple[Mutant, ...] = (
     (COMMAND, "layout or format_", "format_"),
+    (COMMAND, "return format_ if borrows else", "return"),
+    (COMMAND, "and logs.metrics and", "and"),
+    (COMMAND, "logs.metrics and logs.layout is None", "logs.metrics"),
     (COMMAND, "    if not metrics:\n", "    if False:\n"),
     (COMMAND, 'ray = spec["template"].get("kind") == "RayJob"', "ray = False"),
     (COMMAND, "shlex.quote(resumed.checkpoint) if ray", "resumed.checkpoint if ray"),

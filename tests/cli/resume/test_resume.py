@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from guard_cli.errors import CliError
+from guard_cli.resume.command import _of_a_followed_trainer
 from guard_cli.resume.manifest import names_after, resume_job
 from guard_cli.saved import read_object
 from tests.cli.wrap.test_trainjob import JOB as TRAINJOB
@@ -378,14 +379,25 @@ def test_the_entrypoint_of_a_rayjob_gets_the_path_itself(tmp_path: Path, mode: s
     assert "$(" not in done.stderr
 
 
-def test_of_a_framework_without_settings_it_is_said_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("format_", "said"),
+    [
+        ("roll", "there are no settings for ROLL: its command takes none"),
+        ("tinker", "there are no settings for tinker: its weights are in Tinker's service"),
+        ("torchtune", "torchtune starts there with `checkpointer.checkpoint_dir=$(RLGUARD_RESUME_FROM) "),
+        ("rlguard", "ms-swift starts there with `--model $(RLGUARD_RESUME_FROM) "),
+        ("jsonl", "ms-swift starts there with `--model $(RLGUARD_RESUME_FROM) "),
+    ],
+)
+def test_a_framework_that_borrows_a_layout_is_told_its_own_settings_or_why_there_are_none(
+    format_: str, said: str
+) -> None:
     given = job()
-    given["spec"]["guard"]["metrics"] = {"follow": {"path": "out.log", "format": "roll"}}
-    given["spec"]["guard"]["metrics"]["checkpoints"] = {"path": "run", "layout": "trl"}
-    assert "there are no settings for" not in resume(given, tmp_path).stderr
-    given["spec"]["guard"]["metrics"]["checkpoints"] = {"path": "run"}
-    done = resume(given, tmp_path)
-    assert "there are no settings for ROLL: its command takes none" in done.stderr, done.stderr
+    follow = FOLLOWED["follow"] | {"format": format_}
+    checkpoints = FOLLOWED["checkpoints"] | {"layout": "ms-swift"}
+    given["spec"]["guard"]["metrics"] = {"follow": follow, "checkpoints": checkpoints}
+    lines = list(_of_a_followed_trainer(resume_job(given, None, None, ())))
+    assert lines[1].startswith(said) and len(lines) == 3
 
 
 # -- a TrainJob, whose pods are made of a runtime ----------------------------------------------------------

@@ -48,7 +48,8 @@ def test_after_a_fire_the_report_folder_has_where_to_go_on(tmp_path: Path, forma
     (tmp_path / "best_checkpoint").mkdir()
     said = how_to_go_on(plan(tmp_path, format_), finished(ExitCode.FIRED))
     assert f"rlguard run --resume-from {tmp_path}/best_checkpoint …; " in said
-    assert said.count(f"{tmp_path}/best_checkpoint") == 2 and "NEW_FOLDER" in said and "{" not in said
+    assert said.count(f"{tmp_path}/best_checkpoint") == 2 and "NEW_FOLDER" in said
+    assert "{" not in said.replace("{rollout_id}", "")  # which slime itself replaces
 
 
 def test_only_a_latch_and_a_kept_checkpoint_call_for_it(tmp_path: Path) -> None:
