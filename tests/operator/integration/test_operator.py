@@ -134,12 +134,41 @@ def change_pod(job: Json, **values: Any) -> Json:
     return changed
 
 
-def test_templates_that_break_the_isolation_are_refused(here: World, make_job: MakeJob) -> None:
+def change_trainer(job: Json, **values: Any) -> Json:
+    """The same with fields of the container that trains; a list goes on where there is one."""
+    changed = copy.deepcopy(job)
+    pod = changed["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    trainer = pod["containers"][0]
+    for key, value in values.items():
+        trainer[key] = [*trainer.get(key, []), *value] if isinstance(value, list) else value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (partial(change_pod, hostPID=True), "hostPID"),
+        (
+            partial(change_trainer, volumeMounts=[{"name": "rlguard-heldout", "mountPath": "/mine"}]),
+            "containers[0].volumeMounts[1].name must not be a volume of the guard's",
+        ),
+        (
+            partial(change_trainer, volumeDevices=[{"name": "rlguard-heldout", "devicePath": "/dev/mine"}]),
+            "containers[0].volumeDevices[0].name must not be a volume of the guard's",
+        ),
+    ],
+    ids=["hostPID", "volumeMounts", "volumeDevices"],
+)
+@pytest.mark.parametrize("isolation", ["Strict", "Relaxed"])
+def test_templates_that_break_the_isolation_are_refused(
+    here: World, make_job: MakeJob, change: Callable[[Json], Json], said: str, isolation: str
+) -> None:
+    """By the operator alone: nothing here has the chart's admission policies."""
     here.claim()
-    here.submit(change_pod(make_job(), hostPID=True))
+    here.submit(change(make_job(isolation=isolation)))
     here.operator()
     message = here.expect("Guarded", "False", "TemplateRefused")
-    assert "pytorchReplicaSpecs.Master.template.spec.hostPID" in message
+    assert f"pytorchReplicaSpecs.Master.template.spec.{said}" in message
     assert here.client.get(PYTORCHJOBS, here.namespace, "run") is None
     here.expect_events("TemplateRefused")
     assert here.phase() == "Refused" and here.events() == ["TemplateRefused"]
