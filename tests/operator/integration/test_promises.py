@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import socket
 import statistics
 import threading
@@ -42,6 +43,10 @@ MakeJob = Callable[..., Json]
 FIRES, WITHIN_SECONDS, HANGING = 100, 2.0, 40
 #: Where requests take long, a stop has the time of so many; and what no machine excuses.
 REQUESTS, MOST_SECONDS = 5, 10.0
+#: How many jobs a list shows before the one that has fired.
+OTHERS = 50
+#: Tells the run's workload to end.
+STOP = "PATCH", ["pytorchjobs", "run"]
 #: Whether a kind could be listed where those of Ray cannot.
 KINDS = {"RayJob": 0.0, "RayCluster": 0.0, "PyTorchJob": 1.0}
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
@@ -578,23 +583,81 @@ def test_a_fire_goes_before_all_else_when_an_operator_starts(
     first = here.operator(lease_seconds=4)
     here.start()
     first.kill()
-    for number in range(50):
+    for number in range(OTHERS):
         name = f"a{number}"
         here.another(name).submit(make_job(name))
+    first_stop, others = asked_in_turn(plane, here)
+    assert first_stop < others[0]
+
+
+def test_a_fire_goes_before_the_history_when_an_operator_starts(
+    plane: ControlPlane, here: World, make_job: MakeJob
+) -> None:
+    """One worker, and fifty jobs that have ended, half of them by a fire, which the list shows first.
+
+    A job that was stopped is read again, in case that a pod of it has come back.
+    """
+    here.claim()
+    first = here.operator(lease_seconds=4)
+    stopped, succeeded = here.another("a-stopped"), here.another("a-succeeded")
+    for one in (stopped, succeeded, here):
+        one.submit(make_job(one.name))
+        one.start()
+    stopped.fire()
+    stopped.expect_workload(deadline, "the workload is told to end")
+    end_pod_of(stopped, "Failed")
+    stopped.expect("Stopped", "True", "NoPodsLeft")
+    end_pod_of(succeeded, "Succeeded")
+    for one in (stopped, succeeded):
+        eventually(lambda one=one: "evidence" in one.job()["status"], f"evidence of {one.name} is there")
+    first.kill()
+    for number in range(OTHERS):
+        name = f"a{number}"
+        here.another(name).submit(make_job(name))
+        status = (stopped, succeeded)[number % 2].job()["status"]
+        here.client.request(
+            "PATCH", JOBS.path(here.namespace, name, "status"), body={"status": status}, content_type=MERGE
+        )
+    first_stop, others = asked_in_turn(plane, here)
+    assert first_stop < others[0]
+
+
+def end_pod_of(one: World, how: str) -> None:
+    """The pod of this run, and its workload after it, are over."""
+    (pod,) = (raw for raw in one.pods() if raw["metadata"]["name"].startswith(f"{one.name}-"))
+    one.delete(pod)
+    one.kubelet_ends(pod)
+    one.workload_condition(how)
+
+
+def asked_in_turn(plane: ControlPlane, here: World) -> tuple[int, list[int]]:
+    """An operator with one worker starts after a fire, and the jobs are listed before anything else is.
+
+    Which request, counted from its start, tells the fired run's workload to end; which are about other jobs.
+    """
     fire = {"code": "hacking_gap", "reason": "x", "attempt": 0, "step": 1, "at": BEAT}
     here.guard_says(heartbeat=BEAT, fire=fire)
-    asked: list[str] = []
+    asked: list[tuple[str, list[str]]] = []
 
     def jobs_are_listed_first(method: str, path: str) -> Fault | None:
-        listed = path.split("?", maxsplit=1)[0].rsplit("/", 1)[-1]
-        if method == "GET" and listed in {"pods", "pytorchjobs"} and "watch=true" not in path:
+        parts = path.split("?", maxsplit=1)[0].split("/")
+        if method == "GET" and parts[-1] in {"pods", "pytorchjobs"} and "watch=true" not in path:
             time.sleep(2.0)
-        if method in {"PATCH", "POST"} and "/pytorchjobs" in path:
-            asked.append(path)
+        asked.append((method, parts))
         return None
+
+    def about_others() -> list[int]:
+        return [n for n, (method, parts) in enumerate(asked) if is_about_another(method, parts)]
 
     with fault_proxy(plane) as proxy:
         proxy.inject(jobs_are_listed_first)
         here.operator("--workers=1", server=proxy.url, lease_seconds=4)
         here.expect_workload(deadline, "the workload is told to end", within=60)
-    assert "/pytorchjobs/run" in asked[0], asked[:3]
+        others = eventually(about_others, "other jobs have their turn")
+    stops = (n for n, (method, parts) in enumerate(asked) if (method, parts[-2:]) == STOP)
+    return next(stops), others
+
+
+def is_about_another(method: str, path: list[str]) -> bool:
+    """Whether this is asked of one of the other jobs: by its name, or to make its workload."""
+    return any(re.fullmatch(r"a\d+", part) for part in path) or (method, path[-1]) == ("POST", "pytorchjobs")
