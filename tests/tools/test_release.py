@@ -135,7 +135,7 @@ def test_actionlint_finds_a_mistake(tmp_path: Path, old: str, new: str) -> None:
 def test_what_a_workflow_runs_exists(path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for job in yaml.safe_load(path.read_text())["jobs"].values():
-        made = list(job.get("strategy", {}).get("matrix", {}).get("target", ()))
+        made = [what.split()[0] for what in job.get("strategy", {}).get("matrix", {}).get("target", ())]
         for line in [step["run"] for step in job["steps"] if "run" in step]:
             if line.startswith("make "):
                 made += line.split()[1:]
@@ -143,3 +143,26 @@ def test_what_a_workflow_runs_exists(path: Path) -> None:
                 script = line.removesuffix(" ${{ matrix.target }}").split()[-1]
                 assert line.startswith("docker buildx bake") or (ROOT / script).is_file()
         assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in made)
+
+
+def test_the_weekly_job_has_every_kubernetes_that_can_be_built() -> None:
+    """Its entries are arguments of make, which must reach the recipe: the Makefile has a VERSION, too."""
+    long = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["long"]
+    asked = {what for what in long["strategy"]["matrix"]["target"] if what.startswith("test-kubernetes")}
+    there = {path.name.removeprefix("kubernetes-") for path in (ROOT / "tests/go").glob("kubernetes-*")}
+    assert there and asked == {f"test-kubernetes VERSION={version}" for version in there}
+    for what in asked:
+        command = ["make", "-n", *what.split()]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert f"RLGUARD_KUBERNETES={what.partition('=')[2]} .venv/bin/pytest" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "made"),
+    [([], ["test"]), (["e2e"], ["e2e"]), (["test-kubernetes", "VERSION=1.30"],) * 2],
+    ids=["none", "a target", "a variable"],
+)
+def test_ci_hands_its_arguments_to_make(arguments: list[str], made: list[str]) -> None:
+    last = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
+    command = ["bash", "-c", f"make() {{ printf '%s\\n' \"$@\"; }}; {last}", "run", *arguments]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines() == made
