@@ -84,6 +84,9 @@ def play(stage: Stage, planned: Round, seed: int) -> tuple[Facts, ...]:
             )
             _wait_for_leaders(here, replicas, planned.two_leaders)
             cluster.start()
+            if planned.reported_first:
+                _until(cluster.reports, field, SETTLE_SECONDS)
+            cluster.begin()
             _strike(field, planned.strikes)
             _until(cluster.settled, field, SETTLE_SECONDS)
             _until(lambda: False, field, LATER_SECONDS)

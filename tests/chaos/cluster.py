@@ -76,13 +76,18 @@ class Cluster:
             for run in runs
         ]
         self.training_operator_away = False
-        self._began = time.monotonic()
+        self._began, self._acts = time.monotonic(), False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_again, daemon=True)
 
     def start(self) -> None:
+        """Runs begin, and none hacks or ends before `begin`."""
         self._began = time.monotonic()
         self._thread.start()
+
+    def begin(self) -> None:
+        """The times at which runs act count from now."""
+        self._began, self._acts = time.monotonic(), True
 
     def close(self) -> None:
         """Nothing is done any more, and nothing of it is left."""
@@ -93,6 +98,10 @@ class Cluster:
                 one.trainer.end()
             if one.guard.pid:
                 one.guard.end(signal.SIGKILL)
+
+    def reports(self) -> bool:
+        """Whether every run is called one whose guard reports."""
+        return all(one.phase == "Running" for one in self.runs)
 
     def settled(self) -> bool:
         """Whether every run is called what it must be called in the end."""
@@ -138,7 +147,7 @@ class Cluster:
                 one.world.kubelet_ends(pod)
         elif workload is None or (_is_told(workload) and not self.training_operator_away):
             one.world.delete(pod)  # without its owner, the garbage collector does it
-        elif not one.run.hacks and one.acts(now):
+        elif not one.run.hacks and self._acts and one.acts(now):
             self._succeed(one)
         elif (pod.get("status") or {}).get("phase") != "Running":
             one.had_pod = True
@@ -146,7 +155,7 @@ class Cluster:
             one.world.workload_condition("Running")
         else:
             self._keep_running(one, pod)
-            if one.trainer is not None and one.run.hacks and one.acts(now):
+            if one.trainer is not None and one.run.hacks and self._acts and one.acts(now):
                 one.trainer.hack()
 
     def _submit(self, one: Training) -> None:

@@ -13,6 +13,12 @@ BEGIN_WITHIN = 10.0
 HACKS_AFTER = (2.0, 22.0)
 ENDS_AFTER = (12.0, 30.0)
 MIXED_STRIKES = 8
+#: The round whose strikes outlast the silence that stops a run: when the first begins, how long each lasts,
+#: and for how long all is well between two. Its healthy runs live on after the last for longer than that
+#: silence, so that a stop that comes late is seen, too.
+LONG_FROM, LONG_LASTS, LONG_PAUSE = 3.0, (40.0, 43.0), 6.0
+LONG_HACKS_AFTER = (2.0, 145.0)
+LONG_ENDS_LATER = (33.0, 35.0)
 
 
 class Fault(StrEnum):
@@ -32,17 +38,22 @@ class Fault(StrEnum):
 
 
 TWO_LEADERS = "two leaders at once, operators killed"
+OUTLASTING = "longer than a guard may be silent"
 MIXED = "all of these"
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault that begins `at` and is mended after `lasts`; `pick` in [0, 1): whom it hits, or how hard."""
+    """A fault that begins `at` and is mended after `lasts`; `pick` in [0, 1): whom it hits, or how hard.
+
+    `both`: what hits an operator hits both of them.
+    """
 
     at: float
     lasts: float
     fault: Fault
     pick: float
+    both: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +68,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A row of the table."""
+    """A row of the table. `reported_first`: its times count from when every guard has been heard."""
 
     name: str
     runs: tuple[Run, ...]
     strikes: tuple[Strike, ...]
     two_leaders: bool = False
+    reported_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +101,13 @@ _HABITS = {
 }
 
 
+#: What makes guards look silent that are not, in the order of that round.
+OUTLASTING_FAULTS = (Fault.WATCHES_FROZEN, Fault.OPERATOR_CUT_OFF, Fault.GUARDS_CUT_OFF)
+
+
 def plan(seed: int, runs: int) -> tuple[Round, ...]:
     """All rounds: among them `runs` that hack and as many that are healthy, spread evenly."""
-    names = [*Fault, TWO_LEADERS, MIXED]
+    names = [*Fault, TWO_LEADERS, OUTLASTING, MIXED]
     return tuple(
         one_round(seed, name, runs // len(names) + (index < runs % len(names)))
         for index, name in enumerate(names)
@@ -101,7 +117,9 @@ def plan(seed: int, runs: int) -> tuple[Round, ...]:
 def one_round(seed: int, name: str, each: int) -> Round:
     """The round of this name, with `each` runs that hack and as many healthy ones. It depends on no other."""
     rng = random.Random(f"{seed}: {name}")
-    runs = tuple(_run(rng, number, hacks=number % 2 == 0) for number in range(2 * each))
+    if name == OUTLASTING:
+        return _outlasting(rng, each)
+    runs = tuple(_run(rng, number, HACKS_AFTER, ENDS_AFTER) for number in range(2 * each))
     if name == MIXED:
         faults = rng.sample(list(Fault), MIXED_STRIKES)
         strikes = [_strike(rng, fault, 2.0, WINDOW) for fault in faults]
@@ -111,9 +129,24 @@ def one_round(seed: int, name: str, each: int) -> Round:
     return Round(name, runs, tuple(sorted(strikes, key=lambda one: one.at)), name == TWO_LEADERS)
 
 
-def _run(rng: random.Random, number: int, hacks: bool) -> Run:
+def _outlasting(rng: random.Random, each: int) -> Round:
+    """Long strikes in turn, of operators always both, and healthy runs that live through all of them."""
+    at, strikes = LONG_FROM, list[Strike]()
+    for fault in OUTLASTING_FAULTS:
+        strikes.append(Strike(at, rng.uniform(*LONG_LASTS), fault, rng.random(), both=True))
+        at += strikes[-1].lasts + LONG_PAUSE
+    over = at - LONG_PAUSE
+    ends = over + LONG_ENDS_LATER[0], over + LONG_ENDS_LATER[1]
+    runs = tuple(_run(rng, number, LONG_HACKS_AFTER, ends) for number in range(2 * each))
+    return Round(OUTLASTING, runs, tuple(strikes), reported_first=True)
+
+
+def _run(
+    rng: random.Random, number: int, hacks_after: tuple[float, float], ends_after: tuple[float, float]
+) -> Run:
+    hacks = number % 2 == 0
     begins = rng.uniform(0.0, BEGIN_WITHIN)
-    acts = begins + rng.uniform(*(HACKS_AFTER if hacks else ENDS_AFTER))
+    acts = begins + rng.uniform(*(hacks_after if hacks else ends_after))
     return Run(f"{'hacks' if hacks else 'healthy'}-{number}", begins, acts, hacks)
 
 

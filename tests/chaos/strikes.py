@@ -6,7 +6,7 @@ import os
 import random
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -57,11 +57,10 @@ class Field:
                 leader.pause()
                 return leader.resume
             case Fault.OPERATOR_CUT_OFF:
-                return _cut_off(self._operator(strike.pick).proxy, hangs=strike.pick * 10 % 1 < 0.5)
+                hangs = strike.pick * 10 % 1 < 0.5
+                return _all(_cut_off(one.proxy, hangs) for one in self._operators(strike))
             case Fault.WATCHES_FROZEN:
-                proxy = self._operator(strike.pick).proxy
-                proxy.freeze_streams()
-                return proxy.heal
+                return _all(_freeze(one.proxy) for one in self._operators(strike))
             case Fault.API_SERVER_KILLED:
                 return _kill(self.plane.api_server)
             case Fault.ETCD_KILLED:
@@ -95,6 +94,9 @@ class Field:
             leader = str((lease.get("spec") or {}).get("holderIdentity") or "")
         first = next((one for one in self.replicas if one.knows(leader)), self.replicas[0])
         return first if pick < LEADER_SHARE else next(one for one in self.replicas if one is not first)
+
+    def _operators(self, strike: Strike) -> list[Replica]:
+        return self.replicas if strike.both else [self._operator(strike.pick)]
 
     def _kill_guards(self, pick: float) -> Mend:
         rng = random.Random(pick)
@@ -131,6 +133,23 @@ class Field:
             cluster.training_operator_away = False
 
         return back
+
+
+def _all(mends: Iterable[Mend]) -> Mend:
+    """What does each of these, which are made now."""
+    made = tuple(mends)
+
+    def mend() -> None:
+        for one in made:
+            one()
+
+    return mend
+
+
+def _freeze(proxy: FaultProxy) -> Mend:
+    """Requests are answered, and open watches show nothing."""
+    proxy.freeze_streams()
+    return proxy.heal
 
 
 def _cut_off(proxy: FaultProxy, hangs: bool) -> Mend:

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from .schedule import MIXED, TWO_LEADERS, WINDOW, Fault, one_round, plan
+from .cluster import SILENCE
+from .schedule import (
+    MIXED,
+    OUTLASTING,
+    TWO_LEADERS,
+    WINDOW,
+    Fault,
+    Round,
+    Run,
+    one_round,
+    plan,
+)
 
 SEEDS = range(20)
+SILENT = SILENCE["afterSeconds"]
+#: The round with long strikes may take so long, its runs included, seconds.
+AT_MOST = 210.0
+
+
+def short(seed: int) -> list[Round]:
+    """The rounds whose strikes are over before a silence counts."""
+    return [one for one in plan(seed, 14) if one.name != OUTLASTING]
+
+
+def healthy(runs: tuple[Run, ...]) -> list[Run]:
+    return [one for one in runs if not one.hacks]
 
 
 def test_the_same_seed_is_the_same_plan_and_another_is_another() -> None:
@@ -15,11 +40,12 @@ def test_the_same_seed_is_the_same_plan_and_another_is_another() -> None:
 
 
 def test_a_round_alone_is_as_it_is_among_all() -> None:
-    (among,) = (one for one in plan(7, 130) if one.name == MIXED)
-    assert one_round(7, MIXED, 10) == among
+    for name in (OUTLASTING, MIXED):
+        (among,) = (one for one in plan(7, 140) if one.name == name)
+        assert one_round(7, name, 10) == among
 
 
-@pytest.mark.parametrize("runs", [1, 13, 100])
+@pytest.mark.parametrize("runs", [1, 14, 100])
 def test_as_many_fires_and_healthy_runs_as_were_asked_for(runs: int) -> None:
     everyone = [run for one in plan(1, runs) for run in one.runs]
     assert sum(run.hacks for run in everyone) == sum(not run.hacks for run in everyone) == runs
@@ -29,7 +55,7 @@ def test_as_many_fires_and_healthy_runs_as_were_asked_for(runs: int) -> None:
 
 def test_every_fault_has_a_row_and_strikes() -> None:
     rounds = {one.name: one for one in plan(1, 100)}
-    assert set(rounds) == {*Fault, TWO_LEADERS, MIXED}
+    assert set(rounds) == {*Fault, TWO_LEADERS, OUTLASTING, MIXED}
     for fault in Fault:
         assert {strike.fault for strike in rounds[fault].strikes} == {fault}
     assert [name for name, one in rounds.items() if one.two_leaders] == [TWO_LEADERS]
@@ -38,7 +64,7 @@ def test_every_fault_has_a_row_and_strikes() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_strikes_of_one_fault_do_not_overlap_and_all_are_mended_soon_after(seed: int) -> None:
-    for one in plan(seed, 13):
+    for one in short(seed):
         assert list(one.strikes) == sorted(one.strikes, key=lambda strike: strike.at)
         for strike in one.strikes:
             later = [other for other in one.strikes if other.fault == strike.fault and other.at > strike.at]
@@ -47,5 +73,38 @@ def test_strikes_of_one_fault_do_not_overlap_and_all_are_mended_soon_after(seed:
 
 
 def test_runs_hack_or_end_while_things_break() -> None:
-    moments = [run.acts for seed in SEEDS for one in plan(seed, 13) for run in one.runs]
+    moments = [run.acts for seed in SEEDS for one in short(seed) for run in one.runs]
     assert min(moments) < WINDOW / 4 and WINDOW * 0.9 < max(moments) < WINDOW * 1.2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_strikes_outlast_silence_in_turn_and_hit_whatever_might_speak(seed: int) -> None:
+    one = one_round(seed, OUTLASTING, 7)
+    assert one.reported_first, "a guard that was never heard is not silent"
+    strikes = one.strikes
+    faults = [Fault.WATCHES_FROZEN, Fault.OPERATOR_CUT_OFF, Fault.GUARDS_CUT_OFF]
+    assert [strike.fault for strike in strikes] == faults
+    assert all(strike.both for strike in strikes), "an operator that is well would take over"
+    # A guard reports every 15 s, so its last report may be that old when a strike ends.
+    assert all(SILENT + 10 <= strike.lasts <= 50 for strike in strikes)
+    for before, after in pairwise(strikes):
+        assert before.at + before.lasts + 5 <= after.at
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_healthy_runs_live_through_long_strikes_and_on_for_longer_than_a_silence(seed: int) -> None:
+    one = one_round(seed, OUTLASTING, 7)
+    over = one.strikes[-1].at + one.strikes[-1].lasts
+    assert len(healthy(one.runs)) == 7
+    assert all(over + SILENT < run.acts < AT_MOST for run in healthy(one.runs))
+
+
+def test_runs_hack_within_each_long_strike() -> None:
+    rounds = [one_round(seed, OUTLASTING, 7) for seed in SEEDS]
+    for number in range(3):
+        hit = [
+            sum(run.hacks and strike.at < run.acts < strike.at + strike.lasts for run in one.runs)
+            for one in rounds
+            for strike in one.strikes[number : number + 1]
+        ]
+        assert sum(hit) > len(hit), "more than one on average"
