@@ -9,15 +9,15 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
 from guard_cli.errors import CliError
-from guard_cli.logs.table import OBJECTS, Chunk, Table, build
-from guard_core.frameworks import figure_of
+from guard_cli.logs import mlflow
+from guard_cli.logs.keep import Keep
+from guard_cli.logs.table import OBJECTS, Chunk, Table, begins_of, build
 from guard_core.terminal import plain
 from guard_follow import names
 from guard_follow.events import LOGS, event_files, in_order, refuse_several
@@ -40,28 +40,6 @@ CHUNK_ROWS = 1_000
 MOST_SHOWN = 5
 
 
-class Keep:
-    """Which columns of a log are kept: those that are judged or mapped, and so many with further figures."""
-
-    def __init__(self, overrides: Collection[str] = ()) -> None:
-        self._overrides, self._figures = frozenset(overrides), set[str]()
-
-    def __call__(self, column: str) -> bool:
-        """Whether this column is kept."""
-        return self._judged(column) or self.is_figure(column)
-
-    def is_figure(self, column: str) -> bool:
-        """Whether it is kept although nothing is judged by it: what is no number in it is only not known."""
-        if self._judged(column) or not figure_of(column):
-            return False
-        if len(self._figures) < names.MOST_FIGURES:
-            self._figures.add(column)
-        return column in self._figures
-
-    def _judged(self, column: str) -> bool:
-        return column in self._overrides or names.wanted(column)
-
-
 def read_log(path: Path, overrides: Collection[str] = ()) -> Table:
     """Read a file or a folder.
 
@@ -76,9 +54,9 @@ def read_log(path: Path, overrides: Collection[str] = ()) -> Table:
     """
     if not path.exists():
         raise CliError(f"{path}: there is no such file or folder.")
-    if path.is_dir():
-        return _read_folder(path, overrides)
     try:
+        if path.is_dir():
+            return _read_folder(path, overrides)
         return _reader(path)(path, Keep(overrides))
     except UnicodeDecodeError as error:
         raise CliError(f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start}).") from None
@@ -98,7 +76,7 @@ def _read_folder(path: Path, overrides: Collection[str]) -> Table:
 def _read_run(path: Path, overrides: Collection[str], logs: list[Path]) -> Table:
     """A folder without a log of its own name: whichever one run is in it."""
     if (path / "meta.yaml").is_file() and (path / "metrics").is_dir():
-        return read_mlflow(path, Keep(overrides))
+        return mlflow.read_store(path, Keep(overrides))
     histories = sorted(path.glob("history.jsonl")) or sorted(path.glob("*/history.jsonl"))
     states = (
         sorted(path.glob("trainer_state.json"))
@@ -119,10 +97,12 @@ def _read_run(path: Path, overrides: Collection[str], logs: list[Path]) -> Table
     found = [str(p.relative_to(path)) for p in [*logs, *histories, *wandb, *sorted(folders)]]
     if found:
         raise CliError(f"{path} holds several runs: {names.listing(found)}. Name one of them.")
+    if exports := mlflow.exports_in(path):
+        return mlflow.read_exports(exports, Keep(overrides))
     raise CliError(
         f"{path} holds no run: looked for history.jsonl (a report of rlguard run), a guard's store, "
-        f"{', '.join(LOGS)}, trainer_state.json, wandb-history.jsonl, TensorBoard event files and MLflow's "
-        "meta.yaml."
+        f"{', '.join(LOGS)}, trainer_state.json, wandb-history.jsonl, TensorBoard event files, MLflow's "
+        "meta.yaml, CSV of its charts, JSON of its metrics/get-history."
     )
 
 
@@ -256,12 +236,15 @@ def read_csv(path: Path, keep: Keep) -> Table:
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
-        header = [name.strip() for name in next(reader, [])]
+        header = [name.strip() for name in next(iter(_csv_rows(path, reader, 1)), [])]
         if not any(header):
             raise CliError(f"{path}: empty; expected a header line with the names of the columns.")
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
             raise CliError(f"{path}: line 1: {names.listing(twice)} occurs twice in the header.")
+        if mlflow.is_chart(header):
+            return mlflow.read_exports([path], keep)
+        mlflow.refuse_last_values(path, header)
         chunks = _csv_chunks(path, reader, header, keep)
         return build("CSV", chunks, OBJECTS.__contains__, f"{path}: line", header, keep.is_figure)
 
@@ -283,9 +266,9 @@ def _csv_chunks(path: Path, reader: Any, header: list[str], keep: Keep) -> Itera
         before = reader.line_num
 
 
-def _csv_rows(path: Path, reader: Any) -> list[list[str]]:
+def _csv_rows(path: Path, reader: Any, most: int = CHUNK_ROWS) -> list[list[str]]:
     try:
-        return list(islice(reader, CHUNK_ROWS))
+        return list(islice(reader, most))
     except csv.Error as error:
         raise CliError(f"{path}: line {reader.line_num}: not CSV: {error}.") from None
 
@@ -311,26 +294,32 @@ def _json_cell(path: Path, line: int, name: str, cell: str | None) -> Any:
         raise CliError(f"{path}: line {line}: `{name}` is not a JSON list: {cell!r:.60}.") from None
 
 
-# -- TRL -----------------------------------------------------------------------------------------------
+# -- JSON ----------------------------------------------------------------------------------------------
 
 
 def read_json(path: Path, keep: Keep) -> Table:
-    """TRL's trainer_state.json: its `log_history` is a list of rows.
+    """TRL's trainer_state.json, whose `log_history` is a list of rows; or MLflow's `metrics/get-history`.
 
     Raises:
-        CliError: it is no JSON, or has no `log_history`.
+        CliError: it is neither.
     """
-    from pydantic_core import from_json
-
     try:
-        state = from_json(path.read_bytes())
+        documents = mlflow.json_documents(path.read_bytes())
     except ValueError as error:
         raise CliError(
             f"{path}: not JSON ({error}). A log of one object a line must be named *.jsonl."
         ) from None
-    rows = state.get("log_history") if isinstance(state, dict) else None
+    state = documents[0]
+    if any(map(mlflow.is_history, documents)):
+        return mlflow.read_exports([path], keep)
+    if isinstance(state, dict):
+        mlflow.refuse_last_values(path, state)
+    rows = state.get("log_history") if isinstance(state, dict) and len(documents) == 1 else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise CliError(f"{path}: a JSON file must be TRL's trainer_state.json with a list `log_history`.")
+        raise CliError(
+            f"{path}: a JSON file must be TRL's trainer_state.json with a list `log_history`, or what "
+            "MLflow's `metrics/get-history` answers. A log of one object a line must be named *.jsonl."
+        )
     found: dict[str, None] = {}
     chunks = [_chunk_of_rows(rows, range(1, len(rows) + 1), keep, found)] if rows else []
     return build(
@@ -356,12 +345,7 @@ def read_tensorboard(paths: Sequence[Path], keep: Keep) -> Table:
     notes: list[str] = []
     chunks = [_event_chunk(path, keep, found, notes) for path in in_order(paths)]
     table = build("TensorBoard", chunks, OBJECTS.__contains__, "step", found)
-    return replace(table, note=" ".join(notes) or None, begins=_begins(chunks), whole_rows=False)
-
-
-def _begins(chunks: Sequence[Chunk]) -> tuple[int, ...]:
-    """With which rows the chunks after the first begin."""
-    return tuple(accumulate(len(chunk.lines) for chunk in chunks[:-1]))
+    return replace(table, note=" ".join(notes) or None, begins=begins_of(chunks), whole_rows=False)
 
 
 def _event_chunk(path: Path, keep: Keep, found: dict[str, None], notes: list[str]) -> Chunk:
@@ -405,18 +389,6 @@ def _rows_of_events(rows: Sequence[Mapping[str, float]], keep: Keep) -> Chunk:
     names = {"step", *(name for row in rows for name in row)}
     lines = [int(row["step"]) for row in rows]
     return Chunk(lines, {name: [row.get(name) for row in rows] for name in names})
-
-
-def _rows_by_step(series: Mapping[str, Mapping[int, float]], keep: Keep) -> Chunk:
-    """The values of one start of the trainer, by metric and step, as rows."""
-    steps = _judged_steps(series, keep)
-    columns = {name: [values.get(step) for step in steps] for name, values in series.items()}
-    return Chunk(steps, {**columns, "step": steps})
-
-
-def _judged_steps(series: Mapping[str, Mapping[int, float]], keep: Keep) -> list[int]:
-    """The steps that are rows: one at which there are only further figures is none."""
-    return sorted(set().union(*(values for name, values in series.items() if not keep.is_figure(name))))
 
 
 # -- what a trainer prints -----------------------------------------------------------------------------
@@ -470,79 +442,3 @@ def _why_no_metrics(line: bytes) -> str:
     if b"metrics_tag:" not in line or line.count(b"metrics_tag:") > 1:
         return "it has the metrics of two lines: the first was cut short while it was written?"
     return f"what follows `metrics_tag:` is not JSON{_cut_short(line)}"
-
-
-# -- MLflow --------------------------------------------------------------------------------------------
-
-#: A line of MLflow's file store: its time, step and value.
-_Logged = tuple[float, int, float]
-
-
-def read_mlflow(folder: Path, keep: Keep) -> Table:
-    """A run's folder of MLflow's file store: a file for each metric, with `time value step` a line.
-
-    Raises:
-        CliError: a line is none.
-    """
-    series: dict[str, list[_Logged]] = {}
-    found: dict[str, None] = {"step": None}
-    for file in sorted((folder / "metrics").rglob("*")):
-        if not file.is_file() or file.is_symlink():
-            continue
-        name = file.relative_to(folder / "metrics").as_posix()
-        found[name] = None
-        if keep(name):
-            with suppress(*((CliError, OSError, UnicodeDecodeError) if keep.is_figure(name) else ())):
-                series[name] = list(_mlflow_lines(file))
-    starts, note = _starts(series, {name for name in series if not keep.is_figure(name)})
-    chunks = [_rows_by_step(start, keep) for start in starts]
-    table = build("MLflow", chunks, OBJECTS.__contains__, "step", found)
-    return replace(table, note=note, begins=_begins(chunks), whole_rows=False)
-
-
-def _mlflow_lines(file: Path) -> Iterator[_Logged]:
-    for number, line in enumerate(file.read_text("utf-8").splitlines(), start=1):
-        try:
-            time, value, step = line.split()
-            yield float(time), int(step), float(value)
-        except ValueError:
-            raise CliError(f"{file}: line {number}: not `time value step`: {line!r:.60}.") from None
-
-
-def _starts(
-    series: Mapping[str, Sequence[_Logged]], judged: Collection[str]
-) -> tuple[list[dict[str, dict[int, float]]], str | None]:
-    """The values of each start of the trainer, by metric and step, and a note on what was written twice.
-
-    A start begins where the steps of a metric go back; what the others have from that time on is of it, too.
-    Where the times do not tell the order of the lines, all are of one start.
-
-    Args:
-        series: the lines of each metric, in the order of its file.
-        judged: the metrics that decide where a start begins.
-    """
-    is_told = all(a[:2] <= b[:2] for name in judged for a, b in pairwise(series[name]))
-    lines = [(name, *line) for name, logged in series.items() for line in logged]
-    if is_told:
-        lines.sort(key=lambda line: line[1])
-    starts: list[dict[str, dict[int, float]]] = [{}]
-    newest: dict[str, int] = {}
-    twice: set[int] = set()
-    for name, _, step, value in lines:
-        if is_told and name in judged:
-            if step < newest.get(name, step):
-                starts.append({})
-                newest = {}
-            newest[name] = step
-        values = starts[-1].setdefault(name, {})
-        if step in values and name in judged:
-            twice.add(step)
-        values[step] = value
-    return starts, _written_twice(twice, is_told)
-
-
-def _written_twice(steps: Collection[int], is_told: bool) -> str | None:
-    if not steps:
-        return None
-    said = f"{len(steps)} steps were written twice (the first: step {min(steps)}); the later value counts."
-    return said if is_told else f"{said} By their times the starts of the trainer cannot be told apart."

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,11 @@ def build(
             numbers[name][start : start + len(piece)] = piece
     line = np.concatenate(lines) if lines else np.zeros(0, dtype=np.int64)
     return Table(format_name, tuple(dict.fromkeys([*names, *parts, *objects])), numbers, objects, line)
+
+
+def begins_of(chunks: Sequence[Chunk]) -> tuple[int, ...]:
+    """With which rows the chunks after the first begin."""
+    return tuple(accumulate(len(chunk.lines) for chunk in chunks[:-1]))
 
 
 def _floats(name: str, values: Sequence[Any], lines: Sequence[int], where: str) -> Floats:

@@ -52,7 +52,8 @@ def replay(
         typer.Argument(
             metavar="RUN",
             help="trainer_state.json, *.jsonl, *.csv, a TensorBoard event file, what verl or ROLL printed, "
-            "or a folder that holds one of them (a report of `rlguard run`, an output folder of TRL).",
+            "exports of MLflow, or a folder that holds one of them (a report of `rlguard run`, an output "
+            "folder of TRL).",
         ),
     ],
     detector: Annotated[
@@ -95,9 +96,9 @@ def replay(
 ) -> None:
     """Say when each detector would have stopped a past run.
 
-    Reads what trainers and trackers leave behind (TRL, verl, OpenRLHF, NeMo-RL, torchtune, prime-rl; W&B and
-    TensorBoard exports) and the guard's own history. A quantity that is not in the log is not judged, and
-    the output says so.
+    Reads what trainers and trackers leave behind (TRL, verl, OpenRLHF, NeMo-RL, torchtune, prime-rl; W&B,
+    TensorBoard and MLflow exports) and the guard's own history. A quantity that is not in the log is not
+    judged, and the output says so.
     """
     failing = _levels(fail_on)
     outcomes = _replay(run, detector, as_json, plot, policy, what_if or [], column or [], run_config)

@@ -29,7 +29,10 @@ SETTING = Rule("guard_core", "frameworks.py", CLI / "logs" / "test_settings.py")
 HPARAMS = Rule("guard_follow", "records.py", CLI / "logs" / "test_settings.py")
 RECORDS = Rule("guard_follow", "records.py", CLI / "logs" / "test_records.py")
 BROKEN = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_broken.py")
-MLFLOW = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_mlflow.py")
+MLFLOW = Rule("guard_cli", "logs/mlflow.py", CLI / "logs" / "test_mlflow.py")
+EXPORTS_TESTS = CLI / "logs" / "test_mlflow_exports.py"
+EXPORTS = Rule("guard_cli", "logs/mlflow.py", EXPORTS_TESTS)
+EXPORTS_FOUND = Rule("guard_cli", "logs/readers.py", EXPORTS_TESTS)
 ATTEMPTS = Rule("guard_follow", "starts.py", CLI / "follow" / "test_attempts.py")
 STARTS_TESTS = CLI / "follow" / "test_starts.py"
 STARTS = Rule("guard_follow", "starts.py", STARTS_TESTS)
@@ -52,7 +55,8 @@ SEEN = Rule("guard_cli", "replay/symptoms.py", SYMPTOMS)
 SEEN_IN_RUN = Rule("guard_cli", "replay/run.py", SYMPTOMS)
 SEEN_NAMES = Rule("guard_follow", "names.py", SYMPTOMS)
 SEEN_FIGURES = Rule("guard_core", "frameworks.py", SYMPTOMS)
-SEEN_READING = Rule("guard_cli", "logs/readers.py", SYMPTOMS)
+SEEN_KEPT = Rule("guard_cli", "logs/keep.py", SYMPTOMS)
+SEEN_READING = Rule("guard_cli", "logs/mlflow.py", SYMPTOMS)
 SEEN_TABLE = Rule("guard_cli", "logs/table.py", SYMPTOMS)
 SEEN_BY_COMMAND = Rule("guard_cli", "replay/command.py", SYMPTOMS)
 SEEN_REPORT = Rule("guard_cli", "replay/report.py", SYMPTOMS)
@@ -180,6 +184,45 @@ MUTANTS: tuple[Mutant, ...] = (
     (MLFLOW, "        lines.sort(key=lambda line: line[1])\n", "        pass\n"),
     (MLFLOW, "if step in values and name in judged:", "if False:"),
     (MLFLOW, "if step in values and name in judged:", "if step in values:"),
+    # What MLflow exports of a run.
+    (EXPORTS, "    if len(runs) > 1:\n", "    if False:\n"),
+    (EXPORTS, "run or cells[label], cells[label]", "run, cells[label]"),
+    (EXPORTS, 'run = part.get("run_id") or ""', 'run = ""'),
+    (EXPORTS, 'if "Group" in header:', "if False:"),
+    (
+        EXPORTS,
+        "    if unfinished := [name for name, more in goes_on.items() if more]:\n",
+        "    if unfinished := []:\n",
+    ),
+    (EXPORTS, "goes_on.get(name, True) and", ""),
+    (EXPORTS, "    if found and broken:\n", "    if False:\n"),
+    (EXPORTS, "sorted(dict.fromkeys(lines), key=lambda line: line[:2])", "list(dict.fromkeys(lines))"),
+    (EXPORTS, "sorted(dict.fromkeys(lines), key", "sorted(lines, key"),
+    (EXPORTS, "if count == POINTS)", "if False)"),
+    (EXPORTS, "if count == POINTS)", "if count >= POINTS)"),
+    (EXPORTS, "return cell[1:] if cell.startswith(_FORMULA) else cell", "return cell"),
+    (EXPORTS, "if row and row != header)", "if row)"),
+    (EXPORTS, "if part and not _is_page(part)]:", "if False]:"),
+    (EXPORTS, "if part and not _is_page(part)]:", "if not _is_page(part)]:"),
+    (EXPORTS, "if abs(value) == sys.float_info.max else value", "if False else value"),
+    (EXPORTS, "    if math.isnan(value):\n", "    if False:\n"),
+    (EXPORTS, "    if isinstance(value, bool):\n", "    if False:\n"),
+    (EXPORTS, "    if abs(number) >= LARGEST or (", "    if ("),
+    (EXPORTS, "(isinstance(value, float) and number != value)", "False"),
+    (
+        EXPORTS,
+        "    if not math.isfinite(number := _number(value)):\n",
+        "    if not (number := _number(value)):\n",
+    ),
+    (EXPORTS, "*((CliError,) if keep.is_figure(entry.metric) else ())", "*()"),
+    (EXPORTS, "last = not has_step and (", "last = ("),
+    (EXPORTS, "(RUN_ID in found or of_search_runs)", "RUN_ID in found"),
+    (EXPORTS, 'run = found.get("run", found)', "run = found"),
+    (EXPORTS, "if not isinstance(entry.metric, str):", "if False:"),
+    (EXPORTS_FOUND, "        mlflow.refuse_last_values(path, header)\n", ""),
+    (EXPORTS_FOUND, "        mlflow.refuse_last_values(path, state)\n", "        pass\n"),
+    (EXPORTS_FOUND, "    if exports := mlflow.exports_in(path):\n", "    if exports := []:\n"),
+    (EXPORTS_FOUND, "next(iter(_csv_rows(path, reader, 1)), [])", "next(reader, [])"),
     (
         SETTINGS,
         "class Plain(yaml.SafeLoader):\n        def flatten_mapping(",
@@ -282,7 +325,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (SEEN_FIGURES, '*("agg/all/*/is_truncated/mean", ', "*("),
     (SEEN_FIGURES, '"mean_gen_tokens_per_sample", "generate/avg_num_tokens", ', ""),
     (SEEN_NAMES, "and column not in several", ""),
-    (SEEN_READING, "if len(self._figures) < names.MOST_FIGURES:", "if True:"),
+    (SEEN_KEPT, "if len(self._figures) < names.MOST_FIGURES:", "if True:"),
     (
         SEEN_READING,
         "for name, values in series.items() if not keep.is_figure(name))",
@@ -293,7 +336,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "UnicodeDecodeError) if keep.is_figure(name) else ())",
         "UnicodeDecodeError) if False else ())",
     ),
-    (SEEN_READING, "if self._judged(column) or not figure_of(column):", "if not figure_of(column):"),
+    (SEEN_KEPT, "if self._judged(column) or not figure_of(column):", "if not figure_of(column):"),
     (
         SEEN_TABLE,
         "_readable(values) if forgiving(name) else _floats",
