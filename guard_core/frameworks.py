@@ -128,6 +128,7 @@ class Framework:
         kl: token-mean KL to the reference, nats/token.
         kl_needs: name of a KL to the settings that decide whether it is a token mean.
         not_kl: name of what looks like the KL to why it is not taken.
+        marks: columns that it alone logs, where its names are those of another.
         derived_from: the framework whose names it logs too, under which it must not be found.
         metrics: the files or lines that can be read, for people.
         whole_rows: one record holds everything of a step, so that the step need not wait for the next one.
@@ -146,6 +147,7 @@ class Framework:
     heldout: tuple[str, ...] = ()
     kl_needs: Mapping[str, tuple[Setting, ...]] = field(default_factory=dict)
     not_kl: Mapping[str, str] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
     derived_from: str = ""
     metrics: str = ""
     whole_rows: bool = False
@@ -360,6 +362,7 @@ FRAMEWORKS = (
         ("kl",),
         ("entropy",),
         ("reward_std",),
+        marks=("global_step/max_steps", "train_speed(s/it)"),  # the second with Megatron, too
         metrics="`logging.jsonl`, with `--add_version false`",
         layout=HUGGING_FACE,
         start="--model {path} --output_dir {folder} --add_version false",

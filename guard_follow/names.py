@@ -327,8 +327,10 @@ def _by_bare_name(columns: Collection[str]) -> dict[str, str]:
 
 
 def _framework(by_bare: Mapping[str, str], overrides: Mapping[str, str]) -> Framework | None:
-    """The framework with most of its names in the log; an error if two disagree about the reward."""
-    ranked = sorted(FRAMEWORKS, key=lambda f: -_matches(f, by_bare))
+    """The framework with most of its names in the log, or with a mark of its own; an error if two disagree
+    about the reward.
+    """
+    ranked = sorted(FRAMEWORKS, key=lambda f: (by_bare.keys().isdisjoint(f.marks), -_matches(f, by_bare)))
     with_reward = [f for f in ranked if f.pick("reward", by_bare) and _matches(f, by_bare)]
     parents = {f.derived_from for f in with_reward} - {""}
     theirs = {name for f in FRAMEWORKS if f.name in parents for name in f.reward}

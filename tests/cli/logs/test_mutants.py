@@ -140,6 +140,8 @@ MUTANTS: tuple[Mutant, ...] = (
     (NAMES, 'if quantity == "reward" and len(several) > 1', "if False"),
     (NAMES, "        if len(there) > 1:\n", "        if False:\n"),
     (TABLE, "len(parts) == len(wanted) and all(", "all("),
+    (NAMES, "by_bare.keys().isdisjoint(f.marks), ", ""),
+    (TABLE, 'marks=("global_step/max_steps", "train_speed(s/it)")', 'marks=("global_step/max_steps",)'),
     (TABLE, "`logging.jsonl`, with `--add_version false`", "`logging.jsonl`"),
     (TABLE, "--output_dir {folder} --add_version false", "--output_dir {folder}"),
     (

@@ -4,11 +4,13 @@ import timeit
 
 import pytest
 
+from guard_cli.logs.readers import read_log
 from guard_cli.starting import settings_to_start, why_no_settings
 from guard_core.frameworks import BY_KEY
 from guard_follow.errors import InputError
 from guard_follow.names import resolve, wanted, why_not_kl
 from guard_follow.records import MAX_NAME
+from tests.cli.logs.recorded import LOGS as RECORDED_LOGS
 
 LOGS = {
     "TRL": {"step": "step", "reward": "reward", "kl": "kl", "entropy": "entropy", "reward_std": "reward_std"},
@@ -433,3 +435,24 @@ def test_ms_swift_is_told_to_write_where_it_is_looked_for() -> None:
     """By itself it makes a new folder at each start, whose name nobody knows before."""
     assert "`--add_version false`" in BY_KEY["ms-swift"].metrics
     assert "--output_dir NEW --add_version false`" in settings_to_start("ms-swift", "PATH", "NEW")
+
+
+class TestTwoThatLogUnderTheSameNames:
+    """ms-swift trains with TRL's trainer, and its logs say so in every name but a few of their own."""
+
+    @pytest.mark.parametrize("mark", BY_KEY["ms-swift"].marks)
+    def test_ms_swift_is_told_from_trl_by_what_it_alone_logs(self, mark: str) -> None:
+        columns = {"global_step", "reward", "kl", "reward_std", "entropy"}
+        assert resolve(columns, {}).framework == "TRL"
+        assert resolve({*columns, mark}, {}).framework == "ms-swift"
+
+    def test_a_mark_decides_nothing_of_a_log_without_its_reward(self) -> None:
+        columns = {"step", "critic/score/mean", "actor/entropy", "train_speed(s/it)"}
+        assert resolve(columns, {}).framework == "verl"
+
+    @pytest.mark.parametrize("name", ["ms-swift", "ms-swift-megatron", "trl-tensorboard"])
+    def test_in_the_logs_that_their_writers_made(self, name: str) -> None:
+        by = "TRL" if name.startswith("trl") else "ms-swift"
+        folder = RECORDED_LOGS / name / "0"
+        table = read_log(folder if by == "TRL" else folder / "logging.jsonl")
+        assert resolve(table.names, {}).framework == by
