@@ -77,6 +77,8 @@ class Layout:
         latest: a file beside the folders that names the newest complete step, alone or in JSON; "" if none.
         latest_key: the key, where `latest` is JSON.
         advice: what to set so that there are weights that can be scored.
+        saved_with: what its own code needs to save one, for want of which those of the tests are made by
+            hand; "" where it saved them.
     """
 
     folder: re.Pattern[str]
@@ -85,6 +87,7 @@ class Layout:
     latest: str = ""
     latest_key: str = ""
     advice: str = ""
+    saved_with: str = ""
 
     @property
     def place(self) -> str:
@@ -179,7 +182,7 @@ class Framework:
 ESTIMATORS = ("kl", "k1", "low_var_kl", "k3")
 KL_IN_REWARD = Setting("kl_penalty", ESTIMATORS)
 
-HUGGING_FACE = Layout(re.compile(r"checkpoint-(\d{1,15})"), marker="trainer_state.json")
+HUGGING_FACE = Layout(re.compile(r"checkpoint-(\d{1,15})"), marker="trainer_state.json", saved_with="")
 
 FRAMEWORKS = (
     Framework("rlguard", ("reward",), ("kl",), ("entropy",), ("reward_std",), ("heldout",)),
@@ -212,6 +215,7 @@ FRAMEWORKS = (
             models=("actor/lora_adapter", "actor/huggingface"),
             latest="latest_checkpointed_iteration.txt",
             advice="set `actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]`",
+            saved_with="FSDP or Megatron on GPUs, and Ray",
         ),
         start="actor_rollout_ref.model.path={path} trainer.default_local_dir={folder}",
         tested="0.9.1",
@@ -232,7 +236,11 @@ FRAMEWORKS = (
             )
         },
         metrics="TensorBoard (`--logger.tensorboard_dir`)",
-        layout=Layout(re.compile(r"global_step(\d{1,15})_hf"), advice="add `--ckpt.save_hf`"),
+        layout=Layout(
+            re.compile(r"global_step(\d{1,15})_hf"),
+            advice="add `--ckpt.save_hf`",
+            saved_with="DeepSpeed on GPUs, and Ray",
+        ),
         start="--actor.model_name_or_path {path} --ckpt.path {folder}",
         tested="0.11.2",
     ),
@@ -261,6 +269,7 @@ FRAMEWORKS = (
                 "policy/weights",
             ),
             advice="set `checkpointing.save_consolidated=true`",
+            saved_with="DTensor or Megatron on GPUs, and Ray",
         ),
         start="policy.model_name={path} checkpointing.checkpoint_dir={folder}",
         tested="August 2026",
@@ -286,6 +295,7 @@ FRAMEWORKS = (
             models=("weight", ""),
             marker="STABLE",
             advice="let it save weights as safetensors",
+            saved_with="FSDP on GPUs, and vLLM",
         ),
         start="--model.name {path} --output-dir {folder}",
         tested="August 2026",
@@ -303,7 +313,10 @@ FRAMEWORKS = (
         },
         metrics="TensorBoard (`trainer.logger=tensorboard`)",
         layout=Layout(
-            re.compile(r"global_step_(\d{1,15})"), models=("policy",), advice="set `trainer.hf_save_interval`"
+            re.compile(r"global_step_(\d{1,15})"),
+            models=("policy",),
+            advice="set `trainer.hf_save_interval`",
+            saved_with="FSDP or Megatron on GPUs, and Ray",
         ),
         start="trainer.policy.model.path={path} trainer.ckpt_path={folder} trainer.export_path={folder}",
         tested="0.3.0",
@@ -313,7 +326,11 @@ FRAMEWORKS = (
         ("rollout/raw_reward",),
         not_kl={"kl_loss": "is counted in optimizer steps, and the reward in rollouts"},
         metrics="TensorBoard (`--use-tensorboard`)",
-        layout=Layout(re.compile(r"(\d{1,15})"), advice="add `--save-hf DIR/{rollout_id}`"),
+        layout=Layout(
+            re.compile(r"(\d{1,15})"),
+            advice="add `--save-hf DIR/{rollout_id}`",
+            saved_with="Megatron on GPUs, and Ray",
+        ),
         start="--load {path} --save {folder} --save-hf {folder}/{{rollout_id}}",
         start_note="if it loads that type of model from Hugging Face's form: else it starts from "
         "`--ref-load` without a word, so convert the weights to Megatron's form first",
@@ -352,6 +369,7 @@ FRAMEWORKS = (
             latest="checkpoint_tracker.json",
             latest_key="last_global_step",
             advice="merge its shards with `scripts/model_merger.py`",
+            saved_with="FSDP on GPUs, and Ray",
         ),
         start="worker.actor.model.model_path={path} trainer.save_checkpoint_path={folder}",
         tested="July 2026",

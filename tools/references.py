@@ -289,11 +289,25 @@ def frameworks() -> Iterator[str]:
     yield "is followed while a program writes it in pieces, with pauses, a rotation of a file of lines, and a"
     yield "second start of the trainer; what was reported is what a replay reads."
     yield ""
-    yield "This holds how each writer frames what it is given. No trainer ran: the names of the metrics, and"
-    yield "the folders of checkpoints in the tests, are made by hand after each framework's source. Of TRL a"
-    yield "log of its trainer is read, too."
+    yield "This holds how each writer frames what it is given. No trainer ran: the names of the metrics are"
+    yield "those of each framework's source. Of TRL a log of its trainer is read, too."
     yield ""
-    yield from _table(("`--format`", "Log made by"), [(f"`{f.key}`", f"{f.name} {f.tested}") for f in known])
+    yield "TRL's trainer saves checkpoints in the tests, on the CPU: they are followed while they are written"
+    yield "and rotated away. Those of the others are made by hand after each source, for want of what"
+    yield "their own code needs."
+    yield ""
+    made = [(f"`{f.key}`", f"{f.name} {f.tested}", _checkpoints_made_by(f)) for f in known]
+    yield from _table(("`--format`", "Log made by", "Checkpoints made by"), made)
+
+
+def _checkpoints_made_by(framework: Framework) -> str:
+    if framework.layout is None:
+        return "-"
+    if framework.layout.saved_with:
+        return f"hand; its own code needs {framework.layout.saved_with}"
+    if framework.name == "TRL":
+        return "its trainer, with transformers' own code"
+    return "TRL's trainer, by the code of transformers that its own calls, which was not run"
 
 
 def _names(names: Sequence[str]) -> str:
