@@ -67,7 +67,7 @@ def play(stage: Stage, planned: Round, seed: int) -> tuple[Facts, ...]:
     with world(stage.plane, stage.client, namespace, directory) as here, fault_proxy(stage.plane) as guards:
         here.claim()
         with ExitStack() as stack:
-            replicas = [Replica(here, n, planned.two_leaders, stage.library) for n in range(2)]
+            replicas = [Replica(here, n, planned, stage.library) for n in range(2)]
             for replica in replicas:
                 stack.callback(replica.close)
             cluster = Cluster(here, stage.zygote, guards.url, planned.runs, f"{seed}: {planned.name}")

@@ -10,8 +10,8 @@ from tests.operator.integration.faults import FaultProxy
 from tests.operator.integration.world import OperatorProcess, World
 
 from .clock import Clock
+from .schedule import Round
 
-LEASE_SECONDS = 6.0
 #: After how long an operator is started again that ended by itself, as one does that lost the Lease.
 AGAIN_SECONDS = 1.0
 
@@ -19,8 +19,9 @@ AGAIN_SECONDS = 1.0
 class Replica:
     """An operator process that is kept up, unless it is down on purpose."""
 
-    def __init__(self, world: World, number: int, own_lease: bool, library: Path | None) -> None:
-        self._world, self._flags = world, [f"--lease-name=lease-{number}"] if own_lease else []
+    def __init__(self, world: World, number: int, planned: Round, library: Path | None) -> None:
+        self._world, self._lease_seconds = world, planned.lease_seconds
+        self._flags = [f"--lease-name=lease-{number}"] if planned.two_leaders else []
         self.proxy = FaultProxy(world.plane)
         self.clock = None if library is None else Clock(library, world.directory / f"operator-{number}.clock")
         self._logs = list[Path]()
@@ -30,7 +31,7 @@ class Replica:
     def _start(self) -> OperatorProcess:
         environment = {} if self.clock is None else self.clock.environment
         process = self._world.operator(
-            *self._flags, server=self.proxy.url, lease_seconds=LEASE_SECONDS, environment=environment
+            *self._flags, server=self.proxy.url, lease_seconds=self._lease_seconds, environment=environment
         )
         self._logs.append(process.log)
         return process

@@ -82,6 +82,7 @@ def test_strikes_outlast_silence_in_turn_and_hit_whatever_might_speak(seed: int)
     one = one_round(seed, OUTLASTING, 7)
     assert one.reported_first, "a guard that was never heard is not silent"
     strikes = one.strikes
+    assert all(strike.lasts > 2 * one.lease_seconds for strike in strikes), "who leads ends"
     faults = [Fault.WATCHES_FROZEN, Fault.OPERATOR_CUT_OFF, Fault.GUARDS_CUT_OFF]
     assert [strike.fault for strike in strikes] == faults
     assert all(strike.both for strike in strikes), "an operator that is well would take over"
