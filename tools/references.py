@@ -282,6 +282,10 @@ def frameworks() -> Iterator[str]:
         if f.start or f.start_note
     ]
     yield from _table(("`--format`", "Settings", "To know"), starts)
+    yield from _how_frameworks_are_tested(known)
+
+
+def _how_frameworks_are_tested(known: Sequence[Framework]) -> Iterator[str]:
     yield "## How each is tested"
     yield ""
     yield "The log in the tests was made by the framework's own writer, of this release or of its repository"
