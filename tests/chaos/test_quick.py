@@ -26,7 +26,6 @@ QUICK = Round(
         Strike(4.5, 0.5, Fault.OPERATOR_KILLED, 0.1),
         Strike(5.5, 1.5, Fault.DISK_FULL, 0.5),
         Strike(6.5, 1.0, Fault.API_SERVER_KILLED, 0.5),
-        Strike(8.0, 1.0, Fault.OPERATOR_CUT_OFF, 0.1, both=True),
     ),
 )
 
