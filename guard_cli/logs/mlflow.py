@@ -24,7 +24,7 @@ from guard_follow.names import listing
 
 T = TypeVar("T")
 #: A line of a metric: its time, step and value.
-Logged = tuple[float, int, float]
+Value = tuple[float, int, float]
 #: Of a step or a time, which fit into an integer of 64 bits.
 LARGEST = 2**53
 #: Columns of the CSV that MLflow's page makes of a chart, beside the run's name (`Run`).
@@ -46,13 +46,13 @@ _WHOLE_HISTORY = (
 # -- the file store ------------------------------------------------------------------------------------
 
 
-def read_store(folder: Path, keep: Keep) -> Table:
+def read_file_store(folder: Path, keep: Keep) -> Table:
     """A run's folder of MLflow's file store: a file for each metric, with `time value step` a line.
 
     Raises:
         CliError: a line is none.
     """
-    series: dict[str, list[Logged]] = {}
+    series: dict[str, list[Value]] = {}
     found: dict[str, None] = {"step": None}
     for file in sorted((folder / "metrics").rglob("*")):
         if not file.is_file() or file.is_symlink():
@@ -65,7 +65,7 @@ def read_store(folder: Path, keep: Keep) -> Table:
     return _table(series, found, keep)
 
 
-def _stored_lines(file: Path) -> Iterator[Logged]:
+def _stored_lines(file: Path) -> Iterator[Value]:
     for number, line in enumerate(file.read_text("utf-8").splitlines(), start=1):
         try:
             time, value, step = line.split()
@@ -198,7 +198,7 @@ def read_exports(paths: Sequence[Path], keep: Keep) -> Table:
     place = str(paths[0]) if len(paths) == 1 else str(paths[0].parent)
     runs: dict[str, str] = {}
     found: dict[str, None] = {"step": None}
-    series: dict[str, list[Logged]] = {}
+    series: dict[str, list[Value]] = {}
     counts: dict[tuple[Path, str], int] = {}
     for path, entry in _entries(paths):
         if entry.run:
@@ -333,7 +333,7 @@ def _page_entries(page: Mapping[str, Any]) -> Iterator[_Entry]:
 # -- values of both
 
 
-def _logged(path: Path, entry: _Entry) -> Logged:
+def _logged(path: Path, entry: _Entry) -> Value:
     """A line of a metric.
 
     Raises:
@@ -398,7 +398,7 @@ def _whole(value: Any) -> int:
 # -- the starts of the trainer -------------------------------------------------------------------------
 
 
-def _table(series: Mapping[str, Sequence[Logged]], found: Collection[str], keep: Keep) -> Table:
+def _table(series: Mapping[str, Sequence[Value]], found: Collection[str], keep: Keep) -> Table:
     """The lines of each metric as a table.
 
     Args:
@@ -413,7 +413,7 @@ def _table(series: Mapping[str, Sequence[Logged]], found: Collection[str], keep:
 
 
 def _starts(
-    series: Mapping[str, Sequence[Logged]], judged: Collection[str]
+    series: Mapping[str, Sequence[Value]], judged: Collection[str]
 ) -> tuple[list[dict[str, dict[int, float]]], str | None]:
     """The values of each start of the trainer, by metric and step, and a note on what was written twice.
 

@@ -76,7 +76,7 @@ def _read_folder(path: Path, overrides: Collection[str]) -> Table:
 def _read_run(path: Path, overrides: Collection[str], logs: list[Path]) -> Table:
     """A folder without a log of its own name: whichever one run is in it."""
     if (path / "meta.yaml").is_file() and (path / "metrics").is_dir():
-        return mlflow.read_store(path, Keep(overrides))
+        return mlflow.read_file_store(path, Keep(overrides))
     histories = sorted(path.glob("history.jsonl")) or sorted(path.glob("*/history.jsonl"))
     states = (
         sorted(path.glob("trainer_state.json"))
