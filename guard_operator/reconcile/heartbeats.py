@@ -31,7 +31,8 @@ class _Heard:
 
     `pod`: whose guard it is; in another pod its silence counts anew. `said`: when it said this, which is
     `since` without the delay of news; `pause`: its last gap by it. `behind`: this clock, as each of its last
-    reports came in, less the time that the report had; seconds.
+    reports came in, less the time that the report had; seconds. `found`: this process has not seen it report
+    yet, so it may have been silent for longer than since then.
     """
 
     beat: object
@@ -41,6 +42,7 @@ class _Heard:
     gap: tuple[float, float] | None = None
     pause: tuple[float, float] | None = None
     behind: tuple[float, ...] = ()
+    found: bool = True
 
 
 class HeartbeatClock:
@@ -77,9 +79,9 @@ class HeartbeatClock:
             said = beat.timestamp() + min(behind)
         gap = pause = None
         if known is not None:
-            gap = (known.since, now) if now - known.since > GAP_SECONDS else known.gap
+            gap = (known.since, now) if known.found or now - known.since > GAP_SECONDS else known.gap
             pause = (known.said, now) if said - known.said > GAP_SECONDS else known.pause
-        self._heard[job_uid] = _Heard(beat, pod, now, said, gap, pause, behind)
+        self._heard[job_uid] = _Heard(beat, pod, now, said, gap, pause, behind, found=known is None)
 
     def with_most(self, job_uid: str, seconds: float) -> bool:
         """Whether most guards fell silent when this one did, and still are or were within these `seconds`.

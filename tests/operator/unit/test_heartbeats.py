@@ -134,6 +134,23 @@ def test_a_guard_that_stays_away_after_the_others_are_back_is_met() -> None:
     assert fleet.ever_stopped(60, lambda name: name == "0") == {"0"}
 
 
+@pytest.mark.parametrize("back", range(1, 25, 4))
+def test_one_that_comes_back_late_has_its_time_under_an_operator_that_began_meanwhile(back: int) -> None:
+    """An outage silences most guards, and the Lease changes hands in it: how long it lasted nobody knows."""
+    fleet = Fleet(10)
+
+    def silent(name: str) -> bool:
+        return fleet.now < (back + 12 if name == "0" else back)
+
+    assert fleet.ever_stopped(100, silent) == set()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_that_was_silent_before_this_operator_began_is_met(seed: int) -> None:
+    fleet = Fleet(10, seed)
+    assert fleet.ever_stopped(int(LIMIT) + 17, lambda name: name == "3") == {"3"}
+
+
 def test_guards_that_fell_silent_one_after_the_other_are_each_met() -> None:
     fleet = Fleet(5)
     fleet.run(60)

@@ -295,6 +295,8 @@ MUTANTS: list[Mutant] = [
     (BEATS, "beat.timestamp() + min(behind)", "now"),
     (BEATS, "beat.timestamp() + min(behind)", "beat.timestamp()"),
     (BEATS, "if said - known.said > GAP_SECONDS else known.pause", "if False else known.pause"),
+    (BEATS, "(known.since, now) if known.found or now", "(known.since, now) if now"),
+    (BEATS, "found=known is None)", "found=True)"),
     (BEATS, "one.since > this.since and one.said", "one.said"),
     (BEATS, "one.since > this.since and one.said <= this.said + AT_ONCE_SECONDS", "False"),
     (BEATS, "one.since > this.since and one.said <= this.said + AT_ONCE_SECONDS", "one.since > this.since"),
