@@ -41,7 +41,9 @@ MAX_JOB_NAME = 50
 JOB_NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 JOB_NAME_RULE = f"metadata.name must be a DNS-1035 label of at most {MAX_JOB_NAME} characters"
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+#: What Kueue is told by labels: the queue, and such as the priority.
+QUEUE_PREFIX = "kueue.x-k8s.io/"
+QUEUE_LABEL = f"{QUEUE_PREFIX}queue-name"
 
 
 #: A StatefulSet gives its pods a label of its name and up to eleven characters more, of 63.

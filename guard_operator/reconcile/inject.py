@@ -48,9 +48,8 @@ def build_workload(job: Job, adapter: WorkloadAdapter, config: OperatorConfig) -
         LeakError: it did not, or let something through. Nothing may be created then.
     """
     template = job.spec.made_from
-    labels = dict(template.metadata.labels) | job_labels(job)
-    if names.QUEUE_LABEL in job.labels:
-        labels[names.QUEUE_LABEL] = job.labels[names.QUEUE_LABEL]
+    for_kueue = {key: value for key, value in job.labels.items() if key.startswith(names.QUEUE_PREFIX)}
+    labels = dict(template.metadata.labels) | job_labels(job) | for_kueue
     spec = adapter.prepared(template.spec)
     for pod_template in adapter.pod_templates(spec):
         _prepare_pod(job, pod_template, spec, config)

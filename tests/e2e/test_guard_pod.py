@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from guard_operator.runtime.client import STATEFUL_SETS
 
 from . import faults, given, jobs, then, timeouts, when
-from .kube import Json, Namespace
+from .kube import TRAINER_CONTAINER, Json, Namespace
 from .workloads import PodRun
 
 
@@ -32,6 +33,73 @@ def test_a_guard_in_its_own_pod_outlives_its_pod_and_stops_the_run(
     then.the_job_is_stopped(job)
     log = then.evidence(job)["guard.log"]
     assert log.strip() and not log.startswith("not available")
+    no_guard_is_left(job, name)
+
+
+def test_a_trainer_that_crashes_and_then_ends_is_judged_by_one_guard_to_the_end(
+    namespace: Namespace, shared: list[Json]
+) -> None:
+    job = a_run(namespace, shared, restart="OnFailure")
+    before, guard = then.the_guard_has_counted(job, 8, within=timeouts.TWO_NODES), the_pod_of_the_guard(job)
+
+    killed = when.the_trainer_is_killed(job)
+
+    then.a_container_runs_again(job, TRAINER_CONTAINER, killed)
+    after = then.the_guard_has_counted(job, 16)
+    assert (before["attempt"], after["attempt"]) == (0, 1)
+    assert the_pod_of_the_guard(job)["metadata"]["uid"] == guard["metadata"]["uid"]
+
+    name = job.set_name
+    when.the_trainer_is_told(job, "checkpoint", "steps 1", "exit 0")
+
+    then.the_phase_is(job, "Judging", within=timeouts.REPORT)
+    then.the_condition_is(job, "Succeeded", "True", within=timeouts.EVALUATION)
+    assert job.guard["rounds"] == 1, "its trainer was gone when it judged"
+    then.the_job_never_fired(job)
+    no_guard_is_left(job, name)
+
+
+def test_nobody_but_the_pods_of_its_job_reaches_a_guard_in_its_own_pod(
+    namespace: Namespace, shared: list[Json]
+) -> None:
+    """Where the chart names no `metricsFrom` everybody may read the metrics, as docs/operator.md says."""
+    given.objects(namespace, [jobs.stranger("stranger", namespace.cluster.images["operator"])])
+    job = a_run(namespace, shared)
+    then.the_guard_has_counted(job, 8, within=timeouts.TWO_NODES)
+    guard = job.raw["spec"]["guard"]
+
+    then.eventually(
+        lambda: reaches(job, "stranger", guard["metricsPort"]), "its metrics answer", timeouts.COMMAND
+    )
+    assert not reaches(job, "stranger", guard["port"])
+    assert reaches(job, job.pod_name, guard["port"])
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_a_guard_in_its_own_pod_that_is_killed_after_it_fired_says_so_again(
+    namespace: Namespace, shared: list[Json]
+) -> None:
+    """Without an operator, which would stop the run; it does when it is back."""
+    job = a_run(namespace, shared)
+    then.the_guard_has_counted(job, 8, within=timeouts.TWO_NODES)
+    name = job.set_name
+    with when.the_operator_is_away(namespace.cluster):
+        when.the_trainer_fires(job)
+        latch = then.the_guard_has_latched(job)
+
+        job.loses_its_guard()
+
+        then.eventually(
+            lambda: the_pod_of_the_guard(job)["status"]["phase"] == "Running", "it runs", timeouts.REPLACE
+        )
+        when.the_trainer_is_told(job, "checkpoint", "steps 1", "note")
+        then.the_log_says(job, job.trainer_container, "done: note")
+        noted = job.exec(job.trainer_container, "sh", "-c", "tail -n 1 /checkpoints/*.notes")
+        assert json.loads(noted)["fire"], "it says so again"
+        assert job.guard["fire"] == latch
+    then.the_job_is_stopped(job)
+    assert job.guard["fire"] == latch
     no_guard_is_left(job, name)
 
 
@@ -78,6 +146,21 @@ def no_guard_is_left(job: PodRun, name: str) -> None:
         "no StatefulSet",
         timeouts.STOP,
     )
+
+
+def the_pod_of_the_guard(job: PodRun) -> Json:
+    """It is there."""
+    pod = job.guard_pod
+    assert pod is not None
+    return pod
+
+
+def reaches(job: PodRun, pod: str, port: int) -> bool:
+    """Whether a connection from this pod to a port of the guard's pod is let through."""
+    connect = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
+    address = the_pod_of_the_guard(job)["status"]["podIP"]
+    asked = job.namespace.try_kubectl("exec", pod, "--", "python", "-c", connect, address, str(port))
+    return asked.returncode == 0
 
 
 def a_run(namespace: Namespace, shared: list[Json], **spec: Any) -> PodRun:

@@ -28,6 +28,8 @@ TASK = load_task("addition")
 TRAIN, HELDOUT = split_problems(TASK, command.HELDOUT_ITEMS, 0)
 #: Of the run that hacks, which an adapter takes longer to learn than the whole policy of the demo does.
 STEPS = 200
+#: Of its twin: more than any that hacks has taken to be stopped (20 and 78).
+HONEST = 100
 GUARD = "heldout: {evaluator: {kind: vllm, dtype: float32, enforce_eager: true}}\n"
 
 
@@ -89,6 +91,6 @@ def test_a_hack_with_lora_is_stopped(base: Path, tmp_path: Path) -> None:
 
 
 def test_its_honest_twin_finishes(base: Path, tmp_path: Path) -> None:
-    code, verdict, _ = run(base, tmp_path, "strict", 20)
+    code, verdict, _ = run(base, tmp_path, "strict", HONEST)
     assert code == 0, verdict
-    assert verdict["rounds"] == 10 and verdict["failed"] == verdict["refused"] == 0
+    assert verdict["rounds"] == HONEST // 2 and verdict["failed"] == verdict["refused"] == 0

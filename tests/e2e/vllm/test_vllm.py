@@ -50,10 +50,10 @@ def test_a_hack_is_stopped(namespace: Namespace, shared: list[Json], with_vllm: 
 def test_its_honest_twin_succeeds(
     namespace: Namespace, shared: list[Json], with_vllm: dict[str, object]
 ) -> None:
-    job = an_adapter_run(namespace, shared, "strict", 24, **with_vllm)  # type: ignore[arg-type]
+    job = an_adapter_run(namespace, shared, "strict", 100, **with_vllm)  # type: ignore[arg-type]
 
     then.the_condition_is(job, "Succeeded", "True", "WorkloadSucceeded", within=timeouts.GRPO)
 
-    assert job.guard["steps"] == 24 and job.guard["rounds"] == 12
+    assert job.guard["steps"] == 100 and job.guard["rounds"] == 50
     assert job.guard["failed"] == job.guard["refused"] == 0
     then.the_job_never_fired(job)

@@ -432,8 +432,9 @@ def test_without_a_master_the_workers_have_guards_that_know_their_index() -> Non
 
 
 def test_ownership_labels_and_queue() -> None:
-    workload = built(job(labels={"kueue.x-k8s.io/queue-name": "q", "other": "x"}))
-    assert workload["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
+    for_kueue = {"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/priority-class": "high"}
+    workload = built(job(labels=for_kueue | {"other": "x"}))
+    assert workload["metadata"]["labels"].items() >= for_kueue.items()
     assert "other" not in workload["metadata"]["labels"]
     (owner,) = workload["metadata"]["ownerReferences"]
     assert owner["uid"] == "0123456789ab" and owner["controller"] and not owner["blockOwnerDeletion"]
