@@ -88,20 +88,6 @@ def materials(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(16):
             baseline.write(json.dumps({"items": [int(draw.random() < c) for c in chances]}) + "\n")
     (folder / "rewards.py").write_text("def graded(completion, answer, meta):\n    return 0.5\n")
-    (folder / "my_training.py").write_text(
-        textwrap.dedent(
-            """
-            import shutil
-
-            def train_step():
-                return 0.5, 0.01
-
-            def save(folder):
-                shutil.copytree("start-model", folder)
-                return folder
-            """
-        )
-    )
     return folder
 
 
