@@ -39,10 +39,10 @@ def queue(namespace: Namespace) -> Iterator[str]:
         "resourceGroups": [group],
     }
     made = [
-        _object("ResourceFlavor", name),
-        _object("ClusterQueue", name, cluster_queue),
-        _object("LocalQueue", QUEUE, {"clusterQueue": name}),
-        _object("WorkloadPriorityClass", name) | {"value": 1000},
+        _object("ResourceFlavor", name, spec={}),
+        _object("ClusterQueue", name, spec=cluster_queue),
+        _object("LocalQueue", QUEUE, spec={"clusterQueue": name}),
+        _object("WorkloadPriorityClass", name, value=1000),
     ]
     given.objects(namespace, made)
     yield name
@@ -50,8 +50,8 @@ def queue(namespace: Namespace) -> Iterator[str]:
         namespace.kubectl("delete", kind, name, "--wait=false")
 
 
-def _object(kind: str, name: str, spec: Json | None = None) -> Json:
-    return {"apiVersion": VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec or {}}
+def _object(kind: str, name: str, **content: Any) -> Json:
+    return {"apiVersion": VERSION, "kind": kind, "metadata": {"name": name}, **content}
 
 
 Submit = Callable[..., Job]
