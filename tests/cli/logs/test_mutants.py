@@ -52,6 +52,7 @@ BENEATH = Rule("guard_follow", "beneath.py", BENEATH_TESTS)
 MARKED = Rule("guard_follow", "tail.py", BENEATH_TESTS)
 SYMPTOMS = CLI / "replay" / "test_symptoms.py"
 SEEN = Rule("guard_cli", "replay/symptoms.py", SYMPTOMS)
+SEEN_LINEAGE = Rule("guard_core", "guard_log.py", SYMPTOMS)
 SEEN_IN_RUN = Rule("guard_cli", "replay/run.py", SYMPTOMS)
 SEEN_NAMES = Rule("guard_follow", "names.py", SYMPTOMS)
 SEEN_FIGURES = Rule("guard_core", "frameworks.py", SYMPTOMS)
@@ -306,9 +307,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "for values in rows.values.values():",
         "for values in (*rows.values.values(), *rows.figures.values()):",
     ),
-    (SEEN, "return order[step[order] < later]", "return order"),
-    (SEEN, "order = np.lexsort((step, attempt))", "order = np.arange(len(step))"),
-    (SEEN, "plain(bare(column), 100)", "column"),
+    (SEEN_LINEAGE, "return order[step[order] < later]", "return order"),
+    (SEEN_LINEAGE, "order = np.lexsort((step, attempt))", "order = np.arange(len(step))"),
+    (SEEN, "plain(bare(column), MAX_NAME)", "column"),
     (SEEN, "np.where(run.armed_kl(), run.kl, np.nan)", "run.kl"),
     (SEEN, 'because["kl"] = f"the KL is', 'because["no"] = f"the KL is'),
     (SEEN_NAMES, "if len(named) > MOST_FIGURES:", "if False:"),
