@@ -186,7 +186,13 @@ class TestLookalikes:
                 "val/qa/score",
                 "val/p/score",
             ),
-            *("eval/pass@1", "val-aux/x/reward/best@8/mean", "eval/step4/reward", "test/low_resource_acc"),
+            *(
+                "eval/pass@1",
+                "val-aux/x/reward/best@8/mean",
+                "eval/step4/reward",
+                "test/p2p/acc",
+                "test/low_resource_acc",
+            ),
         ],
     )
     def test_a_task_whose_name_is_like_one_is_still_offered(self, name: str) -> None:
