@@ -76,7 +76,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (
         CALLBACK,
         "step=state.global_step, began=self._began)\n        if self.stop",
-        "began=0)\n        if self.stop",
+        "step=state.global_step, began=1)\n        if self.stop",
         (CALLED, "tells_its_last_step"),
     ),
     # A limit that nobody would watch.
@@ -276,7 +276,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (GUARD, "max(0, self._newest - 1)", "0", (CLIENT, "resumed_loop")),
     (REPORTER, "step=step, began=began", "step=step", (CLIENT, "resumed_loop")),
     (REPORTER, "if error.status is not None:", "if False:", (REPORTED, "still_tells_of_a_fire")),
-    (GUARD, "if self._deliver(drain) and self._left_out:", "if False:", (CLIENT, "without_a_with")),
+    (GUARD, "if self._deliver(drain, began) and self._left_out:", "if False:", (CLIENT, "without_a_with")),
     (GUARD, "atexit.register(self._close_at_exit)", "pass", (CLIENT, "ends_without_close")),
     (GUARD, "error.code in (None, 0)", "error.code is None", (CLIENT, "sys_exit_0_is")),
     (GUARD, "isinstance(error, SystemExit) and error.code in (None, 0)", "False", (CLIENT, "over_sys_exit")),

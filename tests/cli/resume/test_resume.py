@@ -18,9 +18,10 @@ from guard_cli.resume.manifest import names_after, resume_job
 from guard_cli.saved import read_object
 from tests.cli.wrap.test_trainjob import JOB as TRAINJOB
 from tests.cli.wrap.test_trainjob import RUNTIME
+from tests.mutants import ROOT
 
 Json = dict[str, Any]
-RAYJOB = Path(__file__).parents[3] / "k8s" / "samples" / "rayjob.yaml"
+RAYJOB = ROOT / "k8s" / "samples" / "rayjob.yaml"
 POD = {
     "securityContext": {"runAsNonRoot": True},
     "containers": [
