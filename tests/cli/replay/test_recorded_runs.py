@@ -55,6 +55,7 @@ LATE = {
     "addition-hack-2",
     "addition-hack-12",
     "addition-hack-16",
+    "addition-hack-33",
     "addition-hack-35",
     "addition-hack-36",
     "addition-hack-37",
