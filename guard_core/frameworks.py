@@ -437,11 +437,12 @@ def figure_of(column: str) -> str:
         part = rest.removesuffix("/mean")
         return "components" if part not in NO_COMPONENTS and not part.endswith("/std") else ""
     known = _FIGURE_BY_NAME.get(name)
-    return known or next((figure for wanted, figure in _PATTERNS if fits(name, wanted)), "")
+    return known or next((figure for wanted, figure in FIGURE_PATTERNS if fits(name, wanted)), "")
 
 
 _FIGURE_BY_NAME = {name: figure for figure, names in FIGURES.items() for name in names}
-_PATTERNS = tuple((name, figure) for name, figure in _FIGURE_BY_NAME.items() if "*" in name)
+#: Names of figures with a part that the run chooses, and the figure of each.
+FIGURE_PATTERNS = tuple((name, figure) for name, figure in _FIGURE_BY_NAME.items() if "*" in name)
 
 BY_KEY = {framework.key: framework for framework in FRAMEWORKS}
 

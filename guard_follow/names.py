@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from guard_core.frameworks import (
     BY_KEY,
+    FIGURE_PATTERNS,
     FIGURES,
     FRAMEWORKS,
     QUANTITIES,
@@ -251,8 +252,9 @@ def _of_parts(named: Mapping[str, str]) -> set[str]:
     """Columns of which several are one figure, by a name with a part that the run chooses."""
     found: dict[str, list[str]] = {}
     for column in named:
-        for known in (k for names in FIGURES.values() for k in names if "*" in k and fits(bare(column), k)):
-            found.setdefault(known, []).append(column)
+        for known, _ in FIGURE_PATTERNS:
+            if fits(bare(column), known):
+                found.setdefault(known, []).append(column)
     return {column for columns in found.values() if len(columns) > 1 for column in columns}
 
 
