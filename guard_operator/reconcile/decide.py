@@ -194,6 +194,8 @@ def _running(snapshot: Snapshot, says: Conditions) -> Decision:
     assert workload is not None
     # A trainer that never reports does not read as one that is watched.
     running = Phase.STARTING if guard_of(job).step is None else Phase.RUNNING
+    if all(pod.terminating for pod in snapshot.pods):  # its controller may say Running until it makes others
+        running = Phase.PENDING
     phase = {
         WorkloadState.RUNNING: running,
         WorkloadState.SUSPENDED: Phase.SUSPENDED,

@@ -255,6 +255,14 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             Phase.RUNNING, (), {("Fired", "False", "NotFired"), ("GuardSilent", "False", "GuardReports")}
         ),
     ),
+    "said to run, but its only pod goes, and another may not be made": (
+        Snapshot(job({**REF, **guard()}), workload(), (pod(terminating=True),), heartbeat_age=1.0),
+        Expected(Phase.PENDING, (), {("Fired", "False", "NotFired")}),
+    ),
+    "said to run, but no pod of it is there": (
+        Snapshot(job({**REF, **guard()}), workload(), heartbeat_age=1.0),
+        Expected(Phase.PENDING),
+    ),
     "running, no verdict yet": (
         Snapshot(job(REF), workload(), (pod(),), heartbeat_age=1.0),
         Expected(
