@@ -88,6 +88,7 @@ class VerdictView(_Lenient):
     failed: int = 0
     failure: str | None = None
     adapters: str | None = None
+    checkpoint_root: str | None = None
     needed: NeededView | None = None
     proxy_real_gap: float | None = None
     max_proxy_real_gap: float | None = None

@@ -453,6 +453,11 @@ class Guard:
         works = reporter.stop_verdict is None and self._lost(reporter) is None
         return works and self._phase is _Phase.OPEN and reporter.lag > limit
 
+    @property
+    def lag(self) -> int:
+        """How many checkpoints are unscored: those on their way to the guard, and those that wait in it."""
+        return 0 if self._reporter is None else self._reporter.lag
+
     # -- what the guard says -------------------------------------------------------------------------------
 
     @property

@@ -623,6 +623,9 @@ class Verdict(Wire):
         description="What becomes of a checkpoint that is a LoRA adapter: `applied` to the guard's base "
         "model, or `refused` because it has none; null where the guard loads no checkpoints.",
     )
+    checkpoint_root: str | None = Field(
+        None, description="The directory below which every checkpoint must lie; others are refused."
+    )
     needed: EvaluationsNeeded | None = Field(
         None,
         description="How many evaluations this policy takes with these items; null until the held-out split "

@@ -36,9 +36,9 @@ from trainer_image import ranks
 from trainer_image.experiment import Experiment, News, are_ours
 from trainer_image.figures import UNKNOWN, figures_of, limit_unwatched, sampling_of, what_is_learnt
 from trainer_image.metrics import StepMetrics, with_figures
-from trainer_image.outlook import evaluations_ahead, save_sooner, steps_per_save
+from trainer_image.outlook import evaluations_ahead, rotated_away, save_sooner, steps_per_save
 from trainer_image.rollouts import newest_rollouts
-from trainer_image.unscorable import adapter_unscorable, unscorable
+from trainer_image.unscorable import adapter_unscorable, outside_root, unscorable
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class GuardCallback(TrainerCallback):
         self._last_step: int | None = None
         self._began: int | None = None  # step after which this attempt began
         self._told_no_reward = False
-        self._told_no_rollouts = False
+        self._told_no_rollouts = self._told_rotated_away = False
         self._experiment = Experiment()
         self._best = ""  # the checkpoint with the best held-out score, where one has a score
         self._saved = 0  # step of the newest checkpoint
@@ -179,7 +179,7 @@ class GuardCallback(TrainerCallback):
         self._last_step = None
         self._began = state.global_step
         self._best, self._saved, self._sooner = "", state.global_step, False
-        self._told_no_reward = False
+        self._told_no_reward = self._told_rotated_away = False
         self._experiment = Experiment()
         self.stop = None
         if self._guard is not None:
@@ -248,6 +248,7 @@ class GuardCallback(TrainerCallback):
             self._guard.checkpoint(path, step=state.global_step, sampling=self._sampling, wait=False)
             self._send_rollouts(state.global_step)
         self._wait_for_the_guard(args, state, control)
+        self._say_if_rotated_away(args)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -315,8 +316,11 @@ class GuardCallback(TrainerCallback):
         verdict = self._guard.verdict if self._guard is not None else None
         if verdict is None:
             return None
-        adapter = adapter_unscorable(self._trainer, verdict.adapters)
-        return adapter or limit_unwatched(args, verdict.kl_hard_stop)
+        return (
+            outside_root(args, verdict.checkpoint_root)
+            or adapter_unscorable(self._trainer, verdict.adapters)
+            or limit_unwatched(args, verdict.kl_hard_stop)
+        )
 
     def _save_the_start(self, args: TrainingArguments, state: TrainerState) -> None:
         """Save and report the starting policy, if the guard's detector needs it as its baseline.
@@ -358,6 +362,15 @@ class GuardCallback(TrainerCallback):
         if ahead is not None:
             enough, sentence = ahead
             log.log(logging.INFO if enough else logging.WARNING, "held-out evaluations: %s", sentence)
+
+    def _say_if_rotated_away(self, args: TrainingArguments) -> None:
+        """Warn once, when the Trainer's rotation comes near what the guard has not scored."""
+        if self._guard is None or self._told_rotated_away:
+            return
+        sentence = rotated_away(self._guard.lag, args.save_total_limit)
+        if sentence is not None:
+            self._told_rotated_away = True
+            log.warning(sentence)
 
     def _say_if_nothing_is_reported(self, state: TrainerState) -> None:
         """Warn once, when the trainer logs for the first time and no step had a reward."""

@@ -27,6 +27,24 @@ def evaluations_ahead(args: Any, state: Any, needed: EvaluationsNeeded | None) -
     return enough_evaluations(saves, needed_for(needed, every), state.max_steps, FROM_NOISIEST)
 
 
+def rotated_away(lag: int, limit: int | None) -> str | None:
+    """That checkpoints will be deleted before their turn, with what to set; None while there is room.
+
+    The guard has a copy of the one that it scores, so as many may wait beside it as are kept.
+
+    Args:
+        lag: checkpoints that are unscored, the one under way included.
+        limit: `save_total_limit`; None keeps all.
+    """
+    if limit is None or lag <= limit:
+        return None
+    return (
+        f"{lag} checkpoints are unscored and save_total_limit keeps {limit}: one that is deleted before its "
+        f"turn is judged by nobody. Raise save_total_limit, save less often, or have training wait for the "
+        f"guard (max_lag={limit}, RLGUARD_MAX_LAG)"
+    )
+
+
 def save_sooner(every: int | None, since: int, args: Any) -> bool:
     """Whether this is the place of a checkpoint between two regular ones, for a guard that wants one.
 

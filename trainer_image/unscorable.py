@@ -6,7 +6,9 @@ when training begins, and changes nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from guard_core.adapter import AdapterError, read_adapter_config
@@ -50,6 +52,27 @@ def _no_safetensors(args: Any, _: Any) -> str | None:
     if getattr(args, "save_safetensors", True):
         return None
     return "the guard reads safetensors only, and runs no pickle of a trainer: set save_safetensors=True"
+
+
+def outside_root(args: Any, root: str | None) -> str | None:
+    """Why the guard would refuse every checkpoint of this run for its place; None if it would not.
+
+    A guard may see other links than the trainer, so a place is wrong only if it is with and without them.
+
+    Args:
+        args: the `TrainingArguments`.
+        root: the directory below which the guard takes checkpoints (`Verdict.checkpoint_root`); None: any,
+            or it does not say.
+    """
+    output = getattr(args, "output_dir", None)
+    if root is None or output is None:
+        return None
+    if any(Path(of(output)).is_relative_to(of(root)) for of in (os.path.abspath, os.path.realpath)):
+        return None
+    return (
+        f"output_dir {os.path.abspath(output)} is outside the guard's checkpoint_root {root}, so it would "
+        "refuse every checkpoint: set output_dir to a folder below it, or checkpoint_root to one above"
+    )
 
 
 def adapter_unscorable(trainer: Any, adapters: str | None) -> str | None:

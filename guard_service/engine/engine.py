@@ -97,6 +97,7 @@ class Engine:
         self._liveness = Liveness(policy, clock)
         self._ledger = Ledger(
             state_dir=state_dir,
+            root=checkpoint_root,
             policy=policy,
             liveness=self._liveness,
             metrics=self.metrics,

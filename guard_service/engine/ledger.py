@@ -62,6 +62,7 @@ class Ledger:
 
     Args:
         state_dir: directory of the store; made if missing.
+        root: what the verdict says that every checkpoint must lie below.
         policy: the thresholds of the run.
         liveness: what is known of the trainer beside the store.
         metrics: where failures of the store are counted.
@@ -73,13 +74,14 @@ class Ledger:
         self,
         *,
         state_dir: Path,
+        root: Path,
         policy: Policy,
         liveness: Liveness,
         metrics: GuardMetrics,
         worker: ScoringWorker | None,
         on_latch: Callable[[], None],
     ) -> None:
-        self._state_dir, self._policy = state_dir, policy
+        self._state_dir, self._root, self._policy = state_dir, root.absolute(), policy
         self._liveness, self._metrics, self._worker, self._on_latch = liveness, metrics, worker, on_latch
         self._store: Store | Unavailable = Unavailable("the store has not been opened yet")
         self._judge: Judge | None = None  # None until the store was read
@@ -311,6 +313,7 @@ class Ledger:
             verdict = beside(verdict, liveness.following.condition())
         if isinstance(self._store, Unavailable):
             verdict = without_store(verdict, self._store.reason)
+        verdict = verdict.model_copy(update={"checkpoint_root": str(self._root)})
         if (worker := self._worker) is not None:
             verdict = verdict.model_copy(update={"adapters": worker.adapters, "needed": worker.needed})
         self._verdict = verdict

@@ -101,6 +101,27 @@ def test_how_many_evaluations_the_policy_takes_is_known_once_it_has_started(
     assert asyncio.run(start()) == EvaluationsNeeded(long_rounds=needed, short_rounds=needed)
 
 
+@pytest.mark.parametrize(("budget", "said"), [({"completions": 8}, True), ({}, False)])
+def test_the_log_says_at_the_start_what_a_budget_for_the_baseline_costs(
+    settings, tmp_path: Path, caplog, budget: dict[str, int], said: bool
+) -> None:
+    policy = Policy.model_validate({"calibrated": {"baseline_budget": budget}})
+
+    async def start() -> None:
+        worker = EvaluationWorker(settings(), tmp_path / "scratch", policy)
+        await worker.start()
+        await worker.close()
+
+    with caplog.at_level(logging.INFO, "rlguard.guard"):
+        asyncio.run(start())
+    told = [
+        one.getMessage()
+        for one in caplog.records
+        if "baseline_budget (8 completions) has room for" in one.message
+    ]
+    assert len(told) == said
+
+
 def test_outcomes_in_the_splits_order(settings, tmp_path: Path) -> None:
     async def act(worker: EvaluationWorker) -> EvaluationResult:
         assert worker.split_items == 4 and len(worker.split_digest or "") == 64

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import sqlite3
 import threading
@@ -629,6 +630,12 @@ async def test_a_trainer_is_told_how_many_evaluations_the_policy_takes(run: Run)
         assert '"needed":{"long_rounds":8,"short_rounds":10}' in engine.trainer_json.decode()
     async with run.engine() as engine:
         assert engine.verdict.needed is None
+
+
+async def test_a_trainer_is_told_below_which_folder_its_checkpoints_must_lie(run: Run) -> None:
+    async with run.engine() as engine:
+        told = json.loads(engine.trainer_json)["checkpoint_root"]
+        assert told == str(run.directory.absolute() / "checkpoints")
 
 
 async def test_failures_in_a_row_stop_the_run_if_the_policy_says_so(run: Run) -> None:

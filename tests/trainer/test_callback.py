@@ -1022,6 +1022,45 @@ def test_a_limit_on_a_kl_that_no_step_will_have_is_refused_before_the_first_step
     assert trainer.state.global_step == 0 and guard.steps == []
 
 
+def test_a_folder_outside_the_guards_root_is_refused_before_the_first_step(
+    train, guard: FaultyGuard, tmp_path: Path
+) -> None:
+    root = tmp_path / "elsewhere"
+    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"checkpoint_root": str(root)})
+    trainer = train(guard.url)
+    with pytest.raises(GuardConfigError, match=rf"outside the guard's checkpoint_root {root}, so it would"):
+        trainer.train()
+    assert trainer.state.global_step == 0 and guard.steps == [] and guard.checkpoints == []
+
+
+def test_a_folder_is_inside_the_root_with_or_without_its_links(tmp_path: Path) -> None:
+    from trainer_image.unscorable import outside_root
+
+    (tmp_path / "disk" / "runs").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "out").symlink_to(tmp_path / "away")
+    inside = [("disk/runs", "disk"), ("link/runs", "disk"), ("disk/runs", "link"), ("disk/out", "disk")]
+    for output, root in inside:
+        assert outside_root(SimpleNamespace(output_dir=tmp_path / output), str(tmp_path / root)) is None
+    away = SimpleNamespace(output_dir=tmp_path / "disk" / ".." / "away")
+    assert outside_root(away, str(tmp_path / "disk")) is not None
+    assert outside_root(away, None) is None, "an older guard does not say"
+
+
+@pytest.mark.parametrize(("limit", "said"), [(2, 1), (3, 0), (None, 0)])
+def test_a_rotation_that_nears_what_is_unscored_is_said_once(
+    train, guard: FaultyGuard, caplog, limit: int | None, said: int
+) -> None:
+    waits = HEALTHY.model_copy(update={"waiting": 3})
+    guard.verdict_after = lambda _: waits
+    train(
+        guard.url, max_steps=3, save_steps=1, save_total_limit=limit, callback_kwargs={"max_lag": 3}
+    ).train()
+    told = [record.getMessage() for record in caplog.records if "save_total_limit keeps 2" in record.message]
+    assert len(told) == said
+    assert all("RLGUARD_MAX_LAG" in sentence for sentence in told)
+
+
 def test_a_limit_is_no_reason_where_the_kl_counts_or_is_not_known() -> None:
     from trl import GRPOConfig
     from trl.experimental.online_dpo import OnlineDPOConfig

@@ -25,6 +25,7 @@ CALLBACK, CALLED = "trainer_image/callback.py", "trainer/test_callback.py"
 REPORTER, REPORTED = "guard_client/reporter.py", "client/test_reporter.py"
 GUARD, CLIENT = "guard_client/guard.py", "client/test_guard.py"
 SAMPLES, STOPPING, MEASURED = "guard_client/samples.py", "guard_client/stopping.py", "trainer/test_metrics.py"
+UNSCORABLE = "trainer_image/unscorable.py"
 OUTLOOK, TRAIN = "trainer_image/outlook.py", "trainer_image/train.py"
 EXPERIMENT, LOGGED = "trainer_image/experiment.py", "trainer/test_experiment.py"
 ROLLOUTS, ROLLED = "guard_client/rollouts.py", "client/test_rollouts.py"
@@ -83,12 +84,19 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (FIGURES, "if limit is None or figures is None", "if figures is None", (CALLED, "no_reason")),
     (FIGURES, " or figures.kl_kind is KlKind.REF_TOKEN_MEAN:", ":", (CALLED, "no_reason")),
     (FIGURES, "figures is None or figures is UNKNOWN or", "figures is None or", (CALLED, "no_reason")),
+    (CALLBACK, "            or limit_unwatched(args, verdict.kl_hard_stop)\n", "", (CALLED, "a_limit_on")),
+    # A place that the guard would refuse, and a rotation that is faster than it.
+    (CALLBACK, "outside_root(args, verdict.checkpoint_root)", "None", (CALLED, "a_folder_outside")),
+    (UNSCORABLE, "(os.path.abspath, os.path.realpath)", "(os.path.abspath,)", (CALLED, "a_folder_is_inside")),
     (
-        CALLBACK,
-        "return adapter or limit_unwatched(args, verdict.kl_hard_stop)",
-        "return adapter",
-        (CALLED, "a_limit_on"),
+        UNSCORABLE,
+        "(os.path.abspath, os.path.realpath)",
+        "(os.path.realpath,)",
+        (CALLED, "a_folder_is_inside"),
     ),
+    (CALLBACK, "        self._say_if_rotated_away(args)\n", "", (CALLED, "nears_what_is_unscored")),
+    (CALLBACK, " or self._told_rotated_away:", ":", (CALLED, "nears_what_is_unscored")),
+    (OUTLOOK, "lag <= limit:", "lag < limit:", (CALLED, "nears_what_is_unscored")),
     # The best checkpoint.
     (CALLBACK, "if self._keep_best and os.path", "if os.path", (CALLED, "spared_on_request")),
     (CALLBACK, "os.path.abspath(own) == self._best:", "self._best:", (CALLED, "spared_on_request")),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from guard_client.errors import GuardConfigError
 from guard_core import CollapseStopError
 from guard_core.wire import Sampling
 from tests.trainer.real_guard import INGEST, LOOSE_KL, SINKING, TIGHT_KL, RealGuard, digits
@@ -179,3 +180,14 @@ def test_the_guard_evaluates_as_the_trainer_samples(
         assert line["items"] == [digits(text, "", None) for (text,) in made.texts]
         assert max(len(text.split()) for (text,) in made.texts) == 6, "a token is a word to this tokenizer"
     assert stored[0]["items"] != stored[1]["items"] != stored[2]["items"], "each pass draws anew"
+
+
+def test_a_folder_that_the_guard_would_refuse_is_refused_before_the_first_step(
+    start: Any, train: Any, tmp_path: Path
+) -> None:
+    guard = start()
+    trainer = train(guard, max_steps=2, save_strategy="steps", save_steps=1)
+    trainer.args.output_dir = str(tmp_path / "elsewhere")
+    with pytest.raises(GuardConfigError, match=rf"checkpoint_root {tmp_path / 'out'}, so it would refuse"):
+        trainer.train()
+    assert trainer.state.global_step == 0 and guard.verdict()["steps"] == 0
