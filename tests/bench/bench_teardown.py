@@ -2,24 +2,27 @@
 
     RLGUARD_E2E=cluster.json python tests/bench/bench_teardown.py [--rounds 8] [KIND...]
 
-KIND is PyTorchJob, Job, JobSet, TrainJob or RayJob; PyTorchJob if none is named. What a guard is attached to,
-a RayCluster among it, is not measured. The file describes a cluster as tests/e2e/cluster/up.sh prints it, for
-the last three one with their controllers. Each round makes two runs of the same pods one after the other,
-with the real guard and a scripted trainer. In one the guard fires, and nobody but the operator stops it: its
-trainer does not listen. In the other the workload is deleted as kubectl does it. One program watches both, so
-one clock tells all times. The kubelet removes a pod's object only after its last container has ended.
+KIND is PyTorchJob, Job, JobSet, TrainJob or RayJob, or AttachedPyTorchJob, AttachedRayJob or RayCluster, to
+which a guard is attached; PyTorchJob if none is named. The file describes a cluster as
+tests/e2e/cluster/up.sh prints it, for JobSet, TrainJob and Ray one with their controllers. Each round makes
+two runs of the same pods one after the other, with the real guard and a scripted trainer; a guard that is
+attached reads what is written into a log in their volume. In one the guard fires, and nobody but the operator
+stops it: its trainer does not listen. In the other the workload is deleted as kubectl does it. A RayCluster
+is stopped by its suspension (`onFire: Suspend`), because its other stop is that delete. One program watches
+both, so one clock tells all times. The kubelet removes a pod's object only after its last container ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ from e2e.conftest import EXISTING, fresh_namespace  # noqa: E402
 from e2e.kube import JOBS, PYTORCHJOBS, Cluster, Job, Namespace, install  # noqa: E402
 from e2e.then import eventually  # noqa: E402
 
+from guard_operator.api.names import guard_name  # noqa: E402
 from guard_operator.runtime.client import BATCH_JOBS, PODS, Client, Resource  # noqa: E402
 from guard_operator.runtime.errors import ClusterError  # noqa: E402
 
@@ -84,11 +88,16 @@ class End:
 
 
 class LastPod(Sight):
-    """Notes when the last pod of a namespace was told to end, and when it was gone."""
+    """Notes when the last pod of a run was told to end, and when it was gone.
 
-    def __init__(self, client: Client, namespace: str) -> None:
+    The pod that a guard has for itself is none of the run's: it ends after the evidence is written.
+    """
+
+    def __init__(self, job: Job) -> None:
+        client, namespace = job.client, job.namespace.name
         items = client.list(PODS, namespace, {}).get("items") or []
-        self._there = {pod["metadata"]["uid"] for pod in items}
+        self._guard = f"{guard_name(job.name, job.uid)}-0"
+        self._there = {pod["metadata"]["uid"] for pod in items if pod["metadata"]["name"] != self._guard}
         self._told: dict[str, float] = {}
         super().__init__(client, PODS, namespace, lambda _: False)
 
@@ -96,6 +105,8 @@ class LastPod(Sight):
         for event in self.events():
             metadata = event["object"]["metadata"]
             uid = metadata.get("uid")
+            if metadata.get("name") == self._guard:
+                continue
             if "deletionTimestamp" in metadata or event["type"] == "DELETED":
                 self._told.setdefault(uid, time.monotonic())
             self._there = self._there - {uid} if event["type"] == "DELETED" else self._there | {uid}
@@ -104,6 +115,61 @@ class LastPod(Sight):
     def end(self, within: float) -> End:
         settled = lambda: (at := self.at) is not None and time.monotonic() - at > SETTLED and at  # noqa: E731
         return End(gone=float(eventually(settled, "no pod is left", within)), told=max(self._told.values()))
+
+
+class Scripted:
+    """A run with its guard in the pod of rank 0, whose trainer reports what it is told."""
+
+    def manifests(self, kind: Kind, namespace: Namespace) -> Sequence[Json]:
+        """What is applied."""
+        cluster = namespace.cluster
+        *others, job = jobs.scripted("run", cluster.images["trainer"], ("steps 8",), deaf=True)
+        return [*others, *kind.made(job, cluster)]
+
+    def begin(self, job: Job) -> None:
+        """It reports by itself."""
+
+    def fire(self, job: Job) -> None:
+        """Have the guard latch."""
+        when.the_trainer_fires(job)
+
+
+class Attached:
+    """A run that knows of no guard. Its pods do nothing; the log that a guard reads is written from here."""
+
+    TRAINER = ("sh", "-c", "trap exit TERM; sleep 100000 & wait")
+    #: Beside the checkpoints, and below the root of their volume.
+    FOLDER = "run"
+
+    def __init__(self, **spec: Any) -> None:
+        self._spec = spec
+
+    def manifests(self, kind: Kind, namespace: Namespace) -> Sequence[Json]:
+        """What is applied, but for the claim that both pods share."""
+        cluster, claim = namespace.cluster, {"persistentVolumeClaim": {"claimName": "checkpoints"}}
+        *others, job = jobs.scripted("run", cluster.images["trainer"], checkpoints=claim)
+        jobs.trainer_of(job)["command"] = list(self.TRAINER)
+        (made,) = kind.made(job, cluster)
+        attached = workloads.attached(made, kind.resource, ATTACHED, f"{self.FOLDER}/metrics.jsonl")
+        attached["spec"] |= self._spec
+        return [*others, jobs.claim("state"), workloads.workload_of(made, ATTACHED), attached]
+
+    def begin(self, job: Job) -> None:
+        """Its first steps."""
+        self._write(job, range(1, 9), 0.01)
+
+    def fire(self, job: Job) -> None:
+        """Steps whose KL is far beyond the KL stop."""
+        self._write(job, range(9, 19), 1000.0)
+
+    def _write(self, job: Job, steps: range, kl: float) -> None:
+        lines = "\n".join(json.dumps({"step": step, "reward": 0.5, "kl": kl}) for step in steps)
+        where = f"/checkpoints/{self.FOLDER}"
+        script = f'mkdir -p {where} && echo "$0" >> {where}/metrics.jsonl'
+        job.exec(job.trainer_container, "sh", "-c", script, lines)
+
+
+ATTACHED = workloads.AttachedRun.target
 
 
 @dataclass(frozen=True)
@@ -117,13 +183,14 @@ class Kind:
     asked: Resource
     deadline: tuple[str, ...] = ("activeDeadlineSeconds",)
     pods: int = 1
+    guarded: Scripted | Attached = Scripted()  # noqa: RUF009
 
     def is_asked(self, event: Json) -> bool:
         """The stop is requested."""
         value: Any = event["object"].get("spec", {})
         for field in self.deadline:
             value = (value or {}).get(field)
-        return bool(value == 1)
+        return value in (1, True)
 
 
 KINDS = {
@@ -151,6 +218,31 @@ KINDS = {
         workloads.RayRun.resource,
         pods=3,
     ),
+    "AttachedPyTorchJob": Kind(
+        workloads.AttachedPyTorchRun,
+        lambda job, _: [job],
+        PYTORCHJOBS,
+        PYTORCHJOBS,
+        ("runPolicy", "activeDeadlineSeconds"),
+        guarded=Attached(),
+    ),
+    "AttachedRayJob": Kind(
+        workloads.AttachedRayJobRun,
+        lambda job, cluster: [workloads.as_rayjob(job, cluster.images["ray"])],
+        workloads.RayRun.resource,
+        workloads.RayRun.resource,
+        pods=3,
+        guarded=Attached(),
+    ),
+    "RayCluster": Kind(
+        workloads.AttachedRayClusterRun,
+        lambda job, cluster: [workloads.as_raycluster(job, cluster.images["ray"])],
+        workloads.AttachedRayClusterRun.resource,
+        workloads.AttachedRayClusterRun.resource,
+        ("suspend",),
+        pods=2,
+        guarded=Attached(onFire="Suspend"),
+    ),
 }
 
 
@@ -163,8 +255,8 @@ def fired(kind: Kind, job: Job) -> tuple[float, End]:
     client, namespace = job.client, job.namespace.name
     latch = Sight(client, JOBS, namespace, a_fire_is_latched)
     request = Sight(client, kind.asked, namespace, kind.is_asked)
-    gone = LastPod(client, namespace)
-    when.the_trainer_fires(job)
+    gone = LastPod(job)
+    kind.guarded.fire(job)
     latched = latch.wait("the latch is in the status", timeouts.REPORT)
     requested = request.wait("the stop is requested", timeouts.STOP)
     return requested - latched, gone.end(timeouts.STOP).since(latched)
@@ -174,25 +266,31 @@ def deleted(kind: Kind, job: Job) -> End:
     """Seconds from the delete of the workload to the end of the pods."""
     workload = job.workload
     assert workload is not None
-    gone = LastPod(job.client, job.namespace.name)
+    gone = LastPod(job)
     started = time.monotonic()
-    job.client.delete(kind.resource, job.namespace.name, job.name, workload["metadata"]["uid"])
+    metadata = workload["metadata"]
+    job.client.delete(kind.resource, job.namespace.name, metadata["name"], metadata["uid"])
     return gone.end(timeouts.STOP).since(started)
 
 
-def run_in(namespace: Namespace, kind: Kind) -> Job:
+@contextmanager
+def running(cluster: Cluster, kind: Kind, where: str) -> Iterator[Job]:
     """A run whose trainer goes on when the guard says stop; all its pods run."""
-    image = namespace.cluster.images["trainer"]
-    *others, job = jobs.scripted("run", image, ("steps 8",), deaf=True)
-    given.objects(namespace, [*others, *kind.made(job, namespace.cluster)])
-    run = kind.run(namespace, "run")
-    then.the_guard_has_counted(run, 1, within=timeouts.RAY)
-    eventually(
-        lambda: [pod["status"].get("phase") for pod in run.pods] == ["Running"] * kind.pods,
-        f"{kind.pods} running pods",
-        timeouts.START,
-    )
-    return run
+    with ExitStack() as stack:
+        namespace = stack.enter_context(fresh_namespace(cluster, where))
+        shared: Sequence[Json] = ()
+        if isinstance(kind.guarded, Attached):
+            shared = stack.enter_context(given.a_claim_for_two_nodes(namespace, "checkpoints"))
+        given.objects(namespace, [*shared, *kind.guarded.manifests(kind, namespace)])
+        run = kind.run(namespace, "run")
+        eventually(
+            lambda: [pod["status"].get("phase") for pod in run.pods] == ["Running"] * kind.pods,
+            f"{kind.pods} running pods",
+            timeouts.RAY,
+        )
+        kind.guarded.begin(run)
+        then.the_guard_has_counted(run, 1, within=timeouts.RAY)
+        yield run
 
 
 def measure(cluster: Cluster, name: str, rounds: int) -> None:
@@ -200,10 +298,10 @@ def measure(cluster: Cluster, name: str, rounds: int) -> None:
     requests, stops, deletes = [], [], []
     for number in range(rounds):
         where = f"bench-{name.lower()}-{number}"
-        with fresh_namespace(cluster, f"{where}-fired") as namespace:
-            request, stop = fired(kind, run_in(namespace, kind))
-        with fresh_namespace(cluster, f"{where}-deleted") as namespace:
-            delete = deleted(kind, run_in(namespace, kind))
+        with running(cluster, kind, f"{where}-fired") as run:
+            request, stop = fired(kind, run)
+        with running(cluster, kind, f"{where}-deleted") as run:
+            delete = deleted(kind, run)
         requests.append(request)
         stops.append(stop)
         deletes.append(delete)

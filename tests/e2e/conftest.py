@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from . import artefacts, jobs, timeouts
+from . import artefacts, given, jobs, timeouts
 from .kube import Cluster, Json, Namespace, install
 
 HERE = Path(__file__).parent
@@ -81,24 +81,9 @@ def demo(installation: Cluster) -> Iterator[Namespace]:
 
 @pytest.fixture
 def shared(namespace: Namespace) -> Iterator[list[Json]]:
-    """A claim that two nodes could share: the default storage of kind has no ReadWriteMany."""
-    cluster, volume = namespace.cluster, f"{namespace.name}-shared"
-    (node,) = cluster.kubectl("get", "nodes", "-o", "name").split()
-    cluster.on_node(node.removeprefix("node/"), "mkdir", "-p", "-m", "0777", f"/var/{volume}")
-    claim = jobs.claim("checkpoints")
-    claim["spec"] |= {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": volume}
-    spec = {
-        "accessModes": ["ReadWriteMany"],
-        "capacity": {"storage": "1Gi"},
-        "hostPath": {"path": f"/var/{volume}"},
-        "claimRef": {"namespace": namespace.name, "name": "checkpoints"},
-    }
-    yield [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume}, "spec": spec},
-        claim,
-    ]
-    cluster.kubectl("delete", "persistentvolume", volume, "--wait=false")
-    cluster.on_node(node.removeprefix("node/"), "rm", "-rf", f"/var/{volume}")
+    """A claim `checkpoints` that two nodes could share."""
+    with given.a_claim_for_two_nodes(namespace, "checkpoints") as made:
+        yield made
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
@@ -56,6 +57,28 @@ def a_claim(namespace: Namespace, name: str) -> Json:
     """A claim on the default StorageClass, as the source of a volume."""
     objects(namespace, [jobs.claim(name)])
     return {"persistentVolumeClaim": {"claimName": name}}
+
+
+@contextmanager
+def a_claim_for_two_nodes(namespace: Namespace, name: str) -> Iterator[list[Json]]:
+    """The manifests of a claim and its volume: the default storage of kind has no ReadWriteMany."""
+    cluster, volume = namespace.cluster, f"{namespace.name}-shared"
+    (node,) = cluster.kubectl("get", "nodes", "-o", "name").split()
+    cluster.on_node(node.removeprefix("node/"), "mkdir", "-p", "-m", "0777", f"/var/{volume}")
+    claim = jobs.claim(name)
+    claim["spec"] |= {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": volume}
+    spec = {
+        "accessModes": ["ReadWriteMany"],
+        "capacity": {"storage": "1Gi"},
+        "hostPath": {"path": f"/var/{volume}"},
+        "claimRef": {"namespace": namespace.name, "name": name},
+    }
+    yield [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume}, "spec": spec},
+        claim,
+    ]
+    cluster.kubectl("delete", "persistentvolume", volume, "--wait=false")
+    cluster.on_node(node.removeprefix("node/"), "rm", "-rf", f"/var/{volume}")
 
 
 def a_claim_with_the_heldout_split(namespace: Namespace, name: str = "heldout") -> Json:

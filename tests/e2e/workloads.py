@@ -13,13 +13,13 @@ from typing import Any
 
 from guard_operator.adapters.job import JobAdapter
 from guard_operator.adapters.jobset import JobSetAdapter
-from guard_operator.adapters.rayjob import RayJobAdapter
+from guard_operator.adapters.rayjob import RAY_CLUSTERS, RayJobAdapter
 from guard_operator.adapters.trainjob import NODE, PART_LABEL, RUNTIMES, TRAINER, TrainJobAdapter
 from guard_operator.api.names import guard_name
 from guard_operator.runtime.client import PODS, Resource
 
 from . import jobs, then, timeouts
-from .kube import ROOT, Job, Json
+from .kube import PYTORCHJOBS, ROOT, Job, Json
 
 _RAY = (ROOT / "tests/e2e/cluster/ray/requirements.in").read_text()
 RAY_VERSION = _RAY.rpartition("==")[2].strip()
@@ -121,6 +121,34 @@ class RayRun(OtherRun):
         return self.deployment[0] == "Failed"
 
 
+class AttachedRun(OtherRun):
+    """A run that is somebody's workload, which its job names and does not own."""
+
+    target = "theirs"
+
+    @property
+    def pods(self) -> list[Json]:
+        """Every pod of its namespace but the guard's, which has one of its own."""
+        own = f"{guard_name(self.name, self.uid)}-0"
+        return [pod for pod in self.everything if pod["metadata"]["name"] != own]
+
+
+class AttachedPyTorchRun(AttachedRun):
+    """A PyTorchJob."""
+
+    resource = PYTORCHJOBS
+
+
+class AttachedRayJobRun(AttachedRun, RayRun):
+    """A RayJob."""
+
+
+class AttachedRayClusterRun(AttachedRun, RayRun):
+    """A RayCluster."""
+
+    resource = RAY_CLUSTERS
+
+
 def labels(pod: Json) -> set[tuple[str, str]]:
     """Those of a pod."""
     return set((pod["metadata"].get("labels") or {}).items())
@@ -184,6 +212,35 @@ def as_rayjob(job: Json, image: str, entrypoint: Sequence[str] | None = None) ->
     cluster = {"rayVersion": RAY_VERSION, "headGroupSpec": head, "workerGroupSpecs": [group]}
     spec = {"entrypoint": shlex.join(entrypoint or program), "rayClusterSpec": cluster}
     return _with(job, RayJobAdapter.resource, spec)
+
+
+def as_raycluster(job: Json, image: str) -> Json:
+    """As a RayCluster, which no job makes: with a head and one worker."""
+    spec = as_rayjob(job, image)["spec"]["template"]["spec"]["rayClusterSpec"]
+    return _with(job, RAY_CLUSTERS, spec)
+
+
+def workload_of(job: Json, name: str) -> Json:
+    """The workload of a job with a template, as somebody makes it who knows of no guard."""
+    return copy.deepcopy(job["spec"]["template"]) | {"metadata": {"name": name}}
+
+
+def attached(job: Json, kind: Resource, name: str, log: str) -> Json:
+    """The job for a workload that exists.
+
+    Its guard reads `log` in the claim `checkpoints`, and has a claim `state`.
+    """
+    made = copy.deepcopy(job)
+    spec, guard = made["spec"], made["spec"]["guard"]
+    spec.pop("template")
+    spec["targetRef"] = {"apiVersion": kind.api_version, "kind": kind.kind, "name": name}
+    guard |= {
+        "placement": "Pod",
+        "checkpoints": {"claimName": "checkpoints"},
+        "state": {"claimName": "state"},
+    }
+    guard["metrics"] = {"follow": {"path": log, "format": "rlguard"}, "checkpoints": {"layout": "trl"}}
+    return made
 
 
 def _with(job: Json, resource: Resource, spec: Json) -> Json:

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from guard_operator.runtime.client import Resource
-from tests.e2e import jobs, timeouts
+from tests.e2e import jobs, timeouts, workloads
 from tests.e2e.kube import Json, Namespace
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -57,17 +57,6 @@ def followed(job: Json) -> Json:
 
 def attached(job: Json, kind: Resource, name: str) -> Json:
     """The same job for a workload that exists; its guard has a claim `state`."""
-    made = followed(job)
-    spec = made["spec"]
-    spec.pop("template")
-    spec["targetRef"] = {"apiVersion": kind.api_version, "kind": kind.kind, "name": name}
-    guard = spec["guard"]
-    guard |= {"placement": "Pod", "checkpoints": {"claimName": CLAIM}, "state": {"claimName": "state"}}
-    guard["metrics"]["follow"]["path"] = f"{FOLDER}/metrics.jsonl"
-    guard["metrics"]["checkpoints"]["path"] = FOLDER
+    made = workloads.attached(followed(job), kind, name, f"{FOLDER}/metrics.jsonl")
+    made["spec"]["guard"]["metrics"]["checkpoints"]["path"] = FOLDER
     return made
-
-
-def workload_of(job: Json, name: str) -> Json:
-    """The workload of a job with a template, as somebody makes it who knows of no guard."""
-    return copy.deepcopy(job["spec"]["template"]) | {"metadata": {"name": name}}

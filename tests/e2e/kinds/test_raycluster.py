@@ -8,28 +8,9 @@ from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.runtime.client import STATEFUL_SETS
 from tests.e2e import given, jobs, then, timeouts
 from tests.e2e.kube import Json, Namespace
-from tests.e2e.workloads import RayRun, as_rayjob
+from tests.e2e.workloads import AttachedRayClusterRun, as_raycluster, workload_of
 
 from . import demo
-
-CLUSTER = "shared"
-
-
-class AttachedRun(RayRun):
-    """A run that is a RayCluster, which its job names and does not own."""
-
-    resource = RAY_CLUSTERS
-    target = CLUSTER
-
-    @property
-    def of_ray(self) -> list[str]:
-        """The cluster's pods."""
-        return [pod["metadata"]["name"] for pod in self.everything if "ray.io/cluster" in labels(pod)]
-
-
-def labels(pod: Json) -> Json:
-    found: Json = pod["metadata"].get("labels") or {}
-    return found
 
 
 def test_a_job_that_was_submitted_to_a_ray_cluster_and_hacks_is_stopped(
@@ -40,7 +21,7 @@ def test_a_job_that_was_submitted_to_a_ray_cluster_and_hacks_is_stopped(
     then.the_condition_is(job, "Guarded", "True", "WorkloadAttached", within=timeouts.RAY)
     then.eventually(lambda: job.guard.get("heartbeat"), "its guard reports", timeouts.START)
     assert job.conditions["Isolated"]["reason"] == "Attached"
-    head = next(name for name in job.of_ray if "head" in name)
+    head = job.pod_name
     program = shlex.join(demo.command("ray"))
     submit = f"ray job submit --no-wait --address=http://127.0.0.1:8265 -- {program}"
     then.eventually(
@@ -53,17 +34,15 @@ def test_a_job_that_was_submitted_to_a_ray_cluster_and_hacks_is_stopped(
 
     then.it_fired_for_its_score(fire)
     then.the_condition_is(job, "Stopped", "True", "NoPodsLeft", within=timeouts.STOP)
-    assert job.workload is None and job.of_ray == []
+    assert job.workload is None and job.pods == []
     assert "StopEscalated" in then.events(job), "a user reads why Stop deletes it"
     assert not job.client.list(STATEFUL_SETS, namespace.name, {})["items"], "nor its guard"
 
 
-def given_an_attached_cluster(namespace: Namespace, shared: list[Json]) -> AttachedRun:
+def given_an_attached_cluster(namespace: Namespace, shared: list[Json]) -> AttachedRayClusterRun:
     """The demo's data and held-out split, a RayCluster whose pods are as a user makes them, and a guard."""
     others, job = demo.with_program(namespace)
-    spec = as_rayjob(job, namespace.cluster.images["ray"])["spec"]["template"]["spec"]["rayClusterSpec"]
-    cluster = {"apiVersion": RAY_CLUSTERS.api_version, "kind": "RayCluster", "metadata": {"name": CLUSTER}}
-    attached = demo.attached(job, RAY_CLUSTERS, CLUSTER)
-    made = [*others, *shared, jobs.claim("state"), {**cluster, "spec": spec}, attached]
-    given.objects(namespace, made)
-    return AttachedRun(namespace, job["metadata"]["name"])
+    cluster = workload_of(as_raycluster(job, namespace.cluster.images["ray"]), AttachedRayClusterRun.target)
+    attached = demo.attached(job, RAY_CLUSTERS, AttachedRayClusterRun.target)
+    given.objects(namespace, [*others, *shared, jobs.claim("state"), cluster, attached])
+    return AttachedRayClusterRun(namespace, job["metadata"]["name"])

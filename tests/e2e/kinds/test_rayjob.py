@@ -8,7 +8,7 @@ from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
 from tests.e2e import given, jobs, then, timeouts
 from tests.e2e.kube import Json, Namespace
-from tests.e2e.workloads import RayRun, as_rayjob
+from tests.e2e.workloads import AttachedRayJobRun, RayRun, as_rayjob, workload_of
 
 from . import demo, ends
 
@@ -41,11 +41,11 @@ def test_a_ray_job_that_exists_and_hacks_is_stopped(namespace: Namespace, shared
     others, demo_job = demo.with_program(namespace)
     image = namespace.cluster.images["ray"]
     theirs = as_rayjob(demo_job, image, demo.command("ray"))
-    made = demo.workload_of(theirs, AttachedRayJob.target)
+    made = workload_of(theirs, AttachedRayJobRun.target)
     given.objects(namespace, [*others, *shared, jobs.claim("state"), made])
-    job = AttachedRayJob(namespace, demo_job["metadata"]["name"])
+    job = AttachedRayJobRun(namespace, demo_job["metadata"]["name"])
     then.eventually(lambda: job.everything, "KubeRay makes its pods", timeouts.RAY)
-    given.objects(namespace, [demo.attached(demo_job, RayRun.resource, AttachedRayJob.target)])
+    given.objects(namespace, [demo.attached(demo_job, RayRun.resource, AttachedRayJobRun.target)])
     then.the_condition_is(job, "Guarded", "True", "WorkloadAttached", within=timeouts.RAY)
     assert job.workload is not None and "activeDeadlineSeconds" not in job.workload["spec"]
 
@@ -58,12 +58,6 @@ def test_a_ray_job_that_exists_and_hacks_is_stopped(namespace: Namespace, shared
 
 
 # -- given and then, in the words of these tests ---------------------------------------------------------
-
-
-class AttachedRayJob(RayRun):
-    """A run that is somebody's RayJob, which its job names and does not own."""
-
-    target = "theirs"
 
 
 def given_a_ray_program(namespace: Namespace) -> RayRun:

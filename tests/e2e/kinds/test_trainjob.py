@@ -6,7 +6,7 @@ from guard_operator.adapters.jobset import JOB_SETS
 from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
 from tests.e2e import given, jobs, then, timeouts
 from tests.e2e.kube import Json, Namespace, condition_of
-from tests.e2e.workloads import TrainRun, as_trainjob
+from tests.e2e.workloads import TrainRun, as_trainjob, workload_of
 
 from . import demo, ends
 
@@ -29,7 +29,7 @@ def test_a_trainjob_that_exists_and_hacks_is_stopped(namespace: Namespace, share
     trainer = jobs.trainer_of(demo_job)
     trainer |= {"command": demo.command("here"), "args": []}
     runtime, theirs = as_trainjob(demo_job)
-    made = demo.workload_of(theirs, AttachedTrainJob.target)
+    made = workload_of(theirs, AttachedTrainJob.target)
     given.objects(namespace, [*others, *shared, jobs.claim("state"), runtime, made])
     job = AttachedTrainJob(namespace, demo_job["metadata"]["name"])
     given.objects(namespace, [demo.attached(demo_job, TrainRun.resource, AttachedTrainJob.target)])
