@@ -235,6 +235,7 @@ FRAMEWORKS = (
                 Setting("kl.use_loss", ("false",), default="false"),
             )
         },
+        marks=("actor_lr",),  # of releases whose other names were TRL's
         metrics="TensorBoard (`--logger.tensorboard_dir`)",
         layout=Layout(
             re.compile(r"global_step(\d{1,15})_hf"),

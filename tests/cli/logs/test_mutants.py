@@ -142,6 +142,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (NAMES, "        if len(there) > 1:\n", "        if False:\n"),
     (TABLE, "len(parts) == len(wanted) and all(", "all("),
     (NAMES, "by_bare.keys().isdisjoint(f.marks), ", ""),
+    (TABLE, '        marks=("actor_lr",),  # of releases whose other names were TRL\'s\n', ""),
     (TABLE, 'marks=("global_step/max_steps", "train_speed(s/it)")', 'marks=("global_step/max_steps",)'),
     (TABLE, "`logging.jsonl`, with `--add_version false`", "`logging.jsonl`"),
     (TABLE, "--output_dir {folder} --add_version false", "--output_dir {folder}"),

@@ -452,6 +452,12 @@ class TestTwoThatLogUnderTheSameNames:
         assert resolve(columns, {}).framework == "TRL"
         assert resolve({*columns, mark}, {}).framework == "ms-swift"
 
+    def test_openrlhf_before_it_had_names_of_its_own_is_told_from_trl(self) -> None:
+        """Its KL takes the run's configuration to be known for a token mean; TRL's does not."""
+        columns = {"global_step", "train/reward", "train/kl", "train/return", "train/response_length"}
+        assert resolve({*columns, "train/actor_lr"}, {}).framework == "OpenRLHF"
+        assert resolve(columns, {}).framework == "TRL", "nothing in it tells them apart"
+
     def test_a_mark_decides_nothing_of_a_log_without_its_reward(self) -> None:
         columns = {"step", "critic/score/mean", "actor/entropy", "train_speed(s/it)"}
         assert resolve(columns, {}).framework == "verl"
