@@ -102,13 +102,13 @@ def verdict_lines(verdict: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _advice(verdict: Mapping[str, Any]) -> Iterator[str]:
-    """What is told and stops nothing, as what HeldOutGuard would have done: a job's status has its codes."""
+    """What is told and stops nothing, as what HeldOutGuard would have done."""
     conditions, codes = verdict.get("conditions"), verdict.get("advice")
     for one in conditions if isinstance(conditions, list) else ():
         if isinstance(one, Mapping) and one.get("advice"):
             yield plain(f"advice ({one.get('code')}): {one.get('message', '')}")
-    if isinstance(codes, list):
-        yield plain(f"advice: {', '.join(map(str, codes))}")
+    if isinstance(codes, list):  # of a job
+        yield plain(f"advice ({', '.join(map(str, codes))}): {verdict.get('adviceReason', '')}")
 
 
 def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:

@@ -754,6 +754,7 @@ class GuardStatus(StatusModel):
         max_length=32,
         description="Codes of what is only advice, such as port_taken; nothing acts on them.",
     )
+    advice_reason: Text | None = Field(None, description="The advice in words: a sentence for each code.")
     fire: Latched | None = Field(
         None, description="The latch. Once set, the API server refuses to change or remove it."
     )

@@ -50,7 +50,9 @@ LOST = (
 _ESSENTIAL = frozenset({"heartbeat", "level", "code", "reason", "fire", "halt"})
 
 #: Fields that do not by themselves make a report worth writing before the next heartbeat.
-_INCIDENTAL = frozenset({"heartbeat", "reason", "detectorState", "historyTail", "rollouts", "keptSteps"})
+_INCIDENTAL = frozenset(
+    {"heartbeat", "reason", "adviceReason", "detectorState", "historyTail", "rollouts", "keptSteps"}
+)
 
 Json = dict[str, Any]
 
@@ -94,7 +96,7 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
         return closed | former | summary | {"heartbeat": time}
     status: Json = {
         **summary,
-        "advice": sorted({c.code.value for c in verdict.conditions if c.advice}) or None,
+        **_advice(verdict),
         "heartbeat": time,
         "attempt": verdict.attempt,
         "step": verdict.step,
@@ -328,6 +330,15 @@ def _written(text: str, limit: int) -> str:
 def _shown(value: float | None) -> float | None:
     """Four significant digits, for the columns of `kubectl get`; the detector's state has all of them."""
     return None if value is None else float(f"{value:.4g}")
+
+
+def _advice(verdict: Verdict) -> Json:
+    """Its codes, and a sentence for each condition."""
+    said = sorted({(c.code, c.message) for c in verdict.conditions if c.advice})
+    if not said:
+        return {}
+    words = (for_the_status(code, message, verdict.failure) for code, message in said)
+    return {"advice": sorted({code.value for code, _ in said}), "adviceReason": _text("; ".join(words))}
 
 
 def _text(text: str) -> str:

@@ -83,6 +83,20 @@ def the_kubelet_is_away(cluster: Cluster, node: str) -> Iterator[None]:
         cluster.kubectl(*ready, within=timeouts.API_SERVER + timeouts.COMMAND)
 
 
+@contextmanager
+def the_admission_policies_are_away(cluster: Cluster) -> Iterator[None]:
+    """The API server asks none of ours, as on a cluster where they are switched off; afterwards it does."""
+    nobody_else_is_there()
+    bindings = ("validatingadmissionpolicybinding", f"--selector=app.kubernetes.io/instance={RELEASE}")
+    kept = cluster.kubectl("get", *bindings, "--output=yaml")
+    assert "policyName" in kept, "there are some"
+    cluster.kubectl("delete", *bindings)
+    try:
+        yield
+    finally:
+        cluster.kubectl("apply", "-f", "-", give=kept)
+
+
 # -- operators -------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ command line, then those that a test appends to /scratch/orders, until it is tol
     checkpoint [SEED [C]]   save a tiny model with random weights of this seed (the step's without it), and a
                             tokenizer that makes a thousand tokens of the character C, and report it
     chat SEED C             the same with a chat template that fails with the prompt where C is in it
+    swap SEED               write other weights over those that were saved last
     note                    append to a file beside the checkpoints what was acknowledged, and if it fires
     sleep SECONDS           (the test may then take something away and need not come back)
     fire                    report steps whose KL is far beyond every KL stop
@@ -57,6 +58,7 @@ class Trainer:
         self.reporter.connect(PATIENCE_SECONDS)
         self.reporter.start()
         self.step = 0
+        self.saved = CHECKPOINTS
         self.reported: list[dict[str, float]] = []
         print(f"attempt {self.reporter.attempt}", flush=True)
 
@@ -73,6 +75,8 @@ class Trainer:
             self.save(int(values[0]) if values else self.step, *values[1:])
         elif word == "chat":
             self.save(int(values[0]), template=BETRAYING.replace("C", values[1]))
+        elif word == "swap":
+            self.write(self.saved, int(values[0]))
         elif word == "note":
             self.note()
         elif word == "sleep":
@@ -108,10 +112,14 @@ class Trainer:
         self.reported = []
 
     def save(self, seed: int, swollen: str = "", template: str = "") -> None:
+        self.saved = CHECKPOINTS / f"attempt-{self.reporter.attempt}" / f"checkpoint-{self.step}"
+        self.write(self.saved, seed, swollen, template)
+        self.reporter.submit(CheckpointSample(self.step, str(self.saved)))
+
+    def write(self, directory: Path, seed: int, swollen: str = "", template: str = "") -> None:
         import tiny_llama  # of guard_cli/demo; it loads torch
         from tokenizers.normalizers import Replace
 
-        directory = CHECKPOINTS / f"attempt-{self.reporter.attempt}" / f"checkpoint-{self.step}"
         tokenizer = tiny_llama.build_tokenizer("0123456789+= ")
         if swollen:
             tokenizer.backend_tokenizer.normalizer = Replace(swollen, "0" * 1000)
@@ -119,7 +127,6 @@ class Trainer:
             tokenizer.chat_template = template
         tiny_llama.save(tiny_llama.build_model(tokenizer, seed=seed), tokenizer, directory)
         let_the_guard_read(directory)
-        self.reporter.submit(CheckpointSample(self.step, str(directory)))
 
     def wait(self, seconds: float) -> None:
         """Wait, and end if the guard says so."""

@@ -71,6 +71,17 @@ def test_the_same_weights_under_another_name_are_no_evidence(namespace: Namespac
     then.the_guard_has_evaluated(job, rounds=2)
 
 
+def test_weights_that_are_swapped_while_they_wait_are_not_scored(namespace: Namespace) -> None:
+    """The one before it has a whole evaluation to make, so it waits for some seconds."""
+    job = given.a_scripted_run(namespace)
+
+    when.the_trainer_is_told(job, "checkpoint 5", "steps 8", "checkpoint 6", "sleep 1", "swap 7")
+
+    the_last_checkpoint_is_doubtful(job, FailureKind.CHANGED)
+    when.the_trainer_is_told(job, "steps 8", "checkpoint 8")
+    then.the_guard_has_evaluated(job, rounds=2)
+
+
 def the_last_checkpoint_is_doubtful(job: Job, kind: FailureKind) -> None:
     """It was not scored, the verdict says why, and is unknown."""
     then.eventually(

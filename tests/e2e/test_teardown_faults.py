@@ -6,6 +6,7 @@ that it stops by the guard's answer.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ import pytest
 from guard_operator.runtime.client import CONFIG_MAPS
 
 from . import faults, given, jobs, then, timeouts, when
-from .kube import TRAINER_CONTAINER, Cluster, Job, Json, Namespace, condition_of
+from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Cluster, Job, Json, Namespace, condition_of
 
 #: Long enough for an operator to die in the middle of a teardown, well within a pod's grace of 30 s.
 SLOW_END_SECONDS = 12
@@ -266,6 +267,26 @@ def test_a_pod_on_a_node_that_does_not_answer_is_named_with_it(namespace: Namesp
     then.it_was_told_once(job, *STORY)
 
 
+@pytest.mark.long
+@pytest.mark.alone
+def test_a_pod_that_runs_without_its_guard_is_told_and_then_stopped(namespace: Namespace) -> None:
+    """Where no policy is asked, somebody may take the guard out of the workload, and lose the pod."""
+    job = given.a_scripted_run(
+        namespace, restart="ExitCode", deaf=True, onSilence={"afterSeconds": 30, "action": "Stop"}
+    )
+    with faults.the_admission_policies_are_away(namespace.cluster):
+        take_the_guard_out(job)
+        when.the_pod_is_deleted(job)
+
+        without = then.the_condition_is(job, "Guarded", "False", "GuardMissing", within=timeouts.REPLACE)
+        assert job.pod_name in without
+        then.the_condition_is(job, "Halted", "True", "GuardSilent", within=timeouts.SILENCE)
+        then.the_job_is_stopped(job)
+
+    then.it_was_told_once(job, "GuardMissing", "GuardSilent", "StopRequested", "NoPodsLeft")
+    assert "fire" not in job.guard
+
+
 def test_workers_without_a_master(namespace: Namespace) -> None:
     """Each Worker has a guard beside it, and the guard of index 0 alone speaks for the run."""
     image = namespace.cluster.images["trainer"]
@@ -292,6 +313,17 @@ def test_workers_without_a_master(namespace: Namespace) -> None:
 
 
 # -- in the words of these tests -------------------------------------------------------------------------
+
+
+def take_the_guard_out(job: Job) -> None:
+    """Of the workload's template, so that the next pod has none."""
+    workload = job.workload
+    assert workload is not None
+    where = "/spec/pytorchReplicaSpecs/Master/template/spec/initContainers"
+    pod = workload["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    (place,) = (n for n, one in enumerate(pod["initContainers"]) if one["name"] == GUARD_CONTAINER)
+    patch = json.dumps([{"op": "remove", "path": f"{where}/{place}"}])
+    job.namespace.kubectl("patch", "pytorchjob", job.name, "--type=json", f"--patch={patch}")
 
 
 def a_run_that_ends_slowly(namespace: Namespace) -> Job:

@@ -162,6 +162,42 @@ def test_given_a_fire_then_nothing_of_the_run_is_left(running: RayWorld) -> None
     assert here.job()["status"]["stop"]["method"] == "Stop" and not here.items(RAY_CLUSTERS)
 
 
+def test_a_guard_in_a_pod_of_its_own_ends_all_of_it(
+    here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
+) -> None:
+    """The head waits for it and has its address; nothing of Ray has what is the guard's."""
+    controller("kuberay")
+    for name in ("state", "checkpoints"):
+        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        here.put(CLAIMS, {"metadata": {"name": name}, "spec": spec})
+    job = as_rayjob(make_job(placement="Pod", state={"claimName": "state"}))
+    cluster = job["spec"]["template"]["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        claim = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}
+        group["template"]["spec"]["volumes"] = [claim]
+    here.submit(job)
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
+    eventually(lambda: len(here.items(STATEFUL_SETS)) == 1, "the guard's StatefulSet", SECONDS)
+    eventually(lambda: len(here.pods()) == 3, "head and two workers", SECONDS)
+    head = here.head()
+    assert head is not None and "heldout" not in str([pod["spec"] for pod in here.pods()])
+    assert [one["name"] for one in head["spec"]["initContainers"]] == ["wait-for-guard"]
+    env = {one["name"]: one.get("value") for one in head["spec"]["containers"][0]["env"]}
+    assert str(env["RLGUARD_URL"]).startswith("https://run-")
+    here.kubelet_runs_pods()
+    eventually(lambda: here.deployment()[0] == "Running", "the RayJob runs", SECONDS)
+
+    here.fire()
+
+    eventually(lambda: here.deployment() == ("Failed", "DeadlineExceeded"), "the RayJob has failed", SECONDS)
+    eventually(lambda: not here.items(RAY_CLUSTERS), "its cluster is deleted", SECONDS)
+    eventually(lambda: not here.items(BATCH_JOBS), "its submitter is deleted", SECONDS)
+    here.collects_garbage()
+    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+    eventually(lambda: not here.items(STATEFUL_SETS), "nor its guard", SECONDS)
+
+
 def test_a_fire_before_the_cluster_is_ready(
     here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
 ) -> None:

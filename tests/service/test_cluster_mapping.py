@@ -134,17 +134,31 @@ def test_numbers_fit_into_a_column_of_kubectl_get() -> None:
     assert "heldoutEma" not in status
 
 
-def test_what_is_only_advice_is_told_by_its_code() -> None:
+def test_what_is_only_advice_is_told_beside_the_worst_condition() -> None:
     """The sentence of the status is of the worst condition, which advice never is."""
     advice, warning = (
-        Condition(code=code, level=Level.WARNING, message="a", advice=code is not Code.SILENT)
+        Condition(code=code, level=Level.WARNING, message=f"{code}: a", advice=code is not Code.SILENT)
         for code in (Code.PORT_TAKEN, Code.SILENT)
     )
-    known = Known(verdict(conditions=(warning, advice, advice)), state=STATE)
+    gap = advice.model_copy(update={"code": Code.HACKING_GAP, "message": "the gap is 0.31"})
+    known = Known(verdict(conditions=(warning, advice, advice, gap)), state=STATE)
     status = guard_status(known, {}, NOW)
-    assert status["advice"] == ["port_taken"]
+    assert status["advice"] == ["hacking_gap", "port_taken"]
+    assert status["adviceReason"] == "the gap is 0.31; port_taken: a"
+    assert GuardStatus.model_validate(status).advice_reason == status["adviceReason"]
+    known = Known(verdict(conditions=(warning, advice)), state=STATE)
+    status = guard_status(known, {}, NOW)
     assert GuardStatus.model_validate(status).advice == ["port_taken"]
     assert differs(status, guard_status(Known(verdict(conditions=(warning,)), state=STATE), {}, NOW))
+
+
+def test_advice_that_may_depend_on_an_item_is_told_by_its_meaning() -> None:
+    """Who may read the status may not own the split."""
+    doubtful = Condition(
+        code=Code.CHECKPOINT_DOUBTFUL, level=Level.WARNING, message="item 'x' failed", advice=True
+    )
+    known = Known(verdict(conditions=(doubtful,), failure=FailureKind.UNDERWAY), state=STATE)
+    assert "item 'x'" not in guard_status(known, {}, NOW)["adviceReason"]
 
 
 def judged(policy: Policy = DEFAULT, rounds: int = 3, items: int = 64) -> Judge:

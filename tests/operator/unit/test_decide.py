@@ -1278,6 +1278,7 @@ REPORTED = {
     **{"proxyRealGap": 0.4, "ended": {"attempt": 1, "step": 77}, "heartbeat": ago(-5)},
     **{"lastEvaluation": TRAINED_ON["lastEvaluation"], "lastEvaluationTime": NOW.isoformat()},
     "advice": ["port_taken"],
+    "adviceReason": "another process has the port",
 }
 
 
