@@ -167,6 +167,7 @@ def test_a_guard_in_a_pod_of_its_own_ends_all_of_it(
 ) -> None:
     """The head waits for it and has its address; nothing of Ray has what is the guard's."""
     controller("kuberay")
+    here.claim()
     for name in ("state", "checkpoints"):
         spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
         here.put(CLAIMS, {"metadata": {"name": name}, "spec": spec})
