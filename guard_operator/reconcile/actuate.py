@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, assert_never
 
+from guard_core.policy import Policy
 from guard_operator.adapters import Child, TemplateError, WorkloadAdapter, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
@@ -44,7 +45,7 @@ from guard_operator.reconcile.inject import (
     support_objects,
 )
 from guard_operator.reconcile.notifier import Notifier
-from guard_operator.reconcile.parse import JOBS, read_status
+from guard_operator.reconcile.parse import JOBS, read_policy, read_status
 from guard_operator.reconcile.recorder import EventRecorder
 from guard_operator.reconcile.snapshot import Between, Job, Snapshot, guard_of
 from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, Client, Json, Resource, controller_of
@@ -164,7 +165,7 @@ class Actuator:
 
     def _create(self, job: Job) -> None:
         adapter = _adapter(job)
-        self._create_support(job, adapter)
+        self._create_support(job, job.spec.guard.policy)
         # The cache may be behind: a job that was deleted or has fired meanwhile gets no workload.
         current = self._client.get(JOBS, job.namespace, job.name)
         if current is None or current["metadata"]["uid"] != job.uid:
@@ -176,20 +177,27 @@ class Actuator:
         for resource, body in created_for(job, adapter, workload):
             self._client.apply(resource, body, names.OPERATOR_MANAGER)
 
-    def _create_support(self, job: Job, adapter: WorkloadAdapter) -> None:
+    def _create_support(self, job: Job, policy: Policy) -> None:
         """What the guard needs beside the workload."""
         tokens = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         own = job.spec.guard.own_pod
         certificate = None if own is None else own_certificate(host_of(job), self._clock())
-        account = guard_service_account(job, adapter)
-        for resource, body in support_objects(job, account, tokens, certificate):
+        account = guard_service_account(job, _adapter(job))
+        for resource, body in support_objects(job, policy, account, tokens, certificate):
             self._create_once(resource, job.namespace, body)
 
     def _start_guard(self, job: Job) -> None:
         own = job.spec.guard.own_pod
         assert own is not None, "only a guard in a pod of its own is started"
         if job.spec.target_ref is not None:  # else it was made with the workload
-            self._create_support(job, _adapter(job))
+            raw = self._client.get(JOBS, job.namespace, job.name)
+            if raw is None or raw["metadata"]["uid"] != job.uid:
+                return
+            policy = read_policy(raw)
+            if policy is None:  # of a run that goes on: its guard is silent, which stops it
+                log.error("%s/%s: its policy cannot be read, so it gets no guard", job.namespace, job.name)
+                return
+            self._create_support(job, policy)
         try:
             objects = [*guard_objects(job, own, _adapter(job), self._config, self._config.scrapers)]
         except TemplateError as error:  # of a run that goes on: its guard is silent, which stops it

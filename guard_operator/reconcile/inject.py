@@ -191,12 +191,17 @@ def _let_it_report(trainer: Json, support: str) -> None:
 
 
 def support_objects(
-    job: Job, service_account: str, tokens: tuple[str, str], certificate: tuple[str, str] | None = None
+    job: Job,
+    policy: Policy,
+    service_account: str,
+    tokens: tuple[str, str],
+    certificate: tuple[str, str] | None = None,
 ) -> Iterator[tuple[Resource, Json]]:
     """Policy, tokens, and the permission to write exactly this job's status; all owned by the job.
 
     Args:
         job: the job.
+        policy: the job's, which the spec of a run lacks (`parse.parse_job`).
         service_account: of the guarded pods; the job's own one is made, another one only gets the Role.
         tokens: fresh (ingest, read) tokens. They count only if the Secret does not exist yet.
         certificate: the same of a guard in a pod of its own: certificate and private key, PEM.
@@ -217,8 +222,8 @@ def support_objects(
     if certificate is not None:
         data |= dict(zip((layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY), certificate, strict=True))
     yield SECRETS, owned(job, SECRETS, name, immutable=True, type="Opaque", stringData=data)
-    policy = {layout.POLICY_KEY: policy_file(job.spec.guard.policy)}
-    yield CONFIG_MAPS, owned(job, CONFIG_MAPS, name, immutable=True, data=policy)
+    data = {layout.POLICY_KEY: policy_file(policy)}
+    yield CONFIG_MAPS, owned(job, CONFIG_MAPS, name, immutable=True, data=data)
 
 
 def guard_service_account(job: Job, adapter: WorkloadAdapter) -> str:

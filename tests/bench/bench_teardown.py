@@ -155,7 +155,8 @@ class Attached:
         return [*others, jobs.claim("state"), workloads.workload_of(made, ATTACHED), attached]
 
     def begin(self, job: Job) -> None:
-        """Its first steps."""
+        """Its first steps: what is in the log before the guard looks is another run's."""
+        eventually(lambda: job.guard.get("heartbeat"), "its guard reports", timeouts.START)
         self._write(job, range(1, 9), 0.01)
 
     def fire(self, job: Job) -> None:

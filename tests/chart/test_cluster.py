@@ -2075,7 +2075,9 @@ class TestWhatTheOperatorMayCreate:
     def objects(self) -> list[tuple[Resource, Json]]:
         """All that it creates for a job."""
         job = JOBS[STRICT]
-        made = list(support_objects(job, guard_service_account(job, ADAPTERS[0]), ("a", "b")))
+        made = list(
+            support_objects(job, job.spec.guard.policy, guard_service_account(job, ADAPTERS[0]), ("a", "b"))
+        )
         return [*made, (ADAPTERS[0].resource, build_workload(job, ADAPTERS[0], CONFIG))]
 
     def test_all_that_a_job_needs_and_nothing_that_no_job_owns(self, operator: Client) -> None:
@@ -2091,7 +2093,7 @@ class TestWhatTheOperatorMayCreate:
         job = submit(admission, STRICT, "n" * 50, apart)
         support_name, own = f"{job.name}-{job.uid[:8]}", guard_name(job.name, job.uid)
         assert support_name != own
-        made = list(support_objects(job, support_name, ("a", "b")))
+        made = list(support_objects(job, job.spec.guard.policy, support_name, ("a", "b")))
         made += guard_objects(job, GuardPod(), ADAPTERS[0], CONFIG)
         kinds = {resource.kind for resource, _ in made}
         assert {"Secret", "ConfigMap", "Role", "RoleBinding", "ServiceAccount"} < kinds

@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from guard_operator.runtime.client import BATCH_JOBS, CLAIMS, MERGE, PODS, Client
+from guard_core.policy import Policy
+from guard_operator.api import names
+from guard_operator.runtime.client import BATCH_JOBS, CLAIMS, CONFIG_MAPS, MERGE, PODS, Client
 from guard_operator.runtime.errors import ApiError
 
 from .controlplane import ControlPlane
@@ -112,6 +115,22 @@ def guarded(here: AttachedWorld, make_job: MakeJob) -> AttachedWorld:
     here.guard_says(heartbeat="2026-01-01T00:00:00Z", step=1)
     here.expect("Fired", "False", "NotFired")
     return here
+
+
+def test_the_guard_has_the_policy_of_its_job(here: AttachedWorld, make_job: MakeJob) -> None:
+    """Which is written down after the job has become a run, of which the policy is not kept in mind."""
+    here.make_target()
+    job = attached(make_job)
+    job["spec"]["guard"]["policy"] = {"detector": "Both", "kl": {"hardStop": 0.25}}
+    here.submit(job)
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadAttached")
+    support = names.support_name("run", here.job()["metadata"]["uid"])
+    made = eventually(
+        lambda: here.client.get(CONFIG_MAPS, here.namespace, support), "the policy of its guard"
+    )
+    policy = Policy.model_validate(yaml.safe_load(made["data"]["policy.yaml"]))
+    assert (policy.detector, policy.kl.hard_stop) == ("both", 0.25)
 
 
 # -- the API server --------------------------------------------------------------------------------------

@@ -557,7 +557,10 @@ def test_its_secret_has_the_certificate_and_its_role_is_for_its_own_account() ->
     of = job(pod={"serviceAccountName": "reads"})
     account = guard_service_account(of, ADAPTER)
     assert account == "reads" and guard_service_account(job(), ADAPTER) == "run-01234567"
-    found = {r.kind: body for r, body in support_objects(of, account, ("i", "r"), ("crt", "key"))}
+    found = {
+        r.kind: body
+        for r, body in support_objects(of, of.spec.guard.policy, account, ("i", "r"), ("crt", "key"))
+    }
     data = {"ingest-token": "i", "read-token": "r", "tls.crt": "crt", "tls.key": "key"}
     assert found["Secret"]["stringData"] == data and "ServiceAccount" not in found
     assert found["RoleBinding"]["subjects"][0]["name"] == "reads"

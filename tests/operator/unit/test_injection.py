@@ -509,7 +509,10 @@ def test_what_would_leak_is_not_built(role: str, key: str, index: int, mount: Js
 def support(one: Job) -> dict[str, Json]:
     assert ADAPTER is not None
     account = guard_service_account(one, ADAPTER)
-    return {resource.kind: body for resource, body in support_objects(one, account, ("in", "out"))}
+    return {
+        resource.kind: body
+        for resource, body in support_objects(one, one.spec.guard.policy, account, ("in", "out"))
+    }
 
 
 def test_the_role_is_for_exactly_this_jobs_status() -> None:
