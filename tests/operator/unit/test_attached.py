@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from guard_operator.adapters import WorkloadAdapter, WorkloadState, find_adapter
@@ -28,7 +29,7 @@ from guard_operator.reconcile.decision import Decision, Report, StartGuard, Stop
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.heartbeats import HeartbeatClock
-from guard_operator.reconcile.parse import parse_job
+from guard_operator.reconcile.parse import JOBS, parse_job
 from guard_operator.reconcile.review import review, review_manifest
 from guard_operator.reconcile.snapshot import (
     Between,
@@ -769,8 +770,12 @@ class Server:
     def __init__(self, raw: Json | None = None, child: Json | None = None) -> None:
         self.raw, self.child = raw, child
         self.done: list[str] = []
+        self.job = manifest(status=ref())
+        self.policy: Json | None = None
 
     def get(self, resource: Resource, _namespace: str, name: str) -> Json | None:
+        if resource is JOBS:
+            return self.job
         assert resource is BATCH_JOBS or name == "run-7"
         return self.child if resource is BATCH_JOBS and self.child else self.raw
 
@@ -786,6 +791,8 @@ class Server:
             raise ApiError(409, "AlreadyExists", "it is there")
         (owner,) = body["metadata"]["ownerReferences"]
         assert owner["uid"] == UID
+        if resource.kind == "ConfigMap":
+            self.policy = yaml.safe_load(body["data"]["policy.yaml"])
 
 
 def actuator(server: Server) -> Actuator:
@@ -846,6 +853,26 @@ def test_what_its_guard_needs_is_made_with_the_guard() -> None:
         "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "Service", "NetworkPolicy",
         "StatefulSet",
     ]  # fmt: skip
+
+
+def test_its_guard_gets_the_policy_that_its_job_has_now() -> None:
+    """The spec of a run is parsed without it, and no cache has it."""
+    server = Server()
+    server.job = manifest(policy={"detector": "Both", "kl": {"hardStop": 0.25}})
+    actuator(server)._start_guard(job(status=ref()))
+    assert server.policy is not None
+    assert (server.policy["detector"], server.policy["kl"]["hard_stop"]) == ("both", 0.25)
+
+
+@pytest.mark.parametrize(
+    "now", [None, manifest() | {"metadata": {"uid": "another"}}, manifest(policy={"detector": "Newer"})]
+)
+def test_without_its_policy_no_guard_is_started(now: Json | None) -> None:
+    """It is gone, or another one has its name, or a newer operator's words are in it."""
+    server = Server()
+    server.job = cast(Json, now)
+    actuator(server)._start_guard(job(status=ref()))
+    assert server.done == []
 
 
 def test_the_guard_reads_all_of_the_claim() -> None:
