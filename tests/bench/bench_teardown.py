@@ -15,6 +15,7 @@ both, so one clock tells all times. The kubelet removes a pod's object only afte
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -155,19 +156,25 @@ class Attached:
         return [*others, jobs.claim("state"), workloads.workload_of(made, ATTACHED), attached]
 
     def begin(self, job: Job) -> None:
-        """Its first steps: what is in the log before the guard looks is another run's."""
-        eventually(lambda: job.guard.get("heartbeat"), "its guard reports", timeouts.START)
-        self._write(job, range(1, 9), 0.01)
+        """Steps, until the guard counts one: what it finds in the log as it begins is another run's."""
+        numbers = itertools.count(1)
+
+        def counted() -> bool:
+            self._write(job, next(numbers), 0.01)
+            return bool(job.guard.get("steps"))
+
+        eventually(counted, "the guard counts a step", timeouts.START)
 
     def fire(self, job: Job) -> None:
         """Steps whose KL is far beyond the KL stop."""
-        self._write(job, range(9, 19), 1000.0)
+        last = job.guard["step"] + 100  # those that were not counted yet are before it
+        self._write(job, last, 1000.0, 10)
 
-    def _write(self, job: Job, steps: range, kl: float) -> None:
-        lines = "\n".join(json.dumps({"step": step, "reward": 0.5, "kl": kl}) for step in steps)
+    def _write(self, job: Job, first: int, kl: float, steps: int = 1) -> None:
+        rows = ({"step": step, "reward": 0.5, "kl": kl} for step in range(first, first + steps))
         where = f"/checkpoints/{self.FOLDER}"
         script = f'mkdir -p {where} && echo "$0" >> {where}/metrics.jsonl'
-        job.exec(job.trainer_container, "sh", "-c", script, lines)
+        job.exec(job.trainer_container, "sh", "-c", script, "\n".join(map(json.dumps, rows)))
 
 
 ATTACHED = workloads.AttachedRun.target

@@ -64,6 +64,7 @@ def a_claim_for_two_nodes(namespace: Namespace, name: str) -> Iterator[list[Json
     """The manifests of a claim and its volume: the default storage of kind has no ReadWriteMany."""
     cluster, volume = namespace.cluster, f"{namespace.name}-shared"
     (node,) = cluster.kubectl("get", "nodes", "-o", "name").split()
+    cluster.on_node(node.removeprefix("node/"), "rm", "-rf", f"/var/{volume}")  # of a test that was killed
     cluster.on_node(node.removeprefix("node/"), "mkdir", "-p", "-m", "0777", f"/var/{volume}")
     claim = jobs.claim(name)
     claim["spec"] |= {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": volume}
