@@ -346,9 +346,16 @@ def without_a_guard(
         "host": "127.0.0.1",
         "allow_unauthenticated_loopback": True,
     }
-    if "checkpoint_root" not in config and "RLGUARD_GUARD_CHECKPOINT_ROOT" not in os.environ:
+    if not is_set("checkpoint_root", config):
         own["checkpoint_root"] = root or Path.cwd()
     return _load(config, {**options, **own})
+
+
+def is_set(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether the file, or the environment, has this setting."""
+    from guard_service.settings import ENV_PREFIX
+
+    return name in config or ENV_PREFIX + name.upper() in os.environ
 
 
 def to_environment(settings: GuardSettings) -> dict[str, str]:
@@ -357,7 +364,7 @@ def to_environment(settings: GuardSettings) -> dict[str, str]:
 
     values = settings.model_dump(mode="json")
     return {
-        ENV_PREFIX + name.upper(): value if isinstance(value, str) else json.dumps(value)
+        ENV_PREFIX + name.upper(): value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for name, value in values.items()
         if value is not None  # inside a section null may be what was chosen
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
@@ -121,13 +123,19 @@ def _say_how_to_reach(settings: GuardSettings, url: str) -> None:
     print("\n".join(lines), flush=True)
 
 
+def _is_open_to_all(file: Mapping[str, Any]) -> bool:
+    """Whether the guard may have no tokens. What is no yes or no is refused with the other settings."""
+    name = "allow_unauthenticated_loopback"
+    said = file[name] if name in file else os.environ.get(f"RLGUARD_GUARD_{name.upper()}", "false")
+    with contextlib.suppress(ValidationError):
+        return TypeAdapter(bool).validate_python(said)
+    return False
+
+
 def _tokens_beside_the_store(file: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """A token file in the state directory for each role whose token nobody chose."""
     state_dir = given["state_dir"] or file.get("state_dir") or os.environ.get("RLGUARD_GUARD_STATE_DIR")
-    open_to_all = file.get("allow_unauthenticated_loopback") or os.environ.get(
-        "RLGUARD_GUARD_ALLOW_UNAUTHENTICATED_LOOPBACK"
-    )
-    if state_dir is None or open_to_all:
+    if state_dir is None or _is_open_to_all(file):
         return {}
     made = {}
     for role in ("ingest", "read"):

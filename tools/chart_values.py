@@ -262,7 +262,8 @@ class NetworkPolicy(ValuesSection):
     enabled: bool = Field(False, description="Create it; needs a network plug-in that enforces it.")
     metrics_from: list[Raw] = Field(
         default_factory=list,
-        description="NetworkPolicyPeers that may read the metrics; everybody if empty.",
+        description="NetworkPolicyPeers that may read the metrics, and those of guards in pods of their own "
+        "(also with `enabled: false`); everybody if empty. A podSelector alone: of the release's namespace.",
         examples=[[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]],
     )
     page_from: list[Raw] = Field(

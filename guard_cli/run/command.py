@@ -92,7 +92,7 @@ def run(
             **evaluation,
         ),
         "policy_file": options.absolute(policy),
-        "checkpoint_root": checkpoint_root(checkpoints, "checkpoint_root" in file),
+        "checkpoint_root": checkpoint_root(checkpoints, options.is_set("checkpoint_root", file)),
     }
     plan = Plan(
         command=command,
@@ -142,8 +142,8 @@ def _followed(metrics: Path | None, format_: str, run_config: Path | None, colum
     )
 
 
-def checkpoint_root(given: Path | None, in_file: bool) -> Path | None:
-    """Where the trainer may save: what was given, else what the file says, else the working directory."""
+def checkpoint_root(given: Path | None, is_set: bool) -> Path | None:
+    """Where the trainer may save: what was given, else what is set elsewhere, else the working directory."""
     if given is not None:
         return given.absolute()
-    return None if in_file else Path.cwd()
+    return None if is_set else Path.cwd()

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from guard_cli.errors import CliError
-from guard_cli.guard_settings import make_settings
+from guard_cli.guard_settings import is_set, make_settings
 from guard_cli.links import dashboard_link
 from guard_cli.run.folder import write_report
 from guard_cli.run.guard import GuardProcess, write_tokens
@@ -85,7 +85,7 @@ def prepare(plan: Plan) -> GuardSettings:
             raise CliError(f"--config: `{name}` is chosen by `rlguard run` itself: remove it")
     state = plan.out.absolute() / "guard"
     own = {"host": "127.0.0.1", "port": 0, "state_dir": state, "keep_best_checkpoint": True}
-    if plan.options.get("run_name") is None and "run_name" not in plan.config:
+    if plan.options.get("run_name") is None and not is_set("run_name", plan.config):
         own["run_name"] = plan.out.absolute().name
     open_start = {"allow_unauthenticated_loopback": True}
     make_settings(plan.config, {**plan.options, **own, **open_start})  # before anything is written

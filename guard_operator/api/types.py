@@ -248,6 +248,12 @@ class EvaluatorSpec(ApiModel):
     )
     openai: OpenAIEvaluatorSpec | None = Field(None, description="Ask an OpenAI-compatible server.")
 
+    @property
+    def timeout_seconds(self) -> float:
+        """The limit of one evaluation."""
+        chosen = (one for one in (self.checkpoint, self.vllm, self.openai) if one is not None)
+        return max((one.timeout_seconds for one in chosen), default=0.0)
+
 
 class Heldout(ApiModel, Scoring):
     """The held-out split and how it is scored."""
@@ -561,6 +567,9 @@ def _same_guard() -> str:
     return _same(*(path for path in fields if path not in with_null))
 
 
+GraceSeconds = Annotated[int, Field(ge=1, le=3600)]
+
+
 class Spec(ApiModel):
     """What is wanted: a workload, and a guard over it."""
 
@@ -625,10 +634,8 @@ class Spec(ApiModel):
         "delete it then. What is set here when the evidence is written counts, at the fire or at the end of "
         "the run; set later, it changes nothing.",
     )
-    stop_grace_seconds: int = Field(
+    stop_grace_seconds: GraceSeconds = Field(
         30,
-        ge=1,
-        le=3600,
         description="Longest that a pod may take to end once the run is to stop, seconds. A pod whose "
         "terminationGracePeriodSeconds is longer is told to end within this time before its workload is "
         "stopped; a shorter one stays. One that was already ending by itself keeps the time it began with.",

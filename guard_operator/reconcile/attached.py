@@ -27,7 +27,13 @@ from guard_operator.api.types import (
     Spec,
 )
 from guard_operator.reconcile.leaks import had
-from guard_operator.reconcile.refusals import SourceRef, Violation, evaluator_findings, guarded_sources
+from guard_operator.reconcile.refusals import (
+    SourceRef,
+    Violation,
+    asks_its_own_pod,
+    evaluator_findings,
+    guarded_sources,
+)
 from guard_operator.runtime.client import Json
 
 #: What does not hold here and holds for a workload that is made of a template.
@@ -49,6 +55,7 @@ def attachment_obstacles(spec: Spec) -> Iterator[Violation]:
     why = guarded_sources(guard).get(("PersistentVolumeClaim", str(guard.checkpoints.claim_name)))
     if why is not None:
         yield Violation("spec.guard.checkpoints.claimName", why)
+    yield from asks_its_own_pod(guard)
     yield from evaluator_findings(guard)
 
 

@@ -80,8 +80,8 @@ class Controller:
             return
         unsaid = self._unsaid(raw, ConditionType.GUARDED, "False", Reason.INVALID_SPEC, invalid_spec(error))
         if unsaid is not None:
-            noted = read_status(raw).guard_digest  # a workload may be there, of which nothing is noted yet
-            self._actuator.say(raw, Report(Phase.REFUSED, (unsaid,), guard_digest=noted))
+            noted = as_it_is(read_status(raw))  # a workload may be there
+            self._actuator.say(raw, replace(noted, phase=Phase.REFUSED, conditions=(unsaid,)))
 
     def say_outdated(self, raw: Json, lacks: Sequence[str]) -> None:
         """Say that no run begins, because the installed CRD lacks these fields and choices."""

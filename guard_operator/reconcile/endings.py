@@ -39,14 +39,15 @@ HEARD_SECONDS = 60.0
 #: The same where it follows its trainer, whose end nobody tells it: the last step of a log without a next one
 #: is taken for whole after 150 s, a checkpoint without a marker after 30 s, and is announced then.
 FOLLOWED_SECONDS = 240.0
-#: For how long it may judge: an evaluation and its confirmation, at the guard's own limit of 1800 s for each.
+#: For how long it may judge, at least: an evaluation and its confirmation, each within the evaluator's limit
+#: (`timeoutSeconds`).
 JUDGED_SECONDS = 3600.0
 _LEFT_TO_JUDGE = "the trainer has finished; the guard judges the checkpoints that it has left"
 #: What gives the last evaluations more time: of a sidecar, and of a guard in a pod of its own.
 _LONGER = "set RLGUARD_DRAIN_SECONDS in the template higher"
 _LONGER_APART = (
-    f"its guard has {JUDGED_SECONDS / 60:.0f} minutes after the trainer: give it a faster evaluator, or let "
-    "the trainer save less often"
+    "its guard has {minutes:.0f} minutes after the trainer: give it a faster evaluator, or let the trainer "
+    "save less often"
 )
 _DISRUPTIONS = {str(disruption) for disruption in Disruption}
 
@@ -112,7 +113,7 @@ def _judging(snapshot: Snapshot, says: Conditions, end: ConditionStatus) -> Deci
     last, lasted = guard_of(snapshot.job), (says.now - open_.last_transition_time).total_seconds()
     quiet = HEARD_SECONDS if snapshot.job.spec.guard.metrics is None else FOLLOWED_SECONDS
     heard = _has_reported_since(snapshot.job) and (last.ended is not None or lasted >= quiet)
-    if lasted >= JUDGED_SECONDS or (heard and not last.waiting):
+    if lasted >= judged_seconds(snapshot.job) or (heard and not last.waiting):
         return None
     report = Report(
         Phase.JUDGING,
@@ -121,6 +122,11 @@ def _judging(snapshot: Snapshot, says: Conditions, end: ConditionStatus) -> Deci
         snapshot.job.status.stop,
     )
     return Decision(report, look_again=JUDGING_SECONDS)
+
+
+def judged_seconds(job: Job) -> float:
+    """For how long the guard of this job may judge after its trainer, seconds."""
+    return max(JUDGED_SECONDS, 2.0 * job.spec.guard.heldout.evaluator.timeout_seconds)
 
 
 def _guard_waits(snapshot: Snapshot, says: Conditions) -> ConditionStatus | None:
@@ -184,7 +190,8 @@ def _failed(snapshot: Snapshot, says: Conditions, message: str) -> ConditionStat
 def _succeeded(snapshot: Snapshot, says: Conditions, message: str) -> ConditionStatus:
     """A plain success only where all was judged: what was not has not passed."""
     last, apart = guard_of(snapshot.job), snapshot.own_guard is not None
-    missing = not_judged(last, wait_longer=_LONGER_APART if apart else _LONGER)
+    longer = _LONGER_APART.format(minutes=judged_seconds(snapshot.job) / 60) if apart else _LONGER
+    missing = not_judged(last, wait_longer=longer)
     silent = ""
     if is_true(snapshot.job.status, ConditionType.GUARD_SILENT) or is_silent(snapshot):
         silent = "the guard was silent when the trainer ended"

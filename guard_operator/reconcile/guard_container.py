@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 
 from guard_core.evaluation import Scoring
 from guard_operator.api import names
-from guard_operator.api.types import EvaluatorSpec, GuardSpec, Heldout
+from guard_operator.api.types import EvaluatorSpec, GuardPod, GuardSpec, Heldout
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.snapshot import Job
@@ -72,13 +74,18 @@ def guard_container(
         },
         # Through the guard's own socket: at a port another container may listen. The trainer starts only when
         # the guard has checked the held-out split, which takes minutes against millions of training prompts.
-        "startupProbe": _probe("readyz", periodSeconds=2, failureThreshold=900),
+        "startupProbe": _probe("readyz", periodSeconds=2, failureThreshold=_looks(guard.own_pod)),
         "livenessProbe": _probe("healthz", periodSeconds=20, failureThreshold=6),
         "readinessProbe": _probe("readyz", periodSeconds=15, failureThreshold=2),
     }
     if pull_policy := guard.image_pull_policy or config.guard_pull_policy:
         container["imagePullPolicy"] = pull_policy
     return container
+
+
+def _looks(own: GuardPod | None) -> int:
+    """How often it is asked whether it is ready, every 2 s: half an hour, or as long as its trainer waits."""
+    return max(900, math.ceil((own.ready_seconds if own is not None else 0) / 2))
 
 
 def _probe(page: str, **timing: int) -> Json:
@@ -111,7 +118,7 @@ def _environment(job: Job, checkpoints: Json, index_field: str | None) -> dict[s
         values["RLGUARD_GUARD_KEEP_BEST_CHECKPOINT"] = "true"
     if guard.metrics is not None:
         values["RLGUARD_GUARD_METRICS"] = guard.metrics.model_dump_json()
-    variables: dict[str, Json] = {name: {"value": value} for name, value in values.items()}
+    variables: dict[str, Json] = {name: {"value": literal(value)} for name, value in values.items()}
     variables["RLGUARD_GUARD_METRICS_HOST"] = own_address()  # what Prometheus asks
     if index_field is not None:
         variables[layout.REPLICA_INDEX_ENV] = {"valueFrom": {"fieldRef": {"fieldPath": index_field}}}
@@ -119,6 +126,11 @@ def _environment(job: Job, checkpoints: Json, index_field: str | None) -> dict[s
     if evaluator is not None and evaluator.api_key_secret_name is not None:
         variables[layout.API_KEY_ENV] = from_secret(evaluator.api_key_secret_name, layout.API_KEY_KEY)
     return variables
+
+
+def literal(value: str) -> str:
+    """As the value of a variable: the kubelet makes `$` of `$$`, and replaces what looks like `$(NAME)`."""
+    return re.sub(r"\$(?=[$(])", "$$", value)
 
 
 def heldout_settings(heldout: Heldout) -> Json:

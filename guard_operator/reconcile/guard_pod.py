@@ -25,9 +25,9 @@ from guard_operator.reconcile.guard_container import (
 from guard_operator.reconcile.owned import job_labels, owned
 from guard_operator.reconcile.refusals import (
     Violation,
+    asks_its_own_pod,
     checkpoint_mount,
     field_of,
-    names_the_pod_itself,
     pod_spec,
     trainer,
 )
@@ -246,12 +246,7 @@ def find_obstacles(
     if guard.state.claim_name is None:
         why = "must be set: a guard that is moved to another node has no other memory of its run"
         yield Violation("spec.guard.state.claimName", why)
-    asked = guard.heldout.evaluator.openai
-    if asked is not None and names_the_pod_itself(asked.base_url):
-        why = (
-            "must not be a loopback address: a model server of the template is in another pod than the guard"
-        )
-        yield Violation("spec.guard.heldout.evaluator.openai.baseUrl", why)
+    yield from asks_its_own_pod(guard)
     for template in adapter.pod_templates(spec):
         pod, where = pod_spec(spec, template), field_of(template)
         if own.service_account_name in _accounts(pod):

@@ -18,7 +18,7 @@ from guard_operator.api.types import Isolation
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.digest import injected_digest
-from guard_operator.reconcile.guard_container import from_secret, guard_container, guard_volumes
+from guard_operator.reconcile.guard_container import from_secret, guard_container, guard_volumes, literal
 from guard_operator.reconcile.guard_pod import guard_pod, let_report, own_service_account
 from guard_operator.reconcile.leaks import leaks
 from guard_operator.reconcile.owned import job_labels, owned, owner_reference
@@ -141,8 +141,7 @@ def _say_where_it_starts(pod: Json, container: str, checkpoint: str, run: str) -
 
     Where it is not known which container trains ("") each is told.
     """
-    # The kubelet would replace what looks like a variable.
-    values = {layout.RESUME_ENV: checkpoint.replace("$", "$$"), layout.RUN_ENV: run}
+    values = {layout.RESUME_ENV: literal(checkpoint), layout.RUN_ENV: run}
     for trainer in pod.get("containers", []):
         if container in ("", trainer.get("name")):
             own = [variable for variable in trainer.get("env") or [] if variable.get("name") not in values]

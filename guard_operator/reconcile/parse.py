@@ -20,6 +20,7 @@ from guard_operator.api import names
 from guard_operator.api.types import (
     ApiModel,
     ApiPolicy,
+    GraceSeconds,
     GuardSpec,
     GuardStatus,
     Latched,
@@ -57,7 +58,7 @@ class _Stopping(ApiModel):
     """The part of a spec that says how a run is stopped, and what stays of it."""
 
     on_fire: OnFire = OnFire.STOP
-    stop_grace_seconds: int = 30
+    stop_grace_seconds: GraceSeconds = 30
     keep_evidence: bool = False
     on_silence: OnSilence = OnSilence()
 

@@ -7,6 +7,7 @@ wrong shape is refused too, with the field that is wrong.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from guard_operator.reconcile.layout import (
     TRAINER_ENV,
 )
 
+#: What one variable of the guard may hold, bytes: Linux takes 128 KiB with its name, and paths are added.
+MAX_SETTING = 120_000
 #: The fields of a container in which volumes come into it, as a directory or as a block device.
 MOUNTS = ("volumeMounts", "volumeDevices")
 #: How a source is named in a volume, in a projected one and in the environment: kind, and field of its name.
@@ -222,7 +225,11 @@ def _in(path: str, findings: Iterator[Violation]) -> Iterator[Violation]:
 
 
 def evaluator_findings(guard: GuardSpec) -> Iterator[Violation]:
-    """What is refused, or admitted at a cost, of where the policy is asked."""
+    """What is refused, or admitted at a cost, of how and where the policy is asked."""
+    said = json.dumps(guard.heldout.model_dump(mode="json"), ensure_ascii=False).encode()
+    if len(said) > MAX_SETTING:
+        why = f"has {len(said)} bytes; the guard takes at most {MAX_SETTING}: shorten its systemPrompt"
+        yield Violation("spec.guard.heldout", why)
     evaluator = guard.heldout.evaluator.openai
     if (
         evaluator is None
@@ -236,6 +243,14 @@ def evaluator_findings(guard: GuardSpec) -> Iterator[Violation]:
         "a plain http endpoint is sent the held-out prompts where others can read or redirect them",
         guard,
     )
+
+
+def asks_its_own_pod(guard: GuardSpec) -> Iterator[Violation]:
+    """What is refused of an evaluator where the guard has a pod of its own."""
+    asked = guard.heldout.evaluator.openai
+    if asked is not None and names_the_pod_itself(asked.base_url):
+        why = "must not be a loopback address: a model server beside the trainer is in another pod"
+        yield Violation("spec.guard.heldout.evaluator.openai.baseUrl", why)
 
 
 def names_the_pod_itself(url: str) -> bool:

@@ -179,6 +179,20 @@ class TestContent:
             for security in (pod["securityContext"], pod["containers"][0]["securityContext"]):
                 assert not security.keys() & {"runAsUser", "runAsGroup", "fsGroup", "seLinuxOptions"}
 
+    def test_a_pod_selector_is_of_the_releases_namespace_for_a_guard_too(
+        self, render: Render, tmp_path: Path
+    ) -> None:
+        """In the namespace of a job it would name pods of that job's author, and shut Prometheus out."""
+        pods = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
+        elsewhere = pods | {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
+        block = {"ipBlock": {"cidr": "10.0.0.0/8"}}
+        values = tmp_path / "values.yaml"
+        values.write_text(json.dumps({"networkPolicy": {"metricsFrom": [pods, elsewhere, block]}}))
+        flag = "--guard-metrics-from="
+        (given,) = (one for one in container(render(values))["args"] if one.startswith(flag))
+        here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "rlguard-system"}}}
+        assert json.loads(given.removeprefix(flag)) == [pods | here, elsewhere, block]
+
     def test_scheduling_and_extras_arrive(self, render: Render) -> None:
         objects = render(VALUES / "everything.yaml")
         given = yaml.safe_load((VALUES / "everything.yaml").read_text())

@@ -322,6 +322,25 @@ def test_the_trainer_is_told_of_the_guard_and_not_of_the_split(workplace, monkey
     assert read_token not in json.dumps(environment)
 
 
+def test_what_only_the_environment_sets_is_not_replaced(tmp_path, monkeypatch):
+    """The working directory and the folder's name are for want of a setting."""
+    from guard_cli.guard_settings import is_set
+    from guard_cli.run.command import checkpoint_root
+    from guard_cli.run.plan import Plan
+    from guard_cli.run.session import prepare
+
+    def name(folder):
+        return prepare(Plan([], tmp_path / folder, {"checkpoint_root": tmp_path})).run_name
+
+    assert name("one") == "one"
+    monkeypatch.setenv("RLGUARD_GUARD_RUN_NAME", "mine")
+    assert name("two") == "mine"
+    assert checkpoint_root(None, is_set("checkpoint_root", {})) == Path.cwd()
+    monkeypatch.setenv("RLGUARD_GUARD_CHECKPOINT_ROOT", "/mnt/checkpoints")
+    assert checkpoint_root(None, is_set("checkpoint_root", {})) is None
+    assert checkpoint_root(None, is_set("checkpoint_root", {"checkpoint_root": "x"})) is None
+
+
 def test_the_trainer_is_told_from_where_it_starts(workplace):
     seen, best = workplace.path / "environ.json", workplace.path / "best"
     best.mkdir()

@@ -172,6 +172,15 @@ def test_prompts_go_nowhere_in_plain_text() -> None:
     assert relaxed.reason is None and relaxed.costs
 
 
+@pytest.mark.parametrize("isolation", ["Strict", "Relaxed"])
+def test_its_guard_is_not_told_to_ask_its_own_pod(isolation: str) -> None:
+    """Nobody would respond there, and a run whose evaluations fail goes on by default."""
+    evaluator = {"openai": {"baseUrl": "http://127.0.0.1:8000/v1", "model": "m"}}
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": evaluator}
+    said = review(adapter_of("Job"), job("Job", heldout=heldout, isolation=isolation), CONFIG)
+    assert said.reason == "TargetRefused" and "in another pod" in said.findings[0]
+
+
 def test_a_claim_of_a_target_is_no_volume_of_a_template() -> None:
     raw = manifest("Job")
     del raw["spec"]["targetRef"]

@@ -440,7 +440,7 @@ REFUSED = {
         job(heldout={"volume": {"claimName": "heldout"}, "evaluator": SERVER}),
         OWN,
         "spec.guard.heldout.evaluator.openai.baseUrl",
-        "in another pod than the guard",
+        "in another pod",
     ),
     "no state": (job(state={}), OWN, "spec.guard.state.claimName", "no other memory"),
     "its account": (
@@ -675,6 +675,29 @@ def test_it_judges_what_is_left_when_the_trainer_has_finished() -> None:
     again = decide(seen(WorkloadState.SUCCEEDED, judging(1, JUDGED) | later, pods=(GUARD,)), NOW)
     (told,) = (c.message for c in again.report.conditions if c.type == "Succeeded")
     assert told == judging(1, JUDGED)["conditions"][0]["message"], "what was noted at the end stays"
+
+
+def test_an_evaluator_with_more_time_has_it_after_the_trainer_too() -> None:
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {"timeoutSeconds": 7200}}}
+    slow = job(heldout=heldout).spec
+    waits = {"guard": JUDGED | {"waiting": 1, "evaluated": 2} | ENDED}
+
+    def succeeded(seconds: float) -> tuple[str, str]:
+        found = seen(WorkloadState.SUCCEEDED, waits | judging(seconds), pods=(GUARD,))
+        return said(decide(replace(found, job=replace(found.job, spec=slow)), NOW))["Succeeded"]
+
+    assert succeeded(2 * 7200 - 1) == ("Unknown", "GuardJudges")
+    assert succeeded(2 * 7200) == ("True", "CheckpointsLeft")
+
+
+@pytest.mark.parametrize(("ready", "looks"), [(30, 900), (7200, 3600), (7201, 3601)])
+def test_it_may_get_ready_for_as_long_as_its_trainer_waits(ready: int, looks: int) -> None:
+    own = GuardPod.model_validate({"readySeconds": ready})
+    of = job(pod={"readySeconds": ready})
+    made = {r.kind: body for r, body in guard_objects(of, own, ADAPTER, CONFIG)}
+    (guard,) = made["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    probe = guard["startupProbe"]
+    assert (probe["periodSeconds"], probe["failureThreshold"]) == (2, looks)
 
 
 def test_it_is_waited_for_until_it_has_heard_of_the_end() -> None:

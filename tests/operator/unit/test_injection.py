@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -39,6 +40,7 @@ from guard_operator.reconcile.inject import (
     support_objects,
 )
 from guard_operator.reconcile.refusals import find_violations
+from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import Job
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.settings import GuardSettings
@@ -386,6 +388,36 @@ def test_the_guard_reads_its_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settings.ingest_token_file is not None and settings.read_token_file is not None
     assert settings.heldout is not None and settings.heldout.evaluator.kind == "checkpoint"
     assert str(settings.policy_file) == f"{layout.POLICY_DIR}/policy.yaml"
+
+
+@pytest.mark.parametrize("text", ["$$x$$", "$(HOME)", "a $$(HOME) $5 $", "$$$", "plain"])
+def test_the_guard_reads_what_looks_like_a_variable_as_it_was_written(text: str) -> None:
+    """The kubelet makes `$` of `$$`, and replaces `$(NAME)` where it knows the name."""
+    heldout = guard()["heldout"] | {"evaluator": {"checkpoint": {"systemPrompt": text, "answerAfter": text}}}
+    env = {
+        one["name"]: one.get("value")
+        for one in container(pod_of(built(job(heldout=heldout))), "rlguard-guard")["env"]
+    }
+    known = {"HOME": "/root"}
+    read = re.sub(
+        r"\$(\$|\((\w+)\))",
+        lambda found: "$" if found[1] == "$" else known.get(found[2], found[0]),
+        env["RLGUARD_GUARD_HELDOUT"],
+    )
+    evaluator = json.loads(read)["evaluator"]
+    assert evaluator["system_prompt"] == evaluator["answer_after"] == text
+
+
+def test_a_setting_that_no_variable_could_hold_is_refused() -> None:
+    """Linux takes 128 KiB; the container would not start, and nobody would know why."""
+
+    def said(prompt: str) -> tuple[str, ...]:
+        heldout = guard()["heldout"] | {"evaluator": {"checkpoint": {"systemPrompt": prompt}}}
+        return review(ADAPTER, job(heldout=heldout), CONFIG).findings
+
+    assert said("x" * 60_000) == ()
+    (why,) = said("\u6587" * 60_000)
+    assert why.startswith("spec.guard.heldout has 18") and "shorten its systemPrompt" in why
 
 
 def test_every_rank_is_told_from_where_it_starts() -> None:

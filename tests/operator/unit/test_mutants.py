@@ -52,6 +52,7 @@ RESUMED = rule("teardown.py", "test_bounded_stop.py")
 BOUNDED, BOUNDED_ACTS = (rule(f"{name}.py", "test_bounded_stop.py") for name in ("controller", "actuate"))
 CLIENT = Rule("guard_operator", "runtime/client.py", HERE / "test_gather.py")
 ACTUATE = rule("actuate.py", "test_stop_children.py")
+PARSED = rule("parse.py", "test_parse.py")
 RAYJOB = Rule("guard_operator", "adapters/rayjob.py", HERE / "test_rayjob_adapter.py")
 JOBSET = Rule("guard_operator", "adapters/jobset.py", HERE / "test_jobset_adapter.py")
 STATES = Rule(
@@ -134,6 +135,8 @@ MUTANTS: list[Mutant] = [
     (ATTACHED, "if spec.resumed_from is not None:", "if False:"),
     (ATTACHED, "    if why is not None:\n", "    if False:\n"),
     (ATTACHED, "    yield from evaluator_findings(guard)\n", ""),
+    (ATTACHED, "    yield from asks_its_own_pod(guard)\n", ""),
+    (PARSED, "stop_grace_seconds: GraceSeconds = 30", "stop_grace_seconds: int = 30"),
     (ATTACHED, 'if "deletionTimestamp" in raw["metadata"]:', "if False:"),
     (ATTACHED, "if state in {WorkloadState.SUCCEEDED, WorkloadState.FAILED}:", "if False:"),
     (ATTACHED, "WorkloadState.RUNNING and not between:", "WorkloadState.RUNNING and False:"),
@@ -379,7 +382,8 @@ MUTANTS: list[Mutant] = [
     (APP_SAYS, "sorted((condition, *kept), key", "sorted((condition,), key"),
     (APP_SAYS, "(old.reason, old.message) == (reason, message)", "False"),
     (APP_SAYS, "replace(as_it_is(status), conditions=conditions)", "Report(Phase.RUNNING, conditions)"),
-    (APP_SAYS, "(unsaid,), guard_digest=noted)", "(unsaid,))"),
+    (APP_SAYS, "replace(noted, phase=Phase.REFUSED, conditions=(unsaid,))",
+     "Report(Phase.REFUSED, (unsaid,))"),
     (APP, "in (*self._jobs, *self._pods) if", "in self._jobs if"),
     (APP, "if not is_over(raw):\n                        self", "if True:\n                        self"),
     (APP, 'job["metadata"]["uid"] != _job_uid(pod) or ', ""),
@@ -1107,7 +1111,8 @@ MUTANTS: list[Mutant] = [
     (GUARD_POD, 'if pod.get("hostNetwork") and policy == "ClusterFirst":', "if False:"),
     (GUARD_POD, 'if pod.get("hostNetwork") and policy == "ClusterFirst":', 'if pod.get("hostNetwork"):'),
     (GUARD_POD, "if names.PART_LABEL in labels:", "if False:"),
-    (GUARD_POD, "if asked is not None and names_the_pod_itself(asked.base_url):", "if False:"),
+    (GUARD_POD, "    yield from asks_its_own_pod(guard)\n", ""),
+    (ENDINGS_APART, "max(JUDGED_SECONDS, 2.0 * job.spec", "min(JUDGED_SECONDS, 2.0 * job.spec"),
     (GUARD_POD, '*pod["containers"]]):', "]):"),
     (GUARD_POD, "if template.guarded and _checkpoint_claim(pod, guard) is None:", "if False:"),
     (GUARD_POD, 'if "ReadWriteMany" in modes:', "if modes:"),
@@ -1122,7 +1127,7 @@ MUTANTS: list[Mutant] = [
     (ENDINGS_APART, "(DeleteBetween(maker),), STOPPING_SECONDS)", "(DeleteBetween(maker),))"),
     (ENDINGS_APART, "end.type != ConditionType.SUCCEEDED or ", ""),
     (ENDINGS_APART, "not guard_maker(snapshot) or is_silent(snapshot)", "not guard_maker(snapshot)"),
-    (ENDINGS_APART, "lasted >= JUDGED_SECONDS or ", ""),
+    (ENDINGS_APART, "lasted >= judged_seconds(snapshot.job) or ", ""),
     (ENDINGS_APART, "(heard and not last.waiting)", "not last.waiting"),
     (ENDINGS_APART, "(heard and not last.waiting)", "heard"),
     (ENDINGS_APART, "last.ended is not None or lasted >= quiet", "last.ended is not None"),
@@ -1136,7 +1141,7 @@ MUTANTS: list[Mutant] = [
     (ENDINGS_APART, "    elif apart and not _has_reported_since(snapshot.job):\n", "    elif False:\n"),
     (ENDINGS_APART, "GUARD_SILENT) or is_silent(snapshot):\n", "GUARD_SILENT):\n"),
     (ENDINGS_APART, "    if _noted_end(job) is not None:\n", "    if False:\n"),
-    (ENDINGS_APART, "wait_longer=_LONGER_APART if apart else _LONGER", "wait_longer=_LONGER"),
+    (ENDINGS_APART, "/ 60) if apart else _LONGER", "/ 60) if False else _LONGER"),
     (JUDGES, "    stuck += [(not", "    stuck = [(not"),
     (JUDGES, "stuck = [] if tired is None else [(True,", "stuck = [] if tired is None else [(False, "),
     (CONDITIONS_APART, "    if snapshot.own_guard is not None and (taken :=", "    if False and (taken :="),
@@ -1197,7 +1202,10 @@ MUTANTS: list[Mutant] = [
     (REVIEW, " or tuple(_start(adapter, job.spec))", ""),
     (REVIEW, '".." in path.parts or ', ""),
     (REVIEW, "not path.is_relative_to(root)", "False"),
-    (INJECT, 'checkpoint.replace("$", "$$")', "checkpoint"),
+    (INJECT, "literal(checkpoint)", "checkpoint"),
+    (CONTAINER, '{"value": literal(value)}', '{"value": value}'),
+    (CONTAINER, '(?=[$(])', '(?=[(])'),
+    (REFUSALS, "    if len(said) > MAX_SETTING:\n", "    if False:\n"),
     (INJECT, ' if variable.get("name") not in values]', "]"),
     (REVIEW, "        *_annotations(adapter, template.metadata.annotations),\n", ""),
     (REVIEW, "len(name) > MAX_JOB_NAME or ", ""),

@@ -50,6 +50,18 @@ def test_a_status_of_a_newer_version_is_read() -> None:
     assert job.status.guard is not None and job.status.guard.step == 3
 
 
+@pytest.mark.parametrize(
+    "field", ["stopGraceSeconds", "onFire", "onSilence", "keepEvidence", "guard", "template"]
+)
+@pytest.mark.parametrize("value", [-1, 7200, "ofTomorrow", None, [], {}, {"afterSeconds": -1}])
+def test_nothing_in_the_spec_of_a_run_keeps_it_from_being_stopped(field: str, value: Any) -> None:
+    """Another release may allow more: an operator that was rolled back, or two that share a CRD."""
+    raw = run()
+    raw["spec"][field] = value
+    job = parse_job(raw)
+    assert job.status.workload_ref is not None and 1 <= job.spec.stop_grace_seconds <= 3600
+
+
 def test_a_spec_that_does_not_validate_names_the_field() -> None:
     raw = raw_job()
     raw["spec"]["guard"]["policy"] = {"heldoutGuard": {"emaAlpha": 2}}
