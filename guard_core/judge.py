@@ -855,6 +855,7 @@ def _fold_into(
         in_loop_error,
         PassCost(evaluation.completions, evaluation.seconds),
         evaluation.sampled,
+        None if evaluation.sampling is None else evaluation.sampling.samples,
     )
 
 

@@ -165,7 +165,12 @@ class CalibratedPolicy(_Section):
         description="What these passes may cost together: fewer are made where it is spent before, at least "
         "one.",
     )
-    samples: int = Field(1, ge=1, description="Independent samples behind each outcome (k).")
+    samples: int = Field(
+        1,
+        ge=1,
+        description="Independent samples behind each outcome (k) of a log that does not say it. Of an "
+        "evaluation that the guard makes its own number counts.",
+    )
     design_drop: Finite = Field(
         0.045,
         gt=0,

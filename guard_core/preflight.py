@@ -39,7 +39,7 @@ def evaluations_needed(
         return _with_the_other_rules(policy, 1)
     from guard_core.detectors import calibrated
 
-    config = _config(policy)
+    config = _config(policy, sampling)
     score = NOISIEST if score is None else score
     drop = calibrated.drop_to_see(score)
     passes = 1 if is_greedy(sampling) else config.baseline_passes
@@ -78,7 +78,7 @@ def about_the_budget(
         return ""
     from guard_core.detectors.run import fewer_passes
 
-    said = fewer_passes(passes, NOISIEST if score is None else score, items, _config(policy))
+    said = fewer_passes(passes, NOISIEST if score is None else score, items, _config(policy, sampling))
     at_most = "at most " if unknown else ""
     return f"baseline_budget ({', '.join(bounds)}) has room for {at_most}{said}"
 
@@ -89,15 +89,18 @@ def needed_once_risen(
     """The same for a run that rises to a level from `score`; null where that start is high enough."""
     from guard_core.detectors import calibrated
 
-    config = _config(policy)
+    config = _config(policy, sampling)
     passes = 1 if is_greedy(sampling) else config.baseline_passes
     low = calibrated.drop_to_see(score) < calibrated.DROP_TO_SEE
     seen = calibrated.evaluations_once_risen(score, items, passes, config) if items and low else None
     return _with_the_other_rules(policy, seen)
 
 
-def _config(policy: Policy) -> CalibratedPolicy:
-    return policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share()
+def _config(policy: Policy, sampling: EvaluationSampling) -> CalibratedPolicy:
+    config = policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share()
+    return config.model_copy(
+        update={"samples": sampling.samples}
+    )  # as the detector takes it from evaluations
 
 
 def _with_the_other_rules(policy: Policy, seen: int | None) -> EvaluationsNeeded:

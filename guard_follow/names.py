@@ -45,6 +45,7 @@ JUDGED = (
     "proxy_items",
     "kl_kind",
     "pass_index",
+    "samples_per_item",
     "step_event",
     "heldout_event",
 )
@@ -185,7 +186,7 @@ def resolve(
         name: by_bare[name]
         for name in (
             *("attempt", "items", "proxy_items", "kl_kind", "pass_index"),
-            *("step_event", "heldout_event"),
+            *("samples_per_item", "step_event", "heldout_event"),
         )
         if name in by_bare
     }

@@ -134,7 +134,11 @@ class StepGatherer:
         if self._columns is not None or not (self._waiting or self._unread >= _MANY_RECORDS):
             return ""
         missing = self._missing()
-        return " ".join(map(self._not_there, missing)) if missing else self._trouble
+        if missing:
+            return " ".join(map(self._not_there, missing))
+        if not self._trouble:  # no column was worth a look
+            self._resolve()
+        return self._trouble
 
     def _missing(self) -> list[str]:
         """What `--map` names of a step, and no record had so far."""
@@ -154,6 +158,10 @@ class StepGatherer:
             return
         if self._missing():
             return
+        self._resolve()
+
+    def _resolve(self) -> None:
+        """Find out which columns are what, or why that cannot be known."""
         here = {ours: theirs for ours, theirs in self._overrides.items() if theirs in self._seen}
         try:
             columns = names.resolve(list(self._seen), here, self._framework, self._settings())

@@ -50,7 +50,7 @@ def fold_run(
         policy: the thresholds.
         after_evaluation, after_step: called after each folded evaluation, and after each folded step.
     """
-    judge = Judge(_for_baseline(policy, len(run.baseline)))
+    judge = Judge(as_logged(policy, run))
     if run.baseline:
         judge.fold_checkpoint()
     for i, (items, paid) in enumerate(zip(run.baseline, run.baseline_paid, strict=True)):
@@ -86,11 +86,13 @@ def rounds(run: Run) -> tuple[Scored, ...]:
     return tuple(found)
 
 
-def _for_baseline(policy: Policy, passes: int) -> Policy:
-    """The policy with room for every baseline pass that the log has."""
-    if passes <= policy.calibrated.baseline_passes:
+def as_logged(policy: Policy, run: Run) -> Policy:
+    """The policy with room for the baseline passes that the log has, and with the samples that it tells."""
+    calibrated = policy.calibrated
+    passes, samples = max(len(run.baseline), calibrated.baseline_passes), run.samples or calibrated.samples
+    if (passes, samples) == (calibrated.baseline_passes, calibrated.samples):
         return policy
-    calibrated = policy.calibrated.model_copy(update={"baseline_passes": passes})
+    calibrated = calibrated.model_copy(update={"baseline_passes": passes, "samples": samples})
     return policy.model_copy(update={"calibrated": calibrated})
 
 

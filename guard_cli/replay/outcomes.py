@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from guard_cli.replay.fold import LoggedStep, fold_run, rounds
+from guard_cli.replay.fold import LoggedStep, as_logged, fold_run, rounds
 from guard_cli.replay.run import KINDS, Run
 from guard_cli.replay.unjudged import NOTHING_TOLD, Ended, unjudged
 from guard_core.judge import Evaluation, Judge
@@ -192,6 +192,7 @@ def _calibrated(run: Run, policy: Policy, name: str) -> DetectorOutcome:
     inert = tuple(_inert(run, policy, name))
     if not run.evaluations or not _can_calibrate(run):
         return _quiet(name, Level.UNKNOWN, "; ".join(inert), inert)
+    policy = as_logged(policy, run)
     baseline = Baseline.from_passes(baseline_of(run), policy.calibrated.samples, paid_of(run))
     detector = build_detector(name, policy, baseline)
     status = None

@@ -39,7 +39,8 @@ class Run:
     by pass where a checkpoint was evaluated again. `ends`: how many steps come before each evaluation.
     `baseline` passes of the starting policy over the items, shape (passes, items), `baseline_paid` what the
     training grader gave them, None where a pass has nothing and () where it failed. `has_items`: whether
-    evaluations carry per-item outcomes or only their mean.
+    evaluations carry per-item outcomes or only their mean. `samples`: how many are behind each outcome; None
+    where the log does not say it.
     """
 
     source: str
@@ -58,6 +59,7 @@ class Run:
     baseline: tuple[tuple[float, ...], ...]
     baseline_paid: tuple[tuple[float, ...] | None, ...]
     has_items: bool
+    samples: int | None
     notes: tuple[str, ...]
 
     @property
@@ -104,6 +106,7 @@ def load_run(
         baseline=baseline,
         baseline_paid=tuple(rows.paid.get(row) for row in baseline_rows),
         has_items=bool(merged.items),
+        samples=rows.samples(),
         notes=tuple(notes),
     )
 
@@ -224,6 +227,12 @@ class _Rows:
         earliest = np.min(others, initial=np.inf, where=~np.isnan(others))
         rows = [row for row in rows if not event[row] > earliest]  # NaN: not known
         return sorted(rows, key=lambda row: (self.pass_index[row], row))
+
+    def samples(self) -> int | None:
+        """How many each outcome is the mean of, as the first evaluation says; a guard leaves 1 unsaid."""
+        said = self._integer("samples_per_item", MAX_STEP)
+        first = next((said[row] for row in sorted(self.items) if said[row] >= 1), None)
+        return None if first is None else int(first)
 
     def further_passes(self, baseline: list[int]) -> list[_Scored]:
         """Later evaluations of a checkpoint: rows with `pass_index` > 0 that are no baseline."""

@@ -114,11 +114,12 @@ class CalibratedRun:
         in_loop_error: float | None = None,
         cost: PassCost = PassCost(),
         sampled: bool = False,
+        samples: int | None = None,
     ) -> DetectorStatus | None:
         """Fold one evaluation; None while the baseline is gathered or if the items are unusable.
 
         `proxy_items`: as in `guard_core.judge.Evaluation`. `cost`: of this evaluation. `sampled`: as in
-        `Baseline`.
+        `Baseline`. `samples`: how many are behind each outcome; None: as many as the policy says.
         """
         first, self._last, self._lost, self._gave_up = self._last, evaluated, 0, False
         self.contradicted = False
@@ -137,6 +138,8 @@ class CalibratedRun:
             self._paid.append(None if paid is None else Outcomes.of(paid))
             self._cost = self._cost.plus(cost)
             self._sampled = sampled
+            if samples is not None:  # what was done counts, and not what somebody meant to do
+                self._config = self._config.model_copy(update={"samples": samples})
             if self._is_gathered():
                 self._close_baseline()
             return None

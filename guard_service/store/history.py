@@ -264,8 +264,11 @@ def _line(
     if step_body is not None:
         line |= json.loads(step_body) | {"step_event": step_event}
     if evaluation_body is not None:
-        line |= {"heldout": json.loads(evaluation_body)["score"], "heldout_event": heldout_event}
+        evaluation = json.loads(evaluation_body)
+        line |= {"heldout": evaluation["score"], "heldout_event": heldout_event}
         line["items"] = json.loads(items or "")
+        if (samples := (evaluation.get("sampling") or {}).get("samples", 1)) != 1:
+            line["samples_per_item"] = samples
     if proxy_items is not None:
         line["proxy_items"] = json.loads(proxy_items)
     if pass_index:

@@ -488,7 +488,7 @@ async def test_a_checkpoint_that_waits_and_is_announced_again_is_what_it_is_now(
 
 async def test_a_wanted_pass_of_other_weights_is_given_up(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """A script that saves every checkpoint to one directory: what lies there now is not what was scored."""
-    used = CheckpointEvaluation().sampling_with(HOT)
+    used = CheckpointEvaluation(samples=4).sampling_with(HOT)
     scored = (("one", (1.0, 0.0)), ("two", (1.0, 1.0)), ("two", (0.0, 1.0)))
     worker = FakeEvaluator([EvaluationResult(items, sha, 0.01, None, sampling=used) for sha, items in scored])
     async with run.engine(worker, calibrated(3)) as engine:
@@ -500,10 +500,9 @@ async def test_a_wanted_pass_of_other_weights_is_given_up(run: Run, caplog: pyte
         live = engine.verdict
         assert (live.announced, live.evaluated, live.failed) == (2, 2, 0)
     assert "is not what was scored before" in caplog.text and "a directory of its own" in caplog.text
-    passes = [
-        line.get("pass_index", 0) for line in export_history(run.directory / "state") if "items" in line
-    ]
-    assert passes == [0, 0]
+    lines = [line for line in export_history(run.directory / "state") if "items" in line]
+    assert [line.get("pass_index", 0) for line in lines] == [0, 0]
+    assert [line["samples_per_item"] for line in lines] == [4, 4], "a replay judges by what was done"
     async with run.engine(FakeEvaluator(), calibrated(3)) as engine:
         assert engine.verdict == live
 

@@ -567,6 +567,37 @@ def test_a_log_without_a_reward_says_so_once(tmp_path):
     assert len(followed.said) == 1
 
 
+@pytest.mark.parametrize(
+    "row",
+    ['{"iter": %d, "score_mean": 0.5}', '{"loss": 0.5, "lr": %d}', "%d,0.5"],
+    ids=["json", "loss", "csv"],
+)
+def test_a_log_of_which_no_column_is_known_is_trouble(tmp_path, row):
+    """`not_followed` is made of it: else a guard would look as if it read its trainer."""
+    path = tmp_path / ("log.csv" if row.startswith("%") else "log.jsonl")
+    followed = Followed(path)
+    append(path, "".join(row % number + "\n" for number in range(300)).encode())
+    followed.poll()
+    assert followed.guard.steps == {}
+    assert followed.follower.trouble.startswith("no column") and "--map" in followed.follower.trouble
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["goes on", "is written anew"])
+@pytest.mark.parametrize("there", [0, 3])
+def test_a_csv_log_that_stood_there_before_goes_on_under_its_header(tmp_path, there, again):
+    """What a guard is attached to has a log already."""
+    path, header = tmp_path / "log.csv", b"step,reward,kl\n"
+    append(path, header + b"".join(b"%d,0.25,0.5\n" % step for step in range(1, 1 + there)))
+    followed = Followed(path, new_run=True)
+    followed.poll()
+    if again:
+        path.write_bytes(header)
+    append(path, b"".join(b"%d,0.5,0.01\n" % step for step in range(11, 15)))
+    followed.poll()
+    followed.finish()
+    assert followed.rows() == [(0, step, 0.5, 0.01) for step in range(11, 15)]
+
+
 def test_a_trainer_state_of_each_checkpoint(tmp_path):
     followed = Followed(tmp_path)
     for last in (5, 10):

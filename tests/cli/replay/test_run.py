@@ -10,7 +10,9 @@ import pytest
 from guard_cli.errors import CliError
 from guard_cli.logs.options import read_map
 from guard_cli.logs.readers import read_log
+from guard_cli.replay.fold import as_logged
 from guard_cli.replay.run import KINDS, Run, load_run
+from guard_core.policy import Policy
 
 NAN = float("nan")
 
@@ -23,6 +25,18 @@ def run_of(tmp_path: Path, rows: Iterable[dict], **overrides: str) -> Run:
 
 def row(step: int, reward: float | None = 0.5, **more: object) -> dict:
     return {"step": step, "reward": reward, **more}
+
+
+def test_how_many_samples_are_behind_an_outcome_is_what_the_log_says(tmp_path: Path) -> None:
+    def scored(step: int, **more: object) -> dict:
+        return row(step, items=[0.25, 0.75], heldout=0.5, **more)
+
+    policy = Policy.model_validate({"calibrated": {"samples": 2, "baseline_passes": 3}})
+    said = run_of(tmp_path, [scored(1, samples_per_item=4), scored(2, samples_per_item=4)])
+    assert said.samples == 4 and as_logged(policy, said).calibrated.samples == 4
+    for nothing in ({}, {"samples_per_item": 0}):
+        unsaid = run_of(tmp_path, [scored(1, **nothing)])
+        assert unsaid.samples is None and as_logged(policy, unsaid) == policy
 
 
 class TestValues:
