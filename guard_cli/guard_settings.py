@@ -355,7 +355,8 @@ def is_set(name: str, config: Mapping[str, Any]) -> bool:
     """Whether the file, or the environment, has this setting."""
     from guard_service.settings import ENV_PREFIX
 
-    return name in config or ENV_PREFIX + name.upper() in os.environ
+    variable = ENV_PREFIX + name.upper()
+    return name in config or any(one == variable or one.startswith(f"{variable}__") for one in os.environ)
 
 
 def to_environment(settings: GuardSettings) -> dict[str, str]:

@@ -53,6 +53,7 @@ def status(
 
     A name is a job on the cluster of the current kubeconfig; an existing folder is a local run.
     """
+    _refuse_what_goes_to_nobody(job, namespace, kubeconfig, url, token_file)
     if url is not None:
         found = [_of_guard(url, token_file)]
     elif job is not None and Path(job).is_dir():
@@ -68,6 +69,19 @@ def status(
             typer.echo(f"  {line}")
     if not found:
         typer.echo("there is no GuardedTrainingJob in this namespace")
+
+
+def _refuse_what_goes_to_nobody(
+    job: str | None, namespace: str | None, kubeconfig: Path | None, url: str | None, token_file: Path | None
+) -> None:
+    """Refuse options of another place than the one that is asked."""
+    if url is not None and job is not None:
+        raise CliError(f"{job} and --url {url}: ask for one of them")
+    if url is None and token_file is not None:
+        raise CliError("--token-file is for a guard that is asked at its address: give --url, too")
+    is_folder = url is None and job is not None and Path(job).is_dir()
+    if (url is not None or is_folder) and (namespace is not None or kubeconfig is not None):
+        raise CliError(f"--namespace and --kubeconfig are of a cluster, and {url or job} is none")
 
 
 def verdict_lines(verdict: Mapping[str, Any] | None) -> Iterator[str]:

@@ -288,4 +288,6 @@ class Follower:
 
 
 def _told(path: Path) -> str:
+    if path.is_symlink():
+        return f"{path} (a symbolic link, which is not followed everywhere: name what it leads to)"
     return f"{path}{'' if path.exists() else ' (not there)'}"

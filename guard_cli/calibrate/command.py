@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -82,21 +84,29 @@ def calibrate(
     Simulates runs from a baseline of the starting policy: what noise alone does, and how long a fall of 2, 5
     and 10 points would go on. Or learns the thresholds from past runs that are known to be good.
     """
-    from guard_cli.calibrate.propose import LEAST_HORIZON
+    from guard_cli.calibrate.propose import LEAST_HORIZON, MOST_HORIZON
     from guard_cli.calibrate.session import Wish, run_calibration
 
     if baseline is None and from_runs is None:
         raise CliError("nothing to calibrate from: give a BASELINE, or --from-runs DIR (see --help).")
-    if not 0.0 < false_stops < 0.5:
-        raise CliError(f"--false-stops {false_stops:g}: must lie between 0 and 0.5, such as 0.05.")
-    if horizon < LEAST_HORIZON:
-        raise CliError(f"--horizon {horizon}: at least {LEAST_HORIZON} evaluations, or no rule can judge.")
-    if samples < 1:
-        raise CliError(f"--samples {samples}: must be at least 1.")
-    if plot is not None and (baseline is None or plot.suffix.lower() not in PICTURES):
-        raise CliError(f"--plot {plot}: needs a BASELINE, and a name that ends in {', '.join(PICTURES)}.")
-    if out is not None and out.exists():
-        raise CliError(f"--out {out}: exists already; a policy is not overwritten. Choose another name.")
+    wrong = (
+        (
+            not 0.0 < false_stops < 0.5,
+            f"--false-stops {false_stops:g}: must lie between 0 and 0.5, such as 0.05.",
+        ),
+        (
+            horizon < LEAST_HORIZON,
+            f"--horizon {horizon}: at least {LEAST_HORIZON} evaluations, or no rule can judge.",
+        ),
+        (horizon > MOST_HORIZON, f"--horizon {horizon}: at most {MOST_HORIZON} evaluations."),
+        (samples < 1, f"--samples {samples}: must be at least 1."),
+        (seed < 0, f"--seed {seed}: must be 0 or more."),
+        *_about_the_noise(reward_noise, baseline),
+        *_about_files(baseline, plot, out),
+    )
+    for is_so, sentence in wrong:
+        if is_so:
+            raise CliError(sentence)
     wish = Wish(baseline, from_runs, false_stops, horizon, _detector(detector), samples, reward_noise, seed)
     console = Console(quiet=as_json)
     result, policy = run_calibration(wish, console, plot)
@@ -112,6 +122,23 @@ def calibrate(
     else:
         console.print("policy.yaml (write it with --out):\n")
         console.print(escape(policy), soft_wrap=True, highlight=False)
+
+
+def _about_the_noise(noise: float | None, baseline: Path | None) -> Iterator[tuple[bool, str]]:
+    """What is wrong with --reward-noise."""
+    if noise is not None:
+        is_number = math.isfinite(noise) and noise >= 0
+        yield not is_number, f"--reward-noise {noise:g}: must be a number of 0 or more."
+        yield baseline is None, "--reward-noise is of a simulation, which takes a BASELINE."
+
+
+def _about_files(baseline: Path | None, plot: Path | None, out: Path | None) -> Iterator[tuple[bool, str]]:
+    """What is wrong with the files to be written."""
+    if plot is not None:
+        cannot = baseline is None or plot.suffix.lower() not in PICTURES
+        yield cannot, f"--plot {plot}: needs a BASELINE, and a name that ends in {', '.join(PICTURES)}."
+    if out is not None:
+        yield out.exists(), f"--out {out}: exists already; a policy is not overwritten. Choose another name."
 
 
 def _detector(name: str) -> DetectorName:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from guard_cli.calibrate.good_runs import FromRuns
 from guard_cli.calibrate.propose import DROPS, IN_TIME, MOST_ITEMS, Costs, Delay
-from guard_core.policy import Policy
+from guard_core.policy import DetectorName, Policy
 
 RULE_KEYS = {
     "heldout_decline": "rise_eps",
@@ -77,7 +77,7 @@ def _advice(items: int, drop: float, delay: Delay, needed: int, horizon: int, ac
     return f"{late}: take {needed}, or more samples of each."
 
 
-def show_runs(console: Console, found: FromRuns, rate: float) -> None:
+def show_runs(console: Console, found: FromRuns, rate: float, detector: DetectorName) -> None:
     """Print what the good runs reached, and what their number supports."""
     rules = ", ".join(f"{RULE_KEYS[rule]} ({rule})" for rule in found.rules)
     console.print(f"From {found.runs} good runs: {rules}.", soft_wrap=True)
@@ -86,6 +86,13 @@ def show_runs(console: Console, found: FromRuns, rate: float) -> None:
         f"{found.supported:.2g}." + _too_few(found, rate),
         soft_wrap=True,
     )
+    advised = [RULE_KEYS[rule] for rule in found.rules if RULE_KEYS[rule] != "kl.hard_stop"]
+    if detector == "calibrated" and advised:
+        console.print(
+            f"Under detector: calibrated HeldOutGuard only advises, so {' and '.join(advised)} stop nothing, "
+            "and the calibrated detector stops at its own rate. --detector both lets them stop, too.",
+            soft_wrap=True,
+        )
     for name, kl in found.largest_kl.items():
         console.print(f"  {escape(name)}: largest KL EMA {kl:.3g} nats/token", style="dim", soft_wrap=True)
     if not found.largest_kl:
@@ -127,7 +134,7 @@ def policy_yaml(policy: Policy, source: str, found: FromRuns | None) -> str:
         f"  horizon: {calibrated.horizon}",
         f"  baseline_passes: {calibrated.baseline_passes}",
         f"  samples: {calibrated.samples}",
-        "heldout_guard:",
+        f"heldout_guard:{'  # advice only, under this detector' if policy.detector == 'calibrated' else ''}",
         f"  ema_alpha: {guard.ema_alpha:g}",
         f"  min_steps: {guard.min_steps}",
         f"  decline_patience: {guard.decline_patience}",

@@ -78,7 +78,7 @@ def run_calibration(wish: Wish, console: Console, plot: Path | None) -> tuple[di
 
             save_costs(plot, policy, found, sizes, needed)
     if learnt is not None:
-        report.show_runs(console, learnt, wish.guard_rate)
+        report.show_runs(console, learnt, wish.guard_rate, wish.detector)
     else:
         report.show_kl(console)
     text = report.policy_yaml(policy, _source(wish), learnt)

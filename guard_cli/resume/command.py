@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import typer
@@ -113,6 +113,8 @@ def _source(manifest: Json, runtime: Path | None, cluster: Cluster | None) -> Ma
     spec = at(template, "spec")
     source = named_by(adapter, spec if isinstance(spec, dict) else {})
     if source is None:
+        if runtime is not None:
+            raise CliError(f"--runtime {runtime}: a {at(template, 'kind')} names no runtime")
         return None
     if runtime is not None:
         found = found_in({str(runtime): saved_text(runtime)}, source)
@@ -170,6 +172,10 @@ def _of_a_followed_trainer(resumed: Resumed) -> Iterator[str]:
     elif why := why_no_settings(format_):
         yield why
     yield "it must save into a new FOLDER: name that with --set guard.metrics.checkpoints.path=…, too"
+    paths = (str((metrics.get(of) or {}).get("path") or ".") for of in ("follow", "checkpoints"))
+    log, saved = map(PurePosixPath, paths)
+    if saved != PurePosixPath(".") and log.is_relative_to(saved):
+        yield "its log lies in the old folder, too: name the new one with --set guard.metrics.follow.path=…"
 
 
 def _trainer_of(metrics: Mapping[str, Any]) -> str:

@@ -35,9 +35,13 @@ _OF_TOOLS = (
     "kustomize.toolkit.fluxcd.io/",
     "kueue.x-k8s.io/prebuilt-workload-name",
 )
-_KEY = r"[^.\[\]=]+|\[\d{1,4}\]"
-_FIELD = r"[^.\[\]=]+(\.[^.\[\]=]+|\[\d{1,4}\])*"
-_FORM = "must be FIELD=VALUE, a field below spec such as guard.policy.calibrated.maxDecline=0.06"
+_NAME, _PLACE, _QUOTED = r"[^.\[\]=\"]+", r"\[\d{1,4}\]", r"\[\"[^\"=]+\"\]"
+_KEY = f"{_NAME}|{_PLACE}|{_QUOTED}"
+_FIELD = rf"{_NAME}(\.{_NAME}|{_PLACE}|{_QUOTED})*"
+_FORM = (
+    "must be FIELD=VALUE, a field below spec such as guard.policy.calibrated.maxDecline=0.06; a key with "
+    'dots is written nodeSelector["example.com/pool"]'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,19 +197,53 @@ def _set(spec: Json, text: str) -> None:
     field, equals, value = text.partition("=")
     if not equals or not re.fullmatch(_FIELD, field):
         raise CliError(f"--set {plain(text[:200])}: {_FORM}")
-    *way, last = (int(key[1:-1]) if key[0] == "[" else key for key in re.findall(_KEY, field))
+    *way, last = map(_key, re.findall(_KEY, field))
     if field.startswith("resumedFrom"):
         raise CliError(f"--set {plain(field)}: --checkpoint says where it starts")
     node: Any = spec
     for key in way:
-        node = node.setdefault(key, {}) if isinstance(node, dict) and isinstance(key, str) else at(node, key)
+        if isinstance(node, dict) and isinstance(key, str):
+            if key not in node and node and all(isinstance(one, str) for one in node.values()):
+                raise CliError(
+                    f"--set {plain(field)}: beside texts {plain(key)} would be an object: it {_FORM}"
+                )
+            node = node.setdefault(key, {})
+        else:
+            node = at(node, key)
     fits = isinstance(node, dict if isinstance(last, str) else list)
     if not fits or (isinstance(last, int) and last >= len(node)):
         raise CliError(f"--set {plain(field)}: there is no such place in the spec of this job")
+    read = _value(value, f"--set {plain(field)}")
+    was = node.get(last) if isinstance(node, dict) else node[last]
+    # A text stays one: the value of a variable, or an argument, may look like a number.
+    node[last] = value if isinstance(was, str) and isinstance(read, bool | int | float) else read
+
+
+def _key(text: str) -> str | int:
+    """A key of an object, or a place in a list."""
+    if text.startswith('["'):
+        return text[2:-2]
+    return int(text[1:-1]) if text.startswith("[") else text
+
+
+def _value(text: str, what: str) -> Any:
+    """A JSON value, a YAML list or object, or else the text as it stands; nothing is null.
+
+    No other YAML: of `####` it makes nothing, of `12:30` a number, and of `fix #4` a part.
+
+    Raises:
+        CliError: it is a list or an object that cannot be read.
+    """
+    if not text:
+        return None
     try:
-        node[last] = _as_json(parse_yaml(value), f"--set {plain(field)}")
+        if text.startswith(("[", "{")):
+            return _as_json(parse_yaml(text), what)
+        return _as_json(json.loads(text), what)
     except NotYamlError as error:
-        raise CliError(f"--set {plain(field)}: the value is {error}") from None
+        raise CliError(f"{what}: the value is {error}") from None
+    except (ValueError, RecursionError):
+        return text
 
 
 def _as_json(value: Any, what: str) -> Any:

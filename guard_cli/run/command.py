@@ -81,7 +81,7 @@ def run(
     from guard_cli.run.session import run_guarded
 
     file = options.read_config(config)
-    if heldout is None and not file.get("heldout"):
+    if heldout is None and not file.get("heldout") and not options.is_set("heldout", {}):
         raise options.no_split()
     given = {
         "run_name": name,

@@ -83,6 +83,8 @@ def metrics_section(
     if follow is not None:
         saved = given(path=folder or None, layout=layout)
         return {"follow": {"path": follow, "format": format_}, **given(checkpoints=saved or None)}
+    if format_ != "auto":
+        raise CliError(f"--format {format_} is for a guard that reads a log: give --follow, too")
     if layout is not None:
         raise CliError(f"--layout {layout} is for a guard that reads a log: give --follow, too")
     if folder:

@@ -85,6 +85,8 @@ def make_split(
         raise SplitError(f"fraction={fraction:g}: it must lie between 0 and 1, for instance 0.05")
     for output in (train, heldout):
         _refuse_existing(output)
+    if train.resolve() == heldout.resolve():
+        raise SplitError(f"{train} cannot be both sides: name two files")
     rows = _read_rows(source, fraction, salt, prompt_column, answer_column)
     first = {row.key: row.item for row in reversed(rows) if row.item is not None}
 
@@ -178,8 +180,11 @@ def _heldout_item(row: dict[str, object], key: str, prompt_column: str, answer_c
 
 
 def _grouped(items: Sequence[HeldoutItem], near: NearDuplicates | None) -> tuple[HeldoutItem, ...]:
-    """The same items; near-duplicates without a group get one, which has the id of its first item."""
-    group = {place: items[places[0]].id for places in families(items, near) for place in places}
+    """The same items; near-duplicates without a group get that of their family, else the first one's id."""
+    group: dict[int, str] = {}
+    for places in families(items, near):
+        own = {named for place in places if (named := items[place].group) is not None}
+        group |= dict.fromkeys(places, own.pop() if len(own) == 1 else items[places[0]].id)
     return tuple(
         item.model_copy(update={"group": group[place]}) if place in group and item.group is None else item
         for place, item in enumerate(items)

@@ -79,6 +79,20 @@ def test_a_guard_that_does_not_respond_is_a_sentence(rlguard: Any, url: str) -> 
     assert shown.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("job", "--url", "http://127.0.0.1:1"), "ask for one of them"),
+        (("job", "--token-file", "x"), "give --url, too"),
+        ((".", "--namespace", "n"), "are of a cluster, and . is none"),
+        (("--url", "http://127.0.0.1:1", "--kubeconfig", "x"), "are of a cluster"),
+    ],
+)
+def test_what_nobody_would_be_asked_with_is_refused(rlguard: Any, given: tuple[str, ...], said: str) -> None:
+    done = rlguard("status", *given)
+    assert done.returncode == 2 and said in done.stderr
+
+
 def test_without_a_cluster_it_says_what_else_there_is(rlguard: Any, tmp_path: Path) -> None:
     shown = rlguard("status", "my-job", "--kubeconfig", tmp_path / "none")
     assert shown.returncode == 1 and "no cluster: " in shown.stderr and "--url" in shown.stderr

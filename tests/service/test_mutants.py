@@ -207,7 +207,7 @@ MUTANTS: list[Mutant] = [
     (MAPPING, 'or status.get("ended") == _newest(verdict)', ""),
     (MAPPING, 'or status.get("ended") == _newest(verdict)', 'or "ended" in status'),
     (MAPPING, 'former["keptSteps"] if _has_its_steps(former, verdict) else known', "known"),
-    (MAPPING, ' "rollouts", "keptSteps"})', ' "rollouts"})'),
+    (MAPPING, ' "rollouts", "keptSteps"}\n', ' "rollouts"}\n'),
     (MAPPING, "    every = lost | own\n", "    every = own\n"),
     (MAPPING, "None if best is None else CheckpointKey.of(best))", "None)"),
     (

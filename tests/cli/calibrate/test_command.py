@@ -137,6 +137,10 @@ class TestGoodRuns:
         limit = Policy.model_validate(yaml.safe_load(out.read_text())).kl.hard_stop
         assert limit is not None and 0.02 < limit < 0.06
         assert "hard_stop: " in out.read_text() and "# of the good runs" in out.read_text()
+        assert "so rise_eps and max_proxy_real_gap stop nothing" in result.stdout
+        assert "heldout_guard:  # advice only, under this detector" in out.read_text()
+        both = calibrate("--from-runs", tmp_path / "runs", "--detector", "both").stdout
+        assert "stop nothing" not in both and "advice only" not in both
 
     def test_the_runs_themselves_stay_quiet_under_it(self, calibrate: Invoke, tmp_path: Path) -> None:
         from guard_cli.logs.readers import read_log
@@ -178,7 +182,13 @@ class TestErrors:
             ([], "give a BASELINE, or --from-runs"),
             (["{base}", "--false-stops", "0"], "between 0 and 0.5"),
             (["{base}", "--horizon", "5"], "at least 6"),
+            (["{base}", "--horizon", "1001"], "at most 1000"),
             (["{base}", "--samples", "0"], "at least 1"),
+            (["{base}", "--seed", "-1"], "0 or more"),
+            (["{base}", "--reward-noise", "-1"], "0 or more"),
+            (["{base}", "--reward-noise", "nan"], "0 or more"),
+            (["--from-runs", "{empty}", "--reward-noise", "0.1"], "takes a BASELINE"),
+            (["--from-runs", "{empty}", "--horizon", "5000"], "at most 1000"),
             (["{base}", "--plot", "x.gif"], "ends in .png"),
             (["{base}", "--out", "{base}"], "exists already"),
             (["{base}x"], "no such file"),

@@ -582,6 +582,15 @@ def test_a_log_of_which_no_column_is_known_is_trouble(tmp_path, row):
     assert followed.follower.trouble.startswith("no column") and "--map" in followed.follower.trouble
 
 
+def test_a_link_that_is_not_gone_into_is_called_one(tmp_path):
+    """It is there for whoever looks, so `not there` would mislead."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "latest").symlink_to("real")
+    assert "a symbolic link" in follower_module._told(tmp_path / "latest")
+    assert follower_module._told(tmp_path / "real") == str(tmp_path / "real")
+    assert follower_module._told(tmp_path / "none").endswith(" (not there)")
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["goes on", "is written anew"])
 @pytest.mark.parametrize("there", [0, 3])
 def test_a_csv_log_that_stood_there_before_goes_on_under_its_header(tmp_path, there, again):

@@ -182,6 +182,47 @@ def test_a_field_that_leads_nowhere_is_said(text: str, said: str) -> None:
         resume_job(job(), None, None, [text])
 
 
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ("####", "####"),
+        ("12:30", "12:30"),
+        ("fix issue #4 lr", "fix issue #4 lr"),
+        ("2026-01-02", "2026-01-02"),
+        ("</think>", "</think>"),
+        ("", None),
+        ("null", None),
+        ("true", True),
+        ("[a, 1]", ["a", 1]),
+        ("{a: b}", {"a": "b"}),
+        ('"7"', "7"),
+    ],
+)
+def test_a_text_is_taken_as_it_stands(value: str, read: Any) -> None:
+    """GSM8K's mark is a comment in YAML, and a time is a number."""
+    spec = resume_job(job(), None, None, [f"x.y={value}"]).manifest["spec"]
+    assert spec["x"] == {"y": read}
+
+
+@pytest.mark.parametrize(("value", "read"), [("0.001", "0.001"), ("5", "5"), ("true", "true"), ('"5"', "5")])
+def test_what_was_a_text_stays_one(value: str, read: str) -> None:
+    """The value of a variable, and an argument: a Job with a number there is refused by the API server."""
+    given = job()
+    given["spec"]["x"] = {"env": [{"name": "LR", "value": "0.1"}], "args": ["--lr"]}
+    for field in ("x.env[0].value", "x.args[0]"):
+        spec = resume_job(given, None, None, [f"{field}={value}"]).manifest["spec"]
+        assert (spec["x"]["env"][0]["value"] if "env" in field else spec["x"]["args"][0]) == read
+
+
+def test_a_key_with_dots_is_quoted() -> None:
+    given = job()
+    given["spec"]["x"] = {"nodeSelector": {"a": "b"}}
+    spec = resume_job(given, None, None, ['x.nodeSelector["cloud.google.com/pool"]=q']).manifest["spec"]
+    assert spec["x"]["nodeSelector"] == {"a": "b", "cloud.google.com/pool": "q"}
+    with pytest.raises(CliError, match=r'a key with dots is written nodeSelector\["example.com/pool"\]'):
+        resume_job(given, None, None, ["x.nodeSelector.cloud.google.com/pool=q"])
+
+
 @pytest.mark.parametrize("value", ["5e-2", "1e-5", "0.06"])
 def test_a_number_is_one_in_every_form(tmp_path: Path, value: str) -> None:
     done = resume(job(), tmp_path, "--set", f"guard.policy.calibrated.maxDecline={value}")
@@ -218,7 +259,7 @@ def test_what_other_tools_know_their_objects_by_is_left_out() -> None:
     assert metadata["annotations"] == {"team": "a"}
 
 
-@pytest.mark.parametrize("text", ["template.spec.zzz=&a [*a]", "onFire=.nan", "x=" + "[" * 900])
+@pytest.mark.parametrize("text", ["x=[&a [*a]]", "onFire=NaN", "x=" + "[" * 900, "x={a: .nan}"])
 def test_a_value_that_json_has_not_is_a_sentence(text: str) -> None:
     with pytest.raises(CliError, match="--set"):
         resume_job(job(), None, None, [text])
@@ -357,6 +398,19 @@ def test_a_trainer_that_is_followed_has_to_be_told_by_its_command(
     assert "new FOLDER" in done.stderr and said in done.stderr
     assert (" starts there with " in done.stderr) == bool(said)
     assert "followed" not in resume(job(), tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("log", "saved", "told"),
+    [("out", "out", True), ("out/log", "out", True), ("log", "out", False), ("log", ".", False)],
+)
+def test_a_log_that_moves_with_the_folder_is_named_too(log: str, saved: str, told: bool) -> None:
+    """The guard would look for it in the old one, which it leaves out."""
+    given = job()
+    checkpoints = {"path": saved, "layout": "trl"}
+    given["spec"]["guard"]["metrics"] = {"follow": {"path": log}, "checkpoints": checkpoints}
+    said = list(_of_a_followed_trainer(resume_job(given, None, None, ())))
+    assert any("guard.metrics.follow.path" in line for line in said) is told
 
 
 def rayjob(path: str, mode: str) -> Json:

@@ -339,6 +339,9 @@ def test_what_only_the_environment_sets_is_not_replaced(tmp_path, monkeypatch):
     monkeypatch.setenv("RLGUARD_GUARD_CHECKPOINT_ROOT", "/mnt/checkpoints")
     assert checkpoint_root(None, is_set("checkpoint_root", {})) is None
     assert checkpoint_root(None, is_set("checkpoint_root", {"checkpoint_root": "x"})) is None
+    assert not is_set("heldout", {})
+    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__SPLIT", "/data/heldout.jsonl")
+    assert is_set("heldout", {}), "a part of a section"
 
 
 def test_the_trainer_is_told_from_where_it_starts(workplace):

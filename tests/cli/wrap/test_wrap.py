@@ -213,6 +213,7 @@ def test_the_folder_and_the_layout_of_its_checkpoints(wrap: Run) -> None:
         (("--follow", "m.jsonl", "--layout", "varl"), "did you mean verl"),
         (("--follow", "m.jsonl", "--layout", "roll"), "spec.guard.metrics.checkpoints.layout"),
         (("--follow", "m.jsonl", "--checkpoints", "ck/../x"), "spec.guard.metrics.checkpoints.path"),
+        (("--format", "verl"), "--format verl is for a guard that reads a log: give --follow, too"),
         (("--layout", "verl"), "--layout verl is for a guard that reads a log: give --follow, too"),
         (("--checkpoints", "ck/run"), "--checkpoints …/run: only a guard that reads a log looks there"),
     ],
