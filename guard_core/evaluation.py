@@ -194,6 +194,10 @@ class Generation(Section):
             **distribution,
         )
 
+    def sampling_ahead(self) -> EvaluationSampling:
+        """The same before a trainer has said anything: most of them sample, as often as is set here."""
+        return self.sampling_with(None).model_copy(update={"samples": self.samples})
+
     def _source(self, trainer: Sampling | None) -> SamplingSource:
         if self.temperature is not None and self.max_new_tokens is not None:
             return SamplingSource.SETTINGS

@@ -117,7 +117,7 @@ def _gather(
         policy=settings.policy(),
         split=split,
         remote=remote,
-        sampling=heldout.evaluator.sampling_with(None),
+        sampling=heldout.evaluator.sampling_ahead(),
         grader=heldout.proxy_scorer is not None,
         folder=None if checkpoints is None else gather.look_at_folder(checkpoints, root),
         followed=None if metrics is None else gather.look_at_followed(metrics, root, checkpoints),

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from guard_core.policy import Policy
-from guard_core.preflight import about_the_budget, evaluations_needed, is_greedy
+from guard_core.preflight import about_the_budget, evaluations_needed
 from guard_core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import (
@@ -213,9 +213,8 @@ class EvaluationWorker:
 
     def _needed(self, policy: Policy, items: int) -> EvaluationsNeeded:
         """How many evaluations the policy takes; says what its budget for the baseline costs."""
-        evaluator = self._settings.evaluator
-        sampling = evaluator.sampling_with(None)
-        each = self._prompts * (1 if is_greedy(sampling) else evaluator.samples)
+        sampling = self._settings.evaluator.sampling_ahead()
+        each = self._prompts * sampling.samples
         if said := about_the_budget(policy, items, each, sampling):
             log.info("%s", said)
         return evaluations_needed(policy.within_budget(each), items, sampling)

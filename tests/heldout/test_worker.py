@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from guard_core.policy import Policy
+from guard_core.preflight import evaluations_needed
 from guard_core.wire import EvaluationsNeeded, FailureKind
 from guard_service.heldout import child as child_module
 from guard_service.heldout import worker as worker_module
@@ -99,6 +100,20 @@ def test_how_many_evaluations_the_policy_takes_is_known_once_it_has_started(
         return worker.needed
 
     assert asyncio.run(start()) == EvaluationsNeeded(long_rounds=needed, short_rounds=needed)
+
+
+def test_samples_behind_an_outcome_count_before_a_trainer_says_that_it_samples(
+    settings, tmp_path: Path
+) -> None:
+    """Most do; one that does not makes one of them, and then the evaluations say so."""
+    evaluator = settings().evaluator
+    many = evaluator.model_copy(update={"samples": 8})
+    assert (many.sampling_with(None).samples, many.sampling_ahead().samples) == (1, 8)
+    worker = EvaluationWorker(
+        settings().model_copy(update={"evaluator": many}), tmp_path / "scratch", Policy()
+    )
+    assert worker._needed(Policy(), 64) == evaluations_needed(Policy(), 64, many.sampling_ahead())
+    assert worker._needed(Policy(), 64) != evaluations_needed(Policy(), 64, evaluator.sampling_ahead())
 
 
 @pytest.mark.parametrize(("budget", "said"), [({"completions": 8}, True), ({}, False)])
