@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
-STATE_VERSION = 18
+STATE_VERSION = 19
 
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000
@@ -127,9 +127,9 @@ class Evaluation:
         return fmean(self.items)
 
     @property
-    def sampled(self) -> bool:
-        """Whether the completions are known to be draws with a temperature above 0."""
-        return self.sampling is not None and self.sampling.temperature > 0
+    def sampled(self) -> bool | None:
+        """Whether the completions are draws with a temperature above 0; None where that is not known."""
+        return None if self.sampling is None else self.sampling.temperature > 0
 
     def summary(self) -> EvaluationSummary:
         """The evaluation without its items."""

@@ -43,6 +43,7 @@ class Unscored:
         self._at_first: float | None = None  # its share of unscored completions
         self._measured = False  # whether any evaluation said something of the policy
         self._cut_short = ""  # a sentence, once one was too much cut off to be compared
+        self._late = ""  # a sentence, once scorers were late on as much as the score fell by
 
     def fold(
         self,
@@ -66,6 +67,7 @@ class Unscored:
         if self.first is None or best is None:
             self.first, self._at_first = evaluation, unscored
             return True
+        self._note_late(evaluation, best)
         return self._measured and not self._is_cut_short(evaluation, unscored, best, trainer)
 
     @property
@@ -107,10 +109,31 @@ class Unscored:
         )
         return True
 
+    def _note_late(self, evaluation: EvaluationSummary, best: EvaluationSummary) -> None:
+        """Note where all of a fall may be scorers that reached their limit. It is compared all the same.
+
+        A policy whose answers run for ever is worse; a machine that others use makes scorers late on every
+        policy, also in the pass that is to confirm. Nobody can tell them apart here.
+        """
+        first = self.first
+        more = 0.0 if first is None else _rise(first.timed_out, evaluation.timed_out)
+        fall = best.score - evaluation.score
+        small = more < MORE_CUT_OFF + 2 * _noise(evaluation.timed_out or 0.0, evaluation.items)
+        if first is None or small or not _noise(best.score, best.items) < fall <= more:
+            return
+        self._late = self._late or (
+            f"scorers reached their limit on {evaluation.timed_out:.0%} of the completions at step "
+            f"{evaluation.step}, and on {first.timed_out:.0%} at step {first.step}, which count as wrong: "
+            "all of the fall may be that. See that the guard's machine is not busy, and that a right answer is "
+            "far from scorer_timeout_seconds"
+        )
+
     def conditions(self, trainer: Sampling | None) -> Iterator[Condition]:
         """What holds for the run."""
         if self._cut_short:
             yield Condition(code=Code.CUT_SHORT, level=Level.UNKNOWN, message=self._cut_short)
+        if self._late:
+            yield _advice(self._late, Code.EVALUATION_FAILING)
         if self.first is None:
             return
         if self._measured:
@@ -135,6 +158,7 @@ class Unscored:
             "at_first": self._at_first,
             "measured": self._measured,
             "cut_short": self._cut_short,
+            "late": self._late,
         }
 
     @classmethod
@@ -143,7 +167,7 @@ class Unscored:
         unscored, first = cls(), state["first"]
         unscored.first = None if first is None else EvaluationSummary.model_validate(first)
         unscored._at_first, unscored._measured = state["at_first"], state["measured"]
-        unscored._cut_short = state["cut_short"]
+        unscored._cut_short, unscored._late = state["cut_short"], state["late"]
         return unscored
 
 
@@ -219,5 +243,5 @@ def _timed_out(first: EvaluationSummary) -> Iterator[Condition]:
         )
 
 
-def _advice(message: str) -> Condition:
-    return Condition(code=Code.UNINFORMATIVE_BASELINE, level=Level.WARNING, advice=True, message=message)
+def _advice(message: str, code: Code = Code.UNINFORMATIVE_BASELINE) -> Condition:
+    return Condition(code=code, level=Level.WARNING, advice=True, message=message)

@@ -184,16 +184,17 @@ class Baseline:
 
     `paid`: what the training grader gave each pass, None where it failed; () without a grader.
 
-    `sampled`: whether the completions are known to be draws with a temperature above 0.
+    `sampled`: whether the completions are draws with a temperature above 0; None: not known.
 
-    Passes that are all identical (greedy decoding) carry the information of one; they count as one in
-    `precision`.
+    Passes at temperature 0 carry the information of one, and count as one in `precision`, also where a server
+    or a scorer makes a few items of them differ: the copies would look as if the policy had hardly any noise.
+    So do passes of which nothing is known that are all identical.
     """
 
     passes: tuple[Outcomes, ...]
     samples: int = 1
     paid: tuple[Outcomes | None, ...] = ()
-    sampled: bool = False
+    sampled: bool | None = None
 
     @classmethod
     def from_passes(
@@ -225,7 +226,7 @@ class Baseline:
             return Outcomes.of(check_items(outcomes, first.size))
 
         graded = tuple(None if given is None else checked(given) for given in paid)
-        return cls(tuple(checked(outcomes) for outcomes in passes), samples, graded, len(passes) > 2)
+        return cls(tuple(checked(outcomes) for outcomes in passes), samples, graded, len(passes) > 2 or None)
 
     @property
     def graded(self) -> tuple[tuple[Outcomes, Outcomes], ...]:
@@ -240,10 +241,12 @@ class Baseline:
 
     @cached_property
     def greedy(self) -> bool:
-        """Whether there are several passes and all are identical, as at temperature 0.
+        """Whether they were made at temperature 0; where that is not known, whether several are identical.
 
         Draws of a policy that solves nothing, or everything, agree as well, and are worth as many.
         """
+        if self.sampled is False:
+            return True
         first, *others = self.passes
         if self.sampled and first.mean in (0.0, 1.0):
             return False

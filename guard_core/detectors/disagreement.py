@@ -65,7 +65,7 @@ def references(baseline: Baseline, alpha: float) -> tuple[eprocess.Reference, ..
         raise ValueError(f"{Disagreement.name!r} needs what the training grader gave the starting policy")
     passes = [_asked(*pair) for pair in baseline.graded]
     return tuple(
-        eprocess.Reference.of(Baseline(of_one, baseline.samples), alpha)
+        eprocess.Reference.of(Baseline(of_one, baseline.samples, sampled=baseline.sampled), alpha)
         for of_one in zip(*passes, strict=True)
     )
 

@@ -42,6 +42,12 @@ NEAR = 3.0
 #: Fresh passes of the last checkpoint of a run that ends so near, beside those that decide an alarm.
 LAST_PASSES = 2
 
+#: Passes of greedy decoding that tell whether one of them was none.
+GREEDY_PASSES = 2
+#: What is said of them: where the temperature is known, and where it is not.
+_COPIES = "passes of the starting policy are copies of each other at temperature 0"
+_AGREE = "two passes of the starting policy agree in every item (temperature 0?)"
+
 #: A starting score within this of 0 or 1 leaves the held-out score little room to move.
 UNINFORMATIVE = 0.02
 
@@ -79,8 +85,8 @@ class Pass:
 class CalibratedRun:
     """The baseline is the first checkpoint that was evaluated: it should be the starting policy.
 
-    It is complete after `baseline_passes` evaluations of it, after two of greedy decoding (they agree in
-    every item: a third would be another copy), when `baseline_budget` has no room for another, or when
+    It is complete after `baseline_passes` evaluations of it, after two of greedy decoding (a third would be
+    another copy), when `baseline_budget` has no room for another, or when
     another checkpoint's evaluation arrives before (fewer passes: a wider baseline error, so a slower
     detector, not a less honest one). A pass that lies far from the others was none: everything after it would
     be compared with what a server or a scorer did. It is left out, and another is made.
@@ -93,7 +99,7 @@ class CalibratedRun:
         self._cost = PassCost(0, 0.0)  # of these passes
         self._afforded: int | None = None  # passes, where the budget had room for no more
         self._strays = 0  # passes that were left out
-        self._sampled = False  # whether the newest pass is known to be one of draws
+        self._sampled: bool | None = None  # of the newest pass, as in `Baseline`
         self._has_grader = False
         self._made = self._ungraded = 0  # evaluations after the baseline; those that the grader failed on
         self._graded = True  # whether the newest one is none of them
@@ -113,7 +119,7 @@ class CalibratedRun:
         proxy_items: tuple[float, ...] | None = None,
         in_loop_error: float | None = None,
         cost: PassCost = PassCost(),
-        sampled: bool = False,
+        sampled: bool | None = None,
         samples: int | None = None,
     ) -> DetectorStatus | None:
         """Fold one evaluation; None while the baseline is gathered or if the items are unusable.
@@ -187,14 +193,15 @@ class CalibratedRun:
 
     def _is_gathered(self) -> bool:
         """Whether no further pass is wanted, once those that were none are left out."""
-        if len(self._passes) == 2 and self._baseline.greedy:
-            return True
-        if len(self._passes) < self._config.baseline_passes and self._has_room:
+        wanted = self._config.baseline_passes
+        if len(self._passes) > 1 and self._baseline.greedy:
+            wanted = min(GREEDY_PASSES, wanted)
+        if len(self._passes) < wanted and self._has_room:
             return False
         if len(self._passes) == 2 and self._stray and self._has_room:
             return False  # a third says which of them it is
         self._leave_out_strays()
-        if len(self._passes) >= self._config.baseline_passes:
+        if len(self._passes) >= wanted:
             return True
         if not self._has_room:
             self._afforded = len(self._passes)
@@ -309,10 +316,9 @@ class CalibratedRun:
                 code=Code.UNINFORMATIVE_BASELINE,
                 level=Level.WARNING,
                 advice=True,
-                message="two passes of the starting policy agree in every item (temperature 0?): they say "
-                "nothing about noise and count as one. Sampled with a temperature above 0, "
-                f"{self._config.baseline_passes} passes would be worth as many, and a fresh evaluation of "
-                "the same checkpoint could confirm an alarm",
+                message=f"{_COPIES if self._sampled is False else _AGREE}: they say nothing about noise and "
+                f"count as one. Sampled with a temperature above 0, {self._config.baseline_passes} passes "
+                "would be worth as many, and a fresh evaluation of one checkpoint could confirm an alarm",
             )
 
     def _about_evaluations(self, detector: CalibratedDetector) -> Iterator[Condition]:

@@ -104,6 +104,21 @@ class TestCompletionsThatTimedOut:
             assert len(advice) == told
             assert all(c.advice and "21% of the completions at step 0 timed out" in c.message for c in advice)
 
+    @pytest.mark.parametrize(
+        ("score", "late", "told"),
+        [(0.3, 0.25, True), (0.2, 0.25, False), (0.5, 0.25, False), (0.3, 0.05, False)],
+    )
+    def test_a_fall_that_may_be_all_of_it_is_told(self, score: float, late: float, told: bool) -> None:
+        """It is compared all the same: answers that run for ever are worse, too."""
+        j = judge()
+        for n, (scored, share) in enumerate(((0.5, 0.0), (score, late), (0.5, 0.0))):
+            j.fold_step(step(n))
+            j.fold_evaluation(replace(evaluation(n, scored), timed_out=share))
+            j = Judge.from_state(j.to_state())
+        advice = of(j.verdict(), Code.EVALUATION_FAILING)
+        assert [c.advice for c in advice] == [True] * told
+        assert all("25% of the completions at step 1, and on 0% at step 0" in c.message for c in advice)
+
     def test_a_trainer_is_not_told_how_many(self) -> None:
         """It could have weights that make a scorer hang where a prompt is of some kind."""
         j = judge()

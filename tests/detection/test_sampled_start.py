@@ -68,6 +68,62 @@ def test_draws_that_all_fail_are_not_taken_for_greedy_decoding(temperature, item
     assert Sampled(temperature).passes(0, lambda: items) == passes
 
 
+def flickering(rng: np.random.Generator) -> np.ndarray:
+    """Greedy outcomes of a server or a scorer of which a few flip between passes of the same weights."""
+    items = HALF.copy()
+    flipped = rng.choice(N, 2, replace=False)
+    items[flipped] = 1 - items[flipped]
+    return items
+
+
+def test_copies_at_temperature_0_are_no_draws_though_a_few_items_flip() -> None:
+    """Sixteen of them would look as if the policy had hardly any noise."""
+    run, rng = Sampled(0.0), np.random.default_rng(1)
+    assert run.passes(0, partial(flickering, rng)) == 2
+    told = [c.message for c in run.judge.verdict().conditions if c.code is Code.UNINFORMATIVE_BASELINE]
+    assert len(told) == 1 and told[0].startswith("passes of the starting policy are copies of each other")
+    unknown = Sampled(None)
+    assert unknown.passes(0, partial(flickering, rng)) == PASSES, "of these nobody knows"
+    assert [
+        Baseline.from_passes([HALF, flickering(rng)]).greedy,
+        Baseline.from_passes([HALF] * 2).greedy,
+    ] == [False, True]
+
+
+def test_a_greedy_run_that_moves_as_policies_do_is_not_stopped() -> None:
+    """A third of the items is as good as a coin at each checkpoint; the expected score never changes."""
+    stopped = 0
+    for seed in range(6):
+        run, rng = Sampled(0.0), np.random.default_rng(seed)
+        known, open_ = HALF.copy(), rng.choice(N, N // 3, replace=False)
+
+        def checkpoint(
+            rng: np.random.Generator = rng, known: np.ndarray = known, open_: np.ndarray = open_
+        ) -> np.ndarray:
+            items = known.copy()
+            items[open_] = rng.integers(0, 2, len(open_))
+            return items
+
+        for round_ in range(30):
+            weights = checkpoint()
+
+            def scored(
+                weights: np.ndarray = weights, rng: np.random.Generator = rng, open_: np.ndarray = open_
+            ) -> np.ndarray:
+                items, flipped = weights.copy(), rng.choice(open_, 1)
+                items[flipped] = 1 - items[flipped]
+                return items
+
+            run.passes(round_, scored)
+        stopped += run.judge.verdict().fire
+    assert stopped <= 1
+
+
+def test_a_greedy_pass_that_was_none_is_found_by_a_third() -> None:
+    run, broken = Sampled(0.0), iter([HALF, NOTHING, HALF])
+    assert run.passes(0, lambda: next(broken)) == 3
+
+
 def test_one_broken_evaluation_does_not_stop_a_run_that_began_at_0() -> None:
     run, rng = Sampled(1.0), np.random.default_rng(2)
     run.passes(0, lambda: NOTHING)
