@@ -96,9 +96,7 @@ class Unscored:
         if first is None or used is None or limit is None or used.max_new_tokens >= limit:
             return False
         more = min(_rise(first.truncated, evaluation.truncated), _rise(self._at_first, unscored))
-        fall = best.score - evaluation.score
-        small = more < MORE_CUT_OFF + 2 * _noise(unscored or 0.0, evaluation.items)
-        if small or not _noise(best.score, best.items) < fall <= more:
+        if not _may_be_all(more, unscored, evaluation, best):
             return False
         self._cut_short = self._cut_short or (
             f"{evaluation.truncated:.0%} of the completions at step {evaluation.step} were cut off at "
@@ -116,16 +114,16 @@ class Unscored:
         policy, also in the pass that is to confirm. Nobody can tell them apart here.
         """
         first = self.first
-        more = 0.0 if first is None else _rise(first.timed_out, evaluation.timed_out)
-        fall = best.score - evaluation.score
-        small = more < MORE_CUT_OFF + 2 * _noise(evaluation.timed_out or 0.0, evaluation.items)
-        if first is None or small or not _noise(best.score, best.items) < fall <= more:
+        if first is None:
+            return
+        more = _rise(first.timed_out, evaluation.timed_out)
+        if not _may_be_all(more, evaluation.timed_out, evaluation, best):
             return
         self._late = self._late or (
             f"scorers reached their limit on {evaluation.timed_out:.0%} of the completions at step "
             f"{evaluation.step}, and on {first.timed_out:.0%} at step {first.step}, which count as wrong: "
-            "all of the fall may be that. See that the guard's machine is not busy, and that a right answer is "
-            "far from scorer_timeout_seconds"
+            "all of the fall may be that. See that the guard's machine is not busy, and that a right answer "
+            "is far from scorer_timeout_seconds"
         )
 
     def conditions(self, trainer: Sampling | None) -> Iterator[Condition]:
@@ -173,6 +171,18 @@ class Unscored:
 
 def _longest(trainer: Sampling | None) -> int | None:
     return None if trainer is None else trainer.max_new_tokens
+
+
+def _may_be_all(
+    more: float, share: float | None, evaluation: EvaluationSummary, best: EvaluationSummary
+) -> bool:
+    """Whether a share of the completions that has risen by `more` may be all that the score fell by.
+
+    Rise and fall must be more than noise.
+    """
+    fall = best.score - evaluation.score
+    small = more < MORE_CUT_OFF + 2 * _noise(share or 0.0, evaluation.items)
+    return not small and _noise(best.score, best.items) < fall <= more
 
 
 def _rise(before: float | None, now: float | None) -> float:

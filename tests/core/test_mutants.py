@@ -64,6 +64,10 @@ DRAWS, DRAWN, SAID_DRAWN = (
     Rule("guard_core", source, DETECTION / "test_sampled_start.py", SIMULATED)
     for source in ("detectors/baseline.py", "detectors/run.py", "judge.py")
 )
+SAMPLES, SAMPLES_SAID, SAMPLES_AHEAD = (
+    Rule("guard_core", source, DETECTION / "test_samples.py", SIMULATED)
+    for source in ("detectors/run.py", "judge.py", "preflight.py")
+)
 BUDGETED = DETECTION / "test_baseline_budget.py", SIMULATED
 BUDGET, ROOM, FORESEEN, COSTS = (
     Rule("guard_core", source, *BUDGETED)
@@ -188,8 +192,8 @@ MUTANTS: list[Mutant] = [
     (UNSCORED, "used.max_new_tokens >= limit", "used.max_new_tokens > limit"),
     (UNSCORED, "min(_rise(first.truncated, evaluation.truncated), ", "min(1.0, "),
     (UNSCORED, ", _rise(self._at_first, unscored))", ", 1.0)"),
-    (UNSCORED, "if small or not", "if not"),
-    (UNSCORED, "MORE_CUT_OFF + 2 * _noise(unscored or 0.0, evaluation.items)", "MORE_CUT_OFF"),
+    (UNSCORED, "return not small and", "return"),
+    (UNSCORED, "MORE_CUT_OFF + 2 * _noise(share or 0.0, evaluation.items)", "MORE_CUT_OFF"),
     (UNSCORED, "_noise(best.score, best.items) < fall <= more", "_noise(best.score, best.items) < fall"),
     (UNSCORED, "_noise(best.score, best.items) < fall <= more", "fall <= more"),
     (OF_UNSCORED, "comparable or self._awaits_confirmation or self._unconfirmed", "comparable"),
@@ -198,7 +202,16 @@ MUTANTS: list[Mutant] = [
     (OF_UNSCORED, "or self._awaits_confirmation or self._unconfirmed", "or self._unconfirmed"),
     (UNSCORED, "self._cut_short = self._cut_short or (", "self._cut_short = ("),
     (UNSCORED, "        if self._cut_short:\n", "        if False:\n"),
-    (UNSCORED, 'unscored._cut_short = state["cut_short"]', "pass"),
+    (
+        UNSCORED,
+        'unscored._cut_short, unscored._late = state["cut_short"]',
+        'unscored._cut_short, unscored._late = ""',
+    ),
+    (UNSCORED, 'state["cut_short"], state["late"]', 'state["cut_short"], ""'),
+    (UNSCORED, "        self._note_late(evaluation, best)\n", ""),
+    (UNSCORED, "self._late = self._late or (", "self._late = ("),
+    (UNSCORED, "        if self._late:\n", "        if False:\n"),
+    (UNSCORED, "_rise(first.timed_out, evaluation.timed_out)", "1.0"),
     (UNSCORED, 'unscored._at_first, unscored._measured = state["at_first"], state["measured"]', "pass"),
     (OF_UNSCORED, "window.reward is not None and self._unscored.measured", "window.reward is not None"),
     (OF_UNSCORED, "        if comparable:\n", "        if True:\n"),
@@ -221,7 +234,7 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "max(self._gone, report.gone)", "report.gone"),
     (JUDGE, "announced=self._announced + self._gone", "announced=self._announced"),
     (JUDGE, "skipped=self._skipped + self._gone", "skipped=self._skipped"),
-    (JUDGE, "STATE_VERSION = 18", "STATE_VERSION = 17"),
+    (JUDGE, "STATE_VERSION = 19", "STATE_VERSION = 18"),
     (COUNT, "self.unrewarded < UNREWARDED or", "self.unrewarded < UNREWARDED + 1 or"),
     (COUNT, "self.unrewarded < UNREWARDED or", ""),
     (COUNT, " or self.step is None:\n            return False", ":\n            return False"),
@@ -277,8 +290,8 @@ MUTANTS: list[Mutant] = [
     (BUDGET, "        if not self._has_room:\n", "        if False:\n"),
     (
         BUDGET,
-        "_config.baseline_passes and self._has_room:\n            return False",
-        "_config.baseline_passes:\n            return False",
+        "< wanted and self._has_room:\n            return False",
+        "< wanted:\n            return False",
     ),
     (BUDGET, "self._cost = self._cost.plus(cost)", "self._cost = cost"),
     (
@@ -320,7 +333,13 @@ MUTANTS: list[Mutant] = [
     (DRAWS, "if self.sampled and first.mean in (0.0, 1.0):", "if False:"),
     (DRAWS, "if self.sampled and first.mean in (0.0, 1.0):", "if first.mean in (0.0, 1.0):"),
     (DRAWS, "if self.sampled and first.mean in (0.0, 1.0):", "if self.sampled:"),
-    (DRAWS, "graded, len(passes) > 2)", "graded)"),
+    (DRAWS, "graded, len(passes) > 2 or None)", "graded)"),
+    (DRAWS, "        if self.sampled is False:\n            return True\n", ""),
+    (DRAWN, "wanted = min(GREEDY_PASSES, wanted)", "pass"),
+    (DRAWN, "_COPIES if self._sampled is False else _AGREE", "_AGREE"),
+    (SAMPLES, '_config.model_copy(update={"samples": samples})', "_config"),
+    (SAMPLES_SAID, "None if evaluation.sampling is None else evaluation.sampling.samples", "None"),
+    (SAMPLES_AHEAD, 'config.model_copy(update={"samples": sampling.samples})', "config"),
     (DRAWN, '"sampled": self._sampled,', '"sampled": False,'),
     (DRAWN, "tuple(self._paid), self._sampled)", "tuple(self._paid))"),
     (SAID_DRAWN, "self.sampling.temperature > 0", "self.sampling.temperature >= 0"),

@@ -111,7 +111,7 @@ class TestCompletionsThatTimedOut:
     def test_a_fall_that_may_be_all_of_it_is_told(self, score: float, late: float, told: bool) -> None:
         """It is compared all the same: answers that run for ever are worse, too."""
         j = judge()
-        for n, (scored, share) in enumerate(((0.5, 0.0), (score, late), (0.5, 0.0))):
+        for n, (scored, share) in enumerate(((0.5, 0.0), (score, late), (score, late))):
             j.fold_step(step(n))
             j.fold_evaluation(replace(evaluation(n, scored), timed_out=share))
             j = Judge.from_state(j.to_state())
