@@ -27,7 +27,7 @@ def evaluations_ahead(args: Any, state: Any, needed: EvaluationsNeeded | None) -
     return enough_evaluations(saves, needed_for(needed, every), state.max_steps, FROM_NOISIEST)
 
 
-def rotated_away(lag: int, limit: int | None) -> str | None:
+def rotation_ahead(lag: int, limit: int | None) -> str | None:
     """That checkpoints will be deleted before their turn, with what to set; None while there is room.
 
     The guard has a copy of the one that it scores, so as many may wait beside it as are kept.
