@@ -214,16 +214,19 @@ def test_an_alarm_at_the_last_checkpoint_has_its_second_pass_before_the_run_ends
             sleep(0.01)
         number = int(request["prompt"].split()[-1])
         lost = request["model"] == "m-3" and number % 7 == 0
-        lucky = request["model"] == "m-1" and asked["m-1"] <= 128  # two equal passes would be greedy decoding
+        lucky = request["model"] == "m-1" and asked["m-1"] <= 128
         return "wrong" if lost or (number == 5 and not lucky) else "right"
 
     openai_server.answer = answer
     workplace.split(128)
     workplace.model = "m-{step}"
     workplace.policy("{detector: calibrated, calibrated: {baseline_passes: 2, bootstrap_runs: 200}}")
-    done = workplace.run(*("step=0.5", "checkpoint") * 3)
+    sampled = ("--temperature", "1", "--max-new-tokens", "8")  # of greedy decoding it would be a copy
+    done = workplace.run(*("step=0.5", "checkpoint") * 3, options=sampled)
     assert done.returncode == 3, done.stderr
-    assert asked["m-3"] == 256
+    assert asked["m-3"] == 2 * 128 + 32, (
+        "two passes, and greedy ones that tell whether the weights are others"
+    )
     assert "evaluations are yet to be made" in done.stderr
     assert workplace.json("verdict.json")["waiting"] == 0
 
