@@ -18,9 +18,6 @@ from guard_cli.errors import CliError
 if TYPE_CHECKING:
     from guard_service.heldout.worker import EvaluationResult
 
-#: Two passes that agree under greedy decoding are enough: all further ones would be the same.
-GREEDY_PASSES = 2
-
 EXIT_CODES = {
     0: "the passes are written",
     2: "wrong arguments, files or settings, or an evaluation failed: the passes before it stay written",

@@ -136,6 +136,12 @@ class BaselineBudget(_Section):
         )
 
 
+#: Evaluations that `horizon` may be.
+MAX_HORIZON = 1000
+#: Passes of greedy decoding that are enough: all further ones would be copies.
+GREEDY_PASSES = 2
+
+
 class CalibratedPolicy(_Section):
     """Settings of the calibrated detector (`guard_core.detectors`). Scores are fractions of 1."""
 
@@ -149,7 +155,10 @@ class CalibratedPolicy(_Section):
         0.05, gt=0, lt=0.5, description="Probability of a false stop in `horizon` that you accept."
     )
     horizon: int = Field(
-        100, ge=1, le=1000, description="Evaluations that `alpha` is for; its simulation takes as long."
+        100,
+        ge=1,
+        le=MAX_HORIZON,
+        description="Evaluations that `alpha` is for; its simulation takes as long.",
     )
     alpha_shares: AlphaShares = Field(default_factory=AlphaShares)
     max_decline: Finite = Field(

@@ -144,7 +144,7 @@ class FileSource:
         self._tail = Tail(path, None if before is None else before.logs.get(str(path)))
         self._decoder, self._begins = decoder(), begins
         if isinstance(self._decoder, CsvLines):  # what is appended has the header of what is left out
-            self._decoder.feed(self._tail.first_line)
+            self._decoder.feed(self._tail.left_out())
         self._head = b""  # with what the file began that was read last
         self._bad = 0
 

@@ -93,6 +93,8 @@ class StepGatherer:
         if any(name not in self._seen for name in record):
             self._learn(record)
         self._unread += self._columns is None
+        if self._unread == _MANY_RECORDS and not (self._trouble or self._missing()):
+            self._resolve()  # no column was worth a look
         number_of_step = self._step_of(record)
         if number_of_step is None:
             return []
@@ -134,11 +136,7 @@ class StepGatherer:
         if self._columns is not None or not (self._waiting or self._unread >= _MANY_RECORDS):
             return ""
         missing = self._missing()
-        if missing:
-            return " ".join(map(self._not_there, missing))
-        if not self._trouble:  # no column was worth a look
-            self._resolve()
-        return self._trouble
+        return " ".join(map(self._not_there, missing)) if missing else self._trouble
 
     def _missing(self) -> list[str]:
         """What `--map` names of a step, and no record had so far."""

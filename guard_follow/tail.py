@@ -62,15 +62,18 @@ class Tail:
         self._offset = 0
         self._last = b""
         self._anew = True  # what is read next is the beginning of a file
-        #: Its first line, where that is left out.
-        self.first_line = b""
         if self._opened() and before is not None and _mark(self._fd, before.size) == before:
             self._anew = False
             self._offset = before.size
             start = max(0, before.size - REMEMBERED)
             self._last = os.pread(self._fd, before.size - start, start)
-            first, end, _ = os.pread(self._fd, min(before.size, CHUNK), 0).partition(b"\n")
-            self.first_line = first + end
+
+    def left_out(self) -> bytes:
+        """Before anything is read: the first line of what is left out, b"" where nothing is."""
+        if self._anew:
+            return b""
+        first, end, _ = os.pread(self._fd, min(self._offset, CHUNK), 0).partition(b"\n")
+        return first + end
 
     def read(self) -> Iterator[tuple[bool, bytes]]:
         """What is new, in chunks; True beside the first chunk of a file that begins anew.

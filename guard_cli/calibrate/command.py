@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
-from guard_core.policy import DetectorName
+from guard_core.policy import MAX_HORIZON, DetectorName
 from guard_core.wording import meant
 
 EXIT_CODES = {
@@ -84,7 +84,7 @@ def calibrate(
     Simulates runs from a baseline of the starting policy: what noise alone does, and how long a fall of 2, 5
     and 10 points would go on. Or learns the thresholds from past runs that are known to be good.
     """
-    from guard_cli.calibrate.propose import LEAST_HORIZON, MOST_HORIZON
+    from guard_cli.calibrate.propose import LEAST_HORIZON
     from guard_cli.calibrate.session import Wish, run_calibration
 
     if baseline is None and from_runs is None:
@@ -98,7 +98,7 @@ def calibrate(
             horizon < LEAST_HORIZON,
             f"--horizon {horizon}: at least {LEAST_HORIZON} evaluations, or no rule can judge.",
         ),
-        (horizon > MOST_HORIZON, f"--horizon {horizon}: at most {MOST_HORIZON} evaluations."),
+        (horizon > MAX_HORIZON, f"--horizon {horizon}: at most {MAX_HORIZON} evaluations."),
         (samples < 1, f"--samples {samples}: must be at least 1."),
         (seed < 0, f"--seed {seed}: must be 0 or more."),
         *_about_the_noise(reward_noise, baseline),

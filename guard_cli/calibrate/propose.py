@@ -39,8 +39,6 @@ PATIENCES = (2, 3, 4)
 
 #: Shorter runs give no rule the time to judge.
 LEAST_HORIZON = 6
-#: Evaluations that a policy takes (`calibrated.horizon`).
-MOST_HORIZON = 1000
 
 #: A fall is seen "in time" within this share of the horizon.
 IN_TIME = 0.25

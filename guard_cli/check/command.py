@@ -123,7 +123,6 @@ def _gather(
         followed=None if metrics is None else gather.look_at_followed(metrics, root, checkpoints),
         model=None if model is None else gather.look_at_model(model, heldout.base_model),
         measured=measured,
-        samples=heldout.evaluator.samples,
     )
 
 

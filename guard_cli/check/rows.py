@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from guard_cli.baseline import GREEDY_PASSES, uninformative
+from guard_cli.baseline import uninformative
 from guard_core import preflight
-from guard_core.policy import Policy
+from guard_core.policy import GREEDY_PASSES, Policy
 from guard_core.preflight import is_greedy
 from guard_core.unscored import (
     MAX_TIMED_OUT,
@@ -171,8 +171,8 @@ class Found:
     """Everything that the rows are made from.
 
     `remote`: a server has the policy, and no checkpoint is loaded. `sampling`: of an evaluation that no
-    trainer tells how it samples; `samples`: completions for each item. `grader`: whether the guard has the
-    training grader (`proxy_scorer`). `followed`: None of a trainer that reports.
+    trainer tells how it samples. `grader`: whether the guard has the training grader (`proxy_scorer`).
+    `followed`: None of a trainer that reports.
     """
 
     trainer: Trainer
@@ -185,11 +185,10 @@ class Found:
     followed: Followed | None
     model: Model | None
     measured: TriedEvaluation | None
-    samples: int = 1
 
     @property
     def _completions(self) -> int:
-        return (self.split.items or 1) * (1 if is_greedy(self.sampling) else self.samples)
+        return (self.split.items or 1) * self.sampling.samples
 
     @property
     def _seconds(self) -> float | None:

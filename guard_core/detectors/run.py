@@ -22,7 +22,7 @@ from guard_core.detectors.calibrated import (
 )
 from guard_core.detectors.gap import Gap
 from guard_core.detectors.parts import Fast
-from guard_core.policy import BaselineBudget, CalibratedPolicy
+from guard_core.policy import GREEDY_PASSES, BaselineBudget, CalibratedPolicy
 from guard_core.wire import Code, Condition, DetectorReading, Level
 
 N = TypeVar("N", int, float)
@@ -42,9 +42,7 @@ NEAR = 3.0
 #: Fresh passes of the last checkpoint of a run that ends so near, beside those that decide an alarm.
 LAST_PASSES = 2
 
-#: Passes of greedy decoding that tell whether one of them was none.
-GREEDY_PASSES = 2
-#: What is said of them: where the temperature is known, and where it is not.
+#: What is said of passes of greedy decoding: where the temperature is known, and where it is not.
 _COPIES = "passes of the starting policy are copies of each other at temperature 0"
 _AGREE = "two passes of the starting policy agree in every item (temperature 0?)"
 

@@ -23,8 +23,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,10 @@ class LastPod(Sight):
 class Scripted:
     """A run with its guard in the pod of rank 0, whose trainer reports what it is told."""
 
+    def storage(self, namespace: Namespace) -> AbstractContextManager[Sequence[Json]]:
+        """What is applied first: its pods share nothing."""
+        return nullcontext(())
+
     def manifests(self, kind: Kind, namespace: Namespace) -> Sequence[Json]:
         """What is applied."""
         cluster = namespace.cluster
@@ -129,6 +133,7 @@ class Scripted:
 
     def begin(self, job: Job) -> None:
         """It reports by itself."""
+        then.the_guard_has_counted(job, 1, within=timeouts.RAY)
 
     def fire(self, job: Job) -> None:
         """Have the guard latch."""
@@ -145,8 +150,12 @@ class Attached:
     def __init__(self, **spec: Any) -> None:
         self._spec = spec
 
+    def storage(self, namespace: Namespace) -> AbstractContextManager[Sequence[Json]]:
+        """What is applied first: the claim that its pods share with the guard's."""
+        return given.a_claim_for_two_nodes(namespace, "checkpoints")
+
     def manifests(self, kind: Kind, namespace: Namespace) -> Sequence[Json]:
-        """What is applied, but for the claim that both pods share."""
+        """What is applied."""
         cluster, claim = namespace.cluster, {"persistentVolumeClaim": {"claimName": "checkpoints"}}
         *others, job = jobs.scripted("run", cluster.images["trainer"], checkpoints=claim)
         jobs.trainer_of(job)["command"] = list(self.TRAINER)
@@ -198,7 +207,7 @@ class Kind:
         value: Any = event["object"].get("spec", {})
         for field in self.deadline:
             value = (value or {}).get(field)
-        return value in (1, True)
+        return bool(value == 1)
 
 
 KINDS = {
@@ -226,22 +235,6 @@ KINDS = {
         workloads.RayRun.resource,
         pods=3,
     ),
-    "AttachedPyTorchJob": Kind(
-        workloads.AttachedPyTorchRun,
-        lambda job, _: [job],
-        PYTORCHJOBS,
-        PYTORCHJOBS,
-        ("runPolicy", "activeDeadlineSeconds"),
-        guarded=Attached(),
-    ),
-    "AttachedRayJob": Kind(
-        workloads.AttachedRayJobRun,
-        lambda job, cluster: [workloads.as_rayjob(job, cluster.images["ray"])],
-        workloads.RayRun.resource,
-        workloads.RayRun.resource,
-        pods=3,
-        guarded=Attached(),
-    ),
     "RayCluster": Kind(
         workloads.AttachedRayClusterRun,
         lambda job, cluster: [workloads.as_raycluster(job, cluster.images["ray"])],
@@ -251,6 +244,13 @@ KINDS = {
         pods=2,
         guarded=Attached(onFire="Suspend"),
     ),
+}
+KINDS |= {
+    f"Attached{name}": replace(KINDS[name], run=run, guarded=Attached())
+    for name, run in (
+        ("PyTorchJob", workloads.AttachedPyTorchRun),
+        ("RayJob", workloads.AttachedRayJobRun),
+    )
 }
 
 
@@ -286,9 +286,7 @@ def running(cluster: Cluster, kind: Kind, where: str) -> Iterator[Job]:
     """A run whose trainer goes on when the guard says stop; all its pods run."""
     with ExitStack() as stack:
         namespace = stack.enter_context(fresh_namespace(cluster, where))
-        shared: Sequence[Json] = ()
-        if isinstance(kind.guarded, Attached):
-            shared = stack.enter_context(given.a_claim_for_two_nodes(namespace, "checkpoints"))
+        shared = stack.enter_context(kind.guarded.storage(namespace))
         given.objects(namespace, [*shared, *kind.guarded.manifests(kind, namespace)])
         run = kind.run(namespace, "run")
         eventually(
@@ -297,7 +295,6 @@ def running(cluster: Cluster, kind: Kind, where: str) -> Iterator[Job]:
             timeouts.RAY,
         )
         kind.guarded.begin(run)
-        then.the_guard_has_counted(run, 1, within=timeouts.RAY)
         yield run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from guard_operator.runtime.client import BATCH_JOBS, CLAIMS, PODS, STATEFUL_SETS, Resource, controller_of
+from guard_operator.runtime.client import BATCH_JOBS, PODS, STATEFUL_SETS, Resource, controller_of
 from tests.operator.integration.waiting import eventually
 from tests.operator.integration.world import BEAT, RUNNING, World
 
@@ -73,8 +73,7 @@ class AttachedWorld(KindWorld):
         """Submit the job, attached, with the claims of its guard."""
         for name in ("heldout", "state"):
             self.claim(name)
-        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-        self.put(CLAIMS, {"metadata": {"name": "checkpoints"}, "spec": spec})
+        self.claim("checkpoints", "ReadWriteMany")
         job = make_job(
             placement="Pod",
             state={"claimName": "state"},

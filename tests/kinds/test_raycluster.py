@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.runtime.client import CLAIMS, MERGE, STATEFUL_SETS, Client, Resource
+from guard_operator.runtime.client import MERGE, STATEFUL_SETS, Client, Resource
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
 from tests.operator.integration.world import BEAT, world
@@ -201,8 +201,7 @@ def test_the_sample_names_one_that_kuberay_makes(
     job["metadata"]["name"] = here.name
     for claim in ("heldout", "attached-raycluster-state"):
         here.claim(claim)
-    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    here.put(CLAIMS, {"metadata": {"name": "verl-checkpoints"}, "spec": spec})
+    here.claim("verl-checkpoints", "ReadWriteMany")
     here.put(RAY_CLUSTERS, {"metadata": {"name": "verl"}, "spec": cluster_spec()})
     here.submit(job)
     here.operator()

@@ -21,7 +21,6 @@ from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.runtime.client import (
     BATCH_JOBS,
-    CLAIMS,
     MERGE,
     STATEFUL_SETS,
     Client,
@@ -169,8 +168,7 @@ def test_a_guard_in_a_pod_of_its_own_ends_all_of_it(
     controller("kuberay")
     here.claim()
     for name in ("state", "checkpoints"):
-        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-        here.put(CLAIMS, {"metadata": {"name": name}, "spec": spec})
+        here.claim(name, "ReadWriteMany")
     job = as_rayjob(make_job(placement="Pod", state={"claimName": "state"}))
     cluster = job["spec"]["template"]["spec"]["rayClusterSpec"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
@@ -421,8 +419,7 @@ def test_the_sample_is_attached(theirs: SomebodysRayJob) -> None:
     job["metadata"]["name"], job["spec"]["targetRef"]["name"] = here.name, here.target
     for claim in ("heldout", "attached-rayjob-state"):
         here.claim(claim)
-    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    here.put(CLAIMS, {"metadata": {"name": "verl-checkpoints"}, "spec": spec})
+    here.claim("verl-checkpoints", "ReadWriteMany")
     here.submit(job)
     here.operator()
     here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)

@@ -329,9 +329,7 @@ def test_one_without_its_runtime_waits_for_it(here: TrainWorld, make_job: Callab
 def test_a_guard_in_a_pod_of_its_own(here: TrainWorld, make_job: Callable[..., Json]) -> None:
     here.runtime()
     for name in ("state", "checkpoints"):
-        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-        path = "/api/v1/namespaces/" + here.namespace + "/persistentvolumeclaims"
-        here.client.request("POST", path, body={"metadata": {"name": name}, "spec": spec})
+        here.claim(name, "ReadWriteMany")
     job = as_trainjob(make_job(placement="Pod", state={"claimName": "state"}), here.namespace)
     patch = job["spec"]["template"]["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
     pod = patch["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]

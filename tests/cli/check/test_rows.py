@@ -43,7 +43,7 @@ def check(row: Row, level: CheckLevel, *words: str) -> None:
 
 def sampling(**settings: float) -> EvaluationSampling:
     """Of an evaluator with these settings, before any trainer has said how it samples."""
-    return CheckpointEvaluation.model_validate(settings).sampling_with(None)
+    return CheckpointEvaluation.model_validate(settings).sampling_ahead()
 
 
 def found(**more: object) -> Found:
@@ -326,20 +326,18 @@ def test_what_a_budget_for_them_costs() -> None:
         calibrated = CALIBRATED.calibrated.model_copy(update={"baseline_budget": BaselineBudget(**budget)})
         policy = CALIBRATED.model_copy(update={"calibrated": calibrated})
         [row] = [
-            row
-            for row in rows.rows(found(policy=policy, sampling=sampling, samples=2))
-            if row.name == "baseline passes"
+            row for row in rows.rows(found(policy=policy, sampling=sampling)) if row.name == "baseline passes"
         ]
         check(row, OK)
         return row.says
 
-    hot = sampling(temperature=0.7, max_new_tokens=16)
+    hot = sampling(temperature=0.7, max_new_tokens=16, samples=2)
     each = 2 * SPLIT.items
     assert "(99999 completions)" not in said(hot, completions=99_999)
     few = f"baseline_budget ({2 * each} completions) has room for 2 of 4 passes"
     assert said(hot, completions=2 * each).startswith(few)
     assert "room for 3 of 4 passes" in said(hot, minutes=0.5), "one was measured to take ten seconds"
-    assert "room for 1 of 4 passes" in said(sampling(), completions=each), (
+    assert "room for 1 of 4 passes" in said(sampling(samples=2), completions=each), (
         "the trainer may sample, as most do"
     )
 

@@ -21,7 +21,7 @@ import yaml
 
 from guard_core.policy import Policy
 from guard_operator.api import names
-from guard_operator.runtime.client import BATCH_JOBS, CLAIMS, CONFIG_MAPS, MERGE, PODS, Client
+from guard_operator.runtime.client import BATCH_JOBS, CONFIG_MAPS, MERGE, PODS, Client
 from guard_operator.runtime.errors import ApiError
 
 from .controlplane import ControlPlane
@@ -100,8 +100,7 @@ def here(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) ->
     with world(plane, client, namespace, tmp_path, AttachedWorld) as made:
         for name in ("heldout", "state"):
             made.claim(name)
-        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-        made.put(CLAIMS, {"metadata": {"name": "shared"}, "spec": spec})
+        made.claim("shared", "ReadWriteMany")
         yield made
 
 

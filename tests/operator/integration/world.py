@@ -167,8 +167,8 @@ class World:
         typed = {**body, "apiVersion": resource.api_version, "kind": resource.kind}
         return self.client.create(resource, self.namespace, typed, "test")
 
-    def claim(self, name: str = "heldout") -> None:
-        spec = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    def claim(self, name: str = "heldout", mode: str = "ReadOnlyMany") -> None:
+        spec = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
         self.put(CLAIMS, {"metadata": {"name": name}, "spec": spec})
 
     def operator(
