@@ -16,7 +16,7 @@ faults  of the cluster itself, undone afterwards: the_api_server_is_away, the_tr
         the_guard_is_frozen, a_second_release, kill_the_leader, delete_the_leader
 then    eventually, the_condition_is, the_phase_is, the_job_has_fired, the_job_is_stopped,
         the_job_never_fired, the_guard_has_counted, the_guard_has_evaluated, the_guard_has_latched,
-        the_guard_answers, a_container_runs_again, a_container_has_ended,
+        the_guard_answers, a_container_runs, a_container_runs_again, a_container_has_ended,
         the_pod_was_replaced, it_was_told_once, events, evidence
 walk    the README's walk as it is printed: takes, watches, deletes_all
 

@@ -166,6 +166,11 @@ def the_calibrated_detector_judges(job: Job, within: float = timeouts.EVALUATION
     return readings
 
 
+def a_container_runs(job: Job, name: str, within: float = timeouts.REPORT) -> None:
+    """The kubelet says that a container of that name runs."""
+    eventually(lambda: "running" in job.container(name)["state"], f"container {name} runs", within)
+
+
 def a_container_runs_again(job: Job, name: str, killed: str, within: float = timeouts.RESTART) -> None:
     """Another container of that name than the one that was killed runs."""
 

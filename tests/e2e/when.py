@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from guard_operator.runtime.client import PODS
 
-from . import faults, timeouts
+from . import faults, then, timeouts
 from .kube import GUARD_CONTAINER, RELEASE, SYSTEM, Cluster, Job
 
 
@@ -23,7 +23,11 @@ def the_trainer_fires(job: Job) -> None:
 
 
 def a_container_is_killed(job: Job, name: str) -> str:
-    """SIGKILL to a container's first process, from the node. The ID of the container that died."""
+    """SIGKILL to a container's first process, from the node. The ID of the container that died.
+
+    A guard may have heard a trainer before the kubelet has told the API server that it runs.
+    """
+    then.a_container_runs(job, name)
     return job.namespace.cluster.signal(job.pod, name, "SIGKILL")
 
 
