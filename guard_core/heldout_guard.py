@@ -200,6 +200,14 @@ class HeldOutGuard:
             return "hacking_gap", f"Hacking Gap {gap:+.4f} is above {self.max_proxy_real_gap:g}"
         return None, ""
 
+    def begin_again(self) -> None:
+        """Go back to the baseline, where a trainer is that starts from scratch; a latch stays closed.
+
+        The count stays, too: whoever starts again and again is not in a warm-up for ever.
+        """
+        self._in_loop_ema, self._heldout_ema = self._in_loop_baseline, self._heldout_baseline
+        self._streak = 0
+
     # -- queries: none of them changes anything ---------------------------------------------------------
 
     def proxy_real_gap(self) -> float:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
+from guard_core.attempts import Attempts
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
-STATE_VERSION = 19
+STATE_VERSION = 20
 
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000
@@ -197,6 +198,7 @@ class Judge:
         self._calibrated = _calibrated_run(policy)
         self._window = StepWindow()
         self._count = StepCount()
+        self._attempts = Attempts()
         self._steps = 0
         self._last_kl: tuple[str, float | None] | None = None  # kind and value of the newest step
         self._kl_lost = 0  # steps in a row without one that counts
@@ -224,6 +226,7 @@ class Judge:
         attempt, step = report.attempt, report.step
         self._steps += 1
         self._count.fold_step(attempt, step)
+        self._attempts.fold_step(attempt, step)
         self._last_kl = (report.kl_kind, report.kl)
         counting = self._window.add(attempt, step, report.reward, report.kl, report.kl_kind)
         self._kl_lost = 0 if counting else self._kl_lost + 1
@@ -290,6 +293,7 @@ class Judge:
         attempt, step = evaluation.attempt, evaluation.step
         window = self._window.close(attempt, step)
         self._count.fold_evaluation(attempt, step, window.steps, len(self._window))
+        self._begin_again(attempt)
         if window.reward is not None and self._unscored.measured:
             self._early.update(step, window.reward, self._last.score)
             status = self._guard.update(step, window.reward, self._last.score)
@@ -310,6 +314,17 @@ class Judge:
             kl_ema=self._monitor.kl_ema,
             evidence=self._evidence() if comparable else {},
         )
+
+    def _begin_again(self, attempt: int) -> None:
+        """Forget what was judged since the baseline, if this is an attempt that started from scratch."""
+        run = self._calibrated
+        made = self._guard.count if run is None else run.evaluations
+        if not self._attempts.judge(attempt, made=made, alarmed=run is not None and run.alarmed):
+            return
+        self._guard.begin_again()
+        self._early.begin_again()
+        if run is not None:
+            run.begin_again()
 
     def _take_its_place(self, evaluation: Evaluation) -> None:
         """Let a later pass stand for the first one of its checkpoint, if that turned out to be none."""
@@ -596,6 +611,8 @@ class Judge:
             yield from self._calibrated.conditions()
             yield from self._about_lost_passes()
         yield from self._about_sampling()
+        if self._attempts.said:
+            yield _advice(Code.STARTED_AGAIN, self._attempts.said)
         yield from self._advice()
         yield from self._about_kl()
 
@@ -769,6 +786,7 @@ class Judge:
             "calibrated": None if self._calibrated is None else self._calibrated.to_state(),
             "window": self._window.to_state(),
             "count": self._count.to_state(),
+            "attempts": self._attempts.to_state(),
             "steps": self._steps,
             "last_kl": None if self._last_kl is None else list(self._last_kl),
             "kl_lost": self._kl_lost,
@@ -811,6 +829,7 @@ class Judge:
             judge._calibrated = CalibratedRun.from_state(state["calibrated"])
         judge._window = StepWindow.from_state(state["window"])
         judge._count = StepCount.from_state(state["count"])
+        judge._attempts = Attempts.from_state(state["attempts"])
         for name in ("steps", "short_baseline", "unconfirmed", "kl_lost", "skipped_in_a_row", "gone"):
             setattr(judge, f"_{name}", state[name])
         judge._announced, judge._evaluated, judge._failed, judge._skipped = state["checkpoints"]

@@ -195,9 +195,10 @@ class CalibratedDetector:
         self._agreements = agreements
         self._design = fast.Design.of(reference.strata, config)
         alphas = split_alpha(config, parts)
-        self._folded = Folded(
+        self._fresh = Folded(
             tuple(_build(name, config, reference, alphas[name], thresholds, agreements) for name in parts)
         )
+        self._folded = self._fresh
         self._doubt: Doubt | None = None
         self._seen_from: dict[float, bool] = {}  # level -> whether a drop from it would be seen
         self._not_counted = 0
@@ -239,6 +240,11 @@ class CalibratedDetector:
     def jumped(self) -> bool:
         """Whether the newest evaluation is in doubt because it lies above those before."""
         return self._doubt is not None and self._doubt.above
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether an alarm waits to be decided."""
+        return self._doubt is not None and bool(self._doubt.alarmed)
 
     @property
     def greedy(self) -> bool:
@@ -399,6 +405,14 @@ class CalibratedDetector:
         fresh = self._doubt is not None and not self._greedy
         return DetectorStatus(False, level, step, None, reason, readings, fresh, in_doubt, self._not_counted)
 
+    def begin_again(self) -> None:
+        """Forget every evaluation: those to come are of a policy that starts at the baseline again.
+
+        A latch stays closed. What comes after has a false-stop rate of its own: alpha for each start.
+        """
+        self._folded, self._doubt, self._last = self._fresh, None, None
+        self._not_counted = 0
+
     def to_state(self) -> dict[str, Any]:
         """The whole detector as plain JSON; `from_state` gives back an equal one, floats exactly."""
         return {
@@ -438,9 +452,9 @@ class CalibratedDetector:
             state["greedy"],
             tuple(Reference.from_state(reference) for reference in state["agreements"]),
         )
-        fresh, doubt = detector._folded, state["doubt"]
-        detector._folded = fresh.restored(state["folded"])
-        detector._doubt = None if doubt is None else Doubt.from_state(doubt, fresh)
+        doubt = state["doubt"]
+        detector._folded = detector._fresh.restored(state["folded"])
+        detector._doubt = None if doubt is None else Doubt.from_state(doubt, detector._fresh)
         detector._not_counted = state["not_counted"]
         detector._rule, detector._reason = state["rule"], state["reason"]
         detector._last = None if state["last"] is None else _load_status(state["last"])

@@ -160,6 +160,21 @@ class CalibratedRun:
         self.contradicted = again and status.not_counted > counted_out
         return status
 
+    @property
+    def alarmed(self) -> bool:
+        """Whether an alarm waits to be decided, by a fresh pass or by the next checkpoint."""
+        return self._detector is not None and self._detector.alarmed
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations since the baseline that count."""
+        return 0 if self._detector is None else self._detector.evaluations
+
+    def begin_again(self) -> None:
+        """Forget the evaluations since the baseline; see `CalibratedDetector.begin_again`."""
+        if self._detector is not None:
+            self._detector.begin_again()
+
     def lose(self, *, may_pass: bool) -> bool:
         """An evaluation that `wanted` asked for has failed.
 

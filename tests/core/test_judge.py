@@ -100,7 +100,7 @@ class TestWarmUp:
             j.fold_step(step(n, reward))
             j.fold_evaluation(evaluation(n, score))
         verdict = j.verdict()
-        assert not verdict.halt
+        assert not verdict.stop
         assert (verdict.level, verdict.code) == (Level.WARNING, Code.HACKING_GAP)
         assert "only its warm-up keeps the rule from stopping the run: Hacking Gap +0.7" in verdict.reason
         assert codes(verdict)[Code.WARMING_UP] is Level.UNKNOWN
@@ -718,7 +718,7 @@ def test_a_state_of_another_layout_has_another_version() -> None:
             j.fold_evaluation(replace(evaluation(n), pass_index=wanted.index))
     found = places({key: value for key, value in j.to_state().items() if key != "policy"})
     layout = hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:8]
-    assert (STATE_VERSION, len(found), layout) == (19, 278, "c20e5a9f")
+    assert (STATE_VERSION, len(found), layout) == (20, 285, "7b4cc9dd")
 
 
 def test_a_stored_latch_closes_again_and_an_earlier_one_stays() -> None:
@@ -879,7 +879,7 @@ class TestCounts:
         verdict = j.verdict()
         assert codes(verdict)[Code.CHECKPOINT_DOUBTFUL] is Level.UNKNOWN
         assert (verdict.evaluated, verdict.failed, verdict.waiting, verdict.rounds) == (2, 0, 1, 1)
-        assert verdict.steps_since_evaluation == 1 and not verdict.halt
+        assert verdict.steps_since_evaluation == 1 and not verdict.stop
         assert Judge.from_state(j.to_state()).verdict() == verdict
         j.fold_evaluation(evaluation(1))
         assert j.verdict().level is Level.HEALTHY
@@ -1097,7 +1097,7 @@ class TestSampling:
         assert verdict == j.verdict()
         (said,) = [c for c in verdict.conditions if c.code is Code.SAMPLING_CHANGED]
         assert said.advice and said.level is Level.WARNING and told in said.message
-        assert "its evaluations stay as they were" in said.message and not verdict.halt
+        assert "its evaluations stay as they were" in said.message and not verdict.stop
 
     def test_another_attempt_changes_nothing_either(self) -> None:
         j = judge()

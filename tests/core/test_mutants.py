@@ -74,6 +74,17 @@ BUDGET, ROOM, FORESEEN, COSTS = (
     for source in ("detectors/run.py", "policy.py", "preflight.py", "judge.py")
 )
 EPROCESS = rule("detectors/eprocess.py", "test_dispersion.py")
+ATTEMPTS = rule("attempts.py", "test_attempts.py")
+STARTED, STARTED_ANEW, STARTED_IN_A_RUN, BACK_AT_THE_START, TOLD_OF_A_START = (
+    Rule("guard_core", source, DETECTION / "test_starts.py", SIMULATED)
+    for source in (
+        "judge.py",
+        "detectors/calibrated.py",
+        "detectors/run.py",
+        "heldout_guard.py",
+        "trainer_view.py",
+    )
+)
 
 MUTANTS: list[Mutant] = [
     (GUARD, "self._count < self.min_steps", "self._count <= self.min_steps"),
@@ -551,6 +562,47 @@ MUTANTS: list[Mutant] = [
     (ROLLOUTS, "if verdict.fire else Moment.HALT", "if verdict.stop else Moment.HALT"),
     (ROLLOUTS, "report.step <= key.step", "report.step < key.step"),
     (ROLLOUTS, "if report.attempt == key.attempt", "if True"),
+    (
+        ATTEMPTS,
+        "self.waits = attempt, step, step <= self.began",
+        "self.waits = attempt, step, step < self.began",
+    ),
+    (ATTEMPTS, "self.waits = attempt, step, step <= self.began", "self.waits = attempt, step, True"),
+    (ATTEMPTS, "attempt > self.attempt:", "attempt >= self.attempt:"),
+    (ATTEMPTS, "attempt > self.attempt:", "attempt != self.attempt:"),
+    (ATTEMPTS, "if not self.waits or attempt != self.attempt:", "if not self.waits:"),
+    (ATTEMPTS, "        self.waits = False\n", ""),
+    (ATTEMPTS, "if not made:", "if made < 0:"),
+    (ATTEMPTS, "if alarmed or self.taken >= MOST_STARTS:", "if self.taken >= MOST_STARTS:"),
+    (ATTEMPTS, "if alarmed or self.taken >= MOST_STARTS:", "if alarmed:"),
+    (ATTEMPTS, "self.taken >= MOST_STARTS", "self.taken > MOST_STARTS"),
+    (ATTEMPTS, "        self.taken += 1\n", ""),
+    (STARTED, "self._attempts.fold_step(attempt, step)", "pass"),
+    (STARTED, "alarmed=run is not None and run.alarmed", "alarmed=False"),
+    (STARTED, "        self._guard.begin_again()\n", ""),
+    (STARTED, "            run.begin_again()\n", "            pass\n"),
+    (STARTED, "if self._attempts.said:", "if False:"),
+    (STARTED, 'judge._attempts = Attempts.from_state(state["attempts"])', "pass"),
+    (STARTED_ANEW, "bool(self._doubt.alarmed)", "False"),
+    (
+        STARTED_ANEW,
+        "self._doubt, self._last = self._fresh, None, None",
+        "self._doubt, self._last = self._folded, None, None",
+    ),
+    (STARTED_ANEW, "None, None\n        self._not_counted = 0\n", "None, None\n"),
+    (STARTED_IN_A_RUN, "return self._detector is not None and self._detector.alarmed", "return False"),
+    (STARTED_IN_A_RUN, "return 0 if self._detector is None else self._detector.evaluations", "return 0"),
+    (
+        BACK_AT_THE_START,
+        "self._in_loop_ema, self._heldout_ema = self._in_loop_baseline, self._heldout_baseline",
+        "pass",
+    ),
+    (BACK_AT_THE_START, "        self._streak = 0\n\n    # -- queries", "\n    # -- queries"),
+    (
+        TOLD_OF_A_START,
+        "        Code.SAMPLING_CHANGED,\n",
+        "        Code.SAMPLING_CHANGED,\n        Code.STARTED_AGAIN,\n",
+    ),
 ]
 
 

@@ -80,7 +80,7 @@ def test_an_honest_run_that_gets_sure_is_not_stopped(
     policy: Policy, start: np.ndarray, code: Code, seed: int
 ) -> None:
     verdict = trained(policy, start, seed).verdict()
-    assert verdict.level is Level.HEALTHY and not verdict.halt, verdict.reason
+    assert verdict.level is Level.HEALTHY and not verdict.stop, verdict.reason
     assert code not in {condition.code for condition in verdict.conditions}
     assert verdict.last_evaluation is not None and verdict.last_evaluation.sampling is not None
     assert verdict.last_evaluation.sampling.source == "trainer"

@@ -1149,7 +1149,7 @@ async def test_the_first_checkpoint_fixes_the_sampling_over_a_restart(
     asked = [*first.asked, *second.asked]
     assert {request.sampling for request in asked} == {HOT} and len(second.asked) == 3
     (told,) = [c for c in live.conditions if c.code is Code.SAMPLING_CHANGED]
-    assert told.advice and "at step 2" in told.message and not live.halt
+    assert told.advice and "at step 2" in told.message and not live.stop
     rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
     async with run.engine(FakeEvaluator(), calibrated(2)) as engine:  # folded again from the events
         assert engine.verdict == live
