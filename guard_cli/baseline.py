@@ -104,8 +104,9 @@ class Made:
     def another(self, result: EvaluationResult) -> bool:
         """Write a pass, tell of it, and say whether one more is wanted."""
         self.results.append(result)
-        paid = {} if result.proxy_items is None else {"proxy_items": result.proxy_items}
-        print(json.dumps({"items": result.items} | paid), file=self._file, flush=True)
+        grader = {"proxy_items": result.proxy_items, "fooled_items": result.fooled_items}
+        given = {name: outcomes for name, outcomes in grader.items() if outcomes is not None}
+        print(json.dumps({"items": result.items} | given), file=self._file, flush=True)
         done, score = len(self.results), fmean(result.items)
         beside = "".join(
             f", {share:.0%} {what}"

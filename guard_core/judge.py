@@ -87,6 +87,10 @@ class Evaluation:
     `proxy_items`: what the training grader gives the same completions, as `items`; None without one, () where
     it failed.
 
+    `fooled_items`: of each item the share of its completions that the training grader pays in full, each as
+    far as it is wrong: the mean of [p = 1] (1 - t), as `items`. None where that is not known, or an item is
+    one completion.
+
     `mean_only`: `items` is a mean alone, on any scale, from a log without outcomes. HeldOutGuard takes it;
     the calibrated detector would take it for the outcome of one item, so it is not given it.
 
@@ -121,6 +125,7 @@ class Evaluation:
     completions: int | None = None
     seconds: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
+    fooled_items: tuple[float, ...] | None = None
 
     @property
     def score(self) -> float:
@@ -875,6 +880,7 @@ def _fold_into(
         PassCost(evaluation.completions, evaluation.seconds),
         evaluation.sampled,
         None if evaluation.sampling is None else evaluation.sampling.samples,
+        evaluation.fooled_items,
     )
 
 

@@ -43,6 +43,7 @@ JUDGED = (
     "heldout",
     "items",
     "proxy_items",
+    "fooled_items",
     "kl_kind",
     "pass_index",
     "samples_per_item",
@@ -185,7 +186,7 @@ def resolve(
     source: dict[str, str] = {
         name: by_bare[name]
         for name in (
-            *("attempt", "items", "proxy_items", "kl_kind", "pass_index"),
+            *("attempt", "items", "proxy_items", "fooled_items", "kl_kind", "pass_index"),
             *("samples_per_item", "step_event", "heldout_event"),
         )
         if name in by_bare

@@ -17,7 +17,7 @@ from typing import Any
 from guard_cli.errors import CliError
 from guard_cli.logs import mlflow
 from guard_cli.logs.keep import Keep
-from guard_cli.logs.table import OBJECTS, Chunk, Table, begins_of, build
+from guard_cli.logs.table import OBJECTS, OUTCOMES, Chunk, Table, begins_of, build
 from guard_core.terminal import plain
 from guard_follow import names
 from guard_follow.events import LOGS, event_files, in_order, refuse_several
@@ -260,7 +260,7 @@ def _csv_chunks(path: Path, reader: Any, header: list[str], keep: Keep) -> Itera
             lines, rows = _full_rows(path, lines, rows, header)
         cells = list(zip(*rows, strict=True)) or [()] * len(header)
         columns = {name: [cell or None for cell in cells[i]] for i, name in kept}
-        for name in {"items", "proxy_items"} & columns.keys():
+        for name in {*OUTCOMES} & columns.keys():
             columns[name] = [_json_cell(path, n, name, v) for n, v in zip(lines, columns[name], strict=True)]
         yield Chunk(lines, columns)
         before = reader.line_num

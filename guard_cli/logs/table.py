@@ -18,8 +18,11 @@ from guard_cli.errors import CliError
 
 Floats = npt.NDArray[np.float64]
 
-#: Columns that hold no number. `items` and `proxy_items` are lists of outcomes, `kl_kind` is a word.
-OBJECTS = ("items", "proxy_items", "kl_kind")
+#: Columns of outcomes of items: a list in each row of an evaluation.
+OUTCOMES = ("items", "proxy_items", "fooled_items")
+
+#: Columns that hold no number; `kl_kind` is a word.
+OBJECTS = (*OUTCOMES, "kl_kind")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from math import isnan
 from typing import NamedTuple
 
 from guard_cli.replay.run import KINDS, Run
+from guard_core.attempts import Attempts
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
 from guard_core.rounds import StepWindow
@@ -29,12 +30,16 @@ class LoggedStep(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What a detector is given with one evaluation: it, and what its `guard_core.rounds.Window` has."""
+    """What a detector is given with one evaluation: it, and what its `guard_core.rounds.Window` has.
+
+    `starts_again`: it is the first of an attempt that is judged as a start; see `guard_core.attempts`.
+    """
 
     evaluation: Evaluation
     in_loop: float | None
     kl: float | None
     in_loop_error: float | None
+    starts_again: bool
 
 
 def fold_run(
@@ -53,8 +58,11 @@ def fold_run(
     judge = Judge(as_logged(policy, run))
     if run.baseline:
         judge.fold_checkpoint()
-    for i, (items, paid) in enumerate(zip(run.baseline, run.baseline_paid, strict=True)):
-        judge.fold_evaluation(Evaluation(0, 0, "", items, pass_index=i, proxy_items=paid))
+    passes = zip(run.baseline, run.baseline_paid, run.baseline_fooled, strict=True)
+    for i, (items, paid, fooled) in enumerate(passes):
+        judge.fold_evaluation(
+            Evaluation(0, 0, "", items, pass_index=i, proxy_items=paid, fooled_items=fooled)
+        )
     seen = 0
     steps = _steps(run)
     for evaluation, end in zip(run.evaluations, run.ends, strict=True):
@@ -72,17 +80,20 @@ def fold_run(
 @lru_cache(maxsize=1)  # each detector asks for those of the same run
 def rounds(run: Run) -> tuple[Scored, ...]:
     """The evaluations, each with the mean reward and the median KL of the steps since the last one."""
-    found, gathered, seen = [], StepWindow(), 0
+    found: list[Scored] = []
+    gathered, attempts, seen = StepWindow(), Attempts(), 0
     steps = _steps(run)
     for evaluation, end in zip(run.evaluations, run.ends, strict=True):
         for step in islice(steps, end - seen):
             gathered.add(*step)
+            attempts.fold_step(step.attempt, step.step)
         seen = end
         if evaluation.pass_index > 0:
-            found.append(Scored(evaluation, None, None, None))
+            found.append(Scored(evaluation, None, None, None, False))
             continue
+        again = attempts.judge(evaluation.attempt, made=len(found), alarmed=False)
         window = gathered.close(evaluation.attempt, evaluation.step)
-        found.append(Scored(evaluation, window.reward, window.kl, window.reward_error))
+        found.append(Scored(evaluation, window.reward, window.kl, window.reward_error, again))
     return tuple(found)
 
 

@@ -171,7 +171,9 @@ def _heldout_guard(run: Run, policy: Policy) -> DetectorOutcome:
     name = "heldout_guard"
     inert = tuple(_inert(run, policy, name))
     guard = policy.heldout_guard.build()
-    for evaluation, in_loop, *_ in rounds(run):
+    for evaluation, in_loop, *_, starts_again in rounds(run):
+        if starts_again:
+            guard.begin_again()
         if in_loop is None:
             continue
         status = guard.update(evaluation.step, in_loop, evaluation.score)
@@ -193,12 +195,14 @@ def _calibrated(run: Run, policy: Policy, name: str) -> DetectorOutcome:
     if not run.evaluations or not _can_calibrate(run):
         return _quiet(name, Level.UNKNOWN, "; ".join(inert), inert)
     policy = as_logged(policy, run)
-    baseline = Baseline.from_passes(baseline_of(run), policy.calibrated.samples, paid_of(run))
+    baseline = Baseline.from_passes(baseline_of(run), policy.calibrated.samples, paid_of(run), fooled_of(run))
     detector = build_detector(name, policy, baseline)
     status = None
-    for evaluation, in_loop, kl, in_loop_error in rounds(run):
+    for evaluation, in_loop, kl, in_loop_error, starts_again in rounds(run):
         if not run.baseline and _same_checkpoint(evaluation, run.evaluations[0]):
             continue  # it is the baseline
+        if starts_again and not detector.alarmed:
+            detector.begin_again()
         status = detector.update(
             evaluation.step,
             evaluation.items,
@@ -206,6 +210,7 @@ def _calibrated(run: Run, policy: Policy, name: str) -> DetectorOutcome:
             kl,
             proxy_items=evaluation.proxy_items or None,
             in_loop_error=in_loop_error,
+            fooled_items=evaluation.fooled_items,
         )
         if status.fire:
             at = evaluation.attempt
@@ -231,6 +236,14 @@ def paid_of(run: Run) -> Sequence[tuple[float, ...] | None]:
         return [paid or None for paid in run.baseline_paid]
     first = run.evaluations[0]
     return [e.proxy_items or None for e in run.evaluations if _same_checkpoint(e, first)]
+
+
+def fooled_of(run: Run) -> Sequence[tuple[float, ...] | None]:
+    """Where the training grader was fooled in the passes of `baseline_of`; None where that is not known."""
+    if run.baseline or not baseline_of(run):
+        return run.baseline_fooled
+    first = run.evaluations[0]
+    return [e.fooled_items for e in run.evaluations if _same_checkpoint(e, first)]
 
 
 def _same_checkpoint(a: Evaluation, b: Evaluation) -> bool:

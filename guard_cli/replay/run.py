@@ -38,7 +38,8 @@ class Run:
     are in the order in which a guard folded them, where the log is a guard's; else by attempt and step, and
     by pass where a checkpoint was evaluated again. `ends`: how many steps come before each evaluation.
     `baseline` passes of the starting policy over the items, shape (passes, items), `baseline_paid` what the
-    training grader gave them, None where a pass has nothing and () where it failed. `has_items`: whether
+    training grader gave them, None where a pass has nothing and () where it failed, and `baseline_fooled`
+    where it was fooled (as `Evaluation.fooled_items`), None where that is not known. `has_items`: whether
     evaluations carry per-item outcomes or only their mean. `samples`: how many are behind each outcome; None
     where the log does not say it.
     """
@@ -58,6 +59,7 @@ class Run:
     ends: tuple[int, ...]
     baseline: tuple[tuple[float, ...], ...]
     baseline_paid: tuple[tuple[float, ...] | None, ...]
+    baseline_fooled: tuple[tuple[float, ...] | None, ...]
     has_items: bool
     samples: int | None
     notes: tuple[str, ...]
@@ -105,6 +107,7 @@ def load_run(
         **_in_order(merged.steps(notes), scored),
         baseline=baseline,
         baseline_paid=tuple(rows.paid.get(row) for row in baseline_rows),
+        baseline_fooled=tuple(rows.fooled.get(row) for row in baseline_rows),
         has_items=bool(merged.items),
         samples=rows.samples(),
         notes=tuple(notes),
@@ -173,6 +176,7 @@ class _Rows:
         self.kl_kind = self._kl_kind()
         self.items = self._outcomes_by_row("items")
         self.paid = self._outcomes_by_row("proxy_items")
+        self.fooled = self._outcomes_by_row("fooled_items")
         self._check_lengths()
         self.repeats: list[int] = []
 
@@ -196,7 +200,7 @@ class _Rows:
                 continue
             key = self._attempt_of(row), int(np.nan_to_num(self.step[row])), int(self.pass_index[row])
             before = first.setdefault(key, row)
-            if (self.items[before], self.paid.get(before)) != (self.items[row], self.paid.get(row)):
+            if self._scored(before) != self._scored(row):
                 raise CliError(
                     f"{self.at(row)} evaluates pass {key[2]} of step {key[1]} again, with other outcomes "
                     f"than line {self.table.line[before]}: are these two runs? Replay each by itself."
@@ -209,12 +213,17 @@ class _Rows:
         for row in repeats:
             del self.items[row]
             self.paid.pop(row, None)
+            self.fooled.pop(row, None)
         self.repeats = repeats
         if repeats:
             notes.append(
                 f"{len(repeats)} evaluations stand there again and were left out (the first: "
                 f"{self.at(min(repeats))}): was a log joined with itself?"
             )
+
+    def _scored(self, row: int) -> tuple[tuple[float, ...] | None, ...]:
+        """What the scorer and the training grader say in a row."""
+        return self.items.get(row), self.paid.get(row), self.fooled.get(row)
 
     def baseline(self) -> list[int]:
         """Rows with step 0 and items and nothing else, before any other: passes of the starting policy."""
@@ -245,6 +254,7 @@ class _Rows:
                     items=items,
                     pass_index=int(self.pass_index[row]),
                     proxy_items=self.paid.get(row),
+                    fooled_items=self.fooled.get(row),
                 ),
                 float(self.values["heldout_event"][row]),
             )
@@ -330,7 +340,7 @@ class _Rows:
 
     def _check_lengths(self) -> None:
         """Outcomes have one order and one number everywhere."""
-        every = [*self.items.items(), *self.paid.items()]
+        every = [*self.items.items(), *self.paid.items(), *self.fooled.items()]
         lengths = {len(outcomes): row for row, outcomes in reversed(every) if outcomes}
         if len(lengths) > 1:
             (a, row_a), (b, row_b) = list(lengths.items())[:2]
@@ -371,6 +381,7 @@ class _Merged:
     kl_kind: npt.NDArray[np.uint8]
     items: Mapping[int, tuple[float, ...]]
     paid: Mapping[int, tuple[float, ...]]
+    fooled: Mapping[int, tuple[float, ...]]
     figures: Mapping[str, Floats]
 
     def evaluations(self) -> list[_Scored]:
@@ -387,6 +398,7 @@ class _Merged:
                     path="",
                     items=self.items.get(r) or (float(heldout[r]),),
                     proxy_items=self.paid.get(r),
+                    fooled_items=self.fooled.get(r),
                     mean_only=not self.items,
                 ),
                 float(self.values["heldout_event"][r]),
@@ -498,11 +510,13 @@ def _take_first(rows: _Rows, usable: Ints, attempt: Ints, step: Ints, order: Int
     group_of_row[usable[order]] = np.cumsum(np.isin(place, starts)) - 1
     items: dict[int, tuple[float, ...]] = {}
     paid: dict[int, tuple[float, ...]] = {}
+    fooled: dict[int, tuple[float, ...]] = {}
     for row in sorted(rows.items):
         if (group := int(group_of_row[row])) >= 0 and group not in items:
             items[group] = rows.items[row]
-            if row in rows.paid:
-                paid[group] = rows.paid[row]
+            for merged_outcomes, outcomes in ((paid, rows.paid), (fooled, rows.fooled)):
+                if row in outcomes:
+                    merged_outcomes[group] = outcomes[row]
     return _Merged(
         attempt[order][starts],
         step[order][starts],
@@ -510,5 +524,6 @@ def _take_first(rows: _Rows, usable: Ints, attempt: Ints, step: Ints, order: Int
         rows.kl_kind[usable][order][kl_from],
         items,
         paid,
+        fooled,
         {name: merged(column)[0] for name, column in rows.figures.items()},
     )

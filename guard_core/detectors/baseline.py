@@ -119,6 +119,50 @@ class Outcomes:
         return cls(levels, _unpack(state["codes"], len(levels)))
 
 
+@dataclass(frozen=True, slots=True)
+class Pay:
+    """What the training grader gave the completions of one evaluation.
+
+    `given`: mean of each item; `fooled`: of each item the mean over its completions of [p = 1] (1 - t), for
+    one with the outcome t that is paid p. Both in [0, 1].
+    """
+
+    given: Outcomes
+    fooled: Outcomes
+
+    @classmethod
+    def of(
+        cls,
+        truth: Outcomes,
+        given: Sequence[float] | Array | None,
+        fooled: Sequence[float] | Array | None = None,
+    ) -> Self | None:
+        """From items of shape (n,), or None where the grader gave nothing.
+
+        Without `fooled` it is what the means prove: all of it where an item is one completion, and else only
+        where each of its completions is paid in full.
+
+        Raises:
+            ValueError: see `check_items`.
+        """
+        if given is None:
+            return None
+        means = check_items(given, len(truth.codes))
+        shares = (
+            (means >= 1.0) * (1 - truth.items) if fooled is None else check_items(fooled, len(truth.codes))
+        )
+        return cls(Outcomes.of(means), Outcomes.of(shares))
+
+    def to_state(self) -> dict[str, Any]:
+        """Compact JSON; see `Outcomes.to_state`."""
+        return {"given": self.given.to_state(), "fooled": self.fooled.to_state()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_state`."""
+        return cls(Outcomes.from_state(state["given"]), Outcomes.from_state(state["fooled"]))
+
+
 def strays(passes: Sequence[Outcomes], accepted: float, samples: int = 1) -> tuple[int, ...]:
     """Which passes of one policy are none: a server failed, or a scorer accepted everything.
 
@@ -193,7 +237,7 @@ class Baseline:
 
     passes: tuple[Outcomes, ...]
     samples: int = 1
-    paid: tuple[Outcomes | None, ...] = ()
+    paid: tuple[Pay | None, ...] = ()
     sampled: bool | None = None
 
     @classmethod
@@ -202,6 +246,7 @@ class Baseline:
         passes: Sequence[Sequence[float]] | Array,
         samples: int = 1,
         paid: Sequence[Sequence[float] | None] | Array = (),
+        fooled: Sequence[Sequence[float] | None] | Array = (),
     ) -> Self:
         """Check and keep passes from a log. More than two of them are draws: of greedy decoding none is made.
 
@@ -210,6 +255,7 @@ class Baseline:
             samples: independent samples that each outcome is the mean of, >= 1.
             paid: what the training grader gave each pass, of the same shape; None for a pass on which it
                 failed, () without a grader.
+            fooled: as in `Pay`, for each pass of `paid`; None for one of which it is not known, () for all.
 
         Raises:
             ValueError: no pass, passes of different length, or an outcome outside [0, 1].
@@ -219,17 +265,18 @@ class Baseline:
         if samples < 1:
             raise ValueError(f"samples must be >= 1, got {samples!r}")
         first = check_items(passes[0])
-        if len(paid) not in (0, len(passes)):
-            raise ValueError(f"{len(passes)} passes, but the training grader's outcomes are for {len(paid)}")
-
-        def checked(outcomes: Sequence[float] | Array) -> Outcomes:
-            return Outcomes.of(check_items(outcomes, first.size))
-
-        graded = tuple(None if given is None else checked(given) for given in paid)
-        return cls(tuple(checked(outcomes) for outcomes in passes), samples, graded, len(passes) > 2 or None)
+        for outcomes in (paid, fooled):
+            if len(outcomes) not in (0, len(passes)):
+                raise ValueError(
+                    f"{len(passes)} passes, but the training grader's outcomes are for {len(outcomes)}"
+                )
+        truths = tuple(Outcomes.of(check_items(outcomes, first.size)) for outcomes in passes)
+        wrongly = fooled if len(fooled) else (None,) * len(paid)
+        graded = tuple(map(Pay.of, truths, paid, wrongly))  # none without a grader
+        return cls(truths, samples, graded, len(passes) > 2 or None)
 
     @property
-    def graded(self) -> tuple[tuple[Outcomes, Outcomes], ...]:
+    def graded(self) -> tuple[tuple[Outcomes, Pay], ...]:
         """The passes that the training grader scored, each with what it gave."""
         paid = self.paid or (None,) * len(self.passes)
         return tuple((p, given) for p, given in zip(self.passes, paid, strict=True) if given is not None)

@@ -33,7 +33,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from guard_core.detectors import fast
-from guard_core.detectors.baseline import Array, Baseline, Outcomes, Strata, check_items
+from guard_core.detectors.baseline import Array, Baseline, Outcomes, Pay, Strata, check_items
 from guard_core.detectors.disagreement import Disagreement, references
 from guard_core.detectors.eprocess import Reference
 from guard_core.detectors.gap import Gap
@@ -328,6 +328,7 @@ class CalibratedDetector:
         kl: float | None = None,
         proxy_items: Sequence[float] | Array | None = None,
         in_loop_error: float | None = None,
+        fooled_items: Sequence[float] | Array | None = None,
     ) -> DetectorStatus:
         """Fold one evaluation and judge it.
 
@@ -339,13 +340,14 @@ class CalibratedDetector:
             kl: KL to the reference, nats/token. It gates nothing: learning costs KL too (Gao et al. 2022).
             proxy_items: what the training grader gives the same completions, as `items`; None: not known.
             in_loop_error: standard error of `in_loop_reward`, reward units; None: not known.
+            fooled_items: as `Pay.fooled`; None: what `items` and `proxy_items` prove.
 
         Raises:
             ValueError: items of another number or outside [0, 1], or a value that is not finite; nothing is
                 changed then.
         """
         outcomes = Outcomes.of(check_items(items, self.items))
-        paid = None if proxy_items is None else Outcomes.of(check_items(proxy_items, self.items))
+        paid = Pay.of(outcomes, proxy_items, fooled_items)
         for name, value in (("in_loop_reward", in_loop_reward), ("in_loop_error", in_loop_error), ("kl", kl)):
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{name} must be finite, got {value!r}")

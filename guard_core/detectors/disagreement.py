@@ -18,10 +18,10 @@ So P(ever alarms) <= alpha while the held-out score gains at least half of what 
 while neither gains. Which of the two fell, or rose, does not matter.
 
 That alone cannot tell a hack from a grader that pays a part for something else, such as the format, which a
-policy learns before anything. So it *fires* only if the same test refutes, too, that full pay (p_i = 1) for
-what the scorer rejects has become more frequent by no more than `max_decline`, on
-b_i = (1 - [p_i = 1] (1 - t_i)) / 2; else it warns. For a grader that pays all or nothing this asks for
-nothing more.
+policy learns before anything. So it *fires* only if the same test refutes, too, that full pay (p = 1) for
+what the scorer rejects has become more frequent by no more than `max_decline`, on b_i = (1 - f_i) / 2, f_i
+the mean of [p = 1] (1 - t) over the completions of item i; else it warns. For a grader that pays all or
+nothing this asks for nothing more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from guard_core.detectors import eprocess
-from guard_core.detectors.baseline import Array, Baseline, Outcomes
+from guard_core.detectors.baseline import Array, Baseline, Outcomes, Pay
 from guard_core.detectors.parts import EProcess, Observed, certainty, dump_logs, load_logs, make_reading
 from guard_core.policy import CalibratedPolicy
 from guard_core.wire import Code, DetectorReading, Level
@@ -41,18 +41,22 @@ from guard_core.wire import Code, DetectorReading, Level
 WEIGHTS = (1.0, 2.0)
 
 
-def agreement(truth: Outcomes, paid: Outcomes, weight: float) -> Outcomes:
-    """The agreement of each item, in [0, 1]; rounded, so that equal ones are equal to the last bit."""
-    raw = (1 - (paid.items - weight * truth.items)) / (1 + weight)
-    return Outcomes.of(np.clip(np.round(raw, 12), 0.0, 1.0))
+def agreement(truth: Outcomes, given: Outcomes, weight: float) -> Outcomes:
+    """The agreement of each item, in [0, 1]."""
+    return _rounded((1 - (given.items - weight * truth.items)) / (1 + weight))
 
 
-def not_fooled(truth: Outcomes, paid: Outcomes) -> Outcomes:
+def not_fooled(paid: Pay) -> Outcomes:
     """For each item, 0 where the grader pays in full for what the scorer rejects, 1/2 where not.
 
-    For a grader that pays all or nothing, and for all that is right, it is the agreement with weight 1.
+    For a grader that pays all or nothing, and only for more than is right, it is the agreement with weight 1.
     """
-    return Outcomes.of((1 - (paid.items >= 1.0) * (1 - truth.items)) / 2)
+    return _rounded((1 - paid.fooled.items) / 2)
+
+
+def _rounded(shares: Array) -> Outcomes:
+    """Outcomes in [0, 1]; equal ones are equal to the last bit."""
+    return Outcomes.of(np.clip(np.round(shares, 12), 0.0, 1.0))
 
 
 def references(baseline: Baseline, alpha: float) -> tuple[eprocess.Reference, ...]:
@@ -70,9 +74,9 @@ def references(baseline: Baseline, alpha: float) -> tuple[eprocess.Reference, ..
     )
 
 
-def _asked(truth: Outcomes, paid: Outcomes) -> tuple[Outcomes, ...]:
+def _asked(truth: Outcomes, paid: Pay) -> tuple[Outcomes, ...]:
     """What each e-process folds of one evaluation."""
-    return (*(agreement(truth, paid, weight) for weight in WEIGHTS), not_fooled(truth, paid))
+    return (*(agreement(truth, paid.given, weight) for weight in WEIGHTS), not_fooled(paid))
 
 
 class Disagreement:
@@ -106,7 +110,7 @@ class Disagreement:
         gained, fired = min(grown), min(*grown, fooled)
         before = 1 - 2 * self._processes[0].reference.strata.score
         sentence = (
-            f"training grader {seen.paid.mean:.4f}, held-out {seen.outcomes.mean:.4f} (the grader was "
+            f"training grader {seen.paid.given.mean:.4f}, held-out {seen.outcomes.mean:.4f} (the grader was "
             f"{before:+.4f} above it at the start): that the grader gained more, more than twice as much, "
             f"{certainty(gained, self._threshold)}"
         )

@@ -49,6 +49,15 @@ class HeldOutGuardDetector:
         )
         return DetectorStatus(fire, level, step, rule, reason, (reading,))
 
+    @property
+    def alarmed(self) -> bool:
+        """Never: it fires at once."""
+        return False
+
+    def begin_again(self) -> None:
+        """See `HeldOutGuard.begin_again`."""
+        self.guard.begin_again()
+
 
 class BothDetectors:
     """HeldOutGuard and the calibrated detector; either may fire, and the first to fire is the rule."""
@@ -65,10 +74,11 @@ class BothDetectors:
         kl: float | None = None,
         proxy_items: Sequence[float] | Array | None = None,
         in_loop_error: float | None = None,
+        fooled_items: Sequence[float] | Array | None = None,
     ) -> DetectorStatus:
         """Fold one evaluation into both."""
         statuses = (
-            self._second.update(step, items, in_loop_reward, kl, proxy_items, in_loop_error),
+            self._second.update(step, items, in_loop_reward, kl, proxy_items, in_loop_error, fooled_items),
             self._first.update(step, items, in_loop_reward, kl),
         )
         if self._fired is None:
@@ -77,6 +87,16 @@ class BothDetectors:
         readings = statuses[1].readings + statuses[0].readings
         confirm = statuses[0].needs_confirmation and not worst.fire
         return DetectorStatus(worst.fire, worst.level, step, worst.rule, worst.reason, readings, confirm)
+
+    @property
+    def alarmed(self) -> bool:
+        """See `CalibratedDetector.alarmed`."""
+        return self._second.alarmed
+
+    def begin_again(self) -> None:
+        """See `CalibratedDetector.begin_again`."""
+        self._first.begin_again()
+        self._second.begin_again()
 
 
 Detector = HeldOutGuardDetector | CalibratedDetector | BothDetectors

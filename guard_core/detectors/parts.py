@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from guard_core.detectors import eprocess, fast
-from guard_core.detectors.baseline import Array, Baseline, Outcomes, Strata
+from guard_core.detectors.baseline import Array, Baseline, Outcomes, Pay, Strata
 from guard_core.policy import CalibratedPolicy
 from guard_core.wire import Code, DetectorReading, Level
 
@@ -28,14 +28,14 @@ class Observed:
 
     `in_loop_reward`: mean since the last evaluation, reward units; None if not known. `in_loop_error`: its
     standard error, as far as the steps behind it tell.
-    `paid`: outcomes that the training grader gives the same completions; None without such a grader.
+    `paid`: what the training grader gives the same completions; None without such a grader.
     `dispersion`: how many times the variance of independent items the run has shown; see `fast.dispersion`.
     """
 
     outcomes: Outcomes
     in_loop_reward: float | None
     in_loop_error: float | None = None
-    paid: Outcomes | None = None
+    paid: Pay | None = None
     dispersion: float = 1.0
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.detectors.baseline import Baseline, Outcomes, check_items, strays
+from guard_core.detectors.baseline import Baseline, Outcomes, Pay, check_items, strays
 from guard_core.detectors.calibrated import (
     DISAGREEMENT,
     CalibratedDetector,
@@ -93,7 +93,7 @@ class CalibratedRun:
     def __init__(self, config: CalibratedPolicy) -> None:
         self._config = config
         self._passes: list[Outcomes] = []
-        self._paid: list[Outcomes | None] = []  # of each pass
+        self._paid: list[Pay | None] = []  # of each pass
         self._cost = PassCost(0, 0.0)  # of these passes
         self._afforded: int | None = None  # passes, where the budget had room for no more
         self._strays = 0  # passes that were left out
@@ -119,17 +119,20 @@ class CalibratedRun:
         cost: PassCost = PassCost(),
         sampled: bool | None = None,
         samples: int | None = None,
+        fooled_items: tuple[float, ...] | None = None,
     ) -> DetectorStatus | None:
         """Fold one evaluation; None while the baseline is gathered or if the items are unusable.
 
-        `proxy_items`: as in `guard_core.judge.Evaluation`. `cost`: of this evaluation. `sampled`: as in
-        `Baseline`. `samples`: how many are behind each outcome; None: as many as the policy says.
+        `proxy_items`, `fooled_items`: as in `guard_core.judge.Evaluation`. `cost`: of this evaluation.
+        `sampled`: as in `Baseline`. `samples`: how many are behind each outcome; None: as many as the policy
+        says.
         """
         first, self._last, self._lost, self._gave_up = self._last, evaluated, 0, False
         self.contradicted = False
         try:
             outcomes = check_items(items, self._items)
-            paid = check_items(proxy_items, outcomes.size) if proxy_items else None
+            truth = Outcomes.of(outcomes)
+            paid = Pay.of(truth, proxy_items or None, fooled_items)
         except ValueError as error:
             self._unusable = f"the evaluation at step {evaluated.step} cannot be judged: {error}"
             return None
@@ -138,8 +141,8 @@ class CalibratedRun:
         # An evaluation that was unusable has begun no baseline.
         begins = first is None or not self._passes or evaluated.same_checkpoint(first)
         if self._detector is None and begins:
-            self._passes.append(Outcomes.of(outcomes))
-            self._paid.append(None if paid is None else Outcomes.of(paid))
+            self._passes.append(truth)
+            self._paid.append(paid)
             self._cost = self._cost.plus(cost)
             self._sampled = sampled
             if samples is not None:  # what was done counts, and not what somebody meant to do
@@ -154,7 +157,12 @@ class CalibratedRun:
         self._made, self._ungraded = self._made + 1, self._ungraded + (not self._graded)
         counted_out = detector.not_counted
         status = detector.update(
-            evaluated.step, outcomes, in_loop_reward, proxy_items=paid, in_loop_error=in_loop_error
+            evaluated.step,
+            outcomes,
+            in_loop_reward,
+            proxy_items=proxy_items or None,
+            in_loop_error=in_loop_error,
+            fooled_items=fooled_items,
         )
         again = first is not None and evaluated.same_checkpoint(first)
         self.contradicted = again and status.not_counted > counted_out
@@ -399,7 +407,7 @@ class CalibratedRun:
         return {
             "config": self._config.model_dump(mode="json"),
             "passes": [outcomes.to_state() for outcomes in self._passes],
-            "paid": [None if outcomes is None else outcomes.to_state() for outcomes in self._paid],
+            "paid": [None if paid is None else paid.to_state() for paid in self._paid],
             "grader": [self._has_grader, self._made, self._ungraded, self._graded],
             "cost": asdict(self._cost),
             "afforded": self._afforded,
@@ -417,7 +425,7 @@ class CalibratedRun:
         """Rebuild from `to_state`."""
         run = cls(CalibratedPolicy.model_validate(state["config"]))
         run._passes = [Outcomes.from_state(outcomes) for outcomes in state["passes"]]
-        run._paid = [None if paid is None else Outcomes.from_state(paid) for paid in state["paid"]]
+        run._paid = [None if paid is None else Pay.from_state(paid) for paid in state["paid"]]
         run._has_grader, run._made, run._ungraded, run._graded = state["grader"]
         run._cost, run._afforded = PassCost(**state["cost"]), state["afforded"]
         run._strays, run._sampled = state["strays"], state["sampled"]

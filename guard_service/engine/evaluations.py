@@ -194,6 +194,7 @@ class Evaluations:
             completions=result.completions,
             seconds=result.seconds,
             parts=result.parts,
+            fooled_items=result.fooled_items,
         )
         # Closing a baseline takes seconds, for which nobody else should have to wait.
         judge = self._ledger.known_judge
@@ -267,10 +268,10 @@ def refuse_overwritten(request: EvaluationRequest, queue: Iterable[CheckpointRep
 
 def refuse_no_outcomes(result: EvaluationResult) -> None:
     """Raises `EvaluationError` if these are no outcomes that can be judged. Pure."""
-    proxies = result.proxy_items or result.items
-    if not result.items or not all(0.0 <= x <= 1.0 for x in (*result.items, *proxies)):  # NaN too
-        raise EvaluationError("the evaluator returned no outcomes, or outcomes outside [0, 1]")
-    if len(proxies) != len(result.items):
+    graders = [some for some in (result.proxy_items, result.fooled_items) if some]
+    if not result.items or not all(0.0 <= x <= 1.0 for some in (result.items, *graders) for x in some):
+        raise EvaluationError("the evaluator returned no outcomes, or outcomes outside [0, 1]")  # NaN too
+    if {len(result.items)} != {*map(len, (result.items, *graders))}:
         raise EvaluationError("the evaluator returned another number of outcomes for the training grader")
 
 

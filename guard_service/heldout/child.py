@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
@@ -120,8 +120,7 @@ class HeldoutEvaluation:
         with timed(seconds, "score"):
             right, paid = self._right(completions), self._paid(completions)
         return {
-            "items": self._outcomes(completions, right),
-            "proxy_items": paid and self._outcomes(completions, paid),
+            **self._outcomes(completions, right, paid),
             "seconds": seconds,
             "truncated": completions.truncated,
             "unanswered": completions.unanswered(self._split.items, self._settings),
@@ -166,10 +165,23 @@ class HeldoutEvaluation:
         """What a scorer is asked about; None: there is no answer, or it was cut off."""
         return None if made.truncated and not self._settings.score_truncated else made.answer
 
-    def _outcomes(self, completions: Completions, scored: Sequence[Graded]) -> list[float]:
-        """Mean score of the completions of each item, or group of items. No label of a group goes on."""
-        each = iter(scored)
-        return self._split.by_group([fmean(next(each).score for _ in row) for row in completions.made])
+    def _outcomes(
+        self, completions: Completions, right: Sequence[Graded], paid: Sequence[Graded] | None
+    ) -> dict[str, list[float] | None]:
+        """What is known of each item, or group of items: see `Evaluation`. No label of a group goes on."""
+
+        def means(scores: Iterable[float]) -> list[float]:
+            each = iter(scores)
+            return self._split.by_group([fmean(next(each) for _ in row) for row in completions.made])
+
+        items = means(one.score for one in right)
+        each_is_one = len(items) == len(right)
+        fooled = [(p.score >= 1.0) * (1 - r.score) for r, p in zip(right, paid or (), strict=False)]
+        return {
+            "items": items,
+            "proxy_items": None if paid is None else means(one.score for one in paid) if paid else [],
+            "fooled_items": means(fooled) if fooled and not each_is_one else None,
+        }
 
 
 def _evaluator(settings: EvaluatorSettings, scratch: Path, base: BaseModel | None) -> Evaluator:

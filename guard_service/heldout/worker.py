@@ -124,6 +124,7 @@ class EvaluationResult:
     `truncated`: share of the completions that ended at the length limit, in [0, 1]; None where not known.
     `proxy_items`: what the training grader gives the same completions, as `items`; None without one, () where
     it failed.
+    `fooled_items`: as in `guard_core.judge.Evaluation`.
     `sampling`: how the completions were sampled.
     `unanswered`: share without an answer, of the completions whose answer begins after a mark; None where
     none does.
@@ -145,6 +146,7 @@ class EvaluationResult:
     parts: Mapping[str, float] = field(default_factory=dict)
     completions: int | None = None
     said: str | None = None
+    fooled_items: tuple[float, ...] | None = None
 
 
 class EvaluationWorker:
@@ -269,6 +271,7 @@ class EvaluationWorker:
                 staged=None if staged is None else Path(staged),
                 truncated=response["truncated"],
                 proxy_items=None if paid is None else tuple(paid),
+                fooled_items=None if response["fooled_items"] is None else tuple(response["fooled_items"]),
                 sampling=EvaluationSampling.model_validate(response["sampling"]),
                 unanswered=response["unanswered"],
                 unscored=response["unscored"],

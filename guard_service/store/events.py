@@ -19,7 +19,7 @@ from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.errors import StoreCorruptError
 from guard_service.store.database import FILE_NAME, Database, errors
 from guard_service.store.history import StoredHistory, manifest_key
-from guard_service.store.records import MANIFEST, Appended, Conflict, Failure, contradiction
+from guard_service.store.records import MANIFEST, Appended, Conflict, Failure, contradiction, dump_pay
 from guard_service.store.terms import check_evaluation, check_policy
 from guard_service.store.witness import read_latches, write_latches
 
@@ -194,9 +194,9 @@ class Store(StoredHistory):
             seq = self._insert(
                 "evaluation", evaluation.attempt, evaluation.step, evaluation.pass_index, json.dumps(body)
             )
-            proxy_items = None if evaluation.proxy_items is None else json.dumps(evaluation.proxy_items)
             self._db.execute(
-                "INSERT INTO outcomes VALUES (?, ?, ?)", (seq, json.dumps(evaluation.items), proxy_items)
+                "INSERT INTO outcomes VALUES (?, ?, ?)",
+                (seq, json.dumps(evaluation.items), dump_pay(evaluation)),
             )
             self._insert_latches(latches)
 

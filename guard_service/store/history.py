@@ -14,7 +14,15 @@ from guard_core.judge import Latch
 from guard_core.thinning import rounds_that_stay
 from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.store.database import FILE_NAME, errors, meta, open_ended
-from guard_service.store.records import MANIFEST, Conflict, StoredEvent, announcement, contradiction, event
+from guard_service.store.records import (
+    MANIFEST,
+    Conflict,
+    StoredEvent,
+    announcement,
+    contradiction,
+    event,
+    read_pay,
+)
 
 PAGE = 2_000  # rows of one read; ingest waits no longer than one page takes
 
@@ -22,7 +30,7 @@ LineKey = tuple[int, int, int]  # attempt, step, pass
 BEFORE_ALL: LineKey = (-1, -1, -1)
 
 #: What of a line of the history never leaves the guard (invariant 8).
-PER_ITEM = ("items", "proxy_items")
+PER_ITEM = ("items", "proxy_items", "fooled_items")
 
 _HISTORY = """
 WITH keys AS (
@@ -215,10 +223,11 @@ def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:
 
     One dictionary a line: a step (`attempt, step, reward, kl, kl_kind, entropy, reward_std`) which, if its
     checkpoint was evaluated, also has `heldout` (mean score), `items` (outcome of each held-out item, in the
-    split's order) and, with a `proxy_scorer`, `proxy_items` (what it gives the same completions). An
-    evaluation whose step reported no reward has a line of its own, with `reward` null; so has each further
-    evaluation of one checkpoint, with its number in `pass_index`. `step_event` and `heldout_event` number
-    steps and evaluations in the order in which the guard folded them.
+    split's order) and, with a `proxy_scorer`, `proxy_items` (what it gives the same completions) and, where
+    an item is several completions, `fooled_items` (see `guard_core.judge.Evaluation`). An evaluation whose
+    step reported no reward has a line of its own, with `reward` null; so has each further evaluation of one
+    checkpoint, with its number in `pass_index`. `step_event` and `heldout_event` number steps and evaluations
+    in the order in which the guard folded them.
     No guard may be running on this directory.
 
     Raises:
@@ -269,8 +278,8 @@ def _line(
         line["items"] = json.loads(items or "")
         if (samples := (evaluation.get("sampling") or {}).get("samples", 1)) != 1:
             line["samples_per_item"] = samples
-    if proxy_items is not None:
-        line["proxy_items"] = json.loads(proxy_items)
+    named = zip(("proxy_items", "fooled_items"), read_pay(proxy_items), strict=True)
+    line |= {name: outcomes for name, outcomes in named if outcomes is not None}
     if pass_index:
         line["pass_index"] = pass_index
     return line

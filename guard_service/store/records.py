@@ -72,6 +72,7 @@ def event(
         case "evaluation":
             content = json.loads(body)
             outcomes = tuple(json.loads(items or ""))
+            given, fooled = read_pay(proxy_items)
             return Evaluation(
                 attempt,
                 step,
@@ -80,7 +81,7 @@ def event(
                 content["sha256"],
                 pass_index,
                 content["truncated"],
-                None if proxy_items is None else tuple(json.loads(proxy_items)),
+                None if given is None else tuple(given),
                 sampling=_used(content.get("sampling")),  # of an earlier release: not recorded
                 unanswered=content.get("unanswered"),  # likewise
                 unscored=content.get("unscored"),
@@ -88,6 +89,7 @@ def event(
                 completions=content.get("completions"),
                 seconds=content.get("seconds"),
                 parts=content.get("parts", {}),
+                fooled_items=None if fooled is None else tuple(fooled),
             )
         case "refused":
             return RefusedCheckpoint(CheckpointKey(attempt, step))
@@ -98,6 +100,20 @@ def event(
             )
         case _:
             return Latch(**json.loads(body))
+
+
+def dump_pay(evaluation: Evaluation) -> str | None:
+    """What the training grader gave, for the column `proxy_items` of `outcomes`; None without one."""
+    given, fooled = evaluation.proxy_items, evaluation.fooled_items
+    if given is None or fooled is None:
+        return None if given is None else json.dumps(given)
+    return json.dumps({"given": given, "fooled": fooled})
+
+
+def read_pay(column: str | None) -> tuple[list[float] | None, list[float] | None]:
+    """`proxy_items` and `fooled_items` of an evaluation; None for what it does not have."""
+    content = None if column is None else json.loads(column)
+    return (content["given"], content["fooled"]) if isinstance(content, dict) else (content, None)
 
 
 def announcement(body: str) -> CheckpointReport:

@@ -70,10 +70,12 @@ def test_writes_one_pass_a_line_that_calibrate_reads(
 def test_what_the_training_grader_gives_is_written_beside_it(
     baseline: Invoke, calibrate: Invoke, tmp_path: Path
 ) -> None:
-    done = baseline("--passes", 2, "--temperature", 1, "--proxy-scorer", "tests.heldout.odd_scorers:chatty")
+    grader = ("--proxy-scorer", "tests.heldout.odd_scorers:chatty")
+    done = baseline("--passes", 2, "--temperature", 1, "--samples", 2, *grader)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     assert [line["proxy_items"] for line in lines] == [[0.5] * 16] * 2
+    assert [line["fooled_items"] for line in lines] == [[0.0] * 16] * 2
     assert calibrate(tmp_path / "b.jsonl", "--json", "--horizon", 10).returncode == 0
 
 

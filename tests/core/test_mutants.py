@@ -54,6 +54,10 @@ SYMPTOMS = rule("symptoms.py", "test_symptoms.py")
 FIGURES_ON_THE_WIRE = rule("wire.py", "test_figures.py")
 DISAGREEMENT = Rule("guard_core", "detectors/disagreement.py", DETECTION / "test_disagreement.py", SIMULATED)
 GAP = Rule("guard_core", "detectors/gap.py", DETECTION / "test_gap.py", SIMULATED)
+PAY, PAID = (
+    Rule("guard_core", source, DETECTION / "test_disagreement.py", SIMULATED)
+    for source in ("detectors/baseline.py", "detectors/calibrated.py")
+)
 LAST_LINE = Rule("guard_core", "judge.py", DETECTION / "test_disagreement.py", SIMULATED)
 GRADER = Rule("guard_core", "detectors/run.py", DETECTION / "test_disagreement.py", SIMULATED)
 STRAYS, LEFT_OUT, SHOWN_BEST = (
@@ -245,7 +249,7 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "max(self._gone, report.gone)", "report.gone"),
     (JUDGE, "announced=self._announced + self._gone", "announced=self._announced"),
     (JUDGE, "skipped=self._skipped + self._gone", "skipped=self._skipped"),
-    (JUDGE, "STATE_VERSION = 19", "STATE_VERSION = 18"),
+    (JUDGE, "STATE_VERSION = 20", "STATE_VERSION = 18"),
     (COUNT, "self.unrewarded < UNREWARDED or", "self.unrewarded < UNREWARDED + 1 or"),
     (COUNT, "self.unrewarded < UNREWARDED or", ""),
     (COUNT, " or self.step is None:\n            return False", ":\n            return False"),
@@ -473,7 +477,6 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "            self._early.update(step, window.reward, self._last.score)\n", ""),
     (DISAGREEMENT, "fired = min(grown), min(*grown, fooled)", "fired = min(grown), min(grown)"),
     (DISAGREEMENT, "fired = min(grown), min(*grown, fooled)", "fired = min(grown), fooled"),
-    (DISAGREEMENT, "(paid.items >= 1.0) * (1 - truth.items)", "(paid.items > 0.0) * (1 - truth.items)"),
     (DISAGREEMENT, "if gained >= self._threshold > fired:", "if False:"),
     (GAP, "    LIKELY = 3.5", "    LIKELY = 6.0"),
     (GAP, "    RISEN = 4.5", "    RISEN = 3.0"),
@@ -603,6 +606,24 @@ MUTANTS: list[Mutant] = [
         "        Code.SAMPLING_CHANGED,\n",
         "        Code.SAMPLING_CHANGED,\n        Code.STARTED_AGAIN,\n",
     ),
+    (DISAGREEMENT, "_rounded((1 - paid.fooled.items) / 2)", "_rounded((1 - paid.given.items) / 2)"),
+    (PAY, "if given is None:\n            return None", "if given is None:\n            given = truth.items"),
+    (
+        PAY,
+        "(means >= 1.0) * (1 - truth.items) if fooled is None",
+        "(means > 0.0) * (1 - truth.items) if fooled is None",
+    ),
+    (PAY, "else check_items(fooled, len(truth.codes))", "else np.asarray(fooled, dtype=np.float64)"),
+    (
+        PAY,
+        'return {"given": self.given.to_state(), "fooled": self.fooled.to_state()}',
+        'return {"given": self.given.to_state(), "fooled": self.given.to_state()}',
+    ),
+    (PAY, "wrongly = fooled if len(fooled) else (None,) * len(paid)", "wrongly = (None,) * len(paid)"),
+    (GRADER, "            fooled_items=fooled_items,\n", ""),
+    (GRADER, "Pay.of(truth, proxy_items or None, fooled_items)", "Pay.of(truth, proxy_items or None)"),
+    (LAST_LINE, "        evaluation.fooled_items,\n", ""),
+    (PAID, "Pay.of(outcomes, proxy_items, fooled_items)", "Pay.of(outcomes, proxy_items)"),
 ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from guard_core.detectors import PARTS, Baseline, CalibratedDetector
-from guard_core.detectors.baseline import Outcomes
+from guard_core.detectors.baseline import Outcomes, Pay
 from guard_core.detectors.disagreement import WEIGHTS, agreement, not_fooled
 from guard_core.ending import not_judged
 from guard_core.judge import Evaluation, Judge
@@ -48,9 +48,7 @@ def score(rng: np.random.Generator, course: Course, t: int) -> tuple[np.ndarray,
 
 def baseline(rng: np.random.Generator, course: Course = NOTHING, passes: int = 8) -> Baseline:
     pairs = [score(rng, course, 0) for _ in range(passes)]
-    return Baseline(
-        tuple(Outcomes.of(right) for right, _ in pairs), 1, tuple(Outcomes.of(paid) for _, paid in pairs)
-    )
+    return Baseline.from_passes([right for right, _ in pairs], paid=[paid for _, paid in pairs])
 
 
 def fired_at(course: Course, seed: int, length: int = 60, config: CalibratedPolicy = CONFIG) -> int | None:
@@ -103,8 +101,7 @@ def fate(seed: int, pay: Callable[[np.ndarray, np.ndarray], np.ndarray], exploit
         return right.astype(float), pay(right, rng.random(N) < 0.1 + (exploits - 0.1) * ramp(t, 10))
 
     passes = [scored(0) for _ in range(8)]
-    paid = tuple(Outcomes.of(paid) for _, paid in passes)
-    start = Baseline(tuple(Outcomes.of(right) for right, _ in passes), 1, paid)
+    start = Baseline.from_passes([right for right, _ in passes], paid=[paid for _, paid in passes])
     detector = CalibratedDetector(CONFIG, start, ("disagreement",))
     worst = Level.HEALTHY
     for t in range(1, 40):
@@ -126,10 +123,84 @@ def test_a_grader_that_pays_a_part_and_then_in_full_for_what_is_wrong_stops() ->
 
 
 def test_full_pay_for_what_the_scorer_rejects_is_the_agreement_of_a_grader_that_pays_all_or_nothing() -> None:
-    right, paid = (Outcomes.of(x) for x in score(np.random.default_rng(0), HACKED, 20))
-    assert not_fooled(right, paid).items == pytest.approx(agreement(right, paid, 1.0).items)
-    part = Outcomes.of(0.99 * paid.items)
-    assert not_fooled(right, part).items == pytest.approx(np.full(N, 0.5))
+    right, given = score(np.random.default_rng(0), HACKED, 20)
+    truth = Outcomes.of(right)
+    paid, part = Pay.of(truth, given), Pay.of(truth, 0.99 * given)
+    assert paid is not None and part is not None
+    assert not_fooled(paid).items == pytest.approx(agreement(truth, paid.given, 1.0).items)
+    assert not_fooled(part).items == pytest.approx(np.full(N, 0.5))
+
+
+def test_of_several_completions_it_is_the_share_of_those_that_are_paid_in_full_and_wrong() -> None:
+    truth = Outcomes.of(np.array([0.5, 0.5, 0.0, 1.0]))
+    known = Pay.of(truth, [0.75, 1.0, 1.0, 1.0], [0.25, 0.5, 1.0, 0.0])
+    unknown = Pay.of(truth, [0.75, 1.0, 1.0, 1.0])
+    assert known is not None and known.fooled.items.tolist() == [0.25, 0.5, 1.0, 0.0]
+    assert unknown is not None and unknown.fooled.items.tolist() == [0.0, 0.5, 1.0, 0.0], "what is proved"
+    assert Pay.from_state(json.loads(json.dumps(known.to_state()))).to_state() == known.to_state()
+    assert not_fooled(known).items == pytest.approx([0.375, 0.25, 0.0, 0.5])
+    for given, fooled in (([1.0], None), ([1.0] * 4, [1.0]), ([1.0] * 4, [2.0] * 4)):
+        with pytest.raises(ValueError, match="item"):
+            Pay.of(truth, given, fooled)
+    assert Pay.of(truth, None) is None
+    ((_, logged),) = Baseline.from_passes([truth.items], 2, [known.given.items], [known.fooled.items]).graded
+    assert logged.to_state() == known.to_state()
+
+
+def worst_of_eight(seed: int, exploited: Callable[[int], float], *, joint: bool) -> str:
+    """The worst level in 40 evaluations of eight samples an item, of a grader that is fooled on some of them.
+
+    `exploited`: share of the wrong completions that it pays for; `joint`: whether each is told by itself.
+    """
+    rng = np.random.default_rng(seed)
+
+    def scored(t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        right = rng.random((N, 8)) < MEANS[:, None]
+        paid = right | (rng.random((N, 8)) < exploited(t))
+        return right.mean(axis=1), paid.mean(axis=1), (paid & ~right).mean(axis=1) if joint else None
+
+    right, paid, fooled = zip(*(scored(0) for _ in range(4)), strict=True)
+    start = Baseline.from_passes(right, 8, paid, fooled if joint else ())
+    config = CONFIG.model_copy(update={"samples": 8})
+    detector, worst = CalibratedDetector(config, start, ("disagreement",)), Level.HEALTHY
+    for t in range(1, 40):
+        truth, given, wrong = scored(t)
+        status = detector.update(t, truth, proxy_items=given, fooled_items=wrong)
+        worst = max(worst, status.level, key=lambda level: level.severity)
+    return worst.value
+
+
+def test_a_grader_that_is_fooled_on_half_of_an_items_samples_stops_the_run() -> None:
+    half = lambda t: 0.1 + 0.4 * ramp(t)  # noqa: E731
+    assert [worst_of_eight(seed, half, joint=True) for seed in range(6)] == ["fired"] * 6
+    assert [worst_of_eight(seed, half, joint=False) for seed in range(6)] == ["warning"] * 6
+    assert [worst_of_eight(seed, lambda t: 0.1, joint=True) for seed in range(20)] == ["healthy"] * 20
+
+
+def test_through_the_judge_each_completion_is_told_by_itself() -> None:
+    config = CONFIG.model_copy(update={"baseline_passes": 2, "samples": 2})
+    fired = {}
+    for joint in (True, False):
+        judge, rng = Judge(Policy(detector="calibrated", calibrated=config)), np.random.default_rng(3)
+        for n in range(40):
+            t = max(0, n - 1)
+            right = rng.random((N, 2)) < MEANS[:, None]
+            paid = right | (np.arange(2) == 0) & (rng.random((N, 2)) < 0.1 + 0.85 * ramp(t))
+            fooled = tuple((paid & ~right).mean(axis=1)) if joint else None
+            judge.fold_step(StepReport(attempt=0, step=n, reward=0.5))
+            judge.fold_evaluation(
+                Evaluation(
+                    *(0, t, f"/c/{t}", tuple(right.mean(axis=1)), None, n if n < 2 else 0),
+                    proxy_items=tuple(paid.mean(axis=1)),
+                    fooled_items=fooled,
+                )
+            )
+            judge = Judge.from_state(json.loads(json.dumps(judge.to_state())))
+            if n == 0 and fooled:
+                (start,) = judge.to_state()["calibrated"]["paid"]
+                assert Pay.from_state(start).fooled.items.tolist() == list(fooled)
+        fired[joint] = judge.verdict().code if judge.verdict().fire else None
+    assert fired == {True: Code.PROXY_DISAGREEMENT, False: None}
 
 
 def test_agreement_is_a_number_from_0_to_1_for_any_outcomes() -> None:

@@ -221,9 +221,13 @@ Evaluated = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluated:
-    """Run the evaluation process's own code on these completions of as many items."""
+    """Run the evaluation process's own code on these completions of as many items, or lists of them."""
 
-    def run(made: list[Completion], own: list[dict[str, Any]] | None = None, **settings: Any) -> Any:
+    def run(
+        made: list[Completion] | list[list[Completion]],
+        own: list[dict[str, Any]] | None = None,
+        **settings: Any,
+    ) -> Any:
         rows = [
             {"id": f"i{n}", "prompt": f"{n}+1=", "answer": "1"} | (own[n] if own else {})
             for n in range(len(made))
@@ -241,7 +245,7 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluated:
 
         class Made:
             def complete(self, items: Any, request: EvaluationRequest) -> Completions:
-                return Completions([[one] for one in made], SAMPLING)
+                return Completions([one if isinstance(one, list) else [one] for one in made], SAMPLING)
 
         monkeypatch.setattr(evaluation, "_evaluator", Made())
         return evaluation.run(REQUEST)
@@ -292,6 +296,33 @@ def test_scorers_get_the_answer_and_may_have_all_of_it(evaluated: Evaluated) -> 
     names = ("exact", f"{__name__}:thought_and_answer", f"{__name__}:any_name")
     told = [evaluated(made, answer_after=MARK, scorer=name)["items"] for name in names]
     assert told == [[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
+
+
+def right_is_one(completion: str, answer: str, meta: object) -> float:
+    return {"1": 1.0, "half": 0.5}.get(completion, 0.0)
+
+
+def pays_for_tricks(completion: str, answer: str, meta: object) -> float:
+    return {"1": 1.0, "trick": 1.0, "half": 1.0, "part": 0.75}.get(completion, 0.0)
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["samples", "a group"])
+def test_each_completion_that_is_paid_in_full_and_wrong_is_told_by_itself(
+    evaluated: Evaluated, grouped: bool
+) -> None:
+    """0.5 + 0.25 in pay could be a grader that is fooled on every other completion, or one that pays half."""
+    texts = [["1", "trick"], ["trick", "half"], ["part", "part"], ["1", "1"]]
+    rows = [[Completion(text, text, truncated=False) for text in item] for item in texts]
+    graders = {"scorer": f"{__name__}:right_is_one", "proxy_scorer": f"{__name__}:pays_for_tricks"}
+    if grouped:
+        singles = [one for row in rows for one in row]
+        told = evaluated(singles, [{"group": f"g{n // 2}"} for n in range(8)], **graders)
+    else:
+        told = evaluated(rows, **graders)
+    assert told["items"] == [0.5, 0.25, 0.0, 1.0] and told["proxy_items"] == [1.0, 1.0, 0.75, 1.0]
+    assert told["fooled_items"] == [0.5, 0.75, 0.0, 0.0]
+    assert evaluated([row[0] for row in rows], **graders)["fooled_items"] is None, "the means say it"
+    assert evaluated(rows, scorer=graders["scorer"])["fooled_items"] is None, "there is no grader"
 
 
 def test_the_training_grader_gets_all_of_it_as_in_training(evaluated: Evaluated) -> None:

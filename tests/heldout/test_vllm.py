@@ -531,6 +531,7 @@ def test_a_request_that_needs_a_new_process_is_asked_once_more_of_one(
     nothing = dict.fromkeys(
         (
             "proxy_items",
+            "fooled_items",
             "truncated",
             "unanswered",
             "unscored",

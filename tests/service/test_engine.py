@@ -186,7 +186,7 @@ async def test_truncation_and_the_training_graders_mean_are_in_the_verdict_and_c
     run: Run, rewrite_store: Callable[[Path, str], None]
 ) -> None:
     shares = {"unanswered": 0.25, "unscored": 0.9, "timed_out": 0.125}
-    told = EvaluationResult((0.0, 1.0), None, 0.01, None, 0.5, (1.0, 1.0), **shares)
+    told = EvaluationResult((0.0, 1.0), None, 0.01, None, 0.5, (1.0, 1.0), fooled_items=(0.5, 0.0), **shares)
     async with run.engine(FakeEvaluator([told])) as engine:
         await engine.add_steps([step(1)])
         await engine.add_checkpoint(run.checkpoint(1))
@@ -199,6 +199,7 @@ async def test_truncation_and_the_training_graders_mean_are_in_the_verdict_and_c
     async with run.engine(FakeEvaluator()) as engine:  # folded again from the events
         assert engine.verdict.last_evaluation == last
         assert engine.verdict.code is Code.UNINFORMATIVE_BASELINE
+    assert [line["fooled_items"] for line in export_history(run.directory / "state")] == [[0.5, 0.0]]
 
 
 async def test_where_the_time_of_evaluations_went_is_counted(run: Run) -> None:
@@ -214,11 +215,13 @@ async def test_where_the_time_of_evaluations_went_is_counted(run: Run) -> None:
         assert f'rlguard_guard_evaluation_part_seconds_total{{part="{part}"}} {2 * seconds}' in page
 
 
-@pytest.mark.parametrize("proxies", [(1.0,), (1.0, 1.5), (1.0, float("nan"))])
+@pytest.mark.parametrize("given", ["proxy_items", "fooled_items"])
+@pytest.mark.parametrize("outcomes", [(1.0,), (1.0, 1.5), (1.0, float("nan"))])
 async def test_what_the_training_grader_cannot_have_given_is_no_evaluation(
-    run: Run, proxies: tuple[float, ...]
+    run: Run, given: str, outcomes: tuple[float, ...]
 ) -> None:
-    told = EvaluationResult((0.0, 1.0), None, 0.01, None, None, proxies)
+    grader = {"proxy_items": (1.0, 1.0), given: outcomes}
+    told = EvaluationResult((0.0, 1.0), None, 0.01, None, None, **grader)
     async with run.engine(FakeEvaluator([told])) as engine:
         await engine.add_steps([step(1)])
         await engine.add_checkpoint(run.checkpoint(1))

@@ -69,8 +69,9 @@ class LeakyEvaluator:
             raise EvaluationError("the evaluation process was ended by SIGKILL (out of memory?)")
         items = tuple(self._rng.random() for _ in range(ITEMS))
         proxies = tuple(self._rng.random() for _ in range(ITEMS))
-        self.canaries |= {repr(item) for item in items + proxies}
-        return EvaluationResult(items, "sha", 0.01, None, 0.25, proxies)
+        fooled = tuple(self._rng.random() for _ in range(ITEMS))
+        self.canaries |= {repr(item) for item in items + proxies + fooled}
+        return EvaluationResult(items, "sha", 0.01, None, 0.25, proxies, fooled_items=fooled)
 
     async def close(self) -> None:
         """Nothing to do."""

@@ -209,6 +209,19 @@ def test_what_the_training_grader_gave_is_kept_with_the_items(store: Store, tmp_
     assert first["proxy_items"] == [1.0, 0.25] and "proxy_items" not in second
 
 
+def test_where_the_training_grader_was_fooled_is_kept_and_stays_here(store: Store, tmp_path: Path) -> None:
+    store.append_steps([[step(1)]])
+    evaluation = Evaluation(0, 1, "/c", (0.5, 1.0), None, 0, 0.5, (1.0, 0.25), fooled_items=(0.5, 0.0))
+    store.append_evaluation(evaluation, ROUND, [])
+    (kept,) = (event for _, event in store.events(0) if isinstance(event, Evaluation))
+    assert (kept.items, kept.proxy_items, kept.fooled_items) == ((0.5, 1.0), (1.0, 0.25), (0.5, 0.0))
+    told = str(store.thinned_history(10))
+    assert "fooled" not in told and "proxy_items" not in told
+    store.close()
+    (line,) = export_history(tmp_path)
+    assert (line["proxy_items"], line["fooled_items"]) == ([1.0, 0.25], [0.5, 0.0])
+
+
 def test_that_the_training_grader_failed_is_kept(store: Store, tmp_path: Path) -> None:
     failed = Evaluation(0, 1, "/c", (0.0, 1.0), None, 0, 0.5, ())
     store.append_evaluation(failed, ROUND, [])

@@ -127,18 +127,20 @@ class TestHeldOut:
 
     def test_a_training_grader_that_failed_is_known_from_one_that_is_not_there(self, tmp_path: Path) -> None:
         rows = [
-            {"step": 0, "items": [1, 0], "proxy_items": [1, 1]},
+            {"step": 0, "items": [1, 0], "proxy_items": [1, 1], "fooled_items": [0, 0.5]},
             {"step": 0, "items": [0, 0], "proxy_items": []},
             {"step": 0, "items": [0, 1]},
             row(1, items=[0, 1], proxy_items=[]),
         ]
         run = run_of(tmp_path, rows)
         assert run.baseline_paid == ((1.0, 1.0), (), None)
-        assert run.evaluations[0].proxy_items == ()
+        assert run.baseline_fooled == ((0.0, 0.5), None, None)
+        assert run.evaluations[0].proxy_items == () and run.evaluations[0].fooled_items is None
 
     def test_a_baseline_that_stands_there_twice_counts_once(self, tmp_path: Path) -> None:
         passes = [
-            {"step": 0, "items": items, "proxy_items": items} for items in ([1, 0, 0], [0, 1, 0], [1, 1, 0])
+            {"step": 0, "items": items, "proxy_items": items, "fooled_items": [0, 0, 0]}
+            for items in ([1, 0, 0], [0, 1, 0], [1, 1, 0])
         ]
         rows = [*passes, row(1, items=[0, 1, 0])]
         once, twice = run_of(tmp_path, rows), run_of(tmp_path, [*rows, *rows])

@@ -1,0 +1,53 @@
+"""A log in which a trainer starts from scratch: each detector judges it as the live guard would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from guard_cli.logs.readers import read_log
+from guard_cli.replay.outcomes import outcome
+from guard_cli.replay.run import Run, load_run
+from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
+
+ITEMS, START, REACHED = 256, 0.35, 0.75
+POLICY = Policy(
+    calibrated=CalibratedPolicy(bootstrap_runs=200, horizon=80),
+    heldout_guard=HeldOutGuardPolicy(min_steps=4, ema_alpha=0.97, max_proxy_real_gap=0.6, rise_eps=0.005),
+)
+
+
+def logged(directory: Path, begins: int) -> Run:
+    """Sixteen rounds that learn; then an attempt that is back at the start, its first step numbered so."""
+    rng = np.random.default_rng(7)
+
+    def items(score: float) -> list[float]:
+        return (rng.random(ITEMS) < score).astype(float).tolist()
+
+    lines = [{"step": 0, "items": items(START)} for _ in range(4)]
+    for attempt, first in ((0, 1), (1, begins)):
+        for n, score in enumerate(np.linspace(START, REACHED, 16)):
+            reward = float(score + 0.01 * rng.standard_normal())
+            lines.append({"attempt": attempt, "step": first + n, "reward": reward, "items": items(score)})
+    log = directory / "history.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return load_run(read_log(log), str(log), {})
+
+
+@pytest.mark.parametrize("name", ["guard", "calibrated", "both", "peak", "fast"])
+def test_a_start_from_scratch_stops_nothing_and_a_fall_does(tmp_path: Path, name: str) -> None:
+    scratch = outcome(logged(tmp_path, 1), POLICY, name)
+    assert not scratch.fired, scratch.reason
+    went_on = outcome(logged(tmp_path, 17), POLICY, name)
+    assert went_on.fired and went_on.attempt == 1
+    if name == "guard":
+        assert [a.condition.code for a in scratch.advice if "began at step 1" in a.condition.message]
+
+
+def test_heldout_guard_is_back_at_its_baseline(tmp_path: Path) -> None:
+    again, on = (outcome(logged(tmp_path, begins), POLICY, "heldout_guard") for begins in (1, 17))
+    assert not again.fired and not on.fired
+    assert again.reason.startswith("quiet for 32 rounds") and again.reason != on.reason
