@@ -48,7 +48,7 @@ from guard_operator.reconcile.notifier import Notifier
 from guard_operator.reconcile.parse import JOBS, read_policy, read_status
 from guard_operator.reconcile.recorder import EventRecorder
 from guard_operator.reconcile.snapshot import Between, Job, Snapshot, guard_of
-from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, Client, Json, Resource, controller_of
+from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, Client, Json, Resource, controller_of, of_uid
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
 log = logging.getLogger(__name__)
@@ -167,8 +167,8 @@ class Actuator:
         adapter = _adapter(job)
         self._create_support(job, job.spec.guard.policy)
         # The cache may be behind: a job that was deleted or has fired meanwhile gets no workload.
-        current = self._client.get(JOBS, job.namespace, job.name)
-        if current is None or current["metadata"]["uid"] != job.uid:
+        current = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
+        if current is None:
             return
         guard = (current.get("status") or {}).get("guard") or {}
         if "fire" in guard or "deletionTimestamp" in current["metadata"]:
@@ -190,8 +190,8 @@ class Actuator:
         own = job.spec.guard.own_pod
         assert own is not None, "only a guard in a pod of its own is started"
         if job.spec.target_ref is not None:  # else it was made with the workload
-            raw = self._client.get(JOBS, job.namespace, job.name)
-            if raw is None or raw["metadata"]["uid"] != job.uid:
+            raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
+            if raw is None:
                 return
             policy = read_policy(raw)
             if policy is None:  # of a run that goes on: its guard is silent, which stops it
@@ -311,7 +311,7 @@ class Actuator:
         if job.spec.target_ref is None:
             return job.spec.made_from.spec
         raw = self._client.get(adapter.resource, job.namespace, job.workload_name)
-        spec = raw.get("spec") if raw is not None and raw["metadata"]["uid"] == uid else None
+        spec = (of_uid(raw, uid) or {}).get("spec")
         return spec if isinstance(spec, dict) else {}
 
     def _ask_child(self, job: Job, action: StopWorkload, child: Child) -> bool:
@@ -378,8 +378,8 @@ class Actuator:
         """
         if not is_to_stop(job):
             return None
-        raw = self._client.get(JOBS, job.namespace, job.name)
-        if raw is None or raw["metadata"]["uid"] != job.uid or _says(read_status(raw)) != _says(job.status):
+        raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
+        if raw is None or _says(read_status(raw)) != _says(job.status):
             return None
         version: str = raw["metadata"]["resourceVersion"]
         return version

@@ -20,7 +20,7 @@ from guard_operator.api import names
 from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence, evidence_name
 from guard_operator.reconcile.parse import JOBS, parse_job, read_policy
 from guard_operator.reconcile.snapshot import Job, Pod, Snapshot
-from guard_operator.runtime.client import CONFIG_MAPS, Client
+from guard_operator.runtime.client import CONFIG_MAPS, Client, of_uid
 from guard_operator.runtime.errors import ApiError, ClusterError
 
 log = logging.getLogger(__name__)
@@ -94,10 +94,8 @@ class EvidenceCollector:
 
     def _whole(self, job: Job) -> tuple[Job, Policy | None]:
         """The job with its history, which no cache has, and its policy; as it is known if it is gone."""
-        raw = self._client.get(JOBS, job.namespace, job.name)
-        if raw is None or raw["metadata"]["uid"] != job.uid:
-            return job, None
-        return parse_job(raw), read_policy(raw)
+        raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
+        return (job, None) if raw is None else (parse_job(raw), read_policy(raw))
 
     def _logs(self, snapshot: Snapshot) -> dict[str, str] | None:
         """Ends of the logs of trainer and guard; None if the trainer's cannot be read now."""

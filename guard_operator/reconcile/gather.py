@@ -76,6 +76,7 @@ from guard_operator.runtime.client import (
     Json,
     Resource,
     controller_of,
+    of_uid,
 )
 from guard_operator.runtime.errors import ApiError, ClusterError
 
@@ -174,8 +175,7 @@ class Gatherer:
         namespace, uid = metadata["namespace"], metadata["uid"]
         if not is_latched(cached) and not any(self._caches.between(STATEFUL_SETS, namespace, uid)):
             return None
-        raw = self._client.get(JOBS, namespace, metadata["name"])
-        return raw if raw is not None and raw["metadata"]["uid"] == uid else None
+        return of_uid(self._client.get(JOBS, namespace, metadata["name"]), uid)
 
     def gather(
         self, job: Job, made: tuple[MadeRef, ...] = (), asked: StopStatus | None = None
@@ -194,12 +194,12 @@ class Gatherer:
             if not must_be_live(snapshot):
                 return snapshot
         try:
-            raw = self._client.get(JOBS, job.namespace, job.name)
+            raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
         except ClusterError:
             if not is_to_stop(job):
                 raise
             return self._look(job, made, asked, live=False, deaf=deaf)
-        if raw is None or raw["metadata"]["uid"] != job.uid:
+        if raw is None:
             return None
         return self._look(parse_job(raw), made, asked, live=True, deaf=deaf)
 
@@ -617,7 +617,7 @@ def _spec(job: Job, raw: Json | None, uid: str | None) -> Mapping[str, Any]:
     """The spec of the workload: of its template, or of one that the job is attached to as it is now."""
     if job.spec.target_ref is None:
         return job.spec.made_from.spec
-    spec = raw.get("spec") if raw is not None and raw["metadata"]["uid"] == uid else None
+    spec = (of_uid(raw, uid) or {}).get("spec")
     return spec if isinstance(spec, dict) else {}
 
 

@@ -61,6 +61,11 @@ def controller_of(raw: Json) -> str | None:
     return next((owner.get("uid") for owner in owners if owner.get("controller")), None)
 
 
+def of_uid(raw: Json | None, uid: str | None) -> Json | None:
+    """The object, or None where there is none, or another one has its name by now."""
+    return raw if raw is not None and raw["metadata"]["uid"] == uid else None
+
+
 PODS = Resource("", "v1", "pods", "Pod")
 EVENTS = Resource("", "v1", "events", "Event")
 SECRETS = Resource("", "v1", "secrets", "Secret")
