@@ -132,11 +132,6 @@ class Evaluation:
         """Mean outcome, in [0, 1]."""
         return fmean(self.items)
 
-    @property
-    def sampled(self) -> bool | None:
-        """Whether the completions are draws with a temperature above 0; None where that is not known."""
-        return None if self.sampling is None else self.sampling.temperature > 0
-
     def summary(self) -> EvaluationSummary:
         """The evaluation without its items."""
         return EvaluationSummary(
@@ -878,8 +873,7 @@ def _fold_into(
         evaluation.proxy_items,
         in_loop_error,
         PassCost(evaluation.completions, evaluation.seconds),
-        evaluation.sampled,
-        None if evaluation.sampling is None else evaluation.sampling.samples,
+        evaluation.sampling,
         evaluation.fooled_items,
     )
 

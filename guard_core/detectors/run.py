@@ -23,7 +23,7 @@ from guard_core.detectors.calibrated import (
 from guard_core.detectors.gap import Gap
 from guard_core.detectors.parts import Fast
 from guard_core.policy import GREEDY_PASSES, BaselineBudget, CalibratedPolicy
-from guard_core.wire import Code, Condition, DetectorReading, Level
+from guard_core.wire import Code, Condition, DetectorReading, EvaluationSampling, Level
 
 N = TypeVar("N", int, float)
 
@@ -117,15 +117,13 @@ class CalibratedRun:
         proxy_items: tuple[float, ...] | None = None,
         in_loop_error: float | None = None,
         cost: PassCost = PassCost(),
-        sampled: bool | None = None,
-        samples: int | None = None,
+        sampling: EvaluationSampling | None = None,
         fooled_items: tuple[float, ...] | None = None,
     ) -> DetectorStatus | None:
         """Fold one evaluation; None while the baseline is gathered or if the items are unusable.
 
-        `proxy_items`, `fooled_items`: as in `guard_core.judge.Evaluation`. `cost`: of this evaluation.
-        `sampled`: as in `Baseline`. `samples`: how many are behind each outcome; None: as many as the policy
-        says.
+        `proxy_items`, `fooled_items`, `sampling`: as in `guard_core.judge.Evaluation`. Where `sampling` is
+        not known, an outcome has as many samples as the policy says. `cost`: of this evaluation.
         """
         first, self._last, self._lost, self._gave_up = self._last, evaluated, 0, False
         self.contradicted = False
@@ -144,9 +142,9 @@ class CalibratedRun:
             self._passes.append(truth)
             self._paid.append(paid)
             self._cost = self._cost.plus(cost)
-            self._sampled = sampled
-            if samples is not None:  # what was done counts, and not what somebody meant to do
-                self._config = self._config.model_copy(update={"samples": samples})
+            self._sampled = None if sampling is None else sampling.temperature > 0
+            if sampling is not None:  # what was done counts, and not what somebody meant to do
+                self._config = self._config.model_copy(update={"samples": sampling.samples})
             if self._is_gathered():
                 self._close_baseline()
             return None
