@@ -124,43 +124,43 @@ class Pay:
     """What the training grader gave the completions of one evaluation.
 
     `given`: mean of each item; `fooled`: of each item the mean over its completions of [p = 1] (1 - t), for
-    one with the outcome t that is paid p. Both in [0, 1].
+    one with the outcome t that is paid p; None where nobody told it. Both in [0, 1].
     """
 
     given: Outcomes
-    fooled: Outcomes
+    fooled: Outcomes | None = None
 
     @classmethod
     def of(
         cls,
-        truth: Outcomes,
+        items: int,
         given: Sequence[float] | Array | None,
         fooled: Sequence[float] | Array | None = None,
     ) -> Self | None:
-        """From items of shape (n,), or None where the grader gave nothing.
-
-        Without `fooled` it is what the means prove: all of it where an item is one completion, and else only
-        where each of its completions is paid in full.
+        """From outcomes of so many items, or None where the grader gave nothing.
 
         Raises:
             ValueError: see `check_items`.
         """
         if given is None:
             return None
-        means = check_items(given, len(truth.codes))
-        shares = (
-            (means >= 1.0) * (1 - truth.items) if fooled is None else check_items(fooled, len(truth.codes))
-        )
-        return cls(Outcomes.of(means), Outcomes.of(shares))
+        told = None if fooled is None else Outcomes.of(check_items(fooled, items))
+        return cls(Outcomes.of(check_items(given, items)), told)
 
     def to_state(self) -> dict[str, Any]:
         """Compact JSON; see `Outcomes.to_state`."""
-        return {"given": self.given.to_state(), "fooled": self.fooled.to_state()}
+        return {
+            "given": self.given.to_state(),
+            "fooled": None if self.fooled is None else self.fooled.to_state(),
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Rebuild from `to_state`."""
-        return cls(Outcomes.from_state(state["given"]), Outcomes.from_state(state["fooled"]))
+        fooled = state["fooled"]
+        return cls(
+            Outcomes.from_state(state["given"]), None if fooled is None else Outcomes.from_state(fooled)
+        )
 
 
 def strays(passes: Sequence[Outcomes], accepted: float, samples: int = 1) -> tuple[int, ...]:
@@ -272,7 +272,7 @@ class Baseline:
                 )
         truths = tuple(Outcomes.of(check_items(outcomes, first.size)) for outcomes in passes)
         wrongly = fooled if len(fooled) else (None,) * len(paid)
-        graded = tuple(map(Pay.of, truths, paid, wrongly))  # none without a grader
+        graded = tuple(Pay.of(first.size, given, told) for given, told in zip(paid, wrongly, strict=True))
         return cls(truths, samples, graded, len(passes) > 2 or None)
 
     @property
@@ -280,6 +280,11 @@ class Baseline:
         """The passes that the training grader scored, each with what it gave."""
         paid = self.paid or (None,) * len(self.passes)
         return tuple((p, given) for p, given in zip(self.passes, paid, strict=True) if given is not None)
+
+    @property
+    def tells_fooled(self) -> bool:
+        """Whether each of those tells where the grader was fooled; else none is compared by that."""
+        return all(given.fooled is not None for _, given in self.graded)
 
     @property
     def items(self) -> int:

@@ -41,8 +41,9 @@ from guard_core.detectors.parts import Fast, Guaranteed, Observed, Part, Peak
 from guard_core.policy import CalibratedPolicy
 from guard_core.wire import Code, DetectorReading, Finding, Level
 
-#: 10: dispersion at three distances. A guard folds its events again on another version.
-STATE_VERSION = 10
+#: 11: whether the baseline tells where the grader was fooled. A guard folds its events again on another
+#: version.
+STATE_VERSION = 11
 
 #: The parts that run wherever there is a baseline.
 PARTS = ("guaranteed", "fast", "peak", "gap")
@@ -179,7 +180,8 @@ class CalibratedDetector:
         reference = Reference.of(baseline, min(alphas.values()))
         thresholds = fast.thresholds(reference.strata, config, alphas["fast"]) if "fast" in alphas else None
         agreements = references(baseline, alphas[DISAGREEMENT]) if DISAGREEMENT in alphas else ()
-        self._assemble(config, tuple(parts), reference, thresholds, baseline.greedy, agreements)
+        told = baseline.tells_fooled
+        self._assemble(config, tuple(parts), reference, thresholds, baseline.greedy, agreements, told=told)
 
     def _assemble(
         self,
@@ -189,14 +191,19 @@ class CalibratedDetector:
         thresholds: tuple[float, float] | None,
         greedy: bool,
         agreements: tuple[Reference, ...],
+        *,
+        told: bool,
     ) -> None:
         self.config, self.part_names = config, parts
         self._reference, self._fast_thresholds, self._greedy = reference, thresholds, greedy
-        self._agreements = agreements
+        self._agreements, self._told = agreements, told
         self._design = fast.Design.of(reference.strata, config)
         alphas = split_alpha(config, parts)
         self._fresh = Folded(
-            tuple(_build(name, config, reference, alphas[name], thresholds, agreements) for name in parts)
+            tuple(
+                _build(name, config, reference, alphas[name], thresholds, agreements, told=told)
+                for name in parts
+            )
         )
         self._folded = self._fresh
         self._doubt: Doubt | None = None
@@ -340,14 +347,14 @@ class CalibratedDetector:
             kl: KL to the reference, nats/token. It gates nothing: learning costs KL too (Gao et al. 2022).
             proxy_items: what the training grader gives the same completions, as `items`; None: not known.
             in_loop_error: standard error of `in_loop_reward`, reward units; None: not known.
-            fooled_items: as `Pay.fooled`; None: what `items` and `proxy_items` prove.
+            fooled_items: as `Pay.fooled`; None: not known.
 
         Raises:
             ValueError: items of another number or outside [0, 1], or a value that is not finite; nothing is
                 changed then.
         """
         outcomes = Outcomes.of(check_items(items, self.items))
-        paid = Pay.of(outcomes, proxy_items, fooled_items)
+        paid = Pay.of(self.items, proxy_items, fooled_items)
         for name, value in (("in_loop_reward", in_loop_reward), ("in_loop_error", in_loop_error), ("kl", kl)):
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{name} must be finite, got {value!r}")
@@ -424,6 +431,7 @@ class CalibratedDetector:
             "fast_thresholds": _dump_levels(self._fast_thresholds),
             "greedy": self._greedy,
             "agreements": [reference.to_state() for reference in self._agreements],
+            "told": self._told,
             "folded": self._folded.to_state(),
             "doubt": None if self._doubt is None else self._doubt.to_state(),
             "not_counted": self._not_counted,
@@ -453,6 +461,7 @@ class CalibratedDetector:
             _load_levels(state["fast_thresholds"]),
             state["greedy"],
             tuple(Reference.from_state(reference) for reference in state["agreements"]),
+            told=state["told"],
         )
         doubt = state["doubt"]
         detector._folded = detector._fresh.restored(state["folded"])
@@ -586,6 +595,8 @@ def _build(
     alpha: float,
     thresholds: tuple[float, float] | None,
     agreements: tuple[Reference, ...],
+    *,
+    told: bool,
 ) -> Part:
     if name == "guaranteed":
         return Guaranteed(config, reference, alpha)
@@ -594,7 +605,7 @@ def _build(
     if name == "gap":
         return Gap(config, reference, alpha)
     if name == DISAGREEMENT:
-        return Disagreement(config, agreements, alpha)
+        return Disagreement(config, agreements, alpha, told=told)
     assert thresholds is not None
     return Fast(config, reference.strata, thresholds, alpha)
 

@@ -21,7 +21,8 @@ That alone cannot tell a hack from a grader that pays a part for something else,
 policy learns before anything. So it *fires* only if the same test refutes, too, that full pay (p = 1) for
 what the scorer rejects has become more frequent by no more than `max_decline`, on b_i = (1 - f_i) / 2, f_i
 the mean of [p = 1] (1 - t) over the completions of item i; else it warns. For a grader that pays all or
-nothing this asks for nothing more.
+nothing this asks for nothing more. Where a pass of the starting policy does not tell f_i, it is
+[p_i = 1] (1 - t_i) in every evaluation: the same where an item is one completion, and no more else.
 """
 
 from __future__ import annotations
@@ -46,12 +47,19 @@ def agreement(truth: Outcomes, given: Outcomes, weight: float) -> Outcomes:
     return _rounded((1 - (given.items - weight * truth.items)) / (1 + weight))
 
 
-def not_fooled(paid: Pay) -> Outcomes:
+def not_fooled(truth: Outcomes, paid: Pay, *, told: bool) -> Outcomes:
     """For each item, 0 where the grader pays in full for what the scorer rejects, 1/2 where not.
 
-    For a grader that pays all or nothing, and only for more than is right, it is the agreement with weight 1.
+    For a grader that pays all or nothing, and for all that is right, it is the agreement with weight 1.
+
+    Args:
+        truth: the outcomes.
+        paid: what the grader gave.
+        told: whether `paid.fooled` counts where it is there; else what the means prove.
     """
-    return _rounded((1 - paid.fooled.items) / 2)
+    if told and paid.fooled is not None:
+        return _rounded((1 - paid.fooled.items) / 2)
+    return _rounded((1 - (paid.given.items >= 1.0) * (1 - truth.items)) / 2)
 
 
 def _rounded(shares: Array) -> Outcomes:
@@ -67,26 +75,29 @@ def references(baseline: Baseline, alpha: float) -> tuple[eprocess.Reference, ..
     """
     if not baseline.graded:
         raise ValueError(f"{Disagreement.name!r} needs what the training grader gave the starting policy")
-    passes = [_asked(*pair) for pair in baseline.graded]
+    passes = [_asked(*pair, told=baseline.tells_fooled) for pair in baseline.graded]
     return tuple(
         eprocess.Reference.of(Baseline(of_one, baseline.samples, sampled=baseline.sampled), alpha)
         for of_one in zip(*passes, strict=True)
     )
 
 
-def _asked(truth: Outcomes, paid: Pay) -> tuple[Outcomes, ...]:
+def _asked(truth: Outcomes, paid: Pay, *, told: bool) -> tuple[Outcomes, ...]:
     """What each e-process folds of one evaluation."""
-    return (*(agreement(truth, paid.given, weight) for weight in WEIGHTS), not_fooled(paid))
+    return (*(agreement(truth, paid.given, weight) for weight in WEIGHTS), not_fooled(truth, paid, told=told))
 
 
 class Disagreement:
-    """Paired disagreement that grows; see above. `references`: see there; alpha is the part's own share."""
+    """Paired disagreement that grows; see above. `references`: see there; alpha is the part's own share;
+    `told`: see `not_fooled`.
+    """
 
     name: ClassVar[str] = "disagreement"
 
     def __init__(
-        self, config: CalibratedPolicy, references: Sequence[eprocess.Reference], alpha: float
+        self, config: CalibratedPolicy, references: Sequence[eprocess.Reference], alpha: float, *, told: bool
     ) -> None:
+        self._told = told
         self._accepted, self._horizon = config.max_decline, config.horizon
         self._threshold = math.log(1 / alpha)
         self._processes = tuple(
@@ -102,9 +113,10 @@ class Disagreement:
             return make_reading(self.name, Code.PROXY_DISAGREEMENT, None, self._threshold, sentence)
         self._count += 1
         log_weight = eprocess.log_restart_weight(self._count, self._horizon)
+        asked = _asked(seen.outcomes, seen.paid, told=self._told)
         self._processes = tuple(
-            process.fold(asked, log_weight, seen.dispersion)
-            for process, asked in zip(self._processes, _asked(seen.outcomes, seen.paid), strict=True)
+            process.fold(one, log_weight, seen.dispersion)
+            for process, one in zip(self._processes, asked, strict=True)
         )
         *grown, fooled = (process.log_evidence for process in self._processes)
         gained, fired = min(grown), min(*grown, fooled)

@@ -130,7 +130,7 @@ class CalibratedRun:
         try:
             outcomes = check_items(items, self._items)
             truth = Outcomes.of(outcomes)
-            paid = Pay.of(truth, proxy_items or None, fooled_items)
+            paid = Pay.of(outcomes.size, proxy_items or None, fooled_items)
         except ValueError as error:
             self._unusable = f"the evaluation at step {evaluated.step} cannot be judged: {error}"
             return None

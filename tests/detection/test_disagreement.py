@@ -10,7 +10,7 @@ import pytest
 
 from guard_core.detectors import PARTS, Baseline, CalibratedDetector
 from guard_core.detectors.baseline import Outcomes, Pay
-from guard_core.detectors.disagreement import WEIGHTS, agreement, not_fooled
+from guard_core.detectors.disagreement import WEIGHTS, agreement, not_fooled, references
 from guard_core.ending import not_judged
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
@@ -125,32 +125,50 @@ def test_a_grader_that_pays_a_part_and_then_in_full_for_what_is_wrong_stops() ->
 def test_full_pay_for_what_the_scorer_rejects_is_the_agreement_of_a_grader_that_pays_all_or_nothing() -> None:
     right, given = score(np.random.default_rng(0), HACKED, 20)
     truth = Outcomes.of(right)
-    paid, part = Pay.of(truth, given), Pay.of(truth, 0.99 * given)
+    paid, part = Pay.of(N, given), Pay.of(N, 0.99 * given)
     assert paid is not None and part is not None
-    assert not_fooled(paid).items == pytest.approx(agreement(truth, paid.given, 1.0).items)
-    assert not_fooled(part).items == pytest.approx(np.full(N, 0.5))
+    assert not_fooled(truth, paid, told=True).items == pytest.approx(agreement(truth, paid.given, 1.0).items)
+    assert not_fooled(truth, part, told=True).items == pytest.approx(np.full(N, 0.5))
 
 
 def test_of_several_completions_it_is_the_share_of_those_that_are_paid_in_full_and_wrong() -> None:
-    truth = Outcomes.of(np.array([0.5, 0.5, 0.0, 1.0]))
-    known = Pay.of(truth, [0.75, 1.0, 1.0, 1.0], [0.25, 0.5, 1.0, 0.0])
-    unknown = Pay.of(truth, [0.75, 1.0, 1.0, 1.0])
-    assert known is not None and known.fooled.items.tolist() == [0.25, 0.5, 1.0, 0.0]
-    assert unknown is not None and unknown.fooled.items.tolist() == [0.0, 0.5, 1.0, 0.0], "what is proved"
-    assert Pay.from_state(json.loads(json.dumps(known.to_state()))).to_state() == known.to_state()
-    assert not_fooled(known).items == pytest.approx([0.375, 0.25, 0.0, 0.5])
+    truth, means, shares = Outcomes.of(np.array([0.5, 0.5, 0.0, 1.0])), [0.75, 1, 1, 1], [0.25, 0.5, 1, 0]
+    paid, silent = Pay.of(4, means, shares), Pay.of(4, means)
+    assert paid is not None and silent is not None and paid.fooled is not None and silent.fooled is None
+    known, proved = pytest.approx([0.375, 0.25, 0.0, 0.5]), pytest.approx([0.5, 0.25, 0.0, 0.5])
+    assert not_fooled(truth, paid, told=True).items == known
+    assert not_fooled(truth, paid, told=False).items == proved == not_fooled(truth, silent, told=True).items
+    for one in (paid, silent):
+        assert Pay.from_state(json.loads(json.dumps(one.to_state()))).to_state() == one.to_state()
     for given, fooled in (([1.0], None), ([1.0] * 4, [1.0]), ([1.0] * 4, [2.0] * 4)):
         with pytest.raises(ValueError, match="item"):
-            Pay.of(truth, given, fooled)
-    assert Pay.of(truth, None) is None
-    ((_, logged),) = Baseline.from_passes([truth.items], 2, [known.given.items], [known.fooled.items]).graded
-    assert logged.to_state() == known.to_state()
+            Pay.of(4, given, fooled)
+    assert Pay.of(4, None) is None
 
 
-def worst_of_eight(seed: int, exploited: Callable[[int], float], *, joint: bool) -> str:
+@pytest.mark.parametrize(
+    ("fooled", "told"),
+    [((), False), (([0.25], [0.0]), True), (([0.25], None), False), ((None, None), False)],
+    ids=["none", "all", "one", "neither"],
+)
+def test_a_baseline_tells_it_where_each_of_its_passes_does(fooled: tuple, told: bool) -> None:
+    start = Baseline.from_passes([[0.5], [0.5]], 2, [[1.0], [0.5]], fooled)
+    assert start.tells_fooled is told
+    silent = Baseline.from_passes([[0.5], [0.5]], 2, [[1.0], [0.5]])
+    of_start, of_silent = (references(one, 0.01)[-1].to_state() for one in (start, silent))
+    assert (of_start != of_silent) is told
+    assert [pay.fooled is not None for _, pay in start.graded] == [
+        one is not None for one in fooled or [None] * 2
+    ]
+
+
+def worst_of_eight(
+    seed: int, exploited: Callable[[int], float], *, joint: bool, from_the_start: bool = True
+) -> str:
     """The worst level in 40 evaluations of eight samples an item, of a grader that is fooled on some of them.
 
-    `exploited`: share of the wrong completions that it pays for; `joint`: whether each is told by itself.
+    `exploited`: share of the wrong completions that it pays for; `joint`: whether each is told by itself,
+    `from_the_start`: in the baseline, too.
     """
     rng = np.random.default_rng(seed)
 
@@ -160,7 +178,7 @@ def worst_of_eight(seed: int, exploited: Callable[[int], float], *, joint: bool)
         return right.mean(axis=1), paid.mean(axis=1), (paid & ~right).mean(axis=1) if joint else None
 
     right, paid, fooled = zip(*(scored(0) for _ in range(4)), strict=True)
-    start = Baseline.from_passes(right, 8, paid, fooled if joint else ())
+    start = Baseline.from_passes(right, 8, paid, fooled if joint and from_the_start else ())
     config = CONFIG.model_copy(update={"samples": 8})
     detector, worst = CalibratedDetector(config, start, ("disagreement",)), Level.HEALTHY
     for t in range(1, 40):
@@ -174,7 +192,16 @@ def test_a_grader_that_is_fooled_on_half_of_an_items_samples_stops_the_run() -> 
     half = lambda t: 0.1 + 0.4 * ramp(t)  # noqa: E731
     assert [worst_of_eight(seed, half, joint=True) for seed in range(6)] == ["fired"] * 6
     assert [worst_of_eight(seed, half, joint=False) for seed in range(6)] == ["warning"] * 6
-    assert [worst_of_eight(seed, lambda t: 0.1, joint=True) for seed in range(20)] == ["healthy"] * 20
+    assert [worst_of_eight(seed, lambda t: 0.4, joint=True) for seed in range(20)] == ["healthy"] * 20
+
+
+def test_where_the_baseline_does_not_tell_it_nothing_later_is_compared_by_it() -> None:
+    """A guard that goes on with what an earlier release of it has kept: nothing changes in these runs, or it
+    warns as that release would have.
+    """
+    later = {"joint": True, "from_the_start": False}
+    assert [worst_of_eight(seed, lambda t: 0.4, **later) for seed in range(8)] == ["healthy"] * 8
+    assert worst_of_eight(0, lambda t: 0.1 + 0.4 * ramp(t), **later) == "warning"
 
 
 def test_through_the_judge_each_completion_is_told_by_itself() -> None:
