@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from guard_core.attempts import Attempts
+from guard_core.attempts import Lineage, Restarts
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
@@ -198,7 +198,7 @@ class Judge:
         self._calibrated = _calibrated_run(policy)
         self._window = StepWindow()
         self._count = StepCount()
-        self._attempts = Attempts()
+        self._lineage, self._restarts = Lineage(), Restarts()
         self._steps = 0
         self._last_kl: tuple[str, float | None] | None = None  # kind and value of the newest step
         self._kl_lost = 0  # steps in a row without one that counts
@@ -215,6 +215,7 @@ class Judge:
         self._failure: FailureKind | None = None  # of the newest evaluation
         self._last: EvaluationSummary | None = None
         self._best: EvaluationSummary | None = None
+        self._best_since: EvaluationSummary | None = None  # the trainer started from scratch, if it did
         self._unscored = Unscored()
         self._fire: Latch | None = None
         self._halt: Latch | None = None
@@ -226,7 +227,7 @@ class Judge:
         attempt, step = report.attempt, report.step
         self._steps += 1
         self._count.fold_step(attempt, step)
-        self._attempts.fold_step(attempt, step)
+        self._lineage.fold_step(attempt, step, self._count.stride)
         self._last_kl = (report.kl_kind, report.kl)
         counting = self._window.add(attempt, step, report.reward, report.kl, report.kl_kind)
         self._kl_lost = 0 if counting else self._kl_lost + 1
@@ -286,14 +287,14 @@ class Judge:
         self._evaluated += 1
         self._skipped_in_a_row = 0
         self._last = evaluation.summary()
-        comparable = self._unscored.fold(self._last, evaluation.unscored, self._best, self._sampling)
+        self._begin_again(evaluation.attempt, evaluation.step)
+        comparable = self._unscored.fold(self._last, evaluation.unscored, self._best_since, self._sampling)
         # An alarm that waits is decided, whatever was cut off: nobody may keep it waiting.
         comparable = comparable or self._awaits_confirmation or self._unconfirmed
         self._unconfirmed = False
         attempt, step = evaluation.attempt, evaluation.step
         window = self._window.close(attempt, step)
         self._count.fold_evaluation(attempt, step, window.steps, len(self._window))
-        self._begin_again(attempt)
         if window.reward is not None and self._unscored.measured:
             self._early.update(step, window.reward, self._last.score)
             status = self._guard.update(step, window.reward, self._last.score)
@@ -315,12 +316,15 @@ class Judge:
             evidence=self._evidence() if comparable else {},
         )
 
-    def _begin_again(self, attempt: int) -> None:
-        """Forget what was judged since the baseline, if this is an attempt that started from scratch."""
+    def _begin_again(self, attempt: int, step: int) -> None:
+        """Forget what was judged since the baseline, if this checkpoint's attempt started from scratch."""
         run = self._calibrated
-        made = self._guard.count if run is None else run.evaluations
-        if not self._attempts.judge(attempt, made=made, alarmed=run is not None and run.alarmed):
+        self._lineage.fold_checkpoint(attempt, step)
+        made = max(self._guard.count - 1, 0 if run is None else run.evaluations)
+        alarmed = run is not None and run.alarmed
+        if not self._restarts.takes(self._lineage, attempt, made=made, alarmed=alarmed):
             return
+        self._best_since = None
         self._guard.begin_again()
         self._early.begin_again()
         if run is not None:
@@ -333,6 +337,8 @@ class Judge:
         former, self._last = self._last, evaluation.summary()
         if self._best == former:
             self._best = self._last
+        if self._best_since == former:
+            self._best_since = self._last
 
     def _take_the_best(self) -> None:
         """Note the newest evaluation if none was better, and no fresh pass has yet to say that it is one."""
@@ -340,6 +346,8 @@ class Judge:
             return
         if self._best is None or self._last.score >= self._best.score:
             self._best = self._last
+        if self._best_since is None or self._last.score >= self._best_since.score:
+            self._best_since = self._last
 
     def _evidence(self) -> dict[str, tuple[float, float]]:
         """Statistic and threshold of each calibrated detector that can judge now, nats."""
@@ -611,8 +619,8 @@ class Judge:
             yield from self._calibrated.conditions()
             yield from self._about_lost_passes()
         yield from self._about_sampling()
-        if self._attempts.said:
-            yield _advice(Code.STARTED_AGAIN, self._attempts.said)
+        if self._restarts.said:
+            yield _advice(Code.STARTED_AGAIN, self._restarts.said)
         yield from self._advice()
         yield from self._about_kl()
 
@@ -786,7 +794,8 @@ class Judge:
             "calibrated": None if self._calibrated is None else self._calibrated.to_state(),
             "window": self._window.to_state(),
             "count": self._count.to_state(),
-            "attempts": self._attempts.to_state(),
+            "lineage": self._lineage.to_state(),
+            "restarts": self._restarts.to_state(),
             "steps": self._steps,
             "last_kl": None if self._last_kl is None else list(self._last_kl),
             "kl_lost": self._kl_lost,
@@ -803,6 +812,7 @@ class Judge:
             "failure": None if self._failure is None else self._failure.value,
             "last": None if self._last is None else self._last.model_dump(mode="json"),
             "best": None if self._best is None else self._best.model_dump(mode="json"),
+            "best_since": None if self._best_since is None else self._best_since.model_dump(mode="json"),
             "unscored": self._unscored.to_state(),
             "fire": None if self._fire is None else asdict(self._fire),
             "halt": None if self._halt is None else asdict(self._halt),
@@ -829,7 +839,8 @@ class Judge:
             judge._calibrated = CalibratedRun.from_state(state["calibrated"])
         judge._window = StepWindow.from_state(state["window"])
         judge._count = StepCount.from_state(state["count"])
-        judge._attempts = Attempts.from_state(state["attempts"])
+        judge._lineage = Lineage.from_state(state["lineage"])
+        judge._restarts = Restarts.from_state(state["restarts"])
         for name in ("steps", "short_baseline", "unconfirmed", "kl_lost", "skipped_in_a_row", "gone"):
             setattr(judge, f"_{name}", state[name])
         judge._announced, judge._evaluated, judge._failed, judge._skipped = state["checkpoints"]
@@ -840,8 +851,10 @@ class Judge:
         judge._refused = {CheckpointKey(attempt, step) for attempt, step in state["refused"]}
         judge._failures, judge._last_failure = state["failures"], state["last_failure"]
         judge._failure = None if state["failure"] is None else FailureKind(state["failure"])
-        judge._last = None if state["last"] is None else EvaluationSummary.model_validate(state["last"])
-        judge._best = None if state["best"] is None else EvaluationSummary.model_validate(state["best"])
+        for name in ("last", "best", "best_since"):
+            summary = state[name]
+            known = None if summary is None else EvaluationSummary.model_validate(summary)
+            setattr(judge, f"_{name}", known)
         judge._unscored = Unscored.from_state(state["unscored"])
         judge._fire = None if state["fire"] is None else Latch(**state["fire"])
         judge._halt = None if state["halt"] is None else Latch(**state["halt"])

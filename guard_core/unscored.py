@@ -57,16 +57,18 @@ class Unscored:
         Args:
             evaluation: it.
             unscored: share of its completions that no scorer was asked about; None where that is not known.
-            best: the best evaluation before it.
+            best: the best evaluation before it of this start; None: there is none.
             trainer: how the trainer samples, as far as it says.
 
         Returns:
             Whether its score may be compared with others. The baseline is taken as it is.
         """
         self._measured = self._measured or unscored is None or unscored < MOST_UNSCORED
-        if self.first is None or best is None:
+        if self.first is None:
             self.first, self._at_first = evaluation, unscored
             return True
+        if best is None:  # an attempt that started from scratch: it has not fallen from anywhere
+            return self._measured
         self._note_late(evaluation, best)
         return self._measured and not self._is_cut_short(evaluation, unscored, best, trainer)
 

@@ -6,16 +6,18 @@ There is no second implementation of a rule here: `guard_core.judge.Judge` gets 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from math import isnan
 from typing import NamedTuple
 
 from guard_cli.replay.run import KINDS, Run
-from guard_core.attempts import Attempts
+from guard_core.attempts import Lineage
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
 from guard_core.rounds import StepWindow
+from guard_core.step_count import StepCount
 from guard_core.wire import KlKind
 
 
@@ -32,14 +34,14 @@ class LoggedStep(NamedTuple):
 class Scored(NamedTuple):
     """What a detector is given with one evaluation: it, and what its `guard_core.rounds.Window` has.
 
-    `starts_again`: it is the first of an attempt that is judged as a start; see `guard_core.attempts`.
+    `lineage`: of all that was reported by then.
     """
 
     evaluation: Evaluation
     in_loop: float | None
     kl: float | None
     in_loop_error: float | None
-    starts_again: bool
+    lineage: Lineage
 
 
 def fold_run(
@@ -81,19 +83,20 @@ def fold_run(
 def rounds(run: Run) -> tuple[Scored, ...]:
     """The evaluations, each with the mean reward and the median KL of the steps since the last one."""
     found: list[Scored] = []
-    gathered, attempts, seen = StepWindow(), Attempts(), 0
+    gathered, count, lineage, seen = StepWindow(), StepCount(), Lineage(), 0
     steps = _steps(run)
     for evaluation, end in zip(run.evaluations, run.ends, strict=True):
         for step in islice(steps, end - seen):
             gathered.add(*step)
-            attempts.fold_step(step.attempt, step.step)
+            count.fold_step(step.attempt, step.step)
+            lineage.fold_step(step.attempt, step.step, count.stride)
         seen = end
         if evaluation.pass_index > 0:
-            found.append(Scored(evaluation, None, None, None, False))
+            found.append(Scored(evaluation, None, None, None, replace(lineage)))
             continue
-        again = attempts.judge(evaluation.attempt, made=len(found), alarmed=False)
+        lineage.fold_checkpoint(evaluation.attempt, evaluation.step)
         window = gathered.close(evaluation.attempt, evaluation.step)
-        found.append(Scored(evaluation, window.reward, window.kl, window.reward_error, again))
+        found.append(Scored(evaluation, window.reward, window.kl, window.reward_error, replace(lineage)))
     return tuple(found)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from guard_cli.replay.fold import LoggedStep, as_logged, fold_run, rounds
 from guard_cli.replay.run import KINDS, Run
 from guard_cli.replay.unjudged import NOTHING_TOLD, Ended, unjudged
+from guard_core.attempts import Restarts
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
 from guard_core.rounds import KlGate
@@ -170,9 +171,9 @@ def _step_monitor(run: Run, policy: Policy) -> DetectorOutcome:
 def _heldout_guard(run: Run, policy: Policy) -> DetectorOutcome:
     name = "heldout_guard"
     inert = tuple(_inert(run, policy, name))
-    guard = policy.heldout_guard.build()
-    for evaluation, in_loop, *_, starts_again in rounds(run):
-        if starts_again:
+    guard, restarts = policy.heldout_guard.build(), Restarts()
+    for evaluation, in_loop, *_, lineage in rounds(run):
+        if restarts.takes(lineage, evaluation.attempt, made=guard.count - 1, alarmed=False):
             guard.begin_again()
         if in_loop is None:
             continue
@@ -196,12 +197,13 @@ def _calibrated(run: Run, policy: Policy, name: str) -> DetectorOutcome:
         return _quiet(name, Level.UNKNOWN, "; ".join(inert), inert)
     policy = as_logged(policy, run)
     baseline = Baseline.from_passes(baseline_of(run), policy.calibrated.samples, paid_of(run), fooled_of(run))
-    detector = build_detector(name, policy, baseline)
+    detector, restarts = build_detector(name, policy, baseline), Restarts()
     status = None
-    for evaluation, in_loop, kl, in_loop_error, starts_again in rounds(run):
+    for evaluation, in_loop, kl, in_loop_error, lineage in rounds(run):
         if not run.baseline and _same_checkpoint(evaluation, run.evaluations[0]):
             continue  # it is the baseline
-        if starts_again and not detector.alarmed:
+        made, alarmed = detector.evaluations, detector.alarmed
+        if restarts.takes(lineage, evaluation.attempt, made=made, alarmed=alarmed):
             detector.begin_again()
         status = detector.update(
             evaluation.step,

@@ -41,8 +41,8 @@ from guard_core.detectors.parts import Fast, Guaranteed, Observed, Part, Peak
 from guard_core.policy import CalibratedPolicy
 from guard_core.wire import Code, DetectorReading, Finding, Level
 
-#: 11: whether the baseline tells where the grader was fooled. A guard folds its events again on another
-#: version.
+#: 11: whether the baseline tells where the grader was fooled, and the first rewards. A guard folds its events
+#: again on another version.
 STATE_VERSION = 11
 
 #: The parts that run wherever there is a baseline.
@@ -419,7 +419,11 @@ class CalibratedDetector:
 
         A latch stays closed. What comes after has a false-stop rate of its own: alpha for each start.
         """
-        self._folded, self._doubt, self._last = self._fresh, None, None
+        parts = tuple(copy.copy(part) for part in self._fresh.parts)
+        for part, former in zip(parts, self._folded.parts, strict=True):
+            if isinstance(part, Gap) and isinstance(former, Gap):
+                part.begin_after(former)
+        self._folded, self._doubt, self._last = Folded(parts), None, None
         self._not_counted = 0
 
     def to_state(self) -> dict[str, Any]:

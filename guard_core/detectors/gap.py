@@ -166,12 +166,14 @@ class Gap:
         self._proxy = Proxy()
         self._rises = 0
         self._recent: tuple[float, ...] = ()
+        self._first: tuple[tuple[float, float | None], ...] = ()  # rewards of the run, and their errors
 
     def update(self, seen: Observed) -> DetectorReading:
         """Fold one evaluation and judge it."""
         self._recent = (*self._recent, seen.outcomes.mean)[-Proxy.WINDOW :]
         if seen.in_loop_reward is not None:
             self._proxy = self._proxy.fold(seen.in_loop_reward, seen.in_loop_error)
+            self._first = (*self._first, (seen.in_loop_reward, seen.in_loop_error))[: Proxy.WINDOW]
         gain, z = self._proxy.rise.gain, self._proxy.rise.z
         if z is None:
             count = self._proxy.count
@@ -209,12 +211,22 @@ class Gap:
             level = Level.WARNING
         return make_reading(self.name, Code.CALIBRATED_GAP, evidence, self._threshold, sentence, level)
 
+    def begin_after(self, former: Gap) -> None:
+        """Take over the first rewards of a run whose trainer says that it starts from scratch.
+
+        They are its starting policy's. Whoever goes on with a reward that had risen says the same.
+        """
+        self._first = former._first
+        for reward, error in self._first:
+            self._proxy = self._proxy.fold(reward, error)
+
     def to_state(self) -> dict[str, Any]:
         """What `restore` needs, as plain JSON."""
         proxy = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self._proxy).items()}
         return {
             "rises": self._rises,
             "recent": list(self._recent),
+            "first": [list(one) for one in self._first],
             "proxy": proxy,
             "log_s": dump_logs(self._process.log_s),
         }
@@ -224,6 +236,7 @@ class Gap:
         proxy = dict(state["proxy"])
         self._proxy = replace(Proxy(**proxy), last=tuple(proxy["last"]), blocks=tuple(proxy["blocks"]))
         self._rises, self._recent = state["rises"], tuple(state["recent"])
+        self._first = tuple((reward, error) for reward, error in state["first"])
         self._process = self._process.at(load_logs(state["log_s"]))
 
 

@@ -50,6 +50,11 @@ class HeldOutGuardDetector:
         return DetectorStatus(fire, level, step, rule, reason, (reading,))
 
     @property
+    def evaluations(self) -> int:
+        """Rounds since the first, which is its baseline."""
+        return max(0, self.guard.count - 1)
+
+    @property
     def alarmed(self) -> bool:
         """Never: it fires at once."""
         return False
@@ -87,6 +92,11 @@ class BothDetectors:
         readings = statuses[1].readings + statuses[0].readings
         confirm = statuses[0].needs_confirmation and not worst.fire
         return DetectorStatus(worst.fire, worst.level, step, worst.rule, worst.reason, readings, confirm)
+
+    @property
+    def evaluations(self) -> int:
+        """As either counts them."""
+        return max(self._first.evaluations, self._second.evaluations)
 
     @property
     def alarmed(self) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from guard_core.attempts import Lineage
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
@@ -34,10 +35,10 @@ MAX_LAST_REASON = 300
 #: Parts of `Judge.to_state` that travel as they are.
 TRAVELLING = (
     *("version", "policy", "guard", "early", "monitor", "early_monitor", "count"),
-    *("steps", "last_kl"),
+    *("steps", "last_kl", "lineage", "restarts"),
     *("kl_lost", "refused", "skipped_in_a_row", "gone", "sampling", "other_sampling"),
     *("unconfirmed", "failures", "last_failure", "failure"),
-    *("last", "best", "unscored", "fire", "halt"),
+    *("last", "best", "best_since", "unscored", "fire", "halt"),
 )
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 CUT = "\n[…]\n"
@@ -188,6 +189,9 @@ def detector_state(state: Mapping[str, Any]) -> str | None:
         # Those that wait go with the pod. Their trainer did too, so nobody will announce them again.
         "checkpoints": [announced, evaluated, failed, announced - evaluated - failed],
     }
+    if state["calibrated"] is not None:  # the next baseline is another one: an attempt starts there
+        travelling["lineage"] = Lineage().to_state()
+        travelling["restarts"] |= {"start": None}
     travelling["last_failure"] = _failure(travelling["failure"], travelling["last_failure"])
     if (halt := travelling["halt"]) is not None:
         travelling["halt"] = halt | {"message": for_the_status(Code(halt["code"]), halt["message"], None)}

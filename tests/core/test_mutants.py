@@ -79,7 +79,7 @@ BUDGET, ROOM, FORESEEN, COSTS = (
 )
 EPROCESS = rule("detectors/eprocess.py", "test_dispersion.py")
 ATTEMPTS = rule("attempts.py", "test_attempts.py")
-STARTED, STARTED_ANEW, STARTED_IN_A_RUN, BACK_AT_THE_START, TOLD_OF_A_START = (
+STARTED, STARTED_ANEW, STARTED_IN_A_RUN, BACK_AT_THE_START, TOLD_OF_A_START, STARTED_GAP, STARTED_UNSCORED = (
     Rule("guard_core", source, DETECTION / "test_starts.py", SIMULATED)
     for source in (
         "judge.py",
@@ -87,6 +87,8 @@ STARTED, STARTED_ANEW, STARTED_IN_A_RUN, BACK_AT_THE_START, TOLD_OF_A_START = (
         "detectors/run.py",
         "heldout_guard.py",
         "trainer_view.py",
+        "detectors/gap.py",
+        "unscored.py",
     )
 )
 
@@ -201,7 +203,11 @@ MUTANTS: list[Mutant] = [
     (UNSCORED, "self._measured or unscored is None or", "unscored is None or"),
     (UNSCORED, "unscored is None or unscored < MOST", "unscored is not None and unscored < MOST"),
     (UNSCORED, "unscored < MOST_UNSCORED", "unscored <= MOST_UNSCORED"),
-    (UNSCORED, "if self.first is None or best is None:", "if True:"),
+    (
+        UNSCORED,
+        "if self.first is None:\n            self.first, self._at_first",
+        "if True:\n            self.first, self._at_first",
+    ),
     (UNSCORED, "return self._measured and not", "return not"),
     (UNSCORED, "used.max_new_tokens >= limit", "False"),
     (UNSCORED, "used.max_new_tokens >= limit", "used.max_new_tokens > limit"),
@@ -565,31 +571,10 @@ MUTANTS: list[Mutant] = [
     (ROLLOUTS, "if verdict.fire else Moment.HALT", "if verdict.stop else Moment.HALT"),
     (ROLLOUTS, "report.step <= key.step", "report.step < key.step"),
     (ROLLOUTS, "if report.attempt == key.attempt", "if True"),
-    (
-        ATTEMPTS,
-        "self.waits = attempt, step, step <= self.began",
-        "self.waits = attempt, step, step < self.began",
-    ),
-    (ATTEMPTS, "self.waits = attempt, step, step <= self.began", "self.waits = attempt, step, True"),
-    (ATTEMPTS, "attempt > self.attempt:", "attempt >= self.attempt:"),
-    (ATTEMPTS, "attempt > self.attempt:", "attempt != self.attempt:"),
-    (ATTEMPTS, "if not self.waits or attempt != self.attempt:", "if not self.waits:"),
-    (ATTEMPTS, "        self.waits = False\n", ""),
-    (ATTEMPTS, "if not made:", "if made < 0:"),
-    (ATTEMPTS, "if alarmed or self.taken >= MOST_STARTS:", "if self.taken >= MOST_STARTS:"),
-    (ATTEMPTS, "if alarmed or self.taken >= MOST_STARTS:", "if alarmed:"),
-    (ATTEMPTS, "self.taken >= MOST_STARTS", "self.taken > MOST_STARTS"),
-    (ATTEMPTS, "        self.taken += 1\n", ""),
-    (STARTED, "self._attempts.fold_step(attempt, step)", "pass"),
-    (STARTED, "alarmed=run is not None and run.alarmed", "alarmed=False"),
-    (STARTED, "        self._guard.begin_again()\n", ""),
-    (STARTED, "            run.begin_again()\n", "            pass\n"),
-    (STARTED, "if self._attempts.said:", "if False:"),
-    (STARTED, 'judge._attempts = Attempts.from_state(state["attempts"])', "pass"),
     (STARTED_ANEW, "bool(self._doubt.alarmed)", "False"),
     (
         STARTED_ANEW,
-        "self._doubt, self._last = self._fresh, None, None",
+        "self._doubt, self._last = Folded(parts), None, None",
         "self._doubt, self._last = self._folded, None, None",
     ),
     (STARTED_ANEW, "None, None\n        self._not_counted = 0\n", "None, None\n"),
@@ -629,6 +614,42 @@ MUTANTS: list[Mutant] = [
     ),
     (LAST_LINE, "        evaluation.fooled_items,\n", ""),
     (PAID, "Pay.of(self.items, proxy_items, fooled_items)", "Pay.of(self.items, proxy_items)"),
+    (ATTEMPTS, "self.began = min(self.began, step)", "pass"),
+    (ATTEMPTS, "elif attempt == self.by:", "else:"),
+    (ATTEMPTS, "from_scratch=step <= self.began + stride)", "from_scratch=step <= self.began)"),
+    (ATTEMPTS, "from_scratch=step <= self.began + stride)", "from_scratch=True)"),
+    (ATTEMPTS, "from_scratch=step <= self.base)", "from_scratch=False)"),
+    (ATTEMPTS, "from_scratch=step <= self.base)", "from_scratch=True)"),
+    (ATTEMPTS, "        if self.base is None:\n            self.base = step", "        self.base = step"),
+    (ATTEMPTS, "newest == attempt > self.start", "attempt > self.start"),
+    (ATTEMPTS, "newest == attempt > self.start", "newest == attempt"),
+    (ATTEMPTS, "or attempt < lineage.start:", "or False:"),
+    (ATTEMPTS, "or attempt < lineage.start:", "or attempt != lineage.start:"),
+    (ATTEMPTS, "lineage.start == self.start or", ""),
+    (ATTEMPTS, "        if self.start is None:\n            self.start = lineage.start\n", ""),
+    (ATTEMPTS, "        if alarmed:\n", "        if False:\n"),
+    (ATTEMPTS, "        self.start = lineage.start\n        if made", "        if made"),
+    (ATTEMPTS, "if made < 1:", "if made < 0:"),
+    (ATTEMPTS, "if made < 1:", "if not made:"),
+    (ATTEMPTS, "self.taken >= MOST_STARTS", "self.taken > MOST_STARTS"),
+    (ATTEMPTS, "        self.taken += 1\n", ""),
+    (STARTED, "self._lineage.fold_step(attempt, step, self._count.stride)", "pass"),
+    (STARTED, "self._lineage.fold_checkpoint(attempt, step)", "pass"),
+    (STARTED, "alarmed = run is not None and run.alarmed", "alarmed = False"),
+    (STARTED, "        self._guard.begin_again()\n", ""),
+    (STARTED, "            run.begin_again()\n", "            pass\n"),
+    (STARTED, "        self._best_since = None\n", ""),
+    (
+        STARTED,
+        "evaluation.unscored, self._best_since, self._sampling",
+        "evaluation.unscored, self._best, self._sampling",
+    ),
+    (STARTED, "if self._restarts.said:", "if False:"),
+    (STARTED, 'judge._restarts = Restarts.from_state(state["restarts"])', "pass"),
+    (STARTED_GAP, "        self._first = former._first\n", ""),
+    (STARTED_GAP, "            self._proxy = self._proxy.fold(reward, error)\n\n", "            pass\n\n"),
+    (STARTED_ANEW, "                part.begin_after(former)\n", "                pass\n"),
+    (STARTED_UNSCORED, "        if best is None:  # an attempt", "        if False:  # an attempt"),
 ]
 
 

@@ -13,7 +13,15 @@ from guard_core.ending import not_judged
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
 from guard_core.trainer_view import for_trainer
-from guard_core.wire import Code, Condition, StepReport
+from guard_core.wire import (
+    CheckpointReport,
+    Code,
+    Condition,
+    EvaluationSampling,
+    Sampling,
+    SamplingSource,
+    StepReport,
+)
 
 from simulated import draw  # isort: skip
 
@@ -24,10 +32,18 @@ CALIBRATED = CalibratedPolicy(baseline_passes=4, bootstrap_runs=200, horizon=80)
 class Run:
     """A trainer that begins again and again; ten steps and one checkpoint a round."""
 
-    def __init__(self, detector: str = "calibrated", seed: int = 7, **heldout_guard: object) -> None:
+    def __init__(
+        self,
+        detector: str = "calibrated",
+        seed: int = 7,
+        items: int = ITEMS,
+        passes: int = 4,
+        **heldout_guard: object,
+    ) -> None:
+        calibrated = CALIBRATED.model_copy(update={"baseline_passes": passes})
         guard = HeldOutGuardPolicy(**heldout_guard)  # type: ignore[arg-type]
-        self.judge = Judge(Policy(detector=detector, calibrated=CALIBRATED, heldout_guard=guard))  # type: ignore[arg-type]
-        self.rng = np.random.default_rng(seed)
+        self.judge = Judge(Policy(detector=detector, calibrated=calibrated, heldout_guard=guard))  # type: ignore[arg-type]
+        self.rng, self.items = np.random.default_rng(seed), items
         self.attempt, self.round = 0, 0
         self.evaluate(0, START)
 
@@ -37,7 +53,7 @@ class Run:
         index: int | None = 0
         while index is not None:
             mean = first if index == 0 and first is not None else score
-            items = tuple(draw(self.rng, np.full(ITEMS, mean)).tolist())
+            items = tuple(draw(self.rng, np.full(self.items, mean)).tolist())
             self.judge.fold_evaluation(
                 Evaluation(self.attempt, step, f"/checkpoints/{step}", items, None, index)
             )
@@ -78,7 +94,8 @@ def test_it_learns_anew_and_is_not_stopped() -> None:
     (told,) = run.said
     (to_the_trainer,) = [c for c in for_trainer(verdict).conditions if c.code is told.code]
     assert to_the_trainer.message == Code.STARTED_AGAIN.meaning, "an alarm that waits is not told"
-    assert told.advice and "attempt 1 began at step 1" in told.message and "number 1" in told.message
+    assert told.advice and "attempt 1 started from scratch (step 1)" in told.message
+    assert "the baseline (step 0)" in told.message and "number 1" in told.message
     assert run.judge.verdict() == Judge.from_state(json.loads(json.dumps(run.judge.to_state()))).verdict()
 
 
@@ -92,6 +109,87 @@ def test_of_twenty_that_begin_anew_none_is_stopped() -> None:
         run.learn()
         stopped += run.judge.verdict().fire
     assert stopped == 0
+
+
+@pytest.mark.parametrize("score_of_the_start", ["before the first step", "between the two", "after it"])
+def test_a_loop_may_announce_its_start_again_before_its_first_step(score_of_the_start: str) -> None:
+    """As the loops of docs/training.md do; the score of that checkpoint is there when it is there."""
+    run = Run()
+    run.learn()
+    run.start_again()
+    if score_of_the_start == "after it":
+        run.steps(START)
+    elif score_of_the_start == "between the two":
+        run.judge.fold_checkpoint()
+        items = tuple(draw(run.rng, np.full(ITEMS, START)).tolist())
+        run.judge.fold_evaluation(Evaluation(1, 0, "/checkpoints/0", items))
+        run.steps(START)
+        while (wanted := run.judge.wanted_pass()) is not None:
+            items = tuple(draw(run.rng, np.full(ITEMS, START)).tolist())
+            run.judge.fold_evaluation(Evaluation(1, 0, wanted.path, items, None, wanted.index))
+    if score_of_the_start != "between the two":
+        run.evaluate(0, START)
+    run.learn()
+    assert not run.judge.verdict().fire
+    assert "number 1" in run.said[0].message, "it is one start"
+
+
+@pytest.mark.parametrize("scored", [True, False], ids=["scored late", "never scored"])
+def test_a_start_that_crashed_before_it_was_judged_is_that_of_the_attempt_that_goes_on(scored: bool) -> None:
+    run = Run()
+    run.learn()
+    run.start_again()
+    run.steps(START)
+    run.judge.fold_checkpoint()
+    run.start_again(at=1)
+    run.steps(START)
+    if scored:
+        items = tuple(draw(run.rng, np.full(ITEMS, START)).tolist())
+        run.judge.fold_evaluation(Evaluation(1, 10, "/checkpoints/10", items))
+    else:
+        run.judge.fold_failure("it was gone")
+    run.evaluate(20, START)
+    run.learn()
+    assert not run.judge.verdict().fire and "attempt 1 started from scratch" in run.said[0].message
+
+
+@pytest.mark.parametrize("after", [3, 4])
+def test_a_reward_that_rose_before_it_has_risen(after: int) -> None:
+    """The score stays where it is. Whoever numbers steps anew is not rid of where the reward began."""
+    run = Run(items=1500, passes=16)
+    rewards = [0.35, 0.53, 0.72, *[0.9] * 60]
+    for reward in rewards[:after]:
+        run.train(START, reward=reward)
+    assert not run.judge.verdict().fire
+    run.start_again()
+    for reward in rewards[after:]:
+        run.train(START, reward=reward)
+    assert run.judge.verdict().code is Code.CALIBRATED_GAP and run.judge.verdict().fire
+
+
+def test_a_score_is_cut_short_by_what_its_own_start_reached() -> None:
+    """More is cut off than at the start, and the score has risen: there is no fall that it could be."""
+    longer = Sampling(temperature=1.0, max_new_tokens=2048)
+    used = EvaluationSampling(temperature=1.0, max_new_tokens=512, samples=1, source=SamplingSource.SETTINGS)
+    judge = Judge(Policy(calibrated=CALIBRATED))
+    judge.fold_checkpoint(CheckpointReport(attempt=0, step=0, path="/c", sampling=longer))
+
+    def fold(attempt: int, step: int, score: float, cut: float) -> None:
+        judge.fold_step(StepReport(attempt=attempt, step=step + 1, reward=score))
+        items = tuple(float(i < round(score * ITEMS)) for i in range(ITEMS))
+        judge.fold_evaluation(
+            Evaluation(attempt, step, "/c", items, truncated=cut, unscored=cut, sampling=used)
+        )
+
+    fold(0, 0, START, 0.02)
+    fold(0, 10, START + 0.09, 0.02)
+    fold(1, 0, START, 0.42)
+    fold(1, 10, START + 0.02, 0.45)
+    assert Code.CUT_SHORT not in {c.code for c in judge.verdict().conditions}
+    fold(1, 20, START - 0.1, 0.45)
+    assert Code.CUT_SHORT in {c.code for c in judge.verdict().conditions}
+    best = judge.verdict().best_evaluation
+    assert best is not None and best.attempt == 0
 
 
 def test_one_that_goes_on_is_compared_with_what_was_reached() -> None:
@@ -130,7 +228,7 @@ def test_a_fourth_time_it_is_compared_with_what_was_reached() -> None:
     run.start_again()
     run.train(*[START] * 8)
     assert run.judge.verdict().fire
-    assert "compared all the same" in run.said[0].message
+    assert "as 3 had done before" in run.said[0].message
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["it goes on", "it says it starts again"])

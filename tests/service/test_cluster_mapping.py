@@ -538,6 +538,32 @@ def test_nothing_is_lost_of_a_run_without_an_evaluation() -> None:
     assert resumed(CALIBRATED, {"detectorState": detector_state(Judge(CALIBRATED).to_state())})[1] == ""
 
 
+@pytest.mark.parametrize("policy", [DEFAULT, CALIBRATED], ids=["rules", "calibrated"])
+def test_every_part_of_a_judge_travels_or_is_begun_anew(policy: Policy) -> None:
+    state = Judge(policy).to_state()
+    assert json.loads(detector_state(state) or "{}").keys() == state.keys()
+
+
+def test_a_new_baseline_is_where_starts_are_counted_from_and_those_taken_stay_taken() -> None:
+    for policy in (CALIBRATED, DEFAULT):
+        judge = Judge(policy)
+        for attempt in (0, 1, 2):
+            for n in (1, 2, 3):
+                judge.fold_step(StepReport(attempt=attempt, step=n, reward=0.5))
+                judge.fold_evaluation(Evaluation(attempt, n, f"/c/{n}", (0.0, 1.0)))
+        before = judge.to_state()
+        assert before["restarts"]["taken"] == 2
+        back, lost = resumed(policy, {"detectorState": detector_state(before)})
+        assert back is not None, lost
+        for n in (4, 5):
+            back.fold_step(StepReport(attempt=2, step=n, reward=0.5))
+            back.fold_evaluation(Evaluation(2, n, f"/c/{n}", (0.0, 1.0)))
+        state = back.to_state()
+        assert (state["restarts"]["taken"], state["restarts"]["start"]) == (2, 2)
+        begun = state["lineage"]["began"], state["lineage"]["base"]
+        assert begun == ((1, 1) if policy is DEFAULT else (4, 4))
+
+
 @pytest.mark.parametrize(
     ("state", "words"),
     [

@@ -20,18 +20,21 @@ POLICY = Policy(
 )
 
 
-def logged(directory: Path, begins: int) -> Run:
-    """Sixteen rounds that learn; then an attempt that is back at the start, its first step numbered so."""
+def logged(directory: Path, *begins: int, before: int = 16, means: bool = False) -> Run:
+    """Rounds that learn, `before` of the first attempt and 16 of each other. The others are back at the
+    start, and their first steps are numbered so.
+    """
     rng = np.random.default_rng(7)
 
     def items(score: float) -> list[float]:
         return (rng.random(ITEMS) < score).astype(float).tolist()
 
-    lines = [{"step": 0, "items": items(START)} for _ in range(4)]
-    for attempt, first in ((0, 1), (1, begins)):
-        for n, score in enumerate(np.linspace(START, REACHED, 16)):
+    lines: list[dict[str, object]] = [] if means else [{"step": 0, "items": items(START)} for _ in range(4)]
+    for attempt, first in enumerate((1, *begins)):
+        for n, score in enumerate(np.linspace(START, REACHED, 16)[: None if attempt else before]):
             reward = float(score + 0.01 * rng.standard_normal())
-            lines.append({"attempt": attempt, "step": first + n, "reward": reward, "items": items(score)})
+            scored = {"heldout": float(score)} if means else {"items": items(score)}
+            lines.append({"attempt": attempt, "step": first + n, "reward": reward} | scored)
     log = directory / "history.jsonl"
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return load_run(read_log(log), str(log), {})
@@ -44,7 +47,23 @@ def test_a_start_from_scratch_stops_nothing_and_a_fall_does(tmp_path: Path, name
     went_on = outcome(logged(tmp_path, 17), POLICY, name)
     assert went_on.fired and went_on.attempt == 1
     if name == "guard":
-        assert [a.condition.code for a in scratch.advice if "began at step 1" in a.condition.message]
+        assert [a for a in scratch.advice if "attempt 1 started from scratch (step 1)" in a.condition.message]
+
+
+@pytest.mark.parametrize("name", ["guard", "calibrated", "peak", "fast"])
+def test_a_start_before_anything_was_judged_is_none_of_the_three(tmp_path: Path, name: str) -> None:
+    """Attempt 1 begins right after the baseline; then three learn."""
+    assert not outcome(logged(tmp_path, 1, 1, 1, before=1), POLICY, name).fired
+    assert outcome(logged(tmp_path, 1, 1, 1, 1, before=1), POLICY, name).fired
+
+
+def test_of_means_alone_the_whole_guard_says_what_its_rule_says(tmp_path: Path) -> None:
+    """There is nothing for the calibrated part; HeldOutGuard under `both` is back at its baseline as well."""
+    policy = POLICY.model_copy(update={"detector": "both"})
+    run = logged(tmp_path, 1, means=True)
+    whole, both, rule = (outcome(run, policy, name) for name in ("guard", "both", "heldout_guard"))
+    assert not whole.fired and not both.fired and not rule.fired
+    assert [a for a in whole.advice if "started from scratch" in a.condition.message]
 
 
 def test_heldout_guard_is_back_at_its_baseline(tmp_path: Path) -> None:
