@@ -11,65 +11,82 @@ so do the first rewards.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 #: Starts of one run that are judged as starts, beside the first. Each has a false-stop rate of its own.
 MOST_STARTS = 3
 
+#: Attempts, and starts, that are remembered: the newest.
+MOST_KEPT = 16
+
 
 @dataclass(slots=True)
 class Lineage:
-    """From which start the weights of the newest attempt come: its own, or one that it goes on from.
+    """From which start the weights of each attempt come: from its own, or from one that it goes on from.
 
-    `by`, `began`: the first attempt that reported a step, and its first step; `base`: step of the first
-    evaluated checkpoint; `newest`: the newest attempt that was heard of; `start`: the newest that started
-    from scratch, and `at` the step that said so. None before there is any.
+    That is said by the first that is heard of an attempt, a reported step or an evaluated checkpoint.
+
+    `began`: first step that an attempt which started reported; `base`: step of the first evaluated
+    checkpoint; None before there is one. `reach`: of each start, by its attempt, the highest step that was
+    heard of it; `of`: of each attempt its start.
     """
 
-    by: int | None = None
     began: int | None = None
     base: int | None = None
-    newest: int | None = None
-    start: int | None = None
-    at: int | None = None
+    reach: dict[int, int] = field(default_factory=dict)
+    of: dict[int, int] = field(default_factory=dict)
 
     def fold_step(self, attempt: int, step: int, stride: int) -> None:
-        """Fold a reported step; `stride`: the usual distance of two. One at the start may have no reward."""
-        if self.began is None or self.by is None:
-            self.by, self.began = attempt, step
-        elif attempt == self.by:
-            self.began = min(self.began, step)
-        self._hear(attempt, step, from_scratch=step <= self.began + stride)
+        """Fold a reported step; `stride`: the usual distance of two reports.
+
+        An attempt may begin one later than the first did: a step without a finite reward is not reported.
+        """
+        limit = self.base if self.began is None else self.began
+        self._hear(attempt, step, stride, scratch=limit is not None and step <= limit + 1)
+        if self.began is None and self.of.get(attempt) == attempt:
+            self.began = step
 
     def fold_checkpoint(self, attempt: int, step: int) -> None:
         """Fold a checkpoint that was evaluated."""
         if self.base is None:
             self.base = step
-        self._hear(attempt, step, from_scratch=step <= self.base)
+        self._hear(attempt, step, 0, scratch=step <= self.base)
 
-    def _hear(self, attempt: int, step: int, *, from_scratch: bool) -> None:
-        newest = attempt if self.newest is None else max(self.newest, attempt)
-        if self.start is None or (from_scratch and newest == attempt > self.start):
-            self.start, self.at = attempt, step
-        self.newest = newest
+    def _hear(self, attempt: int, step: int, stride: int, *, scratch: bool) -> None:
+        start = self.of.get(attempt)
+        if start is None:
+            if self.of and attempt < max(self.of):
+                return  # a late word of one that is over
+            start = attempt if scratch or not self.reach else self._gone_on_from(step - stride)
+            self.of[attempt] = start
+        self.reach[start] = max(step, self.reach.get(start, step))
+        for kept in (self.of, self.reach):
+            if len(kept) > MOST_KEPT:
+                del kept[min(kept)]
+
+    def _gone_on_from(self, step: int) -> int:
+        """The newest start that came as far; where none did, the one that came farthest."""
+        reached = [start for start, reach in self.reach.items() if reach >= step]
+        return max(reached) if reached else max(self.reach, key=lambda start: (self.reach[start], start))
 
     def to_state(self) -> dict[str, Any]:
         """Plain JSON, exact."""
-        return asdict(self)
+        pairs = {"reach": [list(one) for one in self.reach.items()], "of": [list(o) for o in self.of.items()]}
+        return {"began": self.began, "base": self.base} | pairs
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Rebuild from `to_state`."""
-        return cls(**state)
+        return cls(**{**state, "reach": dict(state["reach"]), "of": dict(state["of"])})
 
 
 @dataclass(slots=True)
 class Restarts:
     """Which starts were judged as starts.
 
-    `start`: attempt of the start that what was judged last came from; None before any. `taken`: how many were
-    judged as starts, beside the first. `said`: a sentence about the newest; "" if there was none.
+    `start`: attempt of the newest start of which a checkpoint was judged; None before any. `taken`: how many
+    were judged as starts, beside the first. `said`: a sentence about the newest; "" if there was none.
     """
 
     start: int | None = None
@@ -80,24 +97,23 @@ class Restarts:
         """Whether what was judged since the baseline is to be forgotten before a checkpoint is judged.
 
         Args:
-            lineage: of all that was reported, the checkpoint included.
+            lineage: of all that was heard, the checkpoint included.
             attempt: whose checkpoint it is.
             made: evaluations since the baseline, of all attempts.
             alarmed: whether an alarm waits to be decided. The start waits, too.
         """
-        if self.start is None:
-            self.start = lineage.start
-        if lineage.start is None or lineage.start == self.start or attempt < lineage.start:
+        start, former = lineage.of.get(attempt), self.start
+        if start is None or (former is not None and start <= former):
             return False
-        started = f"attempt {lineage.start} started from scratch (step {lineage.at})"
-        if alarmed:
+        started = f"attempt {start} started from scratch"
+        if alarmed and former is not None:
             self.said = (
                 f"{started} while an alarm waits to be decided: until then it is compared with what the "
                 "attempts before had reached"
             )
             return False
-        self.start = lineage.start
-        if made < 1:
+        self.start = start
+        if former is None or made < 1:
             return False
         if self.taken >= MOST_STARTS:
             self.said = (

@@ -108,9 +108,21 @@ class Starts(Generic[S]):
     def attempt_of_checkpoint(self, step: int) -> int:
         """The newest attempt that has come to this step; the current one if it is on its way there."""
         reached = [a for a, steps in self._known.items() if steps and min(steps) <= step <= max(steps)]
+        if not reached and (before := self._that_began_before(step)) is not None:
+            return before
         newest = max(reached, default=self._first if self.current is None else self.current)
         on_its_way = self.current is not None and min(self._known.get(self.current, {step + 1: None})) <= step
         return max(newest, self.current or 0) if on_its_way else newest
+
+    def _that_began_before(self, step: int) -> int | None:
+        """The newest attempt that began at the start, of a step before all that are known; else None.
+
+        One that went on from a later checkpoint has not saved it.
+        """
+        begun = {attempt: min(steps) for attempt, steps in self._known.items() if steps}
+        if not begun or step >= min(begun.values()):
+            return None
+        return max(attempt for attempt, first in begun.items() if first <= begun[min(begun)])
 
     def _named(self, attempt: int, step: S) -> list[tuple[int, S]]:
         there = self._known.get(attempt, {}).get(step.step)

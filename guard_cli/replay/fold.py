@@ -6,7 +6,7 @@ There is no second implementation of a rule here: `guard_core.judge.Judge` gets 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from copy import deepcopy
 from functools import lru_cache
 from itertools import islice
 from math import isnan
@@ -63,7 +63,7 @@ def fold_run(
     passes = zip(run.baseline, run.baseline_paid, run.baseline_fooled, strict=True)
     for i, (items, paid, fooled) in enumerate(passes):
         judge.fold_evaluation(
-            Evaluation(0, 0, "", items, pass_index=i, proxy_items=paid, fooled_items=fooled)
+            Evaluation(run.first_attempt, 0, "", items, pass_index=i, proxy_items=paid, fooled_items=fooled)
         )
     seen = 0
     steps = _steps(run)
@@ -84,6 +84,8 @@ def rounds(run: Run) -> tuple[Scored, ...]:
     """The evaluations, each with the mean reward and the median KL of the steps since the last one."""
     found: list[Scored] = []
     gathered, count, lineage, seen = StepWindow(), StepCount(), Lineage(), 0
+    if run.baseline:
+        lineage.fold_checkpoint(run.first_attempt, 0)
     steps = _steps(run)
     for evaluation, end in zip(run.evaluations, run.ends, strict=True):
         for step in islice(steps, end - seen):
@@ -92,11 +94,11 @@ def rounds(run: Run) -> tuple[Scored, ...]:
             lineage.fold_step(step.attempt, step.step, count.stride)
         seen = end
         if evaluation.pass_index > 0:
-            found.append(Scored(evaluation, None, None, None, replace(lineage)))
+            found.append(Scored(evaluation, None, None, None, deepcopy(lineage)))
             continue
         lineage.fold_checkpoint(evaluation.attempt, evaluation.step)
         window = gathered.close(evaluation.attempt, evaluation.step)
-        found.append(Scored(evaluation, window.reward, window.kl, window.reward_error, replace(lineage)))
+        found.append(Scored(evaluation, window.reward, window.kl, window.reward_error, deepcopy(lineage)))
     return tuple(found)
 
 

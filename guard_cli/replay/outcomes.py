@@ -200,11 +200,12 @@ def _calibrated(run: Run, policy: Policy, name: str) -> DetectorOutcome:
     detector, restarts = build_detector(name, policy, baseline), Restarts()
     status = None
     for evaluation, in_loop, kl, in_loop_error, lineage in rounds(run):
+        made, alarmed = detector.evaluations, detector.alarmed
+        first = evaluation.pass_index == 0
+        if first and restarts.takes(lineage, evaluation.attempt, made=made, alarmed=alarmed):
+            detector.begin_again()
         if not run.baseline and _same_checkpoint(evaluation, run.evaluations[0]):
             continue  # it is the baseline
-        made, alarmed = detector.evaluations, detector.alarmed
-        if restarts.takes(lineage, evaluation.attempt, made=made, alarmed=alarmed):
-            detector.begin_again()
         status = detector.update(
             evaluation.step,
             evaluation.items,

@@ -69,6 +69,12 @@ class Run:
         """How many starts of the trainer reported a step."""
         return len(np.unique(self.attempt))
 
+    @property
+    def first_attempt(self) -> int:
+        """The attempt that the baseline is of; 0 of a run without steps."""
+        evaluated = (evaluation.attempt for evaluation in self.evaluations)
+        return min((*self.attempt[:1].tolist(), *evaluated), default=0)
+
     def armed_kl(self) -> Bools:
         """Where there is a token-mean KL to the reference."""
         arms: Bools = ~np.isnan(self.kl) & (self.kl_kind == KINDS.index(KlKind.REF_TOKEN_MEAN))

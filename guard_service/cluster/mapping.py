@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from guard_core.attempts import Lineage
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
@@ -189,9 +188,9 @@ def detector_state(state: Mapping[str, Any]) -> str | None:
         # Those that wait go with the pod. Their trainer did too, so nobody will announce them again.
         "checkpoints": [announced, evaluated, failed, announced - evaluated - failed],
     }
-    if state["calibrated"] is not None:  # the next baseline is another one: an attempt starts there
-        travelling["lineage"] = Lineage().to_state()
-        travelling["restarts"] |= {"start": None}
+    if state["calibrated"] is not None:  # the next baseline is another one, and so is what has fallen from it
+        travelling["lineage"] |= {"base": None}
+        travelling["best_since"] = None
     travelling["last_failure"] = _failure(travelling["failure"], travelling["last_failure"])
     if (halt := travelling["halt"]) is not None:
         travelling["halt"] = halt | {"message": for_the_status(Code(halt["code"]), halt["message"], None)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from guard_core.attempts import MOST_STARTS, Lineage, Restarts
+from guard_core.attempts import MOST_KEPT, MOST_STARTS, Lineage, Restarts
 
 
 def reported(*steps: tuple[int, int], stride: int = 1, base: int | None = 0) -> Lineage:
@@ -19,114 +21,126 @@ def reported(*steps: tuple[int, int], stride: int = 1, base: int | None = 0) -> 
 
 class TestLineage:
     @pytest.mark.parametrize(
-        ("began", "again", "stride", "from_scratch"),
-        [
-            (1, 1, 1, True),
-            (10, 10, 10, True),
-            (0, 0, 1, True),
-            (10, 5, 10, True),
-            (1, 2, 1, True),
-            (1, 3, 1, False),
-            (10, 20, 10, True),
-            (10, 21, 10, False),
-        ],
-        ids=[
-            *("the same", "logged every ten", "numbered from 0", "earlier"),
-            *("its first has no reward", "goes on", "the first of ten has none", "goes on after ten"),
-        ],
+        ("began", "again", "from_scratch"),
+        [(1, 1, True), (10, 10, True), (0, 0, True), (10, 5, True), (1, 2, True), (1, 3, False)],
+        ids=["the same", "logged every ten", "from 0", "earlier", "its first has no reward", "goes on"],
     )
+    @pytest.mark.parametrize("base", [0, None], ids=["judged", "not judged yet"])
     def test_an_attempt_that_begins_where_the_first_did_started_from_scratch(
-        self, began: int, again: int, stride: int, from_scratch: bool
+        self, began: int, again: int, from_scratch: bool, base: int | None
     ) -> None:
-        lineage = reported((0, began), (0, began + 50), (1, again), (1, again + 1), stride=stride)
-        assert lineage.start == (1 if from_scratch else 0)
-        assert not from_scratch or lineage.at == again
+        lineage = reported((0, began), (0, began + 50), (1, again), (1, again + 1), base=base)
+        assert lineage.of == {0: 0, 1: 1 if from_scratch else 0}
 
-    def test_it_is_the_first_attempt_that_is_compared_with(self) -> None:
-        assert reported((0, 1), (1, 51), (2, 51)).start == 0
-        assert reported((0, 1), (1, 51), (2, 51), (3, 1)).start == 3
+    def test_a_report_of_many_steps_tells_no_more_than_its_number(self) -> None:
+        """It may be the first of a start of which one was lost, and of a checkpoint between the two."""
+        assert reported((0, 500), (0, 1000), (1, 1000), stride=500).of[1] == 0
 
-    def test_a_first_step_that_comes_late_counts(self) -> None:
-        assert reported((0, 5), (0, 1), (0, 9), (1, 5)).start == 0
-        assert reported((0, 1), (1, 3), (1, 1)).start == 1
-        assert reported((0, 10), (1, 1), (2, 10)).start == 2, "only of the first attempt"
+    def test_it_is_the_first_start_that_is_compared_with(self) -> None:
+        assert reported((0, 1), (0, 50), (1, 51), (2, 51)).of == {0: 0, 1: 0, 2: 0}
+        assert reported((0, 1), (0, 50), (1, 51), (2, 51), (3, 1)).of[3] == 3
+        assert reported((0, 10), (1, 1), (2, 11)).of[2] == 2, "and not the second"
+
+    def test_what_is_heard_first_says_it(self) -> None:
+        assert reported((0, 1), (0, 90), (1, 51), (1, 1)).of[1] == 0
+        lineage = reported((0, 1), (0, 90), (1, 51))
+        lineage.fold_checkpoint(1, 0)
+        assert lineage.of[1] == 0, "nor does a checkpoint of the start that somebody finds"
 
     def test_a_step_of_an_earlier_attempt_is_no_start(self) -> None:
-        assert reported((0, 1), (2, 51), (1, 1), (0, 1)).start == 0
+        lineage = reported((0, 1), (0, 50), (2, 51), (1, 1), (0, 1))
+        assert lineage.of == {0: 0, 2: 0}
 
     def test_a_checkpoint_at_the_baselines_step_says_it_before_any_report(self) -> None:
         lineage = reported((0, 1), (0, 50))
         lineage.fold_checkpoint(0, 50)
         lineage.fold_checkpoint(1, 50)
-        assert lineage.start == 0
         lineage.fold_checkpoint(2, 0)
-        assert (lineage.start, lineage.at) == (2, 0)
         lineage.fold_step(2, 1, 1)
-        assert (lineage.start, lineage.at) == (2, 0), "it is one start"
+        assert lineage.of == {0: 0, 1: 0, 2: 2}
 
     def test_what_goes_on_from_a_start_is_of_that_start(self) -> None:
-        assert reported((0, 1), (1, 1), (2, 11), (3, 21)).start == 1
+        assert reported((0, 1), (0, 90), (1, 1), (1, 10), (2, 11), (3, 12)).of == {0: 0, 1: 1, 2: 1, 3: 1}
 
-    def test_an_attempt_that_is_the_first_to_report_is_what_others_are_compared_with(self) -> None:
+    def test_what_goes_on_from_further_than_a_start_came_is_of_the_one_before(self) -> None:
+        lineage = reported((0, 1), (0, 120), (1, 1), (1, 2), (2, 121), (3, 60), (4, 3))
+        assert lineage.of == {0: 0, 1: 1, 2: 0, 3: 0, 4: 1}
+        assert reported((0, 1), (0, 120), (1, 1), (1, 90), (2, 500)).of[2] == 0, "none came as far"
+        late = reported((0, 1), (0, 50), (0, 3), (1, 1), (1, 10), (2, 40))
+        assert late.of[2] == 0, "a step that comes late takes nothing back"
+
+    def test_of_steps_that_are_reported_seldom_the_last_was_not(self) -> None:
+        far_and_near = ((0, 10), (0, 200), (1, 10), (1, 50), (2, 60))
+        assert reported(*far_and_near, stride=10).of[2] == 1
+        assert reported(*far_and_near, stride=1).of[2] == 0
+
+    def test_an_attempt_that_reports_first_and_went_on_is_of_the_start_that_was_judged(self) -> None:
+        """The one before it had no reward to report."""
         lineage = Lineage()
         lineage.fold_checkpoint(0, 0)
-        for attempt, step in ((1, 1), (1, 50), (2, 51)):
-            lineage.fold_step(attempt, step, 1)
-        assert (lineage.by, lineage.began, lineage.start) == (1, 1, 1)
+        lineage.fold_checkpoint(0, 50)
+        lineage.fold_step(1, 51, 1)
+        assert (lineage.of, lineage.began) == ({0: 0, 1: 0}, None)
+        lineage.fold_step(2, 1, 1)
+        assert (lineage.of[2], lineage.began) == (2, 1)
+
+    def test_attempts_without_end_are_not_remembered(self) -> None:
+        lineage = reported(*((attempt, 1) for attempt in range(100)))
+        assert len(lineage.of) == len(lineage.reach) == MOST_KEPT and max(lineage.of) == 99
 
     def test_the_state_is_the_whole_of_it(self) -> None:
         lineage = reported((0, 1), (1, 1), (2, 7))
-        assert Lineage.from_state(lineage.to_state()) == lineage
+        assert Lineage.from_state(json.loads(json.dumps(lineage.to_state()))) == lineage
 
 
 class TestRestarts:
-    def restarts(self, lineage: Lineage) -> Restarts:
+    def restarts(self) -> Restarts:
         """Of a run whose first attempt has been judged."""
         restarts = Restarts()
         assert not restarts.takes(reported((0, 1)), 0, made=0, alarmed=False)
-        assert restarts.start == 0 and not restarts.takes(lineage, 0, made=5, alarmed=False)
+        assert restarts.start == 0
         return restarts
 
     def test_the_first_checkpoint_of_a_start_begins_it_and_no_other(self) -> None:
-        lineage = reported((0, 1), (0, 50), (1, 1))
-        restarts = self.restarts(lineage)
+        lineage, restarts = reported((0, 1), (0, 50), (1, 1)), self.restarts()
         assert not restarts.takes(lineage, 0, made=5, alarmed=False), "a late one of the attempt before"
         assert restarts.takes(lineage, 1, made=6, alarmed=False)
         assert not restarts.takes(lineage, 1, made=1, alarmed=False)
-        assert (
-            "attempt 1 started from scratch (step 1): it is compared with the baseline (step 0)"
-            in restarts.said
-        )
+        assert not restarts.takes(lineage, 0, made=1, alarmed=False)
+        said = "attempt 1 started from scratch: it is compared with the baseline (step 0)"
+        assert said in restarts.said and "number 1" in restarts.said
 
     def test_one_of_an_attempt_that_went_on_from_it_does_too(self) -> None:
-        lineage = reported((0, 1), (0, 50), (1, 1), (2, 11))
-        restarts = self.restarts(lineage)
+        lineage, restarts = reported((0, 1), (0, 50), (1, 1), (1, 10), (2, 11)), self.restarts()
         assert restarts.takes(lineage, 2, made=6, alarmed=False)
         assert not restarts.takes(lineage, 1, made=6, alarmed=False)
 
+    def test_the_first_that_is_judged_is_what_others_start_after(self) -> None:
+        """The baseline takes its time: another attempt may have begun meanwhile."""
+        lineage, restarts = reported((0, 1), (0, 50), (1, 1)), Restarts()
+        assert not restarts.takes(lineage, 0, made=0, alarmed=False)
+        assert restarts.takes(lineage, 1, made=5, alarmed=False)
+
     def test_without_a_start_nothing_is_forgotten(self) -> None:
-        lineage = reported((0, 1), (0, 50), (1, 51))
-        assert not self.restarts(lineage).takes(lineage, 1, made=5, alarmed=False)
-        assert not Restarts().takes(reported((4, 1), (4, 2)), 4, made=5, alarmed=False)
+        assert not self.restarts().takes(reported((0, 1), (0, 50), (1, 51)), 1, made=5, alarmed=False)
+        assert not Restarts().takes(reported((4, 1), (4, 2)), 4, made=5, alarmed=True)
+        assert not self.restarts().takes(reported((0, 1), (2, 1)), 1, made=5, alarmed=False), "never heard of"
 
     @pytest.mark.parametrize("made", [0, -1])
     def test_where_nothing_was_judged_nothing_is_forgotten_or_said(self, made: int) -> None:
-        lineage = reported((0, 1), (1, 1))
-        restarts = self.restarts(lineage)
+        lineage, restarts = reported((0, 1), (1, 1)), self.restarts()
         assert not restarts.takes(lineage, 1, made=made, alarmed=False)
         assert restarts.said == "" and restarts.taken == 0
         assert not restarts.takes(lineage, 1, made=1, alarmed=False), "its own evaluations are kept"
 
     def test_a_start_waits_while_an_alarm_does(self) -> None:
-        lineage = reported((0, 1), (0, 50), (1, 1))
-        restarts = self.restarts(lineage)
+        lineage, restarts = reported((0, 1), (0, 50), (1, 1)), self.restarts()
         assert not restarts.takes(lineage, 1, made=5, alarmed=True)
         assert "while an alarm waits to be decided" in restarts.said and restarts.taken == 0
         assert restarts.takes(lineage, 1, made=6, alarmed=False)
 
     def test_few_are_taken(self) -> None:
-        steps = [(0, 1), (0, 50)]
-        restarts = self.restarts(reported(*steps))
+        steps, restarts = [(0, 1), (0, 50)], self.restarts()
         for attempt in range(1, MOST_STARTS + 3):
             steps.append((attempt, 1))
             took = restarts.takes(reported(*steps), attempt, made=5, alarmed=False)
@@ -136,8 +150,6 @@ class TestRestarts:
         assert "as 3 had done before" in restarts.said and "a guard of its own" in restarts.said
 
     def test_the_state_is_the_whole_of_it(self) -> None:
-        lineage = reported((0, 1), (0, 50), (1, 1))
-        restarts = self.restarts(lineage)
-        assert Restarts.from_state(restarts.to_state()) == restarts
-        assert restarts.takes(lineage, 1, made=5, alarmed=False)
-        assert Restarts.from_state(restarts.to_state()) == restarts
+        restarts = self.restarts()
+        assert restarts.takes(reported((0, 1), (0, 50), (1, 1)), 1, made=5, alarmed=False)
+        assert Restarts.from_state(json.loads(json.dumps(restarts.to_state()))) == restarts

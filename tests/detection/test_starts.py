@@ -94,7 +94,7 @@ def test_it_learns_anew_and_is_not_stopped() -> None:
     (told,) = run.said
     (to_the_trainer,) = [c for c in for_trainer(verdict).conditions if c.code is told.code]
     assert to_the_trainer.message == Code.STARTED_AGAIN.meaning, "an alarm that waits is not told"
-    assert told.advice and "attempt 1 started from scratch (step 1)" in told.message
+    assert told.advice and "attempt 1 started from scratch" in told.message
     assert "the baseline (step 0)" in told.message and "number 1" in told.message
     assert run.judge.verdict() == Judge.from_state(json.loads(json.dumps(run.judge.to_state()))).verdict()
 
@@ -151,6 +151,33 @@ def test_a_start_that_crashed_before_it_was_judged_is_that_of_the_attempt_that_g
     run.evaluate(20, START)
     run.learn()
     assert not run.judge.verdict().fire and "attempt 1 started from scratch" in run.said[0].message
+
+
+def test_a_baseline_may_be_scored_after_the_next_attempt_began() -> None:
+    """The first evaluation takes long, and what waits behind it is of the attempt that is over."""
+    run = Run()
+    fresh = Run()  # with the same baseline, and nothing else
+    run.judge = Judge(fresh.judge.policy)
+    for attempt, step in ((0, 1), (0, 30), (1, 1)):
+        run.judge.fold_step(StepReport(attempt=attempt, step=step, reward=START))
+    run.evaluate(0, START)
+    for step in (10, 20, 30):
+        run.evaluate(step, REACHED)
+    run.attempt = 1
+    run.learn()
+    assert not run.judge.verdict().fire and "attempt 1 started from scratch" in run.said[0].message
+
+
+def test_what_goes_on_from_further_than_a_start_came_is_compared_with_what_was_reached() -> None:
+    """A pod without its volume made two steps in between."""
+    run = Run()
+    run.learn()
+    reached = run.round
+    run.start_again()
+    run.judge.fold_step(StepReport(attempt=1, step=1, reward=START))
+    run.start_again(at=reached)
+    run.train(*[START] * 8)
+    assert run.judge.verdict().fire and run.said == []
 
 
 @pytest.mark.parametrize("after", [3, 4])

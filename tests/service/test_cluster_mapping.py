@@ -544,24 +544,28 @@ def test_every_part_of_a_judge_travels_or_is_begun_anew(policy: Policy) -> None:
     assert json.loads(detector_state(state) or "{}").keys() == state.keys()
 
 
-def test_a_new_baseline_is_where_starts_are_counted_from_and_those_taken_stay_taken() -> None:
-    for policy in (CALIBRATED, DEFAULT):
-        judge = Judge(policy)
-        for attempt in (0, 1, 2):
-            for n in (1, 2, 3):
-                judge.fold_step(StepReport(attempt=attempt, step=n, reward=0.5))
-                judge.fold_evaluation(Evaluation(attempt, n, f"/c/{n}", (0.0, 1.0)))
-        before = judge.to_state()
-        assert before["restarts"]["taken"] == 2
-        back, lost = resumed(policy, {"detectorState": detector_state(before)})
-        assert back is not None, lost
-        for n in (4, 5):
-            back.fold_step(StepReport(attempt=2, step=n, reward=0.5))
-            back.fold_evaluation(Evaluation(2, n, f"/c/{n}", (0.0, 1.0)))
-        state = back.to_state()
-        assert (state["restarts"]["taken"], state["restarts"]["start"]) == (2, 2)
-        begun = state["lineage"]["began"], state["lineage"]["base"]
-        assert begun == ((1, 1) if policy is DEFAULT else (4, 4))
+@pytest.mark.parametrize("detector", ["heldout_guard", "calibrated", "both"])
+def test_a_start_after_the_store_was_lost_is_one_and_those_taken_stay_taken(detector: str) -> None:
+    """The pod lost its checkpoints with its store. HeldOutGuard goes on with its averages, and is at its
+    baseline; the calibrated part has a new one.
+    """
+    policy = DEFAULT.model_copy(update={"detector": detector})
+    judge = Judge(policy)
+    for attempt in (0, 1, 2):
+        for n in (1, 2, 3):
+            judge.fold_step(StepReport(attempt=attempt, step=n, reward=n / 4))
+            judge.fold_evaluation(Evaluation(attempt, n, f"/c/{n}", (0.0, *[float(n > 1)] * 9)))
+    before = judge.to_state()
+    assert before["restarts"]["taken"] == 2 and before["guard"]["in_loop_ema"] > 0.3
+    back, lost = resumed(policy, {"detectorState": detector_state(before)})
+    assert back is not None, lost
+    if detector != "heldout_guard":
+        assert back.to_state()["best_since"] is None
+    back.fold_step(StepReport(attempt=3, step=1, reward=1 / 4))
+    back.fold_evaluation(Evaluation(3, 1, "/c/1", (0.0,) * 10))
+    state = back.to_state()
+    assert state["restarts"]["taken"] == 3 and state["guard"]["in_loop_ema"] == pytest.approx(1 / 4)
+    assert state["lineage"]["base"] == 1
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,13 @@ def test_a_checkpoint_is_of_the_newest_start_that_came_to_its_step():
     assert Starts({}).attempt_of_checkpoint(5) == 0
 
 
+def test_a_checkpoint_before_all_steps_is_of_an_attempt_that_began_there():
+    went_on = Starts(known(a0=(range(10, 60), 0.5), a1=(range(51, 90), 0.6)))
+    assert [went_on.attempt_of_checkpoint(step) for step in (0, 9, 10, 51)] == [0, 0, 0, 1]
+    again = Starts(known(a0=(range(10, 60), 0.5), a1=(range(10, 30), 0.6), a2=(range(31, 40), 0.7)))
+    assert again.attempt_of_checkpoint(0) == 1
+
+
 def test_a_guard_that_has_lost_its_steps_is_told_of_another_attempt():
     attempts = Starts({}, lost=1)
     assert attempts.attempt_of_checkpoint(4) == 2

@@ -47,7 +47,28 @@ def test_a_start_from_scratch_stops_nothing_and_a_fall_does(tmp_path: Path, name
     went_on = outcome(logged(tmp_path, 17), POLICY, name)
     assert went_on.fired and went_on.attempt == 1
     if name == "guard":
-        assert [a for a in scratch.advice if "attempt 1 started from scratch (step 1)" in a.condition.message]
+        assert [a for a in scratch.advice if "attempt 1 started from scratch" in a.condition.message]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_attempts_may_be_numbered_from_any_number(tmp_path: Path, first: int) -> None:
+    """Rewards are logged less often than the policy is scored, so evaluations come before the first."""
+    rng, log = np.random.default_rng(7), tmp_path / "history.jsonl"
+    lines: list[dict[str, object]] = []
+    for step in range(0, 61, 10):
+        items = (rng.random(ITEMS) < START).astype(float).tolist()
+        lines += [{"step": 0, "items": items}] * 4 if step == 0 else []
+        line = {"attempt": first, "step": step, "items": items}
+        lines.append(line | ({"reward": START} if step > 40 else {}))
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = outcome(load_run(read_log(log), str(log), {}), POLICY, "guard")
+    assert not [a for a in found.advice if "started from scratch" in a.condition.message]
+
+
+@pytest.mark.parametrize("name", ["guard", "calibrated", "fast"])
+def test_each_detector_knows_a_start_as_the_guard_does(tmp_path: Path, name: str) -> None:
+    """The first four steps of attempt 1 have no reward: it may have gone on from the fourth."""
+    assert outcome(logged(tmp_path, 5), POLICY, name).fired
 
 
 @pytest.mark.parametrize("name", ["guard", "calibrated", "peak", "fast"])
