@@ -63,7 +63,9 @@ def fold_run(
     passes = zip(run.baseline, run.baseline_paid, run.baseline_fooled, strict=True)
     for i, (items, paid, fooled) in enumerate(passes):
         judge.fold_evaluation(
-            Evaluation(run.first_attempt, 0, "", items, pass_index=i, proxy_items=paid, fooled_items=fooled)
+            Evaluation(
+                run.baseline_attempt, 0, "", items, pass_index=i, proxy_items=paid, fooled_items=fooled
+            )
         )
     seen = 0
     steps = _steps(run)
@@ -85,7 +87,7 @@ def rounds(run: Run) -> tuple[Scored, ...]:
     found: list[Scored] = []
     gathered, count, lineage, seen = StepWindow(), StepCount(), Lineage(), 0
     if run.baseline:
-        lineage.fold_checkpoint(run.first_attempt, 0)
+        lineage.fold_checkpoint(run.baseline_attempt, 0)
     steps = _steps(run)
     for evaluation, end in zip(run.evaluations, run.ends, strict=True):
         for step in islice(steps, end - seen):

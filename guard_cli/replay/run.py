@@ -39,7 +39,8 @@ class Run:
     by pass where a checkpoint was evaluated again. `ends`: how many steps come before each evaluation.
     `baseline` passes of the starting policy over the items, shape (passes, items), `baseline_paid` what the
     training grader gave them, None where a pass has nothing and () where it failed, and `baseline_fooled`
-    where it was fooled (as `Evaluation.fooled_items`), None where that is not known. `has_items`: whether
+    where it was fooled (as `Evaluation.fooled_items`), None where that is not known; `baseline_attempt`: the
+    attempt that they are of. `has_items`: whether
     evaluations carry per-item outcomes or only their mean. `samples`: how many are behind each outcome; None
     where the log does not say it.
     """
@@ -60,6 +61,7 @@ class Run:
     baseline: tuple[tuple[float, ...], ...]
     baseline_paid: tuple[tuple[float, ...] | None, ...]
     baseline_fooled: tuple[tuple[float, ...] | None, ...]
+    baseline_attempt: int
     has_items: bool
     samples: int | None
     notes: tuple[str, ...]
@@ -68,12 +70,6 @@ class Run:
     def attempts(self) -> int:
         """How many starts of the trainer reported a step."""
         return len(np.unique(self.attempt))
-
-    @property
-    def first_attempt(self) -> int:
-        """The attempt that the baseline is of; 0 of a run without steps."""
-        evaluated = (evaluation.attempt for evaluation in self.evaluations)
-        return min((*self.attempt[:1].tolist(), *evaluated), default=0)
 
     def armed_kl(self) -> Bools:
         """Where there is a token-mean KL to the reference."""
@@ -114,6 +110,7 @@ def load_run(
         baseline=baseline,
         baseline_paid=tuple(rows.paid.get(row) for row in baseline_rows),
         baseline_fooled=tuple(rows.fooled.get(row) for row in baseline_rows),
+        baseline_attempt=rows.attempt_of_baseline(baseline_rows),
         has_items=bool(merged.items),
         samples=rows.samples(),
         notes=tuple(notes),
@@ -267,6 +264,14 @@ class _Rows:
             for row, items in self.items.items()
             if self.pass_index[row] > 0 and row not in baseline
         ]
+
+    def attempt_of_baseline(self, baseline: list[int]) -> int:
+        """The attempt that these passes say they are of; the first one where they say nothing."""
+        if self.attempt is None:
+            return 0
+        own = self.attempt[baseline]
+        said = own if not np.isnan(own).all() else self.attempt
+        return 0 if np.isnan(said).all() else int(np.nanmin(said))
 
     def _attempt_of(self, row: int) -> int:
         return 0 if self.attempt is None or np.isnan(self.attempt[row]) else int(self.attempt[row])

@@ -27,7 +27,7 @@ from guard_cli.replay.run import load_run
 from guard_client.samples import sample_of
 from guard_core.judge import Judge
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
-from guard_core.wire import Adapters, CheckpointReport, EvaluationsNeeded, KlKind, StepReport, Verdict
+from guard_core.wire import Adapters, CheckpointReport, Code, EvaluationsNeeded, KlKind, StepReport, Verdict
 from guard_service.engine import Engine, restored_judge
 from guard_service.errors import Problem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
@@ -72,6 +72,20 @@ FIRST_STEP_WITHOUT_A_REWARD: list[Event] = [
 ]
 
 
+FROM_SCRATCH: list[Event] = [
+    *(("save", 0, 0), ("score", [0.0, 0.0, 1.0])),
+    *(
+        event
+        for n in (1, 2, 3)
+        for event in (
+            *(("step", 0, n, n / 4, None, TOKENS), ("save", 0, n), ("score", [1.0, 1.0, float(n > 1)])),
+        )
+    ),
+    *(("step", 1, 1, 0.25, None, TOKENS), ("save", 1, 1), ("score", [0.0, 0.0, 1.0])),
+    *(("step", 2, 2, 0.5, None, TOKENS), ("save", 2, 2), ("score", [0.0, 1.0, 1.0])),
+]
+
+
 class Scores:
     """An evaluator that gives the next of the outcomes when it is told to."""
 
@@ -105,6 +119,7 @@ class Live:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.said: list[tuple[Any, ...]] = []
+        self.starts: list[set[str]] = []  # what was said of starts from scratch after each evaluation
         self.expected: list[tuple[float | None, float | None]] = []
         self.history: dict[str, Any] = {}
         self.status: list[dict[str, Any]] = []
@@ -160,6 +175,8 @@ class Live:
         last = engine.verdict.last_evaluation
         assert last is not None
         self.said.append(said(engine.verdict))
+        told = (c.message for c in engine.verdict.conditions if c.code is Code.STARTED_AGAIN)
+        self.starts.append({message for message in told if "compared with the baseline" in message})
         self.expected.append(self._round(last.attempt, last.step))
 
     def _round(self, attempt: int, step: int) -> tuple[float | None, float | None]:
@@ -203,6 +220,7 @@ def check_replay(live: Live, source: Path) -> None:
 @example(LATER_CHECKPOINT_FIRST, 0)
 @example(SECOND_ATTEMPT_BEFORE_THE_SCORE, 0)
 @example(FIRST_STEP_WITHOUT_A_REWARD, 0)
+@example(FROM_SCRATCH, 0)
 def test_live_store_status_and_replay_have_the_same_rounds(stream: list[Event], shuffle: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         live = Live(Path(folder))
@@ -210,8 +228,12 @@ def test_live_store_status_and_replay_have_the_same_rounds(stream: list[Event], 
         state = live.directory / "state"
 
         # live: the round is what the documentation says, and so are the averages that are made of it
-        guard = POLICY.heldout_guard.build()
-        for (reward, _), (place, count, averages, *_) in zip(live.expected, live.said, strict=True):
+        guard, before = POLICY.heldout_guard.build(), set[str]()
+        every = zip(live.expected, live.said, live.starts, strict=True)
+        for (reward, _), (place, count, averages, *_), starts in every:
+            if starts - before:
+                guard.begin_again()
+            before = starts
             if reward is not None:
                 guard.update(place[1], reward, place[2])
             after = guard.last_status
@@ -236,4 +258,6 @@ def test_live_store_status_and_replay_have_the_same_rounds(stream: list[Event], 
         exported.write_text("\n".join(lines) + "\n")
         for source in (state, exported):
             check_replay(live, source)
+        if stream is FROM_SCRATCH:
+            assert [bool(starts) for starts in live.starts] == [False] * 4 + [True] * 2
         assert said(restored_judge(state, POLICY).verdict()) == said(live.verdict)
