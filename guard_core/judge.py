@@ -50,6 +50,20 @@ MAX_REFUSED = 1_000
 #: Steps in a row without a KL that counts before that is a finding: one overflow happens in good runs.
 KL_LOST_STEPS = 5
 
+#: What is known of an evaluation beside its outcomes, and what it is called in a guard's own history. The
+#: last two are of its sampling.
+TOLD = {
+    "truncated": "heldout_truncated",
+    "unanswered": "heldout_unanswered",
+    "unscored": "heldout_unscored",
+    "timed_out": "heldout_timed_out",
+    "temperature": "heldout_temperature",
+    "max_new_tokens": "heldout_max_new_tokens",
+}
+
+#: The longest completion of the trainer, as its first checkpoint says, tokens.
+TRAINER_LIMIT = "trainer_max_new_tokens"
+
 #: What a further try of the same evaluation may not fail of.
 MAY_PASS = frozenset({FailureKind.UNDERWAY, FailureKind.OUT_OF_MEMORY, FailureKind.EVALUATOR})
 

@@ -27,6 +27,7 @@ from guard_core.frameworks import (
     figure_of,
     fits,
 )
+from guard_core.judge import TOLD, TRAINER_LIMIT
 from guard_core.terminal import plain
 from guard_core.wording import meant, nearest
 from guard_follow.errors import InputError
@@ -49,6 +50,8 @@ JUDGED = (
     "samples_per_item",
     "step_event",
     "heldout_event",
+    *TOLD.values(),
+    TRAINER_LIMIT,
 )
 
 #: What `--map NAME=column` may name.
@@ -187,7 +190,7 @@ def resolve(
         name: by_bare[name]
         for name in (
             *("attempt", "items", "proxy_items", "fooled_items", "kl_kind", "pass_index"),
-            *("samples_per_item", "step_event", "heldout_event"),
+            *("samples_per_item", "step_event", "heldout_event", *TOLD.values(), TRAINER_LIMIT),
         )
         if name in by_bare
     }

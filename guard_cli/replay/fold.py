@@ -18,7 +18,7 @@ from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
 from guard_core.rounds import StepWindow
 from guard_core.step_count import StepCount
-from guard_core.wire import KlKind
+from guard_core.wire import CheckpointReport, KlKind
 
 
 class LoggedStep(NamedTuple):
@@ -58,22 +58,17 @@ def fold_run(
         after_evaluation, after_step: called after each folded evaluation, and after each folded step.
     """
     judge = Judge(as_logged(policy, run))
-    if run.baseline:
-        judge.fold_checkpoint()
-    passes = zip(run.baseline, run.baseline_paid, run.baseline_fooled, strict=True)
-    for i, (items, paid, fooled) in enumerate(passes):
-        judge.fold_evaluation(
-            Evaluation(
-                run.baseline_attempt, 0, "", items, pass_index=i, proxy_items=paid, fooled_items=fooled
-            )
-        )
+    for one in run.passes[:1]:
+        judge.fold_checkpoint(_announced(run, one))
+    for one in run.passes:
+        judge.fold_evaluation(one)
     seen = 0
     steps = _steps(run)
     for evaluation, end in zip(run.evaluations, run.ends, strict=True):
         _fold_steps(judge, steps, end - seen, after_step)
         seen = end
         if evaluation.pass_index == 0:
-            judge.fold_checkpoint()
+            judge.fold_checkpoint(_announced(run, evaluation))
         judge.fold_evaluation(evaluation)
         if after_evaluation is not None:
             after_evaluation(evaluation, judge)
@@ -81,13 +76,20 @@ def fold_run(
     return judge
 
 
+def _announced(run: Run, evaluation: Evaluation) -> CheckpointReport | None:
+    """The announcement of its checkpoint, where a log says how the trainer samples."""
+    if run.trainer is None:
+        return None
+    return CheckpointReport(attempt=evaluation.attempt, step=evaluation.step, path="/", sampling=run.trainer)
+
+
 @lru_cache(maxsize=1)  # each detector asks for those of the same run
 def rounds(run: Run) -> tuple[Scored, ...]:
     """The evaluations, each with the mean reward and the median KL of the steps since the last one."""
     found: list[Scored] = []
     gathered, count, lineage, seen = StepWindow(), StepCount(), Lineage(), 0
-    if run.baseline:
-        lineage.fold_checkpoint(run.baseline_attempt, 0)
+    for one in run.passes[:1]:
+        lineage.fold_checkpoint(one.attempt, one.step)
     steps = _steps(run)
     for evaluation, end in zip(run.evaluations, run.ends, strict=True):
         for step in islice(steps, end - seen):

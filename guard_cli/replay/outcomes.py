@@ -236,7 +236,7 @@ def baseline_of(run: Run) -> Sequence[tuple[float, ...]]:
 def paid_of(run: Run) -> Sequence[tuple[float, ...] | None]:
     """What the training grader gave the passes of `baseline_of`; None where it gave nothing."""
     if run.baseline or not baseline_of(run):
-        return [paid or None for paid in run.baseline_paid]
+        return [one.proxy_items or None for one in run.passes]
     first = run.evaluations[0]
     return [e.proxy_items or None for e in run.evaluations if _same_checkpoint(e, first)]
 
@@ -244,7 +244,7 @@ def paid_of(run: Run) -> Sequence[tuple[float, ...] | None]:
 def fooled_of(run: Run) -> Sequence[tuple[float, ...] | None]:
     """Where the training grader was fooled in the passes of `baseline_of`; None where that is not known."""
     if run.baseline or not baseline_of(run):
-        return run.baseline_fooled
+        return [one.fooled_items for one in run.passes]
     first = run.evaluations[0]
     return [e.fooled_items for e in run.evaluations if _same_checkpoint(e, first)]
 

@@ -7,17 +7,17 @@ earlier one) is left out here too, and each time a note says how much and where 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from guard_cli.errors import CliError
-from guard_cli.logs.table import Floats, Table
+from guard_cli.logs.table import OUTCOMES, Floats, Table
 from guard_cli.replay.attempts import Bools, Ints, attempts_of
-from guard_core.judge import Evaluation
-from guard_core.wire import KlKind
+from guard_core.judge import TOLD, TRAINER_LIMIT, Evaluation
+from guard_core.wire import EvaluationSampling, KlKind, Sampling, SamplingSource
 from guard_follow.names import Columns, resolve
 from guard_follow.starts import VALUES
 from guard_follow.steps import WHOLE
@@ -37,12 +37,9 @@ class Run:
     judged by no rule. Steps and `evaluations`
     are in the order in which a guard folded them, where the log is a guard's; else by attempt and step, and
     by pass where a checkpoint was evaluated again. `ends`: how many steps come before each evaluation.
-    `baseline` passes of the starting policy over the items, shape (passes, items), `baseline_paid` what the
-    training grader gave them, None where a pass has nothing and () where it failed, and `baseline_fooled`
-    where it was fooled (as `Evaluation.fooled_items`), None where that is not known; `baseline_attempt`: the
-    attempt that they are of. `has_items`: whether
-    evaluations carry per-item outcomes or only their mean. `samples`: how many are behind each outcome; None
-    where the log does not say it.
+    `passes`: of the starting policy, where the log has them apart. `has_items`: whether evaluations carry
+    per-item outcomes or only their mean. `samples`: how many are behind each outcome, and `trainer`: how the
+    trainer samples; None where the log does not say it.
     """
 
     source: str
@@ -58,18 +55,21 @@ class Run:
     figures: Mapping[str, Floats]
     evaluations: tuple[Evaluation, ...]
     ends: tuple[int, ...]
-    baseline: tuple[tuple[float, ...], ...]
-    baseline_paid: tuple[tuple[float, ...] | None, ...]
-    baseline_fooled: tuple[tuple[float, ...] | None, ...]
-    baseline_attempt: int
+    passes: tuple[Evaluation, ...]
     has_items: bool
     samples: int | None
+    trainer: Sampling | None
     notes: tuple[str, ...]
 
     @property
     def attempts(self) -> int:
         """How many starts of the trainer reported a step."""
         return len(np.unique(self.attempt))
+
+    @property
+    def baseline(self) -> tuple[tuple[float, ...], ...]:
+        """The items of `passes`."""
+        return tuple(one.items for one in self.passes)
 
     def armed_kl(self) -> Bools:
         """Where there is a token-mean KL to the reference."""
@@ -98,7 +98,6 @@ def load_run(
     notes = [*columns.notes, *([table.note] if table.note else [])]
     rows.drop_repeats(notes)
     baseline_rows = rows.baseline()
-    baseline = tuple(rows.items[row] for row in baseline_rows)
     usable = rows.usable(baseline_rows, notes)
     merged = _merge(rows, usable, notes)
     scored = [*merged.evaluations(), *rows.further_passes(baseline_rows)]
@@ -107,12 +106,10 @@ def load_run(
         format=table.format,
         columns=columns,
         **_in_order(merged.steps(notes), scored),
-        baseline=baseline,
-        baseline_paid=tuple(rows.paid.get(row) for row in baseline_rows),
-        baseline_fooled=tuple(rows.fooled.get(row) for row in baseline_rows),
-        baseline_attempt=rows.attempt_of_baseline(baseline_rows),
-        has_items=bool(merged.items),
+        passes=rows.passes(baseline_rows),
+        has_items=bool(merged.scored),
         samples=rows.samples(),
+        trainer=rows.trainer(),
         notes=tuple(notes),
     )
 
@@ -177,10 +174,7 @@ class _Rows:
         for name in ("step_event", "heldout_event"):
             self.values[name] = self._integer(name, MAX_STEP)
         self.kl_kind = self._kl_kind()
-        self.items = self._outcomes_by_row("items")
-        self.paid = self._outcomes_by_row("proxy_items")
-        self.fooled = self._outcomes_by_row("fooled_items")
-        self._check_lengths()
+        self.scored = self._scored()
         self.repeats: list[int] = []
 
     def at(self, row: int) -> str:
@@ -198,12 +192,12 @@ class _Rows:
         """
         first: dict[tuple[int, int, int], int] = {}
         repeats = []
-        for row in sorted(self.items):
+        for row in sorted(self.scored):
             if self.pass_index[row] == 0 and np.isnan(self.values["heldout_event"][row]):
                 continue
             key = self._attempt_of(row), int(np.nan_to_num(self.step[row])), int(self.pass_index[row])
             before = first.setdefault(key, row)
-            if self._scored(before) != self._scored(row):
+            if replace(self.scored[before], attempt=key[0]) != replace(self.scored[row], attempt=key[0]):
                 raise CliError(
                     f"{self.at(row)} evaluates pass {key[2]} of step {key[1]} again, with other outcomes "
                     f"than line {self.table.line[before]}: are these two runs? Replay each by itself."
@@ -211,12 +205,10 @@ class _Rows:
             if before != row:
                 repeats.append(row)
         passes = self.baseline()
-        once = _period([self.items[row] for row in passes if row not in repeats])
+        once = _period([self.scored[row].items for row in passes if row not in repeats])
         repeats += [row for row in passes if row not in repeats][once:]
         for row in repeats:
-            del self.items[row]
-            self.paid.pop(row, None)
-            self.fooled.pop(row, None)
+            del self.scored[row]
         self.repeats = repeats
         if repeats:
             notes.append(
@@ -224,18 +216,14 @@ class _Rows:
                 f"{self.at(min(repeats))}): was a log joined with itself?"
             )
 
-    def _scored(self, row: int) -> tuple[tuple[float, ...] | None, ...]:
-        """What the scorer and the training grader say in a row."""
-        return self.items.get(row), self.paid.get(row), self.fooled.get(row)
-
     def baseline(self) -> list[int]:
         """Rows with step 0 and items and nothing else, before any other: passes of the starting policy."""
         bare = np.all([np.isnan(self.values[name]) for name in VALUES], axis=0)
-        rows = [row for row in self.items if self.step[row] == 0 and bare[row]]
-        first = min(map(self._attempt_of, self.items), default=0)  # a restarted trainer does not start over
+        rows = [row for row in self.scored if self.step[row] == 0 and bare[row]]
+        first = min(map(self._attempt_of, self.scored), default=0)  # a restarted trainer does not start over
         rows = [row for row in rows if self._attempt_of(row) == first]
         event = self.values["heldout_event"]
-        others = event[list(self.items.keys() - {*rows})]
+        others = event[list(self.scored.keys() - {*rows})]
         earliest = np.min(others, initial=np.inf, where=~np.isnan(others))
         rows = [row for row in rows if not event[row] > earliest]  # NaN: not known
         return sorted(rows, key=lambda row: (self.pass_index[row], row))
@@ -243,29 +231,32 @@ class _Rows:
     def samples(self) -> int | None:
         """How many each outcome is the mean of, as the first evaluation says; a guard leaves 1 unsaid."""
         said = self._integer("samples_per_item", MAX_STEP)
-        first = next((said[row] for row in sorted(self.items) if said[row] >= 1), None)
+        first = next((said[row] for row in sorted(self.scored) if said[row] >= 1), None)
         return None if first is None else int(first)
+
+    def trainer(self) -> Sampling | None:
+        """How the trainer samples, as far as a guard's history says it: its longest completion."""
+        limit = self._integer(TRAINER_LIMIT, MAX_STEP)
+        known = ((limit[row], self.scored[row].sampling) for row in sorted(self.scored) if limit[row] >= 1)
+        longest, used = next(known, (0.0, None))
+        return None if used is None else Sampling(temperature=used.temperature, max_new_tokens=int(longest))
 
     def further_passes(self, baseline: list[int]) -> list[_Scored]:
         """Later evaluations of a checkpoint: rows with `pass_index` > 0 that are no baseline."""
         return [
-            _Scored(
-                Evaluation(
-                    attempt=self._attempt_of(row),
-                    step=int(self.step[row]),
-                    path="",
-                    items=items,
-                    pass_index=int(self.pass_index[row]),
-                    proxy_items=self.paid.get(row),
-                    fooled_items=self.fooled.get(row),
-                ),
-                float(self.values["heldout_event"][row]),
-            )
-            for row, items in self.items.items()
-            if self.pass_index[row] > 0 and row not in baseline
+            _Scored(one, float(self.values["heldout_event"][row]))
+            for row, one in self.scored.items()
+            if one.pass_index > 0 and row not in baseline
         ]
 
-    def attempt_of_baseline(self, baseline: list[int]) -> int:
+    def passes(self, baseline: list[int]) -> tuple[Evaluation, ...]:
+        """Those of the starting policy, as a guard makes them one after the other."""
+        attempt = self._attempt_of_baseline(baseline)
+        return tuple(
+            replace(self.scored[row], attempt=attempt, step=0, pass_index=i) for i, row in enumerate(baseline)
+        )
+
+    def _attempt_of_baseline(self, baseline: list[int]) -> int:
         """The attempt that these passes say they are of; the first one where they say nothing."""
         if self.attempt is None:
             return 0
@@ -344,14 +335,56 @@ class _Rows:
             kinds[row] = known[word]
         return kinds
 
+    def _scored(self) -> dict[int, Evaluation]:
+        """The evaluations with per-item outcomes, by row."""
+        outcomes = {name: self._outcomes_by_row(name) for name in OUTCOMES}
+        self._check_lengths([pair for found in outcomes.values() for pair in found.items()])
+        told = {name: self._number(column) for name, column in TOLD.items()}
+        samples = self._integer("samples_per_item", MAX_STEP)
+        scored = {}
+        for row, items in outcomes["items"].items():
+            known = {name: _known(column[row]) for name, column in told.items()}
+            scored[row] = Evaluation(
+                attempt=self._attempt_of(row),
+                step=int(np.nan_to_num(self.step[row])),
+                path="",
+                items=items,
+                pass_index=int(self.pass_index[row]),
+                truncated=known["truncated"],
+                proxy_items=outcomes["proxy_items"].get(row),
+                sampling=self._sampling(row, known["temperature"], known["max_new_tokens"], samples[row]),
+                unanswered=known["unanswered"],
+                unscored=known["unscored"],
+                timed_out=known["timed_out"],
+                fooled_items=outcomes["fooled_items"].get(row),
+            )
+        return scored
+
+    def _sampling(
+        self, row: int, temperature: float | None, longest: float | None, samples: float
+    ) -> EvaluationSampling | None:
+        if temperature is None or longest is None:
+            return None
+        try:
+            return EvaluationSampling(
+                temperature=temperature,
+                max_new_tokens=int(longest),
+                samples=int(samples) if samples >= 1 else 1,
+                source=SamplingSource.SETTINGS,
+            )
+        except (ValueError, OverflowError):
+            raise CliError(
+                f"{self.at(row)}: {TOLD['temperature']} {temperature:g} and {TOLD['max_new_tokens']} "
+                f"{longest:g} are no sampling of an evaluation."
+            ) from None
+
     def _outcomes_by_row(self, name: str) -> dict[int, tuple[float, ...]]:
         """Per-item outcomes by row."""
         found = self.table.objects.get(self.columns.source.get(name, ""), {})
         return {row: self._outcomes(row, name, value) for row, value in found.items()}
 
-    def _check_lengths(self) -> None:
+    def _check_lengths(self, every: Sequence[tuple[int, tuple[float, ...]]]) -> None:
         """Outcomes have one order and one number everywhere."""
-        every = [*self.items.items(), *self.paid.items(), *self.fooled.items()]
         lengths = {len(outcomes): row for row, outcomes in reversed(every) if outcomes}
         if len(lengths) > 1:
             (a, row_a), (b, row_b) = list(lengths.items())[:2]
@@ -378,6 +411,10 @@ def _period(passes: Sequence[tuple[float, ...]]) -> int:
     return count
 
 
+def _known(cell: float) -> float | None:
+    return None if np.isnan(cell) else float(cell)
+
+
 def _is_outcome(x: Any) -> bool:
     return isinstance(x, int | float) and 0.0 <= x <= 1.0
 
@@ -390,38 +427,31 @@ class _Merged:
     step: Ints
     values: Mapping[str, Floats]
     kl_kind: npt.NDArray[np.uint8]
-    items: Mapping[int, tuple[float, ...]]
-    paid: Mapping[int, tuple[float, ...]]
-    fooled: Mapping[int, tuple[float, ...]]
+    scored: Mapping[int, Evaluation]
     figures: Mapping[str, Floats]
 
     def evaluations(self) -> list[_Scored]:
         """The held-out evaluations; of one with only a mean that is said."""
         heldout = self.values["heldout"]
-        rows = sorted({*self.items, *np.flatnonzero(~np.isnan(heldout)).tolist()})
-        if self.items:  # once there are items, a mean without them cannot be compared with the others
-            rows = [row for row in rows if row in self.items]
+        # Once there are items, a mean without them cannot be compared with the others.
+        rows = sorted(self.scored) or np.flatnonzero(~np.isnan(heldout)).tolist()
         return [
             _Scored(
-                Evaluation(
-                    attempt=int(self.attempt[r]),
-                    step=int(self.step[r]),
-                    path="",
-                    items=self.items.get(r) or (float(heldout[r]),),
-                    proxy_items=self.paid.get(r),
-                    fooled_items=self.fooled.get(r),
-                    mean_only=not self.items,
-                ),
+                replace(self._evaluation(r), attempt=int(self.attempt[r]), step=int(self.step[r])),
                 float(self.values["heldout_event"][r]),
             )
             for r in rows
         ]
 
+    def _evaluation(self, row: int) -> Evaluation:
+        mean = (float(self.values["heldout"][row]),)
+        return self.scored.get(row) or Evaluation(0, 0, "", mean, mean_only=True)
+
     def steps(self, notes: list[str]) -> dict[str, Any]:
         """The arrays of `Run` and `step_event`: only rows with a reward are steps, as for the guard."""
         is_step = ~np.isnan(self.values["reward"])
         evaluated = ~np.isnan(self.values["heldout"])
-        evaluated[list(self.items)] = True
+        evaluated[list(self.scored)] = True
         lost = int(np.sum(~is_step & ~evaluated))
         if lost:
             notes.append(f"{lost} of {len(self.step)} steps have no reward: a guard would not get them.")
@@ -519,22 +549,15 @@ def _take_first(rows: _Rows, usable: Ints, attempt: Ints, step: Ints, order: Int
     group_of_row = np.empty(len(rows.table), dtype=np.int64)
     group_of_row.fill(-1)
     group_of_row[usable[order]] = np.cumsum(np.isin(place, starts)) - 1
-    items: dict[int, tuple[float, ...]] = {}
-    paid: dict[int, tuple[float, ...]] = {}
-    fooled: dict[int, tuple[float, ...]] = {}
-    for row in sorted(rows.items):
-        if (group := int(group_of_row[row])) >= 0 and group not in items:
-            items[group] = rows.items[row]
-            for merged_outcomes, outcomes in ((paid, rows.paid), (fooled, rows.fooled)):
-                if row in outcomes:
-                    merged_outcomes[group] = outcomes[row]
+    scored: dict[int, Evaluation] = {}
+    for row in sorted(rows.scored):
+        if (group := int(group_of_row[row])) >= 0:
+            scored.setdefault(group, rows.scored[row])
     return _Merged(
         attempt[order][starts],
         step[order][starts],
         values,
         rows.kl_kind[usable][order][kl_from],
-        items,
-        paid,
-        fooled,
+        scored,
         {name: merged(column)[0] for name, column in rows.figures.items()},
     )

@@ -39,7 +39,7 @@ from guard_service.feed import Standing
 from guard_service.metrics import GuardMetrics
 from guard_service.ports import TakenPorts
 from guard_service.refusals import Kind
-from guard_service.store import BEFORE_ALL, FIGURES, PER_ITEM, ROLLOUTS, Appended, Store
+from guard_service.store import BEFORE_ALL, FIGURES, ROLLOUTS, STAYS_HERE, Appended, Store
 
 log = logging.getLogger("rlguard.guard")
 
@@ -325,7 +325,7 @@ class Engine:
         while page := await self._read(Store.history_page, after):
             after = page[-1][0]
             for _, line in page:
-                for name in PER_ITEM:
+                for name in STAYS_HERE:
                     line.pop(name, None)
                 if "pass_index" not in line:
                     yield line

@@ -22,7 +22,7 @@ A `Store` is used from one thread at a time and knows neither the network nor th
 
 from guard_service.store.database import FILE_NAME, SCHEMA_VERSION, lost, open_ended
 from guard_service.store.events import Store
-from guard_service.store.history import BEFORE_ALL, PER_ITEM, export_history, thinned_history
+from guard_service.store.history import BEFORE_ALL, STAYS_HERE, export_history, thinned_history
 from guard_service.store.records import Appended, Conflict, Failure, RefusedCheckpoint, StoredEvent
 from guard_service.store.shown import FIGURES, ROLLOUTS
 from guard_service.store.terms import stored_policy
@@ -31,9 +31,9 @@ __all__ = [
     "BEFORE_ALL",
     "FIGURES",
     "FILE_NAME",
-    "PER_ITEM",
     "ROLLOUTS",
     "SCHEMA_VERSION",
+    "STAYS_HERE",
     "Appended",
     "Conflict",
     "Failure",

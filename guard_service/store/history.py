@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.judge import Latch
+from guard_core.judge import TOLD, TRAINER_LIMIT, Latch
 from guard_core.thinning import rounds_that_stay
 from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.store.database import FILE_NAME, errors, meta, open_ended
@@ -29,8 +29,9 @@ PAGE = 2_000  # rows of one read; ingest waits no longer than one page takes
 LineKey = tuple[int, int, int]  # attempt, step, pass
 BEFORE_ALL: LineKey = (-1, -1, -1)
 
-#: What of a line of the history never leaves the guard (invariant 8).
-PER_ITEM = ("items", "proxy_items", "fooled_items")
+#: What of a line of the history never leaves the guard (invariant 8), and what a trainer would see in it of
+#: every evaluation.
+STAYS_HERE = ("items", "proxy_items", "fooled_items", *TOLD.values())
 
 _HISTORY = """
 WITH keys AS (
@@ -188,6 +189,15 @@ class StoredHistory:
                 for attempt, step, number, *row in rows
             ]
 
+    def trainer_limit(self) -> int | None:
+        """The longest completion of the trainer, tokens, as the first checkpoint says; None: it does not."""
+        with errors(self.path, "read"):
+            first = self._db.execute(
+                "SELECT body ->> '$.sampling.max_new_tokens' FROM events "
+                "WHERE kind = 'checkpoint' AND kind <> 'step' ORDER BY seq LIMIT 1"
+            ).fetchone()
+            return None if first is None else first[0]
+
     def thinned_history(self, points: int) -> dict[str, Any]:
         """At most `points` steps, evenly spread, first and last kept; every evaluation; the step count."""
         with errors(self.path, "read"):
@@ -224,7 +234,8 @@ def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:
     One dictionary a line: a step (`attempt, step, reward, kl, kl_kind, entropy, reward_std`) which, if its
     checkpoint was evaluated, also has `heldout` (mean score), `items` (outcome of each held-out item, in the
     split's order) and, with a `proxy_scorer`, `proxy_items` (what it gives the same completions) and, where
-    an item is several completions, `fooled_items` (see `guard_core.judge.Evaluation`). An evaluation whose
+    an item is several completions, `fooled_items` (see `guard_core.judge.Evaluation`), what `TOLD` has of it,
+    and the trainer's longest completion (`TRAINER_LIMIT`), as far as that is known. An evaluation whose
     step reported no reward has a line of its own, with `reward` null; so has each further evaluation of one
     checkpoint, with its number in `pass_index`. `step_event` and `heldout_event` number steps and evaluations
     in the order in which the guard folded them.
@@ -236,9 +247,11 @@ def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:
     path = state_dir / FILE_NAME
     with closing(open_ended(path)) as db:
         history, after = StoredHistory(db, path), BEFORE_ALL
+        limit = history.trainer_limit()
         while page := history.history_page(after):
             after = page[-1][0]
-            yield from (line for _, line in page)
+            for _, line in page:
+                yield line | ({TRAINER_LIMIT: limit} if limit is not None and "heldout" in line else {})
 
 
 def thinned_history(state_dir: Path, points: int) -> dict[str, Any]:
@@ -276,8 +289,10 @@ def _line(
         evaluation = json.loads(evaluation_body)
         line |= {"heldout": evaluation["score"], "heldout_event": heldout_event}
         line["items"] = json.loads(items or "")
-        if (samples := (evaluation.get("sampling") or {}).get("samples", 1)) != 1:
+        known = evaluation | (evaluation.get("sampling") or {})
+        if (samples := known.get("samples", 1)) != 1:
             line["samples_per_item"] = samples
+        line |= {column: known[name] for name, column in TOLD.items() if known.get(name) is not None}
     named = zip(("proxy_items", "fooled_items"), read_pay(proxy_items), strict=True)
     line |= {name: outcomes for name, outcomes in named if outcomes is not None}
     if pass_index:

@@ -55,7 +55,7 @@ from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, S
 from guard_service.heldout.identity import Expected, manifest
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
 from guard_service.refusals import Kind
-from guard_service.store import Store, export_history
+from guard_service.store import STAYS_HERE, Store, export_history
 
 pytestmark = pytest.mark.asyncio
 QUICK = Policy(
@@ -195,6 +195,8 @@ async def test_truncation_and_the_training_graders_mean_are_in_the_verdict_and_c
         assert last is not None and (last.score, last.truncated, last.proxy_score) == (0.5, 0.5, 1.0)
         assert (last.unanswered, last.timed_out) == (0.25, 0.125)
         assert engine.verdict.code is Code.UNINFORMATIVE_BASELINE and "90%" in engine.verdict.reason
+        (public,) = [line async for line in engine.history()]
+        assert not {*STAYS_HERE, "fooled_items", "heldout_unscored"} & public.keys()
     rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
     async with run.engine(FakeEvaluator()) as engine:  # folded again from the events
         assert engine.verdict.last_evaluation == last

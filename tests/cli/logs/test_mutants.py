@@ -39,6 +39,9 @@ STARTS = Rule("guard_follow", "starts.py", STARTS_TESTS)
 STARTS_STEPS = Rule("guard_follow", "steps.py", STARTS_TESTS)
 STARTS_READ = Rule("guard_follow", "source.py", STARTS_TESTS)
 STARTS_FILES = Rule("guard_follow", "events.py", STARTS_TESTS)
+TOLD_TESTS = CLI / "replay" / "test_told.py"
+TOLD_READ, TOLD_FOLDED = (Rule("guard_cli", f"replay/{name}.py", TOLD_TESTS) for name in ("run", "fold"))
+TOLD_KEPT = Rule("guard_service", "store/history.py", TOLD_TESTS)
 STARTS_REPLAYED = Rule("guard_cli", "replay/attempts.py", STARTS_TESTS)
 PLACED = Rule("guard_follow", "starts.py", LATE)
 HALF = CLI / "follow" / "test_half_written.py"
@@ -368,6 +371,21 @@ MUTANTS: tuple[Mutant, ...] = (
     (REPORTED, "code == ExitCode.NOT_JUDGED and not counts", "not counts"),
     (REPORTED, "code == ExitCode.NOT_JUDGED and not counts", "code == ExitCode.NOT_JUDGED"),
     (REPORTED, "isinstance(found.get(name), int) for", "True for"),
+    (TOLD_READ, 'truncated=known["truncated"],', ""),
+    (TOLD_READ, 'unanswered=known["unanswered"],', ""),
+    (TOLD_READ, 'unscored=known["unscored"],', ""),
+    (TOLD_READ, 'timed_out=known["timed_out"],', ""),
+    (TOLD_READ, "temperature=temperature,", "temperature=1.0,"),
+    (TOLD_READ, "max_new_tokens=int(longest),", "max_new_tokens=2048,"),
+    (TOLD_READ, "max_new_tokens=int(longest))", "max_new_tokens=None)"),
+    (
+        TOLD_READ,
+        "replace(self.scored[row], attempt=attempt, step=0, pass_index=i)",
+        "replace(self.scored[row], attempt=attempt, step=0, pass_index=i, sampling=None)",
+    ),
+    (TOLD_FOLDED, "judge.fold_checkpoint(_announced(run, evaluation))", "judge.fold_checkpoint()"),
+    (TOLD_KEPT, 'limit is not None and "heldout" in line', "False"),
+    (TOLD_KEPT, "if known.get(name) is not None", "if False"),
 )
 
 

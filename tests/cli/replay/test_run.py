@@ -133,8 +133,8 @@ class TestHeldOut:
             row(1, items=[0, 1], proxy_items=[]),
         ]
         run = run_of(tmp_path, rows)
-        assert run.baseline_paid == ((1.0, 1.0), (), None)
-        assert run.baseline_fooled == ((0.0, 0.5), None, None)
+        assert [one.proxy_items for one in run.passes] == [(1.0, 1.0), (), None]
+        assert [one.fooled_items for one in run.passes] == [(0.0, 0.5), None, None]
         assert run.evaluations[0].proxy_items == () and run.evaluations[0].fooled_items is None
 
     def test_a_baseline_that_stands_there_twice_counts_once(self, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ class TestHeldOut:
         ]
         rows = [*passes, row(1, items=[0, 1, 0])]
         once, twice = run_of(tmp_path, rows), run_of(tmp_path, [*rows, *rows])
-        assert twice.baseline == once.baseline and twice.baseline_paid == once.baseline_paid
+        assert twice.passes == once.passes
         assert twice.evaluations == once.evaluations and twice.step.tolist() == [1]
         assert any("3 evaluations stand there again" in note for note in twice.notes)
         assert not any("stand there again" in note for note in once.notes)

@@ -1,0 +1,114 @@
+"""What a guard's own history tells of an evaluation beside its items: a replay judges by it, too."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard_cli.errors import CliError
+from guard_cli.logs.readers import read_log
+from guard_cli.replay.fold import fold_run
+from guard_cli.replay.run import load_run
+from guard_core.judge import Evaluation, Judge
+from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.wire import CheckpointReport, Code, EvaluationSampling, Sampling, SamplingSource, StepReport
+from guard_service.store import Store, export_history
+
+POLICY = Policy(calibrated=CalibratedPolicy(baseline_passes=2, bootstrap_runs=200, horizon=40))
+ITEMS = 256
+TRAINER = Sampling(temperature=1.0, max_new_tokens=2048)
+
+#: Step, score, and share that is cut off, of each checkpoint.
+CUT_SHORT = ((0, 0.6, 0.02), (10, 0.58, 0.05), (20, 0.3, 0.4), (30, 0.2, 0.5), (40, 0.2, 0.5))
+
+
+def used(temperature: float) -> EvaluationSampling:
+    return EvaluationSampling(
+        temperature=temperature, max_new_tokens=512, samples=1, source=SamplingSource.SETTINGS
+    )
+
+
+def evaluations(
+    temperature: float, trainer: Sampling | None
+) -> Iterator[tuple[CheckpointReport, Evaluation]]:
+    for step, score, cut in CUT_SHORT:
+        items = tuple(float((i * 37) % ITEMS < round(score * ITEMS)) for i in range(ITEMS))
+        yield (
+            CheckpointReport(attempt=0, step=step, path=f"/c/{step}", sampling=trainer),
+            Evaluation(
+                *(0, step, f"/c/{step}", items),
+                truncated=cut,
+                unscored=cut,
+                sampling=used(temperature),
+                timed_out=cut / 2,
+                unanswered=cut / 4,
+            ),
+        )
+
+
+def lived(directory: Path, temperature: float, trainer: Sampling | None = TRAINER) -> Judge:
+    """A guard's judge and store: completions become longer than the evaluator lets them."""
+    judge = Judge(POLICY)
+    with closing(Store(directory, POLICY)) as store:
+        for report, evaluation in evaluations(temperature, trainer):
+            step = StepReport(attempt=0, step=report.step + 1, reward=0.5)
+            judge.fold_step(step)
+            store.append_steps([[step]])
+            judge.fold_checkpoint(report)
+            store.append_checkpoint(report)
+            passes = [evaluation]
+            while passes:
+                one = passes.pop()
+                round_ = judge.fold_evaluation(one)
+                store.append_evaluation(one, round_, [])
+                if (wanted := judge.wanted_pass()) is not None:
+                    passes.append(Evaluation(**{**fields(evaluation), "pass_index": wanted.index}))
+    return judge
+
+
+def fields(evaluation: Evaluation) -> dict[str, Any]:
+    return {name: getattr(evaluation, name) for name in evaluation.__dataclass_fields__}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize("trainer", [TRAINER, None], ids=["its limit is known", "it says nothing"])
+@pytest.mark.parametrize("form", ["state", "jsonl", "csv"])
+def test_a_replay_says_what_the_guard_said(
+    tmp_path: Path, temperature: float, trainer: Sampling | None, form: str
+) -> None:
+    live = lived(tmp_path / "state", temperature, trainer).verdict()
+    source, lines = tmp_path / "state", list(export_history(tmp_path / "state"))
+    if form != "state":
+        source = tmp_path / f"history.{form}"
+        source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if form == "csv":
+        names = dict.fromkeys(name for line in lines for name in line)
+        with source.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*names])
+            writer.writeheader()
+            writer.writerows(
+                {name: json.dumps(v) if isinstance(v, list) else v for name, v in line.items()}
+                for line in lines
+            )
+    replayed = fold_run(load_run(read_log(source), str(source), {}), POLICY).verdict()
+
+    def told(verdict: Any) -> list[tuple[Code, str]]:
+        return sorted((c.code, c.message) for c in verdict.conditions)
+
+    assert told(replayed) == told(live)
+    assert (replayed.code, replayed.level, replayed.fire) == (live.code, live.level, live.fire)
+    assert (Code.CUT_SHORT in {c.code for c in live.conditions}) is (trainer is not None)
+
+
+def test_what_cannot_be_a_sampling_is_a_sentence(tmp_path: Path) -> None:
+    line = {"step": 1, "reward": 0.5, "items": [1, 0], "heldout_temperature": -1, "heldout_max_new_tokens": 5}
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps(line) + "\n")
+    with pytest.raises(CliError, match="line 1: heldout_temperature -1 and heldout_max_new_tokens 5 are no"):
+        load_run(read_log(log), "log.jsonl", {})
