@@ -46,18 +46,20 @@ def evaluations(
                 truncated=cut,
                 unscored=cut,
                 sampling=used(temperature),
-                timed_out=cut / 2,
-                unanswered=cut / 4,
+                timed_out=cut,
+                unanswered=0.3,
             ),
         )
 
 
-def lived(directory: Path, temperature: float, trainer: Sampling | None = TRAINER) -> Judge:
-    """A guard's judge and store: completions become longer than the evaluator lets them."""
+def lived(directory: Path, temperature: float, trainer: Sampling | None, after: int) -> Judge:
+    """A guard's judge and store: completions become longer than the evaluator lets them. A step is reported
+    `after` so many from each checkpoint.
+    """
     judge = Judge(POLICY)
     with closing(Store(directory, POLICY)) as store:
         for report, evaluation in evaluations(temperature, trainer):
-            step = StepReport(attempt=0, step=report.step + 1, reward=0.5)
+            step = StepReport(attempt=0, step=report.step + after, reward=0.5)
             judge.fold_step(step)
             store.append_steps([[step]])
             judge.fold_checkpoint(report)
@@ -78,11 +80,11 @@ def fields(evaluation: Evaluation) -> dict[str, Any]:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 @pytest.mark.parametrize("trainer", [TRAINER, None], ids=["its limit is known", "it says nothing"])
-@pytest.mark.parametrize("form", ["state", "jsonl", "csv"])
+@pytest.mark.parametrize(("form", "after"), [("state", 1), ("jsonl", 1), ("csv", 1), ("jsonl", 0)])
 def test_a_replay_says_what_the_guard_said(
-    tmp_path: Path, temperature: float, trainer: Sampling | None, form: str
+    tmp_path: Path, temperature: float, trainer: Sampling | None, form: str, after: int
 ) -> None:
-    live = lived(tmp_path / "state", temperature, trainer).verdict()
+    live = lived(tmp_path / "state", temperature, trainer, after).verdict()
     source, lines = tmp_path / "state", list(export_history(tmp_path / "state"))
     if form != "state":
         source = tmp_path / f"history.{form}"
