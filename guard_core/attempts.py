@@ -12,13 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 #: Starts of one run that are judged as starts, beside the first. Each has a false-stop rate of its own.
 MOST_STARTS = 3
 
 #: Attempts, and starts, that are remembered: the newest.
 MOST_KEPT = 16
+
+
+class Reports(Protocol):
+    """What is known of the steps that were reported."""
+
+    @property
+    def stride(self) -> int:
+        """The usual distance of two, in step numbers."""
 
 
 @dataclass(slots=True)
@@ -37,13 +45,16 @@ class Lineage:
     reach: dict[int, int] = field(default_factory=dict)
     of: dict[int, int] = field(default_factory=dict)
 
-    def fold_step(self, attempt: int, step: int, stride: int) -> None:
-        """Fold a reported step; `stride`: the usual distance of two reports.
+    def fold_step(self, attempt: int, step: int, reports: Reports) -> None:
+        """Fold a reported step.
 
         An attempt may begin one later than the first did: a step without a finite reward is not reported.
         """
-        limit = self.base if self.began is None else self.began
-        self._hear(attempt, step, stride, scratch=limit is not None and step <= limit + 1)
+        if attempt in self.of:  # as of nearly all steps of a run
+            self._reach(self.of[attempt], step)
+        else:
+            limit = self.base if self.began is None else self.began
+            self._hear(attempt, step, reports.stride, scratch=limit is not None and step <= limit + 1)
         if self.began is None and self.of.get(attempt) == attempt:
             self.began = step
 
@@ -51,19 +62,24 @@ class Lineage:
         """Fold a checkpoint that was evaluated."""
         if self.base is None:
             self.base = step
-        self._hear(attempt, step, 0, scratch=step <= self.base)
+        if attempt in self.of:
+            self._reach(self.of[attempt], step)
+        else:
+            self._hear(attempt, step, 0, scratch=step <= self.base)
 
     def _hear(self, attempt: int, step: int, stride: int, *, scratch: bool) -> None:
-        start = self.of.get(attempt)
-        if start is None:
-            if self.of and attempt < max(self.of):
-                return  # a late word of one that is over
-            start = attempt if scratch or not self.reach else self._gone_on_from(step - stride)
-            self.of[attempt] = start
-        self.reach[start] = max(step, self.reach.get(start, step))
+        """Say of which start an attempt is that nothing was heard of before."""
+        if self.of and attempt < max(self.of):
+            return  # a late word of one that is over
+        self.of[attempt] = attempt if scratch or not self.reach else self._gone_on_from(step - stride)
+        self._reach(self.of[attempt], step)
         for kept in (self.of, self.reach):
             if len(kept) > MOST_KEPT:
                 del kept[min(kept)]
+
+    def _reach(self, start: int, step: int) -> None:
+        if step > self.reach.get(start, -1):
+            self.reach[start] = step
 
     def _gone_on_from(self, step: int) -> int:
         """The newest start that came as far; where none did, the one that came farthest."""

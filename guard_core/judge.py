@@ -241,7 +241,7 @@ class Judge:
         attempt, step = report.attempt, report.step
         self._steps += 1
         self._count.fold_step(attempt, step)
-        self._lineage.fold_step(attempt, step, self._count.stride)
+        self._lineage.fold_step(attempt, step, self._count)
         self._last_kl = (report.kl_kind, report.kl)
         counting = self._window.add(attempt, step, report.reward, report.kl, report.kl_kind)
         self._kl_lost = 0 if counting else self._kl_lost + 1

@@ -95,7 +95,7 @@ def rounds(run: Run) -> tuple[Scored, ...]:
         for step in islice(steps, end - seen):
             gathered.add(*step)
             count.fold_step(step.attempt, step.step)
-            lineage.fold_step(step.attempt, step.step, count.stride)
+            lineage.fold_step(step.attempt, step.step, count)
         seen = end
         if evaluation.pass_index > 0:
             found.append(Scored(evaluation, None, None, None, deepcopy(lineage)))

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 
 from guard_core.attempts import MOST_KEPT, MOST_STARTS, Lineage, Restarts
+
+
+@dataclass
+class Reports:
+    stride: int
 
 
 def reported(*steps: tuple[int, int], stride: int = 1, base: int | None = 0) -> Lineage:
@@ -15,7 +21,7 @@ def reported(*steps: tuple[int, int], stride: int = 1, base: int | None = 0) -> 
     if base is not None:
         lineage.fold_checkpoint(steps[0][0], base)
     for attempt, step in steps:
-        lineage.fold_step(attempt, step, stride)
+        lineage.fold_step(attempt, step, Reports(stride))
     return lineage
 
 
@@ -56,7 +62,7 @@ class TestLineage:
         lineage.fold_checkpoint(0, 50)
         lineage.fold_checkpoint(1, 50)
         lineage.fold_checkpoint(2, 0)
-        lineage.fold_step(2, 1, 1)
+        lineage.fold_step(2, 1, Reports(1))
         assert lineage.of == {0: 0, 1: 0, 2: 2}
 
     def test_what_goes_on_from_a_start_is_of_that_start(self) -> None:
@@ -79,9 +85,9 @@ class TestLineage:
         lineage = Lineage()
         lineage.fold_checkpoint(0, 0)
         lineage.fold_checkpoint(0, 50)
-        lineage.fold_step(1, 51, 1)
+        lineage.fold_step(1, 51, Reports(1))
         assert (lineage.of, lineage.began) == ({0: 0, 1: 0}, None)
-        lineage.fold_step(2, 1, 1)
+        lineage.fold_step(2, 1, Reports(1))
         assert (lineage.of[2], lineage.began) == (2, 1)
 
     def test_attempts_without_end_are_not_remembered(self) -> None:
