@@ -91,13 +91,14 @@ class HeldoutEvaluation:
             raise SplitError(f"{settings.split}: {error}") from error
 
     def ready(self) -> dict[str, Any]:
-        """What the guard wants to know of the split, and of the base model."""
+        """What the guard wants to know of the split, of its scorers, and of the base model."""
         return {
             "items": len(self._split.groups),
             "prompts": len(self._split),
             "answers": self._answers_tried,
             "digest": self._split.digest,
             "base_model": None if self._base is None else self._base.sha256,
+            "scorer_code": self._scoring.code | ({} if self._proxy is None else self._proxy.code),
         }
 
     @property

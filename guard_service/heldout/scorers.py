@@ -20,6 +20,7 @@ too, unless the settings say that such a completion is wrong.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import inspect
 import math
@@ -31,6 +32,7 @@ from fractions import Fraction
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from numbers import Real
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from guard_core.wording import nearest, quoted
@@ -228,6 +230,21 @@ class NamedScorer(NamedTuple):
         function = load_scorer(name)
         return cls(name, function, _takes_whole(function), _is_async(function))
 
+    @property
+    def code(self) -> str | None:
+        """Digest of the file that it is written in; None for one of ours, and where there is no file.
+
+        What that file imports is not in it.
+        """
+        if self.name in BUILT_IN:
+            return None
+        module = getattr(self.function, "__module__", None) or type(self.function).__module__
+        file = getattr(sys.modules.get(module), "__file__", None)
+        try:
+            return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        except OSError:
+            return None
+
     def ask(self, completion: str, answer: str, meta: Mapping[str, Any], whole: str) -> Said:
         """Call it, here and now."""
         try:
@@ -337,6 +354,11 @@ class SplitScorers:
             if self._scorers[name].function in (numeric, regex):
                 self._check_answer(item, name)
 
+    @property
+    def code(self) -> dict[str, str]:
+        """Digests of the files of those that are not ours, by name."""
+        return {name: code for name, one in self._scorers.items() if (code := one.code) is not None}
+
     def _check_answer(self, item: HeldoutItem, name: str) -> None:
         try:
             self._scorers[name].function("", item.answer, item.meta)
@@ -416,6 +438,11 @@ class ProxyScoring:
             self._scorer = NamedScorer.of(name)
         except SplitError as error:
             raise SplitError(f"proxy_scorer: {error}") from error
+
+    @property
+    def code(self) -> dict[str, str]:
+        """As of `SplitScorers`."""
+        return {} if (code := self._scorer.code) is None else {self._scorer.name: code}
 
     def score_all(self, made: Sequence[tuple[HeldoutItem, str]]) -> list[Graded]:
         """What it pays for each completion, in [0, 1]. Raises as `SplitScorers.score_all` does."""

@@ -172,12 +172,16 @@ class EvaluationWorker:
         self.answers_tried: int | None = None
         self.split_digest: str | None = None
         self._base_digest: str | None = None
+        self._scorer_code: Mapping[str, str] | None = None
 
     @property
     def measure(self) -> Mapping[str, Any]:
-        """What decides a score, beside the split; once started with the digest of the base model, if any."""
+        """What decides a score, beside the split; once started with the digests of the base model and of
+        scorers that are not ours, if there are any.
+        """
         base = {} if self._base_digest is None else {"base_model": self._base_digest}
-        return self._settings.measure() | base
+        code = {"scorer_code": self._scorer_code} if self._scorer_code else {}
+        return self._settings.measure() | base | code
 
     @property
     def adapters(self) -> Adapters | None:
@@ -341,11 +345,17 @@ class EvaluationWorker:
                 f"cannot be "
                 "compared with the earlier ones; restore it, or start a new run"
             )
+        if self._scorer_code not in (None, ready["scorer_code"]):
+            await self._kill()
+            raise SplitError(
+                "the file of a scorer changed while the guard ran: its scores cannot be compared with the "
+                "earlier ones; restore it, or start a new run"
+            )
         self.split_items, self.split_digest = ready["items"], ready["digest"]
         self._prompts = ready["prompts"]
         if ready["answers"] is not None:
             self.answers_tried = ready["answers"]
-        self._base_digest = ready["base_model"]
+        self._base_digest, self._scorer_code = ready["base_model"], ready["scorer_code"]
 
     async def _ask(self, child: Process, message: dict[str, Any]) -> dict[str, Any]:
         """Send one line, await one line. Whatever goes wrong, no child is left half-way through."""

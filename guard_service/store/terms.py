@@ -40,7 +40,8 @@ def check_evaluation(database: Database, digest: str, measure: Mapping[str, Any]
     Args:
         database: of the run.
         digest: of the held-out split.
-        measure: what else decides a score (scorers, sampling); JSON values.
+        measure: what else decides a score (scorers, sampling); JSON values. Its `scorer_code` came with a
+            later release, and is remembered by itself: a store without it goes on.
 
     Raises:
         ChangedRunError: the run began with another split, or was scored in another way.
@@ -51,9 +52,14 @@ def check_evaluation(database: Database, digest: str, measure: Mapping[str, Any]
                 f"the held-out split is not the one that {database.path} was written under: its scores "
                 "cannot be compared with the earlier ones; restore it, or give another state_dir"
             )
-        known = json.loads(database.first_meta("measure", json.dumps(dict(measure), sort_keys=True)))
-        if known != dict(measure):
-            changes = ", ".join(_differences(known, dict(measure), ""))
+        now = dict(measure)
+        code = {"scorer_code": now.pop("scorer_code", {})}
+        known = json.loads(database.first_meta("measure", json.dumps(now, sort_keys=True)))
+        if code["scorer_code"]:
+            now |= code
+            known |= json.loads(database.first_meta("scorer_code", json.dumps(code, sort_keys=True)))
+        if known != now:
+            changes = ", ".join(_differences(known, now, ""))
             raise ChangedRunError(
                 f"the evaluation is not the one that {database.path} was written under ({changes}): its "
                 "scores cannot be compared with the earlier ones; restore it, or give another state_dir"

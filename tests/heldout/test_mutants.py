@@ -42,6 +42,11 @@ STAGING = Rule("guard_service", "heldout/staging.py", HERE / "test_staging.py")
 BASE = Rule("guard_service", "heldout/base_model.py", HERE / "test_base_model.py")
 STARTS = Rule("guard_service", "__main__.py", HERE / "test_base_model.py")
 
+SCORERS_FILE, WORKER_FILE, CHILD_FILE = (
+    Rule("guard_service", f"heldout/{name}.py", HERE / "test_worker.py")
+    for name in ("scorers", "worker", "child")
+)
+
 MUTANTS: list[Mutant] = [
     (SPLIT, "if alone else", "if True else"),
     (SPLIT, "[fmean(outcomes[place] for place in group) for group in self.groups]", "list(outcomes)"),
@@ -50,6 +55,16 @@ MUTANTS: list[Mutant] = [
     (ANSWERS, "(p.score >= 1.0) * (1 - r.score)", "float(p.score >= 1.0)"),
     (ANSWERS, "if fooled and not each_is_one", "if fooled"),
     (ANSWERS, "if fooled and not each_is_one", "if not each_is_one"),
+    (
+        SCORERS_FILE,
+        "if self.name in BUILT_IN:\n            return None",
+        "if False:\n            return None",
+    ),
+    (SCORERS_FILE, "{self._scorer.name: code}", "{}"),
+    (SCORERS_FILE, "if (code := one.code) is not None}", "if (code := one.code) is None}"),
+    (WORKER_FILE, 'if self._scorer_code not in (None, ready["scorer_code"]):', "if False:"),
+    (WORKER_FILE, "| base | code", "| base"),
+    (CHILD_FILE, "({} if self._proxy is None else self._proxy.code)", "{}"),
     (MAKING, "and item.group is None else item", "and False else item"),
     (DISJOINT, "if len(places) > 1", "if len(places) > 0"),
     (DISJOINT, "family[last] = first", "family[other] = place"),

@@ -159,6 +159,36 @@ def test_a_scratch_that_cannot_be_written_is_said(settings, tmp_path: Path, take
         run(settings(), tmp_path / "scratch", lambda worker: worker.evaluate(REQUEST))
 
 
+def test_the_file_of_a_scorer_is_part_of_what_decides_a_score(
+    settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own, the training grader's, and no file of ours; what it imports is another matter."""
+    for name in ("own_scorer", "own_grader"):
+        (tmp_path / f"{name}.py").write_text("def right(completion, answer, meta):\n    return 1.0\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    own = {"scorer": "own_scorer:right", "proxy_scorer": "own_grader:right"}
+    given = settings().model_copy(update=own)
+
+    async def look(worker: EvaluationWorker) -> Any:
+        return worker.measure["scorer_code"]
+
+    async def edit(worker: EvaluationWorker) -> str:
+        await worker.evaluate(REQUEST)
+        (tmp_path / "own_grader.py").write_text("def right(completion, answer, meta):\n    return 0.5\n")
+        await worker._kill()  # as by the kernel for its memory
+        return await fails(worker)
+
+    before = run(given, tmp_path / "scratch", look)
+    assert before.keys() == {"own_scorer:right", "own_grader:right"}
+    assert run(given, tmp_path / "scratch", look) == before
+    assert "the file of a scorer changed while the guard ran" in run(given, tmp_path / "scratch", edit)
+    after = run(given, tmp_path / "scratch", look)
+    assert after["own_scorer:right"] == before["own_scorer:right"]
+    assert after["own_grader:right"] != before["own_grader:right"]
+    with pytest.raises(KeyError):
+        run(settings(), tmp_path / "scratch", look)
+
+
 def test_an_items_outcome_is_the_mean_over_its_samples(settings, tmp_path: Path) -> None:
     with endpoint(lambda body, n: says("3" if body["seed"] % 3 else "4")) as server:
         own = settings().evaluator.model_copy(

@@ -252,6 +252,11 @@ def test_a_changed_policy_split_or_evaluation_is_refused(store: Store, tmp_path:
         store.check_evaluation("two", measure)
     with pytest.raises(ChangedRunError, match=r"evaluator\.temperature: was 1\.0, now 0"):
         store.check_evaluation("one", measure | {"evaluator": {"temperature": 0, "top_p": None}})
+    own = measure | {"scorer_code": {"m:f": "a"}}
+    store.check_evaluation("one", own)  # an earlier release did not know it
+    store.check_evaluation("one", own)
+    with pytest.raises(ChangedRunError, match=r"scorer_code\.m:f: was 'a', now 'b'"):
+        store.check_evaluation("one", measure | {"scorer_code": {"m:f": "b"}})
     store.close()
     with pytest.raises(ChangedRunError, match=r"silent\.after_seconds: was 1800\.0, now 5\.0"):
         Store(tmp_path, Policy.model_validate({"silent": {"after_seconds": 5.0}}))
