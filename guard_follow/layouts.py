@@ -26,6 +26,9 @@ OLD_MARK_SECONDS = 300.0
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 MAX_HEADER = 64 << 20
 MAX_SMALL_FILE = 16 << 20
+
+#: Bytes at the end of a mark of JSON in which its last brace is.
+MARK_TAIL = 64
 _WHAT_HOSTILE_FILES_RAISE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
     struct.error,
@@ -123,8 +126,19 @@ def _marked(root: Path, path: Path, layout: Layout, step: int) -> int | None:
         newest = json.loads(text)[layout.latest_key] if layout.latest_key else int(text)
         return _when(file) if isinstance(newest, int) and newest >= step else None
     if layout.marker:
-        return _when(path / layout.marker) if (path / layout.marker).is_file() else None
+        mark = path / layout.marker
+        return _when(mark) if mark.is_file() and _is_written(mark) else None
     return 0
+
+
+def _is_written(mark: Path) -> bool:
+    """Whether a mark with content has it: it is there, and empty, before its writer has closed it."""
+    if mark.suffix != ".json":
+        return True
+    with os.fdopen(open_regular(mark), "rb") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, end - MARK_TAIL))
+        return stream.read().rstrip().endswith(b"}")
 
 
 def _has_weights(model: Path) -> bool:

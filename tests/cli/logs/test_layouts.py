@@ -102,6 +102,17 @@ def test_without_its_marker_it_is_not_complete(tmp_path, key):
     assert found(tmp_path, key) == []
 
 
+@pytest.mark.parametrize("so_far", ["", '{"log_history": [{"step": 1}, {"st', '{"log_history": [\n'])
+@pytest.mark.parametrize("key", ["trl", "ms-swift"])
+def test_a_marker_that_is_being_written_is_none(tmp_path, key, so_far):
+    """Its files would not be those of the announcement any more, and nobody would score it."""
+    path = save(tmp_path, key, 5)
+    mark(path / "trainer_state.json", so_far)
+    assert find_checkpoints(tmp_path, layouts_of(key)) == []
+    mark(path / "trainer_state.json", '{"log_history": []}\n')
+    assert [found.step for found in find_checkpoints(tmp_path, layouts_of(key))] == [5]
+
+
 @pytest.mark.parametrize("key", ["trl", "prime-rl", "ms-swift"])
 def test_a_marker_older_than_the_weights_is_of_an_earlier_run(tmp_path, key):
     path = save(tmp_path, key, 5)
