@@ -196,7 +196,13 @@ def _calibrated(run: Run, policy: Policy, name: str) -> DetectorOutcome:
     if not run.evaluations or not _can_calibrate(run):
         return _quiet(name, Level.UNKNOWN, "; ".join(inert), inert)
     policy = as_logged(policy, run)
-    baseline = Baseline.from_passes(baseline_of(run), policy.calibrated.samples, paid_of(run), fooled_of(run))
+    starting = _starting(run)
+    baseline = Baseline.from_passes(
+        [one.items for one in starting],
+        policy.calibrated.samples,
+        [one.proxy_items or None for one in starting],
+        [one.fooled_items for one in starting],
+    )
     detector, restarts = build_detector(name, policy, baseline), Restarts()
     status = None
     for evaluation, in_loop, kl, in_loop_error, lineage in rounds(run):
@@ -227,26 +233,15 @@ def _calibrated(run: Run, policy: Policy, name: str) -> DetectorOutcome:
 
 def baseline_of(run: Run) -> Sequence[tuple[float, ...]]:
     """Passes of the starting policy; else those of the first checkpoint, if it was evaluated repeatedly."""
-    if run.baseline or not run.has_items or not run.evaluations:
-        return run.baseline
-    first = [e.items for e in run.evaluations if _same_checkpoint(e, run.evaluations[0])]
+    return [one.items for one in _starting(run)]
+
+
+def _starting(run: Run) -> Sequence[Evaluation]:
+    """The evaluations that `baseline_of` has the items of."""
+    if run.passes or not run.has_items or not run.evaluations:
+        return run.passes
+    first = [e for e in run.evaluations if _same_checkpoint(e, run.evaluations[0])]
     return first if len(first) > 1 else ()
-
-
-def paid_of(run: Run) -> Sequence[tuple[float, ...] | None]:
-    """What the training grader gave the passes of `baseline_of`; None where it gave nothing."""
-    if run.baseline or not baseline_of(run):
-        return [one.proxy_items or None for one in run.passes]
-    first = run.evaluations[0]
-    return [e.proxy_items or None for e in run.evaluations if _same_checkpoint(e, first)]
-
-
-def fooled_of(run: Run) -> Sequence[tuple[float, ...] | None]:
-    """Where the training grader was fooled in the passes of `baseline_of`; None where that is not known."""
-    if run.baseline or not baseline_of(run):
-        return [one.fooled_items for one in run.passes]
-    first = run.evaluations[0]
-    return [e.fooled_items for e in run.evaluations if _same_checkpoint(e, first)]
 
 
 def _same_checkpoint(a: Evaluation, b: Evaluation) -> bool:

@@ -197,7 +197,7 @@ class _Rows:
                 continue
             key = self._attempt_of(row), int(np.nan_to_num(self.step[row])), int(self.pass_index[row])
             before = first.setdefault(key, row)
-            if replace(self.scored[before], attempt=key[0]) != replace(self.scored[row], attempt=key[0]):
+            if self.scored[before] != self.scored[row]:
                 raise CliError(
                     f"{self.at(row)} evaluates pass {key[2]} of step {key[1]} again, with other outcomes "
                     f"than line {self.table.line[before]}: are these two runs? Replay each by itself."

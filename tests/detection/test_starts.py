@@ -156,8 +156,7 @@ def test_a_start_that_crashed_before_it_was_judged_is_that_of_the_attempt_that_g
 def test_a_baseline_may_be_scored_after_the_next_attempt_began() -> None:
     """The first evaluation takes long, and what waits behind it is of the attempt that is over."""
     run = Run()
-    fresh = Run()  # with the same baseline, and nothing else
-    run.judge = Judge(fresh.judge.policy)
+    run.judge = Judge(run.judge.policy)
     for attempt, step in ((0, 1), (0, 30), (1, 1)):
         run.judge.fold_step(StepReport(attempt=attempt, step=step, reward=START))
     run.evaluate(0, START)
