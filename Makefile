@@ -62,7 +62,7 @@ chart-tools: ## Build helm, kustomize and promtool for the chart's tests, once.
 
 # The longest files first: the last ones are short, and no worker waits for another.
 FIRST := $(addprefix tests/,trainer heldout)
-APART := $(addprefix tests/,core detection bench e2e vllm on_ray kinds __pycache__)
+APART := $(addprefix tests/,core detection bench e2e vllm gpu on_ray kinds __pycache__)
 OTHERS := $(FIRST) $(filter-out $(FIRST) $(APART),$(patsubst %/,%,$(wildcard tests/*/)))
 # These only compute, and wait for nothing: they have what others leave of the cores.
 COMPUTE := tests/cli/calibrate tests/cli/replay
@@ -113,6 +113,14 @@ test-vllm: $(VLLM)/.installed ## The tests of the evaluator `vllm`, with a real 
 
 vllm-runs: $(VLLM)/.installed install ## A real GRPO run with LoRA that hacks, and its honest twin, judged through vLLM on the CPU; not part of `make test`.
 	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q -s -m long tests/vllm
+
+# In the environment of PYTHON: vLLM's build for CUDA, the guard and pytest, as of images/vllm.lock.
+test-gpu bench-gpu: PYTHON ?= python3
+test-gpu: ## The tests of the evaluator `vllm` on an NVIDIA GPU, in an environment that you name by PYTHON; not part of `make test`.
+	PYTHONPATH=$(CURDIR) RLGUARD_GPU=1 $(PYTHON) -m pytest -q -s --durations=0 tests/gpu tests/vllm/test_vllm.py
+
+bench-gpu: ## There, too: what an evaluation takes, against the formula of docs/cost.md and against plain `LLM.generate`.
+	PYTHONPATH=$(CURDIR) $(PYTHON) -m tests.bench.bench_gpu
 
 LOCK_VLLM := pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header --extra eval-hf pyproject.toml
 
@@ -239,4 +247,4 @@ actionlint: ## Build actionlint for the workflows' test, once.
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: demo help install lock lint format generate site verify control-plane chart-tools mutants test-long chaos chaos-kind test read-tests test-others test-kind test-compute test-beside test-kubernetes test-rules test-vllm vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds e2e-vllm kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean
+.PHONY: demo help install lock lint format generate site verify control-plane chart-tools mutants test-long chaos chaos-kind test read-tests test-others test-kind test-compute test-beside test-kubernetes test-rules test-vllm test-gpu bench-gpu vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds e2e-vllm kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean

@@ -100,8 +100,8 @@ def instead(names: Collection[str]) -> str:
 _SIGNS: tuple[tuple[Callable[[str], bool], str], ...] = (
     (
         lambda name: name == "actor" or name.startswith("model_world_size_"),
-        "it holds verl's shards: add hf_model to actor_rollout_ref.actor.checkpoint.save_contents, and "
-        "announce its actor/huggingface",
+        "it holds FSDP shards: with verl add hf_model to actor_rollout_ref.actor.checkpoint.save_contents, "
+        "and announce its actor/huggingface; with SkyRL set trainer.hf_save_interval",
     ),
     (
         lambda name: name.startswith("pytorch_model_fsdp"),
@@ -110,7 +110,8 @@ _SIGNS: tuple[tuple[Callable[[str], bool], str], ...] = (
     (
         lambda name: name.endswith(".distcp"),
         "it holds shards of torch.distributed.checkpoint (DCP): have the framework save whole weights in "
-        "safetensors, too (NeMo-RL: checkpointing.save_consolidated=true), and announce their directory",
+        "safetensors, too (NeMo-RL: checkpointing.save_consolidated=true, slime: --save-hf, SkyRL: "
+        "trainer.hf_save_interval), and announce their directory",
     ),
     (
         lambda name: (

@@ -52,6 +52,8 @@ def test_a_whole_model_is_fit_whatever_lies_beside_it(tmp_path: Path, names: tup
         (("config.json", "pytorch_model_fsdp_0", "__0_0.distcp"), "fsdp_state_dict_type to FULL_STATE_DICT"),
         (("config.json", "__0_0.distcp"), "(DCP): have the framework save whole weights in safetensors"),
         ((".metadata", "__0_0.distcp"), "NeMo-RL: checkpointing.save_consolidated=true"),
+        ((".metadata", "__0_0.distcp"), "slime: --save-hf, SkyRL: trainer.hf_save_interval"),
+        (("model_world_size_8_rank_0.pt",), "with SkyRL set trainer.hf_save_interval"),
         (("config.json", "zero_to_fp32.py"), "stage3_gather_16bit_weights_on_model_save"),
         (("mp_rank_00_model_states.pt",), "OpenRLHF: --ckpt.save_hf"),
         (("actor", "data.pt"), "actor_rollout_ref.actor.checkpoint.save_contents"),

@@ -23,20 +23,21 @@ def test_by_hand() -> None:
     one = cost(SMALL, ROUND, split)
     assert (one.gpus, one.at_once) == (1, 4)
     assert one.load == pytest.approx(8.0)
-    assert one.generate == pytest.approx(2e9 * 500 * 4 / 40e12 + 1000 * 2.008 / 60)
+    assert one.generate == pytest.approx(2e9 * 500 * 4 / 40e12 + 1000 * (2.008 / 60 + 0.004))
     assert one.seconds == pytest.approx(one.load + one.generate)
 
 
 def test_a_large_batch_is_bound_by_arithmetic() -> None:
     split = Demand(completions=256, prompt=1, completion=100)
     slow = replace(ROUND, arithmetic=1e12)
-    assert cost(SMALL, slow, split).generate == pytest.approx((256 + 100 * 256) * 2e9 / 0.4e12, rel=1e-9)
+    computed = (256 + 100 * 256) * 2e9 / 0.4e12
+    assert cost(SMALL, slow, split).generate == pytest.approx(computed + 100 * 0.004, rel=1e-9)
 
 
 def test_what_does_not_fit_takes_more_gpus() -> None:
-    """80 GB in bfloat16 and 16 sequences do not go into 83 GB."""
+    """80 GB in bfloat16 and 16 sequences go into 88 GB; 88 GB do not."""
     assert cost(Transformer(40e9, 64, 8), ROUND).gpus == 1
-    assert cost(Transformer(42e9, 64, 8), ROUND).gpus == 2
+    assert cost(Transformer(44e9, 64, 8), ROUND).gpus == 2
     assert cost(Transformer(90e9, 64, 8), ROUND).gpus == 4
 
 
