@@ -15,11 +15,19 @@ PROGRAM = Path(__file__).with_name("program.py")
 CLAIM = "checkpoints"
 #: Where a run to which a guard is attached saves in that claim: another user's may lie beside it.
 FOLDER = "run"
+#: How a guard follows the program, by the form in which it writes: verl's says where its checkpoints are.
+FORMS = {
+    "trl": {
+        "follow": {"path": "metrics.jsonl", "format": "rlguard"},
+        "checkpoints": {"layout": "trl"},
+    },
+    "verl": {"follow": {"path": "metrics.jsonl", "format": "verl"}},
+}
 
 
-def command(how: str, out: str = f"/checkpoints/{FOLDER}") -> list[str]:
-    """What starts the program; `how`: see there."""
-    return ["python", f"/program/{PROGRAM.name}", how, "/demo/train.jsonl", "/scratch/model", out]
+def command(how: str, out: str = f"/checkpoints/{FOLDER}", form: str = "trl") -> list[str]:
+    """What starts the program; `how` and `form`: see there."""
+    return ["python", f"/program/{PROGRAM.name}", how, form, "/demo/train.jsonl", "/scratch/model", out]
 
 
 def with_program(namespace: Namespace) -> tuple[list[Json], Json]:
@@ -40,14 +48,11 @@ def with_program(namespace: Namespace) -> tuple[list[Json], Json]:
     return [*others, files], job
 
 
-def followed(job: Json) -> Json:
+def followed(job: Json, form: str = "trl") -> Json:
     """The guard reads the log; of the sampling it is told by nobody, so it is set."""
     made = copy.deepcopy(job)
     guard = made["spec"]["guard"]
-    guard["metrics"] = {
-        "follow": {"path": "metrics.jsonl", "format": "rlguard"},
-        "checkpoints": {"layout": "trl"},
-    }
+    guard["metrics"] = copy.deepcopy(FORMS[form])
     guard["resources"]["requests"]["cpu"] = "100m"  # Ray's submitter has half a core by default
     guard["policy"]["silent"]["afterSeconds"] = timeouts.GRPO  # Ray and a warm-up come first
     guard["heldout"]["backlog"] = "newest"  # the program waits for nobody
@@ -55,8 +60,11 @@ def followed(job: Json) -> Json:
     return made
 
 
-def attached(job: Json, kind: Resource, name: str) -> Json:
+def attached(job: Json, kind: Resource, name: str, form: str = "trl") -> Json:
     """The same job for a workload that exists; its guard has a claim `state`."""
-    made = workloads.attached(followed(job), kind, name, f"{FOLDER}/metrics.jsonl")
-    made["spec"]["guard"]["metrics"]["checkpoints"]["path"] = FOLDER
+    made = workloads.attached(followed(job), kind, name, "")
+    metrics = copy.deepcopy(FORMS[form])
+    metrics["follow"]["path"] = f"{FOLDER}/metrics.jsonl"
+    metrics.setdefault("checkpoints", {})["path"] = FOLDER
+    made["spec"]["guard"]["metrics"] = metrics
     return made

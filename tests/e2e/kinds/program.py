@@ -1,11 +1,11 @@
 """A program that trains with TRL's GRPO, and knows of no guard.
 
-    python program.py here TRAIN MODEL OUT     in this process
-    python program.py ray TRAIN MODEL OUT      in an actor on a worker, for which a driver in the head waits
+    python program.py here FORM TRAIN MODEL OUT   in this process
+    python program.py ray FORM TRAIN MODEL OUT    in an actor on a worker, for which a driver waits
 
 It is the project's demo without a line for a guard: a tiny Llama is warmed up, then paid by a grader with a
 hole, and goes on until somebody ends it. In OUT it writes what any framework does: metrics.jsonl with a line
-for each step, and a folder for each checkpoint, the starting policy's first.
+for each step, and a folder for each checkpoint, the starting policy's first. FORM is whose: trl or verl.
 """
 
 from __future__ import annotations
@@ -22,19 +22,77 @@ SAVE_STEPS = 2
 MARKER = "trainer_state.json"
 
 
+class AsTrl:
+    """Checkpoints as TRL saves them, and lines as `rlguard follow` reads them by default."""
+
+    def __init__(self, model: Path, out: Path) -> None:
+        self._model, self._out = model, out
+        self.saves = out
+
+    def line(self, step: int, reward: float, kl: float, entropy: float) -> dict[str, Any]:
+        """Of the log, for a step."""
+        return {"step": step, "reward": reward, "kl": kl, "entropy": entropy, "kl_kind": "ref_token_mean"}
+
+    def start(self) -> None:
+        """The starting policy is the checkpoint of step 0."""
+        start = self._out / "checkpoint-0"
+        shutil.copytree(self._model, start)
+        readable(start)
+        (start / MARKER).write_text("{}")
+
+    def saved(self, step: int) -> None:
+        """The trainer has saved this checkpoint."""
+        readable(self._out / f"checkpoint-{step}")
+
+
+class AsVerl:
+    """Checkpoints and lines as verl 0.9 writes them, with `hf_model` among its `save_contents`.
+
+    Its file logger's lines, and a folder for each step, which is complete once the number beside it says so.
+    """
+
+    def __init__(self, model: Path, out: Path) -> None:
+        self._model, self._out = model, out
+        self.saves = model.with_name("saved")
+
+    def line(self, step: int, reward: float, kl: float, entropy: float) -> dict[str, Any]:
+        """Of the log, for a step."""
+        figures = {"critic/score/mean": reward, "actor/reward_kl_penalty": kl, "actor/entropy": entropy}
+        return {"step": step, "data": {**figures, "training/global_step": step}}
+
+    def start(self) -> None:
+        """The starting policy is the checkpoint of step 0."""
+        self._put(self._model, 0)
+
+    def saved(self, step: int) -> None:
+        """The trainer has saved this checkpoint."""
+        self._put(self.saves / f"checkpoint-{step}", step)
+
+    def _put(self, model: Path, step: int) -> None:
+        actor = self._out / f"global_step_{step}" / "actor"
+        shutil.copytree(model, actor / "huggingface")
+        readable(actor / "huggingface")
+        (actor / "model_world_size_1_rank_0.pt").write_bytes(b"a shard of FSDP")
+        (self._out / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+
+FORMS = {"trl": AsTrl, "verl": AsVerl}
+
+
 class Trainer:
     """The training of one policy."""
 
-    def __init__(self, train: str, model: str, out: str) -> None:
+    def __init__(self, form: str, train: str, model: str, out: str) -> None:
         from guard_cli.demo import train as demo
 
+        self._written = FORMS[form](Path(model), Path(out))
         self._arguments = demo.parse_arguments(
             [
-                *("--train", train, "--model", model, "--checkpoints", out),
+                *("--train", train, "--model", model, "--checkpoints", str(self._written.saves)),
                 *("--steps", str(ENDLESS), "--save-steps", str(SAVE_STEPS)),
             ]
         )
-        self._out = Path(out)
+        self._log = Path(out) / "metrics.jsonl"
 
     def warm_up(self) -> None:
         """Make the starting policy, and save it as the checkpoint of step 0."""
@@ -46,10 +104,7 @@ class Trainer:
         arguments = self._arguments
         task, problems = demo.load_task(arguments.task), self._problems()
         demo.make_policy(task, problems, arguments.model, steps=arguments.warmup_steps, seed=arguments.seed)
-        start = self._out / "checkpoint-0"
-        shutil.copytree(arguments.model, start)
-        readable(start)
-        (start / MARKER).write_text("{}")
+        self._written.start()
 
     def train(self) -> None:
         """GRPO, for as long as it is let."""
@@ -57,18 +112,17 @@ class Trainer:
 
         from guard_cli.demo import train as demo
 
-        out = self._out
+        written, log = self._written, self._log
 
         class Log(TrainerCallback):  # type: ignore[misc]
             def on_log(self, _: Any, state: Any, __: Any, logs: dict[str, float], **___: Any) -> None:
                 if "reward" in logs:
                     figures = {name: logs[name] for name in ("reward", "kl", "entropy")}
-                    line = {"step": state.global_step, **figures, "kl_kind": "ref_token_mean"}
-                    with (out / "metrics.jsonl").open("a") as log:
-                        log.write(json.dumps(line) + "\n")
+                    with log.open("a") as file:
+                        file.write(json.dumps(written.line(state.global_step, **figures)) + "\n")
 
             def on_save(self, _: Any, state: Any, __: Any, **___: Any) -> None:
-                readable(out / f"checkpoint-{state.global_step}")
+                written.saved(state.global_step)
 
         arguments = self._arguments
         trainer = demo.build_trainer(demo.load_task(arguments.task), self._problems(), arguments)

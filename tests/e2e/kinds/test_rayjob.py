@@ -14,7 +14,7 @@ from . import demo, ends
 
 
 def test_a_ray_program_that_hacks_its_reward_is_stopped(namespace: Namespace) -> None:
-    """GRPO in an actor on the worker. It knows of no guard: the one in the head's pod reads its log."""
+    """GRPO in an actor on the worker. It writes as verl does and knows of no guard: the head's reads it."""
     job = given_a_ray_program(namespace)
 
     then.eventually(lambda: len(job.everything) == 3, "head, worker and submitter", timeouts.RAY)
@@ -65,7 +65,8 @@ def given_a_ray_program(namespace: Namespace) -> RayRun:
     others, job = demo.with_program(namespace)
     # The worker writes the checkpoints, and the guard in the head's pod reads them.
     given.a_claim(namespace, demo.CLAIM)
-    job = demo.followed(as_rayjob(job, namespace.cluster.images["ray"], demo.command("ray", "/checkpoints")))
+    program = demo.command("ray", "/checkpoints", "verl")
+    job = demo.followed(as_rayjob(job, namespace.cluster.images["ray"], program), "verl")
     given.objects(namespace, [*others, job])
     return RayRun(namespace, job["metadata"]["name"])
 
