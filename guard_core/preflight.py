@@ -1,13 +1,24 @@
-"""How many held-out evaluations a run will have, and how many its policy takes before it can be judged. Pure.
+"""What is looked at before the first step, a row for each question; and how many evaluations a run takes.
 
-`rlguard check` and the trainer's callback say the same of it, before the first step.
+`rlguard check` and the trainer's callback say the same of it. Pure.
 """
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.rounds import MIN_STEPS
 from guard_core.wire import EvaluationSampling, EvaluationsNeeded, SamplingSource
+
+#: What a run is told that has no KL, by the trainer's setting.
+WITHOUT_KL = (
+    "beta is 0: there is no reference and no KL, so the KL rules are inert and the held-out score judges "
+    "alone; a beta of 0.001 would show it"
+)
 
 #: A start at which an evaluation is noisiest, for want of the real one.
 NOISIEST = 0.5
@@ -17,6 +28,41 @@ BEFORE_THE_END = 2
 
 #: What is said with a number of evaluations that is for that start.
 FROM_NOISIEST = ", for a start near one half (near 0 it may take more)"
+
+
+class CheckLevel(StrEnum):
+    """What would become of a run. `REFUSE`: it would not start, or nothing of it could be judged."""
+
+    OK = "ok"
+    WARN = "warn"
+    REFUSE = "refuse"
+    UNKNOWN = "not checked"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: what was looked at, how it is, and what to do."""
+
+    name: str
+    level: CheckLevel
+    says: str
+
+
+def as_text(rows: Sequence[Row], width: int = 120) -> str:
+    """The table for a log, no wider than `width` characters where its words allow."""
+    names = 2 + max(len(row.name) for row in rows)
+    levels = 2 + max(len(row.level) for row in rows)
+    return "\n".join(
+        textwrap.fill(
+            row.says,
+            width,
+            initial_indent=f"{row.name:{names}}{row.level:{levels}}",
+            subsequent_indent=" " * (names + levels),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for row in rows
+    )
 
 
 def is_greedy(sampling: EvaluationSampling) -> bool:

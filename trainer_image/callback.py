@@ -31,12 +31,14 @@ from guard_client.rollouts import Candidate
 from guard_client.samples import StepSample, sample_of
 from guard_client.settings import ClientSettings, refuse_other, switch
 from guard_client.stopping import Stop
+from guard_core.preflight import CheckLevel, as_text
 from guard_core.wire import Sampling
 from trainer_image import ranks
 from trainer_image.experiment import Experiment, News, are_ours
 from trainer_image.figures import UNKNOWN, figures_of, limit_unwatched, sampling_of, what_is_learnt
 from trainer_image.metrics import StepMetrics, with_figures
-from trainer_image.outlook import evaluations_ahead, rotation_ahead, save_sooner, steps_per_save
+from trainer_image.outlook import rotation_ahead, save_sooner, steps_per_save
+from trainer_image.preflight import trainer_rows
 from trainer_image.rollouts import newest_rollouts
 from trainer_image.unscorable import adapter_unscorable, outside_root, unscorable
 
@@ -195,7 +197,6 @@ class GuardCallback(TrainerCallback):
                 self._guard.close(drain=False)
             raise GuardConfigError(reason)
         if self._guard is not None:
-            self._say_what_is_learnt(args)
             self._say_what_is_ahead(args, state)
         self._save_the_start(args, state)
         return control
@@ -344,24 +345,18 @@ class GuardCallback(TrainerCallback):
         if self._guard is not None:
             self._guard.checkpoint(path, step=0, sampling=self._sampling, wait=False)
 
-    def _say_what_is_learnt(self, args: TrainingArguments) -> None:
-        enough, sentence = what_is_learnt(args, self._trainer)
-        self._told_no_reward = not enough
-        log.log(logging.INFO if enough else logging.WARNING, sentence)
-        try:
-            self._sampling = sampling_of(args, self._trainer)
-        except ValueError as error:
-            log.warning("the guard cannot evaluate as this trainer samples (%s), so it is not told", error)
-        if self._sampling is not None:
-            log.info("completions are sampled with %s; the guard is told", self._sampling.words)
-
     def _say_what_is_ahead(self, args: TrainingArguments, state: TrainerState) -> None:
-        """How many evaluations the run will have, and how many the guard's policy takes."""
+        """The table of what was looked at; with a warning in it, it is one."""
+        self._told_no_reward = not what_is_learnt(args, self._trainer)[0]
+        sampling: Sampling | ValueError | None
+        try:
+            self._sampling = sampling = sampling_of(args, self._trainer)
+        except ValueError as error:
+            sampling = error
         verdict = self._guard.verdict if self._guard is not None else None
-        ahead = None if verdict is None else evaluations_ahead(args, state, verdict.needed)
-        if ahead is not None:
-            enough, sentence = ahead
-            log.log(logging.INFO if enough else logging.WARNING, "held-out evaluations: %s", sentence)
+        table = trainer_rows(args, state, self._trainer, verdict, sampling, self._settings.max_lag)
+        level = logging.WARNING if any(row.level == CheckLevel.WARN for row in table) else logging.INFO
+        log.log(level, "before the first step:\n%s", as_text(table))
 
     def _say_if_rotated_away(self, args: TrainingArguments) -> None:
         """Warn once, when the Trainer's rotation comes near what the guard has not scored."""

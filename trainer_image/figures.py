@@ -131,9 +131,14 @@ def what_is_learnt(args: Any, trainer: Any) -> tuple[bool, str]:
         KlKind.REF_SEQ_SUM: "KL to the reference (a sum over the completion: no threshold applies to it)",
         KlKind.BEHAVIOUR: "no KL to the reference (its `kl` is the drift between policy and rollouts)",
     }[figures.kl_kind]
-    if figures.kl is None and set(_trl_classes(args)) & _KL_NEEDS_BETA:
+    if figures.kl is None and kl_needs_beta(args):
         kl += "; `beta` > 0 would give one"
     return True, f"from {who} the guard learns at every step: reward (`{figures.reward}`), {kl}"
+
+
+def kl_needs_beta(args: Any) -> bool:
+    """Whether `beta` is what gives the trainer of these arguments a reference; to others it means more."""
+    return not _KL_NEEDS_BETA.isdisjoint(_trl_classes(args))
 
 
 def limit_unwatched(args: Any, limit: float | None) -> str | None:

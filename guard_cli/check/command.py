@@ -15,7 +15,8 @@ from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 
 if TYPE_CHECKING:
-    from guard_cli.check.rows import Found, Row, Trainer
+    from guard_cli.check.rows import Found, Trainer
+    from guard_core.preflight import Row
     from guard_service.settings import GuardSettings
 
 WOULD_BE_REFUSED = 2

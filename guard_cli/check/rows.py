@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from guard_cli.baseline import uninformative
 from guard_core import preflight
 from guard_core.policy import GREEDY_PASSES, Policy
-from guard_core.preflight import is_greedy
+from guard_core.preflight import WITHOUT_KL, CheckLevel, Row, is_greedy
 from guard_core.unscored import (
     MAX_TIMED_OUT,
     MAX_TRUNCATED,
@@ -23,24 +22,6 @@ from guard_core.unscored import (
     scores_what_is_cut_off,
 )
 from guard_core.wire import EvaluationSampling, SamplingSource
-
-
-class CheckLevel(StrEnum):
-    """What would become of a run. `REFUSE`: it would not start, or nothing of it could be judged."""
-
-    OK = "ok"
-    WARN = "warn"
-    REFUSE = "refuse"
-    UNKNOWN = "not checked"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table: what was looked at, how it is, and what to do."""
-
-    name: str
-    level: CheckLevel
-    says: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,10 +537,5 @@ def kl_row(trainer: Trainer, limit: float | None) -> Row:
             "as one that was not judged: set beta above 0, or leave kl.hard_stop out of the policy",
         )
     if trainer.beta == 0:
-        return Row(
-            name,
-            CheckLevel.WARN,
-            "beta is 0: there is no reference and no KL, so the KL rules are inert and the held-out score "
-            "judges alone; a beta of 0.001 would show it",
-        )
+        return Row(name, CheckLevel.WARN, WITHOUT_KL)
     return Row(name, CheckLevel.OK, f"beta is {trainer.beta:g}")

@@ -30,6 +30,7 @@ from guard_core.wire import (
     Verdict,
 )
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard, problem, reply
+from tests.trainer.said import table_in
 
 pytestmark = pytest.mark.torch
 
@@ -882,7 +883,7 @@ def test_a_run_within_its_lag_does_not_wait(train, guard: FaultyGuard, max_lag: 
         ({"save_steps": 1}, (None, None), "WARNING", "no number of evaluations of so few items"),
         ({"save_steps": 0.5}, (2, 2), "INFO", "2 checkpoints; 2 are needed"),
         ({"save_strategy": "epoch"}, (2, 2), "WARNING", "you will get 1 evaluations; 2 are needed"),
-        ({"save_steps": 1}, None, None, ""),
+        ({"save_steps": 1}, None, "INFO", "not checked"),
     ],
 )
 def test_the_log_says_how_many_evaluations_the_run_will_have(
@@ -892,9 +893,31 @@ def test_the_log_says_how_many_evaluations_the_run_will_have(
     guard.verdict_after = lambda _: HEALTHY.model_copy(update={"needed": told})
     with caplog.at_level(logging.INFO, "trainer_image"):
         train(guard.url, max_steps=3, **settings).train()
-    said = [r for r in caplog.records if r.getMessage().startswith("held-out evaluations: ")]
-    assert [r.levelname for r in said] == ([] if level is None else [level])
-    assert sentence in "".join(r.getMessage() for r in said)
+    logged, rows = table_in(caplog)
+    assert logged == level and sentence in f"{rows['evaluations'].level} {rows['evaluations'].says}"
+
+
+def test_before_the_first_step_one_table_says_what_was_looked_at(train, guard: FaultyGuard, caplog) -> None:
+    """Of a real GRPO trainer; a run without a warning in it says it without alarm."""
+    needed = EvaluationsNeeded(long_rounds=2, short_rounds=2)
+    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"needed": needed, "checkpoint_root": "/"})
+    with caplog.at_level(logging.INFO, "trainer_image"):
+        train(guard.url, max_steps=3, save_steps=1, save_total_limit=2, beta=0.0).train()
+    logged, rows = table_in(caplog)
+    assert logged == "WARNING", "for one of its rows is one"
+    assert {name: row.level.value for name, row in rows.items()} == {
+        "steps": "ok",
+        "KL to the reference": "warn",
+        "checkpoints folder": "ok",
+        "checkpoint layout": "ok",
+        "evaluations": "ok",
+        "sampling": "ok",
+        "save_total_limit": "not checked",
+        "starting policy": "ok",
+        "evaluation time": "not checked",
+    }
+    assert "a beta of 0.001 would show it" in rows["KL to the reference"].says
+    assert "max_lag=2" in rows["save_total_limit"].says
 
 
 # -- what could never be scored ------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import pytest
 
 from guard_core.wire import KlKind, Sampling
 from tests.trainer.faulty_guard import FaultyGuard
+from tests.trainer.said import table_in
 from trainer_image.figures import UNKNOWN, figures_of, sampling_of
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -237,10 +238,13 @@ def test_what_each_trainer_of_trl_reports(
     guarded: Any, guard: FaultyGuard, make: Any, reported: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = type(guarded(make)).__name__
-    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "reward" in r.msg]
+    _, rows = table_in(caplog)
+    told, later = rows["steps"], [r for r in caplog.records if "had a finite reward" in r.msg]
+    assert later == [], "no second word about it"
     if reported is None:
-        assert guard.steps == [] and len(warnings) == 1
-        assert f"{name} measures no in-loop reward" in caplog.text
+        assert guard.steps == [] and told.level == "warn"
+        assert f"{name} measures no in-loop reward" in told.says
+        assert "KL to the reference" not in rows, "its beta is another"
         return
     assert [r.step for r in guard.steps] == list(range(1, STEPS + 1)), (
         "at every step, whatever logging_steps is"
@@ -248,9 +252,9 @@ def test_what_each_trainer_of_trl_reports(
     for report in guard.steps:
         found = report.kl_kind, report.entropy is not None, report.reward_std is not None
         assert found == reported and (report.kl is not None) == (reported[0] is not NONE)
-    assert warnings == [] and f"from {name} the guard learns at every step: reward" in caplog.text
-    assert ("no KL to the reference" in caplog.text) == (reported[0] is NONE)
-    assert "completions are sampled with temperature" in caplog.text
+    assert told.level == "ok" and f"from {name} the guard learns at every step: reward" in told.says
+    assert ("no KL to the reference" in told.says) == (reported[0] is NONE)
+    assert "completions are sampled with temperature" in rows["sampling"].says
     said = {report.sampling for report in guard.checkpoints}
     assert {sampling.max_new_tokens for sampling in said if sampling is not None} == {4} and len(said) == 1
 
@@ -426,10 +430,9 @@ def test_a_run_goes_on_without_a_sampling_that_no_guard_takes(
     guarded: Any, guard: FaultyGuard, caplog: pytest.LogCaptureFixture
 ) -> None:
     guarded(grpo, temperature=11.0)
-    assert (
-        "the guard cannot evaluate as this trainer samples (temperature must be at most 10, not 11.0)"
-        in caplog.text
-    )
+    logged, rows = table_in(caplog)
+    assert logged == "WARNING" and rows["sampling"].level == "warn"
+    assert "as this trainer samples (temperature must be at most 10, not 11.0)" in rows["sampling"].says
     assert [report.sampling for report in guard.checkpoints] == [None]
 
 

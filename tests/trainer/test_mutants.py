@@ -33,6 +33,7 @@ FIGURES, PLOTTED = "trainer_image/figures.py", "client/test_figures.py"
 LEARNT = "trainer/test_figures.py"
 METRICS, LOSSES = "trainer_image/metrics.py", "trainer_image/losses.py"
 CONFIG, ENTRYPOINT = "trainer_image/config.py", "trainer/test_train.py"
+PREFLIGHT, LOOKED = "trainer_image/preflight.py", "trainer/test_preflight.py"
 ROOMS = ("trainer_image", "guard_client")
 
 ENVIRONMENT = {
@@ -44,6 +45,40 @@ ENVIRONMENT = {
 
 #: Source, what stands there, what the mutant has instead, and the tests (file, -k expression) that must fail.
 MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
+    # The table before the first step: a warning is one, and what is not known is not ok.
+    (
+        CALLBACK,
+        "if any(row.level == CheckLevel.WARN for row in table)",
+        "if False",
+        (CALLED, "one_table_says"),
+    ),
+    (PREFLIGHT, "(_WARN, WITHOUT_KL)", "(_OK, WITHOUT_KL)", (CALLED, "one_table_says")),
+    (
+        PREFLIGHT,
+        "Row(name, _OK if enough else _WARN, said)",
+        "Row(name, _OK, said)",
+        (CALLED, "how_many_evaluations"),
+    ),
+    (
+        PREFLIGHT,
+        "_OK if enough else _WARN, said)\n\n\ndef _kl_rows",
+        "_OK, said)\n\n\ndef _kl_rows",
+        (LEARNT, "sft"),
+    ),
+    (PREFLIGHT, "if kl_needs_beta(args)", "if hasattr(args, 'beta')", (LEARNT, "dpo")),
+    (PREFLIGHT, "max_lag <= limit", "max_lag <= limit + 1", (LOOKED, "what_to_do")),
+    (
+        PREFLIGHT,
+        "Row(name, _WARN, said)\n    if sampling",
+        "Row(name, _OK, said)\n    if sampling",
+        (LOOKED, "what_to_do"),
+    ),
+    (
+        PREFLIGHT,
+        'return Row(name, _WARN, said)\n    return Row(name, _OK, "the guard',
+        'return Row(name, _OK, said)\n    return Row(name, _OK, "the guard',
+        (LOOKED, "missed"),
+    ),
     # A run that goes on from another one.
     (CONFIG, 'environ.get("RLGUARD_RESUME_FROM") or None', "None", (ENTRYPOINT, "cannot_be_one")),
     (CONFIG, "not given or not checkpoint.is_dir():", "not given:", (ENTRYPOINT, "cannot_be_one")),
@@ -188,7 +223,6 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (FIGURES, ", re.DOTALL", "", (MEASURED, "further_figures")),
     # What lies ahead.
     (CALLBACK, "            self._say_what_is_ahead(args, state)\n", "", (CALLED, "how_many_evaluations")),
-    (CALLBACK, 'INFO if enough else logging.WARNING, "held', 'INFO, "held', (CALLED, "how_many_evaluations")),
     (OUTLOOK, "needed_for(needed, every)", "needed.long_rounds", (CALLED, "how_many_evaluations")),
     (OUTLOOK, "math.ceil(last / epochs)", "1", (CALLED, "how_many_evaluations")),
     (OUTLOOK, "if needed is None or", "if", (CALLED, "how_many_evaluations")),

@@ -9,12 +9,10 @@ import pytest
 
 from guard_cli.check import rows
 from guard_cli.check.rows import (
-    CheckLevel,
     Folder,
     Followed,
     Found,
     Model,
-    Row,
     Split,
     Trainer,
     TriedEvaluation,
@@ -22,6 +20,7 @@ from guard_cli.check.rows import (
 )
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.policy import BaselineBudget, Policy
+from guard_core.preflight import CheckLevel, Row
 from guard_core.wire import EvaluationSampling
 
 OK, WARN, REFUSE, UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.REFUSE, CheckLevel.UNKNOWN
