@@ -5,8 +5,9 @@ All of them are real: processes are killed or stopped, pods are deleted, the API
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -129,8 +130,11 @@ def delete_the_leader(cluster: Cluster) -> str:
 
 
 @contextmanager
-def a_second_release(cluster: Cluster, *watched: str) -> Iterator[str]:
-    """The chart once more, for these namespaces only, in a namespace of its own; the namespace."""
+def a_second_release(cluster: Cluster, *watched: str, metrics_from: Sequence[Json] = ()) -> Iterator[str]:
+    """The chart once more, for these namespaces only, in a namespace of its own; the namespace.
+
+    `metrics_from`: who may read metrics, NetworkPolicyPeers; everybody if empty.
+    """
     name = f"{watched[0]}-operator"
     helm = ("--namespace", name)
     values = (
@@ -139,6 +143,7 @@ def a_second_release(cluster: Cluster, *watched: str) -> Iterator[str]:
             "--set",
             "replicas=1,crds.install=false,rbac.aggregateToUsers=false,podDisruptionBudget.enabled=false",
         ),
+        *("--set-json", f"networkPolicy.metricsFrom={json.dumps(metrics_from)}"),
     )
     wait = ("--create-namespace", "--wait", f"--timeout={timeouts.INSTALL}s")
     try:

@@ -77,6 +77,32 @@ def test_nobody_but_the_pods_of_its_job_reaches_a_guard_in_its_own_pod(
 
 @pytest.mark.long
 @pytest.mark.alone
+def test_the_metrics_of_a_guard_in_its_own_pod_are_for_the_scrapers_that_the_chart_names(
+    namespace: Namespace, shared: list[Json]
+) -> None:
+    cluster, image, labels = namespace.cluster, namespace.cluster.images["operator"], {"app": "scraper"}
+    scraper = jobs.stranger("scraper", image)
+    scraper["metadata"]["labels"] = labels
+    here = {"matchLabels": {"kubernetes.io/metadata.name": namespace.name}}
+    peer = {"namespaceSelector": here, "podSelector": {"matchLabels": labels}}
+    given.objects(namespace, [scraper, jobs.stranger("stranger", image)])
+    with (
+        when.the_operator_is_away(cluster),
+        faults.a_second_release(cluster, namespace.name, metrics_from=[peer]),
+    ):
+        job = a_run(namespace, shared)
+        then.the_guard_has_counted(job, 8, within=timeouts.TWO_NODES)
+        guard = job.raw["spec"]["guard"]
+
+        then.eventually(
+            lambda: reaches(job, "scraper", guard["metricsPort"]), "its metrics answer", timeouts.COMMAND
+        )
+        assert not reaches(job, "scraper", guard["port"])
+        assert not reaches(job, "stranger", guard["metricsPort"])
+
+
+@pytest.mark.long
+@pytest.mark.alone
 def test_a_guard_in_its_own_pod_that_is_killed_after_it_fired_says_so_again(
     namespace: Namespace, shared: list[Json]
 ) -> None:
