@@ -63,8 +63,10 @@ class Engine:
         broken: bool = False,
         ends: str = "length",
         wakes: bool = True,
+        made: bool = True,
     ) -> None:
         self.calls: list[str] = []
+        self._made = made
         self._wakes = wakes
         self._error, self._reset, self._broken, self._ends = error, reset, broken, ends
         config = SimpleNamespace(max_model_len=9, dtype="float32")
@@ -74,6 +76,8 @@ class Engine:
         self.calls.append(method)
         if method == "reload_weights" and self._error is not None:
             raise self._error
+        if method == "guard_output":
+            return [True, self._made]
         return [False, self._broken] if method == "guard_broken" else [None, None]
 
     def reset_prefix_cache(self) -> bool:
@@ -116,39 +120,28 @@ def test_a_frame_is_what_an_engine_is_built_for_and_not_the_values(tmp_path: Pat
     assert len({first, *differ}) == 6
 
 
-def test_tied_embeddings_take_an_engine_for_each_checkpoint_that_changes_them(tmp_path: Path) -> None:
-    """vLLM decides at its start what is tied, and a reload may leave an output of the checkpoint before."""
-    tied = CONFIG | {"tie_word_embeddings": True}
+def test_an_output_that_is_saved_like_the_input_is_of_another_frame_than_one_that_is_not(
+    tmp_path: Path,
+) -> None:
+    """An engine that is started with the pair has one tensor for both, and would load one over the other."""
     one, other = (
         rng.standard_normal((2, 3)).astype(np.float32) for rng in map(np.random.default_rng, (1, 2))
     )
     saved = {"model.embed_tokens.weight": one, "lm_head.weight": one}
-    equal = frame(tmp_path / "equal", weights=saved)
-    frames = [
-        equal,
-        frame(tmp_path / "untied later", weights=saved | {"lm_head.weight": other}),
-        frame(tmp_path / "equal later", weights=dict.fromkeys(saved, other)),
-        frame(tmp_path / "said", tied, weights={"model.embed_tokens.weight": one}),
-        frame(tmp_path / "said later", tied, weights={"model.embed_tokens.weight": other}),
-    ]
-    assert len(set(frames)) == 5
-    assert frame(tmp_path / "again", weights=saved) == equal
-    apart = saved | {"lm_head.weight": other}
-    assert frame(tmp_path / "swapped", weights=dict(zip(apart, (other, one), strict=True))) == frames[1]
+    for config in (CONFIG, CONFIG | {"tie_word_embeddings": True}):
+        folder = tmp_path / str(len(config))
+        folder.mkdir()
+        equal = frame(folder / "equal", config, saved)
+        assert frame(folder / "equal later", config, dict.fromkeys(saved, other)) == equal
+        apart = frame(folder / "apart", config, saved | {"lm_head.weight": other})
+        assert apart != equal
+        swapped = saved | {"model.embed_tokens.weight": other}
+        assert frame(folder / "apart later", config, swapped) == apart
 
 
-def test_tied_embeddings_that_stay_as_they_were_need_no_other_engine(tmp_path: Path) -> None:
-    """As with adapters: what changes is loaded over the checkpoint before."""
-    tied = CONFIG | {"tie_word_embeddings": True, "vocab_size": 2}
-    rows = np.random.default_rng(1).standard_normal((2, 3)).astype(np.float32)
-
-    def saved(name: str, shift: float = 0, trained: float = 0, **config: Any) -> str:
-        weights = {"model.embed_tokens.weight": rows + np.float32(shift)}
-        weights["b.weight"] = np.full((3, 3), trained, np.float32)
-        return frame(tmp_path / name, tied | config, weights)
-
-    assert saved("first") == saved("later", trained=1) != saved("others", shift=1)
-    assert saved("unknown", vocab_size=7) != saved("unknown later", trained=1, vocab_size=7)
+def test_an_engine_that_kept_an_output_of_the_checkpoint_before_is_started_again(tmp_path: Path) -> None:
+    with pytest.raises(StartAgainError, match="keeps an output"):
+        engine(made=False).load(tmp_path, "it")
 
 
 def test_a_checkpoint_that_names_another_model_is_refused(tmp_path: Path) -> None:
@@ -164,7 +157,7 @@ def test_weights_of_another_frame_never_reach_the_engine(tmp_path: Path) -> None
     assert evaluator._engine_with(tmp_path, "frame", "it", codec) is one
     with pytest.raises(StartAgainError, match="it is not of the frame"):
         evaluator._engine_with(tmp_path, "another", "it", codec)
-    assert one.llm.calls == ["reload_weights"]
+    assert one.llm.calls == ["reload_weights", "guard_output"]
 
 
 @pytest.fixture
@@ -411,15 +404,15 @@ def loaded(one: vllm._Engine, *, release_memory: bool) -> vllm._Loaded:
 def test_on_cuda_an_engine_sleeps_and_has_its_weights_before_its_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No GPU was at hand: this is the order in which vLLM is asked, and no more."""
+    """The order in which vLLM is asked, and no more: what it does then is in tests/gpu."""
     monkeypatch.setattr(vllm, "on_cuda", lambda: True)
     one = engine()
     loaded(one, release_memory=True).release()
     one.load(tmp_path, "it")
     one.load(tmp_path, "it")
     assert one.llm.calls == [
-        *("sleep 2", "wake ['weights']", "reload_weights", "wake ['kv_cache']"),
-        "reload_weights",
+        *("sleep 2", "wake ['weights']", "reload_weights", "wake ['kv_cache']", "guard_output"),
+        *("reload_weights", "guard_output"),
     ]
     assert not one.over
     one = engine(wakes=False)

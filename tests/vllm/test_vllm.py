@@ -250,33 +250,45 @@ def test_an_adapter_says_what_it_says_to_the_evaluator_checkpoint(
     assert not list(evaluator._scratch.glob("*-merged"))
 
 
+def tied(path: Path, target: Path) -> Path:
+    """The same, whose output embeddings are its input embeddings."""
+    copy = shutil.copytree(path, target)
+    change("config.json", tie_word_embeddings=True)(copy)
+    drop_a_tensor(copy, "lm_head.weight")
+    return copy
+
+
 @pytest.mark.timeout(600)
-def test_adapters_of_a_base_with_tied_embeddings_share_an_engine(
-    policies: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize("adapters", [False, True], ids=["whole", "adapters"])
+def test_policies_with_tied_embeddings_share_an_engine(
+    policies: dict[str, Path], tmp_path: Path, adapters: bool
 ) -> None:
-    """They leave the embeddings as they are, so that a reload keeps nothing of the adapter before."""
-    base = shutil.copytree(policies["first"], tmp_path / "tied")
-    change("config.json", tie_word_embeddings=True)(base)
-    drop_a_tensor(base, "lm_head.weight")
-    adapters = [tmp_path / name for name in ("one", "other")]
-    for path, targets in zip(adapters, ("all-linear", ["q_proj", "up_proj"]), strict=True):
-        save_adapter(base, path, target_modules=targets)
-    local = CheckpointEvaluator(CheckpointEvaluatorSettings(**SETTINGS), tmp_path, look_at(base))
-    one, other = (
-        [text for (text,) in local.complete(ITEMS, EvaluationRequest(0, 1, path)).texts] for path in adapters
-    )
-    differ = [n for n in range(len(ITEMS)) if one[n].strip() and one[n].split() != other[n].split()]
-    differ = [n for n in differ if other[n].strip()]
+    """The output is made of what was loaded, whether the embeddings are others then or as they were."""
+    base, other = (tied(policies[name], tmp_path / name) for name in ("first", "second"))
+    one = base
+    if adapters:
+        one, other = tmp_path / "one", tmp_path / "other"
+        for path, targets in ((one, "all-linear"), (other, ["q_proj", "up_proj"])):
+            save_adapter(base, path, target_modules=targets)
+    settings = CheckpointEvaluatorSettings(**SETTINGS)
+    local = CheckpointEvaluator(settings, tmp_path, look_at(base) if adapters else None)
+    says = [
+        [text for (text,) in local.complete(ITEMS, EvaluationRequest(0, 1, path)).texts]
+        for path in (one, other)
+    ]
+    differ = [n for n in range(len(ITEMS)) if says[0][n].split() != says[1][n].split()]
+    differ = [n for n in differ if says[0][n].strip() and says[1][n].strip()]
     assert len(differ) > 20
-    asked = [(ITEMS[n], (one, other)[place % 2][n]) for place, n in enumerate(differ)]
-    heldout = settings_for(asked, tmp_path, score_truncated=True, base_model=str(base))
+    asked = [(ITEMS[n], says[place % 2][n]) for place, n in enumerate(differ)]
+    own = {"base_model": str(base)} if adapters else {}
+    heldout = settings_for(asked, tmp_path, score_truncated=True, **own)
 
     async def act() -> tuple[list[tuple[float, ...]], set[int]]:
         worker = EvaluationWorker(heldout, tmp_path / "scratch")
         await worker.start()
         try:
             items, pids = [], set()
-            for step, path in enumerate((*adapters, *adapters)):
+            for step, path in enumerate((one, other, one, other)):
                 items.append((await worker.evaluate(EvaluationRequest(0, step, path))).items)
                 assert worker._child is not None
                 pids.add(worker._child.pid)

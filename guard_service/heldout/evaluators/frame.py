@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from guard_core.wire import FailureKind
-from guard_service.heldout.base_model import sha256_of
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.evaluators.weights import SAFELY, loading
 
@@ -37,11 +36,9 @@ class Frame:
 
 
 def frame_of(path: Path, shown: str) -> Frame:
-    """The configuration, and each tensor's name, type and shape; of tied embeddings the values, too.
+    """The configuration, each tensor's name, type and shape, and whether an output is saved as an input is.
 
-    vLLM ties embeddings when an engine starts, and a reload may leave the output of the checkpoint before:
-    such a model takes an engine of its own for each checkpoint in which they are others. An adapter leaves
-    them as they are.
+    Such a pair is one tensor to an engine that is started with it, and so would be two that differ.
 
     Raises:
         EvaluationError: the files cannot be read, or name another model to load.
@@ -61,9 +58,9 @@ def frame_of(path: Path, shown: str) -> Frame:
         found = _forms(path)
         read = AutoConfig.from_pretrained(path, **SAFELY)
         text = read.get_text_config()
-        tied = read.tie_word_embeddings or text.tie_word_embeddings or _is_tied(path, found)
-        values = _embeddings(path, found, getattr(text, "vocab_size", None)) if tied else []
-    frame = json.dumps([config, sorted(found), values], sort_keys=True)
+        alike = _is_tied(path, found)
+    frame = json.dumps([config, sorted(found), alike], sort_keys=True)
+    tied = alike or read.tie_word_embeddings or text.tie_word_embeddings
     return Frame(hashlib.sha256(frame.encode()).hexdigest(), bool(tied))
 
 
@@ -92,20 +89,6 @@ def _is_tied(path: Path, found: Sequence[Form]) -> bool:
             if any(equal(own, one) for one in alike.values()):
                 return True
     return False
-
-
-def _embeddings(path: Path, found: Iterable[Form], vocabulary: int | None) -> list[str]:
-    """Digests of what may be embeddings, which have a row for each token; without such, of all files."""
-    names = {name for name, _, shape in found if len(shape) == 2 and shape[0] == vocabulary}
-    if not names:
-        return [sha256_of(file) for file in _files(path)]
-    return [f"{name} {_digest(tensor)}" for name, tensor in tensors(path, names)]
-
-
-def _digest(tensor: Any) -> str:
-    import torch
-
-    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy()).hexdigest()
 
 
 def _files(path: Path) -> list[Path]:

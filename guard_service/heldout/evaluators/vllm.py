@@ -231,6 +231,7 @@ class _Engine:
 
         Raises:
             EngineLostError: it has none of the two any more.
+            StartAgainError: its output is not made of them.
         """
         with _ending_the_engine(shown):
             if self.asleep:
@@ -241,6 +242,9 @@ class _Engine:
             self.asleep = False
             if not self.llm.reset_prefix_cache():
                 raise RuntimeError("the cache of prompts still has entries of the checkpoint before")
+            made = self.llm.collective_rpc("guard_output")
+        if not all(made):
+            raise StartAgainError(f"vLLM keeps an output of the checkpoint before {shown}")
 
     def rest(self) -> None:
         """Give the device's memory back: by sleep where vLLM has that, else by an end that is asked for."""
