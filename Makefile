@@ -117,7 +117,7 @@ vllm-runs: $(VLLM)/.installed install ## A real GRPO run with LoRA that hacks, a
 # In the environment of PYTHON: vLLM's build for CUDA, the guard and pytest, as of images/vllm.lock.
 test-gpu bench-gpu: PYTHON ?= python3
 test-gpu: ## The tests of the evaluator `vllm` on an NVIDIA GPU, in an environment that you name by PYTHON; not part of `make test`.
-	PYTHONPATH=$(CURDIR) RLGUARD_GPU=1 $(PYTHON) -m pytest -q -s --durations=0 tests/gpu tests/vllm/test_vllm.py
+	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -q -s --durations=0 tests/gpu
 
 bench-gpu: ## There, too: what an evaluation takes, against the formula of docs/cost.md and against plain `LLM.generate`.
 	PYTHONPATH=$(CURDIR) $(PYTHON) -m tests.bench.bench_gpu

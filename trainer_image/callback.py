@@ -38,7 +38,7 @@ from trainer_image.experiment import Experiment, News, are_ours
 from trainer_image.figures import UNKNOWN, figures_of, limit_unwatched, sampling_of, what_is_learnt
 from trainer_image.metrics import StepMetrics, with_figures
 from trainer_image.outlook import rotation_ahead, save_sooner, steps_per_save
-from trainer_image.preflight import trainer_rows
+from trainer_image.preflight import Outset, trainer_rows
 from trainer_image.rollouts import newest_rollouts
 from trainer_image.unscorable import adapter_unscorable, outside_root, unscorable
 
@@ -346,7 +346,7 @@ class GuardCallback(TrainerCallback):
             self._guard.checkpoint(path, step=0, sampling=self._sampling, wait=False)
 
     def _say_what_is_ahead(self, args: TrainingArguments, state: TrainerState) -> None:
-        """The table of what was looked at; with a warning in it, it is one."""
+        """The table of what was looked at, and its warnings once more, as such."""
         self._told_no_reward = not what_is_learnt(args, self._trainer)[0]
         sampling: Sampling | ValueError | None
         try:
@@ -354,9 +354,17 @@ class GuardCallback(TrainerCallback):
         except ValueError as error:
             sampling = error
         verdict = self._guard.verdict if self._guard is not None else None
-        table = trainer_rows(args, state, self._trainer, verdict, sampling, self._settings.max_lag)
-        level = logging.WARNING if any(row.level == CheckLevel.WARN for row in table) else logging.INFO
-        log.log(level, "before the first step:\n%s", as_text(table))
+        lag = self._settings.max_lag
+        run = Outset(args, state, self._trainer, verdict, sampling, lag, self._keep_best)
+        try:
+            table = trainer_rows(run)
+        except Exception:  # of a Trainer that is not as others are; other ranks wait for this one
+            log.debug("no table before the first step", exc_info=True)
+            return
+        log.info("before the first step:\n%s", as_text(table))
+        for row in table:
+            if row.level == CheckLevel.WARN:
+                log.warning("%s: %s", row.name, row.says)
 
     def _say_if_rotated_away(self, args: TrainingArguments) -> None:
         """Warn once, when the Trainer's rotation comes near what the guard has not scored."""

@@ -12,19 +12,33 @@ from guard_core.wire import EvaluationsNeeded
 ROOM = 3
 
 
-def evaluations_ahead(args: Any, state: Any, needed: EvaluationsNeeded | None) -> tuple[bool, str] | None:
-    """Whether this run can be judged, and a sentence; None where that is not known.
+def evaluations_ahead(
+    args: Any, state: Any, needed: EvaluationsNeeded, since: int
+) -> tuple[bool, str] | None:
+    """Whether this run can be judged, and a sentence; None where the number of checkpoints is not known.
 
     Args:
         args: the `TrainingArguments`.
         state: the `TrainerState` at the beginning of training.
-        needed: what the guard says its policy takes; None: it does not say.
+        needed: what the guard says its policy takes.
+        since: step after which checkpoints reach a guard that knows of none before.
     """
     every = steps_per_save(args, state)
-    if needed is None or every is None:
+    if every is None:
         return None
-    saves = math.ceil(state.max_steps / every)
+    saves = math.ceil(state.max_steps / every) - since // every
     return enough_evaluations(saves, needed_for(needed, every), state.max_steps, FROM_NOISIEST)
+
+
+def kept_for_their_turn(args: Any, *, keep_best: bool = False) -> int | None:
+    """How many checkpoints may wait for their score before rotation deletes one; None: it deletes none.
+
+    Args:
+        args: the `TrainingArguments`.
+        keep_best: whether the best one is spared, and takes the place of one that waits.
+    """
+    limit = getattr(args, "save_total_limit", None)
+    return None if limit is None or limit <= 0 else int(limit) - keep_best
 
 
 def rotation_ahead(lag: int, limit: int | None) -> str | None:
@@ -36,7 +50,7 @@ def rotation_ahead(lag: int, limit: int | None) -> str | None:
         lag: checkpoints that are unscored, the one under way included.
         limit: `save_total_limit`; None keeps all.
     """
-    if limit is None or lag <= limit:
+    if limit is None or limit <= 0 or lag <= limit:
         return None
     return (
         f"{lag} checkpoints are unscored and save_total_limit keeps {limit}: one that is deleted before its "

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from guard_client.client import VerdictView
 from guard_core.preflight import WITHOUT_KL, CheckLevel, Row
-from guard_core.wire import Adapters, Sampling
-from trainer_image.figures import kl_needs_beta, what_is_learnt
-from trainer_image.outlook import evaluations_ahead
+from guard_core.wire import Adapters, Code, Sampling
+from trainer_image.figures import UNKNOWN, figures_of, kl_needs_beta, what_is_learnt
+from trainer_image.outlook import evaluations_ahead, kept_for_their_turn
+from trainer_image.unscorable import trains_adapter
 
 _OK, _WARN, _UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.UNKNOWN
-_NO_ANSWER = "the guard has not answered yet"
+_NO_ANSWER = "the guard has not answered yet: its log says why, once it runs"
 
 
-def trainer_rows(
-    args: Any,
-    state: Any,
-    trainer: Any,
-    verdict: VerdictView | None,
-    sampling: Sampling | ValueError | None,
-    max_lag: int | None,
-) -> list[Row]:
-    """The whole table, of a run that is not refused.
+@dataclass(frozen=True, slots=True)
+class Outset:
+    """A run of the Trainer at its first step, and its guard.
 
     Args:
         args: the `TrainingArguments`; what they lack has no row.
@@ -36,102 +32,151 @@ def trainer_rows(
         verdict: what the guard says of itself; None: it has not answered.
         sampling: how the trainer samples, None where that is not known, or why no guard can sample so.
         max_lag: checkpoints that may be unscored before training waits; None: it never does.
+        keep_best: whether the best checkpoint takes the place of one that rotation keeps.
     """
+
+    args: Any
+    state: Any
+    trainer: Any = None
+    verdict: VerdictView | None = None
+    sampling: Sampling | ValueError | None = None
+    max_lag: int | None = None
+    keep_best: bool = False
+
+
+def trainer_rows(run: Outset) -> list[Row]:
+    """The whole table, of a run that is not refused."""
     return [
-        _learnt_row(args, trainer),
-        *_kl_rows(args),
-        _folder_row(args, verdict),
-        _layout_row(verdict),
-        _evaluations_row(args, state, verdict),
-        _sampling_row(sampling),
-        _rotation_row(args, max_lag),
-        _start_row(state, verdict),
-        _time_row(),
+        _learnt_row(run),
+        *_kl_rows(run),
+        *_folder_rows(run),
+        _layout_row(run),
+        _tokenizer_row(run),
+        _evaluations_row(run),
+        _sampling_row(run),
+        _rotation_row(run),
+        _start_row(run),
+        Row("evaluation time", _UNKNOWN, "rlguard check --time makes one, and compares it with the saves"),
     ]
 
 
-def _learnt_row(args: Any, trainer: Any) -> Row:
+def _learnt_row(run: Outset) -> Row:
     """What the guard will be told at every step."""
-    enough, said = what_is_learnt(args, trainer)
+    enough, said = what_is_learnt(run.args, run.trainer)
+    if figures_of(run.args) is UNKNOWN:
+        return Row("steps", _UNKNOWN, f"{said}: without a `reward` in its logs nothing can be judged")
     return Row("steps", _OK if enough else _WARN, said)
 
 
-def _kl_rows(args: Any) -> Iterator[Row]:
+def _kl_rows(run: Outset) -> Iterator[Row]:
     """Whether there will be a KL to the reference, where `beta` decides it."""
-    if kl_needs_beta(args):
-        known = (_OK, f"beta is {args.beta:g}") if args.beta else (_WARN, WITHOUT_KL)
+    if kl_needs_beta(run.args):
+        known = (_OK, f"beta is {run.args.beta}") if run.args.beta else (_WARN, WITHOUT_KL)
         yield Row("KL to the reference", *known)
 
 
-def _folder_row(args: Any, verdict: VerdictView | None) -> Row:
+def _folder_rows(run: Outset) -> Iterator[Row]:
     """Whether checkpoints are saved where the guard takes them from; elsewhere the run is refused."""
-    name, root = "checkpoints folder", None if verdict is None else verdict.checkpoint_root
-    if root is None:
+    name, output = "checkpoints folder", getattr(run.args, "output_dir", None)
+    if output is None:
+        return
+    if run.verdict is None or run.verdict.checkpoint_root is None:
+        why = _NO_ANSWER if run.verdict is None else "the guard does not say where it may read: see its log"
+        yield Row(name, _UNKNOWN, why)
+    else:
+        said = f"{os.path.abspath(output)} is below the guard's {run.verdict.checkpoint_root}"
+        yield Row(name, _OK, said)
+
+
+def _layout_row(run: Outset) -> Row:
+    """Whether the guard could load what will be saved; what it could not is refused."""
+    name = "checkpoint layout"
+    if run.trainer is None:
+        return Row(name, _UNKNOWN, "the trainer is not known: rlguard check --model looks at a checkpoint")
+    if not trains_adapter(run.trainer):
+        return Row(name, _OK, "whole weights in safetensors")
+    if run.verdict is None or run.verdict.adapters != Adapters.APPLIED:
         return Row(
-            name, _UNKNOWN, _NO_ANSWER if verdict is None else "the guard does not say where it may read"
+            name, _UNKNOWN, "an adapter; the guard does not say whether it has the base model: see its log"
         )
-    return Row(name, _OK, f"{os.path.abspath(args.output_dir)} is below the guard's {root}")
+    return Row(
+        name, _OK, "an adapter; that the guard's base model is its own is looked at with the first one"
+    )
 
 
-def _layout_row(verdict: VerdictView | None) -> Row:
-    """What the guard will load; what it could not is refused."""
-    adapters = verdict is not None and verdict.adapters == Adapters.APPLIED
-    found = "adapters of the guard's base model, or whole weights" if adapters else "whole weights"
-    return Row("checkpoint layout", _OK, f"{found} in safetensors, with a tokenizer")
+def _tokenizer_row(run: Outset) -> Row:
+    """Whether there will be one beside the weights; a run without is refused."""
+    if run.trainer is None:
+        return Row(
+            "tokenizer", _UNKNOWN, "the trainer is not known: rlguard check --model looks at a checkpoint"
+        )
+    return Row("tokenizer", _OK, "saved with the model")
 
 
-def _evaluations_row(args: Any, state: Any, verdict: VerdictView | None) -> Row:
+def _evaluations_row(run: Outset) -> Row:
     """Whether there will be enough checkpoints to judge by."""
     name = "evaluations"
-    if verdict is None:
+    if run.verdict is None:
         return Row(name, _UNKNOWN, _NO_ANSWER)
-    ahead = evaluations_ahead(args, state, verdict.needed)
+    if run.verdict.needed is None:
+        return Row(name, _UNKNOWN, "the guard does not say how many its policy takes: rlguard check does")
+    seen = run.verdict.attempt is not None
+    ahead = evaluations_ahead(run.args, run.state, run.verdict.needed, 0 if seen else run.state.global_step)
     if ahead is None:
-        return Row(name, _UNKNOWN, "how many there will be, or how many the policy takes, is not known")
+        said = "how many there will be is not known: set save_strategy='steps' and save_steps"
+        return Row(name, _UNKNOWN, said)
     enough, said = ahead
     return Row(name, _OK if enough else _WARN, said)
 
 
-def _sampling_row(sampling: Sampling | ValueError | None) -> Row:
+def _sampling_row(run: Outset) -> Row:
     """Whether evaluations will sample as training does."""
     name = "sampling"
-    if isinstance(sampling, ValueError):
-        said = f"the guard cannot evaluate as this trainer samples ({sampling}), so it is not told"
+    if isinstance(run.sampling, ValueError):
+        said = (
+            f"the guard cannot evaluate as this trainer samples ({run.sampling}), so it is not told: its "
+            "evaluator's own settings count"
+        )
         return Row(name, _WARN, said)
-    if sampling is None:
+    if run.sampling is None:
         said = "this trainer does not say how it samples: set temperature and max_new_tokens of the evaluator"
         return Row(name, _UNKNOWN, said)
-    return Row(name, _OK, f"completions are sampled with {sampling.words}; the guard is told")
+    return Row(name, _OK, f"completions are sampled with {run.sampling.words}; the guard is told")
 
 
-def _rotation_row(args: Any, max_lag: int | None) -> Row:
+def _rotation_row(run: Outset) -> Row:
     """Whether a checkpoint will still be there when its turn comes."""
-    name, limit = "save_total_limit", getattr(args, "save_total_limit", None)
-    if limit is None:
+    name, room = "save_total_limit", kept_for_their_turn(run.args, keep_best=run.keep_best)
+    if room is None:
         return Row(name, _OK, "none: every checkpoint stays until it is scored")
-    if max_lag is not None and max_lag <= limit:
-        return Row(name, _OK, f"{limit}; training waits while more than {max_lag} are unscored (max_lag)")
+    if run.max_lag is not None and run.max_lag <= room:
+        said = f"{room} wait for their score, and training with them where more would (max_lag={run.max_lag})"
+        return Row(name, _OK, said)
+    wait = f"max_lag={room} has training wait for them" if room > 0 else "raise it, for none has room to wait"
     return Row(
         name,
         _UNKNOWN,
-        f"whether {limit} kept checkpoints last until they are scored shows once evaluations have been made: "
-        f"max_lag={limit} has training wait for them, and rlguard check --time computes it",
+        f"whether checkpoints last until they are scored shows once evaluations have been made: {wait}; "
+        "rlguard check --time computes it",
     )
 
 
-def _start_row(state: Any, verdict: VerdictView | None) -> Row:
+def _start_row(run: Outset) -> Row:
     """Whether the guard has, or will have, what it compares with."""
-    name = "starting policy"
+    name, verdict = "starting policy", run.verdict
     if verdict is None:
-        return Row(name, _UNKNOWN, _NO_ANSWER)
-    if verdict.wants_the_start and state.global_step == 0:
-        return Row(name, _OK, "saved for the guard before the first step: it is the baseline")
-    if verdict.wants_the_start:
-        said = f"training goes on at step {state.global_step}: the first checkpoint will be the baseline"
+        return Row(name, _UNKNOWN, f"{_NO_ANSWER}; without its answer none is saved for it")
+    if all(condition.code != Code.NO_BASELINE.value for condition in verdict.conditions):
+        return Row(name, _OK, "the guard has its baseline, or its policy needs none")
+    if not verdict.wants_the_start:
+        said = f"the baseline is being made: {verdict.baseline_passes} passes so far"
+        return Row(name, _UNKNOWN, f"{said}; nothing is judged before it is whole")
+    later = "the first checkpoint will be the baseline, and what was learnt before it is not judged"
+    if run.state.global_step > 0:
+        said = f"training goes on at step {run.state.global_step}: {later}; start with the guard from step 0"
         return Row(name, _WARN, said)
-    return Row(name, _OK, "the guard has its baseline, or its policy needs none")
-
-
-def _time_row() -> Row:
-    """What an evaluation takes is not known before one was made."""
-    return Row("evaluation time", _UNKNOWN, "rlguard check --time makes one, and compares it with the saves")
+    if run.trainer is None:
+        return Row(
+            name, _WARN, f"it cannot be saved, for the trainer is not known: {later}; save it at step 0"
+        )
+    return Row(name, _OK, "saved for the guard before the first step: it is the baseline")

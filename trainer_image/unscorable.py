@@ -82,9 +82,7 @@ def adapter_unscorable(trainer: Any, adapters: str | None) -> str | None:
         trainer: the Trainer, or None where only its arguments are known.
         adapters: what the guard makes of adapters (`Verdict.adapters`); None: it loads none, or does not say.
     """
-    model = getattr(trainer, "model", None)
-    wrapped = any(base.__module__.split(".")[0] == "peft" for base in type(model).__mro__)
-    if not wrapped and not getattr(model, "_hf_peft_config_loaded", False):
+    if not trains_adapter(trainer):
         return None
     if adapters == Adapters.REFUSED:
         return (
@@ -94,12 +92,19 @@ def adapter_unscorable(trainer: Any, adapters: str | None) -> str | None:
             "is trained on"
         )
     if adapters == Adapters.APPLIED:
-        for config in getattr(model, "peft_config", {}).values():
+        for config in getattr(trainer.model, "peft_config", {}).values():
             try:
                 read_adapter_config(config.to_dict())
             except AdapterError as error:
                 return f"the guard could not score checkpoints of this adapter (peft_config): {error}"
     return None
+
+
+def trains_adapter(trainer: Any) -> bool:
+    """Whether a Trainer trains an adapter (PEFT), so that its checkpoints lack the base model."""
+    model = getattr(trainer, "model", None)
+    wrapped = any(base.__module__.split(".")[0] == "peft" for base in type(model).__mro__)
+    return wrapped or bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
 def _no_tokenizer(trainer: Any) -> str | None:

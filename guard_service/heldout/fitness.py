@@ -100,8 +100,10 @@ def instead(names: Collection[str]) -> str:
 _SIGNS: tuple[tuple[Callable[[str], bool], str], ...] = (
     (
         lambda name: name == "actor" or name.startswith("model_world_size_"),
-        "it holds FSDP shards: with verl add hf_model to actor_rollout_ref.actor.checkpoint.save_contents, "
-        "and announce its actor/huggingface; with SkyRL set trainer.hf_save_interval",
+        "it holds shards of FSDP or Megatron: with verl add hf_model to "
+        "actor_rollout_ref.actor.checkpoint.save_contents, and announce its actor/huggingface (EasyR1: what "
+        "scripts/model_merger.py makes of them); with SkyRL set trainer.hf_save_interval, and announce the "
+        "folder below trainer.export_path",
     ),
     (
         lambda name: name.startswith("pytorch_model_fsdp"),

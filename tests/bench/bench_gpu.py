@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
 from tests.bench.bench_evaluation import make_prompts
 from tests.heldout.models import make_tokenizer
-from tools.cost import GPUS, TRANSFORMERS, Demand, Transformer, cost
+from tools.cost import GPUS, TRANSFORMERS, Demand, Gpu, Transformer, cost
 
 PROMPT = 256  # tokens
 PARTS = ("stage", "load", "generate", "score")
@@ -114,10 +115,7 @@ def measure(folder: Path, name: str, items: int, tokens: int, *, peers: bool) ->
     split.write_text("".join(json.dumps(row) + "\n" for row in rows))
     shape = TRANSFORMERS[name]
     model = Transformer(weights, shape.layers, shape.heads, shape.head)
-    device = own("import torch; print(torch.cuda.get_device_name())")
-    sheet = next((gpu for known, gpu in GPUS.items() if known.split()[0] in device), None)
-    if sheet is None:
-        sys.exit(f"tools/cost.py has no data sheet of this GPU, {device}: add it to GPUS")
+    device, sheet = sheet_of_the_gpu()
     computed = cost(model, sheet, Demand(items, PROMPT, tokens))
     print(f"{name}: {weights / 1e9:.2f}e9 weights, {items} completions of {tokens} tokens, {device}")
     print(f"computed: load {computed.load:.1f} s, generate {computed.generate:.1f} s", flush=True)
@@ -130,6 +128,19 @@ def measure(folder: Path, name: str, items: int, tokens: int, *, peers: bool) ->
         if peers and not release:
             peer = float(own(f"print(plain(Path({str(path)!r}), {prompts!r}, {tokens}))"))
             print(f"plain LLM.generate {peer:.1f} s; it / generate of the evaluation {peer / generate:.2f}")
+
+
+def sheet_of_the_gpu() -> tuple[str, Gpu]:
+    """The name of the GPU, and its data sheet: that of the same name and memory."""
+    ask = "import torch; d = torch.cuda.get_device_properties(0); print(d.total_memory, d.name)"
+    memory, name = own(ask).split(maxsplit=1)
+    for known, gpu in GPUS.items():
+        named = re.search(rf"\b{known.split()[0]}\b", name) is not None
+        if named and 0.9 < int(memory) / gpu.memory < 1.1:
+            return name, gpu
+    sys.exit(
+        f"tools/cost.py has no data sheet of this GPU, {name} with {int(memory) / 1e9:.0f} GB: add it to GPUS"
+    )
 
 
 def own(code: str) -> str:

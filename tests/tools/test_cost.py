@@ -23,7 +23,7 @@ def test_by_hand() -> None:
     one = cost(SMALL, ROUND, split)
     assert (one.gpus, one.at_once) == (1, 4)
     assert one.load == pytest.approx(8.0)
-    assert one.generate == pytest.approx(2e9 * 500 * 4 / 40e12 + 1000 * (2.008 / 60 + 0.004))
+    assert one.generate == pytest.approx(2e9 * 500 * 4 / 40e12 + 1000 * (2.008 / 60 + 0.005))
     assert one.seconds == pytest.approx(one.load + one.generate)
 
 
@@ -31,7 +31,7 @@ def test_a_large_batch_is_bound_by_arithmetic() -> None:
     split = Demand(completions=256, prompt=1, completion=100)
     slow = replace(ROUND, arithmetic=1e12)
     computed = (256 + 100 * 256) * 2e9 / 0.4e12
-    assert cost(SMALL, slow, split).generate == pytest.approx(computed + 100 * 0.004, rel=1e-9)
+    assert cost(SMALL, slow, split).generate == pytest.approx(computed + 100 * 0.005, rel=1e-9)
 
 
 def test_what_does_not_fit_takes_more_gpus() -> None:

@@ -871,45 +871,44 @@ def test_a_run_within_its_lag_does_not_wait(train, guard: FaultyGuard, max_lag: 
         (
             {"save_steps": 1},
             (2, 8),
-            "WARNING",
+            "warn",
             "you will get 3 evaluations; 8 are needed, for a start near one half",
         ),
         (
             {"save_steps": 1},
             (2, 3),
-            "INFO",
+            "ok",
             "3 checkpoints; 3 are needed, for a start near one half (near 0 it may",
         ),
-        ({"save_steps": 1}, (None, None), "WARNING", "no number of evaluations of so few items"),
-        ({"save_steps": 0.5}, (2, 2), "INFO", "2 checkpoints; 2 are needed"),
-        ({"save_strategy": "epoch"}, (2, 2), "WARNING", "you will get 1 evaluations; 2 are needed"),
-        ({"save_steps": 1}, None, "INFO", "not checked"),
+        ({"save_steps": 1}, (None, None), "warn", "no number of evaluations of so few items"),
+        ({"save_steps": 0.5}, (2, 2), "ok", "2 checkpoints; 2 are needed"),
+        ({"save_strategy": "epoch"}, (2, 2), "warn", "you will get 1 evaluations; 2 are needed"),
+        ({"save_steps": 1}, None, "not checked", "rlguard check does"),
     ],
 )
 def test_the_log_says_how_many_evaluations_the_run_will_have(
-    train, guard: FaultyGuard, settings: Any, needed: Any, level: str | None, sentence: str, caplog
+    train, guard: FaultyGuard, settings: Any, needed: Any, level: str, sentence: str, caplog
 ) -> None:
     told = None if needed is None else EvaluationsNeeded(long_rounds=needed[0], short_rounds=needed[1])
     guard.verdict_after = lambda _: HEALTHY.model_copy(update={"needed": told})
     with caplog.at_level(logging.INFO, "trainer_image"):
         train(guard.url, max_steps=3, **settings).train()
-    logged, rows = table_in(caplog)
-    assert logged == level and sentence in f"{rows['evaluations'].level} {rows['evaluations'].says}"
+    row = table_in(caplog)["evaluations"]
+    assert row.level == level and sentence in row.says
 
 
 def test_before_the_first_step_one_table_says_what_was_looked_at(train, guard: FaultyGuard, caplog) -> None:
-    """Of a real GRPO trainer; a run without a warning in it says it without alarm."""
     needed = EvaluationsNeeded(long_rounds=2, short_rounds=2)
     guard.verdict_after = lambda _: HEALTHY.model_copy(update={"needed": needed, "checkpoint_root": "/"})
     with caplog.at_level(logging.INFO, "trainer_image"):
         train(guard.url, max_steps=3, save_steps=1, save_total_limit=2, beta=0.0).train()
-    logged, rows = table_in(caplog)
-    assert logged == "WARNING", "for one of its rows is one"
+    rows = table_in(caplog)
     assert {name: row.level.value for name, row in rows.items()} == {
         "steps": "ok",
         "KL to the reference": "warn",
         "checkpoints folder": "ok",
         "checkpoint layout": "ok",
+        "tokenizer": "ok",
         "evaluations": "ok",
         "sampling": "ok",
         "save_total_limit": "not checked",
@@ -918,6 +917,17 @@ def test_before_the_first_step_one_table_says_what_was_looked_at(train, guard: F
     }
     assert "a beta of 0.001 would show it" in rows["KL to the reference"].says
     assert "max_lag=2" in rows["save_total_limit"].says
+
+
+def test_a_table_that_cannot_be_made_ends_no_run(train, guard: FaultyGuard, monkeypatch) -> None:
+    """Other ranks wait for the first one, which makes it."""
+
+    def breaks(_: Any) -> Any:
+        raise AttributeError("a Trainer that is not as others are")
+
+    monkeypatch.setattr("trainer_image.callback.trainer_rows", breaks)
+    train(guard.url, max_steps=1).train()
+    assert [report.step for report in guard.steps] == [1]
 
 
 # -- what could never be scored ------------------------------------------------------------------------------

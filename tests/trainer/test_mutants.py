@@ -45,39 +45,48 @@ ENVIRONMENT = {
 
 #: Source, what stands there, what the mutant has instead, and the tests (file, -k expression) that must fail.
 MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
-    # The table before the first step: a warning is one, and what is not known is not ok.
+    # The table before the first step: what is not known is not ok, a warning is one, and no table ends a run.
+    (CALLBACK, "if row.level == CheckLevel.WARN:", "if False:", (CALLED, "one_table_says")),
     (
         CALLBACK,
-        "if any(row.level == CheckLevel.WARN for row in table)",
-        "if False",
-        (CALLED, "one_table_says"),
+        "        except Exception:  # of a Trainer",
+        "        except OSError:  # of a Trainer",
+        (CALLED, "ends_no_run"),
     ),
     (PREFLIGHT, "(_WARN, WITHOUT_KL)", "(_OK, WITHOUT_KL)", (CALLED, "one_table_says")),
+    (PREFLIGHT, "if kl_needs_beta(run.args)", "if hasattr(run.args, 'beta')", (LEARNT, "dpo")),
+    (PREFLIGHT, "if figures_of(run.args) is UNKNOWN:", "if False:", (LOOKED, "what_to_do")),
+    (PREFLIGHT, '"steps", _OK if enough else _WARN', '"steps", _OK', (LEARNT, "sft")),
     (
         PREFLIGHT,
         "Row(name, _OK if enough else _WARN, said)",
         "Row(name, _OK, said)",
         (CALLED, "how_many_evaluations"),
     ),
+    (PREFLIGHT, "0 if seen else run.state.global_step", "0", (LOOKED, "what_to_do")),
+    (PREFLIGHT, "0 if seen else run.state.global_step", "run.state.global_step", (LOOKED, "what_to_do")),
+    (PREFLIGHT, "run.max_lag <= room", "run.max_lag <= room + 1", (LOOKED, "what_to_do")),
     (
         PREFLIGHT,
-        "_OK if enough else _WARN, said)\n\n\ndef _kl_rows",
-        "_OK, said)\n\n\ndef _kl_rows",
-        (LEARNT, "sft"),
-    ),
-    (PREFLIGHT, "if kl_needs_beta(args)", "if hasattr(args, 'beta')", (LEARNT, "dpo")),
-    (PREFLIGHT, "max_lag <= limit", "max_lag <= limit + 1", (LOOKED, "what_to_do")),
-    (
-        PREFLIGHT,
-        "Row(name, _WARN, said)\n    if sampling",
-        "Row(name, _OK, said)\n    if sampling",
+        "return Row(name, _WARN, said)\n    if run.sampling",
+        "return Row(name, _OK, said)\n    if run.sampling",
         (LOOKED, "what_to_do"),
     ),
     (
         PREFLIGHT,
-        'return Row(name, _WARN, said)\n    return Row(name, _OK, "the guard',
-        'return Row(name, _OK, said)\n    return Row(name, _OK, "the guard',
-        (LOOKED, "missed"),
+        "return Row(name, _WARN, said)\n    if run.trainer",
+        "return Row(name, _OK, said)\n    if run.trainer",
+        (LOOKED, "what_to_do"),
+    ),
+    (PREFLIGHT, "if not verdict.wants_the_start:", "if False:", (LOOKED, "what_to_do")),
+    (PREFLIGHT, "if not trains_adapter(run.trainer):", "if True:", (LOOKED, "what_to_do")),
+    (PREFLIGHT, "run.verdict.adapters != Adapters.APPLIED", "False", (LOOKED, "what_to_do")),
+    (OUTLOOK, "else int(limit) - keep_best", "else int(limit)", (LOOKED, "what_to_do")),
+    (
+        OUTLOOK,
+        "return None if limit is None or limit <= 0 else",
+        "return None if limit is None else",
+        (LOOKED, "what_to_do"),
     ),
     # A run that goes on from another one.
     (CONFIG, 'environ.get("RLGUARD_RESUME_FROM") or None', "None", (ENTRYPOINT, "cannot_be_one")),
@@ -225,7 +234,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (CALLBACK, "            self._say_what_is_ahead(args, state)\n", "", (CALLED, "how_many_evaluations")),
     (OUTLOOK, "needed_for(needed, every)", "needed.long_rounds", (CALLED, "how_many_evaluations")),
     (OUTLOOK, "math.ceil(last / epochs)", "1", (CALLED, "how_many_evaluations")),
-    (OUTLOOK, "if needed is None or", "if", (CALLED, "how_many_evaluations")),
+    (PREFLIGHT, "    if ahead is None:\n", "    if False:\n", (LOOKED, "what_to_do")),
     # The losses.
     (TRAINER, "head(h) / self.temperature", "head(h)", (GUARDED, "sampling_temperature")),
     (TRAINER, "chunk / self.temperature", "chunk", (GUARDED, "sampling_temperature")),

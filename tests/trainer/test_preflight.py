@@ -10,7 +10,7 @@ import pytest
 from guard_client.client import VerdictView
 from guard_core.preflight import CheckLevel, Row, as_text
 from guard_core.wire import Code, Sampling
-from trainer_image.preflight import trainer_rows
+from trainer_image.preflight import Outset, trainer_rows
 
 OK, WARN, UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.UNKNOWN
 
@@ -19,48 +19,85 @@ def verdict(**more: Any) -> VerdictView:
     return VerdictView.model_validate({"fire": False, "stop": False, **more})
 
 
+TRAINER = SimpleNamespace(model=SimpleNamespace())
+ADAPTED = SimpleNamespace(model=SimpleNamespace(_hf_peft_config_loaded=True))
+NO_BASELINE = [{"code": Code.NO_BASELINE.value}]
+TEN = {"long_rounds": 10, "short_rounds": 10}
+
+
 def row_of(
-    name: str,
-    verdict: VerdictView | None = None,
-    sampling: Sampling | ValueError | None = None,
-    max_lag: int | None = None,
-    step: int = 0,
-    **args: Any,
+    name: str, answer: VerdictView | None = None, step: int = 0, of: dict[str, Any] | None = None, **args: Any
 ) -> Row:
-    """One row of a trainer with these arguments, none of which is needed."""
-    given = SimpleNamespace(output_dir="/c/out", **args)
-    rows = trainer_rows(given, SimpleNamespace(global_step=step), None, verdict, sampling, max_lag)
+    """One row of a run with these arguments; `of`: what else is known of it."""
+    given = SimpleNamespace(**{"output_dir": "/c/out", "save_strategy": "steps", **args})
+    state = SimpleNamespace(global_step=step, max_steps=100, save_steps=10)
+    rows = trainer_rows(Outset(given, state, verdict=answer, **(of or {})))
     return next(row for row in rows if row.name == name)
 
 
 @pytest.mark.parametrize(
     ("row", "level", "words"),
     [
+        (row_of("steps"), UNKNOWN, "without a `reward` in its logs nothing can be judged"),
         (row_of("checkpoints folder"), UNKNOWN, "not answered"),
         (row_of("checkpoints folder", verdict()), UNKNOWN, "does not say"),
         (row_of("checkpoints folder", verdict(checkpoint_root="/c")), OK, "/c/out is below the guard's /c"),
-        (row_of("checkpoint layout", verdict(adapters="applied")), OK, "adapters of the guard's base model"),
+        (row_of("checkpoint layout", verdict()), UNKNOWN, "the trainer is not known"),
+        (row_of("checkpoint layout", of={"trainer": TRAINER}), OK, "whole weights in safetensors"),
+        (row_of("checkpoint layout", verdict(), of={"trainer": ADAPTED}), UNKNOWN, "does not say whether"),
+        (
+            row_of("checkpoint layout", verdict(adapters="applied"), of={"trainer": ADAPTED}),
+            OK,
+            "an adapter; that the guard's base model is its own",
+        ),
+        (row_of("tokenizer"), UNKNOWN, "rlguard check --model"),
         (row_of("evaluations"), UNKNOWN, "not answered"),
-        (row_of("evaluations", verdict(), save_strategy="no"), UNKNOWN, "is not known"),
+        (row_of("evaluations", verdict()), UNKNOWN, "rlguard check does"),
+        (row_of("evaluations", verdict(needed=TEN), save_strategy="best"), UNKNOWN, "set save_strategy"),
+        (row_of("evaluations", verdict(needed=TEN)), OK, "10 checkpoints; 10 are needed"),
+        (row_of("evaluations", verdict(needed=TEN), step=90), WARN, "you will get 1 evaluations"),
+        (row_of("evaluations", verdict(needed=TEN, attempt=0), step=90), OK, "10 checkpoints"),
         (row_of("sampling"), UNKNOWN, "set temperature and max_new_tokens"),
-        (row_of("sampling", sampling=ValueError("too hot")), WARN, "(too hot), so it is not told"),
-        (row_of("sampling", sampling=Sampling(temperature=0.7)), OK, "temperature 0.7"),
+        (row_of("sampling", of={"sampling": ValueError("too hot")}), WARN, "(too hot), so it is not told"),
+        (row_of("sampling", of={"sampling": Sampling(temperature=0.7)}), OK, "temperature 0.7"),
         (row_of("save_total_limit"), OK, "every checkpoint stays"),
-        (row_of("save_total_limit", max_lag=3, save_total_limit=3), OK, "training waits"),
-        (row_of("save_total_limit", max_lag=4, save_total_limit=3), UNKNOWN, "max_lag=3"),
+        (row_of("save_total_limit", save_total_limit=0), OK, "every checkpoint stays"),
+        (row_of("save_total_limit", of={"max_lag": 3}, save_total_limit=3), OK, "3 wait for their score"),
+        (row_of("save_total_limit", of={"max_lag": 4}, save_total_limit=3), UNKNOWN, "max_lag=3"),
+        (
+            row_of("save_total_limit", of={"max_lag": 3, "keep_best": True}, save_total_limit=3),
+            UNKNOWN,
+            "max_lag=2",
+        ),
+        (row_of("save_total_limit", of={"keep_best": True}, save_total_limit=1), UNKNOWN, "raise it"),
         (row_of("starting policy"), UNKNOWN, "not answered"),
         (row_of("starting policy", verdict(), step=7), OK, "has its baseline"),
+        (
+            row_of("starting policy", verdict(conditions=NO_BASELINE), of={"trainer": TRAINER}),
+            OK,
+            "saved for the guard before the first step",
+        ),
+        (row_of("starting policy", verdict(conditions=NO_BASELINE)), WARN, "it cannot be saved"),
+        (
+            row_of("starting policy", verdict(conditions=NO_BASELINE), step=7, of={"trainer": TRAINER}),
+            WARN,
+            "at step 7: the first checkpoint will be the baseline",
+        ),
+        (
+            row_of("starting policy", verdict(conditions=NO_BASELINE, attempt=0, baseline_passes=3)),
+            UNKNOWN,
+            "3 passes so far",
+        ),
     ],
 )
 def test_a_row_says_how_it_is_and_what_to_do(row: Row, level: CheckLevel, words: str) -> None:
     assert row.level == level and words in row.says
 
 
-def test_a_baseline_that_was_missed_is_a_warning() -> None:
-    wants = verdict(conditions=[{"code": Code.NO_BASELINE.value}])
-    assert row_of("starting policy", wants).level == OK
-    row = row_of("starting policy", wants, step=7)
-    assert row.level == WARN and "at step 7: the first checkpoint will be the baseline" in row.says
+def test_what_a_trainer_lacks_has_no_row() -> None:
+    rows = trainer_rows(Outset(SimpleNamespace(), SimpleNamespace(global_step=0)))
+    assert "checkpoints folder" not in {row.name for row in rows}
+    assert CheckLevel.WARN not in {row.level for row in rows}
 
 
 def test_the_table_keeps_its_columns_and_breaks_no_word() -> None:

@@ -41,7 +41,7 @@ ITEMS = [
     HeldoutItem(id=f"i{n}", prompt=f"{n * 7}+{n}=" + "?" * (n * 5 % 11), answer=str(n * 8)) for n in range(40)
 ]
 SETTINGS = {"max_new_tokens": 24, "dtype": "float32"}
-VLLM = {**SETTINGS, "enforce_eager": True, "batch_size": 16, "gpu_memory_utilization": 0.3}
+VLLM = {**SETTINGS, "enforce_eager": True, "batch_size": 16}
 
 
 @pytest.fixture(scope="module")
@@ -363,7 +363,6 @@ def test_a_text_ends_a_completion_as_with_the_evaluator_checkpoint(
     asyncio.run(act())
 
 
-@pytest.mark.skipif("RLGUARD_GPU" in os.environ, reason="on a GPU the engine sleeps: tests/gpu")
 @pytest.mark.timeout(600)
 def test_memory_that_is_wanted_back_is_free_once_the_evaluation_is_told(
     policies: dict[str, Path], tmp_path: Path

@@ -22,6 +22,10 @@ SAVE_STEPS = 2
 MARKER = "trainer_state.json"
 
 
+#: What the Trainer saves beside a model, and verl does not.
+NOT_VERLS = ("*.pt", "*.pth", "*.bin", MARKER)
+
+
 class AsTrl:
     """Checkpoints as TRL saves them, and lines as `rlguard follow` reads them by default."""
 
@@ -70,7 +74,7 @@ class AsVerl:
 
     def _put(self, model: Path, step: int) -> None:
         actor = self._out / f"global_step_{step}" / "actor"
-        shutil.copytree(model, actor / "huggingface")
+        shutil.copytree(model, actor / "huggingface", ignore=shutil.ignore_patterns(*NOT_VERLS))
         readable(actor / "huggingface")
         (actor / "model_world_size_1_rank_0.pt").write_bytes(b"a shard of FSDP")
         (self._out / "latest_checkpointed_iteration.txt").write_text(str(step))
