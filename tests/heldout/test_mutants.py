@@ -34,6 +34,7 @@ SERVED, SERVED_BY = (
 SERVED_WHERE, TAKEN = (
     Rule("guard_service", f"heldout/{name}.py", HERE / "test_served.py") for name in ("config", "worker")
 )
+SERVED_FRAME = Rule("guard_service", "heldout/evaluators/frame.py", HERE / "test_served.py")
 SAID = Rule("guard_service", "heldout/evaluators/openai.py", HERE / "test_openai.py")
 CONFIG = Rule("guard_service", "heldout/config.py", HERE / "test_config.py")
 CODEC = Rule("guard_service", "heldout/evaluators/codec.py", REASONING)
@@ -126,7 +127,7 @@ MUTANTS: list[Mutant] = [
     (FRAME, "json.dumps([config, sorted(found), alike]", "json.dumps([config, alike]"),
     (FRAME, "json.dumps([config, sorted(found), alike]", "json.dumps([sorted(found), alike]"),
     (FRAME, "json.dumps([config, sorted(found), alike]", "json.dumps([config, sorted(found)]"),
-    (FRAME, "alike or read.tie_word_embeddings or text.tie_word_embeddings", "alike"),
+    (SERVED_FRAME, "alike or read.tie_word_embeddings or text.tie_word_embeddings", "alike"),
     (VLLM, "if not all(made):", "if not any(made):"),
     (FRAME, "if any(equal(own, one) for one in alike.values()):", "if False:"),
     (FRAME, "if any(equal(own, one) for one in alike.values()):", "if alike:"),
