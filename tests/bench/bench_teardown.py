@@ -2,8 +2,8 @@
 
     RLGUARD_E2E=cluster.json python tests/bench/bench_teardown.py [--rounds 8] [KIND...]
 
-KIND is PyTorchJob, Job, JobSet, TrainJob or RayJob, or AttachedPyTorchJob, AttachedRayJob or RayCluster, to
-which a guard is attached; PyTorchJob if none is named. The file describes a cluster as
+KIND is PyTorchJob, Job, JobSet, TrainJob or RayJob, or one of these to which a guard is attached (AttachedJob
+and so on), or RayCluster, to which it always is; PyTorchJob if none is named. The file describes a cluster as
 tests/e2e/cluster/up.sh prints it, for JobSet, TrainJob and Ray one with their controllers. Each round makes
 two runs of the same pods one after the other, with the real guard and a scripted trainer; a guard that is
 attached reads what is written into a log in their volume. In one the guard fires, and nobody but the operator
@@ -159,10 +159,10 @@ class Attached:
         cluster, claim = namespace.cluster, {"persistentVolumeClaim": {"claimName": "checkpoints"}}
         *others, job = jobs.scripted("run", cluster.images["trainer"], checkpoints=claim)
         jobs.trainer_of(job)["command"] = list(self.TRAINER)
-        (made,) = kind.made(job, cluster)
+        *more, made = kind.made(job, cluster)
         attached = workloads.attached(made, kind.resource, ATTACHED, f"{self.FOLDER}/metrics.jsonl")
         attached["spec"] |= self._spec
-        return [*others, jobs.claim("state"), workloads.workload_of(made, ATTACHED), attached]
+        return [*others, *more, jobs.claim("state"), workloads.workload_of(made, ATTACHED), attached]
 
     def begin(self, job: Job) -> None:
         """Steps, until the guard counts one: what it finds in the log as it begins is another run's."""
@@ -249,6 +249,9 @@ KINDS |= {
     f"Attached{name}": replace(KINDS[name], run=run, guarded=Attached())
     for name, run in (
         ("PyTorchJob", workloads.AttachedPyTorchRun),
+        ("Job", workloads.AttachedBatchRun),
+        ("JobSet", workloads.AttachedJobSetRun),
+        ("TrainJob", workloads.AttachedTrainRun),
         ("RayJob", workloads.AttachedRayJobRun),
     )
 }

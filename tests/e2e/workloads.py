@@ -139,6 +139,18 @@ class AttachedPyTorchRun(AttachedRun):
     resource = PYTORCHJOBS
 
 
+class AttachedBatchRun(AttachedRun, BatchRun):
+    """A Job."""
+
+
+class AttachedJobSetRun(AttachedRun, JobSetRun):
+    """A JobSet."""
+
+
+class AttachedTrainRun(AttachedRun, TrainRun):
+    """A TrainJob."""
+
+
 class AttachedRayJobRun(AttachedRun, RayRun):
     """A RayJob."""
 

@@ -6,7 +6,7 @@ from guard_operator.adapters.jobset import JOB_SETS
 from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
 from tests.e2e import given, jobs, then, timeouts
 from tests.e2e.kube import Json, Namespace, condition_of
-from tests.e2e.workloads import TrainRun, as_trainjob, workload_of
+from tests.e2e.workloads import AttachedTrainRun, TrainRun, as_trainjob, workload_of
 
 from . import demo, ends
 
@@ -29,10 +29,10 @@ def test_a_trainjob_that_exists_and_hacks_is_stopped(namespace: Namespace, share
     trainer = jobs.trainer_of(demo_job)
     trainer |= {"command": demo.command("here"), "args": []}
     runtime, theirs = as_trainjob(demo_job)
-    made = workload_of(theirs, AttachedTrainJob.target)
+    made = workload_of(theirs, AttachedTrainRun.target)
     given.objects(namespace, [*others, *shared, jobs.claim("state"), runtime, made])
-    job = AttachedTrainJob(namespace, demo_job["metadata"]["name"])
-    given.objects(namespace, [demo.attached(demo_job, TrainRun.resource, AttachedTrainJob.target)])
+    job = AttachedTrainRun(namespace, demo_job["metadata"]["name"])
+    given.objects(namespace, [demo.attached(demo_job, TrainRun.resource, AttachedTrainRun.target)])
     then.the_condition_is(job, "Guarded", "True", "WorkloadAttached", within=timeouts.START)
 
     fire = then.the_job_has_fired(job, within=timeouts.GRPO)
@@ -40,12 +40,6 @@ def test_a_trainjob_that_exists_and_hacks_is_stopped(namespace: Namespace, share
     then.it_fired_for_its_score(fire)
     nothing_of_the_run_is_left(job)
     assert not job.client.list(STATEFUL_SETS, namespace.name, {})["items"], "nor its guard"
-
-
-class AttachedTrainJob(TrainRun):
-    """A run that is somebody's TrainJob, which its job names and does not own."""
-
-    target = "theirs"
 
 
 def nothing_of_the_run_is_left(job: TrainRun) -> None:
