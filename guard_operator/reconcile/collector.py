@@ -21,15 +21,16 @@ from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence, evidenc
 from guard_operator.reconcile.parse import JOBS, parse_job, read_policy
 from guard_operator.reconcile.snapshot import Job, Pod, Snapshot
 from guard_operator.runtime.client import CONFIG_MAPS, Client, of_uid
-from guard_operator.runtime.errors import ApiError, ClusterError
+from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 THREADS = 8
-#: How long one log may take, seconds.
-LOG_SECONDS = 1.0
+#: How long one log may take, seconds: at first, and at most. A busy node answers late, so each try has twice
+#: the time of the one before.
+LOG_SECONDS, MOST_LOG_SECONDS = 1.0, 8.0
 
 
 class EvidenceCollector:
@@ -46,8 +47,9 @@ class EvidenceCollector:
         self._clock = clock
         self._lock = threading.Lock()
         self._under_way: set[str] = set()
+        self._tries: dict[str, int] = {}  # by UID, until it is written
         self._written: dict[str, str] = {}  # by UID of the job, until it is asked for
-        self._todo: queue.SimpleQueue[tuple[Snapshot, bool]] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[tuple[Snapshot, bool, float]] = queue.SimpleQueue()
         for number in range(THREADS):
             threading.Thread(target=self._work, name=f"evidence-{number}", daemon=True).start()
 
@@ -60,31 +62,37 @@ class EvidenceCollector:
             if uid in self._under_way:
                 return None
             self._under_way.add(uid)
-        self._todo.put((snapshot, final))
+            tries = self._tries[uid] = self._tries.get(uid, 0) + 1
+        self._todo.put((snapshot, final, seconds_of_try(tries)))
         return None
 
     def _work(self) -> None:
         while True:
-            snapshot, final = self._todo.get()
+            snapshot, final, seconds = self._todo.get()
             job, name = snapshot.job, None
             try:
-                name = self._write(snapshot, final)
+                name = self._write(snapshot, final, seconds)
             except Exception as error:
                 log.warning("%s/%s: evidence not written: %s", job.namespace, job.name, error)
             with self._lock:
                 self._under_way.discard(job.uid)
                 if name is not None:
                     self._written[job.uid] = name
+                    self._tries.pop(job.uid, None)
             if name is not None:
                 self._collected((job.namespace, job.name))
 
-    def _write(self, snapshot: Snapshot, final: bool) -> str | None:
-        """Write it once; its name, or None if the logs cannot be had now and may be had later."""
+    def _write(self, snapshot: Snapshot, final: bool, seconds: float) -> str | None:
+        """Write it once; its name, or None if the trainer's log cannot be had now and may be had later."""
         job, policy = self._whole(snapshot.job)
-        logs = self._logs(snapshot)
-        if logs is None and not final:
+        logs = self._logs(snapshot, seconds)
+        if isinstance(logs["trainer.log"], ClusterError) and not final:
             return None
-        body = build_evidence(job, policy, logs or {"trainer.log": "not available"}, self._clock())
+        said = {
+            name: f"not available: {text}" if isinstance(text, ClusterError) else text
+            for name, text in logs.items()
+        }
+        body = build_evidence(job, policy, said, self._clock())
         try:
             self._client.create(CONFIG_MAPS, job.namespace, body, names.OPERATOR_MANAGER)
         except ApiError as error:
@@ -97,26 +105,29 @@ class EvidenceCollector:
         raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
         return (job, None) if raw is None else (parse_job(raw), read_policy(raw))
 
-    def _logs(self, snapshot: Snapshot) -> dict[str, str] | None:
-        """Ends of the logs of trainer and guard; None if the trainer's cannot be read now."""
+    def _logs(self, snapshot: Snapshot, seconds: float) -> dict[str, str | ClusterError]:
+        """Ends of the logs of trainer and guard, or why one cannot be read now."""
         job = snapshot.job
         guarded = _newest([pod for pod in snapshot.pods if pod.guarded])
         if guarded is None or not snapshot.trainer:
-            return None
+            gone = TransportError("no pod is there, or which of its containers trains is not known")
+            return {"trainer.log": gone, "guard.log": gone}
         trains = _newest([pod for pod in snapshot.pods if pod.rank0]) or guarded
         # At once: the pods may be gone in the moment between the two.
-        beside = _beside(partial(self._log, job.namespace, guarded.name, names.GUARD_CONTAINER))
-        trainer, guard = self._log(job.namespace, trains.name, snapshot.trainer), beside.result()
-        if isinstance(trainer, ClusterError):
-            return None
-        kept = f"not available: {guard}" if isinstance(guard, ClusterError) else guard
-        return {"trainer.log": trainer, "guard.log": kept}
+        beside = _beside(partial(self._log, job.namespace, guarded.name, names.GUARD_CONTAINER, seconds))
+        trainer = self._log(job.namespace, trains.name, snapshot.trainer, seconds)
+        return {"trainer.log": trainer, "guard.log": beside.result()}
 
-    def _log(self, namespace: str, pod: str, container: str) -> str | ClusterError:
+    def _log(self, namespace: str, pod: str, container: str, seconds: float) -> str | ClusterError:
         try:
-            return self._client.log_tail(namespace, pod, container, LOG_BYTES, LOG_SECONDS)
+            return self._client.log_tail(namespace, pod, container, LOG_BYTES, seconds)
         except ClusterError as error:
             return error
+
+
+def seconds_of_try(number: int) -> float:
+    """How long a log may take, seconds; `number` counts from 1."""
+    return min(LOG_SECONDS * 2.0 ** (number - 1), MOST_LOG_SECONDS)
 
 
 def _newest(pods: Sequence[Pod]) -> Pod | None:

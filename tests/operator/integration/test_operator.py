@@ -487,7 +487,7 @@ def test_evidence_with_a_pod_whose_log_cannot_be_read(running: World) -> None:
     running.expect_workload(deadline, "the workload is told to end")
     running.training_operator_stops_the_job()
     running.expect("Stopped", "True", "NoPodsLeft")
-    assert running.evidence()["trainer.log"] == "not available"
+    assert running.evidence()["trainer.log"].startswith("not available: ")
     maps = running.client.list(CONFIG_MAPS, running.namespace, {"labelSelector": "rlguard.dev/job=run"})
     owners = {raw["metadata"]["ownerReferences"][0]["kind"] for raw in maps["items"]}
     assert owners == {"GuardedTrainingJob"}

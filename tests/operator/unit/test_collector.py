@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from guard_operator.api.types import Spec, Status
-from guard_operator.reconcile.collector import EvidenceCollector
+from guard_operator.reconcile.collector import EvidenceCollector, seconds_of_try
 from guard_operator.reconcile.snapshot import Job, Pod, Snapshot
 from guard_operator.runtime.client import Client
 from guard_operator.runtime.errors import TransportError
@@ -60,7 +62,7 @@ class Cluster:
 def collected(cluster: Cluster, final: bool, *replacing: Pod) -> bool:
     """Whether it was written."""
     snapshot = replace(SNAPSHOT, pods=(*SNAPSHOT.pods, *replacing))
-    return EvidenceCollector(cast(Client, cluster))._write(snapshot, final) is not None
+    return EvidenceCollector(cast(Client, cluster))._write(snapshot, final, 1.0) is not None
 
 
 def test_both_logs_are_asked_for_at_once() -> None:
@@ -81,7 +83,44 @@ def test_the_trainers_log_is_there_without_the_guards() -> None:
 def test_without_the_trainers_log_nothing_is_written_before_the_end(final: bool) -> None:
     cluster = Cluster("train")
     assert collected(cluster, final) is final
-    assert [body["data"]["trainer.log"] for body in cluster.made] == ["not available"] * final
+    said = [(body["data"]["trainer.log"], body["data"]["guard.log"]) for body in cluster.made]
+    assert said == [("not available: it is gone", "ns run-0 rlguard-guard")] * final
+
+
+def test_without_a_pod_both_logs_are_said_to_be_missing() -> None:
+    cluster = Cluster()
+    snapshot = replace(SNAPSHOT, pods=())
+    collector = EvidenceCollector(cast(Client, cluster))
+    assert collector._write(snapshot, False, 1.0) is None and cluster.made == []
+    assert collector._write(snapshot, True, 1.0) is not None
+    data = cluster.made[0]["data"]
+    assert data["trainer.log"] == data["guard.log"]
+    assert data["guard.log"].startswith("not available: no pod is there")
+
+
+def test_a_log_has_twice_the_time_at_each_try() -> None:
+    """A busy node that never answers within a second would else be asked in vain until its pods are gone."""
+    asked: queue.SimpleQueue[float] = queue.SimpleQueue()
+
+    class Slow(Cluster):
+        def log_tail(self, _namespace: str, _pod: str, container: str, _bytes: int, timeout: float) -> str:
+            if container == "train":
+                asked.put(timeout)
+            if timeout < 3.0:
+                raise TransportError("no response in time")
+            return "at last"
+
+    cluster, done = Slow(), threading.Event()
+    collector = EvidenceCollector(cast(Client, cluster), lambda _: done.set())
+    had: list[float] = []
+    while len(had) < 3:
+        collector.collect(SNAPSHOT, False)
+        had.append(asked.get(timeout=30))
+        while len(had) < 3 and SNAPSHOT.job.uid in collector._under_way:
+            time.sleep(0.001)
+    assert done.wait(30) and had == [1.0, 2.0, 4.0]
+    assert cluster.made[0]["data"]["trainer.log"] == "at last"
+    assert seconds_of_try(50) == 8.0 and not collector._tries
 
 
 def test_a_pod_that_never_ran_hides_no_log() -> None:
@@ -103,5 +142,5 @@ def test_a_guard_apart_that_waits_for_a_node_hides_no_log_of_the_trainer() -> No
     waits = Pod("run-guard-0", "g", guarded=True, phase="Pending")
     trains = Pod("run-0", "p", guarded=False, phase="Running", rank0=True)
     snapshot = replace(SNAPSHOT, pods=(waits, trains))
-    assert EvidenceCollector(cast(Client, cluster))._write(snapshot, final=False) is not None
+    assert EvidenceCollector(cast(Client, cluster))._write(snapshot, False, 1.0) is not None
     assert cluster.made[0]["data"]["trainer.log"] == "ns run-0 train"

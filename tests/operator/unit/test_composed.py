@@ -287,7 +287,8 @@ def test_a_run_whose_copy_is_gone_is_stopped_all_the_same() -> None:
     assert not cluster.applied
     pods = (Pod("run-0", "p", guarded=True, phase="Running", rank0=True),)
     collector = EvidenceCollector(cast(Client, cluster))
-    assert collector._logs(Snapshot(parse_job(raw_job(CREATED)), pods=pods)) is None
+    logs = collector._logs(Snapshot(parse_job(raw_job(CREATED)), pods=pods), 1.0)
+    assert isinstance(logs["trainer.log"], TransportError), "which container trains is not known"
 
 
 RANK0 = {

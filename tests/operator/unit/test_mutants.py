@@ -123,6 +123,10 @@ FLEET_DECIDES = rule("decide.py", "test_fleet.py")
 
 MUTANTS: list[Mutant] = [
     # Whose logs are the evidence's.
+    (COLLECTS, "LOG_SECONDS * 2.0 ** (number - 1)", "LOG_SECONDS"),
+    (COLLECTS, ', ClusterError) and not final', ', ClusterError)'),
+    (COLLECTS, ', ClusterError) and not final', ', ClusterError) and False'),
+    (COLLECTS, '"guard.log": beside.result()}', '"guard.log": trainer}'),
     (COLLECTS, ' if pod.phase != "Pending"]', "]"),
     (COLLECTS, "reversed(ran or pods)", "reversed(ran)"),
     (COLLECTS, "reversed(ran or pods)", "iter(ran or pods)"),
