@@ -520,11 +520,16 @@ class Gatherer:
         """What the API server, with the workload's schema and webhooks, says to the workload.
 
         First as a create, because a server-side apply refuses a value of the wrong type with a 500; then as
-        the apply by which it is made, which refuses more: a null, two entries of one name.
+        the apply by which it is made, which refuses more: a null, two entries of one name. One that is there
+        was made by a try before, of which something else was refused.
         """
+        manager = names.OPERATOR_MANAGER
         try:
-            manager = names.OPERATOR_MANAGER
-            self._client.create(resource, job.namespace, workload, manager, dry_run=True)
+            try:
+                self._client.create(resource, job.namespace, workload, manager, dry_run=True)
+            except ApiError as error:
+                if error.status != 409:
+                    raise
             self._client.apply(resource, workload, manager, dry_run=True)
         except ApiError as error:
             message, again = error.message, REFUSED_SECONDS

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
 #: How often is looked after watches that show nothing.
 SWEEP_SECONDS = 60.0
+#: A conflict that lasts so long is no matter of a cache that is behind, seconds until the next try.
+STILL_BEHIND_SECONDS = 1.0
 
 #: Reconciles one key; returns in how many seconds to look again.
 Reconcile = Callable[[Key], float | None]
@@ -136,11 +138,12 @@ class Manager:
         try:
             again = self._reconcile(key)
         except ClusterError as error:
-            if isinstance(error, ApiError) and error.status == 409:
-                self._queue.retry(key)  # the cache was behind
-                return "requeue"
             delay = self._queue.retry(key, getattr(error, "retry_after", None))
-            log.warning("%s/%s: again in %.2f s: %s", *key, delay, error)
+            behind = isinstance(error, ApiError) and error.status == 409  # the cache was
+            if not behind or delay >= STILL_BEHIND_SECONDS:
+                log.warning("%s/%s: again in %.2f s: %s", *key, delay, error)
+            if behind:
+                return "requeue"
         except Exception:
             # A bug with one job must not take the others' kill switch away.
             log.exception("%s/%s: again in %.2f s", *key, self._queue.retry(key))

@@ -121,8 +121,10 @@ class Cluster:
         return {"items": self.cached.get(resource, [])}
 
     def create(
-        self, _resource: Resource, _namespace: str, body: Json, _manager: str, dry_run: bool = False
+        self, resource: Resource, namespace: str, body: Json, _manager: str, dry_run: bool = False
     ) -> None:
+        if (resource, namespace, body["metadata"]["name"]) in self.there:
+            raise ApiError(409, "AlreadyExists", "it is there")
         if dry_run:
             self.tried.append(body)
 
@@ -151,6 +153,14 @@ def test_the_runtime_is_read_and_both_are_tried_as_they_are_asked_for() -> None:
     (node,) = (one for one in copied["spec"]["template"]["spec"]["replicatedJobs"] if one["name"] == "node")
     pod = node["template"]["spec"]["template"]
     assert snapshot.guard_digest == pod["metadata"]["annotations"][DIGEST_ANNOTATION]
+
+
+def test_a_copy_that_was_made_before_its_workload_was_refused_holds_up_nothing() -> None:
+    """Trainer's webhook may not know it at once: then the TrainJob is refused, and tried again."""
+    cluster = with_runtime()
+    cluster.there[RUNTIMES, "ns", COPY] = thing(COPY, "c", "0123456789")
+    assert cluster.look().preparation == Preparation()
+    assert [one["kind"] for one in cluster.tried] == ["TrainJob"]
 
 
 def test_one_of_the_namespace_is_read_there() -> None:

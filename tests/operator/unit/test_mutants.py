@@ -68,6 +68,7 @@ COMPOSED_REVIEWED, COMPOSED_REFUSED = (
     rule(f"{name}.py", "test_trainjob_adapter.py") for name in ("review", "refusals")
 )
 COLLECTS = rule("collector.py", "test_collector.py")
+CONFLICTS = Rule("guard_operator", "runtime/manager.py", HERE / "test_conflicts.py")
 EVIDENCE = rule("evidence.py", "test_evidence_and_events.py")
 COMPOSED_READS = rule("targets.py", "test_composed.py")
 COMPOSED_RBAC = Rule("guard_operator", "rbac.py", HERE / "test_trainjob_adapter.py")
@@ -497,6 +498,9 @@ MUTANTS: list[Mutant] = [
     (COMPOSED_SEES, "SOURCE_SECONDS if isinstance(adapter, ComposedAdapter) else None", "None"),
     (COMPOSED_READS, "if controller_of(raw) in controllers:", "if True:"),
     (COMPOSED_READS, "controllers |= {one.uid for one in found}", "pass"),
+    (COMPOSED_SEES, "                if error.status != 409:\n                    raise\n", "                raise\n"),
+    (CONFLICTS, "if not behind or delay >= STILL_BEHIND_SECONDS:", "if not behind:"),
+    (CONFLICTS, "if not behind or delay >= STILL_BEHIND_SECONDS:", "if True:"),
     (COMPOSED_SEES, "controller_of(found) == job.uid else None", "True else None"),
     (COMPOSED_SEES, "cached = () if live else self._made", "cached = self._made"),
     (COMPOSED_SEES, "found = found or self._client.get(adapter.copied, job.namespace, name)", "pass"),
