@@ -158,6 +158,8 @@ def _prepare(source: Path, directory: int, target: Path, base: Path | None) -> l
         raise EvaluationError(f"checkpoint {source}: {reason}")
     # Beside whole weights transformers would load what an adapter's configuration names.
     not_needed = _NOT_NEEDED if is_adapter(names) else _NOT_NEEDED | {adapter.CONFIG}
+    if WEIGHTS in names:  # an index beside it is of an earlier save, and names shards that are not taken
+        not_needed = not_needed | {INDEX}
     small = _sizes(directory, [n for n in names if n.endswith(NEEDED_SUFFIXES) and n not in not_needed])
     if reason := _why_not_small(small):
         raise EvaluationError(f"checkpoint {source}: {reason}")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from guard_cli.check.gather import look_at_model
+from guard_core.adapter import AdapterError
 from guard_core.policy import Policy
 from guard_core.wire import Adapters, FailureKind
 from guard_service.errors import ChangedRunError
@@ -24,6 +25,7 @@ from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, S
 from guard_service.heldout.evaluators import Completions
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
 from guard_service.heldout.evaluators.lora import merged_adapter
+from guard_service.heldout.evaluators.weights import whole_model
 from guard_service.heldout.fitness import unfit
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import refuse_unstageable, stage
@@ -93,6 +95,27 @@ def complete(path: Path, scratch: Path, base: Path | None) -> Completions:
 def edit(path: Path, name: str = "adapter_config.json", **fields: Any) -> None:
     file = path / name
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def test_an_adapter_of_a_tied_output_is_not_merged(base: Path, tmp_path: Path) -> None:
+    """Merged it would change the input embeddings, too; beside its layer it does not."""
+    edit(base, "config.json", tie_word_embeddings=True)
+    rewrite_tensors(base / "model.safetensors", lambda name: name != "lm_head.weight")
+    save_adapter(base, tmp_path / "adapter", target_modules=["lm_head", "q_proj"])
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
+    rewrite_tensors(weights, lambda name: "lora_" in name)
+    found = read_adapter(tmp_path / "adapter", base)
+    model = whole_model(base, "base")
+    with pytest.raises(AdapterError, match="it changes lm_head, whose weights are the input embeddings"):
+        merged_adapter(model, tmp_path / "adapter", found, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def rewrite_tensors(file: Path, keep: Callable[[str], bool]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    kept = {name: one for name, one in load_file(file).items() if keep(name)}
+    save_file(kept, file, metadata={"format": "pt"})
 
 
 # -- what is scored

@@ -187,8 +187,9 @@ def test_what_cannot_be_loaded_over_another_never_reaches_the_server(
 
 
 def test_a_model_with_one_embedding_is_not_loaded_even_over_itself() -> None:
-    refuse_other_frame(Frame("a", False), Frame("a", False), "it")
-    for frame, other in ((Frame("a", True), Frame("a", False)), (Frame("a", False), Frame("a", True))):
+    own, tied = Frame("a", False, True), Frame("a", True, False)
+    refuse_other_frame(own, own, "it")
+    for frame, other in ((tied, own), (own, tied)):
         with pytest.raises(EvaluationError, match="keeps those of the checkpoint before"):
             refuse_other_frame(frame, other, "it")
 

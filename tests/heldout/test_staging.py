@@ -63,6 +63,16 @@ def test_takes_what_loading_needs_and_nothing_else(checkpoint: Path, tmp_path: P
     assert (tmp_path / "stage").stat().st_mode & 0o077 == 0
 
 
+def test_an_index_of_an_earlier_save_is_not_taken_beside_whole_weights(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """vLLM would look for the shards that it names."""
+    index = {"weight_map": {"layer.0": "model-00001-of-00002.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    staged = stage(checkpoint, tmp_path / "stage")
+    assert "model.safetensors.index.json" not in {p.name for p in staged.path.iterdir()}
+
+
 def test_the_digest_of_shards_is_that_of_sha256sums_lines(checkpoint: Path, tmp_path: Path) -> None:
     names = ["model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"]
     shard(checkpoint, *names)

@@ -13,10 +13,10 @@ import os
 import queue
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -31,9 +31,10 @@ from guard_service.heldout.config import HeldoutSettings, VllmEvaluatorSettings
 from guard_service.heldout.errors import EngineLostError, EvaluationError, SplitError, StartAgainError
 from guard_service.heldout.evaluators import vllm
 from guard_service.heldout.evaluators.codec import Codec, CompletionJob
-from guard_service.heldout.evaluators.frame import frame_of
+from guard_service.heldout.evaluators.frame import Frame, frame_of, has_tied_values
 from guard_service.heldout.evaluators.local import BrokenGenerationError
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
+from guard_service.heldout.evaluators.weights import whole_model
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import Staged, stage
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
@@ -64,18 +65,22 @@ class Engine:
         ends: str = "length",
         wakes: bool = True,
         made: bool = True,
+        watched: Sequence[tuple[bool, bool]] = ((False, True), (False, True)),
+        dtype: Any = "float32",
     ) -> None:
         self.calls: list[str] = []
-        self._made = made
+        self._made, self._watched = made, watched
         self._wakes = wakes
         self._error, self._reset, self._broken, self._ends = error, reset, broken, ends
-        config = SimpleNamespace(max_model_len=9, dtype="float32")
+        config = SimpleNamespace(max_model_len=9, dtype=dtype)
         self.llm_engine = SimpleNamespace(model_config=config)
 
     def collective_rpc(self, method: str, kwargs: dict[str, Any] | None = None) -> list[Any]:
         self.calls.append(method)
         if method == "reload_weights" and self._error is not None:
             raise self._error
+        if method == "guard_watch":
+            return [*self._watched]
         if method == "guard_output":
             return [True, self._made]
         return [False, self._broken] if method == "guard_broken" else [None, None]
@@ -144,6 +149,92 @@ def test_an_engine_that_kept_an_output_of_the_checkpoint_before_is_started_again
         engine(made=False).load(tmp_path, "it")
 
 
+@pytest.mark.parametrize(
+    ("watched", "output", "reloadable"),
+    [
+        ([(False, True), (False, True)], True, True),
+        ([(True, True), (True, True)], False, True),
+        ([(True, True), (False, True)], True, False),
+        ([(False, True), (False, False)], True, False),
+    ],
+    ids=["two tensors", "tied", "tied and saved", "a worker that takes none"],
+)
+def test_weights_are_loaded_over_others_only_where_that_replaces_them_all(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    watched: list[tuple[bool, bool]],
+    output: bool,
+    reloadable: bool,
+) -> None:
+    import torch
+
+    rows = np.random.default_rng(1).standard_normal((2, 3)).astype(np.float32)
+    frame(tmp_path / "it", weights={"model.embed_tokens.weight": rows, "lm_head.weight": rows})
+    started = start(
+        monkeypatch,
+        lambda **_: Engine(watched=watched, dtype=torch.float32),
+        frame=Frame("frame", output=output, tied=False),
+        path=tmp_path / "it",
+    )
+    evaluator = VllmEvaluator(VllmEvaluatorSettings(), tmp_path)
+    evaluator._engine = started
+    assert started.reloadable is reloadable
+    staged, codec = Staged(tmp_path / "none", "0"), cast(Any, None)
+    with pytest.raises(EvaluationError if reloadable else StartAgainError):
+        evaluator._load(staged, codec, "it")
+
+
+def test_an_output_that_vllm_would_not_score_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A class that ties whatever is saved; near ones that are one in the engine's type are the same."""
+    import torch
+
+    rows = np.random.default_rng(1).standard_normal((2, 3)).astype(np.float32)
+    saved = {"model.embed_tokens.weight": rows, "lm_head.weight": rows * np.float32(1 + 1e-6)}
+    frame(tmp_path / "it", weights=saved)
+
+    def started(dtype: Any) -> vllm._Engine:
+        llm = lambda **_: Engine(watched=[(True, True)], dtype=dtype)  # noqa: E731
+        return start(monkeypatch, llm, frame=Frame("frame", False, True), path=tmp_path / "it")
+
+    assert not started(torch.bfloat16).reloadable
+    with pytest.raises(EngineLostError, match="would not score the output that was saved") as caught:
+        started(torch.float32)
+    assert caught.value.kind is FailureKind.EVALUATOR
+    assert not has_tied_values(tmp_path / "it")
+
+
+def test_a_tensor_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    frame(tmp_path / "it")
+    save_file({"a.weight": WEIGHTS["a.weight"]}, tmp_path / "it" / "model-2.safetensors")
+    with pytest.raises(
+        EvaluationError, match=r"1 of its weights are there twice, the first: a\.weight"
+    ) as caught:
+        frame_of(tmp_path / "it", "it")
+    assert caught.value.kind is FailureKind.WEIGHTS
+
+
+@pytest.mark.torch
+def test_weights_that_are_none_of_the_model_are_refused_where_vllm_may_know_them(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "tiny")
+    save_file(
+        {"model.layers.0.self_attn.qkv_proj.weight": np.zeros((2, 2), np.float32)}, path / "more.safetensors"
+    )
+    index = {"weight_map": {}}
+    from safetensors import safe_open
+
+    for name in ("model.safetensors", "more.safetensors"):
+        with safe_open(path / name, "np") as file:
+            index["weight_map"] |= dict.fromkeys(file.keys(), name.replace("model.", "model-1."))
+    (path / "model.safetensors").rename(path / "model-1.safetensors")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, **index}))
+    whole_model(path, "it")
+    with pytest.raises(EvaluationError, match="1 of its weights are none of a LlamaForCausalLM") as caught:
+        whole_model(path, "it", nothing_else=True)
+    assert caught.value.kind is FailureKind.WEIGHTS and "qkv_proj" in str(caught.value)
+
+
 def test_a_checkpoint_that_names_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="names another model") as caught:
         frame(tmp_path / "it", CONFIG | {"speculators_config": {"verifier": {"name_or_path": "/good"}}})
@@ -154,9 +245,9 @@ def test_weights_of_another_frame_never_reach_the_engine(tmp_path: Path) -> None
     evaluator = VllmEvaluator(VllmEvaluatorSettings(), tmp_path)
     evaluator._engine = one = engine()
     codec: Any = None
-    assert evaluator._engine_with(tmp_path, "frame", "it", codec) is one
+    assert evaluator._engine_with(tmp_path, Frame("frame", False, False), "it", codec) is one
     with pytest.raises(StartAgainError, match="it is not of the frame"):
-        evaluator._engine_with(tmp_path, "another", "it", codec)
+        evaluator._engine_with(tmp_path, Frame("another", False, False), "it", codec)
     assert one.llm.calls == ["reload_weights", "guard_output"]
 
 
@@ -257,8 +348,16 @@ FAILURES = [
 ]
 
 
+OWN = Frame("frame", tied=False, output=False)
+
+
 def start(
-    monkeypatch: pytest.MonkeyPatch, llm: Callable[..., Any], positions: int | None = None, **settings: Any
+    monkeypatch: pytest.MonkeyPatch,
+    llm: Callable[..., Any],
+    positions: int | None = None,
+    frame: Frame = OWN,
+    path: Path = Path("it"),
+    **settings: Any,
 ) -> vllm._Engine:
     """An engine of a vLLM that is no more than this class, for weights that the guard has checked."""
     platforms = SimpleNamespace(current_platform=SimpleNamespace(device_type="cuda"))
@@ -268,7 +367,7 @@ def start(
     monkeypatch.setattr(vllm, "on_cuda", lambda: False)
     monkeypatch.setattr(vllm, "precision", lambda *_, **__: "float32")
     codec: Any = SimpleNamespace(ending=SimpleNamespace(texts=()), positions=positions)
-    return vllm._Engine.start(Path("it"), "frame", "it", VllmEvaluatorSettings(**settings), codec)
+    return vllm._Engine.start(path, frame, "it", VllmEvaluatorSettings(**settings), codec)
 
 
 @pytest.mark.parametrize(("error", "kind"), FAILURES, ids=[*NO_ROOM, *(f"broken: {name}" for name in BROKEN)])

@@ -82,6 +82,17 @@ def settings_for(asked: Iterable[tuple[HeldoutItem, str]], folder: Path, **own: 
     return HeldoutSettings.model_validate({"split": split, "evaluator": {"kind": "vllm", **VLLM, **own}})
 
 
+def add_a_tensor(path: Path) -> None:
+    """One that the model does not have, and that vLLM knows by its own name."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path / "model.safetensors")
+    fused = torch.zeros(3 * tensors["model.layers.0.self_attn.q_proj.weight"].shape[0], 128)
+    tensors["model.layers.0.self_attn.qkv_proj.weight"] = fused
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
 def spoiled(path: Path, target: Path, spoil: Any) -> Path:
     copy = shutil.copytree(path, target)
     spoil(copy)
@@ -202,6 +213,7 @@ def test_what_is_not_of_the_frame_is_never_loaded_over_another(
     ("spoil", "kind", "told"),
     [
         (drop_a_tensor, FailureKind.WEIGHTS, "1 of the model's weights are missing"),
+        (add_a_tensor, FailureKind.WEIGHTS, "1 of its weights are none of a LlamaForCausalLM"),
         (change("config.json", speculators_config={"verifier": {}}), FailureKind.CHECKPOINT, "names another"),
         (change("config.json", model_type="martian"), FailureKind.CHECKPOINT, "cannot be loaded: ValueError"),
         (lambda p: (p / "model.safetensors").write_bytes(b"x" * 100), FailureKind.WEIGHTS, "SafetensorError"),

@@ -7,8 +7,9 @@ another frame the engine would score a mixture of two checkpoints.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,13 @@ Form = tuple[str, str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Of a directory with a model. `tied`: its output embeddings are its input embeddings."""
+    """Of a directory with a model. `tied`: its output embeddings are its input embeddings. `output`: it has
+    output embeddings of its own, though they may be alike.
+    """
 
     digest: str
     tied: bool
+    output: bool
 
 
 def frame_of(path: Path, shown: str) -> Frame:
@@ -58,10 +62,11 @@ def frame_of(path: Path, shown: str) -> Frame:
         found = _forms(path)
         read = AutoConfig.from_pretrained(path, **SAFELY)
         text = read.get_text_config()
-        alike = _is_tied(path, found)
+        alike = has_tied_values(path)
     frame = json.dumps([config, sorted(found), alike], sort_keys=True)
     tied = alike or read.tie_word_embeddings or text.tie_word_embeddings
-    return Frame(hashlib.sha256(frame.encode()).hexdigest(), bool(tied))
+    output = any(name.endswith(OUTPUT_EMBEDDINGS) for name, *_ in found)
+    return Frame(hashlib.sha256(frame.encode()).hexdigest(), bool(tied), output)
 
 
 def _forms(path: Path) -> list[Form]:
@@ -72,21 +77,30 @@ def _forms(path: Path) -> list[Form]:
         with safe_open(file, "np") as weights:
             slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
             found += [(name, part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()]
+    names = sorted(name for name, *_ in found)
+    if twice := [one for one, other in itertools.pairwise(names) if one == other]:
+        raise ValueError(f"{len(twice)} of its weights are there twice, the first: {twice[0][:200]}")
     return found
 
 
-def _is_tied(path: Path, found: Sequence[Form]) -> bool:
-    """Whether output and input embeddings have the same values, whatever the configuration says.
+def has_tied_values(path: Path, dtype: Any = None) -> bool:
+    """Whether an output has the values of a tensor of its shape, whatever the configuration says.
 
-    Of those `found` those are read that may be the same as an output.
+    Args:
+        path: the directory.
+        dtype: of torch, in which they are compared; None: as they are, and of one type.
     """
     from torch import equal
 
+    found = _forms(path)
     for output, *form in found:
         if output.endswith(OUTPUT_EMBEDDINGS):
-            alike = dict(tensors(path, {name for name, *other in found if other == form}))
-            own = alike.pop(output)
-            if any(equal(own, one) for one in alike.values()):
+            of = slice(1, None) if dtype is not None else slice(None)  # the shape, or the type as well
+            alike = dict(tensors(path, {name for name, *other in found if other[of] == form[of]}))
+            own, *others = (
+                one if dtype is None else one.to(dtype) for one in (alike.pop(output), *alike.values())
+            )
+            if any(equal(own, one) for one in others):
                 return True
     return False
 

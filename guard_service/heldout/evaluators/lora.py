@@ -44,6 +44,11 @@ def merged_adapter(model: Any, directory: Path, adapter: Adapter, target: Path) 
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
+    if (output := _tied_output(model)) in adapter.shapes:
+        raise AdapterError(
+            f"it changes {output}, whose weights are the input embeddings of the base model as well: merged "
+            f"it would change both; train it without {output}, or use the evaluator checkpoint"
+        )
     model = apply_adapter(model, directory, adapter)
     for module in model.modules():
         if isinstance(module, BaseTunerLayer):
@@ -54,6 +59,14 @@ def merged_adapter(model: Any, directory: Path, adapter: Adapter, target: Path) 
         if ".lora_" not in name
     }
     model.save_pretrained(target, state_dict=whole)
+
+
+def _tied_output(model: Any) -> str | None:
+    """The name of the output layer where its weights are the input embeddings."""
+    output, inputs = model.get_output_embeddings(), model.get_input_embeddings()
+    if output is None or inputs is None or output.weight is not inputs.weight:
+        return None
+    return str(next(name for name, module in model.named_modules() if module is output))
 
 
 def _linear_layers(model: Any) -> dict[str, tuple[int, int]]:

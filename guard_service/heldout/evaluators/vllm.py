@@ -24,7 +24,7 @@ from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.config import VllmEvaluatorSettings
 from guard_service.heldout.errors import EngineLostError, StartAgainError, failing_as
 from guard_service.heldout.evaluators.codec import Codec, CompletionJob
-from guard_service.heldout.evaluators.frame import frame_of, tensors
+from guard_service.heldout.evaluators.frame import Frame, frame_of, has_tied_values, tensors
 from guard_service.heldout.evaluators.local import BrokenGenerationError, LocalEvaluator
 from guard_service.heldout.evaluators.lora import merged_adapter
 from guard_service.heldout.evaluators.weights import (
@@ -96,6 +96,8 @@ class VllmEvaluator(LocalEvaluator):
 
     def _load(self, staged: Staged, codec: Codec, shown: str) -> _Loaded:
         """The weights in the engine, which is started for the first checkpoint."""
+        if self._engine is not None and not self._engine.reloadable:
+            raise StartAgainError(f"vLLM takes the weights of {shown} in an engine of its own alone")
         if staged.adapter is None:
             engine = self._engine_of(staged.path, shown, codec)
         else:
@@ -132,12 +134,12 @@ class VllmEvaluator(LocalEvaluator):
         with loading(shown, FailureKind.WEIGHTS):
             wrong = not_finite(tensors(path))  # here, for vLLM may keep them in another form
         refuse_not_finite(wrong, shown)
-        return self._engine_with(path, frame.digest, shown, codec)
+        return self._engine_with(path, frame, shown, codec)
 
-    def _engine_with(self, path: Path, frame: str, shown: str, codec: Codec) -> _Engine:
+    def _engine_with(self, path: Path, frame: Frame, shown: str, codec: Codec) -> _Engine:
         if self._engine is None:
             self._engine = _Engine.start(path, frame, shown, self._own, codec)
-        elif self._engine.frame != frame:
+        elif self._engine.frame != frame.digest:
             raise StartAgainError(f"{shown} is not of the frame that the engine was started with")
         else:
             self._engine.load(path, shown)
@@ -159,6 +161,24 @@ def _ending_the_engine(shown: str) -> Iterator[None]:
         ) from error
 
 
+def _reloadable(path: Path, frame: Frame, shown: str, llm: LLM, watched: Sequence[tuple[bool, bool]]) -> bool:
+    """Whether other weights may be loaded over those of this engine, by what its workers say of it.
+
+    Of a tied output that was saved, too, a reload would load both over one another.
+
+    Raises:
+        EngineLostError: the output that was saved is another than the one that is scored.
+    """
+    tied = any(one for one, _ in watched) and frame.output
+    if tied and not has_tied_values(path, llm.llm_engine.model_config.dtype):
+        raise EngineLostError(
+            f"{shown}: vLLM takes the input embeddings of this architecture for its output, and would not "
+            "score the output that was saved: use the evaluator checkpoint",
+            FailureKind.EVALUATOR,
+        )
+    return not tied and all(may for _, may in watched)
+
+
 def _without_room(error: Exception) -> bool:
     """Whether it says that the machine or the device has no room left."""
     return out_of_memory(error) or _NO_ROOM.search(str(error)) is not None
@@ -166,32 +186,35 @@ def _without_room(error: Exception) -> bool:
 
 @dataclass(slots=True)
 class _Engine:
-    """An engine of vLLM, and the frame that it was built for.
+    """An engine of vLLM, and the digest of the frame that it was built for.
 
-    `asleep`: it has given its memory back. `over`: that was wanted, and only its end does it.
+    `reloadable`: whether other weights may be loaded over those that it has. `asleep`: it has given its
+    memory back. `over`: that was wanted, and only its end does it.
     """
 
     llm: LLM
     frame: str
     batch_size: int
+    reloadable: bool = True
     asleep: bool = False
     over: bool = False
 
     @classmethod
     def start(
-        cls, path: Path, frame: str, shown: str, settings: VllmEvaluatorSettings, codec: Codec
+        cls, path: Path, frame: Frame, shown: str, settings: VllmEvaluatorSettings, codec: Codec
     ) -> _Engine:
         """An engine with the weights in this directory; where a text may end a completion, it reads along.
 
         Raises:
-            EvaluationError: they are not whole; vLLM would leave what is missing as the memory was.
-            EngineLostError: vLLM cannot load them, or has no device.
+            EvaluationError: they are not whole, or not the model's alone; vLLM would leave what is missing as
+                the memory was, and load what it knows by another name.
+            EngineLostError: vLLM cannot load them, or would not score them all, or has no device.
         """
         from vllm.platforms import current_platform
 
         if not current_platform.device_type:  # else it ends in "Device string must not be empty"
             raise EngineLostError(NO_DEVICE, FailureKind.EVALUATOR)
-        whole_model(path, shown, device_map="meta")
+        whole_model(path, shown, nothing_else=True, device_map="meta")
         with _ending_the_engine(shown):
             from vllm import LLM
 
@@ -218,8 +241,8 @@ class _Engine:
                 worker_extension_cls="guard_service.heldout.evaluators.vllm_worker.GuardedWorker",
                 seed=_SEED,
             )
-            llm.collective_rpc("guard_watch")
-        return cls(llm, frame, settings.batch_size)
+            watched = llm.collective_rpc("guard_watch")
+        return cls(llm, frame.digest, settings.batch_size, _reloadable(path, frame, shown, llm, watched))
 
     @property
     def positions(self) -> int:

@@ -15,11 +15,18 @@ from guard_service.heldout.errors import EvaluationError
 SAFELY = {"local_files_only": True, "trust_remote_code": False}
 
 
-def whole_model(path: Path, shown: str, **options: Any) -> Any:
-    """The model in a directory, of which no weight is missing. `options`: of `from_pretrained`.
+def whole_model(path: Path, shown: str, *, nothing_else: bool = False, **options: Any) -> Any:
+    """The model in a directory, of which no weight is missing.
+
+    Args:
+        path: the directory.
+        shown: how it is called in errors.
+        nothing_else: whether weights that are none of the model's are refused. transformers leaves them
+            alone; vLLM may know such names, and load them over others.
+        options: of `from_pretrained`.
 
     Raises:
-        EvaluationError: it does not load, or is not whole.
+        EvaluationError: it does not load, is not whole, or has more.
     """
     from transformers import AutoModelForCausalLM
 
@@ -31,6 +38,12 @@ def whole_model(path: Path, shown: str, **options: Any) -> Any:
         raise EvaluationError(
             f"{shown}: {len(wrong)} of the model's weights are missing or have another shape, the "
             f"first: {wrong[0]}; it was not saved whole",
+            FailureKind.WEIGHTS,
+        )
+    if nothing_else and (more := sorted(map(str, info["unexpected_keys"]))):
+        raise EvaluationError(
+            f"{shown}: {len(more)} of its weights are none of a {type(model).__name__}, the first: "
+            f"{more[0][:200]}; save the model alone, without heads or copies of a trainer's",
             FailureKind.WEIGHTS,
         )
     return model

@@ -1,4 +1,4 @@
-"""A conflict is a cache that is behind, and says nothing; one that lasts is said, for a run may hang on it."""
+"""A conflict is a cache that is behind, and says nothing; one that lasts is said: a run may hang on it."""
 
 from __future__ import annotations
 
