@@ -26,6 +26,8 @@ VLLM, AGAIN, PROCESS = (
     Rule("guard_service", f"heldout/{name}.py", HERE / "test_vllm.py")
     for name in ("evaluators/vllm", "worker", "child")
 )
+WHOLE = Rule("guard_service", "heldout/evaluators/weights.py", HERE / "test_vllm.py")
+MERGED = Rule("guard_service", "heldout/evaluators/lora.py", HERE / "test_adapters.py")
 FRAME = Rule("guard_service", "heldout/evaluators/frame.py", HERE / "test_vllm.py")
 SERVED, SERVED_BY = (
     Rule("guard_service", f"heldout/evaluators/{name}.py", HERE / "test_served.py")
@@ -129,8 +131,18 @@ MUTANTS: list[Mutant] = [
     (FRAME, "json.dumps([config, sorted(found), alike]", "json.dumps([config, sorted(found)]"),
     (SERVED_FRAME, "alike or read.tie_word_embeddings or text.tie_word_embeddings", "alike"),
     (VLLM, "if not all(made):", "if not any(made):"),
-    (FRAME, "if any(equal(own, one) for one in alike.values()):", "if False:"),
-    (FRAME, "if any(equal(own, one) for one in alike.values()):", "if alike:"),
+    (FRAME, "if any(equal(own, one) for one in others):", "if False:"),
+    (FRAME, "if any(equal(own, one) for one in others):", "if others:"),
+    (FRAME, "one if dtype is None else one.to(dtype) for", "one for"),
+    (FRAME, "if one == other]:", "if False]:"),
+    (VLLM, "if tied and not has_tied_values(", "if False and not has_tied_values("),
+    (VLLM, "return not tied and all(may", "return all(may"),
+    (VLLM, "return not tied and all(may for _, may in watched)", "return not tied"),
+    (VLLM, "if self._engine is not None and not self._engine.reloadable:", "if False:"),
+    (WHOLE, "if nothing_else and (more :=", "if False and (more :="),
+    (WHOLE, "if nothing_else and (more :=", "if (more :="),
+    (STAGING, "not_needed = not_needed | {INDEX}", "pass"),
+    (MERGED, "in adapter.shapes:\n", "in ():\n"),
     (FRAME, 'if "speculators_config" in config', "if False"),
     (VLLM, "if not self.llm.reset_prefix_cache()", "if False"),
     (VLLM, 'any(self.llm.collective_rpc("guard_broken"))', "False"),
