@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-THREADS = 8
+THREADS = 16
 #: How long one log may take, seconds: at first, and at most. A busy node answers late, so each try has twice
 #: the time of the one before.
-LOG_SECONDS, MOST_LOG_SECONDS = 1.0, 8.0
+LOG_SECONDS, MOST_LOG_SECONDS = 3.0, 8.0
 
 
 class EvidenceCollector:
