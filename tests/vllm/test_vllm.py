@@ -315,6 +315,40 @@ def test_policies_with_tied_embeddings_share_an_engine(
     assert len(pids) == 1, "one engine"
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_adapters_of_a_model_of_transformers_own_take_an_engine_each(
+    policies: dict[str, Path], tmp_path: Path
+) -> None:
+    """vLLM changes the class of such a model, so that no other can be made there to merge an adapter into."""
+    base = shutil.copytree(policies["first"], tmp_path / "base")
+    change("config.json", architectures=["TransformersForCausalLM"])(base)
+    adapters = tmp_path / "one", tmp_path / "other"
+    for path, targets in zip(adapters, ("all-linear", ["q_proj", "up_proj"]), strict=True):
+        save_adapter(base, path, target_modules=targets)
+    local = CheckpointEvaluator(CheckpointEvaluatorSettings(**SETTINGS), tmp_path, look_at(base))
+    for path in adapters:
+        texts = local.complete(ITEMS, EvaluationRequest(0, 1, path)).texts
+        said = [(item, text) for item, (text,) in zip(ITEMS, texts, strict=True) if text.strip()]
+        folder = path.with_suffix(".split")
+        folder.mkdir()
+        heldout = settings_for(said, folder, score_truncated=True, base_model=str(base))
+        others = [other for other in adapters if other != path]
+
+        async def act(heldout: HeldoutSettings, order: list[Path]) -> tuple[float, ...]:
+            worker = EvaluationWorker(heldout, tmp_path / "scratch")
+            await worker.start()
+            try:
+                results = [
+                    await worker.evaluate(EvaluationRequest(0, step, path)) for step, path in enumerate(order)
+                ]
+                return results[-1].items
+            finally:
+                await worker.close()
+
+        assert set(asyncio.run(act(heldout, [*others, path]))) == {1.0}
+
+
 def test_a_checkpoint_that_is_swapped_and_a_base_model_that_is_exchanged_score_nothing(
     evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path
 ) -> None:
