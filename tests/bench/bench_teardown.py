@@ -245,12 +245,12 @@ KINDS = {
         guarded=Attached(onFire="Suspend"),
     ),
 }
+# Not JobSet: one with a failure policy is stopped by the delete that it would be compared with.
 KINDS |= {
     f"Attached{name}": replace(KINDS[name], run=run, guarded=Attached())
     for name, run in (
         ("PyTorchJob", workloads.AttachedPyTorchRun),
         ("Job", workloads.AttachedBatchRun),
-        ("JobSet", workloads.AttachedJobSetRun),
         ("TrainJob", workloads.AttachedTrainRun),
         ("RayJob", workloads.AttachedRayJobRun),
     )

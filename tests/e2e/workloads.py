@@ -143,10 +143,6 @@ class AttachedBatchRun(AttachedRun, BatchRun):
     """A Job."""
 
 
-class AttachedJobSetRun(AttachedRun, JobSetRun):
-    """A JobSet."""
-
-
 class AttachedTrainRun(AttachedRun, TrainRun):
     """A TrainJob."""
 
