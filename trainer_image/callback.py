@@ -37,7 +37,7 @@ from trainer_image import ranks
 from trainer_image.experiment import Experiment, News, are_ours
 from trainer_image.figures import UNKNOWN, figures_of, limit_unwatched, sampling_of, what_is_learnt
 from trainer_image.metrics import StepMetrics, with_figures
-from trainer_image.outlook import rotation_ahead, save_sooner, steps_per_save
+from trainer_image.outlook import kept_for_their_turn, rotation_ahead, save_sooner, steps_per_save
 from trainer_image.preflight import Outset, trainer_rows
 from trainer_image.rollouts import newest_rollouts
 from trainer_image.unscorable import adapter_unscorable, outside_root, unscorable
@@ -370,7 +370,7 @@ class GuardCallback(TrainerCallback):
         """Warn once, when the Trainer's rotation comes near what the guard has not scored."""
         if self._guard is None or self._told_rotated_away:
             return
-        sentence = rotation_ahead(self._guard.lag, getattr(args, "save_total_limit", None))
+        sentence = rotation_ahead(self._guard.lag, kept_for_their_turn(args))
         if sentence is not None:
             self._told_rotated_away = True
             log.warning(sentence)

@@ -48,9 +48,9 @@ def rotation_ahead(lag: int, limit: int | None) -> str | None:
 
     Args:
         lag: checkpoints that are unscored, the one under way included.
-        limit: `save_total_limit`; None keeps all.
+        limit: as of `kept_for_their_turn`; None keeps all.
     """
-    if limit is None or limit <= 0 or lag <= limit:
+    if limit is None or lag <= limit:
         return None
     return (
         f"{lag} checkpoints are unscored and save_total_limit keeps {limit}: one that is deleted before its "

@@ -18,6 +18,7 @@ from trainer_image.outlook import evaluations_ahead, kept_for_their_turn
 from trainer_image.unscorable import trains_adapter
 
 _OK, _WARN, _UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.UNKNOWN
+_NO_TRAINER = "the trainer is not known: rlguard check --model looks at a checkpoint"
 _NO_ANSWER = "the guard has not answered yet: its log says why, once it runs"
 
 
@@ -92,7 +93,7 @@ def _layout_row(run: Outset) -> Row:
     """Whether the guard could load what will be saved; what it could not is refused."""
     name = "checkpoint layout"
     if run.trainer is None:
-        return Row(name, _UNKNOWN, "the trainer is not known: rlguard check --model looks at a checkpoint")
+        return Row(name, _UNKNOWN, _NO_TRAINER)
     if not trains_adapter(run.trainer):
         return Row(name, _OK, "whole weights in safetensors")
     if run.verdict is None or run.verdict.adapters != Adapters.APPLIED:
@@ -107,9 +108,7 @@ def _layout_row(run: Outset) -> Row:
 def _tokenizer_row(run: Outset) -> Row:
     """Whether there will be one beside the weights; a run without is refused."""
     if run.trainer is None:
-        return Row(
-            "tokenizer", _UNKNOWN, "the trainer is not known: rlguard check --model looks at a checkpoint"
-        )
+        return Row("tokenizer", _UNKNOWN, _NO_TRAINER)
     return Row("tokenizer", _OK, "saved with the model")
 
 

@@ -29,7 +29,7 @@ from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from tests.heldout.models import save_tiny_model
 from tests.heldout.test_adapters import save_adapter
-from tests.vllm.test_vllm import settings_for, tied
+from tests.vllm.test_vllm import in_turns, settings_for, tied
 
 ITEMS = [HeldoutItem(id=f"i{n}", prompt=f"{n * 7}+{n}=" + "?" * (n * 5 % 11), answer="") for n in range(64)]
 #: Share of the items that two ways to compute the same agree in, at least, and the tokens of a completion.
@@ -63,13 +63,8 @@ def paired(
     _, tokens = AGREE[dtype]
     settings = CheckpointEvaluatorSettings(max_new_tokens=tokens, dtype=dtype)
     local = CheckpointEvaluator(settings, folder, base and look_at(base))
-    one, other = (
-        [text for (text,) in local.complete(ITEMS, EvaluationRequest(0, 1, path)).texts] for path in paths
-    )
-    differ = [n for n in range(len(ITEMS)) if one[n].split() != other[n].split()]
-    differ = [n for n in differ if one[n].strip() and other[n].strip()]
-    assert len(differ) > len(ITEMS) / 2
-    asked = [(ITEMS[n], (one, other)[place % 2][n]) for place, n in enumerate(differ)]
+    asked = in_turns(local, ITEMS, paths)
+    assert len(asked) > len(ITEMS) / 2
     more = {} if base is None else {"base_model": str(base)}
     own |= {"max_new_tokens": tokens, "dtype": dtype}
     return Pair(paths, settings_for(asked, folder, **{**AS_USED, **own, **more}))

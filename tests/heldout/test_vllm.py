@@ -202,7 +202,7 @@ def test_an_output_that_vllm_would_not_score_is_refused(
     with pytest.raises(EngineLostError, match="would not score the output that was saved") as caught:
         started(torch.float32)
     assert caught.value.kind is FailureKind.EVALUATOR
-    assert not has_tied_values(tmp_path / "it")
+    assert not has_tied_values(tmp_path / "it", torch.float32)
 
 
 def test_a_tensor_that_is_there_twice_is_refused(tmp_path: Path) -> None:

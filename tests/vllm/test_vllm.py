@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,18 @@ def settings_for(asked: Iterable[tuple[HeldoutItem, str]], folder: Path, **own: 
     split = folder / "split.jsonl"
     split.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return HeldoutSettings.model_validate({"split": split, "evaluator": {"kind": "vllm", **VLLM, **own}})
+
+
+def in_turns(
+    local: CheckpointEvaluator, items: Sequence[HeldoutItem], paths: tuple[Path, Path]
+) -> list[tuple[HeldoutItem, str]]:
+    """Items to which two checkpoints say something else, each with what one of them says, in turns."""
+    one, other = (
+        [text for (text,) in local.complete(items, EvaluationRequest(0, 1, path)).texts] for path in paths
+    )
+    differ = [n for n in range(len(items)) if one[n].split() != other[n].split()]
+    differ = [n for n in differ if one[n].strip() and other[n].strip()]
+    return [(items[n], (one, other)[place % 2][n]) for place, n in enumerate(differ)]
 
 
 def add_a_tensor(path: Path) -> None:
@@ -284,14 +296,8 @@ def test_policies_with_tied_embeddings_share_an_engine(
             save_adapter(base, path, target_modules=targets)
     settings = CheckpointEvaluatorSettings(**SETTINGS)
     local = CheckpointEvaluator(settings, tmp_path, look_at(base) if adapters else None)
-    says = [
-        [text for (text,) in local.complete(ITEMS, EvaluationRequest(0, 1, path)).texts]
-        for path in (one, other)
-    ]
-    differ = [n for n in range(len(ITEMS)) if says[0][n].split() != says[1][n].split()]
-    differ = [n for n in differ if says[0][n].strip() and says[1][n].strip()]
-    assert len(differ) > 20
-    asked = [(ITEMS[n], says[place % 2][n]) for place, n in enumerate(differ)]
+    asked = in_turns(local, ITEMS, (one, other))
+    assert len(asked) > 20
     own = {"base_model": str(base)} if adapters else {}
     heldout = settings_for(asked, tmp_path, score_truncated=True, **own)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def frame_of(path: Path, shown: str) -> Frame:
         found = _forms(path)
         read = AutoConfig.from_pretrained(path, **SAFELY)
         text = read.get_text_config()
-        alike = has_tied_values(path)
+        alike = _is_tied(path, found)
     frame = json.dumps([config, sorted(found), alike], sort_keys=True)
     tied = alike or read.tie_word_embeddings or text.tie_word_embeddings
     output = any(name.endswith(OUTPUT_EMBEDDINGS) for name, *_ in found)
@@ -83,16 +83,18 @@ def _forms(path: Path) -> list[Form]:
     return found
 
 
-def has_tied_values(path: Path, dtype: Any = None) -> bool:
-    """Whether an output has the values of a tensor of its shape, whatever the configuration says.
+def has_tied_values(path: Path, dtype: Any) -> bool:
+    """Whether an output of the model in a directory has the values of a tensor of its shape, in this type."""
+    return _is_tied(path, _forms(path), dtype)
 
-    Args:
-        path: the directory.
-        dtype: of torch, in which they are compared; None: as they are, and of one type.
+
+def _is_tied(path: Path, found: Sequence[Form], dtype: Any = None) -> bool:
+    """The same, whatever the configuration says; `dtype` None: as they are, and of one type.
+
+    Of those `found` those are read that may be the same as an output.
     """
     from torch import equal
 
-    found = _forms(path)
     for output, *form in found:
         if output.endswith(OUTPUT_EMBEDDINGS):
             of = slice(1, None) if dtype is not None else slice(None)  # the shape, or the type as well
