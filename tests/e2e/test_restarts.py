@@ -141,9 +141,9 @@ def test_a_guard_that_is_killed_after_it_fired_says_so_again(namespace: Namespac
 def test_an_evicted_run_is_disrupted_and_not_fired(namespace: Namespace) -> None:
     job = given.a_scripted_run(namespace)
 
-    when.the_pod_is_evicted(job)
+    with when.the_pod_is_evicted(job):
+        then.the_condition_is(job, "Disrupted", "True", "Evicted", within=timeouts.STOP)
 
-    then.the_condition_is(job, "Disrupted", "True", "Evicted", within=timeouts.STOP)
     then.the_phase_is(job, "Disrupted")
     then.the_job_never_fired(job)
 

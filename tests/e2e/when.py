@@ -48,12 +48,23 @@ def the_pod_is_deleted(job: Job) -> str:
     return uid
 
 
-def the_pod_is_evicted(job: Job) -> None:
-    """What `kubectl drain` asks for: the eviction of the pod of rank 0."""
-    pod = job.pod_name
-    metadata = {"name": pod, "namespace": job.namespace.name}
+@contextmanager
+def the_pod_is_evicted(job: Job) -> Iterator[None]:
+    """What `kubectl drain` asks for: the eviction of the pod of rank 0, which is there until the `with` ends.
+
+    A finalizer keeps it: training-operator makes another pod, and the run goes on, where one is gone before it was
+    seen to fail.
+    """
+    pod, namespace = job.pod_name, job.namespace
+    metadata = {"name": pod, "namespace": namespace.name}
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
-    job.client.request("POST", PODS.path(job.namespace.name, pod, "eviction"), body=body)
+    finalizers = ("patch", "pod", pod, "--type=merge", "--patch")
+    namespace.kubectl(*finalizers, '{"metadata": {"finalizers": ["rlguard.dev/test"]}}')
+    try:
+        job.client.request("POST", PODS.path(namespace.name, pod, "eviction"), body=body)
+        yield
+    finally:
+        namespace.kubectl(*finalizers, '{"metadata": {"finalizers": null}}')
 
 
 @contextmanager
