@@ -52,8 +52,8 @@ def the_pod_is_deleted(job: Job) -> str:
 def the_pod_is_evicted(job: Job) -> Iterator[None]:
     """What `kubectl drain` asks for: the eviction of the pod of rank 0, which is there until the `with` ends.
 
-    A finalizer keeps it: training-operator makes another pod, and the run goes on, where one is gone before it was
-    seen to fail.
+    A finalizer keeps it: of one that is gone before it was seen to fail training-operator makes another, and
+    the run goes on.
     """
     pod, namespace = job.pod_name, job.namespace
     metadata = {"name": pod, "namespace": namespace.name}

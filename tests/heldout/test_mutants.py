@@ -26,6 +26,7 @@ VLLM, AGAIN, PROCESS = (
     Rule("guard_service", f"heldout/{name}.py", HERE / "test_vllm.py")
     for name in ("evaluators/vllm", "worker", "child")
 )
+WORKER = Rule("guard_service", "heldout/evaluators/vllm_worker.py", HERE / "test_vllm.py")
 WHOLE = Rule("guard_service", "heldout/evaluators/weights.py", HERE / "test_vllm.py")
 MERGED = Rule("guard_service", "heldout/evaluators/lora.py", HERE / "test_adapters.py")
 FRAME = Rule("guard_service", "heldout/evaluators/frame.py", HERE / "test_vllm.py")
@@ -136,9 +137,12 @@ MUTANTS: list[Mutant] = [
     (FRAME, "one if dtype is None else one.to(dtype) for", "one for"),
     (FRAME, "if one == other]:", "if False]:"),
     (VLLM, "if tied and not has_tied_values(", "if False and not has_tied_values("),
-    (VLLM, "return not tied and all(may", "return all(may"),
-    (VLLM, "return not tied and all(may for _, may in watched)", "return not tied"),
-    (VLLM, "if self._engine is not None and not self._engine.reloadable:", "if False:"),
+    (VLLM, "return not tied and all(one.reloadable", "return all(one.reloadable"),
+    (VLLM, "return not tied and all(one.reloadable for one in watched)", "return not tied"),
+    (VLLM, "not _reloadable(path, frame, shown, llm, watched)\n", "False\n"),
+    (VLLM, "all(one.sleeps for one in watched)", "True"),
+    (WORKER, "any(tensor.untyped_storage().data_ptr() not in known for tensor in kept)", "False"),
+    (WORKER, "not in known for tensor in kept", "for tensor in kept"),
     (WHOLE, "if nothing_else and (more :=", "if False and (more :="),
     (WHOLE, "if nothing_else and (more :=", "if (more :="),
     (STAGING, "not_needed = not_needed | {INDEX}", "pass"),
@@ -154,6 +158,7 @@ MUTANTS: list[Mutant] = [
     (SERVED, "if frame.tied or started_with.tied:", "if started_with.tied:"),
     (SERVED, "if frame.digest != started_with.digest:", "if False:"),
     (SERVED, "        refuse_not_finite(wrong, shown)\n", ""),
+    (SERVED, "nothing_else=True, ", ""),
     (SERVED, '            _ask(server, "POST", "reset_prefix_cache")\n', ""),
     (SERVED, "str(staged.path.absolute())", "str(request.path)"),
     (SERVED, "not isinstance(root, str) or not Path(root).is_dir()", "root is None"),
@@ -180,7 +185,9 @@ MUTANTS: list[Mutant] = [
     (AGAIN, 'if response.get("error", response).get("over"):', "if False:"),
     (VLLM, "        if self.rests:\n", "        if True:\n"),
     (VLLM, "        self.over = not self.asleep\n", ""),
-    (VLLM, "        if on_cuda():\n            try:", "        if True:\n            try:"),
+    (VLLM, "if on_cuda() and self.sleeps and", "if self.sleeps and"),
+    (VLLM, "if on_cuda() and self.sleeps and", "if on_cuda() and"),
+    (VLLM, "self.sleeps and not self.over:", "self.sleeps:"),
     (VLLM, '                self.llm.wake_up(tags=["weights"])\n', "                pass\n"),
     (VLLM, 'if self.asleep and not self.llm.wake_up(tags=["kv_cache"]):', "if False:"),
     (VLLM, "            self.asleep = False\n", ""),

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
+from safetensors.numpy import load_file, save_file
 
 from guard_core.wire import Adapters, FailureKind, Sampling
 from guard_service.heldout.config import HeldoutSettings, OpenAIEvaluatorSettings
@@ -115,6 +117,23 @@ def test_what_the_server_was_started_with_is_read_again_only_if_its_files_are_ot
         with pytest.raises(EvaluationError, match="another configuration"):
             evaluator.complete(ITEMS, EvaluationRequest(0, 4, policies["later"]))
         assert read.count(started) == 2
+
+
+def test_a_server_that_was_started_with_weights_that_are_none_of_the_model_is_given_none(
+    policies: dict[str, Path], tmp_path: Path
+) -> None:
+    """vLLM may know such names, and every checkpoint of the same form would load them over the model's."""
+    more = {name: shutil.copytree(policies[name], tmp_path / name) for name in ("start", "later")}
+    for path in more.values():
+        fused = {"model.layers.0.self_attn.qkv_proj.weight": np.zeros((2, 2), np.float32)}
+        save_file(load_file(path / "model.safetensors") | fused, path / "model.safetensors", {"format": "pt"})
+    with endpoint(obeys) as server:
+        server.models = {"data": [{"id": "m", "root": str(more["start"])}]}
+        own = settings(server)
+        evaluator = OpenAIEvaluator(own, ServedVllm(own, tmp_path))
+        with pytest.raises(EvaluationError, match="1 of its weights are none of a LlamaForCausalLM"):
+            evaluator.complete(ITEMS, EvaluationRequest(0, 1, more["later"]))
+        assert server.asked == []
 
 
 def refuses(path: str, status: int) -> Callable[[dict[str, Any], int], Reply]:

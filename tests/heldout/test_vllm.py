@@ -16,7 +16,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 from guard_core.extras import missing_vllm
 from guard_core.judge import MAY_PASS
 from guard_core.wire import EvaluationSampling, FailureKind, SamplingSource
-from guard_service.heldout import child, staging
+from guard_service.heldout import child, parent, staging
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import HeldoutSettings, VllmEvaluatorSettings
 from guard_service.heldout.errors import EngineLostError, EvaluationError, SplitError, StartAgainError
@@ -66,10 +66,12 @@ class Engine:
         wakes: bool = True,
         made: bool = True,
         watched: Sequence[tuple[bool, bool]] = ((False, True), (False, True)),
+        sleeps: Sequence[bool] = (True, True),
         dtype: Any = "float32",
     ) -> None:
         self.calls: list[str] = []
         self._made, self._watched = made, watched
+        self._sleeps = sleeps
         self._wakes = wakes
         self._error, self._reset, self._broken, self._ends = error, reset, broken, ends
         config = SimpleNamespace(max_model_len=9, dtype=dtype)
@@ -80,7 +82,8 @@ class Engine:
         if method == "reload_weights" and self._error is not None:
             raise self._error
         if method == "guard_watch":
-            return [*self._watched]
+            said = zip(self._watched, self._sleeps, strict=False)
+            return [SimpleNamespace(tied=t, reloadable=r, sleeps=s) for (t, r), s in said]
         if method == "guard_output":
             return [True, self._made]
         return [False, self._broken] if method == "guard_broken" else [None, None]
@@ -178,10 +181,7 @@ def test_weights_are_loaded_over_others_only_where_that_replaces_them_all(
     )
     evaluator = VllmEvaluator(VllmEvaluatorSettings(), tmp_path)
     evaluator._engine = started
-    assert started.reloadable is reloadable
-    staged, codec = Staged(tmp_path / "none", "0"), cast(Any, None)
-    with pytest.raises(EvaluationError if reloadable else StartAgainError):
-        evaluator._load(staged, codec, "it")
+    assert evaluator.over is not reloadable, "no other weights ever come: the process ends"
 
 
 def test_an_output_that_vllm_would_not_score_is_refused(
@@ -198,7 +198,7 @@ def test_an_output_that_vllm_would_not_score_is_refused(
         llm = lambda **_: Engine(watched=[(True, True)], dtype=dtype)  # noqa: E731
         return start(monkeypatch, llm, frame=Frame("frame", False, True), path=tmp_path / "it")
 
-    assert not started(torch.bfloat16).reloadable
+    assert started(torch.bfloat16).over
     with pytest.raises(EngineLostError, match="would not score the output that was saved") as caught:
         started(torch.float32)
     assert caught.value.kind is FailureKind.EVALUATOR
@@ -530,6 +530,46 @@ def test_what_cannot_sleep_is_ended(
     evaluator._engine = engine(**wrong)
     loaded(evaluator._engine, release_memory=True).release()
     assert evaluator.over
+
+
+@pytest.mark.parametrize(
+    ("sleeps", "watched", "calls"),
+    [
+        ((True, True), (False, True), ["sleep 2"]),
+        ((True, False), (False, True), []),
+        ((True,), (False, False), []),
+    ],
+    ids=["sleeps", "a worker that would lose something", "no other weights ever come"],
+)
+def test_an_engine_that_would_not_be_the_same_after_a_sleep_is_ended(
+    monkeypatch: pytest.MonkeyPatch, sleeps: Sequence[bool], watched: tuple[bool, bool], calls: list[str]
+) -> None:
+    llm = lambda **_: Engine(watched=[watched] * len(sleeps), sleeps=sleeps)  # noqa: E731
+    one = start(monkeypatch, llm, release_memory=True)
+    monkeypatch.setattr(vllm, "on_cuda", lambda: True)
+    loaded(one, release_memory=True).release()
+    assert [*one.llm.calls] == ["guard_watch", *calls] and one.over is not bool(calls)
+
+
+@pytest.mark.torch
+def test_what_an_attention_computes_with_beside_the_weights_would_be_lost_in_a_sleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM makes the slopes of ALiBi where it makes the weights, and nobody loads them again."""
+    import torch
+
+    monkeypatch.setattr(parent, "die_with_parent", lambda: None)  # this process is no worker of vLLM
+    from guard_service.heldout.evaluators.vllm_worker import keeps_tensors_of_its_own
+
+    class Attention(torch.nn.Module):
+        def __init__(self, slopes: Any) -> None:
+            super().__init__()
+            self.sinks = torch.nn.Parameter(torch.zeros(4))
+            self.register_buffer("scale", torch.ones(1))
+            self.impl = SimpleNamespace(alibi_slopes=slopes, sinks=self.sinks, scale=self.scale, heads=4)
+
+    assert not keeps_tensors_of_its_own(torch.nn.Sequential(torch.nn.Linear(2, 2), Attention(None)))
+    assert keeps_tensors_of_its_own(torch.nn.Sequential(Attention(None), Attention(torch.ones(4))))
 
 
 @pytest.mark.parametrize("cuda", [True, False])

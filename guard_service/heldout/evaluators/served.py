@@ -88,7 +88,7 @@ class ServedVllm:
         with loading(shown, FailureKind.EVALUATOR):
             files = _files(root)
         if self._started is None or self._started[0] != files:
-            whole_model(root, shown, device_map="meta")
+            whole_model(root, shown, nothing_else=True, device_map="meta")
             self._started = files, frame_of(root, shown)
         return self._started[1]
 

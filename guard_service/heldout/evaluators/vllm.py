@@ -42,6 +42,8 @@ from guard_service.heldout.staging import Staged, refuse_without_room
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
+    from guard_service.heldout.evaluators.vllm_worker import Watched
+
 #: Read by vLLM when it is imported.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in this process
@@ -96,8 +98,6 @@ class VllmEvaluator(LocalEvaluator):
 
     def _load(self, staged: Staged, codec: Codec, shown: str) -> _Loaded:
         """The weights in the engine, which is started for the first checkpoint."""
-        if self._engine is not None and not self._engine.reloadable:
-            raise StartAgainError(f"vLLM takes the weights of {shown} in an engine of its own alone")
         if staged.adapter is None:
             engine = self._engine_of(staged.path, shown, codec)
         else:
@@ -161,7 +161,7 @@ def _ending_the_engine(shown: str) -> Iterator[None]:
         ) from error
 
 
-def _reloadable(path: Path, frame: Frame, shown: str, llm: LLM, watched: Sequence[tuple[bool, bool]]) -> bool:
+def _reloadable(path: Path, frame: Frame, shown: str, llm: LLM, watched: Sequence[Watched]) -> bool:
     """Whether other weights may be loaded over those of this engine, by what its workers say of it.
 
     Of a tied output that was saved, too, a reload would load both over one another.
@@ -169,14 +169,14 @@ def _reloadable(path: Path, frame: Frame, shown: str, llm: LLM, watched: Sequenc
     Raises:
         EngineLostError: the output that was saved is another than the one that is scored.
     """
-    tied = any(one for one, _ in watched) and frame.output
+    tied = any(one.tied for one in watched) and frame.output
     if tied and not has_tied_values(path, llm.llm_engine.model_config.dtype):
         raise EngineLostError(
             f"{shown}: vLLM takes the input embeddings of this architecture for its output, and would not "
             "score the output that was saved: use the evaluator checkpoint",
             FailureKind.EVALUATOR,
         )
-    return not tied and all(may for _, may in watched)
+    return not tied and all(one.reloadable for one in watched)
 
 
 def _without_room(error: Exception) -> bool:
@@ -188,16 +188,16 @@ def _without_room(error: Exception) -> bool:
 class _Engine:
     """An engine of vLLM, and the digest of the frame that it was built for.
 
-    `reloadable`: whether other weights may be loaded over those that it has. `asleep`: it has given its
-    memory back. `over`: that was wanted, and only its end does it.
+    `sleeps`: whether it is the same after a sleep. `over`: only its end gives its memory back, where that is
+    wanted, or lets other weights in. `asleep`: it has given its memory back.
     """
 
     llm: LLM
     frame: str
     batch_size: int
-    reloadable: bool = True
-    asleep: bool = False
+    sleeps: bool = True
     over: bool = False
+    asleep: bool = False
 
     @classmethod
     def start(
@@ -242,7 +242,8 @@ class _Engine:
                 seed=_SEED,
             )
             watched = llm.collective_rpc("guard_watch")
-        return cls(llm, frame.digest, settings.batch_size, _reloadable(path, frame, shown, llm, watched))
+        sleeps, over = all(one.sleeps for one in watched), not _reloadable(path, frame, shown, llm, watched)
+        return cls(llm, frame.digest, settings.batch_size, sleeps, over)
 
     @property
     def positions(self) -> int:
@@ -271,7 +272,7 @@ class _Engine:
 
     def rest(self) -> None:
         """Give the device's memory back: by sleep where vLLM has that, else by an end that is asked for."""
-        if on_cuda():
+        if on_cuda() and self.sleeps and not self.over:
             try:
                 self.llm.sleep(level=2)  # every evaluation loads weights, so none are kept
                 self.asleep = True

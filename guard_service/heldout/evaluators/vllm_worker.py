@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from guard_service.heldout.parent import die_with_parent
 
@@ -11,17 +11,26 @@ from guard_service.heldout.parent import die_with_parent
 die_with_parent()
 
 
+class Watched(NamedTuple):
+    """What a worker says of its model.
+
+    `tied`: an output is tied to an input there. `reloadable`: other weights may be loaded over these.
+    `sleeps`: all that it computes with is there again after a sleep and a reload.
+    """
+
+    tied: bool
+    reloadable: bool
+    sleeps: bool
+
+
 class GuardedWorker:
     """A base class that vLLM gives its worker; the names must not be the worker's own."""
 
     _guard_broken: Any = None
     _guard_tied: tuple[bool, ...] = ()
 
-    def guard_watch(self) -> tuple[bool, bool]:
-        """Remember from now on whether a row of logits had no finite maximum; single ones may be -inf.
-
-        Gives whether an output is tied to an input here, and whether other weights may be loaded over these.
-        """
+    def guard_watch(self) -> Watched:
+        """Remember from now on whether a row of logits had no finite maximum; single ones may be -inf."""
         import torch
 
         model: Any = self.get_model()  # type: ignore[attr-defined]
@@ -44,7 +53,7 @@ class GuardedWorker:
 
         assert isinstance(model, torch.nn.Module)
         model.compute_logits = watched  # type: ignore[assignment]
-        return tied, not anew
+        return Watched(tied, not anew, not keeps_tensors_of_its_own(model))
 
     def guard_broken(self) -> bool:
         """Whether there was such a row since this was last asked."""
@@ -69,6 +78,19 @@ def _outputs(model: Any) -> list[Any]:
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     return [module for module in model.modules() if isinstance(module, ParallelLMHead)]
+
+
+def keeps_tensors_of_its_own(model: Any) -> bool:
+    """Whether an attention computes with a tensor that is none of the model's, such as the slopes of ALiBi.
+
+    vLLM 0.32 gives up all of the weights' memory when it sleeps; after it, it has parameters and buffers.
+    """
+    import torch
+
+    known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    backends = (vars(module.impl) for module in model.modules() if hasattr(module, "impl"))
+    kept = (t for attributes in backends for t in attributes.values() if isinstance(t, torch.Tensor))
+    return any(tensor.untyped_storage().data_ptr() not in known for tensor in kept)
 
 
 def _is_of_transformers(model: Any) -> bool:
