@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from guard_core.ending import not_judged, steps_after
-from guard_operator.adapters import WorkloadState
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ConditionStatus, Phase
 from guard_operator.reconcile.conditions import (
@@ -22,11 +21,13 @@ from guard_operator.reconcile.snapshot import (
     OVER,
     Disruption,
     Job,
+    OwnEnd,
     Pod,
     Snapshot,
     condition_of,
     guard_of,
     is_true,
+    own_end,
 )
 from guard_operator.reconcile.teardown import REASSERT_SECONDS, STOPPING_SECONDS
 
@@ -77,20 +78,15 @@ def _with_evidence(snapshot: Snapshot, report: Report, ended: float) -> Decision
 
 def ended_by_itself(snapshot: Snapshot, says: Conditions) -> Decision | None:
     """The workload succeeded, failed, was taken by the infrastructure, or was deleted: never a fire."""
-    job, workload = snapshot.job, snapshot.workload
-    ref = job.status.workload_ref
-    if ref is None and (workload is None or not workload.ours):
+    job, workload, how = snapshot.job, snapshot.workload, own_end(snapshot)
+    if how is None:
         return None
-    if workload is None or not workload.ours or (ref and ref.uid != workload.uid):
+    if how is OwnEnd.GONE or workload is None:
         end = _gone(job, snapshot, says)
-    elif workload.state is WorkloadState.SUCCEEDED:
+    elif how is OwnEnd.SUCCEEDED:
         end = _succeeded(snapshot, says, workload.message)
-    elif workload.terminating:  # its pods are on their way out, which looks like a failure
-        end = _gone(job, snapshot, says)
-    elif workload.state is WorkloadState.FAILED:
-        end = _failed(snapshot, says, workload.message)
     else:
-        return None
+        end = _failed(snapshot, says, workload.message)
     if (judging := _judging(snapshot, says, end)) is not None:
         return judging
     guarded = condition_of(job.status, ConditionType.GUARDED)

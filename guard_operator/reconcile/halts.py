@@ -7,22 +7,27 @@ from __future__ import annotations
 
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import Latched
-from guard_operator.reconcile.snapshot import OVER, Job, Pod, Snapshot, guard_of, is_true
+from guard_operator.reconcile.snapshot import OVER, Job, Pod, Snapshot, guard_of, is_true, own_end
 
 
 def must_be_live(snapshot: Snapshot) -> bool:
-    """Whether this snapshot leads to what must not come from a cache: a silent guard, or a new halt.
+    """Whether this snapshot leads to what must not come from a cache: a silent guard, a halt, or a run's end.
+
+    An end is written once, and a cache may know of a workload that failed, and not yet of the pod that was
+    evicted, or of the fire that its guard left.
 
     A run that is to be stopped anyway waits for no request.
     """
-    return not is_to_stop(snapshot.job) and (is_silent(snapshot) or halt_due(snapshot) is not None)
+    known = is_over(snapshot.job) or snapshot.unknown_kind
+    ended = not known and own_end(snapshot) is not None
+    return not is_to_stop(snapshot.job) and (ended or is_silent(snapshot) or halt_due(snapshot) is not None)
 
 
 def halt_due(snapshot: Snapshot) -> tuple[Reason, str] | None:
     """Which action halts the run now, and why; None: none does."""
     if (halt := guard_of(snapshot.job).halt) is not None:
         return halted_by(halt)
-    silence_counts = _stops_silence(snapshot) and not _is_over(snapshot.job)
+    silence_counts = _stops_silence(snapshot) and not is_over(snapshot.job)
     if is_silent(snapshot) and silence_counts and not held_back(snapshot):
         return Reason.GUARD_SILENT, silence_message(snapshot)
     if silence_counts and (pod := gave_up(snapshot)) is not None:
@@ -50,7 +55,7 @@ def goes_on_unread(job: Job, pods_seen: bool = False) -> bool:
     return latched and created and (pods_seen or stop is None or stop.empty_since is None)
 
 
-def _is_over(job: Job) -> bool:
+def is_over(job: Job) -> bool:
     """Whether the run has ended; a pod may outlive it, and its guard has said its last word."""
     return any(is_true(job.status, kind) for kind in OVER)
 

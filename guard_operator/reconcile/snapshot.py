@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Any
 
 from guard_operator.adapters import WorkloadState
@@ -261,3 +261,25 @@ def is_true(status: Status, kind: ConditionType) -> bool:
     """Whether there is such a condition and it holds."""
     condition = condition_of(status, kind)
     return condition is not None and condition.status == "True"
+
+
+class OwnEnd(Enum):
+    """What became of a workload that nobody stopped. GONE: there is none, or another one than it was."""
+
+    GONE = auto()
+    SUCCEEDED = auto()
+    FAILED = auto()
+
+
+def own_end(snapshot: Snapshot) -> OwnEnd | None:
+    """How the workload ended, if nobody stopped it."""
+    workload, ref = snapshot.workload, snapshot.job.status.workload_ref
+    if ref is None and (workload is None or not workload.ours):
+        return None
+    if workload is None or not workload.ours or (ref and ref.uid != workload.uid):
+        return OwnEnd.GONE
+    if workload.state is WorkloadState.SUCCEEDED:
+        return OwnEnd.SUCCEEDED
+    if workload.terminating:  # its pods are on their way out, which looks like a failure
+        return OwnEnd.GONE
+    return OwnEnd.FAILED if workload.state is WorkloadState.FAILED else None

@@ -392,6 +392,8 @@ class Cluster:
 
     def get(self, resource: Resource, _namespace: str, name: str) -> Json | None:
         self.asked.append(f"get {resource.kind} {name}")
+        if resource is JOBS:
+            return manifest(self.kind, ref(self.kind))
         if resource.kind == "PersistentVolumeClaim":
             return {"metadata": {"name": name}, "spec": {"accessModes": [self.claim_modes]}}
         assert name == "run-7", "the target has a name of its own"

@@ -1360,6 +1360,13 @@ def test_a_queue_that_resumes_the_run_at_once_does_not_keep_it_going() -> None:
         (Snapshot(job({**REF, **guard(halt=FIRE)}), workload(), (pod(),)), True),
         (Snapshot(job({**REF, **guard(halt=FIRE), **said("Halted")}), workload(), (pod(),)), False),
         (Snapshot(job({**REF, **guard(fire=FIRE, halt=FIRE)}), workload(), (pod(),)), False),
+        (Snapshot(job(REF), workload(), (pod(),)), False),
+        (Snapshot(job(REF), workload(WorkloadState.FAILED), (pod(),)), True),
+        (Snapshot(job(REF), workload(WorkloadState.SUCCEEDED), (pod(),)), True),
+        (Snapshot(job(REF), None, ()), True),
+        (Snapshot(job(REF), None, (), unknown_kind=True), False),
+        (Snapshot(job({**REF, **said("Failed")}), workload(WorkloadState.FAILED), (pod(),)), False),
+        (Snapshot(job({**REF, **guard(fire=FIRE)}), workload(WorkloadState.FAILED), (pod(),)), False),
     ],
 )
 def test_what_must_be_read_live(snapshot: Snapshot, live: bool) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from guard_operator.adapters import ADAPTERS, WorkloadState
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.api.types import StopMethod
+from guard_operator.api.types import Phase, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.decision import StopWorkload
@@ -30,7 +30,15 @@ from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.slim import slim_job, slim_pod, slim_workload
-from guard_operator.reconcile.snapshot import Between, Disruption, Pod, Preparation, Snapshot, guard_of
+from guard_operator.reconcile.snapshot import (
+    Between,
+    Disruption,
+    Pod,
+    Preparation,
+    Snapshot,
+    guard_of,
+    own_end,
+)
 from guard_operator.runtime.client import CLAIMS, EVENTS, Client, Resource
 from guard_operator.runtime.errors import ApiError, TransportError
 
@@ -469,6 +477,7 @@ class Behind:
         self.broken = False
         self.refused: tuple[str, ...] = ()
         self.cached_workload: Json | None = workload(owner("u"))
+        self.workload_there: Json | None = workload(owner("u"))
         self.asked: list[str] = []
         self.now = 1000.0
         self.events: list[Json] = []
@@ -497,7 +506,7 @@ class Behind:
     # Client
     def get(self, resource: Resource, _namespace: str, _name: str) -> Json | None:
         self._ask(f"get {resource.kind}")
-        return self.job if resource.kind == "GuardedTrainingJob" else workload(owner("u"))
+        return self.job if resource.kind == "GuardedTrainingJob" else self.workload_there
 
     def list(self, resource: Resource, _namespace: str, query: Json) -> Json:
         self._ask(f"list {resource.kind}")
@@ -649,6 +658,32 @@ def test_a_halt_is_read_live() -> None:
     snapshot = world.gather()
     assert snapshot is not None and snapshot.live and snapshot.job.resource_version == "2"
     assert world.asked == EVERYTHING
+
+
+AT = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+FAILED = {"status": {"conditions": [{"type": "Failed", "status": "True"}]}}
+
+
+def test_how_a_run_ended_is_read_live() -> None:
+    """Two watches: that of the pods, which tells of the eviction, may be behind that of the workloads."""
+    world = Behind(beat(1), newer(beat(2)))
+    world.cached_workload = world.workload_there = workload(owner("u")) | FAILED
+    world.pods_there = [pod(target("EvictionByEvictionAPI") | {"phase": "Failed"})]
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.live and world.asked == EVERYTHING
+    decision = decide(snapshot, datetime(2026, 1, 1, tzinfo=UTC))
+    assert decision.report.phase is Phase.DISRUPTED
+    world.cached = created(conditions=[{"type": "Disrupted", "status": "True", "reason": "Evicted", **AT}])
+    ended = world.gather()
+    assert ended is not None and not ended.live and world.asked == [], "it is written, and costs nothing more"
+
+
+def test_a_workload_that_has_failed_in_the_cache_alone_has_not() -> None:
+    """As one that was suspended and is made anew."""
+    world = Behind(beat(1), newer(beat(2)))
+    world.cached_workload = workload(owner("u")) | FAILED
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.live and own_end(snapshot) is None
 
 
 @pytest.mark.parametrize("there", [None, {"metadata": {"uid": "another"}}], ids=["gone", "a namesake"])

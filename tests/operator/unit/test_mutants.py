@@ -30,6 +30,7 @@ OUTER_CONDITIONS, OUTER_TEARDOWN = (
 )
 QUEUE_TEARDOWN = rule("teardown.py", "test_queues.py")
 HALTS = rule("halts.py", "test_decide.py")
+SNAPSHOT = rule("snapshot.py", "test_decide.py")
 REFUSALS = rule("refusals.py", "test_isolation.py", "test_injection.py", *ROWS)
 ISOLATION = rule("isolation.py", "test_isolation.py", *ROWS)
 CAPABILITIES = rule("isolation.py", "test_capabilities.py")
@@ -845,8 +846,8 @@ MUTANTS: list[Mutant] = [
     (CONDITIONS, "            return before\n        if guard_of", "            pass\n        if guard_of"),
     (HALTS, "age > snapshot.job.spec.on_silence.after_seconds", "age >= 0"),
     (HALTS, "age is not None and age > snapshot", "age is None or age > snapshot"),
-    (HALTS, "_stops_silence(snapshot) and not _is_over(snapshot.job)", "not _is_over(snapshot.job)"),
-    (HALTS, "_stops_silence(snapshot) and not _is_over(snapshot.job)", "_stops_silence(snapshot)"),
+    (HALTS, "_stops_silence(snapshot) and not is_over(snapshot.job)", "not is_over(snapshot.job)"),
+    (HALTS, "_stops_silence(snapshot) and not is_over(snapshot.job)", "_stops_silence(snapshot)"),
     (HALTS, "and silence_counts and not held_back(snapshot)", "and silence_counts"),
     (HALTS, "for kind in OVER", "for kind in ()"),
     (HALTS, "if is_at_once(snapshot):", "if False:"),
@@ -929,7 +930,10 @@ MUTANTS: list[Mutant] = [
     (GATHER, 'c.get("status") != "True" and c.get("reason")', 'c.get("reason")'),
     (DECIDE, "    if not snapshot.live:\n", "    if False:\n"),
     (DECIDE, "        or _halt(snapshot, says)\n", ""),
-    (HALTS, "(is_silent(snapshot) or halt_due(snapshot) is not None)", "halt_due(snapshot) is not None"),
+    (HALTS, "(ended or is_silent(snapshot) or", "(ended or"),
+    (HALTS, "(ended or is_silent(snapshot) or", "(is_silent(snapshot) or"),
+    (HALTS, "ended = not known and", "ended ="),
+    (HALTS, "is_over(snapshot.job) or snapshot.unknown_kind", "is_over(snapshot.job)"),
     (HALTS, "return not is_to_stop(snapshot.job) and", "return"),
     (HALTS, "return written or guard_of(job).fire is not None", "return written"),
     (HALTS, "(ConditionType.FIRED, ConditionType.HALTED))", "(ConditionType.FIRED,))"),
@@ -1077,7 +1081,7 @@ MUTANTS: list[Mutant] = [
         "_deleting(snapshot)\n        or over_already(snapshot, now)\n"
         "        or teardown(snapshot, says, now)\n",
     ),
-    (ENDINGS, "or (ref and ref.uid != workload.uid)", ""),
+    (SNAPSHOT, "or (ref and ref.uid != workload.uid)", ""),
     (CONDITIONS, "    if ref is not None:\n        return ref if", "    if False:\n        return ref if"),
     (ENDINGS, "and pod not in replaced", ""),
     (CONDITIONS, "before.last_transition_time if before and unchanged else self.now", "self.now"),

@@ -324,7 +324,8 @@ def test_what_was_noted_stays_its_own_when_it_is_orphaned() -> None:
 def test_another_one_under_a_noted_name_is_not_its_own() -> None:
     other = cluster(uid="new", owner="another")
     head = pod("other", "new", **{"ray.io_cluster": "run-7-abcde"})
-    seen = Cluster(rayjob(uid="another"), other, head).gather(job("RayJob", CLUSTER))
+    own = raw_job("RayJob", CLUSTER) | {"kind": "GuardedTrainingJob"}
+    seen = Cluster(own, rayjob(uid="another"), other, head).gather(job("RayJob", CLUSTER))
     assert (seen.pods, seen.between) == ((), ())
     assert seen.workload is not None and not seen.workload.ours
 

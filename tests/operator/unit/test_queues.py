@@ -17,6 +17,7 @@ from guard_operator.reconcile.decision import LeaveQueue, Report, StopWorkload
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.gauges import _ages
 from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.queues import MESSAGE_LENGTH, queued_of
 from guard_operator.reconcile.slim import slim_queued
 from guard_operator.reconcile.snapshot import Job, Pod, Queued, Snapshot, Workload
@@ -240,6 +241,11 @@ class Requests:
 
     def __init__(self, refusal: ClusterError | None = None, owned: bool = True) -> None:
         self.refusal, self.owned, self.asked = refusal, owned, list[str]()
+        self.raw_job: Json = {
+            "metadata": {"name": "run", "namespace": "ns", "uid": "u", "resourceVersion": "1"},
+            "spec": SPEC,
+            "status": REF,
+        }
 
     def quiet_for(self, _namespace: str) -> float:
         return 0.0
@@ -249,7 +255,8 @@ class Requests:
         metadata = {"name": "run", "uid": "w" if self.owned else "y", "ownerReferences": owner}
         return {"metadata": metadata, "spec": {"suspend": True}}
 
-    get = workload
+    def get(self, resource: Any, *_of: str) -> Json:
+        return self.raw_job if resource is JOBS else self.workload()
 
     def pods(self, *_of: str) -> list[Json]:
         return []
