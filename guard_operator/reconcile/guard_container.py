@@ -9,7 +9,7 @@ import copy
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from guard_core.evaluation import Scoring
 from guard_operator.api import names
@@ -221,3 +221,15 @@ def own_address() -> Json:
 def from_secret(secret: str, key: str) -> Json:
     """The value of a variable that a Secret has."""
     return {"valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+
+
+def patience(job: Job, given: Sequence[Json]) -> Sequence[Json]:
+    """What keeps a trainer from ending for want of a guard that `onSilence` still waits for.
+
+    `given`: the environment of its template.
+    """
+    seconds = job.spec.on_silence.after_seconds
+    said = any(variable.get("name") == layout.UNREACHABLE_ENV for variable in given)
+    if said or seconds <= layout.UNREACHABLE_SECONDS:
+        return ()
+    return ({"name": layout.UNREACHABLE_ENV, "value": str(seconds)},)

@@ -21,6 +21,7 @@ from guard_operator.reconcile.guard_container import (
     guard_container,
     guard_volumes,
     own_address,
+    patience,
 )
 from guard_operator.reconcile.owned import job_labels, owned
 from guard_operator.reconcile.refusals import (
@@ -84,9 +85,15 @@ def guard_objects(
     """
     name, port = names.guard_name(job.name, job.uid), job.spec.guard.port
     labels = {names.UID_LABEL: job.uid, names.PART_LABEL: names.GUARD_PART}
-    # Headless, so that the name leads to the pod itself, and to nothing while the guard is not ready.
-    ports = [{"name": "ingest", "port": port}]
-    yield SERVICES, owned(job, SERVICES, name, spec={"clusterIP": "None", "selector": labels, "ports": ports})
+    # Headless, so that the name leads to the pod itself; also while the guard is not ready. One that comes
+    # back takes steps at once, and is ready minutes later where its base model is large.
+    service = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": labels,
+        "ports": [{"name": "ingest", "port": port}],
+    }
+    yield SERVICES, owned(job, SERVICES, name, spec=service)
     reporters: Json = {"ports": [{"port": port}]}
     if not _trainers(job, adapter).get("hostNetwork"):  # what uses a node's network is known by no label
         reporters["from"] = [{"podSelector": {"matchLabels": {names.UID_LABEL: job.uid}}}]
@@ -208,7 +215,8 @@ def let_report(job: Job, own: GuardPod, template: PodTemplate, pod: Json, config
     for container in pod["containers"]:
         if container.get("name") == template.container:
             if job.spec.guard.metrics is None:
-                container["env"] = [*container.get("env", []), url, authority, token]
+                given = container.get("env", [])
+                container["env"] = [*given, url, authority, token, *patience(job, given)]
             # So that a run that fails says with which words.
             container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 

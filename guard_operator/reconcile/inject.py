@@ -18,7 +18,13 @@ from guard_operator.api.types import Isolation
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.digest import injected_digest
-from guard_operator.reconcile.guard_container import from_secret, guard_container, guard_volumes, literal
+from guard_operator.reconcile.guard_container import (
+    from_secret,
+    guard_container,
+    guard_volumes,
+    literal,
+    patience,
+)
 from guard_operator.reconcile.guard_pod import guard_pod, let_report, own_service_account
 from guard_operator.reconcile.leaks import leaks
 from guard_operator.reconcile.owned import job_labels, owned, owner_reference
@@ -169,19 +175,20 @@ def _inject(job: Job, template: PodTemplate, pod: Json, config: OperatorConfig) 
     for trainer in pod["containers"]:
         if trainer.get("name") == template.container:
             if guard.metrics is None:
-                _let_it_report(trainer, support)
+                _let_it_report(job, trainer)
             # So that a run that fails says with which words.
             trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
-def _let_it_report(trainer: Json, support: str) -> None:
+def _let_it_report(job: Job, trainer: Json) -> None:
     """Give the trainer the guard's socket, and the token with which it reports there."""
+    support = names.support_name(job.name, job.uid)
     url = {"name": layout.URL_ENV, "value": f"unix://{layout.SOCKET}"}
     token = {"name": layout.TOKEN_ENV, **from_secret(support, layout.INGEST_TOKEN_KEY)}
     own = trainer.get("env", [])
     drain = {"name": layout.DRAIN_ENV, "value": layout.DRAIN_SECONDS}
     wait = [] if any(variable.get("name") == layout.DRAIN_ENV for variable in own) else [drain]
-    trainer["env"] = [*own, url, token, *wait]
+    trainer["env"] = [*own, url, token, *wait, *patience(job, own)]
     socket = {"name": layout.SOCKET_VOLUME, "mountPath": layout.SOCKET_DIR, "readOnly": True}
     trainer["volumeMounts"] = [*trainer["volumeMounts"], socket]
 

@@ -45,6 +45,9 @@ GAVE_UP = 75
 #: otherwise; for less than the ten minutes after which a collective of the other ranks fails.
 DRAIN_ENV, DRAIN_SECONDS = "RLGUARD_DRAIN_SECONDS", "300"
 
+#: For how long a trainer goes on without its guard, seconds, unless more is said; the client's own default.
+UNREACHABLE_ENV, UNREACHABLE_SECONDS = "RLGUARD_UNREACHABLE_SECONDS", 300
+
 #: Environment of every container that trains, in a run that goes on from a checkpoint of another one: which
 #: one, and a name that no other run has, so that it writes beside the others and goes on from none of them.
 RESUME_ENV, RUN_ENV = "RLGUARD_RESUME_FROM", "RLGUARD_RUN"

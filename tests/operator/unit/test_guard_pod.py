@@ -280,9 +280,10 @@ def test_a_guard_that_was_changed_is_recognised() -> None:
 # -- who reaches it --------------------------------------------------------------------------------------
 
 
-def test_its_name_leads_to_it_alone_and_only_while_it_is_ready() -> None:
+def test_its_name_leads_to_it_alone_also_while_it_is_not_ready() -> None:
+    """One that comes back takes steps at once; who must not begin before it is ready asks it."""
     spec = made()["Service"]["spec"]
-    assert spec["clusterIP"] == "None" and "publishNotReadyAddresses" not in spec
+    assert spec["clusterIP"] == "None" and spec["publishNotReadyAddresses"] is True
     assert spec["selector"] == LABELS and [p["port"] for p in spec["ports"]] == [8470]
 
 
@@ -313,7 +314,8 @@ def test_the_trainer_has_address_certificate_and_token_and_nothing_else_of_the_g
     pod = reporting()
     assert [c["name"] for c in pod["initContainers"]] == ["download", WAITER]
     trainer = env(container(pod, "trainer"))
-    assert trainer.keys() == {"A", "RLGUARD_URL", "RLGUARD_CA", "RLGUARD_TOKEN"}, "it waits for no evaluation"
+    told = {"RLGUARD_URL", "RLGUARD_CA", "RLGUARD_TOKEN", "RLGUARD_UNREACHABLE_SECONDS"}
+    assert trainer.keys() == {"A", *told}, "it waits for no evaluation"
     assert trainer["RLGUARD_URL"] == {"value": "https://run-01234567.ns.svc:8470"}
     for name, key in (("RLGUARD_CA", "tls.crt"), ("RLGUARD_TOKEN", "ingest-token")):
         assert trainer[name] == {"valueFrom": {"secretKeyRef": {"name": "run-01234567", "key": key}}}

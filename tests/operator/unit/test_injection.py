@@ -86,6 +86,13 @@ def job(spec: Json | None = None, labels: dict[str, str] | None = None, **guard_
     return Job("run", "ns", "0123456789ab", 1, "1", labels or {}, parsed, Status())
 
 
+def patient(silent: int, spec: Json | None = None, **guard_values: Any) -> Job:
+    """A job whose guard may be silent for so many seconds."""
+    given = job(spec, **guard_values)
+    heard = given.spec.on_silence.model_copy(update={"after_seconds": silent})
+    return replace(given, spec=given.spec.model_copy(update={"on_silence": heard}))
+
+
 def pod_of(workload: Json, role: str = "Master") -> Json:
     pod: Json = workload["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"]
     return pod
@@ -311,7 +318,7 @@ def test_a_trainer_that_is_followed_gets_no_address_no_token_and_no_socket() -> 
     trainer, told = container(pod, "pytorch"), container(before, "pytorch")
     assert not [one for one in trainer["env"] if one["name"].startswith("RLGUARD_")]
     assert {one["name"] for one in told["env"] if one["name"].startswith("RLGUARD_")} == {
-        *("RLGUARD_URL", "RLGUARD_TOKEN", "RLGUARD_DRAIN_SECONDS")
+        *("RLGUARD_URL", "RLGUARD_TOKEN", "RLGUARD_DRAIN_SECONDS", "RLGUARD_UNREACHABLE_SECONDS")
     }
     assert "rlguard-socket" not in mounts(pod, "pytorch")
     assert mounts(pod, "rlguard-guard") == mounts(before, "rlguard-guard"), "the volume it has, read-only"
@@ -333,6 +340,21 @@ def test_a_template_says_itself_how_long_its_end_may_wait() -> None:
     spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["env"] = [mine]
     env = container(pod_of(built(job(spec))), "pytorch")["env"]
     assert [variable for variable in env if variable["name"] == "RLGUARD_DRAIN_SECONDS"] == [mine]
+
+
+@pytest.mark.parametrize("placement", ["Sidecar", "Pod"])
+@pytest.mark.parametrize(("silent", "told"), [(30, None), (300, None), (301, "301"), (86400, "86400")])
+def test_a_trainer_waits_for_its_guard_as_long_as_the_operator_does(
+    placement: str, silent: int, told: str | None
+) -> None:
+    more = {"placement": "Pod", "state": {"claimName": "state"}} if placement == "Pod" else {}
+    env = {one["name"]: one for one in container(pod_of(built(patient(silent, **more))), "pytorch")["env"]}
+    assert env.get("RLGUARD_UNREACHABLE_SECONDS", {}).get("value") == told
+    mine = {"name": "RLGUARD_UNREACHABLE_SECONDS", "value": "7"}
+    spec = template()
+    spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["env"] = [mine]
+    env = container(pod_of(built(patient(silent, spec, **more))), "pytorch")["env"]
+    assert [one for one in env if one["name"] == mine["name"]] == [mine]
 
 
 @pytest.mark.parametrize(

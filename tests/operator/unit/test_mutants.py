@@ -1086,7 +1086,12 @@ MUTANTS: list[Mutant] = [
     (ENDINGS, "and pod not in replaced", ""),
     (CONDITIONS, "before.last_transition_time if before and unchanged else self.now", "self.now"),
     # A guard in a pod of its own.
-    (GUARD_POD, '"clusterIP": "None", ', ""),
+    (GUARD_POD, '        "clusterIP": "None",\n', ""),
+    (GUARD_POD, '        "publishNotReadyAddresses": True,\n', ""),
+    (GUARD_POD, ", *patience(job, given)]", "]"),
+    (INJECT, ", *patience(job, own)]", "]"),
+    (CONTAINER, "said or seconds <= layout.UNREACHABLE_SECONDS", "said"),
+    (CONTAINER, "said or seconds <= layout.UNREACHABLE_SECONDS", "seconds <= 300"),
     (GUARD_POD, '"matchLabels": {names.UID_LABEL: job.uid}}', '"matchLabels": {}}'),
     (GUARD_POD, '        "policyTypes": ["Ingress"],\n', ""),
     (GUARD_POD, "    if scrapers:\n", "    if False:\n"),
