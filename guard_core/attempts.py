@@ -5,17 +5,26 @@ had reached was never its own, so a fall from there is none. The baseline is its
 
 Who holds the ingest token can say that it starts from scratch, and be rid of the evidence since the baseline.
 So few starts are believed, and none while an alarm waits to be decided; the baseline stays in any case, and
-so do the first rewards.
+so do the first rewards. And what the attempts before had reached is not judged: a run that stays below it has
+not passed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any, Protocol, Self
 
 #: Starts of one run that are judged as starts, beside the first. Each has a false-stop rate of its own.
 MOST_STARTS = 3
+
+#: Evaluations whose mean score is where a start stands.
+LEVEL = 8
+
+#: Standard errors of two such means by which they may differ beside a decline that is accepted.
+ERRORS = 2.0
 
 #: Attempts, and starts, that are remembered: the newest.
 MOST_KEPT = 16
@@ -103,11 +112,37 @@ class Restarts:
 
     `start`: attempt of the newest start of which a checkpoint was judged; None before any. `taken`: how many
     were judged as starts, beside the first. `said`: a sentence about the newest; "" if there was none.
+    `scores`: of the newest evaluations since that start, the newest last. `left_at`: the highest level, as
+    mean score, that a start before it had reached; None if there was none.
     """
 
     start: int | None = None
     taken: int = 0
     said: str = ""
+    scores: list[float] = field(default_factory=list)
+    left_at: float | None = None
+
+    def fold(self, score: float) -> None:
+        """Fold the score of a checkpoint, after it was asked whether it `takes` a start."""
+        self.scores = [*self.scores, score][-LEVEL:]
+
+    def behind(self, items: int, decline: float) -> str:
+        """That the newest start stays below what another had reached, in one sentence; "" if it does not.
+
+        Args:
+            items: held-out items of an evaluation.
+            decline: of the score that is accepted, in [0, 1].
+        """
+        if self.left_at is None or not self.scores or not items:
+            return ""
+        variance = self.left_at * (1 - self.left_at) / items * (1 / LEVEL + 1 / len(self.scores))
+        level = fmean(self.scores)
+        if level >= self.left_at - decline - ERRORS * math.sqrt(max(0.0, variance)):
+            return ""
+        return (
+            f"{self.said}. Their held-out score had reached {self.left_at:.3f}, and since that start it is "
+            f"{level:.3f} (means of up to {LEVEL} evaluations): whether that is a fall was not judged"
+        )
 
     def takes(self, lineage: Lineage, attempt: int, *, made: int, alarmed: bool) -> bool:
         """Whether what was judged since the baseline is to be forgotten before a checkpoint is judged.
@@ -138,6 +173,9 @@ class Restarts:
             )
             return False
         self.taken += 1
+        if self.scores:
+            self.left_at = max(fmean(self.scores), 0.0 if self.left_at is None else self.left_at)
+            self.scores = []
         self.said = (
             f"{started}: it is compared with the baseline (step {lineage.base}), and not with what the "
             f"attempts before had reached. That is done {MOST_STARTS} times at most; this is number "

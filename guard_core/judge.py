@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
-STATE_VERSION = 20
+STATE_VERSION = 21
 
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000
@@ -302,6 +302,7 @@ class Judge:
         self._skipped_in_a_row = 0
         self._last = evaluation.summary()
         self._begin_again(evaluation.attempt, evaluation.step)
+        self._restarts.fold(self._last.score)
         comparable = self._unscored.fold(self._last, evaluation.unscored, self._best_since, self._sampling)
         # An alarm that waits is decided, whatever was cut off: nobody may keep it waiting.
         comparable = comparable or self._awaits_confirmation or self._unconfirmed
@@ -633,10 +634,17 @@ class Judge:
             yield from self._calibrated.conditions()
             yield from self._about_lost_passes()
         yield from self._about_sampling()
-        if self._restarts.said:
-            yield _advice(Code.STARTED_AGAIN, self._restarts.said)
+        yield from self._about_starts()
         yield from self._advice()
         yield from self._about_kl()
+
+    def _about_starts(self) -> Iterator[Condition]:
+        """That an attempt started from scratch: a warning while it stays below what others had reached."""
+        items = 0 if self._last is None else self._last.items
+        if behind := self._restarts.behind(items, self.policy.calibrated.max_decline):
+            yield _condition(Code.STARTED_AGAIN, Level.WARNING, behind)
+        elif self._restarts.said:
+            yield _advice(Code.STARTED_AGAIN, self._restarts.said)
 
     def _warming_up(self) -> Iterator[Condition]:
         """That HeldOutGuard may not fire yet, and what it would have fired on by now."""

@@ -62,7 +62,8 @@ class GuardedGRPOTrainer(GRPOTrainer):
     Both losses work on text prompts.
 
     Raises:
-        ValueError: a guard without `heldout_eval_fn`, or a weight that is negative or not finite.
+        ValueError: a guard without `heldout_eval_fn`, a weight that is negative or not finite, or any of
+            these with Liger's loss, where TRL (before 1.16) computes that elsewhere.
     """
 
     # Defaults of everything the kill switch reads, so that it also works where `__init__` did not run.
@@ -104,10 +105,24 @@ class GuardedGRPOTrainer(GRPOTrainer):
         self.alpha_sdpo = alpha_sdpo
         self.beta_replay = beta_replay
         super().__init__(*args, **kwargs)
+        if heldout_guard is not None or alpha_sdpo or beta_replay:
+            self._refuse_another_loss()
         if heldout_guard is not None:
             self.add_callback(_KillSwitchAtStart(self))
 
     # -- the loss ------------------------------------------------------------------------------------------
+
+    def _refuse_another_loss(self) -> None:
+        """TRL before 1.16 has Liger's loss in a method of its own, which never comes by `_compute_loss`."""
+        names = ("use_liger_kernel", "use_liger_loss")
+        if not hasattr(self, "compute_liger_loss"):
+            return
+        for name in names:
+            if getattr(self.args, name, False):
+                raise ValueError(
+                    f"{name}=True has this version of TRL compute another loss, so neither the kill switch "
+                    f"nor alpha_sdpo nor beta_replay would do anything: set {name}=False, or take TRL 1.16"
+                )
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         loss = super()._compute_loss(model, inputs)

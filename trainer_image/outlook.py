@@ -31,7 +31,7 @@ def evaluations_ahead(
 
 
 def kept_for_their_turn(args: Any, *, keep_best: bool = False) -> int | None:
-    """How many checkpoints may wait for their score before rotation deletes one; None: it deletes none.
+    """How many checkpoints rotation leaves to wait for their score; None: it deletes none.
 
     Args:
         args: the `TrainingArguments`.
@@ -39,6 +39,18 @@ def kept_for_their_turn(args: Any, *, keep_best: bool = False) -> int | None:
     """
     limit = getattr(args, "save_total_limit", None)
     return None if limit is None or limit <= 0 else int(limit) - keep_best
+
+
+def safe_lag(kept: int) -> int:
+    """How many checkpoints may be unscored when the next is saved, so that none of them is deleted by that.
+
+    The guard has a copy of the one that it scores. But while it makes passes of the starting policy, which go
+    first, it has a copy of none that waits.
+
+    Args:
+        kept: as of `kept_for_their_turn`, at least 1.
+    """
+    return kept - 1
 
 
 def rotation_ahead(lag: int, limit: int | None) -> str | None:
@@ -55,7 +67,7 @@ def rotation_ahead(lag: int, limit: int | None) -> str | None:
     return (
         f"{lag} checkpoints are unscored and save_total_limit keeps {limit}: one that is deleted before its "
         f"turn is judged by nobody. Raise save_total_limit, save less often, or have training wait for the "
-        f"guard (max_lag={limit}, RLGUARD_MAX_LAG)"
+        f"guard (max_lag={safe_lag(limit)}, RLGUARD_MAX_LAG)"
     )
 
 
@@ -72,7 +84,7 @@ def save_sooner(every: int | None, since: int, args: Any) -> bool:
         args: the `TrainingArguments`.
     """
     limit, strategy = getattr(args, "save_total_limit", None), getattr(args, "save_strategy", None)
-    by_steps, room = getattr(strategy, "value", strategy) == "steps", limit is None or limit >= ROOM
+    by_steps, room = getattr(strategy, "value", strategy) == "steps", not limit or limit >= ROOM
     if every is None or not (by_steps and room):
         return False
     return every <= 2 * since and 4 * since <= 3 * every

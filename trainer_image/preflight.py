@@ -14,7 +14,7 @@ from guard_client.client import VerdictView
 from guard_core.preflight import WITHOUT_KL, CheckLevel, Row
 from guard_core.wire import Adapters, Code, Sampling
 from trainer_image.figures import UNKNOWN, figures_of, kl_needs_beta, what_is_learnt
-from trainer_image.outlook import evaluations_ahead, kept_for_their_turn
+from trainer_image.outlook import evaluations_ahead, kept_for_their_turn, safe_lag
 from trainer_image.unscorable import trains_adapter
 
 _OK, _WARN, _UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.UNKNOWN
@@ -148,10 +148,13 @@ def _rotation_row(run: Outset) -> Row:
     name, room = "save_total_limit", kept_for_their_turn(run.args, keep_best=run.keep_best)
     if room is None:
         return Row(name, _OK, "none: every checkpoint stays until it is scored")
-    if run.max_lag is not None and run.max_lag <= room:
-        said = f"{room} wait for their score, and training with them where more would (max_lag={run.max_lag})"
+    if room < 1:
+        return Row(name, _WARN, "none has room to wait for its score beside the best one: raise it")
+    most = safe_lag(room)
+    if run.max_lag is not None and run.max_lag <= most:
+        said = f"{room} are kept, and training waits once {run.max_lag} are unscored (max_lag)"
         return Row(name, _OK, said)
-    wait = f"max_lag={room} has training wait for them" if room > 0 else "raise it, for none has room to wait"
+    wait = f"max_lag={most} has training wait for them"
     return Row(
         name,
         _UNKNOWN,

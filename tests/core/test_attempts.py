@@ -159,3 +159,57 @@ class TestRestarts:
         restarts = self.restarts()
         assert restarts.takes(reported((0, 1), (0, 50), (1, 1)), 1, made=5, alarmed=False)
         assert Restarts.from_state(json.loads(json.dumps(restarts.to_state()))) == restarts
+
+
+class TestWhatWasReachedBefore:
+    def left(self, *levels: float) -> Restarts:
+        """After a start that reached each of these, and another one after it."""
+        restarts, lineage = Restarts(), reported((0, 1), (0, 50))
+        for attempt, level in enumerate(levels):
+            if attempt:
+                lineage.fold_step(attempt, 1, Reports(1))
+            assert restarts.takes(lineage, attempt, made=attempt, alarmed=False) is (attempt > 0)
+            for _ in range(20):
+                restarts.fold(level)
+        lineage.fold_step(len(levels), 1, Reports(1))
+        assert restarts.takes(lineage, len(levels), made=9, alarmed=False)
+        return restarts
+
+    def test_a_start_is_behind_until_its_newest_evaluations_are_there(self) -> None:
+        restarts = self.left(0.7)
+        assert restarts.behind(256, 0.03) == "", "nothing is known of it"
+        restarts.fold(0.4)
+        said = restarts.behind(256, 0.03)
+        assert "had reached 0.700, and since that start it is 0.400" in said and "number 1" in said
+        for _ in range(8):
+            restarts.fold(0.69)
+        assert restarts.behind(256, 0.03) == ""
+
+    def test_the_highest_of_all_is_what_counts(self) -> None:
+        restarts = self.left(0.7, 0.5)
+        restarts.fold(0.5)
+        assert "had reached 0.700" in restarts.behind(256, 0.03)
+
+    @pytest.mark.parametrize(
+        ("items", "decline", "behind"), [(256, 0.03, True), (256, 0.1, False), (30, 0.03, False)]
+    )
+    def test_what_is_accepted_and_what_is_noise_is_none(
+        self, items: int, decline: float, behind: bool
+    ) -> None:
+        restarts = self.left(0.7)
+        for _ in range(8):
+            restarts.fold(0.6)
+        assert bool(restarts.behind(items, decline)) is behind
+
+    def test_a_first_start_is_behind_none(self) -> None:
+        restarts = Restarts()
+        restarts.takes(reported((0, 1)), 0, made=0, alarmed=False)
+        restarts.fold(0.9)
+        restarts.fold(0.1)
+        assert restarts.behind(256, 0.03) == ""
+
+    def test_it_survives_a_restart_of_the_guard(self) -> None:
+        restarts = self.left(0.7)
+        restarts.fold(0.4)
+        again = Restarts.from_state(json.loads(json.dumps(restarts.to_state())))
+        assert again.behind(256, 0.03) == restarts.behind(256, 0.03) != ""

@@ -18,6 +18,7 @@ from guard_core.wire import (
     Code,
     Condition,
     EvaluationSampling,
+    Level,
     Sampling,
     SamplingSource,
     StepReport,
@@ -97,6 +98,32 @@ def test_it_learns_anew_and_is_not_stopped() -> None:
     assert told.advice and "attempt 1 started from scratch" in told.message
     assert "the baseline (step 0)" in told.message and "number 1" in told.message
     assert run.judge.verdict() == Judge.from_state(json.loads(json.dumps(run.judge.to_state()))).verdict()
+
+
+def test_while_it_is_below_what_was_reached_before_it_has_not_passed() -> None:
+    """A trainer that says so of a policy that has fallen would else end as one that is healthy."""
+    run = Run()
+    run.learn()
+    run.start_again()
+    run.train(*[REACHED - 0.2] * 12, reward=REACHED)
+    verdict = run.judge.verdict()
+    (told,) = run.said
+    assert not verdict.fire and not told.advice and told.level is Level.WARNING
+    assert "whether that is a fall was not judged" in told.message
+    assert "whether that is a fall" in not_judged(verdict, "wait longer")
+    again = Judge.from_state(json.loads(json.dumps(run.judge.to_state())))
+    assert again.verdict() == verdict
+    run.train(*np.linspace(REACHED - 0.2, REACHED, 16), *[REACHED] * 8)
+    assert run.said[0].advice and not_judged(run.judge.verdict(), "wait longer") == ""
+
+
+def test_another_start_forgets_no_level_that_was_reached() -> None:
+    run = Run()
+    run.learn()
+    for _ in range(2):
+        run.start_again()
+        run.train(*[REACHED - 0.2] * 4, reward=REACHED)
+    assert not run.said[0].advice
 
 
 def test_of_twenty_that_begin_anew_none_is_stopped() -> None:

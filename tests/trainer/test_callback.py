@@ -916,7 +916,7 @@ def test_before_the_first_step_one_table_says_what_was_looked_at(train, guard: F
         "evaluation time": "not checked",
     }
     assert "a beta of 0.001 would show it" in rows["KL to the reference"].says
-    assert "max_lag=2" in rows["save_total_limit"].says
+    assert "max_lag=1" in rows["save_total_limit"].says
 
 
 def test_a_table_that_cannot_be_made_ends_no_run(train, guard: FaultyGuard, monkeypatch) -> None:

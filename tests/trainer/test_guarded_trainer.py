@@ -75,6 +75,28 @@ def test_a_wrong_weight_is_named(name: str, value: float) -> None:
         GuardedGRPOTrainer(**{name: value})
 
 
+@pytest.mark.parametrize("setting", ["use_liger_kernel", "use_liger_loss"])
+@pytest.mark.parametrize(
+    "own", [{"heldout_guard": HeldOutGuard(), "heldout_eval_fn": float}, {"beta_replay": 0.1}]
+)
+def test_a_loss_that_would_leave_the_kill_switch_out_is_refused(
+    monkeypatch: pytest.MonkeyPatch, setting: str, own: dict[str, Any]
+) -> None:
+    """As TRL 0.29 and 1.8 have it; 1.16 has Liger inside the loss."""
+
+    def begin(self: Any, args: Any) -> None:
+        self.args, self.add_callback = args, lambda _: None
+
+    monkeypatch.setattr(GRPOTrainer, "__init__", begin)
+    given = SimpleNamespace(**{setting: True})
+    GuardedGRPOTrainer(given, **own)
+    monkeypatch.setattr(GRPOTrainer, "compute_liger_loss", lambda *_: None, raising=False)
+    GuardedGRPOTrainer(given)
+    GuardedGRPOTrainer(SimpleNamespace(**{setting: False}), **own)
+    with pytest.raises(ValueError, match=f"set {setting}=False, or take TRL 1.16"):
+        GuardedGRPOTrainer(given, **own)
+
+
 def test_without_a_guard_nothing_is_touched(parent_loss: torch.Tensor) -> None:
     trainer = GuardedGRPOTrainer.__new__(GuardedGRPOTrainer)
     trainer.state, trainer.args = SimpleNamespace(global_step=0), SimpleNamespace(logging_steps=1)

@@ -65,7 +65,9 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     ),
     (PREFLIGHT, "0 if seen else run.state.global_step", "0", (LOOKED, "what_to_do")),
     (PREFLIGHT, "0 if seen else run.state.global_step", "run.state.global_step", (LOOKED, "what_to_do")),
-    (PREFLIGHT, "run.max_lag <= room", "run.max_lag <= room + 1", (LOOKED, "what_to_do")),
+    (PREFLIGHT, "run.max_lag <= most", "run.max_lag <= most + 1", (LOOKED, "what_to_do")),
+    (PREFLIGHT, "    if room < 1:\n", "    if False:\n", (LOOKED, "what_to_do")),
+    (OUTLOOK, "    return kept - 1\n", "    return kept\n", (LOOKED, "what_to_do")),
     (
         PREFLIGHT,
         "return Row(name, _WARN, said)\n    if run.sampling",
@@ -236,6 +238,12 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (OUTLOOK, "math.ceil(last / epochs)", "1", (CALLED, "how_many_evaluations")),
     (PREFLIGHT, "    if ahead is None:\n", "    if False:\n", (LOOKED, "what_to_do")),
     # The losses.
+    (
+        TRAINER,
+        "if heldout_guard is not None or alpha_sdpo or beta_replay:",
+        "if False:",
+        (GUARDED, "leave_the_kill"),
+    ),
     (TRAINER, "head(h) / self.temperature", "head(h)", (GUARDED, "sampling_temperature")),
     (TRAINER, "chunk / self.temperature", "chunk", (GUARDED, "sampling_temperature")),
     (
