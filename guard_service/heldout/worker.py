@@ -66,6 +66,8 @@ _KINDS = {
     "again": StartAgainError,
     "evaluation": EvaluationError,
 }
+#: Attempt, step and directory of a checkpoint.
+CheckpointAt = tuple[int, int, Path]
 _OWN_SETTINGS = ("RLGUARD_GUARD_", "RLGUARD_TOKEN")
 
 
@@ -84,6 +86,11 @@ class EvaluationRequest:
     pass_index: int = 0
     sampling: Sampling | None = None
     expected: Expected = field(default=Expected(), compare=False)
+
+    @property
+    def checkpoint(self) -> CheckpointAt:
+        """Which checkpoint it is of."""
+        return self.attempt, self.step, self.path
 
     def to_json(self) -> dict[str, Any]:
         """As the child gets it."""
@@ -120,7 +127,7 @@ class EvaluationResult:
     `sha256`: digest of the scored weights, None where they are remote.
     `seconds`: wall time; `parts`: that of stage, load, generate and score, as far as there are such parts.
     `staged`: directory with the files that were hashed and scored, None where they are remote. It is removed
-    at the next request; rename it to keep it.
+    at the next request that is no further pass of it; rename it to keep it.
     `truncated`: share of the completions that ended at the length limit, in [0, 1]; None where not known.
     `proxy_items`: what the training grader gives the same completions, as `items`; None without one, () where
     it failed.
@@ -165,6 +172,7 @@ class EvaluationWorker:
         #: How many evaluations the policy takes with these items; None before `start`.
         self.needed: EvaluationsNeeded | None = None
         self._child: Process | None = None
+        self._copied: CheckpointAt | None = None  # the checkpoint that the child has staged
         self._lock = asyncio.Lock()
         self.split_items: int | None = None
         self._prompts = 0
@@ -255,13 +263,15 @@ class EvaluationWorker:
             EvaluationError: there is no outcome; the message says why and names no prompt or answer.
         """
         async with self._lock:
-            self._clear_stages()
             started = time.monotonic()
+            if not self._repeats(request):
+                self._clear_stages()
             try:
                 response = await self._ask(await self._running(), request.to_json())
             except StartAgainError:
                 self._clear_stages()
                 response = await self._ask(await self._running(), request.to_json())
+            self._copied = request.checkpoint
             paid = response["proxy_items"]
             if paid == []:
                 log.warning(
@@ -284,6 +294,12 @@ class EvaluationWorker:
                 completions=response["completions"],
                 said=response["said"],
             )
+
+    def _repeats(self, request: EvaluationRequest) -> bool:
+        """Whether it is a further pass of what the child has a copy of, which may be rotated away since."""
+        copied, self._copied = self._copied, None
+        lives = self._child is not None and self._child.returncode is None
+        return lives and request.pass_index > 0 and request.checkpoint == copied
 
     async def _running(self) -> Process:
         """The child, started again if it has ended."""

@@ -450,6 +450,46 @@ def test_through_the_worker_staged_hashed_and_scored(model: Path, tmp_path: Path
     assert first.sha256 == second.sha256 and not left
 
 
+def test_further_passes_are_made_of_the_copy_of_the_first(model: Path, tmp_path: Path) -> None:
+    """A baseline has up to sixteen, and its checkpoint may be rotated away, or written over, meanwhile."""
+    rows = ({"id": item.id, "prompt": item.prompt, "answer": item.answer} for item in ITEMS)
+    (tmp_path / "split.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = HeldoutSettings.model_validate(
+        {"split": tmp_path / "split.jsonl", "evaluator": {"kind": "checkpoint", "max_new_tokens": 10}}
+    )
+    saved = shutil.copytree(model, tmp_path / "checkpoint-20")
+    other = save_tiny_model(tmp_path / "other", seed=1)
+    stages = lambda: [*(tmp_path / "scratch").glob("stage-*")]  # noqa: E731
+
+    async def act() -> None:
+        worker = EvaluationWorker(settings, tmp_path / "scratch")
+        await worker.start()
+        try:
+            first = await worker.evaluate(EvaluationRequest(0, 20, saved))
+            shutil.rmtree(saved)
+            second = await worker.evaluate(EvaluationRequest(0, 20, saved, 1))
+            assert (second.sha256, second.staged) == (first.sha256, first.staged)
+            shutil.copytree(other, saved)
+            third = await worker.evaluate(EvaluationRequest(0, 20, saved, 2))
+            assert third.sha256 == first.sha256 and stages() == [first.staged]
+            assert first.staged is not None
+            first.staged.rename(tmp_path / "best")
+            fourth = await worker.evaluate(EvaluationRequest(0, 20, saved, 3))
+            assert fourth.sha256 != first.sha256, "what is no longer there is copied again"
+            assert fourth.staged is not None and stages() == [fourth.staged]
+            shutil.rmtree(saved)
+            for of_another in (EvaluationRequest(0, 21, saved, 1), EvaluationRequest(0, 20, saved)):
+                with pytest.raises(CheckpointGoneError):
+                    await worker.evaluate(of_another)
+                assert stages() == []
+                with pytest.raises(CheckpointGoneError):
+                    await worker.evaluate(EvaluationRequest(0, 20, saved, 4))
+        finally:
+            await worker.close()
+
+    asyncio.run(act())
+
+
 def test_only_what_was_announced_and_differs_is_scored(model: Path, tmp_path: Path) -> None:
     """Six names for the same weights are one round; another chat template never meets an item."""
     (tmp_path / "split.jsonl").write_text(

@@ -42,6 +42,10 @@ SAID = Rule("guard_service", "heldout/evaluators/openai.py", HERE / "test_openai
 CONFIG = Rule("guard_service", "heldout/config.py", HERE / "test_config.py")
 CODEC = Rule("guard_service", "heldout/evaluators/codec.py", REASONING)
 EVALUATION = Rule("guard_core", "evaluation.py", HERE / "test_config.py")
+COPIES, COPIED = (
+    Rule("guard_service", f"heldout/{name}.py", HERE / "test_checkpoint.py")
+    for name in ("evaluators/local", "worker")
+)
 STAGING = Rule("guard_service", "heldout/staging.py", HERE / "test_staging.py")
 BASE = Rule("guard_service", "heldout/base_model.py", HERE / "test_base_model.py")
 STARTS = Rule("guard_service", "__main__.py", HERE / "test_base_model.py")
@@ -256,6 +260,12 @@ MUTANTS: list[Mutant] = [
     (CONFIG, 'if self.on_scorer_timeout == "wrong":', "if False:"),
     (CONFIG, '{"scorer_timeout_seconds", "on_scorer_timeout"}', '{"on_scorer_timeout"}'),
     (EVALUATION, 'if self.on_scorer_timeout == "wrong" and', "if False and"),
+    (COPIES, "if request.pass_index and copied and", "if copied and"),
+    (COPIES, "copied[0] == request.checkpoint and ", ""),
+    (COPIES, " and copied[1].path.is_dir():", ":"),
+    (COPIED, "            if not self._repeats(request):\n", "            if True:\n"),
+    (COPIED, "            if not self._repeats(request):\n", "            if False:\n"),
+    (COPIED, "and request.pass_index > 0 and request.checkpoint == copied", "and request.pass_index > 0"),
     (STAGING, "if size > MAX_SMALL_BYTES)", "if False)"),
     (STAGING, "if len(sizes) > MAX_SMALL_FILES or", "if"),
     (STAGING, "or sum(sizes.values()) > MAX_SMALL_BYTES_IN_ALL", ""),

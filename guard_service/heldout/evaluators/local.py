@@ -20,7 +20,7 @@ from guard_service.heldout.fitness import without_tokenizer
 from guard_service.heldout.identity import pinned, refuse_others
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import Staged, stage
-from guard_service.heldout.worker import STAGE_PREFIX, EvaluationRequest
+from guard_service.heldout.worker import STAGE_PREFIX, CheckpointAt, EvaluationRequest
 
 
 def taken(request: EvaluationRequest, scratch: Path, base: Path | None = None) -> Staged:
@@ -67,6 +67,7 @@ class LocalEvaluator(ABC):
         self._settings = settings
         self._scratch = scratch
         self._base = base
+        self._copy: tuple[CheckpointAt, Staged] | None = None
 
     @property
     def over(self) -> bool:
@@ -106,8 +107,13 @@ class LocalEvaluator(ABC):
         return Completions(made, sampling, staged.sha256, staged.path, seconds)
 
     def _stage(self, request: EvaluationRequest) -> Staged:
+        """A copy of the checkpoint; for a further pass that of the pass before, if it is still there."""
         base = self._base
-        staged = taken(request, self._scratch, None if base is None else base.path)
+        copied, self._copy = self._copy, None
+        if request.pass_index and copied and copied[0] == request.checkpoint and copied[1].path.is_dir():
+            staged = copied[1]
+        else:
+            staged = taken(request, self._scratch, None if base is None else base.path)
         if staged.adapter is not None and base is not None:
             now = base.as_it_is_now()
             if now is None:
@@ -117,6 +123,7 @@ class LocalEvaluator(ABC):
                     FailureKind.EVALUATOR,
                 )
             self._base = now
+        self._copy = request.checkpoint, staged
         return staged
 
     def _codec(self, staged: Staged, shown: str, ending: Stops) -> Codec:
