@@ -178,9 +178,9 @@ class TestWhatWasReachedBefore:
     def test_a_start_is_behind_until_its_newest_evaluations_are_there(self) -> None:
         restarts = self.left(0.7)
         assert restarts.behind(256, 0.03) == "", "nothing is known of it"
-        restarts.fold(0.4)
+        restarts.fold(0.1)
         said = restarts.behind(256, 0.03)
-        assert "had reached 0.700, and since that start it is 0.400" in said and "number 1" in said
+        assert "had reached 0.700, and since that start it is 0.100" in said and "number 1" in said
         for _ in range(8):
             restarts.fold(0.69)
         assert restarts.behind(256, 0.03) == ""
