@@ -102,13 +102,19 @@ class Store(StoredHistory):
                 self._insert_latch(latch)
 
     def note_end(self, report: EndReport) -> None:
-        """Remember the last step that a trainer says it made, if it is later than what it said before."""
+        """Remember the last step that a trainer says it made, and how many checkpoints it could not announce.
+
+        The latest of the one and the most of the other that it ever said.
+        """
         known = self.told_end()
-        if report.step is None or (
-            known and (known.attempt, known.step or 0) >= (report.attempt, report.step)
-        ):
+        if report.step is None and not report.gone:
             return
-        self._database.set_meta("end", report.model_dump_json())
+        kept = report
+        if known is not None:
+            later = report.step is not None and _end_of(report) > _end_of(known)
+            kept = (report if later else known).model_copy(update={"gone": max(report.gone, known.gone)})
+        if kept != known:
+            self._database.set_meta("end", kept.model_dump_json())
 
     def append_steps(self, batches: Sequence[Sequence[StepReport]]) -> list[Appended | Conflict]:
         """Store several requests in one transaction, so that one flush serves them all.
@@ -230,3 +236,8 @@ class Store(StoredHistory):
         seq = self._db.execute(_INSERT, (attempt, step, pass_index, kind, body)).lastrowid
         assert seq is not None
         return seq
+
+
+def _end_of(report: EndReport) -> tuple[int, int]:
+    """Attempt and last step, -1 where it says none."""
+    return report.attempt, -1 if report.step is None else report.step

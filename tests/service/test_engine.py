@@ -295,6 +295,28 @@ async def test_steps_that_were_made_and_not_reported_are_known_after_a_restart(
         assert "4 steps came after the last judged checkpoint" in not_judged(engine.verdict, "wait longer")
 
 
+@pytest.mark.parametrize(
+    ("ends", "lost"),
+    [
+        ([{"attempt": 0, "step": 5, "gone": 2}, {"attempt": 1, "step": 6}], 2),
+        ([{"attempt": 0, "step": 5, "finished": False}, {"attempt": 0, "step": 5, "gone": 1}], 1),
+        ([{"attempt": 0, "gone": 2}], 2),
+    ],
+    ids=["a later attempt lost none", "told at its end", "no step is said"],
+)
+async def test_checkpoints_that_could_not_be_announced_stay_counted_after_a_restart(
+    run: Run, rewrite_store: Callable[[Path, str], None], ends: list[dict[str, Any]], lost: int
+) -> None:
+    async with run.engine(FakeEvaluator()) as engine:
+        await engine.add_steps([step(n) for n in range(1, 6)])
+        for end in ends:
+            await engine.note_end(EndReport.model_validate(end))
+        assert engine.verdict.skipped == lost
+    rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
+    async with run.engine(FakeEvaluator()) as engine:
+        assert engine.verdict.skipped == lost
+
+
 async def test_an_end_that_cannot_be_kept_is_not_acknowledged(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

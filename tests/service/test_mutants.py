@@ -12,6 +12,7 @@ DAMAGE = Path(__file__).resolve().parent / "test_store_damage.py"
 DATABASE, EVENTS, CHAIN, WITNESS = (
     Rule("guard_service", f"store/{name}.py", DAMAGE) for name in ("database", "events", "chain", "witness")
 )
+ENDS = Rule("guard_service", "store/events.py", DAMAGE.with_name("test_engine.py"))
 
 IDENTITY_TESTS = DAMAGE.parents[1] / "heldout" / "test_identity.py"
 IDENTITY, STAGING = (
@@ -175,6 +176,8 @@ MUTANTS: list[Mutant] = [
     (DATABASE, "if chain.digest != known.digest:", "if False:"),
     (DATABASE, "if head is not None and head.seq > 0:", "if False:"),
     (EVENTS, "            if not stored:\n", "            if False:\n"),
+    (ENDS, '.model_copy(update={"gone": max(report.gone, known.gone)})', ""),
+    (ENDS, "if report.step is None and not report.gone:", "if report.step is None:"),
     (EVENTS, "for latch in missing:", "for latch in ():"),
     (EVENTS, "if set(both) != set(kept):", "if False:"),
     (DATABASE, "self._head.write(Head(chain.seq, chain.digest))", "pass"),
