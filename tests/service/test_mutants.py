@@ -12,7 +12,7 @@ DAMAGE = Path(__file__).resolve().parent / "test_store_damage.py"
 DATABASE, EVENTS, CHAIN, WITNESS = (
     Rule("guard_service", f"store/{name}.py", DAMAGE) for name in ("database", "events", "chain", "witness")
 )
-ENDS = Rule("guard_service", "store/events.py", DAMAGE.with_name("test_engine.py"))
+ENDS = Rule("guard_service", "store/events.py", DAMAGE.with_name("test_store.py"))
 
 IDENTITY_TESTS = DAMAGE.parents[1] / "heldout" / "test_identity.py"
 IDENTITY, STAGING = (
@@ -177,6 +177,7 @@ MUTANTS: list[Mutant] = [
     (DATABASE, "if head is not None and head.seq > 0:", "if False:"),
     (EVENTS, "            if not stored:\n", "            if False:\n"),
     (ENDS, '.model_copy(update={"gone": max(report.gone, known.gone)})', ""),
+    (ENDS, "_end_of(report) > _end_of(known)", "True"),
     (ENDS, "if report.step is None and not report.gone:", "if report.step is None:"),
     (EVENTS, "for latch in missing:", "for latch in ():"),
     (EVENTS, "if set(both) != set(kept):", "if False:"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import Evaluation, Latch
 from guard_core.policy import Policy
 from guard_core.rounds import Round
-from guard_core.wire import CheckpointReport, KlKind, StepReport
+from guard_core.wire import CheckpointReport, EndReport, KlKind, StepReport
 from guard_service.errors import ChangedRunError, StoreCorruptError, StoreError
 from guard_service.store import Appended, Conflict, Failure, Store, database, export_history
 from guard_service.store.database import journal_mode
@@ -266,3 +267,26 @@ def test_an_event_that_cannot_be_read_is_corruption(store: Store) -> None:
     store._db.execute("INSERT INTO events (attempt, step, kind, body) VALUES (0, 1, 'step', '{}')")
     with pytest.raises(StoreCorruptError, match="cannot be read"):
         list(store.events(0))
+
+
+@pytest.mark.parametrize(
+    ("ends", "kept"),
+    [
+        ([{"step": 5, "gone": 2}, {"attempt": 1, "step": 6}], (1, 6, 2)),
+        ([{"step": 5, "finished": False}, {"step": 5, "gone": 1}], (0, 5, 1)),
+        ([{"step": 5, "gone": 2}, {"step": 4, "gone": 1}], (0, 5, 2)),
+        ([{"gone": 2}], (0, None, 2)),
+        ([{"gone": 2}, {"step": 0}], (0, 0, 2)),
+        ([{}], None),
+    ],
+    ids=["a later attempt", "told at its end", "an earlier step", "no step is said", "then one", "nothing"],
+)
+def test_the_latest_end_and_the_most_that_was_not_announced_are_kept(
+    tmp_path: Path, ends: list[dict[str, Any]], kept: tuple[int, int | None, int] | None
+) -> None:
+    with closing(Store(tmp_path, Policy())) as store:
+        for end in ends:
+            store.note_end(EndReport.model_validate({"attempt": 0} | end))
+    with closing(Store(tmp_path, Policy())) as store:
+        told = store.told_end()
+    assert (told and (told.attempt, told.step, told.gone)) == kept
