@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.policy import MAX_HORIZON, CalibratedPolicy, Policy
 from guard_core.rounds import MIN_STEPS
 from guard_core.wire import EvaluationSampling, EvaluationsNeeded, SamplingSource
 
@@ -178,11 +178,12 @@ def never_in_time(steps_per_save: int, max_steps: int, needed: int | None) -> st
 
 
 def enough_evaluations(
-    saves: int, needed: int | None, max_steps: int, condition: str = ""
+    saves: int, needed: int | None, max_steps: int, condition: str = "", *, by_steps: bool = True
 ) -> tuple[bool, str]:
     """Whether a run that saves so many checkpoints can be judged, in one sentence with what to do.
 
-    `condition`: what has to hold for `needed` to be enough.
+    `condition`: what has to hold for `needed` to be enough. `by_steps`: whether the trainer saves by a number
+    of steps, and not at the end of an epoch.
     """
     if needed is None:
         return False, (
@@ -191,8 +192,20 @@ def enough_evaluations(
         )
     if saves < needed:
         said = f"you will get {saves} evaluations; {needed} are needed{condition}"
-        return False, f"{said}: {_save_more(max_steps, needed)}"
+        other = "" if by_steps else "with save_strategy='steps', "
+        return False, f"{said}: {other}{_save_more(max_steps, needed)}"
     return True, f"{saves} checkpoints; {needed} are needed{condition}"
+
+
+def beyond_the_horizon(saves: int, horizon: int) -> str:
+    """That the false-stop rate is for fewer evaluations, with what to do; "" if it is not."""
+    if saves <= horizon:
+        return ""
+    longer = f", or set it to {saves}" if saves <= MAX_HORIZON else ""
+    return (
+        f"; alpha is for the first {horizon} of them (calibrated.horizon), and of a longer run it may be "
+        f"spent again and again: save less often{longer}"
+    )
 
 
 def low_start(score: float) -> str:

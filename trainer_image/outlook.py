@@ -27,7 +27,11 @@ def evaluations_ahead(
     if every is None:
         return None
     saves = math.ceil(state.max_steps / every) - since // every
-    return enough_evaluations(saves, needed_for(needed, every), state.max_steps, FROM_NOISIEST)
+    strategy = getattr(args, "save_strategy", None)
+    by_steps = getattr(strategy, "value", strategy) == "steps"
+    return enough_evaluations(
+        saves, needed_for(needed, every), state.max_steps, FROM_NOISIEST, by_steps=by_steps
+    )
 
 
 def kept_for_their_turn(args: Any, *, keep_best: bool = False) -> int | None:

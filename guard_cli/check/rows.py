@@ -199,7 +199,9 @@ def rows(found: Found) -> list[Row]:
         *_model_rows(found),
         folder_row(found.folder),
         *(() if found.followed is None else (followed_row(found.followed),)),
-        evaluations_row(found.trainer, found.split.counted, *evaluations_until_judged(found)),
+        evaluations_row(
+            found.trainer, found.split.counted, *evaluations_until_judged(found), horizon(found.policy)
+        ),
         sampling_row(found.sampling, timed=found.measured is not None),
         *_measured_rows(found),
         rotation_row(found.trainer, found.measured, baseline_passes(found.affordable)),
@@ -369,8 +371,19 @@ def evaluations_until_judged(found: Found) -> tuple[int | None, str]:
     return risen, preflight.low_start(score)
 
 
-def evaluations_row(trainer: Trainer, items: int | None, needed: int | None, condition: str = "") -> Row:
-    """Whether there are enough checkpoints to judge by."""
+def horizon(policy: Policy) -> int | None:
+    """Evaluations that the rate of false stops is for; None where the policy has no such rate."""
+    return None if policy.detector == "heldout_guard" else policy.calibrated.horizon
+
+
+def evaluations_row(
+    trainer: Trainer,
+    items: int | None,
+    needed: int | None,
+    condition: str = "",
+    horizon: int | None = None,
+) -> Row:
+    """Whether there are enough checkpoints to judge by, and not more than the policy is for."""
     name = "evaluations"
     if trainer.saves is None:
         return Row(name, CheckLevel.UNKNOWN, "give --save-steps and --max-steps")
@@ -380,7 +393,8 @@ def evaluations_row(trainer: Trainer, items: int | None, needed: int | None, con
     if items is None:
         return Row(name, CheckLevel.UNKNOWN, "the split has to be readable first")
     enough, said = preflight.enough_evaluations(trainer.saves, needed, trainer.max_steps, condition)
-    return Row(name, CheckLevel.OK if enough else CheckLevel.WARN, said)
+    more = "" if horizon is None else preflight.beyond_the_horizon(trainer.saves, horizon)
+    return Row(name, CheckLevel.OK if enough and not more else CheckLevel.WARN, said + more)
 
 
 # -- time ------------------------------------------------------------------------------------------------

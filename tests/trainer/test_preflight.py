@@ -30,7 +30,7 @@ def row_of(
 ) -> Row:
     """One row of a run with these arguments; `of`: what else is known of it."""
     given = SimpleNamespace(**{"output_dir": "/c/out", "save_strategy": "steps", **args})
-    state = SimpleNamespace(global_step=step, max_steps=100, save_steps=10)
+    state = SimpleNamespace(global_step=step, max_steps=100, save_steps=10, num_train_epochs=2)
     rows = trainer_rows(Outset(given, state, verdict=answer, **(of or {})))
     return next(row for row in rows if row.name == name)
 
@@ -55,6 +55,11 @@ def row_of(
         (row_of("evaluations", verdict()), UNKNOWN, "rlguard check does"),
         (row_of("evaluations", verdict(needed=TEN), save_strategy="best"), UNKNOWN, "set save_strategy"),
         (row_of("evaluations", verdict(needed=TEN)), OK, "10 checkpoints; 10 are needed"),
+        (
+            row_of("evaluations", verdict(needed=TEN), save_strategy="epoch"),
+            WARN,
+            "with save_strategy='steps', set save_steps to 10 or less",
+        ),
         (row_of("evaluations", verdict(needed=TEN), step=90), WARN, "you will get 1 evaluations"),
         (row_of("evaluations", verdict(needed=TEN, attempt=0), step=90), OK, "10 checkpoints"),
         (row_of("sampling"), UNKNOWN, "set temperature and max_new_tokens"),

@@ -194,6 +194,17 @@ def test_evaluations(save: float | None, steps: int | None, level: CheckLevel, w
     check(rows.evaluations_row(Trainer(save_steps=save, max_steps=steps), 256, 8), level, *words)
 
 
+@pytest.mark.parametrize(
+    ("steps", "level", "words"),
+    [(100, OK, []), (101, WARN, ["first 100 of them", "set it to 101"]), (5000, WARN, ["save less often"])],
+)
+def test_more_evaluations_than_alpha_is_for(steps: int, level: CheckLevel, words: list[str]) -> None:
+    row = rows.evaluations_row(Trainer(save_steps=1, max_steps=steps), 256, 8, "", rows.horizon(Policy()))
+    check(row, level, f"{steps} checkpoints; 8 are needed", *words)
+    assert "set it to 5000" not in row.says, "no policy may have it"
+    assert rows.horizon(Policy(detector="heldout_guard")) is None
+
+
 def test_evaluations_that_could_not_be_enough() -> None:
     check(rows.evaluations_row(GOOD, None, None), UNKNOWN, "readable first")
     check(
