@@ -490,6 +490,20 @@ def test_further_passes_are_made_of_the_copy_of_the_first(model: Path, tmp_path:
     asyncio.run(act())
 
 
+def test_a_copy_is_for_further_passes_of_its_own_checkpoint_alone(model: Path, tmp_path: Path) -> None:
+    evaluator = CheckpointEvaluator(CheckpointEvaluatorSettings(max_new_tokens=2), tmp_path)
+
+    def staged(step: int, index: int) -> Path | None:
+        return evaluator.complete(ITEMS[:1], EvaluationRequest(0, step, model, index)).staged
+
+    first = staged(20, 0)
+    assert staged(20, 1) == first
+    other = staged(21, 1)
+    assert other != first and staged(20, 1) not in (first, other)
+    last = staged(20, 1)
+    assert staged(20, 0) != last, "announced again"
+
+
 def test_only_what_was_announced_and_differs_is_scored(model: Path, tmp_path: Path) -> None:
     """Six names for the same weights are one round; another chat template never meets an item."""
     (tmp_path / "split.jsonl").write_text(
