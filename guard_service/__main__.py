@@ -37,10 +37,9 @@ if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is lo
     import uvicorn
     from fastapi import FastAPI
 
-    from guard_core.judge import Judge
     from guard_core.policy import Policy
     from guard_service.cluster.client import JobStatus
-    from guard_service.engine import Engine
+    from guard_service.engine import Elsewhere, Engine
     from guard_service.feed import FollowerProcess
     from guard_service.heldout.worker import EvaluationWorker
     from guard_service.ports import SidePort
@@ -262,7 +261,7 @@ def _reported_job(settings: GuardSettings) -> JobStatus | None:
     return JobStatus(settings.cluster)
 
 
-async def _resume(job: JobStatus, policy: Policy) -> Judge | None:
+async def _resume(job: JobStatus, policy: Policy) -> Elsewhere | None:
     from guard_service.cluster.reporter import resume
 
     return await resume(job, policy)

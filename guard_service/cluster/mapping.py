@@ -39,6 +39,8 @@ TRAVELLING = (
     *("unconfirmed", "failures", "last_failure", "failure"),
     *("last", "best", "best_since", "unscored", "fire", "halt"),
 )
+#: Beside them.
+_PINS = "pins"
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 CUT = "\n[…]\n"
 LOST = (
@@ -66,7 +68,7 @@ class Known:
     said that it finished.
     `latched_at`: when the fire (True) and the halt (False) latched, where that is known. `rollouts`: as
     people are shown them, of the training; they travel with a latch. `kept_steps`: see the module of that
-    name; only where `wants_steps` says so.
+    name; only where `wants_steps` says so. `pins`: the files that every checkpoint must have, by name.
     """
 
     verdict: Verdict
@@ -77,6 +79,7 @@ class Known:
     latched_at: Mapping[bool, datetime] = field(default_factory=dict)
     rollouts: Sequence[MomentRollouts] = ()
     kept_steps: str | None = None
+    pins: Mapping[str, str] | None = None
 
 
 def guard_status(known: Known, former: Json, now: datetime) -> Json:
@@ -117,7 +120,7 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
         "lastEvaluation": _evaluation(verdict.last_evaluation),
         "lastEvaluationTime": _evaluated_at(verdict.last_evaluation, former, time),
         "bestCheckpoint": _evaluation(verdict.best_evaluation),
-        "detectorState": detector_state(known.state),
+        "detectorState": detector_state(known.state, known.pins),
     }
     place = _newest(verdict)
     if (known.ended and verdict.step is not None) or former.get("ended") == place:
@@ -178,8 +181,12 @@ def differs(status: Json, written: Json) -> bool:
     return any(status.get(key) != written.get(key) for key in (status.keys() | written.keys()) - _INCIDENTAL)
 
 
-def detector_state(state: Mapping[str, Any]) -> str | None:
-    """The part of `Judge.to_state()` that may leave the guard, as JSON; None if it is too long."""
+def detector_state(state: Mapping[str, Any], pins: Mapping[str, str] | None = None) -> str | None:
+    """The part of `Judge.to_state()` that may leave the guard, as JSON; None if it is too long.
+
+    `pins`, which are no part of a judge, travel with it: a trainer that has its pod made again must not be
+    free to choose another tokenizer.
+    """
     announced, evaluated, failed, _ = state["checkpoints"]
     travelling = {key: state[key] for key in TRAVELLING} | {
         "calibrated": None,
@@ -194,6 +201,8 @@ def detector_state(state: Mapping[str, Any]) -> str | None:
     travelling["last_failure"] = _failure(travelling["failure"], travelling["last_failure"])
     if (halt := travelling["halt"]) is not None:
         travelling["halt"] = halt | {"message": for_the_status(Code(halt["code"]), halt["message"], None)}
+    if pins is not None:
+        travelling[_PINS] = dict(pins)
     text = json.dumps(travelling, separators=(",", ":"))
     return text if len(text) <= MAX_STATE else None
 
@@ -225,6 +234,15 @@ def resumed(policy: Policy, status: Json) -> tuple[Judge | None, str]:
         for latch in closed:
             judge.fold_latch(latch)
     return judge, lost
+
+
+def pins_in(status: Json) -> dict[str, str] | None:
+    """The files that every checkpoint must have, as `status.guard` tells them; None: it does not."""
+    try:
+        pins = json.loads(status["detectorState"])[_PINS]
+        return {str(name): str(digest) for name, digest in pins.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _judge(policy: Policy, state: Json) -> Judge:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from guard_core.judge import Judge
 from guard_core.policy import Policy
 from guard_service.cluster.client import CONFLICT, JobStatus, JobStatusError
 from guard_service.cluster.mapping import (
@@ -27,11 +26,12 @@ from guard_service.cluster.mapping import (
     has_its_history,
     last_word,
     latches,
+    pins_in,
     resumed,
     wants_steps,
     without_steps,
 )
-from guard_service.engine import Engine
+from guard_service.engine import Elsewhere, Engine
 from guard_service.errors import Problem, ResumeError
 
 log = logging.getLogger("rlguard.guard")
@@ -75,8 +75,8 @@ def backoff(failures: int, retry_after: float | None, chance: float) -> float:
     return asked + ceiling * (0.5 + 0.5 * chance)
 
 
-async def resume(job: JobStatus, policy: Policy) -> Judge | None:
-    """The judge that the job's status tells of, for a guard whose store is empty; None for a new run.
+async def resume(job: JobStatus, policy: Policy) -> Elsewhere | None:
+    """What the job's status tells of, for a guard whose store is empty; None for a new run.
 
     Raises:
         ResumeError: the status cannot be read, so it is not known whether the run has fired.
@@ -92,7 +92,7 @@ async def resume(job: JobStatus, policy: Policy) -> Judge | None:
         log.warning("the store is empty: resumed from the status of %s", job.job)
     if lost:
         log.warning("%s", lost)
-    return judge
+    return None if judge is None else Elsewhere(judge, pins_in(status))
 
 
 class StatusReporter:
@@ -181,6 +181,7 @@ class StatusReporter:
             engine.latched_at,
             engine.rollouts(),
             steps,
+            engine.pins,
         )
         return guard_status(known, self._former or {}, datetime.now(UTC))
 

@@ -12,6 +12,6 @@ One event loop owns all state here; only the store's calls run in a thread. It k
 """
 
 from guard_service.engine.engine import Engine
-from guard_service.engine.recovery import restored_judge
+from guard_service.engine.recovery import Elsewhere, restored_judge
 
-__all__ = ["Engine", "restored_judge"]
+__all__ = ["Elsewhere", "Engine", "restored_judge"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -233,6 +233,11 @@ class Engine:
         """The judge's state, per-item data included; None until the store was read."""
         judge = self._ledger.known_judge
         return None if judge is None else judge.to_state()
+
+    @property
+    def pins(self) -> Mapping[str, str] | None:
+        """The files that every checkpoint must have, by name; None before the first was scored."""
+        return self._ledger.pins
 
     @property
     def not_ready(self) -> Unavailable | GateClosed | None:

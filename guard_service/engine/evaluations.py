@@ -226,6 +226,7 @@ class Evaluations:
 
     async def _pin(self, pins: Mapping[str, str], store: Store) -> None:
         await self._ledger.call(store.pin, pins)
+        self._ledger.pins = pins
 
     async def _expected(self, request: EvaluationRequest, store: Store) -> Expected:
         """What the checkpoint must be. Of a later pass the weights are compared with those of the first (see

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from guard_core.policy import Policy
 from guard_core.trainer_view import for_trainer
 from guard_core.wire import CheckpointReport, Verdict
 from guard_service.engine.liveness import Liveness
-from guard_service.engine.recovery import FoldedState, fold_event, is_empty, restore
+from guard_service.engine.recovery import Elsewhere, FoldedState, fold_event, is_empty, restore
 from guard_service.engine.scoring import ScoringWorker
 from guard_service.engine.verdicts import beside, verdict_now, without_store
 from guard_service.errors import GuardError, Problem, StoreError, store_unavailable
@@ -38,7 +38,7 @@ log = logging.getLogger("rlguard.guard")
 
 SNAPSHOT_EVERY = 20_000  # events; a restart replays no more than about this many
 
-Resume = Callable[[], Awaitable[Judge | None]]
+Resume = Callable[[], Awaitable[Elsewhere | None]]
 T = TypeVar("T")
 
 
@@ -92,6 +92,8 @@ class Ledger:
         self.latched_at: dict[bool, datetime] = {}
         #: Checkpoints that wait for their evaluation, the one under way included.
         self.queue: deque[CheckpointReport] = deque()
+        #: The files that every checkpoint must have, as of `Store.pins`.
+        self.pins: Mapping[str, str] | None = None
         self.queued = asyncio.Event()  # set whenever the queue has grown
         self.lock = asyncio.Lock()  # one user of the store at a time, and no fold beside it
         self._available = asyncio.Event()
@@ -118,6 +120,7 @@ class Ledger:
             self._stored_latches = frozenset(restored.judge.latches)
             self._snapshot_seq = self._seq
             self.queue = deque(restored.queue)
+            self.pins = restored.pins
             self.queued.set()
             self._available.set()
             self.publish()

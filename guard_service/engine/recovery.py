@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,27 @@ class FoldedState:
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What is known of a run whose store is empty. `pins`: as of `Store.pins`."""
+
+    judge: Judge
+    pins: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Restored:
-    """What is known of a run after its store was read."""
+    """What is known of a run after its store was read. `pins`: as of `Store.pins`."""
 
     store: Store
     judge: Judge
     seq: int
     queue: list[CheckpointReport]
+    pins: Mapping[str, str] | None
 
 
-def restore(state_dir: Path, policy: Policy, known: FoldedState | None, elsewhere: Judge | None) -> Restored:
+def restore(
+    state_dir: Path, policy: Policy, known: FoldedState | None, elsewhere: Elsewhere | None
+) -> Restored:
     """Open the store and fold what is in it: the events after `known`, or after a snapshot.
 
     `elsewhere`: what an empty store begins with.
@@ -48,7 +60,9 @@ def restore(state_dir: Path, policy: Policy, known: FoldedState | None, elsewher
         if known is not None and last < known.seq:
             raise lost(store.path, last, known.seq)
         if elsewhere is not None:
-            store.save_snapshot(0, elsewhere.to_state())
+            store.save_snapshot(0, elsewhere.judge.to_state())
+            if elsewhere.pins is not None:
+                store.pin(elsewhere.pins)
         judge, seq = _starting_point(store, policy, known, last)
         for number, event in store.events(after=seq):
             fold_event(judge, event)
@@ -58,7 +72,7 @@ def restore(state_dir: Path, policy: Policy, known: FoldedState | None, elsewher
         stored = store.latch_kinds()
         missing = [latch for latch in judge.latches if latch.fire not in stored]
         store.append_latches(missing)
-        return Restored(store, judge, seq + len(missing), store.pending_checkpoints())
+        return Restored(store, judge, seq + len(missing), store.pending_checkpoints(), store.pins())
     except GuardError:
         store.close()
         raise

@@ -41,6 +41,7 @@ from guard_service.cluster.mapping import (
     guard_status,
     last_word,
     latches,
+    pins_in,
     resumed,
     wants_steps,
     without_steps,
@@ -493,6 +494,25 @@ def test_a_judge_comes_back_as_it_was() -> None:
         one.fold_step(StepReport(attempt=1, step=1, reward=0.6))
         one.fold_evaluation(Evaluation(1, 1, "/ckpt/1", (1.0, 0.0)))
     assert back.verdict() == judge.verdict()
+
+
+PINS = {"tokenizer.json": "a" * 64, "config.json": "b" * 64}
+
+
+def test_what_checkpoints_must_have_travels_with_the_judge() -> None:
+    judge = judged()
+    status = guard_status(Known(judge.verdict(), (), judge.to_state(), pins=PINS), {}, NOW)
+    assert pins_in(status) == PINS
+    back, lost = resumed(DEFAULT, status)
+    assert back is not None and lost == "" and back.verdict() == judge.verdict()
+
+
+@pytest.mark.parametrize(
+    "status", [{}, {"detectorState": "{"}, {"detectorState": "[]"}, {"detectorState": '{"pins": 7}'}], ids=str
+)
+def test_a_status_that_does_not_tell_them_pins_nothing(status: dict[str, Any]) -> None:
+    assert pins_in(status) is None
+    assert pins_in({"detectorState": detector_state(STATE)}) is None
 
 
 def test_how_the_trainer_samples_comes_back_with_the_run() -> None:

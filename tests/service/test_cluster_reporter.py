@@ -10,6 +10,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from guard_service.cluster.reporter import StatusReporter, resume
 from guard_service.cluster.settings import ClusterSettings
 from guard_service.engine import Engine
 from guard_service.errors import Problem, ProblemType
-from guard_service.store import FILE_NAME
+from guard_service.store import FILE_NAME, Store
 
 pytestmark = pytest.mark.asyncio
 
@@ -146,16 +147,18 @@ def job(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     return lambda: JobStatus(settings)
 
 
+POLICY = Policy(kl=KlPolicy(hard_stop=0.08, min_steps=5))
+
+
 class Run:
     """An engine with a reporter, as the process has them."""
 
     def __init__(self, job: JobStatus, directory: Path) -> None:
-        policy = Policy(kl=KlPolicy(hard_stop=0.08, min_steps=5))
         self.engine = Engine(
             state_dir=directory / "state",
             checkpoint_root=directory,
-            policy=policy,
-            resume=lambda: resume(job, policy),
+            policy=POLICY,
+            resume=lambda: resume(job, POLICY),
         )
         self.reporter = StatusReporter(self.engine, job)
 
@@ -323,6 +326,24 @@ async def test_an_empty_store_is_fired_from_the_first_answer(
         api.fault = lambda _method: 500
     async with Run(job(), tmp_path) as run:
         assert run.engine.verdict.fire
+
+
+async def test_a_trainer_whose_pod_is_made_again_may_choose_no_other_tokenizer(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    """Its store was in the pod; what every checkpoint must have is in the status."""
+    pins = {"tokenizer.json": "a" * 64}
+    (tmp_path / "first" / "state").mkdir(parents=True)
+    with closing(Store(tmp_path / "first" / "state", POLICY)) as store:
+        store.pin(pins)
+    async with Run(job(), tmp_path / "first") as run:
+        await run.steps(1, 10, 0.01)
+        await until(lambda: (api.guard or {}).get("steps") == 10)
+    async with Run(job(), tmp_path / "second") as run:
+        await until(lambda: run.engine.verdict.steps == 10)
+        assert run.engine.pins == pins
+    with closing(Store(tmp_path / "second" / "state", POLICY)) as store:
+        assert store.pins() == pins
 
 
 @pytest.mark.parametrize("fault", [401, 403, 404, 500, 0])

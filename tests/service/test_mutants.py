@@ -195,6 +195,7 @@ MUTANTS: list[Mutant] = [
     (CHAIN, "step || char(31) || pass", "pass"),
     (WITNESS, "if content != _signed(text):", "if False:"),
     (WITNESS, "    draft.rename(path)\n    sync_directory(path.parent)", "    draft.rename(path)"),
+    (MAPPING, "    if pins is not None:\n        travelling[_PINS] = dict(pins)\n", ""),
     (MAPPING, '_CONTROLS.sub("\\ufffd", text)', "text"),
     (MAPPING, "plain if len(plain) <= limit else", "plain if True else"),
     (MAPPING, 'if "fire" in status or "halt" in status:', "if True:"),
