@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
         type=_peers,
         default=(),
         metavar="JSON",
-        help="NetworkPolicyPeers that may read the metrics of guards in pods of their own; default: all",
+        help="NetworkPolicyPeers that may read the metrics of guards in pods of their own; default: none",
     )
     add(
         "--namespace", action="append", default=[], help="watch this namespace; may be repeated; default: all"

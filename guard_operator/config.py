@@ -22,7 +22,7 @@ class OperatorConfig:
     directories whose contents a template may mount under `isolation: Relaxed`; None: nobody has read the
     operator's. What is of guards is for jobs that do not say it themselves; without a pull policy it is that
     of Kubernetes. `scrapers` are NetworkPolicyPeers that may read the metrics of a guard in a pod of its own;
-    everybody if empty. `kueue`: the Workloads of Kueue are read, and taken out of their queue by a stop.
+    nobody if empty. `kueue`: the Workloads of Kueue are read, and taken out of their queue by a stop.
     """
 
     guard_image: str

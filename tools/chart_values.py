@@ -263,7 +263,8 @@ class NetworkPolicy(ValuesSection):
     metrics_from: list[Raw] = Field(
         default_factory=list,
         description="NetworkPolicyPeers that may read the metrics, and those of guards in pods of their own "
-        "(also with `enabled: false`); everybody if empty. A podSelector alone: of the release's namespace.",
+        "(also with `enabled: false`). If empty: everybody; those of guards only the pods of the cluster "
+        "where there is a PodMonitor of them, else nobody. A podSelector alone: of the release's namespace.",
         examples=[[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]],
     )
     page_from: list[Raw] = Field(

@@ -81,7 +81,7 @@ def guard_objects(
         own: what its author says of the guard's pod.
         adapter: of the workload.
         config: of the operator.
-        scrapers: NetworkPolicyPeers that may read the metrics; everybody if empty.
+        scrapers: NetworkPolicyPeers that may read the metrics; nobody if empty.
     """
     name, port = names.guard_name(job.name, job.uid), job.spec.guard.port
     labels = {names.UID_LABEL: job.uid, names.PART_LABEL: names.GUARD_PART}
@@ -97,13 +97,11 @@ def guard_objects(
     reporters: Json = {"ports": [{"port": port}]}
     if not _trainers(job, adapter).get("hostNetwork"):  # what uses a node's network is known by no label
         reporters["from"] = [{"podSelector": {"matchLabels": {names.UID_LABEL: job.uid}}}]
-    readers: Json = {"ports": [{"port": job.spec.guard.metrics_port}]}
-    if scrapers:
-        readers["from"] = list(scrapers)
+    readers = {"ports": [{"port": job.spec.guard.metrics_port}], "from": list(scrapers)}
     who = {
         "podSelector": {"matchLabels": labels},
         "policyTypes": ["Ingress"],
-        "ingress": [reporters, readers],
+        "ingress": [reporters, *([readers] if scrapers else [])],  # a rule from nobody would be one from all
     }
     yield NETWORK_POLICIES, owned(job, NETWORK_POLICIES, name, spec=who)
     pod = guard_pod(job, own, adapter, config)

@@ -193,6 +193,18 @@ class TestContent:
         here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "rlguard-system"}}}
         assert json.loads(given.removeprefix(flag)) == [pods | here, elsewhere, block]
 
+    @pytest.mark.parametrize(
+        ("monitor", "given"),
+        [("true", ['[{"namespaceSelector":{}}]']), ("false", [])],
+        ids=["asked for", "not"],
+    )
+    def test_where_nobody_is_named_a_pod_monitor_may_read_a_guards_metrics(
+        self, render: Render, monitor: str, given: list[str]
+    ) -> None:
+        objects = render({"metrics.podMonitor.enabled": monitor})
+        flag = "--guard-metrics-from="
+        assert [one.removeprefix(flag) for one in container(objects)["args"] if one.startswith(flag)] == given
+
     def test_scheduling_and_extras_arrive(self, render: Render) -> None:
         objects = render(VALUES / "everything.yaml")
         given = yaml.safe_load((VALUES / "everything.yaml").read_text())

@@ -133,7 +133,7 @@ def delete_the_leader(cluster: Cluster) -> str:
 def a_second_release(cluster: Cluster, *watched: str, metrics_from: Sequence[Json] = ()) -> Iterator[str]:
     """The chart once more, for these namespaces only, in a namespace of its own; the namespace.
 
-    `metrics_from`: who may read metrics, NetworkPolicyPeers; everybody if empty.
+    `metrics_from`: who may read metrics, NetworkPolicyPeers; those of guards nobody if empty.
     """
     name = f"{watched[0]}-operator"
     helm = ("--namespace", name)

@@ -62,17 +62,16 @@ def test_a_trainer_that_crashes_and_then_ends_is_judged_by_one_guard_to_the_end(
 def test_nobody_but_the_pods_of_its_job_reaches_a_guard_in_its_own_pod(
     namespace: Namespace, shared: list[Json]
 ) -> None:
-    """Where the chart names no `metricsFrom` everybody may read the metrics, as docs/operator.md says."""
+    """The chart names no `metricsFrom` and makes no PodMonitor, so nobody reads its metrics either."""
     given.objects(namespace, [jobs.stranger("stranger", namespace.cluster.images["operator"])])
     job = a_run(namespace, shared)
     then.the_guard_has_counted(job, 8, within=timeouts.TWO_NODES)
     guard = job.raw["spec"]["guard"]
 
-    then.eventually(
-        lambda: reaches(job, "stranger", guard["metricsPort"]), "its metrics answer", timeouts.COMMAND
-    )
-    assert not reaches(job, "stranger", guard["port"])
     assert reaches(job, job.pod_name, guard["port"])
+    assert not reaches(job, "stranger", guard["port"])
+    assert not reaches(job, "stranger", guard["metricsPort"])
+    assert not reaches(job, job.pod_name, guard["metricsPort"])
 
 
 @pytest.mark.long

@@ -298,7 +298,7 @@ def test_only_pods_of_the_job_report_and_only_scrapers_read_the_metrics() -> Non
         },
         {"from": scrapers, "ports": [{"port": 8471}]},
     ]
-    assert made()["NetworkPolicy"]["spec"]["ingress"][1] == {"ports": [{"port": 8471}]}
+    assert len(made()["NetworkPolicy"]["spec"]["ingress"]) == 1, "nobody is named, so nobody reads them"
 
 
 def test_a_trainer_on_the_network_of_its_node_is_known_by_no_label() -> None:
