@@ -77,7 +77,7 @@ def teardown(snapshot: Snapshot, says: Conditions, now: datetime) -> Decision | 
         actions = (CaptureEvidence(final=False), *_stop_actions(snapshot, stop.method))
     else:
         stop = stop.model_copy(update={"empty_since": None})
-        if is_true(job.status, ConditionType.STOPPED) and not _is_of_after(stop):
+        if _was_stopped_since(snapshot, stop, now):
             # It had its effect, and somebody resumed the run since: the same request once more, from now. A
             # run that is resumed before it was called stopped has one that keeps it from stopping.
             stop = stop.model_copy(update={"requested_at": now})
@@ -99,9 +99,16 @@ def teardown(snapshot: Snapshot, says: Conditions, now: datetime) -> Decision | 
     return Decision(report, actions, STOPPING_SECONDS)
 
 
-def _is_of_after(stop: StopStatus) -> bool:
-    """Whether this was asked for after the run had been called stopped: of a run that was resumed."""
-    return stop.stopped_at is not None and stop.requested_at > stop.stopped_at
+def _was_stopped_since(snapshot: Snapshot, stop: StopStatus, now: datetime) -> bool:
+    """Whether the run is called stopped, and this was asked for before: then it had its effect.
+
+    `stopped_at` is of the first time, and a run may be resumed any number of times. A time in the future
+    tells nothing.
+    """
+    said = condition_of(snapshot.job.status, ConditionType.STOPPED)
+    return (
+        said is not None and said.status == "True" and stop.requested_at <= said.last_transition_time <= now
+    )
 
 
 def _by_now(stop: StopStatus | None, now: datetime) -> StopStatus | None:

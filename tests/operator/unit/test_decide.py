@@ -588,7 +588,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     ),
     "stopped by an operator that did not wait: it stays so": (
         Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Stop", 900), **said("Stopped")}),
+            job({**REF, **guard(fire=FIRE), **stop("Stop", 7200), **said("Stopped")}),
             workload(WorkloadState.FAILED),
         ),
         Expected(Phase.STOPPED, (), {("Stopped", "True", "NoPodsLeft")}),
@@ -792,7 +792,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     ),
     "stopped, then a pod is back: asked for anew": (
         Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Stop", 900), **said("Stopped")}), workload(), (pod(),)
+            job({**REF, **guard(fire=FIRE), **stop("Stop", 7200), **said("Stopped")}), workload(), (pod(),)
         ),
         Expected(
             Phase.STOPPING,
@@ -803,7 +803,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     ),
     "suspended, and a queue resumed it much later: suspended again": (
         Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Suspend", 900), **said("Stopped")}, onFire="Suspend"),
+            job({**REF, **guard(fire=FIRE), **stop("Suspend", 7200), **said("Stopped")}, onFire="Suspend"),
             workload(),
             (pod(),),
         ),
@@ -1299,7 +1299,7 @@ def _raw(status: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_request_that_was_lifted_is_dated_anew_once() -> None:
     """Asked for again when the run is back, and followed by a harder one 15 s later, not at once."""
-    status = {**REF, **guard(fire=FIRE), **stop("Suspend", 900), **said("Stopped")}
+    status = {**REF, **guard(fire=FIRE), **stop("Suspend", 7200), **said("Stopped")}
     resumed = Snapshot(job(status, onFire="Suspend"), workload(), (pod(),))
     first = decide(resumed, NOW)
     assert first.report.stop is not None and first.report.stop.requested_at == NOW
@@ -1307,6 +1307,31 @@ def test_a_request_that_was_lifted_is_dated_anew_once() -> None:
     for seconds, method in ((14, StopMethod.SUSPEND), (15, StopMethod.DELETE)):
         later = decide(again, NOW + timedelta(seconds=seconds)).report.stop
         assert later is not None and later.method == method
+
+
+def test_a_run_is_resumed_again_and_again_and_suspended_each_time() -> None:
+    """Each time anew, in the mildest way: that the request is old says nothing of a run that was stopped."""
+    run, now = job({**REF, **guard(fire=FIRE)}, onFire="Suspend"), NOW
+    runs, rests = (workload(), (pod(),)), (workload(WorkloadState.SUSPENDED), ())
+    for resumed_after in (3600, 86400, 60, 7 * 86400, 3600):
+        looks = [(resumed_after, runs), (2, runs), (2, rests), (SETTLE_SECONDS, rests)]
+        for seconds, (seen, pods) in looks:
+            now += timedelta(seconds=seconds)
+            snapshot = Snapshot(run, seen, pods)
+            decision = decide(snapshot, now)
+            run = replace(run, status=_after(decision, snapshot))
+            assert run.status.stop is not None and run.status.stop.method is StopMethod.SUSPEND, now
+        assert run.status.phase is Phase.STOPPED, now
+        assert StopWorkload(StopMethod.DELETE, "w") not in decision.actions
+
+
+@pytest.mark.parametrize("said_at", [timedelta(0), timedelta(days=1)], ids=["after", "in the future"])
+def test_a_run_that_is_back_and_does_not_end_is_met_with_something_harder(said_at: timedelta) -> None:
+    """Though it could not be written down since that it is no longer stopped."""
+    status = {**REF, **guard(fire=FIRE), **stop("Suspend", REASSERT_SECONDS), **said("Stopped")}
+    status["conditions"][0]["lastTransitionTime"] = (NOW - timedelta(minutes=1) + said_at).isoformat()
+    back = Snapshot(job(status, onFire="Suspend"), workload(), (pod(),))
+    assert StopWorkload(StopMethod.DELETE, "w") in decide(back, NOW).actions
 
 
 def test_a_request_from_the_future_is_followed_by_a_harder_one_all_the_same() -> None:
