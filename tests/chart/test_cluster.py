@@ -1382,6 +1382,17 @@ class TestARunningPod:
     def test_may_be_annotated(self, admission: Client, pod: Json) -> None:
         self.patch(admission, pod, {"metadata": {"annotations": {"note": "x"}, "labels": {"note": "x"}}})
 
+    def test_keeps_the_image_of_its_guard(self, admission: Client, pod: Json) -> None:
+        """What `kubectl set image` does: of a pod that is there an image may be changed."""
+        spec: Json = {"initContainers": [{"name": "rlguard-guard", "image": "evil/guard:1"}]}
+        path = f"/api/v1/namespaces/{STRICT}/pods/{pod['metadata']['name']}"
+        kind = "application/strategic-merge-patch+json"
+        patch = partial(admission.request, "PATCH", path, query={"dryRun": "All"}, content_type=kind)
+        with pytest.raises(ApiError, match="the image of the guard"):
+            patch(body={"spec": spec})
+        trainer: Json = {"containers": [{"name": "pytorch", "image": "mine/trainer:2"}]}
+        patch(body={"spec": trainer})
+
     def test_may_be_debugged(self, admission: Client, pod: Json) -> None:
         debug(admission, pod, targetContainerName="pytorch")
 
@@ -1595,6 +1606,18 @@ class TestAGuardInAPodOfItsOwn:
         self, admission: Client, job: Job, case: tuple[Any, ...]
     ) -> None:
         refused_as_changed(admission, guarded_pod(STRICT, job), *case)
+
+    @pytest.mark.parametrize("label", ["guard", None], ids=["with its label", "as no guard's pod any more"])
+    def test_keeps_its_image(self, admission: Client, job: Job, label: str | None) -> None:
+        made = own_guard_pod(STRICT, job)
+        made["metadata"]["name"] += f"-{label}".lower()
+        create(admission, made, dry_run=False)
+        spec: Json = {"containers": [{"name": "rlguard-guard", "image": "evil/guard:1"}]}
+        patch = {"metadata": {"labels": {"rlguard.dev/part": label}}, "spec": spec}
+        path = f"/api/v1/namespaces/{STRICT}/pods/{made['metadata']['name']}"
+        kind = "application/strategic-merge-patch+json"
+        with pytest.raises(ApiError, match="the image of the guard"):
+            admission.request("PATCH", path, query={"dryRun": "All"}, body=patch, content_type=kind)
 
     @pytest.mark.parametrize("case", OF_A_GUARD.values(), ids=OF_A_GUARD.keys())
     def test_the_guard_is_as_its_job_says(self, admission: Client, job: Job, case: tuple[Any, ...]) -> None:
