@@ -68,6 +68,9 @@ class Observer(Protocol):
     def fired(self, reason: str) -> None:
         """A fire was recorded."""
 
+    def halted(self, reason: str) -> None:
+        """A halt was recorded."""
+
     def stopped(self, seconds: float) -> None:
         """The last pod of a fired run is gone, `seconds` after the guard latched."""
 
@@ -387,9 +390,11 @@ class Actuator:
     def _measure(self, job: Job, report: Report) -> None:
         old = {c.type: c.status for c in job.status.conditions}
         new = {c.type: c for c in report.conditions}
-        fired, stopped = new.get(ConditionType.FIRED), new.get(ConditionType.STOPPED)
-        if fired and fired.status == "True" and old.get(ConditionType.FIRED) != "True":
-            self._observer.fired(fired.reason)
+        counts = {ConditionType.FIRED: self._observer.fired, ConditionType.HALTED: self._observer.halted}
+        for kind, count in counts.items():
+            if (latch := new.get(kind)) and latch.status == "True" and old.get(kind) != "True":
+                count(latch.reason)
+        stopped = new.get(ConditionType.STOPPED)
         fire, stop = guard_of(job).fire, report.stop
         if fire and stopped and stopped.status == "True" and not _was_stopped(job):
             empty = (stop and stop.empty_since) or self._clock()

@@ -80,6 +80,9 @@ class OperatorMetrics:
         self._fires = Counter(
             "rlguard_fires", "Fires recorded, by rule.", ("reason",), registry=self.registry
         )
+        self._halts = Counter(
+            "rlguard_halts", "Halts recorded, by reason.", ("reason",), registry=self.registry
+        )
         self._notifications = Counter(
             "rlguard_notifications",
             "Notices to webhooks by event, shape and result: delivered, or failed after the last try.",
@@ -127,6 +130,10 @@ class OperatorMetrics:
     def fired(self, reason: str) -> None:
         """A fire was recorded."""
         self._fires.labels(reason).inc()
+
+    def halted(self, reason: str) -> None:
+        """A halt was recorded."""
+        self._halts.labels(reason).inc()
 
     def stopped(self, seconds: float) -> None:
         """The last pod of a fired run is gone."""

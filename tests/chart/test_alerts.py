@@ -45,6 +45,8 @@ SILENT, AT_ONCE = "rlguard_guards_silent", "rlguard_guards_silent_at_once"
 LEADER = 'leader_election_master_status{name="guardedtrainingjob",namespace="rlguard-system",%s}'
 ERRORS = 'controller_runtime_reconcile_errors_total{controller="guardedtrainingjob",%s}'
 BUSY = 'workqueue_longest_running_processor_seconds{name="guardedtrainingjob",%s}'
+HALTS = "rlguard_halts_total"
+QUIET, THE_QUIET = 'reason="GuardSilent",', [{"reason": "GuardSilent"}]
 GAP, THE_GAP = 'reason="HackingGap",', [{"reason": "HackingGap"}]
 
 NOTICES, SLACK = "rlguard_notifications_total", f'event="fired",shape="slack",result="failed",{ONE}'
@@ -53,6 +55,9 @@ CASES = {
     "a first fire": Case("RLGuardFired", once(FIRES, "_x40 1x100", GAP + ONE), "22m", THE_GAP),
     "one more": Case("RLGuardFired", once(FIRES, "3x40 4x100", GAP + ONE), "22m", THE_GAP),
     "fires of an hour ago": Case("RLGuardFired", once(FIRES, "3x20 4x200", GAP + ONE), "60m"),
+    "a first halt": Case("RLGuardHalted", once(HALTS, "_x40 1x100", QUIET + ONE), "22m", THE_QUIET),
+    "one halt more": Case("RLGuardHalted", once(HALTS, "3x40 4x100", QUIET + ONE), "22m", THE_QUIET),
+    "halts of an hour ago": Case("RLGuardHalted", once(HALTS, "3x20 4x200", QUIET + ONE), "60m"),
     "nobody leads": Case("RLGuardNoLeader", {LEADER % ONE: "0x200", LEADER % TWO: "0x200"}, "10m", NOTHING),
     "no operator is scraped": Case("RLGuardNoLeader", {"up": "0x200"}, "10m", NOTHING),
     "a leader that follows soon": Case(

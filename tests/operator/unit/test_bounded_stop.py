@@ -101,7 +101,8 @@ class World:
         self.read: list[str] = []
         self.asked: dict[str, float] = {}
         self._queue: WorkQueue[Key] = WorkQueue(OperatorMetrics(), lambda: self.now)
-        client, config, metrics = cast(Client, self), OperatorConfig("guard:1"), OperatorMetrics()
+        client, config = cast(Client, self), OperatorConfig("guard:1")
+        self.metrics = metrics = OperatorMetrics()
         beats = HeartbeatClock(lambda: self.now)
         none = cast(EvidenceCollector, self)
         events, notifier = cast(EventRecorder, self), cast(Notifier, self)
@@ -268,6 +269,15 @@ def test_who_may_write_the_status_holds_up_no_stop(meddler: Callable[[Json], Non
     world = World(a_job(**FIRED), {})
     world.all_the_time = meddler
     assert "delete Pod" in world.run(PROMPT_SECONDS).asked
+
+
+def test_a_halt_is_counted_once_and_by_its_reason_and_so_is_a_fire() -> None:
+    """A guard whose run was stopped is no longer silent, so no gauge tells of it."""
+    for latch, halts, fires in (("halt", 1.0, None), ("fire", None, 1.0)):
+        world = World(a_job(guard={"heartbeat": STAMP, latch: LATCH}), {})
+        counted = world.run(PROMPT_SECONDS).metrics.registry.get_sample_value
+        assert counted("rlguard_halts_total", {"reason": "GuardHalt"}) == halts
+        assert counted("rlguard_fires_total", {"reason": "HackingGap"}) == fires
 
 
 @pytest.mark.parametrize("status", [FIRED, HALTED], ids=["fired", "halted"])
