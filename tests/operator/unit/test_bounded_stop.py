@@ -273,11 +273,16 @@ def test_who_may_write_the_status_holds_up_no_stop(meddler: Callable[[Json], Non
 
 def test_a_halt_is_counted_once_and_by_its_reason_and_so_is_a_fire() -> None:
     """A guard whose run was stopped is no longer silent, so no gauge tells of it."""
-    for latch, halts, fires in (("halt", 1.0, None), ("fire", None, 1.0)):
-        world = World(a_job(guard={"heartbeat": STAMP, latch: LATCH}), {})
-        counted = world.run(PROMPT_SECONDS).metrics.registry.get_sample_value
-        assert counted("rlguard_halts_total", {"reason": "GuardHalt"}) == halts
-        assert counted("rlguard_fires_total", {"reason": "HackingGap"}) == fires
+    counted = {"halt": ("rlguard_halts_total", "GuardHalt"), "fire": ("rlguard_fires_total", "HackingGap")}
+    for latch, (name, reason) in counted.items():
+        world = World(a_job(guard={"heartbeat": STAMP, latch: LATCH}), {}).run(PROMPT_SECONDS)
+        found = [
+            (sample.name, sample.labels["reason"], sample.value)
+            for metric in world.metrics.registry.collect()
+            for sample in metric.samples
+            if sample.name in {counter for counter, _ in counted.values()}
+        ]
+        assert found == [(name, reason, 1.0)]
 
 
 @pytest.mark.parametrize("status", [FIRED, HALTED], ids=["fired", "halted"])
