@@ -116,6 +116,8 @@ def check_ranks(spec: Mapping[str, Any], *where: str | int) -> bool:
     indexed = spec.get("completionMode") == "Indexed"
     parallelism, completions = spec.get("parallelism"), spec.get("completions")
     parallelism = 1 if parallelism is None else parallelism
+    if not isinstance(parallelism, int):
+        raise TemplateError(dotted((*where, "parallelism")), "must be a whole number")
     if parallelism != 1 and not indexed:
         why = "must be 1 unless completionMode is Indexed: no pod is rank 0"
         raise TemplateError(dotted((*where, "parallelism")), why)

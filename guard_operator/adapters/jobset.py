@@ -66,6 +66,8 @@ class JobSetAdapter:
             )
         if spec.get("volumeClaimPolicies"):
             raise TemplateError("volumeClaimPolicies", "must not be set: JobSet adds volumes after the check")
+        if not isinstance(at(spec, "failurePolicy", "rules"), list | None):
+            raise TemplateError("failurePolicy.rules", "must be a list of objects")
         rank0 = _rank0(spec)
         return tuple(_template(number, job, job == rank0) for number, job in enumerate(replicated_jobs(spec)))
 

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, count
+from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, at, count
 from guard_operator.api.names import MAX_JOB_NAME
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import Json, Resource
@@ -75,14 +75,13 @@ class PyTorchJobAdapter:
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
         """Index 0 of the guarded replica type."""
         labels = (pod.get("metadata") or {}).get("labels") or {}
-        replicas = spec.get("pytorchReplicaSpecs") or {}
+        replicas = _replicas(spec)
         rank0 = "worker" if "Worker" in replicas and "Master" not in replicas else "master"
         return labels.get(INDEX_LABEL) == "0" and str(labels.get(TYPE_LABEL)).lower() == rank0
 
     def pods_wanted(self, spec: Mapping[str, Any]) -> int:
         """The replicas of Master and Worker."""
-        replicas = (spec.get("pytorchReplicaSpecs") or {}).values()
-        return sum(count(replica.get("replicas")) for replica in replicas)
+        return sum(count(at(replica, "replicas")) for replica in _replicas(spec).values())
 
     def prepared(self, spec: Json) -> Json:
         """cleanPodPolicy explicit: by default, workers go on running behind a finished Master."""
@@ -117,3 +116,9 @@ class PyTorchJobAdapter:
     def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
         """None: the workload's own controller ends all of its pods."""
         return ()
+
+
+def _replicas(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Master and Worker, as far as there are any: a template may have any shape until it is refused."""
+    replicas = spec.get("pytorchReplicaSpecs")
+    return replicas if isinstance(replicas, dict) else {}

@@ -895,6 +895,27 @@ def to_be_created() -> Behind:
     return world
 
 
+@pytest.mark.parametrize(
+    ("replicas", "field"),
+    [
+        ([1], "pytorchReplicaSpecs"),
+        ("x", "pytorchReplicaSpecs"),
+        ({"Master": None}, "pytorchReplicaSpecs.Master"),
+        ({"Master": {"template": 7}}, "pytorchReplicaSpecs.Master.template"),
+    ],
+    ids=str,
+)
+def test_a_template_of_the_wrong_shape_is_refused_in_words(replicas: Any, field: str) -> None:
+    world = to_be_created()
+    world.cached["spec"]["template"]["spec"]["pytorchReplicaSpecs"] = replicas
+    snapshot = world.gather()
+    assert snapshot is not None
+    decision = decide(snapshot, datetime(2026, 1, 1, tzinfo=UTC))
+    said = {one.type: one for one in decision.report.conditions}["Guarded"]
+    assert (said.status, said.reason) == ("False", "TemplateRefused")
+    assert f"spec.template.spec.{field} " in said.message
+
+
 def test_the_digest_of_a_guard_is_known_before_it_is_made_and_noted_then() -> None:
     snapshot = to_be_created().gather()
     assert snapshot is not None and snapshot.preparation == Preparation()

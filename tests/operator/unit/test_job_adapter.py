@@ -66,7 +66,8 @@ BAD_SPECS: dict[str, tuple[Json, str]] = {
     "no pod for now": (template(parallelism=0), "parallelism"),
     "one after the other": (template(completions=3), "completions"),
     "indexed, not all at once": (indexed(parallelism=2), "completions"),
-    "lists for numbers": (indexed(parallelism=[1], completions=[2]), "completions"),
+    "lists for numbers": (indexed(parallelism=[1], completions=[1]), "parallelism"),
+    "a list for the number of completions": (indexed(parallelism=1, completions=[1]), "completions"),
     "two containers, none named trainer": (template("a", "b"), "template.spec.containers"),
     "no template": ({}, "template.spec.containers"),
     "containers of the wrong shape": (

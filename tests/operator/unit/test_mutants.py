@@ -56,6 +56,10 @@ ACTUATE = rule("actuate.py", "test_stop_children.py")
 PARSED = rule("parse.py", "test_parse.py")
 RAYJOB = Rule("guard_operator", "adapters/rayjob.py", HERE / "test_rayjob_adapter.py")
 JOBSET = Rule("guard_operator", "adapters/jobset.py", HERE / "test_jobset_adapter.py")
+PYTORCH_SHAPES, JOBSET_SHAPES, JOB_SHAPES = (
+    Rule("guard_operator", f"adapters/{name}.py", HERE / "test_shapes.py")
+    for name in ("pytorchjob", "jobset", "job")
+)
 STATES = Rule(
     "guard_operator", "adapters/base.py", HERE / "test_jobset_adapter.py", (HERE / "test_job_adapter.py",)
 )
@@ -124,6 +128,11 @@ FLEET_HEARS = Rule("guard_operator", "app.py", HERE / "test_fleet.py")
 FLEET_DECIDES = rule("decide.py", "test_fleet.py")
 
 MUTANTS: list[Mutant] = [
+    # A template of any shape.
+    (PYTORCH_SHAPES, "return replicas if isinstance(replicas, dict) else {}", "return replicas or {}"),
+    (PYTORCH_SHAPES, 'at(replica, "replicas")', 'replica.get("replicas")'),
+    (JOB_SHAPES, "if not isinstance(parallelism, int):", "if False:"),
+    (JOBSET_SHAPES, 'if not isinstance(at(spec, "failurePolicy", "rules"), list | None):', "if False:"),
     # Whose logs are the evidence's.
     (COLLECTS, "LOG_SECONDS * 2.0 ** (number - 1)", "LOG_SECONDS"),
     (COLLECTS, ', ClusterError) and not final', ', ClusterError)'),
