@@ -55,6 +55,7 @@ class JobAdapter:
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""
+        check_manager(spec)
         index = INDEX_FIELD if check_ranks(spec) else None
         return (PodTemplate(("template",), trainer_of(spec), True, index),)
 
@@ -105,6 +106,13 @@ class JobAdapter:
     def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
         """None: the workload's own controller ends all of its pods."""
         return ()
+
+
+def check_manager(spec: Mapping[str, Any], *where: str | int) -> None:
+    """Refuse what Kubernetes' own controller leaves to somebody else, of a Job whose spec stands at `where`."""
+    if spec.get("managedBy") not in (None, "kubernetes.io/job-controller"):
+        why = "must be kubernetes.io/job-controller: pods elsewhere are not stopped"
+        raise TemplateError(dotted((*where, "managedBy")), why)
 
 
 def check_ranks(spec: Mapping[str, Any], *where: str | int) -> bool:

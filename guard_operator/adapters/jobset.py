@@ -26,7 +26,14 @@ from guard_operator.adapters.base import (
     dotted,
     state_by_conditions,
 )
-from guard_operator.adapters.job import CONTAINER, INDEX_FIELD, INDEX_LABEL, check_ranks, trainer_of
+from guard_operator.adapters.job import (
+    CONTAINER,
+    INDEX_FIELD,
+    INDEX_LABEL,
+    check_manager,
+    check_ranks,
+    trainer_of,
+)
 from guard_operator.api.names import MAX_JOB_NAME
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
@@ -138,6 +145,7 @@ def replicated_jobs(spec: Mapping[str, Any], *where: str) -> list[Json]:
     for number, job in enumerate(jobs):
         if not isinstance(at(job, "name"), str) or not isinstance(at(job, "template", "spec"), dict):
             raise TemplateError(dotted((*path, number)), "must have a name and a template with a spec")
+        check_manager(job["template"]["spec"], *path, number, "template", "spec")
     return jobs
 
 

@@ -51,6 +51,9 @@ class PyTorchJobAdapter:
             raise TemplateError(
                 "elasticPolicy", "elastic jobs have no fixed rank 0 for the guard to sit beside"
             )
+        if at(spec, "runPolicy", "managedBy") not in (None, "kubeflow.org/training-operator"):
+            why = "must be kubeflow.org/training-operator: pods elsewhere are not stopped"
+            raise TemplateError("runPolicy.managedBy", why)
         replicas = spec.get("pytorchReplicaSpecs")
         if not isinstance(replicas, dict) or not replicas:
             raise TemplateError("pytorchReplicaSpecs", "must have a Master or a Worker")

@@ -910,6 +910,10 @@ BAD_SPECS: dict[str, tuple[Json, str]] = {
     "unknown replica type": ({"pytorchReplicaSpecs": {"PS": {}}}, "pytorchReplicaSpecs.PS"),
     "no template": ({"pytorchReplicaSpecs": {"Master": {}}}, "pytorchReplicaSpecs.Master.template"),
     "elastic": ({**template(), "elasticPolicy": {"minReplicas": 1}}, "elasticPolicy"),
+    "in another cluster": (
+        {**template(), "runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}},
+        "runPolicy.managedBy",
+    ),
 }
 
 

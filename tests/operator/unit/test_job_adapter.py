@@ -42,6 +42,9 @@ def job(spec: Json) -> Job:
     return Job("run", "ns", "0123456789ab", 1, "1", {}, parsed, Status())
 
 
+BY_DEFAULT = template(managedBy="kubernetes.io/job-controller")
+
+
 @pytest.mark.parametrize(
     ("containers", "trains"),
     [(("main",), "main"), (("trainer", "logger"), "trainer"), (("logger", "trainer"), "trainer")],
@@ -53,8 +56,8 @@ def test_which_container_trains(containers: tuple[str, ...], trains: str) -> Non
 
 @pytest.mark.parametrize(
     "spec",
-    [template(), template(parallelism=1), template(parallelism=None, completions=1), indexed()],
-    ids=["defaults", "one", "one completion", "indexed"],
+    [template(), template(parallelism=1), template(parallelism=None, completions=1), indexed(), BY_DEFAULT],
+    ids=["defaults", "one", "one completion", "indexed", "its own controller"],
 )
 def test_what_can_be_guarded(spec: Json) -> None:
     one = job(spec)
@@ -69,6 +72,7 @@ BAD_SPECS: dict[str, tuple[Json, str]] = {
     "lists for numbers": (indexed(parallelism=[1], completions=[1]), "parallelism"),
     "a list for the number of completions": (indexed(parallelism=1, completions=[1]), "completions"),
     "two containers, none named trainer": (template("a", "b"), "template.spec.containers"),
+    "in another cluster": (template(managedBy="kueue.x-k8s.io/multikueue"), "managedBy"),
     "no template": ({}, "template.spec.containers"),
     "containers of the wrong shape": (
         {"template": {"spec": {"containers": "x"}}},

@@ -119,6 +119,11 @@ BAD_SPECS: dict[str, tuple[Json, str, str]] = {
         "name the one",
     ),
     "in another cluster": (jobset(managedBy="kueue.x-k8s.io/multikueue"), "managedBy", "not stopped"),
+    "Jobs in another cluster": (
+        jobset(part("only"), managedBy=None) | {"replicatedJobs": [part("only", managedBy="else.where/x")]},
+        f"{FIRST}.template.spec.managedBy",
+        "not stopped",
+    ),
     "volumes that come later": (
         jobset(volumeClaimPolicies=[{"templates": []}]),
         "volumeClaimPolicies",

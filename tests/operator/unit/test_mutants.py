@@ -60,6 +60,8 @@ PYTORCH_SHAPES, JOBSET_SHAPES, JOB_SHAPES = (
     Rule("guard_operator", f"adapters/{name}.py", HERE / "test_shapes.py")
     for name in ("pytorchjob", "jobset", "job")
 )
+JOB_ITSELF = Rule("guard_operator", "adapters/job.py", HERE / "test_job_adapter.py")
+PYTORCHJOB = Rule("guard_operator", "adapters/pytorchjob.py", HERE / "test_injection.py")
 STATES = Rule(
     "guard_operator", "adapters/base.py", HERE / "test_jobset_adapter.py", (HERE / "test_job_adapter.py",)
 )
@@ -132,6 +134,12 @@ MUTANTS: list[Mutant] = [
     (PYTORCH_SHAPES, "return replicas if isinstance(replicas, dict) else {}", "return replicas or {}"),
     (PYTORCH_SHAPES, 'at(replica, "replicas")', 'replica.get("replicas")'),
     (JOB_SHAPES, "if not isinstance(parallelism, int):", "if False:"),
+    # Whose pods would be elsewhere.
+    (JOB_ITSELF, 'if spec.get("managedBy") not in (None, "kubernetes.io/job-controller"):', "if False:"),
+    (JOB_ITSELF, '(None, "kubernetes.io/job-controller")', "(None,)"),
+    (JOB_ITSELF, "        check_manager(spec)\n", ""),
+    (JOBSET, '        check_manager(job["template"]["spec"], *path, number, "template", "spec")\n', ""),
+    (PYTORCHJOB, '"managedBy") not in (None, "kubeflow.org/training-operator"):', '"managedBy") is Ellipsis:'),
     (JOBSET_SHAPES, 'if not isinstance(at(spec, "failurePolicy", "rules"), list | None):', "if False:"),
     # Whose logs are the evidence's.
     (COLLECTS, "LOG_SECONDS * 2.0 ** (number - 1)", "LOG_SECONDS"),
