@@ -109,7 +109,7 @@ class JobAdapter:
 
 
 def check_manager(spec: Mapping[str, Any], *where: str | int) -> None:
-    """Refuse what Kubernetes' own controller leaves to somebody else, of a Job whose spec stands at `where`."""
+    """Refuse a Job, whose spec stands at `where`, that Kubernetes' controller leaves to somebody else."""
     if spec.get("managedBy") not in (None, "kubernetes.io/job-controller"):
         why = "must be kubernetes.io/job-controller: pods elsewhere are not stopped"
         raise TemplateError(dotted((*where, "managedBy")), why)

@@ -179,8 +179,8 @@ _REASONS = {
     "nothing yet that has pods.",
     Reason.STOP_REQUESTED: "The stop was requested from the API server.",
     Reason.PODS_TERMINATING: "Pods of the run are left; the stop is asserted again until none is.",
-    Reason.PODS_OVERDUE: "Pods are left after the time that they had to end: most likely their node is gone. "
-    "What ran there may still run.",
+    Reason.PODS_OVERDUE: "Pods are left after the time that they had to end: most likely their node is gone, "
+    "and what ran there may still run. The message names the node, or the finalizer that keeps a pod.",
     Reason.PODS_UNREAD: "The pods of the run cannot be read, so nobody knows whether one is left; the "
     "message says why. The stop is asserted again, in harder ways.",
     Reason.SETTLING: "No pod is left, and the operator looks again whether that stays so.",

@@ -62,6 +62,7 @@ from guard_operator.reconcile.snapshot import (
     Snapshot,
     Waiting,
     Workload,
+    finalizers_of,
     guard_of,
     with_spec,
 )
@@ -690,6 +691,7 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
         terminating="deletionTimestamp" in metadata,
         grace=GRACE_SECONDS if grace is None else grace,
         due=_time(metadata.get("deletionTimestamp")),
+        finalizers=tuple(finalizers_of(metadata)),
         created=_time(metadata.get("creationTimestamp")),
         node=spec.get("nodeName", ""),
     )

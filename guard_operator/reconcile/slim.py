@@ -16,6 +16,7 @@ from guard_operator.api.types import MAX_DIGEST
 from guard_operator.reconcile.digest import FOUND, annotated_digest, injected_digest
 from guard_operator.reconcile.glance import is_over
 from guard_operator.reconcile.queues import MESSAGE_LENGTH, OWNER_LABEL, TELLING
+from guard_operator.reconcile.snapshot import finalizers_of
 from guard_operator.runtime.client import Json
 
 _LABELS = frozenset(
@@ -50,6 +51,7 @@ def slim_pod(raw: Json) -> Json:
             "labels": _kept(labels, _LABELS),
             "ownerReferences": [_kept(one, ("uid", "controller")) for one in owners if one.get("controller")],
             **(_annotations(raw) if sidecars or alone else {}),
+            **({"finalizers": held} if (held := finalizers_of(metadata)) else {}),
         },
         "spec": _kept(spec, ("terminationGracePeriodSeconds", "nodeName"))
         | {"initContainers": sidecars, **({"containers": alone} if alone else {})},

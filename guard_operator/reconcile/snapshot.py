@@ -25,6 +25,8 @@ from guard_operator.api.types import (
 )
 from guard_operator.runtime.client import Resource
 
+#: How many finalizers of a pod are named.
+MAX_FINALIZERS = 4
 #: What a pod has to end unless it says otherwise, seconds.
 GRACE_SECONDS = 30
 
@@ -143,7 +145,8 @@ class Pod:
     does not), `failure` (how its trainer failed, in words), `gave_up` (what was said when it had waited for
     a guard elsewhere as long as it may), `disruption`, `waiting`, and `fire` and `halt`, which are what its
     guard left behind when it ended. `cut_off`: the control plane has lost its node.
-    `grace`: how long it has to end, seconds; `due`: when it must have ended, if it is on its way out.
+    `grace`: how long it has to end, seconds; `due`: when it must have ended, if it is on its way out, and
+    `finalizers`: what keeps it then, the first few by name.
     `created`: by the API server's clock.
     """
 
@@ -158,6 +161,7 @@ class Pod:
     guard_since: datetime | None = None
     grace: int = GRACE_SECONDS
     due: datetime | None = None
+    finalizers: tuple[str, ...] = ()
     created: datetime | None = None
     node: str = ""
     failure: str = ""
@@ -166,6 +170,11 @@ class Pod:
     waiting: Waiting | None = None
     fire: Latched | None = None
     halt: Latched | None = None
+
+
+def finalizers_of(metadata: Mapping[str, Any]) -> list[str]:
+    """What keeps a pod that is on its way out; of another one they say nothing."""
+    return list(metadata.get("finalizers") or [])[:MAX_FINALIZERS] if "deletionTimestamp" in metadata else []
 
 
 @dataclass(frozen=True, slots=True)

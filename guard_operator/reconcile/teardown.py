@@ -296,9 +296,15 @@ def _left(snapshot: Snapshot, stop: StopStatus, now: datetime) -> str:
 
 
 def _shown(pod: Pod, now: datetime) -> str:
-    """A pod that is left; one that is overdue with its node, which is most likely the reason."""
+    """A pod that is left; one that is overdue with its node, which is most likely the reason.
+
+    Where its containers have ended its node is not: a finalizer keeps it.
+    """
     if pod.due is None or _over_by(pod, now) <= OVERDUE_SECONDS:
         return pod.name
+    if _has_ended(pod) and pod.finalizers:
+        held = ", ".join(pod.finalizers)
+        return f"{pod.name} (has ended, and is kept by {held}: who set that finalizer must take it away)"
     return (
         f"{pod.name} (should have ended at {pod.due:%H:%M:%S}; look at node {pod.node or 'unknown'}, and if "
         "it is gone for good, delete it from the cluster)"

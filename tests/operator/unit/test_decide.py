@@ -1529,6 +1529,26 @@ def test_what_is_missing_or_overdue_is_named() -> None:
     assert told.message.endswith("from the cluster), w")
 
 
+@pytest.mark.parametrize(
+    ("phase", "finalizers", "said_so"),
+    [
+        ("Failed", ("a/b", "c/d"), "run-master-0 (has ended, and is kept by a/b, c/d: "),
+        ("Failed", (), "look at node n7"),
+        ("Running", ("a/b",), "look at node n7"),
+    ],
+    ids=["kept", "kept by nothing", "its node is lost"],
+)
+def test_a_pod_that_has_ended_and_is_kept_is_no_matter_of_its_node(
+    phase: str, finalizers: tuple[str, ...], said_so: str
+) -> None:
+    left = pod(
+        terminating=True, due=NOW - timedelta(seconds=60), node="n7", phase=phase, finalizers=finalizers
+    )
+    late = Snapshot(job({**REF, **guard(fire=FIRE), **stop("Stop", 90)}), workload(), (left,))
+    told = condition_of(_after(decide(late, NOW), late), ConditionType.STOPPED)
+    assert told is not None and told.reason == "PodsOverdue" and said_so in told.message
+
+
 def test_what_a_failed_run_said_last_is_told() -> None:
     failed, said_so = (
         CASES["failed by itself, with the words of its newest rank-0 pod"][0],

@@ -108,6 +108,7 @@ SCHEMA = Rule("guard_operator", "api/schema.py", HERE / "test_api.py")
 KEPT = Rule("guard_operator", "api/types.py", HERE / "test_injection.py")
 TYPES = Rule("guard_operator", "api/types.py", HERE / "test_review.py")
 SLIM = rule("slim.py", "test_slim.py")
+SLIM_PODS = rule("snapshot.py", "test_slim.py")
 APP = Rule("guard_operator", "app.py", HERE / "test_app.py")
 APP_SAYS = rule("controller.py", "test_app.py")
 HEALTH = Rule("guard_operator", "runtime/health.py", HERE / "test_health.py")
@@ -139,7 +140,7 @@ MUTANTS: list[Mutant] = [
     (JOB_ITSELF, '(None, "kubernetes.io/job-controller")', "(None,)"),
     (JOB_ITSELF, "        check_manager(spec)\n", ""),
     (JOBSET, '        check_manager(job["template"]["spec"], *path, number, "template", "spec")\n', ""),
-    (PYTORCHJOB, '"managedBy") not in (None, "kubeflow.org/training-operator"):', '"managedBy") is Ellipsis:'),
+    (PYTORCHJOB, 'not in (None, "kubeflow.org/training-operator"):', "is Ellipsis:"),
     (JOBSET_SHAPES, 'if not isinstance(at(spec, "failurePolicy", "rules"), list | None):', "if False:"),
     # Whose logs are the evidence's.
     (COLLECTS, "LOG_SECONDS * 2.0 ** (number - 1)", "LOG_SECONDS"),
@@ -319,6 +320,11 @@ MUTANTS: list[Mutant] = [
     (GLANCE, '"False", ConditionType.GUARD_SILENT: "False"', '"False"'),
     (GLANCE, 'return metadata, raw.get("spec"),', "return metadata, None,"),
     (GLANCE, '{**_status(raw), "guard": None}', "{}"),
+    (SLIM_PODS, '[:MAX_FINALIZERS] if "deletionTimestamp" in metadata else []', ""),
+    (SLIM_PODS, "[:MAX_FINALIZERS] if", " if"),
+    (SLIM, '{"finalizers": held} if (held := finalizers_of(metadata)) else {}', "{}"),
+    (TEARDOWN, "if _has_ended(pod) and pod.finalizers:", "if pod.finalizers:"),
+    (TEARDOWN, "if _has_ended(pod) and pod.finalizers:", "if _has_ended(pod):"),
     (SLIM, "{} if is_over(raw) else", "{} if False else"),
     (BEATS, "known.beat is not UNHEARD and ", ""),
     (BEATS, "() if known is None or known.pod != pod else", "() if known is None else"),

@@ -77,6 +77,7 @@ pods = st.fixed_dictionaries(
                 "creationTimestamp": stamps,
                 "deletionTimestamp": stamps,
                 "deletionGracePeriodSeconds": st.integers(0, 90),
+                "finalizers": st.lists(words, max_size=6),
             },
         )
     },
@@ -138,6 +139,7 @@ FIRED = {"terminated": {"exitCode": 0, "message": json.dumps({"fire": LATCH})}}
 TELLING = {
     "plain": a_pod(),
     "on its way out": a_pod(deletionTimestamp=STAMP),
+    "kept on its way out": a_pod(deletionTimestamp=STAMP, finalizers=[f"a/{n}" for n in range(9)]),
     "with time to end": a_pod(spec={"terminationGracePeriodSeconds": 86400}),
     "no node takes it": a_pod(told("PodScheduled", "False", "Unschedulable")),
     "its node is lost": a_pod(told("Ready", "False", "NodeNotReady")),
@@ -163,6 +165,13 @@ def test_what_a_slim_pod_must_keep(raw: Json) -> None:
     assert _pod(adapter, slim_pod(raw), owner) == whole
     if raw != TELLING["plain"]:
         assert whole != _pod(adapter, TELLING["plain"], owner), "else it would show nothing"
+
+
+def test_of_what_keeps_a_pod_a_few_are_named_and_none_while_it_runs() -> None:
+    """Those of a Job's pods are on each of them, and a pod may have any number."""
+    kept = slim_pod(TELLING["kept on its way out"])["metadata"]["finalizers"]
+    assert kept == ["a/0", "a/1", "a/2", "a/3"]
+    assert "finalizers" not in slim_pod(a_pod(finalizers=["a/b"]))["metadata"]
 
 
 def test_what_a_slim_job_must_keep() -> None:
