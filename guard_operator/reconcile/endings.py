@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from guard_core.ending import not_judged, steps_after
 from guard_operator.api.reasons import ConditionType, Reason
@@ -50,6 +51,7 @@ _LONGER_APART = (
     "its guard has {minutes:.0f} minutes after the trainer: give it a faster evaluator, or let the trainer "
     "save less often"
 )
+_NEVER, _LATER = (one.replace(tzinfo=UTC) for one in (datetime.min, datetime.max))
 _DISRUPTIONS = {str(disruption) for disruption in Disruption}
 
 
@@ -178,9 +180,28 @@ def _failed(snapshot: Snapshot, says: Conditions, message: str) -> ConditionStat
     """The infrastructure took it, or it failed by itself; with exit code and last line if they can be had."""
     if (taken := _disruption(snapshot)) is not None:
         return says.make(ConditionType.DISRUPTED, "True", taken[0], f"{taken[1]}; {message}")
-    failed = next((pod for pod in reversed(snapshot.pods) if pod.failure), None)
-    words = f"; pod {failed.name}: {failed.failure}" if failed else ""
+    words = "".join(f"; pod {pod.name}: {pod.failure}" for pod in _who_failed(snapshot.pods))
     return says.make(ConditionType.FAILED, "True", Reason.WORKLOAD_FAILED, f"{message}{words}")
+
+
+def _who_failed(pods: Sequence[Pod]) -> list[Pod]:
+    """The pod that failed first in this try, most likely the cause, and rank 0's; else rank 0's of earlier.
+
+    What failed after rank 0 was ended for that.
+    """
+    rank0 = [pod for pod in pods if pod.rank0]
+    newest = rank0[-1] if rank0 else None
+    began = _NEVER if newest is None or newest.created is None else newest.created
+    own = [pod for pod in rank0[-1:] if pod.failure]
+    until = _when(own[0]) if own else _LATER
+    others = [pod for pod in pods if pod.failure and not pod.rank0 and began <= _when(pod) <= until]
+    found = [*sorted(others, key=_when)[:1], *own]
+    return found or [pod for pod in rank0 if pod.failure][-1:]
+
+
+def _when(pod: Pod) -> datetime:
+    """When it failed; where nobody says, after all others."""
+    return pod.failed_at or _LATER
 
 
 def _succeeded(snapshot: Snapshot, says: Conditions, message: str) -> ConditionStatus:

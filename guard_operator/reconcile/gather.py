@@ -702,11 +702,13 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
         return bare
     guards = [one for one in spec.get("initContainers") or [] if _is_guard(one)]
     rank0 = adapter.holds_rank0(raw, workload.spec or {})
+    failure, failed_at = _failure(status)
     pod = replace(
         bare,
         rank0=rank0,
         guarded=rank0 and bool(guards),
-        failure=_failure(status) if rank0 else "",
+        failure=failure,
+        failed_at=failed_at,
         gave_up=_gave_up(status) if rank0 else "",
         disruption=_disruption(status),
     )
@@ -746,14 +748,15 @@ def _guard_since(status: Mapping[str, Any]) -> datetime | None:
     return None
 
 
-def _failure(status: Mapping[str, Any]) -> str:
-    """Exit code and last line of the first container that failed; "" if none did."""
+def _failure(status: Mapping[str, Any]) -> tuple[str, datetime | None]:
+    """Exit code and last line of the first container that failed, and when it did; "" if none did."""
     for one in status.get("containerStatuses") or []:
         ended = (one.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
             last = f": {line}" if (line := _last_line(ended)) else ""
-            return f"container {one['name']} ended with exit code {ended['exitCode']}{last}"
-    return ""
+            words = f"container {one['name']} ended with exit code {ended['exitCode']}{last}"
+            return words, _time(ended.get("finishedAt"))
+    return "", None
 
 
 def _gave_up(status: Mapping[str, Any]) -> str:

@@ -211,12 +211,9 @@ def let_report(job: Job, own: GuardPod, template: PodTemplate, pod: Json, config
         ]
     pod["initContainers"] = [*pod.get("initContainers", []), waiter]
     for container in pod["containers"]:
-        if container.get("name") == template.container:
-            if job.spec.guard.metrics is None:
-                given = container.get("env", [])
-                container["env"] = [*given, url, authority, token, *patience(job, given)]
-            # So that a run that fails says with which words.
-            container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+        if container.get("name") == template.container and job.spec.guard.metrics is None:
+            given = container.get("env", [])
+            container["env"] = [*given, url, authority, token, *patience(job, given)]
 
 
 def _waiter(job: Job, own: GuardPod, environment: list[Json], config: OperatorConfig) -> Json:

@@ -110,6 +110,7 @@ def _prepare_pod(job: Job, template: PodTemplate, spec: Json, config: OperatorCo
     pod["automountServiceAccountToken"] = False
     if job.spec.guard.isolation is Isolation.STRICT:
         _confine(pod)
+    _let_it_end_with_words(pod, template.container)
     if (origin := job.spec.resumed_from) is not None:
         run = names.support_name(job.name, job.uid)
         _say_where_it_starts(pod, template.container, origin.checkpoint, run)
@@ -140,6 +141,13 @@ def _confine(pod: Json) -> None:
                 "allowPrivilegeEscalation": False,
                 "capabilities": {"drop": ["ALL"]},
             }
+
+
+def _let_it_end_with_words(pod: Json, container: str) -> None:
+    """On all ranks, so that a run that fails says in which of them and with which words."""
+    for trainer in pod.get("containers", []):
+        if container in ("", trainer.get("name")):
+            trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
 def _say_where_it_starts(pod: Json, container: str, checkpoint: str, run: str) -> None:
@@ -173,11 +181,8 @@ def _inject(job: Job, template: PodTemplate, pod: Json, config: OperatorConfig) 
     container["restartPolicy"] = "Always"  # what makes an init container a sidecar
     pod["initContainers"] = [*pod.get("initContainers", []), container]
     for trainer in pod["containers"]:
-        if trainer.get("name") == template.container:
-            if guard.metrics is None:
-                _let_it_report(job, trainer)
-            # So that a run that fails says with which words.
-            trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+        if trainer.get("name") == template.container and guard.metrics is None:
+            _let_it_report(job, trainer)
 
 
 def _let_it_report(job: Job, trainer: Json) -> None:

@@ -142,9 +142,9 @@ class Pod:
 
     Only a pod whose controller is the workload has anything to say: `rank0`, `guarded` (it holds rank 0 and
     a guard), `changed` (that guard is not as it was injected), `guard_since` (since when it runs; None: it
-    does not), `failure` (how its trainer failed, in words), `gave_up` (what was said when it had waited for
-    a guard elsewhere as long as it may), `disruption`, `waiting`, and `fire` and `halt`, which are what its
-    guard left behind when it ended. `cut_off`: the control plane has lost its node.
+    does not), `failure` (how its trainer failed, in words) and `failed_at`, `gave_up` (what was said when it
+    had waited for a guard elsewhere as long as it may), `disruption`, `waiting`, and `fire` and `halt`, which
+    are what its guard left behind when it ended. `cut_off`: the control plane has lost its node.
     `grace`: how long it has to end, seconds; `due`: when it must have ended, if it is on its way out, and
     `finalizers`: what keeps it then, the first few by name.
     `created`: by the API server's clock.
@@ -165,6 +165,7 @@ class Pod:
     created: datetime | None = None
     node: str = ""
     failure: str = ""
+    failed_at: datetime | None = None
     gave_up: str = ""
     disruption: Disruption | None = None
     waiting: Waiting | None = None

@@ -1558,6 +1558,44 @@ def test_what_a_failed_run_said_last_is_told() -> None:
     assert told is not None and told.message == f"failed; pod b: {said_so}"
 
 
+def worker(name: str, failed: float | None, words: str = "exit code 1") -> Pod:
+    """One that has failed so many seconds ago."""
+    at = None if failed is None else NOW - timedelta(seconds=failed)
+    return pod(name, rank0=False, guarded=False, phase="Failed", failure=words, failed_at=at)
+
+
+def master(name: str, failed: float | None, made: float = 300.0) -> Pod:
+    return replace(worker(name, failed), rank0=True, created=NOW - timedelta(seconds=made))
+
+
+FAILURES: dict[str, tuple[tuple[Pod, ...], list[str]]] = {
+    "a worker alone": ((pod("m"), worker("w", 9)), ["w"]),
+    "a worker, of which nobody says when": ((pod("m"), worker("w", None)), ["w"]),
+    "a worker, and rank 0 for it": ((master("m", 5), worker("w", 9)), ["w", "m"]),
+    "the first of several": (
+        (master("m", 5), worker("w0", 8), worker("w1", 9), worker("w2", 7)),
+        ["w1", "m"],
+    ),
+    "rank 0, and a worker that was ended for it": ((master("m", 9), worker("w", 5)), ["m"]),
+    "rank 0, and one of which nobody says when": ((master("m", 9), worker("w", None)), ["m"]),
+    "a worker of an earlier try": ((worker("w", 400), master("m", 9)), ["m"]),
+    "rank 0 of an earlier try": ((master("a", 400, made=500), pod("m")), ["a"]),
+    "a worker of this try, and rank 0 of an earlier one": (
+        (master("a", 400, made=500), pod("m", created=NOW - timedelta(seconds=300)), worker("w", 9)),
+        ["w"],
+    ),
+    "nobody, as far as is known": ((pod("m"),), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("pods", "named"), FAILURES.values(), ids=FAILURES.keys())
+def test_what_failed_first_is_told_and_what_failed_of_rank_0(pods: tuple[Pod, ...], named: list[str]) -> None:
+    failed = Snapshot(job({**REF, **guard()}), workload(WorkloadState.FAILED, message="failed"), pods)
+    told = condition_of(_after(decide(failed, NOW), failed), ConditionType.FAILED)
+    assert told is not None
+    assert told.message == "failed" + "".join(f"; pod {name}: exit code 1" for name in named)
+
+
 def test_what_cannot_be_stopped_says_so() -> None:
     snapshot = Snapshot(
         job({**REF, **guard(fire=FIRE), **stop("DeletePods", 9)}), preparation=UNKNOWN_KIND, unknown_kind=True

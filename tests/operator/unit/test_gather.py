@@ -288,8 +288,13 @@ def test_since_when_a_guard_runs(state: Json, since: datetime | None) -> None:
     ],
 )  # fmt: skip
 def test_how_a_trainer_failed(ended: Json, failure: str) -> None:
-    raw = pod(container(state={"terminated": ended}))
-    assert seen(slim_pod(raw)).failure == seen(raw).failure == failure
+    at = "2026-01-01T00:00:09Z"
+    for index in ("0", "1"):  # a worker is as likely to fail first
+        raw = pod(container(state={"terminated": ended | {"finishedAt": at}}))
+        raw["metadata"]["labels"][REPLICA + "index"] = index
+        found = seen(slim_pod(raw))
+        assert found.failure == seen(raw).failure == failure
+        assert found.failed_at == (datetime.fromisoformat(at) if failure else None)
 
 
 def test_how_long_a_pod_has_to_end() -> None:

@@ -319,7 +319,6 @@ def test_the_trainer_has_address_certificate_and_token_and_nothing_else_of_the_g
     assert trainer["RLGUARD_URL"] == {"value": "https://run-01234567.ns.svc:8470"}
     for name, key in (("RLGUARD_CA", "tls.crt"), ("RLGUARD_TOKEN", "ingest-token")):
         assert trainer[name] == {"valueFrom": {"secretKeyRef": {"name": "run-01234567", "key": key}}}
-    assert container(pod, "trainer")["terminationMessagePolicy"] == "FallbackToLogsOnError"
     assert "env" not in container(pod, "logger")
     assert pod["volumes"] == template()["template"]["spec"]["volumes"] and "serviceAccountName" not in pod
     own = frozenset({("Secret", "run-01234567"), ("ConfigMap", "run-01234567")})

@@ -895,6 +895,19 @@ def test_a_template_of_any_shape_is_built_or_refused_in_words(odd: Any) -> None:
                 build_workload(one, ADAPTER, CONFIG)
 
 
+@pytest.mark.parametrize("placement", [{}, {"placement": "Pod", "state": {"claimName": "state"}}])
+def test_every_rank_ends_with_words_unless_its_author_says_how(placement: Json) -> None:
+    assert ADAPTER is not None
+    spec = template()
+    for role in ("Master", "Worker"):
+        built = build_workload(job(spec, **placement), ADAPTER, CONFIG)
+        found = {c["name"]: c.get("terminationMessagePolicy") for c in pod_of(built, role)["containers"]}
+        assert found == {"pytorch": "FallbackToLogsOnError", "logger": None}
+    pod_of({"spec": spec}, "Worker")["containers"][0]["terminationMessagePolicy"] = "File"
+    built = build_workload(job(spec), ADAPTER, CONFIG)
+    assert pod_of(built, "Worker")["containers"][0]["terminationMessagePolicy"] == "File"
+
+
 def test_relaxed_admits_with_a_cost() -> None:
     change = lambda pod: (  # noqa: E731 - one expression in two steps
         pod.update(hostNetwork=True),

@@ -168,6 +168,12 @@ def test_the_guard_is_injected_and_every_job_and_pod_is_labelled() -> None:
     assert "initContainers" not in worker and "RLGUARD" not in str(worker)
 
 
+def test_where_nobody_knows_which_container_trains_each_ends_with_words() -> None:
+    made = build_workload(job(jobset(part("trainer"), part("workers", "a", "b"))), ADAPTER, CONFIG)
+    pod = made["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
+    assert [one["terminationMessagePolicy"] for one in pod["containers"]] == ["FallbackToLogsOnError"] * 2
+
+
 def test_the_first_rule_makes_a_stop_final() -> None:
     own = {"name": "again", "action": "RestartJobSetAndIgnoreMaxRestarts"}
     policy = ADAPTER.prepared(jobset(failurePolicy={"maxRestarts": 3, "rules": [own]}))["failurePolicy"]

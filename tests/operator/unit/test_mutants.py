@@ -109,6 +109,8 @@ KEPT = Rule("guard_operator", "api/types.py", HERE / "test_injection.py")
 TYPES = Rule("guard_operator", "api/types.py", HERE / "test_review.py")
 SLIM = rule("slim.py", "test_slim.py")
 SLIM_PODS = rule("snapshot.py", "test_slim.py")
+INJECT_WORDS = rule("inject.py", "test_injection.py")
+INJECT_OF_JOBSETS = rule("inject.py", "test_jobset_adapter.py")
 APP = Rule("guard_operator", "app.py", HERE / "test_app.py")
 APP_SAYS = rule("controller.py", "test_app.py")
 HEALTH = Rule("guard_operator", "runtime/health.py", HERE / "test_health.py")
@@ -320,6 +322,22 @@ MUTANTS: list[Mutant] = [
     (GLANCE, '"False", ConditionType.GUARD_SILENT: "False"', '"False"'),
     (GLANCE, 'return metadata, raw.get("spec"),', "return metadata, None,"),
     (GLANCE, '{**_status(raw), "guard": None}', "{}"),
+    # Who failed first.
+    (ENDINGS, "and began <= _when(pod) <= until", "and _when(pod) <= until"),
+    (ENDINGS, "and began <= _when(pod) <= until", "and began <= _when(pod)"),
+    (ENDINGS, "sorted(others, key=_when)[:1]", "others[:1]"),
+    (ENDINGS, "sorted(others, key=_when)[:1]", "sorted(others, key=_when)"),
+    (ENDINGS, "sorted(others, key=_when)[:1]", "()"),
+    (ENDINGS, "return found or [pod for pod in rank0 if pod.failure][-1:]", "return found"),
+    (ENDINGS, "for pod in rank0[-1:] if pod.failure", "for pod in rank0 if pod.failure"),
+    (ENDINGS, "if pod.failure and not pod.rank0 and", "if pod.failure and"),
+    (GATHER, '_time(ended.get("finishedAt"))', "None"),
+    (INJECT_WORDS, "    _let_it_end_with_words(pod, template.container)\n", ""),
+    (INJECT_OF_JOBSETS, 'if container in ("", trainer.get("name")):\n            trainer.setdefault(',
+     'if container == trainer.get("name"):\n            trainer.setdefault('),
+    (INJECT_WORDS, 'if container in ("", trainer.get("name")):\n            trainer.setdefault(',
+     "if True:\n            trainer.setdefault("),
+    (INJECT_WORDS, 'setdefault("terminationMessagePolicy", ', "update(terminationMessagePolicy="),
     (SLIM_PODS, '[:MAX_FINALIZERS] if "deletionTimestamp" in metadata else []', ""),
     (SLIM_PODS, "[:MAX_FINALIZERS] if", " if"),
     (SLIM, '{"finalizers": held} if (held := finalizers_of(metadata)) else {}', "{}"),
