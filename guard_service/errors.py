@@ -270,12 +270,16 @@ def too_many_connections(detail: str) -> Problem:
     return Problem(ProblemType.TOO_MANY_CONNECTIONS, detail)
 
 
-def store_full(what: str, size: int, limit: int) -> Problem:
-    """507: the run has no more room for what its trainer reports."""
+def store_full(what: str, limit: int) -> Problem:
+    """507: the run has no more room for what its trainer reports.
+
+    How much is used a trainer is not told: of its items so many bytes are kept.
+    """
     return Problem(
         ProblemType.INSUFFICIENT_STORAGE,
-        f"the store has {size >> 20} of at most {limit >> 20} MiB, so no more {what} are kept: the rest "
-        "is for evaluations. Start a new run, or raise RLGUARD_GUARD_MAX_STORE_MIB and start the guard again",
+        f"the store may have {limit >> 20} MiB, and the share of it for {what} is used, so no more of them "
+        "are kept: the rest is for evaluations. Start a new run, or raise RLGUARD_GUARD_MAX_STORE_MIB and "
+        "start the guard again",
         headers={"Retry-After": "60"},
     )
 

@@ -30,6 +30,8 @@ WITHHELD = frozenset(
         "rlguard_guard_proxy_score",
         "rlguard_guard_evaluation_seconds",
         "rlguard_guard_evaluation_part_seconds",
+        # What is kept of an evaluation is longer the more items are solved in part.
+        "rlguard_guard_store_bytes",
     }
 )
 
@@ -60,6 +62,10 @@ class ObservedEngine(Protocol):
     @property
     def store_bytes(self) -> int | None:
         """Size of the store; None if it cannot be used now."""
+
+    @property
+    def store_full(self) -> bool | None:
+        """Whether the store takes no further steps; None if it cannot be used now."""
 
     @property
     def queue_length(self) -> int:
@@ -178,6 +184,10 @@ class _EngineCollector(Collector):
         yield _gauge("store_up", "1 if the store can be read and written.", engine.store_works)
         if (size := engine.store_bytes) is not None:
             yield _gauge("store_bytes", "Size of the store on disk, bytes.", size)
+        if (full := engine.store_full) is not None:
+            yield _gauge(
+                "store_full", "1 if four fifths of the store are used, so that it takes no more steps.", full
+            )
         yield _gauge(
             "evaluation_queue_length", "Checkpoints that wait for their evaluation.", engine.queue_length
         )

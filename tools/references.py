@@ -691,6 +691,7 @@ def metric_families(*, known: bool) -> list[Any]:
         verdict=full if known else nothing,
         store_works=True,
         store_bytes=0 if known else None,
+        store_full=False if known else None,
         queue_length=0,
         silent_for=0.0,
         following=SimpleNamespace(trouble="" if known else None, bad=0 if known else None),

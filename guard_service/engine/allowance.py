@@ -37,10 +37,14 @@ class Allowance:
         """Steps at once."""
         return max(LEAST_BURST, self.max_bytes // BYTES_PER_STEP)
 
+    def is_full(self, size: int) -> bool:
+        """Whether a store of this size takes no further steps."""
+        return size >= STEPS_SHARE * self.max_bytes
+
     def refuses_steps(self, count: int, size: int, now: float) -> Problem | None:
         """Why these steps are not taken into a store of this size, if they are not; else they are counted."""
-        if size >= STEPS_SHARE * self.max_bytes:
-            return store_full("steps", size, self.max_bytes)
+        if self.is_full(size):
+            return store_full("steps", self.max_bytes)
         self._steps, self._at = min(self.burst, self._steps + RATE * (now - self._at)), now
         if count > self._steps:
             return too_many_requests(RATE, math.ceil((count - self._steps) / RATE))
@@ -50,5 +54,5 @@ class Allowance:
     def refuses_announcement(self, size: int) -> Problem | None:
         """The same of a checkpoint; files of checkpoints are no part of the store."""
         if size >= ANNOUNCED_SHARE * self.max_bytes:
-            return store_full("checkpoints", size, self.max_bytes)
+            return store_full("checkpoints", self.max_bytes)
         return None

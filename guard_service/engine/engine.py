@@ -104,9 +104,9 @@ class Engine:
             worker=worker,
             on_latch=self._tell_latch,
         )
-        allowance = Allowance(max_store_bytes)
+        self._allowance = Allowance(max_store_bytes)
         self._ingest = Ingest(
-            self._ledger, self._liveness, self.metrics, checkpoint_root, worker, allowance, elsewhere
+            self._ledger, self._liveness, self.metrics, checkpoint_root, worker, self._allowance, elsewhere
         )
         self._elsewhere = elsewhere
         self._evaluations: Evaluations | None = None
@@ -223,6 +223,12 @@ class Engine:
     def store_bytes(self) -> int | None:
         """Size of the store; None if it cannot be used now."""
         return self._ledger.store_bytes
+
+    @property
+    def store_full(self) -> bool | None:
+        """Whether the store takes no further steps; None if it cannot be used now."""
+        size = self.store_bytes
+        return None if size is None else self._allowance.is_full(size)
 
     @property
     def ended(self) -> bool:

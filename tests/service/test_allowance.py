@@ -43,5 +43,14 @@ def test_a_share_is_left_for_announcements_and_more_for_the_guard() -> None:
     ):
         refused = some.refuses_steps(1, size * MIB, now=0.0)
         assert (refused is not None) == steps, size
+        assert some.is_full(size * MIB) == steps, size
         assert (some.refuses_announcement(size * MIB) is not None) == announcements, size
         assert refused is None or (refused.status, "100 MiB" in str(refused)) == (507, True)
+
+
+def test_a_trainer_is_not_told_how_much_of_its_store_is_used() -> None:
+    """What is kept of an evaluation is longer the more items are solved in part."""
+    some = Allowance(100 * MIB)
+    told = {str(some.refuses_steps(1, size * MIB, now=0.0)) for size in (91, 92)}
+    assert len(told) == 1 and told == {str(some.refuses_steps(1, 93 * MIB, now=0.0))}
+    assert str(some.refuses_announcement(91 * MIB)) == str(some.refuses_announcement(92 * MIB))

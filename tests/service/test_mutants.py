@@ -82,6 +82,7 @@ MUTANTS: list[Mutant] = [
     (METRICS, '        "rlguard_guard_unanswered_completions",\n', ""),
     (METRICS, '        "rlguard_guard_timed_out_completions",\n', ""),
     (METRICS, '        "rlguard_guard_proxy_score",\n', ""),
+    (METRICS, '        "rlguard_guard_store_bytes",\n', ""),
     (
         METRICS,
         '    {\n        "rlguard_guard_truncated',
@@ -166,7 +167,7 @@ MUTANTS: list[Mutant] = [
     (EVIDENCE, " and abs(value) < LARGEST", ""),
     (EVIDENCE, "kl if _is_number(kl, int, float) else None", "kl or 0.0"),
     (EVIDENCE, "(ValueError, RecursionError)", "ValueError"),
-    (ALLOWANCE, "if size >= STEPS_SHARE * self.max_bytes:", "if False:"),
+    (ALLOWANCE, "return size >= STEPS_SHARE * self.max_bytes", "return False"),
     (ALLOWANCE, "if size >= ANNOUNCED_SHARE * self.max_bytes:", "if False:"),
     (ALLOWANCE, "if count > self._steps:", "if False:"),
     (ALLOWANCE, "min(self.burst, self._steps + RATE * (now - self._at))", "min(self.burst, self._steps)"),

@@ -20,7 +20,7 @@ SHARES: dict[str, Any] = {
 }
 
 
-def pages(seconds: float = 1.0, **shares: float) -> tuple[dict[str, str], dict[str, str]]:
+def pages(seconds: float = 1.0, kept: int = 1, **shares: float) -> tuple[dict[str, str], dict[str, str]]:
     """Without a token and with one: the samples of each metric, after one evaluation of these shares."""
     last = EvaluationSummary(attempt=0, step=7, score=0.5, items=64, path="/ckpt/7", **(SHARES | shares))
     verdict = Verdict(
@@ -42,7 +42,13 @@ def pages(seconds: float = 1.0, **shares: float) -> tuple[dict[str, str], dict[s
     metrics = GuardMetrics()
     following = SimpleNamespace(trouble="", bad=0)
     engine = SimpleNamespace(
-        verdict=verdict, store_works=True, store_bytes=1, queue_length=0, silent_for=0.0, following=following
+        verdict=verdict,
+        store_works=True,
+        store_bytes=kept,
+        store_full=False,
+        queue_length=0,
+        silent_for=0.0,
+        following=following,
     )
     metrics.observe(engine)
     metrics.evaluation_seconds.observe(seconds)
@@ -59,8 +65,8 @@ def samples(page: bytes) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("other", [{name: 0.5} for name in (*SHARES, "seconds")], ids=str)
-def test_it_is_the_same_whatever_the_completions_were(other: dict[str, float]) -> None:
+@pytest.mark.parametrize("other", [{name: 0.5} for name in (*SHARES, "seconds")] + [{"kept": 4096}], ids=str)
+def test_it_is_the_same_whatever_the_completions_were(other: dict[str, Any]) -> None:
     (usual, whole), (questioned, answered) = pages(), pages(**other)
     assert usual == questioned and whole != answered
 
@@ -69,7 +75,7 @@ def test_all_else_is_on_it() -> None:
     usual, whole = pages()
     assert usual == {name: said for name, said in whole.items() if name not in WITHHELD}
     assert whole.keys() - usual.keys() == WITHHELD
-    assert {"rlguard_guard_step", "rlguard_guard_heldout_score"} <= usual.keys()
+    assert {"rlguard_guard_step", "rlguard_guard_heldout_score", "rlguard_guard_store_full"} <= usual.keys()
 
 
 def test_what_the_verdict_keeps_from_a_trainer_is_withheld_here_too() -> None:

@@ -89,7 +89,9 @@ async def test_the_guard_itself_still_writes_and_its_fire_counts(engine: Any, tm
 @pytest.mark.asyncio
 async def test_announcements_end_too_and_are_no_way_to_fill_the_disk(engine: Any, tmp_path: Path) -> None:
     async with engine(1 * MIB) as guard:
+        assert guard.store_full is False
         await fill(guard)
+        assert guard.store_full is True
         number = 0
         refused: Problem | None = None
         while refused is None:
