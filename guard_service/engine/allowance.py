@@ -15,10 +15,9 @@ from guard_service.errors import Problem, store_full, too_many_requests
 MAX_BYTES = 1 << 30
 #: Steps a second in the long run.
 RATE = 1_000
-#: Steps at once at least: a trainer that was cut off sends what waits.
-LEAST_BURST = 100_000
-#: Bytes of the store for each step at once, which takes 300 at most: a log of a million may be followed.
-BYTES_PER_STEP = 1_024
+#: Steps at once: a trainer that was cut off sends what waits, and a log that is followed anew is read from
+#: its beginning. They take some 20 MB; what is longer takes a second for each thousand more.
+BURST = 100_000
 #: Of the bytes that a store may have: for steps, then for announcements of checkpoints.
 STEPS_SHARE = 0.8
 ANNOUNCED_SHARE = 0.9
@@ -32,11 +31,6 @@ class Allowance:
     _steps: float = math.inf
     _at: float = 0.0
 
-    @property
-    def burst(self) -> int:
-        """Steps at once."""
-        return max(LEAST_BURST, self.max_bytes // BYTES_PER_STEP)
-
     def is_full(self, size: int) -> bool:
         """Whether a store of this size takes no further steps."""
         return size >= STEPS_SHARE * self.max_bytes
@@ -45,7 +39,7 @@ class Allowance:
         """Why these steps are not taken into a store of this size, if they are not; else they are counted."""
         if self.is_full(size):
             return store_full("steps", self.max_bytes)
-        self._steps, self._at = min(self.burst, self._steps + RATE * (now - self._at)), now
+        self._steps, self._at = min(BURST, self._steps + RATE * (now - self._at)), now
         if count > self._steps:
             return too_many_requests(RATE, math.ceil((count - self._steps) / RATE))
         self._steps -= count

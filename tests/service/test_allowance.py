@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guard_service.engine.allowance import LEAST_BURST, MAX_BYTES, RATE, Allowance
+from guard_service.engine.allowance import BURST, MAX_BYTES, RATE, Allowance
 
 MIB = 1 << 20
 
@@ -19,14 +19,28 @@ def test_steps_that_waited_for_an_hour_may_come_at_once() -> None:
     assert all(some.refuses_steps(1_000, 0, now=5.0) is None for _ in range(36))
 
 
-def test_a_log_of_a_million_steps_may_come_at_once() -> None:
-    some = Allowance(MAX_BYTES)
-    assert all(some.refuses_steps(1_000, 0, now=5.0) is None for _ in range(1_000))
+def test_a_log_of_a_hundred_thousand_steps_may_come_at_once_and_a_longer_one_soon() -> None:
+    some, taken, now = Allowance(MAX_BYTES), 0, 5.0
+    while taken < 200_000:
+        if some.refuses_steps(1_000, 0, now) is None:
+            taken += 1_000
+        else:
+            now += 1.0
+    assert now == 105.0
+
+
+def test_what_comes_at_once_takes_no_more_however_much_a_store_may_have() -> None:
+    """At 205 bytes for a step a million took 215 MB, before anything was refused."""
+    some = Allowance(1_000 * MAX_BYTES)
+    taken = 0
+    while some.refuses_steps(1_000, taken * 300, now=5.0) is None:
+        taken += 1_000
+    assert taken * 300 <= 30_000_000
 
 
 def test_a_flood_is_told_when_to_come_again() -> None:
     some = Allowance(MIB)
-    assert all(some.refuses_steps(1_000, 0, now=0.0) is None for _ in range(LEAST_BURST // 1_000))
+    assert all(some.refuses_steps(1_000, 0, now=0.0) is None for _ in range(BURST // 1_000))
     refused = some.refuses_steps(1_000, 0, now=0.5)
     assert refused is not None and refused.status == 429 and refused.headers == {"Retry-After": "1"}
     assert some.refuses_steps(1_000, 0, now=1.0) is None
