@@ -50,7 +50,10 @@ def ask(server: Endpoint, path: Path, scratch: Path) -> Any:
 
 
 def obeys(body: dict[str, Any], _: int) -> Reply:
-    return says("1") if "messages" in body else Reply(body={"results": [None]})
+    """A server of vLLM 0.32. It is asked to empty its cache without a body."""
+    if "messages" in body:
+        return says("1")
+    return Reply(body={"results": [None]} if body else {"success": True})
 
 
 def test_the_copy_that_was_hashed_is_loaded_before_the_first_question(
@@ -161,6 +164,39 @@ def test_a_server_that_does_not_load_is_asked_nothing(
             ask(server, policies["later"], tmp_path / "scratch")
     assert caught.value.kind is FailureKind.EVALUATOR
     assert all("messages" not in body for _, _, body in server.asked)
+
+
+@pytest.mark.parametrize("said", [{"success": False}, {"success": 1}, {}, [True], b"", b"no"], ids=repr)
+def test_a_server_that_does_not_say_that_its_cache_is_empty_is_asked_nothing(
+    policies: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Any
+) -> None:
+    """vLLM says so with status 200, while requests run."""
+    monkeypatch.setattr(served, "SECONDS_BETWEEN_RESETS", 0.0)
+
+    def busy(body: dict[str, Any], number: int) -> Reply:
+        reply = obeys(body, number)
+        return reply if body else Reply(body=said)
+
+    with endpoint(busy) as server:
+        server.models = {"data": [{"id": "m", "root": str(policies["start"])}]}
+        with pytest.raises(EvaluationError, match="reset_prefix_cache did not say in 10 tries") as caught:
+            ask(server, policies["later"], tmp_path / "scratch")
+    assert caught.value.kind is FailureKind.EVALUATOR
+    assert all("messages" not in body for _, _, body in server.asked)
+
+
+def test_a_cache_that_is_in_use_for_a_moment_is_emptied_then(
+    policies: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "SECONDS_BETWEEN_RESETS", 0.0)
+
+    def in_a_moment(body: dict[str, Any], number: int) -> Reply:
+        return obeys(body, number) if body or number > 2 else Reply(body={"success": False})
+
+    with endpoint(in_a_moment) as server:
+        server.models = {"data": [{"id": "m", "root": str(policies["start"])}]}
+        ask(server, policies["later"], tmp_path / "scratch")
+    assert [path for path, _, _ in server.asked].count("/reset_prefix_cache") == 3
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ address alone. What is loaded is the guard's own copy, which it has hashed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ _HINTS = {
     404: "start the server with VLLM_SERVER_DEV_MODE=1, for this guard alone",
     500: "see the server's log; it must be able to read the guard's state directory",
 }
+#: The cache of prompts is not emptied while a request runs, such as one of an evaluation that was given up.
+RESET_TRIES = 10
+SECONDS_BETWEEN_RESETS = 1.0
 
 
 #: What tells the files of a directory from others: path, inode, size and time of each.
@@ -65,7 +69,7 @@ class ServedVllm:
             refuse_other_frame(frame, self._started_with(server, model), shown)
             arguments = {"method": "reload_weights", "kwargs": {"weights_path": str(staged.path.absolute())}}
             _ask(server, "POST", "collective_rpc", arguments)
-            _ask(server, "POST", "reset_prefix_cache")
+            _empty_the_cache(server)
 
     def _started_with(self, server: httpx.Client, model: str) -> Frame:
         """The frame of the directory that the server was started with."""
@@ -117,6 +121,33 @@ def refuse_other_frame(frame: Frame, started_with: Frame, shown: str) -> None:
             "server was started with: start the server with a checkpoint of this run",
             FailureKind.WEIGHTS,
         )
+
+
+def _empty_the_cache(server: httpx.Client) -> None:
+    """Have the server forget what earlier weights made of prompts. Its status is 200 also where it did not.
+
+    Raises:
+        EvaluationError: it does not say that it did, so the next completions may begin with those.
+    """
+    for tried in range(RESET_TRIES):
+        time.sleep(SECONDS_BETWEEN_RESETS if tried else 0.0)
+        if _is_success(_ask(server, "POST", "reset_prefix_cache")):
+            return
+    raise EvaluationError(
+        f"{server.base_url}reset_prefix_cache did not say in {RESET_TRIES} tries that the server's cache of "
+        "prompts is empty, so completions may be of the checkpoint before, and none is asked for: let nobody "
+        "else use the server, see its log for requests that do not end, and start it again if they do not; "
+        "vLLM 0.32 says it",
+        FailureKind.EVALUATOR,
+    )
+
+
+def _is_success(response: httpx.Response) -> bool:
+    try:
+        said = response.json()
+    except ValueError:
+        return False
+    return isinstance(said, dict) and said.get("success") is True
 
 
 def _ask(
