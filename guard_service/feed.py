@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from guard_core.feed import FollowOrder
+from guard_core.terminal import plain
 from guard_core.wire import Code, Condition, Level
 
 log = logging.getLogger("rlguard.guard")
@@ -33,6 +34,7 @@ BEGIN_SECONDS = 60.0
 FINISH_SECONDS = 20.0
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 60.0
 MAX_MESSAGE = 1 << 16
+MAX_TOLD = 2_000  # characters of why a follower ended, which may quote names that a trainer chose
 
 
 class FollowerState(BaseModel):
@@ -183,7 +185,7 @@ class FollowerProcess:
             log.info("follower: %s", message["say"])
         if "state" in message:
             self._following.hear(FollowerState.model_validate(message["state"]))
-        return str(message.get("lost", ""))
+        return plain(str(message.get("lost", "")), MAX_TOLD)
 
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.terminal import is_unicode
 from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.engine.allowance import Allowance
 from guard_service.engine.ledger import Ledger
@@ -262,6 +263,8 @@ def _resolved(root: Path, path: str) -> Path:
         raise _bad_path(f"{path!r} cannot be resolved: {error}") from None
     if resolved == root or not resolved.is_relative_to(root):
         raise _bad_path(f"{path!r} is not below the checkpoint root {root}, once links are followed")
+    if not is_unicode(str(resolved)):  # what stores and passes it on takes no other
+        raise _bad_path(f"{path!r} is {os.fsencode(resolved)!r}, a name that is not UTF-8: rename it")
     return resolved
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from guard_core.terminal import escaped
 from guard_core.wire import FailureKind
 
 
@@ -31,11 +32,12 @@ class EvaluationError(HeldoutError):
     """An evaluation did not finish. Its score is unknown, never 0.
 
     `kind`: all of it that a trainer may know. Only what is found before the first item is looked at has
-    another one than `underway`.
+    another one than `underway`. Of what the message quotes, such as names that a checkpoint has, characters
+    that are not printable are escaped.
     """
 
     def __init__(self, message: str, kind: FailureKind = FailureKind.UNDERWAY) -> None:
-        super().__init__(message)
+        super().__init__(escaped(message))
         self.kind = kind
 
 

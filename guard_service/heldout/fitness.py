@@ -13,6 +13,7 @@ from pathlib import Path
 
 from guard_core import adapter
 from guard_core.adapter import AdapterError
+from guard_core.terminal import is_unicode
 from guard_service.heldout.adapter_files import read_adapter
 
 WEIGHTS = "model.safetensors"
@@ -60,6 +61,8 @@ def is_adapter(names: Collection[str]) -> bool:
 
 def why_unfit(names: Collection[str], base: Path | None) -> str:
     """The same by the names in a directory alone."""
+    if odd := next((name for name in sorted(names) if not is_unicode(name)), None):
+        return f"it has {os.fsencode(odd)!r}, a name that is not UTF-8: rename it, or save without it"
     if is_adapter(names):
         return "" if base is not None and adapter.WEIGHTS in names else _why_not_applied(names, base)
     if "config.json" not in names:

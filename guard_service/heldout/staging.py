@@ -32,6 +32,7 @@ CHUNK_BYTES = 1 << 22
 MAX_SMALL_BYTES = 64 << 20
 MAX_SMALL_BYTES_IN_ALL = 256 << 20
 MAX_SMALL_FILES = 1_000
+MAX_TOLD = 200  # characters of a name in a file, in a message
 _NOT_NEEDED = {"trainer_state.json"}
 T = TypeVar("T")
 #: Errors of a file that was there when the directory was listed; ESTALE is what NFS says.
@@ -241,7 +242,12 @@ def _weight_files(source: Path, names: list[str], target: Path) -> list[str]:
     if missing:
         raise EvaluationError(
             f"checkpoint {source}: {len(missing)} of {len(shards)} shards are missing, the first: "
-            f"{missing[0]}; announce a checkpoint when it is complete"
+            f"{missing[0][:MAX_TOLD]}; announce a checkpoint when it is complete"
+        )
+    if adapter.WEIGHTS in shards:  # what is of that name is applied to the base model
+        raise EvaluationError(
+            f"checkpoint {source}: {INDEX} names {adapter.WEIGHTS}, which is how weights of an adapter are "
+            "called: save the whole model, or the adapter alone"
         )
     if unsafe := sorted(shard for shard in shards if not shard.endswith(".safetensors")):
         raise EvaluationError(f"checkpoint {source}: {instead(unsafe)}")

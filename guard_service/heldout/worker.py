@@ -307,8 +307,8 @@ class EvaluationWorker:
             with failing_as(FailureKind.EVALUATOR):
                 try:
                     await self._start_child()
-                except SplitError as error:
-                    raise EvaluationError(str(error)) from error
+                except SplitError as error:  # may be several lines, and an evaluation failed of one
+                    raise EvaluationError(" ".join(str(error).split())) from error
         assert self._child is not None
         return self._child
 

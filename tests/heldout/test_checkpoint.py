@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from guard_core.wire import FailureKind, Sampling
 from guard_service.heldout.asking import Stops
 from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
-from guard_service.heldout.evaluators import Completions, checkpoint
+from guard_service.heldout.evaluators import Completions, checkpoint, codec
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.split import HeldoutItem
@@ -338,6 +339,11 @@ def change(name: str, **values: Any):
         (change("config.json", auto_map={}), CHECKPOINT, "has an auto_map"),
         (change("config.json", max_position_embeddings=20), UNDERWAY, "exceed the model's 20 positions"),
         (lambda p: (p / "chat_template.jinja").unlink(), TOKENIZER, "item 'i0' needs a chat template"),
+        (change("generation_config.json", eos_token_id={"a": 1}), CHECKPOINT, "{'a': 1} is no token's"),
+        (change("generation_config.json", eos_token_id=[[1]]), CHECKPOINT, "[1] is no token's number"),
+        (change("generation_config.json", eos_token_id=[2, "\ud800"]), CHECKPOINT, "is no token's number"),
+        (change("generation_config.json", eos_token_id=True), CHECKPOINT, "True is no token's number"),
+        (change("config.json", model_type="\ud800\n"), CHECKPOINT, r"cannot be loaded: "),
     ],
 )
 def test_a_checkpoint_that_cannot_be_scored_says_why(
@@ -349,7 +355,15 @@ def test_a_checkpoint_that_cannot_be_scored_says_why(
     with pytest.raises(EvaluationError) as caught:
         complete(bad, tmp_path, chat="template" in told)
     assert told in str(caught.value) and str(ITEMS[0].prompt) not in str(caught.value)
-    assert caught.value.kind is kind
+    assert caught.value.kind is kind and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("said", ["2048", 2048.5, [1], True, {}])
+def test_a_longest_sequence_that_is_no_number_is_refused(said: Any) -> None:
+    """By configurations that transformers does not check."""
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(max_position_embeddings=said))
+    with pytest.raises(ValueError, match="which is no number of tokens"):
+        codec._positions(config)
 
 
 def test_a_device_without_room_for_the_model_is_its_own_kind(

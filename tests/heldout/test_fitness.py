@@ -74,6 +74,14 @@ def test_no_framework_is_told_the_setting_of_another(tmp_path: Path) -> None:
     assert nemo_rl.layout is not None and "checkpointing.save_consolidated=true" in nemo_rl.layout.advice
 
 
+@pytest.mark.parametrize("base", [None, Path("/base")])
+def test_a_name_that_nothing_can_pass_on_is_refused(tmp_path: Path, base: Path | None) -> None:
+    checkpoint = made(tmp_path / "c", *WHOLE)
+    Path(os.fsdecode(os.fsencode(checkpoint / "tokenizer") + b"\x80.json")).touch()
+    told = unfit(checkpoint, base)
+    assert r"b'tokenizer\x80.json', a name that is not UTF-8: rename it" in told and told.isascii()
+
+
 def test_a_directory_that_is_gone_is_not_called_unfit(tmp_path: Path) -> None:
     assert unfit(tmp_path / "rotated") == ""
 

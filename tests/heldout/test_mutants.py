@@ -47,6 +47,8 @@ COPIES, COPIED = (
     for name in ("evaluators/local", "worker")
 )
 STAGING = Rule("guard_service", "heldout/staging.py", HERE / "test_staging.py")
+TOLD = Rule("guard_service", "heldout/errors.py", HERE / "test_staging.py")
+ENDS = Rule("guard_service", "heldout/evaluators/codec.py", HERE / "test_checkpoint.py")
 BASE = Rule("guard_service", "heldout/base_model.py", HERE / "test_base_model.py")
 STARTS = Rule("guard_service", "__main__.py", HERE / "test_base_model.py")
 
@@ -273,6 +275,10 @@ MUTANTS: list[Mutant] = [
     (COPIED, "            if not self._repeats(request):\n", "            if True:\n"),
     (COPIED, "            if not self._repeats(request):\n", "            if False:\n"),
     (COPIED, "and request.pass_index > 0 and request.checkpoint == copied", "and request.pass_index > 0"),
+    (STAGING, "if adapter.WEIGHTS in shards:", "if False:"),
+    (TOLD, "super().__init__(escaped(message))", "super().__init__(message)"),
+    (ENDS, "if type(one) is not int)", "if False)"),
+    (ENDS, "if said is not None and type(said) is not int:", "if False:"),
     (STAGING, "if size > MAX_SMALL_BYTES)", "if False)"),
     (STAGING, "if len(sizes) > MAX_SMALL_FILES or", "if"),
     (STAGING, "or sum(sizes.values()) > MAX_SMALL_BYTES_IN_ALL", ""),

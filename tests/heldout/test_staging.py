@@ -44,7 +44,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def shard(checkpoint: Path, *names: str) -> None:
     (checkpoint / "model.safetensors").unlink()
     for name in names:
-        (checkpoint / name).write_text(name)
+        (checkpoint / name).write_bytes(os.fsencode(name))
     index = {"weight_map": {f"layer.{i}": name for i, name in enumerate(names)}}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
 
@@ -138,6 +138,23 @@ def escaping_shard(path: Path) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def shard_called_as_an_adapter(path: Path) -> None:
+    shard(path, "adapter_model.safetensors", "b.safetensors")
+
+
+def one_shard_called_as_an_adapter(path: Path) -> None:
+    shard(path, "adapter_model.safetensors")
+
+
+def name_of_other_bytes(path: Path) -> None:
+    shard(path, os.fsdecode(b"\x80.safetensors"))
+
+
+def shard_named_by_half_a_pair(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors.index.json").write_text(r'{"weight_map": {"w": "\ud800\n.safetensors"}}')
+
+
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
@@ -147,6 +164,10 @@ def escaping_shard(path: Path) -> None:
         (linked, "model.safetensors is a symbolic link: save real files"),
         (piped, "model.safetensors is not a plain file"),
         (escaping_shard, "1 of 1 shards are missing"),
+        (shard_called_as_an_adapter, "names adapter_model.safetensors, which is how weights of an adapter"),
+        (one_shard_called_as_an_adapter, "names adapter_model.safetensors, which is how weights of an"),
+        (name_of_other_bytes, r"b'\x80.safetensors', a name that is not UTF-8"),
+        (shard_named_by_half_a_pair, r"1 of 1 shards are missing, the first: \ud800\n.safetensors"),
         (lambda p: shard(p, "a.bin"), "save the model with save_pretrained"),
         (lambda p: (p / "config.json").unlink(), "no config.json; save the model with save_pretrained"),
         (lambda p: (p / "model.safetensors").unlink(), "no model.safetensors; save the model"),
@@ -159,12 +180,16 @@ def escaping_shard(path: Path) -> None:
         (lambda p: (p / "config.json").write_text("{"), "config.json is not JSON"),
     ],
 )
+@pytest.mark.parametrize("base", [None, Path("/base")], ids=str)
 def test_refuses_naming_the_checkpoint_and_leaves_nothing(
-    checkpoint: Path, tmp_path: Path, spoil, told: str
+    checkpoint: Path, tmp_path: Path, spoil, told: str, base: Path | None
 ) -> None:
+    if spoil is adapter_only and base is not None:
+        told = "adapter_config.json names no peft_type"
     spoil(checkpoint)
     with pytest.raises(EvaluationError) as caught:
-        stage(checkpoint, tmp_path / "stage")
+        stage(checkpoint, tmp_path / "stage", base)
+    assert str(caught.value).isprintable()
     assert told in str(caught.value) and str(checkpoint) in str(caught.value)
     assert not isinstance(caught.value, CheckpointGoneError)
     assert not (tmp_path / "stage").exists()
@@ -335,6 +360,13 @@ def test_inspect_refuses_what_stage_refuses(
     with pytest.raises(EvaluationError) as staged:
         stage(checkpoint, tmp_path / "stage")
     assert str(looked.value) == str(staged.value)
+
+
+@pytest.mark.parametrize("base", [None, Path("/base")], ids=str)
+def test_inspect_takes_no_shard_for_an_adapter(checkpoint: Path, base: Path | None) -> None:
+    one_shard_called_as_an_adapter(checkpoint)
+    with pytest.raises(EvaluationError, match="which is how weights of an adapter are called"):
+        refuse_unstageable(checkpoint, base)
 
 
 def test_inspect_refuses_code_and_a_directory_that_is_not_there(checkpoint: Path, tmp_path: Path) -> None:

@@ -86,6 +86,16 @@ def test_what_is_no_state_is_not_taken(following: Standing, tmp_path: Path, stat
     assert following.bad == 0
 
 
+def test_why_a_follower_ended_can_be_passed_on_whatever_a_trainer_called_its_files(
+    following: Standing, tmp_path: Path
+) -> None:
+    why = follower(following, tmp_path)._hear({"lost": "events.out.tfevents.\udc80\n\x1b[31m" + "x" * 5_000})
+    following.lose(why)
+    condition = following.condition()
+    assert condition is not None and condition.message.isprintable() and len(condition.message) < 2_100
+    assert beside(Judge(Policy()).verdict(), condition).model_dump_json()
+
+
 @pytest.mark.parametrize("path", ["/a", "..", "a/..", "../a", "a/../b", "a//b", "", "a/", "a\x00b"])
 def test_no_path_leads_out(path: str) -> None:
     for feed in ({"follow": {"path": path}}, {"follow": {"path": "m"}, "checkpoints": {"path": path}}):

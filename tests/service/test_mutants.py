@@ -48,6 +48,7 @@ UNPROVEN, NOTED = (
     Rule("guard_service", name, DAMAGE.with_name("test_unproven.py"))
     for name in ("engine/evaluations.py", "store/events.py")
 )
+NAMED = Rule("guard_service", "engine/ingest.py", DAMAGE.with_name("test_names.py"))
 METRICS = Rule("guard_service", "metrics.py", DAMAGE.with_name("test_open_page.py"))
 
 FOLLOWED = DAMAGE.with_name("test_following.py")
@@ -247,6 +248,9 @@ MUTANTS: list[Mutant] = [
     (IDENTITY, " or k in _TEXT_CONFIGS}\n    inside", "}\n    inside"),
     (IDENTITY, " | {k: v for k, v in inside.items() if v}", ""),
     (FITNESS, "    if len(names) > MAX_NAMES:", "    if False:"),
+    (FITNESS, "if not is_unicode(name))", "if False)"),
+    (NAMED, "if not is_unicode(str(resolved)):", "if False:"),
+    (FEED, 'return plain(str(message.get("lost", "")), MAX_TOLD)', 'return str(message.get("lost", ""))'),
     (
         FITNESS,
         'name.startswith("pytorch_model_fsdp"),',

@@ -62,12 +62,12 @@ class Codec:
                 generation = GenerationConfig.from_pretrained(model, local_files_only=True)
             except OSError:  # there is none
                 generation = GenerationConfig.from_model_config(config)
-            positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+            positions = _positions(config)
+            ends = _ends(generation.eos_token_id)
         with loading(shown, FailureKind.TOKENIZER):
             tokenizer = AutoTokenizer.from_pretrained(tokens, **SAFELY)
-        ends = generation.eos_token_id
-        ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
-        return cls(tokenizer, frozenset(ends), positions, ending)
+            ends |= _ends(tokenizer.eos_token_id)
+        return cls(tokenizer, ends, positions, ending)
 
     @property
     def pad(self) -> int:
@@ -172,3 +172,27 @@ class Codec:
         for token in self.tokenizer.added_tokens_decoder.values():
             answer = answer.replace(token.content, "") if token.special else answer
         return answer
+
+
+def _ends(said: Any) -> frozenset[int]:
+    """The tokens that end a completion, by a configuration, which names one, several or none.
+
+    Raises:
+        ValueError: it names something else.
+    """
+    ends = said if isinstance(said, list) else [] if said is None else [said]
+    if wrong := next((one for one in ends if type(one) is not int), None):
+        raise ValueError(f"eos_token_id is {said!r:.200}, and {wrong!r:.200} is no token's number")
+    return frozenset(ends)
+
+
+def _positions(config: Any) -> int | None:
+    """Tokens of the longest sequence, by a configuration; None: it does not say.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    said = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if said is not None and type(said) is not int:
+        raise ValueError(f"max_position_embeddings is {said!r:.200}, which is no number of tokens")
+    return said

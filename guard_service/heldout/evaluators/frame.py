@@ -63,7 +63,7 @@ def frame_of(path: Path, shown: str) -> Frame:
         read = AutoConfig.from_pretrained(path, **SAFELY)
         text = read.get_text_config()
         alike = _is_tied(path, found)
-    frame = json.dumps([config, sorted(found), alike], sort_keys=True)
+        frame = json.dumps([config, sorted(found), alike], sort_keys=True)
     tied = alike or read.tie_word_embeddings or text.tie_word_embeddings
     output = any(name.endswith(OUTPUT_EMBEDDINGS) for name, *_ in found)
     return Frame(hashlib.sha256(frame.encode()).hexdigest(), bool(tied), output)

@@ -93,7 +93,7 @@ def refuse_not_finite(names: Sequence[str], shown: str) -> None:
     if names:
         raise EvaluationError(
             f"{shown}: {len(names)} of the model's weights hold values that are infinite or not a "
-            f"number, the first: {names[0]}; the training has diverged, or the checkpoint is damaged",
+            f"number, the first: {names[0][:200]}; the training has diverged, or the checkpoint is damaged",
             FailureKind.WEIGHTS,
         )
 
