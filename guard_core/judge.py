@@ -404,12 +404,16 @@ class Judge:
     def fold_failure(self, error: str, pass_index: int = 0, kind: FailureKind = FailureKind.UNDERWAY) -> None:
         """Fold an evaluation that failed: the checkpoint, or the wanted pass of it, is given up.
 
-        Weights that were scored as the checkpoint before, or may have been, are judged with it: they are no
-        new evidence, and nothing that was missed. Steps since that evaluation stay unjudged.
+        Weights that were scored as the checkpoint before are judged with it: they are no new evidence, and
+        nothing that was missed. Weights of which nobody has shown which they are were judged by nobody, so
+        the run cannot pass; but no evaluator failed. Steps since the last evaluation stay unjudged.
         """
         self._failure = kind
         if kind in AS_BEFORE and pass_index == 0:
-            self._evaluated += 1
+            if kind is FailureKind.UNCHANGED:
+                self._evaluated += 1
+            else:
+                self._failed += 1
             self._last_failure = error
             return
         self._failures += 1

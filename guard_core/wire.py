@@ -591,7 +591,11 @@ class Verdict(Wire):
         description="Of these, evaluated on the held-out split; or judged with the one before, whose weights "
         "they have to the bit.",
     )
-    failed: int = Field(0, description="Of these, given up because their evaluation failed.")
+    failed: int = Field(
+        0,
+        description="Of these, given up because their evaluation failed, or because nobody has shown which "
+        "weights were scored (`unproven`).",
+    )
     skipped: int = Field(
         0,
         description="Of these, never evaluated: gone before their turn from the disk, saved over, or with "

@@ -178,6 +178,8 @@ MUTANTS: list[Mutant] = [
     (LAST_LINE, "for one in readings if one.level is Level.WARNING)", "for one in readings if False)"),
     (LAST_LINE, "dict.fromkeys(one.code.value for", "dict.fromkeys(one.message for"),
     (JUDGE, "if kind in AS_BEFORE and pass_index == 0:", "if False:"),
+    (JUDGE, "            if kind is FailureKind.UNCHANGED:\n", "            if True:\n"),
+    (JUDGE, "            if kind is FailureKind.UNCHANGED:\n", "            if False:\n"),
     (JUDGE, "self._failure not in AS_BEFORE or self._count.reported", "True"),
     (JUDGE, "self._failure not in AS_BEFORE or self._count.reported", "False"),
     (JUDGE, "silent_for > silent.after_seconds", "silent_for >= silent.after_seconds"),

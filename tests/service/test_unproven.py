@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.ending import not_judged
 from guard_core.wire import Code, FailureKind, Level
+from guard_service.cluster.mapping import Known, guard_status, resumed
 from guard_service.engine.evaluations import refuse_unproven
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
 from guard_service.store import export_history
-from tests.service.test_engine import FakeEvaluator, Run, run, step, until
+from tests.service.test_engine import QUICK, FakeEvaluator, Run, run, step, until
 
 __all__ = ["run"]
 
@@ -60,15 +62,24 @@ def test_a_server_with_old_weights_is_unknown_until_it_says_something_else(run: 
             assert (verdict.level, verdict.code) == (Level.UNKNOWN, Code.CHECKPOINT_DOUBTFUL)
             assert "nobody has shown which weights the server has" in verdict.reason
             assert verdict.failure is FailureKind.UNPROVEN
-            assert (verdict.failed, verdict.evaluated, verdict.steps_since_evaluation) == (0, 3, 2)
+            assert (verdict.failed, verdict.evaluated, verdict.steps_since_evaluation) == (2, 1, 2)
             assert "nobody has shown" in not_judged(verdict, "wait longer")
             worker.outcomes.append(says("new"))
             await engine.add_steps([step(3)])
             await engine.add_checkpoint(run.checkpoint(3))
             await until(lambda: engine.queue_length == 0)
-            assert engine.verdict.level is Level.HEALTHY and engine.verdict.steps_since_evaluation == 0
+            last = engine.verdict
+            assert last.level is Level.HEALTHY and last.steps_since_evaluation == 0
+            assert "2 of 4 checkpoints were not evaluated (2 failed)" in not_judged(last, "wait longer")
+            known = Known(last, state=engine.judge_state())
             history = [line async for line in engine.history()]
             thinned = await engine.thinned_history(10)
+        status = guard_status(known, {}, datetime.now(UTC))
+        assert (status["announced"], status["evaluated"], status["failed"], status["waiting"]) == (4, 2, 2, 0)
+        resumed_judge, _ = resumed(QUICK, status)
+        assert resumed_judge is not None and resumed_judge.verdict().failed == 2
+        async with run.engine(FakeEvaluator()) as engine:
+            assert (engine.verdict.evaluated, engine.verdict.failed) == (2, 2)
         return [*history, *thinned["evaluations"]]
 
     shown = asyncio.run(act())
