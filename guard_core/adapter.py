@@ -50,7 +50,8 @@ _STARTS = (True, False, "gaussian", "eva", "orthogonal")
 #: What Unsloth appends to a base model's name for its copies with quantised weights, the longer first.
 _QUANTISED = ("-unsloth-bnb-4bit", "-bnb-4bit")
 _KEY = re.compile(
-    r"base_model\.model\.(?P<module>[A-Za-z0-9_.]{1,300})\.lora_(?:(?P<half>[AB])\.weight|magnitude_vector)"
+    r"base_model\.model\.(?P<module>[A-Za-z0-9_.]{1,300})\."
+    r"(?:lora_(?:(?P<half>[AB])\.weight|magnitude_vector)|(?P<copy>base_layer\.weight))"
 )
 
 
@@ -126,6 +127,7 @@ def read_shapes(config: AdapterConfig, tensors: Mapping[str, tuple[int, ...]]) -
         AdapterError: naming the first tensor that is none of LoRA, or does not fit the configuration.
     """
     halves: dict[str, dict[str, tuple[int, ...]]] = {}
+    copies: dict[str, str] = {}
     for name in sorted(tensors):
         match = _KEY.fullmatch(name)
         if match is None:
@@ -133,7 +135,9 @@ def read_shapes(config: AdapterConfig, tensors: Mapping[str, tuple[int, ...]]) -
                 f"{WEIGHTS} holds {_told(name)}, which is no LoRA of a linear layer (an embedding, a "
                 f"bias, a module of modules_to_save, or a name of more than {MAX_NAME} characters): {MERGE}"
             )
-        if match["half"] is not None:
+        if match["copy"] is not None:
+            copies[match["module"]] = name
+        elif match["half"] is not None:
             halves.setdefault(match["module"], {})[match["half"]] = tensors[name]
         elif not config.use_dora:
             raise AdapterError(
@@ -141,7 +145,18 @@ def read_shapes(config: AdapterConfig, tensors: Mapping[str, tuple[int, ...]]) -
             )
     if not 1 <= len(halves) <= MAX_MODULES:
         raise AdapterError(f"{WEIGHTS} adapts {len(halves)} modules: save the adapter again")
+    if alone := next((name for module, name in copies.items() if module not in halves), None):
+        raise AdapterError(f"{WEIGHTS} holds {_told(alone)} of a layer that it does not adapt: {MERGE}")
     return {module: _pair(config, module, found) for module, found in halves.items()}
+
+
+def copied_module(name: str) -> str | None:
+    """The module of whose own weight in the base model this tensor is a copy; None if it is none.
+
+    PEFT saves one of an output layer that is adapted.
+    """
+    match = _KEY.fullmatch(name)
+    return None if match is None or match["copy"] is None else match["module"]
 
 
 def _pair(config: AdapterConfig, module: str, found: Mapping[str, tuple[int, ...]]) -> Shapes:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from guard_core.adapter import AdapterError, read_adapter_config
+from guard_core.adapter import MERGE, AdapterError, read_adapter_config
 from guard_core.preflight import never_in_time
 from guard_core.wire import Adapters
 
@@ -97,7 +97,20 @@ def adapter_unscorable(trainer: Any, adapters: str | None) -> str | None:
                 read_adapter_config(config.to_dict())
             except AdapterError as error:
                 return f"the guard could not score checkpoints of this adapter (peft_config): {error}"
+        return _adapted_embedding(trainer.model)
     return None
+
+
+def _adapted_embedding(model: Any) -> str | None:
+    """That an embedding is adapted, which target_modules need not name: it may be tied to what they do."""
+    names = [name for name, _ in model.named_parameters()] if hasattr(model, "named_parameters") else []
+    name = next((name for name in names if ".lora_embedding_" in name), None)
+    if name is None:
+        return None
+    return (
+        f"the guard could not score checkpoints of this adapter: {name} adapts an embedding, and the guard "
+        f"applies LoRA of linear layers only (target_modules, ensure_weight_tying): {MERGE}"
+    )
 
 
 def trains_adapter(trainer: Any) -> bool:

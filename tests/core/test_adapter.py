@@ -14,6 +14,7 @@ from guard_core.adapter import (
     MAX_RANK,
     AdapterError,
     another_base,
+    copied_module,
     misfits,
     read_adapter_config,
     read_shapes,
@@ -52,6 +53,15 @@ def test_a_plain_adapter_is_taken_with_its_numbers() -> None:
     config = read_adapter_config(PLAIN)
     assert (config.r, config.lora_alpha) == (4, 16)
     assert read_shapes(config, TENSORS) == {MODULE: ((4, 32), (64, 4))}
+
+
+def test_a_copy_of_the_bases_weight_is_told_from_the_adapters_own() -> None:
+    """PEFT saves one of an output layer that it adapts."""
+    tensors = TENSORS | {f"{KEY}.base_layer.weight": (64, 32)}
+    assert read_shapes(read_adapter_config(PLAIN), tensors) == {MODULE: ((4, 32), (64, 4))}
+    assert {name for name in tensors if copied_module(name) is not None} == {f"{KEY}.base_layer.weight"}
+    assert copied_module(f"{KEY}.base_layer.weight") == MODULE
+    assert copied_module("x.base_layer.weight") is None
 
 
 @pytest.mark.parametrize("kind", ["IA3", "ADALORA", "PREFIX_TUNING", "LoRA", "x" * 5000])
@@ -126,6 +136,11 @@ def test_what_cannot_be_applied_is_refused_with_its_name(field: str, value: Any)
         (TENSORS | {f"{KEY}.lora_A.weight": (5, 32)}, r"its rank in adapter_config.json is 4"),
         (TENSORS | {f"{KEY}.lora_B.weight": (64, 8)}, r"its rank in adapter_config.json is 4"),
         (TENSORS | {f"{KEY}.lora_B.weight": (64,)}, r"its rank in adapter_config.json is 4"),
+        (
+            TENSORS | {"base_model.model.lm_head.base_layer.weight": (9, 9)},
+            "holds 'base_model.model.lm_head.base_layer.weight' of a layer that it does not adapt",
+        ),
+        (TENSORS | {f"{KEY}.base_layer.bias": (64,)}, "no LoRA"),
         ({"base_model.model.a/../b.lora_A.weight": (4, 4)}, "no LoRA"),
         (
             {f"base_model.model.{'a' * (MAX_NAME + 1)}.lora_A.weight": (4, 4)},

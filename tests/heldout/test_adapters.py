@@ -24,7 +24,7 @@ from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSet
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.evaluators import Completions
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
-from guard_service.heldout.evaluators.lora import merged_adapter
+from guard_service.heldout.evaluators.lora import apply_adapter, merged_adapter
 from guard_service.heldout.evaluators.weights import whole_model
 from guard_service.heldout.fitness import unfit
 from guard_service.heldout.split import HeldoutItem
@@ -101,14 +101,64 @@ def test_an_adapter_of_a_tied_output_is_not_merged(base: Path, tmp_path: Path) -
     """Merged it would change the input embeddings, too; beside its layer it does not."""
     edit(base, "config.json", tie_word_embeddings=True)
     rewrite_tensors(base / "model.safetensors", lambda name: name != "lm_head.weight")
-    save_adapter(base, tmp_path / "adapter", target_modules=["lm_head", "q_proj"])
-    weights = tmp_path / "adapter" / "adapter_model.safetensors"
-    rewrite_tensors(weights, lambda name: "lora_" in name)
+    import torch
+
+    trained = save_adapter(base, tmp_path / "adapter", target_modules=["lm_head", "q_proj"])
     found = read_adapter(tmp_path / "adapter", base)
     model = whole_model(base, "base")
     with pytest.raises(AdapterError, match="it changes lm_head, whose weights are the input embeddings"):
         merged_adapter(model, tmp_path / "adapter", found, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
+    beside = apply_adapter(whole_model(base, "base"), tmp_path / "adapter", found)
+    prompt = torch.arange(8)[None]
+    assert torch.equal(beside(prompt).logits, trained.eval()(prompt).logits)
+
+
+OUTPUT = {"target_modules": ["lm_head", "q_proj"]}
+COPY = "base_model.model.lm_head.base_layer.weight"
+
+
+@pytest.mark.parametrize("trained", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scored", ["float32", "bfloat16"])
+def test_the_copy_of_an_output_that_peft_saves_is_the_bases_whatever_the_types(
+    base: Path, tmp_path: Path, trained: str, scored: str
+) -> None:
+    import torch
+
+    save_adapter(base, tmp_path / "adapter", **OUTPUT)
+    with_weights(lambda tensors: tensors.update({COPY: tensors[COPY].to(getattr(torch, trained))}))(
+        tmp_path / "adapter"
+    )
+    model = whole_model(base, "base", dtype=getattr(torch, scored))
+    apply_adapter(model, tmp_path / "adapter", read_adapter(tmp_path / "adapter", base))
+    assert torch.equal(
+        model.lm_head.base_layer.weight, whole_model(base, "base").lm_head.weight.to(model.dtype)
+    )
+
+
+def changed(tensors: dict[str, Any]) -> None:
+    tensors[COPY][0, 0] += 1e-3
+
+
+def narrower(tensors: dict[str, Any]) -> None:
+    tensors[COPY] = tensors[COPY][:1].clone()
+
+
+@pytest.mark.parametrize("change", [changed, narrower])
+def test_an_output_that_is_not_the_bases_is_refused(
+    base: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """Or else what was trained would be scored without a part of it."""
+    save_adapter(base, tmp_path / "adapter", **OUTPUT)
+    assert complete(tmp_path / "adapter", tmp_path, base).texts
+    with_weights(change)(tmp_path / "adapter")
+    told = f"holds {COPY}, which is not the base model's own weight of lm_head"
+    with pytest.raises(EvaluationError, match=told) as failed:
+        complete(tmp_path / "adapter", tmp_path, base)
+    assert failed.value.kind is FailureKind.WEIGHTS
+    found, model = read_adapter(tmp_path / "adapter", base), whole_model(base, "base")
+    with pytest.raises(AdapterError, match=told):
+        merged_adapter(model, tmp_path / "adapter", found, tmp_path / "merged")
 
 
 def rewrite_tensors(file: Path, keep: Callable[[str], bool]) -> None:
@@ -130,6 +180,8 @@ def rewrite_tensors(file: Path, keep: Callable[[str], bool]) -> None:
         {"use_dora": True},
         {"target_modules": r".*self_attn\.(q|v)_proj"},
         {"target_modules": ["q_proj"], "layers_to_transform": [1]},
+        OUTPUT,
+        OUTPUT | {"use_dora": True},
     ],
     ids=str,
 )

@@ -1045,6 +1045,32 @@ def test_an_adapter_that_the_guard_cannot_apply_is_refused_before_the_first_step
     assert adapter_unscorable(stub(), adapters) is None  # a whole model
 
 
+@pytest.mark.parametrize(
+    ("lora", "refused"),
+    [
+        ({"target_modules": ["q_proj"]}, False),
+        ({"target_modules": ["q_proj", "lm_head"]}, False),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, True),
+        ({"target_modules": r".*(q_proj|embed_tokens)"}, True),
+        ({"target_modules": ["q_proj", "lm_head"], "ensure_weight_tying": True}, True),
+    ],
+    ids=str,
+)
+def test_an_adapted_embedding_is_refused_before_the_first_step_however_it_was_chosen(
+    lora: dict[str, Any], refused: bool
+) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from trainer_image.unscorable import adapter_unscorable
+
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    tied = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, tie_word_embeddings=True, **sizes))
+    model = get_peft_model(tied, LoraConfig(r=2, task_type="CAUSAL_LM", **lora))
+    reason = adapter_unscorable(stub(model=model), "applied")
+    assert (reason is not None and "embed_tokens.lora_embedding_A" in reason) is refused
+
+
 def test_a_limit_on_a_kl_that_no_step_will_have_is_refused_before_the_first_step(
     train, guard: FaultyGuard
 ) -> None:

@@ -133,6 +133,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, str]]] = [
     (CALLBACK, "            or limit_unwatched(args, verdict.kl_hard_stop)\n", "", (CALLED, "a_limit_on")),
     # A place that the guard would refuse, and a rotation that is faster than it.
     (CALLBACK, "outside_root(args, verdict.checkpoint_root)", "None", (CALLED, "a_folder_outside")),
+    (UNSCORABLE, "        return _adapted_embedding(trainer.model)\n", "", (CALLED, "an_adapted_embedding")),
     (UNSCORABLE, "(os.path.abspath, os.path.realpath)", "(os.path.abspath,)", (CALLED, "a_folder_is_inside")),
     (
         UNSCORABLE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from guard_core.adapter import MERGE, WEIGHTS, AdapterError, misfits
+from guard_core.adapter import MERGE, WEIGHTS, AdapterError, copied_module, misfits
 from guard_service.heldout.adapter_files import Adapter
 
 
@@ -28,12 +28,37 @@ def apply_adapter(model: Any, directory: Path, adapter: Adapter) -> Any:
             f"{len(wrong)} of {len(adapter.shapes)} modules of the adapter do not fit, the first: "
             f"{wrong[0]}; {MERGE}"
         )
+    weights = _without_copies(load_file(directory / WEIGHTS), model)
     model = inject_adapter_in_model(_peft_config(adapter), model)
-    loaded = set_peft_model_state_dict(model, load_file(directory / WEIGHTS))
+    loaded = set_peft_model_state_dict(model, weights)
     lost = sorted([*loaded.unexpected_keys, *(key for key in loaded.missing_keys if "lora_" in key)])
     if lost:
         raise AdapterError(f"{len(lost)} of its weights were not taken, the first: {lost[0][:200]}; {MERGE}")
     return model.eval()
+
+
+def _without_copies(weights: dict[str, Any], model: Any) -> dict[str, Any]:
+    """The adapter's own weights, without copies of the model's.
+
+    Raises:
+        AdapterError: one that is called a copy is none.
+    """
+    copies = {name: module for name in weights if (module := copied_module(name)) is not None}
+    for name, module in copies.items():
+        if not _is_copy(weights[name], model.get_submodule(module).weight.detach()):
+            raise AdapterError(
+                f"{WEIGHTS} holds {name}, which is not the base model's own weight of {module}: it was "
+                f"trained on another base, or in another type, or that weight itself was trained; {MERGE}"
+            )
+    return {name: tensor for name, tensor in weights.items() if name not in copies}
+
+
+def _is_copy(tensor: Any, own: Any) -> bool:
+    """Whether they are the same to the bit, in the coarser of the types that trainer and guard load."""
+    from torch import equal
+
+    coarser = min(tensor.dtype, own.dtype, key=lambda dtype: dtype.itemsize)
+    return equal(tensor.to(own.device, coarser), own.to(coarser))
 
 
 def merged_adapter(model: Any, directory: Path, adapter: Adapter, target: Path) -> None:
