@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 QUANTITIES = ("reward", "kl", "entropy", "reward_std", "heldout")
 
@@ -181,6 +181,9 @@ class Framework:
 #: Estimators whose mean is the KL, k1 and k3. `abs` and `mse` (k2) are distances of other size.
 ESTIMATORS = ("kl", "k1", "low_var_kl", "k3")
 KL_IN_REWARD = Setting("kl_penalty", ESTIMATORS)
+#: With it ms-swift logs the sum over a completion's tokens under the same name. It is on by itself for rloo
+#: and reinforce_plus_plus, so nothing is known without the run's args.json.
+SWIFT_KL_IN_REWARD = Setting("kl_in_reward", ("false",))
 
 HUGGING_FACE = Layout(re.compile(r"checkpoint-(\d{1,15})"), marker="trainer_state.json", saved_with="")
 
@@ -193,6 +196,8 @@ FRAMEWORKS = (
         ("entropy",),
         ("reward_std",),
         ("killswitch/heldout_score",),
+        # TRL has no such setting, but ms-swift's event files have nothing that tells them from TRL's.
+        kl_needs={"kl": (replace(SWIFT_KL_IN_REWARD, default="false"),)},
         metrics='TensorBoard (`report_to="tensorboard"`), `trainer_state.json` of each checkpoint',
         layout=HUGGING_FACE,
         tested="1.16",
@@ -381,6 +386,7 @@ FRAMEWORKS = (
         ("kl",),
         ("entropy",),
         ("reward_std",),
+        kl_needs={"kl": (SWIFT_KL_IN_REWARD,)},
         marks=("global_step/max_steps", "train_speed(s/it)"),  # the second with Megatron, too
         metrics="`logging.jsonl`, with `--add_version false`",
         layout=HUGGING_FACE,

@@ -274,7 +274,7 @@ def _kl(
             continue
         if not there or why_not_kl(name := there[0], by_bare):
             continue
-        needs = framework.kl_needs.get(known, ()) if framework else ()
+        needs = _needs(framework, known, by_bare)
         why = next(filter(None, (_why_no_token_mean(setting, settings) for setting in needs)), "")
         if not why:
             return name
@@ -283,6 +283,16 @@ def _kl(
         if name in by_bare:
             notes.append(f"`{by_bare[name]}` is not taken as the KL to the reference: it {why}.")
     return None
+
+
+def _needs(framework: Framework | None, kl: str, by_bare: Mapping[str, str]) -> list[Setting]:
+    """The settings that this KL needs: also those of another framework whose marks are in the log.
+
+    What the user says of the format makes no other quantity of the KL.
+    """
+    marked = [f for f in FRAMEWORKS if f is not framework and not by_bare.keys().isdisjoint(f.marks)]
+    theirs = [f for f in (framework, *marked) if f is not None]
+    return [setting for f in theirs for setting in f.kl_needs.get(kl, ())]
 
 
 def _why_no_token_mean(needs: Setting, settings: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
 """What a run's own configuration says of its metrics.
 
-verl's hydra file, EasyR1's experiment_config.json, and what NeMo-RL and ROLL write with `add_hparams` into an
-event file below that of the metrics.
+verl's hydra file, EasyR1's experiment_config.json, ms-swift's args.json, and what NeMo-RL and ROLL write with
+`add_hparams` into an event file below that of the metrics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BYTES = 2 << 20
 MAX_NODES = 100_000
 #: Event files that are looked into for what `add_hparams` wrote, the newest.
 MAX_FILES = 64
-_PLACES = (".hydra/config.yaml", "experiment_config.json")
+_PLACES = (".hydra/config.yaml", "experiment_config.json", "args.json")
 #: Of the parts of a name, the last ones that a key can have.
 _MOST_PARTS = 3
 #: By the last part of its key.

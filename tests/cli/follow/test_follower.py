@@ -447,11 +447,11 @@ class TestHostile:
 
 def test_only_a_step_that_is_whole_is_reported(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    followed = Followed(path, "ms-swift")
-    append(path, lines([{"global_step/max_steps": "1/9", "reward": 0.5}]))
+    followed = Followed(path, "trl")
+    append(path, lines([{"global_step": 1, "reward": 0.5}]))
     followed.poll()
     assert followed.rows() == []
-    append(path, lines([{"global_step/max_steps": "1/9", "kl": 0.01}, {"global_step/max_steps": "2/9"}]))
+    append(path, lines([{"global_step": 1, "kl": 0.01}, {"global_step": 2, "reward": 0.5}]))
     followed.poll()
     assert followed.rows() == [(0, 1, 0.5, 0.01)]
 

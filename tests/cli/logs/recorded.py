@@ -77,6 +77,7 @@ NEMO_RL = {
     "reference_policy_kl_type": "k3",
     "use_kl_in_reward": "false",
 }
+SWIFT = {"kl_in_reward": "false"}
 RECORDED = {
     log.name: log
     for log in (
@@ -91,8 +92,8 @@ RECORDED = {
         Recorded("roll", "roll", TOKENS),
         Recorded("roll-tensorboard", "roll", {"kl_penalty": "kl"}, says=True),
         Recorded("easyr1", "easyr1", {**TOKENS, "loss_avg_mode": "token"}),
-        Recorded("ms-swift", "ms-swift", {}),
-        Recorded("ms-swift-megatron", "ms-swift", {}),
+        Recorded("ms-swift", "ms-swift", SWIFT),
+        Recorded("ms-swift-megatron", "ms-swift", SWIFT),
         Recorded("prime-rl", "prime-rl"),
         Recorded("tinker", "tinker", {}),
     )

@@ -458,6 +458,25 @@ class TestTwoThatLogUnderTheSameNames:
         assert resolve({*columns, "train/actor_lr"}, {}).framework == "OpenRLHF"
         assert resolve(columns, {}).framework == "TRL", "nothing in it tells them apart"
 
+    @pytest.mark.parametrize("framework", ["trl", "ms-swift", None])
+    @pytest.mark.parametrize("mark", BY_KEY["ms-swift"].marks)
+    @pytest.mark.parametrize("said", [None, "true"])
+    def test_ms_swifts_kl_is_a_sum_with_kl_in_reward(
+        self, framework: str | None, mark: str, said: str | None
+    ) -> None:
+        """By default for two of its algorithms; `--format trl` makes nothing else of it."""
+        columns = ["global_step", "reward", "kl", mark]
+        found = resolve(columns, {}, framework, {} if said is None else {"kl_in_reward": said})
+        assert "kl" not in found.source and found.source["reward"] == "reward"
+        assert "`kl` is not taken as the KL to the reference" in found.notes[0]
+        assert "kl_in_reward=false" in found.notes[0]
+        assert resolve(columns, {}, framework, {"kl_in_reward": "false"}).source["kl"] == "kl"
+
+    def test_an_event_file_of_ms_swift_has_no_mark_but_its_run_an_args_json(self) -> None:
+        columns = ["step", "train/reward", "train/kl"]
+        assert resolve(columns, {}).source["kl"] == "train/kl"
+        assert "kl" not in resolve(columns, {}, settings={"kl_in_reward": "true"}).source
+
     def test_a_mark_decides_nothing_of_a_log_without_its_reward(self) -> None:
         columns = {"step", "critic/score/mean", "actor/entropy", "train_speed(s/it)"}
         assert resolve(columns, {}).framework == "verl"

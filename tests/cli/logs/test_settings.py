@@ -15,7 +15,7 @@ from guard_follow import settings as settings_module
 from guard_follow.errors import InputError
 from guard_follow.settings import find_settings
 from tests.cli.follow.test_follower import Followed
-from tests.cli.logs.recorded import LOGS, RECORDED
+from tests.cli.logs.recorded import LOGS, RECORDED, STEPS
 from tests.cli.logs.shapes import record, tensorboard
 
 PLAIN = "actor: &a {kl_penalty: kl}\nalgorithm: {again: *a}\n"
@@ -57,6 +57,24 @@ def test_a_key_is_the_end_of_a_path_and_has_values_of_its_kind(
 ) -> None:
     (config := tmp_path / "run.json").write_text(json.dumps(written))
     assert find_settings(config, None) == found
+
+
+@pytest.mark.parametrize(
+    ("written", "armed"), [(None, False), ({"kl_in_reward": True}, False), ({"kl_in_reward": False}, True)]
+)
+@pytest.mark.parametrize("format_", ["auto", "trl", "ms-swift"])
+def test_ms_swift_says_in_its_args_json_what_its_kl_is(
+    tmp_path: Path, format_: str, written: dict[str, Any] | None, armed: bool
+) -> None:
+    """Written at its start, beside the log."""
+    followed = Followed(tmp_path / "logging.jsonl", format_, new_run=True)
+    if written is not None:
+        (tmp_path / "args.json").write_text(json.dumps({"beta": 0.04, **written}))
+    (tmp_path / "logging.jsonl").write_bytes(RECORDED["ms-swift"].start(0))
+    followed.poll()
+    followed.finish()
+    assert [row[3] is not None for row in followed.rows()] == [armed] * STEPS
+    assert any("kl_in_reward=false" in sentence for sentence in followed.said) != armed
 
 
 def test_long_names_cost_nothing_for_each_that_lies_below(tmp_path: Path) -> None:
