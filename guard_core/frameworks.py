@@ -74,6 +74,8 @@ class Layout:
         folder: the name of a checkpoint's folder; the first group is its step.
         models: folders in it that may hold the model in safetensors, "" for itself; the first that does.
         marker: a file in it that the framework writes last; "" if there is none.
+        known_by: a file in it without which it is of another layout; it does not say that it is complete.
+        merged: what the folder beside it has after its name that holds the model where it holds none itself.
         latest: a file beside the folders that names the newest complete step, alone or in JSON; "" if none.
         latest_key: the key, where `latest` is JSON.
         advice: what to set so that there are weights that can be scored.
@@ -84,6 +86,8 @@ class Layout:
     folder: re.Pattern[str]
     models: tuple[str, ...] = ("",)
     marker: str = ""
+    known_by: str = ""
+    merged: str = ""
     latest: str = ""
     latest_key: str = ""
     advice: str = ""
@@ -108,7 +112,8 @@ class Layout:
             return (
                 f"it holds `{self.marker}`, no older than its weights (else as without one: quiet for 30 s)"
             )
-        return "its weights are whole, and no file changed for 30 s"
+        known = f"it holds `{self.known_by}`, " if self.known_by else ""
+        return f"{known}its weights are whole, and no file changed for 30 s"
 
 
 def fits(name: str, pattern: str) -> bool:
@@ -136,6 +141,7 @@ class Framework:
         metrics: the files or lines that can be read, for people.
         whole_rows: one record holds everything of a step, so that the step need not wait for the next one.
         layout: None where no checkpoint lies on a disk in a form that can be scored.
+        other_layout: that of another trainer of the same framework.
         start: settings with which a new run starts from the weights in `{path}` and saves into a new
             `{folder}`; "" where none are known, as with a script of one's own.
         start_note: what to know of `start`, or why there is none: a clause; "" where there is nothing.
@@ -155,9 +161,15 @@ class Framework:
     metrics: str = ""
     whole_rows: bool = False
     layout: Layout | None = None
+    other_layout: Layout | None = None
     start: str = ""
     start_note: str = ""
     tested: str = ""
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Where its checkpoints lie, whichever trainer of it trains."""
+        return tuple(layout for layout in (self.layout, self.other_layout) if layout is not None)
 
     @property
     def key(self) -> str:
@@ -186,6 +198,15 @@ KL_IN_REWARD = Setting("kl_penalty", ESTIMATORS)
 SWIFT_KL_IN_REWARD = Setting("kl_in_reward", ("false",))
 
 HUGGING_FACE = Layout(re.compile(r"checkpoint-(\d{1,15})"), marker="trainer_state.json", saved_with="")
+#: What Megatron writes as the first of the files beside the weights tells its checkpoints from those of
+#: Hugging Face's trainer, which are complete by their marker alone. By default an adapter is merged.
+SWIFT_MEGATRON = Layout(
+    re.compile(r"checkpoint-(\d{1,15})"),
+    known_by="latest_checkpointed_iteration.txt",
+    merged="-merged",
+    advice="with Megatron leave `--save_safetensors` on",
+    saved_with="Megatron on GPUs",
+)
 
 FRAMEWORKS = (
     Framework("rlguard", ("reward",), ("kl",), ("entropy",), ("reward_std",), ("heldout",)),
@@ -390,6 +411,7 @@ FRAMEWORKS = (
         marks=("global_step/max_steps", "train_speed(s/it)"),  # the second with Megatron, too
         metrics="`logging.jsonl`, with `--add_version false`",
         layout=HUGGING_FACE,
+        other_layout=SWIFT_MEGATRON,
         start="--model {path} --output_dir {folder} --add_version false",
         tested="4.6.0",
     ),

@@ -55,11 +55,10 @@ class Unfit:
 
 
 def layouts_of(framework: str | None) -> tuple[Layout, ...]:
-    """Where to look: the layout of one framework, or every one that cannot be taken for another's."""
+    """Where to look: the layouts of one framework, or every one that cannot be taken for another's."""
     if framework is not None:
-        layout = BY_KEY[framework].layout
-        return () if layout is None else (layout,)
-    every = [f.layout for f in FRAMEWORKS if f.layout is not None and f.name != "slime"]
+        return BY_KEY[framework].layouts
+    every = [layout for f in FRAMEWORKS if f.name != "slime" for layout in f.layouts]
     return tuple(dict.fromkeys(every))
 
 
@@ -99,7 +98,7 @@ def _check(
         marked = _marked(root, path, layout, step)
         if marked is None:
             return None
-        model = next((m for sub in layout.models if _has_weights(m := path / sub)), None)
+        model = next(filter(_has_weights, _places(path, layout)), None)
         if model is None:
             why = f"holds no weights in safetensors, so it cannot be scored: {layout.advice}"
             return Unfit(step, path, why) if layout.marks else None
@@ -118,8 +117,15 @@ def _check(
         return None  # it changes, or goes, while it is looked at
 
 
+def _places(path: Path, layout: Layout) -> Iterator[Path]:
+    """Where the model of a checkpoint may be."""
+    yield from (path / sub for sub in layout.models)
+    if layout.merged:
+        yield path.with_name(path.name + layout.merged)
+
+
 def _marked(root: Path, path: Path, layout: Layout, step: int) -> int | None:
-    """When the framework marked it as complete, ns; 0 where it has no mark; None if it has not yet."""
+    """When the framework marked it as complete, ns; 0 where it has no mark; None if it is not, or no such."""
     if layout.latest:
         file = root / layout.latest
         text = _small(file).decode()
@@ -128,7 +134,7 @@ def _marked(root: Path, path: Path, layout: Layout, step: int) -> int | None:
     if layout.marker:
         mark = path / layout.marker
         return _when(mark) if mark.is_file() and _is_written(mark) else None
-    return 0
+    return None if layout.known_by and not (path / layout.known_by).is_file() else 0
 
 
 def _is_written(mark: Path) -> bool:

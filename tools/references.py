@@ -268,7 +268,7 @@ def frameworks() -> Iterator[str]:
     yield ""
     yield from _table(
         ("`--format`", "Folder", "Complete when", "To get weights that can be scored"),
-        [(f"`{f.key}`", *_layout(f.layout)) for f in known],
+        [(f"`{f.key}`", *_layout(layout)) for f in known for layout in f.layouts or (None,)],
     )
     yield "## To start from a checkpoint"
     yield ""
@@ -334,8 +334,9 @@ def _need(setting: Setting) -> str:
 def _layout(layout: Layout | None) -> tuple[str, str, str]:
     if layout is None:
         return ("-", "-", "no layout is known here: its checkpoints are not scored")
-    places = _names([f"{layout.place}/{model}".rstrip("/") for model in layout.models])
-    return places, layout.complete_when, layout.advice or "-"
+    places = [f"{layout.place}/{model}".rstrip("/") for model in layout.models]
+    beside = [layout.place + layout.merged] if layout.merged else []
+    return _names([*places, *beside]), layout.complete_when, layout.advice or "-"
 
 
 def command_line() -> Iterator[str]:

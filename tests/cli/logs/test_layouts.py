@@ -96,10 +96,46 @@ def test_without_a_marker_it_must_be_quiet(tmp_path, key):
     assert len(found(tmp_path, key, now=LONG_AGO + QUIET_SECONDS + 1)) == 1
 
 
-@pytest.mark.parametrize("key", ["trl", "prime-rl"])
+@pytest.mark.parametrize("key", ["trl", "prime-rl", "ms-swift"])
 def test_without_its_marker_it_is_not_complete(tmp_path, key):
     (save(tmp_path, key, 5) / BY_KEY[key].layout.marker).unlink()
     assert found(tmp_path, key) == []
+
+
+class TestMsSwiftWithMegatron:
+    """Its trainer writes weights, args.json and Megatron's own files, and no marker; made by hand."""
+
+    def save(self, root, step=5, merged=False):
+        path = root / f"checkpoint-{step}"
+        (path / f"iter_{step:07d}").mkdir(parents=True)
+        mark(path / "args.json", "{}", LONG_AGO)
+        mark(path / "latest_checkpointed_iteration.txt", str(step), LONG_AGO)
+        return model(root / f"checkpoint-{step}-merged" if merged else path)
+
+    @pytest.mark.parametrize("key", ["ms-swift", None])
+    @pytest.mark.parametrize("merged", [False, True])
+    def test_it_is_complete_when_it_has_been_quiet(self, tmp_path, key, merged):
+        """An adapter is merged by default into a folder of its own, and then alone there."""
+        path = self.save(tmp_path, merged=merged)
+        assert found(tmp_path, key, now=LONG_AGO + QUIET_SECONDS - 1) == []
+        late = found(tmp_path, key, now=LONG_AGO + QUIET_SECONDS + 1)
+        assert [(c.step, c.path) for c in late] == [(5, path)]
+        (path / "model.safetensors").write_bytes(weights()[:-1])
+        assert found(tmp_path, key, now=float("inf")) == []
+
+    def test_of_an_adapter_and_its_merged_model_one_is_scored(self, tmp_path):
+        self.save(tmp_path)
+        model(tmp_path / "checkpoint-5-merged")
+        assert [c.path for c in found(tmp_path, "ms-swift")] == [tmp_path / "checkpoint-5"]
+
+    def test_one_whose_marker_is_still_to_come_is_of_the_other_trainer(self, tmp_path):
+        (save(tmp_path, "ms-swift", 5) / "trainer_state.json").unlink()
+        mark(tmp_path / "checkpoint-5" / "args.json", "{}", LONG_AGO)
+        assert find_checkpoints(tmp_path, layouts_of("ms-swift"), now=float("inf")) == []
+
+    def test_trls_own_layout_knows_nothing_of_it(self, tmp_path):
+        self.save(tmp_path)
+        assert found(tmp_path, "trl") == []
 
 
 @pytest.mark.parametrize("so_far", ["", '{"log_history": [{"step": 1}, {"st', '{"log_history": [\n'])

@@ -93,6 +93,8 @@ MUTANTS: tuple[Mutant, ...] = (
     (ATTEMPTS, "0 if known or lost is None", "0 if lost is None"),
     (MARKED, "_mark(self._fd, before.size) == before:", "before.size >= 0:"),
     (MARKED, "self._offset = before.size", "self._offset = 0"),
+    (LAYOUTS, "return None if layout.known_by and not (path / layout.known_by).is_file() else 0", "return 0"),
+    (LAYOUTS, "    if layout.merged:\n        yield path.with_name(path.name + layout.merged)\n", ""),
     (LAYOUTS, "newest >= step else None", "newest >= 0 else None"),
     (LAYOUTS, "settled = newest <= marked or", "settled = layout.marks or"),
     (LAYOUTS, "or now - written / 1e9 >= quiet", "or not layout.marks"),
