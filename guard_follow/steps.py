@@ -27,6 +27,8 @@ WHOLE = frozenset(framework.name for framework in FRAMEWORKS if framework.whole_
 _OF_AN_EVENT = 2
 #: What `--map` may name of which a step is made; no step is whole without them.
 _OF_A_STEP = ("step", "attempt", "kl_kind", *VALUES)
+#: Of which a row must have one: else it says nothing of a step.
+JUDGED = (*VALUES, "heldout", "items")
 _KINDS = {kind.value: kind for kind in KlKind}
 _MAX_COLUMNS = 5_000
 _MAX_ATTEMPT = 2**31
@@ -97,6 +99,8 @@ class StepGatherer:
             self._resolve()  # no column was worth a look
         number_of_step = self._step_of(record)
         if number_of_step is None:
+            return []
+        if not self._is_of_a_step(record):
             return []
         step = self._attempt_of(record), number_of_step
         done = self.rest() if self._step is not None and step != self._step else []
@@ -196,6 +200,16 @@ class StepGatherer:
         found = [name for name in record if bare(name) in STEP_NAMES]
         return sorted(found, key=lambda name: STEP_NAMES.index(bare(name)))
 
+    def _is_of_a_step(self, record: Record) -> bool:
+        """Whether it can begin or end a step: what is logged beside may count otherwise, such as in seconds.
+
+        Until the columns are known everything does, but to what is being gathered.
+        """
+        if self._columns is None:
+            return any(map(_is_value, record)) or not any(map(_is_value, self._values))
+        judged = (self._columns.source.get(name, "") for name in JUDGED)
+        return any(record.get(name, "") != "" for name in judged)
+
     def _is_whole(self) -> bool:
         if self._columns is None:
             return False
@@ -234,6 +248,10 @@ class StepGatherer:
             )
         self.counts.unknown_kinds += kind is None
         return kind
+
+
+def _is_value(name: str) -> bool:
+    return names.wanted(name) and bare(name) not in STEP_NAMES
 
 
 def _whole_number(value: Any, limit: int) -> int | None:

@@ -27,6 +27,39 @@ class _Step(NamedTuple):
 
 
 def attempts_of(
+    step: Ints,
+    named: Ints | None,
+    values: Mapping[str, Floats],
+    begins: Sequence[int],
+    whole_rows: bool,
+    judged: Bools,
+) -> tuple[Ints, Bools]:
+    """The attempt of each row, and whether what it measured counts; see `_of_judged`.
+
+    Args:
+        step: see `_of_judged`.
+        named: see `_of_judged`.
+        values: see `_of_judged`.
+        begins: see `_of_judged`.
+        whole_rows: see `_of_judged`.
+        judged: rows with anything that is judged, shape (rows,); another one ends no step, as for a follower.
+    """
+    rows = np.flatnonzero(judged)
+    attempt, counts = np.zeros(len(step), dtype=np.int64), np.ones(len(step), dtype=bool)
+    if not len(rows):
+        return attempt if named is None else named, counts
+    begun = np.searchsorted(rows, begins)
+    attempt[rows], counts[rows] = _of_judged(
+        step[rows],
+        None if named is None else named[rows],
+        {name: column[rows] for name, column in values.items()},
+        begun[begun < len(rows)].tolist(),
+        whole_rows,
+    )
+    return _beside(step, attempt, rows) if named is None else named, counts
+
+
+def _of_judged(
     step: Ints, named: Ints | None, values: Mapping[str, Floats], begins: Sequence[int], whole_rows: bool
 ) -> tuple[Ints, Bools]:
     """The attempt of each row, and whether what it measured counts.
@@ -41,8 +74,6 @@ def attempts_of(
         begins: rows with which another file begins.
         whole_rows: a row with a reward is a step by itself.
     """
-    if not len(step):
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
     new = np.diff(step, prepend=-1) != 0
     new |= False if named is None else np.diff(named, prepend=-1) != 0
     new[list(begins)] = True

@@ -298,7 +298,14 @@ class _Rows:
             {name: self.values[name][usable] for name in VALUES},
             begins[begins < len(usable)].tolist(),
             self.table.whole_rows and self.columns.framework in WHOLE,
+            self._judged()[usable],
         )
+
+    def _judged(self) -> Bools:
+        """Where a row has anything that is judged."""
+        found: Bools = ~np.all([np.isnan(self.values[name]) for name in (*VALUES, "heldout")], axis=0)
+        found[list(self.scored)] = True
+        return found
 
     def forget(self, late: Ints) -> bool:
         """Leave out what these rows measured; whether that is anything."""

@@ -9,8 +9,9 @@ from guard_cli.logs.readers import read_log
 from guard_cli.replay.run import load_run
 from guard_follow import follower as follower_module
 from guard_follow import source as source_module
+from guard_follow.settings import find_settings
 from tests.cli.follow.test_follower import Followed, append, replayed
-from tests.cli.logs.shapes import SHAPES, STEPS, kl, lines, reward, tensorboard
+from tests.cli.logs.shapes import SHAPES, STEPS, event, kl, lines, reward, tensorboard
 from tests.cli.logs.test_layouts import save
 
 
@@ -373,3 +374,58 @@ def test_a_step_of_an_event_file_is_not_whole_when_its_reward_is_there(tmp_path)
     followed.poll()
     followed.finish()
     assert [row[3] for row in followed.rows()] == pytest.approx([0.01] * STEPS)
+
+
+class TestWhatIsLoggedBesideTheSteps:
+    """NeMo-RL's `monitor_gpus` logs from a thread, into the same file, by the seconds since its start."""
+
+    BESIDE = ("ray/node.0.gpu.0.util", 50.0)
+
+    def rows(self):
+        for step in range(1, STEPS + 1):
+            values = {"train/loss": 0.1, "train/reward": reward(step), "train/kl_penalty": kl(step)}
+            for number, value in enumerate(values.items()):
+                yield 600 * step + number, self.BESIDE
+                yield step, value
+
+    def expected(self):
+        return [
+            (0, s, pytest.approx(reward(s), rel=1e-6), pytest.approx(kl(s), rel=1e-6))
+            for s in range(1, STEPS + 1)
+        ]
+
+    @pytest.mark.parametrize("file", ["events.out.tfevents.1.h.1.0", "run.jsonl"])
+    def test_it_ends_no_step(self, tmp_path, file):
+        (tmp_path / "run.json").write_text(
+            json.dumps({"token_level_loss": True, "reference_policy_kl_penalty": 0.01})
+        )
+        path = tmp_path / file
+        if file.endswith("jsonl"):
+            path.write_bytes(lines({"step": step, name: value} for step, (name, value) in self.rows()))
+        else:
+            path.write_bytes(b"".join(event(step, *tag) for step, tag in self.rows()))
+        followed = Followed(path, "nemo-rl", run_config=tmp_path / "run.json")
+        followed.poll()
+        followed.finish()
+        assert followed.rows() == self.expected()
+        assert replayed(path, find_settings(tmp_path / "run.json", None)) == self.expected()
+        assert followed.guard.ends == []
+
+    def test_it_ends_no_step_whose_columns_are_not_known_yet(self, tmp_path):
+        path = tmp_path / "run.jsonl"
+        rows = [{"step": 1, "kl": 0.1}, {"step": 600, "beside": 1.0}, {"step": 1, "mine": 0.5}, {"step": 2}]
+        path.write_bytes(lines(rows))
+        followed = Followed(path, "trl", overrides={"reward": "mine"})
+        followed.poll()
+        followed.finish()
+        assert followed.rows() == [(0, 1, 0.5, 0.1)]
+
+    def test_a_figure_of_its_own_line_is_of_the_start_that_it_stands_in(self, tmp_path):
+        figure = {"completions/clipped_ratio": 0.5}
+        rows = [{"step": s, "reward": 0.1 * s} for s in range(1, 5)]
+        rows += [{"step": 2, "reward": 0.4}, {"step": 3, **figure}, {"step": 3, "reward": 0.6}]
+        (tmp_path / "run.jsonl").write_bytes(lines(rows))
+        run = load_run(read_log(tmp_path / "run.jsonl"), "", {})
+        [ratio] = run.figures.values()
+        told = {(a, s): r for a, s, r in zip(run.attempt, run.step, ratio, strict=True) if r == r}
+        assert told == {(1, 3): 0.5}

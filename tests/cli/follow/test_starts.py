@@ -298,7 +298,7 @@ def test_a_row_that_is_a_step_by_itself_gets_nothing_of_the_next_one():
         "reward_std": nan,
     }
     for whole_rows, counts in ((True, [True, True, False, True]), (False, [True] * 4)):
-        _, found = attempts_of(np.array([1, 2, 2, 3]), None, values, (), whole_rows)
+        _, found = attempts_of(np.array([1, 2, 2, 3]), None, values, (), whole_rows, np.ones(4, dtype=bool))
         assert found.tolist() == counts
 
 

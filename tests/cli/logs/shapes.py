@@ -36,17 +36,20 @@ def tensorboard(tags):
     """Event files as `EventFileWriter` frames them, with the messages of the tensorboard package."""
 
     def write(attempt):
-        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.compat.proto import event_pb2
 
         data = record(event_pb2.Event(wall_time=1.0, file_version="brain.Event:2").SerializeToString())
-        for s in steps(attempt):
-            for tag, value in tags(s, attempt).items():
-                summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
-                event = event_pb2.Event(wall_time=1.0, step=s, summary=summary)
-                data += record(event.SerializeToString())
-        return data
+        return data + b"".join(event(s, *tag) for s in steps(attempt) for tag in tags(s, attempt).items())
 
     return write
+
+
+def event(step, tag, value):
+    """One scalar, as in an event file."""
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+
+    summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
+    return record(event_pb2.Event(wall_time=1.0, step=step, summary=summary).SerializeToString())
 
 
 def record(message):

@@ -43,6 +43,8 @@ TOLD_TESTS = CLI / "replay" / "test_told.py"
 TOLD_READ, TOLD_FOLDED = (Rule("guard_cli", f"replay/{name}.py", TOLD_TESTS) for name in ("run", "fold"))
 TOLD_KEPT = Rule("guard_service", "store/history.py", TOLD_TESTS)
 STARTS_REPLAYED = Rule("guard_cli", "replay/attempts.py", STARTS_TESTS)
+REPLAYED_LATE = Rule("guard_cli", "replay/run.py", LATE)
+BESIDE = Rule("guard_cli", "replay/attempts.py", LATE)
 PLACED = Rule("guard_follow", "starts.py", LATE)
 HALF = CLI / "follow" / "test_half_written.py"
 HALF_READ = Rule("guard_follow", "follower.py", HALF)
@@ -283,6 +285,10 @@ MUTANTS: tuple[Mutant, ...] = (
     (DAMAGED_FILE, "if path not in self._damaged:", "if True:"),
     (DAMAGED_FILE, "        if self._damaged.issuperset(self._files):\n", "        if False:\n"),
     (DAMAGED_FILE, " + len(self._damaged)", ""),
+    (STEPS, "        if not self._is_of_a_step(record):\n            return []\n", ""),
+    (STEPS, "            return any(map(_is_value, record)) or", "            return True or"),
+    (REPLAYED_LATE, "self._judged()[usable],", "np.ones(len(usable), dtype=bool),"),
+    (BESIDE, "return _beside(step, attempt, rows) if named is None", "return attempt if named is None"),
     (STEPS, "if self._missing():", "if False:"),
     (STEPS, "kind or KlKind.ABSENT)", "kind or KlKind.REF_TOKEN_MEAN)"),
     (PLACED, "if named is not None:", "if False:"),
