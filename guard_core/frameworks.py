@@ -352,7 +352,7 @@ FRAMEWORKS = (
         "slime",
         ("rollout/raw_reward",),
         not_kl={"kl_loss": "is counted in optimizer steps, and the reward in rollouts"},
-        metrics="TensorBoard (`--use-tensorboard`)",
+        metrics="TensorBoard (`--use-tensorboard`), in the `TENSORBOARD_DIR` of all its processes",
         layout=Layout(
             re.compile(r"(\d{1,15})"),
             advice="add `--save-hf DIR/{rollout_id}`",

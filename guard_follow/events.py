@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
-from itertools import islice
+from collections.abc import Collection, Iterator, Sequence
+from itertools import combinations, islice
 from pathlib import Path
 
 from guard_follow.beneath import entries, named, named_below, open_regular
 from guard_follow.errors import InputError
-from guard_follow.names import listing
-from guard_follow.records import DamagedError, Events
+from guard_follow.names import is_judged, is_reward, listing
+from guard_follow.records import DamagedError, Events, Record
 from guard_follow.tail import CHUNK
 
 #: Files that a framework writes into its own folder, which may be given instead of them.
@@ -19,6 +19,8 @@ EVENTS = "events.out.tfevents."
 STATE = "trainer_state.json"
 #: Of a file, that is read to find its first scalar.
 MAX_CHUNKS = 64
+#: Scalars of a file by which it is known what it holds: those of its first steps.
+MAX_SCALARS = 20_000
 
 
 def states(folder: Path) -> list[Path]:
@@ -40,7 +42,8 @@ def event_files(path: Path, old: Collection[Path] = ()) -> list[Path]:
     """Event files of the folder itself, else of those below it.
 
     A folder below another one with event files is left out, and one without a scalar where others have some:
-    `add_hparams` writes such a folder into that of the run.
+    `add_hparams` writes such a folder into that of the run. So is one without the reward where another has
+    it: slime has several processes that log, and each of them may make a folder.
 
     Args:
         path: the folder.
@@ -54,7 +57,19 @@ def event_files(path: Path, old: Collection[Path] = ()) -> list[Path]:
     files = [file for file in files if folders.isdisjoint(file.parent.parents)]
     if len({file.parent for file in files}) > 1:
         files = [file for file in files if first_step(file) is not None]
+    if len({file.parent for file in files}) > 1:
+        with_reward = {file.parent for file in files if _has_reward(file)}
+        files = [file for file in files if file.parent in with_reward or not with_reward]
     return files
+
+
+def has_reward(folder: Path) -> bool:
+    """Whether an event file of a folder has a column that is known to be a reward."""
+    return any(map(_has_reward, named(folder, EVENTS)))
+
+
+def _has_reward(file: Path) -> bool:
+    return any(map(is_reward, _tags(file)))
 
 
 def one_folder(path: Path, files: Sequence[Path]) -> Path | None:
@@ -74,18 +89,27 @@ def refuse_several(folder: Path) -> None:
     """Raise if the event files of one folder are of several runs.
 
     A trainer that goes on from a checkpoint begins after the first step; several may go on from the same one.
+    Several processes of one run may log, but not the same.
 
     Raises:
         InputError: naming the files.
     """
     begun = _begun_at(named(folder, EVENTS))
     start = min(begun.values(), default=None)
-    at_the_start = [path.name for path, first in begun.items() if first == start]
-    if len(at_the_start) > 1:
-        raise InputError(
-            f"{folder} holds the event files of several runs: {at_the_start[0]} and {at_the_start[1]} both "
-            "begin at the start. Name the file of one, or give each run a folder of its own."
-        )
+    at_the_start = [path for path, first in begun.items() if first == start]
+    told = {path: _told_by(path) for path in at_the_start} if len(at_the_start) > 1 else {}
+    for one, other in combinations(told, 2):
+        if not told[one].isdisjoint(told[other]):
+            raise InputError(
+                f"{folder} holds the event files of several runs: {one.name} and {other.name} both "
+                "begin at the start. Name the file of one, or give each run a folder of its own."
+            )
+
+
+def _told_by(path: Path) -> set[str]:
+    """What tells two runs apart from two processes of one: what is judged, or all where nothing is known."""
+    tags = set(_tags(path))
+    return set(filter(is_judged, tags)) or tags
 
 
 def in_order(files: Sequence[Path]) -> list[Path]:
@@ -106,12 +130,21 @@ def _begun_at(files: Sequence[Path]) -> dict[Path, int]:
 
 def first_step(path: Path) -> int | None:
     """The first step with a scalar; None without any, and of a file that is refused when it is read."""
+    return next((int(record["step"]) for record in _scalars(path)), None)
+
+
+def _tags(path: Path) -> Iterator[str]:
+    """Tags of the first scalars, each as often as it is there."""
+    for record in islice(_scalars(path), MAX_SCALARS):
+        yield from record.keys() - {"step"}
+
+
+def _scalars(path: Path) -> Iterator[Record]:
+    """The records at the beginning of a file, as far as they can be read."""
     events = Events()
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             for data in islice(iter(lambda: file.read(CHUNK), b""), MAX_CHUNKS):
-                if records := events.feed(data):
-                    return int(records[0]["step"])
+                yield from events.feed(data)
     except (OSError, DamagedError, InputError):
-        return None
-    return None
+        return

@@ -129,6 +129,16 @@ def wanted(column: str) -> bool:
     return _is_known(bare(column))
 
 
+def is_judged(column: str) -> bool:
+    """Whether a column may be one that a run is judged by, which its step is not."""
+    return wanted(column) and bare(column) not in STEP_NAMES
+
+
+def is_reward(column: str) -> bool:
+    """Whether a column may be the reward, of whichever framework."""
+    return any(fits(bare(column), known) for framework in FRAMEWORKS for known in framework.reward)
+
+
 def why_not_kl(column: str, present: Collection[str]) -> str | None:
     """Why `column` is not the token-mean KL to the reference, or None if nothing speaks against it.
 

@@ -23,6 +23,7 @@ from guard_follow.events import (
     LOGS,
     event_files,
     first_step,
+    has_reward,
     in_order,
     one_folder,
     refuse_several,
@@ -291,7 +292,9 @@ class EventSource:
             return
         self._looked = time.monotonic()
         later = self._later()
-        if later and self._folder is not None and _newest(later) - _newest(self._folder) >= QUIET_NS:
+        if later is None or self._folder is None:
+            return
+        if self._lacks_the_reward_of(later) or _newest(later) - _newest(self._folder) >= QUIET_NS:
             self._go_to(later)
             yield from self._read()
 
@@ -337,12 +340,16 @@ class EventSource:
         files = event_files(self._root, {*self._old, *self._files})
         folders = {file.parent for file in files if self._is_beside(file)}
         folder = min(folders, key=_begun, default=None)
-        if folder is not None:
+        if folder is not None and self._folder is not None and has_reward(folder) is has_reward(self._folder):
             self.note = (
                 f"{folder} has event files beside {self._folder}: it is read as another start of the trainer "
                 "once the other one has ended. If it is another run, name the folder of one"
             )
         return folder
+
+    def _lacks_the_reward_of(self, folder: Path) -> bool:
+        """Whether what is read is of a process that logs no reward, beside the one that does."""
+        return self._folder is not None and has_reward(folder) and not has_reward(self._folder)
 
     def _is_beside(self, file: Path) -> bool:
         read = {path.parent for path in self._files}

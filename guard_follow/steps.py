@@ -206,7 +206,7 @@ class StepGatherer:
         Until the columns are known everything does, but to what is being gathered.
         """
         if self._columns is None:
-            return any(map(_is_value, record)) or not any(map(_is_value, self._values))
+            return any(map(names.is_judged, record)) or not any(map(names.is_judged, self._values))
         judged = (self._columns.source.get(name, "") for name in JUDGED)
         return any(record.get(name, "") != "" for name in judged)
 
@@ -248,10 +248,6 @@ class StepGatherer:
             )
         self.counts.unknown_kinds += kind is None
         return kind
-
-
-def _is_value(name: str) -> bool:
-    return names.wanted(name) and bare(name) not in STEP_NAMES
 
 
 def _whole_number(value: Any, limit: int) -> int | None:

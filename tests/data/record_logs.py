@@ -270,17 +270,50 @@ def skyrl(source, folder, attempt):
 
 
 def slime(source, folder, attempt):
+    """Two of its processes log, into an event file of each: the one that samples, and the one that trains."""
     os.environ["TENSORBOARD_DIR"] = str(folder)
+    for write in (slime_rollouts, slime_training):
+        if (child := os.fork()) == 0:
+            write(source, attempt)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+SLIME = Namespace(use_wandb=False, use_tensorboard=True, tb_project_name="p", tb_experiment_name="run")
+
+
+def slime_rollouts(source, attempt):
     module = load(source, "slime.observability.logging_utils")
-    args = Namespace(use_wandb=False, use_tensorboard=True, tb_project_name="p", tb_experiment_name="run")
     for step in steps(attempt):
-        rollout = {"rollout/raw_reward": reward(step, attempt), "rollout/truncated_ratio": 0.125}
-        module.log(args, {**rollout, "rollout/step": step}, step_key="rollout/step")
-        module.log(args, {"perf/rollout_time": 2.5, "rollout/step": step}, step_key="rollout/step")
+        rollout = {
+            "rollout/response_len/mean": 100.0 + step,
+            "rollout/response_len/max": 200.0,
+            "rollout/zero_std/count_0.0": 2,
+            "rollout/repetition_frac": 0.0,
+            "rollout/truncated_ratio": 0.125,
+            "perf/rollout_time": 2.5,
+        }
+        module.log(SLIME, {**rollout, "rollout/step": step}, step_key="rollout/step")
+    module._TensorboardAdapter(SLIME).finish()
+
+
+def slime_training(source, attempt):
+    module = load(source, "slime.observability.logging_utils")
+    for step in steps(attempt):
+        rollout = {
+            "rollout/raw_reward": reward(step, attempt),
+            "rollout/rewards": 0.0,
+            "rollout/response_lengths": 100.0 + step,
+            "rollout/truncated": 0.125,
+            "rollout/log_probs": -0.5,
+            "rollout/advantages": 0.0,
+        }
+        module.log(SLIME, {**rollout, "rollout/step": step}, step_key="rollout/step")
         for optimizer_step in (2 * step, 2 * step + 1):  # two of them a rollout
             values = {"train/loss": 0.1, "train/kl_loss": kl(step, attempt), "train/ppo_kl": 0.001}
-            module.log(args, {**values, "train/step": optimizer_step}, step_key="train/step")
-    module._TensorboardAdapter(args).finish()
+            module.log(SLIME, {**values, "train/step": optimizer_step}, step_key="train/step")
+        module.log(SLIME, {"perf/step_time": 2.5, "rollout/step": step}, step_key="rollout/step")
+    module._TensorboardAdapter(SLIME).finish()
 
 
 def roll_values(attempt):

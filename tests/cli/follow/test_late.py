@@ -9,6 +9,7 @@ from guard_cli.logs.readers import read_log
 from guard_cli.replay.run import load_run
 from guard_follow import follower as follower_module
 from guard_follow import source as source_module
+from guard_follow.errors import InputError
 from guard_follow.settings import find_settings
 from tests.cli.follow.test_follower import Followed, append, replayed
 from tests.cli.logs.shapes import SHAPES, STEPS, event, kl, lines, reward, tensorboard
@@ -30,29 +31,30 @@ class TestFoldersOfEventFiles:
 
     @pytest.mark.parametrize("depth", ["exp_001/tensorboard", "tensorboard"])
     @pytest.mark.parametrize("metrics", [{}, {"hparam/accuracy": 1.0}])
-    def test_what_add_hparams_writes_is_no_run(self, tmp_path, depth, metrics):
+    @pytest.mark.parametrize("tag", ["train/reward", "mine"])
+    def test_what_add_hparams_writes_is_no_run(self, tmp_path, depth, metrics, tag):
         from torch.utils.tensorboard import SummaryWriter
 
-        followed = Followed(tmp_path, "nemo-rl", new_run=True)
+        followed = Followed(tmp_path, "nemo-rl", new_run=True, overrides={"reward": tag})
         with SummaryWriter(tmp_path / depth) as writer:
             writer.add_hparams({"lr": 0.1, "seed": 1}, metrics)
             followed.poll()
             for step in range(1, STEPS + 1):
-                writer.add_scalar("train/reward", reward(step), step)
+                writer.add_scalar(tag, reward(step), step)
         assert len({file.parent for file in tmp_path.rglob("events.out.*")}) == 2
         followed.poll()
         followed.finish()
         assert [row[1] for row in followed.rows()] == list(range(1, STEPS + 1))
-        assert len(replayed(tmp_path)) == STEPS
+        assert len(read_log(tmp_path, [tag])) == STEPS
 
     def test_a_folder_without_a_scalar_is_no_run(self, tmp_path):
-        events(tmp_path / "run", 2)
-        (tmp_path / "hparams").mkdir()
-        data = (tmp_path / "run" / "events.out.tfevents.2.h.1.0").read_bytes()
-        (tmp_path / "hparams" / "events.out.tfevents.1.h.1.0").write_bytes(data[:40])
-        followed = Followed(tmp_path, "nemo-rl")
+        data = b"".join(event(step, "mine", 0.5) for step in range(STEPS))
+        for run, content in (("run", data), ("hparams", data[:20])):
+            (tmp_path / run).mkdir()
+            (tmp_path / run / "events.out.tfevents.1.h.1.0").write_bytes(content)
+        followed = Followed(tmp_path, "nemo-rl", overrides={"reward": "mine"})
         followed.finish()
-        assert len(followed.rows()) == STEPS == len(replayed(tmp_path))
+        assert len(followed.rows()) == STEPS == len(read_log(tmp_path, ["mine"]))
 
     def test_a_second_start_in_a_new_folder(self, tmp_path):
         followed = Followed(tmp_path, "nemo-rl")
@@ -89,6 +91,81 @@ class TestFoldersOfEventFiles:
         events(tmp_path / "b", 2, attempt=1, when=2010)
         followed.finish()
         assert {row[0] for row in followed.rows()} == {0, 1}
+
+
+class TestProcessesOfOneRun:
+    """slime logs from several, each with its own writer: into one folder, or into one by the time of each."""
+
+    SAMPLES = ("rollout/response_len/mean", 100.0)
+
+    @pytest.fixture(autouse=True)
+    def look_at_once(self, monkeypatch):
+        monkeypatch.setattr(source_module, "LOOK_SECONDS", 0.0)
+
+    def files(self, root, apart):
+        first, second = (root / "20260801_100000", root / "20260801_100412") if apart else (root, root)
+        first.mkdir(exist_ok=True)
+        return first / "events.out.tfevents.1000.h.1.0", second / "events.out.tfevents.1252.h.2.0"
+
+    def write(self, files, followed=None):
+        for step in range(STEPS):
+            append(files[0], event(step, *self.SAMPLES))
+            if followed is not None:
+                followed.poll()
+            files[1].parent.mkdir(exist_ok=True)
+            append(files[1], event(step, "rollout/raw_reward", 0.5))
+            if followed is not None:
+                followed.poll()
+
+    @pytest.mark.parametrize("apart", [False, True])
+    @pytest.mark.parametrize("new_run", [False, True])
+    def test_the_reward_is_found_while_they_write(self, tmp_path, apart, new_run):
+        followed = Followed(tmp_path, "slime", new_run=new_run)
+        self.write(self.files(tmp_path, apart), followed)
+        assert [row[:2] for row in followed.rows()] == [(0, step) for step in range(STEPS - 1)]
+        followed.finish()
+        assert len(followed.rows()) == STEPS == len(replayed(tmp_path))
+        assert not any("another start" in sentence for sentence in followed.said)
+
+    @pytest.mark.parametrize("apart", [False, True])
+    def test_and_by_a_follower_that_comes_later(self, tmp_path, apart):
+        self.write(self.files(tmp_path, apart))
+        followed = Followed(tmp_path, "slime")
+        followed.poll()
+        followed.restart()
+        followed.finish()
+        assert [row[:2] for row in followed.rows()] == [(0, step) for step in range(STEPS)]
+
+    @pytest.mark.parametrize("tag", ["rollout/raw_reward", "kl", "my/score"])
+    def test_two_that_log_the_same_are_two_runs(self, tmp_path, tag):
+        """Also under a name that is not known, if nothing else is known of them."""
+        for number in (1, 2):
+            file = tmp_path / f"events.out.tfevents.{number}.h.1.0"
+            file.write_bytes(event(0, tag, 0.5) + event(0, f"other{number}", 0.5))
+        for refuse in (Followed, read_log):
+            with pytest.raises(InputError, match=r"tfevents\.1\.h.*tfevents\.2\.h"):
+                refuse(tmp_path)
+
+    def test_what_is_not_judged_may_be_logged_by_two(self, tmp_path):
+        first, second = self.files(tmp_path, apart=False)
+        self.write((first, second))
+        append(second, event(0, *self.SAMPLES))
+        assert len(replayed(tmp_path)) == STEPS
+
+    def test_of_two_folders_of_which_nothing_is_known_none_is_chosen(self, tmp_path):
+        for run in "ab":
+            (tmp_path / run).mkdir()
+            (tmp_path / run / "events.out.tfevents.1.h.1.0").write_bytes(event(0, "my/score", 0.5))
+        for refuse in (Followed, read_log):
+            with pytest.raises(InputError, match="`a`, `b`"):
+                refuse(tmp_path)
+
+    def test_of_two_folders_with_a_reward_none_is_chosen(self, tmp_path):
+        self.write(self.files(tmp_path, apart=True))
+        events(tmp_path / "other", 3)
+        for refuse in (Followed, read_log):
+            with pytest.raises(InputError, match="`20260801_100412`, `other`"):
+                refuse(tmp_path)
 
 
 class TestAFolderThatIsThereFirst:
