@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Self
 
 from guard_follow.beneath import named_below
-from guard_follow.events import EVENTS, LOGS, states, written
+from guard_follow.events import EVENTS, LOGS, written
 from guard_follow.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
 from guard_follow.settings import configurations
+from guard_follow.states import history_of, rows_of, states
 from guard_follow.tail import Mark, mark_of
 
 
@@ -27,11 +28,14 @@ class Before:
         files: event files, states and configurations, with the time of their writing, ns.
         logs: how far files of lines went.
         checkpoints: complete ones, by the folder of the model, with the time of their writing, ns.
+        histories: of the logs in states, how many rows each has, by its digest. A trainer that goes on from
+            one of these checkpoints has its rows in each of its own.
     """
 
     files: Mapping[str, int] = field(default_factory=dict)
     logs: Mapping[str, Mark] = field(default_factory=dict)
     checkpoints: Mapping[str, int] = field(default_factory=dict)
+    histories: Mapping[str, int] = field(default_factory=dict)
 
     def has(self, file: Path) -> bool:
         """Whether this file was there, and has not been written since."""
@@ -50,7 +54,8 @@ class Before:
         """
         kept = json.loads(text)
         logs = {path: Mark(size, last) for path, (size, last) in kept["logs"].items()}
-        return cls(dict(kept["files"]), logs, dict(kept["checkpoints"]))
+        histories = dict(kept.get("histories", {}))  # which no earlier release kept
+        return cls(dict(kept["files"]), logs, dict(kept["checkpoints"]), histories)
 
 
 def what_lies(metrics: Path | None, checkpoints: Path | None, framework: str | None) -> Before:
@@ -63,10 +68,13 @@ def what_lies(metrics: Path | None, checkpoints: Path | None, framework: str | N
     """
     files: list[Path] = []
     logs: dict[str, Mark] = {}
+    histories: dict[str, int] = {}
     if metrics is not None:
-        files = [*named_below(metrics, EVENTS), *states(metrics), *configurations(metrics)]
+        saved = states(metrics)
+        files = [*named_below(metrics, EVENTS), *saved, *configurations(metrics)]
+        histories = {history_of(rows): len(rows) for state in saved if (rows := rows_of(state))}
         marks = {log: mark_of(log) for log in (metrics, *(metrics / name for name in LOGS))}
         logs = {str(log): mark for log, mark in marks.items() if mark is not None}
     found = () if checkpoints is None else find_checkpoints(checkpoints, layouts_of(framework))
     complete = {str(c.path): c.written for c in found if isinstance(c, CompleteCheckpoint)}
-    return Before({str(file): written(file) for file in files}, logs, complete)
+    return Before({str(file): written(file) for file in files}, logs, complete, histories)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations, islice
 from pathlib import Path
 
-from guard_follow.beneath import entries, named, named_below, open_regular
+from guard_follow.beneath import named, named_below, open_regular
 from guard_follow.errors import InputError
 from guard_follow.names import is_judged, is_reward, listing
 from guard_follow.records import DamagedError, Events, Record
@@ -16,18 +16,10 @@ from guard_follow.tail import CHUNK
 #: Files that a framework writes into its own folder, which may be given instead of them.
 LOGS = ("experiment_log.jsonl", "logging.jsonl", "metrics.jsonl")
 EVENTS = "events.out.tfevents."
-STATE = "trainer_state.json"
 #: Of a file, that is read to find its first scalar.
 MAX_CHUNKS = 64
 #: Scalars of a file by which it is known what it holds: those of its first steps.
 MAX_SCALARS = 20_000
-
-
-def states(folder: Path) -> list[Path]:
-    """The states of TRL in the checkpoints of a folder."""
-    inside = [entry.name for entry in entries(folder) if entry.is_dir(follow_symlinks=False)]
-    files = [folder / name / STATE for name in inside if name.startswith("checkpoint-")]
-    return [file for file in files if file.exists()]
 
 
 def written(file: Path) -> int:
@@ -83,6 +75,25 @@ def one_folder(path: Path, files: Sequence[Path]) -> Path | None:
         several = listing([str(folder.relative_to(path)) for folder in folders])
         raise InputError(f"{path} holds the event files of several runs: {several}. Name the folder of one.")
     return folders[0] if folders else None
+
+
+def preferred(events: Collection[Path], states: Collection[Path], *, ended: bool = False) -> tuple[bool, str]:
+    """Whether event files are read where a folder has TRL's states, too; and what is left out, for people.
+
+    A state has nothing after its checkpoint. Of a run that has ended it has the whole history, where event
+    files of several starts, each in a folder of its own, may be of several runs. A follower that starts again
+    reads what it has read before: the numbers in a state are not those of an event file to the last digit.
+
+    Args:
+        events: event files of a folder.
+        states: its states.
+        ended: nothing more is written.
+    """
+    if not (events and states):
+        return bool(events), ""
+    if ended and len({file.parent for file in events}) > 1:
+        return False, "the event files, which lie in several folders, are not read: trainer_state.json is"
+    return True, "trainer_state.json, which ends at its checkpoint, is not read: the event files are"
 
 
 def refuse_several(folder: Path) -> None:

@@ -7,16 +7,14 @@ import os
 import select
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
-
-from pydantic_core import from_json
 
 from guard_core.frameworks import FILE_FORMATS, FORMATS
 from guard_core.wording import meant
 from guard_follow.before import Before
-from guard_follow.beneath import named, open_regular
+from guard_follow.beneath import named
 from guard_follow.errors import InputError
 from guard_follow.events import (
     EVENTS,
@@ -26,8 +24,8 @@ from guard_follow.events import (
     has_reward,
     in_order,
     one_folder,
+    preferred,
     refuse_several,
-    states,
     written,
 )
 from guard_follow.names import listing
@@ -44,9 +42,9 @@ from guard_follow.records import (
     Record,
     flatten,
 )
+from guard_follow.states import rows_of, states, without
 from guard_follow.tail import CHUNK, REMEMBERED, Tail
 
-MAX_STATE = 256 << 20
 #: A folder of event files has ended if nothing came to it for so long while another one grew; writers flush
 #: every two minutes.
 QUIET_NS = 150 * 10**9
@@ -223,10 +221,14 @@ class LateSource:
             raise InputError(f"{path} holds several logs: {several}. Name one of them.")
         if logs and self._chosen != "tensorboard":
             return FileSource(logs[0], JsonLines, self._before)
-        if event_files(path, self._old):
-            return EventSource(path, old=self._old, first=self._first, new_run=self._new_run)
-        if not all(map(self._before.has, states(path))):
-            return StateSource(path)
+        events = event_files(path, self._old)
+        saved = [state for state in states(path) if not self._before.has(state)]
+        from_events, note = preferred(events, saved)
+        note = f"{path}: {note}" if note else ""
+        if from_events:
+            return EventSource(path, old=self._old, first=self._first, new_run=self._new_run, note=note)
+        if saved:
+            return StateSource(path, self._before.histories, note)
         return None
 
     def poll(self) -> Iterator[Record]:
@@ -255,14 +257,17 @@ class EventSource:
         old: files that are left out.
         first: the files that are there now must be of one run.
         new_run: nothing but the new run writes there, whatever the number of its files.
+        note: what the user should know of it.
 
     Raises:
         InputError: they are of several runs.
     """
 
-    def __init__(self, root: Path, *, old: Collection[Path], first: bool, new_run: bool) -> None:
+    def __init__(
+        self, root: Path, *, old: Collection[Path], first: bool, new_run: bool, note: str = ""
+    ) -> None:
         self.ended = False
-        self.note = ""
+        self.note = note
         self._root, self._old = root, set(old)
         self._folder: Path | None = None
         self._looked = -math.inf
@@ -366,13 +371,19 @@ def _newest(folder: Path) -> int:
 
 
 class StateSource:
-    """TRL's trainer_state.json, which comes with each checkpoint and holds the log from its beginning."""
+    """TRL's trainer_state.json, which comes with each checkpoint and holds the log from its beginning.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: with the checkpoints.
+        old: see `Before.histories`.
+        note: what the user should know of it.
+    """
+
+    def __init__(self, folder: Path, old: Mapping[str, int], note: str = "") -> None:
         self.ended = False
-        self.note = ""
+        self.note = note
         self.bad = 0
-        self._folder = folder
+        self._folder, self._old = folder, old
         self._read: tuple[str, int] | None = None
 
     def poll(self) -> Iterator[Record]:
@@ -380,16 +391,12 @@ class StateSource:
         files = sorted(states(self._folder), key=written)
         if not files or (now := (str(files[-1]), written(files[-1]))) == self._read:
             return
-        try:
-            with os.fdopen(open_regular(files[-1]), "rb") as stream:
-                rows = from_json(stream.read(MAX_STATE)).get("log_history", [])
-        except (OSError, ValueError, AttributeError, InputError):
+        rows = rows_of(files[-1])
+        if rows is None:
             return  # it is being written: the next look finds it whole
         self._read = now
         yield AGAIN
-        for row in rows if isinstance(rows, list) else ():
-            if isinstance(row, dict):
-                yield flatten(row)
+        yield from map(flatten, without(rows, self._old))
 
     def rest(self) -> list[Record]:
         """Nothing."""

@@ -20,7 +20,7 @@ from guard_cli.logs.keep import Keep
 from guard_cli.logs.table import OBJECTS, OUTCOMES, Chunk, Table, begins_of, build
 from guard_core.terminal import plain
 from guard_follow import names
-from guard_follow.events import LOGS, event_files, in_order, refuse_several
+from guard_follow.events import LOGS, event_files, in_order, preferred, refuse_several
 from guard_follow.records import (
     BOM,
     MAX_LINE,
@@ -86,14 +86,15 @@ def _read_run(path: Path, overrides: Collection[str], logs: list[Path]) -> Table
     wandb = sorted(path.rglob("wandb-history.jsonl"))
     if len(histories) == 1:
         return read_log(histories[0], overrides)
-    if not histories and states:
-        return read_log(states[0], overrides)
+    from_events, left_out = preferred(events, states, ended=True)
+    if not histories and states and not from_events:
+        return _noting(left_out, read_log(states[0], overrides))
     if not histories and len(wandb) == 1 and not events:
         return read_log(wandb[0], overrides)
     folders = {event.parent for event in events}
     if not histories and not wandb and len(folders) == 1:
         refuse_several(events[0].parent)
-        return read_tensorboard(events, Keep(overrides))
+        return _noting(left_out, read_tensorboard(events, Keep(overrides)))
     found = [str(p.relative_to(path)) for p in [*logs, *histories, *wandb, *sorted(folders)]]
     if found:
         raise CliError(f"{path} holds several runs: {names.listing(found)}. Name one of them.")
@@ -104,6 +105,12 @@ def _read_run(path: Path, overrides: Collection[str], logs: list[Path]) -> Table
         f"{', '.join(LOGS)}, trainer_state.json, wandb-history.jsonl, TensorBoard event files, MLflow's "
         "meta.yaml, CSV of its charts, JSON of its metrics/get-history."
     )
+
+
+def _noting(left_out: str, table: Table) -> Table:
+    """The table, with what of its folder is not in it."""
+    note = f"{left_out[:1].upper()}{left_out[1:]}." if left_out else ""
+    return replace(table, note=" ".join(filter(None, (note, table.note))) or None)
 
 
 def _read_state_dir(path: Path) -> Table | None:

@@ -9,6 +9,7 @@ from guard_cli.logs.readers import read_log
 from guard_cli.replay.run import load_run
 from guard_follow import follower as follower_module
 from guard_follow import source as source_module
+from guard_follow.before import Before
 from guard_follow.errors import InputError
 from guard_follow.settings import find_settings
 from tests.cli.follow.test_follower import Followed, append, replayed
@@ -205,6 +206,93 @@ class TestAFolderThatIsThereFirst:
         followed.poll()
         followed.finish()
         assert followed.rows() == []
+
+
+class TestTheStateOfACheckpoint:
+    """TRL's trainer_state.json has the log from its beginning, of the start that it went on from, too."""
+
+    def save(self, folder, rows, last):
+        (folder / f"checkpoint-{last}").mkdir(parents=True)
+        state = folder / f"checkpoint-{last}" / "trainer_state.json"
+        state.write_text(json.dumps({"log_history": rows}, indent=2))
+        os.utime(state, (last, last))
+
+    def rows(self, first, last, factor=0.1):
+        return [{"step": s, "reward": factor * s, "kl": kl(s)} for s in range(first, last + 1)]
+
+    @pytest.mark.parametrize("from_step", [5, 10])
+    def test_of_a_run_that_goes_on_the_new_steps_are_reported(self, tmp_path, from_step):
+        for last in (5, 10):
+            self.save(tmp_path, self.rows(1, last), last)
+        followed = Followed(tmp_path, "trl", new_run=True)
+        followed.poll()
+        gone_on = self.rows(1, from_step) + self.rows(from_step + 1, 15, 0.2)
+        self.save(tmp_path, gone_on, 15)
+        followed.poll()
+        (tmp_path / "checkpoint-10" / "trainer_state.json").unlink()  # it was rotated away
+        followed.restart()
+        followed.finish()
+        assert [row[:3] for row in followed.rows()] == [(0, s, 0.2 * s) for s in range(from_step + 1, 16)]
+
+    def test_a_run_beside_an_old_one_has_all_of_its_steps(self, tmp_path):
+        self.save(tmp_path, self.rows(1, 10), 10)
+        followed = Followed(tmp_path, "trl", new_run=True)
+        self.save(tmp_path, self.rows(1, 15, 0.2), 15)
+        followed.finish()
+        assert [row[1] for row in followed.rows()] == list(range(1, 16))
+
+    def test_what_an_earlier_release_kept_of_the_time_before_is_taken(self):
+        kept = json.loads(Before().to_json())
+        del kept["histories"]
+        assert Before.from_json(json.dumps(kept)) == Before()
+
+    def events(self, folder, last, number=1):
+        folder.mkdir(parents=True, exist_ok=True)
+        data = b"".join(event(s, "train/reward", 0.5) for s in range(1, last + 1))
+        (folder / f"events.out.tfevents.{number}.h.1.0").write_bytes(data)
+
+    def read_both(self, folder):
+        followed = Followed(folder, "trl")
+        followed.finish()
+        run = load_run(read_log(folder), str(folder), {})
+        assert [row[1] for row in followed.rows()] == run.step.tolist()
+        return run.step.tolist(), " ".join(run.notes), " ".join(followed.said)
+
+    def test_beside_event_files_those_are_read_and_it_is_told(self, tmp_path):
+        self.save(tmp_path, self.rows(1, 10), 10)
+        self.events(tmp_path / "runs" / "a", 15)
+        steps, *told = self.read_both(tmp_path)
+        assert steps == list(range(1, 16))
+        assert all("rainer_state.json, which ends at its checkpoint, is not read" in t for t in told)
+
+    def test_an_old_one_beside_new_event_files_is_nothing_that_is_left_out(self, tmp_path):
+        self.save(tmp_path, self.rows(1, 10), 10)
+        followed = Followed(tmp_path, "trl", new_run=True)
+        self.events(tmp_path / "runs" / "a", 15)
+        followed.finish()
+        assert len(followed.rows()) == 15 and not any("not read" in said for said in followed.said)
+
+    def test_beside_event_files_of_several_starts_it_is_replayed_and_they_are_told(self, tmp_path):
+        self.save(tmp_path, self.rows(1, 10), 10)
+        for number in (1, 2):
+            self.events(tmp_path / "runs" / str(number), 15, number)
+        run = load_run(read_log(tmp_path), "", {})
+        assert run.step.tolist() == list(range(1, 11))
+        assert any("The event files, which lie in several folders, are not read" in n for n in run.notes)
+        with pytest.raises(InputError, match="several runs"):
+            Followed(tmp_path, "trl")
+
+    def test_a_follower_that_starts_again_reads_the_event_files_on(self, tmp_path, monkeypatch):
+        """A state has the same steps with more digits: they would be another start of the trainer."""
+        monkeypatch.setattr(source_module, "LOOK_SECONDS", 0.0)
+        followed = Followed(tmp_path, "trl", new_run=True)
+        for number, last in enumerate((10, 15), start=1):
+            self.events(tmp_path / "runs" / str(number), last, number)
+            self.save(tmp_path, [{**row, "reward": 0.5000001} for row in self.rows(1, last)], last)
+            followed.poll()
+            followed.restart()
+        followed.finish()
+        assert {row[:3] for row in followed.rows()} == {(0, s, 0.5) for s in range(1, 16)}
 
 
 def test_a_file_that_is_seen_while_it_is_empty_begins_anew(tmp_path):

@@ -43,6 +43,9 @@ TOLD_TESTS = CLI / "replay" / "test_told.py"
 TOLD_READ, TOLD_FOLDED = (Rule("guard_cli", f"replay/{name}.py", TOLD_TESTS) for name in ("run", "fold"))
 TOLD_KEPT = Rule("guard_service", "store/history.py", TOLD_TESTS)
 STARTS_REPLAYED = Rule("guard_cli", "replay/attempts.py", STARTS_TESTS)
+STATES = Rule("guard_follow", "states.py", LATE)
+BEFORE = Rule("guard_follow", "before.py", LATE)
+READ_LATE = Rule("guard_cli", "logs/readers.py", LATE)
 REPLAYED_LATE = Rule("guard_cli", "replay/run.py", LATE)
 BESIDE = Rule("guard_cli", "replay/attempts.py", LATE)
 PLACED = Rule("guard_follow", "starts.py", LATE)
@@ -299,7 +302,18 @@ MUTANTS: tuple[Mutant, ...] = (
     (SOURCE, ">= QUIET_NS:", ">= 0:"),
     (PIPED, "StandardInput(_decoder(None, chosen)())", "StandardInput(ConsoleLines())"),
     (PIPED, 'raise InputError(f"standard input: {error}.") from None', "return"),
-    (SOURCE, "if not all(map(self._before.has, states(path))):", "if states(path):"),
+    (SOURCE, "for state in states(path) if not self._before.has(state)]", "for state in states(path)]"),
+    (SOURCE, "yield from map(flatten, without(rows, self._old))", "yield from map(flatten, rows)"),
+    (STATES, "return rows[max(begins, default=0) :]", "return rows[max(known.values()) :]"),
+    (STATES, "max(begins, default=0)", "min(begins, default=0)"),
+    (STATES, " and known.get(digest) == count)", ")"),
+    (BEFORE, 'kept.get("histories", {})', 'kept["histories"]'),
+    (EVENTS, "if ended and len({file.parent for file in events}) > 1:", "if False:"),
+    (EVENTS, "if ended and len({file", "if len({file"),
+    (EVENTS, '    return True, "trainer_state', '    return False, "trainer_state'),
+    (SOURCE, "self._before.histories, note)", "self._before.histories)"),
+    (SOURCE, "new_run=self._new_run, note=note)", "new_run=self._new_run)"),
+    (READ_LATE, "(note, table.note)", "(table.note,)"),
     (
         TAIL,
         'self._offset, self._last, self._anew = 0, b"", True\n        while',

@@ -1,0 +1,62 @@
+"""TRL's trainer_state.json: each checkpoint has one, with the log from the beginning of the run.
+
+A trainer that goes on from a checkpoint copies the log of that one, so what a state has is of several starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from guard_follow.beneath import entries, open_regular
+from guard_follow.errors import InputError
+
+STATE = "trainer_state.json"
+MAX_BYTES = 256 << 20
+
+Row = Mapping[str, Any]
+
+
+def states(folder: Path) -> list[Path]:
+    """The states of TRL in the checkpoints of a folder."""
+    inside = [entry.name for entry in entries(folder) if entry.is_dir(follow_symlinks=False)]
+    files = [folder / name / STATE for name in inside if name.startswith("checkpoint-")]
+    return [file for file in files if file.exists()]
+
+
+def rows_of(state: Path) -> list[Row] | None:
+    """The rows of its log; None where it cannot be read, as while it is being written."""
+    try:
+        with os.fdopen(open_regular(state), "rb") as stream:
+            rows = from_json(stream.read(MAX_BYTES)).get("log_history", [])
+    except (OSError, ValueError, AttributeError, InputError):
+        return None
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def history_of(rows: Sequence[Row]) -> str:
+    """A digest by which a log is known again where another one goes on from it; "" of none."""
+    return next((digest for count, digest in _histories(rows) if count == len(rows)), "")
+
+
+def without(rows: Sequence[Row], known: Mapping[str, int]) -> Sequence[Row]:
+    """The rows after the longest of these histories, by digest, with which they begin."""
+    if not known:
+        return rows
+    counts = {*known.values()}
+    begins = (count for count, digest in _histories(rows) if count in counts and known.get(digest) == count)
+    return rows[max(begins, default=0) :]
+
+
+def _histories(rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
+    """After each row, how many there are by then, and the digest of all."""
+    digest = sha256()
+    for count, row in enumerate(rows, start=1):
+        digest.update(json.dumps(row, sort_keys=True).encode())
+        yield count, digest.hexdigest()[:32]
