@@ -1765,6 +1765,56 @@ class TestAnAttachedGuard:
             assert (words in answer) and (words or answer == "")
 
 
+# -- who may enter the container of a guard --------------------------------------------------------------
+
+
+def entered(client: Client, pod: str, container: str, way: str = "exec") -> str:
+    """What the API server says against a shell there; "" if it would pass it on to a kubelet."""
+    query = {"container": container, "stdout": "true"} | ({"command": "sh"} if way == "exec" else {})
+    try:
+        client.request("POST", f"/api/v1/namespaces/{STRICT}/pods/{pod}/{way}", query=query)
+    except ApiError as error:
+        return only_forbidden(error) if error.status == 403 else ""
+    return ""
+
+
+class TestAShellInAGuard:
+    @pytest.fixture(scope="class")
+    def developer(self, accounts: Accounts, admission: Client) -> Client:
+        """Whoever may run and look into pods of the namespace."""
+        into = {"apiGroups": [""], "resources": ["pods/exec", "pods/attach"], "verbs": ["create", "get"]}
+        accounts.may(STRICT, "developer", into)
+        client = accounts.client(STRICT, "developer")
+        eventually(lambda: entered(client, "run-master-0", "pytorch") == "", "it may enter pods")
+        eventually(lambda: entered(client, "run-master-0", "rlguard-guard") != "", "the policy is on")
+        return client
+
+    @pytest.mark.parametrize("way", ["exec", "attach"])
+    @pytest.mark.parametrize(
+        ("pod", "container"),
+        [("run-master-0", "rlguard-guard"), ("run-0a1b2c3d-0", "")],
+        ids=["named", "alone"],
+    )
+    def test_is_refused(self, developer: Client, pod: str, container: str, way: str) -> None:
+        assert "enters the container of a guard" in entered(developer, pod, container, way)
+
+    @pytest.mark.parametrize(
+        ("pod", "container"),
+        [("run-master-0", "pytorch"), ("run-0a1b2c3d-0", "other"), ("run-master-0", "")],
+        ids=["the trainer", "another one", "the only one"],
+    )
+    def test_elsewhere_is_nobodys_business(self, developer: Client, pod: str, container: str) -> None:
+        assert entered(developer, pod, container) == ""
+
+    def test_is_for_who_may_operate_jobs(self, accounts: Accounts, admission: Client) -> None:
+        assert entered(admission, "run-master-0", "rlguard-guard") == "", "an administrator may"
+        into = {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create"]}
+        operates = {"apiGroups": ["rlguard.dev"], "resources": ["guardedtrainingjobs"], "verbs": ["operate"]}
+        accounts.may(STRICT, "on-call", into, operates)
+        client = accounts.client(STRICT, "on-call")
+        eventually(lambda: entered(client, "run-master-0", "rlguard-guard") == "", "its right counts")
+
+
 # -- who may say "fire", who may create a job, what the operator may create ------------------------------
 
 API = "/apis/rlguard.dev/v1alpha1/namespaces/{}/guardedtrainingjobs/{}/status"
