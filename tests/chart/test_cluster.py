@@ -1158,6 +1158,24 @@ def test_a_guard_that_is_not_as_its_job_says_is_refused(
     assert said in str(refusal(admission, pod))
 
 
+def with_split(split: str) -> Callable[[Json], None]:
+    return lambda spec: spec["guard"]["heldout"].update(split=split)
+
+
+def test_a_split_that_the_api_server_takes_is_one_that_the_policies_know(admission: Client) -> None:
+    job = submit(admission, STRICT, "its-split", with_split("it's für/held out.jsonl"))
+    known(admission, STRICT, job)
+    assert refusal(admission, guarded_pod(STRICT, job)) is None
+
+
+@pytest.mark.parametrize("split", ['a"b.jsonl', "a\tb.jsonl", "a\\b.jsonl", "a$$(HOME).jsonl"])
+def test_a_split_that_the_guard_is_told_otherwise_than_it_is_written_is_refused(
+    admission: Client, split: str
+) -> None:
+    with pytest.raises(ApiError, match=r"spec\.guard\.heldout\.split"):
+        submit(admission, STRICT, "odd-split", with_split(split), dry_run=True)
+
+
 def test_a_guard_follows_the_log_that_its_job_names_and_no_other(admission: Client) -> None:
     metrics: Json = {"follow": {"path": "run/metrics.jsonl", "format": "verl"}}
     job = submit(admission, STRICT, "followed", partial(set_guard, metrics=metrics))

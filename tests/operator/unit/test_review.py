@@ -75,6 +75,17 @@ def test_a_split_outside_of_its_volume(path: str) -> None:
     assert review_manifest(inside, CONFIG) == Review()
 
 
+@pytest.mark.parametrize("path", ['a"b', "a\\b", "a$(HOME)", "a\tb", "a\nb", "a\x7f"])
+def test_a_path_that_the_guard_would_be_told_otherwise_than_it_is_written(path: str) -> None:
+    """By it the admission policy knows that a guard has the split of its job."""
+    said = review_manifest(changed(path, "spec", "guard", "heldout", "split"), CONFIG)
+    assert (
+        said.reason == "InvalidSpec" and "must have no quotation mark, backslash, dollar" in said.findings[0]
+    )
+    usual = changed("it's für/held out.jsonl", "spec", "guard", "heldout", "split")
+    assert review_manifest(usual, CONFIG) == Review()
+
+
 def test_each_finding_is_a_sentence_of_its_own() -> None:
     pod = {**POD, "hostPID": True, "shareProcessNamespace": True}
     spec = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": pod}}}}
