@@ -61,6 +61,9 @@ TOLD = {
     "max_new_tokens": "heldout_max_new_tokens",
 }
 
+#: The part of an evaluation in which an engine is started, or weights are loaded.
+LOAD = "load"
+
 #: The longest completion of the trainer, as its first checkpoint says, tokens.
 TRAINER_LIMIT = "trainer_max_new_tokens"
 
@@ -145,6 +148,15 @@ class Evaluation:
     def score(self) -> float:
         """Mean outcome, in [0, 1]."""
         return fmean(self.items)
+
+    @property
+    def seconds_again(self) -> float | None:
+        """Seconds that a further pass takes, by this one: the first may have started process and engine,
+        which are there then. Where weights are loaded for each, it takes so much longer.
+        """
+        if self.pass_index > 0 or not self.parts:
+            return self.seconds
+        return sum(seconds for part, seconds in self.parts.items() if part != LOAD)
 
     def summary(self) -> EvaluationSummary:
         """The evaluation without its items."""
@@ -911,7 +923,7 @@ def _fold_into(
         in_loop_reward,
         evaluation.proxy_items,
         in_loop_error,
-        PassCost(evaluation.completions, evaluation.seconds),
+        PassCost(evaluation.completions, evaluation.seconds, evaluation.seconds_again),
         evaluation.sampling,
         evaluation.fooled_items,
     )

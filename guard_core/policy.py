@@ -121,19 +121,26 @@ class BaselineBudget(_Section):
         None, gt=0, description="Time that all passes may take, minutes; null: any."
     )
 
-    def has_room(self, passes: int, completions: int | None, seconds: float | None) -> bool:
-        """Whether one more pass fits that costs as much as each of those that were made did on average.
+    def has_room(
+        self, passes: int, completions: int | None, seconds: float | None, again: float | None
+    ) -> bool:
+        """Whether one more pass fits, of as many completions as those that were made.
 
         Args:
             passes: those that were made, at least one.
             completions: of all of them; None, not known, is bounded by nothing.
             seconds: that all of them took; likewise.
+            again: seconds that one more takes; likewise.
         """
-        longest = None if self.minutes is None else 60 * self.minutes
-        return all(
-            limit is None or spent is None or spent * (passes + 1) <= limit * passes
-            for limit, spent in ((self.completions, completions), (longest, seconds))
+        few_enough = (
+            self.completions is None
+            or completions is None
+            or completions * (passes + 1) <= self.completions * passes
         )
+        soon_enough = (
+            self.minutes is None or seconds is None or again is None or seconds + again <= 60 * self.minutes
+        )
+        return few_enough and soon_enough
 
 
 #: Evaluations that `horizon` may be.
@@ -291,7 +298,7 @@ class Policy(_Section):
         calibrated = self.calibrated
         passes = 1
         while passes < calibrated.baseline_passes and calibrated.baseline_budget.has_room(
-            passes, passes * completions, None if seconds is None else passes * seconds
+            passes, passes * completions, None if seconds is None else passes * seconds, seconds
         ):
             passes += 1
         return self.model_copy(

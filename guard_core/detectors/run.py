@@ -52,14 +52,19 @@ UNINFORMATIVE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """What one evaluation cost: completions and seconds; None: not known."""
+    """What one evaluation cost: completions and seconds; None: not known.
+
+    `again`: seconds that a further one of the same checkpoint takes.
+    """
 
     completions: int | None = None
     seconds: float | None = None
+    again: float | None = None
 
-    def plus(self, other: PassCost) -> PassCost:
-        """Both together; what is not known of one is not known."""
-        return PassCost(_sum(self.completions, other.completions), _sum(self.seconds, other.seconds))
+    def plus(self, later: PassCost) -> PassCost:
+        """Both together; what is not known of one is not known. The later one says what another takes."""
+        completions, seconds = _sum(self.completions, later.completions), _sum(self.seconds, later.seconds)
+        return PassCost(completions, seconds, later.again)
 
 
 def _sum(one: N | None, other: N | None) -> N | None:
@@ -244,8 +249,8 @@ class CalibratedRun:
     @property
     def _has_room(self) -> bool:
         """Whether the budget has room for another pass."""
-        cost = self._cost
-        return self._config.baseline_budget.has_room(len(self._passes), cost.completions, cost.seconds)
+        cost, passes = self._cost, len(self._passes)
+        return self._config.baseline_budget.has_room(passes, cost.completions, cost.seconds, cost.again)
 
     @property
     def awaits_confirmation(self) -> bool:

@@ -26,13 +26,22 @@ def policy(**budget: Any) -> Policy:
     return Policy(calibrated=CalibratedPolicy.model_validate(settings))
 
 
-def gathered(budget: dict[str, Any], each: int | None = N, took: float | None = 30.0) -> Judge:
-    """A judge that was given every pass it wanted, each at this cost."""
+def gathered(
+    budget: dict[str, Any],
+    each: int | None = N,
+    took: float | None = 30.0,
+    starts: float | None = None,
+    later_load: float = 0.0,
+) -> Judge:
+    """A judge that was given every pass it wanted, each at this cost; the first `starts` an engine."""
     judge, rng, index = Judge(policy(**budget)), np.random.default_rng(3), 0
 
     def evaluate(step: int, index: int) -> None:
         items = tuple(draw(rng, difficulties(N)).tolist())
-        cost = {"completions": each, "seconds": took}
+        cost: dict[str, Any] = {"completions": each, "seconds": took}
+        if starts is not None and took is not None:
+            load = later_load if index else starts
+            cost = {"completions": each, "seconds": took + load, "parts": {"generate": took, "load": load}}
         judge.fold_evaluation(Evaluation(0, step, f"/c/{step}", items, None, index, **cost))
 
     judge.fold_step(StepReport(attempt=0, step=0, reward=0.5))
@@ -78,6 +87,20 @@ def test_as_many_passes_are_made_as_there_is_room_for(budget: dict[str, Any], pa
     assert policy(**budget).within_budget(N, 30.0).calibrated.baseline_passes == passes, "foreseen"
 
 
+@pytest.mark.parametrize(("minutes", "passes"), [(1.9, 1), (2.0, 1), (2.1, 2), (2.4, 4), (10, 6)])
+def test_an_engine_that_is_started_once_is_no_cost_of_a_further_pass(minutes: float, passes: int) -> None:
+    """10 s each, and 104 s more for the first, as of a policy of 1.5B on a GPU."""
+    judge = gathered({"minutes": minutes}, took=10.0, starts=104.0)
+    assert judge.passes == passes  # type: ignore[attr-defined]
+
+
+def test_what_is_loaded_for_each_pass_is_found_out_by_the_second() -> None:
+    judge = gathered({"minutes": 5}, took=10.0, starts=100.0, later_load=100.0)
+    assert judge.passes == 2, "110 s each"  # type: ignore[attr-defined]
+    judge = gathered({"minutes": 2.5}, took=10.0, starts=100.0, later_load=100.0)
+    assert judge.passes == 2, "one load more than there was room for"  # type: ignore[attr-defined]
+
+
 def test_what_a_pass_cost_is_bounded_by_nothing_where_nobody_knows_it() -> None:
     assert gathered({"completions": 1, "minutes": 0.01}, None, None).passes == 6  # type: ignore[attr-defined]
     assert policy(minutes=0.01).within_budget(N).calibrated.baseline_passes == 6
@@ -86,9 +109,9 @@ def test_what_a_pass_cost_is_bounded_by_nothing_where_nobody_knows_it() -> None:
 def test_what_is_not_known_of_one_pass_is_not_known_of_all() -> None:
     """The first passes were made by a release that did not note what they cost."""
     assert (
-        PassCost(5, 1.0).plus(PassCost(None, 2.0))
-        == PassCost(None, 3.0)
-        == PassCost(None, 2.0).plus(PassCost(5, 1.0))
+        PassCost(5, 1.0, 1.0).plus(PassCost(None, 2.0, 2.0))
+        == PassCost(None, 3.0, 2.0)
+        == PassCost(None, 2.0, 9.0).plus(PassCost(5, 1.0, 2.0))
     )
 
 
@@ -110,7 +133,12 @@ def while_gathering(**budget: Any) -> str:
 
 def test_room_is_counted_without_rounding() -> None:
     tenth = BaselineBudget(completions=10**15 + 1)
-    assert not tenth.has_room(3, 3 * (10**15 // 4 + 1), None) and tenth.has_room(3, 3 * (10**15 // 4), None)
+    assert not tenth.has_room(3, 3 * (10**15 // 4 + 1), None, None)
+    assert tenth.has_room(3, 3 * (10**15 // 4), None, None)
+
+
+def test_what_another_pass_takes_is_not_known_of_one_without_its_time() -> None:
+    assert BaselineBudget(minutes=1).has_room(1, None, 60.0, None)
 
 
 @pytest.mark.parametrize("budget", [{"completions": 0}, {"minutes": 0}, {"minutes": math.inf}, {"hours": 1}])
