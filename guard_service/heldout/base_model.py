@@ -1,9 +1,10 @@
 """The base model that adapters are applied to: the guard's own, given in its settings, never the trainer's.
 
-It is read where it lies, for a copy would cost as much as it does. Its digest is taken once, when the guard
-starts, and is kept with the run; that its files are still those is seen by what a file system notes of them.
-Where that has changed they are read again, for a backup or a change of permissions makes no other model. No
-torch here.
+It is read where it lies, for a copy would cost as much as it does. Each evaluation process takes its digest
+when it starts, the first with the guard and another after each that ended; the guard keeps it with the run,
+and refuses another. While a process lasts, that the files are still those is seen by what a file system notes
+of them. Where that has changed they are read again, for a backup or a change of permissions makes no other
+model. No torch here.
 """
 
 from __future__ import annotations
