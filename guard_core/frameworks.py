@@ -317,6 +317,7 @@ FRAMEWORKS = (
         ("entropy/all/mean",),
         ("all/reward/std", "reward/all/std"),
         metrics="`metrics.jsonl` of its orchestrator's file monitor",
+        whole_rows=True,
         layout=Layout(
             re.compile(r"step_(\d{1,15})"),
             models=("weight", ""),
@@ -410,6 +411,7 @@ FRAMEWORKS = (
         kl_needs={"kl": (SWIFT_KL_IN_REWARD,)},
         marks=("global_step/max_steps", "train_speed(s/it)"),  # the second with Megatron, too
         metrics="`logging.jsonl`, with `--add_version false`",
+        whole_rows=True,
         layout=HUGGING_FACE,
         other_layout=SWIFT_MEGATRON,
         start="--model {path} --output_dir {folder} --add_version false",

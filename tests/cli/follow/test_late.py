@@ -94,6 +94,24 @@ class TestFoldersOfEventFiles:
         assert {row[0] for row in followed.rows()} == {0, 1}
 
 
+@pytest.mark.parametrize("name", ["verl", "verl-console", "easyr1", "roll", "tinker", "ms-swift", "prime-rl"])
+def test_a_step_whose_row_is_whole_is_reported_before_the_next_one(tmp_path, name):
+    """Held in memory it would be lost with a follower that is killed, once the log is rotated."""
+    format_, file, write, _ = SHAPES[name]
+    path = tmp_path / file
+    followed = Followed(path, format_)
+    data = write(0).splitlines(keepends=True)
+    last = max(
+        number for number, line in enumerate(data) if b"eval" not in line and b"log_history" not in line
+    )
+    append(path, b"".join(data[: last + 1]))
+    followed.poll()
+    path.rename(tmp_path / "rotated")
+    followed.restart()  # it was killed
+    followed.finish()
+    assert [row[1] for row in followed.rows()] == list(range(1, STEPS + 1))
+
+
 class TestProcessesOfOneRun:
     """slime logs from several, each with its own writer: into one folder, or into one by the time of each."""
 

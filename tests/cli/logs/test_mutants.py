@@ -43,6 +43,7 @@ TOLD_TESTS = CLI / "replay" / "test_told.py"
 TOLD_READ, TOLD_FOLDED = (Rule("guard_cli", f"replay/{name}.py", TOLD_TESTS) for name in ("run", "fold"))
 TOLD_KEPT = Rule("guard_service", "store/history.py", TOLD_TESTS)
 STARTS_REPLAYED = Rule("guard_cli", "replay/attempts.py", STARTS_TESTS)
+WHOLE_ROWS = Rule("guard_core", "frameworks.py", LATE)
 STATES = Rule("guard_follow", "states.py", LATE)
 BEFORE = Rule("guard_follow", "before.py", LATE)
 READ_LATE = Rule("guard_cli", "logs/readers.py", LATE)
@@ -130,6 +131,12 @@ MUTANTS: tuple[Mutant, ...] = (
     (TABLE, 'Setting("kl_estimator_type", ("k1", "k3")', 'Setting("kl_estimator_type", ("k1", "k3"), "k3"'),
     (TABLE, 'Setting("use_kl_loss", ("true",), default="true"),', ""),
     (TABLE, 'Setting("kl_in_reward", ("false",))', 'Setting("kl_in_reward", ("false",), default="false")'),
+    (
+        WHOLE_ROWS,
+        'monitor",\n        whole_rows=True,',
+        'monitor",',
+    ),
+    (WHOLE_ROWS, '--add_version false`",\n        whole_rows=True,', '--add_version false`",'),
     (TABLE, '        kl_needs={"kl": (SWIFT_KL_IN_REWARD,)},\n', ""),
     (TABLE, '        kl_needs={"kl": (replace(SWIFT_KL_IN_REWARD, default="false"),)},\n', ""),
     (NAMES, "for f in (framework, *marked) if f is not None]", "for f in (framework,) if f is not None]"),
