@@ -25,6 +25,7 @@ MAX_NODES = 50_000
 MAX_DEPTH = 64
 
 _MARKER = re.compile(r"^(?:---|\.\.\.)(?=\s|\Z)", re.MULTILINE)
+_COMMENT = re.compile(r"#[^\n]*")
 _MARK = re.compile("^\ufeff(?=---)|^(---[^\n]*\n)\ufeff", re.MULTILINE)
 _NOTHING = re.compile(r"(?:[ \t]*(?:[#%].*)?(?:\n|\Z))*")
 _TAGS = {
@@ -294,18 +295,15 @@ def _check_keys(node: yaml.MappingNode, line: int) -> None:
         known.add(key.value)
 
 
-def has_comments(text: str) -> bool:
-    """Whether there is a comment in the lines of a document that was read; `#` in its texts is none."""
+def comments(text: str) -> Iterator[str]:
+    """The comments of a document that was read, in their order; `#` in its texts is none."""
     end = 0
     for token in yaml.scan(text, Loader):
         start = token.start_mark.index
-        if "#" in text[end:start]:
-            return True
+        yield from _COMMENT.findall(text[end:start])
         end = token.end_mark.index
-        block = isinstance(token, yaml.ScalarToken) and token.style in ("|", ">")
-        if block and "#" in text[start:end].partition("\n")[0]:
-            return True
-    return False
+        if isinstance(token, yaml.ScalarToken) and token.style in ("|", ">"):
+            yield from _COMMENT.findall(text[start:end].partition("\n")[0])
 
 
 def walk(node: yaml.Node) -> Iterator[Any]:

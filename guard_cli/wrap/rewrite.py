@@ -8,6 +8,7 @@ behind, the job was one long line), the nodes are written anew, without the comm
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from guard_cli.wrap.manifest import (
     Loader,
     ManifestError,
     TrainingJob,
-    has_comments,
+    comments,
     meaning,
     pairs,
     scalar_text,
@@ -45,7 +46,8 @@ class Wrapped:
     """The file with the job wrapped, the wrapped object alone, and what was done on the way.
 
     `was`: the job's name before, if it had one. `left_out`: paths of what the job had and the object has not.
-    `uncommented`: what was written anew of lines that had comments; "" is nothing.
+    `uncommented`: what was written anew of lines that had comments; "" is nothing. `lost`: comments that
+    stood at what was left out.
     """
 
     text: str
@@ -54,6 +56,7 @@ class Wrapped:
     was: str | None
     left_out: tuple[str, ...]
     uncommented: str
+    lost: tuple[str, ...]
 
 
 def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wrapped:
@@ -81,6 +84,8 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         text = f"\n{_serialized(tree)}" if job.document.marker else _serialized(tree)
         if not _means(text, tree):
             raise ManifestError("it cannot be written anew so that it means the same")
+    anew = Counter(comments(unused))
+    lost = Counter(comments(job.document.text)) - Counter(comments(text)) - anew
     before, after = job.documents[: job.place], job.documents[job.place + 1 :]
     own = Document(job.document.marker, text, 0)
     return Wrapped(
@@ -89,7 +94,8 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         parts.name,
         scalar_text(value_of(parts.metadata, "name")),
         parts.left_out,
-        what if has_comments(unused) else "",
+        what if anew else "",
+        tuple(lost.elements()),
     )
 
 
@@ -141,21 +147,44 @@ def _drop(root: yaml.MappingNode, paths: Iterable[Path]) -> tuple[frozenset[int]
     dropped: set[int] = set()
     told = []
     for path in paths:
-        chain = [pairs(value_of(root, *path[:depth])).get(key) for depth, key in enumerate(path)]
-        if chain[-1] is None:
+        chain = _chain(root, path)
+        if len(chain) < len(path):
             continue
         told.append(".".join(path))
         for found in reversed(chain[1:] or chain):
-            assert found is not None
             key, value = found
-            if found is not chain[-1] and any(id(inner) not in dropped for inner, _ in value.value):
+            if found is not chain[-1] and any(
+                id(inner) not in dropped for inner, _ in _entries(value).values()
+            ):
                 break
             dropped.add(id(key))
     return frozenset(dropped), tuple(told)
 
 
+def _entries(node: yaml.Node) -> dict[str, Pair]:
+    """What a mapping has by its keys, and a list by the places, where an item stands for its key, too."""
+    if isinstance(node, yaml.SequenceNode):
+        return {str(place): (item, item) for place, item in enumerate(node.value)}
+    return pairs(node)
+
+
+def _chain(root: yaml.Node, path: Path) -> list[Pair]:
+    """The entries on the way along a path, as far as it goes."""
+    chain: list[Pair] = []
+    for key in path:
+        found = _entries(chain[-1][1] if chain else root).get(key)
+        if found is None:
+            break
+        chain.append(found)
+    return chain
+
+
 def _without(node: yaml.Node, dropped: frozenset[int]) -> yaml.Node:
-    """The tree without the dropped entries; what has none stays the very same node."""
+    """The tree without the dropped entries; what has none stays the very same node. No item is one."""
+    if isinstance(node, yaml.SequenceNode):
+        items = [_without(item, dropped) for item in node.value]
+        same = all(a is b for a, b in zip(items, node.value, strict=True))
+        return node if same else yaml.SequenceNode(node.tag, items, flow_style=False)
     if not isinstance(node, yaml.MappingNode):
         return node
     left = [(key, _without(value, dropped)) for key, value in node.value if id(key) not in dropped]
@@ -259,18 +288,18 @@ def _moved(lines: Sequence[str], parts: _Parts, guard_text: str) -> tuple[str, s
 Span = tuple[int, int]
 
 
-def _segments(node: yaml.MappingNode, lines: Sequence[str], end: int) -> dict[str, Span]:
-    """The lines of each entry of a block mapping, with the comments right above it."""
-    keys = [key for key, _ in node.value]
+def _segments(node: yaml.Node, lines: Sequence[str], end: int) -> dict[str, Span]:
+    """The lines of each entry of a block mapping or list, with the comments right above it."""
+    entries = _entries(node)
     starts: list[int] = []
-    for mark in (key.start_mark for key in keys):
+    for mark in (own.start_mark for own, _ in entries.values()):
         start = mark.line
         # A comment that is further to the right may be the end of a text above.
         while starts and start - 1 > starts[-1] and _is_comment(lines[start - 1], mark.column):
             start -= 1
         starts.append(start)
     spans = zip(starts, [*starts[1:], end], strict=True)
-    return {key.value: span for key, span in zip(keys, spans, strict=True)}
+    return dict(zip(entries, spans, strict=True))
 
 
 def _is_comment(line: str, column: int) -> bool:
@@ -280,12 +309,12 @@ def _is_comment(line: str, column: int) -> bool:
 
 def _lines(node: yaml.Node, lines: Sequence[str], span: Span, dropped: frozenset[int]) -> list[str]:
     """The lines of an entry with this value, without the lines of what is dropped in it."""
-    if not isinstance(node, yaml.MappingNode) or _without(node, dropped) is node:
+    if _without(node, dropped) is node:
         return list(lines[slice(*span)])
     inner = _segments(node, lines, span[1])
     kept = list(lines[span[0] : min(start for start, _ in inner.values())])
     for key, place in inner.items():
-        own, value = pairs(node)[key]
+        own, value = _entries(node)[key]
         if id(own) not in dropped:
             kept += _lines(value, lines, place, dropped)
     return kept

@@ -18,6 +18,8 @@ from guard_operator.reconcile.review import Review
 
 SCRIPT_PAGE = "docs/guard-a-script.md"
 FOLLOW_PAGE = "docs/follow.md"
+#: Comments that are told of those that were left out.
+MOST_COMMENTS = 5
 #: Names that an object of a cluster can have. A command with any other could be taken for options.
 _OF_A_CLUSTER = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
@@ -56,8 +58,7 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
     carried = " and ".join(key for key in ("labels", "annotations") if getattr(spec.made_from.metadata, key))
     if carried:
         yield f"{carried}: as before, of the {kind}"
-    if wrapped.left_out:
-        yield f"left out: {', '.join(wrapped.left_out)}"
+    yield from _left_out(wrapped)
     yield from (f"warning: no longer protected: {cost}" for cost in dict.fromkeys(costs))
     if job.adapter.state({"spec": spec.made_from.spec})[0] is WorkloadState.SUSPENDED:
         yield "warning: its spec says suspend, so that it starts once that is taken out"
@@ -82,6 +83,16 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
     if wrapped.was is not None and _OF_A_CLUSTER.fullmatch(wrapped.was):
         words = ["kubectl", "delete", kind.lower(), wrapped.was, *(["-n", namespace] if namespace else [])]
         yield f"  end the {kind} if it runs: {shlex.join([*words, '--ignore-not-found'])}"
+
+
+def _left_out(wrapped: Wrapped) -> Iterator[str]:
+    """Paths of what the job had and the object has not, and the comments that stood there."""
+    if wrapped.left_out:
+        yield f"left out: {', '.join(wrapped.left_out)}"
+    if wrapped.lost:
+        said = "; ".join(comment[:60].rstrip() for comment in wrapped.lost[:MOST_COMMENTS])
+        more = f" and {len(wrapped.lost) - MOST_COMMENTS} more" if len(wrapped.lost) > MOST_COMMENTS else ""
+        yield f"left out with it, as comments at it: {said}{more}"
 
 
 def _made_of(job: TrainingJob, spec: Spec) -> Iterator[str]:

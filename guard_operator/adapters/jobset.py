@@ -48,6 +48,7 @@ JOB_FIELD = f"metadata.labels['{JOB_LABEL}']"
 STOP_RULE: Json = {"name": "rlguard", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]}
 #: More Jobs than this are not asked one by one, so that a stop is not held up: the JobSet deletes the others.
 MAX_ASKED = 100
+_RESTARTS = ("template", "spec", "template", "spec", "restartPolicy")
 _STATES = {"Failed": WorkloadState.FAILED, "Completed": WorkloadState.SUCCEEDED}
 
 
@@ -110,9 +111,19 @@ class JobSetAdapter:
         spell_out(_rank0(prepared))
         return prepared
 
-    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
-        """Nothing but defaults, which a new one may have."""
-        return ()
+    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+        """A default that hurts: JobSet's webhook writes `restartPolicy: OnFailure` where a pod says nothing.
+
+        Of one that has been in a cluster nobody can tell whether its author wanted it, so `prepared` decides.
+        """
+        if at(workload, "metadata", "uid") is None:
+            return ()
+        jobs, rank0 = at(workload, "spec", "replicatedJobs"), _name_of_rank0(workload.get("spec") or {})
+        return tuple(
+            ("spec", "replicatedJobs", str(number), *_RESTARTS)
+            for number, job in enumerate(jobs if isinstance(jobs, list) else [])
+            if at(job, "name") == rank0 and at(job, *_RESTARTS) == "OnFailure"
+        )
 
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """From the final conditions, then from `spec.suspend`, then from the Jobs that are ready."""

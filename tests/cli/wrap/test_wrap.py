@@ -547,6 +547,59 @@ def test_labels_and_annotations_are_those_of_the_workload(wrap: Run) -> None:
     assert "metadata" not in template_of(wrapped(wrap(SHORT.replace("{name: run}", "{name: run, labels: }"))))
 
 
+JOB_SET = """\
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: run, uid: u}
+spec:
+  replicatedJobs:
+  # the trainer
+  - name: trainer  # rank 0
+    template:
+      spec:
+        template:
+          spec:
+            restartPolicy: OnFailure
+            # whose it is
+            securityContext: {runAsUser: 1000, runAsGroup: 1000}
+            containers:
+            - name: trainer
+              image: x:1  # pinned
+              volumeMounts: [{name: ck, mountPath: /ck}]
+            volumes:
+            - name: ck
+              persistentVolumeClaim: {claimName: ck}
+  # another
+  - name: other
+    template:
+      spec:
+        template:
+          spec:
+            restartPolicy: OnFailure
+            securityContext: {runAsUser: 1000, runAsGroup: 1000}
+            containers: [{name: other, image: x:1}]
+"""
+
+
+def test_what_a_webhook_wrote_into_a_list_is_left_out_and_the_lines_stay(wrap: Run) -> None:
+    done = wrap(JOB_SET)
+    assert done.returncode == 0, done.stderr
+    assert "left out: metadata.uid, spec.replicatedJobs.0.template" in done.stderr
+    made = yaml.safe_load(done.stdout)["spec"]["template"]["spec"]["replicatedJobs"]
+    assert "restartPolicy" not in made[0]["template"]["spec"]["template"]["spec"]
+    assert made[1]["template"]["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
+    for comment in (
+        "# the trainer\n",
+        "trainer  # rank 0\n",
+        "# whose it is\n",
+        "x:1  # pinned\n",
+        "# another\n",
+    ):
+        assert comment in done.stdout
+    own = wrap(JOB_SET.replace(", uid: u", ""))
+    assert own.stdout.count("restartPolicy: OnFailure") == 2, own.stderr
+
+
 SELECTOR = "    selector:\n        matchLabels: {controller-uid: u}\n    template:\n"
 LABELS = (
     "        metadata:\n            labels:\n                controller-uid: u\n                job-name: r\n"
@@ -576,6 +629,22 @@ def test_a_comment_at_the_end_of_a_text_belongs_to_the_text(wrap: Run) -> None:
     done = wrap(text)
     assert template_of(wrapped(done))["metadata"]["annotations"] == {"a": "x\n# no comment\n"}
     assert "anew" not in done.stderr
+
+
+def test_comments_at_what_is_left_out_are_told(wrap: Run) -> None:
+    """Elsewhere each stays, and `anew` says where none could."""
+    kept = wrap(JOB)
+    assert "as comments at it" not in kept.stderr
+    text = JOB.replace("  uid: abc\n", "  # whose\n  uid: abc  # ours\n").replace(
+        "  active: 1", "  active: 1  # one"
+    )
+    done = wrap(text)
+    assert done.stdout == WRAPPED
+    assert "left out with it, as comments at it: # whose; # ours; # one\n" in done.stderr
+    many = wrap(JOB.replace("  uid: abc\n", "".join(f"  # {n}\n" for n in range(7)) + "  uid: abc\n"))
+    assert "# 0; # 1; # 2; # 3; # 4 and 2 more\n" in many.stderr
+    anew = wrap(SHORT.replace("metadata: {name: run}", "metadata: {name: run, uid: x} # the run"))
+    assert "written anew" in anew.stderr and "as comments at it" not in anew.stderr
 
 
 def test_another_name(wrap: Run) -> None:

@@ -287,3 +287,17 @@ def test_what_its_author_says_stays() -> None:
     made = ADAPTER.prepared(jobset(own))["replicatedJobs"][0]["template"]["spec"]
     assert (made["completions"], made["podReplacementPolicy"]) == (1, "TerminatingOrFailed")
     assert made["template"]["spec"]["restartPolicy"] == "OnFailure"
+
+
+def test_the_restart_policy_that_its_webhook_wrote_is_not_kept() -> None:
+    """A restart of the guard would count against the Job's backoffLimit."""
+    spec = jobset(part("server"), part("trainer", "trainer"))
+    for one in spec["replicatedJobs"]:
+        one["template"]["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
+    place = ("spec", "replicatedJobs", "1", "template", "spec", "template", "spec", "restartPolicy")
+    assert ADAPTER.assigned({"metadata": {"uid": "a"}, "spec": spec}) == (place,), "of rank 0 alone"
+    assert ADAPTER.assigned({"metadata": {}, "spec": spec}) == (), "an author's own choice"
+    spec["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]["restartPolicy"] = "Never"
+    assert ADAPTER.assigned({"metadata": {"uid": "a"}, "spec": spec}) == ()
+    for hostile in (None, [], {"replicatedJobs": None}, {"replicatedJobs": [3, {"name": {}}]}):
+        assert ADAPTER.assigned({"metadata": {"uid": "a"}, "spec": hostile}) == ()
