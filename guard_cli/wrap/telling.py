@@ -11,13 +11,15 @@ from guard_cli.wrap.manifest import TrainingJob
 from guard_cli.wrap.rewrite import Wrapped
 from guard_core.terminal import plain
 from guard_operator.adapters import ComposedAdapter, WorkloadState
-from guard_operator.api.names import KIND
+from guard_operator.api.names import KIND, QUEUE_LABEL
 from guard_operator.api.types import Spec
 from guard_operator.reconcile.layout import GUARD_UID
 from guard_operator.reconcile.review import Review
 
 SCRIPT_PAGE = "docs/guard-a-script.md"
 FOLLOW_PAGE = "docs/follow.md"
+#: Kinds that Kueue v0.11.9 does not know, so that it neither suspends nor counts them.
+UNQUEUED = frozenset({"TrainJob"})
 #: Comments that are told of those that were left out.
 MOST_COMMENTS = 5
 #: Names that an object of a cluster can have. A command with any other could be taken for options.
@@ -62,6 +64,11 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
     yield from (f"warning: no longer protected: {cost}" for cost in dict.fromkeys(costs))
     if job.adapter.state({"spec": spec.made_from.spec})[0] is WorkloadState.SUSPENDED:
         yield "warning: its spec says suspend, so that it starts once that is taken out"
+    if kind in UNQUEUED and QUEUE_LABEL in spec.made_from.metadata.labels:
+        yield (
+            f"warning: Kueue v0.11.9, with which this is tested, knows no {kind}: the label {QUEUE_LABEL} "
+            "does nothing there, and the run starts outside of the quota"
+        )
     if volume is not None and volume.warning:
         yield f"warning: {volume.warning}"
     if wrapped.uncommented:

@@ -21,6 +21,7 @@ MANIFEST, REWRITE, GUARD = rule("manifest.py"), rule("rewrite.py"), rule("guard.
 COMMAND = rule("command.py")
 SPEC = Rule("guard_operator", "api/types.py", HERE / "test_wrap.py", BESIDE)
 OPTIONS = Rule("guard_cli", "guard_settings.py", HERE / "test_wrap.py", BESIDE)
+QUEUED = Rule("guard_cli", "wrap/telling.py", HERE / "test_trainjob.py", BESIDE)
 SOURCE = Rule("guard_cli", "wrap/source.py", HERE / "test_trainjob.py", BESIDE)
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -39,6 +40,8 @@ MUTANTS: tuple[Mutant, ...] = (
     (REWRITE, " - Counter(comments(text)) - anew", " - Counter(comments(text))"),
     (REWRITE, " - Counter(comments(text)) - anew", " - anew"),
     (TELLING, "    if wrapped.lost:\n", "    if False:\n"),
+    (QUEUED, "    if kind in UNQUEUED and QUEUE_LABEL in", "    if False and QUEUE_LABEL in"),
+    (QUEUED, "    if kind in UNQUEUED and", "    if"),
     (GUARD, "if kind is None or kind in _READ_ONLY:", "if False:"),
     (TELLING, " and _OF_A_CLUSTER.fullmatch(wrapped.was):", ":"),
     (MANIFEST, "node.value = _joined(node.value, at)", "pass"),

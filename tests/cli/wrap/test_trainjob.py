@@ -139,3 +139,28 @@ def test_a_runtime_that_is_no_file_or_no_yaml(rlguard: Run, wrap: Run, tmp_path:
     (tmp_path / "job.yaml").write_text(JOB)
     options = ("--heldout", "claim:h/h", "--checkpoints", "ck", "--runtime", tmp_path / "none.yaml")
     assert "none.yaml cannot be read" in refused(rlguard("wrap", "-f", tmp_path / "job.yaml", *options))
+
+
+def test_a_queue_that_knows_no_trainjob_is_warned_of(wrap: Run) -> None:
+    """Kueue v0.11.9 neither suspends nor counts it."""
+    queued = JOB.replace("{name: run}", "{name: run, labels: {kueue.x-k8s.io/queue-name: q}}")
+    said = wrap(queued, RUNTIME).stderr
+    assert "warning: Kueue v0.11.9, with which this is tested, knows no TrainJob" in said
+    assert "Kueue" not in wrap(JOB, RUNTIME).stderr
+
+
+def test_a_queue_that_knows_the_kind_is_not_warned_of(wrap: Run) -> None:
+    job = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: run, labels: {kueue.x-k8s.io/queue-name: q}}
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      securityContext: {runAsNonRoot: true}
+      containers: [{name: t, image: i, volumeMounts: [{name: ck, mountPath: /ck}]}]
+      volumes: [{name: ck, persistentVolumeClaim: {claimName: saved}}]
+"""
+    done = wrap(job)
+    assert done.returncode == 0 and "Kueue" not in done.stderr, done.stderr
