@@ -18,7 +18,7 @@ def must_be_live(snapshot: Snapshot) -> bool:
 
     A run that is to be stopped anyway waits for no request.
     """
-    known = end_is_written(snapshot.job) or snapshot.unknown_kind
+    known = ended_before(snapshot.job) or snapshot.unknown_kind
     ended = not known and own_end(snapshot) is not None
     return not is_to_stop(snapshot.job) and (ended or is_silent(snapshot) or halt_due(snapshot) is not None)
 
@@ -27,7 +27,7 @@ def halt_due(snapshot: Snapshot) -> tuple[Reason, str] | None:
     """Which action halts the run now, and why; None: none does."""
     if (halt := guard_of(snapshot.job).halt) is not None:
         return halted_by(halt)
-    silence_counts = _stops_silence(snapshot) and not end_is_written(snapshot.job)
+    silence_counts = _stops_silence(snapshot) and not ended_before(snapshot.job)
     if is_silent(snapshot) and silence_counts and not held_back(snapshot):
         return Reason.GUARD_SILENT, silence_message(snapshot)
     if silence_counts and (pod := gave_up(snapshot)) is not None:
@@ -55,7 +55,7 @@ def goes_on_unread(job: Job, pods_seen: bool = False) -> bool:
     return latched and created and (pods_seen or stop is None or stop.empty_since is None)
 
 
-def end_is_written(job: Job) -> bool:
+def ended_before(job: Job) -> bool:
     """Whether the run has ended; a pod may outlive it, and its guard has said its last word."""
     return any(is_true(job.status, kind) for kind in OVER)
 
