@@ -216,7 +216,7 @@ class Engine:
 
     @property
     def latched_at(self) -> dict[bool, datetime]:
-        """When the fire (True) and the halt (False) latched; without those of before this process began."""
+        """When the fire (True) and the halt (False) latched, where that is known."""
         return self._ledger.latched_at
 
     @property

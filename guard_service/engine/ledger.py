@@ -88,7 +88,7 @@ class Ledger:
         self._seq = 0  # newest event that is folded
         self._snapshot_seq = 0
         self._stored_latches: frozenset[Latch] = frozenset()
-        #: When the fire (True) and the halt (False) latched; without those of before this process began.
+        #: When the fire (True) and the halt (False) latched, where that is known.
         self.latched_at: dict[bool, datetime] = {}
         #: Checkpoints that wait for their evaluation, the one under way included.
         self.queue: deque[CheckpointReport] = deque()
@@ -118,6 +118,7 @@ class Ledger:
             restored = await self.call(restore, self._state_dir, self._policy, known, elsewhere)
             self._store, self._judge, self._seq = restored.store, restored.judge, restored.seq
             self._stored_latches = frozenset(restored.judge.latches)
+            self.latched_at = restored.latched_at | self.latched_at
             self._snapshot_seq = self._seq
             self.queue = deque(restored.queue)
             self.pins = restored.pins

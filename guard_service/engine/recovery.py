@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Restored:
     seq: int
     queue: list[CheckpointReport]
     pins: Mapping[str, str] | None
+    latched_at: dict[bool, datetime]
 
 
 def restore(
@@ -72,7 +74,8 @@ def restore(
         stored = store.latch_kinds()
         missing = [latch for latch in judge.latches if latch.fire not in stored]
         store.append_latches(missing)
-        return Restored(store, judge, seq + len(missing), store.pending_checkpoints(), store.pins())
+        pending, pins = store.pending_checkpoints(), store.pins()
+        return Restored(store, judge, seq + len(missing), pending, pins, store.latched_at())
     except GuardError:
         store.close()
         raise

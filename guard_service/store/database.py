@@ -143,7 +143,11 @@ class Database:
     def set_meta(self, key: str, value: str) -> None:
         """Write a row of `meta`."""
         with self.transaction():
-            self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+            self.put_meta(key, value)
+
+    def put_meta(self, key: str, value: str) -> None:
+        """The same in a transaction that has begun."""
+        self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def first_meta(self, key: str, value: str) -> str:
         """The value on disk of `key`; `value` is written there if it had none."""

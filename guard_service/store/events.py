@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from guard_core.rounds import Round
 from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.errors import StoreCorruptError
 from guard_service.store.database import FILE_NAME, Database, errors
-from guard_service.store.history import StoredHistory, manifest_key
+from guard_service.store.history import LATCHED_AT, StoredHistory, dump_times, manifest_key
 from guard_service.store.records import MANIFEST, Appended, Conflict, Failure, contradiction, dump_pay
 from guard_service.store.terms import check_evaluation, check_policy
 from guard_service.store.witness import read_latches, write_latches
@@ -226,6 +227,8 @@ class Store(StoredHistory):
     def _insert_latches(self, latches: Sequence[Latch]) -> None:
         if latches:  # before the transaction ends: what announces a latch finds it in both places
             write_latches(self._state_dir, (*self._latches(), *latches))
+            times = self._latched_at() | dict.fromkeys((one.fire for one in latches), datetime.now(UTC))
+            self._database.put_meta(LATCHED_AT, dump_times(times))
         for latch in latches:
             self._insert_latch(latch)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from guard_service.store.records import (
 )
 
 PAGE = 2_000  # rows of one read; ingest waits no longer than one page takes
+
+#: Where `meta` has when latches closed.
+LATCHED_AT = "latched at"
 
 LineKey = tuple[int, int, int]  # attempt, step, pass
 BEFORE_ALL: LineKey = (-1, -1, -1)
@@ -130,6 +134,11 @@ class StoredHistory:
         with errors(self.path, "read"):
             return {latch.fire for latch in self._latches()}
 
+    def latched_at(self) -> dict[bool, datetime]:
+        """When the fire (True) and the halt (False) latched, where that was noted."""
+        with errors(self.path, "read"):
+            return self._latched_at()
+
     def is_known_checkpoint(self, report: CheckpointReport) -> bool | Conflict:
         """Whether this checkpoint was announced before, or contradicts the one that was."""
         with errors(self.path, "read"):
@@ -179,6 +188,10 @@ class StoredHistory:
             "SELECT body FROM events WHERE kind IN ('fire', 'halt') AND kind <> 'step' ORDER BY seq"
         )
         return tuple(Latch(**json.loads(body)) for (body,) in rows)
+
+    def _latched_at(self) -> dict[bool, datetime]:
+        noted: dict[str, str] = json.loads(meta(self._db, LATCHED_AT) or "{}")
+        return {kind == "fire": datetime.fromisoformat(at) for kind, at in noted.items()}
 
     def history_page(self, after: LineKey) -> list[tuple[LineKey, dict[str, Any]]]:
         """The next lines of the history after `after`, with per-item outcomes; see `export_history`."""
@@ -298,6 +311,11 @@ def _line(
     if pass_index:
         line["pass_index"] = pass_index
     return line
+
+
+def dump_times(latched_at: Mapping[bool, datetime]) -> str:
+    """As `meta` has them."""
+    return json.dumps({"fire" if fire else "halt": at.isoformat() for fire, at in latched_at.items()})
 
 
 def manifest_key(key: CheckpointKey) -> str:

@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -588,6 +589,19 @@ async def test_a_latch_is_adopted_while_the_store_fails(
         await until(lambda: run.engine.store_works)
     async with Run(job(), tmp_path) as run:
         assert run.engine.verdict.fire
+
+
+async def test_a_fire_that_could_not_be_reported_has_the_time_at_which_it_latched_also_after_a_restart(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
+) -> None:
+    async with Run(job(), tmp_path) as run:
+        await run.fire()
+        latched = run.engine.latched_at[True]
+    api.guard = {}  # as if it had never been taken
+    await asyncio.sleep(0.5)
+    async with Run(job(), tmp_path):
+        fire = await until(lambda: api.guard.get("fire"))
+    assert abs((datetime.fromisoformat(fire["at"]) - latched).total_seconds()) < 0.3
 
 
 async def test_a_kept_latch_reaches_the_status_although_the_store_is_refused(

@@ -29,6 +29,13 @@ EVIDENCE, KEPT = (Rule("guard_cli", f"report/{name}.py", OF_A_CLUSTER) for name 
 
 ALLOWANCE = Rule("guard_service", "engine/allowance.py", DAMAGE.with_name("test_allowance.py"))
 
+STORES_LATCHES, READS_LATCHES = (
+    Rule("guard_service", f"store/{name}.py", DAMAGE.with_name("test_store.py"))
+    for name in ("events", "history")
+)
+
+RESTORES_LATCHES = Rule("guard_service", "engine/ledger.py", DAMAGE.with_name("test_latch_times.py"))
+
 LISTENING = DAMAGE.with_name("test_ports.py")
 PORTS, SERVER, VERDICTS, PASSED_ON = (
     Rule("guard_service", name, LISTENING)
@@ -168,6 +175,11 @@ MUTANTS: list[Mutant] = [
     (EVIDENCE, " and abs(value) < LARGEST", ""),
     (EVIDENCE, "kl if _is_number(kl, int, float) else None", "kl or 0.0"),
     (EVIDENCE, "(ValueError, RecursionError)", "ValueError"),
+    # When a latch closed.
+    (RESTORES_LATCHES, "restored.latched_at | self.latched_at", "self.latched_at"),
+    (STORES_LATCHES, "            self._database.put_meta(LATCHED_AT, dump_times(times))\n", ""),
+    (STORES_LATCHES, "self._latched_at() | dict", "dict"),
+    (READS_LATCHES, '{kind == "fire": datetime', "{True: datetime"),
     (ALLOWANCE, "return size >= STEPS_SHARE * self.max_bytes", "return False"),
     (ALLOWANCE, "if size >= ANNOUNCED_SHARE * self.max_bytes:", "if False:"),
     (ALLOWANCE, "if count > self._steps:", "if False:"),

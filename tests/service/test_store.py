@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,19 @@ def test_every_kind_of_event_reads_back(store: Store) -> None:
     assert store.pending_checkpoints() == []
     assert store.latch_kinds() == {True, False}
     assert store.is_settled(CheckpointKey(0, 1), 1) and not store.is_settled(CheckpointKey(0, 1), 2)
+
+
+def test_when_each_latch_closed_is_known_to_who_opens_the_store_later(store: Store, tmp_path: Path) -> None:
+    assert store.latched_at() == {}
+    store.append_latches([Latch(False, "silent", "silence", 0, 1)])
+    halted = store.latched_at()
+    assert halted.keys() == {False} and abs((datetime.now(UTC) - halted[False]).total_seconds()) < 60
+    store.append_failure(Failure(0, 2, 0, "gone"), [Latch(True, "hacking_gap", "gap", 0, 1)])
+    store.close()
+    again = Store(tmp_path, Policy())
+    known = again.latched_at()
+    again.close()
+    assert known.keys() == {True, False} and known[False] == halted[False] <= known[True]
 
 
 def test_an_evaluation_of_a_step_without_reward_has_a_line_of_its_own(store: Store, tmp_path: Path) -> None:
