@@ -102,6 +102,11 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help="directory that a template may mount under isolation Relaxed; may be repeated",
     )
+    add(
+        "--no-host-network",
+        action="store_true",
+        help="no template may have the network of the node, also not under isolation Relaxed",
+    )
     add("--kubeconfig", help="default: the pod's service account, else ~/.kube/config")
     add(
         "--lease-namespace",
@@ -186,6 +191,7 @@ def _operator(options: argparse.Namespace) -> Operator:
             kinds=tuple(options.kind),
             kueue=options.kueue,
             relaxed_host_paths=tuple(options.relaxed_host_path),
+            no_host_network=options.no_host_network,
             guard_resources=options.guard_resources,
             guard_pull_policy=options.guard_pull_policy,
             scrapers=options.guard_metrics_from,

@@ -120,7 +120,8 @@ class Relaxed(ValuesSection):
     """What jobs with `isolation: Relaxed` may have."""
 
     host_network: bool = Field(
-        False, description="Whether the admission policy lets guarded pods use the host's network."
+        False,
+        description="Whether guarded pods may use the host's network; else operator and policy refuse it.",
     )
     host_paths: list[Directory] = Field(
         default_factory=list,

@@ -290,6 +290,9 @@ def _pod_findings(
     template: PodTemplate, pod: Mapping[str, Any], guard: GuardSpec, config: OperatorConfig
 ) -> Iterator[Violation]:
     yield from _decided(pod, isolation.POD, guard)
+    if pod.get("hostNetwork") and config.no_host_network and guard.isolation is Isolation.RELAXED:
+        why = "must not be set: the operator's configuration (relaxed.hostNetwork of the chart) forbids it"
+        yield Violation("hostNetwork", why)
     security = _object(pod.get("securityContext"))
     yield from _in("securityContext", _decided(security, isolation.POD_SECURITY, guard))
     yield from _in("securityContext", _profile_findings(security, guard))

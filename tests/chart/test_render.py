@@ -48,6 +48,7 @@ class TestEveryValueFile:
         options = parser().parse_args(container(render(values))["args"])
         assert options.namespace == given.get("watchNamespaces", [])
         assert options.relaxed_host_path == given.get("relaxed", {}).get("hostPaths", [])
+        assert options.no_host_network is not given.get("relaxed", {}).get("hostNetwork", False)
         assert options.port == given.get("port", 8080)
         assert options.guard_pull_policy == given.get("guardImage", {}).get("pullPolicy", "IfNotPresent")
         assert options.guard_resources == given.get("guardResources", default_guard_resources())

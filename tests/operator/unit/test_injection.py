@@ -918,6 +918,22 @@ def test_relaxed_admits_with_a_cost() -> None:
     assert all(cost for _, cost in found)
 
 
+def test_what_the_admission_policy_would_refuse_of_every_pod_is_refused_at_once() -> None:
+    """Without the chart's relaxed.hostNetwork no pod of such a job is ever made."""
+    assert ADAPTER is not None
+    spec = template()
+    pod_of({"spec": spec})["hostNetwork"] = True
+    config = OperatorConfig("guard:1", no_host_network=True)
+    relaxed = GuardSpec.model_validate(guard(isolation="Relaxed"))
+    refused = [one for one in find_violations(ADAPTER, spec, relaxed, config) if one.cost is None]
+    assert [(one.field, "relaxed.hostNetwork" in one.message) for one in refused] == [
+        (f"{POD}.hostNetwork", True)
+    ]
+    assert not [one for one in find_violations(ADAPTER, template(), relaxed, config) if one.cost is None]
+    strict = find_violations(ADAPTER, spec, GuardSpec.model_validate(guard()), config)
+    assert len(strict) == 1, "it is said once"
+
+
 BAD_SPECS: dict[str, tuple[Json, str]] = {
     "no replicas": ({}, "pytorchReplicaSpecs"),
     "unknown replica type": ({"pytorchReplicaSpecs": {"PS": {}}}, "pytorchReplicaSpecs.PS"),

@@ -603,6 +603,12 @@ MUTANTS: list[Mutant] = [
     (RAYJOB, "if method is StopMethod.STOP else ()", "if False else ()"),
     # Refusals: each way to reach what is the guard's.
     (REFUSALS, '.upper().removeprefix("CAP_")', ".upper()"),
+    (REFUSALS, "and config.no_host_network and guard.isolation is Isolation.RELAXED:", "and False:"),
+    (REFUSALS, "and config.no_host_network and guard.isolation is Isolation.RELAXED:",
+     "and guard.isolation is Isolation.RELAXED:"),
+    (REFUSALS, "and config.no_host_network and guard.isolation is Isolation.RELAXED:",
+     "and config.no_host_network:"),
+    (REFUSALS, 'if pod.get("hostNetwork") and config.no', "if config.no"),
     (REFUSALS, '".." not in parts.parts and ', ""),
     (REFUSALS, "isinstance(user, bool) or not isinstance(user, int)", "False"),
     (REFUSALS, "guard.isolation is Isolation.RELAXED and _under", "_under"),
