@@ -436,7 +436,7 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     ),
     "a list as parallelism": (
         f"{HEAD}spec: {PODS}{MOUNTED}}}}}, completionMode: Indexed, parallelism: [1], completions: [2]}}",
-        "spec.template.spec.completions must be as many as parallelism",
+        "spec.template.spec.parallelism must be a whole number",
     ),
 }  # fmt: skip
 
