@@ -1580,6 +1580,10 @@ FAILURES: dict[str, tuple[tuple[Pod, ...], list[str]]] = {
     "rank 0, and one of which nobody says when": ((master("m", 9), worker("w", None)), ["m"]),
     "a worker of an earlier try": ((worker("w", 400), master("m", 9)), ["m"]),
     "rank 0 of an earlier try": ((master("a", 400, made=500), pod("m")), ["a"]),
+    "rank 0 of two earlier tries": (
+        (master("a", 400, made=500), master("b", 350, made=390), pod("m")),
+        ["b"],
+    ),
     "a worker of this try, and rank 0 of an earlier one": (
         (master("a", 400, made=500), pod("m", created=NOW - timedelta(seconds=300)), worker("w", 9)),
         ["w"],
