@@ -23,6 +23,9 @@ NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace; that of the kubeconfig without it.")
 ]
 KubeconfigOption = Annotated[Path | None, typer.Option("--kubeconfig", help="A file other than kubectl's.")]
+ContextOption = Annotated[
+    str | None, typer.Option("--context", help="A context of the kubeconfig other than its current one.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,10 @@ class Cluster:
         return api.CoreV1Api(self.client)
 
 
-def connect(namespace: str | None, kubeconfig: Path | None, instead: str) -> Cluster:
-    """The cluster of the current context; nothing is asked of it yet.
+def connect(
+    namespace: str | None, kubeconfig: Path | None, instead: str, context: str | None = None
+) -> Cluster:
+    """The cluster of the current context, or of another one; nothing is asked of it yet.
 
     Args:
         instead: what the user may name in place of a cluster, for the message.
@@ -118,13 +123,15 @@ def connect(namespace: str | None, kubeconfig: Path | None, instead: str) -> Clu
     where = str(kubeconfig) if kubeconfig is not None else None
     try:
         configuration = api.Configuration()
-        files.load_kube_config(where, client_configuration=configuration)
-        context = files.list_kube_config_contexts(where)[1]["context"]
+        files.load_kube_config(where, context, client_configuration=configuration)
+        known, current = files.list_kube_config_contexts(where)
+        chosen = current if context is None else next(one for one in known if one["name"] == context)
     except (files.ConfigException, OSError) as error:
         raise CliError(
             f"no cluster: {str(error).rstrip('.')}; name {instead}, or a --kubeconfig", UNREACHABLE
         ) from None
-    return Cluster(api.ApiClient(configuration), namespace or context.get("namespace") or "default")
+    own = chosen["context"].get("namespace")
+    return Cluster(api.ApiClient(configuration), namespace or own or "default")
 
 
 @contextmanager

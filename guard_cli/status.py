@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from guard_cli.cluster import REQUEST_SECONDS, UNREACHABLE, KubeconfigOption, NamespaceOption, connect
+from guard_cli.cluster import (
+    REQUEST_SECONDS,
+    UNREACHABLE,
+    ContextOption,
+    KubeconfigOption,
+    NamespaceOption,
+    connect,
+)
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.stored import read_store, state_dir_of
@@ -43,6 +50,7 @@ def status(
     ] = None,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
     url: Annotated[str | None, typer.Option("--url", help="Ask the guard at this address.")] = None,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="File with its read token; else RLGUARD_READ_TOKEN.")
@@ -53,13 +61,13 @@ def status(
 
     A name is a job on the cluster of the current kubeconfig; an existing folder is a local run.
     """
-    _refuse_what_goes_to_nobody(job, namespace, kubeconfig, url, token_file)
+    _refuse_what_goes_to_nobody(job, (namespace, kubeconfig, context), url, token_file)
     if url is not None:
         found = [_of_guard(url, token_file)]
     elif job is not None and Path(job).is_dir():
         found = [_of_folder(Path(job))]
     else:
-        found = _of_cluster(job, namespace, kubeconfig)
+        found = _of_cluster(job, namespace, kubeconfig, context)
     if as_json:
         typer.echo(json.dumps(found if job is None and url is None else found[0], indent=2))
         return
@@ -72,7 +80,7 @@ def status(
 
 
 def _refuse_what_goes_to_nobody(
-    job: str | None, namespace: str | None, kubeconfig: Path | None, url: str | None, token_file: Path | None
+    job: str | None, of_cluster: Sequence[object], url: str | None, token_file: Path | None
 ) -> None:
     """Refuse options of another place than the one that is asked."""
     if url is not None and job is not None:
@@ -80,8 +88,8 @@ def _refuse_what_goes_to_nobody(
     if url is None and token_file is not None:
         raise CliError("--token-file is for a guard that is asked at its address: give --url, too")
     is_folder = url is None and job is not None and Path(job).is_dir()
-    if (url is not None or is_folder) and (namespace is not None or kubeconfig is not None):
-        raise CliError(f"--namespace and --kubeconfig are of a cluster, and {url or job} is none")
+    if (url is not None or is_folder) and any(one is not None for one in of_cluster):
+        raise CliError(f"--namespace, --kubeconfig and --context are of a cluster, and {url or job} is none")
 
 
 def verdict_lines(verdict: Mapping[str, Any] | None) -> Iterator[str]:
@@ -171,13 +179,15 @@ def _of_folder(folder: Path) -> dict[str, Any]:
     return {"name": name, "state": state, "verdict": verdict}
 
 
-def _of_cluster(job: str | None, namespace: str | None, kubeconfig: Path | None) -> list[dict[str, Any]]:
+def _of_cluster(
+    job: str | None, namespace: str | None, kubeconfig: Path | None, context: str | None = None
+) -> list[dict[str, Any]]:
     """Reads one GuardedTrainingJob, or all of a namespace.
 
     Raises:
         CliError: the cluster cannot be asked, or has no such job.
     """
-    cluster = connect(namespace, kubeconfig, "a folder of a run, --url")
+    cluster = connect(namespace, kubeconfig, "a folder of a run, --url", context)
     found = cluster.jobs() if job is None else [cluster.job(job)]
     return [_job(one) for one in found]
 

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from guard_cli.cluster import REQUEST_SECONDS, UNREACHABLE, KubeconfigOption, NamespaceOption, asking, connect
+from guard_cli.cluster import (
+    REQUEST_SECONDS,
+    UNREACHABLE,
+    ContextOption,
+    KubeconfigOption,
+    NamespaceOption,
+    asking,
+    connect,
+)
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
@@ -38,6 +46,7 @@ def report(
     ],
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Make the report of a run on a cluster, as `rlguard run` makes it of a run on one machine.
@@ -46,7 +55,7 @@ def report(
     and with `spec.keepEvidence` not even the job. A file is one that `kubectl get configmap NAME -o yaml`
     wrote. Of the evaluation rounds up to 50 are kept, and of the steps up to 200, with the symptoms of all.
     """
-    found = read_object(Path(job)) if is_file(job) else _of_cluster(job, namespace, kubeconfig)
+    found = read_object(Path(job)) if is_file(job) else _of_cluster(job, namespace, kubeconfig, context)
     evidence = read_evidence(found)
     try:
         out.write_text(_page(evidence) + "\n", encoding="utf-8")
@@ -55,13 +64,13 @@ def report(
     typer.echo(f"{out}: {_headline(evidence.verdict)}")
 
 
-def _of_cluster(job: str, namespace: str | None, kubeconfig: Path | None) -> Any:
+def _of_cluster(job: str, namespace: str | None, kubeconfig: Path | None, context: str | None = None) -> Any:
     """The newest evidence of a job of this name; a job that was made again has some of each.
 
     Raises:
         CliError: the cluster cannot be asked, or has none.
     """
-    cluster = connect(namespace, kubeconfig, "a file with the evidence")
+    cluster = connect(namespace, kubeconfig, "a file with the evidence", context)
     from guard_operator.api.names import JOB_LABEL
 
     with asking(absent=f"there is no namespace {cluster.namespace}"):

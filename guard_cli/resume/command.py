@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from guard_cli.cluster import UNREACHABLE, Cluster, KubeconfigOption, NamespaceOption, connect
+from guard_cli.cluster import UNREACHABLE, Cluster, ContextOption, KubeconfigOption, NamespaceOption, connect
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.resume.manifest import Json, Resumed, resume_job
@@ -40,6 +40,7 @@ def resume_run(
     ],
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
     name: Annotated[
         str | None, typer.Option("--name", help="Name of the new job; JOB-2, JOB-3, ... without it.")
     ] = None,
@@ -70,7 +71,7 @@ def resume_run(
     from guard_operator.config import OperatorConfig
     from guard_operator.reconcile.review import review_manifest
 
-    cluster = None if is_file(job) else connect(namespace, kubeconfig, "a file with the job")
+    cluster = None if is_file(job) else connect(namespace, kubeconfig, "a file with the job", context)
     found, taken = (
         (read_object(Path(job)), frozenset[str]())
         if cluster is None

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from guard_cli.bundle import _without_secrets
+from guard_cli.cluster import connect
 from tests.trainer.real_guard import INGEST, READ, TIGHT_KL, RealGuard
 
 #: Planted wherever something of a held-out item, or a token, can be in the folder of a run.
@@ -86,6 +87,7 @@ def test_a_guard_that_does_not_respond_is_a_sentence(rlguard: Any, url: str) -> 
         (("job", "--token-file", "x"), "give --url, too"),
         ((".", "--namespace", "n"), "are of a cluster, and . is none"),
         (("--url", "http://127.0.0.1:1", "--kubeconfig", "x"), "are of a cluster"),
+        (("--url", "http://127.0.0.1:1", "--context", "x"), "are of a cluster"),
     ],
 )
 def test_what_nobody_would_be_asked_with_is_refused(rlguard: Any, given: tuple[str, ...], said: str) -> None:
@@ -96,6 +98,34 @@ def test_what_nobody_would_be_asked_with_is_refused(rlguard: Any, given: tuple[s
 def test_without_a_cluster_it_says_what_else_there_is(rlguard: Any, tmp_path: Path) -> None:
     shown = rlguard("status", "my-job", "--kubeconfig", tmp_path / "none")
     assert shown.returncode == 1 and "no cluster: " in shown.stderr and "--url" in shown.stderr
+
+
+CONTEXTS = """\
+apiVersion: v1
+kind: Config
+current-context: here
+clusters:
+- {name: a, cluster: {server: "http://127.0.0.1:9/a"}}
+- {name: b, cluster: {server: "http://127.0.0.1:9/b"}}
+users: [{name: me, user: {}}]
+contexts:
+- {name: here, context: {cluster: a, user: me, namespace: mine}}
+- {name: there, context: {cluster: b, user: me, namespace: theirs}}
+"""
+
+
+def test_another_context_is_another_cluster_and_its_namespace(rlguard: Any, tmp_path: Path) -> None:
+    (config := tmp_path / "config").write_text(CONTEXTS)
+    found = [connect(None, config, "a file", context) for context in (None, "here", "there")]
+    assert [(one.client.configuration.host[-1], one.namespace) for one in found] == [
+        ("a", "mine"),
+        ("a", "mine"),
+        ("b", "theirs"),
+    ]
+    for command in ("status", "report", "resume"):
+        done = rlguard(command, "my-job", "--kubeconfig", config, "--context", "nowhere")
+        assert done.returncode == 1 and "no cluster: " in done.stderr and "nowhere" in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_a_folder_without_a_store_is_a_sentence(rlguard: Any, tmp_path: Path) -> None:
