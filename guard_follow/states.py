@@ -20,7 +20,7 @@ from guard_follow.errors import InputError
 STATE = "trainer_state.json"
 MAX_BYTES = 256 << 20
 
-LogEntry = Mapping[str, Any]
+LogRow = Mapping[str, Any]
 
 
 def states(folder: Path) -> list[Path]:
@@ -30,7 +30,7 @@ def states(folder: Path) -> list[Path]:
     return [file for file in files if file.exists()]
 
 
-def rows_of(state: Path) -> list[LogEntry] | None:
+def rows_of(state: Path) -> list[LogRow] | None:
     """The rows of its log; None where it cannot be read, as while it is being written."""
     try:
         with os.fdopen(open_regular(state), "rb") as stream:
@@ -40,12 +40,12 @@ def rows_of(state: Path) -> list[LogEntry] | None:
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-def history_of(rows: Sequence[LogEntry]) -> str:
+def history_of(rows: Sequence[LogRow]) -> str:
     """A digest by which a log is known again where another one goes on from it; "" of none."""
     return next((digest for count, digest in _histories(rows) if count == len(rows)), "")
 
 
-def without(rows: Sequence[LogEntry], known: Mapping[str, int]) -> Sequence[LogEntry]:
+def without(rows: Sequence[LogRow], known: Mapping[str, int]) -> Sequence[LogRow]:
     """The rows after the longest of these histories, by digest, with which they begin."""
     if not known:
         return rows
@@ -54,7 +54,7 @@ def without(rows: Sequence[LogEntry], known: Mapping[str, int]) -> Sequence[LogE
     return rows[max(begins, default=0) :]
 
 
-def _histories(rows: Sequence[LogEntry]) -> Iterator[tuple[int, str]]:
+def _histories(rows: Sequence[LogRow]) -> Iterator[tuple[int, str]]:
     """After each row, how many there are by then, and the digest of all."""
     digest = sha256()
     for count, row in enumerate(rows, start=1):
