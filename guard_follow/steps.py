@@ -28,7 +28,7 @@ _OF_AN_EVENT = 2
 #: What `--map` may name of which a step is made; no step is whole without them.
 _OF_A_STEP = ("step", "attempt", "kl_kind", *VALUES)
 #: Of which a row must have one: else it says nothing of a step.
-JUDGED = (*VALUES, "heldout", "items")
+_MEASURED = (*VALUES, "heldout", "items")
 _KINDS = {kind.value: kind for kind in KlKind}
 _MAX_COLUMNS = 5_000
 _MAX_ATTEMPT = 2**31
@@ -207,7 +207,7 @@ class StepGatherer:
         """
         if self._columns is None:
             return any(map(names.is_judged, record)) or not any(map(names.is_judged, self._values))
-        judged = (self._columns.source.get(name, "") for name in JUDGED)
+        judged = (self._columns.source.get(name, "") for name in _MEASURED)
         return any(record.get(name, "") != "" for name in judged)
 
     def _is_whole(self) -> bool:
