@@ -390,10 +390,11 @@ class Actuator:
     def _measure(self, job: Job, report: Report) -> None:
         old = {c.type: c.status for c in job.status.conditions}
         new = {c.type: c for c in report.conditions}
-        counts = {ConditionType.FIRED: self._observer.fired, ConditionType.HALTED: self._observer.halted}
-        for kind, count in counts.items():
-            if (latch := new.get(kind)) and latch.status == "True" and old.get(kind) != "True":
-                count(latch.reason)
+        closed = {kind for kind, said in new.items() if said.status == "True" and old.get(kind) != "True"}
+        if ConditionType.FIRED in closed:
+            self._observer.fired(new[ConditionType.FIRED].reason)
+        if ConditionType.HALTED in closed:
+            self._observer.halted(new[ConditionType.HALTED].reason)
         stopped = new.get(ConditionType.STOPPED)
         fire, stop = guard_of(job).fire, report.stop
         if fire and stopped and stopped.status == "True" and not _was_stopped(job):
