@@ -335,7 +335,7 @@ def test_given_a_fire_then_it_is_stopped_and_confirmed(
     running.expect("Stopped", "True", "NoPodsLeft")
     assert running.phase() == "Stopped"
     assert "Failed" not in running.conditions()
-    running.expect_events("EvidenceCaptured")
+    running.expect_events("EvidenceCaptured", "NoPodsLeft")
     told = running.events()[1:]
     assert told[:2] == ["HackingGap", "StopRequested"]
     assert sorted(told[2:]) == ["EvidenceCaptured", "NoPodsLeft"]
