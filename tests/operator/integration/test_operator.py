@@ -342,7 +342,7 @@ def test_given_a_fire_then_it_is_stopped_and_confirmed(
     data = running.evidence()
     assert json.loads(data["verdict.json"])["fire"]["step"] == 40
     assert json.loads(data["last-good-checkpoint.json"])["path"] == "/ckpt/20"
-    report("run", running.namespace, kubeconfig, tmp_path / "report.html")
+    report("run", running.namespace, kubeconfig, out=tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "Fired at step 40" in page and "/ckpt/20" in page
     assert took < 5.0, "generous for a busy machine; `make bench-operator` measures it"
