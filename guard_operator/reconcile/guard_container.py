@@ -229,7 +229,11 @@ def patience(job: Job, given: Sequence[Json]) -> Sequence[Json]:
     `given`: the environment of its template.
     """
     seconds = job.spec.on_silence.after_seconds
-    said = any(variable.get("name") == layout.UNREACHABLE_ENV for variable in given)
-    if said or seconds <= layout.UNREACHABLE_SECONDS:
+    if seconds <= layout.UNREACHABLE_SECONDS:
         return ()
-    return ({"name": layout.UNREACHABLE_ENV, "value": str(seconds)},)
+    return unless_said(given, layout.UNREACHABLE_ENV, str(seconds))
+
+
+def unless_said(given: Sequence[Json], name: str, value: str) -> Sequence[Json]:
+    """This variable, unless the environment of a template has it."""
+    return () if any(one.get("name") == name for one in given) else ({"name": name, "value": value},)

@@ -24,6 +24,7 @@ from guard_operator.reconcile.guard_container import (
     guard_volumes,
     literal,
     patience,
+    unless_said,
 )
 from guard_operator.reconcile.guard_pod import guard_pod, let_report, own_service_account
 from guard_operator.reconcile.leaks import leaks
@@ -191,8 +192,7 @@ def _let_it_report(job: Job, trainer: Json) -> None:
     url = {"name": layout.URL_ENV, "value": f"unix://{layout.SOCKET}"}
     token = {"name": layout.TOKEN_ENV, **from_secret(support, layout.INGEST_TOKEN_KEY)}
     own = trainer.get("env", [])
-    drain = {"name": layout.DRAIN_ENV, "value": layout.DRAIN_SECONDS}
-    wait = [] if any(variable.get("name") == layout.DRAIN_ENV for variable in own) else [drain]
+    wait = unless_said(own, layout.DRAIN_ENV, layout.DRAIN_SECONDS)
     trainer["env"] = [*own, url, token, *wait, *patience(job, own)]
     socket = {"name": layout.SOCKET_VOLUME, "mountPath": layout.SOCKET_DIR, "readOnly": True}
     trainer["volumeMounts"] = [*trainer["volumeMounts"], socket]
