@@ -17,6 +17,8 @@ OPERATOR_MANAGER = "rlguard-operator"
 #: A permission that only operators have; no request needs it. The chart's admission policy knows them by it.
 OPERATOR_VERB = "operate"
 
+#: How the names of labels begin that nobody else sets.
+OWN_LABELS = "rlguard.dev/"
 #: On every pod of a guarded workload, so that one watch and one list find them all.
 JOB_LABEL = "rlguard.dev/job"
 UID_LABEL = "rlguard.dev/job-uid"

@@ -57,6 +57,7 @@ class Reason(StrEnum):
     UNSUPPORTED_KIND = "UnsupportedKind"
     TEMPLATE_REFUSED = "TemplateRefused"
     WORKLOAD_REFUSED = "WorkloadRefused"
+    GUARD_REFUSED = "GuardRefused"
     TARGET_REFUSED = "TargetRefused"
     CRD_OUTDATED = "CRDOutdated"
     CLAIM_MISSING = "ClaimMissing"
@@ -133,7 +134,10 @@ _REASONS = {
     Reason.INVALID_SPEC: "The spec does not validate; the message names the field.",
     Reason.UNSUPPORTED_KIND: "The operator cannot guard a workload of this apiVersion and kind.",
     Reason.TEMPLATE_REFUSED: "The template would break the guard's isolation; the message names the field.",
-    Reason.WORKLOAD_REFUSED: "The API server refused the workload in a dry run; the message is its own.",
+    Reason.WORKLOAD_REFUSED: "The API server refused the workload, in a dry run or when it was to be "
+    "made; the message is its own.",
+    Reason.GUARD_REFUSED: "The API server refused what the guard needs beside the workload, such as its "
+    "StatefulSet or a Secret; the message names it and is the server's own.",
     Reason.TARGET_REFUSED: "What `targetRef` names cannot be guarded as it is; the message says why.",
     Reason.CRD_OUTDATED: "The CRD lacks what the operator notes, as that of an older release, and no "
     "run begins under it: the message names what it lacks.",

@@ -27,12 +27,16 @@ from guard_core.feed import Feed
 from guard_core.policy import POLICY_IS_ACTION, KlPolicy, NamesItsOldFields, Policy
 from guard_core.thinning import MAX_KEPT_STEPS, MAX_ROUNDS, NEWEST_ROUNDS
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
+from guard_operator.runtime.decoding import depth_of
 
 
 def cel(*rules: tuple[str, str]) -> dict[str, Any]:
     """`x-kubernetes-validations` from (rule, message) pairs."""
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
 
+
+#: How many objects and lists of a spec may be in one another; a pod template has about fifteen.
+MAX_NESTED = 100
 
 #: Marks a field that is required but has no schema of its own.
 UNDECLARED = "rlguard-undeclared"
@@ -56,16 +60,16 @@ class StatusModel(ApiModel):
 
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 #: What JSON, or the kubelet in a variable, writes otherwise; as it stands in a regular expression.
-_ESCAPED = r'"\\$\x00-\x1f\x7f'
-_PLAIN = "must have no quotation mark, backslash, dollar sign or control character"
+ESCAPED = r'"\\$\x00-\x1f\x7f'
+PLAIN = "must have no quotation mark, backslash, dollar sign or control character"
 _IN_VOLUME = "must be a path inside the volume: relative and without '..'"
 
 
 def _in_volume(path: str) -> str:
     if path.startswith("/") or ".." in path.split("/"):
         raise ValueError(_IN_VOLUME)
-    if re.search(f"[{_ESCAPED}]", path):
-        raise ValueError(_PLAIN)
+    if re.search(f"[{ESCAPED}]", path):
+        raise ValueError(PLAIN)
     return path
 
 
@@ -78,7 +82,7 @@ InVolume = Annotated[
     Field(
         json_schema_extra=cel(
             ("!self.startsWith('/') && !self.matches('(^|/)[.][.](/|$)')", _IN_VOLUME),
-            (f"!self.matches(r'[{_ESCAPED}]')", _PLAIN),
+            (f"!self.matches(r'[{ESCAPED}]')", PLAIN),
         )
     ),
 ]
@@ -655,6 +659,17 @@ class Spec(ApiModel):
     on_silence: OnSilence = Field(
         default_factory=OnSilence, description="What to do when the guard itself stops reporting."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _can_be_read(cls, given: Any) -> Any:
+        """What nests deeper may be cut already (`runtime/decoding.py`), and would be made as it is here."""
+        if depth_of(given, MAX_NESTED) > MAX_NESTED:
+            raise ValueError(
+                f"more than {MAX_NESTED} objects and lists are in one another, and no kind of workload has "
+                "so many: write it flatter"
+            )
+        return given
 
     @model_validator(mode="after")
     def _one_workload(self) -> Self:

@@ -22,6 +22,7 @@ from guard_operator.api.types import ApiModel, ConditionStatus, Status, StopMeth
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.certificate import own_certificate
 from guard_operator.reconcile.collector import EvidenceCollector
+from guard_operator.reconcile.conditions import Conditions
 from guard_operator.reconcile.decision import (
     Action,
     CaptureEvidence,
@@ -60,6 +61,8 @@ _NOT_NOW = (503, 504)
 PODS_TIME = timedelta(seconds=5.0)
 #: What holds up nothing that follows it, least of all the status, by which what is harder gets its turn.
 _OF_TEARDOWN = (LeaveQueue, StopWorkload, DeleteBetween, DeletePods)
+#: What is refused of these is said in the status: nobody would know else why there is no guard.
+_MAKES = (CreateWorkload, StartGuard)
 
 
 class Observer(Protocol):
@@ -108,9 +111,11 @@ class Actuator:
             try:
                 report, happened = self._act(snapshot, action, report)
             except ClusterError as error:
-                if not isinstance(action, _OF_TEARDOWN):
-                    raise
                 trouble = error
+                if isinstance(action, _MAKES) and isinstance(error, ApiError) and error.refused:
+                    report = _with_refusal(snapshot, action, report, error, self._clock())
+                elif not isinstance(action, _OF_TEARDOWN):
+                    raise
                 continue
             extra += happened
         extra += _escalation(snapshot.job, decision.report)
@@ -430,6 +435,16 @@ def _says(status: Status) -> object:
 def _sayable(report: Report) -> object:
     noted = report.workload_ref, report.guard_digest, report.stop, report.evidence
     return report.phase, _sorted(report.conditions), *noted
+
+
+def _with_refusal(
+    snapshot: Snapshot, action: Action, report: Report, error: ApiError, now: datetime
+) -> Report:
+    """The report with what the API server says to what was to be made, which no dry run had found."""
+    reason = Reason.GUARD_REFUSED if isinstance(action, StartGuard) else Reason.WORKLOAD_REFUSED
+    guarded = Conditions(snapshot, now).make(ConditionType.GUARDED, "False", reason, error.message)
+    others = (condition for condition in report.conditions if condition.type != guarded.type)
+    return replace(report, conditions=tuple(sorted((*others, guarded), key=lambda c: c.type)))
 
 
 def _escalation(job: Job, report: Report) -> Iterator[Transition]:

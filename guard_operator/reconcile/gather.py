@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from guard_operator.adapters import (
     ComposedAdapter,
+    OuterAdapter,
     TemplateError,
     TemplateSource,
     WorkloadAdapter,
@@ -44,10 +45,10 @@ from guard_operator.reconcile.glance import is_latched
 from guard_operator.reconcile.guard_pod import own_service_account, why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, is_to_stop, must_be_live
 from guard_operator.reconcile.heartbeats import UNHEARD, HeartbeatClock
-from guard_operator.reconcile.inject import created_for, guard_digest, own_sources
+from guard_operator.reconcile.inject import created_for, guard_digest, made_for_the_guard, own_sources
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job
-from guard_operator.reconcile.queues import OWNER_LABEL, queued_of
+from guard_operator.reconcile.queues import GIVEN_AWAY, OWNER_LABEL, is_given_away, queued_of
 from guard_operator.reconcile.refusals import copies, find_violations, pod_spec, template_claims
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import (
@@ -236,6 +237,10 @@ class Gatherer:
         spec, noted = _spec(job, raw_workload, uid), job.status.guard_digest
         owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard, noted)
         pods = tuple(_pod(adapter, raw, owner) for raw in sorted((*raw_pods, *target.pods), key=_age))
+        to_look = not (unread or first_stop) and (uncached or not stopping)
+        if to_look and uid is not None and _may_hide_pods(job, adapter, workload, pods):
+            hidden, unread = self._hidden(adapter, job, uid)
+            pods += tuple(_pod(adapter, raw, owner) for raw in hidden)
         made_or_taken = workload is not None and job.spec.target_ref is None
         not_now = made_or_taken or stopping or job.deleting or _was_created(job)
         job, missing = self._composed(adapter, job, not_now, uncached)
@@ -343,6 +348,17 @@ class Gatherer:
                 raise
             log.warning("%s/%s: its pods cannot be read: %s", job.namespace, job.name, error)
             return seen, str(error)
+
+    def _hidden(self, adapter: WorkloadAdapter, job: Job, uid: str) -> tuple[list[Json], str]:
+        """Pods of the workload without the operator's label, by those of its own controller."""
+        try:
+            found = listed(self._client, PODS, job, adapter.pod_selector(job.workload_name, uid))
+        except ClusterError as error:
+            if not goes_on_unread(job):
+                raise
+            return [], str(error)
+        own = (raw for raw in found if adapter.name_label or controller_of(raw) == uid)
+        return [raw for raw in own if names.UID_LABEL not in (raw["metadata"].get("labels") or {})], ""
 
     def _labelled(self, resource: Resource, job: Job) -> list[Json]:
         return listed(self._client, resource, job, _of_job(job))
@@ -489,7 +505,8 @@ class Gatherer:
         if (missing := self._missing(adapter, job)) is not None:
             return missing
         if job.spec.target_ref is not None:
-            return _target(adapter, job, raw, target)
+            found = _target(adapter, job, raw, target)
+            return self._guard_refused(adapter, job) if found.reason is None else found
         guard, spec = job.spec.guard, job.spec.made_from.spec
         for field, claim in template_claims(adapter, spec):
             if copies(self._client.get(CLAIMS, job.namespace, claim) or {}, guard):
@@ -500,6 +517,23 @@ class Gatherer:
         for resource, body in created_for(job, adapter, said.workload, dry_run=True):
             if (refused := self._dry_run(resource, job, body)).reason is not None:
                 return refused
+        return self._guard_refused(adapter, job)
+
+    def _guard_refused(self, adapter: WorkloadAdapter, job: Job) -> Preparation:
+        """What the API server says to what is made for the guard: a quota, a policy, a value of the spec.
+
+        Found out later it would be a run without its guard, and end as a silent one.
+        """
+        for resource, body in made_for_the_guard(job, adapter, self._config):
+            try:
+                self._client.create(resource, job.namespace, body, names.OPERATOR_MANAGER, dry_run=True)
+            except ApiError as error:
+                if error.status == 409:  # made by a try before, of which something else was refused
+                    continue
+                if (again := _again_after(error)) is None:
+                    raise
+                what = f"the {body['kind']} {body['metadata']['name']} for the guard: {error.message}"
+                return Preparation(Reason.GUARD_REFUSED, what, again)
         return Preparation()
 
     def _missing(self, adapter: WorkloadAdapter, job: Job) -> Preparation | None:
@@ -527,24 +561,31 @@ class Gatherer:
         manager = names.OPERATOR_MANAGER
         try:
             try:
-                self._client.create(resource, job.namespace, workload, manager, dry_run=True)
+                made = self._client.create(resource, job.namespace, workload, manager, dry_run=True)
+                if is_given_away(made):
+                    return Preparation(Reason.WORKLOAD_REFUSED, GIVEN_AWAY, REFUSED_SECONDS)
             except ApiError as error:
                 if error.status != 409:
                     raise
             self._client.apply(resource, workload, manager, dry_run=True)
         except ApiError as error:
-            message, again = error.message, REFUSED_SECONDS
+            if (again := _again_after(error)) is None:
+                raise
+            message = error.message
             if error.status == 404:
                 kind = f"{workload['kind']} ({workload['apiVersion']})"
                 message, again = f"the cluster has no {kind}: install it; {message}", FORBIDDEN_SECONDS
-            elif error.status == 403:
-                again = FORBIDDEN_SECONDS
-            elif error.status == 500:  # most likely a webhook that does not respond: its controller is down
-                again = WEBHOOK_SECONDS
-            elif not error.permanent:
-                raise
             return Preparation(Reason.WORKLOAD_REFUSED, f"spec.template: {message}", again)
         return Preparation()
+
+
+def _again_after(error: ApiError) -> float | None:
+    """After how many seconds to ask again what was refused; None: it was no refusal."""
+    if error.status == 403:
+        return FORBIDDEN_SECONDS
+    if error.status == 500:  # most likely a webhook that does not respond: its controller is down
+        return WEBHOOK_SECONDS
+    return REFUSED_SECONDS if error.permanent else None
 
 
 def _named(name: str, job: Job, sets: Iterable[Json]) -> Between | None:
@@ -560,6 +601,21 @@ def _named(name: str, job: Job, sets: Iterable[Json]) -> Between | None:
 def _has_guard(workload: Workload | None) -> bool:
     """Whether a guard in a pod of its own is, or is to be, there."""
     return workload is not None and workload.ours and workload.state in _GUARDED_STATES
+
+
+def _may_hide_pods(
+    job: Job, adapter: WorkloadAdapter, workload: Workload | None, pods: tuple[Pod, ...]
+) -> bool:
+    """Whether a pod without the operator's label may be the one that is missing.
+
+    Whoever may change the workload can take the label off its template. Its own controller needs others.
+    """
+    if job.spec.target_ref is not None or isinstance(adapter, OuterAdapter):
+        return False
+    if is_to_stop(job):
+        return not pods
+    runs = workload is not None and workload.ours and workload.state is WorkloadState.RUNNING
+    return runs and not any(pod.rank0 for pod in pods)
 
 
 def _is_missing(own: OwnGuard | None, workload: Workload | None) -> bool:

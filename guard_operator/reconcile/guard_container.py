@@ -228,6 +228,8 @@ def patience(job: Job, given: Sequence[Json]) -> Sequence[Json]:
 
     `given`: the environment of its template.
     """
+    if job.spec.on_silence.action == "Warn":
+        return unless_said(given, layout.ON_UNREACHABLE_ENV, "continue")
     seconds = job.spec.on_silence.after_seconds
     if seconds <= layout.UNREACHABLE_SECONDS:
         return ()

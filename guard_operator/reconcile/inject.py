@@ -26,7 +26,7 @@ from guard_operator.reconcile.guard_container import (
     patience,
     unless_said,
 )
-from guard_operator.reconcile.guard_pod import guard_pod, let_report, own_service_account
+from guard_operator.reconcile.guard_pod import guard_objects, guard_pod, let_report, own_service_account
 from guard_operator.reconcile.leaks import leaks
 from guard_operator.reconcile.owned import job_labels, owned, owner_reference
 from guard_operator.reconcile.refusals import SourceRef, checkpoint_mount, guarded_sources, pod_spec
@@ -235,6 +235,21 @@ def support_objects(
     yield SECRETS, owned(job, SECRETS, name, immutable=True, type="Opaque", stringData=data)
     data = {layout.POLICY_KEY: policy_file(policy)}
     yield CONFIG_MAPS, owned(job, CONFIG_MAPS, name, immutable=True, data=data)
+
+
+def made_for_the_guard(
+    job: Job, adapter: WorkloadAdapter, config: OperatorConfig
+) -> Iterator[tuple[Resource, Json]]:
+    """What will be made for the guard, for a dry run: tokens and certificate are not real.
+
+    The RoleBinding is not among it. Who may bind is decided by the Role, which no dry run leaves.
+    """
+    own = job.spec.guard.own_pod
+    account, unreal = guard_service_account(job, adapter), ("", "")
+    support = support_objects(job, job.spec.guard.policy, account, unreal, None if own is None else unreal)
+    yield from (made for made in support if made[0] is not ROLE_BINDINGS)
+    if own is not None:
+        yield from guard_objects(job, own, adapter, config, config.scrapers)
 
 
 def guard_service_account(job: Job, adapter: WorkloadAdapter) -> str:

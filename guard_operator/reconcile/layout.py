@@ -46,6 +46,7 @@ GAVE_UP = 75
 DRAIN_ENV, DRAIN_SECONDS = "RLGUARD_DRAIN_SECONDS", "300"
 
 #: For how long a trainer goes on without its guard, seconds, unless more is said; the client's own default.
+ON_UNREACHABLE_ENV = "RLGUARD_ON_UNREACHABLE"
 UNREACHABLE_ENV, UNREACHABLE_SECONDS = "RLGUARD_UNREACHABLE_SECONDS", 300
 
 #: Environment of every container that trains, in a run that goes on from a checkpoint of another one: which

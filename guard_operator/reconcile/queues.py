@@ -23,6 +23,18 @@ REASON_LENGTH, MESSAGE_LENGTH = 100, 600
 #: The conditions that are read.
 RESERVED, ADMITTED, EVICTED, FINISHED = "QuotaReserved", "Admitted", "Evicted", "Finished"
 TELLING = (RESERVED, ADMITTED, EVICTED, FINISHED)
+#: Who has the pods of a workload if Kueue's webhook says so of it as it is created: nobody here.
+_ELSEWHERE = "kueue.x-k8s.io/multikueue"
+GIVEN_AWAY = (
+    f"spec.template: a webhook sets managedBy to {_ELSEWHERE} for the queue that the job names: pods in "
+    "another cluster are not stopped. Name a queue without MultiKueue"
+)
+
+
+def is_given_away(made: Mapping[str, Any]) -> bool:
+    """Whether a workload, as the API server would make it, is for another cluster (MultiKueue)."""
+    spec = made.get("spec")
+    return _ELSEWHERE in (at(spec, "managedBy"), at(spec, "runPolicy", "managedBy"))
 
 
 def queued_of(found: Iterable[Json], workload_uid: str) -> Queued | None:

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from guard_core.loopback import is_loopback
 from guard_core.wording import quoted
 from guard_operator.adapters import PodTemplate, TemplateError, WorkloadAdapter, at, dotted
-from guard_operator.api.names import RESERVED_PREFIX
-from guard_operator.api.types import GuardSpec, Isolation
+from guard_operator.api.names import OWN_LABELS, RESERVED_PREFIX
+from guard_operator.api.types import ESCAPED, PLAIN, GuardSpec, Isolation
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import isolation
 from guard_operator.reconcile.isolation import HOST_CAPABILITIES, Decisions, Says
@@ -33,6 +33,9 @@ from guard_operator.reconcile.layout import (
 
 #: What one variable of the guard may hold, bytes: Linux takes 128 KiB with its name, and paths are added.
 MAX_SETTING = 120_000
+#: Names in the document of the guard's settings that the admission policy counts there.
+_OF_THE_SETTINGS = frozenset({"split", "scorer", "evaluator", "kind", "base_url"})
+_EVALUATOR = ("heldout", "evaluator")
 #: The fields of a container in which volumes come into it, as a directory or as a block device.
 MOUNTS = ("volumeMounts", "volumeDevices")
 #: How a source is named in a volume, in a projected one and in the environment: kind, and field of its name.
@@ -103,7 +106,7 @@ def find_violations(
             for template, pod in pods
             for finding in (
                 *_in(field_of(template), _pod_findings(template, pod, guard, config)),
-                *_in(field_of(template).removesuffix(".spec"), _annotation_findings(template, spec, guard)),
+                *_in(field_of(template).removesuffix(".spec"), _metadata_findings(template, spec, guard)),
             )
         ),
     )
@@ -230,6 +233,7 @@ def evaluator_findings(guard: GuardSpec) -> Iterator[Violation]:
     if len(said) > MAX_SETTING:
         why = f"has {len(said)} bytes; the guard takes at most {MAX_SETTING}: shorten its systemPrompt"
         yield Violation("spec.guard.heldout", why)
+    yield from _unreadable_findings(guard)
     evaluator = guard.heldout.evaluator.openai
     if (
         evaluator is None
@@ -243,6 +247,28 @@ def evaluator_findings(guard: GuardSpec) -> Iterator[Violation]:
         "a plain http endpoint is sent the held-out prompts where others can read or redirect them",
         guard,
     )
+
+
+def _unreadable_findings(guard: GuardSpec) -> Iterator[Violation]:
+    """What the admission policy would not find in the guard's variables, so that it refuses every pod."""
+    said = guard.model_dump(by_alias=True, exclude_none=True)
+    follow, checkpoints = ("metrics", "follow", "path"), ("metrics", "checkpoints", "path")
+    paths = (follow, checkpoints, (*_EVALUATOR, "openai", "baseUrl"))
+    for path in paths:
+        if re.search(f"[{ESCAPED}]", str(at(said, *path) or "")):
+            yield Violation(f"spec.guard.{'.'.join(path)}", PLAIN)
+    for kind in ("checkpoint", "vllm", "openai"):
+        path = (*_EVALUATOR, kind, "chatTemplateKwargs")
+        for name in sorted(_keys(at(said, *path)) & _OF_THE_SETTINGS):
+            why = f"must not have {name!r}, a name of the guard's own settings: rename it in the template"
+            yield Violation(f"spec.guard.{'.'.join(path)}", why)
+
+
+def _keys(value: Any) -> set[str]:
+    """Every key in it, however deep."""
+    if isinstance(value, Mapping):
+        return {str(key) for key in value}.union(*map(_keys, value.values()))
+    return set[str]().union(*map(_keys, value)) if isinstance(value, list) else set()
 
 
 def asks_its_own_pod(guard: GuardSpec) -> Iterator[Violation]:
@@ -404,11 +430,15 @@ def _profile_findings(security: Mapping[str, Any], guard: GuardSpec) -> Iterator
             yield _relaxable(f"{field}.type", "must not be Unconfined", _UNCONFINED, guard)
 
 
-def _annotation_findings(
+def _metadata_findings(
     template: PodTemplate, spec: Mapping[str, Any], guard: GuardSpec
 ) -> Iterator[Violation]:
-    annotations = _object(at(spec, *template.path, "metadata")).get("annotations")
-    for name, value in _object(annotations).items():
+    metadata = _object(at(spec, *template.path, "metadata"))
+    for name in _object(metadata.get("labels")):
+        if str(name).startswith(OWN_LABELS):
+            why = f"must not be set: by labels of {OWN_LABELS} operator and policies know whose pod it is"
+            yield Violation(f"metadata.labels[{str(name)[:120]!r}]", why)
+    for name, value in _object(metadata.get("annotations")).items():
         if name.startswith(_APPARMOR) and value == "unconfined":
             field = f"metadata.annotations[{name[:120]!r}]"
             yield _relaxable(field, "must not be unconfined", _UNCONFINED, guard)

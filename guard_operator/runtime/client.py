@@ -6,7 +6,6 @@ It reads the configuration (in-cluster or kubeconfig), does TLS and refreshes to
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from kubernetes import config as kubernetes_config
 from urllib3.exceptions import HTTPError
 
 from guard_core.apply_body import apply_body
+from guard_operator.runtime.decoding import decoded
 from guard_operator.runtime.errors import ApiError, TransportError
 
 Json = dict[str, Any]
@@ -243,7 +243,7 @@ class Client:
         try:
             for chunk in response.stream(65536, decode_content=True):
                 *lines, buffer = (buffer + chunk).split(b"\n")
-                yield from (json.loads(line) for line in lines if line.strip())
+                yield from (decoded(line) for line in lines if line.strip())
         except (HTTPError, OSError, ValueError) as error:
             raise TransportError(f"watch {path}: {error}") from error
 
@@ -302,7 +302,7 @@ class Client:
 def _object(method: str, path: str, data: bytes) -> Json:
     """The JSON object of a response."""
     try:
-        content = json.loads(data)
+        content = decoded(data)
     except ValueError as error:
         raise TransportError(f"{method} {path}: the response is not JSON: {data[:200]!r}") from error
     if not isinstance(content, dict):
@@ -313,7 +313,7 @@ def _object(method: str, path: str, data: bytes) -> Json:
 def _api_error(status: int, retry_after: str | None, data: bytes) -> ApiError:
     """The error for a response; a Status object if it is one, else the start of its text."""
     try:
-        body = json.loads(data)
+        body = decoded(data)
     except ValueError:
         body = {}
     if not isinstance(body, dict):

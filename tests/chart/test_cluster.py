@@ -1026,6 +1026,18 @@ CHANGED_GUARDS: dict[str, tuple[Callable[[Json], Any], str]] = {
         lambda p: own_volume(p, "rlguard-socket", persistentVolumeClaim={"claimName": "other"}),
         "volumes must be those of its job",
     ),
+    "a home that others write": (
+        lambda p: own_volume(p, "rlguard-tmp", persistentVolumeClaim={"claimName": "other"}),
+        "volumes must be those of its job",
+    ),
+    "shared memory that others write": (
+        lambda p: own_volume(p, "rlguard-shm", configMap={"name": "other"}),
+        "volumes must be those of its job",
+    ),
+    "a token from elsewhere": (
+        lambda p: own_volume(p, "rlguard-token", secret={"secretName": "other"}),
+        "volumes must be those of its job",
+    ),
     "another socket": (
         lambda p: variable(p, "RLGUARD_GUARD_SOCKET").update(value="/checkpoints/guard.sock"),
         "must be as the operator wrote it",
@@ -1388,14 +1400,21 @@ class TestARunningPod:
     def pod(self, admission: Client) -> Json:
         return create(admission, guarded_pod(STRICT), dry_run=False)
 
-    def patch(self, client: Client, pod: Json, patch: Json) -> Json:
-        path = f"/api/v1/namespaces/{STRICT}/pods/{pod['metadata']['name']}"
+    def patch(self, client: Client, pod: Json, patch: Json, sub: str = "") -> Json:
+        path = f"/api/v1/namespaces/{STRICT}/pods/{pod['metadata']['name']}{sub}"
         return client.request("PATCH", path, query={"dryRun": "All"}, body=patch, content_type=MERGE)
 
     def test_keeps_the_labels_by_which_the_operator_finds_it(self, admission: Client, pod: Json) -> None:
         for value in (None, "other"):
-            with pytest.raises(ApiError, match="must stay"):
-                self.patch(admission, pod, {"metadata": {"labels": {"rlguard.dev/job-uid": value}}})
+            for sub in ("", "/status"):
+                with pytest.raises(ApiError, match="must stay"):
+                    self.patch(admission, pod, {"metadata": {"labels": {"rlguard.dev/job-uid": value}}}, sub)
+
+    def test_tells_how_it_is(self, admission: Client, pod: Json) -> None:
+        """As its kubelet does all the time."""
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        said = self.patch(admission, pod, {"status": status}, "/status")
+        assert said["status"]["phase"] == "Running"
 
     def test_may_be_annotated(self, admission: Client, pod: Json) -> None:
         self.patch(admission, pod, {"metadata": {"annotations": {"note": "x"}, "labels": {"note": "x"}}})

@@ -381,6 +381,14 @@ class Cluster:
         self.jobs: list[Json] = []
         self.sets: list[Json] = []
         self.asked: list[str] = []
+        self.refuses: dict[str, ApiError] = {}
+        self.tried: list[str] = []
+
+    def create(self, resource: Resource, _namespace: str, _body: Json, _manager: str, dry_run: bool) -> None:
+        assert dry_run, "to look changes nothing"
+        self.tried.append(resource.kind)
+        if resource.kind in self.refuses:
+            raise self.refuses[resource.kind]
 
     def gather(self, given: Job) -> Snapshot:
         gatherer = Gatherer(
@@ -772,7 +780,98 @@ def test_a_queue_that_holds_it_back_is_named() -> None:
     assert "Waiting" not in {one.type for one in nothing.report.conditions}
 
 
+FORBIDDEN = ApiError(403, "Forbidden", "exceeded quota: pods")
+WRONG = ApiError(400, "BadRequest", "quantities must match the regular expression")
+
+
+@pytest.mark.parametrize("kind", ["ServiceAccount", "Role", "Secret", "ConfigMap", "Service", "StatefulSet"])
+@pytest.mark.parametrize(
+    "error", [FORBIDDEN, WRONG, ApiError(500, "InternalError", "failed calling webhook")]
+)
+def test_what_the_server_refuses_of_its_guard_is_known_before_it_is_attached(
+    kind: str, error: ApiError
+) -> None:
+    """It would be a healthy run, said to have a guard, that is stopped for the silence of one nobody made."""
+    cluster = Cluster("Job", target("Job"), pod("head", kind="Job"))
+    cluster.refuses = {kind: error}
+    seen = cluster.gather(job("Job"))
+    assert seen.preparation is not None and seen.preparation.reason is Reason.GUARD_REFUSED
+    assert f"the {kind} " in seen.preparation.message and error.message in seen.preparation.message
+    decision = decide(seen, NOW)
+    assert decision.report.phase is Phase.REFUSED and decision.report.workload_ref is None
+    assert says(decision, "Guarded") == ("False", "GuardRefused") and decision.look_again is not None
+
+
+def test_what_was_made_by_an_earlier_try_holds_up_nothing() -> None:
+    cluster = Cluster("Job", target("Job"), pod("head", kind="Job"))
+    cluster.refuses = {"Secret": ApiError(409, "AlreadyExists", "it is there")}
+    assert cluster.gather(job("Job")).preparation == Preparation()
+    assert cluster.tried == [
+        "ServiceAccount", "Role", "Secret", "ConfigMap", "Service", "NetworkPolicy", "StatefulSet"
+    ]  # fmt: skip
+
+
+def test_a_server_that_has_no_time_refuses_nothing() -> None:
+    cluster = Cluster("Job", target("Job"), pod("head", kind="Job"))
+    cluster.refuses = {"Secret": ApiError(429, "TooManyRequests", "later")}
+    with pytest.raises(ApiError, match="later"):
+        cluster.gather(job("Job"))
+
+
 # -- actions ---------------------------------------------------------------------------------------------
+
+
+class Refusing:
+    """Refuses one kind, and takes the status."""
+
+    def __init__(self, error: ApiError) -> None:
+        self.error, self.job, self.said = error, manifest(status=ref()), dict[str, Json]()
+
+    def get(self, *_place: object) -> Json:
+        return self.job
+
+    def create(self, resource: Resource, *_of: object) -> None:
+        if resource.kind == "StatefulSet":
+            raise self.error
+
+    def apply(self, _resource: Resource, patch: Json, _manager: str, sub: str = "") -> Json:
+        self.said = {one["type"]: one for one in patch["status"]["conditions"]}
+        return patch
+
+
+class Deaf:
+    """Whom nothing is told."""
+
+    def record(self, *_told: object) -> None: ...
+
+    def tell(self, *_told: object) -> None: ...
+
+
+@pytest.mark.parametrize("error", [FORBIDDEN, WRONG])
+def test_a_guard_that_is_refused_when_it_is_to_be_made_is_told_with_the_servers_words(
+    error: ApiError,
+) -> None:
+    """Nothing is tried of one that is made anew: after a queue, or where somebody deleted it."""
+    server, deaf = Refusing(error), cast(Any, Deaf())
+    acts = Actuator(cast(Client, server), CONFIG, cast(Any, None), cast(Any, None), deaf, deaf, lambda: NOW)
+    snapshot = Snapshot(job(status=ref()), WORKLOAD, (HEAD,), own_guard=OwnGuard())
+    with pytest.raises(ApiError, match=error.message):  # so it is tried again, and counted
+        acts.actuate(snapshot, decide(snapshot, NOW))
+    guarded = server.said["Guarded"]
+    assert (guarded["status"], guarded["reason"], guarded["message"]) == (
+        "False",
+        "GuardRefused",
+        error.message,
+    )
+
+
+def test_a_server_that_has_no_time_has_not_refused_a_guard() -> None:
+    server, deaf = Refusing(ApiError(429, "TooManyRequests", "later")), cast(Any, Deaf())
+    acts = Actuator(cast(Client, server), CONFIG, cast(Any, None), cast(Any, None), deaf, deaf, lambda: NOW)
+    snapshot = Snapshot(job(status=ref()), WORKLOAD, (HEAD,), own_guard=OwnGuard())
+    with pytest.raises(ApiError, match="later"):
+        acts.actuate(snapshot, decide(snapshot, NOW))
+    assert not server.said
 
 
 class Server:

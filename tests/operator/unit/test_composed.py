@@ -81,6 +81,7 @@ class Cluster:
         self.refuses: ApiError | None = None
         self.asked: list[str] = []
         self.tried: list[Json] = []
+        self.defaulted: Json = {}
         self.applied: list[tuple[str, Json]] = []
         self.gatherer = Gatherer(
             cast(Client, self), OperatorConfig("guard:1"), cast(Caches, self), HeartbeatClock()
@@ -122,11 +123,12 @@ class Cluster:
 
     def create(
         self, resource: Resource, namespace: str, body: Json, _manager: str, dry_run: bool = False
-    ) -> None:
+    ) -> Json:
         if (resource, namespace, body["metadata"]["name"]) in self.there:
             raise ApiError(409, "AlreadyExists", "it is there")
         if dry_run:
             self.tried.append(body)
+        return {**body, "spec": {**body.get("spec", {}), **self.defaulted}}
 
     def apply(self, resource: Resource, body: Json, _manager: str, dry_run: bool = False) -> None:
         if not dry_run:
@@ -145,7 +147,8 @@ def test_the_runtime_is_read_and_both_are_tried_as_they_are_asked_for() -> None:
     snapshot = cluster.look()
     assert snapshot.preparation == Preparation()
     assert "get ClusterTrainingRuntime None torch" in cluster.asked
-    copied, workload = cluster.tried
+    copied, workload = (one for one in cluster.tried if "Train" in one["kind"])
+    assert [one["kind"] for one in cluster.tried[2:]] == ["ServiceAccount", "Role", "Secret", "ConfigMap"]
     assert (copied["kind"], copied["metadata"]["name"]) == ("TrainingRuntime", COPY)
     assert "rlguard-guard" in str(copied["spec"])
     assert workload["spec"] == {"runtimeRef": {"name": "torch"}}, "the copy is not there yet"
@@ -155,12 +158,25 @@ def test_the_runtime_is_read_and_both_are_tried_as_they_are_asked_for() -> None:
     assert snapshot.guard_digest == pod["metadata"]["annotations"][DIGEST_ANNOTATION]
 
 
+@pytest.mark.parametrize("managed", [{"managedBy": "x"}, {"runPolicy": {"managedBy": "x"}}])
+def test_one_that_a_webhook_gives_to_another_cluster_is_refused(managed: Json) -> None:
+    """Its template says nothing of that: Kueue's webhook writes it as the workload is created."""
+    elsewhere = "kueue.x-k8s.io/multikueue"
+    for path in managed:
+        cluster = with_runtime()
+        cluster.defaulted = {path: elsewhere if path == "managedBy" else {"managedBy": elsewhere}}
+        found = cluster.look().preparation
+        assert found is not None and found.reason == "WorkloadRefused" and elsewhere in found.message
+        cluster.defaulted = managed
+        assert cluster.look().preparation == Preparation()
+
+
 def test_a_copy_that_was_made_before_its_workload_was_refused_holds_up_nothing() -> None:
     """Trainer's webhook may not know it at once: then the TrainJob is refused, and tried again."""
     cluster = with_runtime()
     cluster.there[RUNTIMES, "ns", COPY] = thing(COPY, "c", "0123456789")
     assert cluster.look().preparation == Preparation()
-    assert [one["kind"] for one in cluster.tried] == ["TrainJob"]
+    assert [one["kind"] for one in cluster.tried][:1] == ["TrainJob"]
 
 
 def test_one_of_the_namespace_is_read_there() -> None:

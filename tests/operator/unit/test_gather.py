@@ -478,6 +478,7 @@ class Behind:
         self.pods_there: list[Json] = [pod()]
         self.cached_between: list[Json] = []
         self.between_there: list[Json] = []
+        self.hidden_there: list[Json] = []
         self.quiet = 0.0
         self.broken = False
         self.refused: tuple[str, ...] = ()
@@ -514,6 +515,9 @@ class Behind:
         return self.job if resource.kind == "GuardedTrainingJob" else self.workload_there
 
     def list(self, resource: Resource, _namespace: str, query: Json) -> Json:
+        if query == {"labelSelector": "training.kubeflow.org/job-name=run"}:
+            self._ask("list hidden")
+            return {"items": self.hidden_there}
         self._ask(f"list {resource.kind}")
         if resource is EVENTS:
             assert query == {"fieldSelector": "involvedObject.uid=u", "limit": "500"}
@@ -545,6 +549,52 @@ def test_a_running_job_costs_no_request() -> None:
     snapshot = world.gather()
     assert snapshot is not None and snapshot.heartbeat_age == 0 and not snapshot.live
     assert world.asked == []
+
+
+RUNS: Json = {"status": {"conditions": [{"type": "Running", "status": "True"}]}}
+
+
+def relabelled(*owners: Json, **more: Any) -> Json:
+    """A pod of rank 0 without its guard, from a template that lost the operator's label."""
+    raw = pod(ownerReferences=list(owners or (owner("w"),)), **more)
+    del raw["spec"]["initContainers"]
+    return raw
+
+
+def test_a_rank_0_that_lost_the_operators_label_is_one_without_its_guard() -> None:
+    """Whoever may change the workload takes the label off its template, and deletes the pod."""
+    world = Behind(beat(1), beat(1))
+    world.cached_workload = world.workload_there = workload(owner("u")) | RUNS
+    world.cached_pods, world.pods_there, world.hidden_there = [], [], [relabelled()]
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.heartbeat_age == 0
+    decision = decide(snapshot, datetime(2026, 1, 1, tzinfo=UTC))
+    guarded = next(c for c in decision.report.conditions if c.type == "Guarded")
+    assert (guarded.status, guarded.reason) == ("False", "GuardMissing")
+    world.now += 601
+    silent = world.gather()
+    assert silent is not None and silent.live and silent.heartbeat_age == 601
+    said = decide(silent, datetime(2026, 1, 1, tzinfo=UTC)).report.conditions
+    assert next(c.status for c in said if c.type == "GuardSilent") == "True"
+
+
+@pytest.mark.parametrize("hidden", [relabelled(owner("other")), pod(labels={"rlguard.dev/job-uid": "v"})])
+def test_what_is_of_others_is_not_taken_for_such_a_pod(hidden: Json) -> None:
+    world = Behind(beat(1))
+    world.cached_workload = workload(owner("u")) | RUNS
+    world.cached_pods, world.hidden_there = [], [hidden]
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.pods == ()
+
+
+def test_nothing_is_called_stopped_while_a_pod_without_the_label_is_there() -> None:
+    world = Behind(created(guard={"fire": LATCH}, stop=STOP), created(guard={"fire": LATCH}, stop=STOP))
+    world.cached_pods, world.pods_there, world.hidden_there = [], [], [relabelled()]
+    snapshot = world.gather()
+    assert snapshot is not None and [one.name for one in snapshot.pods] == ["p"]
+    world.refused = ("list hidden",)
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.pods_unread == "403 Forbidden: list hidden"
 
 
 MOUNT = {"metadata": {}, "type": "Warning", "reason": "FailedMount", "message": 'secret "heldout" not found'}

@@ -86,10 +86,10 @@ def job(spec: Json | None = None, labels: dict[str, str] | None = None, **guard_
     return Job("run", "ns", "0123456789ab", 1, "1", labels or {}, parsed, Status())
 
 
-def patient(silent: int, spec: Json | None = None, **guard_values: Any) -> Job:
+def patient(silent: int, spec: Json | None = None, action: str = "Stop", **guard_values: Any) -> Job:
     """A job whose guard may be silent for so many seconds."""
     given = job(spec, **guard_values)
-    heard = given.spec.on_silence.model_copy(update={"after_seconds": silent})
+    heard = given.spec.on_silence.model_copy(update={"after_seconds": silent, "action": action})
     return replace(given, spec=given.spec.model_copy(update={"on_silence": heard}))
 
 
@@ -355,6 +355,19 @@ def test_a_trainer_waits_for_its_guard_as_long_as_the_operator_does(
     spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["env"] = [mine]
     env = container(pod_of(built(patient(silent, spec, **more))), "pytorch")["env"]
     assert [one for one in env if one["name"] == mine["name"]] == [mine]
+
+
+@pytest.mark.parametrize("placement", ["Sidecar", "Pod"])
+@pytest.mark.parametrize("said", [None, "stop"])
+def test_where_silence_only_warns_a_trainer_goes_on(placement: str, said: str | None) -> None:
+    more = {"placement": "Pod", "state": {"claimName": "state"}} if placement == "Pod" else {}
+    spec = template()
+    if said is not None:
+        mine = {"name": "RLGUARD_ON_UNREACHABLE", "value": said}
+        spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["env"] = [mine]
+    built_ = built(patient(600, spec, action="Warn", **more))
+    env = [one for one in container(pod_of(built_), "pytorch")["env"] if "UNREACHABLE" in one["name"]]
+    assert env == [{"name": "RLGUARD_ON_UNREACHABLE", "value": said or "continue"}]
 
 
 @pytest.mark.parametrize(

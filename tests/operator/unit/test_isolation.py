@@ -369,6 +369,56 @@ def test_prompts_do_not_travel_in_the_clear(url: str, admitted: bool) -> None:
         assert relaxed.cost and "prompts" in relaxed.cost
 
 
+FOLLOW: Json = {"follow": {"path": "run/log.jsonl", "format": "verl"}}
+
+
+@pytest.mark.parametrize("wrong", ['a"b', "a\\b", "$$(X)", "$(X)/y"])
+@pytest.mark.parametrize(
+    ("field", "guard"),
+    [
+        ("metrics.follow.path", lambda text: {"metrics": {"follow": {"path": text, "format": "verl"}}}),
+        ("metrics.checkpoints.path", lambda text: {"metrics": FOLLOW | {"checkpoints": {"path": text}}}),
+        ("heldout.evaluator.openai.baseUrl", lambda text: asked({"baseUrl": f"https://x/{text}"})),
+    ],
+    ids=["log", "checkpoints", "url"],
+)
+def test_what_the_policy_would_not_find_again_is_refused_before_there_is_a_pod(
+    field: str, guard: Callable[[str], Json], wrong: str
+) -> None:
+    """It looks for them in the guard's variables as they stand in the job: every pod would be refused."""
+    found = findings(template_pod(), **guard(wrong))
+    assert [one.field for one in found] == [f"spec.guard.{field}"] and "must have no" in found[0].message
+    assert not findings(template_pod(), **guard("plain-1_2.3"))
+
+
+def asked(openai: Json) -> Json:
+    return {"heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"openai": OPENAI | openai}}}
+
+
+@pytest.mark.parametrize("name", ["split", "scorer", "evaluator", "kind", "base_url"])
+@pytest.mark.parametrize("evaluator", ["checkpoint", "vllm", "openai"])
+def test_a_variable_of_a_chat_template_has_no_name_that_the_policy_counts(evaluator: str, name: str) -> None:
+    given: Json = dict(OPENAI) if evaluator == "openai" else {}
+    for kwargs in ({name: 1}, {"extra": [{"of": {name: "x"}}]}):
+        heldout = {
+            "volume": {"claimName": "heldout"},
+            "evaluator": {evaluator: {**given, "chatTemplateKwargs": kwargs}},
+        }
+        (found,) = findings(template_pod(), heldout=heldout)
+        assert found.field.endswith(f"{evaluator}.chatTemplateKwargs") and repr(name) in found.message
+        heldout["evaluator"] = {evaluator: {**given, "chatTemplateKwargs": {"enable_thinking": name}}}
+        assert not findings(template_pod(), heldout=heldout)
+
+
+@pytest.mark.parametrize("label", ["rlguard.dev/placement", "rlguard.dev/part", "rlguard.dev/anything"])
+def test_a_template_has_no_label_of_the_operators(label: str) -> None:
+    one = job()
+    template = one.spec.made_from.spec["pytorchReplicaSpecs"]["Master"]["template"]
+    template["metadata"] = {"labels": {label: "Pod", "app": "x"}}
+    (found,) = find_violations(ADAPTERS[0], one.spec.made_from.spec, one.spec.guard, CONFIG)
+    assert label in found.field and "must not be set" in found.message
+
+
 def test_the_guard_could_not_follow_a_path_of_the_trainers_environment() -> None:
     pod = template_pod()
     pod["containers"][0]["volumeMounts"][0]["subPathExpr"] = "$(RUN)"

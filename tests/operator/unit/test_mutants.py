@@ -113,6 +113,9 @@ INJECT_WORDS = rule("inject.py", "test_injection.py")
 INJECT_OF_JOBSETS = rule("inject.py", "test_jobset_adapter.py")
 APP = Rule("guard_operator", "app.py", HERE / "test_app.py")
 APP_SAYS = rule("controller.py", "test_app.py")
+DECODING = Rule("guard_operator", "runtime/decoding.py", HERE / "test_decoding.py")
+SPEC_DEPTH = Rule("guard_operator", "api/types.py", HERE / "test_decoding.py")
+REFUSED = Rule("guard_operator", "runtime/errors.py", HERE / "test_attached.py")
 HEALTH = Rule("guard_operator", "runtime/health.py", HERE / "test_health.py")
 SERVING = Rule("guard_operator", "runtime/serving.py", HERE / "test_health.py")
 EVENTS = rule("events.py", "test_evidence_and_events.py")
@@ -133,6 +136,38 @@ FLEET_HEARS = Rule("guard_operator", "app.py", HERE / "test_fleet.py")
 FLEET_DECIDES = rule("decide.py", "test_fleet.py")
 
 MUTANTS: list[Mutant] = [
+    # What one object can do to the operator.
+    (DECODING, "    except ValueError:  # nested", "    except MemoryError:  # nested"),
+    (DECODING, 'kept.append(b"null")', 'kept.append(b"{}}")'),
+    (DECODING, 'rb\'"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"|[][{}]\'', "rb'[][{}]'"),
+    (SPEC_DEPTH, "if depth_of(given, MAX_NESTED) > MAX_NESTED:", "if False:"),
+    # A guard that the API server refuses.
+    (ATTACHED_SEES, "return self._guard_refused(adapter, job) if found.reason is None else found",
+     "return found"),
+    (ATTACHED_SEES, "if error.status == 409:  # made by a try before", "if False:  # made by a try before"),
+    (ATTACHED_SEES, "if (again := _again_after(error)) is None:\n                    raise",
+     "if (again := _again_after(error) or 9.0) is None:\n                    raise"),
+    (COMPOSED_SEES, "        return self._guard_refused(adapter, job)\n\n    def",
+     "        return Preparation()\n\n    def"),
+    (ATTACHED_ACTS, "isinstance(action, _MAKES) and", "False and"),
+    (ATTACHED_ACTS, "isinstance(error, ApiError) and error.refused", "isinstance(error, ApiError)"),
+    (REFUSED, "self.permanent or self.status == 403", "self.permanent"),
+    # Its name may be looked for where it is given away.
+    (COMPOSED_SEES, "if is_given_away(made):", "if False:"),
+    # Pods without the operator's label.
+    (GATHER, "if to_look and uid is not None and _may_hide_pods(job, adapter, workload, pods):", "if False:"),
+    (GATHER, "own = (raw for raw in found if adapter.name_label or controller_of(raw) == uid)",
+     "own = found"),
+    (GATHER, 'if names.UID_LABEL not in (raw["metadata"].get("labels") or {})], ""', 'if True], ""'),
+    (GATHER, "        return not pods\n    runs", "        return False\n    runs"),
+    (GATHER, "            return [], str(error)\n        own", '            return [], ""\n        own'),
+    # What the admission policy would refuse of every pod.
+    (REFUSALS, "    yield from _unreadable_findings(guard)\n", ""),
+    (REFUSALS, 'if re.search(f"[{ESCAPED}]", str(at(said, *path) or "")):', "if False:"),
+    (REFUSALS, "& _OF_THE_SETTINGS", "& frozenset()"),
+    (REFUSALS, "if str(name).startswith(OWN_LABELS):", "if False:"),
+    # Where silence only warns.
+    (CONTAINER, 'if job.spec.on_silence.action == "Warn":', "if False:"),
     # A template of any shape.
     (PYTORCH_SHAPES, "return replicas if isinstance(replicas, dict) else {}", "return replicas or {}"),
     (PYTORCH_SHAPES, 'at(replica, "replicas")', 'replica.get("replicas")'),
@@ -1087,8 +1122,8 @@ MUTANTS: list[Mutant] = [
      "for p in snapshot.pods if not p.terminating)"),
     (TEARDOWN, "if not p.terminating and not _is_slow(snapshot, p))", "if not p.terminating)"),
     (TEARDOWN, "return pod.grace > snapshot", "return pod.grace >= snapshot"),
-    (ACTUATE, "except ClusterError as error:\n                if not isinstance",
-     "except ApiError as error:\n                if not isinstance"),
+    (ACTUATE, "except ClusterError as error:\n                trouble = error",
+     "except ApiError as error:\n                trouble = error"),
     (ACTUATE, "(LeaveQueue, StopWorkload, DeleteBetween, DeletePods)",
      "(LeaveQueue, DeleteBetween, DeletePods)"),
     (ACTUATE, "(LeaveQueue, StopWorkload, DeleteBetween, DeletePods)",
@@ -1112,7 +1147,7 @@ MUTANTS: list[Mutant] = [
     (ACTUATE, "_NOT_NOW = (503, 504)", "_NOT_NOW = (503,)"),
     (ACTUATE, "_NOT_NOW = (503, 504)", "_NOT_NOW = (504,)"),
     (ACTUATE, "{404, 409, *_NOT_NOW}", "{404, 409, 500, *_NOT_NOW}"),
-    (ACTUATE, "                if not isinstance(action, _OF_TEARDOWN):\n", "                if True:\n"),
+    (ACTUATE, "                elif not isinstance(action, _OF_TEARDOWN):\n", "                else:\n"),
     (ACTUATE, "        if trouble is not None:\n            raise trouble\n", ""),
     (TEARDOWN, "_over_by(pod, now) > OVERDUE_SECONDS for", "_over_by(pod, now) >= OVERDUE_SECONDS for"),
     (TEARDOWN, "Reason.PODS_OVERDUE if overdue else Reason.PODS_TERMINATING", "Reason.PODS_TERMINATING"),
@@ -1243,7 +1278,8 @@ MUTANTS: list[Mutant] = [
     (SEES, "taken=name if there and made is None else", "taken=name if there and False else"),
     (SEES, "and workload.ours and workload.state in _GUARDED_STATES", "and workload.ours and False"),
     (SEES, "and workload.ours and workload.state in _GUARDED_STATES", "and workload.ours"),
-    (SEES, "workload is not None and workload.ours and workload", "workload is not None and workload"),
+    (SEES, "return workload is not None and workload.ours and workload",
+     "return workload is not None and workload"),
     (SEES, "[guard_is_late(own.made, workload, pods), what", "[what"),
     (SEES, "[pod for pod in pods if not pod.guarded]", "list(pods)"),
     (SEES, "own_guard = self._own_guard(job, None, live=True) if stopping else None", "own_guard = None"),
@@ -1294,7 +1330,7 @@ MUTANTS: list[Mutant] = [
     (TYPES, ' or ".." in path.split("/")', ""),
     (TYPES, '".." in path.split("/")', '".." in path'),
     (TYPES, "    AfterValidator(_in_volume),\n", ""),
-    (TYPES, 'if re.search(f"[{_ESCAPED}]", path):', "if False:"),
+    (TYPES, 'if re.search(f"[{ESCAPED}]", path):', "if False:"),
     (TYPES, 'mode="json", exclude_unset=True', 'mode="json", exclude_defaults=True'),
 ]  # fmt: skip
 

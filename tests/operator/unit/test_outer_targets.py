@@ -130,6 +130,9 @@ class Cluster:
         self.there, self.refused, self.asked = list(there), refused, set[str]()
         self.reads = 0
 
+    def create(self, *_asked: object, dry_run: bool) -> None:
+        assert dry_run, "to look changes nothing"
+
     def gatherer(self, deaf: bool = False) -> Gatherer:
         caches = cast(Caches, _Caches(DEAF_SECONDS + 1.0 if deaf else 0.0))
         return Gatherer(cast(Client, self), CONFIG, caches, HeartbeatClock(), lambda: NOW)
