@@ -110,13 +110,15 @@ def dry_run(client: Client, resource: Resource, body: Json) -> Json:
 class PodWorld(World):
     """A world in which the guard has a pod of its own."""
 
-    def submit_with(self, make_job: Callable[..., Json], modes: tuple[str, ...] = ("ReadWriteMany",)) -> None:
+    def submit_with(
+        self, make_job: Callable[..., Json], modes: tuple[str, ...] = ("ReadWriteMany",), **guard: Any
+    ) -> None:
         """Submit such a job, with the claims that it names."""
         for name in ("heldout", "state"):
             self.claim(name)
         spec = {"accessModes": list(modes), "resources": {"requests": {"storage": "1Gi"}}}
         self.put(CLAIMS, {"metadata": {"name": "checkpoints"}, "spec": spec})
-        job = make_job(state={"claimName": "state"}, placement="Pod")
+        job = make_job(state={"claimName": "state"}, placement="Pod", **guard)
         pod = job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
         pod["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}]
         self.submit(job)
@@ -331,6 +333,17 @@ def test_a_claim_that_two_nodes_cannot_share_is_refused(
     said = apart.expect("Guarded", "False", "TemplateRefused")
     assert "checkpoints: its access modes are" in said and modes[0] in said
     assert apart.set_() is None and apart.phase() == "Refused"
+
+
+def test_one_that_the_api_server_refuses_is_said_before_there_is_a_run(
+    apart: PodWorld, make_job: Callable[..., Json]
+) -> None:
+    """Found out later, it is a healthy run that is stopped for the silence of a guard that nobody made."""
+    apart.submit_with(make_job, resources={"limits": {"memory": "16GB"}})
+    apart.operator()
+    said = apart.expect("Guarded", "False", "GuardRefused")
+    assert "the StatefulSet run-" in said and "quantities must match" in said
+    assert apart.phase() == "Refused" and apart.client.get(PYTORCHJOBS, apart.namespace, "run") is None
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -222,6 +223,31 @@ def test_an_action_under_its_old_name_is_a_condition(here: World, make_job: Make
     said = here.expect("Guarded", "False", "InvalidSpec")
     assert said == "spec.onSilence: `policy` is now `action`: write it under that name"
     assert here.job()["spec"]["onSilence"] == {"afterSeconds": 60, "policy": "Warn", "action": "Stop"}
+
+
+@pytest.mark.parametrize("levels", [120, 2_000])
+def test_one_that_nests_too_deeply_is_a_condition_and_holds_up_no_other(
+    here: World, make_job: MakeJob, levels: int
+) -> None:
+    """The API server keeps it. Python reads a thousand levels, so every operator ended with it."""
+    here.claim()
+    deep = make_job()
+    deep["metadata"]["name"] = "deep"
+    inner: Json = {}
+    for _ in range(levels):
+        inner = {"a": inner}
+    deep["spec"]["template"]["spec"]["deep"] = inner
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)  # of the one who writes it
+    try:
+        here.submit(deep)
+    finally:
+        sys.setrecursionlimit(limit)
+    here.submit(make_job())
+    here.operator()
+    here.expect("Guarded", "True", "WorkloadCreated")
+    said = here.another("deep").expect("Guarded", "False", "InvalidSpec")
+    assert "more than 100 objects and lists are in one another" in said
 
 
 def test_a_field_that_the_workload_does_not_have_is_a_condition(here: World, make_job: MakeJob) -> None:
