@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from guard_core.evaluation import Section
 from guard_core.frameworks import BY_KEY, FILE_FORMATS, FORMATS
@@ -39,12 +39,21 @@ LayoutName = Annotated[
 class FollowedLog(Section):
     """The log that the trainer writes."""
 
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
     path: Below = Field(
         description="A file, or a folder with event files, that the trainer writes, relative to the root of "
         "the checkpoint volume. It need not exist yet."
     )
     format: LogFormat = Field(
         "auto", description="Which framework writes it, or how it is to be read; auto finds out by its names."
+    )
+    run_config: Below | None = Field(
+        None,
+        alias="runConfig",
+        description="The run's own configuration in YAML or JSON, such as hydra's, relative to the root of "
+        "the checkpoint volume: it says whether the KL of the log is a mean over tokens. It need not exist "
+        "yet. Without it one that lies beside the log is read.",
     )
 
 

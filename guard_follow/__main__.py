@@ -59,11 +59,13 @@ def main() -> int:
 
 
 def _follow(order: FollowOrder, ended: threading.Event, stopping: threading.Event) -> None:
-    log = order.root / order.feed.follow.path
+    followed = order.feed.follow
+    log = order.root / followed.path
     saved = order.root / order.feed.checkpoints.path
+    config = None if followed.run_config is None else order.root / followed.run_config
     before = _before(order, log, saved)
     _tell(began=True)
-    what = What(log, saved, order.feed.follow.format, before=before, layout=order.feed.layout)
+    what = What(log, saved, followed.format, written_config=config, before=before, layout=order.feed.layout)
     follower = Follower(what, GuardClient(order.url, order.token), _history(order, ended), _say, stopping)
     told = -STATE_SECONDS
     while not ended.wait(POLL_SECONDS):

@@ -77,13 +77,19 @@ class Follower:
         self._source: Source = open_source(what.metrics, what.format, what.before, first=not history.steps)
         self._layouts = layouts_of(what.layout or framework)
         self._attempts = Starts(history.steps, history.attempt)
-        settings = settings_of(what.run_config, what.metrics, (what.before or Before()).has)
+        self._told: set[str] = set()
+        settings = settings_of(
+            what.run_config,
+            what.written_config,
+            what.metrics,
+            (what.before or Before()).has,
+            lambda why: self._once(why, why),
+        )
         self._steps = StepGatherer(self._attempts, what.overrides, framework, settings, self._say)
         self._evaluated = set(history.checkpoints)
         old = {} if what.before is None else what.before.checkpoints
         self._seen = {Path(os.path.abspath(path)): written for path, written in old.items()}
         self._held: dict[tuple[Path, int], float] = {}
-        self._told: set[str] = set()
         self._bad = 0
         self._begun = self._last_record = clock()
         self._records = 0

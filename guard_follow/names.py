@@ -312,8 +312,8 @@ def _why_no_token_mean(needs: Setting, settings: Mapping[str, str]) -> str:
     if needs.key in settings:
         return f"the run has {needs.key}={settings[needs.key]!r:.40}, and {only}"
     return (
-        f"{only}, and no configuration of the run that says it was found: give it with --run-config, or "
-        "vouch for it with --map kl=NAME"
+        f"{only}, and no configuration of the run that says it was found: give it with --run-config, on a "
+        "cluster with metrics.follow.runConfig, or vouch for it with --map kl=NAME"
     )
 
 

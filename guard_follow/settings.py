@@ -26,6 +26,9 @@ MAX_FILES = 64
 _PLACES = (".hydra/config.yaml", "experiment_config.json", "args.json")
 #: Of the parts of a name, the last ones that a key can have.
 _MOST_PARTS = 3
+#: Beside YAML's own errors, what its constructors raise of `!!bool 7`, `!!int ""` or `!!timestamp x`, of a
+#: number with too many parts for a float, and of one, as a key, with too many digits for a text.
+_NOT_READ = (ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 #: By the last part of its key.
 _SETTINGS: dict[str, set[Setting]] = {}
 for _framework in FRAMEWORKS:
@@ -35,14 +38,20 @@ for _framework in FRAMEWORKS:
 
 
 def settings_of(
-    given: Path | None, near: Path | None, is_old: Callable[[Path], bool]
+    given: Path | None,
+    written: Path | None,
+    near: Path | None,
+    is_old: Callable[[Path], bool],
+    say: Callable[[str], None],
 ) -> Callable[[], dict[str, str]]:
     """Finds the settings anew at each call: a trainer writes its configuration when it starts.
 
     Args:
         given: see `find_settings`.
+        written: where the trainer writes its configuration, if that is known; then no other one counts.
         near: see `find_settings`.
         is_old: whether a file is of another run.
+        say: gets why what is `written` says nothing.
 
     Raises:
         InputError: the given one cannot be read.
@@ -50,7 +59,18 @@ def settings_of(
     if given is not None:
         settings = _read(given)
         return lambda: settings
+    if written is not None:
+        return lambda: _read_if_it_can_be(written, say)
     return lambda: find_settings(None, near, is_old)
+
+
+def _read_if_it_can_be(file: Path, say: Callable[[str], None]) -> dict[str, str]:
+    """The settings of a file that a trainer writes; {} where there is none, or none that can be read."""
+    try:
+        return _read(file)
+    except InputError as error:
+        say(f"the run's configuration is not known: {error}")
+        return {}
 
 
 def find_settings(
@@ -94,12 +114,11 @@ def _read(file: Path) -> dict[str, str]:
             content = stream.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise InputError(f"{file}: a configuration of more than {MAX_BYTES >> 20} MiB is not read.")
-        tree = json.loads(content) if file.suffix == ".json" else _of_yaml(content)
+        return _known(json.loads(content) if file.suffix == ".json" else _of_yaml(content))
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except (*_NOT_READ, yaml.YAMLError) as error:
         raise InputError(f"{file}: not a configuration that can be read ({type(error).__name__}).") from None
-    return _known(tree)
 
 
 def _of_yaml(content: bytes) -> Any:

@@ -18,7 +18,8 @@ class What:
         checkpoints: the folder in which the trainer saves; None follows no checkpoints.
         format: from `--format`.
         overrides: canonical name to column, from `--map`.
-        run_config: the run's own configuration, from `--run-config`.
+        run_config: the run's own configuration, from `--run-config`, which must be there.
+        written_config: the same, which the trainer may write later, or never.
         layout: the framework by whose layout checkpoints are complete; None: that of `format`, or any.
         before: what lay there before the run began; None reads all of it.
     """
@@ -28,5 +29,6 @@ class What:
     format: str = "auto"
     overrides: Mapping[str, str] = field(default_factory=dict)
     run_config: Path | None = None
+    written_config: Path | None = None
     before: Before | None = None
     layout: str | None = None

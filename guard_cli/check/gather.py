@@ -48,8 +48,10 @@ def _why_not_used(folder: Path) -> str | None:
 def look_at_followed(feed: Feed, root: Path, checkpoints: Path | None) -> Followed:
     """What the guard will follow; `checkpoints`: where the trainer saves, None where that was not said."""
     log, saves = root / feed.follow.path, root / feed.checkpoints.path
-    outside = [path for path in (log, saves) if not path.resolve().is_relative_to(root.resolve())]
-    problem = f"{outside[0]} leads out of {root}." if outside else _why_not_followed(log)
+    config = root / (feed.follow.run_config or feed.follow.path)
+    outside = [path for path in (log, saves, config) if not path.resolve().is_relative_to(root.resolve())]
+    problem = f"{outside[0]} leads out of {root}." if outside else None
+    problem = problem or _why_not_followed(log) or _why_not_followed(config)
     elsewhere = checkpoints is not None and checkpoints.resolve() != saves.resolve()
     return Followed(log, feed.follow.format, saves, problem, log.exists(), checkpoints if elsewhere else None)
 

@@ -173,10 +173,13 @@ def _of_a_followed_trainer(resumed: Resumed) -> Iterator[str]:
     elif why := why_no_settings(format_):
         yield why
     yield "it must save into a new FOLDER: name that with --set guard.metrics.checkpoints.path=…, too"
-    paths = (str((metrics.get(of) or {}).get("path") or ".") for of in ("follow", "checkpoints"))
-    log, saved = map(PurePosixPath, paths)
-    if saved != PurePosixPath(".") and log.is_relative_to(saved):
-        yield "its log lies in the old folder, too: name the new one with --set guard.metrics.follow.path=…"
+    follow = metrics.get("follow") or {}
+    saved = PurePosixPath(str((metrics.get("checkpoints") or {}).get("path") or "."))
+    for field, what in (("path", "log"), ("runConfig", "configuration")):
+        written = PurePosixPath(str(follow.get(field) or "/"))
+        if saved != PurePosixPath(".") and written.is_relative_to(saved):
+            new = f"name the new one with --set guard.metrics.follow.{field}=…"
+            yield f"its {what} lies in the old folder, too: {new}"
 
 
 def _trainer_of(metrics: Mapping[str, Any]) -> str:

@@ -1209,9 +1209,14 @@ def test_a_guard_follows_the_log_that_its_job_names_and_no_other(admission: Clie
         "of a name that is there twice the last counts"
     )
     metrics |= {"checkpoints": {"path": "global", "layout": "verl"}}
+    metrics["follow"] |= {"runConfig": "global/.hydra/config.yaml"}
     job = submit(admission, STRICT, "followed-elsewhere", partial(set_guard, metrics=metrics))
     known(admission, STRICT, job)
     assert refusal(admission, guarded_pod(STRICT, job)) is None
+    pod = guarded_pod(STRICT, job)
+    followed = variable(pod["spec"], "RLGUARD_GUARD_METRICS")
+    followed["value"] = followed["value"].replace("global/.hydra", "other/.hydra")
+    assert "must name its own job" in str(refusal(admission, pod)), "it says which KL counts"
 
 
 def test_a_newer_guard_of_the_same_repository_is_admitted(admission: Client) -> None:

@@ -193,6 +193,36 @@ def test_nothing_outside_is_read_and_nothing_is_waited_for(
     eventually(lambda: not said(guard), "and nothing is wrong any more")
 
 
+@pytest.mark.parametrize(
+    ("config", "armed"),
+    [("written", True), ("none", False), ("rubbish", False), ("link", False), ("linked folder", False)],
+)
+def test_the_runs_own_configuration_says_which_kl_counts_and_is_read_in_the_volume_alone(
+    new_guard: Callable[..., Any], volume: Path, tmp_path: Path, config: str, armed: bool
+) -> None:
+    secret = tmp_path / "heldout"
+    secret.mkdir()
+    (secret / "config.yaml").write_text("algorithm: {kl_penalty: low_var_kl}\nsecret-8642: 1\n")
+    follow = {"path": "metrics.jsonl", "format": "verl", "run_config": "run/config.yaml"}
+    guard = new_guard(METRICS=json.dumps({"follow": follow})).start()
+    if config == "linked folder":
+        (volume / "run").symlink_to(secret)
+    else:
+        (volume / "run").mkdir()
+    if config == "link":
+        (volume / "run/config.yaml").symlink_to(secret / "config.yaml")
+    elif config in ("written", "rubbish"):
+        content = {"written": "algorithm: {kl_penalty: kl}", "rubbish": "a: !!bool 7"}[config]
+        (volume / "run/config.yaml").write_text(content)
+    row = {"step": 1, "data": {"critic/score/mean": 0.5, "actor/reward_kl_penalty": 0.01}}
+    (volume / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    eventually(lambda: steps(guard) == [1], "the reward is read in any case")
+    [kl] = [json.loads(line).get("kl") for line in ask(guard, "/v1/history").text.splitlines()]
+    assert kl == (0.01 if armed else None) and not said(guard)
+    assert ("the run's configuration is not known" in guard.log) is not armed
+    assert "secret-8642" not in guard.log and "Traceback" not in guard.log
+
+
 def test_a_follower_that_is_killed_is_started_again(new_guard: Callable[..., Any], volume: Path) -> None:
     guard = new_guard(**feed()).start()
     (volume / "metrics.jsonl").write_text(rows(1, 3))
@@ -220,6 +250,7 @@ def test_the_follower_has_no_setting_of_the_guard_and_no_token_where_others_see_
         ({"follow": {"path": "../heldout.jsonl"}}, "METRICS__FOLLOW__PATH"),
         ({"follow": {"path": "a/../../heldout.jsonl"}}, "METRICS__FOLLOW__PATH"),
         ({"follow": {"path": "/etc/passwd"}}, "METRICS__FOLLOW__PATH"),
+        ({"follow": {"path": "m", "run_config": "../run.yaml"}}, "METRICS__FOLLOW__RUN"),
         ({"follow": {"path": "m", "format": "varl"}}, "verl"),
         ({"follow": {"path": "m"}, "checkpoints": {"layout": "tinker"}}, "METRICS__CHECKPOINTS__LAYOUT"),
         ({"follow": {"path": "m"}, "checkpoints": {"path": ".."}}, "METRICS__CHECKPOINTS__PATH"),

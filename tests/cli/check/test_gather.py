@@ -11,8 +11,9 @@ from guard_cli.check.gather import look_at_followed
 from guard_core.feed import Feed
 
 
-def feed(path: str = "run/log.jsonl", saves: str = "run") -> Feed:
-    return Feed.model_validate({"follow": {"path": path, "format": "verl"}, "checkpoints": {"path": saves}})
+def feed(path: str = "run/log.jsonl", saves: str = "run", config: str | None = None) -> Feed:
+    follow = {"path": path, "format": "verl", "runConfig": config}
+    return Feed.model_validate({"follow": follow, "checkpoints": {"path": saves}})
 
 
 def test_a_log_need_not_be_there_yet(tmp_path: Path) -> None:
@@ -44,6 +45,17 @@ def test_what_leads_out_of_the_root_is_not_read(tmp_path: Path, place: str) -> N
     (root / place).symlink_to(outside)
     found = look_at_followed(feed(f"{place}/log.jsonl", "run"), root, None)
     assert found.problem is not None and f"leads out of {root}" in found.problem
+
+
+def test_the_runs_configuration_is_looked_at_as_its_log_is(tmp_path: Path) -> None:
+    root, named = tmp_path / "root", feed(config="run/config.yaml")
+    (root / "run").mkdir(parents=True)
+    assert look_at_followed(named, root, None).problem is None, "it need not be there yet"
+    (root / "run" / "config.yaml").symlink_to("real.yaml")
+    assert "config.yaml is a symbolic link" in str(look_at_followed(named, root, None).problem)
+    (root / "up").symlink_to(tmp_path)
+    problem = look_at_followed(feed(config="up/config.yaml"), root, None).problem
+    assert f"leads out of {root}" in str(problem)
 
 
 def _a_link(log: Path) -> None:

@@ -80,6 +80,8 @@ CHECKED_ROWS = Rule("guard_cli", "check/rows.py", CLI / "check" / "test_rows.py"
 MUTANTS: tuple[Mutant, ...] = (
     # What `rlguard check` says of a log that is to be followed.
     (CHECKED, "if not path.resolve().is_relative_to(root.resolve())]", "if False]"),
+    (CHECKED, "(log, saves, config) if", "(log, saves) if"),
+    (CHECKED, " or _why_not_followed(config)", ""),
     (CHECKED, "if log.is_dir() and not log.is_symlink():", "if log.is_dir():"),
     (CHECKED, "        return str(error)\n    except OSError", "        return None\n    except OSError"),
     (CHECKED, "checkpoints is not None and checkpoints.resolve() != saves.resolve()", "False"),
@@ -152,6 +154,19 @@ MUTANTS: tuple[Mutant, ...] = (
     (SETTINGS, "(*above, *parts)[-_MOST_PARTS:]", '(*above, ".".join((*above, *parts))[-99:], *parts)'),
     (SETTINGS, 'parts = str(key).split(".")', "parts = [str(key)]"),
     (SETTINGS, "return {} if near is None else _hparams(near, is_old)", "return {}"),
+    (SETTINGS, "    if written is not None:", "    if False:"),
+    (
+        SETTINGS,
+        "return lambda: _read_if_it_can_be(written, say)",
+        "return _read_if_it_can_be(written, say).copy",
+    ),
+    (
+        SETTINGS,
+        "        return _read(file)\n    except InputError as error:",
+        "        return _read(file)\n    except ZeroDivisionError as error:",
+    ),
+    *((SETTINGS, f"{name}, ", "") for name in ("LookupError", "AttributeError", "ArithmeticError")),
+    (SETTINGS, "(ValueError, LookupError", "(LookupError"),
     (SETTINGS, "(file for file in files if not is_old(file))", "files"),
     (SETTINGS, "[-MAX_FILES:]", "[:MAX_FILES]"),
     (SETTINGS, "if all(other.get(key) == value for other in said)", ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,69 @@ def test_a_setting_is_found_and_a_merge_key_is_refused(tmp_path: Path) -> None:
         InputError, match=r"config.yaml: not a configuration that can be read \(ConstructorError"
     ):
         find_settings(config, None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        b"? [a]\n: 1",
+        b"a: !!bool 7",
+        b'a: !!int ""',
+        b"a: !!timestamp x",
+        b"a: 2001-99-99",
+        b"a: 1" + b":1" * 200 + b".5",
+        b"0x" + b"f" * 5_000 + b": 1",
+        b"a: " + b"9" * 5_000,
+        b"a: &a [*a, *b]",
+        b"a: !!python/object/apply:os.system [true]",
+    ],
+    ids=range(12),
+)
+def test_what_is_no_configuration_is_told_whatever_it_holds(tmp_path: Path, content: bytes) -> None:
+    (config := tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(InputError, match=r"config\.yaml: not a configuration that can be read"):
+        find_settings(config, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, r"No such file"),
+        (b"a: !!bool 7", r"not a configuration that can be read \(KeyError\)"),
+        (b" " * (settings_module.MAX_BYTES + 1), r"more than 2 MiB"),
+        (b"- kl_penalty: kl", ""),
+        (b"null", ""),
+    ],
+)
+def test_a_configuration_that_the_trainer_writes_may_hold_anything_or_never_come(
+    tmp_path: Path, content: bytes | None, why: str
+) -> None:
+    """The log is followed all the same: its reward is judged, and its KL is not armed."""
+    if content is not None:
+        (tmp_path / "run.yaml").write_bytes(content)
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra/config.yaml").write_text("kl_penalty: kl")  # not the one that is named
+    row = {"step": 1, "data": {"critic/score/mean": 0.5, "actor/reward_kl_penalty": 0.1}}
+    (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
+    followed = Followed(tmp_path / "log.jsonl", "verl", written_config=tmp_path / "run.yaml")
+    followed.poll()
+    assert followed.rows() == [(0, 1, 0.5, None)]
+    told = [line for line in followed.said if "the run's configuration is not known" in line]
+    assert len(told) == bool(why) and all(re.search(why, line) for line in told)
+    assert any("on a cluster with metrics.follow.runConfig" in line for line in followed.said)
+
+
+def test_a_configuration_that_the_trainer_writes_is_read_once_it_is_there(tmp_path: Path) -> None:
+    log, config = tmp_path / "log.jsonl", tmp_path / "run.yaml"
+    followed = Followed(log, "verl", new_run=True, written_config=config)
+    followed.poll()
+    config.write_text("algorithm: {kl_penalty: low_var_kl}")
+    row = {"step": 1, "data": {"critic/score/mean": 0.5, "actor/reward_kl_penalty": 0.1}}
+    log.write_text(json.dumps(row) + "\n")
+    followed.poll()
+    assert followed.rows() == [(0, 1, 0.5, 0.1)]
 
 
 ALGO = {"kl": {"estimator": "k1", "init_coef": 0.01, "use_loss": False}}

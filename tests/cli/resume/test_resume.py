@@ -411,6 +411,9 @@ def test_a_log_that_moves_with_the_folder_is_named_too(log: str, saved: str, tol
     given["spec"]["guard"]["metrics"] = {"follow": {"path": log}, "checkpoints": checkpoints}
     said = list(_of_a_followed_trainer(resume_job(given, None, None, ())))
     assert any("guard.metrics.follow.path" in line for line in said) is told
+    given["spec"]["guard"]["metrics"]["follow"] = {"path": "elsewhere", "runConfig": log}
+    said = list(_of_a_followed_trainer(resume_job(given, None, None, ())))
+    assert any("guard.metrics.follow.runConfig" in line for line in said) is told
 
 
 def rayjob(path: str, mode: str) -> Json:

@@ -196,6 +196,10 @@ REFUSED = {
     "a log that climbs out": (followed("a/../../metrics.jsonl"), "metrics.follow.path"),
     "nothing to follow": ({"metrics": {}}, "metrics.follow: Required value"),
     "checkpoints that climb out": (followed("m", path=".."), "metrics.checkpoints.path"),
+    "a configuration of another place": (
+        {"metrics": {"follow": {"path": "m", "runConfig": "../run.yaml"}}},
+        "metrics.follow.runConfig",
+    ),
     "unknown format": (followed("m", "varl"), "metrics.follow.format"),
     "checkpoints of no layout": (followed("m", "torchtune"), "set checkpoints.layout"),
 }
@@ -208,6 +212,7 @@ REFUSED = {
         followed("..run/.logs/a..b", "torchtune", layout="trl"),
         followed(".", "tensorboard", path="run/1"),
         {"metrics": {"follow": {"path": "m.jsonl"}}},
+        {"metrics": {"follow": {"path": "m.jsonl", "runConfig": "run/.hydra/config.yaml"}}},
     ],
 )
 def test_what_is_followed_is_read_as_it_was_written(
