@@ -1,10 +1,15 @@
-"""A cluster as a command sees it: that of a kubeconfig, read only, every failure one sentence."""
+"""A cluster as a command sees it: that of a kubeconfig, every failure one sentence.
+
+It is read, but for the one job that `rlguard resume` creates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +17,14 @@ import typer
 
 from guard_cli.errors import CliError
 from guard_core.extras import missing_extra
+from guard_core.terminal import plain
 
 if TYPE_CHECKING:  # of an extra
     from guard_operator.adapters import TemplateSource
 
 REQUEST_SECONDS = 10.0
 UNREACHABLE = 1  # exit code
+MOST_SAID = 1_000  # characters
 
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace; that of the kubeconfig without it.")
@@ -61,6 +68,41 @@ class Cluster:
             )
             return list(listed["items"])
 
+    def create_job(self, manifest: Mapping[str, Any]) -> None:
+        """Create a GuardedTrainingJob, with nothing left out that the cluster does not know.
+
+        Raises:
+            CliError: the cluster refuses it, or it is not known whether it was created.
+        """
+        from kubernetes.client import ApiException
+
+        name = manifest["metadata"]["name"]
+        try:
+            self._custom_objects.create_namespaced_custom_object(
+                *self._jobs,
+                body=manifest,
+                field_manager="rlguard",
+                field_validation="Strict",
+                _request_timeout=REQUEST_SECONDS,
+            )
+        except ApiException as error:
+            raise CliError(self._why_not_created(name, error.status, error.body), UNREACHABLE) from None
+        except Exception as error:  # urllib3's errors, which the client does not wrap
+            raise CliError(
+                f"the cluster does not respond, and may have created {name}: look with `kubectl get gtj "
+                f"{name} -n {self.namespace}` before you try again: {plain(str(error), MOST_SAID)}",
+                UNREACHABLE,
+            ) from None
+
+    def _why_not_created(self, name: str, status: int, body: Any) -> str:
+        if status == HTTPStatus.CONFLICT:
+            return f"namespace {self.namespace} has a GuardedTrainingJob {name!r}: choose another --name"
+        if status == HTTPStatus.NOT_FOUND:
+            return (
+                f"there are no GuardedTrainingJobs in namespace {self.namespace}: is the operator installed?"
+            )
+        return f"the cluster refuses {name}, and nothing is created: {_said(body) or status}"
+
     def source(self, source: TemplateSource) -> dict[str, Any]:
         """What a workload's pods are made of beside its own template.
 
@@ -100,6 +142,15 @@ class Cluster:
         from kubernetes import client as api
 
         return api.CoreV1Api(self.client)
+
+
+def _said(body: Any) -> str:
+    """The message of an API server, which may quote what strangers wrote; "" where there is none."""
+    try:
+        message = json.loads(body)["message"]
+    except (TypeError, ValueError, KeyError, RecursionError):
+        return ""
+    return plain(message, MOST_SAID) if isinstance(message, str) else ""
 
 
 def connect(

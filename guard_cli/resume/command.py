@@ -1,10 +1,11 @@
-"""`rlguard resume`: a run that is over in, the job that goes on from its last good checkpoint out."""
+"""`rlguard resume`: creates the job that goes on from the last good checkpoint of a run that is over."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -18,19 +19,27 @@ from guard_cli.saved import is_file, read_object, saved_text
 from guard_cli.starting import settings_to_start, why_no_settings
 from guard_core.frameworks import BY_KEY
 from guard_core.terminal import plain
+from guard_operator.api.names import GROUP, KIND
 
 EXIT_CODES = {
-    0: "the object is printed",
-    UNREACHABLE: "the cluster cannot be read, or there is no such job",
-    2: "the run has not ended, has no checkpoint to go on from, or the operator would refuse the new job",
+    0: "the job is created, or printed",
+    UNREACHABLE: "the cluster does not respond or refuses the new job, or there is no such job",
+    2: "the run has not ended, has no checkpoint to go on from, or the operator would refuse the new job, or "
+    "nothing tells a trainer that is followed where to start",
 }
 EPILOG = epilog(
-    "rlguard resume my-job -n training > again.yaml",
-    "rlguard resume my-job --set onFire=Delete > again.yaml",
+    "rlguard resume my-job -n training --set onFire=Delete",
+    "rlguard resume my-job -n training -o yaml > again.yaml",
     codes=EXIT_CODES,
 )
 
 app = typer.Typer(add_completion=False)
+
+
+class Output(StrEnum):
+    """What is printed in place of a job that is created."""
+
+    YAML = "yaml"
 
 
 @app.command(epilog=EPILOG)
@@ -60,8 +69,12 @@ def resume_run(
             "--runtime", help="Manifest of the runtime that a TrainJob names; the cluster's without it."
         ),
     ] = None,
+    output: Annotated[
+        Output | None,
+        typer.Option("--output", "-o", help="Print the job in this form, and create nothing."),
+    ] = None,
 ) -> None:
-    """Print the job that goes on from the last good checkpoint of a run that was stopped.
+    """Create the job that goes on from the last good checkpoint of a run that was stopped.
 
     It has the template and the guard of the old one, and `spec.resumedFrom`; the old one stays as it is.
     Its containers get RLGUARD_RESUME_FROM, the directory to load the weights from: the trainer image does
@@ -72,6 +85,8 @@ def resume_run(
     from guard_operator.reconcile.review import review_manifest
 
     cluster = None if is_file(job) else connect(namespace, kubeconfig, "a file with the job", context)
+    if cluster is None and output is None:
+        raise CliError(f"{job}: a file names no cluster to create the job in: -o yaml prints it")
     found, taken = (
         (read_object(Path(job)), frozenset[str]())
         if cluster is None
@@ -83,10 +98,42 @@ def resume_run(
     said = review_manifest(resumed.manifest, config, source)
     if said.reason is not None:
         findings = "".join(f"\n  {plain(one)}" for one in said.findings)
-        raise CliError(f"the operator would refuse it ({said.reason}), so nothing is printed:{findings}")
-    typer.echo(as_yaml(resumed.manifest), nl=False)
-    for line in _told(resumed):
+        done = "created" if output is None else "printed"
+        raise CliError(f"the operator would refuse it ({said.reason}), so nothing is {done}:{findings}")
+    if cluster is not None and output is None:
+        _refuse_where_it_would_start_anew(resumed)
+        cluster.create_job(resumed.manifest)
+        typer.echo(f"{KIND.lower()}.{GROUP}/{resumed.name} created")
+    else:
+        typer.echo(as_yaml(resumed.manifest), nl=False)
+    for line in _told(resumed, created=output is None):
         print(plain(line), file=sys.stderr)
+
+
+def _refuse_where_it_would_start_anew(resumed: Resumed) -> None:
+    """A framework reads no variable of ours: it would train from where the old run began.
+
+    Raises:
+        CliError: nothing in the template names the checkpoint, and it is known that its trainer needs that.
+    """
+    named = ("RLGUARD_RESUME_FROM", resumed.checkpoint)
+    template = _texts(resumed.manifest["spec"].get("template"))
+    if not _how_it_starts(resumed) or any(name in text for text in template for name in named):
+        return
+    lines = "".join(f"\n  {plain(line)}" for line in _of_a_followed_trainer(resumed))
+    raise CliError(
+        f"nothing in the template names {plain(resumed.checkpoint)}, so nothing is created:{lines}\n"
+        "  with -o yaml it is printed as it is"
+    )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value of JSON that is no key."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _texts(one)
 
 
 def _of_cluster(cluster: Cluster, job: str, named: bool) -> tuple[Any, frozenset[str]]:
@@ -127,11 +174,12 @@ def _source(manifest: Json, runtime: Path | None, cluster: Cluster | None) -> Ma
     return cluster.source(source)
 
 
-def _told(resumed: Resumed) -> Iterator[str]:
+def _told(resumed: Resumed, *, created: bool) -> Iterator[str]:
     step = "" if resumed.step is None else f" of step {resumed.step}"
     score = "" if resumed.score is None else f", held-out {resumed.score:.4f}"
     yield f"{resumed.name} starts from the checkpoint{step} of {resumed.old}{score}: {resumed.checkpoint}"
-    yield "look before you create it: its trainer may have deleted that directory, or saved into it again"
+    look = "see that it is still there" if created else "look before you create it"
+    yield f"{look}: the old run's trainer may have deleted that directory, or saved into it again"
     if resumed.copy:
         yield (
             f"then take the copy that the guard kept in {resumed.copy}: put it where the new trainer can "
@@ -152,26 +200,18 @@ def _told(resumed: Resumed) -> Iterator[str]:
         )
     namespace = resumed.manifest["metadata"].get("namespace")
     where = f" -n {shlex.quote(namespace)}" if namespace else ""
-    yield f"once it is created: rlguard status {shlex.quote(resumed.name)}{where}"
+    when = "see what becomes of it" if created else "once it is created"
+    yield f"{when}: rlguard status {shlex.quote(resumed.name)}{where}"
 
 
 def _of_a_followed_trainer(resumed: Resumed) -> Iterator[str]:
     """It reads no variable of ours, so that it would start where the old run did, or go on from its end."""
-    spec = resumed.manifest["spec"]
-    metrics = spec["guard"].get("metrics") or {}
+    metrics = resumed.manifest["spec"]["guard"].get("metrics") or {}
     if not metrics:
         return
-    format_ = _trainer_of(metrics)
-    # The kubelet puts the path in place of the variable. Ray hands its entrypoint to a shell, for which the
-    # same words are a command to run, and with submissionMode HTTPMode no kubelet sees it.
-    ray = spec["template"].get("kind") == "RayJob"
-    path = shlex.quote(resumed.checkpoint) if ray else "$(RLGUARD_RESUME_FROM)"
     yield "its trainer is followed, and starts at that checkpoint only if its command says so"
-    if how := settings_to_start(format_, path, "FOLDER"):
-        place = "template.spec.entrypoint=…" if ray else "template.…"
-        yield f"{how}, which --set {place} adds"
-    elif why := why_no_settings(format_):
-        yield why
+    if how := _how_it_starts(resumed):
+        yield how
     yield "it must save into a new FOLDER: name that with --set guard.metrics.checkpoints.path=…, too"
     follow = metrics.get("follow") or {}
     saved = PurePosixPath(str((metrics.get("checkpoints") or {}).get("path") or "."))
@@ -180,6 +220,23 @@ def _of_a_followed_trainer(resumed: Resumed) -> Iterator[str]:
         if saved != PurePosixPath(".") and written.is_relative_to(saved):
             new = f"name the new one with --set guard.metrics.follow.{field}=…"
             yield f"its {what} lies in the old folder, too: {new}"
+
+
+def _how_it_starts(resumed: Resumed) -> str:
+    """What the framework that is followed needs to start there, or why that is not known; "" of any other."""
+    spec = resumed.manifest["spec"]
+    metrics = spec["guard"].get("metrics") or {}
+    if not metrics:
+        return ""
+    format_ = _trainer_of(metrics)
+    # The kubelet puts the path in place of the variable. Ray hands its entrypoint to a shell, for which the
+    # same words are a command to run, and with submissionMode HTTPMode no kubelet sees it.
+    ray = spec["template"].get("kind") == "RayJob"
+    path = shlex.quote(resumed.checkpoint) if ray else "$(RLGUARD_RESUME_FROM)"
+    if how := settings_to_start(format_, path, "FOLDER"):
+        place = "template.spec.entrypoint=…" if ray else "template.…"
+        return f"{how}, which --set {place} adds"
+    return why_no_settings(format_)
 
 
 def _trainer_of(metrics: Mapping[str, Any]) -> str:

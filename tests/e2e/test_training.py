@@ -146,8 +146,8 @@ def the_plugin_of_kubectl_makes_the_report(job: Job, folder: Path) -> None:
 
 
 def the_plugin_of_kubectl_goes_on_from_the_last_good_checkpoint(job: Job) -> None:
-    """`kubectl rlguard resume | kubectl create -f -`, of which the API server says what it would create."""
-    printed = kubectl_rlguard(job, "resume", "--set", "onFire=Delete")
+    """`kubectl rlguard resume -o yaml | kubectl create -f -`: the API server says what it would create."""
+    printed = kubectl_rlguard(job, "resume", "--set", "onFire=Delete", "-o", "yaml")
     made = job.namespace.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", give=printed)
     again = json.loads(made)
     assert again["metadata"]["name"] == f"{job.name}-2"

@@ -238,7 +238,7 @@ def test_one_that_fired_goes_on_as_another_with_the_runtime_of_the_cluster(
     command.append(f"--kubeconfig={kubeconfig}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    here.submit(yaml.safe_load(done.stdout))
+    assert done.stdout == "guardedtrainingjob.rlguard.dev/run-2 created\n"
     there = lambda: "run-2-node-0" in here.there(BATCH_JOBS)  # noqa: E731
     eventually(there, "the Job of another JobSet", SECONDS)
     (own,) = (one for one in here.items(BATCH_JOBS) if one["metadata"]["name"] == "run-2-node-0")

@@ -13,6 +13,7 @@ MANIFEST, COMMAND = (
     Rule("guard_cli", "resume/manifest.py", TESTS),
     Rule("guard_cli", "resume/command.py", TESTS),
 )
+CLUSTER = Rule("guard_cli", "cluster.py", TESTS)
 
 MUTANTS: tuple[Mutant, ...] = (
     (COMMAND, "layout or format_", "format_"),
@@ -47,6 +48,16 @@ MUTANTS: tuple[Mutant, ...] = (
     (COMMAND, "    if resumed.copy:\n", "    if False:\n"),
     (COMMAND, "    if said.reason is not None:\n", "    if False:\n"),
     (COMMAND, "print(plain(line)", "print(line"),
+    (COMMAND, "    if cluster is None and output is None:\n", "    if False:\n"),
+    (COMMAND, "    if cluster is not None and output is None:\n", "    if cluster is not None:\n"),
+    (COMMAND, "        _refuse_where_it_would_start_anew(resumed)\n", ""),
+    (COMMAND, '("RLGUARD_RESUME_FROM", resumed.checkpoint)', '("RLGUARD_RESUME_FROM",)'),
+    (COMMAND, '("RLGUARD_RESUME_FROM", resumed.checkpoint)', "(resumed.checkpoint,)"),
+    (COMMAND, "if not _how_it_starts(resumed) or any", "if any"),
+    (CLUSTER, 'field_validation="Strict"', 'field_validation="Ignore"'),
+    (CLUSTER, "    if status == HTTPStatus.CONFLICT:", "    if False:"),
+    (CLUSTER, "    return plain(message, MOST_SAID) if", "    return message if"),
+    (CLUSTER, "if isinstance(message, str) else", "if message else"),
 )
 
 

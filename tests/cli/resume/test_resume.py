@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from tests.cli.wrap.test_trainjob import RUNTIME
 from tests.mutants import ROOT
 
 Json = dict[str, Any]
+FOLLOWED = {"follow": {"path": "log.jsonl", "format": "verl"}, "checkpoints": {"path": "run"}}
 RAYJOB = ROOT / "k8s" / "samples" / "rayjob.yaml"
 POD = {
     "securityContext": {"runAsNonRoot": True},
@@ -302,7 +307,11 @@ def test_what_is_no_such_job(given: Any) -> None:
 
 def resume(given: Json, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (directory / "job.yaml").write_text(yaml.safe_dump(given))
-    command = [sys.executable, "-m", "guard_cli.main", "resume", str(directory / "job.yaml"), *options]
+    return run_resume(str(directory / "job.yaml"), "-o", "yaml", *options)
+
+
+def run_resume(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "guard_cli.main", "resume", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     return done
@@ -314,6 +323,7 @@ def test_the_object_goes_to_stdout_and_words_to_stderr(tmp_path: Path) -> None:
     assert yaml.safe_load(done.stdout) == resume_job(job(), None, None, ()).manifest
     assert "run-2 starts from the checkpoint of step 20 of run, held-out 0.6250: /ckpt/run" in done.stderr
     assert "a reward that was hacked will be again" in done.stderr
+    assert "look before you create it: the old run's trainer may" in done.stderr
     assert done.stderr.endswith("once it is created: rlguard status run-2 -n training\n")
 
 
@@ -331,6 +341,173 @@ def test_what_the_operator_would_refuse_is_not_printed(tmp_path: Path, options: 
     done = resume(job(), tmp_path, *options)
     assert done.returncode == 2 and done.stdout == ""
     assert "the operator would refuse it" in done.stderr and said in done.stderr
+    assert "so nothing is printed" in done.stderr
+
+
+def test_a_file_names_no_cluster_to_create_the_job_in(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job()))
+    done = run_resume(str(tmp_path / "job.yaml"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("job.yaml: a file names no cluster to create the job in: -o yaml prints it\n")
+
+
+# -- in a cluster ------------------------------------------------------------------------------------------
+
+
+class ApiServer:
+    """Has one job, and answers what a test says to whoever creates another one."""
+
+    def __init__(self, given: Json) -> None:
+        self.answer: tuple[int, Any] | None = None  # None: as an API server that creates it
+        self.created: list[Json] = []
+        self.asked: list[str] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                one = self.path.split("?")[0].endswith("/guardedtrainingjobs/run")
+                self.answer(200, given if one else {"items": [given]})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.asked.append(self.path)
+                outer.created.append(body)
+                if outer.answer == (0, None):
+                    return  # the connection ends without a response
+                self.answer(*(outer.answer or (201, body)))
+
+            def answer(self, status: int, body: Any) -> None:
+                content = body if isinstance(body, bytes) else json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Callable[[Json], tuple[ApiServer, Callable[..., Any]]]]:
+    """An API server with a job, and the command on it."""
+    started: list[ApiServer] = []
+
+    def start(given: Json) -> tuple[ApiServer, Callable[..., Any]]:
+        started.append(server := ApiServer(given))
+        config = {
+            "clusters": [
+                {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server.server_port}"}}
+            ],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "training"}}],
+            "current-context": "x",
+        }
+        (tmp_path / "config").write_text(yaml.safe_dump(config))
+        return server, lambda *words: run_resume("run", "--kubeconfig", str(tmp_path / "config"), *words)
+
+    yield start
+    for one in started:
+        one.server.shutdown()
+        one.server.server_close()
+
+
+Serving = Callable[[Json], tuple[ApiServer, Callable[..., Any]]]
+
+
+def test_the_job_is_created_and_said(serving: Serving) -> None:
+    server, run = serving(job())
+    done = run("--set", "onFire=Suspend")
+    assert (done.returncode, done.stdout) == (0, "guardedtrainingjob.rlguard.dev/run-2 created\n"), (
+        done.stderr
+    )
+    assert server.created == [resume_job(job(), None, None, ["onFire=Suspend"]).manifest]
+    assert "/namespaces/training/guardedtrainingjobs?" in server.asked[0]
+    assert "fieldValidation=Strict" in server.asked[0], "nothing is left out that the cluster does not know"
+    assert "see that it is still there: the old run's trainer may have deleted" in done.stderr
+    assert done.stderr.endswith("see what becomes of it: rlguard status run-2 -n training\n")
+
+
+def test_it_is_printed_instead_in_the_words_of_kubectl(serving: Serving) -> None:
+    server, run = serving(job())
+    done = run("-o", "yaml")
+    assert done.returncode == 0 and not server.created
+    assert yaml.safe_load(done.stdout) == resume_job(job(), None, None, ()).manifest
+    assert run("-o", "json").returncode == 2 and not server.created
+
+
+def test_what_the_operator_would_refuse_is_not_created(serving: Serving) -> None:
+    server, run = serving(job())
+    done = run("--checkpoint", "/elsewhere/20")
+    assert (done.returncode, done.stdout, server.created) == (2, "", [])
+    assert "the operator would refuse it" in done.stderr and "so nothing is created" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((409, {"message": "already exists"}), "has a GuardedTrainingJob 'run-2': choose another --name"),
+        (
+            (403, {"message": 'User "me" cannot create resource'}),
+            'nothing is created: User "me" cannot create',
+        ),
+        (
+            (422, {"message": "ValidatingAdmissionPolicy 'x' denied\x1b[2J\nit"}),
+            "'x' denied\ufffd[2J\ufffdit",
+        ),
+        ((404, {}), "is the operator installed?"),
+        ((500, b"<html>"), "the cluster refuses run-2, and nothing is created: 500"),
+        ((400, {"message": [7]}), "and nothing is created: 400"),
+        ((0, None), "and may have created run-2: look with `kubectl get gtj run-2 -n training`"),
+    ],
+    ids=lambda value: str(value[0]) if isinstance(value, tuple) else "",
+)
+def test_what_the_cluster_refuses_is_one_sentence(
+    serving: Serving, answer: tuple[int, Any], said: str
+) -> None:
+    server, run = serving(job())
+    server.answer = answer
+    done = run()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def of_verl() -> Json:
+    given = job()
+    given["spec"]["guard"]["metrics"] = FOLLOWED
+    return given
+
+
+def test_a_job_that_would_start_where_the_old_one_did_is_not_created(serving: Serving) -> None:
+    """verl reads no variable of ours; a script of one's own may, which nobody sees in the template."""
+    server, run = serving(of_verl())
+    done = run()
+    assert (done.returncode, done.stdout, server.created) == (2, "", [])
+    assert f"nothing in the template names {BEST['path']}, so nothing is created:" in done.stderr
+    assert "verl starts there with `actor_rollout_ref.model.path=$(RLGUARD_RESUME_FROM) " in done.stderr
+    assert done.stderr.endswith("  with -o yaml it is printed as it is\n")
+    assert run("-o", "yaml").returncode == 0
+
+
+@pytest.mark.parametrize("argument", ["model.path=$(RLGUARD_RESUME_FROM)", f"model.path={BEST['path']}"])
+def test_one_whose_command_names_the_checkpoint_is_created(serving: Serving, argument: str) -> None:
+    server, run = serving(of_verl())
+    place = "template.spec.pytorchReplicaSpecs.Master.template.spec.containers[0].args"
+    done = run("--set", f"{place}=[{argument}]")
+    assert done.returncode == 0 and len(server.created) == 1, done.stderr
+
+
+def test_a_script_of_ones_own_that_is_followed_may_read_the_variable(serving: Serving) -> None:
+    given = of_verl()
+    given["spec"]["guard"]["metrics"] = {**FOLLOWED, "follow": {"path": "log.jsonl", "format": "trl"}}
+    server, run = serving(given)
+    assert run().returncode == 0 and len(server.created) == 1
+
+
+# -- what is said ------------------------------------------------------------------------------------------
 
 
 def test_a_path_of_a_stranger_steers_no_terminal_and_no_object(tmp_path: Path) -> None:
@@ -373,9 +550,6 @@ def test_the_copy_is_named_where_other_weights_were_saved_over_the_last_good_one
         resume_job(keeping(guard=over), None, None, ())
     with pytest.raises(CliError, match=r"saved since\. If you have a copy of it, name that"):
         resume_job(job(guard=over), None, None, ())
-
-
-FOLLOWED = {"follow": {"path": "log.jsonl", "format": "verl"}, "checkpoints": {"path": "run"}}
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,12 @@ def test_a_run_that_fired_goes_on_as_another_job(
     here.training_operator_stops_the_job()
     eventually(lambda: here.phase() == "Stopped", "phase Stopped", 60)
 
+    before = here.job()
+    unknown = resume("run", "--set", "resumedBy=me")
+    assert (unknown.returncode, unknown.stdout) == (2, "") and "resumedBy" in unknown.stderr
     done = resume("run", "--set", "guard.policy.calibrated.maxDecline=0.06")
     assert done.returncode == 0, done.stderr
-    before = here.job()
-    here.submit(yaml.safe_load(done.stdout))
+    assert done.stdout == "guardedtrainingjob.rlguard.dev/run-2 created\n"
     second = here.another("run-2")
     second.expect("Guarded", "True", "WorkloadCreated")
     pod = second.start_pod()
@@ -73,6 +75,7 @@ def test_a_run_that_fired_goes_on_as_another_job(
     assert told(here, "run-2") == ["starts from /ckpt/20 (step 20) of job run, which stays as it is"]
     assert here.job()["spec"] == before["spec"] and here.phase() == "Stopped"
 
-    assert yaml.safe_load(resume("run").stdout)["metadata"]["name"] == "run-3", "run-2 is taken"
+    again = yaml.safe_load(resume("run", "-o", "yaml").stdout)
+    assert again["metadata"]["name"] == "run-3", "run-2 is taken"
     absent = resume("other")
     assert absent.returncode == 1 and "has no GuardedTrainingJob 'other'" in absent.stderr
