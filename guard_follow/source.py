@@ -299,7 +299,7 @@ class EventSource:
         later = self._later()
         if later is None or self._folder is None:
             return
-        if self._lacks_the_reward_of(later) or _newest(later) - _newest(self._folder) >= QUIET_NS:
+        if self._compare(later) or _newest(later) - _newest(self._folder) >= QUIET_NS:
             self._go_to(later)
             yield from self._read()
 
@@ -307,6 +307,7 @@ class EventSource:
         """What a folder has that came last; of a record that is not whole there are no values."""
         later = self._later()
         if later:
+            self._compare(later)
             self._go_to(later)
         records = list(self._read()) if later else []
         for file in self._files.values():
@@ -344,17 +345,17 @@ class EventSource:
         """The first folder that came beside the one that is read; None without any."""
         files = event_files(self._root, {*self._old, *self._files})
         folders = {file.parent for file in files if self._is_beside(file)}
-        folder = min(folders, key=_begun, default=None)
-        if folder is not None and self._folder is not None and has_reward(folder) is has_reward(self._folder):
+        return min(folders, key=_begun, default=None)
+
+    def _compare(self, later: Path) -> bool:
+        """Whether that folder alone has a reward, so what is read is of a process beside; else noted."""
+        theirs, ours = has_reward(later), self._folder is not None and has_reward(self._folder)
+        if self._folder is not None and theirs is ours:
             self.note = (
-                f"{folder} has event files beside {self._folder}: it is read as another start of the trainer "
+                f"{later} has event files beside {self._folder}: it is read as another start of the trainer "
                 "once the other one has ended. If it is another run, name the folder of one"
             )
-        return folder
-
-    def _lacks_the_reward_of(self, folder: Path) -> bool:
-        """Whether what is read is of a process that logs no reward, beside the one that does."""
-        return self._folder is not None and has_reward(folder) and not has_reward(self._folder)
+        return theirs and not ours
 
     def _is_beside(self, file: Path) -> bool:
         read = {path.parent for path in self._files}

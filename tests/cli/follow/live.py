@@ -2,8 +2,10 @@
 
     python live.py NAME FOLDER [rotate]
 
-Before it rotates its log, and before the trainer starts again, it prints a line and waits for one: what is
-cut away while nobody reads is lost, which is no fault of a reader. Everything else happens at any moment.
+A log of lines is renamed and begun anew; of event files another one is begun, as `SummaryWriter` does that is
+closed and used again. Before it rotates its log, and before the trainer starts again, it prints a line and
+waits for one: what is cut away while nobody reads is lost, which is no fault of a reader. Everything else
+happens at any moment.
 """
 
 import os
@@ -44,7 +46,12 @@ def main(name, folder, rotate):
         for path, data in recorded.files(attempt).items():
             file = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            if file.name != recorded.log or not recorded.has_lines:
+            if file.name == recorded.log and not recorded.has_lines and rotate:
+                (_, first), (later, second) = recorded.rolled().items()
+                write(file, first, False)
+                ready_for("rotates")
+                write(file.with_name(later), second, False)
+            elif file.name != recorded.log or not recorded.has_lines:
                 write(file, data, False) if data else file.touch()
             elif attempt == 0:
                 write(file, data, rotate)

@@ -11,6 +11,7 @@ from guard_follow import follower as follower_module
 from guard_follow import source as source_module
 from guard_follow.before import Before
 from guard_follow.errors import InputError
+from guard_follow.events import has_reward
 from guard_follow.settings import find_settings
 from tests.cli.follow.test_follower import Followed, append, replayed
 from tests.cli.logs.shapes import SHAPES, STEPS, event, kl, lines, reward, tensorboard
@@ -154,6 +155,21 @@ class TestProcessesOfOneRun:
         followed.restart()
         followed.finish()
         assert [row[:2] for row in followed.rows()] == [(0, step) for step in range(STEPS)]
+
+    def test_each_folder_is_asked_for_its_reward_once_in_a_look(self, tmp_path, monkeypatch):
+        first, second = self.files(tmp_path, apart=True)
+        append(first, event(0, "rollout/raw_reward", 0.5))
+        followed = Followed(tmp_path, "slime")
+        followed.poll()
+        second.parent.mkdir()
+        append(second, event(0, "rollout/raw_reward", 0.5))
+        asked = []
+        monkeypatch.setattr(
+            source_module, "has_reward", lambda folder: asked.append(folder) or has_reward(folder)
+        )
+        followed.poll()
+        assert sorted(asked) == [first.parent, second.parent]
+        assert [sentence for sentence in followed.said if "it is read as another start" in sentence]
 
     @pytest.mark.parametrize("tag", ["rollout/raw_reward", "kl", "my/score"])
     def test_two_that_log_the_same_are_two_runs(self, tmp_path, tag):

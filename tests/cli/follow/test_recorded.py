@@ -41,7 +41,7 @@ def expected(name):
     ]
 
 
-def whole(name, folder):
+def whole(name, folder, rolled):
     """All that both starts wrote, in one log: a file of lines, or a folder with the event files."""
     recorded = RECORDED[name]
     folder.mkdir()
@@ -51,7 +51,10 @@ def whole(name, folder):
     for attempt in (0, 1):
         for path, data in recorded.files(attempt).items():
             if ".tfevents." in path and path.count("/") == recorded_depth(name):
-                (folder / path.rpartition("/")[2]).write_bytes(data)
+                alone = path.rpartition("/")[2]
+                parts = recorded.rolled() if rolled and alone == recorded.log else {alone: data}
+                for part, content in parts.items():
+                    (folder / part).write_bytes(content)
     return folder
 
 
@@ -59,12 +62,11 @@ def recorded_depth(name):
     return list(RECORDED[name].files(0))[-1].count("/")
 
 
-#: Every log as it is; those of lines also rotated. Event files roll by themselves: a start has its own.
+#: Every log as it is, and rotated: lines go on in another file of the same name, events in one beside.
 WRITTEN = [
     pytest.param(name, rotate, id=f"{name}-rotated" if rotate else name)
     for rotate in (False, True)
     for name in RECORDED
-    if RECORDED[name].has_lines or not rotate
 ]
 
 
@@ -97,7 +99,7 @@ def test_what_is_followed_while_it_is_written_is_what_is_replayed(
         assert answered == 1 + rotate and polls > 10
     followed.finish()
     assert followed.rows() == expected(name)
-    assert followed.rows() == replayed(whole(name, tmp_path / "whole"), recorded.armed or {})
+    assert followed.rows() == replayed(whole(name, tmp_path / "whole", rotate), recorded.armed or {})
 
 
 def test_there_is_a_log_of_every_framework_in_the_table():

@@ -5,6 +5,8 @@ that does to the log differs: it appends to the file, cuts it to nothing, writes
 that come again, or begins another file, in the same folder or in one beside it.
 """
 
+import re
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +60,15 @@ class Recorded:
     def has_lines(self):
         return ".tfevents." not in self.log
 
+    def rolled(self):
+        """The event file of the first start as two, by name: the second one is a second younger."""
+        begins, *events = framed(self.start(0))
+        # Between two steps: a step that two files share has the values of the first one.
+        middle = next(at for at, step in enumerate(map(step_of, events)) if step > RESUMED // 2)
+        first, later = b"".join(events[:middle]), b"".join(events[middle:])
+        start, number, rest = re.fullmatch(r"(.*tfevents\.)(\d+)(.*)", self.log).groups()
+        return {self.log: begins + first, f"{start}{int(number) + 1}{rest}": begins + later}
+
     def kept(self):
         """What the second start left of the log of the first."""
         first, second = (list(self.files(attempt).values())[-1] for attempt in (0, 1))
@@ -68,6 +79,22 @@ class Recorded:
         """What one start alone wrote into the log."""
         data = list(self.files(attempt).values())[-1]
         return data[len(self.kept()) :] if attempt else data
+
+
+def framed(data):
+    """The records of an event file, each with the frame that it has there."""
+    found = []
+    while data:
+        end = struct.unpack("<Q", data[:8])[0] + 16
+        found.append(data[:end])
+        data = data[end:]
+    return found
+
+
+def step_of(framed_event):
+    from tensorboard.compat.proto import event_pb2
+
+    return event_pb2.Event.FromString(framed_event[12:-4]).step
 
 
 TOKENS = {"kl_penalty": "low_var_kl"}
