@@ -13,12 +13,12 @@ import pytest
 
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport
-from guard_follow.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
 from guard_service.engine import Engine
 from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+from tests.cli.follow.test_follower import Followed
 from tests.cli.logs.test_layouts import LAID_OUT, LONG_AGO, save
 from tests.heldout.models import save_tiny_model
 
@@ -28,15 +28,19 @@ ITEMS = [HeldoutItem(id=f"i{n}", prompt=f"{n * 7}+{n}=", answer="") for n in ran
 SETTINGS = {"max_new_tokens": 6, "device": "cpu", "score_truncated": True}
 
 
-def a_checkpoint(root: Path, key: str, step: int, model: Path) -> CompleteCheckpoint:
-    """This model as the framework lays it out, found as a guard that follows finds it."""
+def a_checkpoint(root: Path, key: str, step: int, model: Path) -> CheckpointReport:
+    """This model as the framework lays it out, announced by a follower beside a log that has come so far."""
     path = save(root, key, step)
     for file in model.iterdir():
         shutil.copy(file, path)
         os.utime(path / file.name, (LONG_AGO, LONG_AGO))
-    (found,) = (one for one in find_checkpoints(root, layouts_of(key)) if one.step == step)
-    assert isinstance(found, CompleteCheckpoint)
-    return found
+    log = root.parent / f"{key}.jsonl"
+    log.write_text(json.dumps({"step": step, "reward": 0.5}) + "\n")
+    followed = Followed(log, "jsonl", root, layout=key)
+    followed.finish()
+    (attempt, _, place) = next(one for one in followed.guard.checkpoints if one[1] == step)
+    assert Path(place) == path
+    return CheckpointReport(attempt=attempt, step=step, path=place)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -69,8 +73,7 @@ def test_the_best_checkpoint_of_every_layout_outlives_its_rotation(tmp_path: Pat
     )
 
     async def score(folder: Path, key: str, step: int, model: Path) -> None:
-        found = a_checkpoint(folder, key, step, model)
-        await engine.add_checkpoint(CheckpointReport(attempt=0, step=step, path=str(found.path)))
+        await engine.add_checkpoint(a_checkpoint(folder, key, step, model))
         await until(lambda: engine.queue_length == 0)
         last = engine.verdict.last_evaluation
         assert last is not None and (last.step, engine.verdict.failed) == (step, 0)
@@ -89,6 +92,8 @@ def test_the_best_checkpoint_of_every_layout_outlives_its_rotation(tmp_path: Pat
                 for file in better.iterdir():
                     if file.suffix in (".safetensors", ".json"):
                         assert (kept / file.name).read_bytes() == file.read_bytes(), (key, file.name)
+                again = local.complete(ITEMS, EvaluationRequest(0, 1, kept)).texts
+                assert [text for (text,) in again] == says, f"{key}: a run can start from it"
                 shutil.rmtree(kept)
         finally:
             await engine.close()
