@@ -10,3 +10,8 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 #: Field manager of `status.guard`, which the guard alone applies.
 GUARD_MANAGER = "rlguard-guard"
+
+#: Conditions by which the operator says that the trainer has ended.
+ENDS = ("Succeeded", "Failed", "Disrupted")
+#: The reason with which the first of them is open: the guard, in a pod of its own, judges what is left.
+GUARD_JUDGES = "GuardJudges"

@@ -17,7 +17,7 @@ import httpx
 
 from guard_core.apply_body import apply_body
 from guard_core.job_api import API_VERSION, GUARD_MANAGER, KIND, PLURAL
-from guard_service.cluster.mapping import Json
+from guard_service.cluster.mapping import Json, trainer_has_ended
 from guard_service.cluster.settings import ClusterSettings
 from guard_service.errors import GuardError, SettingsError
 
@@ -53,6 +53,8 @@ class JobStatus:
         self._url = settings.url or in_cluster_url(environ)
         self._path = f"/apis/{API_VERSION}/namespaces/{settings.namespace}/{PLURAL}/{settings.name}"
         self._version: str | None = None  # resourceVersion of the last read or accepted write
+        #: Whether the operator had said so, as of then.
+        self.trainer_ended = False
         self._connection: httpx.AsyncClient | None = None
 
     @property
@@ -74,6 +76,7 @@ class JobStatus:
                 "was deleted and another one took its name; this guard's pod should be deleted"
             )
         self._version = found["metadata"]["resourceVersion"]
+        self.trainer_ended = trainer_has_ended(found.get("status") or {})
         return dict((found.get("status") or {}).get("guard") or {})
 
     async def apply(self, guard: Json) -> None:
@@ -91,6 +94,7 @@ class JobStatus:
         query = {"fieldManager": GUARD_MANAGER, "force": "true"}
         written = await self._request("PATCH", f"{self._path}/status", query, apply_body(body))
         self._version = (written.get("metadata") or {}).get("resourceVersion")
+        self.trainer_ended = trainer_has_ended(written.get("status") or {})
 
     def leave(self, word: str) -> None:
         """Leave `word` for the kubelet, which puts it into the pod's status when this container has ended."""

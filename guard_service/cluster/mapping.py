@@ -18,6 +18,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.job_api import ENDS, GUARD_JUDGES
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
 from guard_core.thinning import rounds_that_stay
@@ -69,6 +70,7 @@ class Known:
     `latched_at`: when the fire (True) and the halt (False) latched, where that is known. `rollouts`: as
     people are shown them, of the training; they travel with a latch. `kept_steps`: see the module of that
     name; only where `wants_steps` says so. `pins`: the files that every checkpoint must have, by name.
+    `over`: see `wants_steps`.
     """
 
     verdict: Verdict
@@ -80,6 +82,7 @@ class Known:
     rollouts: Sequence[MomentRollouts] = ()
     kept_steps: str | None = None
     pins: Mapping[str, str] | None = None
+    over: bool = False
 
 
 def guard_status(known: Known, former: Json, now: datetime) -> Json:
@@ -129,7 +132,9 @@ def guard_status(known: Known, former: Json, now: datetime) -> Json:
     status["historyTail"] = _history(known.rounds, former, verdict.best_evaluation)
     if "fire" in status or "halt" in status:
         status["rollouts"] = [_rollout(one) for one in known.rollouts] or former.get("rollouts")
-    status["keptSteps"] = former["keptSteps"] if _has_its_steps(former, verdict) else known.kept_steps
+    status["keptSteps"] = (
+        former["keptSteps"] if _has_its_steps(former, verdict, known.over) else known.kept_steps
+    )
     return {key: value for key, value in status.items() if value is not None}
 
 
@@ -142,13 +147,23 @@ def wants_steps(verdict: Verdict, over: bool, former: Json) -> bool:
         verdict, former: see `guard_status`.
         over: a latch has closed, the trainer has ended, or this guard is being ended.
     """
-    return over and not _has_its_steps(former, verdict)
+    return over and not _has_its_steps(former, verdict, over)
 
 
-def _has_its_steps(status: Json, verdict: Verdict) -> bool:
+def _has_its_steps(status: Json, verdict: Verdict, over: bool) -> bool:
     """Whether this status holds the steps of a latch, or of an end after which none came: they stay."""
-    over = "fire" in status or "halt" in status or status.get("ended") == _newest(verdict)
-    return "keptSteps" in status and over
+    newest = _newest(verdict)
+    same = over and {key: status.get(key) for key in newest} == newest
+    stay = "fire" in status or "halt" in status or status.get("ended") == newest or same
+    return "keptSteps" in status and stay
+
+
+def trainer_has_ended(status: Json) -> bool:
+    """Whether the operator says so in the status of the job, as of one that is followed, and tells nobody."""
+    conditions = status.get("conditions")
+    said = [one for one in conditions if isinstance(one, dict)] if isinstance(conditions, list) else []
+    ends = [one for one in said if one.get("type") in ENDS]
+    return any(one.get("status") == "True" or one.get("reason") == GUARD_JUDGES for one in ends)
 
 
 def without_steps(status: Json) -> Json:

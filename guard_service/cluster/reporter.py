@@ -169,7 +169,9 @@ class StatusReporter:
     def _latch_waits(self) -> bool:
         return any(latch.kind not in self._written for latch in self._engine.latches)
 
-    def _status(self, rounds: list[Json] | tuple[()], steps: str | None = None) -> Json:
+    def _status(
+        self, rounds: list[Json] | tuple[()], steps: str | None = None, *, over: bool = False
+    ) -> Json:
         engine = self._engine
         state = engine.judge_state()
         known = Known(
@@ -182,6 +184,7 @@ class StatusReporter:
             engine.rollouts(),
             steps,
             engine.pins,
+            over,
         )
         return guard_status(known, self._former or {}, datetime.now(UTC))
 
@@ -206,9 +209,10 @@ class StatusReporter:
             self._former = await self._job.read()
         for latch in latches(self._former):
             await self._engine.adopt_latch(latch)
-        rounds, steps = await self._rounds(), await self._steps()
+        over = self._closing or self._engine.ended or bool(self._engine.latches) or self._job.trainer_ended
+        rounds, steps = await self._rounds(), await self._steps(over)
         # What was tried may have been accepted although no response came: it is said again word for word.
-        self._former = status = self._status(rounds, steps)
+        self._former = status = self._status(rounds, steps, over=over)
         if not self._knows_steps:
             status = without_steps(status)
         if cut := self._must_cut():
@@ -242,10 +246,9 @@ class StatusReporter:
         except Problem:
             return []
 
-    async def _steps(self) -> str | None:
+    async def _steps(self, over: bool) -> str | None:
         """The steps that a last word has. Nothing that goes wrong with them holds the fire up."""
         engine = self._engine
-        over = self._closing or engine.ended or bool(engine.latches)
         if not self._knows_steps or not wants_steps(engine.verdict, over, self._former or {}):
             return None
         try:

@@ -12,6 +12,7 @@ import pytest
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.ending import not_judged
 from guard_core.evaluation import CheckpointEvaluation
+from guard_core.job_api import ENDS, GUARD_JUDGES
 from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
 from guard_core.thinning import rounds_that_stay
@@ -29,6 +30,7 @@ from guard_core.wire import (
     StepReport,
     Verdict,
 )
+from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import GuardStatus
 from guard_service.cluster.mapping import (
     LOST,
@@ -43,6 +45,7 @@ from guard_service.cluster.mapping import (
     latches,
     pins_in,
     resumed,
+    trainer_has_ended,
     wants_steps,
     without_steps,
 )
@@ -347,6 +350,8 @@ STEPS = {"keptSteps": "{}\n{}"}
         pytest.param({"ended": PLACE, **STEPS}, True, False, id="they are there, and none came since"),
         pytest.param({"ended": PLACE | {"step": 39}, **STEPS}, True, True, id="some came since"),
         pytest.param(STEPS, True, True, id="a guard that was ended before went on"),
+        pytest.param(PLACE | STEPS, True, False, id="they are there of an end that the operator told"),
+        pytest.param(PLACE | {"step": 39} | STEPS, True, True, id="some came since that"),
     ],
 )
 def test_when_the_steps_are_gathered(former: dict[str, Any], over: bool, wanted: bool) -> None:
@@ -367,8 +372,44 @@ def test_the_steps_are_in_the_last_word_and_stay_there() -> None:
     assert guard_status(Known(AT, (), STATE, ended=True), ended, NOW)["keptSteps"] == "told"
     assert guard_status(Known(AT, (FIRE,), STATE, ended=True), ended, NOW)["keptSteps"] == "told"
     assert "keptSteps" not in guard_status(Known(later, (), STATE), ended, NOW), "it has gone on"
+    told = guard_status(Known(AT, (), STATE, kept_steps="told", over=True), {}, NOW)
+    assert (
+        "ended" not in told
+        and guard_status(Known(AT, (), STATE, over=True), told, NOW)["keptSteps"] == "told"
+    )
+    assert "keptSteps" not in guard_status(Known(later, (), STATE, over=True), told, NOW), (
+        "to be gathered again"
+    )
+    assert "keptSteps" not in guard_status(Known(AT, (), STATE), told, NOW), "a guard that was ended goes on"
     lost = guard_status(Known(verdict(), (FIRE,)), fired, NOW)
     assert lost["keptSteps"] == "told", "nothing but the latch is known"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ended"),
+    [
+        ([("Succeeded", "Unknown", "GuardJudges")], True),
+        ([("Guarded", "True", "WorkloadCreated"), ("Failed", "True", "WorkloadFailed")], True),
+        ([("Disrupted", "True", "Evicted")], True),
+        ([("Disrupted", "False", "Evicted"), ("Succeeded", "Unknown", "Other")], False),
+        ([("Guarded", "True", "WorkloadCreated")], False),
+        ([], False),
+    ],
+)
+def test_the_operator_says_that_the_trainer_has_ended(
+    conditions: list[tuple[str, str, str]], ended: bool
+) -> None:
+    said = [dict(zip(("type", "status", "reason"), one, strict=True)) for one in conditions]
+    assert trainer_has_ended({"conditions": said}) is ended
+
+
+@pytest.mark.parametrize("odd", [None, {}, "x", 7, [7, None, [], "x"], [{"type": {}, "status": "True"}]])
+def test_conditions_that_nobody_understands_are_no_end(odd: Any) -> None:
+    assert not trainer_has_ended({"conditions": odd}) and not trainer_has_ended({})
+
+
+def test_the_words_are_those_of_the_operator() -> None:
+    assert {*ENDS} <= {*ConditionType} and GUARD_JUDGES == Reason.GUARD_JUDGES
 
 
 def test_the_steps_alone_are_no_news_and_can_be_left_out() -> None:

@@ -47,6 +47,7 @@ class ApiServer:
 
     def __init__(self) -> None:
         self.uid, self.guard, self.token, self.version = UID, {}, "good", 1  # type: tuple[str, Json, str, int]
+        self.conditions: list[Json] = []
         self.fault: Callable[[str], int | None] = lambda _method: None
         self.requests: list[str] = []
         self.ended = threading.Event()
@@ -105,7 +106,8 @@ class ApiServer:
             self.guard = guard
             self.version += 1
         metadata = {"uid": self.uid, "resourceVersion": str(self.version)}
-        return 200, {"metadata": metadata, "status": {"guard": self.guard} if self.guard else {}}
+        guard = {"guard": self.guard} if self.guard else {}
+        return 200, {"metadata": metadata, "status": guard | {"conditions": self.conditions}}
 
     def close(self) -> None:
         self.ended.set()
@@ -442,6 +444,41 @@ async def test_the_steps_come_with_the_end_and_go_when_the_run_goes_on(
     assert len(read_steps(api.guard["keptSteps"]).steps) == 6, "a guard that is ended says its last word"
     async with Run(job(), tmp_path) as run:
         await until(lambda: "keptSteps" not in api.guard)
+
+
+@pytest.mark.parametrize(
+    ("condition", "ended"),
+    [
+        (("Succeeded", "Unknown", "GuardJudges"), True),
+        (("Succeeded", "True", "WorkloadSucceeded"), True),
+        (("Failed", "True", "WorkloadFailed"), True),
+        (("Disrupted", "False", "Evicted"), False),
+        (("Guarded", "True", "WorkloadCreated"), False),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
+)
+async def test_the_steps_come_when_the_operator_says_that_the_trainer_has_ended(
+    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path, condition: tuple[str, str, str], ended: bool
+) -> None:
+    """A trainer that is followed tells its guard nothing."""
+    gathered: list[None] = []
+    async with Run(job(), tmp_path) as run:
+        await run.steps(0, 5, 0.01)
+        await until(lambda: api.guard.get("step") == 4)
+        assert "keptSteps" not in api.guard
+        gather = run.engine.kept_steps
+        run.engine.kept_steps = lambda: gathered.append(None) or gather()  # type: ignore[method-assign,func-returns-value]
+        api.conditions = [dict(zip(("type", "status", "reason"), condition, strict=True))]
+        for _ in range(4):
+            beat = api.guard["heartbeat"]
+            await until(lambda beat=beat: api.guard["heartbeat"] != beat)
+        assert ("keptSteps" in api.guard) is ended and len(gathered) == ended, "once, and then they stay"
+        assert "ended" not in api.guard, "the trainer has said nothing"
+        await run.steps(5, 1, 0.01)
+        await until(lambda: api.guard.get("step") == 5)
+        if ended:
+            assert len(read_steps(api.guard["keptSteps"]).steps) == 6, "a log may come late"
+            assert len(gathered) == 2
 
 
 async def test_a_guard_that_comes_back_leaves_the_steps_of_a_fire_with_or_without_its_store(
