@@ -29,6 +29,7 @@ from guard_operator.api.names import GUARD_MANAGER
 from guard_operator.api.schema import crd
 from guard_operator.runtime.client import (
     CONFIG_MAPS,
+    MERGE,
     ROLE_BINDINGS,
     ROLES,
     SERVICE_ACCOUNTS,
@@ -345,6 +346,26 @@ def test_the_last_word_is_said_on_exit(cluster: Cluster) -> None:
     guard.steps(1, 7, kl=0.01)
     guard.end(signal.SIGTERM)
     assert cluster.status()["step"] == 7
+
+
+def test_the_steps_come_once_the_operator_says_that_the_trainer_has_ended(cluster: Cluster) -> None:
+    """A trainer that is followed tells its guard nothing, and evidence is written before that guard ends."""
+    guard = cluster.guard().start()
+    guard.steps(1, 7, kl=0.01)
+    eventually(lambda: cluster.status().get("step") == 7, "it has reported")
+    assert "keptSteps" not in cluster.status()
+    condition = {
+        "type": "Succeeded",
+        "status": "Unknown",
+        "reason": "GuardJudges",
+        "message": "it judges",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    path = JOBS.path(cluster.namespace, "run", "status")
+    body = {"status": {"conditions": [condition]}}
+    cluster.client.request("PATCH", path, body=body, content_type=MERGE)
+    kept = read_steps(eventually(lambda: cluster.status().get("keptSteps"), "its steps", 60))
+    assert kept is not None and [one.step for one in kept.steps] == list(range(1, 8))
 
 
 def test_a_fire_of_the_guard_ends_the_run(
