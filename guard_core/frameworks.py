@@ -373,6 +373,13 @@ FRAMEWORKS = (
         not_kl={"actor/kl_loss": "is aggregated as the run's loss is, which its log does not say"},
         metrics="its standard output (`metrics_tag: …`), TensorBoard",
         whole_rows=True,
+        # Its first rank writes the tokenizer after the weights and their index. Not so of HF's trainer.
+        layout=Layout(
+            re.compile(r"checkpoint-(\d{1,15})"),
+            marker="tokenizer_config.json",
+            advice="with Megatron set `actor_train.training_args.save_hf_model: true`",
+            saved_with="FSDP2 or Megatron on GPUs, and Ray",
+        ),
         start_note="its command takes none; its YAML names the weights as `model_args.model_name_or_path` of "
         "`actor_train` and `actor_infer`, and must name those of `reference`, too: without one of the three "
         "`pretrain` counts for all",

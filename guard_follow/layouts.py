@@ -23,7 +23,10 @@ from guard_follow.errors import InputError
 QUIET_SECONDS = 30.0
 #: So long where the mark of the whole folder is older, s: by another clock, or of an earlier start.
 OLD_MARK_SECONDS = 300.0
-_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
+#: Of Hugging Face's code, and of ROLL's with Megatron.
+_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors|model\d+_\d+\.safetensors")
+#: Whose layouts have what others have, too: a folder that is a number, a `checkpoint-N` with a tokenizer.
+_LIKE_OTHERS = ("slime", "ROLL")
 MAX_HEADER = 64 << 20
 MAX_SMALL_FILE = 16 << 20
 
@@ -58,7 +61,7 @@ def layouts_of(framework: str | None) -> tuple[Layout, ...]:
     """Where to look: the layouts of one framework, or every one that cannot be taken for another's."""
     if framework is not None:
         return BY_KEY[framework].layouts
-    every = [layout for f in FRAMEWORKS if f.name != "slime" for layout in f.layouts]
+    every = [layout for f in FRAMEWORKS if f.name not in _LIKE_OTHERS for layout in f.layouts]
     return tuple(dict.fromkeys(every))
 
 

@@ -55,6 +55,9 @@ def save(root, key, step):
             path = model(root / f"global_step_{step}" / "policy")
         case "slime":
             path = model(root / str(step))
+        case "roll":
+            path = model(root / f"checkpoint-{step}")
+            mark(path / "tokenizer_config.json", "{}")
     return path
 
 
@@ -69,7 +72,7 @@ def found(root, key, **more):
 def test_each_layout_and_auto(tmp_path, key):
     paths = [save(tmp_path, key, step) for step in (5, 10)]
     assert [(c.step, c.path) for c in found(tmp_path, key)] == list(zip((5, 10), paths, strict=True))
-    if key != "slime":
+    if key not in ("slime", "roll"):
         assert [c.path for c in found(tmp_path, None)] == paths
 
 
@@ -96,10 +99,63 @@ def test_without_a_marker_it_must_be_quiet(tmp_path, key):
     assert len(found(tmp_path, key, now=LONG_AGO + QUIET_SECONDS + 1)) == 1
 
 
-@pytest.mark.parametrize("key", ["trl", "prime-rl", "ms-swift"])
+@pytest.mark.parametrize("key", ["trl", "prime-rl", "ms-swift", "roll"])
 def test_without_its_marker_it_is_not_complete(tmp_path, key):
     (save(tmp_path, key, 5) / BY_KEY[key].layout.marker).unlink()
     assert found(tmp_path, key) == []
+
+
+class TestRoll:
+    """What its first rank leaves in its own folder, or the uploader of all ranks in one; made by hand."""
+
+    def with_fsdp(self, root, step=5):
+        path = model(root / f"checkpoint-{step}")
+        (path / "dcp").mkdir()
+        for name in ("generation_config.json", "tokenizer.json"):
+            mark(path / name, "{}", LONG_AGO)
+        mark(path / "tokenizer_config.json", "{}")
+        return path
+
+    def with_megatron(self, root, shards=("model0_0.safetensors", "model2_0.safetensors"), step=5):
+        """Each stage writes its shards; the first rank the index of all, and after that the tokenizer."""
+        path = root / f"checkpoint-{step}"
+        (path / "rng_state").mkdir(parents=True)
+        mark(path / "config.json", "{}", LONG_AGO)
+        for name in shards:
+            (path / name).write_bytes(weights())
+            os.utime(path / name, (LONG_AGO, LONG_AGO))
+        index = {"weight_map": {"w": "model0_0.safetensors", "v": "model2_0.safetensors"}}
+        mark(path / "model.safetensors.index.json", json.dumps(index), LONG_AGO)
+        mark(path / "mca_config.json", "{}", LONG_AGO)
+        mark(path / "tokenizer_config.json", "{}")
+        mark(path / "scheduler.pt")
+        return path
+
+    @pytest.mark.parametrize("save", ["with_fsdp", "with_megatron"])
+    def test_it_is_complete_once_the_tokenizer_is_there(self, tmp_path, save):
+        path = getattr(self, save)(tmp_path)
+        assert [(c.step, c.path) for c in found(tmp_path, "roll")] == [(5, path)]
+        (path / "tokenizer_config.json").unlink()
+        assert found(tmp_path, "roll") == []
+
+    def test_the_shards_of_one_stage_of_several_are_no_model(self, tmp_path):
+        self.with_megatron(tmp_path, shards=("model0_0.safetensors",))
+        assert found(tmp_path, "roll") == []
+
+    def test_a_copy_that_has_no_index_yet_is_no_model(self, tmp_path):
+        path = self.with_megatron(tmp_path)
+        (path / "model.safetensors.index.json").unlink()
+        assert found(tmp_path, "roll") == []
+
+    def test_with_megatrons_own_weights_alone_it_is_told_what_to_set(self, tmp_path):
+        path = self.with_megatron(tmp_path, shards=())
+        (path / "model.safetensors.index.json").unlink()
+        [unfit] = find_checkpoints(tmp_path, layouts_of("roll"))
+        assert "set `actor_train.training_args.save_hf_model: true`" in unfit.why
+
+    def test_another_trainers_folder_without_its_own_mark_is_not_taken_for_one(self, tmp_path):
+        self.with_fsdp(tmp_path)
+        assert found(tmp_path, None) == []
 
 
 class TestMsSwiftWithMegatron:
@@ -149,7 +205,7 @@ def test_a_marker_that_is_being_written_is_none(tmp_path, key, so_far):
     assert [found.step for found in find_checkpoints(tmp_path, layouts_of(key))] == [5]
 
 
-@pytest.mark.parametrize("key", ["trl", "prime-rl", "ms-swift"])
+@pytest.mark.parametrize("key", ["trl", "prime-rl", "ms-swift", "roll"])
 def test_a_marker_older_than_the_weights_is_of_an_earlier_run(tmp_path, key):
     path = save(tmp_path, key, 5)
     mark(path / BY_KEY[key].layout.marker, "{}", LONG_AGO - 1)

@@ -78,6 +78,9 @@ CHECKED = Rule("guard_cli", "check/gather.py", CLI / "check" / "test_gather.py")
 CHECKED_ROWS = Rule("guard_cli", "check/rows.py", CLI / "check" / "test_rows.py")
 
 MUTANTS: tuple[Mutant, ...] = (
+    # Whose checkpoints are whole, and whose they are.
+    (LAYOUTS, r"|model\d+_\d+\.safetensors", ""),
+    (LAYOUTS, '_LIKE_OTHERS = ("slime", "ROLL")', '_LIKE_OTHERS = ("slime",)'),
     # What `rlguard check` says of a log that is to be followed.
     (CHECKED, "if not path.resolve().is_relative_to(root.resolve())]", "if False]"),
     (CHECKED, "(log, saves, config) if", "(log, saves) if"),

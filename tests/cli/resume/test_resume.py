@@ -626,7 +626,7 @@ def test_a_framework_that_borrows_a_layout_is_told_its_own_settings_or_why_there
 ) -> None:
     given = job()
     follow = FOLLOWED["follow"] | {"format": format_}
-    checkpoints = FOLLOWED["checkpoints"] | {"layout": "ms-swift"}
+    checkpoints = FOLLOWED["checkpoints"] | {"layout": "roll" if format_ == "roll" else "ms-swift"}
     given["spec"]["guard"]["metrics"] = {"follow": follow, "checkpoints": checkpoints}
     lines = list(_of_a_followed_trainer(resume_job(given, None, None, ())))
     assert lines[1].startswith(said) and len(lines) == 3

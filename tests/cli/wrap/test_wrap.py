@@ -209,9 +209,9 @@ def test_the_folder_and_the_layout_of_its_checkpoints(wrap: Run) -> None:
     [
         (("--follow", "../m.jsonl"), "spec.guard.metrics.follow.path"),
         (("--follow", "m.jsonl", "--format", "varl"), "did you mean verl"),
-        (("--follow", "m.jsonl", "--format", "roll"), "checkpoints.layout"),
+        (("--follow", "m.jsonl", "--format", "tinker"), "checkpoints.layout"),
         (("--follow", "m.jsonl", "--layout", "varl"), "did you mean verl"),
-        (("--follow", "m.jsonl", "--layout", "roll"), "spec.guard.metrics.checkpoints.layout"),
+        (("--follow", "m.jsonl", "--layout", "tinker"), "spec.guard.metrics.checkpoints.layout"),
         (("--follow", "m.jsonl", "--checkpoints", "ck/../x"), "spec.guard.metrics.checkpoints.path"),
         (("--format", "verl"), "--format verl is for a guard that reads a log: give --follow, too"),
         (("--layout", "verl"), "--layout verl is for a guard that reads a log: give --follow, too"),
