@@ -72,6 +72,7 @@ class StepGatherer:
         #: The newest step of the log that has a reward, finite or not.
         self.newest: int | None = None
         self._overrides, self._framework, self._settings, self._say = overrides, framework, settings, say
+        self._measured = {theirs for ours, theirs in overrides.items() if ours in _MEASURED}
         self._seen: dict[str, None] = {}
         self._columns: Columns | None = None
         self._trouble = ""
@@ -206,9 +207,12 @@ class StepGatherer:
         Until the columns are known everything does, but to what is being gathered.
         """
         if self._columns is None:
-            return any(map(names.is_judged, record)) or not any(map(names.is_judged, self._values))
+            return any(map(self._may_be_judged, record)) or not any(map(self._may_be_judged, self._values))
         judged = (self._columns.source.get(name, "") for name in _MEASURED)
         return any(record.get(name, "") != "" for name in judged)
+
+    def _may_be_judged(self, name: str) -> bool:
+        return name in self._measured or names.is_judged(name)
 
     def _is_whole(self) -> bool:
         if self._columns is None:

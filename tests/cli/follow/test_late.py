@@ -619,6 +619,25 @@ class TestWhatIsLoggedBesideTheSteps:
         followed.finish()
         assert followed.rows() == [(0, 1, 0.5, 0.1)]
 
+    def test_nor_does_it_where_the_step_is_mapped(self, tmp_path):
+        path = tmp_path / "run.jsonl"
+        rows = [{"at": 1, "kl": 0.1}, {"at": 600, "beside": 1.0}, {"at": 1, "mine": 0.5}, {"at": 2}]
+        path.write_bytes(lines(rows))
+        followed = Followed(path, "trl", overrides={"step": "at", "reward": "mine"})
+        followed.poll()
+        followed.finish()
+        assert followed.rows() == [(0, 1, 0.5, 0.1)]
+
+    def test_a_mapped_column_is_of_its_step_before_all_are_known(self, tmp_path):
+        path = tmp_path / "run.jsonl"
+        rows = [{"step": s, name: 0.1 * s} for s in range(1, 5) for name in ("entropy", "mine", "my_kl")]
+        path.write_bytes(lines(row for row in rows if "my_kl" not in row or row["step"] == 3))
+        overrides = {"reward": "mine", "kl": "my_kl"}
+        followed = Followed(path, "trl", overrides=overrides)
+        followed.poll()
+        followed.finish()
+        assert followed.rows() == [(0, s, 0.1 * s, 0.1 * s if s == 3 else None) for s in range(1, 5)]
+
     def test_a_figure_of_its_own_line_is_of_the_start_that_it_stands_in(self, tmp_path):
         figure = {"completions/clipped_ratio": 0.5}
         rows = [{"step": s, "reward": 0.1 * s} for s in range(1, 5)]
