@@ -81,7 +81,7 @@ def find_settings(
     Args:
         given: the configuration of the run, from `--run-config`.
         near: where its metrics lie; the configuration is looked for in that folder and the two above it,
-            and then in the event files of that folder and below it.
+            and then in the event files of that folder and below it. The first that has any counts alone.
         is_old: whether a file is of another run.
 
     Raises:
@@ -93,9 +93,11 @@ def find_settings(
         if is_old(file):
             continue
         try:
-            return _read(file)
+            settings = _read(file)
         except InputError:
             continue
+        if settings:  # else it is of something else: `args.json` is a common name
+            return settings
     return {} if near is None else _hparams(near, is_old)
 
 

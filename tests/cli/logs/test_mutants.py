@@ -170,6 +170,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *((SETTINGS, f"{name}, ", "") for name in ("LookupError", "AttributeError", "ArithmeticError")),
     (SETTINGS, "(ValueError, LookupError", "(LookupError"),
+    (SETTINGS, "        if settings:", "        if True:"),
+    (SETTINGS, "        if settings:", "        if False:"),
     (SETTINGS, "(file for file in files if not is_old(file))", "files"),
     (SETTINGS, "[-MAX_FILES:]", "[:MAX_FILES]"),
     (SETTINGS, "if all(other.get(key) == value for other in said)", ""),

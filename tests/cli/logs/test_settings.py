@@ -141,6 +141,25 @@ def test_ms_swift_says_in_its_args_json_what_its_kl_is(
     assert any("kl_in_reward=false" in sentence for sentence in followed.said) != armed
 
 
+class TestSeveralConfigurations:
+    """Of what lies beside the metrics and above them."""
+
+    def test_one_without_a_setting_hides_no_other(self, tmp_path: Path) -> None:
+        (log := tmp_path / "logs").mkdir()
+        put(log, "1", hparams(kl_penalty="abs"))
+        (log / "args.json").write_text('{"seed": 1}')
+        assert find_settings(None, log) == {"kl_penalty": "abs"}
+        (tmp_path / ".hydra").mkdir()
+        (tmp_path / ".hydra/config.yaml").write_text("kl_penalty: kl")
+        assert find_settings(None, log) == {"kl_penalty": "kl"}
+
+    def test_the_nearest_counts_alone(self, tmp_path: Path) -> None:
+        (log := tmp_path / "logs").mkdir()
+        (log / "args.json").write_text('{"kl_penalty": "abs"}')
+        (tmp_path / "args.json").write_text('{"kl_penalty": "kl", "use_kl_loss": true}')
+        assert find_settings(None, log) == {"kl_penalty": "abs"}
+
+
 def test_long_names_cost_nothing_for_each_that_lies_below(tmp_path: Path) -> None:
     below = {f"k{i}": {"kl_penalty": "kl"} for i in range(20_000)}
     (config := tmp_path / "run.json").write_text(json.dumps({"x" * 1_000_000: below}))
