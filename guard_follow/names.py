@@ -139,6 +139,11 @@ def is_reward(column: str) -> bool:
     return any(fits(bare(column), known) for framework in FRAMEWORKS for known in framework.reward)
 
 
+def is_kl(column: str) -> bool:
+    """Whether a column may be the KL to the reference, of whichever framework."""
+    return any(fits(bare(column), known) for framework in FRAMEWORKS for known in framework.kl)
+
+
 def why_not_kl(column: str, present: Collection[str]) -> str | None:
     """Why `column` is not the token-mean KL to the reference, or None if nothing speaks against it.
 

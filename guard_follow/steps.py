@@ -106,13 +106,24 @@ class StepGatherer:
         step = self._attempt_of(record), number_of_step
         done = self.rest() if self._step is not None and step != self._step else []
         self._step = step
-        for name, value in record.items():
-            ours = name in self._overrides.values() or names.wanted(name)
-            if ours and value != "" and self._values.get(name) is None:
-                self._values[name] = value
+        self._gather(record)
         if len(record) > _OF_AN_EVENT and self._is_whole():
             done += self.rest()
         return done
+
+    def _gather(self, record: Record) -> None:
+        """Take of a record what the step has not yet: the first value counts that can, as in the replay."""
+        for name, value in record.items():
+            ours = name in self._overrides.values() or names.wanted(name)
+            if not ours or value == "":
+                continue
+            before = self._values.get(name)
+            if before is None:
+                self._values[name] = value
+            elif self._counts(name, value) and not self._counts(name, before):
+                self._values[name] = value
+                if self._is_kl(name):  # it is of the kind that its own record says
+                    self._values |= {n: kind for n, kind in record.items() if self._is_kind(n) and kind}
 
     def rest(self) -> list[StepReport]:
         """The reports of the step that was being gathered, and of those that waited for their columns."""
@@ -211,6 +222,21 @@ class StepGatherer:
         judged = (self._columns.source.get(name, "") for name in _MEASURED)
         return any(record.get(name, "") != "" for name in judged)
 
+    def _counts(self, name: str, value: Any) -> bool:
+        """Whether a step can have this value: a finite number, and no KL below 0."""
+        try:
+            read = number(value)
+        except ValueError:
+            return False
+        return read is not None and math.isfinite(read) and (read >= 0 or not self._is_kl(name))
+
+    def _is_kl(self, name: str) -> bool:
+        known = self._overrides if self._columns is None else self._columns.source
+        return name == known["kl"] if "kl" in known else self._columns is None and names.is_kl(name)
+
+    def _is_kind(self, name: str) -> bool:
+        return name == self._overrides.get("kl_kind", "") or bare(name) == "kl_kind"
+
     def _may_be_judged(self, name: str) -> bool:
         return name in self._measured or names.is_judged(name)
 
@@ -218,8 +244,9 @@ class StepGatherer:
         if self._columns is None:
             return False
         framework = self._framework and BY_KEY[self._framework].name
-        reward = self._values.get(self._columns.source["reward"])
-        return (framework or self._columns.framework) in WHOLE and reward is not None
+        reward = self._columns.source["reward"]
+        whole_row = (framework or self._columns.framework) in WHOLE
+        return whole_row and self._counts(reward, self._values.get(reward))
 
     def _sample(self, step: int, values: Mapping[str, Any], columns: Columns) -> StepSample | None:
         read: dict[str, float | None] = {}

@@ -1,12 +1,14 @@
 """What the log itself says of its steps, and what comes late: folders, columns, starts, nothing at all."""
 
 import json
+import math
 import os
 
 import pytest
 
 from guard_cli.logs.readers import read_log
 from guard_cli.replay.run import load_run
+from guard_core.wire import KlKind
 from guard_follow import follower as follower_module
 from guard_follow import source as source_module
 from guard_follow.before import Before
@@ -573,6 +575,82 @@ def test_a_step_of_an_event_file_is_not_whole_when_its_reward_is_there(tmp_path)
     followed.poll()
     followed.finish()
     assert [row[3] for row in followed.rows()] == pytest.approx([0.01] * STEPS)
+
+
+class TestARowThatIsThereAgain:
+    """Of several rows of a step the first value counts that can."""
+
+    ONE, OTHER = {"reward": 0.5, "kl": 0.1}, {"reward": 0.7, "kl": 0.3}
+    NAN, ENDLESS, BELOW = math.nan, math.inf, -0.1
+
+    def read(self, path, *rows, **overrides):
+        """What is reported of a step with these rows; without `--map` a replay must have the same."""
+        path.write_bytes(lines([*({"step": 1, **row} for row in rows), {"step": 2, **self.ONE}]))
+        followed = Followed(path, "trl", overrides=overrides)
+        followed.poll()
+        followed.finish()
+        if not overrides:
+            assert followed.rows() == replayed(path)
+        return followed.guard.steps[0, 1]
+
+    @pytest.mark.parametrize(
+        ("first", "again", "reward", "kl"),
+        [
+            (ONE, OTHER, 0.5, 0.1),
+            ({"reward": NAN}, OTHER, 0.7, 0.3),
+            ({"reward": ENDLESS, "kl": 0.1}, OTHER, 0.7, 0.1),
+            ({"reward": -0.5, "kl": NAN}, OTHER, -0.5, 0.3),
+            ({"reward": 0.5, "kl": BELOW}, OTHER, 0.5, 0.3),
+            ({"reward": NAN, "kl": 0.1}, {"reward": 0.7, "kl": BELOW}, 0.7, 0.1),
+        ],
+    )
+    def test_a_value_that_cannot_count_gives_way_to_one_that_does(self, tmp_path, first, again, reward, kl):
+        report = self.read(tmp_path / "run.jsonl", first, again)
+        assert (report.reward, report.kl) == (reward, kl)
+
+    @pytest.mark.parametrize("reward_is_known", [True, False])
+    @pytest.mark.parametrize("column", ["kl", "mine"])
+    def test_whichever_column_is_the_kl_and_before_the_reward_is_known(
+        self, tmp_path, reward_is_known, column
+    ):
+        rows = [{column: self.BELOW}, {column: 0.3}]
+        rows.insert(0 if reward_is_known else 2, {"reward": 0.5})
+        overrides = {} if column == "kl" else {"kl": column}
+        assert self.read(tmp_path / "run.jsonl", *rows, **overrides).kl == 0.3
+
+    @pytest.mark.parametrize("again", [BELOW, ENDLESS, None, "", "none"])
+    def test_a_kl_that_is_not_finite_stays_one_where_none_can_count(self, tmp_path, again):
+        rows = [{"reward": 0.5, "kl": kl} for kl in (self.NAN, again)]
+        report = self.read(tmp_path / "run.jsonl", *rows, reward="reward")
+        assert report.kl_kind is KlKind.NOT_FINITE
+
+    @pytest.mark.parametrize("column", ["kl_kind", "what"])
+    def test_a_kl_is_of_the_kind_that_its_own_row_says(self, tmp_path, column):
+        """A sum over a completion would fire as a mean."""
+        rows = [
+            {"reward": 0.5, "kl": kl, column: kind}
+            for kl, kind in ((self.NAN, "ref_token_mean"), (900.0, "ref_seq_sum"), (0.1, "ref_token_mean"))
+        ]
+        overrides = {} if column == "kl_kind" else {"kl_kind": column}
+        report = self.read(tmp_path / "run.jsonl", *rows, **overrides)
+        assert (report.kl, report.kl_kind) == (900.0, KlKind.REF_SEQ_SUM)
+
+    def test_and_where_its_row_says_none_of_that_which_was_said(self, tmp_path):
+        rows = {"reward": 0.5, "kl": self.NAN, "kl_kind": "ref_seq_sum"}, {"kl": 900.0, "kl_kind": ""}
+        report = self.read(tmp_path / "run.jsonl", *rows, reward="reward")
+        assert (report.kl, report.kl_kind) == (900.0, KlKind.REF_SEQ_SUM)
+
+    def test_a_row_whose_reward_does_not_count_is_no_step_by_itself(self, tmp_path):
+        (path := tmp_path / "run.jsonl").write_bytes(
+            lines(
+                {"step": s, "data": {"critic/score/mean": reward, "actor/entropy": e, "actor/pg_loss": 0.1}}
+                for s, reward, e in ((1, 0.5, 1.0), (2, self.NAN, 2.0), (2, 0.7, 3.0), (3, 0.5, 1.0))
+            )
+        )
+        followed = Followed(path, "verl")
+        followed.finish()
+        assert (report := followed.guard.steps[0, 2]).reward == 0.7 and report.entropy == 2.0
+        assert followed.rows() == replayed(path)
 
 
 class TestWhatIsLoggedBesideTheSteps:
