@@ -175,13 +175,14 @@ def connect(
     try:
         configuration = api.Configuration()
         files.load_kube_config(where, context, client_configuration=configuration)
-        known, current = files.list_kube_config_contexts(where)
-        chosen = current if context is None else next(one for one in known if one["name"] == context)
+        # `list_kube_config_contexts` needs a current context, which not every kubeconfig has.
+        merged = files.kube_config.KubeConfigMerger(where or files.KUBE_CONFIG_DEFAULT_LOCATION).config
+        chosen = merged["contexts"].get_with_name(context or merged["current-context"])
     except (files.ConfigException, OSError) as error:
         raise CliError(
             f"no cluster: {str(error).rstrip('.')}; name {instead}, or a --kubeconfig", UNREACHABLE
         ) from None
-    own = chosen["context"].get("namespace")
+    own = chosen["context"].safe_get("namespace")
     return Cluster(api.ApiClient(configuration), namespace or own or "default")
 
 

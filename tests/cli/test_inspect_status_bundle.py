@@ -128,6 +128,14 @@ def test_another_context_is_another_cluster_and_its_namespace(rlguard: Any, tmp_
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("current", ["", "current-context: gone\n"])
+def test_a_context_that_is_named_needs_no_current_one(rlguard: Any, tmp_path: Path, current: str) -> None:
+    (config := tmp_path / "config").write_text(CONTEXTS.replace("current-context: here\n", current))
+    assert connect(None, config, "a file", "there").namespace == "theirs"
+    done = rlguard("status", "my-job", "--kubeconfig", config)
+    assert done.returncode == 1 and "no cluster: " in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_a_folder_without_a_store_is_a_sentence(rlguard: Any, tmp_path: Path) -> None:
     for command in ("inspect", "status", "bundle"):
         shown = rlguard(command, tmp_path)
