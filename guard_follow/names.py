@@ -107,6 +107,8 @@ _NO_SCORE = frozenset(
 )
 #: The same as the last word: elsewhere they name a task (`high_school_physics`).
 _ENDS = frozenset({"lo", "hi", "low", "high"})
+#: How long something took is no KL, whatever was computed.
+_DURATIONS = frozenset({"time", "times", "timing", "timings", "seconds"})
 _QUANTILE = re.compile(r"[pq]\d{1,4}|\d{1,3}th")
 
 
@@ -405,7 +407,7 @@ def _refused_kls(by_bare: Mapping[str, str]) -> list[str]:
         why = why_not_kl(name, by_bare)
         if why and why != _COEFFICIENT:
             notes.append(f"`{column}` is not taken as the KL to the reference: it {why}.")
-        elif not why and "kl" in _words(name):
+        elif not why and "kl" in (words := _words(name)) and not words & _DURATIONS:
             notes.append(
                 f"`{column}` is not a name known for the KL to the reference; if it is its token mean "
                 f"in nats, say --map kl={column}."

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from guard_cli.errors import CliError
-from guard_cli.logs import mlflow
+from guard_cli.logs import mlflow, printed
 from guard_cli.logs.keep import Keep
 from guard_cli.logs.table import OBJECTS, OUTCOMES, Chunk, Table, begins_of, build
 from guard_core.terminal import plain
@@ -404,19 +404,54 @@ def _rows_of_events(rows: Sequence[Mapping[str, float]], keep: Keep) -> Chunk:
 def read_console(path: Path, keep: Keep) -> Table:
     """The lines of a trainer's output that hold its metrics: those of verl and ROLL, and JSON objects.
 
+    Where none of them has a reward, the dictionaries of Hugging Face's trainer.
+
     Raises:
         CliError: there is none; or naming those that hold metrics and cannot be read.
     """
     numbers, rows = _console_rows(path)
+    note = None
+    if not any(map(names.is_reward, {name for row in rows for name in row})):
+        numbers, rows, note = _printed_rows(path) or (numbers, rows, None)
     if not rows:
         raise CliError(
             f"{path}: holds no metrics that are known: lines such as `step:1 - critic/score/mean:0.4 - …` "
-            "(verl), `metrics_tag: {…}` (ROLL) or JSON objects. A log of another form must be named by what "
-            "it is: *.jsonl, *.csv, events.out.tfevents.*, trainer_state.json."
+            "(verl), `metrics_tag: {…}` (ROLL), JSON objects or `{'loss': 0.1, 'reward': 0.4, …}` (TRL). A "
+            "log of another form must be named by what it is: *.jsonl, *.csv, events.out.tfevents.*, "
+            "trainer_state.json."
         )
     found: dict[str, None] = {}
     chunk = _chunk_of_rows([dict(row) for row in rows], numbers, keep, found)
-    return build("console", [chunk], OBJECTS.__contains__, f"{path}: line", found, keep.is_figure)
+    table = build("console", [chunk], OBJECTS.__contains__, f"{path}: line", found, keep.is_figure)
+    return replace(table, note=note)
+
+
+def _printed_rows(path: Path) -> tuple[list[int], list[Record], str] | None:
+    """What Hugging Face's trainer printed: line numbers, rows with a step each, and a note; None if nothing.
+
+    Raises:
+        CliError: naming the lines with a dictionary that has no end.
+    """
+    numbers: list[int] = []
+    rows: list[Record] = []
+    bad: list[tuple[int, bytes, str]] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                records = printed.records(line)
+            except ValueError:
+                bad.append((number, line, f"what its trainer logged has no end{_cut_short(line)}"))
+                continue
+            numbers += [number] * len(records)
+            rows += [{"step": len(rows) + n, **record} for n, record in enumerate(records, start=1)]
+    if bad:
+        raise _bad_lines(path, bad)
+    note = (
+        f"Hugging Face's trainer prints no step: what it logged is counted from 1 to {len(rows)}, and where "
+        "it was started again cannot be seen. Its trainer_state.json and its event files say both: replay "
+        "them where you have them."
+    )
+    return (numbers, rows, note) if rows else None
 
 
 def _console_rows(path: Path) -> tuple[list[int], list[Record]]:

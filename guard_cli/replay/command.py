@@ -51,9 +51,9 @@ def replay(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="trainer_state.json, *.jsonl, *.csv, a TensorBoard event file, what verl or ROLL printed, "
-            "exports of MLflow, or a folder that holds one of them (a report of `rlguard run`, an output "
-            "folder of TRL).",
+            help="trainer_state.json, *.jsonl, *.csv, a TensorBoard event file, what verl, ROLL or TRL "
+            "printed, exports of MLflow, or a folder that holds one of them (a report of `rlguard run`, an "
+            "output folder of TRL).",
         ),
     ],
     detector: Annotated[

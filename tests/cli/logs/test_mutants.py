@@ -29,6 +29,9 @@ SETTING = Rule("guard_core", "frameworks.py", CLI / "logs" / "test_settings.py")
 HPARAMS = Rule("guard_follow", "records.py", CLI / "logs" / "test_settings.py")
 RECORDS = Rule("guard_follow", "records.py", CLI / "logs" / "test_records.py")
 BROKEN = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_broken.py")
+PRINTED_TESTS = CLI / "logs" / "test_printed.py"
+PRINTED = Rule("guard_cli", "logs/printed.py", PRINTED_TESTS)
+PRINTED_READ = Rule("guard_cli", "logs/readers.py", PRINTED_TESTS)
 MLFLOW = Rule("guard_cli", "logs/mlflow.py", CLI / "logs" / "test_mlflow.py")
 EXPORTS_TESTS = CLI / "logs" / "test_mlflow_exports.py"
 EXPORTS = Rule("guard_cli", "logs/mlflow.py", EXPORTS_TESTS)
@@ -207,6 +210,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (STARTING, "if framework is None or framework.start or not", "if framework is None or not"),
     (STARTING, '`{note}"', '`"'),
     (NAMES, "if len(name) <= MAX_NAME]", "]"),
+    (NAMES, " and not words & _DURATIONS", ""),
     (RECORDS, "return name[: MAX_NAME + 1]", "return name"),
     (
         RECORDS,
@@ -215,7 +219,32 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     (RECORDS, '"" if start < 0 else', '"" if start < 0 or end < start else'),
     # A log of which a part cannot be read is not judged.
-    (BROKEN, "    if bad:\n        raise _bad_lines(path, bad)\n", ""),
+    (
+        BROKEN,
+        "    if bad:\n        raise _bad_lines(path, bad)\n    return numbers, rows\n",
+        "    return numbers, rows\n",
+    ),
+    (
+        PRINTED,
+        "    if not end:\n            raise",
+        "    if not end:\n            continue\n            raise",
+    ),
+    (PRINTED, """BEGINS = b"{'loss': \"""", """BEGINS = b"{'\""""),
+    (PRINTED, "': '?([^", "': ([^"),
+    (PRINTED, "for part in line.split(BEGINS)[1:]", "for part in line.split(BEGINS)[1:2]"),
+    (
+        PRINTED_READ,
+        "if not any(map(names.is_reward, {name for row in rows for name in row})):",
+        "if not rows:",
+    ),
+    (
+        PRINTED_READ,
+        "if not any(map(names.is_reward, {name for row in rows for name in row})):",
+        "if rows or 1:",
+    ),
+    (PRINTED_READ, "        raise _bad_lines(path, bad)\n    note = (", "        pass\n    note = ("),
+    (PRINTED_READ, '"step": len(rows) + n', '"step": n'),
+    (PRINTED_READ, "return replace(table, note=note)", "return table"),
     (BROKEN, "    if unread := events.bad - events.too_long:\n", "    if unread := 0:\n"),
     (BROKEN, "enumerate(file, start=1):\n            before", "enumerate(file):\n            before"),
     (BROKEN, "for row in rows], numbers, keep,", "for row in rows], range(1, len(rows) + 1), keep,"),

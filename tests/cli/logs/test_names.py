@@ -149,6 +149,10 @@ class TestLookalikes:
         assert "--map kl=my/kl" in columns.notes[0]
         assert resolve(["step", "reward", "my/kl"], {"kl": "my/kl"}).source["kl"] == "my/kl"
 
+    @pytest.mark.parametrize("name", ["time/compute_kl_penalty", "timing_s/kl", "kl/seconds"])
+    def test_how_long_a_kl_took_is_not_offered_as_the_kl(self, name: str) -> None:
+        assert resolve(["step", "reward", name], {}).notes == ()
+
     def test_an_evaluation_by_the_training_reward_is_no_held_out_score(self) -> None:
         columns = resolve(["step", "reward", "eval_reward"], {})
         assert "heldout" not in columns.source
