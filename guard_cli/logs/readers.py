@@ -305,10 +305,10 @@ def _json_cell(path: Path, line: int, name: str, cell: str | None) -> Any:
 
 
 def read_json(path: Path, keep: Keep) -> Table:
-    """TRL's trainer_state.json, whose `log_history` is a list of rows; or MLflow's `metrics/get-history`.
+    """TRL's trainer_state.json, whose `log_history` is a list of rows; that list alone; MLflow's history.
 
     Raises:
-        CliError: it is neither.
+        CliError: it is none of them.
     """
     try:
         documents = mlflow.json_documents(path.read_bytes())
@@ -321,22 +321,20 @@ def read_json(path: Path, keep: Keep) -> Table:
         return mlflow.read_exports([path], keep)
     if isinstance(state, dict):
         mlflow.refuse_last_values(path, state)
-    rows = state.get("log_history") if isinstance(state, dict) and len(documents) == 1 else None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    rows = state.get("log_history") if isinstance(state, dict) else state or None
+    if len(documents) > 1 or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise CliError(
-            f"{path}: a JSON file must be TRL's trainer_state.json with a list `log_history`, or what "
-            "MLflow's `metrics/get-history` answers. A log of one object a line must be named *.jsonl."
+            f"{path}: a JSON file must be TRL's trainer_state.json with a list `log_history`, that list "
+            "alone, or what MLflow's `metrics/get-history` answers. A log of one object a line must be named "
+            "*.jsonl."
         )
     found: dict[str, None] = {}
+    rows = [flatten(row) for row in rows]
     chunks = [_chunk_of_rows(rows, range(1, len(rows) + 1), keep, found)] if rows else []
-    return build(
-        "trainer_state.json",
-        chunks,
-        OBJECTS.__contains__,
-        f"{path}: log_history entry",
-        found,
-        keep.is_figure,
+    kind, where = (
+        ("JSON", "entry") if isinstance(state, list) else ("trainer_state.json", "log_history entry")
     )
+    return build(kind, chunks, OBJECTS.__contains__, f"{path}: {where}", found, keep.is_figure)
 
 
 # -- TensorBoard ---------------------------------------------------------------------------------------

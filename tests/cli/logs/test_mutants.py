@@ -32,6 +32,7 @@ BROKEN = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_broken.py")
 PRINTED_TESTS = CLI / "logs" / "test_printed.py"
 PRINTED = Rule("guard_cli", "logs/printed.py", PRINTED_TESTS)
 PRINTED_READ = Rule("guard_cli", "logs/readers.py", PRINTED_TESTS)
+READ = Rule("guard_cli", "logs/readers.py", CLI / "logs" / "test_readers.py")
 MLFLOW = Rule("guard_cli", "logs/mlflow.py", CLI / "logs" / "test_mlflow.py")
 EXPORTS_TESTS = CLI / "logs" / "test_mlflow_exports.py"
 EXPORTS = Rule("guard_cli", "logs/mlflow.py", EXPORTS_TESTS)
@@ -245,6 +246,9 @@ MUTANTS: tuple[Mutant, ...] = (
     (PRINTED_READ, "        raise _bad_lines(path, bad)\n    note = (", "        pass\n    note = ("),
     (PRINTED_READ, '"step": len(rows) + n', '"step": n'),
     (PRINTED_READ, "return replace(table, note=note)", "return table"),
+    (READ, "if len(documents) > 1 or not isinstance(rows, list)", "if not isinstance(rows, list)"),
+    (READ, "or not all(isinstance(row, dict) for row in rows):", "or not rows:"),
+    (READ, "    rows = [flatten(row) for row in rows]\n    chunks", "    chunks"),
     (BROKEN, "    if unread := events.bad - events.too_long:\n", "    if unread := 0:\n"),
     (BROKEN, "enumerate(file, start=1):\n            before", "enumerate(file):\n            before"),
     (BROKEN, "for row in rows], numbers, keep,", "for row in rows], range(1, len(rows) + 1), keep,"),

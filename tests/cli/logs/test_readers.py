@@ -166,9 +166,37 @@ class TestTrainerState:
         run = replayed(self.state(tmp_path, rows), heldout="eval_reward")
         assert [(e.step, e.score) for e in run.evaluations] == [(4, 0.25)]
 
-    def test_another_json_file(self, tmp_path: Path) -> None:
+    def test_its_log_history_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "history.json"
+        path.write_text(json.dumps(ROWS))
+        run = replayed(path)
+        is_rows(run)
+        assert run.format == "JSON"
+
+    def test_rows_in_which_the_metrics_are_one_object(self, tmp_path: Path) -> None:
+        path = tmp_path / "history.json"
+        path.write_text(json.dumps([{"step": 3, "train": {"reward": 0.5}}]))
+        assert replayed(path).reward.tolist() == [0.5]
+
+    def test_an_entry_of_a_list_is_named(self, tmp_path: Path) -> None:
+        path = tmp_path / "history.json"
+        path.write_text('[{"step": 1, "reward": 0.5}, {"step": 2, "reward": "x"}]')
+        with pytest.raises(CliError, match="json: entry 2: `reward` is 'x', which is not a number"):
+            replayed(path)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"a": 1}',
+            "[1, 2]",
+            '[{"step": 1, "reward": 1}, 2]',
+            "null",
+            '[{"step": 1, "reward": 1}] [{"step": 2}]',
+        ],
+    )
+    def test_another_json_file(self, tmp_path: Path, text: str) -> None:
         path = tmp_path / "config.json"
-        path.write_text('{"a": 1}')
+        path.write_text(text)
         with pytest.raises(CliError, match="log_history"):
             replayed(path)
 
