@@ -30,11 +30,11 @@ def states(folder: Path) -> list[Path]:
     return [file for file in files if file.exists()]
 
 
-def rows_of(state: Path) -> list[LogRow] | None:
-    """The rows of its log; None where it cannot be read, as while it is being written."""
+def rows_of(state: Path, most: int = MAX_BYTES) -> list[LogRow] | None:
+    """The rows of its log; None where it cannot be read in so many bytes, as while it is being written."""
     try:
         with os.fdopen(open_regular(state), "rb") as stream:
-            rows = from_json(stream.read(MAX_BYTES)).get("log_history", [])
+            rows = from_json(stream.read(most)).get("log_history", [])
     except (OSError, ValueError, AttributeError, InputError):
         return None
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []

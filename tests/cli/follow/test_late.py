@@ -9,9 +9,10 @@ import pytest
 from guard_cli.logs.readers import read_log
 from guard_cli.replay.run import load_run
 from guard_core.wire import KlKind
+from guard_follow import before as before_module
 from guard_follow import follower as follower_module
 from guard_follow import source as source_module
-from guard_follow.before import Before
+from guard_follow.before import Before, what_lies
 from guard_follow.errors import InputError
 from guard_follow.events import has_reward
 from guard_follow.settings import find_settings
@@ -276,6 +277,23 @@ class TestTheStateOfACheckpoint:
         self.save(tmp_path, self.rows(1, 15, 0.2), 15)
         followed.finish()
         assert [row[1] for row in followed.rows()] == list(range(1, 16))
+
+    @pytest.mark.parametrize("least", ["MOST_BYTES", "MOST_ROWS"])
+    def test_of_old_states_no_more_is_read_than_a_trainer_can_wait_for(self, tmp_path, monkeypatch, least):
+        for last in (5, 10, 15):
+            self.save(tmp_path, self.rows(1, last), last)
+        size = {last: (tmp_path / f"checkpoint-{last}/trainer_state.json").stat().st_size for last in (5, 15)}
+        monkeypatch.setattr(before_module, least, 20 if least == "MOST_ROWS" else sum(size.values()))
+        assert [*what_lies(tmp_path, None, "trl").histories.values()] == [15, 5]
+
+    def test_an_old_state_that_cannot_be_read_costs_as_much_as_another(self, tmp_path, monkeypatch):
+        self.save(tmp_path, self.rows(1, 5), 5)
+        size = (tmp_path / "checkpoint-5/trainer_state.json").stat().st_size
+        self.save(tmp_path, self.rows(1, 10), 10)
+        (tmp_path / "checkpoint-10/trainer_state.json").write_text("[" * 100)
+        for most, read in ((size + 100, 1), (size + 99, 0)):
+            monkeypatch.setattr(before_module, "MOST_BYTES", most)
+            assert len(what_lies(tmp_path, None, "trl").histories) == read
 
     def test_what_an_earlier_release_kept_of_the_time_before_is_taken(self):
         kept = json.loads(Before().to_json())
