@@ -169,6 +169,7 @@ def connect(
         raise CliError(missing)
     from kubernetes import client as api
     from kubernetes import config
+    from yaml import YAMLError
 
     files: Any = config  # it has no types
     where = str(kubeconfig) if kubeconfig is not None else None
@@ -182,6 +183,9 @@ def connect(
         raise CliError(
             f"no cluster: {str(error).rstrip('.')}; name {instead}, or a --kubeconfig", UNREACHABLE
         ) from None
+    except (ValueError, TypeError, AttributeError, YAMLError) as error:  # what the package does not look at
+        why = f"the kubeconfig cannot be read ({' '.join(str(error).split())})"
+        raise CliError(f"no cluster: {why}; name {instead}, or a --kubeconfig", UNREACHABLE) from None
     own = chosen["context"].safe_get("namespace")
     return Cluster(api.ApiClient(configuration), namespace or own or "default")
 

@@ -136,6 +136,14 @@ def test_a_context_that_is_named_needs_no_current_one(rlguard: Any, tmp_path: Pa
     assert done.returncode == 1 and "no cluster: " in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("content", [b"{{{", b"[1]", b"x", b"{contexts: 1}", b"\xff"])
+def test_a_kubeconfig_that_is_none_is_a_sentence(rlguard: Any, tmp_path: Path, content: bytes) -> None:
+    (config := tmp_path / "config").write_bytes(content)
+    done = rlguard("status", "my-job", "--kubeconfig", config)
+    assert done.returncode == 1 and "no cluster: the kubeconfig cannot be read (" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_folder_without_a_store_is_a_sentence(rlguard: Any, tmp_path: Path) -> None:
     for command in ("inspect", "status", "bundle"):
         shown = rlguard(command, tmp_path)
