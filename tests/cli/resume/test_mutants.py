@@ -20,10 +20,10 @@ MUTANTS: tuple[Mutant, ...] = (
     (COMMAND, "return format_ if borrows else", "return"),
     (COMMAND, "and logs.metrics and", "and"),
     (COMMAND, "logs.metrics and logs.layout is None", "logs.metrics"),
-    (COMMAND, "    if not metrics:\n", "    if False:\n"),
+    (COMMAND, "    if not metrics:\n        return\n", ""),
     (COMMAND, 'ray = spec["template"].get("kind") == "RayJob"', "ray = False"),
     (COMMAND, "shlex.quote(resumed.checkpoint) if ray", "resumed.checkpoint if ray"),
-    (COMMAND, "elif why := why_no_settings(format_):", 'elif why := "":'),
+    (COMMAND, "    return why_no_settings(format_)\n", '    return ""\n'),
     (
         COMMAND,
         "review_manifest(resumed.manifest, config, source)",
