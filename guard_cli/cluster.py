@@ -88,11 +88,7 @@ class Cluster:
         except ApiException as error:
             raise CliError(self._why_not_created(name, error.status, error.body), UNREACHABLE) from None
         except Exception as error:  # urllib3's errors, which the client does not wrap
-            raise CliError(
-                f"the cluster does not respond, and may have created {name}: look with `kubectl get gtj "
-                f"{name} -n {self.namespace}` before you try again: {plain(str(error), MOST_SAID)}",
-                UNREACHABLE,
-            ) from None
+            raise CliError(self._unknown(name, plain(str(error), MOST_SAID)), UNREACHABLE) from None
 
     def _why_not_created(self, name: str, status: int, body: Any) -> str:
         if status == HTTPStatus.CONFLICT:
@@ -101,7 +97,15 @@ class Cluster:
             return (
                 f"there are no GuardedTrainingJobs in namespace {self.namespace}: is the operator installed?"
             )
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # such as no response of etcd in time
+            return self._unknown(name, f"{status} {_said(body)}".rstrip())
         return f"the cluster refuses {name}, and nothing is created: {_said(body) or status}"
+
+    def _unknown(self, name: str, why: str) -> str:
+        return (
+            f"the cluster does not say whether it created {name}: look with `kubectl get gtj {name} "
+            f"-n {self.namespace}` before you try again ({why})"
+        )
 
     def source(self, source: TemplateSource) -> dict[str, Any]:
         """What a workload's pods are made of beside its own template.

@@ -56,6 +56,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (COMMAND, "if not _how_it_starts(resumed) or any", "if any"),
     (CLUSTER, 'field_validation="Strict"', 'field_validation="Ignore"'),
     (CLUSTER, "    if status == HTTPStatus.CONFLICT:", "    if False:"),
+    (CLUSTER, "    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:", "    if False:"),
     (CLUSTER, "    return plain(message, MOST_SAID) if", "    return message if"),
     (CLUSTER, "if isinstance(message, str) else", "if message else"),
 )

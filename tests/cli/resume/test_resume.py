@@ -459,9 +459,12 @@ def test_what_the_operator_would_refuse_is_not_created(serving: Serving) -> None
             "'x' denied\ufffd[2J\ufffdit",
         ),
         ((404, {}), "is the operator installed?"),
-        ((500, b"<html>"), "the cluster refuses run-2, and nothing is created: 500"),
+        (
+            (500, b"<html>"),
+            "does not say whether it created run-2: look with `kubectl get gtj run-2 -n training`",
+        ),
         ((400, {"message": [7]}), "and nothing is created: 400"),
-        ((0, None), "and may have created run-2: look with `kubectl get gtj run-2 -n training`"),
+        ((0, None), "does not say whether it created run-2: look with"),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, tuple) else "",
 )
