@@ -6,13 +6,14 @@ had reached was never its own, so a fall from there is none. The baseline is its
 Who holds the ingest token can say that it starts from scratch, and be rid of the evidence since the baseline.
 So few starts are believed, and none while an alarm waits to be decided; the baseline stays in any case, and
 so do the first rewards. And what the attempts before had reached is not judged: a run that stays below it has
-not passed.
+not passed. Reached is the level of the best evaluations in a row, as in the part `peak`: a trainer that has
+just learnt what it is paid for would else be compared with what it knew when it began.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any, Protocol, Self
@@ -20,11 +21,16 @@ from typing import Any, Protocol, Self
 #: Starts of one run that are judged as starts, beside the first. Each has a false-stop rate of its own.
 MOST_STARTS = 3
 
-#: Evaluations whose mean score is where a start stands.
-LEVEL = 8
+#: Evaluations in a row whose mean score is a level that was reached, and where a start stands.
+LEVEL = 4
 
-#: Standard errors of two such means by which they may differ beside a decline that is accepted.
-ERRORS = 2.0
+#: A start is below only if the mean of so many is, too: a dip of the newest ones is none.
+LONGER = 8
+
+#: Standard errors of two such means by which they may differ beside a decline that is accepted. The level is
+#: the best of many: of runs that stay where they are (128 items, one half of them solved, 20 evaluations of a
+#: start) fewer than 1 in 100 end below.
+ERRORS = 2.5
 
 #: Attempts, and starts, that are remembered: the newest.
 MOST_KEPT = 16
@@ -106,25 +112,53 @@ class Lineage:
         return cls(**{**state, "reach": dict(state["reach"]), "of": dict(state["of"])})
 
 
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean score, and of how many evaluations."""
+
+    score: float
+    of: int
+
+    @classmethod
+    def newest(cls, scores: Sequence[float], most: int) -> Self:
+        """Of the newest of these scores, `most` at most; there is one."""
+        return cls(fmean(scores[-most:]), len(scores[-most:]))
+
+    def below(self, level: Self, items: int, decline: float) -> bool:
+        """Whether this is less than that level, by more than `decline` and noise."""
+        variance = level.score * (1 - level.score) / items * (1 / level.of + 1 / self.of)
+        return self.score < level.score - decline - ERRORS * math.sqrt(max(0.0, variance))
+
+
 @dataclass(slots=True)
 class Restarts:
     """Which starts were judged as starts.
 
     `start`: attempt of the newest start of which a checkpoint was judged; None before any. `taken`: how many
     were judged as starts, beside the first. `said`: a sentence about the newest; "" if there was none.
-    `scores`: of the newest evaluations since that start, the newest last. `left_at`: the highest level, as
-    mean score, that a start before it had reached; None if there was none.
+    `scores`: of the newest evaluations since that start, the newest last. `best`: the highest level that it
+    had reached before the newest of them; None before there was one. `left`: the level that each start before
+    it had reached.
     """
 
     start: int | None = None
     taken: int = 0
     said: str = ""
     scores: list[float] = field(default_factory=list)
-    left_at: float | None = None
+    best: Mean | None = None
+    left: list[Mean] = field(default_factory=list)
 
     def fold(self, score: float) -> None:
         """Fold the score of a checkpoint, after it was asked whether it `takes` a start."""
-        self.scores = [*self.scores, score][-LEVEL:]
+        self.best = self._highest()
+        self.scores = [*self.scores, score][-LONGER:]
+
+    def _highest(self) -> Mean | None:
+        """The highest level that the newest start has reached; None before there is one."""
+        if len(self.scores) < LEVEL:
+            return self.best
+        newest = Mean.newest(self.scores, LEVEL)
+        return newest if self.best is None or newest.score > self.best.score else self.best
 
     def behind(self, items: int, decline: float) -> str:
         """That the newest start stays below what another had reached, in one sentence; "" if it does not.
@@ -133,15 +167,17 @@ class Restarts:
             items: held-out items of an evaluation.
             decline: of the score that is accepted, in [0, 1].
         """
-        if self.left_at is None or not self.scores or not items:
+        if not self.scores or not items:
             return ""
-        variance = self.left_at * (1 - self.left_at) / items * (1 / LEVEL + 1 / len(self.scores))
-        level = fmean(self.scores)
-        if level >= self.left_at - decline - ERRORS * math.sqrt(max(0.0, variance)):
+        level, longer = (Mean.newest(self.scores, most) for most in (LEVEL, LONGER))
+        above = [m for m in self.left if level.below(m, items, decline) and longer.below(m, items, decline)]
+        if not above:
             return ""
+        highest = max(above, key=lambda mean: mean.score)
         return (
-            f"{self.said}. Their held-out score had reached {self.left_at:.3f}, and since that start it is "
-            f"{level:.3f} (means of up to {LEVEL} evaluations): whether that is a fall was not judged"
+            f"{self.said}. Their held-out score had reached {highest.score:.3f} (mean of {highest.of} "
+            f"evaluations in a row), and since that start it is {level.score:.3f} (of the newest "
+            f"{level.of}): whether that is a fall was not judged"
         )
 
     def takes(self, lineage: Lineage, attempt: int, *, made: int, alarmed: bool) -> bool:
@@ -174,8 +210,8 @@ class Restarts:
             return False
         self.taken += 1
         if self.scores:
-            self.left_at = max(fmean(self.scores), 0.0 if self.left_at is None else self.left_at)
-            self.scores = []
+            self.left.append(self._highest() or Mean.newest(self.scores, LEVEL))
+        self.scores, self.best = [], None
         self.said = (
             f"{started}: it is compared with the baseline (step {lineage.base}), and not with what the "
             f"attempts before had reached. That is done {MOST_STARTS} times at most; this is number "
@@ -190,4 +226,5 @@ class Restarts:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Rebuild from `to_state`."""
-        return cls(**state)
+        best, left = state["best"], [Mean(**mean) for mean in state["left"]]
+        return cls(**{**state, "best": None if best is None else Mean(**best), "left": left})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import dataclass
 
 import pytest
 
-from guard_core.attempts import MOST_KEPT, MOST_STARTS, Lineage, Restarts
+from guard_core.attempts import MOST_KEPT, MOST_STARTS, Lineage, Mean, Restarts
 
 
 @dataclass
@@ -180,10 +181,80 @@ class TestWhatWasReachedBefore:
         assert restarts.behind(256, 0.03) == "", "nothing is known of it"
         restarts.fold(0.1)
         said = restarts.behind(256, 0.03)
-        assert "had reached 0.700, and since that start it is 0.100" in said and "number 1" in said
+        assert (
+            "had reached 0.700 (mean of 4" in said
+            and "since that start it is 0.100 (of the newest 1)" in said
+        )
+        assert "number 1" in said
         for _ in range(8):
             restarts.fold(0.69)
         assert restarts.behind(256, 0.03) == ""
+
+    def after(self, *scores: float) -> Restarts:
+        """After a start with these scores, and another one after it."""
+        restarts, lineage = Restarts(), reported((0, 1), (0, 50))
+        restarts.takes(lineage, 0, made=0, alarmed=False)
+        for score in scores:
+            restarts.fold(score)
+        lineage.fold_step(1, 1, Reports(1))
+        assert restarts.takes(lineage, 1, made=9, alarmed=False)
+        return restarts
+
+    def test_of_a_run_that_still_climbed_it_is_the_top(self) -> None:
+        """Else a trainer that has learnt what it is paid for is compared with what it knew at the start."""
+        restarts = self.after(0.43, 0.43, 0.47, 0.51, 0.55, 0.59, 0.63, 0.67, 0.71)
+        for _ in range(20):
+            restarts.fold(0.53)
+        assert "reached 0.650 (mean of 4 evaluations in a row)" in restarts.behind(256, 0.03)
+
+    def test_one_that_climbs_as_the_one_before_did_is_not_behind(self) -> None:
+        climb = (0.43, 0.43, 0.47, 0.51, 0.55, 0.59, 0.63, 0.67, 0.71)
+        restarts = self.after(*climb)
+        for score in climb:
+            restarts.fold(score)
+        assert restarts.behind(256, 0.0) == ""
+
+    def test_what_was_lost_again_before_it_was_reached(self) -> None:
+        restarts = self.after(*[0.4] * 5, *[0.8] * 4, *[0.4] * 12)
+        restarts.fold(0.4)
+        assert "had reached 0.800" in restarts.behind(256, 0.03)
+
+    def test_each_start_has_a_level_of_its_own(self) -> None:
+        restarts = self.after(*[0.8] * 6)
+        for _ in range(30):
+            restarts.fold(0.4)
+        assert len(restarts.scores) == 8, "a long run has no larger state"
+        assert restarts.takes(reported((0, 1), (0, 50), (1, 1), (2, 1)), 2, made=9, alarmed=False)
+        assert restarts.left == [Mean(0.8, 4), Mean(0.4, 4)]
+
+    def test_a_level_of_few_evaluations_is_as_noisy_as_they_are(self) -> None:
+        long, short = self.after(*[0.7] * 4), self.after(0.7)
+        for restarts in (long, short):
+            for _ in range(8):
+                restarts.fold(0.605)
+        assert "mean of 4 evaluations" in long.behind(256, 0.03)
+        assert short.behind(256, 0.03) == ""
+
+    def test_a_dip_of_the_newest_is_not_where_it_stays(self) -> None:
+        restarts = self.after(*[0.7] * 8)
+        for score in (*[0.7] * 8, *[0.55] * 3):
+            restarts.fold(score)
+        assert restarts.behind(256, 0.03) == ""
+        restarts.fold(0.55)
+        assert "it is 0.550 (of the newest 4)" in restarts.behind(256, 0.03)
+
+    @pytest.mark.parametrize(("evaluations", "starts"), [(2, 3), (4, 3), (20, 1)])
+    def test_runs_in_which_nothing_changes_are_seldom_behind(self, evaluations: int, starts: int) -> None:
+        rng, behind = random.Random(3), 0
+        lineage = reported(*((start, 1) for start in range(starts + 1)))
+        for _ in range(200):
+            restarts = Restarts()
+            for start in range(starts + 1):
+                restarts.takes(lineage, start, made=start, alarmed=False)
+                for _ in range(20 if start == starts else evaluations):
+                    restarts.fold(rng.gauss(0.5, (0.25 / 128) ** 0.5))
+            behind += restarts.behind(128, 0.03) != ""
+        assert behind <= 2
 
     def test_the_highest_of_all_is_what_counts(self) -> None:
         restarts = self.left(0.7, 0.5)
