@@ -149,9 +149,16 @@ class Restarts:
     left: list[Mean] = field(default_factory=list)
 
     def fold(self, score: float) -> None:
-        """Fold the score of a checkpoint, after it was asked whether it `takes` a start."""
+        """Fold the score of a checkpoint, after it was asked whether it `takes` a start.
+
+        By then it is known whether the one before is an evaluation: only now can it be of the best ones.
+        """
         self.best = self._highest()
         self.scores = [*self.scores, score][-LONGER:]
+
+    def take_back(self, fresh: float | None = None) -> None:
+        """The newest evaluation was none; `fresh`: what another one of the same checkpoint says."""
+        self.scores = [*self.scores[:-1], *([] if fresh is None else [fresh])]
 
     def _highest(self) -> Mean | None:
         """The highest level that the newest start has reached; None before there is one."""
@@ -180,7 +187,9 @@ class Restarts:
             f"{level.of}): whether that is a fall was not judged"
         )
 
-    def takes(self, lineage: Lineage, attempt: int, *, made: int, alarmed: bool) -> bool:
+    def takes(
+        self, lineage: Lineage, attempt: int, *, made: int, alarmed: bool, jumped: bool = False
+    ) -> bool:
         """Whether what was judged since the baseline is to be forgotten before a checkpoint is judged.
 
         Args:
@@ -188,6 +197,7 @@ class Restarts:
             attempt: whose checkpoint it is.
             made: evaluations since the baseline, of all attempts.
             alarmed: whether an alarm waits to be decided. The start waits, too.
+            jumped: whether nobody has said yet that the newest evaluation, far above those before, is one.
         """
         start, former = lineage.of.get(attempt), self.start
         if start is None or (former is not None and start <= former):
@@ -209,6 +219,8 @@ class Restarts:
             )
             return False
         self.taken += 1
+        if jumped:
+            self.take_back()
         if self.scores:
             self.left.append(self._highest() or Mean.newest(self.scores, LEVEL))
         self.scores, self.best = [], None

@@ -314,7 +314,6 @@ class Judge:
         self._skipped_in_a_row = 0
         self._last = evaluation.summary()
         self._begin_again(evaluation.attempt, evaluation.step)
-        self._restarts.fold(self._last.score)
         comparable = self._unscored.fold(self._last, evaluation.unscored, self._best_since, self._sampling)
         # An alarm that waits is decided, whatever was cut off: nobody may keep it waiting.
         comparable = comparable or self._awaits_confirmation or self._unconfirmed
@@ -329,6 +328,7 @@ class Judge:
                 self._latch_fire(Code(self._guard.fired_rule), status.reason, attempt, step)
         if comparable:
             self._fold_items(evaluation, window.reward, window.reward_error)
+        self._restarts.fold(self._last.score)
         self._take_the_best()
         self._latch_halt(silent_for=0.0)
         after = self._guard.last_status
@@ -348,8 +348,8 @@ class Judge:
         run = self._calibrated
         self._lineage.fold_checkpoint(attempt, step)
         made = max(self._guard.count - 1, 0 if run is None else run.evaluations)
-        alarmed = run is not None and run.alarmed
-        if not self._restarts.takes(self._lineage, attempt, made=made, alarmed=alarmed):
+        alarmed, jumped = (False, False) if run is None else (run.alarmed, run.doubted_above)
+        if not self._restarts.takes(self._lineage, attempt, made=made, alarmed=alarmed, jumped=jumped):
             return
         self._best_since = None
         self._guard.begin_again()
@@ -361,6 +361,7 @@ class Judge:
         """Let a later pass stand for the first one of its checkpoint, if that turned out to be none."""
         if self._calibrated is None or not self._calibrated.contradicted:
             return
+        self._restarts.take_back(evaluation.score)
         former, self._last = self._last, evaluation.summary()
         if self._best == former:
             self._best = self._last
@@ -410,6 +411,8 @@ class Judge:
             status = _fold_into(self._calibrated, evaluation, in_loop_reward, in_loop_error)
         else:
             self._calibrated, status = ahead
+        if self._calibrated.contradicted_former:
+            self._restarts.take_back()
         if status is not None and status.rule is not None:
             self._latch_fire(Code(status.rule), status.reason, evaluation.attempt, evaluation.step)
 

@@ -113,6 +113,8 @@ class CalibratedRun:
         self._detector: CalibratedDetector | None = None
         #: Whether the newest fold said that the first evaluation of its checkpoint was none.
         self.contradicted = False
+        #: Whether it said that of the checkpoint before its own.
+        self.contradicted_former = False
 
     def fold(
         self,
@@ -131,7 +133,7 @@ class CalibratedRun:
         not known, an outcome has as many samples as the policy says. `cost`: of this evaluation.
         """
         first, self._last, self._lost, self._gave_up = self._last, evaluated, 0, False
-        self.contradicted = False
+        self.contradicted = self.contradicted_former = False
         try:
             outcomes = check_items(items, self._items)
             truth = Outcomes.of(outcomes)
@@ -168,7 +170,8 @@ class CalibratedRun:
             fooled_items=fooled_items,
         )
         again = first is not None and evaluated.same_checkpoint(first)
-        self.contradicted = again and status.not_counted > counted_out
+        none = self.contradicted or status.not_counted > counted_out
+        self.contradicted, self.contradicted_former = again and none, none and not again
         return status
 
     @property
@@ -265,6 +268,11 @@ class CalibratedRun:
     def jumped(self) -> bool:
         """Whether the newest evaluation lies so far above those before that a fresh pass has to uphold it."""
         return self.awaits_confirmation and self._detector is not None and self._detector.jumped
+
+    @property
+    def doubted_above(self) -> bool:
+        """Whether it lies so, and nothing has upheld it, be it that a fresh pass is made or not."""
+        return self._detector is not None and self._detector.jumped
 
     @property
     def is_near(self) -> bool:

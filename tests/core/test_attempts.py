@@ -219,6 +219,31 @@ class TestWhatWasReachedBefore:
         restarts.fold(0.4)
         assert "had reached 0.800" in restarts.behind(256, 0.03)
 
+    def test_an_evaluation_that_was_none_is_of_no_level(self) -> None:
+        replaced, left_out = self.after(0.4), self.after(0.4)
+        for restarts in (replaced, left_out):
+            for score in (0.5, 0.5, 0.5, 1.0):
+                restarts.fold(score)
+        replaced.take_back(0.75)
+        left_out.take_back()
+        assert (replaced.scores[2:], left_out.scores[2:]) == ([0.5, 0.75], [0.5])
+        for restarts in (replaced, left_out):
+            for _ in range(4):
+                restarts.fold(0.25)
+        assert (replaced.best, left_out.best) == (Mean(0.5625, 4), Mean(0.4375, 4))
+
+    def test_one_far_above_the_others_that_nobody_has_upheld_is_of_none(self) -> None:
+        restarts, lineage = self.restarts(), reported((0, 1), (1, 1))
+        for score in (0.4, 0.4, 1.0):
+            restarts.fold(score)
+        assert restarts.takes(lineage, 1, made=3, alarmed=False, jumped=True)
+        assert restarts.left == [Mean(0.4, 2)]
+
+    def restarts(self) -> Restarts:
+        restarts = Restarts()
+        restarts.takes(reported((0, 1)), 0, made=0, alarmed=False)
+        return restarts
+
     def test_each_start_has_a_level_of_its_own(self) -> None:
         restarts = self.after(*[0.8] * 6)
         for _ in range(30):

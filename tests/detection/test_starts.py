@@ -117,6 +117,47 @@ def test_while_it_is_below_what_was_reached_before_it_has_not_passed() -> None:
     assert run.said[0].advice and not_judged(run.judge.verdict(), "wait longer") == ""
 
 
+@pytest.mark.parametrize("decided", ["by a fresh pass", "by the next checkpoint", "by nothing"])
+def test_what_a_scorer_that_broke_said_was_reached_by_nobody(decided: str) -> None:
+    """Else a good run that was started again after it never passes."""
+    run = Run()
+    run.train(*[START] * 4)
+    run.steps(START)
+    if decided == "by a fresh pass":
+        run.evaluate(10 * run.round, START, first=1.0)
+    else:
+        run.judge.fold_checkpoint()
+        step = 10 * run.round
+        run.judge.fold_evaluation(Evaluation(0, step, f"/checkpoints/{step}", (1.0,) * ITEMS))
+        run.judge.fold_skipped(1)
+    if decided == "by the next checkpoint":
+        run.train(START)
+    assert decided == "by nothing" or [
+        c for c in run.judge.verdict().conditions if "not counted" in c.message
+    ]
+    run.start_again()
+    run.train(*[START] * 8)
+    again = Judge.from_state(json.loads(json.dumps(run.judge.to_state())))
+    assert again.verdict() == run.judge.verdict()
+    (told,) = run.said
+    assert told.advice, told.message
+
+
+def test_a_pass_of_the_start_that_was_none_is_no_level() -> None:
+    """It is left out when the next checkpoint closes the baseline."""
+    run = Run(passes=4)
+    run.judge = Judge(run.judge.policy)
+    run.judge.fold_checkpoint()
+    for index, score in enumerate((1.0, START, START)):
+        items = tuple(draw(run.rng, np.full(ITEMS, score)).tolist())
+        run.judge.fold_evaluation(Evaluation(0, 0, "/checkpoints/0", items, None, index))
+    run.train(START)
+    run.start_again()
+    run.train(START)
+    (left,) = run.judge.to_state()["restarts"]["left"]
+    assert left["of"] == 1 and left["score"] < START + 0.1
+
+
 def test_another_start_forgets_no_level_that_was_reached() -> None:
     run = Run()
     run.learn()
