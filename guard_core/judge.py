@@ -243,6 +243,7 @@ class Judge:
         self._best: EvaluationSummary | None = None
         self._best_since: EvaluationSummary | None = None  # the trainer started from scratch, if it did
         self._unscored = Unscored()
+        self._lost = ""  # why nobody knows what was folded before; "" if nothing was
         self._fire: Latch | None = None
         self._halt: Latch | None = None
 
@@ -479,6 +480,10 @@ class Judge:
         else:
             self._halt = self._halt or latch
 
+    def fold_lost(self, why: str) -> None:
+        """Fold that there was a run, and that what was folded of it is lost: such a run never passes."""
+        self._lost = self._lost or why
+
     def fold_end(self, report: EndReport) -> None:
         """Fold which step a trainer says was its last, and how many checkpoints it could not announce.
 
@@ -631,6 +636,8 @@ class Judge:
             yield _condition(Code(self._fire.code), Level.FIRED, self._fire.message)
         if self._halt is not None:
             yield _condition(Code(self._halt.code), Level.WARNING, self._halt.message, "stop")
+        if self._lost:
+            yield _condition(Code.PAST_UNKNOWN, Level.UNKNOWN, self._lost)
         for condition in self._liveness(silent_for):
             if self._halt is None or condition.code.value != self._halt.code:
                 yield condition
@@ -855,6 +862,7 @@ class Judge:
             "best": None if self._best is None else self._best.model_dump(mode="json"),
             "best_since": None if self._best_since is None else self._best_since.model_dump(mode="json"),
             "unscored": self._unscored.to_state(),
+            "lost": self._lost,
             "fire": None if self._fire is None else asdict(self._fire),
             "halt": None if self._halt is None else asdict(self._halt),
         }
@@ -882,7 +890,7 @@ class Judge:
         judge._count = StepCount.from_state(state["count"])
         judge._lineage = Lineage.from_state(state["lineage"])
         judge._restarts = Restarts.from_state(state["restarts"])
-        for name in ("steps", "short_baseline", "unconfirmed", "kl_lost", "skipped_in_a_row", "gone"):
+        for name in ("steps", "short_baseline", "unconfirmed", "kl_lost", "skipped_in_a_row", "gone", "lost"):
             setattr(judge, f"_{name}", state[name])
         judge._announced, judge._evaluated, judge._failed, judge._skipped = state["checkpoints"]
         judge._sampling = _sampling(state["sampling"])

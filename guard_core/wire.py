@@ -322,6 +322,7 @@ class Code(StrEnum):
     SAMPLING_UNKNOWN = "sampling_unknown"
     SAMPLING_CHANGED = "sampling_changed"
     STARTED_AGAIN = "started_again"
+    PAST_UNKNOWN = "past_unknown"
     STORE_UNAVAILABLE = "store_unavailable"
     PORT_TAKEN = "port_taken"
     NOT_FOLLOWED = "not_followed"
@@ -425,6 +426,8 @@ _MEANINGS = {
     Code.SAMPLING_UNKNOWN: "The trainer does not say how it samples, and neither do the settings.",
     Code.SAMPLING_CHANGED: "The trainer no longer samples as it did at the start; evaluations still do.",
     Code.STARTED_AGAIN: "An attempt of the trainer started from scratch.",
+    Code.PAST_UNKNOWN: "The guard came back without its store, and what the status tells cannot be used: "
+    "nobody knows how the run was judged until then.",
     Code.STORE_UNAVAILABLE: "The guard's store cannot be read or written.",
     Code.PORT_TAKEN: "The guard cannot listen on one of its ports, so what listens there is not the guard.",
     Code.NOT_FOLLOWED: "The guard cannot read what the trainer writes, or nothing was written there.",
@@ -470,6 +473,8 @@ _REMEDIES = {
     Code.SAMPLING_CHANGED: "keep the trainer's sampling as it is for a whole run, or start a new run",
     Code.STARTED_AGAIN: "let the trainer go on from its newest checkpoint (resume_from_checkpoint), or give "
     "a run that starts from scratch a guard of its own",
+    Code.PAST_UNKNOWN: "start a new run from a checkpoint that you trust, and let the guard's store outlive "
+    "its pod (`state.claimName`)",
     Code.STORE_UNAVAILABLE: "give the guard's state directory room and write permission",
     Code.PORT_TAKEN: "give what listens there no token; look for what took the port, or choose another one",
     Code.NOT_FOLLOWED: "let path and format of the guard's `metrics` be those of the trainer's log, which "

@@ -23,7 +23,8 @@ from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
 from guard_core.thinning import rounds_that_stay
 from guard_core.trainer_view import for_the_status
-from guard_core.wire import Code, EvaluationSummary, FailureKind, MomentRollouts, Verdict
+from guard_core.wire import Code, EvaluationSummary, FailureKind, Level, MomentRollouts, Verdict
+from guard_service.heldout.identity import as_one
 
 # Bounds of the API's schema.
 MAX_TEXT = 4_096
@@ -38,7 +39,7 @@ TRAVELLING = (
     *("steps", "last_kl", "lineage", "restarts"),
     *("kl_lost", "refused", "skipped_in_a_row", "gone", "sampling", "other_sampling"),
     *("unconfirmed", "failures", "last_failure", "failure"),
-    *("last", "best", "best_since", "unscored", "fire", "halt"),
+    *("last", "best", "best_since", "unscored", "lost", "fire", "halt"),
 )
 #: Beside them.
 _PINS = "pins"
@@ -48,6 +49,14 @@ LOST = (
     "the guard came back without its store: the calibrated detector's baseline and evidence, which never "
     "leave the guard, are lost, and the next evaluated checkpoint begins a new baseline"
 )
+
+UNUSABLE = (
+    "the guard came back without its store, and the status of this run {why}: how it was judged until then "
+    "is not known"
+)
+
+#: Of what a status counts, what there is only of a run that has begun.
+_COUNTS = ("steps", "announced", "evaluated", "failed", "skipped", "refused")
 
 #: What an operator needs to stop a run, in the API since its first release.
 _ESSENTIAL = frozenset({"heartbeat", "level", "code", "reason", "fire", "halt"})
@@ -199,8 +208,8 @@ def differs(status: Json, written: Json) -> bool:
 def detector_state(state: Mapping[str, Any], pins: Mapping[str, str] | None = None) -> str | None:
     """The part of `Judge.to_state()` that may leave the guard, as JSON; None if it is too long.
 
-    `pins`, which are no part of a judge, travel with it: a trainer that has its pod made again must not be
-    free to choose another tokenizer.
+    `pins`, which are no part of a judge, travel with it, as one digest: a trainer that has its pod made again
+    must not be free to choose another tokenizer, nor by how many files it has what else is known of its run.
     """
     announced, evaluated, failed, _ = state["checkpoints"]
     travelling = {key: state[key] for key in TRAVELLING} | {
@@ -217,7 +226,7 @@ def detector_state(state: Mapping[str, Any], pins: Mapping[str, str] | None = No
     if (halt := travelling["halt"]) is not None:
         travelling["halt"] = halt | {"message": for_the_status(Code(halt["code"]), halt["message"], None)}
     if pins is not None:
-        travelling[_PINS] = dict(pins)
+        travelling[_PINS] = as_one(pins)
     text = json.dumps(travelling, separators=(",", ":"))
     return text if len(text) <= MAX_STATE else None
 
@@ -232,27 +241,38 @@ def _failure(kind: str | None, words: str) -> str:
 def resumed(policy: Policy, status: Json) -> tuple[Judge | None, str]:
     """The judge that `status.guard` tells of, and what of the run was lost ("" if nothing).
 
-    None if the status holds nothing to resume from. A latch in it is closed in the judge whatever else is
-    wrong with the status.
+    None if the status tells of no run. Of one that it tells of without a state that can be used the past is
+    unknown. A latch in it is closed in the judge whatever else is wrong with the status.
     """
-    judge, lost = None, ""
+    judge, lost, why = None, "", "has no state to resume from"
     if text := status.get("detectorState"):
         try:
             judge = _judge(policy, json.loads(text))
             lost = LOST if any(c.message == LOST for c in judge.verdict().conditions) else ""
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            judge, lost = None, f"the detector state in the status cannot be used ({_words(error)})"
+            judge, why = None, f"has a state that cannot be used ({_words(error)})"
+            lost = f"the detector state in the status cannot be used ({_words(error)})"
     closed = latches(status)
-    if judge is None and closed:
-        judge = Judge(policy)
+    if judge is None and (closed or _has_begun(status)):
+        judge, lost = Judge(policy), UNUSABLE.format(why=why)
+        judge.fold_lost(lost)
     if judge is not None:
         for latch in closed:
             judge.fold_latch(latch)
     return judge, lost
 
 
+def _has_begun(status: Json) -> bool:
+    """Whether a status tells of more than a guard that waits for a run. Of one that was cut to what stops a
+    run (`essential`) only the level does; of a state without all counts nobody knows.
+    """
+    counts = [status.get(count) for count in _COUNTS]
+    judged = any(counts) or status.get("level") not in (None, Level.UNKNOWN.value)
+    return judged or ("detectorState" in status and None in counts)
+
+
 def pins_in(status: Json) -> dict[str, str] | None:
-    """The files that every checkpoint must have, as `status.guard` tells them; None: it does not."""
+    """What every checkpoint must have, as `status.guard` tells it, by name or `as_one`; None: it does not."""
     try:
         pins = json.loads(status["detectorState"])[_PINS]
         return {str(name): str(digest) for name, digest in pins.items()}

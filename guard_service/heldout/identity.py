@@ -78,6 +78,7 @@ _OF_TEXT = frozenset(
 _TEXT_CONFIGS = frozenset({"text_config", "text_encoder", "decoder", "generator"})
 _NONE = ""  # instead of a digest: there is no such file
 _ONE_DIGEST = 64  # characters of a manifest of the first form, which was one digest for all files
+_ALL = "*"  # stands for all pinned files: not the beginning of a pinned name, nor its end
 MAX_SHOWN = 3  # names in a message: they are the checkpoint's
 
 
@@ -86,7 +87,7 @@ class Expected:
     """What a checkpoint must be to be scored; what is None is not known.
 
     `manifest`: of its files when it was announced.
-    `pins`: digests of the files that stay as they were in the run's first checkpoint, by name.
+    `pins`: digests of the files that stay as they were in the run's first checkpoint, by name; or `as_one`.
     `before`: digest of the weights that were scored before; these must be others.
     """
 
@@ -204,15 +205,28 @@ def _of_text(config: Mapping[str, Any]) -> dict[str, Any]:
     return own | {k: v for k, v in inside.items() if v}
 
 
+def as_one(pins: Mapping[str, str]) -> dict[str, str]:
+    """One digest in place of all of these, under a name that no file among them has.
+
+    How many files there are, and how they are called, is the trainer's to choose; what a status has room for
+    is not.
+    """
+    if _ALL in pins:
+        return dict(pins)
+    return {_ALL: hashlib.sha256(json.dumps(sorted(pins.items())).encode()).hexdigest()}
+
+
 def refuse_others(source: Path, pins: Mapping[str, str], sha256: str, expected: Expected) -> None:
     """Refuse another tokenizer than the run's, and weights that were scored as the checkpoint before.
 
     Raises:
         EvaluationError: which of them it is.
     """
+    if expected.pins is not None and _ALL in expected.pins:
+        pins = as_one(pins)
     known = {_CONFIG: pins.get(_CONFIG), **(pins if expected.pins is None else expected.pins)}
     if changed := sorted(name for name in pins.keys() | known.keys() if pins.get(name) != known.get(name)):
-        names = ", ".join(map(repr, changed[:MAX_SHOWN]))
+        names = "one of its files" if _ALL in changed else ", ".join(map(repr, changed[:MAX_SHOWN]))
         raise EvaluationError(
             f"checkpoint {source}: {names} is not as in the run's first checkpoint, so it is not "
             "scored: keep tokenizer, chat template, generation config, and model_type, eos_token_id and the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -718,7 +719,23 @@ def test_a_state_of_another_layout_has_another_version() -> None:
             j.fold_evaluation(replace(evaluation(n), pass_index=wanted.index))
     found = places({key: value for key, value in j.to_state().items() if key != "policy"})
     layout = hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:8]
-    assert (STATE_VERSION, len(found), layout) == (22, 305, "297fe89b")
+    assert (STATE_VERSION, len(found), layout) == (22, 306, "b2cfa0c2")
+
+
+def test_a_run_of_which_the_past_is_lost_is_unknown_to_its_end() -> None:
+    j = judge()
+    assert Code.PAST_UNKNOWN not in {c.code for c in j.verdict().conditions}
+    j.fold_lost("the status says nothing")
+    j.fold_lost("the newer one is not the reason")
+    for n in range(40):
+        j.fold_step(step(n))
+        j.fold_checkpoint()
+        j.fold_evaluation(evaluation(n))
+    for one in (j, Judge.from_state(json.loads(json.dumps(j.to_state())))):
+        verdict = one.verdict()
+        assert (verdict.level, verdict.code) == (Level.UNKNOWN, Code.PAST_UNKNOWN)
+        assert verdict.reason == "the status says nothing"
+        assert "past_unknown" in not_judged(verdict, "wait longer") and not verdict.stop
 
 
 def test_a_stored_latch_closes_again_and_an_earlier_one_stays() -> None:

@@ -93,6 +93,9 @@ STARTED, STARTED_ANEW, STARTED_IN_A_RUN, BACK_AT_THE_START, TOLD_OF_A_START, STA
 )
 
 MUTANTS: list[Mutant] = [
+    (JUDGE, "        if self._lost:\n            yield", "        if False:\n            yield"),
+    (JUDGE, "self._lost = self._lost or why", "self._lost = why"),
+    (JUDGE, '"gone", "lost"):', '"gone"):'),
     (GUARD, "self._count < self.min_steps", "self._count <= self.min_steps"),
     (GUARD, "self._kl_ema > self.kl_hard_stop", "self._kl_ema >= self.kl_hard_stop"),
     (GUARD, "self._streak >= self.decline_patience", "self._streak > self.decline_patience"),

@@ -17,7 +17,7 @@ from guard_core.wire import FailureKind
 from guard_service.heldout import identity, staging
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
 from guard_service.heldout.fitness import NEEDED_SUFFIXES
-from guard_service.heldout.identity import Expected, manifest, pinned, refuse_others
+from guard_service.heldout.identity import Expected, as_one, manifest, pinned, refuse_others
 from guard_service.heldout.staging import Staged, stage
 
 
@@ -279,6 +279,17 @@ def test_a_configuration_that_comes_later_is_another_one(checkpoint: Path) -> No
     later = pinned(checkpoint)
     with pytest.raises(EvaluationError, match=r"'config\.json' is not as in"):
         refuse_others(checkpoint, later, "other", Expected(pins=first))
+
+
+def test_one_digest_stands_for_all_of_them(checkpoint: Path) -> None:
+    """As a status has it, which has no room for as many names as a trainer likes."""
+    pins = pinned(checkpoint)
+    refuse_others(checkpoint, pins, "other", Expected(pins=as_one(pins)))
+    for others in ({**pins, "merges.txt": "a"}, {**pins, "config.json": "a"}, {}):
+        with pytest.raises(EvaluationError, match="one of its files is not as in") as refused:
+            refuse_others(checkpoint, others, "other", Expected(pins=as_one(pins)))
+        assert refused.value.kind is FailureKind.TOKENIZER_CHANGED
+    assert as_one(dict(reversed(pins.items()))) == as_one(pins) == as_one(as_one(pins))
 
 
 def test_pins_of_an_earlier_release_say_nothing_of_it(checkpoint: Path) -> None:

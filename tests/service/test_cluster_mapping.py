@@ -49,6 +49,7 @@ from guard_service.cluster.mapping import (
     wants_steps,
     without_steps,
 )
+from guard_service.heldout.identity import as_one
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 5, tzinfo=UTC)
 TIME = "2026-11-21T12:00:00.000005Z"
@@ -543,9 +544,26 @@ PINS = {"tokenizer.json": "a" * 64, "config.json": "b" * 64}
 def test_what_checkpoints_must_have_travels_with_the_judge() -> None:
     judge = judged()
     status = guard_status(Known(judge.verdict(), (), judge.to_state(), pins=PINS), {}, NOW)
-    assert pins_in(status) == PINS
+    assert pins_in(status) == as_one(PINS) and len(as_one(PINS)) == 1
+    again = guard_status(Known(judge.verdict(), (), judge.to_state(), pins=as_one(PINS)), {}, NOW)
+    assert pins_in(again) == as_one(PINS)
     back, lost = resumed(DEFAULT, status)
     assert back is not None and lost == "" and back.verdict() == judge.verdict()
+
+
+def test_many_files_beside_the_weights_push_nothing_out_of_the_status() -> None:
+    """Their number and their names are the trainer's; what was judged goes with the state."""
+    pins = {f"tokenizer_{i:03d}{'x' * 230}.txt": "a" * 64 for i in range(1_000)}
+    judge = judged()
+    status = guard_status(Known(judge.verdict(), (), judge.to_state(), pins=pins), {}, NOW)
+    back, lost = resumed(DEFAULT, status)
+    assert back is not None and lost == "" and back.verdict() == judge.verdict()
+    assert pins_in(status) == as_one(pins)
+
+
+def test_the_pins_of_an_earlier_release_are_those_of_the_run() -> None:
+    state = json.dumps({"version": 20, "pins": PINS})
+    assert pins_in({"detectorState": state}) == PINS
 
 
 @pytest.mark.parametrize(
@@ -640,10 +658,40 @@ def test_a_start_after_the_store_was_lost_is_one_and_those_taken_stay_taken(dete
     ],
 )
 def test_a_state_that_cannot_be_used_never_hides_a_fire(state: str, words: str) -> None:
-    judge, lost = resumed(CALIBRATED if words == "last" else DEFAULT, {"detectorState": state})
-    assert judge is None and words in lost
+    policy = CALIBRATED if words == "last" else DEFAULT
+    judge, lost = resumed(policy, {"detectorState": state})
+    assert judge is not None and words in lost and not judge.latches
+    assert (judge.verdict().level, judge.verdict().code) == (Level.UNKNOWN, Code.PAST_UNKNOWN)
+    waited = dict.fromkeys(("steps", "announced", "evaluated", "failed", "skipped", "refused"), 0)
+    judge, lost = resumed(policy, {"detectorState": state, "level": "unknown", **waited})
+    assert judge is None and words in lost, "nothing is lost of a run that has not begun"
     judge, lost = resumed(DEFAULT, {"detectorState": state, "fire": EARLIER})
     assert judge is not None and judge.verdict().fire and judge.verdict().code is Code.HACKING_GAP
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        *({"level": "unknown", one: 1} for one in ("steps", "announced", "evaluated", "failed", "skipped")),
+        {"level": "unknown", "refused": 3},
+        {"level": "healthy", "code": "ok"},
+        {"level": "warning", "code": "stale"},
+    ],
+    ids=str,
+)
+def test_a_run_that_had_begun_does_not_begin_anew(status: dict[str, Any]) -> None:
+    """Its state was too large for the status, or the API server took no more than what stops a run."""
+    judge, lost = resumed(DEFAULT, status)
+    assert judge is not None and "has no state to resume from" in lost
+    for step in range(1, 13):
+        judge.fold_step(StepReport(attempt=1, step=step, reward=0.5))
+        judge.fold_checkpoint()
+        judge.fold_evaluation(Evaluation(1, step, f"/ckpt/{step}", (1.0, 0.0)))
+    assert judge.verdict().code is Code.PAST_UNKNOWN
+    assert not_judged(judge.verdict(), "wait longer") != ""
+    status = {"detectorState": detector_state(judge.to_state())}
+    again, _ = resumed(DEFAULT, status)
+    assert again is not None and again.verdict().code is Code.PAST_UNKNOWN, "nor the next time"
 
 
 def test_nothing_to_resume_from() -> None:

@@ -63,6 +63,10 @@ FEED, FEED_MODEL = Rule("guard_service", "feed.py", FOLLOWED), Rule("guard_core"
 
 MUTANTS: list[Mutant] = [
     # What is skipped where only the newest is wanted.
+    (
+        "    except OSError:\n        shutil.copyfile",
+        "    except ValueError:\n        shutil.copyfile",
+    ),
     (EVALUATIONS, "last is not None and request", "request"),
     (EVALUATIONS, " and request.pass_index == 0 and len", " and len"),
     (EVALUATIONS, " and len(queue) > 1", ""),
@@ -210,7 +214,22 @@ MUTANTS: list[Mutant] = [
     (CHAIN, "step || char(31) || pass", "pass"),
     (WITNESS, "if content != _signed(text):", "if False:"),
     (WITNESS, "    draft.rename(path)\n    sync_directory(path.parent)", "    draft.rename(path)"),
-    (MAPPING, "    if pins is not None:\n        travelling[_PINS] = dict(pins)\n", ""),
+    (MAPPING, "    if pins is not None:\n        travelling[_PINS] = as_one(pins)\n", ""),
+    (MAPPING, "travelling[_PINS] = as_one(pins)", "travelling[_PINS] = dict(pins)"),
+    (MAPPING, "judge is None and (closed or _has_begun(status))", "judge is None and closed"),
+    (MAPPING, "        judge.fold_lost(lost)\n", ""),
+    (
+        MAPPING,
+        'judged = any(counts) or status.get("level") not in (None, Level.UNKNOWN.value)',
+        "judged = any(counts)",
+    ),
+    (MAPPING, "judged = any(counts) or", "judged ="),
+    (MAPPING, 'return judged or ("detectorState" in status and None in counts)', "return judged"),
+    (MAPPING, "in status and None in counts)", "in status)"),
+    (MAPPING, '"unscored", "lost", "fire"', '"unscored", "fire"'),
+    (IDENTITY, "    if _ALL in pins:\n        return dict(pins)\n", ""),
+    (IDENTITY, "json.dumps(sorted(pins.items()))", "json.dumps(sorted(pins))"),
+    (IDENTITY, "        pins = as_one(pins)\n", "        return\n"),
     (MAPPING, '_CONTROLS.sub("\\ufffd", text)', "text"),
     (MAPPING, "plain if len(plain) <= limit else", "plain if True else"),
     (MAPPING, 'if "fire" in status or "halt" in status:', "if True:"),

@@ -135,7 +135,7 @@ def test_every_rule_of_the_guard_has_a_reason() -> None:
         Code.SILENT, Code.STALE, Code.EVALUATION_FAILING, Code.NO_STEPS, Code.WARMING_UP, Code.KL_INERT,
         Code.NO_BASELINE, Code.STORE_UNAVAILABLE, Code.OK, Code.REPORTS_REFUSED, Code.UNINFORMATIVE_BASELINE,
         Code.KL_NOT_FINITE, Code.REFERENCE_NOT_START, Code.SAMPLING_UNKNOWN, Code.SAMPLING_CHANGED,
-        Code.STARTED_AGAIN,
+        Code.STARTED_AGAIN, Code.PAST_UNKNOWN,
         Code.CHECKPOINT_DOUBTFUL, Code.CUT_SHORT, Code.PORT_TAKEN, Code.NOT_FOLLOWED, Code.NO_REWARD,
     }  # fmt: skip
     assert set(FIRE_REASONS) == set(Code) - states
