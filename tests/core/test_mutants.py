@@ -260,7 +260,7 @@ MUTANTS: list[Mutant] = [
     (JUDGE, "max(self._gone, report.gone)", "report.gone"),
     (JUDGE, "announced=self._announced + self._gone", "announced=self._announced"),
     (JUDGE, "skipped=self._skipped + self._gone", "skipped=self._skipped"),
-    (JUDGE, "STATE_VERSION = 21", "STATE_VERSION = 18"),
+    (JUDGE, "STATE_VERSION = 22", "STATE_VERSION = 18"),
     (COUNT, "self.unrewarded < UNREWARDED or", "self.unrewarded < UNREWARDED + 1 or"),
     (COUNT, "self.unrewarded < UNREWARDED or", ""),
     (COUNT, " or self.step is None:\n            return False", ":\n            return False"),
