@@ -63,10 +63,6 @@ FEED, FEED_MODEL = Rule("guard_service", "feed.py", FOLLOWED), Rule("guard_core"
 
 MUTANTS: list[Mutant] = [
     # What is skipped where only the newest is wanted.
-    (
-        "    except OSError:\n        shutil.copyfile",
-        "    except ValueError:\n        shutil.copyfile",
-    ),
     (EVALUATIONS, "last is not None and request", "request"),
     (EVALUATIONS, " and request.pass_index == 0 and len", " and len"),
     (EVALUATIONS, " and len(queue) > 1", ""),
