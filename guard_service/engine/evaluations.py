@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -332,15 +333,28 @@ def _log_score(summary: EvaluationSummary, pass_index: int, seconds: float) -> N
 
 
 def _keep(staged: Path, best: Path) -> None:
-    """Move `staged` to `best`; at any moment the former or the new one is complete on disk."""
+    """Keep in `best` what lies in `staged`; at any moment the former or the new one is complete on disk.
+
+    `staged` stays, for further passes are made of it: many of the starting policy, which is the best while
+    there is no other. Nobody writes to its files, so both have them, and they take no more room.
+    """
     new, old = best.with_suffix(".new"), best.with_suffix(".old")
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
-        shutil.move(staged, new)
+        shutil.copytree(staged, new, copy_function=_linked)
         if best.exists():
             best.rename(old)
         new.rename(best)
     except OSError as error:
         log.error("the best checkpoint could not be kept in %s: %s", best, error)
-    shutil.rmtree(old, ignore_errors=True)
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _linked(source: str, target: str) -> None:
+    """A further name of the file; a copy where the file system has no such."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -127,7 +127,7 @@ class EvaluationResult:
     `sha256`: digest of the scored weights, None where they are remote.
     `seconds`: wall time; `parts`: that of stage, load, generate and score, as far as there are such parts.
     `staged`: directory with the files that were hashed and scored, None where they are remote. It is removed
-    at the next request that is no further pass of it; rename it to keep it.
+    at the next request that is no further pass of it; link its files to keep them.
     `truncated`: share of the completions that ended at the length limit, in [0, 1]; None where not known.
     `proxy_items`: what the training grader gives the same completions, as `items`; None without one, () where
     it failed.

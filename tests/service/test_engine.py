@@ -767,6 +767,25 @@ async def test_the_best_checkpoint_is_kept(run: Run) -> None:
     assert not list((run.directory / "state").glob("best.*"))
 
 
+async def test_of_a_checkpoint_that_is_kept_further_passes_are_made(run: Run) -> None:
+    """The starting policy is the best while there is no other, and its directory may be rotated away."""
+    worker = FakeEvaluator([[0.0, 1.0], [1.0, 0.0]], scratch=run.directory / "state" / "scratch")
+    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=2, bootstrap_runs=100, horizon=40))
+    best = run.directory / "state" / "best" / "model.safetensors"
+    left: list[bool] = []
+    evaluate = worker.evaluate
+
+    async def look(request: EvaluationRequest) -> EvaluationResult:
+        left.append((run.directory / "state" / "scratch" / "stage-1" / "model.safetensors").exists())
+        return await evaluate(request)
+
+    worker.evaluate = look  # type: ignore[method-assign]
+    async with run.engine(worker, policy, keep_best=True) as engine:
+        await engine.add_checkpoint(run.checkpoint(1))
+        await until(lambda: engine.queue_length == 0 and engine.verdict.waiting == 0 and len(left) == 2)
+    assert left == [False, True] and best.read_text() == "1"
+
+
 @pytest.mark.parametrize(("fresh", "kept"), [(1.0, "3"), (0.4, "2")], ids=["upheld", "contradicted"])
 async def test_of_a_jump_the_checkpoint_is_kept_once_a_fresh_pass_upholds_it(
     run: Run, fresh: float, kept: str

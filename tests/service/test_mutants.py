@@ -51,6 +51,7 @@ CERTIFICATE = Rule("guard_operator", "reconcile/certificate.py", *ENCRYPTED)
 
 PROTOCOL = Rule("guard_service", "protocol.py", DAMAGE.with_name("test_connections.py"))
 EVALUATIONS = Rule("guard_service", "engine/evaluations.py", DAMAGE.with_name("test_backlog.py"))
+KEEP_BEST = Rule("guard_service", "engine/evaluations.py", DAMAGE.with_name("test_keep_best.py"))
 UNPROVEN, NOTED = (
     Rule("guard_service", name, DAMAGE.with_name("test_unproven.py"))
     for name in ("engine/evaluations.py", "store/events.py")
@@ -63,6 +64,18 @@ FEED, FEED_MODEL = Rule("guard_service", "feed.py", FOLLOWED), Rule("guard_core"
 
 MUTANTS: list[Mutant] = [
     # What is skipped where only the newest is wanted.
+    (KEEP_BEST, "shutil.copytree(staged, new, copy_function=_linked)", "shutil.move(staged, new)"),
+    (KEEP_BEST, "copytree(staged, new, copy_function=_linked)", "copytree(staged, new)"),
+    (
+        KEEP_BEST,
+        "    except OSError:\n        shutil.copyfile",
+        "    except ValueError:\n        shutil.copyfile",
+    ),
+    (
+        KEEP_BEST,
+        "    for leftover in (new, old):\n        shutil.rmtree(leftover, ignore_errors=True)\n\n\ndef",
+        "\n\ndef",
+    ),
     (EVALUATIONS, "last is not None and request", "request"),
     (EVALUATIONS, " and request.pass_index == 0 and len", " and len"),
     (EVALUATIONS, " and len(queue) > 1", ""),
