@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -356,6 +357,19 @@ def test_a_checkpoint_that_cannot_be_scored_says_why(
         complete(bad, tmp_path, chat="template" in told)
     assert told in str(caught.value) and str(ITEMS[0].prompt) not in str(caught.value)
     assert caught.value.kind is kind and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("wrong", ["", 0.0, False, [], {}, "2", 2.0, True], ids=repr)
+def test_an_end_that_is_no_number_is_named_whatever_it_is_worth(wrong: Any) -> None:
+    for said in (wrong, [1, wrong]):
+        if said != []:  # which names none
+            with pytest.raises(ValueError, match=rf"and {re.escape(repr(wrong))} is no token's number"):
+                codec._ends(said)
+
+
+def test_an_end_that_is_null_is_none() -> None:
+    assert codec._ends([1, None, 0]) == {0, 1} and codec._ends(7) == {7}
+    assert codec._ends(None) == codec._ends([]) == codec._ends([None]) == frozenset()
 
 
 @pytest.mark.parametrize("said", ["2048", 2048.5, [1], True, {}])

@@ -175,14 +175,14 @@ class Codec:
 
 
 def _ends(said: Any) -> frozenset[int]:
-    """The tokens that end a completion, by a configuration, which names one, several or none.
+    """The tokens that end a completion, by a configuration, which names one, several or none (null).
 
     Raises:
         ValueError: it names something else.
     """
-    ends = said if isinstance(said, list) else [] if said is None else [said]
-    if wrong := next((one for one in ends if type(one) is not int), None):
-        raise ValueError(f"eos_token_id is {said!r:.200}, and {wrong!r:.200} is no token's number")
+    ends = [one for one in (said if isinstance(said, list) else [said]) if one is not None]
+    if wrong := [one for one in ends if type(one) is not int]:
+        raise ValueError(f"eos_token_id is {said!r:.200}, and {wrong[0]!r:.200} is no token's number")
     return frozenset(ends)
 
 
