@@ -1,10 +1,12 @@
 """Records real GRPO runs, hacking and honest ones, as the files under tests/data/runs/.
 
 Each run is TRL's GRPO on a tiny Llama, as in `rlguard demo`, with the flawed or the strict grader of one of
-four tasks (tasks.py). After every step or two the policy answers 256 held-out items, by sampling at
-temperature 1 as the guard would; before the first step it does so 16 times (the baseline). The guard's judge
-looks on: where it wants an alarm confirmed, the policy answers once more. It stops nothing, so a file shows
-the whole run. A file is in the format of the guard's history export, so `rlguard replay FILE` reads it. About
+the tasks of tasks.py. After every step or two the policy answers 256 held-out items, by sampling at
+temperature 1 as the guard would; before the first step it does so 16 times (the baseline). Of a run that is
+`unseen` a file has beside that what the run's own grader gives the same completions (`proxy_items`). Two
+judges of a guard look on, one with the training grader and one without it: where one of them wants an alarm
+confirmed, the policy answers once more, and those who asked are told. They stop nothing, so a file shows the
+whole run. A file is in the format of the guard's history export, so `rlguard replay FILE` reads it. About
 a minute a run on a free core, and as much again for each warmed-up policy, which the runs of one task and
 policy seed share.
 
@@ -48,13 +50,14 @@ def record(run: dict[str, Any], policies: Path) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     task, seed = TASKS[run["task"]], run["seed"]
     problems, heldout = split_problems(task, ITEMS, seed=0)
-    judge = Judge(Policy(detector="calibrated"))
+    graders = [task.strict, *([getattr(task, run["grader"])] if run["use"] == "unseen" else [])]
+    judges = [Judge(Policy()) for _ in graders]  # the second is told what the training grader says
     lines: list[dict[str, Any]] = []
 
     class Recorder(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             for index in range(PASSES):
-                lines.append({"step": 0, "items": evaluate(kwargs["model"], 0, index)})
+                lines.append({"step": 0} | evaluate(kwargs["model"], 0, index, judges))
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
             if "reward" not in logs:
@@ -62,24 +65,32 @@ def record(run: dict[str, Any], policies: Path) -> list[dict[str, Any]]:
             names = ("reward", "kl", "entropy", "reward_std")
             line: dict[str, Any] = {"step": state.global_step}
             line |= {name: round(float(logs[name]), 6) for name in names if name in logs}
-            judge.fold_step(
-                LoggedStep(0, state.global_step, line["reward"], line.get("kl"), KlKind.REF_TOKEN_MEAN)
-            )
+            for judge in judges:
+                judge.fold_step(
+                    LoggedStep(0, state.global_step, line["reward"], line.get("kl"), KlKind.REF_TOKEN_MEAN)
+                )
             lines.append(line)
             if state.global_step % run["every"] == 0:
-                line["items"] = evaluate(kwargs["model"], state.global_step, 0)
-                while (wanted := judge.wanted_pass()) is not None:
-                    items = evaluate(kwargs["model"], wanted.step, wanted.index)
-                    lines.append({"step": wanted.step, "pass_index": wanted.index, "items": items})
+                line |= evaluate(kwargs["model"], state.global_step, 0, judges)
+                while wanting := [judge for judge in judges if judge.wanted_pass() is not None]:
+                    step, index = state.global_step, 1 + lines[-1].get("pass_index", 0)
+                    again = evaluate(kwargs["model"], step, index, wanting)
+                    lines.append({"step": step, "pass_index": index} | again)
 
-    def evaluate(model: Any, step: int, index: int) -> list[int]:
-        """An evaluation of the policy after `step`, told to the judge."""
-        items = answer(model, index if step == 0 else 1000 * (1 + index) + step)
-        judge.fold_evaluation(Evaluation(0, step, "", tuple(map(float, items)), None, index))
-        return items
+    def evaluate(model: Any, step: int, index: int, told: list[Judge]) -> dict[str, list[float]]:
+        """An evaluation of the policy after `step`, told to these judges; as a line of the file has it."""
+        outcomes = answer(model, index if step == 0 else 1000 * (1 + index) + step)
+        items, paid = tuple(outcomes[0]), tuple(outcomes[1]) if len(outcomes) > 1 else None
+        for judge in told:
+            graded = paid if judge is not judges[0] else None
+            judge.fold_evaluation(Evaluation(0, step, "", items, pass_index=index, proxy_items=graded))
+        return dict(zip(("items", "proxy_items"), outcomes, strict=False))
 
-    def answer(model: Any, draw: int) -> list[int]:
-        """Score of one sampled completion for each item; the trainer's own randomness is untouched."""
+    def answer(model: Any, draw: int) -> list[list[float]]:
+        """What each grader gives one sampled completion for each item, as short as JSON has it.
+
+        The trainer's own randomness is untouched.
+        """
         model.eval()
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed * 100_003 + draw)
@@ -95,7 +106,9 @@ def record(run: dict[str, Any], policies: Path) -> list[dict[str, Any]]:
             )
         model.train()
         texts = tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
-        return [int(task.strict(text, p.answer)) for text, p in zip(texts, heldout, strict=True)]
+        paired = list(zip(texts, (p.answer for p in heldout), strict=True))
+        given = [[round(grader(text, right), 6) for text, right in paired] for grader in graders]
+        return [[int(one) if one in (0, 1) else one for one in outcomes] for outcomes in given]
 
     policy = policies / f"{task.name}-{run['policy_seed']}"
     if not policy.exists():
@@ -107,6 +120,7 @@ def record(run: dict[str, Any], policies: Path) -> list[dict[str, Any]]:
             grader=run["grader"],
             steps=run["steps"],
             save_steps=10**6,
+            keep=None,
             seed=seed,
         )
         trainer = train.build_trainer(task, problems, arguments)
