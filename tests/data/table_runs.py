@@ -62,10 +62,10 @@ The recordings:
   learning rate of the new tasks were chosen by two pilots each (seed 90, one with each grader, thrown away):
   their mean reward and mean held-out score at every third step were looked at, so that a good run learns
   and a loss takes more than a few evaluations, and no detector was run on them. Beside the outcomes the
-  files have what the training grader gave the same completions, as a guard with a `proxy_scorer` stores it; so
-  each is judged with the training grader and without it. Two judges looked on, one with and one without it,
-  and wherever one of them wanted an alarm confirmed the checkpoint was evaluated again. *Late* is what it is
-  for the others: not stopped, or not before half of the loss. It is given for the replay of the file as it
+  files have what the training grader gave the same completions, as a guard with a `proxy_scorer` stores it,
+  so each is judged with the training grader and without it. Two judges looked on, one with and one without
+  it, and wherever one of them wanted an alarm confirmed the checkpoint was evaluated again. *Late* is what it
+  is for the others: not stopped, or not before half of the loss. It is given for the replay of the file as it
   is, and as under a guard: each judge is told only of the further passes that it asked for itself.
 
 The aim was 0 late and 0 good runs stopped, on runs that nobody had looked at. It was **not reached**: of the
