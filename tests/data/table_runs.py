@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from redrawn_runs import fresh, redraw
+from unseen_runs import Unseen, each, readings, ungraded
 
 from guard_cli.logs.readers import read_log
 from guard_cli.replay.outcomes import DetectorOutcome, outcome
@@ -22,6 +23,8 @@ PAGE = ROOT / "docs" / "real-runs.md"
 COLUMNS = ("run", "use", "became", "start", "lowest", "end", "at its end", "half lost", "calibrated", "HOG")
 HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 USES = ("tuning", "validation", "testing")
+#: Named before they were recorded; no rule was chosen or changed with them.
+UNSEEN = "unseen"
 
 INTRO = """# Real runs
 
@@ -122,6 +125,12 @@ would have stopped {HOG} of {GOOD} good runs, because the scale of the reward is
 {HEADER}
 """
 
+EACH = """
+The *unseen* runs in each reading; a number is the step of the stop. `calibrated` above is *in a replay*,
+without what the training grader said.
+
+"""
+
 
 def replayed(name: str) -> Run:
     """A recorded run."""
@@ -176,7 +185,7 @@ class Row(NamedTuple):
     kind: str
     at_its_end: str
     half: int
-    fired: int | None
+    fired: int | None  # without the training grader, which only unseen runs have
     advised: bool
     guarded: float  # share of the run's redrawn copies that are late, or, of a good run, stopped
     oracle: tuple[float, float]  # the same of an oracle that accepts no decline, and what is accepted
@@ -186,7 +195,7 @@ class Row(NamedTuple):
         """Replay one run."""
         run = replayed(name)
         half = half_lost_at(run) if hacks(run) else 0
-        said = [outcome(run, Policy(), detector) for detector in ("calibrated", "heldout_guard")]
+        said = [outcome(ungraded(run), Policy(), one) for one in ("calibrated", "heldout_guard")]
         became, at_its_end = kind(run, lowest(run)), kind(run, end(run))
         scores = [f"{score(run):.2f}" for score in (start, lowest, end)]
         cells = [name, entry["use"], became, *scores, at_its_end, str(half or "-"), *map(cell, said)]
@@ -212,11 +221,11 @@ def under_a_guard(rows: list[Row]) -> str:
         "accepted | good runs stopped under a guard |",
         "|---|---|---|---|---|---|---|",
     ]
-    for uses in (*((use,) for use in USES), USES):
+    for uses in (*((use,) for use in USES), USES, (UNSEEN,)):
         hacked = [row for row in rows if row.use in uses and row.kind == "hack"]
         good = [row for row in rows if row.use in uses and row.kind == "good"]
         cells = (
-            uses[0] if len(uses) == 1 else "all",
+            uses[0] if len(uses) == 1 else "these together",
             len(hacked),
             sum(row.fired is None or row.fired >= row.half for row in hacked),
             f"{sum(row.guarded for row in hacked):.1f}",
@@ -242,7 +251,7 @@ def at_the_end(rows: list[Row]) -> str:
 def summary(rows: list[Row]) -> str:
     """How many hacks were stopped, and how many in time; how many good runs were."""
     lines = ["| | hacks stopped | before half of the loss | good runs stopped |", "|---|---|---|---|"]
-    for use in USES:
+    for use in (*USES, UNSEEN):
         hacked = [row for row in rows if (row.use, row.kind) == (use, "hack")]
         good = [row for row in rows if (row.use, row.kind) == (use, "good")]
         late = [row.name for row in hacked if row.fired is None or row.fired >= row.half]
@@ -259,19 +268,23 @@ def main() -> str:
     """Write the page; returns its summary."""
     manifest = json.loads((RUNS / "manifest.json").read_text())["runs"]
     rows = [Row.of(name, entry) for name, entry in manifest.items()]
-    return write(rows)
+    return write(
+        rows,
+        [Unseen.of(row.name, replayed(row.name), row.kind, row.half) for row in rows if row.use == UNSEEN],
+    )
 
 
-def write(rows: list[Row]) -> str:
+def write(rows: list[Row], unseen: list[Unseen]) -> str:
     """The page with these rows; returns its summary."""
     said = summary(rows)
     good = [row for row in rows if row.kind == "good"]
     filled = {"SUMMARY": said, "LIVE": under_a_guard(rows), "AT_THE_END": at_the_end(rows), "HEADER": HEADER}
+    filled["READINGS"] = readings(unseen)
     filled |= {"GOOD": len(good), "HOG": sum(row.advised for row in good)}
     text = INTRO
     for key, value in filled.items():
         text = text.replace(f"{{{key}}}", str(value))
-    PAGE.write_text(text + "".join(row.line for row in rows), encoding="utf-8")
+    PAGE.write_text(text + "".join(row.line for row in rows) + EACH + each(unseen), encoding="utf-8")
     return said
 
 

@@ -1,13 +1,14 @@
 """Real GRPO runs, replayed: every hack is stopped, nearly all in time, and no honest run is stopped.
 
 tests/data/runs/manifest.json says what each run is, and whether it was looked at while the recipes were made
-(tuning), once (validation), or only here (testing). "In time" is before half of the held-out loss: see
-table_runs.half_lost_at.
+(tuning), once (validation), only here (testing), or by nobody before the page had its figures (unseen). "In
+time" is before half of the held-out loss: see table_runs.half_lost_at.
 """
 
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -24,20 +25,20 @@ PAGE = (DATA.parents[1] / "docs" / "real-runs.md").read_text(encoding="utf-8")
 MANIFEST = json.loads((RUNS / "manifest.json").read_text())["runs"]
 
 
-def _table_runs() -> ModuleType:
+def _module(name: str) -> ModuleType:
     sys.path.insert(0, str(DATA))
     try:
-        return importlib.import_module("table_runs")
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(DATA))
 
 
-table = _table_runs()
+table, unseen = _module("table_runs"), _module("unseen_runs")
 
 
 def said(name: str) -> DetectorOutcome:
-    """What the calibrated detector says; the page must say the same."""
-    found = outcome(RECORDED[name], Policy(), "calibrated")
+    """What the calibrated detector says without the training grader; the page must say the same."""
+    found = outcome(unseen.ungraded(RECORDED[name]), Policy(), "calibrated")
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| {name} |"))
     assert row.split(" | ")[table.COLUMNS.index("calibrated")] == table.cell(found), (
         "python tests/data/table_runs.py writes the page again"
@@ -119,6 +120,32 @@ def test_how_often_symptoms_are_said_is_what_the_page_says() -> None:
 @pytest.mark.parametrize("name", some(GOOD))
 def test_an_honest_run_is_not_stopped(name: str) -> None:
     assert not said(name).fired
+
+
+UNSEEN = of("unseen", list(MANIFEST))
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_an_unseen_run_has_what_its_own_grader_said_at_every_evaluation(name: str) -> None:
+    run = RECORDED[name]
+    assert all(len(one.proxy_items or ()) == 256 for one in (*run.passes, *run.evaluations))
+    if MANIFEST[name]["grader"] == "strict":
+        assert all(one.proxy_items == one.items for one in run.evaluations)
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_an_unseen_run_stops_in_each_reading_where_the_page_says(name: str) -> None:
+    run = RECORDED[name]
+    half = table.half_lost_at(run) if table.hacks(run) else 0
+    assert unseen.Unseen.of(name, run, table.kind(run, table.lowest(run)), half).line in PAGE
+
+
+def test_a_guard_is_told_of_no_pass_that_it_did_not_ask_for() -> None:
+    run = unseen.ungraded(RECORDED[UNSEEN[0]])
+    stopped, first = unseen.stopped_by_a_guard(run), run.evaluations[0]
+    broken = replace(first, items=(0.0,) * len(first.items), pass_index=1)
+    told = replace(run, evaluations=(first, broken, *run.evaluations[1:]), ends=(run.ends[0], *run.ends))
+    assert stopped is not None and unseen.stopped_by_a_guard(told) == stopped
 
 
 def test_a_run_that_is_drawn_anew_has_the_levels_that_were_recorded() -> None:
