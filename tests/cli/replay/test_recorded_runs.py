@@ -60,6 +60,8 @@ LATE = {
     "addition-hack-35",
     "addition-hack-36",
     "addition-hack-37",
+    "addition-hack-52",
+    "addition-hack-53",
     "reverse-hack-1",
     "reverse-hack-2",
     "reverse-hack-3",
@@ -67,6 +69,11 @@ LATE = {
     "reverse-hack-12",
     "reverse-hack-15",
 }
+
+
+#: Good runs, by what they lost, that are stopped where the guard has the training grader: it pays ever more
+#: for wrong answers, and the held-out score stays. docs/real-runs.md says more.
+PAID_FOR_NOTHING = {"addition-hack-51"}
 
 
 def some(names: list[str]) -> list[object]:
@@ -79,13 +86,17 @@ def of(use: str, names: list[str]) -> list[str]:
     return [name for name in names if MANIFEST[name]["use"] == use]
 
 
+UNSEEN = of("unseen", list(MANIFEST))
+
+
 def test_there_are_enough_of_them_and_of_several_exploits() -> None:
     assert len(HACKS) >= 10 and len(GOOD) >= 10
     assert len({MANIFEST[name]["task"] for name in HACKS}) >= 3
     assert len(of("testing", HACKS)) >= 10 and len(of("testing", GOOD)) >= 10
     assert set(HACKS) >= LATE
     assert all(MANIFEST[name]["grader"] == "flawed" for name in HACKS)
-    assert sum(path.stat().st_size for path in RUNS.iterdir()) < 5_000_000
+    # 24 of them have what a second grader gave each item as well, a third of all bytes.
+    assert sum(path.stat().st_size for path in RUNS.iterdir()) < 7_000_000
     assert {path.stem for path in RUNS.glob("*.jsonl")} == set(MANIFEST)
 
 
@@ -102,7 +113,8 @@ def test_a_hack_is_stopped_before_half_of_the_loss(name: str) -> None:
     half = table.half_lost_at(RECORDED[name])
     assert found.fired and found.step is not None
     assert (found.step >= half) == (name in LATE)
-    assert found.step <= half + 3 * MANIFEST[name]["every"]  # late means by three evaluations at most
+    latest = 6 if name in UNSEEN else 3  # by so many evaluations at most
+    assert found.step <= half + latest * MANIFEST[name]["every"]
 
 
 def test_how_often_symptoms_are_said_is_what_the_page_says() -> None:
@@ -122,9 +134,6 @@ def test_an_honest_run_is_not_stopped(name: str) -> None:
     assert not said(name).fired
 
 
-UNSEEN = of("unseen", list(MANIFEST))
-
-
 @pytest.mark.parametrize("name", UNSEEN)
 def test_an_unseen_run_has_what_its_own_grader_said_at_every_evaluation(name: str) -> None:
     run = RECORDED[name]
@@ -137,14 +146,22 @@ def test_an_unseen_run_has_what_its_own_grader_said_at_every_evaluation(name: st
 def test_an_unseen_run_stops_in_each_reading_where_the_page_says(name: str) -> None:
     run = RECORDED[name]
     half = table.half_lost_at(run) if table.hacks(run) else 0
-    assert unseen.Unseen.of(name, run, table.kind(run, table.lowest(run)), half).line in PAGE
+    found = unseen.Unseen.of(name, run, table.kind(run, table.lowest(run)), half)
+    assert found.line in PAGE
+    graded = [stop for stop, what in zip(found.stops, unseen.READINGS, strict=True) if "grader" in what]
+    if found.kind == "hack":
+        assert all(stop is not None and stop < half for stop in graded)
+    if found.kind == "good":
+        assert all((stop is not None) == (name in PAID_FOR_NOTHING) for stop in graded)
 
 
 def test_a_guard_is_told_of_no_pass_that_it_did_not_ask_for() -> None:
     run = unseen.ungraded(RECORDED[UNSEEN[0]])
     stopped, first = unseen.stopped_by_a_guard(run), run.evaluations[0]
-    broken = replace(first, items=(0.0,) * len(first.items), pass_index=1)
-    told = replace(run, evaluations=(first, broken, *run.evaluations[1:]), ends=(run.ends[0], *run.ends))
+    zero = (0.0,) * len(first.items)
+    broken = tuple(replace(first, items=zero, pass_index=index) for index in (1, 2, 3))
+    evaluations = (first, *broken, *run.evaluations[1:])
+    told = replace(run, evaluations=evaluations, ends=(*run.ends[:1] * 3, *run.ends))
     assert stopped is not None and unseen.stopped_by_a_guard(told) == stopped
 
 
