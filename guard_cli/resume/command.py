@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -111,20 +112,36 @@ def resume_run(
 
 
 def _refuse_where_it_would_start_anew(resumed: Resumed) -> None:
-    """A framework reads no variable of ours: it would train from where the old run began.
+    """A trainer that is followed reads no variable of ours, as far as the template tells.
+
+    It would train from where the old run began, or go on from the newest checkpoint in the old run's folder,
+    which is the hacked one.
 
     Raises:
-        CliError: nothing in the template names the checkpoint, and it is known that its trainer needs that.
+        CliError: nothing in the template names the checkpoint, or it would save where the old run did.
     """
-    named = ("RLGUARD_RESUME_FROM", resumed.checkpoint)
+    metrics = resumed.manifest["spec"]["guard"].get("metrics")
+    if not metrics:
+        return
     template = _texts(resumed.manifest["spec"].get("template"))
-    if not _how_it_starts(resumed) or any(name in text for text in template for name in named):
+    why = []
+    if not any(_names(resumed.checkpoint, text) for text in template):
+        why.append(f"nothing in the template names {plain(resumed.checkpoint)}")
+    if resumed.saves_as_before:
+        where = plain(str((metrics.get("checkpoints") or {}).get("path") or "."))
+        why.append(f"guard.metrics.checkpoints.path is {where}, where the old run saved")
+    if not why:
         return
     lines = "".join(f"\n  {plain(line)}" for line in _of_a_followed_trainer(resumed))
     raise CliError(
-        f"nothing in the template names {plain(resumed.checkpoint)}, so nothing is created:{lines}\n"
-        "  with -o yaml it is printed as it is"
+        f"{'; '.join(why)}: so nothing is created:{lines}\n"
+        "  with -o yaml it is printed as it is, as for a script that reads the variable itself"
     )
+
+
+def _names(path: str, text: str) -> bool:
+    """Whether a text names the checkpoint: the variable, or the path, and not only how another one begins."""
+    return re.search(rf"\bRLGUARD_RESUME_FROM\b|{re.escape(path)}(?![\w.-])", text) is not None
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
+from pathlib import PurePosixPath
 from typing import Any
 
 from guard_cli.errors import CliError
@@ -53,6 +54,7 @@ class Resumed:
         step: of the checkpoint, in that run; None: not known.
         score: its held-out score, in [0, 1]; None: not known.
         copy: where the guard has kept a copy of these weights, for people; "" where it has none.
+        saves_as_before: whether its trainer, which is followed, saves where the old run's did.
     """
 
     manifest: Json
@@ -61,6 +63,7 @@ class Resumed:
     step: int | None
     score: float | None
     copy: str = ""
+    saves_as_before: bool = False
 
     @property
     def name(self) -> str:
@@ -110,7 +113,7 @@ def resume_job(
     if name in taken:
         raise CliError(f"--name {plain(str(name))}: a job of this name exists")
     name = name or next(one for one in names_after(old) if one not in taken)
-    new = dict(spec)
+    new, saved = dict(spec), _saved_in(spec)
     new["resumedFrom"] = {key: value for key, value in origin.items() if value is not None}
     for one in sets:
         _set(new, one)
@@ -121,7 +124,14 @@ def resume_job(
         step,
         score if isinstance(score, int | float) and 0 <= score <= 1 else None,
         "" if best == {"path": checkpoint} else copy,
+        saved == _saved_in(new),
     )
+
+
+def _saved_in(spec: Mapping[str, Any]) -> str:
+    """Where a trainer that is followed saves, below the root of the checkpoints."""
+    metrics = _object(_object(spec.get("guard")).get("metrics"))
+    return str(PurePosixPath(str(_object(metrics.get("checkpoints")).get("path") or ".")))
 
 
 def _kept_copy(spec: Mapping[str, Any], uid: Any) -> str:

@@ -338,7 +338,8 @@ class GuardState(ApiModel):
     keep_best: bool = Field(
         False,
         description="Keep a copy of the weights with the best held-out score in the folder `best` beside the "
-        "store, whatever the trainer deletes. The claim needs room for two copies of what is scored.",
+        "store, whatever the trainer deletes. The claim needs room for two copies of what is scored, for "
+        "three where its file system has no hard links.",
     )
 
 

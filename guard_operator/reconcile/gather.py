@@ -357,7 +357,9 @@ class Gatherer:
             if not goes_on_unread(job):
                 raise
             return [], str(error)
-        own = (raw for raw in found if adapter.name_label or controller_of(raw) == uid)
+        # One that nothing controls anybody may make, with any labels, and the operator may not delete it.
+        by_uid = bool(adapter.name_label)
+        own = (raw for raw in found if (who := controller_of(raw)) == uid or (by_uid and who is not None))
         return [raw for raw in own if names.UID_LABEL not in (raw["metadata"].get("labels") or {})], ""
 
     def _labelled(self, resource: Resource, job: Job) -> list[Json]:

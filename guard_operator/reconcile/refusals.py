@@ -253,7 +253,8 @@ def _unreadable_findings(guard: GuardSpec) -> Iterator[Violation]:
     """What the admission policy would not find in the guard's variables, so that it refuses every pod."""
     said = guard.model_dump(by_alias=True, exclude_none=True)
     follow, checkpoints = ("metrics", "follow", "path"), ("metrics", "checkpoints", "path")
-    paths = (follow, checkpoints, (*_EVALUATOR, "openai", "baseUrl"))
+    config = ("metrics", "follow", "runConfig")
+    paths = (follow, config, checkpoints, (*_EVALUATOR, "openai", "baseUrl"))
     for path in paths:
         if re.search(f"[{ESCAPED}]", str(at(said, *path) or "")):
             yield Violation(f"spec.guard.{'.'.join(path)}", PLAIN)

@@ -16,8 +16,8 @@ from pydantic_core import from_json
 #: How deeply an answer is read. Pydantic's reader takes 200 levels, its writer 255.
 MAX_DEPTH = 190
 
-#: A whole text, so that no bracket in one counts, or a bracket.
-_TEXT_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
+#: A whole text, so that no bracket in one counts, or a bracket. One that does not end is looked through once.
+_TEXT_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[][{}]', re.DOTALL)
 
 
 def decoded(data: bytes) -> Any:

@@ -339,17 +339,26 @@ def _keep(staged: Path, best: Path) -> None:
     there is no other. Nobody writes to its files, so both have them, and they take no more room.
     """
     new, old = best.with_suffix(".new"), best.with_suffix(".old")
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
     try:
+        _put_back(old, best)
+        shutil.rmtree(new, ignore_errors=True)
         shutil.copytree(staged, new, copy_function=_linked)
         if best.exists():
             best.rename(old)
         new.rename(best)
     except OSError as error:
         log.error("the best checkpoint could not be kept in %s: %s", best, error)
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            _put_back(old, best)
+    shutil.rmtree(new, ignore_errors=True)
+    if best.exists():
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_back(old: Path, best: Path) -> None:
+    """The former one takes its place again, where none has taken it."""
+    if old.exists() and not best.exists():
+        old.rename(best)
 
 
 def _linked(source: str, target: str) -> None:

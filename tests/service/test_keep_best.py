@@ -62,3 +62,23 @@ def test_without_room_the_former_one_stays(
         _keep(stage(tmp_path, "two"), best)
     assert "could not be kept" in caplog.text and kept(best) == "one"
     assert not list(tmp_path.glob("best.*")), "half of it would take room"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_where_the_last_rename_fails_the_former_one_is_put_back(
+    tmp_path: Path, staged: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    """Also where the guard was killed between the two, and the next one has no room."""
+    best, rename = tmp_path / "best", Path.rename
+    _keep(staged, best)
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.suffix == ".new":
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    if restarted:
+        best.rename(best.with_suffix(".old"))
+    monkeypatch.setattr(Path, "rename", refuse)
+    _keep(stage(tmp_path, "two"), best)
+    assert kept(best) == "one" and not list(tmp_path.glob("best.*"))

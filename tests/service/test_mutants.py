@@ -65,17 +65,15 @@ FEED, FEED_MODEL = Rule("guard_service", "feed.py", FOLLOWED), Rule("guard_core"
 MUTANTS: list[Mutant] = [
     # What is skipped where only the newest is wanted.
     (KEEP_BEST, "shutil.copytree(staged, new, copy_function=_linked)", "shutil.move(staged, new)"),
+    (KEEP_BEST, "        with contextlib.suppress(OSError):\n            _put_back(old, best)\n", ""),
     (KEEP_BEST, "copytree(staged, new, copy_function=_linked)", "copytree(staged, new)"),
     (
         KEEP_BEST,
         "    except OSError:\n        shutil.copyfile",
         "    except ValueError:\n        shutil.copyfile",
     ),
-    (
-        KEEP_BEST,
-        "    for leftover in (new, old):\n        shutil.rmtree(leftover, ignore_errors=True)\n\n\ndef",
-        "\n\ndef",
-    ),
+    (KEEP_BEST, "    shutil.rmtree(new, ignore_errors=True)\n    if best", "    if best"),
+    (KEEP_BEST, "        shutil.rmtree(old, ignore_errors=True)\n", "        pass\n"),
     (EVALUATIONS, "last is not None and request", "request"),
     (EVALUATIONS, " and request.pass_index == 0 and len", " and len"),
     (EVALUATIONS, " and len(queue) > 1", ""),

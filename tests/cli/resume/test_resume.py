@@ -489,25 +489,53 @@ def test_a_job_that_would_start_where_the_old_one_did_is_not_created(serving: Se
     server, run = serving(of_verl())
     done = run()
     assert (done.returncode, done.stdout, server.created) == (2, "", [])
-    assert f"nothing in the template names {BEST['path']}, so nothing is created:" in done.stderr
+    why = f"nothing in the template names {BEST['path']}; guard.metrics.checkpoints.path is run, where the"
+    assert f"{why} old run saved: so nothing is created:" in done.stderr
     assert "verl starts there with `actor_rollout_ref.model.path=$(RLGUARD_RESUME_FROM) " in done.stderr
-    assert done.stderr.endswith("  with -o yaml it is printed as it is\n")
+    assert done.stderr.endswith(" as it is, as for a script that reads the variable itself\n")
     assert run("-o", "yaml").returncode == 0
 
 
+ARGUMENTS = "template.spec.pytorchReplicaSpecs.Master.template.spec.containers[0].args"
+ELSEWHERE = ("--set", "guard.metrics.checkpoints.path=run-2")
+
+
 @pytest.mark.parametrize("argument", ["model.path=$(RLGUARD_RESUME_FROM)", f"model.path={BEST['path']}"])
-def test_one_whose_command_names_the_checkpoint_is_created(serving: Serving, argument: str) -> None:
+def test_one_whose_command_names_the_checkpoint_and_that_saves_elsewhere_is_created(
+    serving: Serving, argument: str
+) -> None:
     server, run = serving(of_verl())
-    place = "template.spec.pytorchReplicaSpecs.Master.template.spec.containers[0].args"
-    done = run("--set", f"{place}=[{argument}]")
+    done = run("--set", f"{ARGUMENTS}=[{argument}]", *ELSEWHERE)
     assert done.returncode == 0 and len(server.created) == 1, done.stderr
 
 
-def test_a_script_of_ones_own_that_is_followed_may_read_the_variable(serving: Serving) -> None:
+@pytest.mark.parametrize("where", [(), ("--set", "guard.metrics.checkpoints.path=./run")])
+def test_one_that_saves_where_the_old_did_is_not_created(serving: Serving, where: tuple[str, ...]) -> None:
+    """verl and others go on by themselves from the newest checkpoint there, which is the hacked one."""
+    server, run = serving(of_verl())
+    done = run("--set", f"{ARGUMENTS}=[$(RLGUARD_RESUME_FROM)]", *where)
+    assert (done.returncode, server.created) == (2, []) and "where the old run saved" in done.stderr
+    assert "nothing in the template" not in done.stderr
+
+
+@pytest.mark.parametrize("longer", ["0", "-merged", "/../step-1", "_1", ".old"])
+def test_a_path_that_only_begins_alike_is_another_one(serving: Serving, longer: str) -> None:
+    server, run = serving(of_verl())
+    done = run("--set", f"{ARGUMENTS}=[model.path={BEST['path']}{longer}]", *ELSEWHERE)
+    named = longer.startswith("/")  # what lies in it
+    assert (done.returncode == 0, len(server.created)) == (named, int(named))
+
+
+@pytest.mark.parametrize("format_", ["auto", "jsonl", "tensorboard", "csv", "trl", "roll", "verl"])
+def test_of_whatever_form_the_log_is_said_to_be_nothing_starts_anew(serving: Serving, format_: str) -> None:
+    """Which one trains is a guess where only a form of file is named."""
     given = of_verl()
-    given["spec"]["guard"]["metrics"] = {**FOLLOWED, "follow": {"path": "log.jsonl", "format": "trl"}}
+    layout = {} if format_ in ("trl", "verl") else {"layout": "trl"}
+    follow, checkpoints = {"path": "log.jsonl", "format": format_}, {"path": "run", **layout}
+    given["spec"]["guard"]["metrics"] = {"follow": follow, "checkpoints": checkpoints}
     server, run = serving(given)
-    assert run().returncode == 0 and len(server.created) == 1
+    done = run(*ELSEWHERE)
+    assert (done.returncode, server.created) == (2, []) and "nothing in the template names" in done.stderr
 
 
 # -- what is said ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.runtime.client import Client
-from guard_operator.runtime.decoding import MAX_DEPTH, decoded, depth_of
+from guard_operator.runtime.decoding import _TEXT_OR_BRACKET, MAX_DEPTH, decoded, depth_of
 from tests.operator.unit.test_parse import raw_job, run
 
 Json = dict[str, Any]
@@ -54,6 +54,16 @@ def test_what_is_not_deep_is_read_as_python_reads_it(text: str) -> None:
 def test_what_is_no_json_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         decoded(data)
+
+
+@pytest.mark.parametrize("end", [b"", b"\\"])
+def test_a_text_that_does_not_end_is_looked_through_once(end: bytes) -> None:
+    """Its length squared would be minutes, in the thread that reads all jobs."""
+    open_ = b'{"a": "' + b'\\"' * 5_000 + end
+    found = list(_TEXT_OR_BRACKET.finditer(open_))
+    assert [one[0][:3] for one in found] == [b"{", b'"a"', b'"\\"'] and found[-1].end() == len(open_)
+    with pytest.raises(ValueError, match="Unterminated string"):
+        decoded(open_)
 
 
 @pytest.mark.parametrize(

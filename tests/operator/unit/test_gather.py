@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from guard_operator.adapters import ADAPTERS, WorkloadState
+from guard_operator.adapters import ADAPTERS, WorkloadState, find_adapter
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.types import Phase, StopMethod
 from guard_operator.config import OperatorConfig
@@ -585,6 +585,24 @@ def test_what_is_of_others_is_not_taken_for_such_a_pod(hidden: Json) -> None:
     world.cached_pods, world.hidden_there = [], [hidden]
     snapshot = world.gather()
     assert snapshot is not None and snapshot.pods == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [("Job", ["own", "below"]), ("JobSet", ["own", "below"]), ("PyTorchJob", ["own"])]
+)
+def test_a_pod_that_nothing_controls_is_none_of_a_workloads(kind: str, found: list[str]) -> None:
+    """Anybody may make one with any labels, and the chart lets the operator delete none that is nobody's."""
+    world, versions = Behind(created()), {"Job": "batch/v1", "JobSet": "jobset.x-k8s.io/v1alpha2"}
+    adapter = find_adapter(versions.get(kind, "kubeflow.org/v1"), kind)
+    assert adapter is not None
+    pods = [
+        relabelled(owner("w"), name="own"),
+        relabelled(owner("child"), name="below"),
+        relabelled(owner("w", controller=False), name="forged"),
+    ]
+    world.list = lambda *_query: {"items": pods}  # type: ignore[method-assign]
+    seen, unread = world.gatherer._hidden(adapter, parse_job(created()), "w")
+    assert [one["metadata"]["name"] for one in seen] == found and not unread
 
 
 def test_nothing_is_called_stopped_while_a_pod_without_the_label_is_there() -> None:

@@ -377,10 +377,11 @@ FOLLOW: Json = {"follow": {"path": "run/log.jsonl", "format": "verl"}}
     ("field", "guard"),
     [
         ("metrics.follow.path", lambda text: {"metrics": {"follow": {"path": text, "format": "verl"}}}),
+        ("metrics.follow.runConfig", lambda text: {"metrics": configured(text)}),
         ("metrics.checkpoints.path", lambda text: {"metrics": FOLLOW | {"checkpoints": {"path": text}}}),
         ("heldout.evaluator.openai.baseUrl", lambda text: asked({"baseUrl": f"https://x/{text}"})),
     ],
-    ids=["log", "checkpoints", "url"],
+    ids=["log", "configuration", "checkpoints", "url"],
 )
 def test_what_the_policy_would_not_find_again_is_refused_before_there_is_a_pod(
     field: str, guard: Callable[[str], Json], wrong: str
@@ -389,6 +390,10 @@ def test_what_the_policy_would_not_find_again_is_refused_before_there_is_a_pod(
     found = findings(template_pod(), **guard(wrong))
     assert [one.field for one in found] == [f"spec.guard.{field}"] and "must have no" in found[0].message
     assert not findings(template_pod(), **guard("plain-1_2.3"))
+
+
+def configured(path: str) -> Json:
+    return {"follow": FOLLOW["follow"] | {"runConfig": path}}
 
 
 def asked(openai: Json) -> Json:

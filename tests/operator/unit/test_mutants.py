@@ -139,7 +139,8 @@ MUTANTS: list[Mutant] = [
     # What one object can do to the operator.
     (DECODING, "    except ValueError:  # nested", "    except MemoryError:  # nested"),
     (DECODING, 'kept.append(b"null")', 'kept.append(b"{}}")'),
-    (DECODING, 'rb\'"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"|[][{}]\'', "rb'[][{}]'"),
+    (DECODING, '(?:"|\\\\?\\Z)|[][{}]', '"|[][{}]'),
+    (DECODING, 're.compile(rb\'"[^"', "re.compile(rb'(?!)[^"),
     (SPEC_DEPTH, "if depth_of(given, MAX_NESTED) > MAX_NESTED:", "if False:"),
     # A guard that the API server refuses.
     (ATTACHED_SEES, "return self._guard_refused(adapter, job) if found.reason is None else found",
@@ -156,11 +157,12 @@ MUTANTS: list[Mutant] = [
     (COMPOSED_SEES, "if is_given_away(made):", "if False:"),
     # Pods without the operator's label.
     (GATHER, "if to_look and uid is not None and _may_hide_pods(job, adapter, workload, pods):", "if False:"),
-    (GATHER, "own = (raw for raw in found if adapter.name_label or controller_of(raw) == uid)",
-     "own = found"),
+    (GATHER, "(who := controller_of(raw)) == uid or (by_uid and who is not None)", "True"),
+    (GATHER, "or (by_uid and who is not None)", "or by_uid"),
+    (GATHER, "(who := controller_of(raw)) == uid or", "(who := controller_of(raw)) is Ellipsis or"),
     (GATHER, 'if names.UID_LABEL not in (raw["metadata"].get("labels") or {})], ""', 'if True], ""'),
     (GATHER, "        return not pods\n    runs", "        return False\n    runs"),
-    (GATHER, "            return [], str(error)\n        own", '            return [], ""\n        own'),
+    (GATHER, "            return [], str(error)\n        #", '            return [], ""\n        #'),
     # What the admission policy would refuse of every pod.
     (REFUSALS, "    yield from _unreadable_findings(guard)\n", ""),
     (REFUSALS, 'if re.search(f"[{ESCAPED}]", str(at(said, *path) or "")):', "if False:"),
